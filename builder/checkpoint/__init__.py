@@ -1,0 +1,1 @@
+"""Reading Hugging Face checkpoints, tensor by tensor."""

@@ -1,0 +1,1 @@
+"""Model families: one file a family, config.json -> DecoderSpec; registry.py is the table."""

@@ -1,0 +1,33 @@
+"""The unit that passes rewrite and targets lower: an ONNX graph with its weights by recipe."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx
+
+from trtc.builder.recipes import Recipe
+from trtc.protos.manifest import KvGeometry, Limits
+
+TRTC_DOMAIN = "trtc"
+OPSET = 23
+
+
+@dataclass(frozen=True)
+class Module:
+    """A graph and the recipes of its initialisers.
+
+    Every initialiser of `model` is external (data_location EXTERNAL, location = its own name, no
+    bytes) and has a recipe under the same name, except scalars and vectors that passes compare:
+    those of at most 16 elements are inline as well, so that a pass can see that two scales are
+    equal without a checkpoint.
+
+    Graph inputs: token_ids, positions, slots [T]; query_start [B+1]; context_lens [B];
+    page_table [B, P]; logit_rows [R] (all int32), kv_0 ... kv_{L-1}
+    [pages, 2, page_size, kv_heads, head_dim]. Outputs: logits [R, vocab] float32, then
+    kv_0_out ... (the same memory as kv_i).
+    """
+
+    model: onnx.ModelProto
+    recipes: Mapping[str, Recipe]
+    kv: KvGeometry
+    limits: Limits

@@ -1,0 +1,1 @@
+"""Graph rewriting: one pass a file, order.py is the table of contents."""

@@ -1,0 +1,63 @@
+"""The target contract: how a module becomes files that a device runs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from trtc.builder.module import Module
+from trtc.builder.passes.base import Pass
+from trtc.builder.recipes import TensorReader
+from trtc.protos.manifest import ByteLedger, Limits, TargetFacts
+from trtc.quant.scheme import Scheme
+
+Progress = Callable[[str], None]
+"""Called with what is being done now, for the terminal."""
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """Everything that a target may look at."""
+
+    module: Module
+    reader: TensorReader
+    scheme: Scheme
+    limits: Limits
+    exact_activations: bool
+    dummy_weights: bool
+    workdir: Path
+    """The engine under construction: write into it, nowhere else."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a target wrote into `workdir`, for the manifest."""
+
+    facts: TargetFacts
+    ledger: ByteLedger
+
+
+class Target(Protocol):
+    """One kind of engine. Instances hold the parsed part after the colon of `--target`."""
+
+    @property
+    def name(self) -> str:
+        """Resolved: `cpu:x86-64-v4`."""
+        ...
+
+    def check(self, scheme: Scheme) -> None:
+        """Say before any work whether this machine can compile for the target.
+
+        Raises:
+            EnvironmentFault: a tool is missing (a C++ compiler, TensorRT); the message names it.
+            UnsupportedError: the target cannot run the scheme.
+        """
+        ...
+
+    def passes(self, request: CompileRequest) -> tuple[Pass, ...]:
+        """The passes that the graph goes through for this target, in order."""
+        ...
+
+    def compile(self, request: CompileRequest, progress: Progress) -> Compiled:
+        """Lower the rewritten module and write plan, code and weights into `request.workdir`."""
+        ...

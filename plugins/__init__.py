@@ -1,0 +1,1 @@
+"""Fused operators: one folder an operator, one definition for every target."""

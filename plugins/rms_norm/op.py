@@ -1,0 +1,32 @@
+"""RMSNorm, with the residual addition before it and the quantisation after it."""
+
+from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
+from trtc.plugins.rms_norm.reference import reference
+
+RMS_NORM = FusedOp(
+    name="rms_norm",
+    summary="total = x + residual; out = quantize(rms_norm(total) * weight)",
+    inputs=(
+        Parameter("x", ("M", "K"), ("f32", "bf16")),
+        Parameter("residual", ("M", "K"), ("f32", "bf16"), optional=True),
+        Parameter("weight", ("K",), ("f32",), role="weight"),
+        Parameter("pre_scale", ("K",), ("f32",), role="weight", optional=True),
+        Parameter("out_scale", (), ("f32",), role="weight", optional=True),
+    ),
+    outputs=(
+        Parameter("out", ("M", "K"), ("f32", "bf16", "f8e4m3", "i8")),
+        Parameter("total", ("M", "K"), ("f32", "bf16"), optional=True),
+    ),
+    attributes=(
+        Attribute("eps", "float"),
+        Attribute("out_dtype", "enum", choices=("f32", "bf16", "f8e4m3", "i8"), cpp_enum="DType"),
+    ),
+    reference=reference,
+    # One ulp of the output type: kernels may sum in another order.
+    tolerances={
+        "f32": Tolerance(1e-6, 1e-5),
+        "bf16": Tolerance(1e-6, 1 / 128),
+        "f8e4m3": Tolerance(1 / 512, 1 / 8),
+        "i8": Tolerance(1.0, 0.0),
+    },
+)

@@ -1,0 +1,30 @@
+"""RMS normalisation as written in Zhang & Sennrich 2019 (arXiv:1910.07467), eq. 4."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtc.plugins.rounding import cast, quantize
+
+Array = NDArray[np.generic]
+
+
+def reference(
+    x: Array,
+    residual: Array | None,
+    weight: Array,
+    pre_scale: Array | None,
+    out_scale: Array | None,
+    *,
+    eps: float,
+    out_dtype: str,
+) -> tuple[Array, Array | None]:
+    """Return (normalised and scaled, x + residual when there is a residual)."""
+    total = x.astype(np.float32)
+    total_out = None
+    if residual is not None:
+        total_out = cast(total + residual.astype(np.float32), str(x.dtype))
+        # The sum is rounded to the residual stream's type before it is normalised.
+        total = total_out.astype(np.float32)
+    scale = 1.0 / np.sqrt(np.mean(total * total, axis=-1, keepdims=True) + np.float32(eps))
+    normed = total * scale * weight.astype(np.float32)
+    return quantize(normed, pre_scale, out_scale, out_dtype, through=str(x.dtype)), total_out

@@ -1,0 +1,107 @@
+"""The static plan: a flat list of kernel calls over preallocated buffers.
+
+A plan says everything a target needs to run a step, and nothing about how: the CPU target prints
+it as C++, the CUDA target replays it as launches, `trtc inspect --plan` prints it for people.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from trtc.protos.dtypes import DTYPES, DTypeName
+from trtc.protos.manifest import KvGeometry, Limits, Record
+
+Rows = Literal["T", "B", "B+1", "R", "1"]
+"""Extent of a tensor's leading axis: tokens, sequences, logit rows, or one."""
+
+
+class Buffer(Record, frozen=True):
+    """A row-major [rows, columns] tensor in the activation arena."""
+
+    name: str
+    dtype: DTypeName
+    rows: Rows
+    columns: int
+    offset: int
+    """Bytes from the arena's start; a multiple of 64. Buffers whose lives overlap never do."""
+
+
+class Weight(Record, frozen=True):
+    """A tensor of weights.safetensors, already in the layout its kernel reads."""
+
+    name: str
+    dtype: DTypeName
+    shape: tuple[int, ...]
+    """Logical shape, before packing."""
+    layout: str
+    """`row_major`, or a layout of the operator's layouts.py."""
+    offset: int
+    """Bytes from the start of the data section; a multiple of 64."""
+    bytes: int
+
+
+class Argument(Record, frozen=True):
+    """One tensor argument of a call.
+
+    `kind` says where `name` is looked up: a buffer, a weight, a step input (token_ids, ...), the
+    KV pool of layer `index`, or the step's logits. A view of some columns of a wider buffer has
+    `column_offset` and `row_stride` in elements.
+    """
+
+    parameter: str
+    kind: Literal["buffer", "weight", "step", "pool", "logits"]
+    name: str
+    dtype: DTypeName
+    index: int = 0
+    column_offset: int = 0
+    row_stride: int = 0
+    columns: int = 0
+
+
+class Call(Record, frozen=True):
+    """One kernel call."""
+
+    operator: str
+    """Name in plugins/registry.py."""
+    site: str
+    """The graph node, for people and profiles: `layers.3.attention.qkv`."""
+    arguments: tuple[Argument, ...]
+    """In the operator's declared order, inputs then outputs; absent optionals are left out."""
+    attributes: dict[str, int | float | str]
+    axes: dict[str, int | str]
+    """The operator's axis symbols: an int when static, one of `Rows` when it varies by step."""
+
+
+class Plan(Record, frozen=True):
+    limits: Limits
+    kv: KvGeometry
+    vocab_size: int
+    buffers: tuple[Buffer, ...]
+    weights: tuple[Weight, ...]
+    calls: tuple[Call, ...]
+    arena_bytes: int
+    weights_bytes: int
+    """Length of the data section of weights.safetensors."""
+
+    def to_json(self) -> bytes:
+        return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n"
+
+
+def read_plan(path: Path) -> Plan:
+    return msgspec.json.decode(path.read_bytes(), type=Plan)
+
+
+def max_rows(rows: str, limits: Limits) -> int:
+    """The largest value of a row symbol under `limits`."""
+    return {
+        "T": limits.max_num_tokens,
+        "B": limits.max_batch_size,
+        "B+1": limits.max_batch_size + 1,
+        "R": limits.max_num_tokens,
+        "1": 1,
+    }[rows]
+
+
+def buffer_bytes(buffer: Buffer, limits: Limits) -> int:
+    return DTYPES[buffer.dtype].num_bytes(max_rows(buffer.rows, limits) * buffer.columns)

@@ -1,0 +1,1 @@
+"""Quantisation: schemes, calibration, importing quantised checkpoints, accuracy."""

@@ -1,0 +1,114 @@
+"""Schemes: what `--dtype` names, as a literal table of frozen records."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+from trtc.protos.errors import UnsupportedError
+
+WeightFormat = Literal["f32", "bf16", "f8e4m3", "i8", "i4", "i4_f8"]
+"""i4_f8: 4-bit weights that are dequantised to E4M3 before they are multiplied (W4A8)."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How linears are stored and multiplied. The lm_head and routers stay in `dtype`."""
+
+    name: str
+    dtype: Literal["f32", "bf16"]
+    """Of activations between operators, of norms' inputs, embeddings and lm_head."""
+    weight: WeightFormat
+    activation: Literal["f32", "bf16", "f8e4m3", "i8"]
+    """What a quantised linear multiplies with, as the graph's Q/DQ nodes say."""
+    group_size: int | None = None
+    """Input channels that share a weight scale; None: one scale an output channel or a tensor."""
+    pre_quant_scale: bool = False
+    """Whether linears may have a scale an input channel (AWQ, SmoothQuant)."""
+    modelopt: str | None = None
+    """Name of the nvidia-modelopt config that calibrates it; None: nothing to calibrate."""
+
+
+SCHEMES: dict[str, Scheme] = {
+    scheme.name: scheme
+    for scheme in (
+        Scheme("fp32", "f32", "f32", "f32"),
+        Scheme("bf16", "bf16", "bf16", "bf16"),
+        Scheme("fp8", "bf16", "f8e4m3", "f8e4m3", modelopt="FP8_DEFAULT_CFG"),
+        Scheme(
+            "int8_sq", "bf16", "i8", "i8", pre_quant_scale=True, modelopt="INT8_SMOOTHQUANT_CFG"
+        ),
+        Scheme(
+            "int4_awq", "bf16", "i4", "bf16", 128, pre_quant_scale=True, modelopt="INT4_AWQ_CFG"
+        ),
+        Scheme(
+            "w4a8_awq",
+            "bf16",
+            "i4_f8",
+            "f8e4m3",
+            128,
+            pre_quant_scale=True,
+            modelopt="W4A8_AWQ_BETA_CFG",
+        ),
+        Scheme("int4_gptq", "bf16", "i4", "bf16", 128),
+    )
+}
+
+BUILDABLE = ("fp32", "bf16", "fp8", "int8_sq", "int4_awq", "w4a8_awq")
+"""Schemes that trtc can make itself; the others are read from checkpoints."""
+
+
+@dataclass(frozen=True)
+class TensorSource:
+    """A canonical tensor as a pure function of checkpoint tensors (None: as stored)."""
+
+    names: tuple[str, ...]
+    function: Callable[..., NDArray[Any]] | None = None
+
+
+@dataclass(frozen=True)
+class QuantizedLinear:
+    """How one linear of a checkpoint is quantised, in trtc's canonical form. Nothing is loaded.
+
+    N out_features, K in_features, G = K / group_size or 1. `tensors` has, as numpy arrays:
+        weight           [N, K] f8e4m3, i8, i4 or u4 (ml_dtypes, unpacked)
+        weight_scale     [N, G] or [1, 1] (one scale a tensor) f32: value = scale * (weight - zero)
+        weight_zero      [N, G] u4, when has_zero_point
+        weight_scale_2   () f32, for i4_f8: the E4M3 weight's scale (value = scale_2 * e4m3)
+        input_scale      () f32, when the activation is quantised statically
+        pre_quant_scale  [K] f32, multiplies the input (AWQ, SmoothQuant)
+    """
+
+    weight: WeightFormat
+    tensors: Mapping[str, TensorSource]
+    group_size: int | None = None
+    has_zero_point: bool = False
+
+
+@dataclass(frozen=True)
+class CheckpointQuantization:
+    """What a quantised checkpoint says of itself."""
+
+    source: str
+    """modelopt, awq, gptq, fp8 or compressed-tensors."""
+    scheme: Scheme
+    linears: Mapping[str, QuantizedLinear]
+    """Checkpoint prefix (`model.layers.0.self_attn.q_proj`) -> how; others are not quantised."""
+    kv_scales: Mapping[str, TensorSource]
+    """`k:<layer>` and `v:<layer>` -> () f32, when the KV cache is FP8 with scales."""
+
+
+def scheme_named(name: str) -> Scheme:
+    """The scheme called `name`.
+
+    Raises:
+        UnsupportedError: no such scheme.
+    """
+    if name not in SCHEMES:
+        raise UnsupportedError(
+            f"{name!r} is not a scheme",
+            field="--dtype",
+            remedy=f"Use one of {', '.join(BUILDABLE)}",
+        )
+    return SCHEMES[name]

@@ -1,0 +1,1 @@
+"""Engine directory to streamed tokens."""

@@ -1,0 +1,84 @@
+"""The executor contract: the one thing of a device that the rest of the runtime knows.
+
+    plan -> StepBatch -> launch -> PendingStep.wait -> SampledTokens -> apply
+
+Sampling belongs to the executor, because on a GPU the logits never leave the device; executors
+without a device sampler use runtime/sampler.py on the host.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from trtc.runtime.sampler import SampledTokens, SamplingBatch
+
+from trtc.protos.manifest import KvGeometry, Limits
+
+Int32s = NDArray[np.int32]
+Float32s = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """One ragged batch: T tokens of B sequences, prefill chunks and decodes mixed, no padding."""
+
+    token_ids: Int32s
+    """[T]"""
+    positions: Int32s
+    """[T] position of each token in its sequence, from 0."""
+    slots: Int32s
+    """[T] page * page_size + offset: where each token's K and V go."""
+    query_start: Int32s
+    """[B+1] prefix sums of new tokens a sequence."""
+    context_lens: Int32s
+    """[B] tokens of each sequence after this step."""
+    page_table: Int32s
+    """[B, P] page ids of each sequence; entries past its context are not read."""
+    logit_rows: Int32s
+    """[R] which of the T rows need logits."""
+
+
+class PendingStep(Protocol):
+    """A step under way."""
+
+    def wait(self) -> SampledTokens:
+        """Block until the step is done.
+
+        Raises:
+            EnvironmentFault: the device failed; the executor can't be used again.
+        """
+        ...
+
+
+class Executor(Protocol):
+    """An opened engine with its KV pool. Not thread-safe: one thread drives it."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def kv(self) -> KvGeometry: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def num_pages(self) -> int: ...
+
+    def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
+        """Start a step and sample one token for each of `batch.logit_rows`."""
+        ...
+
+    def logits(self, batch: StepBatch) -> Float32s:
+        """Run a step and return its logits [R, vocab_size]: for evaluation, not for serving."""
+        ...
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy whole pages of every layer: copy-on-write."""
+        ...
+
+    def close(self) -> None:
+        """Free the pool and the engine; idempotent."""
+        ...
