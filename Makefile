@@ -1,0 +1,70 @@
+# make demo   sets everything up, builds an engine from the bundled checkpoint, serves it, streams from it
+# make test   sets everything up, runs the whole suite
+# make check  what CI runs: format, lint, types, arrows, tests
+# make help   lists the rest
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PYTEST_WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format-check lint types arrows tests format proto bench clean
+
+help:
+	@sed -n 's/^# \{0,1\}make/make/p' Makefile
+	@printf 'make setup   a virtual environment in $(VENV) with trtc, its builder and its tools\n'
+	@printf 'make format  rewrite the sources in the project style\n'
+	@printf 'make proto   regenerate the gRPC stubs\n'
+	@printf 'make bench   decode speed beside Transformers on this machine\n'
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'trtc needs Python 3.11 or newer: make setup PYTHON=python3.12' >&2; exit 1; }
+	@command -v $${CXX:-c++} >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || \
+	  { echo 'trtc compiles engines with a C++20 compiler and found none: install g++ (Debian: apt-get install g++) or set CXX' >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	  { echo 'could not make a virtual environment: install the venv module (Debian: apt-get install python3-venv)' >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e '.[build,dev]'
+	@touch $(STAMP)
+
+demo: setup
+	$(BIN)/python -m examples.demo
+
+test: setup
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup
+
+check: setup format-check lint types arrows tests
+
+format-check:
+	$(BIN)/ruff format --check .
+
+lint:
+	$(BIN)/ruff check .
+
+types:
+	$(BIN)/mypy -p trtc
+	$(BIN)/mypy --no-strict-optional --check-untyped-defs tests examples
+
+arrows:
+	$(BIN)/lint-imports
+
+tests:
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup
+
+format:
+	$(BIN)/ruff check --fix --exit-zero .
+	$(BIN)/ruff format .
+
+proto:
+	$(BIN)/python -m trtc.protos.generate
+
+bench: setup
+	$(BIN)/python -m examples.bench.transformers_decode
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,26 @@
+"""Settings that hold for every test."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# A test machine has few cores, and the suite runs in two processes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+settings.register_profile(
+    "trtc",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("trtc")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A GPU test without a GPU is skipped with its reason, never passed."""
+    for item in items:
+        if item.get_closest_marker("gpu") and not os.path.exists("/dev/nvidiactl"):  # noqa: PTH110 (a device node)
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU on this machine"))
