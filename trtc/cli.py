@@ -1,0 +1,135 @@
+"""The `trtc` command: a literal table of subcommands, each imported only when it is called."""
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import click
+
+from trtc.protos.errors import EnvironmentFault, TrtcError
+from trtc.version import __version__
+
+EXIT_INTERRUPTED = 130
+"""128 + SIGINT, as shells report it."""
+EXIT_BROKEN_PIPE = 141
+"""128 + SIGPIPE."""
+
+
+@dataclass(frozen=True)
+class Subcommand:
+    """A row of `trtc --help`. The module `trtc.commands.<name>` exposes `command`."""
+
+    help: str
+    extra: str = ""
+    """The optional dependency set that the command needs ("" when plain trtc is enough)."""
+
+
+SUBCOMMANDS: dict[str, Subcommand] = {
+    "build": Subcommand("Compile a checkpoint into an engine.", extra="build"),
+    "inspect": Subcommand("Show what an engine is made of."),
+    "quantize": Subcommand("Quantise a checkpoint into another checkpoint.", extra="build"),
+    "eval": Subcommand("Measure an engine's accuracy on a text."),
+    "generate": Subcommand("Complete a prompt with an engine, in this process."),
+    "serve": Subcommand("Serve engines over gRPC."),
+    "client": Subcommand("Complete a prompt with a running server."),
+    "bench": Subcommand("Measure latency and throughput of an engine or a server."),
+    "doctor": Subcommand("Say what this machine can build and run, and why not the rest."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose help needs no subcommand's module."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(SUBCOMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in SUBCOMMANDS:
+            return None
+        return _load(cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, row.help) for name, row in SUBCOMMANDS.items()])
+
+
+def _load(name: str) -> click.Command:
+    """Import a subcommand.
+
+    Raises:
+        EnvironmentFault: this installation lacks its module.
+    """
+    module_name = f"trtc.commands.{name}"
+    if importlib.util.find_spec(module_name) is None:
+        raise EnvironmentFault(
+            "this installation does not have the command", field=name, remedy="Install trtc again"
+        )
+    command = importlib.import_module(module_name).command
+    assert isinstance(command, click.Command)
+    return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="trtc", message="%(prog)s %(version)s")
+@click.option(
+    "--traceback",
+    is_flag=True,
+    expose_value=False,  # read by main, which alone reports errors
+    help="On an error, show where it was raised.",
+)
+def cli() -> None:
+    """Compile large language models ahead of time, then serve them."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status; never raises for a known error."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        status = cli.main(arguments, prog_name="trtc", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except TrtcError as error:
+        return _report(error, arguments)
+    except ModuleNotFoundError as error:
+        return _report(_missing_package(error, arguments), arguments)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("trtc: interrupted", err=True)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _silence_stdout()
+        return EXIT_BROKEN_PIPE
+    # Without standalone mode click returns the status given to Context.exit, or the callback's.
+    return status if isinstance(status, int) else 0
+
+
+def _missing_package(error: ModuleNotFoundError, arguments: Sequence[str]) -> TrtcError:
+    """What the user can do about an absent optional package; an absent module of trtc is a bug."""
+    command = next((argument for argument in arguments if argument in SUBCOMMANDS), "")
+    extra = SUBCOMMANDS[command].extra if command else ""
+    if not extra or error.name is None or error.name.split(".")[0] == "trtc":
+        raise error
+    return EnvironmentFault(
+        f"needs the package {error.name}, which is not installed",
+        field=command,
+        remedy=f"pip install 'trtc[{extra}]'",
+    )
+
+
+def _report(error: TrtcError, arguments: Sequence[str]) -> int:
+    if "--traceback" in arguments:
+        traceback.print_exception(error)
+    click.echo(f"trtc: error: {' '.join(str(error).split())}", err=True)
+    return error.exit_code
+
+
+def _silence_stdout() -> None:
+    """Whoever read stdout has gone: keep the interpreter from flushing into the closed pipe."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)
