@@ -1,0 +1,1 @@
+"""Serving: a protocol-free service, and the thin adapters that speak gRPC and HTTP for it."""
