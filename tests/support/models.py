@@ -1,0 +1,199 @@
+"""Tiny random checkpoints of every family, saved by Transformers, which is also the oracle.
+
+The configs are small but none of their features sleeps: windows are shorter than the prompts,
+softcaps bite, rope scaling changes the angles, biases and norm weights are random (Transformers
+starts them at zero and one, which hides a forgotten one).
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+
+VOCAB_SIZE = 160
+MAX_SEQ_LEN = 256
+WINDOW = 20
+
+_BASE: Mapping[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_SEQ_LEN,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_PHI3_LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
+}
+
+_CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "llama": ("LlamaConfig", {}),
+    "llama3": ("LlamaConfig", {"rope_parameters": _LLAMA3_ROPE, "tie_word_embeddings": True}),
+    "llama_biased": (
+        "LlamaConfig",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+        },
+    ),
+    "llama_yarn": (
+        "LlamaConfig",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "mistral": ("MistralConfig", {"sliding_window": WINDOW, "head_dim": 24}),
+    "qwen2": (
+        "Qwen2Config",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3Config", {"head_dim": 32, "tie_word_embeddings": True}),
+    "gemma2": (
+        "Gemma2Config",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "sliding_window": WINDOW,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "phi3": ("Phi3Config", {"sliding_window": WINDOW}),
+    "phi3_longrope": (
+        "Phi3Config",
+        {
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": _PHI3_LONG_ROPE,
+        },
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {
+            "head_dim": 32,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+            "num_hidden_layers": 3,
+        },
+    ),
+    "mixtral": (
+        "MixtralConfig",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
+    ),
+}
+
+FAMILIES: tuple[str, ...] = tuple(_CONFIGS)
+"""Every variant that `tiny_checkpoint` can make."""
+
+
+def tiny_config(family: str, **overrides: Any) -> Any:
+    """The variant's Transformers config; `overrides` are its fields by their Transformers names."""
+    class_name, fields = _CONFIGS[family]
+    merged = {**_BASE, **fields, **overrides}
+    # Transformers writes into the rope dictionary that it is given.
+    merged = {key: dict(v) if isinstance(v, dict) else v for key, v in merged.items()}
+    return getattr(transformers, class_name)(**merged)
+
+
+def tiny_checkpoint(
+    family: str,
+    directory: Path,
+    dtype: str = "float32",
+    *,
+    seed: int = 0,
+    max_shard_size: str = "1GB",
+    **overrides: Any,
+) -> Path:
+    """Save a random model of `family` under `directory` and return its path.
+
+    The same arguments give the same weights. `dtype` is a torch name; `max_shard_size` as small as
+    "40KB" gives a sharded checkpoint; `overrides` are config fields.
+    """
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(tiny_config(family, **overrides))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(_random_like(name, parameter, family))
+    path = directory / family
+    model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=max_shard_size)
+    return path
+
+
+def _random_like(name: str, parameter: torch.Tensor, family: str) -> torch.Tensor:
+    noise = torch.randn(parameter.shape, dtype=torch.float32)
+    if name.endswith("bias"):
+        return 0.3 * noise
+    if parameter.dim() == 1:
+        return 0.2 * noise + (0.0 if family == "gemma2" else 1.0)
+    if "embed_tokens" in name:
+        # Small, or a tied model would do nothing but repeat its last token.
+        return 0.05 * noise
+    # Keeps activations near 1 and logits far enough apart that greedy choices have a margin.
+    return float(1.5 / np.sqrt(parameter.shape[-1])) * noise
+
+
+def random_prompt(length: int, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> list[int]:
+    """`length` token ids, none of them special."""
+    return np.random.default_rng(seed).integers(3, vocab_size, length).tolist()
+
+
+def transformers_model(path: Path, dtype: str = "float32") -> Any:
+    """The checkpoint as a Transformers model for inference (eager attention: softcaps are kept)."""
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=getattr(torch, dtype), attn_implementation="eager"
+    ).eval()
+
+
+def transformers_logits(
+    path: Path, ids: Sequence[int], dtype: str = "float32"
+) -> NDArray[np.float32]:
+    """Logits [len(ids), vocab] of one sequence."""
+    model = transformers_model(path, dtype)
+    with torch.no_grad():
+        logits = model(torch.tensor([list(ids)])).logits[0]
+    result: NDArray[np.float32] = logits.float().numpy()
+    return result
+
+
+def transformers_greedy(path: Path, ids: Sequence[int], n: int) -> list[int]:
+    """The `n` most likely tokens after `ids`, one by one, not stopping at an end token."""
+    model = transformers_model(path)
+    tokens = torch.tensor([list(ids)])
+    cache = None
+    found: list[int] = []
+    with torch.no_grad():
+        for _ in range(n):
+            step = model(tokens, past_key_values=cache, use_cache=True)
+            cache = step.past_key_values
+            found.append(int(step.logits[0, -1].argmax()))
+            tokens = torch.tensor([[found[-1]]])
+    return found
