@@ -156,14 +156,14 @@ def _random_like(name: str, parameter: torch.Tensor, family: str) -> torch.Tenso
         return 0.2 * noise + (0.0 if family == "gemma2" else 1.0)
     if "embed_tokens" in name:
         # Small, or a tied model would do nothing but repeat its last token.
-        return 0.05 * noise
+        return 0.12 * noise
     # Keeps activations near 1 and logits far enough apart that greedy choices have a margin.
     return float(1.5 / np.sqrt(parameter.shape[-1])) * noise
 
 
 def random_prompt(length: int, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> list[int]:
     """`length` token ids, none of them special."""
-    return np.random.default_rng(seed).integers(3, vocab_size, length).tolist()
+    return [int(i) for i in np.random.default_rng(seed).integers(3, vocab_size, length)]
 
 
 def transformers_model(path: Path, dtype: str = "float32") -> Any:

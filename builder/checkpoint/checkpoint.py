@@ -1,0 +1,122 @@
+"""A model directory: its configuration, tokenizer files and weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trtc.builder.checkpoint.reader import SafetensorsReader
+from trtc.builder.checkpoint.resolve import resolve_model
+from trtc.protos.errors import CheckpointError
+
+CONFIG_FILE = "config.json"
+GENERATION_CONFIG_FILE = "generation_config.json"
+TOKENIZER_FILE = "tokenizer.json"
+_TOKENIZER_FILES = (
+    TOKENIZER_FILE,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    GENERATION_CONFIG_FILE,
+)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What is known of a model before any tensor is read."""
+
+    path: Path
+    name: str
+    """Last part of the directory or hub name."""
+    config: Mapping[str, Any]
+    """config.json; the text part of it when it describes several."""
+    generation_config: Mapping[str, Any]
+    tokenizer_files: tuple[Path, ...]
+    """Files that the engine's tokenizer/ folder holds; empty without tokenizer.json."""
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return bool(self.tokenizer_files)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """generation_config.json decides over config.json, as it does in Transformers."""
+        return self._token_ids("eos_token_id")
+
+    def token_id(self, key: str) -> int | None:
+        """First id under `bos_token_id` or `pad_token_id`."""
+        return next(iter(self._token_ids(key)), None)
+
+    def _token_ids(self, key: str) -> tuple[int, ...]:
+        value = self.generation_config.get(key)
+        if value is None:
+            value = self.config.get(key)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+            raise CheckpointError(
+                f"is {value!r}, not token ids", field=f"{self.path / CONFIG_FILE}: {key}"
+            )
+        return tuple(ids)
+
+    def open_weights(self) -> SafetensorsReader:
+        """Map the weights and check every header.
+
+        Raises:
+            CheckpointError: missing or damaged weights.
+        """
+        return SafetensorsReader(self.path)
+
+
+def open_checkpoint(model: str, revision: str | None = None, *, weights: bool = True) -> Checkpoint:
+    """Find a model (directory or hub name) and read its configuration.
+
+    Args:
+        model: path, or `owner/name` on the hub.
+        revision: branch, tag or commit on the hub.
+        weights: False fetches no weights from the hub.
+
+    Raises:
+        CheckpointError: no such model, or no readable config.json.
+    """
+    path = resolve_model(model, revision, weights=weights)
+    config = _read_object(path / CONFIG_FILE)
+    text_config = config.get("text_config")
+    if isinstance(text_config, dict):
+        config = {**config, **text_config, "architectures": config.get("architectures")}
+    generation = path / GENERATION_CONFIG_FILE
+    return Checkpoint(
+        path=path,
+        name=_name(model, path),
+        config=config,
+        generation_config=_read_object(generation) if generation.is_file() else {},
+        tokenizer_files=_tokenizer_files(path),
+    )
+
+
+def _name(model: str, path: Path) -> str:
+    """A hub snapshot lies in a folder named after its commit, which says nothing to people."""
+    return path.resolve().name if Path(model).expanduser().is_dir() else model.rpartition("/")[2]
+
+
+def _tokenizer_files(path: Path) -> tuple[Path, ...]:
+    if not (path / TOKENIZER_FILE).is_file():
+        return ()
+    return tuple(path / name for name in _TOKENIZER_FILES if (path / name).is_file())
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    remedy = "Give a directory that save_pretrained() wrote"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot be read ({error.strerror})", field=str(path), remedy=remedy
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"is not a JSON object ({error})", field=str(path), remedy=remedy
+        ) from error

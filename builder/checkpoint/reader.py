@@ -1,0 +1,161 @@
+"""A checkpoint's tensors by name, streamed: one file or shards under an index."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from trtc.builder.checkpoint.safetensors import MappedFile, StoredTensor
+from trtc.builder.recipes import Array
+from trtc.protos.errors import CheckpointError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+class _Index(msgspec.Struct, frozen=True):
+    weight_map: dict[str, str]
+
+
+class SafetensorsReader:
+    """Reads the tensors of a model directory; all headers are checked when it is made.
+
+    Resident memory stays near one tensor: the pages of the tensor read before are given back to
+    the system at every read. Views stay valid all the same, their pages are read again when used.
+
+    Raises:
+        CheckpointError: no safetensors, damaged files, an index that names absent shards or
+            tensors, pickle-only weights.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files = {file: MappedFile(directory / file) for file in _weight_files(directory)}
+        self._file_of = self._locate()
+        self._last: str | None = None
+
+    def _locate(self) -> dict[str, str]:
+        located: dict[str, str] = {}
+        for file, mapped in self._files.items():
+            for name in mapped.tensors:
+                if name in located:
+                    raise CheckpointError(
+                        f"tensor {name} is in {located[name]} and in {file}",
+                        field=str(self._directory),
+                        remedy="Remove the shard that does not belong to this checkpoint",
+                    )
+                located[name] = file
+        index = _read_index(self._directory)
+        for name, file in (index or {}).items():
+            if name not in self._files[file].tensors:
+                raise CheckpointError(
+                    f"says that tensor {name} is in {file}, which does not have it",
+                    field=str(self._directory / INDEX_FILE),
+                    remedy="Download the index and the shards again, from one revision",
+                )
+        return located
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every tensor of the checkpoint, sorted."""
+        return tuple(sorted(self._file_of))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(
+            tensor.end - tensor.begin
+            for mapped in self._files.values()
+            for tensor in mapped.tensors.values()
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._file_of
+
+    def stored(self, name: str) -> StoredTensor:
+        """What the header says of a tensor; reads no data.
+
+        Raises:
+            CheckpointError: no such tensor.
+        """
+        return self._file(name).tensors[name]
+
+    def read(self, name: str) -> Array:
+        """A read-only view of the tensor.
+
+        Raises:
+            CheckpointError: no such tensor.
+        """
+        file = self._file(name)
+        if self._last is not None and self._last != name:
+            self._file(self._last).drop(self._last)
+        self._last = name
+        return file.view(name)
+
+    def _file(self, name: str) -> MappedFile:
+        if name not in self._file_of:
+            raise CheckpointError(
+                f"tensor {name} is missing",
+                field=str(self._directory),
+                remedy="Check that every shard is there and that config.json is of this model",
+            )
+        return self._files[self._file_of[name]]
+
+
+def _weight_files(directory: Path) -> tuple[str, ...]:
+    index = _read_index(directory)
+    if index is not None:
+        files = tuple(sorted(set(index.values())))
+        absent = [file for file in files if not (directory / file).is_file()]
+        if absent:
+            raise CheckpointError(
+                f"names {len(absent)} of {len(files)} shards that are not there: "
+                f"{', '.join(absent[:4])}",
+                field=str(directory / INDEX_FILE),
+                remedy="Download the missing shards",
+            )
+        return files
+    if (directory / SINGLE_FILE).is_file():
+        return (SINGLE_FILE,)
+    raise _no_weights(directory)
+
+
+def _read_index(directory: Path) -> Mapping[str, str] | None:
+    path = directory / INDEX_FILE
+    if not path.is_file():
+        return None
+    try:
+        weight_map = msgspec.json.decode(path.read_bytes(), type=_Index).weight_map
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"is not a safetensors index ({error})",
+            field=str(path),
+            remedy="Download the file again",
+        ) from error
+    for file in weight_map.values():
+        if Path(file).name != file:
+            raise CheckpointError(
+                f"names the shard {file!r}, which is not a file name",
+                field=str(path),
+                remedy="Shards must lie beside their index",
+            )
+    return weight_map
+
+
+def _no_weights(directory: Path) -> CheckpointError:
+    pickles = sorted(file.name for pattern in _PICKLE_PATTERNS for file in directory.glob(pattern))
+    if pickles:
+        return CheckpointError(
+            f"has only pickle weights ({pickles[0]}), which trtc refuses: "
+            "unpickling a file runs any code that is in it",
+            field=str(directory),
+            remedy="Convert it where you trust it: load it with Transformers and save_pretrained()",
+        )
+    others = sorted(file.name for file in directory.glob("*.safetensors"))
+    found = f" (found {', '.join(others[:4])})" if others else ""
+    return CheckpointError(
+        f"has neither {SINGLE_FILE} nor {INDEX_FILE}{found}",
+        field=str(directory),
+        remedy="Give a directory that save_pretrained() wrote, or --dummy-weights to do without",
+    )
