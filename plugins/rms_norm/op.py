@@ -14,8 +14,8 @@ RMS_NORM = FusedOp(
         Parameter("out_scale", (), ("f32",), role="weight", optional=True),
     ),
     outputs=(
-        Parameter("out", ("M", "K"), ("f32", "bf16", "f8e4m3", "i8")),
-        Parameter("total", ("M", "K"), ("f32", "bf16"), optional=True),
+        Parameter("out", ("M", "K"), ("f32", "bf16", "f8e4m3", "i8"), dtype_from="out_dtype"),
+        Parameter("total", ("M", "K"), ("f32", "bf16"), optional=True, dtype_from="x"),
     ),
     attributes=(
         Attribute("eps", "float"),

@@ -1,0 +1,20 @@
+"""Embedding lookup with an optional scale."""
+
+from trtc.plugins.embedding.reference import reference
+from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
+
+EMBEDDING = FusedOp(
+    name="embedding",
+    summary="out = table[token_ids] * scale",
+    inputs=(
+        Parameter("token_ids", ("M",), ("i32",), role="step"),
+        Parameter("table", ("V", "H"), ("f32", "bf16"), role="weight"),
+    ),
+    outputs=(Parameter("out", ("M", "H"), ("f32", "bf16"), dtype_from="out_dtype"),),
+    attributes=(
+        Attribute("scale", "float", default=1.0),
+        Attribute("out_dtype", "enum", choices=("f32", "bf16"), cpp_enum="DType"),
+    ),
+    reference=reference,
+    tolerances={"f32": Tolerance(0.0, 0.0), "bf16": Tolerance(0.0, 0.0)},
+)

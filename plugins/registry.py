@@ -1,0 +1,27 @@
+"""Every fused operator by name. A new one is a folder and a line here."""
+
+from trtc.plugins.add.op import ADD
+from trtc.plugins.embedding.op import EMBEDDING
+from trtc.plugins.gather_rows.op import GATHER_ROWS
+from trtc.plugins.kv_write.op import KV_WRITE
+from trtc.plugins.op import FusedOp
+from trtc.plugins.paged_attention.op import PAGED_ATTENTION
+from trtc.plugins.quantize.op import QUANTIZE
+from trtc.plugins.rms_norm.op import RMS_NORM
+from trtc.plugins.rope_kv_write.op import ROPE_KV_WRITE
+from trtc.plugins.swiglu.op import SWIGLU
+
+REGISTRY: dict[str, FusedOp] = {
+    op.name: op
+    for op in (
+        EMBEDDING,
+        RMS_NORM,
+        ROPE_KV_WRITE,
+        KV_WRITE,
+        PAGED_ATTENTION,
+        SWIGLU,
+        QUANTIZE,
+        GATHER_ROWS,
+        ADD,
+    )
+}

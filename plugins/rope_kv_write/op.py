@@ -1,0 +1,42 @@
+"""Per-head norm, rotary embedding and the KV write in one walk over q, k and v."""
+
+from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
+from trtc.plugins.rope_kv_write.reference import reference
+
+POOL_AXES = ("num_pages", "2", "page_size", "num_kv_heads", "head_dim")
+POOL_DTYPES = ("f32", "bf16", "f8e4m3")
+
+ROPE_KV_WRITE = FusedOp(
+    name="rope_kv_write",
+    summary="q_out = rope(norm(q)); pool[slots] = (rope(norm(k)) / k_scale, v / v_scale)",
+    inputs=(
+        Parameter("q", ("M", "num_heads*head_dim"), ("f32", "bf16")),
+        Parameter("k", ("M", "num_kv_heads*head_dim"), ("f32", "bf16")),
+        Parameter("v", ("M", "num_kv_heads*head_dim"), ("f32", "bf16")),
+        Parameter("positions", ("M",), ("i32",), role="step"),
+        Parameter("slots", ("M",), ("i32",), role="step"),
+        Parameter("cos", ("S", "rotary_half"), ("f32",), role="weight"),
+        Parameter("sin", ("S", "rotary_half"), ("f32",), role="weight"),
+        Parameter("q_norm", ("head_dim",), ("f32",), role="weight", optional=True),
+        Parameter("k_norm", ("head_dim",), ("f32",), role="weight", optional=True),
+        Parameter("k_scale", (), ("f32",), role="weight", optional=True),
+        Parameter("v_scale", (), ("f32",), role="weight", optional=True),
+        Parameter("pool", POOL_AXES, POOL_DTYPES, role="pool"),
+    ),
+    outputs=(
+        Parameter("q_out", ("M", "num_heads*head_dim"), ("f32", "bf16"), dtype_from="q"),
+        Parameter("pool_out", POOL_AXES, POOL_DTYPES, role="pool"),
+    ),
+    attributes=(
+        Attribute("num_heads", "int"),
+        Attribute("num_kv_heads", "int"),
+        Attribute("head_dim", "int"),
+        Attribute("rotary_dim", "int"),
+        Attribute("eps", "float", default=0.0),
+    ),
+    reference=reference,
+    # The norm may round the other way, and the rotation can cancel: ulps of the larger operand.
+    tolerances={"f32": Tolerance(1e-5, 1e-5), "bf16": Tolerance(1 / 32, 1 / 64)},
+    in_place={"pool_out": "pool"},
+    row_axes=("M", "num_pages"),
+)

@@ -1,0 +1,56 @@
+"""Per-head RMSNorm, rotary embedding (Su et al. 2021, arXiv:2104.09864) and the KV write."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtc.plugins.rounding import cast
+
+Array = NDArray[np.generic]
+
+
+def reference(
+    q: Array,
+    k: Array,
+    v: Array,
+    positions: Array,
+    slots: Array,
+    cos: Array,
+    sin: Array,
+    q_norm: Array | None,
+    k_norm: Array | None,
+    k_scale: Array | None,
+    v_scale: Array | None,
+    pool: Array,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    rotary_dim: int,
+    eps: float,
+) -> tuple[Array, Array]:
+    """Return (rotated q, a copy of the pool with the rotated k and v at `slots`)."""
+    through = str(q.dtype)
+
+    def rotated(x: Array, num: int, norm: Array | None) -> Array:
+        heads = x.astype(np.float32).reshape(-1, num, head_dim)
+        if norm is not None:
+            mean_square = np.mean(heads * heads, axis=-1, keepdims=True)
+            heads = heads / np.sqrt(mean_square + np.float32(eps)) * norm.astype(np.float32)
+            heads = cast(heads, through).astype(np.float32)
+        half = rotary_dim // 2
+        c = cos[positions][:, None, :].astype(np.float32)
+        s = sin[positions][:, None, :].astype(np.float32)
+        first, second, rest = np.split(heads, (half, rotary_dim), axis=-1)
+        out = np.concatenate((first * c - second * s, second * c + first * s, rest), axis=-1)
+        return cast(out, through)
+
+    written = pool.copy()
+    pages, offsets = np.divmod(slots, pool.shape[2])
+    keys = rotated(k, num_kv_heads, k_norm)
+    values = v.reshape(-1, num_kv_heads, head_dim)
+    for index, (rows, scale) in enumerate(((keys, k_scale), (values, v_scale))):
+        stored = rows.astype(np.float32)
+        if scale is not None:
+            stored = np.divide(stored, scale, dtype=np.float32)
+        written[pages, index, offsets] = cast(stored, str(pool.dtype))
+    return rotated(q, num_heads, q_norm).reshape(q.shape), written

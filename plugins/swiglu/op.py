@@ -1,0 +1,30 @@
+"""Gated activation, with the quantisation after it."""
+
+from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
+from trtc.plugins.swiglu.reference import reference
+
+SWIGLU = FusedOp(
+    name="swiglu",
+    summary="out = quantize(activation(gate) * up)",
+    inputs=(
+        Parameter("gate", ("M", "I"), ("f32", "bf16")),
+        Parameter("up", ("M", "I"), ("f32", "bf16")),
+        Parameter("pre_scale", ("I",), ("f32",), role="weight", optional=True),
+        Parameter("out_scale", (), ("f32",), role="weight", optional=True),
+    ),
+    outputs=(
+        Parameter("out", ("M", "I"), ("f32", "bf16", "f8e4m3", "i8"), dtype_from="out_dtype"),
+    ),
+    attributes=(
+        Attribute("activation", "enum", choices=("silu", "gelu_tanh"), cpp_enum="Activation"),
+        Attribute("out_dtype", "enum", choices=("f32", "bf16", "f8e4m3", "i8"), cpp_enum="DType"),
+    ),
+    reference=reference,
+    # The activation may round the other way: one ulp of the output type, twice for bf16.
+    tolerances={
+        "f32": Tolerance(1e-6, 1e-5),
+        "bf16": Tolerance(1e-6, 1 / 64),
+        "f8e4m3": Tolerance(1 / 512, 1 / 8),
+        "i8": Tolerance(1.0, 0.0),
+    },
+)
