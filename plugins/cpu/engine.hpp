@@ -1,0 +1,282 @@
+// The C ABI of a compiled engine, and the loop that runs its plan.
+//
+// A generated engine.cpp includes this file, defines `trtc::engine::kPlan` (tables of calls and of
+// their arguments) and expands TRTC_EXPORT_ENGINE. Everything specific to a model is in the tables
+// and in the kernels' template constants; nothing here knows a model.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <vector>
+
+#include "context.hpp"
+#include "thread_pool.hpp"
+#include "types.hpp"
+
+extern "C" {
+
+// What a compiled engine says of itself; the loader compares it with the manifest.
+struct trtc_engine_info_t {
+  std::int32_t abi_version;
+  const char* isa;
+  const char* plan_digest;  // SHA-256 of plan.json, in hex
+  std::int64_t weights_bytes;
+  std::int64_t arena_bytes;
+  std::int64_t scratch_bytes;  // a thread
+};
+
+struct trtc_engine_options_t {
+  const void* weights;  // data section of weights.safetensors, 64-byte aligned, outlives the engine
+  std::int64_t weights_bytes;
+  std::int32_t num_threads;
+  std::int32_t num_cpus;  // 0: do not pin
+  const std::int32_t* cpus;
+};
+
+// One ragged batch; see "Step ABI" in docs. All arrays belong to the caller and are only read,
+// but for `pools` and `logits`.
+struct trtc_engine_step_t {
+  const std::int32_t* token_ids;     // [T]
+  const std::int32_t* positions;     // [T]
+  const std::int32_t* slots;         // [T]
+  const std::int32_t* query_start;   // [B + 1]
+  const std::int32_t* context_lens;  // [B]
+  const std::int32_t* page_table;    // [B, P]
+  const std::int32_t* logit_rows;    // [R]
+  std::int64_t num_tokens;           // T
+  std::int64_t num_sequences;        // B
+  std::int64_t num_logit_rows;       // R
+  std::int64_t page_table_width;     // P
+  void* const* pools;                // [layers] of [num_pages, 2, page_size, kv_heads, head_dim]
+  std::int64_t num_pages;
+  float* logits;  // [R, vocab]
+};
+
+enum trtc_engine_status_t : std::int32_t {
+  TRTC_OK = 0,
+  TRTC_INVALID_ARGUMENT = 1,
+  TRTC_FAILED = 2,
+};
+}
+
+namespace trtc::engine {
+
+constexpr int kAbiVersion = 1;
+constexpr int kMaxArguments = 24;
+constexpr int kMaxExtents = 6;
+
+enum class Kind : std::uint8_t { kBuffer, kWeight, kStep, kPool, kLogits };
+enum class Step : std::int32_t {
+  kTokenIds,
+  kPositions,
+  kSlots,
+  kQueryStart,
+  kContextLens,
+  kPageTable,
+  kLogitRows,
+};
+enum class Extent : std::uint8_t { kTokens, kSequences, kLogitRows, kTableWidth, kPages, kCount };
+
+// Where one tensor argument is.
+struct Argument {
+  std::uint8_t slot;  // index among the kernel's views; the others stay null (absent optionals)
+  Kind kind;
+  std::int32_t index;  // layer of a pool, or a Step
+  std::int64_t offset;  // bytes from the base of its kind
+  std::int64_t row_stride;  // elements; -1: the page table's width
+};
+
+struct Call {
+  void (*run)(Context&, const View* views, const std::int64_t* extents);
+  std::int32_t first_argument;
+  std::int32_t num_arguments;
+  Extent extents[kMaxExtents];  // the kernel's varying axes, in declared order
+};
+
+struct Limits {
+  std::int64_t max_tokens;
+  std::int64_t max_sequences;
+  std::int64_t max_seq_len;
+  std::int64_t page_size;
+  std::int64_t vocab_size;
+  std::int64_t num_layers;
+};
+
+struct Plan {
+  const Call* calls;
+  std::int64_t num_calls;
+  const Argument* arguments;
+  Limits limits;
+  trtc_engine_info_t info;
+};
+
+// Zeroed pages that the system hands out as they are touched.
+class PageMemory {
+ public:
+  explicit PageMemory(std::int64_t bytes) : bytes_(bytes < 1 ? 1 : static_cast<std::size_t>(bytes)) {
+    data_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data_ == MAP_FAILED) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+    ::madvise(data_, bytes_, MADV_HUGEPAGE);  // only a hint
+#endif
+  }
+  PageMemory(const PageMemory&) = delete;
+  PageMemory& operator=(const PageMemory&) = delete;
+  ~PageMemory() { ::munmap(data_, bytes_); }
+
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+
+ private:
+  std::size_t bytes_;
+  void* data_;
+};
+
+class InvalidArgument : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+inline void require(bool holds, const char* what) {
+  if (!holds) throw InvalidArgument(what);
+}
+
+// A bad index would read or write outside the pool, and the cost of looking is nanoseconds.
+inline void validate(const Limits& limits, const trtc_engine_step_t& step) {
+  const std::int64_t T = step.num_tokens, B = step.num_sequences, R = step.num_logit_rows;
+  const std::int64_t P = step.page_table_width;
+  require(T >= 1 && T <= limits.max_tokens, "num_tokens is outside 1..max_num_tokens");
+  require(B >= 1 && B <= limits.max_sequences, "num_sequences is outside 1..max_batch_size");
+  require(R >= 0 && R <= limits.max_tokens, "num_logit_rows is outside 0..max_num_tokens");
+  require(P >= 1 && step.num_pages >= 1, "the page table or the pool is empty");
+  const std::int64_t num_slots = step.num_pages * limits.page_size;
+  for (std::int64_t i = 0; i < T; ++i) {
+    require(step.token_ids[i] >= 0 && step.token_ids[i] < limits.vocab_size, "a token id is outside the vocabulary");
+    require(step.positions[i] >= 0 && step.positions[i] < limits.max_seq_len, "a position is outside max_seq_len");
+    require(step.slots[i] >= 0 && step.slots[i] < num_slots, "a slot is outside the pool");
+  }
+  require(step.query_start[0] == 0 && step.query_start[B] == T, "query_start does not span the tokens");
+  for (std::int64_t b = 0; b < B; ++b) {
+    const std::int64_t length = step.context_lens[b];
+    const std::int64_t fresh = step.query_start[b + 1] - step.query_start[b];
+    require(fresh >= 1, "a sequence has no new token");
+    require(length >= fresh && length <= limits.max_seq_len, "a context length is outside its tokens..max_seq_len");
+    const std::int64_t pages = (length + limits.page_size - 1) / limits.page_size;
+    require(pages <= P, "a context does not fit its row of the page table");
+    for (std::int64_t p = 0; p < pages; ++p) {
+      const std::int32_t page = step.page_table[b * P + p];
+      require(page >= 0 && page < step.num_pages, "a page id is outside the pool");
+    }
+  }
+  for (std::int64_t i = 0; i < R; ++i) {
+    require(step.logit_rows[i] >= 0 && step.logit_rows[i] < T, "a logit row is outside the tokens");
+  }
+}
+
+class Engine {
+ public:
+  Engine(const Plan& plan, const trtc_engine_options_t& options)
+      : plan_(plan),
+        weights_(checked_weights(plan, options)),
+        threads_(options.num_threads, std::vector<int>(options.cpus, options.cpus + options.num_cpus)),
+        arena_(plan.info.arena_bytes),
+        scratch_(plan.info.scratch_bytes * threads_.size()) {}
+
+  void step(const trtc_engine_step_t& step) {
+    validate(plan_.limits, step);
+    const std::int64_t extents[] = {step.num_tokens, step.num_sequences, step.num_logit_rows, step.page_table_width,
+                                    step.num_pages};
+    Context context{threads_, scratch_.data(), static_cast<std::size_t>(plan_.info.scratch_bytes)};
+    for (std::int64_t i = 0; i < plan_.num_calls; ++i) {
+      const Call& call = plan_.calls[i];
+      View views[kMaxArguments] = {};
+      for (std::int32_t j = 0; j < call.num_arguments; ++j) {
+        const Argument& argument = plan_.arguments[call.first_argument + j];
+        views[argument.slot] = resolve(argument, step);
+      }
+      std::int64_t values[kMaxExtents] = {};
+      for (int j = 0; j < kMaxExtents && call.extents[j] != Extent::kCount; ++j) {
+        values[j] = extents[static_cast<int>(call.extents[j])];
+      }
+      if (values[0] > 0) call.run(context, views, values);
+    }
+  }
+
+ private:
+  static const std::byte* checked_weights(const Plan& plan, const trtc_engine_options_t& options) {
+    require(options.weights_bytes == plan.info.weights_bytes, "the weights have another size than the plan");
+    require(reinterpret_cast<std::uintptr_t>(options.weights) % 64 == 0, "the weights are not 64-byte aligned");
+    require(options.num_threads >= 1 && options.num_cpus >= 0, "num_threads must be at least 1");
+    return static_cast<const std::byte*>(options.weights);
+  }
+
+  View resolve(const Argument& argument, const trtc_engine_step_t& step) const {
+    const std::int64_t stride = argument.row_stride < 0 ? step.page_table_width : argument.row_stride;
+    return View{base(argument, step) + argument.offset, stride};
+  }
+
+  std::byte* base(const Argument& argument, const trtc_engine_step_t& step) const {
+    switch (argument.kind) {
+      case Kind::kBuffer:
+        return arena_.data();
+      case Kind::kWeight:
+        return const_cast<std::byte*>(weights_);
+      case Kind::kPool:
+        return static_cast<std::byte*>(step.pools[argument.index]);
+      case Kind::kLogits:
+        return reinterpret_cast<std::byte*>(step.logits);
+      case Kind::kStep:
+        break;
+    }
+    const std::int32_t* inputs[] = {step.token_ids,    step.positions,  step.slots,     step.query_start,
+                                    step.context_lens, step.page_table, step.logit_rows};
+    return reinterpret_cast<std::byte*>(const_cast<std::int32_t*>(inputs[argument.index]));
+  }
+
+  const Plan& plan_;
+  const std::byte* weights_;
+  ThreadPool threads_;
+  PageMemory arena_;
+  PageMemory scratch_;
+};
+
+inline thread_local char last_error[256] = "";
+
+// Runs `body`; an exception becomes a status and a message, because none may cross a C border.
+template <class Body>
+std::int32_t guarded(Body&& body) noexcept {
+  try {
+    body();
+    return TRTC_OK;
+  } catch (const InvalidArgument& error) {
+    std::snprintf(last_error, sizeof last_error, "%s", error.what());
+    return TRTC_INVALID_ARGUMENT;
+  } catch (const std::exception& error) {
+    std::snprintf(last_error, sizeof last_error, "%s", error.what());
+    return TRTC_FAILED;
+  }
+}
+
+}  // namespace trtc::engine
+
+#define TRTC_EXPORT extern "C" __attribute__((visibility("default")))
+
+// trtc_engine_create returns null on failure; trtc_engine_last_error says why, in the same thread.
+#define TRTC_EXPORT_ENGINE(plan)                                                                      \
+  TRTC_EXPORT const trtc_engine_info_t* trtc_engine_info() { return &(plan).info; }                   \
+  TRTC_EXPORT const char* trtc_engine_last_error() { return trtc::engine::last_error; }               \
+  TRTC_EXPORT void* trtc_engine_create(const trtc_engine_options_t* options) {                        \
+    trtc::engine::Engine* engine = nullptr;                                                           \
+    trtc::engine::guarded([&] { engine = new trtc::engine::Engine((plan), *options); });              \
+    return engine;                                                                                    \
+  }                                                                                                   \
+  TRTC_EXPORT std::int32_t trtc_engine_step(void* engine, const trtc_engine_step_t* step) {           \
+    return trtc::engine::guarded([&] { static_cast<trtc::engine::Engine*>(engine)->step(*step); });   \
+  }                                                                                                   \
+  TRTC_EXPORT void trtc_engine_destroy(void* engine) { delete static_cast<trtc::engine::Engine*>(engine); }
