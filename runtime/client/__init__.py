@@ -1,0 +1,15 @@
+"""Clients of a running server: `Client` blocks, `AsyncClient` awaits; both speak trtc.v1."""
+
+from trtc.runtime.client.aio import AsyncClient, AsyncGeneration
+from trtc.runtime.client.blocking import Client, Generation
+from trtc.runtime.client.options import GenerateOptions
+from trtc.runtime.wire.channel import ClientTls
+
+__all__ = [
+    "AsyncClient",
+    "AsyncGeneration",
+    "Client",
+    "ClientTls",
+    "GenerateOptions",
+    "Generation",
+]

@@ -1,0 +1,220 @@
+"""The blocking client."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Protocol, Self, TypeVar, Unpack, cast
+
+import grpc
+from google.protobuf.message import Message
+
+from trtc.protos.errors import UnavailableError
+from trtc.protos.trtc.v1 import inference_pb2 as pb
+from trtc.runtime.client.info import ModelInfo, info_from_wire
+from trtc.runtime.client.options import (
+    GenerateOptions,
+    chat_messages,
+    draft_of_chat,
+    draft_of_prompt,
+)
+from trtc.runtime.completion import Collector, Result
+from trtc.runtime.draft import RequestDraft
+from trtc.runtime.request import Output
+from trtc.runtime.wire.channel import CLIENT_OPTIONS, ClientTls
+from trtc.runtime.wire.failures import to_error
+from trtc.runtime.wire.messages import chat_to_wire, draft_to_wire, output_from_wire
+from trtc.runtime.wire.methods import (
+    ABORT,
+    DETOKENIZE,
+    GENERATE,
+    GET_MODEL_INFO,
+    TOKENIZE,
+    Method,
+)
+
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+
+class ResponseCall(Iterator[pb.GenerateResponse], Protocol):
+    """What is used of a running gRPC call."""
+
+    def cancel(self) -> bool: ...
+
+
+class Generation(Iterator[Output]):
+    """A completion on its way: iterate over its outputs, or wait for all of it with `result`.
+
+    Leaving it as a context manager, or dropping it, cancels what has not come.
+    """
+
+    def __init__(self, call: ResponseCall, request_id: str, address: str) -> None:
+        self._call = call
+        self._address = address
+        self._collector = Collector()
+        self.request_id = request_id
+
+    def __next__(self) -> Output:
+        try:
+            output = output_from_wire(next(self._call))
+        except grpc.RpcError as failure:
+            raise to_error(failure, self._address) from failure
+        self._collector.add(output)
+        return output
+
+    def result(self) -> Result:
+        """Read what has not been read yet and return the whole."""
+        for _ in self:
+            pass
+        return self._collector.result()
+
+    def cancel(self) -> None:
+        """End the request; reading on raises CancelledError."""
+        self._call.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.cancel()
+
+
+class Client:
+    """A connection to `trtc serve`; safe to share between threads.
+
+    Errors are those of trtc.protos.errors, as if the engine were in this process. Nothing is
+    retried.
+
+    Args:
+        address: `host:port`.
+        tls: PEM files; None for a plain connection.
+        timeout: seconds that each call may take, unless it says otherwise; None for no limit.
+    """
+
+    def __init__(
+        self,
+        address: str = "127.0.0.1:8001",
+        *,
+        tls: ClientTls | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        self.address = address
+        self._timeout = timeout
+        self._channel = (
+            grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+            if tls is None
+            else grpc.secure_channel(address, tls.credentials(), options=CLIENT_OPTIONS)
+        )
+        self._generate = self._channel.unary_stream(
+            GENERATE.path,
+            request_serializer=GENERATE.request.SerializeToString,
+            response_deserializer=GENERATE.response.FromString,
+        )
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Generation:
+        """Complete a text or its token ids."""
+        return self.submit(draft_of_prompt(prompt, options), timeout=timeout)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Generation:
+        """Answer a conversation of `{"role": ..., "content": ...}` messages."""
+        return self.submit(draft_of_chat(messages, options), timeout=timeout)
+
+    def submit(self, draft: RequestDraft, *, timeout: float | None = None) -> Generation:
+        """Send a request as it is."""
+        call = self._generate(draft_to_wire(draft), timeout=timeout or self._timeout)
+        return Generation(cast(ResponseCall, call), draft.request_id, self.address)
+
+    def tokenize(
+        self, text: str, *, model: str = "", add_special_tokens: bool = True
+    ) -> tuple[int, ...]:
+        """The token ids that `generate` would give the engine for `text`."""
+        request = pb.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
+        return tuple(self._unary(TOKENIZE, request).token_ids)
+
+    def tokenize_chat(
+        self, messages: Sequence[Mapping[str, str]], *, model: str = ""
+    ) -> tuple[int, ...]:
+        """The token ids that `chat` would give the engine for `messages`."""
+        request = pb.TokenizeRequest(model=model, chat=chat_to_wire(chat_messages(messages)))
+        return tuple(self._unary(TOKENIZE, request).token_ids)
+
+    def detokenize(
+        self, token_ids: Sequence[int], *, model: str = "", keep_special_tokens: bool = False
+    ) -> str:
+        request = pb.DetokenizeRequest(
+            model=model, token_ids=token_ids, keep_special_tokens=keep_special_tokens
+        )
+        return self._unary(DETOKENIZE, request).text
+
+    def info(self, model: str = "") -> tuple[ModelInfo, ...]:
+        """The engine called `model`, or all of them."""
+        request = pb.GetModelInfoRequest(model=model)
+        reply = self._unary(GET_MODEL_INFO, request)
+        return tuple(info_from_wire(one) for one in reply.models)
+
+    def abort(self, request_id: str, *, model: str = "") -> None:
+        """End a running request; its stream closes with finish reason ABORTED.
+
+        Raises:
+            InvalidRequestError: no such request is running.
+        """
+        request = pb.AbortRequest(model=model, request_id=request_id)
+        self._unary(ABORT, request)
+
+    def _unary(self, method: Method[RequestT, ResponseT], request: RequestT) -> ResponseT:
+        call = self._channel.unary_unary(
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )
+        try:
+            response: ResponseT = call(request, timeout=self._timeout)
+        except grpc.RpcError as failure:
+            raise to_error(failure, self.address) from failure
+        return response
+
+    def wait_ready(self, timeout: float) -> None:
+        """Wait until the server takes connections.
+
+        Raises:
+            UnavailableError: it does not within `timeout` seconds.
+        """
+        try:
+            grpc.channel_ready_future(self._channel).result(timeout=timeout)
+        except grpc.FutureTimeoutError as error:
+            raise UnavailableError(
+                f"no connection within {timeout:g} s",
+                field=self.address,
+                remedy="Check that `trtc serve` runs there and that host and port are right",
+            ) from error
+
+    def close(self) -> None:
+        """Close the connection; running generations are cancelled."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

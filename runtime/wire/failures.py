@@ -1,0 +1,98 @@
+"""Errors across gRPC: a TrtcError becomes a status, and the same TrtcError again at the client.
+
+The status message is the error's one line, for every client. A google.rpc.ErrorInfo in the
+standard `grpc-status-details-bin` trailer carries its class, problem, field and remedy.
+"""
+
+import grpc
+from google.protobuf.any_pb2 import Any
+from google.rpc.code_pb2 import Code
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
+from grpc_status import rpc_status
+
+from trtc.protos import errors
+
+DOMAIN = "trtc"
+MAX_TEXT = 1000
+"""Characters of a message or detail; metadata has a limit of 8 KiB in all."""
+
+_BY_NAME: dict[str, type[errors.TrtcError]] = {
+    error.__name__: error
+    for error in (
+        errors.RequestError,
+        errors.UnsupportedError,
+        errors.EngineCorruptError,
+        errors.EngineIncompatibleError,
+        errors.EnvironmentFault,
+        errors.InvalidRequestError,
+        errors.QueueFullError,
+        errors.DeadlineError,
+        errors.CancelledError,
+        errors.NoTokenizerError,
+        errors.UnknownModelError,
+        errors.UnavailableError,
+        errors.InvariantError,
+    )
+}
+
+_BY_CODE: dict[grpc.StatusCode, type[errors.TrtcError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequestError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.QueueFullError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineError,
+    grpc.StatusCode.CANCELLED: errors.CancelledError,
+    grpc.StatusCode.FAILED_PRECONDITION: errors.NoTokenizerError,
+    grpc.StatusCode.NOT_FOUND: errors.UnknownModelError,
+    grpc.StatusCode.UNAVAILABLE: errors.UnavailableError,
+}
+"""For statuses without our details: made by gRPC itself, or by something between."""
+
+
+def to_status(error: errors.TrtcError) -> grpc.Status:
+    """The status to abort a call with."""
+    detail = Any()
+    detail.Pack(
+        ErrorInfo(
+            reason=type(error).__name__,
+            domain=DOMAIN,
+            metadata={
+                "problem": error.problem[:MAX_TEXT],
+                "field": error.field[:MAX_TEXT],
+                "remedy": error.remedy[:MAX_TEXT],
+            },
+        )
+    )
+    status = Status(
+        code=Code.Value(error.grpc_status), message=str(error)[:MAX_TEXT], details=[detail]
+    )
+    return rpc_status.to_status(status)
+
+
+def to_error(failure: grpc.RpcError, address: str) -> errors.TrtcError:
+    """What a failed call means; `address` is the server's, for messages about the connection."""
+    assert isinstance(failure, grpc.Call)
+    info = _error_info(failure)
+    if info is not None and info.reason in _BY_NAME:
+        said = info.metadata
+        return _BY_NAME[info.reason](said["problem"], field=said["field"], remedy=said["remedy"])
+    kind = _BY_CODE.get(failure.code(), errors.ServeError)
+    said_by_grpc = " ".join((failure.details() or failure.code().name).split())
+    if kind is errors.UnavailableError:
+        return kind(
+            f"cannot reach the server ({said_by_grpc})",
+            field=address,
+            remedy="Check that `trtc serve` runs there and that host and port are right",
+        )
+    return kind(said_by_grpc)
+
+
+def _error_info(failure: grpc.Call) -> ErrorInfo | None:
+    try:
+        status = rpc_status.from_call(failure)
+    except ValueError:  # a proxy rewrote the code or the message: the details no longer apply
+        return None
+    info = ErrorInfo()
+    for detail in status.details if status is not None else ():
+        if detail.Unpack(info) and info.domain == DOMAIN:
+            return info
+    return None
