@@ -1,0 +1,50 @@
+"""Qwen3-MoE: Qwen3 with routed experts on most layers."""
+
+from trtc.builder.families import common
+from trtc.builder.families.config import Config
+from trtc.builder.families.rope import rope_spec
+from trtc.builder.spec import DecoderSpec, DenseMlpSpec, LayerSpec, LinearSpec, MoeMlpSpec
+
+
+def qwen3_moe(config: Config, max_seq_len: int) -> DecoderSpec:
+    """Qwen3MoeForCausalLM."""
+    dim = common.head_dim(config)
+    rope = rope_spec(config, dim, max_seq_len)
+    bias = config.flag("attention_bias", False)
+    windowed = config.flag("use_sliding_window", False)
+    window = config.integer("sliding_window", 4096) if windowed else None
+
+    def layer(index: int, prefix: str) -> LayerSpec:
+        attention = common.attention(
+            config,
+            prefix,
+            rope,
+            dim=dim,
+            qkv_bias=bias,
+            o_bias=bias,
+            qk_norm=True,
+            window=window,
+        )
+        return common.pre_norm_layer(config, prefix, attention, _mlp(config, index, prefix))
+
+    return common.decoder(config, "qwen3_moe", layer)
+
+
+def _mlp(config: Config, index: int, layer: str) -> DenseMlpSpec | MoeMlpSpec:
+    act = common.activation(config)
+    prefix = f"{layer}.mlp"
+    is_sparse = (index + 1) % config.integer("decoder_sparse_step", 1) == 0
+    if not is_sparse or index in (config.sequence("mlp_only_layers") or ()):
+        return common.gated_mlp(config, prefix, config.integer("intermediate_size"), act)
+    # Transformers 5 saves the older num_experts as num_local_experts.
+    experts = config.optional_integer("num_local_experts") or config.integer("num_experts")
+    width = config.integer("moe_intermediate_size")
+    return MoeMlpSpec(
+        router=LinearSpec(f"{prefix}.gate", config.integer("hidden_size"), experts),
+        experts=tuple(
+            common.gated_mlp(config, f"{prefix}.experts.{expert}", width, act)
+            for expert in range(experts)
+        ),
+        top_k=config.integer("num_experts_per_tok"),
+        renormalize=config.flag("norm_topk_prob", False),
+    )

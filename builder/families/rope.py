@@ -1,0 +1,198 @@
+"""Rotary frequencies: config.json's spellings and scalings -> RopeSpec.
+
+Two spellings are read: the flat one (`rope_theta`, `rope_scaling`, `partial_rotary_factor`) and
+the newer `rope_parameters`. Scalings: default, linear (arXiv:2306.15595), llama3 (Llama 3.1),
+yarn (arXiv:2309.00071) and longrope (arXiv:2402.13753).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtc.builder.families.config import Config
+from trtc.builder.spec import RopeSpec
+from trtc.protos.errors import CheckpointError, UnsupportedError
+
+Frequencies = NDArray[np.float64]
+
+
+def rope_spec(
+    config: Config,
+    head_dim: int,
+    max_seq_len: int,
+    *,
+    default_theta: float = 10000.0,
+    renamed: Mapping[str, str] | None = None,
+) -> RopeSpec:
+    """The rotary embedding that a config asks for.
+
+    Args:
+        head_dim: D.
+        max_seq_len: decides between longrope's short and long factors: an engine is built for one.
+        default_theta: the family's base when the config has none.
+        renamed: older names of rope types in this family.
+
+    Raises:
+        UnsupportedError: a rope type that trtc does not have.
+        CheckpointError: a parameter of the rope type is missing or wrong.
+    """
+    parameters = _parameters(config)
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    kind = (renamed or {}).get(kind, kind)
+    if kind not in _SCALINGS:
+        raise UnsupportedError(
+            f"rope type {kind!r} is not supported",
+            field="config.json: rope_parameters",
+            remedy=f"trtc knows {', '.join(sorted(_SCALINGS))}",
+        )
+    theta = Config(parameters).number("rope_theta", config.number("rope_theta", default_theta))
+    partial = Config(parameters).number(
+        "partial_rotary_factor", config.number("partial_rotary_factor", 1.0)
+    )
+    rotary_dim = int(head_dim * partial)
+    if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
+        raise CheckpointError(
+            f"gives {rotary_dim} rotary dimensions of {head_dim}, which are not a pair of halves",
+            field="config.json: partial_rotary_factor",
+        )
+    plain = 1.0 / theta ** (np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
+    scaling = _Scaling(parameters, config, theta, rotary_dim, max_seq_len)
+    inv_freq, attention_factor = _SCALINGS[kind](plain, scaling)
+    return RopeSpec(
+        rotary_dim=rotary_dim,
+        inv_freq=tuple(float(f) for f in inv_freq.astype(np.float32)),
+        attention_factor=attention_factor,
+    )
+
+
+def _parameters(config: Config) -> dict[str, Any]:
+    for key in ("rope_parameters", "rope_scaling"):
+        value = config.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, dict):
+            raise CheckpointError(f"is {value!r}, not an object", field=f"config.json: {key}")
+        if any(isinstance(inner, dict) for inner in value.values()):
+            raise UnsupportedError(
+                "rotary parameters that differ by layer type are not supported",
+                field=f"config.json: {key}",
+            )
+        return value
+    return {}
+
+
+class _Scaling:
+    """What the scalings read: their parameters by name, and the facts around them."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Any],
+        config: Config,
+        theta: float,
+        rotary_dim: int,
+        max_seq_len: int,
+    ) -> None:
+        self.parameters = Config(parameters)
+        self.theta = theta
+        self.rotary_dim = rotary_dim
+        self.max_seq_len = max_seq_len
+        self.max_positions = config.integer("max_position_embeddings")
+        # Phi-3 keeps the pretrained length outside of the rope parameters, where it decides.
+        self.original = config.integer(
+            "original_max_position_embeddings",
+            self.parameters.integer("original_max_position_embeddings", self.max_positions),
+        )
+
+    def factors(self, key: str) -> Frequencies:
+        values = self.parameters.sequence(key) or ()
+        if len(values) != self.rotary_dim // 2:
+            raise CheckpointError(
+                f"has {len(values)} factors for {self.rotary_dim // 2} rotary pairs",
+                field=f"config.json: rope_parameters.{key}",
+            )
+        return np.asarray(values, dtype=np.float64)
+
+
+def _default(plain: Frequencies, scaling: _Scaling) -> tuple[Frequencies, float]:
+    return plain, 1.0
+
+
+def _linear(plain: Frequencies, scaling: _Scaling) -> tuple[Frequencies, float]:
+    return plain / scaling.parameters.number("factor"), 1.0
+
+
+def _llama3(plain: Frequencies, scaling: _Scaling) -> tuple[Frequencies, float]:
+    """Long wavelengths are slowed by `factor`, short ones kept, those between interpolated."""
+    factor = scaling.parameters.number("factor")
+    low = scaling.parameters.number("low_freq_factor")
+    high = scaling.parameters.number("high_freq_factor")
+    if high <= low:
+        raise CheckpointError(
+            f"{high} is not above low_freq_factor {low}",
+            field="config.json: rope_parameters.high_freq_factor",
+        )
+    turns = scaling.original * plain / (2 * math.pi)
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return (1 - kept) * plain / factor + kept * plain, 1.0
+
+
+def _yarn(plain: Frequencies, scaling: _Scaling) -> tuple[Frequencies, float]:
+    """Dimensions that turn often are kept, those that turn rarely slowed, with a ramp between."""
+    parameters = scaling.parameters
+    factor = parameters.number("factor", scaling.max_positions / scaling.original)
+    low = _yarn_dimension(parameters.number("beta_fast", 32.0), scaling)
+    high = _yarn_dimension(parameters.number("beta_slow", 1.0), scaling)
+    if parameters.flag("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, scaling.rotary_dim - 1)
+    width = high - low if high != low else 0.001
+    slowed = np.clip((np.arange(scaling.rotary_dim // 2) - low) / width, 0.0, 1.0)
+    inv_freq = plain / factor * slowed + plain * (1 - slowed)
+    return inv_freq, _yarn_attention_factor(parameters, factor)
+
+
+def _yarn_dimension(turns: float, scaling: _Scaling) -> float:
+    """The (fractional) dimension that makes `turns` rotations over the original length."""
+    ratio = math.log(scaling.original / (turns * 2 * math.pi))
+    return scaling.rotary_dim * ratio / (2 * math.log(scaling.theta))
+
+
+def _yarn_attention_factor(parameters: Config, factor: float) -> float:
+    given = parameters.optional_number("attention_factor")
+    if given is not None:
+        return given
+    mscale = parameters.optional_number("mscale")
+    mscale_all_dim = parameters.optional_number("mscale_all_dim")
+    if mscale and mscale_all_dim:
+        return _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all_dim)
+    return _yarn_mscale(factor, 1.0)
+
+
+def _yarn_mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _longrope(plain: Frequencies, scaling: _Scaling) -> tuple[Frequencies, float]:
+    """One factor a pair; the long set for engines built for more than the original length."""
+    parameters = scaling.parameters
+    is_long = scaling.max_seq_len > scaling.original
+    inv_freq = plain / scaling.factors("long_factor" if is_long else "short_factor")
+    given = parameters.optional_number("attention_factor")
+    factor = parameters.number("factor", scaling.max_positions / scaling.original)
+    if given is not None:
+        return inv_freq, given
+    if factor <= 1:
+        return inv_freq, 1.0
+    return inv_freq, math.sqrt(1 + math.log(factor) / math.log(scaling.original))
+
+
+_SCALINGS: Mapping[str, Callable[[Frequencies, _Scaling], tuple[Frequencies, float]]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
