@@ -129,6 +129,7 @@ class FusedOp:
             (parameter, axis, extent)
             for parameter in self.inputs
             if (tensor := inputs.get(parameter.name)) is not None
+            and not _is_packed(parameter, tensor)
             for axis, extent in zip(parameter.axes, tensor.shape, strict=True)
         ]
         # Bare symbols first: "B+1" with a symbolic extent says nothing about B by itself.
@@ -170,7 +171,7 @@ class FusedOp:
                 continue
             if tensor.dtype not in parameter.dtypes:
                 raise ValueError(f"{where} is {tensor.dtype}, not {' or '.join(parameter.dtypes)}")
-            if len(tensor.shape) != len(parameter.axes):
+            if len(tensor.shape) != len(parameter.axes) and not _is_packed(parameter, tensor):
                 raise ValueError(f"{where} has shape {tensor.shape}, not {parameter.axes}")
 
     def _output_dtype(
@@ -190,6 +191,12 @@ class FusedOp:
         if dtype not in parameter.dtypes:
             raise ValueError(f"{self.name}.{parameter.name} can't be {dtype}")
         return dtype
+
+
+def _is_packed(parameter: Parameter, tensor: TensorType) -> bool:
+    """Whether a weight is given as its layout's bytes, whose length binds no axis."""
+    elements = set(parameter.dtypes) - {"u8"}
+    return bool(elements) and tensor.dtype == "u8" and len(tensor.shape) == 1
 
 
 def axis_extent(axis: str, extents: Mapping[str, Extent]) -> Extent:

@@ -4,6 +4,8 @@ from trtc.plugins.add.op import ADD
 from trtc.plugins.embedding.op import EMBEDDING
 from trtc.plugins.gather_rows.op import GATHER_ROWS
 from trtc.plugins.kv_write.op import KV_WRITE
+from trtc.plugins.linear.op import LINEAR
+from trtc.plugins.moe.op import MOE
 from trtc.plugins.op import FusedOp
 from trtc.plugins.paged_attention.op import PAGED_ATTENTION
 from trtc.plugins.quantize.op import QUANTIZE
@@ -16,10 +18,12 @@ REGISTRY: dict[str, FusedOp] = {
     for op in (
         EMBEDDING,
         RMS_NORM,
+        LINEAR,
         ROPE_KV_WRITE,
         KV_WRITE,
         PAGED_ATTENTION,
         SWIGLU,
+        MOE,
         QUANTIZE,
         GATHER_ROWS,
         ADD,

@@ -1,4 +1,12 @@
-// What a kernel is given besides its tensors: the thread pool and this step's scratch memory.
+// What a kernel is given besides its tensors: the thread pool and scratch memory.
+//
+// A kernel that needs scratch memory has, beside `template <class C> void NAME(Context&, ...)`,
+//
+//   template <class C> std::size_t NAME_scratch(std::int64_t max_rows, int num_threads);
+//
+// the bytes of ONE area, shared by all threads, that suffice for any call of up to max_rows rows
+// (the first row axis) on that many threads. Generated code takes the largest at create time and
+// hands every call the same area; its contents do not survive a call. Kernels never allocate.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +17,27 @@ namespace trtc {
 
 struct Context {
   ThreadPool& threads;
-  std::byte* scratch;  // scratch_bytes of 64-byte aligned memory for each thread
+  std::byte* scratch;  // 64-byte aligned
   std::size_t scratch_bytes;
+};
 
-  std::byte* thread_scratch(int thread) const { return scratch + scratch_bytes * thread; }
+// Cuts a scratch area into 64-byte aligned parts. Without an area it only adds up what is needed.
+class Carver {
+ public:
+  explicit Carver(std::byte* area = nullptr) : area_(area) {}
+
+  template <class T>
+  T* take(std::int64_t count) {
+    std::byte* part = area_ == nullptr ? nullptr : area_ + bytes_;
+    bytes_ += (static_cast<std::size_t>(count) * sizeof(T) + 63) / 64 * 64;
+    return reinterpret_cast<T*>(part);
+  }
+
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* area_;
+  std::size_t bytes_ = 0;
 };
 
 }  // namespace trtc

@@ -1,0 +1,122 @@
+"""Packed weights: the byte order that every CPU kernel reads, whatever the instruction set.
+
+A weight [N, K] is cut into panels of 16 output columns (rows of the array), each contiguous. A
+panel is a sequence of 64-byte blocks, one 4-byte cell a column, and a block covers as many k as
+fit:
+
+    weight   k a block   cell of column c at k
+    f32      1           w[k]
+    bf16     2           w[k] w[k+1]
+    f8e4m3   4           w[k] w[k+2] w[k+1] w[k+3]
+    i8       4           the same, each plus 128 (unsigned)
+    i4, u4   8           low nibbles like i8 at k, high nibbles like i8 at k+4; i4 plus 8
+
+The 0 2 1 3 order lets even bytes and odd bytes of a block widen in place to the bf16 pairs
+(k, k+1) and (k+2, k+3), and integer dot products do not mind it. Signed weights are stored
+with an offset because x86's `vpdpbusd` multiplies unsigned by signed bytes and can broadcast only
+the signed operand from memory, which is the activation; kernels take the offset back through the
+sum of the activations. Missing columns and k are zeros.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtc.plugins.rounding import NUMPY_DTYPES
+from trtc.protos.errors import CheckpointError
+
+Array = NDArray[Any]
+
+PANEL = 16
+"""Output columns a panel."""
+BLOCK = 64
+"""Bytes of a block."""
+BLOCK_DEPTH = {"f32": 1, "bf16": 2, "f8e4m3": 4, "i8": 4, "i4": 8, "u4": 8}
+"""k a block, by weight type."""
+_CELL_ORDER = (0, 2, 1, 3)
+
+
+def packed_bytes(num_columns: int, depth: int, dtype: str) -> int:
+    """Size of a packed [num_columns, depth] weight: a multiple of 64."""
+    return -(-num_columns // PANEL) * -(-depth // BLOCK_DEPTH[dtype]) * BLOCK
+
+
+def pack(weight: Array, dtype: str) -> Array:
+    """Pack [N, K], or [E, N, K] expert after expert, into bytes.
+
+    Args:
+        weight: of the numpy type of `dtype` (4-bit values one an element).
+
+    Raises:
+        CheckpointError: an E4M3 weight holds NaN, which the kernels' expansion would make 480.
+    """
+    assert weight.dtype == NUMPY_DTYPES[dtype], (weight.dtype, dtype)
+    if weight.ndim == 3:
+        return np.concatenate([pack(expert, dtype) for expert in weight])
+    if dtype == "f8e4m3" and bool(np.any((weight.view(np.uint8) & 0x7F) == 0x7F)):
+        raise CheckpointError("an E4M3 weight holds NaN", remedy="Quantise the checkpoint again")
+    num_columns, depth = weight.shape
+    block_depth = BLOCK_DEPTH[dtype]
+    panels, blocks = -(-num_columns // PANEL), -(-depth // block_depth)
+    padded = np.zeros((panels * PANEL, blocks * block_depth), _code_dtype(dtype))
+    padded[:num_columns, :depth] = weight.view(padded.dtype) if _is_float(dtype) else weight
+    cells = _encode(padded, dtype).reshape(panels, PANEL, blocks, -1)
+    return np.ascontiguousarray(cells.transpose(0, 2, 1, 3)).view(np.uint8).reshape(-1)
+
+
+def unpack(packed: Array, num_columns: int, depth: int, dtype: str) -> Array:
+    """The [num_columns, depth] weight that `pack` was given."""
+    panels = -(-num_columns // PANEL)
+    cells = packed.view(np.uint8).reshape(panels, -1, PANEL, BLOCK // PANEL)
+    rows = np.ascontiguousarray(cells.transpose(0, 2, 1, 3)).reshape(panels * PANEL, -1)
+    values = np.ascontiguousarray(_decode(rows, dtype)[:num_columns, :depth])
+    target = NUMPY_DTYPES[dtype]
+    return values.view(target) if _is_float(dtype) else values.astype(target)
+
+
+def unpack_experts(packed: Array, experts: int, num_columns: int, depth: int, dtype: str) -> Array:
+    """The [experts, num_columns, depth] weight that `pack` was given."""
+    parts = packed.reshape(experts, -1)
+    return np.stack([unpack(part, num_columns, depth, dtype) for part in parts])
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype in ("f32", "bf16", "f8e4m3")
+
+
+def _code_dtype(dtype: str) -> np.dtype[Any]:
+    """Floating-point weights are moved as bits, integers as values."""
+    bits = {"f32": np.uint32, "bf16": np.uint16, "f8e4m3": np.uint8}
+    return np.dtype(bits.get(dtype, np.int16))
+
+
+def _encode(codes: Array, dtype: str) -> Array:
+    """[rows, k] codes -> [rows, bytes] in cell order (bytes of one column after another)."""
+    if dtype in ("f32", "bf16"):
+        return codes.view(np.uint8)
+    if dtype == "f8e4m3":
+        return _reorder(codes)
+    if dtype == "i8":
+        return _reorder((codes + 128).astype(np.uint8))
+    nibbles = (codes + (8 if dtype == "i4" else 0)).astype(np.uint8)
+    halves = nibbles.reshape(len(nibbles), -1, 2, 4)[..., _CELL_ORDER]
+    return (halves[:, :, 0] | (halves[:, :, 1] << 4)).reshape(len(nibbles), -1)
+
+
+def _decode(rows: Array, dtype: str) -> Array:
+    """The inverse of `_encode`."""
+    if dtype in ("f32", "bf16"):
+        return rows.view(_code_dtype(dtype))
+    if dtype == "f8e4m3":
+        return _reorder(rows)
+    if dtype == "i8":
+        return _reorder(rows).astype(np.int16) - 128
+    cells = rows.reshape(len(rows), -1, 1, 4)
+    halves = np.concatenate((cells & 15, cells >> 4), axis=2)[..., _CELL_ORDER]
+    return halves.reshape(len(rows), -1).astype(np.int16) - (8 if dtype == "i4" else 0)
+
+
+def _reorder(rows: Array) -> Array:
+    """Swap the middle two of every four: its own inverse."""
+    return rows.reshape(len(rows), -1, 4)[..., _CELL_ORDER].reshape(len(rows), -1)

@@ -1,0 +1,48 @@
+"""Linear layers: every matrix product with weights, whatever their type, with its epilogue."""
+
+from trtc.plugins.linear.reference import reference
+from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
+
+LINEAR = FusedOp(
+    name="linear",
+    summary="out = softcap(x @ (weight * weight_scale).T * input_scale + bias) + residual",
+    inputs=(
+        Parameter("x", ("M", "K"), ("f32", "bf16", "f8e4m3", "i8")),
+        # [N, K] in layout row_major; in layout packed the bytes of plugins/linear/layouts.py.
+        Parameter(
+            "weight",
+            ("N", "K"),
+            ("f32", "bf16", "f8e4m3", "i8", "i4", "u4", "u8"),
+            role="weight",
+        ),
+        # One a row of the weight (G = 1), or one a group of group_size input channels.
+        Parameter("weight_scale", ("N", "G"), ("f32",), role="weight", optional=True),
+        Parameter("weight_zero", ("N", "G"), ("u8",), role="weight", optional=True),
+        Parameter("input_scale", (), ("f32",), role="weight", optional=True),
+        Parameter("bias", ("N",), ("f32",), role="weight", optional=True),
+        Parameter("residual", ("M", "N"), ("f32", "bf16"), optional=True),
+    ),
+    outputs=(Parameter("out", ("M", "N"), ("f32", "bf16"), dtype_from="out_dtype"),),
+    attributes=(
+        Attribute("N", "int"),
+        Attribute("group_size", "int", 0),
+        Attribute(
+            "weight_dtype",
+            "enum",
+            choices=("f32", "bf16", "f8e4m3", "i8", "i4", "u4"),
+            cpp_enum="DType",
+        ),
+        Attribute(
+            "layout", "enum", "row_major", choices=("row_major", "packed"), cpp_enum="Layout"
+        ),
+        # dynamic_i8: bf16 x is rounded to int8 by row and group; for 4-bit weights only.
+        Attribute(
+            "activation", "enum", "exact", choices=("exact", "dynamic_i8"), cpp_enum="Multiply"
+        ),
+        Attribute("softcap", "float", 0.0),
+        Attribute("out_dtype", "enum", choices=("f32", "bf16"), cpp_enum="DType"),
+    ),
+    reference=reference,
+    # fp32 sums in another order than the reference; one ulp of bf16 after them.
+    tolerances={"f32": Tolerance(1e-4, 1e-4), "bf16": Tolerance(1e-3, 1 / 128)},
+)

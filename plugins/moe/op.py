@@ -1,0 +1,56 @@
+"""Routed experts: the whole mixture-of-experts MLP after its router."""
+
+from trtc.plugins.moe.reference import reference
+from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
+
+_WEIGHTS = ("f32", "bf16", "f8e4m3", "i8", "i4", "u4", "u8")
+
+MOE = FusedOp(
+    name="moe",
+    summary="out = sum over the top_k experts of softmax(router) * expert(x), + residual",
+    inputs=(
+        Parameter("x", ("M", "H"), ("f32", "bf16")),
+        Parameter("router_logits", ("M", "E"), ("f32",)),
+        # Gate rows before up rows. In layout packed: the experts' packed bytes one after another.
+        Parameter("gate_up", ("E", "2*I", "H"), _WEIGHTS, role="weight"),
+        Parameter("down", ("E", "H", "I"), _WEIGHTS, role="weight"),
+        Parameter("gate_up_scale", ("E", "2*I", "GH"), ("f32",), role="weight", optional=True),
+        Parameter("down_scale", ("E", "H", "GI"), ("f32",), role="weight", optional=True),
+        Parameter("gate_up_zero", ("E", "2*I", "GH"), ("u8",), role="weight", optional=True),
+        Parameter("down_zero", ("E", "H", "GI"), ("u8",), role="weight", optional=True),
+        Parameter("gate_up_input_scale", ("E",), ("f32",), role="weight", optional=True),
+        Parameter("down_input_scale", ("E",), ("f32",), role="weight", optional=True),
+        Parameter("gate_up_pre_scale", ("E", "H"), ("f32",), role="weight", optional=True),
+        Parameter("down_pre_scale", ("E", "I"), ("f32",), role="weight", optional=True),
+        Parameter("residual", ("M", "H"), ("f32", "bf16"), optional=True),
+    ),
+    outputs=(Parameter("out", ("M", "H"), ("f32", "bf16"), dtype_from="out_dtype"),),
+    attributes=(
+        Attribute("I", "int"),
+        Attribute("top_k", "int"),
+        Attribute("renormalize", "int"),
+        Attribute("activation", "enum", choices=("silu", "gelu_tanh"), cpp_enum="Activation"),
+        Attribute("group_size", "int", 0),
+        Attribute(
+            "weight_dtype",
+            "enum",
+            choices=("f32", "bf16", "f8e4m3", "i8", "i4", "u4"),
+            cpp_enum="DType",
+        ),
+        Attribute(
+            "layout", "enum", "row_major", choices=("row_major", "packed"), cpp_enum="Layout"
+        ),
+        # How each expert's inputs are rounded; static scales for f8e4m3 and i8.
+        Attribute(
+            "act_quant",
+            "enum",
+            "none",
+            choices=("none", "f8e4m3", "i8", "dynamic_i8"),
+            cpp_enum="ActQuant",
+        ),
+        Attribute("out_dtype", "enum", choices=("f32", "bf16"), cpp_enum="DType"),
+    ),
+    reference=reference,
+    # Rounding the hidden activations the other way moves sums by a fraction of an ulp each.
+    tolerances={"f32": Tolerance(1e-4, 1e-4), "bf16": Tolerance(2e-2, 1 / 64)},
+)

@@ -1,0 +1,114 @@
+"""Routed experts as Transformers runs them (Mixtral, Qwen3-MoE): softmax, top-k, gated MLPs."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtc.plugins.linear.layouts import unpack_experts
+from trtc.plugins.linear.reference import scaled_product
+from trtc.plugins.rounding import cast, quantize
+from trtc.plugins.swiglu.reference import activate
+
+Array = NDArray[Any]
+
+
+def reference(
+    x: Array,
+    router_logits: Array,
+    gate_up: Array,
+    down: Array,
+    gate_up_scale: Array | None,
+    down_scale: Array | None,
+    gate_up_zero: Array | None,
+    down_zero: Array | None,
+    gate_up_input_scale: Array | None,
+    down_input_scale: Array | None,
+    gate_up_pre_scale: Array | None,
+    down_pre_scale: Array | None,
+    residual: Array | None,
+    *,
+    I: int,  # noqa: E741 (the operator's axis symbol)
+    top_k: int,
+    renormalize: int,
+    activation: str,
+    group_size: int,
+    weight_dtype: str,
+    layout: str,
+    act_quant: str,
+    out_dtype: str,
+) -> tuple[Array]:
+    """Return sum over a row's experts of probability * down(act(gate) * up), [M, H] + residual."""
+    hidden, num_experts = x.shape[1], router_logits.shape[1]
+    through = str(x.dtype)
+    if layout == "packed":
+        gate_up = unpack_experts(gate_up, num_experts, 2 * I, hidden, weight_dtype)
+        down = unpack_experts(down, num_experts, hidden, I, weight_dtype)
+
+    def linear(
+        rows: Array, e: int, w: Array, scale: Any, zero: Any, input_scale: Any, pre_scale: Any
+    ) -> Array:
+        static = act_quant in ("f8e4m3", "i8")
+        rows = quantize(
+            rows,
+            None if pre_scale is None else pre_scale[e],
+            input_scale[e] if static else None,
+            act_quant if static else through,
+            through=through,
+        )
+        product = scaled_product(
+            rows,
+            w[e],
+            None if scale is None else scale[e],
+            None if zero is None else zero[e],
+            group_size,
+            "dynamic_i8" if act_quant == "dynamic_i8" else "exact",
+        )
+        return product * np.float32(input_scale[e]) if static else product
+
+    experts, weights = route(router_logits, top_k, bool(renormalize))
+    total = np.zeros(x.shape, np.float32)
+    for rank in range(top_k):
+        for expert in np.unique(experts[:, rank]):
+            rows = np.flatnonzero(experts[:, rank] == expert)
+            both = cast(
+                linear(
+                    x[rows],
+                    expert,
+                    gate_up,
+                    gate_up_scale,
+                    gate_up_zero,
+                    gate_up_input_scale,
+                    gate_up_pre_scale,
+                ),
+                through,
+            ).astype(np.float32)
+            gate, up = both[:, :I], both[:, I:]
+            activated = cast(activate(gate, activation), through).astype(np.float32) * up
+            y = linear(
+                cast(activated, through),
+                expert,
+                down,
+                down_scale,
+                down_zero,
+                down_input_scale,
+                down_pre_scale,
+            )
+            total[rows] += weights[rows, rank, None] * y
+    if residual is not None:
+        total = total + residual.astype(np.float32)
+    return (cast(total, out_dtype),)
+
+
+def route(
+    router_logits: Array, top_k: int, renormalize: bool
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The top_k experts of each row, likeliest first (ties: lower index), and their weights."""
+    logits = router_logits.astype(np.float32)
+    exponents = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities = exponents / exponents.sum(axis=1, keepdims=True)
+    experts = np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
+    weights = np.take_along_axis(probabilities, experts, axis=1)
+    if renormalize:
+        weights = weights / weights.sum(axis=1, keepdims=True)
+    return experts, weights.astype(np.float32)
