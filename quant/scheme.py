@@ -52,6 +52,10 @@ SCHEMES: dict[str, Scheme] = {
             modelopt="W4A8_AWQ_BETA_CFG",
         ),
         Scheme("int4_gptq", "bf16", "i4", "bf16", 128),
+        # Weights only: imported, and what is made of checkpoints that quantise activations anew
+        # for every token. Multiplying with the bf16 activation itself is exact where they round.
+        Scheme("fp8_weights", "bf16", "f8e4m3", "bf16"),
+        Scheme("int8_weights", "bf16", "i8", "bf16"),
     )
 }
 
@@ -97,6 +101,10 @@ class CheckpointQuantization:
     """Checkpoint prefix (`model.layers.0.self_attn.q_proj`) -> how; others are not quantised."""
     kv_scales: Mapping[str, TensorSource]
     """`k:<layer>` and `v:<layer>` -> () f32, when the KV cache is FP8 with scales."""
+    kv_dtype: Literal["f8e4m3"] | None = None
+    """What the checkpoint asks the KV cache to be; None: it says nothing."""
+    notes: tuple[str, ...] = ()
+    """What trtc does otherwise than the checkpoint says, for the report."""
 
 
 def scheme_named(name: str) -> Scheme:

@@ -1,0 +1,138 @@
+"""nvidia-modelopt's unified Hugging Face checkpoints, which `trtc quantize` writes too.
+
+Layout (modelopt.torch.export.export_hf_checkpoint, 0.2x to 0.47), N out, K in features:
+
+    quant_algo                 weight          weight_scale    others
+    FP8                        F8_E4M3 [N, K]  ()              input_scale ()
+    FP8_PER_CHANNEL_PER_TOKEN  F8_E4M3 [N, K]  [N]             (activations: dynamic, a token)
+    W8A8_SQ_PER_CHANNEL        I8 [N, K]       [N]             input_scale (), pre_quant_scale [K]
+    W8A16                      I8 [N, K]       [N]
+    W4A16_AWQ                  U8 [N/2, K]     [N, K/group]    pre_quant_scale [K]
+    W4A8_AWQ                   U8 [N/2, K]     [N, K/group]    pre_quant_scale [K], input_scale (),
+                                                               weight_scale_2 ()
+
+A pre_quant_scale that several linears share is folded into the norm before them and then absent.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from trtc.quant.formats.stored import (
+    SCALE_DTYPES,
+    StoredTensors,
+    as_f32,
+    check_not_ignored,
+    unsupported,
+)
+from trtc.quant.pack import unpack_row_pairs
+from trtc.quant.scheme import SCHEMES, CheckpointQuantization, QuantizedLinear, TensorSource
+
+
+@dataclass(frozen=True)
+class _Algorithm:
+    """What one `quant_algo` stores."""
+
+    scheme: str
+    stored: str
+    """Element type of the weight in the file."""
+    input_scale: bool
+    dynamic: bool = False
+    """Activations are quantised anew for every token."""
+
+
+_ALGORITHMS: Mapping[str, _Algorithm] = {
+    "FP8": _Algorithm("fp8", "F8_E4M3", input_scale=True),
+    "FP8_PER_CHANNEL_PER_TOKEN": _Algorithm(
+        "fp8_weights", "F8_E4M3", input_scale=False, dynamic=True
+    ),
+    "W8A8_SQ_PER_CHANNEL": _Algorithm("int8_sq", "I8", input_scale=True),
+    "W8A16": _Algorithm("int8_weights", "I8", input_scale=False),
+    "W4A16_AWQ": _Algorithm("int4_awq", "U8", input_scale=False),
+    "W4A8_AWQ": _Algorithm("w4a8_awq", "U8", input_scale=True),
+}
+_KV_ALGORITHMS = (None, "FP8")
+_DYNAMIC_NOTE = (
+    "activations that the checkpoint rounds to FP8 anew for every token stay bf16, which is more "
+    "exact"
+)
+
+
+def read_modelopt(
+    config: Mapping[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> CheckpointQuantization:
+    """Read `hf_quant_config.json`'s "quantization" or config.json's `quantization_config`.
+
+    Raises:
+        UnsupportedError: an algorithm that trtc does not know.
+        CheckpointError: tensors that are missing or contradict the config.
+    """
+    name = config.get("quant_algo")
+    algorithm = _ALGORITHMS.get(name) if isinstance(name, str) else None
+    if algorithm is None:
+        raise unsupported("quant_algo", name, ", ".join(_ALGORITHMS))
+    kv_dtype = _kv_dtype(config)
+    group_size = _group_size(config, algorithm)
+    stored = StoredTensors(tensors)
+    excluded = [str(pattern) for pattern in config.get("exclude_modules", config.get("ignore", []))]
+    linears = {}
+    for prefix in stored.prefixes("weight"):
+        if stored.dtype(f"{prefix}.weight") in SCALE_DTYPES:
+            continue
+        check_not_ignored(prefix, any(fnmatchcase(prefix, pattern) for pattern in excluded))
+        linears[prefix] = _linear(stored, prefix, algorithm, group_size)
+    return CheckpointQuantization(
+        source="modelopt",
+        scheme=replace(SCHEMES[algorithm.scheme], group_size=group_size),
+        linears=linears,
+        kv_scales=stored.kv_scales() if kv_dtype else {},
+        kv_dtype=kv_dtype,
+        notes=(_DYNAMIC_NOTE,) if algorithm.dynamic else (),
+    )
+
+
+def _kv_dtype(config: Mapping[str, Any]) -> Any:
+    algorithm = config.get("kv_cache_quant_algo")
+    scheme = config.get("kv_cache_scheme")
+    if algorithm is None and scheme is not None:
+        is_fp8 = (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)
+        algorithm = "FP8" if is_fp8 else str(scheme)
+    if algorithm not in _KV_ALGORITHMS:
+        raise unsupported("kv_cache_quant_algo", algorithm, "FP8")
+    return "f8e4m3" if algorithm == "FP8" else None
+
+
+def _group_size(config: Mapping[str, Any], algorithm: _Algorithm) -> int | None:
+    if algorithm.stored != "U8":
+        return None
+    if config.get("has_zero_point"):
+        raise unsupported("has_zero_point", True, "symmetric weights")
+    # config.json's copy of the config leaves the group size out: it is the scheme's own then.
+    group_size = config.get("group_size", SCHEMES[algorithm.scheme].group_size)
+    if not isinstance(group_size, int) or group_size <= 0:
+        raise unsupported("group_size", group_size, "a positive number")
+    return group_size
+
+
+def _linear(
+    stored: StoredTensors, prefix: str, algorithm: _Algorithm, group_size: int | None
+) -> QuantizedLinear:
+    weight = f"{prefix}.weight"
+    rows, columns = stored.matrix(weight, algorithm.stored)
+    packed = algorithm.stored == "U8"
+    rows = 2 * rows if packed else rows
+    tensors = {
+        "weight": TensorSource((weight,), unpack_row_pairs if packed else None),
+        "weight_scale": stored.group_scale(f"{prefix}.weight_scale", rows, columns, group_size),
+    }
+    scheme = SCHEMES[algorithm.scheme]
+    if algorithm.input_scale:
+        tensors["input_scale"] = stored.scalar(f"{prefix}.input_scale")
+    if scheme.weight == "i4_f8":
+        tensors["weight_scale_2"] = stored.scalar(f"{prefix}.weight_scale_2")
+    pre_scale = f"{prefix}.pre_quant_scale"
+    if pre_scale in stored:
+        stored.require(pre_scale, SCALE_DTYPES, (columns,))
+        tensors["pre_quant_scale"] = TensorSource((pre_scale,), as_f32)
+    return QuantizedLinear(scheme.weight, tensors, group_size)

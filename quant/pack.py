@@ -1,0 +1,97 @@
+"""How formats lay small integers into bytes and words: pack and unpack, inverse of each other.
+
+Every function is pure. "Codes" are the bare bits, 0 ... 2^bits - 1; `signed` reads them as two's
+complement. 4-bit arrays are ml_dtypes' int4 and uint4, one element an item.
+
+    format               container         lowest bits hold             next
+    nvidia-modelopt      u8 [N/2, K]       row 2n                       row 2n+1
+    compressed-tensors   i32 [N, K/8]      column 8j                    column 8j+1, ...
+    GPTQ weight          i32 [K/8, N]      row 8i                       row 8i+1, ...
+    GPTQ zeros           i32 [G, N/8]      column 8j                    column 8j+1, ...
+    AWQ weight           i32 [K, N/8]      column 8j                    8j+2, +4, +6, +1, +3, +5, +7
+    AWQ zeros            i32 [G, N/8]      as the weight
+"""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Column (within eight) that each nibble of an AWQ word holds, lowest nibble first."""
+
+
+def unpack_words(words: Array, bits: int, axis: int) -> Array:
+    """The u8 codes in 32-bit words, lowest bits first, along `axis`.
+
+    Args:
+        words: i32 or u32; `axis` of length n becomes n * 32 / bits.
+        bits: 4 or 8.
+    """
+    per_word = 32 // bits
+    moved = np.moveaxis(words.view(np.uint32), axis, -1)
+    shifts = np.arange(per_word, dtype=np.uint32) * np.uint32(bits)
+    codes = (moved[..., None] >> shifts) & np.uint32((1 << bits) - 1)
+    flat = codes.reshape(*moved.shape[:-1], moved.shape[-1] * per_word).astype(np.uint8)
+    return np.ascontiguousarray(np.moveaxis(flat, -1, axis))
+
+
+def pack_words(codes: Array, bits: int, axis: int) -> Array:
+    """The i32 words of u8 codes: the inverse of `unpack_words`.
+
+    The length of `axis` must be a multiple of 32 / bits.
+    """
+    per_word = 32 // bits
+    moved = np.moveaxis(codes, axis, -1).astype(np.uint32)
+    assert moved.shape[-1] % per_word == 0, f"{moved.shape[-1]} codes do not fill words"
+    grouped = moved.reshape(*moved.shape[:-1], -1, per_word)
+    shifts = np.arange(per_word, dtype=np.uint32) * np.uint32(bits)
+    words = np.bitwise_or.reduce(grouped << shifts, axis=-1).astype(np.uint32)
+    return np.ascontiguousarray(np.moveaxis(words, -1, axis)).view(np.int32)
+
+
+def unpack_awq(words: Array) -> Array:
+    """u8 codes [R, 8C] of AWQ's i32 words [R, C]."""
+    nibbles = unpack_words(words, 4, 1).reshape(words.shape[0], -1, 8)
+    codes = np.empty_like(nibbles)
+    codes[..., list(AWQ_ORDER)] = nibbles
+    return codes.reshape(words.shape[0], -1)
+
+
+def pack_awq(codes: Array) -> Array:
+    """AWQ's i32 words [R, C] of u8 codes [R, 8C]."""
+    nibbles = codes.reshape(codes.shape[0], -1, 8)[..., list(AWQ_ORDER)]
+    return pack_words(nibbles.reshape(codes.shape[0], -1), 4, 1)
+
+
+def unpack_row_pairs(pairs: Array) -> Array:
+    """int4 [N, K] of nvidia-modelopt's u8 [N/2, K]: low nibbles are the even rows."""
+    codes = np.empty((2 * pairs.shape[0], pairs.shape[1]), np.uint8)
+    codes[0::2] = pairs & 15
+    codes[1::2] = pairs >> 4
+    return signed_nibbles(codes)
+
+
+def pack_row_pairs(values: Array) -> Array:
+    """nvidia-modelopt's u8 [N/2, K] of int4 [N, K]; N is even."""
+    assert values.shape[0] % 2 == 0, f"{values.shape[0]} rows are not pairs"
+    codes = values.astype(np.int8).view(np.uint8) & np.uint8(15)
+    return codes[0::2] | (codes[1::2] << np.uint8(4))
+
+
+def signed_nibbles(codes: Array) -> Array:
+    """int4 of u8 codes that are two's complement nibbles."""
+    return ((codes.astype(np.int8) ^ np.int8(8)) - np.int8(8)).astype(ml_dtypes.int4)
+
+
+def offset_nibbles(codes: Array) -> Array:
+    """int4 of u8 codes that carry an offset of 8: code 0 is -8."""
+    return (codes.astype(np.int8) - np.int8(8)).astype(ml_dtypes.int4)
+
+
+def offset_bytes(codes: Array) -> Array:
+    """int8 of u8 codes that carry an offset of 128: code 0 is -128."""
+    return (codes ^ np.uint8(128)).view(np.int8)

@@ -1,0 +1,75 @@
+"""Quantised checkpoints: which format one is in, and its canonical form.
+
+What is not understood is an error that names it: weights read by the wrong rule would run and
+answer nonsense, and leaving quantisation out would hide what the user asked for.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trtc.protos.errors import CheckpointError
+from trtc.quant.formats.modelopt import read_modelopt
+from trtc.quant.formats.stored import unsupported
+from trtc.quant.scheme import CheckpointQuantization
+
+HF_QUANT_CONFIG_FILE = "hf_quant_config.json"
+
+
+def read_quantization(
+    config: Mapping[str, Any],
+    hf_quant_config: Mapping[str, Any] | None,
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+) -> CheckpointQuantization | None:
+    """How a checkpoint is quantised, or None if it is not. No tensor is read.
+
+    Args:
+        config: config.json.
+        hf_quant_config: hf_quant_config.json, where there is one (nvidia-modelopt's).
+        tensors: every stored tensor's (element type as safetensors spells it, shape) by name.
+
+    Raises:
+        UnsupportedError: a format, or a value in its config, that trtc does not know.
+        CheckpointError: tensors that are missing or contradict the config.
+    """
+    declared = config.get("quantization_config")
+    if hf_quant_config is not None:
+        found = read_modelopt(_object(hf_quant_config.get("quantization"), "quantization"), tensors)
+    elif declared is not None:
+        found = _read_declared(_object(declared, "quantization_config"), tensors)
+    else:
+        _check_unquantized(tensors)
+        return None
+    if not found.linears:
+        raise CheckpointError(
+            f"says that the checkpoint is quantised ({found.source}), but no weight is",
+            field="quantization_config",
+            remedy="Config and weights are not of one export: download or export both again",
+        )
+    return found
+
+
+def _read_declared(
+    declared: Mapping[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> CheckpointQuantization:
+    method = declared.get("quant_method")
+    readers = {"modelopt": read_modelopt}
+    if not isinstance(method, str) or method not in readers:
+        raise unsupported("quant_method", method, ", ".join(readers))
+    return readers[method](declared, tensors)
+
+
+def _object(value: Any, field: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise CheckpointError(f"is {value!r}, not an object", field=field)
+    return value
+
+
+def _check_unquantized(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    """Without a config nobody can say what bytes mean: that is not a checkpoint to guess at."""
+    for name, (dtype, _) in tensors.items():
+        if dtype not in ("F32", "BF16", "F16", "F64", "I64", "BOOL"):
+            raise CheckpointError(
+                f"holds {dtype}, but config.json has no quantization_config to say how to read it",
+                field=name,
+                remedy="Copy hf_quant_config.json or quantization_config from the original",
+            )
