@@ -1,13 +1,17 @@
-// A pinned thread pool that spins briefly, then sleeps.
+// A pinned thread pool that spins briefly, then sleeps, and never waits for a thread that the
+// system has not scheduled.
 //
 // Kernels run back to back with barriers microseconds apart, so a sleeping worker would cost more
-// than its work; but an engine that idles must not burn its cores. The caller is thread 0.
+// than its work; but an engine that idles must not burn its cores. The parts of a task are claimed
+// one by one: when other processes hold the cores, the threads that do run take over the parts of
+// those that don't, and a late worker finds nothing left.
 #pragma once
 
 #include <pthread.h>
 #include <sched.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <thread>
 #include <type_traits>
@@ -21,8 +25,8 @@ namespace trtc {
 
 class ThreadPool {
  public:
-  // cpus: one logical CPU a thread, or empty to leave placement to the system. The caller's own
-  // thread is never pinned: it belongs to the host process.
+  // cpus: one logical CPU a thread, or empty to leave placement to the system. The caller is
+  // thread 0 and is never pinned, whatever cpus[0] says: it belongs to the host process.
   explicit ThreadPool(int num_threads, const std::vector<int>& cpus = {}) : size_(num_threads < 1 ? 1 : num_threads) {
     for (int i = 1; i < size_; ++i) {
       workers_.emplace_back([this, i] { work(i); });
@@ -30,6 +34,7 @@ class ThreadPool {
         cpu_set_t set;
         CPU_ZERO(&set);
         CPU_SET(cpus[i], &set);
+        // A CPU that the process may not use is only a lost hint.
         pthread_setaffinity_np(workers_.back().native_handle(), sizeof set, &set);
       }
     }
@@ -47,21 +52,32 @@ class ThreadPool {
 
   int size() const { return size_; }
 
-  // Calls task(thread) once on every thread and returns when all have returned.
-  template <class Task>
-  void run(Task&& task) {
-    if (size_ == 1) {
-      task(0);
+  // Calls body(part, thread) once for each part in [0, parts) and returns when all have returned.
+  // Parts go to whichever thread is free, in no order; calls with the same `thread` never overlap,
+  // so it may index scratch memory. Only one thread may call, and no body may call back.
+  template <class Body>
+  void for_each(std::int64_t parts, Body&& body) {
+    if (parts <= 1 || size_ == 1) {
+      for (std::int64_t part = 0; part < parts; ++part) body(part, 0);
       return;
     }
-    using Plain = std::remove_reference_t<Task>;
-    call_ = [](void* closure, int thread) { (*static_cast<Plain*>(closure))(thread); };
-    closure_ = const_cast<void*>(static_cast<const void*>(&task));
-    running_.store(size_ - 1, std::memory_order_relaxed);
+    using Plain = std::remove_reference_t<Body>;
+    call_ = [](void* closure, std::int64_t part, int thread) { (*static_cast<Plain*>(closure))(part, thread); };
+    closure_ = const_cast<void*>(static_cast<const void*>(&body));
+    unfinished_.store(parts, std::memory_order_relaxed);
+    const std::uint64_t round = (unclaimed_.load(std::memory_order_relaxed) & ~kCountMask) + kCountMask + 1;
+    parts_ = parts;
+    unclaimed_.store(round | static_cast<std::uint64_t>(parts), std::memory_order_release);
     generation_.fetch_add(1, std::memory_order_release);
     generation_.notify_all();
-    task(0);
-    for (int spins = 0; running_.load(std::memory_order_acquire) != 0; ++spins) pause(spins);
+    drain(0);
+    await([&] { return unfinished_.load(std::memory_order_acquire) == 0; }, [] { sched_yield(); });
+  }
+
+  // Calls task(i) once for each i in [0, size()): i may index scratch memory.
+  template <class Task>
+  void run(Task&& task) {
+    for_each(size_, [&](std::int64_t part, int) { task(static_cast<int>(part)); });
   }
 
   // Calls body(begin, end, thread) on contiguous parts of [0, count), multiples of `grain` but for
@@ -73,54 +89,81 @@ class ThreadPool {
       if (count > 0) body(std::int64_t{0}, count, 0);
       return;
     }
-    run([&](int thread) {
-      const std::int64_t begin = grains * thread / size_ * grain;
-      std::int64_t end = grains * (thread + 1) / size_ * grain;
-      if (end > count) end = count;
-      if (begin < end) body(begin, end, thread);
+    const std::int64_t most = std::int64_t{kPartsPerThread} * size_;
+    const std::int64_t parts = grains < most ? grains : most;
+    for_each(parts, [&](std::int64_t part, int thread) {
+      const std::int64_t begin = grains * part / parts * grain;
+      const std::int64_t end = grains * (part + 1) / parts * grain;
+      body(begin, end < count ? end : count, thread);
     });
   }
 
  private:
-  static constexpr int kSpins = 20000;  // about 100 us, longer than any gap within a step
+  // Enough that a thread which loses its core to another process delays the others little.
+  static constexpr int kPartsPerThread = 4;
+  static constexpr std::uint64_t kCountMask = 0xffffffffu;
+  static constexpr std::chrono::microseconds kSpin{100};  // longer than any gap within a step
 
-  // Spin with back-off: on an oversubscribed machine a pure spin starves the thread waited for.
-  static void pause(int spins) {
-    if (spins > kSpins) {
-      sched_yield();
-      return;
+  // Spins until done() for about kSpin, then calls otherwise() between looks.
+  template <class Done, class Otherwise>
+  static void await(Done&& done, Otherwise&& otherwise) {
+    for (int looks = 0; looks < 256; ++looks) {
+      if (done()) return;
+      relax();
     }
+    const auto deadline = std::chrono::steady_clock::now() + kSpin;
+    while (std::chrono::steady_clock::now() < deadline) {
+      for (int looks = 0; looks < 32; ++looks) {
+        if (done()) return;
+        relax();
+      }
+    }
+    while (!done()) otherwise();
+  }
+
+  static void relax() {
 #if defined(__x86_64__)
     _mm_pause();
 #endif
   }
 
-  void work(int thread) {
-    std::uint32_t seen = 0;
-    for (;;) {
-      std::uint32_t now = generation_.load(std::memory_order_acquire);
-      for (int spins = 0; now == seen && spins < kSpins; ++spins) {
-        pause(spins);
-        now = generation_.load(std::memory_order_acquire);
-      }
-      if (now == seen) {
-        generation_.wait(seen, std::memory_order_acquire);
+  // Claims and runs parts until none is left.
+  //
+  // unclaimed_ holds the round's number above the count of unclaimed parts, so a claim can only
+  // succeed in the round whose count it saw; and the claimed part keeps that round, with its
+  // closure, alive until it is finished.
+  void drain(int thread) {
+    std::uint64_t seen = unclaimed_.load(std::memory_order_acquire);
+    while ((seen & kCountMask) != 0) {
+      if (!unclaimed_.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
         continue;
       }
-      seen = now;
+      // Counting down claims the first part first.
+      call_(closure_, parts_ - static_cast<std::int64_t>(seen & kCountMask), thread);
+      unfinished_.fetch_sub(1, std::memory_order_release);
+      seen = unclaimed_.load(std::memory_order_acquire);
+    }
+  }
+
+  void work(int thread) {
+    for (;;) {
+      const std::uint32_t seen = generation_.load(std::memory_order_acquire);
       if (stop_.load(std::memory_order_relaxed)) return;
-      call_(closure_, thread);
-      running_.fetch_sub(1, std::memory_order_release);
+      drain(thread);
+      await([&] { return generation_.load(std::memory_order_acquire) != seen; },
+            [&] { generation_.wait(seen, std::memory_order_acquire); });
     }
   }
 
   int size_;
-  std::vector<std::thread> workers_;
+  alignas(64) std::atomic<std::uint64_t> unclaimed_{0};
+  alignas(64) std::atomic<std::int64_t> unfinished_{0};
   alignas(64) std::atomic<std::uint32_t> generation_{0};
-  alignas(64) std::atomic<int> running_{0};
   std::atomic<bool> stop_{false};
-  void (*call_)(void*, int) = nullptr;
+  void (*call_)(void*, std::int64_t, int) = nullptr;
   void* closure_ = nullptr;
+  std::int64_t parts_ = 0;
+  std::vector<std::thread> workers_;  // last: they use everything above
 };
 
 }  // namespace trtc

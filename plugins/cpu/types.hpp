@@ -33,6 +33,13 @@ struct u4x2 {
   std::uint8_t bits;
 };
 
+// Values of the operators' enum attributes.
+enum class DType { f32, bf16, f16, f8e4m3, i8, i4, u4, i32, u8 };
+enum class Activation { silu, gelu_tanh };
+enum class Layout { row_major, packed };
+enum class Multiply { exact, dynamic_i8 };
+enum class ActQuant { none, f8e4m3, i8, dynamic_i8 };
+
 // A row-major matrix, or some columns of one: element (i, j) is at data[i * row_stride + j].
 struct View {
   void* data;
@@ -42,6 +49,9 @@ struct View {
   T* row(std::int64_t i) const {
     return static_cast<T*>(data) + i * row_stride;
   }
+
+  // The one value of a 0-dimensional f32 tensor, or 1 when an optional scale is absent.
+  float scalar() const { return data == nullptr ? 1.f : *static_cast<const float*>(data); }
 };
 
 inline float to_float(float x) { return x; }
