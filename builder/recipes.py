@@ -9,10 +9,12 @@ Arrays are numpy with ml_dtypes' element types (bfloat16, float8_e4m3fn, int4, u
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trtc.plugins.rounding import NUMPY_DTYPES, cast
 
 Array = NDArray[Any]
 
@@ -81,6 +83,46 @@ class Constant:
 
     def load(self, reader: TensorReader) -> Array:
         return self.value
+
+
+@dataclass(frozen=True)
+class Cast:
+    """A tensor rounded to another element type (a name of protos/dtypes.py)."""
+
+    source: Recipe
+    dtype: str
+
+    def load(self, reader: TensorReader) -> Array:
+        values = self.source.load(reader)
+        return values if values.dtype == NUMPY_DTYPES[self.dtype] else cast(values, self.dtype)
+
+
+@dataclass(frozen=True)
+class Reshape:
+    """The same elements under another shape."""
+
+    source: Recipe
+    shape: tuple[int, ...]
+
+    def load(self, reader: TensorReader) -> Array:
+        return self.source.load(reader).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class RopeTable:
+    """cos or sin of every position's angles: [length, rotary_dim / 2] f32."""
+
+    inv_freq: tuple[float, ...]
+    attention_factor: float
+    length: int
+    function: Literal["cos", "sin"]
+
+    def load(self, reader: TensorReader) -> Array:
+        # In f32 throughout, as models are trained: at far positions the rounding shows.
+        positions = np.arange(self.length, dtype=np.float32)[:, None]
+        angles = positions * np.asarray(self.inv_freq, dtype=np.float32)
+        table = np.cos(angles) if self.function == "cos" else np.sin(angles)
+        return table * np.float32(self.attention_factor)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,188 @@
+"""The reference evaluator: any module, source or native, run as its operators are defined.
+
+onnx.reference.ReferenceEvaluator does the walking. trtc's operators run their references; a few of
+ONNX's get an implementation here that computes in f32 and rounds once, because onnx's own computes
+bfloat16 in bfloat16 (MatMul, RMSNormalization, Sigmoid) or has none (Gelu).
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from trtc.builder.module import TRTC_DOMAIN, Module
+from trtc.builder.onnx_file import is_external
+from trtc.builder.recipes import Array, TensorReader
+from trtc.plugins.op import FusedOp
+from trtc.plugins.registry import REGISTRY
+from trtc.plugins.rounding import cast
+
+_Operators = list[type[OpRun]]
+
+
+class Evaluator:
+    """A module with its weights, ready to run steps.
+
+    What depends on weights alone (dequantised, transposed matrices) is computed once, when the
+    evaluator is made.
+    """
+
+    def __init__(self, module: Module, reader: TensorReader) -> None:
+        graph = module.model.graph
+        weights = {
+            initializer.name: module.recipes[initializer.name].load(reader)
+            if is_external(initializer)
+            else onnx.numpy_helper.to_array(initializer)
+            for initializer in graph.initializer
+        }
+        constant, variable = _split(graph, weights)
+        needed = {name for node in variable for name in node.input}
+        needed |= {output.name for output in graph.output}
+        produced = [name for node in constant for name in node.output if name in needed]
+        self._outputs = [output.name for output in graph.output]
+        self._constants = {name: weights[name] for name in weights if name in needed}
+        if produced:
+            folder = _evaluator(module.model, constant, weights, produced)
+            self._constants |= dict(zip(produced, folder.run(None, weights), strict=True))
+        inputs = [*(value.name for value in graph.input), *self._constants]
+        self._step = _evaluator(module.model, variable, inputs, self._outputs)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """One step: every graph input by name -> every graph output by name.
+
+        Nothing is done in place: `kv_i_out` are new pools, to be given as `kv_i` next time.
+        """
+        results = self._step.run(None, {**self._constants, **inputs})
+        return dict(zip(self._outputs, results, strict=True))
+
+
+def _split(
+    graph: onnx.GraphProto, weights: Mapping[str, Array]
+) -> tuple[list[onnx.NodeProto], list[onnx.NodeProto]]:
+    """Nodes that depend on weights alone, and the others."""
+    known = set(weights)
+    constant: list[onnx.NodeProto] = []
+    variable: list[onnx.NodeProto] = []
+    for node in graph.node:
+        if all(name in known or not name for name in node.input):
+            constant.append(node)
+            known.update(node.output)
+        else:
+            variable.append(node)
+    return constant, variable
+
+
+def _evaluator(
+    model: onnx.ModelProto,
+    nodes: list[onnx.NodeProto],
+    inputs: Iterable[str],
+    outputs: Iterable[str],
+) -> ReferenceEvaluator:
+    graph = onnx.helper.make_graph(nodes, "part", _untyped(inputs), _untyped(outputs))
+    part = onnx.helper.make_model(
+        graph, opset_imports=list(model.opset_import), ir_version=model.ir_version
+    )
+    return ReferenceEvaluator(part, new_ops=_operators())
+
+
+def _untyped(names: Iterable[str]) -> list[onnx.ValueInfoProto]:
+    return [onnx.helper.make_empty_tensor_value_info(name) for name in names]
+
+
+def _operators() -> _Operators:
+    fused = [_operator(op) for op in REGISTRY.values()]
+    return [MatMul, RMSNormalization, Sigmoid, Gelu, QuantizeLinear, *fused]
+
+
+def _operator(op: FusedOp) -> type[OpRun]:
+    """An OpRun that calls the operator's reference."""
+
+    def run(self: OpRun, *inputs: Array | None, **_: Any) -> tuple[Array | None, ...]:
+        given = dict(zip((p.name for p in op.inputs), inputs, strict=False))
+        arguments = {p.name: given.get(p.name) for p in op.inputs}
+        results = op.reference(**arguments, **_attributes(op, self.onnx_node))
+        return tuple(results[: len(self.onnx_node.output)])
+
+    return type(op.name, (OpRun,), {"op_domain": TRTC_DOMAIN, "_run": run})
+
+
+def _attributes(op: FusedOp, node: onnx.NodeProto) -> dict[str, Any]:
+    """The node's attributes by name, defaults filled in."""
+    given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    unknown = set(given) - {a.name for a in op.attributes}
+    assert not unknown, f"{node.name}: {op.name} has no attributes {sorted(unknown)}"
+    values: dict[str, Any] = {}
+    for attribute in op.attributes:
+        value = given.get(attribute.name, attribute.default)
+        assert value is not None, f"{node.name}: {op.name} needs {attribute.name}"
+        values[attribute.name] = value.decode() if isinstance(value, bytes) else value
+    return values
+
+
+def _f32(x: Array) -> NDArray[np.float32]:
+    return x.astype(np.float32)
+
+
+def _rounded(x: Array, like: Array) -> Array:
+    return cast(x, str(like.dtype))
+
+
+class MatMul(OpRun):  # type: ignore[misc]
+    """Accumulated in f32, rounded once.
+
+    Row by row: with many rows BLAS would sum in another order than with one, and a row's result
+    may not depend on its neighbours.
+    """
+
+    def _run(self, a: Array, b: Array) -> tuple[Array]:
+        wide, matrix = _f32(a), _f32(b)
+        rows = wide.reshape(-1, wide.shape[-1])
+        product = np.empty((rows.shape[0], matrix.shape[-1]), dtype=np.float32)
+        for index, row in enumerate(rows):
+            product[index] = row @ matrix
+        return (_rounded(product.reshape(*wide.shape[:-1], matrix.shape[-1]), a),)
+
+
+class RMSNormalization(OpRun):  # type: ignore[misc]
+    """x / rms(x) * weight in f32 over the last axis, rounded once, as trtc.rms_norm does."""
+
+    def _run(
+        self, x: Array, scale: Array, *, axis: int, epsilon: float, stash_type: int
+    ) -> tuple[Array]:
+        assert axis in (-1, x.ndim - 1) and stash_type == 1
+        wide = _f32(x)
+        mean = np.mean(wide * wide, axis=-1, keepdims=True)
+        inverse = 1.0 / np.sqrt(mean + np.float32(epsilon))
+        return (_rounded(wide * inverse * _f32(scale), x),)
+
+
+class Sigmoid(OpRun):  # type: ignore[misc]
+    """1 / (1 + exp(-x)) in f32; tanh's form does not overflow."""
+
+    def _run(self, x: Array) -> tuple[Array]:
+        return (_rounded(0.5 * (1.0 + np.tanh(0.5 * _f32(x))), x),)
+
+
+class Gelu(OpRun):  # type: ignore[misc]
+    """The tanh approximation in f32."""
+
+    _CUBIC: ClassVar[float] = 0.044715
+
+    def _run(self, x: Array, *, approximate: str) -> tuple[Array]:
+        assert approximate == "tanh"
+        wide = _f32(x)
+        inner = np.float32(math.sqrt(2 / math.pi)) * (wide + np.float32(self._CUBIC) * wide**3)
+        return (_rounded(0.5 * wide * (1.0 + np.tanh(inner)), x),)
+
+
+class QuantizeLinear(OpRun):  # type: ignore[misc]
+    """x / scale in f32, rounded to nearest even and saturated; trtc's graphs use no zero point."""
+
+    def _run(self, x: Array, scale: Array, *, output_dtype: int, **_: Any) -> tuple[Array]:
+        target = onnx.helper.tensor_dtype_to_np_dtype(output_dtype)
+        return (cast(_f32(x) / _f32(scale), str(target)),)

@@ -1,0 +1,161 @@
+"""Weights of routed experts: every expert's linears stacked into the tensors of trtc.moe."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from trtc.builder.recipes import Apply, Array, Concat, Recipe, Stack, TensorReader
+from trtc.builder.spec import LinearSpec, MoeMlpSpec
+from trtc.builder.weights import LinearWeights, Tensor, linear_weights
+from trtc.protos.errors import CheckpointError, UnsupportedError
+from trtc.quant.scheme import QuantizedLinear
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """E experts; inputs of trtc.moe after x and router_logits, in its order."""
+
+    inputs: Mapping[str, Tensor | None]
+    weight_dtype: str
+    act_quant: str
+    group_size: int
+
+
+def expert_weights(
+    mlp: MoeMlpSpec,
+    quantized: Mapping[str, QuantizedLinear],
+    dtype: str,
+    reader: TensorReader,
+) -> ExpertWeights:
+    """Stack gate and up as [E, 2I, H] and down as [E, H, I], with their scales.
+
+    Raises:
+        UnsupportedError: biases or 4-bit weights under FP8 activations, which trtc.moe lacks.
+        CheckpointError: experts quantised in different ways.
+    """
+
+    def weights(linear: LinearSpec) -> LinearWeights:
+        return linear_weights(linear, quantized, dtype, reader)
+
+    gates = [weights(expert.gate) for expert in mlp.experts]
+    ups = [weights(expert.up) for expert in mlp.experts]
+    downs = [weights(expert.down) for expert in mlp.experts]
+    first = gates[0]
+    _check_uniform(mlp, [*gates, *ups, *downs])
+    gate_up = _Stacked(tuple(zip(gates, ups, strict=True)))
+    down = _Stacked(tuple((one,) for one in downs))
+    return ExpertWeights(
+        inputs={
+            "gate_up": gate_up.rows(lambda w: w.weight),
+            "down": down.rows(lambda w: w.weight),
+            "gate_up_scale": gate_up.groups(lambda w: w.scale),
+            "down_scale": down.groups(lambda w: w.scale),
+            "gate_up_zero": gate_up.groups(lambda w: w.zero),
+            "down_zero": down.groups(lambda w: w.zero),
+            "gate_up_input_scale": gate_up.shared(lambda w: w.input_scale, _largest),
+            "down_input_scale": down.shared(lambda w: w.input_scale, _largest),
+            "gate_up_pre_scale": gate_up.shared(lambda w: w.pre_scale, _equal),
+            "down_pre_scale": down.shared(lambda w: w.pre_scale, _equal),
+        },
+        weight_dtype=first.weight.dtype,
+        act_quant=first.activation or "none",
+        group_size=first.group_size or 0,
+    )
+
+
+def _check_uniform(mlp: MoeMlpSpec, linears: list[LinearWeights]) -> None:
+    name = mlp.experts[0].gate.name
+    if any(linear.bias is not None for linear in linears):
+        raise UnsupportedError("biases of routed experts are not supported", field=name)
+    if any(linear.scale_2 is not None for linear in linears):
+        raise UnsupportedError(
+            "routed experts cannot have 4-bit weights under FP8 activations",
+            field=name,
+            remedy="Use int4_awq or fp8 for models with routed experts",
+        )
+    if len({(one.format, one.weight.dtype, one.group_size) for one in linears}) > 1:
+        raise CheckpointError(
+            "the experts of one layer are quantised in different ways",
+            field=name,
+            remedy="Quantise all experts of the layer alike",
+        )
+
+
+Pick = Callable[[LinearWeights], Tensor | None]
+
+
+@dataclass(frozen=True)
+class _Stacked:
+    """For each expert, the linears whose rows are joined."""
+
+    experts: tuple[tuple[LinearWeights, ...], ...]
+
+    def rows(self, pick: Pick) -> Tensor | None:
+        """[E, sum of N, K]."""
+        return self._join(pick, lambda linear, tensor: tensor)
+
+    def groups(self, pick: Pick) -> Tensor | None:
+        """[E, sum of N, G]; one scale a tensor becomes one a row."""
+
+        def columns(linear: LinearWeights, tensor: Tensor) -> Tensor:
+            n = linear.weight.shape[0]
+            if len(tensor.shape) == 2:
+                return tensor
+            spread = Apply(_Spread(n), (tensor.recipe,))
+            return Tensor(spread, tensor.dtype, (n, 1))
+
+        return self._join(pick, columns)
+
+    def shared(self, pick: Pick, merge: Callable[..., Array]) -> Tensor | None:
+        """[E, ...]: one value for the linears of an expert, which share their input."""
+        merged: list[Recipe] = []
+        for linears in self.experts:
+            tensors = [pick(linear) for linear in linears]
+            present = [tensor for tensor in tensors if tensor is not None]
+            if len(present) < len(tensors):
+                return None
+            shape, dtype = present[0].shape, present[0].dtype
+            merged.append(Apply(merge, tuple(tensor.recipe for tensor in present)))
+        return Tensor(Stack(tuple(merged)), dtype, (len(merged), *shape))
+
+    def _join(
+        self, pick: Pick, shape_of: Callable[[LinearWeights, Tensor], Tensor]
+    ) -> Tensor | None:
+        stacked: list[Recipe] = []
+        for linears in self.experts:
+            picked = [(linear, pick(linear)) for linear in linears]
+            tensors = [shape_of(one, tensor) for one, tensor in picked if tensor is not None]
+            if len(tensors) < len(picked):
+                return None
+            stacked.append(Concat(tuple(tensor.recipe for tensor in tensors)))
+        rows = sum(tensor.shape[0] for tensor in tensors)
+        return Tensor(
+            Stack(tuple(stacked)), tensors[0].dtype, (len(stacked), rows, tensors[0].shape[1])
+        )
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """One value, or one a row -> [rows, 1]."""
+
+    rows: int
+
+    def __call__(self, values: Array) -> Array:
+        return np.broadcast_to(values.reshape(-1, 1), (self.rows, 1))
+
+
+def _largest(*values: Array) -> Array:
+    """Linears with one input quantise it once: by the scale that clips nothing."""
+    largest: Array = np.maximum.reduce(values)
+    return largest
+
+
+def _equal(*values: Array) -> Array:
+    if any(not np.array_equal(values[0], other) for other in values[1:]):
+        raise CheckpointError(
+            "gate and up of an expert have different pre_quant_scales",
+            field="pre_quant_scale",
+            remedy="Quantise the checkpoint with one scale for both",
+        )
+    return values[0]

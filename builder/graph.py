@@ -1,0 +1,463 @@
+"""DecoderSpec -> source graph: standard ONNX with explicit Q/DQ, and trtc's attention and experts.
+
+Rows are packed tokens: there is no batch dimension. A node's name is its site in the model
+(`layers.3.attention.q.matmul`) and `<name>.out` its output. Shared initialisers: `embedding.weight`
+(the lm_head's too when embeddings are tied), `rope.<k>.cos`, `rope.<k>.sin`.
+
+A linear is [Mul pre_scale] -> [QuantizeLinear -> DequantizeLinear] -> MatMul with the transposed,
+dequantised weight -> [Add bias]. Routers multiply in f32: their input is cast, their weight is an
+f32 initialiser whose recipe rounds to the activation type first.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from trtc.builder.experts import expert_weights
+from trtc.builder.graph_writer import Attribute, GraphWriter, Value, onnx_type
+from trtc.builder.module import TRTC_DOMAIN, Module
+from trtc.builder.recipes import Cast, Load, RopeTable, TensorReader
+from trtc.builder.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    DenseMlpSpec,
+    LayerSpec,
+    LinearSpec,
+    MoeMlpSpec,
+    NormSpec,
+    RopeSpec,
+)
+from trtc.builder.weights import (
+    LinearWeights,
+    Tensor,
+    linear_weights,
+    norm_weight,
+    plain_linear,
+    source_recipe,
+)
+from trtc.plugins.rounding import cast
+from trtc.protos.manifest import KvGeometry, Limits
+from trtc.quant.scheme import CheckpointQuantization, Scheme
+
+DEFAULT_PAGE_SIZE = 16
+
+
+@dataclass(frozen=True)
+class GraphRequest:
+    """What the graph depends on, beside the model."""
+
+    scheme: Scheme
+    kv_dtype: str
+    """f32, bf16 or f8e4m3."""
+    limits: Limits
+    quantization: CheckpointQuantization | None = None
+    page_size: int = DEFAULT_PAGE_SIZE
+    """Tokens of a KV page."""
+
+
+def build_graph(spec: DecoderSpec, request: GraphRequest, reader: TensorReader) -> Module:
+    """The source graph of a decoder. `reader` gives the scalars that passes compare, no weights.
+
+    Raises:
+        UnsupportedError: the scheme cannot hold one of the linears.
+        CheckpointError: a scale is missing or does not fit.
+    """
+    return _SourceGraph(spec, request, reader).build()
+
+
+@dataclass(frozen=True)
+class _StepInputs:
+    token_ids: Value
+    positions: Value
+    slots: Value
+    query_start: Value
+    context_lens: Value
+    page_table: Value
+    logit_rows: Value
+
+
+class _SourceGraph:
+    def __init__(self, spec: DecoderSpec, request: GraphRequest, reader: TensorReader) -> None:
+        self._spec = spec
+        self._request = request
+        self._reader = reader
+        self._dtype = request.scheme.dtype
+        self._quantized = request.quantization.linears if request.quantization else {}
+        self._writer = GraphWriter(reader)
+        self._ropes: dict[RopeSpec, tuple[Value, Value]] = {}
+
+    def build(self) -> Module:
+        attention = self._spec.layers[0].attention
+        kv = KvGeometry(
+            num_layers=len(self._spec.layers),
+            page_size=self._request.page_size,
+            num_kv_heads=attention.num_kv_heads,
+            head_dim=attention.head_dim,
+            dtype=self._request.kv_dtype,  # type: ignore[arg-type]
+        )
+        steps = self._step_inputs()
+        pool_shape = ("num_pages", 2, kv.page_size, kv.num_kv_heads, kv.head_dim)
+        pools = [
+            self._writer.input(f"kv_{index}", kv.dtype, pool_shape)
+            for index in range(kv.num_layers)
+        ]
+        positions = self._positions(steps)
+        hidden = self._embedding(steps)
+        written: list[Value] = []
+        for index, layer in enumerate(self._spec.layers):
+            hidden, pool = self._layer(index, layer, hidden, pools[index], positions, steps)
+            written.append(pool)
+        logits = self._tail(hidden, steps)
+        model, recipes = self._writer.finish([logits, *written])
+        return Module(model, recipes, kv, self._request.limits)
+
+    def _step_inputs(self) -> _StepInputs:
+        shapes: Mapping[str, tuple[str, ...]] = {
+            "token_ids": ("T",),
+            "positions": ("T",),
+            "slots": ("T",),
+            "query_start": ("B+1",),
+            "context_lens": ("B",),
+            "page_table": ("B", "P"),
+            "logit_rows": ("R",),
+        }
+        return _StepInputs(
+            **{name: self._writer.input(name, "i32", shape) for name, shape in shapes.items()}
+        )
+
+    def _positions(self, steps: _StepInputs) -> Value:
+        """[1, T] int64, as RotaryEmbedding wants them."""
+        wide = self._writer.node("Cast", "rope.positions", [steps.positions], "i64", ("T",), to=7)
+        return self._unsqueeze("rope.positions_row", wide)
+
+    def _embedding(self, steps: _StepInputs) -> Value:
+        spec, dtype = self._spec, self._dtype
+        table = self._writer.weight("embedding.weight", self._embedding_tensor())
+        hidden = self._writer.node(
+            "Gather",
+            "embedding.gather",
+            [table, steps.token_ids],
+            dtype,
+            ("T", spec.hidden_size),
+            axis=0,
+        )
+        if spec.embedding_scale is None:
+            return hidden
+        # Rounded to the activation type before it multiplies, as in Transformers.
+        factor = cast(np.asarray(spec.embedding_scale, dtype=np.float32), dtype)
+        scale = self._writer.constant("embedding.factor", factor, dtype)
+        return self._writer.node("Mul", "embedding.scale", [hidden, scale], dtype, hidden.shape)
+
+    def _embedding_tensor(self) -> Tensor:
+        shape = (self._spec.vocab_size, self._spec.hidden_size)
+        return Tensor(Cast(Load(self._spec.embedding), self._dtype), self._dtype, shape)
+
+    def _layer(
+        self,
+        index: int,
+        layer: LayerSpec,
+        hidden: Value,
+        pool: Value,
+        positions: Value,
+        steps: _StepInputs,
+    ) -> tuple[Value, Value]:
+        site = f"layers.{index}"
+        normed = self._norm(f"{site}.attention_norm", layer.attention_norm, hidden)
+        attended, pool_out = self._attention(index, layer.attention, normed, pool, positions, steps)
+        if layer.attention_post_norm is not None:
+            attended = self._norm(
+                f"{site}.attention_post_norm", layer.attention_post_norm, attended
+            )
+        hidden = self._add(f"{site}.attention.residual", hidden, attended)
+        normed = self._norm(f"{site}.mlp_norm", layer.mlp_norm, hidden)
+        if isinstance(layer.mlp, MoeMlpSpec):
+            mixed = self._moe(f"{site}.mlp", layer.mlp, normed)
+        else:
+            mixed = self._mlp(f"{site}.mlp", layer.mlp, normed)
+        if layer.mlp_post_norm is not None:
+            mixed = self._norm(f"{site}.mlp_post_norm", layer.mlp_post_norm, mixed)
+        return self._add(f"{site}.mlp.residual", hidden, mixed), pool_out
+
+    def _attention(
+        self,
+        index: int,
+        spec: AttentionSpec,
+        x: Value,
+        pool: Value,
+        positions: Value,
+        steps: _StepInputs,
+    ) -> tuple[Value, Value]:
+        site = f"layers.{index}.attention"
+        q = self._linear(f"{site}.q", spec.q, x)
+        k = self._linear(f"{site}.k", spec.k, x)
+        v = self._linear(f"{site}.v", spec.v, x)
+        if spec.q_norm is not None:
+            q = self._head_norm(f"{site}.q_norm", spec.q_norm, q, spec.head_dim)
+        if spec.k_norm is not None:
+            k = self._head_norm(f"{site}.k_norm", spec.k_norm, k, spec.head_dim)
+        q = self._rope(f"{site}.q_rope", spec.rope, q, positions, spec.num_heads)
+        k = self._rope(f"{site}.k_rope", spec.rope, k, positions, spec.num_kv_heads)
+        scales = [self._kv_scale(index, "k"), self._kv_scale(index, "v")]
+        written = self._writer.node(
+            "kv_write",
+            f"{site}.kv_write",
+            [k, v, pool, steps.slots, *scales],
+            pool.dtype,
+            pool.shape,
+            domain=TRTC_DOMAIN,
+            output=f"kv_{index}_out",
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+        )
+        attended = self._writer.node(
+            "paged_attention",
+            f"{site}.paged_attention",
+            [q, written, steps.query_start, steps.context_lens, steps.page_table, *scales],
+            self._dtype,
+            q.shape,
+            domain=TRTC_DOMAIN,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            scale=spec.scale,
+            window=spec.window or 0,
+            softcap=spec.softcap or 0.0,
+            out_dtype=self._dtype,
+        )
+        return self._linear(f"{site}.o", spec.o, attended), written
+
+    def _kv_scale(self, index: int, which: str) -> Value | None:
+        """None means 1: the scale is absent from the checkpoint, or the pool is not FP8."""
+        quantization = self._request.quantization
+        if quantization is None or self._request.kv_dtype != "f8e4m3":
+            return None
+        source = quantization.kv_scales.get(f"{which}:{index}")
+        if source is None:
+            return None
+        tensor = Tensor(Cast(source_recipe(source), "f32"), "f32", ())
+        return self._writer.weight(f"layers.{index}.attention.{which}_scale", tensor)
+
+    def _head_norm(self, site: str, norm: NormSpec, x: Value, head_dim: int) -> Value:
+        """RMSNorm over each head's D values of x [T, heads * D]."""
+        width = x.shape[1]
+        assert isinstance(width, int)
+        heads = self._reshape(f"{site}.heads", x, ("T", width // head_dim, head_dim))
+        return self._reshape(f"{site}.flat", self._norm(site, norm, heads), ("T", width))
+
+    def _rope(self, site: str, rope: RopeSpec, x: Value, positions: Value, heads: int) -> Value:
+        """Rotated in f32 whatever the activation type."""
+        cos, sin = self._rope_tables(rope)
+        row = self._unsqueeze(f"{site}.row", self._cast(f"{site}.f32", x, "f32"))
+        rotated = self._writer.node(
+            "RotaryEmbedding",
+            site,
+            [row, cos, sin, positions],
+            "f32",
+            row.shape,
+            interleaved=0,
+            num_heads=heads,
+            rotary_embedding_dim=rope.rotary_dim,
+        )
+        axis = self._axis()
+        flat = self._writer.node("Squeeze", f"{site}.flat", [rotated, axis], "f32", x.shape)
+        return self._cast(f"{site}.round", flat, self._dtype)
+
+    def _rope_tables(self, rope: RopeSpec) -> tuple[Value, Value]:
+        if rope not in self._ropes:
+            number, length = len(self._ropes), self._request.limits.max_seq_len
+            shape = (length, rope.rotary_dim // 2)
+            factor = rope.attention_factor
+            cos = Tensor(RopeTable(rope.inv_freq, factor, length, "cos"), "f32", shape)
+            sin = Tensor(RopeTable(rope.inv_freq, factor, length, "sin"), "f32", shape)
+            self._ropes[rope] = (
+                self._writer.weight(f"rope.{number}.cos", cos),
+                self._writer.weight(f"rope.{number}.sin", sin),
+            )
+        return self._ropes[rope]
+
+    def _mlp(self, site: str, mlp: DenseMlpSpec, x: Value) -> Value:
+        gate = self._linear(f"{site}.gate", mlp.gate, x)
+        up = self._linear(f"{site}.up", mlp.up, x)
+        if mlp.activation == "silu":
+            sigmoid = self._writer.node(
+                "Sigmoid", f"{site}.sigmoid", [gate], gate.dtype, gate.shape
+            )
+            active = self._mul(f"{site}.silu", gate, sigmoid)
+        else:
+            active = self._writer.node(
+                "Gelu", f"{site}.gelu", [gate], gate.dtype, gate.shape, approximate="tanh"
+            )
+        return self._linear(f"{site}.down", mlp.down, self._mul(f"{site}.product", active, up))
+
+    def _moe(self, site: str, mlp: MoeMlpSpec, x: Value) -> Value:
+        router = plain_linear(mlp.router, self._dtype).weight
+        weight = self._writer.weight(
+            f"{site}.router.weight", Tensor(Cast(router.recipe, "f32"), "f32", router.shape)
+        )
+        logits = self._matmul(
+            f"{site}.router", self._cast(f"{site}.router.f32", x, "f32"), weight, "f32"
+        )
+        experts = expert_weights(mlp, self._quantized, self._dtype, self._reader)
+        inputs = [
+            None if tensor is None else self._writer.weight(f"{site}.experts.{name}", tensor)
+            for name, tensor in experts.inputs.items()
+        ]
+        return self._writer.node(
+            "moe",
+            f"{site}.moe",
+            [x, logits, *inputs],
+            self._dtype,
+            x.shape,
+            domain=TRTC_DOMAIN,
+            I=mlp.experts[0].gate.out_features,
+            top_k=mlp.top_k,
+            renormalize=int(mlp.renormalize),
+            activation=mlp.experts[0].activation,
+            group_size=experts.group_size,
+            weight_dtype=experts.weight_dtype,
+            layout="row_major",
+            act_quant=experts.act_quant,
+            out_dtype=self._dtype,
+        )
+
+    def _tail(self, hidden: Value, steps: _StepInputs) -> Value:
+        """Only the rows that need logits go through the final norm and the lm_head."""
+        spec = self._spec
+        rows = self._writer.node(
+            "Gather",
+            "logit_rows.gather",
+            [hidden, steps.logit_rows],
+            hidden.dtype,
+            ("R", spec.hidden_size),
+            axis=0,
+        )
+        normed = self._norm("final_norm", spec.final_norm, rows)
+        is_tied = f"{spec.lm_head.name}.weight" == spec.embedding
+        head = (
+            self._embedding_tensor() if is_tied else plain_linear(spec.lm_head, self._dtype).weight
+        )
+        weight = self._writer.weight("embedding.weight" if is_tied else "lm_head.weight", head)
+        product = self._matmul("lm_head", normed, weight, self._dtype)
+        if spec.logit_softcap is None:
+            return self._cast_to("lm_head.f32", product, "logits")
+        return self._softcap(self._cast("lm_head.f32", product, "f32"), spec.logit_softcap)
+
+    def _softcap(self, logits: Value, softcap: float) -> Value:
+        cap = self._writer.constant("lm_head.softcap", np.asarray(softcap, dtype=np.float32), "f32")
+        shape = logits.shape
+        divided = self._writer.node("Div", "lm_head.softcap_div", [logits, cap], "f32", shape)
+        squashed = self._writer.node("Tanh", "lm_head.softcap_tanh", [divided], "f32", shape)
+        return self._writer.node(
+            "Mul", "lm_head.softcap_mul", [squashed, cap], "f32", shape, output="logits"
+        )
+
+    def _linear(self, site: str, linear: LinearSpec, x: Value) -> Value:
+        weights = linear_weights(linear, self._quantized, self._dtype, self._reader)
+        if weights.pre_scale is not None:
+            scale = self._writer.weight(f"{site}.pre_scale", weights.pre_scale)
+            x = self._mul(f"{site}.pre_scale", x, scale)
+        if weights.input_scale is not None and weights.activation is not None:
+            scale = self._writer.weight(f"{site}.input_scale", weights.input_scale)
+            x = self._quantize_dequantize(f"{site}.input", x, scale, weights.activation)
+        product = self._matmul(site, x, self._weight(site, weights), self._dtype)
+        if weights.bias is None:
+            return product
+        bias = self._writer.weight(f"{site}.bias", weights.bias)
+        return self._add(f"{site}.bias", product, bias)
+
+    def _weight(self, site: str, weights: LinearWeights) -> Value:
+        """[N, K] in the activation type, dequantised when it is stored otherwise."""
+        weight = self._writer.weight(f"{site}.weight", weights.weight)
+        if weights.scale is None:
+            return weight
+        scale = self._writer.weight(f"{site}.weight_scale", weights.scale)
+        inputs = [weight, scale]
+        if weights.zero is not None:
+            inputs.append(self._writer.weight(f"{site}.weight_zero", weights.zero))
+        attributes: dict[str, Attribute] = {"output_dtype": onnx_type(self._dtype)}
+        if scale.shape:
+            attributes["axis"] = len(scale.shape) - 1
+        if weights.group_size:
+            attributes["block_size"] = weights.group_size
+        dequantized = self._writer.node(
+            "DequantizeLinear",
+            f"{site}.weight_dq",
+            inputs,
+            self._dtype,
+            weight.shape,
+            attributes=attributes,
+        )
+        if weights.scale_2 is None:
+            return dequantized
+        scale_2 = self._writer.weight(f"{site}.weight_scale_2", weights.scale_2)
+        return self._quantize_dequantize(f"{site}.weight_f8", dequantized, scale_2, "f8e4m3")
+
+    def _quantize_dequantize(self, site: str, x: Value, scale: Value, dtype: str) -> Value:
+        quantized = self._writer.node(
+            "QuantizeLinear", f"{site}_q", [x, scale], dtype, x.shape, output_dtype=onnx_type(dtype)
+        )
+        return self._writer.node(
+            "DequantizeLinear",
+            f"{site}_dq",
+            [quantized, scale],
+            x.dtype,
+            x.shape,
+            output_dtype=onnx_type(x.dtype),
+        )
+
+    def _matmul(self, site: str, x: Value, weight: Value, dtype: str) -> Value:
+        """x [M, K] by weight [N, K]."""
+        n, k = weight.shape
+        transposed = self._writer.node(
+            "Transpose", f"{site}.transpose", [weight], weight.dtype, (k, n)
+        )
+        return self._writer.node(
+            "MatMul", f"{site}.matmul", [x, transposed], dtype, (x.shape[0], n)
+        )
+
+    def _norm(self, site: str, norm: NormSpec, x: Value) -> Value:
+        size = x.shape[-1]
+        assert isinstance(size, int)
+        weight = self._writer.weight(f"{site}.weight", norm_weight(norm, size, self._dtype))
+        return self._writer.node(
+            "RMSNormalization",
+            site,
+            [x, weight],
+            x.dtype,
+            x.shape,
+            axis=-1,
+            epsilon=norm.eps,
+            stash_type=1,
+        )
+
+    def _add(self, site: str, x: Value, y: Value) -> Value:
+        return self._writer.node("Add", site, [x, y], x.dtype, x.shape)
+
+    def _mul(self, site: str, x: Value, y: Value) -> Value:
+        return self._writer.node("Mul", site, [x, y], x.dtype, x.shape)
+
+    def _cast(self, site: str, x: Value, dtype: str) -> Value:
+        """x itself when it has that type already."""
+        if x.dtype == dtype:
+            return x
+        return self._writer.node("Cast", site, [x], dtype, x.shape, to=onnx_type(dtype))
+
+    def _cast_to(self, site: str, x: Value, output: str) -> Value:
+        """The graph's output needs a node of its own, even if the types agree."""
+        return self._writer.node(
+            "Cast", site, [x], "f32", x.shape, output=output, to=onnx_type("f32")
+        )
+
+    def _axis(self) -> Value:
+        return self._writer.constant("axis_0", np.asarray([0], dtype=np.int64), "i64")
+
+    def _unsqueeze(self, site: str, x: Value) -> Value:
+        return self._writer.node("Unsqueeze", site, [x, self._axis()], x.dtype, (1, *x.shape))
+
+    def _reshape(self, site: str, x: Value, shape: tuple[int | str, ...]) -> Value:
+        """The first axis is the one that varies."""
+        sizes = [-1, *(size for size in shape[1:] if isinstance(size, int))]
+        name = "shape_" + "x".join(str(size) for size in sizes[1:])
+        target = self._writer.constant(name, np.asarray(sizes, dtype=np.int64), "i64")
+        return self._writer.node("Reshape", site, [x, target], x.dtype, shape)

@@ -1,0 +1,134 @@
+"""Writing ONNX nodes with their types and shapes; every value it makes is described."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from trtc.builder.module import OPSET, TRTC_DOMAIN
+from trtc.builder.recipes import Array, Constant, Recipe, TensorReader
+from trtc.builder.weights import Tensor
+from trtc.protos.dtypes import DTYPES
+
+INLINE_ELEMENTS = 16
+"""Initialisers up to this size are in the graph as well: see builder/module.py."""
+_IR_VERSION = 11
+"""The one that opset 23 came with."""
+_ONNX_TYPES: dict[str, int] = {name: dtype.onnx for name, dtype in DTYPES.items()} | {
+    "i64": onnx.TensorProto.INT64
+}
+Dimension = int | str
+Attribute = int | float | str
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of the graph."""
+
+    name: str
+    dtype: str
+    """Name in protos/dtypes.py, or i64."""
+    shape: tuple[Dimension, ...]
+
+
+def onnx_type(dtype: str) -> int:
+    """The onnx.TensorProto.DataType of a trtc name."""
+    return _ONNX_TYPES[dtype]
+
+
+class GraphWriter:
+    """Collects a graph; a node's output is called `<node>.out`."""
+
+    def __init__(self, reader: TensorReader) -> None:
+        self._reader = reader
+        self._inputs: list[onnx.ValueInfoProto] = []
+        self._nodes: list[onnx.NodeProto] = []
+        self._values: list[onnx.ValueInfoProto] = []
+        self._initializers: dict[str, onnx.TensorProto] = {}
+        self._recipes: dict[str, Recipe] = {}
+
+    def input(self, name: str, dtype: str, shape: tuple[Dimension, ...]) -> Value:
+        value = Value(name, dtype, shape)
+        self._inputs.append(_value_info(value))
+        return value
+
+    def weight(self, name: str, tensor: Tensor) -> Value:
+        """An initialiser; one that exists already is shared."""
+        if name not in self._initializers:
+            self._recipes[name] = tensor.recipe
+            self._initializers[name] = self._initializer(name, tensor)
+        return Value(name, tensor.dtype, tensor.shape)
+
+    def constant(self, name: str, values: Array, dtype: str) -> Value:
+        return self.weight(name, Tensor(Constant(values), dtype, values.shape))
+
+    def node(
+        self,
+        op_type: str,
+        name: str,
+        inputs: Sequence[Value | None],
+        dtype: str,
+        shape: tuple[Dimension, ...],
+        *,
+        domain: str = "",
+        output: str = "",
+        attributes: Mapping[str, Attribute] | None = None,
+        **more: Attribute,
+    ) -> Value:
+        """Append a node with one output, `output` or `<name>.out`; None is an absent input.
+
+        Attributes are given by keyword, or in `attributes` when there is a choice of them.
+        """
+        value = Value(output or f"{name}.out", dtype, shape)
+        names = [given.name if given else "" for given in inputs]
+        while names and not names[-1]:
+            names.pop()
+        self._nodes.append(
+            helper.make_node(
+                op_type,
+                names,
+                [value.name],
+                name=name,
+                domain=domain or None,
+                **(attributes or {}),
+                **more,
+            )
+        )
+        self._values.append(_value_info(value))
+        return value
+
+    def finish(self, outputs: Sequence[Value]) -> tuple[onnx.ModelProto, Mapping[str, Recipe]]:
+        """The model, and the recipes of its initialisers."""
+        names = {value.name for value in outputs}
+        graph = helper.make_graph(
+            self._nodes,
+            "decoder",
+            self._inputs,
+            [_value_info(value) for value in outputs],
+            initializer=list(self._initializers.values()),
+            value_info=[info for info in self._values if info.name not in names],
+        )
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(TRTC_DOMAIN, 1)]
+        model = helper.make_model(
+            graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="trtc"
+        )
+        return model, self._recipes
+
+    def _initializer(self, name: str, tensor: Tensor) -> onnx.TensorProto:
+        if int(np.prod(tensor.shape)) <= INLINE_ELEMENTS:
+            values = np.asarray(tensor.recipe.load(self._reader)).reshape(tensor.shape)
+            return onnx.numpy_helper.from_array(values, name)
+        proto = onnx.TensorProto(
+            name=name,
+            data_type=onnx_type(tensor.dtype),
+            dims=tensor.shape,
+            data_location=onnx.TensorProto.EXTERNAL,
+        )
+        proto.external_data.add(key="location", value=name)
+        return proto
+
+
+def _value_info(value: Value) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(value.name, onnx_type(value.dtype), value.shape)

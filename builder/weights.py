@@ -1,0 +1,181 @@
+"""Weights of the source graph: a linear and its quantisation -> recipes in canonical form."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from trtc.builder.recipes import Apply, Array, Cast, Load, Recipe, Reshape, Rows, TensorReader
+from trtc.builder.spec import LinearSpec, NormSpec
+from trtc.protos.errors import CheckpointError, UnsupportedError
+from trtc.quant.scheme import QuantizedLinear, TensorSource, WeightFormat
+
+_ROWWISE = ("weight", "weight_scale", "weight_zero")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A weight of the graph before it has a name there."""
+
+    recipe: Recipe
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LinearWeights:
+    """One linear as the graph wants it; N out_features, K in_features, G groups of K.
+
+    `scale` is () for a tensor, [N] for an output channel, [N, G] for groups.
+    """
+
+    weight: Tensor
+    """[N, K]."""
+    format: WeightFormat
+    bias: Tensor | None = None
+    """[N], in the activation type."""
+    scale: Tensor | None = None
+    zero: Tensor | None = None
+    """As `scale`, u4."""
+    scale_2: Tensor | None = None
+    input_scale: Tensor | None = None
+    pre_scale: Tensor | None = None
+    """[K], in the activation type."""
+    group_size: int | None = None
+
+    @property
+    def activation(self) -> str | None:
+        """What the input is quantised to, if it is."""
+        if self.input_scale is None:
+            return None
+        return "i8" if self.format == "i8" else "f8e4m3"
+
+
+def source_recipe(source: TensorSource) -> Recipe:
+    """A quantised checkpoint's tensor as a recipe."""
+    loads = tuple(Load(name) for name in source.names)
+    return loads[0] if source.function is None else Apply(source.function, loads)
+
+
+def norm_weight(norm: NormSpec, size: int, dtype: str) -> Tensor:
+    """[size]; Gemma's 1 is added in f32, as the model does, before the weight is rounded."""
+    recipe: Recipe = Load(norm.weight)
+    if norm.unit_offset:
+        recipe = Apply(_plus_one, (Cast(recipe, "f32"),))
+    return Tensor(Cast(recipe, dtype), dtype, (size,))
+
+
+def _plus_one(weight: Array) -> Array:
+    return weight + np.float32(1)
+
+
+def plain_linear(linear: LinearSpec, dtype: str) -> LinearWeights:
+    """An unquantised linear, rounded to `dtype`."""
+    shape = (linear.out_features, linear.in_features)
+    recipe = Cast(_rows(Load(f"{linear.name}.weight"), linear), dtype)
+    weight_format: WeightFormat = "f32" if dtype == "f32" else "bf16"
+    return LinearWeights(Tensor(recipe, dtype, shape), weight_format, bias=_bias(linear, dtype))
+
+
+def quantized_linear(
+    linear: LinearSpec, quantized: QuantizedLinear, dtype: str, reader: TensorReader
+) -> LinearWeights:
+    """A quantised linear; `reader` is asked for the shape of ungrouped scales, nothing else.
+
+    Raises:
+        UnsupportedError: the groups do not divide the input channels.
+        CheckpointError: a scale's shape does not fit.
+    """
+    n, k = linear.out_features, linear.in_features
+    group = quantized.group_size
+    if group is not None and k % group:
+        raise UnsupportedError(
+            f"groups of {group} do not divide its {k} input channels",
+            field=linear.name,
+            remedy="Use a scheme without groups, such as fp8 or int8_sq",
+        )
+    tensors = {key: _canonical(key, source, linear) for key, source in quantized.tensors.items()}
+    scale_shape = (n, k // group) if group else _ungrouped_shape(linear, tensors, reader)
+
+    def tensor(key: str, element: str, shape: tuple[int, ...]) -> Tensor | None:
+        if key not in tensors:
+            return None
+        return Tensor(Reshape(Cast(tensors[key], element), shape), element, shape)
+
+    weight = tensor("weight", _weight_dtype(quantized), (n, k))
+    assert weight is not None, f"{linear.name}: a quantised linear has a weight"
+    return LinearWeights(
+        weight=weight,
+        format=quantized.weight,
+        bias=_bias(linear, dtype),
+        scale=tensor("weight_scale", "f32", scale_shape),
+        zero=tensor("weight_zero", "u4", scale_shape),
+        scale_2=tensor("weight_scale_2", "f32", ()),
+        input_scale=tensor("input_scale", "f32", ()),
+        pre_scale=tensor("pre_quant_scale", dtype, (k,)),
+        group_size=group,
+    )
+
+
+def linear_weights(
+    linear: LinearSpec,
+    quantized: Mapping[str, QuantizedLinear],
+    dtype: str,
+    reader: TensorReader,
+) -> LinearWeights:
+    """Quantised if the checkpoint says so, else as it is; see the two functions above."""
+    if linear.name in quantized:
+        return quantized_linear(linear, quantized[linear.name], dtype, reader)
+    return plain_linear(linear, dtype)
+
+
+def _canonical(key: str, source: TensorSource, linear: LinearSpec) -> Recipe:
+    recipe = source_recipe(source)
+    if key in _ROWWISE and linear.rows is not None:
+        begin, end = linear.rows
+        return Apply(_RowsOfMany(begin, end), (recipe,))
+    return recipe
+
+
+@dataclass(frozen=True)
+class _RowsOfMany:
+    """Rows of a tensor, or the one row that all of them share."""
+
+    begin: int
+    end: int
+
+    def __call__(self, values: Array) -> Array:
+        return values if values.shape[0] == 1 else values[self.begin : self.end]
+
+
+def _rows(recipe: Recipe, linear: LinearSpec) -> Recipe:
+    return recipe if linear.rows is None else Rows(recipe, *linear.rows)
+
+
+def _bias(linear: LinearSpec, dtype: str) -> Tensor | None:
+    if not linear.has_bias:
+        return None
+    recipe = Cast(_rows(Load(f"{linear.name}.bias"), linear), dtype)
+    return Tensor(recipe, dtype, (linear.out_features,))
+
+
+def _ungrouped_shape(
+    linear: LinearSpec, tensors: Mapping[str, Recipe], reader: TensorReader
+) -> tuple[int, ...]:
+    """() when the whole tensor has one scale, [N] when every output channel has its own."""
+    size = tensors["weight_scale"].load(reader).size
+    if size == 1:
+        return ()
+    if size == linear.out_features:
+        return (linear.out_features,)
+    raise CheckpointError(
+        f"has {size} scales for {linear.out_features} output channels",
+        field=f"{linear.name}.weight_scale",
+        remedy="Quantise the checkpoint again",
+    )
+
+
+def _weight_dtype(quantized: QuantizedLinear) -> str:
+    if quantized.weight in ("i4", "i4_f8"):
+        return "u4" if quantized.has_zero_point else "i4"
+    return quantized.weight
