@@ -6,8 +6,6 @@ from trtc.plugins.gather_rows.op import GATHER_ROWS
 from trtc.plugins.kv_write.op import KV_WRITE
 from trtc.plugins.linear.op import LINEAR
 from trtc.plugins.moe.op import MOE
-from trtc.plugins.linear.op import LINEAR
-from trtc.plugins.moe.op import MOE
 from trtc.plugins.op import FusedOp
 from trtc.plugins.paged_attention.op import PAGED_ATTENTION
 from trtc.plugins.quantize.op import QUANTIZE
@@ -25,7 +23,6 @@ REGISTRY: dict[str, FusedOp] = {
         KV_WRITE,
         PAGED_ATTENTION,
         SWIGLU,
-        MOE,
         MOE,
         QUANTIZE,
         GATHER_ROWS,
