@@ -10,7 +10,6 @@ from google.protobuf.message import Message
 
 from trtc.protos.errors import CancelledError
 from trtc.protos.trtc.v1 import inference_pb2 as pb
-from trtc.runtime.client.info import ModelInfo, info_from_wire
 from trtc.runtime.client.options import (
     GenerateOptions,
     chat_messages,
@@ -19,10 +18,16 @@ from trtc.runtime.client.options import (
 )
 from trtc.runtime.completion import Collector, Result
 from trtc.runtime.draft import RequestDraft
+from trtc.runtime.model_info import ModelInfo
 from trtc.runtime.request import Output
 from trtc.runtime.wire.channel import CLIENT_OPTIONS, ClientTls
 from trtc.runtime.wire.failures import to_error
-from trtc.runtime.wire.messages import chat_to_wire, draft_to_wire, output_from_wire
+from trtc.runtime.wire.messages import (
+    chat_to_wire,
+    draft_to_wire,
+    info_from_wire,
+    output_from_wire,
+)
 from trtc.runtime.wire.methods import (
     ABORT,
     DETOKENIZE,
@@ -124,7 +129,9 @@ class AsyncClient:
 
     def submit(self, draft: RequestDraft, *, timeout: float | None = None) -> AsyncGeneration:
         """Send a request as it is."""
-        call = self._generate(draft_to_wire(draft), timeout=timeout or self._timeout)
+        call = self._generate(
+            draft_to_wire(draft), timeout=self._timeout if timeout is None else timeout
+        )
         return AsyncGeneration(call, draft.request_id, self.address)
 
     async def tokenize(

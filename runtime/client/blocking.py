@@ -9,7 +9,6 @@ from google.protobuf.message import Message
 
 from trtc.protos.errors import UnavailableError
 from trtc.protos.trtc.v1 import inference_pb2 as pb
-from trtc.runtime.client.info import ModelInfo, info_from_wire
 from trtc.runtime.client.options import (
     GenerateOptions,
     chat_messages,
@@ -18,10 +17,16 @@ from trtc.runtime.client.options import (
 )
 from trtc.runtime.completion import Collector, Result
 from trtc.runtime.draft import RequestDraft
+from trtc.runtime.model_info import ModelInfo
 from trtc.runtime.request import Output
 from trtc.runtime.wire.channel import CLIENT_OPTIONS, ClientTls
 from trtc.runtime.wire.failures import to_error
-from trtc.runtime.wire.messages import chat_to_wire, draft_to_wire, output_from_wire
+from trtc.runtime.wire.messages import (
+    chat_to_wire,
+    draft_to_wire,
+    info_from_wire,
+    output_from_wire,
+)
 from trtc.runtime.wire.methods import (
     ABORT,
     DETOKENIZE,
@@ -137,7 +142,9 @@ class Client:
 
     def submit(self, draft: RequestDraft, *, timeout: float | None = None) -> Generation:
         """Send a request as it is."""
-        call = self._generate(draft_to_wire(draft), timeout=timeout or self._timeout)
+        call = self._generate(
+            draft_to_wire(draft), timeout=self._timeout if timeout is None else timeout
+        )
         return Generation(cast(ResponseCall, call), draft.request_id, self.address)
 
     def tokenize(

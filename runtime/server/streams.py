@@ -15,10 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from trtc.protos.errors import QueueFullError, TrtcError
+from trtc.runtime.loop import Delivery
 from trtc.runtime.request import Output
-
-Delivery = Sequence[Output] | TrtcError
-"""What an engine loop's sink is given."""
 
 
 class Courier:

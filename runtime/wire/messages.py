@@ -1,8 +1,11 @@
 """trtc.v1 messages <-> the runtime's nouns. No decisions: only validation.py judges values."""
 
+from dataclasses import asdict
+
 from trtc.protos.errors import InvalidRequestError
 from trtc.protos.trtc.v1 import inference_pb2 as pb
 from trtc.runtime.draft import ChatMessage, RequestDraft
+from trtc.runtime.model_info import ModelInfo
 from trtc.runtime.request import FinishReason, Output, SamplingParams, TokenLogprobs, Usage
 
 _REASON_TO_WIRE = {
@@ -105,6 +108,16 @@ def output_from_wire(response: pb.GenerateResponse) -> Output:
         matched_stop=finished.matched_stop if finished is not None else "",
         usage=_usage_from_wire(response.usage) if response.HasField("usage") else None,
     )
+
+
+def info_to_wire(info: ModelInfo) -> pb.ModelInfo:
+    """The message has the noun's fields, name for name."""
+    return pb.ModelInfo(**asdict(info))
+
+
+def info_from_wire(info: pb.ModelInfo) -> ModelInfo:
+    values = {field.name: getattr(info, field.name) for field in pb.ModelInfo.DESCRIPTOR.fields}
+    return ModelInfo(**{**values, "eos_token_ids": tuple(info.eos_token_ids)})
 
 
 def _usage_from_wire(usage: pb.Usage) -> Usage:

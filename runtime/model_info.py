@@ -1,0 +1,29 @@
+"""What a server says of one of its engines."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    name: str
+    family: str
+    scheme: str
+    kv_dtype: str
+    target: str
+    vocab_size: int
+    max_seq_len: int
+    """Prompt and completion tokens of one sequence."""
+    max_batch_size: int
+    """Sequences in one step."""
+    max_num_tokens: int
+    """Tokens in one step."""
+    has_tokenizer: bool
+    has_chat_template: bool
+    eos_token_ids: tuple[int, ...]
+    page_size: int
+    """Tokens in one page of the KV pool."""
+    num_pages: int
+    engine_digest: str
+    """Digest of the engine's manifest."""
+    trtc_version: str
+    """Of the server."""

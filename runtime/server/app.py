@@ -1,0 +1,251 @@
+"""A server from its configuration to its exit, in order: bind, open, verify, serve, drain, stop."""
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc.aio
+
+from trtc.protos.errors import RequestError
+from trtc.runtime.loop import LoopStats
+from trtc.runtime.server.canary import why_canaries_fail
+from trtc.runtime.server.grpc import InferenceServicer, bind, make_server
+from trtc.runtime.server.health import Health
+from trtc.runtime.server.http import HttpServer
+from trtc.runtime.server.metrics import ServerMetrics
+from trtc.runtime.server.service import EngineHandle, Service, ServiceLimits
+from trtc.runtime.wire.channel import ServerTls
+from trtc.runtime.wire.methods import SERVICE
+from trtc.version import __version__
+
+_log = logging.getLogger("trtc.server")
+
+WATCH_INTERVAL_S = 1.0
+"""How often engine loops are looked at: a dead one stops being ready within this time."""
+FAREWELL_S = 2.0
+"""For streams to carry their last message once their requests have ended."""
+
+
+@dataclass(frozen=True)
+class EngineSource:
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Everything a server is told; complete, so that it can be logged and compared."""
+
+    engines: tuple[EngineSource, ...]
+    host: str = "127.0.0.1"
+    grpc_port: int = 8001
+    """0: any free port."""
+    http_port: int | None = 8000
+    """None: no HTTP port."""
+    tls: ServerTls | None = None
+    """For gRPC; the HTTP port has none."""
+    limits: ServiceLimits = field(default_factory=ServiceLimits)
+    max_queue: int = 1024
+    """Requests that may wait, an engine."""
+    prefix_cache: bool = True
+    num_threads: int | None = None
+    kv_bytes: int | None = None
+    """Bytes of KV pool, an engine; None: what the session chooses."""
+    dummy_weights: bool = False
+    drain_timeout_s: float = 30.0
+
+
+Opener = Callable[[EngineSource, ServerConfig], EngineHandle]
+"""Opens one engine and starts its loop; blocks."""
+
+
+class Server:
+    """One process's server. Make it in a running event loop, then `run` it.
+
+    Args:
+        opener: `opening.open_handle`, or a test's that needs no engine directory.
+    """
+
+    def __init__(self, config: ServerConfig, *, opener: Opener) -> None:
+        self.config = config
+        self.metrics = ServerMetrics()
+        self._opener = opener
+        self._health = Health()
+        self._stopping = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._watcher: asyncio.Task[None] | None = None
+        names = [source.name for source in config.engines]
+        self.service = Service(names, config.limits, self.metrics)
+        self.metrics.watch_loops(self._loop_stats)
+        self._http: HttpServer | None = None
+        self._grpc: grpc.aio.Server | None = None
+        self.grpc_port = 0
+        """The bound port, once started."""
+
+    @property
+    def http_port(self) -> int | None:
+        """The bound port, once started; None when there is none."""
+        return self._http.port if self._http is not None else None
+
+    def stop(self) -> None:
+        """Ask `run` to drain and return; asked twice, it does not wait for running requests."""
+        if self._stopping.is_set():
+            self._hurry.set()
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Serve until SIGTERM, SIGINT or `stop`, then drain.
+
+        Raises:
+            TrtcError: whatever keeps the server from starting.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        try:
+            await self.start()
+            await self._stopping.wait()
+            _log.info("draining open_streams=%d", self.service.num_open)
+        finally:
+            await self.close()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    async def start(self) -> None:
+        """Bind the ports, open the engines, run their canaries."""
+        await self._listen()
+        for source in self.config.engines:
+            await self._open(source)
+        for handle in self.service.engines.values():
+            await self._verify(handle)
+        self._report_health()
+        self._watcher = asyncio.create_task(self._watch_loops(), name="trtc-watch-loops")
+
+    async def close(self) -> None:
+        """Drain, then stop everything that `start` started."""
+        self.service.drain()
+        self._health.close()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if not await self._drained():
+            _log.warning("drain timed out open_streams=%d", self.service.num_open)
+        for handle in self.service.engines.values():
+            await asyncio.to_thread(handle.loop.stop)
+        await self.service.wait_idle(FAREWELL_S)
+        if self._grpc is not None:
+            await self._grpc.stop(grace=FAREWELL_S)
+        if self._http is not None:
+            await asyncio.to_thread(self._http.close)
+        self.service.close()
+        for handle in self.service.engines.values():
+            handle.close()
+        _log.info("stopped")
+
+    async def _listen(self) -> None:
+        """Ports come first: a port in use is known before an engine is mapped."""
+        config = self.config
+        with self._phase("listen"):
+            self._grpc = make_server(InferenceServicer(self.service), self._health)
+            self.grpc_port = bind(self._grpc, config.host, config.grpc_port, config.tls)
+            if config.http_port is not None:
+                self._http = HttpServer(
+                    config.host, config.http_port, self.metrics.registry, self.service.why_not_ready
+                )
+            self._report_health()
+            await self._grpc.start()
+
+    async def _open(self, source: EngineSource) -> None:
+        if self._stopping.is_set():
+            return
+        with self._phase("open", engine=source.name):
+            handle = await asyncio.to_thread(self._opener, source, self.config)
+        self.service.add(handle)
+        self.service.set_ready(source.name, "running its canaries")
+        manifest = handle.manifest
+        self.metrics.engine_info.labels(
+            source.name,
+            manifest.model.family,
+            manifest.scheme.name,
+            manifest.target.name,
+            manifest.digest,
+            __version__,
+        ).set(1)
+
+    async def _verify(self, handle: EngineHandle) -> None:
+        if self._stopping.is_set():
+            return
+        with self._phase("canaries", engine=handle.name):
+            why = await asyncio.to_thread(why_canaries_fail, handle)
+        self.service.set_ready(handle.name, why)
+        if why:
+            _log.error("not ready engine=%s reason=%s", handle.name, why)
+        elif not handle.manifest.canaries:
+            _log.warning("engine=%s has no canaries: its tokens were not checked", handle.name)
+
+    async def _drained(self) -> bool:
+        idle = asyncio.create_task(self.service.wait_idle(self.config.drain_timeout_s))
+        hurry = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait((idle, hurry), return_when=asyncio.FIRST_COMPLETED)
+        drained = idle.done() and idle.result()
+        for task in (idle, hurry):
+            task.cancel()
+        await asyncio.gather(idle, hurry, return_exceptions=True)
+        return drained
+
+    async def _watch_loops(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            for handle in self.service.engines.values():
+                dead = "its loop has died; restart the server"
+                why = self.service.why_not_ready().get(handle.name)
+                if not handle.loop.healthy() and why != dead:
+                    _log.error("not ready engine=%s reason=%s", handle.name, dead)
+                    self.service.set_ready(handle.name, dead)
+                    self._report_health()
+
+    def _report_health(self) -> None:
+        """The whole server serves when every engine does."""
+        not_ready = self.service.why_not_ready()
+        for source in self.config.engines:
+            self._health.set(f"{SERVICE}/{source.name}", serving=source.name not in not_ready)
+        for name in ("", SERVICE):
+            self._health.set(name, serving=not not_ready)
+
+    def _loop_stats(self) -> Mapping[str, LoopStats]:
+        # A copy: scrapes come from another thread, while engines are being added.
+        return {name: one.loop.stats() for name, one in dict(self.service.engines).items()}
+
+    @contextmanager
+    def _phase(self, name: str, engine: str = "") -> Iterator[None]:
+        """Log and measure one phase of the start."""
+        begin = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - begin
+        self.metrics.startup.labels(f"{name}:{engine}" if engine else name).set(seconds)
+        _log.info("phase=%s%s seconds=%.3f", name, f" engine={engine}" if engine else "", seconds)
+
+
+def engine_sources(arguments: tuple[str, ...]) -> tuple[EngineSource, ...]:
+    """`PATH` or `NAME=PATH` each; the name of a bare path is its directory's.
+
+    Raises:
+        RequestError: an empty name, or one given twice.
+    """
+    sources: dict[str, EngineSource] = {}
+    for argument in arguments:
+        name, equals, path = argument.partition("=")
+        if not equals or Path(argument).exists():
+            name, path = Path(argument).resolve().name, argument
+        if not name or name in sources:
+            raise RequestError(
+                f"the name {name!r} is given twice" if name else "an engine needs a name",
+                field=argument,
+                remedy="Name engines with NAME=PATH, each name once",
+            )
+        sources[name] = EngineSource(name, Path(path))
+    return tuple(sources.values())

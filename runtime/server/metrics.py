@@ -1,0 +1,209 @@
+"""Prometheus metrics: counters and histograms of requests, and the loops' state at each scrape.
+
+Names follow vLLM's with the prefix `trtc_`, so that dashboards carry over by one replacement.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from trtc.runtime.loop import LoopStats
+from trtc.runtime.request import Output
+
+FIRST_TOKEN_BUCKETS_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0,
+)  # fmt: skip
+BETWEEN_TOKENS_BUCKETS_S = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
+    1.0, 2.5, 5.0,
+)  # fmt: skip
+WHOLE_REQUEST_BUCKETS_S = (
+    0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0,
+    60.0, 120.0, 240.0, 480.0, 960.0,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """One row of what a scrape reads from a loop."""
+
+    name: str
+    help: str
+    value: Callable[[LoopStats], float]
+    is_counter: bool = False
+
+
+_READINGS = (
+    _Reading("num_requests_running", "Sequences that hold pages.", lambda r: r.running),
+    _Reading(
+        "num_requests_waiting",
+        "Sequences in the queue, preempted ones included.",
+        lambda r: r.waiting,
+    ),
+    _Reading(
+        "kv_cache_usage_perc",
+        "Share of KV pages that running requests hold, 0 to 1.",
+        lambda r: r.pages_used / max(r.pages_total, 1),
+    ),
+    _Reading("kv_pages", "KV pages in the pool.", lambda r: r.pages_total),
+    _Reading("kv_pages_used", "KV pages that running requests hold.", lambda r: r.pages_used),
+    _Reading("kv_pages_cached", "KV pages kept for their prefix.", lambda r: r.pages_cached),
+    _Reading(
+        "prefix_cache_queries",
+        "Prompt tokens looked up in the prefix cache.",
+        lambda r: r.prefix_query_tokens,
+        is_counter=True,
+    ),
+    _Reading(
+        "prefix_cache_hits",
+        "Prompt tokens found in the prefix cache.",
+        lambda r: r.prefix_hit_tokens,
+        is_counter=True,
+    ),
+    _Reading(
+        "num_preemptions",
+        "Sequences put back into the queue for want of pages.",
+        lambda r: r.preemptions,
+        is_counter=True,
+    ),
+    _Reading("engine_steps", "Steps that the engine ran.", lambda r: r.steps, is_counter=True),
+    _Reading(
+        "engine_prefill_tokens",
+        "Prompt tokens that the engine computed, recomputation included.",
+        lambda r: r.prompt_tokens,
+        is_counter=True,
+    ),
+    _Reading(
+        "engine_step_seconds",
+        "Time that the engine spent in steps.",
+        lambda r: r.step_seconds,
+        is_counter=True,
+    ),
+)
+
+
+class LoopCollector(Collector):
+    """Reads every loop when Prometheus asks, so that a step pays nothing for it."""
+
+    def __init__(self, read: Callable[[], Mapping[str, LoopStats]]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterator[Metric]:
+        return self._families({})
+
+    def collect(self) -> Iterator[Metric]:
+        return self._families(self._read())
+
+    def _families(self, readings: Mapping[str, LoopStats]) -> Iterator[Metric]:
+        for row in _READINGS:
+            kind = CounterMetricFamily if row.is_counter else GaugeMetricFamily
+            family = kind(f"trtc_{row.name}", row.help, labels=["model_name"])
+            for model, reading in readings.items():
+                family.add_metric([model], row.value(reading))
+            yield family
+
+
+class ServerMetrics:
+    """Everything the server measures, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        registry, by_model = self.registry, ("model_name",)
+        self.prompt_tokens = Counter(
+            "trtc_prompt_tokens", "Prompt tokens of finished requests.", by_model, registry=registry
+        )
+        self.generation_tokens = Counter(
+            "trtc_generation_tokens", "Completion tokens delivered.", by_model, registry=registry
+        )
+        self.first_token = Histogram(
+            "trtc_time_to_first_token_seconds",
+            "From the arrival of a request to its first token.",
+            by_model,
+            buckets=FIRST_TOKEN_BUCKETS_S,
+            registry=registry,
+        )
+        self.between_tokens = Histogram(
+            "trtc_inter_token_latency_seconds",
+            "Between two deliveries of one request, for each token.",
+            by_model,
+            buckets=BETWEEN_TOKENS_BUCKETS_S,
+            registry=registry,
+        )
+        self.whole_request = Histogram(
+            "trtc_e2e_request_latency_seconds",
+            "From the arrival of a request to its last token.",
+            by_model,
+            buckets=WHOLE_REQUEST_BUCKETS_S,
+            registry=registry,
+        )
+        self.success = Counter(
+            "trtc_request_success",
+            "Sequences that ended, by finish reason.",
+            labelnames=("model_name", "finished_reason"),
+            registry=registry,
+        )
+        self.failure = Counter(
+            "trtc_request_failure",
+            "Requests that ended with an error, by gRPC status.",
+            labelnames=("model_name", "status"),
+            registry=registry,
+        )
+        self.ready = Gauge(
+            "trtc_engine_ready", "1 when the engine serves, else 0.", by_model, registry=registry
+        )
+        self.startup = Gauge(
+            "trtc_startup_seconds",
+            "How long each phase of the start took.",
+            labelnames=("phase",),
+            registry=registry,
+        )
+        self.engine_info = Gauge(
+            "trtc_engine_info",
+            "Always 1; the labels say what is served.",
+            labelnames=("model_name", "family", "scheme", "target", "digest", "trtc_version"),
+            registry=registry,
+        )
+
+    def watch_loops(self, read: Callable[[], Mapping[str, LoopStats]]) -> None:
+        """From now on, every scrape calls `read` (from its own thread)."""
+        self.registry.register(LoopCollector(read))
+
+    def clock(self, model: str, arrived_at: float) -> "RequestClock":
+        return RequestClock(self, model, arrived_at)
+
+
+class RequestClock:
+    """Times one request from the deliveries of its stream; times are time.monotonic()."""
+
+    def __init__(self, metrics: ServerMetrics, model: str, arrived_at: float) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._arrived_at = arrived_at
+        self._last_at: float | None = None
+        self._first_token = metrics.first_token.labels(model)
+        self._between_tokens = metrics.between_tokens.labels(model)
+        self._generation_tokens = metrics.generation_tokens.labels(model)
+
+    def deliver(self, outputs: Sequence[Output], at: float) -> None:
+        tokens = sum(len(output.token_ids) for output in outputs)
+        if tokens:
+            if self._last_at is None:
+                self._first_token.observe(at - self._arrived_at)
+            else:
+                self._between_tokens.observe(at - self._last_at)
+            self._last_at = at
+            self._generation_tokens.inc(tokens)
+        for output in outputs:
+            if output.finish_reason is not None:
+                reason = output.finish_reason.value
+                self._metrics.success.labels(self._model, reason).inc()
+            if output.usage is not None:
+                self._metrics.prompt_tokens.labels(self._model).inc(output.usage.prompt_tokens)
+                self._metrics.whole_request.labels(self._model).observe(at - self._arrived_at)
+
+    def fail(self, status: str) -> None:
+        self._metrics.failure.labels(self._model, status).inc()

@@ -1,0 +1,394 @@
+"""The service behind every protocol: names, limits, tokenising, streams, readiness, draining.
+
+    draft -> engine by name -> prompt ids -> validated request -> loop.submit -> OutputStream
+
+It lives in one asyncio loop; engine loops run in threads of their own and only ever touch the
+courier. Nothing here knows gRPC or HTTP.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from trtc.protos.errors import (
+    InvalidRequestError,
+    NoTokenizerError,
+    QueueFullError,
+    TrtcError,
+    UnavailableError,
+    UnknownModelError,
+)
+from trtc.protos.manifest import Manifest
+from trtc.runtime.draft import ChatMessage, RequestDraft
+from trtc.runtime.loop import EngineLoop
+from trtc.runtime.model_info import ModelInfo
+from trtc.runtime.request import GenerationRequest
+from trtc.runtime.server.metrics import RequestClock, ServerMetrics
+from trtc.runtime.server.streams import Courier, OutputStream
+from trtc.runtime.tokenizer import Tokenizer
+from trtc.runtime.validation import RequestBounds, default_max_tokens, validate
+from trtc.version import __version__
+
+INLINE_TEXT_BYTES = 2048
+"""Texts up to this long are tokenised in the asyncio loop: sooner done than handed over."""
+
+
+@dataclass(frozen=True)
+class EngineHandle:
+    """One engine, opened and running: what the service knows of it."""
+
+    name: str
+    manifest: Manifest
+    tokenizer: Tokenizer | None
+    num_pages: int
+    """Pages of its KV pool."""
+    loop: EngineLoop
+    close: Callable[[], None]
+    """Frees the executor, once the loop has stopped."""
+
+
+@dataclass(frozen=True)
+class ServiceLimits:
+    """What one client may cost the server, whatever the engine would take."""
+
+    max_streams: int = 4096
+    """Generate calls open at once, over all engines."""
+    max_prompt_bytes: int = 4 << 20
+    """UTF-8 bytes of a text prompt, or of a chat's messages together."""
+    max_chat_messages: int = 1024
+    max_unread_tokens: int = 4096
+    """Tokens that a stream may hold for a reader that lags; beyond, its request is ended."""
+
+
+class Service:
+    """Serves drafts from the engines called `names`; used in the running asyncio loop only.
+
+    An engine can be asked about once it was added, and serves once it was set ready.
+    """
+
+    def __init__(self, names: Sequence[str], limits: ServiceLimits, metrics: ServerMetrics) -> None:
+        self._handles: dict[str, EngineHandle] = {}
+        self._limits = limits
+        self._metrics = metrics
+        self._courier = Courier(asyncio.get_running_loop())
+        self._not_ready = dict.fromkeys(names, "opening")
+        self._running: dict[tuple[str, str], OutputStream] = {}
+        """(engine, request id) -> its stream, until the engine lets go of it."""
+        self._open_streams = 0
+        self._draining = False
+        self._changed = asyncio.Event()
+        # Tokenising and templates of long prompts; `tokenizers` works without the GIL.
+        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="trtc-tokenise")
+
+    @property
+    def engines(self) -> Mapping[str, EngineHandle]:
+        """Those that are open."""
+        return self._handles
+
+    def add(self, handle: EngineHandle) -> None:
+        self._handles[handle.name] = handle
+
+    def why_not_ready(self) -> dict[str, str]:
+        """Engine name -> reason, for those that do not serve now; safe from any thread."""
+        return {name: reason for name, reason in self._not_ready.copy().items() if reason}
+
+    def set_ready(self, name: str, why_not: str = "") -> None:
+        """Let `name` serve, or keep it from serving and say why. Draining is not undone."""
+        if not self._draining:
+            self._not_ready[name] = why_not
+            self._metrics.ready.labels(name).set(not why_not)
+
+    def engine(self, name: str) -> EngineHandle:
+        """The engine called `name`; the only one when `name` is empty.
+
+        Raises:
+            UnknownModelError: there is none, or several to choose from.
+            UnavailableError: it is not open yet.
+        """
+        if not name and len(self._not_ready) == 1:
+            name = next(iter(self._not_ready))
+        if name not in self._not_ready:
+            raise UnknownModelError(
+                f"no engine is called {name[:100]!r}" if name else "several engines are served",
+                field="model",
+                remedy=f"Choose one of: {', '.join(sorted(self._not_ready))}",
+            )
+        handle = self._handles.get(name)
+        if handle is None:
+            raise _not_ready(name, self._not_ready[name])
+        return handle
+
+    @asynccontextmanager
+    async def generate(
+        self, draft: RequestDraft, *, deadline: float | None = None
+    ) -> AsyncIterator[OutputStream]:
+        """Run a draft; leaving the context early ends the request within a step.
+
+        Args:
+            deadline: time.monotonic() after which the request ends with DeadlineError.
+
+        Raises:
+            TrtcError: whatever keeps the request from being admitted. What befalls it later is
+                raised by the stream.
+        """
+        handle = self.engine(draft.model)
+        clock = self._metrics.clock(handle.name, time.monotonic())
+        self._open_streams += 1
+        try:
+            try:
+                self._check_open(handle)
+                stream = await self._admit(handle, draft, deadline, clock)
+            except TrtcError as error:
+                clock.fail(error.grpc_status)
+                raise
+            try:
+                yield stream
+            finally:
+                self._leave(handle, stream, clock)
+        finally:
+            self._open_streams -= 1
+            self._changed.set()
+
+    def abort(self, model: str, request_id: str) -> bool:
+        """End a running request; False when there is none of that id."""
+        handle = self.engine(model)
+        stream = self._running.get((handle.name, request_id))
+        return stream is not None and not stream.ended and handle.loop.abort(request_id)
+
+    async def tokenize_text(self, model: str, text: str, add_special_tokens: bool) -> Sequence[int]:
+        handle = self.engine(model)
+        tokenizer = _tokenizer(handle, "text")
+        self._check_prompt_bytes([text], "text")
+        return await self._encode(tokenizer, text, add_special_tokens)
+
+    async def tokenize_chat(self, model: str, chat: Sequence[ChatMessage]) -> Sequence[int]:
+        return await self._encode_chat(self.engine(model), chat)
+
+    async def detokenize(
+        self, model: str, token_ids: Sequence[int], keep_special_tokens: bool
+    ) -> str:
+        handle = self.engine(model)
+        tokenizer = _tokenizer(handle, "token_ids")
+        vocab_size = handle.manifest.model.vocab_size
+        for position, token in enumerate(token_ids):
+            if token >= vocab_size:
+                raise InvalidRequestError(
+                    f"{token} is not a token",
+                    field=f"token_ids[{position}]",
+                    remedy=f"Token ids are from 0 to {vocab_size - 1}",
+                )
+        return tokenizer.decode(list(token_ids), skip_special=not keep_special_tokens)
+
+    def info(self, model: str) -> list[ModelInfo]:
+        """The engine called `model`, or every engine when `model` is empty."""
+        handles = [self.engine(model)] if model else list(self._handles.values())
+        return [_info(handle) for handle in handles]
+
+    def drain(self) -> None:
+        """Refuse new requests from now on; running ones go on."""
+        self._draining = True
+        self._not_ready = dict.fromkeys(self._not_ready, "draining")
+        for name in self._not_ready:
+            self._metrics.ready.labels(name).set(0)
+
+    async def wait_idle(self, timeout: float) -> bool:
+        """Wait until no stream is open and no engine holds a request; False after `timeout`."""
+        deadline = time.monotonic() + timeout
+        while self._open_streams or self._running:
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await self._changed.wait()
+            except TimeoutError:
+                return False
+        return True
+
+    @property
+    def num_open(self) -> int:
+        """Streams open now."""
+        return self._open_streams
+
+    def close(self) -> None:
+        """Stop the tokenising threads; call it after the engine loops have stopped."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _check_open(self, handle: EngineHandle) -> None:
+        if self._draining:
+            raise UnavailableError(
+                "the server is shutting down", remedy="Send the request to another server"
+            )
+        if reason := self._not_ready[handle.name]:
+            raise _not_ready(handle.name, reason)
+        if self._open_streams > self._limits.max_streams:
+            raise QueueFullError(
+                f"the server has its limit of {self._limits.max_streams} open streams",
+                remedy="Try again later, or raise --max-streams",
+            )
+
+    async def _admit(
+        self,
+        handle: EngineHandle,
+        draft: RequestDraft,
+        deadline: float | None,
+        clock: RequestClock,
+    ) -> OutputStream:
+        request_id = draft.request_id or uuid.uuid4().hex
+        prompt_ids = await self._prompt_ids(handle, draft)
+        request = _request(draft, request_id, prompt_ids, deadline, handle.loop.bounds)
+        validate(request, handle.loop.bounds)
+        # From here to `submit` nothing awaits, so no other request can take the id meanwhile.
+        if (handle.name, request_id) in self._running:
+            raise InvalidRequestError(
+                f"a request called {request_id!r} is running",
+                field="request_id",
+                remedy="Choose another one, or leave it empty",
+            )
+        stream = OutputStream(
+            request_id,
+            max_unread_tokens=self._limits.max_unread_tokens,
+            on_overflow=lambda stream: handle.loop.abort(stream.request_id),
+            on_end=lambda stream: self._forget(handle, stream),
+            on_output=lambda stream, outputs, at: clock.deliver(outputs, at),
+        )
+        handle.loop.submit(request, lambda delivery: self._courier.post(stream, delivery))
+        self._running[handle.name, request_id] = stream
+        return stream
+
+    def _leave(self, handle: EngineHandle, stream: OutputStream, clock: RequestClock) -> None:
+        if not stream.ended:
+            handle.loop.abort(stream.request_id)
+        if stream.error is not None:
+            clock.fail(stream.error.grpc_status)
+        elif not stream.ended:
+            clock.fail("CANCELLED")
+        stream.close()
+
+    def _forget(self, handle: EngineHandle, stream: OutputStream) -> None:
+        self._running.pop((handle.name, stream.request_id), None)
+        self._changed.set()
+
+    async def _prompt_ids(self, handle: EngineHandle, draft: RequestDraft) -> Sequence[int]:
+        if draft.token_ids is not None:
+            return draft.token_ids
+        if draft.chat is not None:
+            return await self._encode_chat(handle, draft.chat)
+        if draft.text is not None:
+            tokenizer = _tokenizer(handle, "prompt.text")
+            self._check_prompt_bytes([draft.text], "prompt.text")
+            return await self._encode(tokenizer, draft.text, True)
+        raise InvalidRequestError(
+            "is missing", field="prompt", remedy="Give text, token_ids or chat"
+        )
+
+    async def _encode_chat(
+        self, handle: EngineHandle, chat: Sequence[ChatMessage]
+    ) -> Sequence[int]:
+        tokenizer = _tokenizer(handle, "chat")
+        if not chat:
+            raise InvalidRequestError(
+                "has no messages", field="chat.messages", remedy="Give at least one"
+            )
+        if len(chat) > self._limits.max_chat_messages:
+            raise InvalidRequestError(
+                f"has {len(chat)} messages",
+                field="chat.messages",
+                remedy=f"The server takes at most {self._limits.max_chat_messages}",
+            )
+        self._check_prompt_bytes([one.content for one in chat], "chat.messages")
+        messages = [one.as_template_input() for one in chat]
+        # A template is the engine's code: it runs in the sandbox, and off the loop.
+        text = await asyncio.get_running_loop().run_in_executor(
+            self._pool, tokenizer.apply_chat_template, messages
+        )
+        return await self._encode(tokenizer, text, False)
+
+    async def _encode(
+        self, tokenizer: Tokenizer, text: str, add_special_tokens: bool
+    ) -> Sequence[int]:
+        if len(text) <= INLINE_TEXT_BYTES:
+            return tokenizer.encode(text, add_special_tokens)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._pool, tokenizer.encode, text, add_special_tokens
+        )
+
+    def _check_prompt_bytes(self, texts: Sequence[str], field: str) -> None:
+        size = sum(len(text.encode()) for text in texts)
+        if size > self._limits.max_prompt_bytes:
+            raise InvalidRequestError(
+                f"has {size} bytes",
+                field=field,
+                remedy=f"The server takes at most {self._limits.max_prompt_bytes}",
+            )
+
+
+def _request(
+    draft: RequestDraft,
+    request_id: str,
+    prompt_ids: Sequence[int],
+    deadline: float | None,
+    bounds: RequestBounds,
+) -> GenerationRequest:
+    max_tokens = draft.max_tokens
+    if max_tokens is None:
+        max_tokens = default_max_tokens(len(prompt_ids), bounds)
+    return GenerationRequest(
+        request_id=request_id,
+        prompt_ids=tuple(prompt_ids),
+        sampling=draft.sampling,
+        max_tokens=default_max_tokens(len(prompt_ids), bounds)
+        if max_tokens is None
+        else max_tokens,
+        stop=draft.stop,
+        stop_token_ids=draft.stop_token_ids,
+        ignore_eos=draft.ignore_eos,
+        include_stop=draft.include_stop,
+        n=draft.n,
+        logprobs=draft.logprobs,
+        priority=draft.priority,
+        deadline=deadline,
+    )
+
+
+def _not_ready(name: str, reason: str) -> UnavailableError:
+    return UnavailableError(
+        f"engine {name} is not ready: {reason}",
+        field="model",
+        remedy="Wait until health checks say SERVING",
+    )
+
+
+def _tokenizer(handle: EngineHandle, field: str) -> Tokenizer:
+    tokenizer = handle.tokenizer
+    if tokenizer is None:
+        raise NoTokenizerError(
+            f"engine {handle.name} was built without a tokenizer",
+            field=field,
+            remedy="Send token_ids, or build the engine from a checkpoint with tokenizer.json",
+        )
+    return tokenizer
+
+
+def _info(handle: EngineHandle) -> ModelInfo:
+    manifest = handle.manifest
+    return ModelInfo(
+        name=handle.name,
+        family=manifest.model.family,
+        scheme=manifest.scheme.name,
+        kv_dtype=manifest.scheme.kv_dtype,
+        target=manifest.target.name,
+        vocab_size=manifest.model.vocab_size,
+        max_seq_len=manifest.limits.max_seq_len,
+        max_batch_size=manifest.limits.max_batch_size,
+        max_num_tokens=manifest.limits.max_num_tokens,
+        has_tokenizer=handle.tokenizer is not None,
+        has_chat_template=(handle.tokenizer is not None and handle.tokenizer.has_chat_template),
+        eos_token_ids=manifest.model.eos_token_ids,
+        page_size=manifest.kv.page_size,
+        num_pages=handle.num_pages,
+        engine_digest=manifest.digest,
+        trtc_version=__version__,
+    )
