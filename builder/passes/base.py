@@ -1,8 +1,16 @@
-"""What a pass is: a function of a module that says whether it changed anything."""
+"""What a pass is, and how a list of them runs: each checked for what it requires and leaves."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from trtc.builder.module import Module
+from trtc.builder.passes.invariants import check_module
+from trtc.builder.passes.rewriter import Rewriter
+from trtc.protos.errors import InvariantError
+
+Verify = Callable[[Module, Module], None]
+"""Called with the module before and after a pass that changed it; raises when they differ."""
 
 
 class Pass(Protocol):
@@ -17,3 +25,56 @@ class Pass(Protocol):
         ...
 
     def __call__(self, module: Module) -> tuple[Module, bool]: ...
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A pass made of one function over an open module."""
+
+    name: str
+    apply: Callable[[Rewriter], bool]
+    """Rewrites in place and says whether it did anything."""
+    requires: frozenset[str] = frozenset()
+
+    def __call__(self, module: Module) -> tuple[Module, bool]:
+        rewriter = Rewriter(module)
+        return (rewriter.module(), True) if self.apply(rewriter) else (module, False)
+
+
+def run_passes(
+    module: Module, passes: Sequence[Pass], *, verify: Verify | None = None
+) -> tuple[Module, bool]:
+    """Run `passes` in order; the module is checked before the first and after each that changed it.
+
+    Returns:
+        The rewritten module, and whether any pass changed it.
+
+    Raises:
+        InvariantError: a pass ran before one that it requires, failed, or left a module that is
+            not sound; the message names the pass and those already run.
+    """
+    check_module(module)
+    done: list[str] = []
+    changed = False
+    for step in passes:
+        missing = sorted(step.requires - set(done))
+        if missing:
+            raise _failure(step, done, f"it requires {', '.join(missing)}")
+        before = module
+        try:
+            module, rewritten = step(before)
+            if rewritten:
+                check_module(module)
+                if verify is not None:
+                    verify(before, module)
+        except Exception as error:
+            raise _failure(step, done, str(error) or type(error).__name__) from error
+        changed = changed or rewritten
+        done.append(step.name)
+    return module, changed
+
+
+def _failure(step: Pass, done: Sequence[str], problem: str) -> InvariantError:
+    return InvariantError(
+        f"pass {step.name} failed: {problem} (already run: {', '.join(done) or 'none'})"
+    )

@@ -1,0 +1,51 @@
+"""Residual additions in the norm that reads their sum."""
+
+from trtc.builder.passes.base import Rewrite
+from trtc.builder.passes.rewriter import Node, Rewriter, dtype_of, input_of, is_weight, producer
+
+
+def fuse_add_norm(rewriter: Rewriter) -> bool:
+    """Let a norm add its input's two halves.
+
+    Rule: rms_norm(Add(a, b)) -> rms_norm(a, residual=b), which also gives the sum as `total` when
+    others read it. Sums that a linear could absorb are gone already; what is left are those of
+    post norms (Gemma 2).
+    """
+    changed = False
+    for norm in rewriter.fused_nodes("rms_norm"):
+        add = producer(norm.inputs[0], "Add")
+        if add is not None and input_of(norm, "residual") is None and _is_sum_of_rows(add):
+            _fuse(rewriter, norm, add)
+            changed = True
+    return changed
+
+
+def _is_sum_of_rows(add: Node) -> bool:
+    left, right = add.inputs
+    return (
+        not is_weight(left)
+        and not is_weight(right)
+        and list(left.shape) == list(right.shape)
+        and dtype_of(left) == dtype_of(right)
+    )
+
+
+def _fuse(rewriter: Rewriter, norm: Node, add: Node) -> None:
+    total = add.outputs[0]
+    left, right = add.inputs
+    inputs = {name: input_of(norm, name) for name in ("weight", "pre_scale", "out_scale")}
+    outputs = {"out": norm.outputs[0]}
+    if rewriter.sole_consumer(total) is None:
+        outputs["total"] = total
+    rewriter.fused(
+        "rms_norm",
+        norm.name,
+        inputs={"x": left, "residual": right, **inputs},
+        outputs=outputs,
+        attributes=norm.attrs,
+    )
+
+
+FUSE_ADD_NORM = Rewrite(
+    "fuse_add_norm", fuse_add_norm, requires=frozenset({"lower_norms", "fuse_residual"})
+)

@@ -1,0 +1,154 @@
+"""Per-head norms, rotary embedding and the KV write as one walk over q, k and v."""
+
+from dataclasses import dataclass
+
+from trtc.builder.passes.base import Rewrite
+from trtc.builder.passes.rewriter import (
+    Node,
+    Rewriter,
+    Tensor,
+    dtype_of,
+    input_of,
+    is_fused,
+    is_weight,
+    producer,
+    site_of,
+)
+
+_RESHAPING = ("Reshape", "Unsqueeze", "Squeeze")
+_NEUTRAL = (*_RESHAPING, "Cast")
+"""Operators that keep the elements and their order (and the value, of f32 to bf16 and back)."""
+
+
+@dataclass(frozen=True)
+class _Rotated:
+    """q or k before its norm and its rotation, and what they are made with."""
+
+    source: Tensor
+    positions: Tensor
+    cos: Tensor
+    sin: Tensor
+    num_heads: int
+    rotary_dim: int
+    norm: Tensor | None = None
+    eps: float = 0.0
+
+
+def fuse_rope_kv_write(rewriter: Rewriter) -> bool:
+    """Fuse each layer's q/k norm, rope and KV write.
+
+    Rule: with r(x) = RotaryEmbedding(x) or RotaryEmbedding(RMSNormalization(x)), between any
+    reshapes and casts,
+        kv_write(r(k), v, pool, slots), paged_attention(r(q), pool_out, ...)
+        -> rope_kv_write(q, k, v, positions, slots, ..., pool), paged_attention(q_out, pool_out)
+    where both rotations share positions and tables, and neither result is read elsewhere.
+    """
+    changed = False
+    for write in rewriter.fused_nodes("kv_write"):
+        readers = write.outputs[0].outputs
+        attention = readers[0] if len(readers) == 1 else None
+        if attention is None or not is_fused(attention, "paged_attention"):
+            continue
+        q = _match_rotated(rewriter, attention.inputs[0], attention.attrs["head_dim"])
+        k = _match_rotated(rewriter, write.inputs[0], write.attrs["head_dim"])
+        if q is not None and k is not None and _share_tables(q, k):
+            _fuse(rewriter, write, attention, q, k)
+            changed = True
+    return changed
+
+
+def _match_rotated(rewriter: Rewriter, tensor: Tensor, head_dim: int) -> _Rotated | None:
+    rope = _producer_through(rewriter, tensor, "RotaryEmbedding")
+    if rope is None or len(rope.inputs) < 4 or rope.attrs.get("interleaved", 0):
+        return None
+    x, cos, sin, position_ids = rope.inputs
+    num_heads = rope.attrs.get("num_heads", 0)
+    if len(x.shape) != 3 or not num_heads or not is_weight(cos) or not is_weight(sin):
+        return None
+    norm = _producer_through(rewriter, x, "RMSNormalization")
+    if norm is not None and not _is_head_norm(norm, head_dim):
+        return None
+    source = _source(rewriter, norm.inputs[0] if norm is not None else x)
+    if len(source.shape) != 2 or source.shape[1] != num_heads * head_dim:
+        return None
+    return _Rotated(
+        source=source,
+        positions=_source(rewriter, position_ids),
+        cos=cos,
+        sin=sin,
+        num_heads=num_heads,
+        rotary_dim=rope.attrs.get("rotary_embedding_dim", 0) or head_dim,
+        norm=rewriter.as_type(norm.inputs[1], "f32") if norm is not None else None,
+        eps=norm.attrs.get("epsilon", 1e-5) if norm is not None else 0.0,
+    )
+
+
+def _is_head_norm(norm: Node, head_dim: int) -> bool:
+    return is_weight(norm.inputs[1]) and list(norm.inputs[1].shape) == [head_dim]
+
+
+def _producer_through(rewriter: Rewriter, tensor: Tensor, op: str) -> Node | None:
+    """The `op` that computes `tensor`, seen through reshapes and casts that nobody else reads."""
+    node = producer(tensor)
+    while node is not None and node.op in _NEUTRAL and rewriter.sole_consumer(tensor) is not None:
+        tensor = node.inputs[0]
+        node = producer(tensor)
+    if rewriter.sole_consumer(tensor) is None:
+        return None
+    return producer(tensor, op)
+
+
+def _source(rewriter: Rewriter, tensor: Tensor) -> Tensor:
+    """What `tensor` is a reshape or cast of."""
+    node = producer(tensor)
+    while node is not None and node.op in _NEUTRAL:
+        tensor = node.inputs[0]
+        node = producer(tensor)
+    return tensor
+
+
+def _share_tables(q: _Rotated, k: _Rotated) -> bool:
+    same_eps = q.norm is None or k.norm is None or q.eps == k.eps
+    return (
+        q.positions is k.positions
+        and q.cos is k.cos
+        and q.sin is k.sin
+        and q.rotary_dim == k.rotary_dim
+        and same_eps
+        and dtype_of(q.source) == dtype_of(k.source)
+    )
+
+
+def _fuse(rewriter: Rewriter, write: Node, attention: Node, q: _Rotated, k: _Rotated) -> None:
+    pool_out = write.outputs[0]
+    q_out = rewriter.variable(f"{write.name}.q", dtype_of(q.source), q.source.shape)
+    rewriter.fused(
+        "rope_kv_write",
+        f"{site_of(write)}.rope_kv_write",
+        inputs={
+            "q": q.source,
+            "k": k.source,
+            "v": _source(rewriter, write.inputs[1]),
+            "positions": q.positions,
+            "slots": input_of(write, "slots"),
+            "cos": q.cos,
+            "sin": q.sin,
+            "q_norm": q.norm,
+            "k_norm": k.norm,
+            "k_scale": input_of(write, "k_scale"),
+            "v_scale": input_of(write, "v_scale"),
+            "pool": input_of(write, "pool"),
+        },
+        outputs={"q_out": q_out, "pool_out": pool_out},
+        attributes={
+            "num_heads": q.num_heads,
+            "num_kv_heads": write.attrs["num_kv_heads"],
+            "head_dim": write.attrs["head_dim"],
+            "rotary_dim": q.rotary_dim,
+            "eps": q.eps or k.eps,
+        },
+    )
+    rewriter.set_input(attention, "q", q_out)
+
+
+FUSE_ROPE_KV_WRITE = Rewrite("fuse_rope_kv_write", fuse_rope_kv_write)

@@ -1,0 +1,141 @@
+"""What holds of every module, before the first pass and after each."""
+
+from collections import Counter
+
+import onnx
+
+from trtc.builder.module import TRTC_DOMAIN, Module
+from trtc.builder.passes.rewriter import INLINE_ELEMENTS
+from trtc.plugins.op import FusedOp, TensorType
+from trtc.plugins.registry import REGISTRY
+from trtc.protos.dtypes import BY_ONNX
+from trtc.protos.errors import InvariantError
+
+
+def check_module(module: Module) -> None:
+    """Check one module against the rules that every pass must keep.
+
+    - onnx.checker accepts it (weights stand in as graph inputs: their bytes are elsewhere);
+    - node names and tensor names are unique, and every tensor read is defined before;
+    - every initialiser has a recipe and every recipe an initialiser; large ones are external;
+    - every node of trtc's has inputs, outputs, attributes and types that its definition allows.
+
+    Raises:
+        InvariantError: the first rule broken, naming the node or tensor.
+    """
+    _check_weights(module)
+    _check_names(module.model.graph)
+    try:
+        onnx.checker.check_model(_without_weights(module.model))
+    except onnx.checker.ValidationError as error:
+        raise InvariantError(f"onnx.checker refuses the graph: {error}") from error
+    types = _types(module.model.graph)
+    for node in module.model.graph.node:
+        if node.domain == TRTC_DOMAIN:
+            _check_fused(node, types)
+
+
+def _check_weights(module: Module) -> None:
+    names = {tensor.name for tensor in module.model.graph.initializer}
+    for name in sorted(names ^ set(module.recipes)):
+        problem = "has no recipe" if name in names else "has a recipe but is not in the graph"
+        raise InvariantError(f"weight {problem}", field=name)
+    for tensor in module.model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            continue
+        elements = 1
+        for extent in tensor.dims:
+            elements *= extent
+        if elements > INLINE_ELEMENTS:
+            raise InvariantError(f"{elements} elements are inline", field=tensor.name)
+
+
+def _check_names(graph: onnx.GraphProto) -> None:
+    repeated = [name for name, count in Counter(n.name for n in graph.node).items() if count > 1]
+    if repeated:
+        raise InvariantError("two nodes have this name", field=repeated[0] or "(no name)")
+    defined = {tensor.name for tensor in (*graph.input, *graph.initializer)}
+    for node in graph.node:
+        for name in node.input:
+            if name and name not in defined:
+                raise InvariantError(f"{node.name} reads it before it is made", field=name)
+        for name in node.output:
+            if name in defined:
+                raise InvariantError(f"{node.name} makes it a second time", field=name)
+            if name:
+                defined.add(name)
+    for output in graph.output:
+        if output.name not in defined:
+            raise InvariantError("nothing makes this graph output", field=output.name)
+
+
+def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose external initialisers are graph inputs, so that no file is looked for."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.initializer[:]
+    for tensor in model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            copy.graph.input.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
+        else:
+            copy.graph.initializer.append(tensor)
+    return copy
+
+
+def _types(graph: onnx.GraphProto) -> dict[str, TensorType]:
+    """The tensors whose element type and shape the graph states."""
+    types = {
+        tensor.name: TensorType(BY_ONNX[tensor.data_type].name, tuple(tensor.dims))
+        for tensor in graph.initializer
+        if tensor.data_type in BY_ONNX
+    }
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        tensor = info.type.tensor_type
+        if tensor.elem_type in BY_ONNX and tensor.HasField("shape"):
+            shape = tuple(dim.dim_param or dim.dim_value for dim in tensor.shape.dim)
+            types[info.name] = TensorType(BY_ONNX[tensor.elem_type].name, shape)
+    return types
+
+
+def _check_fused(node: onnx.NodeProto, types: dict[str, TensorType]) -> None:
+    """Check one node against its definition, as far as the types of its inputs are stated."""
+    definition = REGISTRY.get(node.op_type)
+    if definition is None:
+        raise InvariantError(f"trtc has no operator {node.op_type}", field=node.name)
+    if len(node.input) > len(definition.inputs) or len(node.output) > len(definition.outputs):
+        raise InvariantError("more inputs or outputs than it has", field=node.name)
+    attributes = {attribute.name: _attribute_value(attribute) for attribute in node.attribute}
+    given = dict(zip((p.name for p in definition.inputs), node.input, strict=False))
+    inputs = {name: types.get(tensor) if tensor else None for name, tensor in given.items()}
+    try:
+        definition.complete_attributes(attributes)
+        if all(types.get(tensor) for tensor in given.values() if tensor):
+            inferred = definition.infer_outputs(inputs, attributes)
+            _check_outputs(node, definition, inferred, types)
+    except ValueError as error:
+        raise InvariantError(str(error), field=node.name) from error
+
+
+def _check_outputs(
+    node: onnx.NodeProto,
+    definition: FusedOp,
+    inferred: dict[str, TensorType],
+    types: dict[str, TensorType],
+) -> None:
+    """Stated output types must be the inferred ones (an extent's name may differ)."""
+    for parameter, name in zip(definition.outputs, node.output, strict=False):
+        stated, found = types.get(name), inferred[parameter.name]
+        if stated is None:
+            continue
+        pairs = zip(stated.shape, found.shape, strict=False)
+        clash = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
+        if stated.dtype != found.dtype or len(stated.shape) != len(found.shape) or clash:
+            raise ValueError(f"{name} is stated as {stated} and computed as {found}")
+
+
+def _attribute_value(attribute: onnx.AttributeProto) -> int | float | str:
+    value = onnx.helper.get_attribute_value(attribute)
+    result: int | float | str = value.decode() if isinstance(value, bytes) else value
+    return result

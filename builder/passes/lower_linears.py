@@ -1,0 +1,230 @@
+"""Matrix products with weights, and what surrounds them, as trtc.quantize and trtc.linear."""
+
+from dataclasses import dataclass
+
+import onnx
+
+from trtc.builder.passes.base import Rewrite
+from trtc.builder.passes.rewriter import (
+    Node,
+    Rewriter,
+    Tensor,
+    dtype_of,
+    is_weight,
+    producer,
+    site_of,
+)
+from trtc.builder.passes.transforms import ScalePerRow, ZeroPerRow
+from trtc.builder.recipes import Cast
+
+_LEGAL = {
+    "f32": ("f32",),
+    "bf16": ("bf16", "f8e4m3", "i8", "i4", "u4"),
+    "f8e4m3": ("f8e4m3",),
+    "i8": ("i8",),
+}
+"""Element types of x -> those of the weights that it can be multiplied with."""
+
+
+@dataclass(frozen=True)
+class _Input:
+    """The activation side of a product: x * pre_scale / input_scale in `dtype`."""
+
+    x: Tensor
+    dtype: str
+    pre_scale: Tensor | None = None
+    input_scale: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """The weight side, [N, K]: the initialiser and its scales as the source graph has them."""
+
+    weight: Tensor
+    scale: Tensor | None = None
+    zero: Tensor | None = None
+    group_size: int = 0
+
+
+@dataclass(frozen=True)
+class _Epilogue:
+    """What follows a product: the last node absorbed gives the output."""
+
+    last: Node
+    bias: Tensor | None = None
+    softcap: float = 0.0
+
+
+def lower_linears(rewriter: Rewriter) -> bool:
+    """Lower every MatMul of an activation and a transposed weight.
+
+    Rules, for y = MatMul(a, Transpose(w)):
+        w: an initialiser [N, K], or DequantizeLinear(initialiser, scale[, zero]) with one scale a
+           tensor, a row or a group of K; scales become weight_scale [N, G] f32
+        both widened from bf16 to f32 (routers): the bf16 tensors, out_dtype f32
+        a: x, Mul(x, pre_scale[K]), and either of them through QuantizeLinear/DequantizeLinear
+           with one scale -> trtc.quantize, whose output the linear reads, and input_scale
+        y: Add(y, bias[N]), Cast(y, f32) and then c * Tanh(y / c) -> bias, out_dtype, softcap
+    A product of element types that no kernel multiplies is left alone.
+    """
+    changed = False
+    for matmul in rewriter.nodes("MatMul"):
+        weight = _match_weight(matmul.inputs[1])
+        if weight is None or len(matmul.inputs[0].shape) != 2:
+            continue
+        given = _match_input(rewriter, matmul.inputs[0])
+        given, weight = _narrowed(rewriter, given, weight)
+        if dtype_of(weight.weight) in _LEGAL.get(given.dtype, ()):
+            _lower(rewriter, matmul, given, weight)
+            changed = True
+    return changed
+
+
+def _narrowed(rewriter: Rewriter, given: _Input, weight: _Weight) -> tuple[_Input, _Weight]:
+    """bf16 operands that were widened to be multiplied in f32, which kernels do anyway."""
+    widened = producer(given.x, "Cast")
+    recipe = rewriter.recipes[weight.weight.name]
+    if widened is None or given.dtype != "f32" or dtype_of(widened.inputs[0]) != "bf16":
+        return given, weight
+    if not (isinstance(recipe, Cast) and isinstance(recipe.source, Cast)):
+        return given, weight
+    if (recipe.dtype, recipe.source.dtype) != ("f32", "bf16") or weight.scale is not None:
+        return given, weight
+    narrow = rewriter.as_type(weight.weight, "bf16")
+    return _Input(widened.inputs[0], "bf16"), _Weight(narrow)
+
+
+def _match_weight(tensor: Tensor) -> _Weight | None:
+    transpose = producer(tensor, "Transpose")
+    if transpose is None or list(transpose.attrs.get("perm", [1, 0])) != [1, 0]:
+        return None
+    source = transpose.inputs[0]
+    if is_weight(source):
+        return _Weight(source) if len(source.shape) == 2 else None
+    dequantize = producer(source, "DequantizeLinear")
+    if dequantize is None or not all(is_weight(item) for item in dequantize.inputs):
+        return None
+    weight, scale, *rest = dequantize.inputs
+    axis = dequantize.attrs.get("axis", 1)
+    group_size = dequantize.attrs.get("block_size", 0)
+    is_per_tensor = scale.shape in ([], [1], (), (1,))
+    is_per_row = len(scale.shape) == 1 and axis in (0, -2)
+    is_grouped = len(scale.shape) == 2 and axis in (1, -1) and group_size > 0
+    if not (is_per_tensor or is_per_row or is_grouped):
+        return None
+    return _Weight(weight, scale, rest[0] if rest else None, group_size if is_grouped else 0)
+
+
+def _match_input(rewriter: Rewriter, tensor: Tensor) -> _Input:
+    quantized = _match_static_quantization(rewriter, tensor)
+    source, dtype, scale = quantized or (tensor, dtype_of(tensor), None)
+    multiply = producer(source, "Mul")
+    if multiply is not None:
+        for x, factor in (multiply.inputs, reversed(multiply.inputs)):
+            if is_weight(factor) and not is_weight(x) and list(factor.shape) == [x.shape[-1]]:
+                return _Input(x, dtype, rewriter.as_type(factor, "f32"), scale)
+    return _Input(source, dtype, None, scale)
+
+
+def _match_static_quantization(
+    rewriter: Rewriter, tensor: Tensor
+) -> tuple[Tensor, str, Tensor] | None:
+    """(x, element type, scale) of DequantizeLinear(QuantizeLinear(x, scale), scale)."""
+    dequantize = producer(tensor, "DequantizeLinear")
+    quantize = producer(dequantize.inputs[0], "QuantizeLinear") if dequantize else None
+    if dequantize is None or quantize is None:
+        return None
+    scale = quantize.inputs[1]
+    zeros = [node.inputs[2] for node in (quantize, dequantize) if len(node.inputs) > 2]
+    is_symmetric = all(rewriter.scalar(zero) == 0 for zero in zeros)
+    if not is_symmetric or not is_weight(scale) or len(scale.shape) != 0:
+        return None
+    if not rewriter.same_weight(scale, dequantize.inputs[1]):
+        return None
+    dtype = dtype_of(quantize.outputs[0])
+    return (quantize.inputs[0], dtype, scale) if dtype in ("f8e4m3", "i8") else None
+
+
+def _match_epilogue(rewriter: Rewriter, matmul: Node, num_columns: int) -> _Epilogue:
+    last, bias, softcap = matmul, None, 0.0
+    after = rewriter.sole_consumer(last.outputs[0], "Add")
+    if after is not None:
+        for operand in after.inputs:
+            if is_weight(operand) and list(operand.shape) == [num_columns]:
+                last, bias = after, rewriter.as_type(operand, "f32")
+    after = rewriter.sole_consumer(last.outputs[0], "Cast")
+    if after is not None and after.attrs["to"] == onnx.TensorProto.FLOAT:
+        last = after
+    capped = _match_softcap(rewriter, last.outputs[0])
+    if capped is not None and dtype_of(last.outputs[0]) == "f32":
+        last, softcap = capped
+    return _Epilogue(last, bias, softcap)
+
+
+def _match_softcap(rewriter: Rewriter, tensor: Tensor) -> tuple[Node, float] | None:
+    """(last node, c) of c * Tanh(tensor / c)."""
+    divide = rewriter.sole_consumer(tensor, "Div")
+    tanh = rewriter.sole_consumer(divide.outputs[0], "Tanh") if divide else None
+    multiply = rewriter.sole_consumer(tanh.outputs[0], "Mul") if tanh else None
+    if divide is None or multiply is None:
+        return None
+    cap = rewriter.scalar(divide.inputs[1])
+    factors = [rewriter.scalar(factor) for factor in multiply.inputs]
+    return (multiply, cap) if cap is not None and cap in factors else None
+
+
+def _lower(rewriter: Rewriter, matmul: Node, given: _Input, weight: _Weight) -> None:
+    site = site_of(matmul)
+    num_columns = weight.weight.shape[0]
+    epilogue = _match_epilogue(rewriter, matmul, num_columns)
+    output = epilogue.last.outputs[0]
+    rewriter.fused(
+        "linear",
+        site,
+        inputs={
+            "x": _quantized(rewriter, site, given),
+            "weight": weight.weight,
+            "weight_scale": _per_row(rewriter, weight.scale, num_columns, "f32"),
+            "weight_zero": _per_row(rewriter, weight.zero, num_columns, "u8"),
+            "input_scale": given.input_scale,
+            "bias": epilogue.bias,
+        },
+        outputs={"out": output},
+        attributes={
+            "N": num_columns,
+            "group_size": weight.group_size,
+            "weight_dtype": dtype_of(weight.weight),
+            "layout": "row_major",
+            "activation": "exact",
+            "softcap": epilogue.softcap,
+            "out_dtype": dtype_of(output),
+        },
+    )
+
+
+def _quantized(rewriter: Rewriter, site: str, given: _Input) -> Tensor:
+    """The tensor that the linear reads: x itself, or what trtc.quantize makes of it."""
+    if given.pre_scale is None and given.input_scale is None:
+        return given.x
+    output = rewriter.variable(f"{site}.quantized", given.dtype, given.x.shape)
+    rewriter.fused(
+        "quantize",
+        f"{site}.quantize",
+        inputs={"x": given.x, "pre_scale": given.pre_scale, "out_scale": given.input_scale},
+        outputs={"out": output},
+        attributes={"out_dtype": given.dtype},
+    )
+    return output
+
+
+def _per_row(rewriter: Rewriter, tensor: Tensor | None, rows: int, dtype: str) -> Tensor | None:
+    if tensor is None:
+        return None
+    groups = tensor.shape[1] if len(tensor.shape) == 2 else 1
+    transform = ScalePerRow(rows) if dtype == "f32" else ZeroPerRow(rows)
+    return rewriter.derived(f"{tensor.name}.rows", transform, (tensor,), dtype, (rows, groups))
+
+
+LOWER_LINEARS = Rewrite(
+    "lower_linears", lower_linears, requires=frozenset({"fold_weight_quantization"})
+)

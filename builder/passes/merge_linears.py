@@ -1,0 +1,99 @@
+"""Linears that read the same tensor, as one linear and views of its columns."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from trtc.builder.passes.base import Rewrite
+from trtc.builder.passes.rewriter import (
+    Node,
+    Rewriter,
+    Tensor,
+    dtype_of,
+    input_of,
+    merged_site,
+)
+from trtc.builder.recipes import Concat
+
+_ROWWISE = ("weight", "weight_scale", "weight_zero", "bias")
+"""Inputs with a row an output column."""
+
+
+def merge_linears(rewriter: Rewriter) -> bool:
+    """Merge q, k and v, gate and up, and whatever else multiplies the same activation.
+
+    Rule: linear(x, w1), linear(x, w2), ... -> Split(linear(x, [w1; w2; ...])), for linears of
+    equal attributes, equal input_scale and the same optional inputs, without residuals.
+    """
+    changed = False
+    groups: list[list[Node]] = []
+    for node in rewriter.fused_nodes("linear"):
+        if input_of(node, "residual") is not None or rewriter.is_output(node.outputs[0]):
+            continue
+        group = next((group for group in groups if _alike(rewriter, node, group[0])), None)
+        if group is None:
+            groups.append([node])
+        else:
+            group.append(node)
+    for group in groups:
+        if len(group) > 1:
+            _merge(rewriter, group)
+            changed = True
+    return changed
+
+
+def _alike(rewriter: Rewriter, left: Node, right: Node) -> bool:
+    if left.inputs[0] is not right.inputs[0]:
+        return False
+    if {**left.attrs, "N": 0} != {**right.attrs, "N": 0}:
+        return False
+    if any(_columns(left, name) != _columns(right, name) for name in _ROWWISE):
+        return False
+    return rewriter.same_weight(input_of(left, "input_scale"), input_of(right, "input_scale"))
+
+
+def _columns(node: Node, name: str) -> list[int] | None:
+    """The extents after the first of a rowwise input; None when it is absent."""
+    tensor = input_of(node, name)
+    return None if tensor is None else list(tensor.shape[1:])
+
+
+def _merge(rewriter: Rewriter, group: Sequence[Node]) -> None:
+    first = group[0]
+    site = merged_site([node.name for node in group])
+    outputs = [node.outputs[0] for node in group]
+    sizes = np.array([node.attrs["N"] for node in group], np.int64)
+    merged = rewriter.variable(f"{site}.out", first.attrs["out_dtype"], outputs[0].shape)
+    rewriter.fused(
+        "linear",
+        site,
+        inputs={
+            "x": first.inputs[0],
+            "input_scale": input_of(first, "input_scale"),
+            **{name: _joined(rewriter, site, name, group) for name in _ROWWISE},
+        },
+        outputs={"out": merged},
+        attributes={**first.attrs, "N": int(sizes.sum())},
+    )
+    split = rewriter.constant(f"{site}.sizes", sizes, "i64")
+    rewriter.node("Split", f"{site}.split", [merged, split], outputs, {"axis": 1})
+
+
+def _joined(rewriter: Rewriter, site: str, name: str, group: Sequence[Node]) -> Tensor | None:
+    parts = [input_of(node, name) for node in group]
+    tensors = [part for part in parts if part is not None]
+    if not tensors:
+        return None
+    rows = sum(int(tensor.shape[0]) for tensor in tensors)
+    values = [rewriter.value(tensor) for tensor in tensors]
+    known = [value for value in values if value is not None]
+    return rewriter.weight(
+        f"{site}.{name}",
+        Concat(tuple(rewriter.recipes[tensor.name] for tensor in tensors)),
+        dtype_of(tensors[0]),
+        [rows, *tensors[0].shape[1:]],
+        np.concatenate(known) if len(known) == len(values) else None,
+    )
+
+
+MERGE_LINEARS = Rewrite("merge_linears", merge_linears, requires=frozenset({"share_quantize"}))

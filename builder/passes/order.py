@@ -1,0 +1,55 @@
+"""The table of contents of the compiler: which passes run for which target, in order."""
+
+from trtc.builder.passes.base import Pass
+from trtc.builder.passes.fold_weight_quantization import FOLD_WEIGHT_QUANTIZATION
+from trtc.builder.passes.fuse_add_norm import FUSE_ADD_NORM
+from trtc.builder.passes.fuse_quantize import FUSE_QUANTIZE
+from trtc.builder.passes.fuse_residual import FUSE_RESIDUAL
+from trtc.builder.passes.fuse_rope_kv_write import FUSE_ROPE_KV_WRITE
+from trtc.builder.passes.lower_add import LOWER_ADD
+from trtc.builder.passes.lower_embedding import LOWER_EMBEDDING
+from trtc.builder.passes.lower_gather_rows import LOWER_GATHER_ROWS
+from trtc.builder.passes.lower_linears import LOWER_LINEARS
+from trtc.builder.passes.lower_moe import LOWER_MOE
+from trtc.builder.passes.lower_norms import LOWER_NORMS
+from trtc.builder.passes.lower_swiglu import LOWER_SWIGLU
+from trtc.builder.passes.merge_linears import MERGE_LINEARS
+from trtc.builder.passes.pack_weights import PACK_WEIGHTS
+from trtc.builder.passes.select_cpu_activation import SELECT_CPU_ACTIVATION
+from trtc.builder.passes.share_quantize import SHARE_QUANTIZE
+from trtc.builder.passes.verify_native import VERIFY_NATIVE
+from trtc.quant.scheme import Scheme
+
+NATIVE_PASSES: tuple[Pass, ...] = (
+    # 1. Matrix products: everything that surrounds one becomes an input or attribute of it.
+    FOLD_WEIGHT_QUANTIZATION,
+    LOWER_LINEARS,
+    SHARE_QUANTIZE,
+    MERGE_LINEARS,
+    # 2. The other operators, one for one.
+    LOWER_EMBEDDING,
+    LOWER_GATHER_ROWS,
+    FUSE_ROPE_KV_WRITE,
+    LOWER_NORMS,
+    LOWER_SWIGLU,
+    LOWER_MOE,
+    # 3. Neighbours that save a trip through memory.
+    FUSE_RESIDUAL,
+    FUSE_ADD_NORM,
+    FUSE_QUANTIZE,
+    LOWER_ADD,
+    # 4. Nothing may be left over.
+    VERIFY_NATIVE,
+)
+"""What the CPU and CUDA targets share: the source graph -> trtc's operators and Splits."""
+
+TENSORRT_PASSES: tuple[Pass, ...] = ()
+"""TensorRT fuses standard operators and Q/DQ itself: it gets the source graph."""
+
+
+def cpu_passes(scheme: Scheme, *, exact_activations: bool) -> tuple[Pass, ...]:
+    """The CPU target's list: packed weights and, unless exact activations are asked for, int8
+    activations for 4-bit weights."""
+    is_4_bit = scheme.weight == "i4"
+    select = () if exact_activations or not is_4_bit else (SELECT_CPU_ACTIVATION,)
+    return (*NATIVE_PASSES, *select, PACK_WEIGHTS)

@@ -1,0 +1,43 @@
+"""Weights of linears and experts in the byte order of the CPU kernels."""
+
+from trtc.builder.passes.base import Rewrite
+from trtc.builder.passes.rewriter import Node, Rewriter, input_of
+from trtc.builder.passes.transforms import Pack
+from trtc.plugins.linear.layouts import packed_bytes
+
+_WEIGHTS = {"linear": ("weight",), "moe": ("gate_up", "down")}
+
+
+def pack_weights(rewriter: Rewriter) -> bool:
+    """Pack every row-major weight; see plugins/linear/layouts.py.
+
+    Rules:
+        linear(x, weight [N, K]; row_major)                   -> linear(x, u8 [bytes]; packed)
+        moe(x, _, gate_up [E, 2I, H], down [E, H, I]; ...)    -> the same, expert after expert
+
+    An embedding table that is the lm_head as well stays row-major for the lookup.
+    """
+    changed = False
+    for op, names in _WEIGHTS.items():
+        for node in rewriter.fused_nodes(op):
+            if node.attrs["layout"] == "row_major":
+                for name in names:
+                    _pack(rewriter, node, name)
+                node.attrs["layout"] = "packed"
+                changed = True
+    return changed
+
+
+def _pack(rewriter: Rewriter, node: Node, name: str) -> None:
+    weight = input_of(node, name)
+    assert weight is not None, f"{node.name} has no {name}"
+    dtype = node.attrs["weight_dtype"]
+    *experts, num_columns, depth = weight.shape
+    size = packed_bytes(num_columns, depth, dtype) * (experts[0] if experts else 1)
+    packed = rewriter.derived(f"{weight.name}.packed", Pack(dtype), (weight,), "u8", (size,))
+    rewriter.set_input(node, name, packed)
+
+
+PACK_WEIGHTS = Rewrite(
+    "pack_weights", pack_weights, requires=frozenset({"merge_linears", "lower_moe"})
+)

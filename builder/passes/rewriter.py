@@ -1,0 +1,438 @@
+"""A module opened for rewriting with onnx-graphsurgeon, and closed again as a new module.
+
+Weights stay lazy: a rewrite moves, merges or derives recipes, never bytes.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from numpy.typing import NDArray
+from onnx_graphsurgeon.ir.tensor import LazyValues
+from onnx_graphsurgeon.logger import G_LOGGER
+
+from trtc.builder.module import TRTC_DOMAIN, Module
+from trtc.builder.recipes import Apply, Cast, Constant, Recipe
+from trtc.plugins.op import TensorType
+from trtc.plugins.registry import REGISTRY
+from trtc.plugins.rounding import cast
+from trtc.protos.dtypes import BY_ONNX, DTYPES
+from trtc.protos.errors import InvariantError
+
+Array = NDArray[Any]
+Node = Any
+"""onnx_graphsurgeon.Node: graphsurgeon has no types of its own."""
+Tensor = Any
+"""onnx_graphsurgeon.Variable or Constant."""
+INLINE_ELEMENTS = 16
+"""Initialisers up to this size carry their bytes in the graph, so that passes can compare them."""
+
+
+class Rewriter:
+    """Finds, adds and replaces nodes; `module()` drops what became unused and exports.
+
+    Tensors and nodes are graphsurgeon's, and weights are its Constants with lazy values. The
+    module given is only read.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        with _quiet():
+            self.graph = gs.import_onnx(module.model)
+        # The importer hands out the model's own list, and the exporter appends to it.
+        self.graph.import_domains = list(self.graph.import_domains)
+        self.recipes: dict[str, Recipe] = dict(module.recipes)
+        self._output_names = {tensor.name for tensor in self.graph.outputs}
+        self._constants: dict[str, Tensor] = {
+            tensor.name: tensor
+            for node in self.graph.nodes
+            for tensor in node.inputs
+            if isinstance(tensor, gs.Constant)
+        }
+
+    # Finding
+
+    def nodes(self, op: str, domain: str = "") -> Iterator[Node]:
+        """The nodes of one operator in graph order, leaving out those that a rewrite removes."""
+        for node in [node for node in self.graph.nodes if is_op(node, op, domain)]:
+            if node.outputs:
+                yield node
+
+    def fused_nodes(self, op: str) -> Iterator[Node]:
+        """The nodes of one of trtc's operators."""
+        return self.nodes(op, TRTC_DOMAIN)
+
+    def is_output(self, tensor: Tensor) -> bool:
+        return tensor.name in self._output_names
+
+    def sole_consumer(self, tensor: Tensor, op: str | None = None) -> Node | None:
+        """The node that alone reads `tensor`, if it is the ONNX operator asked for.
+
+        None when the tensor is a graph output or read elsewhere as well.
+        """
+        if self.is_output(tensor) or len(tensor.outputs) != 1:
+            return None
+        node = tensor.outputs[0]
+        return node if op is None or is_op(node, op) else None
+
+    def value(self, tensor: Tensor) -> Array | None:
+        """The bytes of a small initialiser; None for large ones and for what is computed."""
+        if not isinstance(tensor, gs.Constant):
+            return None
+        proto = tensor._values.tensor
+        if proto.data_location == onnx.TensorProto.EXTERNAL:
+            return None
+        values: Array = onnx.numpy_helper.to_array(proto)
+        return values
+
+    def scalar(self, tensor: Tensor) -> float | None:
+        """The value of an initialiser of one element."""
+        values = self.value(tensor)
+        return float(values.reshape(-1)[0]) if values is not None and values.size == 1 else None
+
+    def same_weight(self, left: Tensor | None, right: Tensor | None) -> bool:
+        """Whether two weights are certainly equal: absent, or of equal bytes or recipes."""
+        if left is None or right is None:
+            return left is right
+        if left.name == right.name:
+            return True
+        if dtype_of(left) != dtype_of(right) or list(left.shape) != list(right.shape):
+            return False
+        values, others = self.value(left), self.value(right)
+        if values is not None and others is not None:
+            return bool(np.array_equal(values, others))
+        return same_recipe(self.recipes[left.name], self.recipes[right.name])
+
+    # Adding
+
+    def weight(
+        self,
+        name: str,
+        recipe: Recipe,
+        dtype: str,
+        shape: Sequence[int],
+        value: Array | None = None,
+    ) -> Tensor:
+        """An initialiser; asked for again under the same name and recipe, the same one.
+
+        `dtype` is a name of protos/dtypes.py, or "i64" for what only ONNX reads.
+        """
+        if name in self._constants and same_recipe(self.recipes[name], recipe):
+            return self._constants[name]
+        name = self._free_name(name)
+        proto = weight_proto(name, dtype, shape, value)
+        with _quiet():
+            tensor = gs.Constant(name, LazyValues(proto))
+        self.recipes[name] = recipe
+        self._constants[name] = tensor
+        return tensor
+
+    def constant(self, name: str, value: Array, dtype: str) -> Tensor:
+        """An initialiser computed by the builder."""
+        return self.weight(name, Constant(value), dtype, value.shape, value)
+
+    def derived(
+        self,
+        name: str,
+        function: Callable[..., Array],
+        sources: Sequence[Tensor],
+        dtype: str,
+        shape: Sequence[int],
+    ) -> Tensor:
+        """An initialiser that is a pure function of others; small ones are computed at once."""
+        recipe = Apply(function, tuple(self.recipes[source.name] for source in sources))
+        values = [self.value(source) for source in sources]
+        inline = None
+        if int(np.prod(shape)) <= INLINE_ELEMENTS and all(value is not None for value in values):
+            inline = function(*values)
+        return self.weight(name, recipe, dtype, shape, inline)
+
+    def as_type(self, tensor: Tensor, dtype: str) -> Tensor:
+        """A weight rounded to another element type; itself when it is of that type."""
+        if dtype_of(tensor) == dtype:
+            return tensor
+        value = self.value(tensor)
+        return self.weight(
+            f"{tensor.name}.{dtype}",
+            Cast(self.recipes[tensor.name], dtype),
+            dtype,
+            tensor.shape,
+            None if value is None else cast(value, dtype),
+        )
+
+    def variable(self, name: str, dtype: str, shape: Sequence[int | str]) -> Tensor:
+        """A tensor that a node will produce."""
+        return gs.Variable(name, dtype=DTYPES[dtype].onnx, shape=list(shape))
+
+    def fused(
+        self,
+        op: str,
+        name: str,
+        inputs: Mapping[str, Tensor | None],
+        outputs: Mapping[str, Tensor],
+        attributes: Mapping[str, int | float | str],
+    ) -> Node:
+        """Add a node of one of trtc's operators; inputs and outputs by parameter name.
+
+        As `node`; the outputs get the types that the operator's definition infers.
+        """
+        definition = REGISTRY[op]
+        known = {parameter.name for parameter in definition.inputs}
+        assert set(inputs) <= known, f"{op} has no inputs {set(inputs) - known}"
+        ordered = [inputs.get(parameter.name) for parameter in definition.inputs]
+        results = [outputs.get(parameter.name) for parameter in definition.outputs]
+        while results and results[-1] is None:
+            results.pop()
+        node = self.node(op, name, ordered, results, attributes, TRTC_DOMAIN)
+        self.retype(node)
+        return node
+
+    def node(
+        self,
+        op: str,
+        name: str,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor | None],
+        attributes: Mapping[str, Any],
+        domain: str | None = None,
+    ) -> Node:
+        """Add a node; closing the module orders it after what it reads.
+
+        Outputs that other nodes produced are taken from them, and nodes that then produce
+        nothing are removed, with the nodes that only they read.
+        """
+        node = gs.Node(op, name, attrs=dict(attributes), domain=domain)
+        node.inputs = [gs.Variable.empty() if tensor is None else tensor for tensor in inputs]
+        for tensor in outputs:
+            if tensor is not None:
+                self._release(tensor)
+        node.outputs = [gs.Variable.empty() if tensor is None else tensor for tensor in outputs]
+        self.graph.nodes.append(node)
+        return node
+
+    def retype(self, node: Node) -> None:
+        """Give the outputs of a node of trtc's the types that its definition infers."""
+        definition = REGISTRY[node.op]
+        types: dict[str, TensorType | None] = {}
+        for parameter in definition.inputs:
+            tensor = input_of(node, parameter.name)
+            types[parameter.name] = None if tensor is None else _type_of(tensor)
+        try:
+            inferred = definition.infer_outputs(types, node.attrs)
+        except ValueError as error:
+            raise InvariantError(str(error), field=node.name) from error
+        for parameter in definition.outputs:
+            tensor = output_of(node, parameter.name)
+            if tensor is not None and not self.is_output(tensor):
+                tensor.dtype = DTYPES[inferred[parameter.name].dtype].onnx
+                tensor.shape = list(inferred[parameter.name].shape)
+
+    def set_input(self, node: Node, parameter: str, tensor: Tensor) -> None:
+        """Set one input of a node of trtc's by name, and remove what only the old one needed."""
+        position = _position(node, parameter)
+        while len(node.inputs) <= position:
+            node.inputs.append(gs.Variable.empty())
+        producers = list(node.inputs[position].inputs)
+        node.inputs[position] = tensor
+        for former in producers:
+            _remove_unread(former, self._output_names)
+
+    def take_output(self, node: Node, tensor: Tensor) -> None:
+        """Let `node` produce `tensor` as its first output, which another node made until now."""
+        producers = list(tensor.inputs)
+        tensor.inputs.clear()
+        node.outputs[0] = tensor
+        for former in producers:
+            _remove_unread(former, self._output_names)
+
+    def replace_uses(self, old: Tensor, new: Tensor) -> None:
+        """Let every reader of `old` read `new`."""
+        for consumer in list(old.outputs):
+            consumer.inputs = [new if tensor is old else tensor for tensor in consumer.inputs]
+        for node in list(old.inputs):
+            _remove_unread(node, self._output_names)
+
+    # Closing
+
+    def module(self) -> Module:
+        """The rewritten module, without what no output needs, in a stable order."""
+        self.graph.nodes = _needed_in_order(self.graph)
+        with _quiet():
+            model = gs.export_onnx(self.graph)
+        model.metadata_props.extend(self._module.model.metadata_props)
+        names = {initializer.name for initializer in model.graph.initializer}
+        recipes = {name: recipe for name, recipe in self.recipes.items() if name in names}
+        return Module(model, recipes, self._module.kv, self._module.limits)
+
+    def _release(self, tensor: Tensor) -> None:
+        """Take `tensor` from the node that produces it, and remove what then serves nothing."""
+        producers = list(tensor.inputs)
+        tensor.inputs.clear()
+        for node in producers:
+            _remove_unread(node, self._output_names)
+
+    def _free_name(self, name: str) -> str:
+        candidate, suffix = name, 2
+        while candidate in self.recipes:
+            candidate, suffix = f"{name}.{suffix}", suffix + 1
+        return candidate
+
+
+def is_op(node: Node | None, op: str, domain: str = "") -> bool:
+    return node is not None and node.op == op and (node.domain or "") == domain
+
+
+def is_fused(node: Node | None, op: str) -> bool:
+    return is_op(node, op, TRTC_DOMAIN)
+
+
+def is_weight(tensor: Tensor) -> bool:
+    """Whether a tensor is an initialiser."""
+    return isinstance(tensor, gs.Constant)
+
+
+def producer(tensor: Tensor, op: str | None = None) -> Node | None:
+    """The node that computes `tensor`, if there is one (and it is the ONNX operator asked for)."""
+    node = tensor.inputs[0] if tensor.inputs else None
+    return node if op is None or is_op(node, op) else None
+
+
+def input_of(node: Node, parameter: str) -> Tensor | None:
+    """An input of one of trtc's nodes by name; None when it is absent."""
+    position = _position(node, parameter)
+    if position >= len(node.inputs) or node.inputs[position].is_empty():
+        return None
+    return node.inputs[position]
+
+
+def output_of(node: Node, parameter: str) -> Tensor | None:
+    """An output of one of trtc's nodes by name; None when it is absent."""
+    names = [output.name for output in REGISTRY[node.op].outputs]
+    position = names.index(parameter)
+    if position >= len(node.outputs) or node.outputs[position].is_empty():
+        return None
+    return node.outputs[position]
+
+
+def dtype_of(tensor: Tensor) -> str:
+    """The element type by its name in protos/dtypes.py."""
+    assert tensor.dtype is not None, f"the type of {tensor.name} is not known"
+    code = (
+        tensor.dtype
+        if isinstance(tensor.dtype, int)
+        else onnx.helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
+    )
+    return "i64" if code == onnx.TensorProto.INT64 else BY_ONNX[code].name
+
+
+def weight_proto(
+    name: str, dtype: str, shape: Sequence[int], value: Array | None = None
+) -> onnx.TensorProto:
+    """An initialiser as modules hold it: inline when small and known, else external, no bytes."""
+    code = onnx.TensorProto.INT64 if dtype == "i64" else DTYPES[dtype].onnx
+    if value is not None and value.size <= INLINE_ELEMENTS:
+        proto = onnx.numpy_helper.from_array(value, name)
+        assert proto.data_type == code, f"{name} is not {dtype}"
+        return proto
+    proto = onnx.TensorProto(
+        name=name,
+        data_type=code,
+        dims=[int(extent) for extent in shape],
+        data_location=onnx.TensorProto.EXTERNAL,
+    )
+    proto.external_data.add(key="location", value=name)
+    return proto
+
+
+def same_recipe(left: Recipe, right: Recipe) -> bool:
+    """Whether two recipes are the same text, and so certainly make the same tensor."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, Constant) and isinstance(right, Constant):
+        return left.value.dtype == right.value.dtype and bool(
+            np.array_equal(left.value, right.value)
+        )
+    mine, others = vars(left), vars(right)
+    return all(_same_field(mine[name], others[name]) for name in mine)
+
+
+def site_of(node: Node) -> str:
+    """The site of a source node: its name without the last word (`layers.0.mlp.up.matmul`)."""
+    name: str = node.name
+    return name.rsplit(".", 1)[0]
+
+
+def merged_site(sites: Sequence[str]) -> str:
+    """One name for what was several: a.q, a.k, a.v -> a.qkv; a.gate, a.up -> a.gate_up."""
+    parts = [site.rsplit(".", 1) for site in sites]
+    words = [part[-1] for part in parts]
+    joined = ("" if all(len(word) == 1 for word in words) else "_").join(words)
+    return ".".join([*parts[0][:-1], joined])
+
+
+def _position(node: Node, parameter: str) -> int:
+    return [item.name for item in REGISTRY[node.op].inputs].index(parameter)
+
+
+def _same_field(left: Any, right: Any) -> bool:
+    if isinstance(left, tuple) and isinstance(right, tuple):
+        return len(left) == len(right) and all(map(_same_field, left, right))
+    if hasattr(left, "load") and hasattr(right, "load"):
+        return same_recipe(left, right)
+    return bool(left == right)
+
+
+def _remove_unread(node: Node, graph_outputs: set[str]) -> None:
+    """Remove a node whose outputs nobody reads, then its sources likewise."""
+    pending = [node]
+    while pending:
+        node = pending.pop()
+        if any(tensor.outputs or tensor.name in graph_outputs for tensor in node.outputs):
+            continue
+        pending += [source for tensor in node.inputs for source in tensor.inputs]
+        node.inputs.clear()
+        node.outputs.clear()
+
+
+def _type_of(tensor: Tensor) -> TensorType:
+    return TensorType(dtype_of(tensor), tuple(tensor.shape))
+
+
+def _needed_in_order(graph: Any) -> list[Node]:
+    """The nodes that the outputs depend on, each after those it reads, depth first.
+
+    Depth first keeps a layer's nodes together and lets buffers die early; it depends on the
+    edges alone, so the order is stable whatever order passes added nodes in.
+    """
+    ordered: list[Node] = []
+    done: set[int] = set()
+    begun: set[int] = set()
+    pending = [node for tensor in reversed(graph.outputs) for node in tensor.inputs]
+    while pending:
+        node = pending[-1]
+        begun.add(id(node))
+        sources = [source for tensor in node.inputs for source in tensor.inputs]
+        waiting = next((source for source in sources if id(source) not in done), None)
+        if id(node) in done or waiting is None:
+            pending.pop()
+            if id(node) not in done:
+                done.add(id(node))
+                ordered.append(node)
+        else:
+            assert id(waiting) not in begun, f"{waiting.name} depends on itself"
+            pending.append(waiting)
+    return ordered
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Graphsurgeon warns about each type that numpy lacks (BF16, E4M3); both survive the trip."""
+    before = G_LOGGER.severity
+    G_LOGGER.severity = G_LOGGER.ERROR
+    try:
+        yield
+    finally:
+        G_LOGGER.severity = before

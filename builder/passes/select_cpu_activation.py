@@ -1,0 +1,30 @@
+"""Dynamic int8 activations for 4-bit weights: the CPU target's choice of speed."""
+
+from trtc.builder.passes.base import Rewrite
+from trtc.builder.passes.rewriter import Rewriter, dtype_of
+
+
+def select_cpu_activation(rewriter: Rewriter) -> bool:
+    """Multiply 4-bit weights with int8 activations, scaled by row and group of input channels.
+
+    Rules, for i4 and u4 weights whose activations are bf16 and not quantised already:
+        linear -> linear; activation=dynamic_i8
+        moe    -> moe; act_quant=dynamic_i8
+
+    This rounds activations more than the source graph does; the accuracy report counts it, and
+    exact activations leave this pass out.
+    """
+    changed = False
+    for op, attribute in (("linear", "activation"), ("moe", "act_quant")):
+        for node in rewriter.fused_nodes(op):
+            is_narrow = node.attrs["weight_dtype"] in ("i4", "u4")
+            is_exact = node.attrs[attribute] in ("exact", "none")
+            if is_narrow and is_exact and dtype_of(node.inputs[0]) == "bf16":
+                node.attrs[attribute] = "dynamic_i8"
+                changed = True
+    return changed
+
+
+SELECT_CPU_ACTIVATION = Rewrite(
+    "select_cpu_activation", select_cpu_activation, requires=frozenset({"lower_linears"})
+)

@@ -1,0 +1,33 @@
+"""Equal quantisations of one tensor, done once."""
+
+from trtc.builder.passes.base import Rewrite
+from trtc.builder.passes.rewriter import Node, Rewriter, input_of
+
+
+def share_quantize(rewriter: Rewriter) -> bool:
+    """Let the readers of equal trtc.quantize nodes read the first.
+
+    Rule: quantize(x, p, s), quantize(x, p', s') -> one, where p = p', s = s' and the output types
+    are equal. Weights count as equal only when their inline bytes or their recipes are.
+    """
+    changed = False
+    kept: dict[str, list[Node]] = {}
+    for node in rewriter.fused_nodes("quantize"):
+        others = kept.setdefault(node.inputs[0].name, [])
+        twin = next((other for other in others if _equal(rewriter, node, other)), None)
+        if twin is None or rewriter.is_output(node.outputs[0]):
+            others.append(node)
+        else:
+            rewriter.replace_uses(node.outputs[0], twin.outputs[0])
+            changed = True
+    return changed
+
+
+def _equal(rewriter: Rewriter, left: Node, right: Node) -> bool:
+    return left.attrs["out_dtype"] == right.attrs["out_dtype"] and all(
+        rewriter.same_weight(input_of(left, name), input_of(right, name))
+        for name in ("pre_scale", "out_scale")
+    )
+
+
+SHARE_QUANTIZE = Rewrite("share_quantize", share_quantize, requires=frozenset({"lower_linears"}))
