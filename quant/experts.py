@@ -1,0 +1,109 @@
+"""Routed experts as separate linears, so that each is calibrated, quantised and exported alone.
+
+Transformers keeps all experts of a layer in one three-dimensional parameter. nvidia-modelopt 0.47
+gives those one input scale for all experts, does not smooth them for AWQ or SmoothQuant, and cannot
+export them with AWQ; linears it treats in full.
+"""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from trtc.protos.errors import UnsupportedError
+
+_LINEAR_NAMES: Mapping[str, tuple[str, str, str]] = {
+    "Qwen3MoeExperts": ("gate_proj", "up_proj", "down_proj"),
+    "MixtralExperts": ("w1", "w3", "w2"),
+}
+"""Gate, up and down as the hub's checkpoints name them, by Transformers' class."""
+
+STARVED_TOKENS = 64
+"""An expert that calibration routes fewer tokens to has no statistics of its own."""
+
+
+class _Expert(nn.Module):
+    def __init__(
+        self, names: tuple[str, str, str], gate_up: torch.Tensor, down: torch.Tensor, act: nn.Module
+    ) -> None:
+        super().__init__()
+        self._names = names
+        self.act_fn = act
+        gate, up = gate_up.chunk(2, dim=0)
+        for name, weight in zip(names, (gate, up, down), strict=True):
+            self.add_module(name, _linear(weight))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up, down = (self.get_submodule(name) for name in self._names)
+        return cast(torch.Tensor, down(self.act_fn(gate(x)) * up(x)))
+
+
+class SeparateExperts(nn.ModuleList):
+    """The experts of one layer, called as Transformers calls its fused ones.
+
+    `tokens_seen` counts what was routed to each since `collecting` was set. While `collecting`,
+    starved experts are shown every token, so that calibration has something to go by: their
+    output is dropped.
+    """
+
+    def __init__(self, fused: nn.Module, names: tuple[str, str, str]) -> None:
+        gate_up = cast(torch.Tensor, fused.gate_up_proj).detach()
+        down = cast(torch.Tensor, fused.down_proj).detach()
+        act = cast(nn.Module, fused.act_fn)
+        super().__init__(
+            _Expert(names, *weights, act) for weights in zip(gate_up, down, strict=True)
+        )
+        self.tokens_seen = [0] * len(self)
+        self.starved: frozenset[int] = frozenset()
+        self.collecting = False
+
+    def forward(
+        self, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """[T, H] hidden, [T, k] chosen experts and their weights -> [T, H]."""
+        combined = torch.zeros_like(hidden)
+        for number, expert in enumerate(self):
+            rows, position = torch.where(top_k_index == number)
+            self.tokens_seen[number] += len(rows) if self.collecting else 0
+            if self.collecting and number in self.starved:
+                expert(hidden)
+            if len(rows):
+                weighted = expert(hidden[rows]) * top_k_weights[rows, position, None]
+                combined.index_add_(0, rows, weighted.to(combined.dtype))
+        return combined
+
+
+def _linear(weight: torch.Tensor) -> nn.Linear:
+    rows, columns = weight.shape
+    linear = nn.Linear(columns, rows, bias=False, device="meta", dtype=weight.dtype)
+    linear.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
+    return linear
+
+
+def separate_experts(model: Any) -> tuple[SeparateExperts, ...]:
+    """Replace every fused expert module of `model` by a `SeparateExperts`.
+
+    Raises:
+        UnsupportedError: fused experts of a class whose linears trtc cannot name.
+    """
+    replaced = []
+    for path, module in list(model.named_modules()):
+        kind = type(module).__name__
+        if kind in _LINEAR_NAMES:
+            experts = SeparateExperts(module, _LINEAR_NAMES[kind])
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, experts)
+            replaced.append(experts)
+        elif getattr(module, "gate_up_proj", None) is not None and _is_fused(module):
+            raise UnsupportedError(
+                f"are {kind}, which trtc cannot quantise",
+                field=path,
+                remedy=f"It knows {', '.join(_LINEAR_NAMES)}; build with --dtype bf16",
+            )
+    return tuple(replaced)
+
+
+def _is_fused(module: nn.Module) -> bool:
+    gate_up = getattr(module, "gate_up_proj", None)
+    return isinstance(gate_up, nn.Parameter) and gate_up.dim() == 3

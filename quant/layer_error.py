@@ -1,0 +1,83 @@
+"""How far each quantised linear is from the unquantised one, with what really goes through it."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from trtc.protos.manifest import LayerError
+from trtc.quant.calibration_text import Int32s
+
+_SILENT_DB = 200.0
+"""Reported when quantisation changes nothing: more than f32 can resolve."""
+
+
+class _Meter:
+    """A forward hook that compares a linear's output with the one it would have unquantised."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._signal = 0.0
+        self._noise = 0.0
+        self._largest = 0.0
+
+    def __call__(self, linear: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        x = inputs[0].float()
+        if not x.numel():
+            return
+        scale = linear.input_quantizer.pre_quant_scale
+        # The smoothed weight expects its input scaled: this is part of the layer, not its error.
+        x = x if scale is None else x * scale.float()
+        bias = None if linear.bias is None else linear.bias.float()
+        exact = functional.linear(x, linear.weight.float(), bias)
+        error = output.float() - exact
+        self._signal += float(exact.double().square().sum())
+        self._noise += float(error.double().square().sum())
+        self._largest = max(self._largest, float(error.abs().max()))
+
+    def result(self) -> LayerError | None:
+        """None when no held-out token came through (an expert)."""
+        if self._signal == 0.0:
+            return None
+        ratio = self._signal / self._noise if self._noise else math.inf
+        decibels = min(10 * math.log10(ratio), _SILENT_DB) if ratio else -_SILENT_DB
+        return LayerError(
+            layer=self._name,
+            sqnr_db=round(decibels, 3),
+            max_abs_error=float(f"{self._largest:.6g}"),
+        )
+
+
+def measure_layers(model: Any, sequences: Sequence[Int32s]) -> tuple[LayerError, ...]:
+    """Errors of every quantised linear of a modelopt model, in its order.
+
+    Each linear is compared on the input that it gets in the quantised model, so that a figure
+    blames its own layer and not those before it.
+    """
+    meters = [
+        (_Meter(name), module)
+        for name, module in model.named_modules()
+        if _is_quantized_linear(module)
+    ]
+    handles = [module.register_forward_hook(meter) for meter, module in meters]
+    for ids in _batches(sequences):
+        with torch.inference_mode():
+            model.base_model(ids, use_cache=False)
+    for handle in handles:
+        handle.remove()
+    results = (meter.result() for meter, _ in meters)
+    return tuple(result for result in results if result is not None)
+
+
+def _is_quantized_linear(module: Any) -> bool:
+    return isinstance(module, torch.nn.Linear) and bool(
+        getattr(getattr(module, "weight_quantizer", None), "is_enabled", False)
+    )
+
+
+def _batches(sequences: Sequence[Int32s]) -> Iterator[torch.Tensor]:
+    for sequence in sequences:
+        yield torch.from_numpy(sequence.astype(np.int64))[None]

@@ -1,0 +1,140 @@
+"""The unquantised checkpoint under Transformers: calibration runs it, accuracy is judged by it."""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtc.protos.errors import CheckpointError, UnsupportedError
+from trtc.quant.calibration_text import Int32s, TokenSet
+from trtc.quant.quiet import quiet_libraries
+
+Float32s = NDArray[np.float32]
+_MAX_F32_PARAMETERS = 2_000_000_000
+"""Up to here the reference computes in f32; beyond it in the checkpoint's bf16, to halve memory.
+A fixed number, so that a report does not depend on the memory of the machine that wrote it."""
+
+
+def load_config(model_dir: Path) -> Any:
+    """The checkpoint's Transformers config.
+
+    Raises:
+        CheckpointError: unreadable config.json.
+        UnsupportedError: Transformers has no such model; or it is quantised already.
+    """
+    import transformers
+
+    with quiet_libraries(), _readable(model_dir):
+        config = transformers.AutoConfig.from_pretrained(model_dir, local_files_only=True)
+    quantized = getattr(config, "quantization_config", None)
+    if quantized is not None:
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+        raise UnsupportedError(
+            f"is already quantised ({method})",
+            field=str(model_dir),
+            remedy="`trtc build` reads it as it is; to quantise, give the original checkpoint",
+        )
+    return config
+
+
+def load_model(model_dir: Path, dtype: str) -> Any:
+    """The checkpoint as a Transformers causal language model in `dtype`, a torch name.
+
+    Raises:
+        CheckpointError: unreadable, or with tensors missing or of the wrong shape.
+        UnsupportedError: as `load_config`.
+    """
+    import torch
+    import transformers
+
+    config = load_config(model_dir)
+    with quiet_libraries(), _readable(model_dir):
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            model_dir,
+            config=config,
+            dtype=getattr(torch, dtype),
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    for problem in ("missing_keys", "mismatched_keys"):
+        if names := sorted(str(name) for name in info.get(problem) or ()):
+            raise CheckpointError(
+                f"tensors are {problem.removesuffix('_keys')}: {', '.join(names[:4])}",
+                field=str(model_dir),
+                remedy="Download the checkpoint again",
+            )
+    # export_hf_checkpoint needs it, and configs made in code lack it.
+    model.config.architectures = model.config.architectures or [type(model).__name__]
+    return model.eval()
+
+
+@contextlib.contextmanager
+def _readable(model_dir: Path) -> Iterator[None]:
+    """Transformers tells of bad directories in many exceptions; say which directory it was."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise CheckpointError(
+            f"Transformers cannot load it: {first_line}", field=str(model_dir)
+        ) from error
+
+
+def reference_dtype(model_dir: Path) -> str:
+    """The torch dtype that `reference_logits` computes in."""
+    import torch
+    import transformers
+
+    config = load_config(model_dir)
+    with quiet_libraries(), torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    small = sum(parameter.numel() for parameter in model.parameters()) <= _MAX_F32_PARAMETERS
+    return "float32" if small else "bfloat16"
+
+
+def reference_logits(model_dir: Path, sequences: Sequence[Int32s]) -> Iterator[Float32s]:
+    """Logits [len, vocab] of every sequence, one at a time.
+
+    Raises:
+        CheckpointError, UnsupportedError: as `load_model`.
+    """
+    import torch
+
+    model = load_model(model_dir, reference_dtype(model_dir))
+    for sequence in sequences:
+        with torch.inference_mode():
+            ids = torch.from_numpy(sequence.astype(np.int64))[None]
+            logits = model(ids, use_cache=False).logits[0]
+        yield logits.float().numpy()
+
+
+def sample_sequences(model: Any, *, count: int, length: int, seed: int) -> TokenSet:
+    """Sequences drawn from the model itself, for a checkpoint that has no tokenizer.
+
+    Text that the model finds likely exercises its activations as real text does, which random
+    token ids do not (Williams et al. 2024, "Self-calibration for language model quantization").
+
+    Args:
+        model: a Transformers causal language model.
+        length: of every sequence; the first token is drawn uniformly.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    vocab_size = model.config.get_text_config().vocab_size
+    tokens = torch.randint(0, vocab_size, (count, 1), generator=generator)
+    columns, cache = [tokens], None
+    with torch.inference_mode():
+        for _ in range(length - 1):
+            step = model(columns[-1], past_key_values=cache, use_cache=True)
+            cache = step.past_key_values
+            probabilities = torch.softmax(step.logits[:, -1].float(), dim=-1)
+            columns.append(torch.multinomial(probabilities, 1, generator=generator))
+    sequences = torch.cat(columns, dim=1).to(torch.int32).numpy()
+    digest = hashlib.sha256(np.ascontiguousarray(sequences).tobytes()).hexdigest()
+    return TokenSet("model", digest, tuple(sequences))
