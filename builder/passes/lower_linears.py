@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import onnx
-
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.rewriter import (
     Node,
@@ -64,7 +62,8 @@ def lower_linears(rewriter: Rewriter) -> bool:
         both widened from bf16 to f32 (routers): the bf16 tensors, out_dtype f32
         a: x, Mul(x, pre_scale[K]), and either of them through QuantizeLinear/DequantizeLinear
            with one scale -> trtc.quantize, whose output the linear reads, and input_scale
-        y: Add(y, bias[N]), Cast(y, f32) and then c * Tanh(y / c) -> bias, out_dtype, softcap
+        y: Add(y, bias[N]) -> bias; Cast(y, f32) that gives the graph's output, and
+           c * Tanh(y / c) in f32, cast or not -> out_dtype, softcap
     A product of element types that no kernel multiplies is left alone.
     """
     changed = False
@@ -146,19 +145,22 @@ def _match_static_quantization(
 
 
 def _match_epilogue(rewriter: Rewriter, matmul: Node, num_columns: int) -> _Epilogue:
-    last, bias, softcap = matmul, None, 0.0
+    last, bias = matmul, None
     after = rewriter.sole_consumer(last.outputs[0], "Add")
     if after is not None:
         for operand in after.inputs:
             if is_weight(operand) and list(operand.shape) == [num_columns]:
                 last, bias = after, rewriter.as_type(operand, "f32")
-    after = rewriter.sole_consumer(last.outputs[0], "Cast")
-    if after is not None and after.attrs["to"] == onnx.TensorProto.FLOAT:
-        last = after
-    capped = _match_softcap(rewriter, last.outputs[0])
-    if capped is not None and dtype_of(last.outputs[0]) == "f32":
-        last, softcap = capped
-    return _Epilogue(last, bias, softcap)
+    widened = rewriter.sole_consumer(last.outputs[0], "Cast")
+    result = last.outputs[0] if widened is None else widened.outputs[0]
+    if dtype_of(result) != "f32":
+        return _Epilogue(last, bias)
+    capped = _match_softcap(rewriter, result)
+    if capped is not None:
+        return _Epilogue(capped[0], bias, capped[1])
+    # Other widened results (q and k before their rope) are rounded to bf16 on purpose.
+    is_logits = widened is not None and rewriter.is_output(result)
+    return _Epilogue(widened if is_logits else last, bias)
 
 
 def _match_softcap(rewriter: Rewriter, tensor: Tensor) -> tuple[Node, float] | None:
