@@ -4,25 +4,25 @@ Every node of the graph is an operator of the domain `trtc`, or a Split of colum
 views and costs nothing. The plan's order is the graph's order.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Literal, cast, get_args
 
 import onnx
 
+from trtc.builder.fills import dummy_fill
 from trtc.builder.memory import Life, align, place
 from trtc.builder.module import TRTC_DOMAIN, Module
-from trtc.plugins.op import FusedOp, Parameter
+from trtc.plugins.op import Extent, FusedOp, Parameter, TensorType
 from trtc.protos.dtypes import BY_ONNX, DTYPES, DTypeName
 from trtc.protos.errors import InvariantError
 from trtc.protos.manifest import Limits
 from trtc.protos.plan import Argument, Buffer, Call, Plan, Rows, Weight, max_rows
 
-Dim = int | str
-"""A static extent, or the symbol of one that varies by step."""
 Kind = Literal["buffer", "weight", "step", "pool", "logits"]
 
-_STEP_INPUTS: dict[str, tuple[Dim, ...]] = {
+_STEP_INPUTS: dict[str, tuple[Extent, ...]] = {
     "token_ids": ("T",),
     "positions": ("T",),
     "slots": ("T",),
@@ -40,7 +40,7 @@ class _Value:
     kind: Kind
     name: str
     dtype: DTypeName
-    shape: tuple[Dim, ...]
+    shape: tuple[Extent, ...]
     index: int = 0
     column_offset: int = 0
     row_stride: int = 0
@@ -93,6 +93,7 @@ class _Planner:
         self.values = _graph_inputs(module)
         self.logits = graph.output[0].name
         self.weights: dict[str, Weight] = {}
+        self.weights_end = 0
         self.calls: list[Call] = []
         self.buffers: dict[str, tuple[Rows, int, DTypeName]] = {}
         self.lives: dict[str, tuple[int, int]] = {}
@@ -102,16 +103,24 @@ class _Planner:
         operator = self.operators.get(node.op_type)
         if operator is None:
             raise InvariantError(f"no operator trtc.{node.op_type}", field=node.name)
-        attributes = _attributes(node, operator)
-        axes: dict[str, Dim] = {
-            name: value for name, value in attributes.items() if isinstance(value, int)
-        }
-        inputs = self._inputs(node, operator, attributes)
-        for parameter, value in inputs:
-            _bind(axes, parameter, value, node.name)
-        outputs = self._outputs(node, operator, attributes, axes, inputs)
-        arguments = tuple(value.argument(parameter.name) for parameter, value in inputs + outputs)
-        varying = {name: value for name, value in axes.items() if name not in attributes}
+        try:
+            attributes = operator.complete_attributes(_attributes(node))
+            given = self._inputs(node, operator)
+            types = {
+                parameter.name: _tensor_type(parameter, given[parameter.name])
+                for parameter in operator.inputs
+            }
+            axes = operator.bind_axes(types, attributes)
+            inferred = operator.infer_outputs(types, attributes)
+        except (ValueError, KeyError) as error:
+            raise InvariantError(str(error), field=node.name) from error
+        for name, value in given.items():
+            if value is not None and value.kind == "weight":
+                self._place_weight(name, value, attributes, axes)
+        made = self._outputs(node, operator, given, inferred)
+        arguments = tuple(
+            value.argument(name) for name, value in (*given.items(), *made.items()) if value
+        )
         self._touch(arguments)
         self.calls.append(
             Call(
@@ -119,7 +128,7 @@ class _Planner:
                 site=node.name,
                 arguments=arguments,
                 attributes=attributes,
-                axes=varying,
+                axes={name: extent for name, extent in axes.items() if name not in attributes},
             )
         )
 
@@ -149,105 +158,85 @@ class _Planner:
             for name, offset in zip(names, offsets, strict=True)
             for rows, columns, dtype in (self.buffers[name],)
         )
-        weights = tuple(self.weights.values())
         return Plan(
             limits=limits,
             kv=self.module.kv,
             vocab_size=self.vocab_size,
             buffers=buffers,
-            weights=weights,
+            weights=tuple(self.weights.values()),
             calls=tuple(self.calls),
             arena_bytes=arena,
-            weights_bytes=align(weights[-1].offset + weights[-1].bytes) if weights else 0,
+            weights_bytes=self.weights_end,
         )
 
-    def _inputs(
-        self,
-        node: onnx.NodeProto,
-        operator: FusedOp,
-        attributes: Mapping[str, int | float | str],
-    ) -> list[tuple[Parameter, _Value]]:
-        found = []
-        for position, parameter in enumerate(operator.inputs):
-            name = node.input[position] if position < len(node.input) else ""
-            if not name:
-                if not parameter.optional:
-                    raise InvariantError(f"{parameter.name} is missing", field=node.name)
-                continue
-            value = self.values.get(name) or self._weight(name, attributes)
-            if value.dtype not in parameter.dtypes:
-                raise InvariantError(
-                    f"{parameter.name} is {value.dtype}, not one of {parameter.dtypes}",
-                    field=node.name,
-                )
-            found.append((parameter, value))
-        return found
+    def _inputs(self, node: onnx.NodeProto, operator: FusedOp) -> dict[str, _Value | None]:
+        names = [*node.input, *[""] * (len(operator.inputs) - len(node.input))]
+        return {
+            parameter.name: (self.values.get(name) or self._weight(name)) if name else None
+            for parameter, name in zip(operator.inputs, names, strict=True)
+        }
 
-    def _weight(self, name: str, attributes: Mapping[str, int | float | str]) -> _Value:
-        """A weight's offset is settled when it is first used, so that a step reads forwards."""
+    def _weight(self, name: str) -> _Value:
         tensor = self.initializers.get(name)
         if tensor is None:
             raise InvariantError("nothing defines it", field=name)
-        dtype = BY_ONNX[tensor.data_type]
         shape = tuple(tensor.dims)
-        if name not in self.weights:
-            size = 1
-            for dim in shape:
-                size *= dim
-            end = 0
-            if self.weights:
-                last = next(reversed(self.weights.values()))
-                end = align(last.offset + last.bytes)
-            packed = attributes.get("layout") == "packed" and dtype.name == "u8"
-            self.weights[name] = Weight(
-                name=name,
-                dtype=dtype.name,
-                shape=shape,
-                layout=f"packed_{attributes['weight_dtype']}" if packed else "row_major",
-                offset=end,
-                bytes=dtype.num_bytes(size),
-            )
         stride = shape[-1] if shape else 1
-        return _Value("weight", name, dtype.name, shape, row_stride=stride)
+        return _Value("weight", name, BY_ONNX[tensor.data_type].name, shape, row_stride=stride)
+
+    def _place_weight(
+        self,
+        parameter: str,
+        value: _Value,
+        attributes: Mapping[str, int | float | str],
+        axes: Mapping[str, Extent],
+    ) -> None:
+        """A weight lies where it is first used, so that a step reads the file forwards."""
+        if value.name in self.weights:
+            return
+        packed = attributes.get("layout") == "packed" and value.dtype == "u8"
+        packed = packed and len(value.shape) == 1
+        self.weights[value.name] = Weight(
+            name=value.name,
+            dtype=value.dtype,
+            shape=tuple(int(extent) for extent in value.shape),
+            layout=f"packed_{attributes['weight_dtype']}" if packed else "row_major",
+            offset=self.weights_end,
+            bytes=DTYPES[value.dtype].num_bytes(math.prod(int(n) for n in value.shape)),
+            fill=dummy_fill(parameter, value.dtype, attributes, axes),
+        )
+        self.weights_end = align(self.weights_end + self.weights[value.name].bytes)
 
     def _outputs(
         self,
         node: onnx.NodeProto,
         operator: FusedOp,
-        attributes: Mapping[str, int | float | str],
-        axes: dict[str, Dim],
-        inputs: Sequence[tuple[Parameter, _Value]],
-    ) -> list[tuple[Parameter, _Value]]:
-        given = {parameter.name: value for parameter, value in inputs}
-        activation = next(
-            (value.dtype for parameter, value in inputs if parameter.role == "activation"), "f32"
-        )
-        found = []
-        for position, parameter in enumerate(operator.outputs):
-            name = node.output[position] if position < len(node.output) else ""
+        given: Mapping[str, _Value | None],
+        inferred: Mapping[str, TensorType],
+    ) -> dict[str, _Value | None]:
+        names = [*node.output, *[""] * (len(operator.outputs) - len(node.output))]
+        made: dict[str, _Value | None] = {}
+        for parameter, name in zip(operator.outputs, names, strict=True):
+            if not name and not parameter.optional:
+                raise InvariantError(f"{parameter.name} is missing", field=node.name)
             if not name:
-                if not parameter.optional:
-                    raise InvariantError(f"{parameter.name} is missing", field=node.name)
                 continue
-            if parameter.name in operator.in_place:
-                value = given[operator.in_place[parameter.name]]
-            else:
-                dtype = attributes.get("out_dtype", activation) if position == 0 else activation
-                shape = tuple(evaluate(axis, axes) for axis in parameter.axes)
-                value = self._new_buffer(name, cast(DTypeName, dtype), shape, node.name)
-            self.values[name] = value
-            found.append((parameter, value))
-        return found
+            source = operator.in_place.get(parameter.name)
+            value = given[source] if source else None
+            self.values[name] = value or self._new_buffer(name, inferred[parameter.name], node)
+            made[parameter.name] = self.values[name]
+        return made
 
-    def _new_buffer(self, name: str, dtype: DTypeName, shape: tuple[Dim, ...], site: str) -> _Value:
-        rows, columns = shape
-        if not isinstance(columns, int):
-            raise InvariantError(f"{name} has {columns} columns", field=site)
+    def _new_buffer(self, name: str, tensor: TensorType, node: onnx.NodeProto) -> _Value:
+        rows, columns = tensor.shape
+        dtype = cast(DTypeName, tensor.dtype)
+        if rows not in get_args(Rows) or not isinstance(columns, int):
+            raise InvariantError(f"{name} has the shape {tensor.shape}", field=node.name)
         if name == self.logits:
             self.vocab_size = columns
-            return _Value("logits", "logits", dtype, shape, row_stride=columns)
+            return _Value("logits", "logits", dtype, tensor.shape, row_stride=columns)
         self.buffers[name] = (cast(Rows, rows), columns, dtype)
-        return _Value("buffer", name, dtype, shape, row_stride=columns)
+        return _Value("buffer", name, dtype, tensor.shape, row_stride=columns)
 
     def _touch(self, arguments: Sequence[Argument]) -> None:
         now = len(self.calls)
@@ -262,67 +251,31 @@ class _Planner:
         return [total // len(node.output)] * len(node.output)
 
 
-def evaluate(expression: str, axes: Mapping[str, Dim]) -> Dim:
-    """Value of an axis: a symbol, a number, or a product such as `num_heads*head_dim`."""
-    if expression in axes:
-        return axes[expression]
-    if expression.isdigit():
-        return int(expression)
-    product = 1
-    for factor in expression.split("*"):
-        value = axes.get(factor) if not factor.isdigit() else int(factor)
-        if not isinstance(value, int):
-            raise InvariantError(f"cannot evaluate the axis {expression} with {dict(axes)}")
-        product *= value
-    return product
-
-
-def _bind(axes: dict[str, Dim], parameter: Parameter, value: _Value, site: str) -> None:
-    """Give the parameter's axis symbols their values, or check those that have one."""
-    if len(parameter.axes) != len(value.shape):
-        # Packed weights are bytes, and a scalar may be spelled [1]: neither binds anything.
-        return
-    for axis, extent in zip(parameter.axes, value.shape, strict=True):
-        if axis.isidentifier():
-            bound = axes.setdefault(axis, extent)
-        elif axis == extent or not all(f.isdigit() or f in axes for f in axis.split("*")):
-            continue
-        else:
-            bound = evaluate(axis, axes)
-        if bound != extent:
-            raise InvariantError(
-                f"{parameter.name} has {axis} = {extent}, but it is {bound}", field=site
-            )
-
-
 def _graph_inputs(module: Module) -> dict[str, _Value]:
     values = {
         name: _Value("step", name, "i32", shape, row_stride=1)
         for name, shape in _STEP_INPUTS.items()
     }
     kv = module.kv
-    shape: tuple[Dim, ...] = ("num_pages", 2, kv.page_size, kv.num_kv_heads, kv.head_dim)
+    shape: tuple[Extent, ...] = ("num_pages", 2, kv.page_size, kv.num_kv_heads, kv.head_dim)
     for index in range(kv.num_layers):
         values[f"kv_{index}"] = _Value("pool", f"kv_{index}", kv.dtype, shape, index=index)
     return values
 
 
-def _attributes(node: onnx.NodeProto, operator: FusedOp) -> dict[str, int | float | str]:
-    given: dict[str, Any] = {
-        attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute
+def _tensor_type(parameter: Parameter, value: _Value | None) -> TensorType | None:
+    """A packed weight is a row of bytes, which says nothing about its logical axes."""
+    if value is None:
+        return None
+    packed = value.dtype == "u8" and len(value.shape) == 1 != len(parameter.axes)
+    return TensorType(value.dtype, parameter.axes if packed else value.shape)
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, int | float | str]:
+    found = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    return {
+        name: value.decode() if isinstance(value, bytes) else value for name, value in found.items()
     }
-    unknown = set(given) - {attribute.name for attribute in operator.attributes}
-    if unknown:
-        raise InvariantError(f"unknown attributes {sorted(unknown)}", field=node.name)
-    result: dict[str, int | float | str] = {}
-    for attribute in operator.attributes:
-        value = given.get(attribute.name, attribute.default)
-        if value is None:
-            raise InvariantError(f"the attribute {attribute.name} is missing", field=node.name)
-        if isinstance(value, bytes):
-            value = value.decode()
-        result[attribute.name] = float(value) if attribute.kind == "float" else value
-    return result
 
 
 def _buffer_bytes(rows: Rows, columns: int, dtype: DTypeName, limits: Limits) -> int:

@@ -27,18 +27,32 @@ class Buffer(Record, frozen=True):
     """Bytes from the arena's start; a multiple of 64. Buffers whose lives overlap never do."""
 
 
+class Fill(Record, frozen=True):
+    """What `--dummy-weights` puts into a weight, so that every activation stays finite.
+
+    Floating-point elements are uniform in `center` +- `spread`; 8- and 4-bit elements are random
+    bits (E4M3 without its exponent's top bit, so never NaN) and take their size from their scale.
+    """
+
+    element: DTypeName
+    """Logical element type: of the values inside when the weight is packed."""
+    center: float = 0.0
+    spread: float = 0.0
+
+
 class Weight(Record, frozen=True):
     """A tensor of weights.safetensors, already in the layout its kernel reads."""
 
     name: str
     dtype: DTypeName
     shape: tuple[int, ...]
-    """Logical shape, before packing."""
+    """As stored: packed weights are rows of bytes."""
     layout: str
-    """`row_major`, or a layout of the operator's layouts.py."""
+    """`row_major`, or `packed_<weight dtype>`: the operator's layouts.py says how."""
     offset: int
     """Bytes from the start of the data section; a multiple of 64."""
     bytes: int
+    fill: Fill
 
 
 class Argument(Record, frozen=True):

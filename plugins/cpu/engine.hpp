@@ -29,7 +29,6 @@ struct trtc_engine_info_t {
   const char* plan_digest;  // SHA-256 of plan.json, in hex
   std::int64_t weights_bytes;
   std::int64_t arena_bytes;
-  std::int64_t scratch_bytes;  // a thread
 };
 
 struct trtc_engine_options_t {
@@ -113,6 +112,7 @@ struct Plan {
   const Call* calls;
   std::int64_t num_calls;
   const Argument* arguments;
+  std::size_t (*scratch_bytes)(int num_threads);  // enough for the hungriest call
   Limits limits;
   trtc_engine_info_t info;
 };
@@ -186,13 +186,14 @@ class Engine {
         weights_(checked_weights(plan, options)),
         threads_(options.num_threads, std::vector<int>(options.cpus, options.cpus + options.num_cpus)),
         arena_(plan.info.arena_bytes),
-        scratch_(plan.info.scratch_bytes * threads_.size()) {}
+        scratch_bytes_(plan.scratch_bytes(threads_.size())),
+        scratch_(static_cast<std::int64_t>(scratch_bytes_)) {}
 
   void step(const trtc_engine_step_t& step) {
     validate(plan_.limits, step);
     const std::int64_t extents[] = {step.num_tokens, step.num_sequences, step.num_logit_rows, step.page_table_width,
                                     step.num_pages};
-    Context context{threads_, scratch_.data(), static_cast<std::size_t>(plan_.info.scratch_bytes)};
+    Context context{threads_, scratch_.data(), scratch_bytes_};
     for (std::int64_t i = 0; i < plan_.num_calls; ++i) {
       const Call& call = plan_.calls[i];
       View views[kMaxArguments] = {};
@@ -243,6 +244,7 @@ class Engine {
   const std::byte* weights_;
   ThreadPool threads_;
   PageMemory arena_;
+  std::size_t scratch_bytes_;
   PageMemory scratch_;
 };
 

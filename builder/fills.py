@@ -1,0 +1,51 @@
+"""What `--dummy-weights` fills each weight with: values whose products stay near one."""
+
+import math
+from collections.abc import Mapping
+
+from trtc.plugins.op import Extent
+from trtc.protos.dtypes import DTypeName
+from trtc.protos.plan import Fill
+
+_DEPTH = {
+    "weight": "K",
+    "weight_scale": "K",
+    "gate_up": "H",
+    "gate_up_scale": "H",
+    "down": "I",
+    "down_scale": "I",
+}
+"""Parameter -> the axis it is summed over."""
+_CONSTANTS = {
+    "input_scale": 1 / 32,
+    "out_scale": 1 / 32,
+    "gate_up_input_scale": 1 / 32,
+    "down_input_scale": 1 / 32,
+}
+"""Scales of activations: near one when unscaled, so +-4 as int8 and +-14 as E4M3."""
+_RANDOM_BITS_STD = {"i8": 73.9, "i4": 4.6, "u4": 6.5, "f8e4m3": 0.45}
+"""Standard deviation of random codes (u4: with a random zero point)."""
+_BOUNDED = ("cos", "sin", "table")
+
+
+def dummy_fill(
+    parameter: str,
+    dtype: DTypeName,
+    attributes: Mapping[str, int | float | str],
+    axes: Mapping[str, Extent],
+) -> Fill:
+    """The rule for one weight, from what its kernel does with it."""
+    weight_dtype = attributes.get("weight_dtype", dtype)
+    depth = axes.get(_DEPTH.get(parameter, ""), 1)
+    gain = math.sqrt(depth) if isinstance(depth, int) else 1.0
+    if parameter in ("weight", "gate_up", "down"):
+        # Uniform in +-a has the standard deviation a / sqrt(3).
+        element: DTypeName = weight_dtype  # type: ignore[assignment]
+        return Fill(element=element, spread=math.sqrt(3) / gain)
+    if parameter in ("weight_scale", "gate_up_scale", "down_scale"):
+        return Fill(element="f32", center=1 / (_RANDOM_BITS_STD[str(weight_dtype)] * gain))
+    if parameter in _BOUNDED:
+        return Fill(element=dtype, spread=1.0)
+    if parameter == "bias":
+        return Fill(element=dtype, spread=0.01)
+    return Fill(element=dtype, center=_CONSTANTS.get(parameter, 1.0))

@@ -1,0 +1,199 @@
+"""An engine directory appears whole or not at all.
+
+A build writes into a hidden sibling of the output and renames it at the end, when everything has
+reached the disk. A build that dies leaves at most that sibling, which the next build beside it
+removes: it holds a lock on its directory, so one without a holder is a dead build's.
+"""
+
+import ctypes
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtc.protos.errors import OutputError
+from trtc.protos.manifest import MANIFEST_FILE, FileFacts, Manifest
+
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+_DISK_ERRORS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.ENAMETOOLONG: "the name is too long",
+}
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """An engine under construction."""
+
+    output: Path
+    directory: Path
+    """Where to write: on the output's file system, invisible until `publish`."""
+
+
+def check_output(output: Path, *, force: bool) -> None:
+    """Refuse an output that is in the way.
+
+    Raises:
+        OutputError: it exists and `force` is off, or it is not an engine and so not ours to
+            replace.
+    """
+    if not output.exists() and not output.is_symlink():
+        return
+    if output.is_dir() and not output.is_symlink() and not any(output.iterdir()):
+        return
+    if not force:
+        raise OutputError(
+            "exists already", field=str(output), remedy="Choose another --output, or give --force"
+        )
+    if not (output / MANIFEST_FILE).is_file() or output.is_symlink():
+        raise OutputError(
+            "exists and is not an engine, so --force will not replace it",
+            field=str(output),
+            remedy="Choose another --output, or remove it yourself",
+        )
+
+
+@contextmanager
+def workspace(output: Path, *, force: bool) -> Iterator[Workspace]:
+    """A directory to build in; it is removed on the way out unless it was published.
+
+    Raises:
+        OutputError: the output is in the way, or the disk refuses (full, read-only).
+    """
+    output = Path(os.path.abspath(output))  # noqa: PTH100 (resolve would follow a link at the end)
+    check_output(output, force=force)
+    with _disk_errors(output):
+        made_parents = _make_parents(output.parent)
+        _remove_dead_builds(output)
+        directory = Path(tempfile.mkdtemp(prefix=_partial_prefix(output), dir=output.parent))
+    lock = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with _disk_errors(output):
+            yield Workspace(output, directory)
+    finally:
+        os.close(lock)
+        shutil.rmtree(directory, ignore_errors=True)
+        for parent in made_parents:
+            with_contents = any(parent.iterdir())
+            if not with_contents:
+                parent.rmdir()
+
+
+def publish(work: Workspace, manifest: Manifest, *, force: bool) -> Manifest:
+    """Seal the manifest over the files that are there, then put the engine in its place.
+
+    Args:
+        manifest: complete but for `files` and `digest`.
+
+    Returns:
+        The manifest as written.
+    """
+    import msgspec
+
+    files = {
+        path.relative_to(work.directory).as_posix(): file_facts(path)
+        for path in sorted(work.directory.rglob("*"))
+        if path.is_file()
+    }
+    sealed = msgspec.structs.replace(manifest, files=files).sealed()
+    (work.directory / MANIFEST_FILE).write_bytes(sealed.to_json())
+    for path in [*work.directory.rglob("*"), work.directory]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+        _fsync(path)
+    check_output(work.output, force=force)
+    _put_in_place(work)
+    _fsync(work.output.parent)
+    return sealed
+
+
+def file_facts(path: Path) -> FileFacts:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return FileFacts(sha256=digest, bytes=path.stat().st_size)
+
+
+def _put_in_place(work: Workspace) -> None:
+    """Rename; an older engine is exchanged in one step, and removed with the workspace after."""
+    if not work.output.exists():
+        work.directory.rename(work.output)
+        return
+    if _exchange(work.directory, work.output):
+        return
+    # A file system without exchange: the old engine is aside for an instant, never lost.
+    aside = Path(tempfile.mkdtemp(prefix=_partial_prefix(work.output), dir=work.output.parent))
+    work.output.rename(aside / work.output.name)
+    work.directory.rename(work.output)
+    shutil.rmtree(aside)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two directories atomically; False where the system cannot."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        return False
+    status: int = libc.renameat2(
+        _AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE
+    )
+    return status == 0
+
+
+def _partial_prefix(output: Path) -> str:
+    return f".{output.name}.partial-"
+
+
+def _make_parents(parent: Path) -> list[Path]:
+    """Create what is missing of `parent`; returns what was created, innermost first."""
+    missing = [path for path in (parent, *parent.parents) if not path.exists()]
+    parent.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def _remove_dead_builds(output: Path) -> None:
+    for partial in output.parent.glob(f"{_glob_escaped(_partial_prefix(output))}*"):
+        descriptor = os.open(partial, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(partial, ignore_errors=True)
+        except BlockingIOError:
+            continue  # another build is at work there
+        finally:
+            os.close(descriptor)
+
+
+def _glob_escaped(text: str) -> str:
+    return "".join(f"[{c}]" if c in "*?[" else c for c in text)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _disk_errors(output: Path) -> Iterator[None]:
+    """Say a full or forbidden disk as the user's problem that it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        raise OutputError(
+            _DISK_ERRORS[error.errno],
+            field=str(output),
+            remedy="Free some space or choose another --output; nothing was left behind",
+        ) from error

@@ -1,0 +1,119 @@
+"""The CPU target: plan -> C++ -> one shared object for each instruction-set level."""
+
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+import trtc.plugins
+from trtc.builder.passes.base import Pass
+from trtc.builder.passes.order import cpu_passes
+from trtc.builder.plan import make_plan
+from trtc.builder.targets.base import Compiled, CompileRequest, Progress
+from trtc.builder.targets.cpu_codegen import generate
+from trtc.builder.targets.cxx import Compiler, find_compiler
+from trtc.builder.weights_file import with_external_weights, write_weights
+from trtc.plugins.cpu.host import object_file, runnable_isas
+from trtc.plugins.cpu.isa import ISAS
+from trtc.plugins.registry import REGISTRY
+from trtc.protos.errors import UnsupportedError
+from trtc.protos.manifest import GRAPH_FILE, PLAN_FILE, WEIGHTS_FILE, ByteLedger, TargetFacts
+from trtc.quant.scheme import Scheme
+
+
+@dataclass(frozen=True)
+class CpuTarget:
+    """`cpu` or `cpu:<isa>[,<isa>...]`."""
+
+    isas: tuple[str, ...]
+    """Best first."""
+    optimization: str = "-O3"
+    """For tests, which compile many engines and time none."""
+
+    @property
+    def name(self) -> str:
+        return f"cpu:{','.join(self.isas)}"
+
+    def check(self, scheme: Scheme) -> None:
+        compiler = find_compiler()
+        for isa in self.isas:
+            compiler.check(isa)
+
+    def passes(self, request: CompileRequest) -> tuple[Pass, ...]:
+        return cpu_passes(request.scheme, exact_activations=request.exact_activations)
+
+    def compile(self, request: CompileRequest, progress: Progress) -> Compiled:
+        progress("planning")
+        plan = make_plan(request.module, REGISTRY)
+        plan_json = plan.to_json()
+        (request.workdir / PLAN_FILE).write_bytes(plan_json)
+        source = generate(plan, hashlib.sha256(plan_json).hexdigest(), REGISTRY)
+        graph = with_external_weights(request.module.model, plan.weights)
+        onnx.save_model(graph, str(request.workdir / GRAPH_FILE))
+        compiler = find_compiler()
+        # The compiler works in processes of its own while this one streams the weights.
+        with ThreadPoolExecutor(len(self.isas)) as pool:
+            jobs = self._start(pool, compiler, source, request.workdir)
+            if not request.dummy_weights:
+                write_weights(
+                    request.workdir / WEIGHTS_FILE,
+                    plan.weights,
+                    request.module.recipes,
+                    request.reader,
+                    progress,
+                )
+            progress(f"compiling for {', '.join(self.isas)} with {compiler.version}")
+            for job in jobs:
+                job.result()
+        return Compiled(
+            facts=TargetFacts(
+                kind="cpu", name=self.name, archs=self.isas, toolchain=compiler.version
+            ),
+            ledger=ByteLedger(
+                weights=plan.weights_bytes, activations=plan.arena_bytes, page=plan.kv.page_bytes
+            ),
+        )
+
+    def _start(
+        self, pool: ThreadPoolExecutor, compiler: Compiler, source: str, workdir: Path
+    ) -> list[Future[None]]:
+        return [
+            pool.submit(_compile_isa, compiler, source, isa, workdir, self.optimization)
+            for isa in self.isas
+        ]
+
+
+def parse_cpu_target(isas: str) -> CpuTarget:
+    """The part of `--target` after `cpu:`; empty means the best level of this machine.
+
+    Raises:
+        UnsupportedError: an unknown level.
+    """
+    if not isas:
+        return CpuTarget(isas=runnable_isas()[:1])
+    wanted = [isa.strip() for isa in isas.split(",")]
+    for isa in wanted:
+        if isa not in ISAS:
+            raise UnsupportedError(
+                f"{isa!r} is not an instruction-set level",
+                field="--target",
+                remedy=f"Use one or more of {', '.join(ISAS)}, separated by commas",
+            )
+    return CpuTarget(isas=_best_first(wanted))
+
+
+def _best_first(isas: Sequence[str]) -> tuple[str, ...]:
+    return tuple(isa for isa in reversed(ISAS) if isa in isas)
+
+
+def _compile_isa(
+    compiler: Compiler, source: str, isa: str, workdir: Path, optimization: str
+) -> None:
+    path = workdir / f"engine-{isa}.cpp"
+    path.write_text(source)
+    include = Path(next(iter(trtc.plugins.__path__))).resolve()
+    compiler.build(path, isa, include, workdir / object_file(isa), optimization)
+    path.unlink()

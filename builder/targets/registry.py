@@ -1,0 +1,25 @@
+"""`--target` to a target: a literal table."""
+
+from collections.abc import Callable
+
+from trtc.builder.targets.base import Target
+from trtc.builder.targets.cpu import parse_cpu_target
+from trtc.protos.errors import UnsupportedError
+
+TARGETS: dict[str, Callable[[str], Target]] = {"cpu": parse_cpu_target}
+
+
+def parse_target(name: str | None) -> Target:
+    """The target called `name`; None: the best that this machine can build and run.
+
+    Raises:
+        UnsupportedError: no such target.
+    """
+    kind, _, detail = (name or "cpu").partition(":")
+    if kind not in TARGETS:
+        raise UnsupportedError(
+            f"{kind!r} is not a target that this trtc builds",
+            field="--target",
+            remedy=f"Use {', '.join(TARGETS)}, with an instruction-set level as in cpu:x86-64-v3",
+        )
+    return TARGETS[kind](detail)

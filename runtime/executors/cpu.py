@@ -1,0 +1,268 @@
+"""Runs a compiled CPU engine: one foreign call a step, during which the GIL is free."""
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtc.protos.errors import EngineIncompatibleError, EnvironmentFault, InvariantError
+from trtc.protos.manifest import STEP_ABI_VERSION, KvGeometry, Limits
+from trtc.runtime.executors.base import Float32s, Int32s, PendingStep, StepBatch
+from trtc.runtime.sampler import SampledTokens, SamplingBatch, sample
+
+_INVALID_ARGUMENT = 1
+
+
+class _Info(ctypes.Structure):
+    """trtc_engine_info_t"""
+
+    _fields_ = (
+        ("abi_version", ctypes.c_int32),
+        ("isa", ctypes.c_char_p),
+        ("plan_digest", ctypes.c_char_p),
+        ("weights_bytes", ctypes.c_int64),
+        ("arena_bytes", ctypes.c_int64),
+    )
+
+
+class _Options(ctypes.Structure):
+    """trtc_engine_options_t"""
+
+    _fields_ = (
+        ("weights", ctypes.c_void_p),
+        ("weights_bytes", ctypes.c_int64),
+        ("num_threads", ctypes.c_int32),
+        ("num_cpus", ctypes.c_int32),
+        ("cpus", ctypes.c_void_p),
+    )
+
+
+class _Step(ctypes.Structure):
+    """trtc_engine_step_t"""
+
+    _fields_ = (
+        ("token_ids", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("query_start", ctypes.c_void_p),
+        ("context_lens", ctypes.c_void_p),
+        ("page_table", ctypes.c_void_p),
+        ("logit_rows", ctypes.c_void_p),
+        ("num_tokens", ctypes.c_int64),
+        ("num_sequences", ctypes.c_int64),
+        ("num_logit_rows", ctypes.c_int64),
+        ("page_table_width", ctypes.c_int64),
+        ("pools", ctypes.c_void_p),
+        ("num_pages", ctypes.c_int64),
+        ("logits", ctypes.c_void_p),
+    )
+
+
+@dataclass(frozen=True)
+class CpuEngineFiles:
+    """What a session has verified and hands over."""
+
+    shared_object: Path
+    weights: NDArray[np.uint8]
+    """Data section of weights.safetensors (mapped), or dummy weights; 64-byte aligned."""
+    plan_digest: str
+    """SHA-256 of plan.json, which must be the one compiled in."""
+
+
+@dataclass(frozen=True)
+class _Done:
+    """A finished step: this executor computes when it is launched."""
+
+    tokens: SampledTokens
+
+    def wait(self) -> SampledTokens:
+        return self.tokens
+
+
+class CpuExecutor:
+    """An opened CPU engine with its KV pool (implements Executor)."""
+
+    def __init__(
+        self,
+        files: CpuEngineFiles,
+        *,
+        limits: Limits,
+        kv: KvGeometry,
+        vocab_size: int,
+        num_pages: int,
+        num_threads: int,
+        cpus: Sequence[int] = (),
+    ) -> None:
+        """Open the shared object and allocate the pool.
+
+        Args:
+            num_pages: pages of the pool; the system hands out its memory as it is touched.
+            cpus: one logical CPU a thread to pin workers to, or empty.
+
+        Raises:
+            EngineIncompatibleError: the shared object belongs to another plan.
+            EnvironmentFault: the object cannot be loaded, or memory or threads ran out.
+        """
+        self._limits = limits
+        self._kv = kv
+        self._vocab_size = vocab_size
+        self._num_pages = num_pages
+        self._weights = files.weights
+        self._library = _open_library(files)
+        self._pool = _KvPool(kv, num_pages)
+        cpu_array = np.asarray(cpus, np.int32)
+        options = _Options(
+            weights=files.weights.ctypes.data,
+            weights_bytes=files.weights.nbytes,
+            num_threads=num_threads,
+            num_cpus=len(cpu_array),
+            cpus=cpu_array.ctypes.data,
+        )
+        self._engine: int | None = self._library.trtc_engine_create(ctypes.byref(options))
+        if not self._engine:
+            raise EnvironmentFault(
+                f"the engine did not start: {self._last_error()}",
+                field=str(files.shared_object),
+                remedy="Use fewer threads or free some memory",
+            )
+        self._logits_buffer = np.empty((0, vocab_size), np.float32)
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    @property
+    def kv(self) -> KvGeometry:
+        return self._kv
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def num_pages(self) -> int:
+        return self._num_pages
+
+    def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
+        rows = len(batch.logit_rows)
+        if len(self._logits_buffer) < rows:
+            self._logits_buffer = np.empty((rows, self._vocab_size), np.float32)
+        logits = self._logits_buffer[:rows]
+        self._step(batch, logits)
+        return _Done(sample(logits, sampling))
+
+    def logits(self, batch: StepBatch) -> Float32s:
+        result = np.empty((len(batch.logit_rows), self._vocab_size), np.float32)
+        self._step(batch, result)
+        return result
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self._pool.copy_pages(sources, targets)
+
+    def close(self) -> None:
+        if self._engine:
+            self._library.trtc_engine_destroy(self._engine)
+            self._engine = None
+            self._pool.close()
+
+    def _step(self, batch: StepBatch, logits: Float32s) -> None:
+        if self._engine is None:
+            raise InvariantError("the executor is closed")
+        # Kept in a list, so that arrays made contiguous here outlive the call.
+        arrays = [
+            _contiguous(batch.token_ids),
+            _contiguous(batch.positions),
+            _contiguous(batch.slots),
+            _contiguous(batch.query_start),
+            _contiguous(batch.context_lens),
+            _contiguous(batch.page_table),
+            _contiguous(batch.logit_rows),
+        ]
+        step = _Step(
+            *(array.ctypes.data for array in arrays),
+            len(batch.token_ids),
+            len(batch.context_lens),
+            len(batch.logit_rows),
+            batch.page_table.shape[1],
+            self._pool.pointers.ctypes.data,
+            self._num_pages,
+            logits.ctypes.data,
+        )
+        status = self._library.trtc_engine_step(self._engine, ctypes.byref(step))
+        if status == _INVALID_ARGUMENT:
+            raise InvariantError(f"the engine refused a step: {self._last_error()}")
+        if status:
+            raise EnvironmentFault(f"the engine failed: {self._last_error()}")
+
+    def _last_error(self) -> str:
+        text: bytes = self._library.trtc_engine_last_error()
+        return text.decode(errors="replace")
+
+
+class _KvPool:
+    """All layers' pages in one mapping that the system fills with zeroes as it is touched."""
+
+    def __init__(self, kv: KvGeometry, num_pages: int) -> None:
+        try:
+            self._memory = mmap.mmap(-1, num_pages * kv.page_bytes)
+        except OSError as error:
+            raise EnvironmentFault(
+                f"no memory for a KV pool of {num_pages * kv.page_bytes / 1e9:.2f} GB",
+                field="--kv-bytes",
+                remedy="Give a smaller pool",
+            ) from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._pages = np.frombuffer(self._memory, np.uint8).reshape(
+            kv.num_layers, num_pages, kv.layer_page_bytes
+        )
+        base = self._pages.ctypes.data
+        self.pointers = base + np.arange(kv.num_layers, dtype=np.uint64) * np.uint64(
+            self._pages[0].nbytes
+        )
+        """[layers] address of each layer's pool, as the step ABI takes them."""
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self._pages[:, list(targets)] = self._pages[:, list(sources)]
+
+    def close(self) -> None:
+        del self._pages
+        self._memory.close()
+
+
+def _contiguous(array: Int32s) -> Int32s:
+    return np.ascontiguousarray(array, np.int32)
+
+
+def _open_library(files: CpuEngineFiles) -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(str(files.shared_object.absolute()), mode=ctypes.RTLD_LOCAL)
+        library.trtc_engine_info.restype = ctypes.POINTER(_Info)
+        library.trtc_engine_last_error.restype = ctypes.c_char_p
+        library.trtc_engine_create.restype = ctypes.c_void_p
+        library.trtc_engine_step.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        library.trtc_engine_destroy.argtypes = (ctypes.c_void_p,)
+        library.trtc_engine_destroy.restype = None
+    except (OSError, AttributeError) as error:
+        raise EnvironmentFault(
+            f"cannot be loaded ({error})",
+            field=str(files.shared_object),
+            remedy="Build the engine on this machine",
+        ) from error
+    info: _Info = library.trtc_engine_info().contents
+    for field, found, expected in (
+        ("abi_version", info.abi_version, STEP_ABI_VERSION),
+        ("plan_digest", info.plan_digest.decode(), files.plan_digest),
+        ("weights_bytes", info.weights_bytes, files.weights.nbytes),
+    ):
+        if found != expected:
+            raise EngineIncompatibleError(
+                f"the compiled code has {found}, the engine says {expected}",
+                field=f"{files.shared_object.name}: {field}",
+                remedy="Build the engine again",
+            )
+    return library

@@ -1,0 +1,49 @@
+"""What this process may use of the machine: CPU cores and memory, containers' limits included."""
+
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+_CPUS = Path("/sys/devices/system/cpu")
+
+
+def num_usable_cores(cpus: Path = _CPUS, cgroup: Path = _CGROUP) -> int:
+    """Physical cores that this process may run on, at most its CPU quota; at least 1.
+
+    A second thread on a core adds nothing to kernels that wait for memory, and threads beyond a
+    container's quota make every barrier wait for the next period.
+    """
+    allowed = os.sched_getaffinity(0)
+    cores = {_first_sibling(cpus, cpu) for cpu in allowed}
+    return max(1, min(len(cores), _cpu_quota(cgroup)))
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int:
+    """Memory that can be taken without swapping, or what is left of the container's limit."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    for line in _read(meminfo).splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    limit, used = _read(cgroup / "memory.max"), _read(cgroup / "memory.current")
+    if limit.isdigit() and used.isdigit():
+        free = min(free, int(limit) - int(used))
+    return max(0, free)
+
+
+def _first_sibling(cpus: Path, cpu: int) -> str:
+    siblings = _read(cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list")
+    return siblings or str(cpu)
+
+
+def _cpu_quota(cgroup: Path) -> int:
+    quota, _, period = _read(cgroup / "cpu.max").partition(" ")
+    if quota.isdigit() and period.isdigit():
+        return max(1, int(quota) // int(period))
+    return os.cpu_count() or 1
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
