@@ -1,0 +1,1 @@
+"""Load and latency: what `trtc bench` runs, in this process or against a server."""

@@ -1,0 +1,157 @@
+"""Sends a load of random prompts and writes down when their tokens come."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from trtc.protos.errors import TrtcError
+from trtc.runtime.bench.measure import Load, Measurement, Trace, measure
+from trtc.runtime.client import AsyncClient
+from trtc.runtime.draft import RequestDraft
+from trtc.runtime.model_info import ModelInfo
+from trtc.runtime.request import Output, SamplingParams
+from trtc.runtime.server.app import EngineSource, Opener, ServerConfig
+from trtc.runtime.server.metrics import ServerMetrics
+from trtc.runtime.server.service import Service
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What each request asks for."""
+
+    input_len: int
+    """Prompt tokens, drawn at random."""
+    output_len: int
+    """New tokens; end-of-sequence tokens are ignored."""
+    seed: int = 0
+
+
+class Target(Protocol):
+    """Where the load goes."""
+
+    async def info(self) -> ModelInfo: ...
+
+    def stream(self, draft: RequestDraft) -> AsyncIterator[Output]: ...
+
+
+class ServerTarget:
+    """A running server."""
+
+    def __init__(self, client: AsyncClient, model: str) -> None:
+        self._client = client
+        self._model = model
+
+    async def info(self) -> ModelInfo:
+        infos = await self._client.info(self._model)
+        return infos[0]
+
+    def stream(self, draft: RequestDraft) -> AsyncIterator[Output]:
+        return self._client.submit(draft)
+
+
+class LocalTarget:
+    """An engine in this process, without gRPC."""
+
+    def __init__(self, service: Service, name: str) -> None:
+        self._service = service
+        self._name = name
+
+    async def info(self) -> ModelInfo:
+        return self._service.info(self._name)[0]
+
+    async def stream(self, draft: RequestDraft) -> AsyncIterator[Output]:
+        async with self._service.generate(draft) as stream:
+            async for outputs in stream:
+                for output in outputs:
+                    yield output
+
+
+@asynccontextmanager
+async def local_target(
+    engine: Path, config: ServerConfig, opener: Opener
+) -> AsyncIterator[LocalTarget]:
+    """Open `engine` in this process for the time of the block."""
+    name = engine.resolve().name
+    service = Service([name], config.limits, ServerMetrics())
+    handle = await asyncio.to_thread(opener, EngineSource(name, engine), config)
+    try:
+        service.add(handle)
+        service.set_ready(name)
+        yield LocalTarget(service, name)
+    finally:
+        await asyncio.to_thread(handle.loop.stop)
+        service.close()
+        handle.close()
+
+
+async def run_load(target: Target, load: Load, shape: Shape) -> Measurement:
+    """Send `load.num_requests` requests and measure them."""
+    info = await target.info()
+    prompts = random.Random(shape.seed)
+    drafts = [_draft(prompts, info, shape) for _ in range(load.num_requests)]
+    begin = time.perf_counter()
+    if load.rate is None:
+        assert load.concurrency is not None
+        traces = await _closed_loop(target, drafts, load.concurrency)
+    else:
+        traces = await _open_loop(target, drafts, load.rate, shape.seed)
+    return measure(load, traces, time.perf_counter() - begin)
+
+
+async def _closed_loop(target: Target, drafts: list[RequestDraft], concurrency: int) -> list[Trace]:
+    """Workers take the next draft as soon as they are done with the last."""
+    waiting = iter(drafts)
+    traces: list[Trace] = []
+
+    async def work() -> None:
+        for draft in waiting:
+            traces.append(await _trace(target, draft))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(work())
+    return traces
+
+
+async def _open_loop(
+    target: Target, drafts: list[RequestDraft], rate: float, seed: int
+) -> list[Trace]:
+    """Arrivals are drawn before anything is sent, so that the server's pace cannot shift them."""
+    clock = random.Random(seed)
+    at, traces = time.perf_counter(), []
+
+    async def arrive(draft: RequestDraft, when: float) -> None:
+        await asyncio.sleep(max(when - time.perf_counter(), 0))
+        traces.append(await _trace(target, draft))
+
+    async with asyncio.TaskGroup() as group:
+        for draft in drafts:
+            group.create_task(arrive(draft, at))
+            at += clock.expovariate(rate)
+    return traces
+
+
+async def _trace(target: Target, draft: RequestDraft) -> Trace:
+    trace = Trace(sent_at=time.perf_counter())
+    try:
+        async for output in target.stream(draft):
+            if output.token_ids:
+                trace.arrivals.append((time.perf_counter(), len(output.token_ids)))
+    except TrtcError as error:
+        trace.failure = error.grpc_status
+    return trace
+
+
+def _draft(prompts: random.Random, info: ModelInfo, shape: Shape) -> RequestDraft:
+    return RequestDraft(
+        token_ids=tuple(prompts.randrange(info.vocab_size) for _ in range(shape.input_len)),
+        model=info.name,
+        sampling=SamplingParams(temperature=0.0),
+        max_tokens=shape.output_len,
+        ignore_eos=True,
+    )

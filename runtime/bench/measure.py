@@ -1,0 +1,115 @@
+"""One request's times, and what many of them say."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass
+class Trace:
+    """When one request's tokens came; times are time.perf_counter()."""
+
+    sent_at: float
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    """(time, tokens) of each delivery that brought tokens."""
+    failure: str = ""
+    """gRPC status of the error that ended it, "" for none."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(tokens for _, tokens in self.arrivals)
+
+    @property
+    def first_token_s(self) -> float:
+        return self.arrivals[0][0] - self.sent_at
+
+    @property
+    def whole_s(self) -> float:
+        return self.arrivals[-1][0] - self.sent_at
+
+    @property
+    def between_tokens_s(self) -> list[float]:
+        """One gap for each token after the first delivery; tokens that came together share
+        theirs evenly."""
+        gaps: list[float] = []
+        for (before, _), (at, tokens) in zip(self.arrivals, self.arrivals[1:], strict=False):
+            gaps.extend([(at - before) / tokens] * tokens)
+        return gaps
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Milliseconds; NaN-free: all zero when nothing was measured."""
+
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+
+    @classmethod
+    def of_seconds(cls, seconds: Sequence[float]) -> "Spread":
+        if not seconds:
+            return cls(0.0, 0.0, 0.0, 0.0)
+        values = np.asarray(seconds) * 1e3
+        p50, p95, p99 = (float(value) for value in np.percentile(values, (50, 95, 99)))
+        return cls(float(values.mean()), p50, p95, p99)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Closed loop: `concurrency` requests always under way. Open loop: Poisson arrivals at
+    `rate` a second, however slowly they are answered. Exactly one of them is set."""
+
+    num_requests: int
+    concurrency: int | None = None
+    rate: float | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.concurrency} at once" if self.rate is None else f"{self.rate:g}/s"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One load's figures over its successful requests."""
+
+    load: Load
+    seconds: float
+    """From the first request sent to the last one ended."""
+    completed: int
+    failures: dict[str, int]
+    """gRPC status -> requests that it ended."""
+    output_tokens: int
+    output_tokens_per_s: float
+    requests_per_s: float
+    ttft_ms: Spread
+    """From sending a request to its first token."""
+    itl_ms: Spread
+    """Between tokens of one request."""
+    e2e_ms: Spread
+    """From sending a request to its last token."""
+
+    def as_json(self) -> dict[str, Any]:
+        document = asdict(self)
+        load = document.pop("load")
+        return {**load, **document}
+
+
+def measure(load: Load, traces: Sequence[Trace], seconds: float) -> Measurement:
+    good = [trace for trace in traces if not trace.failure and trace.arrivals]
+    tokens = sum(trace.num_tokens for trace in good)
+    return Measurement(
+        load=load,
+        seconds=seconds,
+        completed=len(good),
+        failures=dict(Counter(trace.failure for trace in traces if trace.failure)),
+        output_tokens=tokens,
+        output_tokens_per_s=tokens / seconds,
+        requests_per_s=len(good) / seconds,
+        ttft_ms=Spread.of_seconds([trace.first_token_s for trace in good]),
+        itl_ms=Spread.of_seconds([gap for trace in good for gap in trace.between_tokens_s]),
+        e2e_ms=Spread.of_seconds([trace.whole_s for trace in good]),
+    )

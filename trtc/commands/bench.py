@@ -1,0 +1,154 @@
+"""`trtc bench`: time to first token, time between tokens and throughput under load."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from trtc.protos.errors import RequestError
+from trtc.runtime.bench.load import ServerTarget, Shape, Target, local_target, run_load
+from trtc.runtime.bench.measure import Load, Measurement, Spread
+from trtc.runtime.client import AsyncClient
+from trtc.runtime.server.app import ServerConfig
+from trtc.runtime.server.opening import open_handle
+
+
+@click.command()
+@click.argument("engine", required=False, type=click.Path(path_type=Path))
+@click.option("--url", metavar="HOST:PORT", help="Measure a running server instead.")
+@click.option("--model", default="", help="With --url: engine name.")
+@click.option(
+    "--concurrency", default="1,4,16", show_default=True, help="Requests at once: closed loop."
+)
+@click.option("--rate", default="", help="Arrivals a second, Poisson: open loop, instead.")
+@click.option("--input-len", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--output-len", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--requests", type=click.IntRange(1), help="Requests a load; 4 for each at once.")
+@click.option("--warmup", type=click.IntRange(0), default=2, show_default=True, help="Requests.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of prompts and arrivals.")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads.")
+@click.option("--kv-bytes", type=click.IntRange(1), help="Bytes of KV pool.")
+@click.option("--dummy-weights", is_flag=True, help="Fill in random weights.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(
+    engine: Path | None,
+    url: str | None,
+    model: str,
+    concurrency: str,
+    rate: str,
+    input_len: int,
+    output_len: int,
+    requests: int | None,
+    warmup: int,
+    seed: int,
+    threads: int | None,
+    kv_bytes: int | None,
+    dummy_weights: bool,
+    as_json: bool,
+) -> None:
+    """Measure an engine in this process, or a running server with --url."""
+    if (engine is None) == (url is None):
+        raise RequestError("give exactly one of them", field="ENGINE, --url")
+    loads = _loads(concurrency, rate, requests)
+    shape = Shape(input_len, output_len, seed)
+    config = ServerConfig(
+        engines=(), num_threads=threads, kv_bytes=kv_bytes, dummy_weights=dummy_weights
+    )
+    measurements = asyncio.run(_measure(engine, url, model, config, loads, shape, warmup))
+    if as_json:
+        click.echo(json.dumps(_document(engine, url, shape, measurements)))
+    else:
+        _show(shape, measurements)
+
+
+async def _measure(
+    engine: Path | None,
+    url: str | None,
+    model: str,
+    config: ServerConfig,
+    loads: Sequence[Load],
+    shape: Shape,
+    warmup: int,
+) -> list[Measurement]:
+    if engine is not None:
+        async with local_target(engine, config, open_handle) as target:
+            return await _run_all(target, loads, shape, warmup)
+    assert url is not None
+    async with AsyncClient(url) as client:
+        return await _run_all(ServerTarget(client, model), loads, shape, warmup)
+
+
+async def _run_all(
+    target: Target, loads: Sequence[Load], shape: Shape, warmup: int
+) -> list[Measurement]:
+    """Each load gets prompts of its own, so that no one finds another's in the prefix cache."""
+    if warmup:
+        unlike = Shape(shape.input_len, shape.output_len, shape.seed - 1)
+        await run_load(target, Load(warmup, concurrency=1), unlike)
+    measurements = []
+    for number, load in enumerate(loads):
+        own = Shape(shape.input_len, shape.output_len, shape.seed + number * 1_000_003)
+        measurements.append(await run_load(target, load, own))
+    return measurements
+
+
+def _loads(concurrency: str, rate: str, requests: int | None) -> list[Load]:
+    if rate:
+        rates = _numbers(rate, "--rate")
+        return [Load(requests or max(16, round(each * 10)), rate=each) for each in rates]
+    levels = [int(each) for each in _numbers(concurrency, "--concurrency")]
+    return [Load(requests or max(8, 4 * each), concurrency=each) for each in levels]
+
+
+def _numbers(text: str, option: str) -> list[float]:
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    whole = option == "--rate" or all(number == int(number) for number in numbers)
+    if not numbers or not whole or any(not 0 < number < 1e6 for number in numbers):
+        raise RequestError(
+            f"{text!r} is not a list of positive numbers", field=option, remedy="Give 1,4,16"
+        )
+    return numbers
+
+
+def _document(
+    engine: Path | None, url: str | None, shape: Shape, measurements: Sequence[Measurement]
+) -> dict[str, Any]:
+    return {
+        "engine": str(engine) if engine is not None else None,
+        "url": url,
+        "input_len": shape.input_len,
+        "output_len": shape.output_len,
+        "seed": shape.seed,
+        "loads": [one.as_json() for one in measurements],
+    }
+
+
+def _show(shape: Shape, measurements: Sequence[Measurement]) -> None:
+    table = Table(
+        title=f"{shape.input_len} tokens in, {shape.output_len} out; milliseconds p50 / p95 / p99"
+    )
+    table.add_column("load", justify="right")
+    for name in ("first token", "between tokens", "whole request", "tok/s", "req/s", "failed"):
+        table.add_column(name, justify="right")
+    for one in measurements:
+        failed = " ".join(f"{count} {status}" for status, count in one.failures.items())
+        table.add_row(
+            one.load.label,
+            *(_spread(spread) for spread in (one.ttft_ms, one.itl_ms, one.e2e_ms)),
+            f"{one.output_tokens_per_s:.1f}",
+            f"{one.requests_per_s:.2f}",
+            failed or "0",
+        )
+    Console().print(table)
+
+
+def _spread(spread: Spread) -> str:
+    return f"{spread.p50:.1f} / {spread.p95:.1f} / {spread.p99:.1f}"
