@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trtc.builder.recipes import Apply, Array, Concat, Recipe, Stack, TensorReader
+from trtc.builder.recipes import Apply, Array, Cast, Concat, Recipe, Stack, TensorReader
 from trtc.builder.spec import LinearSpec, MoeMlpSpec
 from trtc.builder.weights import LinearWeights, Tensor, linear_weights
 from trtc.protos.errors import CheckpointError, UnsupportedError
@@ -51,8 +51,8 @@ def expert_weights(
             "down": down.rows(lambda w: w.weight),
             "gate_up_scale": gate_up.groups(lambda w: w.scale),
             "down_scale": down.groups(lambda w: w.scale),
-            "gate_up_zero": gate_up.groups(lambda w: w.zero),
-            "down_zero": down.groups(lambda w: w.zero),
+            "gate_up_zero": _as_u8(gate_up.groups(lambda w: w.zero)),
+            "down_zero": _as_u8(down.groups(lambda w: w.zero)),
             "gate_up_input_scale": gate_up.shared(lambda w: w.input_scale, _largest),
             "down_input_scale": down.shared(lambda w: w.input_scale, _largest),
             "gate_up_pre_scale": gate_up.shared(lambda w: w.pre_scale, _equal),
@@ -80,6 +80,11 @@ def _check_uniform(mlp: MoeMlpSpec, linears: list[LinearWeights]) -> None:
             field=name,
             remedy="Quantise all experts of the layer alike",
         )
+
+
+def _as_u8(zero: Tensor | None) -> Tensor | None:
+    """trtc.moe reads zero points as bytes, DequantizeLinear in the weight's type."""
+    return None if zero is None else Tensor(Cast(zero.recipe, "u8"), "u8", zero.shape)
 
 
 Pick = Callable[[LinearWeights], Tensor | None]

@@ -37,6 +37,7 @@ from trtc.builder.weights import (
     source_recipe,
 )
 from trtc.plugins.rounding import cast
+from trtc.protos.errors import UnsupportedError
 from trtc.protos.manifest import KvGeometry, Limits
 from trtc.quant.scheme import CheckpointQuantization, Scheme
 
@@ -63,7 +64,24 @@ def build_graph(spec: DecoderSpec, request: GraphRequest, reader: TensorReader) 
         UnsupportedError: the scheme cannot hold one of the linears.
         CheckpointError: a scale is missing or does not fit.
     """
+    _check_quantized_linears(spec, request.quantization)
     return _SourceGraph(spec, request, reader).build()
+
+
+def _check_quantized_linears(
+    spec: DecoderSpec, quantization: CheckpointQuantization | None
+) -> None:
+    if quantization is None:
+        return
+    known = {linear.name for linear in spec.linears}
+    for prefix in quantization.linears:
+        if prefix not in known:
+            raise UnsupportedError(
+                "is quantised in the checkpoint; trtc quantises the linears of attention, MLP and "
+                "experts only",
+                field=prefix,
+                remedy="Quantise again with the lm_head and the routers excluded",
+            )
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from trtc.protos.errors import CheckpointError
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
+QUANT_CONFIG_FILE = "hf_quant_config.json"
+"""nvidia-modelopt's."""
 TOKENIZER_FILE = "tokenizer.json"
 _TOKENIZER_FILES = (
     TOKENIZER_FILE,
@@ -35,6 +37,7 @@ class Checkpoint:
     config: Mapping[str, Any]
     """config.json; the text part of it when it describes several."""
     generation_config: Mapping[str, Any]
+    hf_quant_config: Mapping[str, Any] | None
     tokenizer_files: tuple[Path, ...]
     """Files that the engine's tokenizer/ folder holds; empty without tokenizer.json."""
 
@@ -87,12 +90,12 @@ def open_checkpoint(model: str, revision: str | None = None, *, weights: bool = 
     text_config = config.get("text_config")
     if isinstance(text_config, dict):
         config = {**config, **text_config, "architectures": config.get("architectures")}
-    generation = path / GENERATION_CONFIG_FILE
     return Checkpoint(
         path=path,
         name=_name(model, path),
         config=config,
-        generation_config=_read_object(generation) if generation.is_file() else {},
+        generation_config=_read_optional(path / GENERATION_CONFIG_FILE) or {},
+        hf_quant_config=_read_optional(path / QUANT_CONFIG_FILE),
         tokenizer_files=_tokenizer_files(path),
     )
 
@@ -106,6 +109,10 @@ def _tokenizer_files(path: Path) -> tuple[Path, ...]:
     if not (path / TOKENIZER_FILE).is_file():
         return ()
     return tuple(path / name for name in _TOKENIZER_FILES if (path / name).is_file())
+
+
+def _read_optional(path: Path) -> dict[str, Any] | None:
+    return _read_object(path) if path.is_file() else None
 
 
 def _read_object(path: Path) -> dict[str, Any]:

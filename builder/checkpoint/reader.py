@@ -30,7 +30,7 @@ class SafetensorsReader:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         self._files = {file: MappedFile(directory / file) for file in _weight_files(directory)}
         self._file_of = self._locate()
         self._last: str | None = None
@@ -42,16 +42,16 @@ class SafetensorsReader:
                 if name in located:
                     raise CheckpointError(
                         f"tensor {name} is in {located[name]} and in {file}",
-                        field=str(self._directory),
+                        field=str(self.directory),
                         remedy="Remove the shard that does not belong to this checkpoint",
                     )
                 located[name] = file
-        index = _read_index(self._directory)
+        index = _read_index(self.directory)
         for name, file in (index or {}).items():
             if name not in self._files[file].tensors:
                 raise CheckpointError(
                     f"says that tensor {name} is in {file}, which does not have it",
-                    field=str(self._directory / INDEX_FILE),
+                    field=str(self.directory / INDEX_FILE),
                     remedy="Download the index and the shards again, from one revision",
                 )
         return located
@@ -60,6 +60,12 @@ class SafetensorsReader:
     def names(self) -> tuple[str, ...]:
         """Every tensor of the checkpoint, sorted."""
         return tuple(sorted(self._file_of))
+
+    @property
+    def tensors(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """(element type as safetensors spells it, shape) of every tensor by name, sorted."""
+        stored = (self.stored(name) for name in self.names)
+        return {tensor.name: (tensor.dtype, tensor.shape) for tensor in stored}
 
     @property
     def num_bytes(self) -> int:
@@ -97,7 +103,7 @@ class SafetensorsReader:
         if name not in self._file_of:
             raise CheckpointError(
                 f"tensor {name} is missing",
-                field=str(self._directory),
+                field=str(self.directory),
                 remedy="Check that every shard is there and that config.json is of this model",
             )
         return self._files[self._file_of[name]]

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trtc.builder.checkpoint.checkpoint import Checkpoint
 from trtc.builder.families.config import Config
 from trtc.builder.families.gemma2 import gemma2
 from trtc.builder.families.llama import llama
@@ -13,7 +14,7 @@ from trtc.builder.families.phi3 import phi3
 from trtc.builder.families.qwen2 import qwen2
 from trtc.builder.families.qwen3 import qwen3
 from trtc.builder.families.qwen3_moe import qwen3_moe
-from trtc.builder.spec import DecoderSpec, LinearSpec
+from trtc.builder.spec import DecoderSpec
 from trtc.protos.errors import CheckpointError, RequestError, UnsupportedError
 
 FAMILIES: Mapping[str, Callable[[Config, int], DecoderSpec]] = {
@@ -66,6 +67,16 @@ def decoder_spec(config: Mapping[str, Any], max_seq_len: int) -> DecoderSpec:
     return spec
 
 
+def checkpoint_spec(checkpoint: Checkpoint, max_seq_len: int) -> DecoderSpec:
+    """`decoder_spec` of a checkpoint, with the token ids that generation_config.json decides."""
+    return dataclasses.replace(
+        decoder_spec(checkpoint.config, max_seq_len),
+        bos_token_id=checkpoint.token_id("bos_token_id"),
+        eos_token_ids=checkpoint.eos_token_ids,
+        pad_token_id=checkpoint.token_id("pad_token_id"),
+    )
+
+
 def _check_shapes(spec: DecoderSpec) -> None:
     attention = spec.layers[0].attention
     if attention.num_heads % attention.num_kv_heads:
@@ -73,14 +84,3 @@ def _check_shapes(spec: DecoderSpec) -> None:
             f"{attention.num_kv_heads} does not divide the {attention.num_heads} heads",
             field="config.json: num_key_value_heads",
         )
-
-
-def untied(spec: DecoderSpec) -> DecoderSpec:
-    """The same decoder with an lm_head of its own.
-
-    Transformers ties the embeddings of a checkpoint that has both tensors only when they are
-    equal, whatever config.json says.
-    """
-    head = LinearSpec("lm_head", spec.hidden_size, spec.vocab_size)
-    ignored = tuple(pattern for pattern in spec.ignored_tensors if "lm_head" not in pattern)
-    return dataclasses.replace(spec, lm_head=head, ignored_tensors=ignored)

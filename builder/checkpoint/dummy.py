@@ -1,0 +1,110 @@
+"""Weights without a checkpoint, for --dummy-weights: the right names, shapes and types.
+
+An engine built from them holds no weights; only scales that passes compare are ever read here.
+"""
+
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from trtc.builder.checkpoint.verify import Shape, expected_tensors
+from trtc.builder.recipes import Array
+from trtc.builder.spec import DecoderSpec, LinearSpec, MoeMlpSpec
+from trtc.plugins.rounding import NUMPY_DTYPES, cast
+from trtc.protos.errors import CheckpointError
+from trtc.quant.scheme import CheckpointQuantization, QuantizedLinear, Scheme, TensorSource
+
+_STD = 0.02
+_QUANTIZED_STD: Mapping[str, float] = {"f8e4m3": 64.0, "i8": 40.0, "i4": 2.5}
+"""Spreads codes over a good part of their range."""
+_INT4_RANGE = (-8, 7)
+
+
+class DummyReader:
+    """Reproducible random tensors by name: the same name, type and shape give the same values."""
+
+    def __init__(self, tensors: Mapping[str, tuple[str, Shape]]) -> None:
+        """`tensors`: (element type of protos/dtypes.py, shape) by name."""
+        self._tensors = tensors
+
+    @property
+    def tensors(self) -> Mapping[str, tuple[str, Shape]]:
+        return self._tensors
+
+    def read(self, name: str) -> Array:
+        """Normal values; scales are all alike, norm weights near one.
+
+        Raises:
+            CheckpointError: no such tensor.
+        """
+        if name not in self._tensors:
+            raise CheckpointError(f"tensor {name} is not part of this model", field="config.json")
+        dtype, shape = self._tensors[name]
+        if name.endswith(("scale", "scale_2")):
+            return np.full(shape, 1.0 if name.endswith("pre_quant_scale") else 2.0**-10, np.float32)
+        noise = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, np.float32)
+        if len(shape) == 1:
+            return cast(1.0 + _STD * noise, dtype)
+        values = _QUANTIZED_STD.get(dtype, _STD) * noise
+        if dtype == "i4":
+            codes: Array = np.clip(np.rint(values), *_INT4_RANGE).astype(NUMPY_DTYPES["i4"])
+            return codes
+        return cast(values, dtype)
+
+
+def dummy_checkpoint(
+    spec: DecoderSpec, scheme: Scheme
+) -> tuple[DummyReader, CheckpointQuantization | None]:
+    """A reader for every tensor of `spec`, and how its linears are quantised under `scheme`."""
+    tensors: dict[str, tuple[str, Shape]] = {
+        name: ("bf16", shape) for name, shape in expected_tensors(spec).items()
+    }
+    if scheme.weight in ("f32", "bf16"):
+        return DummyReader(tensors), None
+    keeps_pre_scale = _keep_pre_scale(spec, scheme)
+    linears: dict[str, QuantizedLinear] = {}
+    for linear in spec.linears:
+        rows = tensors[f"{linear.name}.weight"][1][0]
+        canonical = _canonical(linear, rows, scheme, linear.name in keeps_pre_scale)
+        tensors |= {f"{linear.name}.{key}": value for key, value in canonical.items()}
+        linears[linear.name] = QuantizedLinear(
+            scheme.weight,
+            {key: TensorSource((f"{linear.name}.{key}",)) for key in canonical},
+            scheme.group_size,
+        )
+    return DummyReader(tensors), CheckpointQuantization("dummy", scheme, linears, kv_scales={})
+
+
+def _keep_pre_scale(spec: DecoderSpec, scheme: Scheme) -> set[str]:
+    """AWQ folds the scales of linears that share an input into the norm before them."""
+    if not scheme.pre_quant_scale:
+        return set()
+    if scheme.activation == "i8":
+        return {linear.name for linear in spec.linears}
+    kept: set[str] = set()
+    for layer in spec.layers:
+        mlps = layer.mlp.experts if isinstance(layer.mlp, MoeMlpSpec) else (layer.mlp,)
+        kept |= {layer.attention.o.name, *(mlp.down.name for mlp in mlps)}
+    return kept
+
+
+def _canonical(
+    linear: LinearSpec, rows: int, scheme: Scheme, has_pre_scale: bool
+) -> dict[str, tuple[str, Shape]]:
+    """The tensors of quant/scheme.py's QuantizedLinear."""
+    columns = linear.in_features
+    weight = "i4" if scheme.weight == "i4_f8" else scheme.weight
+    per_tensor = scheme.weight == "f8e4m3"
+    groups = columns // scheme.group_size if scheme.group_size else 1
+    tensors: dict[str, tuple[str, Shape]] = {
+        "weight": (weight, (rows, columns)),
+        "weight_scale": ("f32", (1, 1) if per_tensor else (rows, groups)),
+    }
+    if scheme.weight == "i4_f8":
+        tensors["weight_scale_2"] = ("f32", ())
+    if scheme.activation in ("f8e4m3", "i8"):
+        tensors["input_scale"] = ("f32", ())
+    if has_pre_scale:
+        tensors["pre_quant_scale"] = ("f32", (columns,))
+    return tensors

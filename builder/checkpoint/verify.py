@@ -1,0 +1,147 @@
+"""Does the checkpoint have the tensors that its config.json promises? Headers only."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from trtc.builder.checkpoint.reader import SafetensorsReader
+from trtc.builder.spec import DecoderSpec, LinearSpec, MoeMlpSpec, NormSpec
+from trtc.protos.errors import CheckpointError
+from trtc.quant.scheme import CheckpointQuantization
+
+Shape = tuple[int, ...]
+
+
+def expected_tensors(spec: DecoderSpec) -> dict[str, Shape]:
+    """Shape of every tensor of the unquantised checkpoint, by name, in the order of the layers."""
+    shapes: dict[str, Shape] = {spec.embedding: (spec.vocab_size, spec.hidden_size)}
+    for layer in spec.layers:
+        attention = layer.attention
+        for norm, size in (
+            (layer.attention_norm, spec.hidden_size),
+            (layer.attention_post_norm, spec.hidden_size),
+            (layer.mlp_norm, spec.hidden_size),
+            (layer.mlp_post_norm, spec.hidden_size),
+            (attention.q_norm, attention.head_dim),
+            (attention.k_norm, attention.head_dim),
+        ):
+            _add_norm(shapes, norm, size)
+        if isinstance(layer.mlp, MoeMlpSpec):
+            _add_linear(shapes, layer.mlp.router)
+    for linear in spec.linears:
+        _add_linear(shapes, linear)
+    _add_norm(shapes, spec.final_norm, spec.hidden_size)
+    _add_linear(shapes, spec.lm_head)
+    return shapes
+
+
+def check_tensors(
+    spec: DecoderSpec,
+    reader: SafetensorsReader,
+    quantization: CheckpointQuantization | None = None,
+) -> tuple[str, ...]:
+    """Compare names and shapes; return the names that trtc does not know, for a warning.
+
+    Quantised linears are checked by their names: their format's reader has checked their shapes.
+
+    Raises:
+        CheckpointError: missing tensors, shapes that contradict config.json, or biases that
+            config.json does not speak of (leaving them out would change every answer).
+    """
+    expected = expected_tensors(spec)
+    known = set(expected)
+    if quantization is not None:
+        known |= _rename_quantized(expected, quantization)
+    _check_missing([name for name in (*expected, *sorted(known)) if name not in reader], reader)
+    for name, shape in expected.items():
+        stored = reader.stored(name).shape
+        if stored != shape:
+            raise CheckpointError(
+                f"tensor {name} is {list(stored)} in the checkpoint, "
+                f"config.json makes it {list(shape)}",
+                field="config.json",
+                remedy="Use the config.json that the checkpoint was saved with",
+            )
+    ignored = [re.compile(pattern) for pattern in spec.ignored_tensors]
+    unknown = tuple(
+        name
+        for name in reader.names
+        if name not in known and not any(pattern.fullmatch(name) for pattern in ignored)
+    )
+    _check_biases(spec, unknown)
+    return unknown
+
+
+def settle_embeddings(spec: DecoderSpec, reader: SafetensorsReader) -> DecoderSpec:
+    """Tied embeddings stay tied unless the checkpoint has an lm_head that differs from them.
+
+    Transformers decides the same way: then the checkpoint is right and config.json is not.
+    """
+    head = "lm_head.weight"
+    if f"{spec.lm_head.name}.weight" != spec.embedding or head not in reader:
+        return spec
+    if _same_bytes(reader, head, spec.embedding):
+        return spec
+    return dataclasses.replace(
+        spec,
+        lm_head=dataclasses.replace(spec.lm_head, name="lm_head"),
+        ignored_tensors=tuple(p for p in spec.ignored_tensors if not re.fullmatch(p, head)),
+    )
+
+
+def _same_bytes(reader: SafetensorsReader, first: str, second: str) -> bool:
+    one, other = reader.stored(first), reader.stored(second)
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    rows = zip(reader.read(first), reader.read(second), strict=True)
+    return all(a.tobytes() == b.tobytes() for a, b in rows)
+
+
+def _add_norm(shapes: dict[str, Shape], norm: NormSpec | None, size: int) -> None:
+    if norm is not None:
+        shapes[norm.weight] = (size,)
+
+
+def _add_linear(shapes: dict[str, Shape], linear: LinearSpec) -> None:
+    """A fused tensor has the rows of its last part."""
+    weight, bias = f"{linear.name}.weight", f"{linear.name}.bias"
+    end = linear.out_features if linear.rows is None else linear.rows[1]
+    rows = max(end, shapes.get(weight, (0,))[0])
+    shapes[weight] = (rows, linear.in_features)
+    if linear.has_bias:
+        shapes[bias] = (rows,)
+
+
+def _rename_quantized(expected: dict[str, Shape], quantization: CheckpointQuantization) -> set[str]:
+    """Take quantised weights out of `expected`; return the tensors that stand for them."""
+    names: set[str] = set()
+    for prefix, linear in quantization.linears.items():
+        expected.pop(f"{prefix}.weight", None)
+        names |= {name for source in linear.tensors.values() for name in source.names}
+    for source in quantization.kv_scales.values():
+        names |= set(source.names)
+    return names
+
+
+def _check_missing(missing: list[str], reader: SafetensorsReader) -> None:
+    if not missing:
+        return
+    names = list(dict.fromkeys(missing))
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    raise CheckpointError(
+        f"tensors are missing: {', '.join(names[:5])}{more}",
+        field=str(reader.directory),
+        remedy="Check that every shard is there and that config.json is of this model",
+    )
+
+
+def _check_biases(spec: DecoderSpec, unknown: tuple[str, ...]) -> None:
+    linears: Mapping[str, LinearSpec] = {linear.name: linear for linear in spec.linears}
+    for name in unknown:
+        prefix, _, suffix = name.rpartition(".")
+        if suffix == "bias" and prefix in linears:
+            raise CheckpointError(
+                f"tensor {name} is in the checkpoint, but config.json says there is no such bias",
+                field="config.json",
+                remedy="Use the config.json that the checkpoint was saved with",
+            )
