@@ -1,0 +1,278 @@
+"""The scheduler's state and its changes: admit, allocate, copy on write, fork, preempt, finish."""
+
+import itertools
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import NamedTuple
+
+from trtc.protos.errors import InvariantError
+from trtc.runtime.kv_pool import PageCopy
+from trtc.runtime.prefix_cache import Node, PrefixCache
+from trtc.runtime.request import FinishReason
+from trtc.runtime.sequence import Sequence, Status
+from trtc.runtime.step_plan import Admission, Chunk, StepPlan
+
+_by_rank = attrgetter("rank")
+
+
+class Drawn(NamedTuple):
+    """A token that a step gave to a sequence."""
+
+    sequence: Sequence
+    row: int
+    """Row of the step's samples."""
+    finish_reason: FinishReason | None
+
+
+@dataclass
+class Changes:
+    """What the loop's tables must take over."""
+
+    placed: list[Sequence] = field(default_factory=list)
+    """Sequences new on their lanes."""
+    grown: list[tuple[Sequence, int]] = field(default_factory=list)
+    """Sequences whose pages changed, and the index of the first that did."""
+    copies: list[PageCopy] = field(default_factory=list)
+    """Page copies to perform, in order, before the step."""
+
+
+@dataclass
+class Counters:
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    computed_tokens: int = 0
+    drawn_tokens: int = 0
+
+
+class SchedulerState:
+    """Queue, running sequences, lanes and pages of one engine. One thread uses it."""
+
+    def __init__(self, cache: PrefixCache, *, num_lanes: int) -> None:
+        self.cache = cache
+        self.num_lanes = num_lanes
+        self.waiting: list[Sequence] = []
+        """In order of rank."""
+        self.running: list[Sequence] = []
+        """In order of rank."""
+        self.free_lanes = list(range(num_lanes - 1, -1, -1))
+        self.counters = Counters()
+        self._changes = Changes()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Add a waiting sequence; alone in the pool it must fit to its full length."""
+        assert sequence.status is Status.WAITING
+        assert self.cache.pool.pages_for(sequence.max_tokens) <= self.cache.pool.num_pages
+        assert sequence.num_samples <= self.num_lanes
+        insort(self.waiting, sequence, key=_by_rank)
+
+    def take_changes(self) -> Changes:
+        """What happened since the last call."""
+        changes, self._changes = self._changes, Changes()
+        return changes
+
+    # Pages of an admission, as the plan counts and `apply` takes them.
+
+    def num_new_pages(self, sequence: Sequence, matched: Items[Node]) -> int:
+        """Pages to allocate for all known tokens; one more when the last match is copied."""
+        known = len(sequence.token_ids)
+        pages = self.cache.pool.pages_for(known) - len(matched)
+        return pages + self._is_full_hit(sequence, matched)
+
+    def num_computed_after(self, sequence: Sequence, matched: Items[Node]) -> int:
+        """Tokens that need no computing. The last one does: its logits are wanted."""
+        hit = len(matched) * self.cache.pool.page_size
+        return hit - self._is_full_hit(sequence, matched)
+
+    def _is_full_hit(self, sequence: Sequence, matched: Items[Node]) -> bool:
+        return len(matched) * self.cache.pool.page_size == len(sequence.token_ids)
+
+    # Before the step.
+
+    def apply(self, plan: StepPlan) -> None:
+        """Make the plan's pages ready: preempt, hold what was matched, then allocate."""
+        for sequence in plan.preempted:
+            self._preempt(sequence)
+        for admission in plan.admissions:  # before anything is allocated: that may evict
+            admission.sequence.pages = self.cache.claim(admission.matched)
+        for sequence, _, _ in plan.chunks:
+            if sequence.status is Status.RUNNING and sequence.num_remaining == 1:
+                self._secure_page(sequence)
+        for admission in plan.admissions:
+            self._admit(admission)
+        if plan.preempted:
+            self.running = [one for one in self.running if one.status is Status.RUNNING]
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._let_go(sequence)
+        sequence.status = Status.WAITING
+        insort(self.waiting, sequence, key=_by_rank)
+        self.counters.preemptions += 1
+
+    def _secure_page(self, sequence: Sequence) -> None:
+        """A page of its own for the next token."""
+        index = sequence.num_computed // self.cache.pool.page_size
+        if index == len(sequence.pages):
+            sequence.pages += self.cache.allocate(1)
+        elif self.cache.pool.refs[sequence.pages[index]] > 1:
+            self._copy_on_write(sequence, index)
+        else:
+            return
+        self._changes.grown.append((sequence, index))
+
+    def _copy_on_write(self, sequence: Sequence, index: int) -> None:
+        """Replace a shared page by a copy. The others keep the source at least until the copy."""
+        source = sequence.pages[index]
+        (target,) = self.cache.allocate(1)
+        sequence.pages[index] = target
+        self._changes.copies.append(PageCopy(source, target))
+        self.cache.release((source,))
+
+    def _admit(self, admission: Admission) -> None:
+        sequence, matched = admission
+        at = bisect_left(self.waiting, sequence.rank, key=_by_rank)
+        assert self.waiting[at] is sequence
+        del self.waiting[at]
+        insort(self.running, sequence, key=_by_rank)
+        sequence.status = Status.RUNNING
+        sequence.lanes = [self.free_lanes.pop() for _ in range(sequence.num_samples)]
+        sequence.num_computed = self.num_computed_after(sequence, matched)
+        full_hit = self._is_full_hit(sequence, matched)
+        sequence.node = matched[-1] if matched else self.cache.root
+        sequence.num_cached_pages = len(matched)
+        if full_hit:
+            # The page to write becomes a copy, and with it the last page of the tree's path.
+            self._copy_on_write(sequence, len(matched) - 1)
+            sequence.node = matched[-1].parent
+            sequence.num_cached_pages -= 1
+        missing = self.cache.pool.pages_for(len(sequence.token_ids)) - len(sequence.pages)
+        sequence.pages += self.cache.allocate(missing)
+        self._changes.placed.append(sequence)
+        self._count_hits(sequence)
+
+    def _count_hits(self, sequence: Sequence) -> None:
+        if sequence.cached_prompt_tokens is None:
+            sequence.cached_prompt_tokens = sequence.num_computed
+        self.counters.prefix_query_tokens += len(sequence.token_ids)
+        self.counters.prefix_hit_tokens += sequence.num_computed
+
+    # After the step.
+
+    def commit(
+        self, plan: StepPlan, token_ids: Items[int], invalid_rows: Collection[int] = ()
+    ) -> list[Drawn]:
+        """Take over what the step computed and drew.
+
+        Args:
+            token_ids: [R] one for each sample of the plan's chunks, in order.
+            invalid_rows: samples that mean nothing; the caller must end their sequences.
+
+        Returns:
+            One entry a row, in order. Sequences that finished have let go of their pages.
+        """
+        drawn: list[Drawn] = []
+        for chunk in plan.chunks:
+            begin = len(drawn)
+            sequence, num_tokens, num_samples = chunk
+            sequence.num_computed += num_tokens
+            if num_samples == 0 or begin not in invalid_rows:
+                self._cache_full_pages(sequence)
+            for one, row in self._drawing_sequences(chunk, begin):
+                one.token_ids.append(token_ids[row])
+                drawn.append(Drawn(one, row, one.finish_reason()))
+            self.counters.computed_tokens += num_tokens
+            self.counters.drawn_tokens += num_samples
+        assert len(drawn) == len(token_ids), (len(drawn), len(token_ids))
+        self.finish([one.sequence for one in drawn if one.finish_reason is not None])
+        return drawn
+
+    def _drawing_sequences(self, chunk: Chunk, row: int) -> Iterable[tuple[Sequence, int]]:
+        if chunk.num_samples == 0:
+            return ()
+        sequence = chunk.sequence
+        if chunk.num_samples == 1:
+            return ((sequence, row),)
+        return zip((sequence, *self._fork(sequence)), itertools.count(row), strict=False)
+
+    def _fork(self, sequence: Sequence) -> list[Sequence]:
+        """The n - 1 other sequences of a request, sharing all pages of the prefilled prompt."""
+        lanes = sequence.lanes[1:]
+        del sequence.lanes[1:]
+        sequence.num_samples = 1
+        children = [sequence.fork(index, lane) for index, lane in enumerate(lanes, start=1)]
+        for child in children:
+            self.cache.pool.share(child.pages)
+            insort(self.running, child, key=_by_rank)
+        self._changes.placed += children
+        return children
+
+    def _cache_full_pages(self, sequence: Sequence) -> None:
+        size = self.cache.pool.page_size
+        if not self.cache.enabled or sequence.num_computed // size == sequence.num_cached_pages:
+            return
+        for index in range(sequence.num_cached_pages, sequence.num_computed // size):
+            assert sequence.node is not None
+            page = sequence.pages[index]
+            tokens = sequence.token_ids[index * size : (index + 1) * size]
+            sequence.node = self.cache.insert(sequence.node, tokens, page)
+            if sequence.node.page != page:
+                sequence.pages[index] = sequence.node.page
+                self._changes.grown.append((sequence, index))
+        sequence.num_cached_pages = sequence.num_computed // size
+
+    def finish(self, sequences: Iterable[Sequence]) -> None:
+        """End sequences, waiting or running; those that have finished already stay so."""
+        any_ran = False
+        for sequence in sequences:
+            if sequence.status is Status.WAITING:
+                at = bisect_left(self.waiting, sequence.rank, key=_by_rank)
+                assert self.waiting[at] is sequence
+                del self.waiting[at]
+            elif sequence.status is Status.RUNNING:
+                any_ran = True
+                self._let_go(sequence)
+            sequence.status = Status.FINISHED
+        if any_ran:
+            self.running = [one for one in self.running if one.status is Status.RUNNING]
+
+    def _let_go(self, sequence: Sequence) -> None:
+        """Return lanes and pages; full pages stay in the prefix cache while there is room."""
+        self.cache.release(sequence.pages)
+        self.free_lanes += sequence.lanes
+        sequence.pages = []
+        sequence.lanes = []
+        sequence.node = None
+        sequence.num_cached_pages = 0
+        sequence.num_computed = 0
+
+    def check_integrity(self) -> None:
+        """Pages, lanes and lists agree; for idle times and tests.
+
+        Raises:
+            InvariantError: something leaked.
+        """
+        self.cache.check_integrity([sequence.pages for sequence in self.running])
+        lanes = sorted([*self.free_lanes, *(lane for one in self.running for lane in one.lanes)])
+        if lanes != list(range(self.num_lanes)):
+            raise InvariantError("a lane leaked or was given away twice")
+        for name, status, listed in (
+            ("waiting", Status.WAITING, self.waiting),
+            ("running", Status.RUNNING, self.running),
+        ):
+            ranks = [sequence.rank for sequence in listed]
+            if ranks != sorted(set(ranks)):
+                raise InvariantError(f"the {name} sequences are not in order")
+            if any(sequence.status is not status for sequence in listed):
+                raise InvariantError(f"a sequence that is not {name} is listed so")
+        for sequence in self.running:
+            if self.cache.pool.pages_for(sequence.num_computed) > len(sequence.pages):
+                raise InvariantError("a sequence has computed tokens without pages")
+        if any(sequence.pages or sequence.lanes for sequence in self.waiting):
+            raise InvariantError("a waiting sequence holds pages or lanes")

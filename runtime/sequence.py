@@ -1,0 +1,110 @@
+"""One sequence on its way through the scheduler.
+
+token_ids   [ prompt ............ | output ....... ]
+computed    [ in the KV pool ....... )  next chunk
+pages       [ 8 | 2 | 9 | 4 ]
+"""
+
+import enum
+
+from trtc.runtime.prefix_cache import Node
+from trtc.runtime.request import FinishReason, GenerationRequest
+
+Rank = tuple[float, int, int]
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """Tokens, pages and place of one sequence; only the scheduler's state changes it."""
+
+    __slots__ = (
+        "cached_prompt_tokens",
+        "index",
+        "lanes",
+        "max_tokens",
+        "node",
+        "num_cached_pages",
+        "num_computed",
+        "num_prompt",
+        "num_samples",
+        "pages",
+        "rank",
+        "request",
+        "status",
+        "stop_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self, request: GenerationRequest, *, rank: Rank, eos_token_ids: frozenset[int]
+    ) -> None:
+        self.request = request
+        self.index = 0
+        self.rank = rank
+        """Order among sequences, smaller first. It never changes, see `rank_of`."""
+        self.token_ids = list(request.prompt_ids)
+        self.num_prompt = len(request.prompt_ids)
+        self.max_tokens = self.num_prompt + request.max_tokens
+        """Length at which the sequence ends, prompt included."""
+        eos = frozenset() if request.ignore_eos else eos_token_ids
+        self.stop_ids = eos.union(request.stop_token_ids)
+        self.num_samples = request.n
+        """Tokens to draw when all known ones are computed: n until the sequence has forked."""
+        self.num_computed = 0
+        self.pages: list[int] = []
+        self.node: Node | None = None
+        """Prefix-tree node of the last cached page; None: not running."""
+        self.num_cached_pages = 0
+        self.lanes: list[int] = []
+        """The first is its own; the others are kept for its forks."""
+        self.status = Status.WAITING
+        self.cached_prompt_tokens: int | None = None
+        """Prompt tokens found in the prefix cache at the first admission; None: not yet."""
+
+    @property
+    def lane(self) -> int:
+        """Row of the loop's tables."""
+        return self.lanes[0]
+
+    @property
+    def num_remaining(self) -> int:
+        """Known tokens not yet computed."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    def fork(self, index: int, lane: int) -> "Sequence":
+        """Another sequence of the same request that continues from the same tokens and pages."""
+        child = Sequence.__new__(Sequence)
+        for name in self.__slots__:
+            setattr(child, name, getattr(self, name))
+        child.index = index
+        child.rank = (self.rank[0], self.rank[1], index)
+        child.token_ids = list(self.token_ids)
+        child.pages = list(self.pages)
+        child.lanes = [lane]
+        child.num_samples = 1
+        return child
+
+    def finish_reason(self) -> FinishReason | None:
+        """Why the last token ends the sequence, or None."""
+        if self.token_ids[-1] in self.stop_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.token_ids) >= self.max_tokens else None
+
+
+def rank_of(priority: int, arrival: float, number: int, ageing_s: float) -> Rank:
+    """Priority with ageing as one order that never changes.
+
+    All requests age alike: after `ageing_s` seconds a request weighs as much as one with a
+    priority higher by one that comes then. So a step of priority is worth an earlier arrival, and
+    whoever waits is overtaken only by requests that come within a bounded time: no starvation.
+    """
+    return (arrival - priority * ageing_s, number, 0)
