@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -43,6 +44,16 @@ SUBCOMMANDS: dict[str, Subcommand] = {
 
 class LazyGroup(click.Group):
     """A group whose help needs no subcommand's module."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """A reader of stdout that leaves early (`| head`) ends the command without a word."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _silence_stdout()
+            ctx.exit(EXIT_BROKEN_PIPE)
+        return result
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(SUBCOMMANDS)
@@ -90,7 +101,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         status = cli.main(arguments, prog_name="trtc", standalone_mode=False)
-        sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -101,9 +111,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("trtc: interrupted", err=True)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        _silence_stdout()
-        return EXIT_BROKEN_PIPE
     # Without standalone mode click returns the status given to Context.exit, or the callback's.
     return status if isinstance(status, int) else 0
 

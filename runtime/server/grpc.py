@@ -64,7 +64,7 @@ class InferenceServicer:
         self._service = service
         self._stalled_client_s = stalled_client_s
 
-    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+    def handlers(self) -> "grpc.GenericRpcHandler[Any, Any]":
         """What a grpc.aio server is given."""
         return grpc.method_handlers_generic_handler(
             SERVICE,
@@ -177,7 +177,7 @@ def bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None) -
 
 def _unary(
     method: Method[Any, Any], behaviour: Callable[[Any, Context], Awaitable[Message]]
-) -> grpc.RpcMethodHandler[Any, Any]:
+) -> "grpc.RpcMethodHandler[Any, Any]":
     """A handler whose known errors become statuses."""
 
     async def handle(request: Message | Unreadable, context: Context) -> Message:

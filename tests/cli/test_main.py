@@ -1,0 +1,161 @@
+"""The `trtc` group: help without imports, errors as one line, exit statuses, pipes and Ctrl-C."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import click
+import pytest
+
+import trtc.cli
+from trtc.cli import SUBCOMMANDS, main
+from trtc.protos import errors
+from trtc.version import __version__
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"trtc {__version__}\n"
+
+
+def test_help_lists_every_subcommand_and_imports_none(capsys: pytest.CaptureFixture[str]) -> None:
+    code = (
+        "import sys, trtc.cli\n"
+        "assert trtc.cli.main(['--help']) == 0\n"
+        "heavy = {'grpc', 'numpy', 'torch', 'onnx', 'rich'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "assert not [name for name in sys.modules if name.startswith('trtc.commands.')]\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    for name in SUBCOMMANDS:
+        assert f"  {name} " in result.stdout
+
+
+def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "Commands:" in capsys.readouterr().err
+
+
+def test_an_unknown_subcommand_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["brew"]) == 2
+    assert "No such command 'brew'" in capsys.readouterr().err
+
+
+def test_an_unknown_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["client", "--colour"]) == 2
+    assert "--colour" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (errors.RequestError("is wrong", field="--x", remedy="Mend it"), 2),
+        (errors.AccuracyError("too far off"), 3),
+        (errors.EngineCorruptError("one\nflipped\nbyte"), 4),
+        (errors.EnvironmentFault("no compiler"), 5),
+        (errors.UnavailableError("gone"), 6),
+        (errors.InvariantError("a bug"), 70),
+    ],
+)
+def test_an_error_is_one_line_and_its_exit_status(
+    error: errors.TrtcError,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @click.command()
+    def command() -> None:
+        raise error
+
+    monkeypatch.setattr(trtc.cli, "_load", lambda name: command)
+    assert main(["build"]) == status
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"trtc: error: {' '.join(str(error).split())}\n"
+
+
+def test_traceback_shows_where_it_was_raised(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @click.command()
+    def command() -> None:
+        raise errors.RequestError("is wrong")
+
+    monkeypatch.setattr(trtc.cli, "_load", lambda name: command)
+    assert main(["--traceback", "build"]) == 2
+    assert "in command" in capsys.readouterr().err
+
+
+def test_an_absent_builder_package_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @click.command()
+    def command() -> None:
+        raise ModuleNotFoundError("No module named 'onnx'", name="onnx")
+
+    monkeypatch.setattr(trtc.cli, "_load", lambda name: command)
+    assert main(["build"]) == 5
+    assert "pip install 'trtc[build]'" in capsys.readouterr().err
+
+
+def test_an_absent_module_of_trtc_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    def command() -> None:
+        raise ModuleNotFoundError("No module named 'trtc.x'", name="trtc.x")
+
+    monkeypatch.setattr(trtc.cli, "_load", lambda name: command)
+    with pytest.raises(ModuleNotFoundError):
+        main(["build"])
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    code = (
+        "import sys, trtc.cli, click\n"
+        "@click.command()\n"
+        "def command():\n"
+        "    while True: click.echo('x' * 1000)\n"
+        "trtc.cli._load = lambda name: command\n"
+        "sys.exit(trtc.cli.main(['build']))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=20) == 141
+
+
+def test_ctrl_c_says_so_and_leaves_130() -> None:
+    code = (
+        "import sys, time, trtc.cli, click\n"
+        "@click.command()\n"
+        "def command():\n"
+        "    click.echo('started')\n"
+        "    time.sleep(60)\n"
+        "trtc.cli._load = lambda name: command\n"
+        "sys.exit(trtc.cli.main(['build']))\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-u", "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "started\n"
+        time.sleep(0.1)
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+        assert process.stderr.read() == "\ntrtc: interrupted\n"
+
+
+@pytest.mark.parametrize("name", list(SUBCOMMANDS))
+def test_every_subcommand_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    assert f"Usage: trtc {name}" in capsys.readouterr().out
