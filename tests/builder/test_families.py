@@ -1,0 +1,240 @@
+"""Every family against Transformers, and what is refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.evaluate import PAGE_SIZE, stepper
+from tests.support.models import (
+    FAMILIES,
+    WINDOW,
+    random_prompt,
+    tiny_checkpoint,
+    tiny_config,
+    transformers_greedy,
+    transformers_logits,
+)
+from trtc.builder.families.registry import FAMILIES as ARCHITECTURES
+from trtc.builder.families.registry import decoder_spec
+from trtc.builder.spec import DecoderSpec, MoeMlpSpec
+from trtc.protos.errors import CheckpointError, RequestError, TrtcError, UnsupportedError
+
+TOLERANCE = 1e-4
+CHUNKS = (1, 7, PAGE_SIZE, 23, 64)
+"""Below, at and across page borders; the last takes the prompt whole."""
+PROMPT = 53
+assert PROMPT > 2 * WINDOW and PROMPT % PAGE_SIZE
+
+
+def config_of(family: str, **fields: Any) -> dict[str, Any]:
+    """config.json as Transformers would save it; a field set to ... is left out."""
+    config = json.loads(tiny_config(family).to_json_string(use_diff=False))
+    config["architectures"] = [type(tiny_config(family)).__name__.replace("Config", "ForCausalLM")]
+    merged = {**config, **fields}
+    return {key: value for key, value in merged.items() if value is not ...}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(request.param, tmp_path_factory.mktemp("models"))
+
+
+def test_logits_match_transformers_whatever_the_chunks(checkpoint: Path) -> None:
+    prompt = random_prompt(PROMPT, seed=3)
+    expected = transformers_logits(checkpoint, prompt)
+    for chunk in CHUNKS:
+        found = stepper(checkpoint).prefill(prompt, chunk)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_greedy_decoding_gives_the_tokens_of_transformers(checkpoint: Path) -> None:
+    # Transformers changes longrope's factors under way; an engine is built for one set of them.
+    for length in (40,) if "longrope" in checkpoint.name else (1, 40):
+        prompt = random_prompt(length, seed=length)
+        assert stepper(checkpoint).greedy(prompt, 64, chunk=17) == transformers_greedy(
+            checkpoint, prompt, 64
+        )
+
+
+def test_sequences_that_share_steps_do_not_see_each_other(checkpoint: Path) -> None:
+    prompts = {name: random_prompt(30, seed=index) for index, name in enumerate("abc")}
+    together = stepper(checkpoint)
+    found: dict[str, list[Any]] = {name: [] for name in prompts}
+    schedule = [{"a": 20}, {"a": 1, "b": 30}, {"c": 9, "a": 1, "b": 0}, {"c": 21, "a": 8}]
+    done = dict.fromkeys(prompts, 0)
+    for step in schedule:
+        chunks = {}
+        for name, count in step.items():
+            if count:
+                chunks[name] = prompts[name][done[name] : done[name] + count]
+                done[name] += count
+        for name, logits in together.step(chunks).items():
+            found[name].append(logits)
+    for name, prompt in prompts.items():
+        np.testing.assert_array_equal(
+            np.concatenate(found[name]), stepper(checkpoint).prefill(prompt, 30)
+        )
+
+
+@pytest.mark.parametrize("max_seq_len", [32, 64])
+def test_longrope_takes_the_factors_of_the_length_it_is_built_for(
+    max_seq_len: int, tmp_path: Path
+) -> None:
+    path = tiny_checkpoint("phi3_longrope", tmp_path)
+    prompt = random_prompt(max_seq_len)
+    found = stepper(path, max_seq_len=max_seq_len).prefill(prompt, 11)
+    np.testing.assert_allclose(found, transformers_logits(path, prompt), rtol=0, atol=TOLERANCE)
+
+
+# --- features that must be awake for the comparison above to mean anything ----------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("llama3", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+        ("llama_yarn", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+        ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+        ("mistral", {"sliding_window": None}),
+        ("qwen2", {"max_window_layers": 2, "layer_types": ...}),
+        ("gemma2", {"attn_logit_softcapping": None}),
+        ("gemma2", {"final_logit_softcapping": None}),
+        ("gemma2", {"query_pre_attn_scalar": 32}),
+        ("gemma2", {"layer_types": ["full_attention"] * 4}),
+        ("phi3", {"sliding_window": None}),
+        ("phi3_longrope", {"original_max_position_embeddings": 256}),
+        ("qwen3_moe", {"norm_topk_prob": False}),
+        ("mixtral", {"num_experts_per_tok": 1}),
+    ],
+)
+def test_leaving_a_feature_out_changes_the_logits(
+    family: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tiny_checkpoint(family, tmp_path)
+    prompt = random_prompt(PROMPT)
+    expected = transformers_logits(path, prompt)
+    (path / "config.json").write_text(json.dumps(config_of(family, **fields)))
+    found = stepper(path).prefill(prompt, PROMPT)
+    assert abs(found - expected).max() > 100 * TOLERANCE
+
+
+# --- spellings --------------------------------------------------------------------------------
+
+
+def flat_spelling(family: str) -> dict[str, Any]:
+    """The same config as Transformers 4 wrote it."""
+    config = config_of(family)
+    parameters = dict(config.pop("rope_parameters"))
+    config["rope_theta"] = parameters.pop("rope_theta")
+    if "partial_rotary_factor" in parameters:
+        config["partial_rotary_factor"] = parameters.pop("partial_rotary_factor")
+    kind = parameters.pop("rope_type")
+    config["rope_scaling"] = None if kind == "default" else {"type": kind, **parameters}
+    return config
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_flat_and_nested_rope_spellings_mean_the_same(family: str) -> None:
+    assert decoder_spec(flat_spelling(family), 64) == decoder_spec(config_of(family), 64)
+
+
+def test_the_older_name_of_the_expert_count() -> None:
+    older = config_of("qwen3_moe", num_local_experts=..., num_experts=6)
+    assert decoder_spec(older, 64) == decoder_spec(config_of("qwen3_moe"), 64)
+
+
+def test_phi3_reads_su_as_longrope() -> None:
+    config = flat_spelling("phi3_longrope")
+    config["rope_scaling"]["type"] = "su"
+    assert decoder_spec(config, 64) == decoder_spec(config_of("phi3_longrope"), 64)
+
+
+def test_null_and_absent_windows_differ_for_mistral() -> None:
+    def window(spec: DecoderSpec) -> int | None:
+        return spec.layers[0].attention.window
+
+    assert window(decoder_spec(config_of("mistral", sliding_window=None), 64)) is None
+    assert window(decoder_spec(config_of("mistral", sliding_window=...), 64)) == 4096
+
+
+def test_dense_layers_among_routed_ones() -> None:
+    layers = decoder_spec(config_of("qwen3_moe"), 64).layers
+    assert [isinstance(layer.mlp, MoeMlpSpec) for layer in layers] == [True, False, True]
+
+
+def test_several_end_tokens() -> None:
+    assert decoder_spec(config_of("llama", eos_token_id=[2, 7]), 64).eos_token_ids == (2, 7)
+    assert decoder_spec(config_of("llama", eos_token_id=None), 64).eos_token_ids == ()
+
+
+# --- refusals ---------------------------------------------------------------------------------
+
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
+LLAMA3_REVERSED = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 4.0,
+    "high_freq_factor": 4.0,
+}
+LONGROPE_SHORT_LIST = {
+    "rope_type": "longrope",
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0],
+    "long_factor": [1.0],
+}
+ODD_ROTARY = {"partial_rotary_factor": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "error", "message"),
+    [
+        ("llama", {"architectures": ["GptOssForCausalLM"]}, UnsupportedError, "GptOssForCausalLM"),
+        ("llama", {"architectures": ["LlamaForSequenceClassification"]}, UnsupportedError, "Class"),
+        ("llama", {"architectures": ...}, CheckpointError, "architectures: is missing"),
+        ("llama", {"architectures": []}, CheckpointError, "architectures: is missing"),
+        ("llama", {"hidden_act": "relu2"}, UnsupportedError, "hidden_act: 'relu2'"),
+        ("llama", {"hidden_size": ...}, CheckpointError, "hidden_size: is missing"),
+        ("llama", {"hidden_size": "64"}, CheckpointError, "hidden_size: is '64'"),
+        ("llama", {"num_hidden_layers": 0}, CheckpointError, "num_hidden_layers: is 0"),
+        ("llama", {"num_hidden_layers": True}, CheckpointError, "num_hidden_layers: is True"),
+        ("llama", {"num_key_value_heads": 3}, CheckpointError, "3 does not divide the 4"),
+        ("llama", {"head_dim": None, "num_attention_heads": 6}, CheckpointError, "6 does not"),
+        ("llama", {"rms_norm_eps": "small"}, CheckpointError, "rms_norm_eps: is 'small'"),
+        ("llama", {"attention_bias": 1}, CheckpointError, "attention_bias: is 1"),
+        ("llama", {"eos_token_id": "two"}, CheckpointError, "eos_token_id"),
+        ("llama", {"rope_parameters": DYNAMIC}, UnsupportedError, "'dynamic'"),
+        ("llama", {"rope_parameters": {"type": "linear"}}, CheckpointError, "factor: is missing"),
+        ("llama", {"rope_parameters": {"full_attention": {}}}, UnsupportedError, "by layer type"),
+        ("llama", {"rope_parameters": [1]}, CheckpointError, "not an object"),
+        ("llama3", {"rope_parameters": LLAMA3_REVERSED}, CheckpointError, "high_freq_factor"),
+        ("phi3", {"rope_parameters": LONGROPE_SHORT_LIST}, CheckpointError, "1 factors for 6"),
+        ("phi3", {"rope_parameters": ODD_ROTARY}, CheckpointError, "gives 3 rotary"),
+        ("gemma2", {"use_bidirectional_attention": True}, UnsupportedError, "bidirectional"),
+        ("gemma2", {"layer_types": ["chunked_attention"] * 4}, UnsupportedError, "chunked"),
+        ("gemma2", {"layer_types": ["full_attention"]}, CheckpointError, "names 1 layers of 4"),
+        ("gemma2", {"hidden_activation": "gelu"}, UnsupportedError, "'gelu'"),
+        ("mixtral", {"num_local_experts": ...}, CheckpointError, "num_local_experts: is missing"),
+    ],
+)
+def test_refused_by_name(
+    family: str, fields: dict[str, Any], error: type[TrtcError], message: str
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        decoder_spec(config_of(family, **fields), 64)
+    assert caught.value.field
+
+
+@pytest.mark.parametrize("length", [0, 257])
+def test_a_length_that_the_model_does_not_have(length: int) -> None:
+    with pytest.raises(RequestError, match="max_position_embeddings 256"):
+        decoder_spec(config_of("llama"), length)
+
+
+def test_an_unknown_architecture_lists_the_known_ones() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        decoder_spec({"architectures": ["FooForCausalLM"]}, 64)
+    for architecture in ARCHITECTURES:
+        assert architecture in caught.value.remedy
