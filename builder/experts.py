@@ -51,12 +51,12 @@ def expert_weights(
             "down": down.rows(lambda w: w.weight),
             "gate_up_scale": gate_up.groups(lambda w: w.scale),
             "down_scale": down.groups(lambda w: w.scale),
-            "gate_up_zero": _as_u8(gate_up.groups(lambda w: w.zero)),
-            "down_zero": _as_u8(down.groups(lambda w: w.zero)),
+            "gate_up_zero": _as(gate_up.groups(lambda w: w.zero), "u8"),
+            "down_zero": _as(down.groups(lambda w: w.zero), "u8"),
             "gate_up_input_scale": gate_up.shared(lambda w: w.input_scale, _largest),
             "down_input_scale": down.shared(lambda w: w.input_scale, _largest),
-            "gate_up_pre_scale": gate_up.shared(lambda w: w.pre_scale, _equal),
-            "down_pre_scale": down.shared(lambda w: w.pre_scale, _equal),
+            "gate_up_pre_scale": _as(gate_up.shared(lambda w: w.pre_scale, _equal), "f32"),
+            "down_pre_scale": _as(down.shared(lambda w: w.pre_scale, _equal), "f32"),
         },
         weight_dtype=first.weight.dtype,
         act_quant=first.activation or "none",
@@ -82,9 +82,9 @@ def _check_uniform(mlp: MoeMlpSpec, linears: list[LinearWeights]) -> None:
         )
 
 
-def _as_u8(zero: Tensor | None) -> Tensor | None:
-    """trtc.moe reads zero points as bytes, DequantizeLinear in the weight's type."""
-    return None if zero is None else Tensor(Cast(zero.recipe, "u8"), "u8", zero.shape)
+def _as(tensor: Tensor | None, dtype: str) -> Tensor | None:
+    """trtc.moe reads zero points as bytes and every scale in f32."""
+    return None if tensor is None else Tensor(Cast(tensor.recipe, dtype), dtype, tensor.shape)
 
 
 Pick = Callable[[LinearWeights], Tensor | None]

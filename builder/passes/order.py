@@ -10,7 +10,6 @@ from trtc.builder.passes.lower_add import LOWER_ADD
 from trtc.builder.passes.lower_embedding import LOWER_EMBEDDING
 from trtc.builder.passes.lower_gather_rows import LOWER_GATHER_ROWS
 from trtc.builder.passes.lower_linears import LOWER_LINEARS
-from trtc.builder.passes.lower_moe import LOWER_MOE
 from trtc.builder.passes.lower_norms import LOWER_NORMS
 from trtc.builder.passes.lower_swiglu import LOWER_SWIGLU
 from trtc.builder.passes.merge_linears import MERGE_LINEARS
@@ -32,7 +31,6 @@ NATIVE_PASSES: tuple[Pass, ...] = (
     FUSE_ROPE_KV_WRITE,
     LOWER_NORMS,
     LOWER_SWIGLU,
-    LOWER_MOE,
     # 3. Neighbours that save a trip through memory.
     FUSE_RESIDUAL,
     FUSE_ADD_NORM,

@@ -38,6 +38,4 @@ def _pack(rewriter: Rewriter, node: Node, name: str) -> None:
     rewriter.set_input(node, name, packed)
 
 
-PACK_WEIGHTS = Rewrite(
-    "pack_weights", pack_weights, requires=frozenset({"merge_linears", "lower_moe"})
-)
+PACK_WEIGHTS = Rewrite("pack_weights", pack_weights, requires=frozenset({"merge_linears"}))
