@@ -140,3 +140,7 @@ def _silence_stdout() -> None:
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

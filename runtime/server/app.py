@@ -109,6 +109,7 @@ class Server:
             loop.add_signal_handler(number, self.stop)
         try:
             await self.start()
+            self._announce()
             await self._stopping.wait()
             _log.info("draining open_streams=%d", self.service.num_open)
         finally:
@@ -158,6 +159,16 @@ class Server:
                 )
             self._report_health()
             await self._grpc.start()
+
+    def _announce(self) -> None:
+        """The addresses, once, when clients may come: scripts wait for this line."""
+        if self._stopping.is_set():
+            return
+        names = ",".join(source.name for source in self.config.engines)
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        http = f"{host}:{self.http_port}" if self.http_port is not None else "none"
+        word = "serving" if not self.service.why_not_ready() else "listening, but not ready"
+        _log.info("%s engines=%s grpc=%s:%d http=%s", word, names, host, self.grpc_port, http)
 
     async def _open(self, source: EngineSource) -> None:
         if self._stopping.is_set():

@@ -1,10 +1,9 @@
 """From an engine directory to a running engine loop."""
 
-from trtc.runtime.session import open_session
-
 from trtc.runtime.loop import EngineLoop, LoopConfig
 from trtc.runtime.server.app import EngineSource, ServerConfig
 from trtc.runtime.server.service import EngineHandle
+from trtc.runtime.session import open_session
 
 
 def open_handle(source: EngineSource, config: ServerConfig) -> EngineHandle:

@@ -1,0 +1,229 @@
+"""Drafts, outputs and errors survive the wire."""
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtc.protos import errors
+from trtc.protos.trtc.v1 import inference_pb2 as pb
+from trtc.runtime.draft import ChatMessage, RequestDraft
+from trtc.runtime.model_info import ModelInfo
+from trtc.runtime.request import FinishReason, Output, SamplingParams, TokenLogprobs, Usage
+from trtc.runtime.wire.failures import to_error, to_status
+from trtc.runtime.wire.messages import (
+    draft_from_wire,
+    draft_to_wire,
+    info_from_wire,
+    info_to_wire,
+    output_from_wire,
+    output_to_wire,
+)
+
+tokens = st.integers(0, 2**32 - 1)
+text = st.text(st.characters(codec="utf-8"), max_size=20)
+numbers = st.floats(allow_nan=False)
+prompts = st.one_of(
+    st.builds(lambda value: {"text": value}, text),
+    st.builds(lambda value: {"token_ids": tuple(value)}, st.lists(tokens)),
+    st.builds(lambda value: {"chat": tuple(value)}, st.lists(st.builds(ChatMessage, text, text))),
+)
+samplings = st.builds(
+    SamplingParams,
+    temperature=numbers,
+    top_k=tokens,
+    top_p=numbers,
+    min_p=numbers,
+    repetition_penalty=numbers,
+    presence_penalty=numbers,
+    frequency_penalty=numbers,
+    logit_bias=st.dictionaries(tokens, numbers, max_size=3),
+    seed=st.none() | st.integers(0, 2**64 - 1),
+)
+
+
+@given(
+    prompt=prompts,
+    sampling=samplings,
+    model=text,
+    request_id=text,
+    max_tokens=st.none() | tokens,
+    stop=st.lists(text, max_size=3),
+    stop_token_ids=st.lists(tokens, max_size=3),
+    flags=st.tuples(st.booleans(), st.booleans()),
+    n=tokens,
+    logprobs=st.none() | tokens,
+    priority=st.integers(-(2**31), 2**31 - 1),
+)
+def test_a_draft_is_the_same_at_the_other_end(
+    prompt, sampling, model, request_id, max_tokens, stop, stop_token_ids, flags, n, logprobs,
+    priority,
+) -> None:  # fmt: skip
+    draft = RequestDraft(
+        **prompt,
+        model=model,
+        request_id=request_id,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        stop=tuple(stop),
+        stop_token_ids=tuple(stop_token_ids),
+        ignore_eos=flags[0],
+        include_stop=flags[1],
+        n=n,
+        logprobs=logprobs,
+        priority=priority,
+    )
+    data = draft_to_wire(draft).SerializeToString()
+    assert draft_from_wire(pb.GenerateRequest.FromString(data)) == draft
+
+
+def test_an_empty_message_is_a_draft_with_the_defaults() -> None:
+    assert draft_from_wire(pb.GenerateRequest()) == RequestDraft()
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        RequestDraft(token_ids=(-1,)),
+        RequestDraft(token_ids=(2**32,)),
+        RequestDraft(text="\ud800"),
+        RequestDraft(text="a", max_tokens=-1),
+        RequestDraft(text="a", n=-1),
+        RequestDraft(text="a", logprobs=-1),
+        RequestDraft(text="a", priority=2**31),
+        RequestDraft(text="a", stop_token_ids=(-5,)),
+        RequestDraft(text="a", sampling=SamplingParams(seed=-1)),
+        RequestDraft(text="a", sampling=SamplingParams(logit_bias={-1: 0.0})),
+        RequestDraft(text="a", sampling=SamplingParams(temperature="hot")),  # type: ignore[arg-type]
+    ],
+)
+def test_a_value_that_no_message_can_carry_is_the_callers_error(draft: RequestDraft) -> None:
+    with pytest.raises(errors.InvalidRequestError, match="cannot be written"):
+        draft_to_wire(draft)
+
+
+logprobs32 = st.floats(max_value=0, width=32, allow_infinity=False)
+
+
+@given(
+    st.builds(
+        Output,
+        request_id=text,
+        index=tokens,
+        token_ids=st.lists(tokens).map(tuple),
+        text=text,
+        logprobs=st.lists(
+            st.builds(
+                TokenLogprobs,
+                tokens,
+                logprobs32,
+                st.lists(st.tuples(tokens, logprobs32), max_size=2).map(tuple),
+            ),
+            max_size=2,
+        ).map(tuple),
+        finish_reason=st.sampled_from(FinishReason),
+        matched_stop=text,
+        usage=st.none() | st.builds(Usage, tokens, tokens, tokens),
+    )
+)
+def test_an_output_is_the_same_at_the_other_end(output: Output) -> None:
+    data = output_to_wire(output).SerializeToString()
+    assert output_from_wire(pb.GenerateResponse.FromString(data)) == output
+
+
+def test_an_unfinished_output_stays_unfinished() -> None:
+    output = Output("r", 0, (1,), "a")
+    assert output_from_wire(output_to_wire(output)) == output
+
+
+def test_model_info_is_the_same_at_the_other_end() -> None:
+    info = ModelInfo(
+        name="a", family="llama", scheme="fp8", kv_dtype="bf16", target="cpu:x", vocab_size=1,
+        max_seq_len=2, max_batch_size=3, max_num_tokens=4, has_tokenizer=True,
+        has_chat_template=False, eos_token_ids=(5, 6), page_size=7, num_pages=8,
+        engine_digest="d", trtc_version="v",
+    )  # fmt: skip
+    assert info_from_wire(info_to_wire(info)) == info
+
+
+class Failed(grpc.RpcError, grpc.Call):
+    """A call that ended with a status, as a client sees it."""
+
+    def __init__(self, code: grpc.StatusCode, details: str, trailers=()) -> None:
+        self._answer = (code, details, trailers)
+
+    def code(self):
+        return self._answer[0]
+
+    def details(self):
+        return self._answer[1]
+
+    def trailing_metadata(self):
+        return self._answer[2]
+
+
+for name in ("initial_metadata", "add_callback", "cancel", "is_active", "time_remaining"):
+    setattr(Failed, name, lambda self, *args: None)
+Failed.__abstractmethods__ = frozenset()
+
+
+SERVED = [
+    errors.InvalidRequestError,
+    errors.QueueFullError,
+    errors.DeadlineError,
+    errors.CancelledError,
+    errors.NoTokenizerError,
+    errors.UnknownModelError,
+    errors.UnavailableError,
+    errors.EnvironmentFault,
+    errors.InvariantError,
+]
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_an_error_is_the_same_at_the_other_end(kind: type[errors.TrtcError]) -> None:
+    error = kind("is wrong ✗", field="prompt", remedy="Mend it")
+    status = to_status(error)
+    assert status.code.name == error.grpc_status
+    assert status.details == str(error)
+    back = to_error(Failed(status.code, status.details, status.trailing_metadata), "h:1")
+    assert type(back) is kind
+    assert (back.problem, back.field, back.remedy) == ("is wrong ✗", "prompt", "Mend it")
+
+
+def test_a_huge_error_fits_the_metadata_limit() -> None:
+    error = errors.InvalidRequestError("x" * 100_000, field="y" * 100_000, remedy="z" * 100_000)
+    status = to_status(error)
+    size = len(status.details) + sum(len(value) for _, value in status.trailing_metadata)
+    assert size < 8192
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, errors.UnavailableError),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineError),
+        (grpc.StatusCode.CANCELLED, errors.CancelledError),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.QueueFullError),
+        (grpc.StatusCode.UNIMPLEMENTED, errors.ServeError),
+        (grpc.StatusCode.UNKNOWN, errors.ServeError),
+    ],
+)
+def test_a_status_of_grpcs_own_becomes_the_nearest_error(
+    code: grpc.StatusCode, kind: type[errors.TrtcError]
+) -> None:
+    error = to_error(Failed(code, "some\nwords"), "host:1")
+    assert type(error) is kind
+    assert "some words" in str(error)
+
+
+def test_an_unreachable_server_is_named() -> None:
+    error = to_error(Failed(grpc.StatusCode.UNAVAILABLE, "refused"), "host:1")
+    assert error.field == "host:1"
+    assert "trtc serve" in error.remedy
+
+
+def test_details_that_contradict_the_status_are_not_believed() -> None:
+    status = to_status(errors.InvalidRequestError("is wrong", field="prompt"))
+    rewritten = Failed(grpc.StatusCode.UNAVAILABLE, "proxy says no", status.trailing_metadata)
+    assert type(to_error(rewritten, "host:1")) is errors.UnavailableError

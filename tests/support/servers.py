@@ -1,0 +1,201 @@
+"""Servers over the echo executor: everything is real but the model.
+
+`echo_server` runs one in the test's own event loop; `python -m tests.support.servers` is one in a
+process of its own, for tests that kill it.
+"""
+
+import argparse
+import asyncio
+import logging
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trtc.protos.manifest import (
+    ByteLedger,
+    Canary,
+    Manifest,
+    ModelFacts,
+    SchemeFacts,
+    TargetFacts,
+)
+from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
+from trtc.runtime.loop import EngineLoop, LoopConfig
+from trtc.runtime.server.app import EngineSource, Server, ServerConfig
+from trtc.runtime.server.service import EngineHandle
+from trtc.runtime.tokenizer import Tokenizer
+
+TOKENIZER = Path(__file__).parents[2] / "examples" / "models" / "pyllama"
+EOS = 2
+CONFIG = ServerConfig(
+    engines=(EngineSource("echo", Path("echo")),),
+    grpc_port=0,
+    http_port=0,
+    drain_timeout_s=10.0,
+)
+
+
+@dataclass(frozen=True)
+class EchoEngine:
+    """What the fake engine directory would hold."""
+
+    options: EchoOptions = EchoOptions()
+    tokenizer: Path | None = None
+    canaries: tuple[Canary, ...] = ()
+
+
+def manifest(engine: EchoEngine, executor: EchoExecutor) -> Manifest:
+    """A manifest that fits the executor."""
+    return Manifest(
+        trtc_version="0",
+        model=ModelFacts(
+            name="echo",
+            family="echo",
+            architecture="EchoForCausalLM",
+            vocab_size=executor.vocab_size,
+            hidden_size=1,
+            num_layers=1,
+            num_parameters=0,
+            max_position_embeddings=executor.limits.max_seq_len,
+            bos_token_id=None,
+            eos_token_ids=(EOS,),
+            pad_token_id=None,
+        ),
+        scheme=SchemeFacts(
+            name="fp32",
+            kv_dtype="f32",
+            source="inline",
+            exact_activations=True,
+            calibration_sha256=None,
+        ),
+        target=TargetFacts(kind="cpu", name="cpu:echo", archs=("echo",), toolchain="none"),
+        kv=executor.kv,
+        limits=executor.limits,
+        ledger=ByteLedger(weights=0, activations=0, page=executor.kv.page_bytes),
+        has_tokenizer=engine.tokenizer is not None,
+        canaries=engine.canaries,
+        files={},
+    ).sealed()
+
+
+def open_echo(engine: EchoEngine, name: str, config: ServerConfig) -> EngineHandle:
+    executor = EchoExecutor(engine.options)
+    tokenizer = Tokenizer.load(engine.tokenizer) if engine.tokenizer is not None else None
+    loop = EngineLoop(
+        executor,
+        tokenizer,
+        LoopConfig(
+            eos_token_ids=(EOS,), max_queue=config.max_queue, prefix_cache=config.prefix_cache
+        ),
+    )
+    loop.start()
+    return EngineHandle(
+        name=name,
+        manifest=manifest(engine, executor),
+        tokenizer=tokenizer,
+        num_pages=executor.num_pages,
+        loop=loop,
+        close=executor.close,
+    )
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    server: Server
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.grpc_port}"
+
+    def handle(self, name: str = "echo") -> EngineHandle:
+        return self.server.service.engines[name]
+
+    async def idle(self, name: str = "echo", timeout: float = 10.0) -> None:
+        """Wait until no page is held and nothing waits: a leak fails here."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        while True:
+            stats = self.handle(name).loop.stats()
+            if not (stats.running or stats.waiting or stats.pages_used):
+                assert stats.pages_free + stats.pages_cached == stats.pages_total
+                return
+            assert asyncio.get_running_loop().time() < deadline, f"not idle: {stats}"
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def echo_server(
+    engine: EchoEngine | None = None,
+    *,
+    names: Sequence[str] = ("echo",),
+    config: ServerConfig = CONFIG,
+) -> AsyncIterator[RunningServer]:
+    """A started server; on the way out it drains and must leave nothing behind."""
+    echo = engine or EchoEngine()
+    config = replace(config, engines=tuple(EngineSource(name, Path(name)) for name in names))
+    server = Server(config, opener=lambda source, config: open_echo(echo, source.name, config))
+    try:
+        await server.start()
+        yield RunningServer(server)
+    finally:
+        await server.close()
+
+
+def greedy(prompt: Sequence[int], max_tokens: int, options: EchoOptions | None = None) -> list[int]:
+    """What the engine must answer at temperature 0, end of sequence ignored."""
+    return list(EchoExecutor(options or EchoOptions()).greedy(prompt, max_tokens))
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    process: "subprocess.Popen[str]"
+    address: str
+
+
+@contextmanager
+def echo_process(*arguments: str) -> Iterator[ServerProcess]:
+    """A server in a process of its own; it is killed on the way out if it still runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.servers", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.stderr.read() if process.stderr else ""
+        yield ServerProcess(process, line.strip())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument("--drain-timeout", type=float, default=10.0)
+    arguments = parser.parse_args()
+    logging.basicConfig(level="INFO")
+    asyncio.run(_serve(arguments.step_s, arguments.drain_timeout))
+
+
+async def _serve(step_s: float, drain_timeout_s: float) -> None:
+    echo = EchoEngine(EchoOptions(num_pages=2048, step_s=step_s, never=(EOS,)))
+    server = Server(
+        replace(CONFIG, drain_timeout_s=drain_timeout_s),
+        opener=lambda source, config: open_echo(echo, source.name, config),
+    )
+    running = asyncio.create_task(server.run())
+    while not running.done() and server.service.why_not_ready():
+        await asyncio.sleep(0.01)
+    sys.stdout.write(f"127.0.0.1:{server.grpc_port}\n")
+    sys.stdout.flush()
+    await running
+
+
+if __name__ == "__main__":
+    _main()
