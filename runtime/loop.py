@@ -1,16 +1,51 @@
-"""One engine's loop: plan, execute, sample, apply, emit."""
+"""One engine's loop: plan, execute, sample, apply, emit.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+    submit, abort --> orders --> queue --> plan --> pages --> executor --> tokens --> sinks
+    (any thread)     (lock)     └───────────────── the loop's thread ─────────────────────┘
 
-from trtc.protos.errors import InvariantError, TrtcError
+Every request that `submit` takes ends exactly once: with an Output that carries its usage, or with
+one error.
+"""
+
+import heapq
+import itertools
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from trtc.protos.errors import (
+    DeadlineError,
+    InvalidRequestError,
+    InvariantError,
+    NoTokenizerError,
+    QueueFullError,
+    TrtcError,
+    UnavailableError,
+)
+from trtc.runtime.emission import Delivery, LiveRequest, Sink
 from trtc.runtime.executors.base import Executor
-from trtc.runtime.request import GenerationRequest, Output
+from trtc.runtime.kv_pool import KvPool
+from trtc.runtime.prefix_cache import PrefixCache
+from trtc.runtime.request import GenerationRequest, TokenLogprobs
+from trtc.runtime.sampler import Logprobs, SampledTokens
+from trtc.runtime.scheduler import StepLimits, plan
+from trtc.runtime.scheduler_state import Drawn, SchedulerState
+from trtc.runtime.sequence import Sequence as RunningSequence
+from trtc.runtime.sequence import rank_of
+from trtc.runtime.step_builder import StepBuilder
+from trtc.runtime.step_plan import StepPlan
 from trtc.runtime.tokenizer import Tokenizer
-from trtc.runtime.validation import RequestBounds
+from trtc.runtime.validation import RequestBounds, validate
 
-Delivery = Sequence[Output] | TrtcError
-Sink = Callable[[Delivery], None]
+__all__ = ["Delivery", "EngineLoop", "LoopConfig", "LoopStats", "Sink"]
+
+_IDLE_CHECK_AFTER_S = 1.0
+"""Idle time after which the pool's integrity is checked, once."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,7 +77,7 @@ class LoopStats:
     """Held only by the prefix cache: free at need."""
     pages_free: int = 0
     prefix_query_tokens: int = 0
-    """Prompt tokens looked up in the prefix cache."""
+    """Tokens looked up in the prefix cache when sequences were admitted."""
     prefix_hit_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
@@ -50,6 +85,7 @@ class LoopStats:
     """Tokens prefilled, recomputed ones included."""
     generated_tokens: int = 0
     requests_admitted: int = 0
+    """Taken by `submit`."""
     requests_finished: int = 0
     """Ended with a result, aborted ones included."""
     requests_failed: int = 0
@@ -59,23 +95,71 @@ class LoopStats:
 
 
 class EngineLoop:
-    """Drives one executor from one thread. All methods may be called from any thread."""
+    """Drives one executor from one thread. All public methods may be called from any thread."""
 
     def __init__(self, executor: Executor, tokenizer: Tokenizer | None, config: LoopConfig) -> None:
-        raise InvariantError("under construction")
+        self._executor = executor
+        self._tokenizer = tokenizer
+        self._config = config
+        limits, kv = executor.limits, executor.kv
+        self._bounds = RequestBounds(
+            vocab_size=executor.vocab_size,
+            max_context=min(limits.max_seq_len, executor.num_pages * kv.page_size),
+            max_sequences=limits.max_batch_size,
+        )
+        self._eos = frozenset(config.eos_token_ids)
+        self._numbers = itertools.count()
+
+        # Shared between threads, under the lock.
+        self._changed = threading.Condition()
+        self._live: dict[str, LiveRequest] = {}
+        self._submitted: list[tuple[LiveRequest, float]] = []
+        """With its arrival, time.monotonic()."""
+        self._aborted: list[str] = []
+        self._num_queued = 0
+        self._num_delivering = 0
+        """Requests that are not live any more, but whose last delivery is under way."""
+        self._refusal = ""
+        """Why requests are refused; "": they are not."""
+        self._stopping = False
+        self._stats = LoopStats(pages_total=executor.num_pages, pages_free=executor.num_pages)
+
+        # The loop's thread only.
+        cache = PrefixCache(KvPool(executor.num_pages, kv.page_size), enabled=config.prefix_cache)
+        self._state = SchedulerState(cache, num_lanes=limits.max_batch_size)
+        self._limits = StepLimits(
+            min(limits.max_num_tokens, config.max_num_tokens or limits.max_num_tokens)
+        )
+        self._builder = StepBuilder(
+            num_lanes=limits.max_batch_size,
+            max_context=self._bounds.max_context,
+            page_size=kv.page_size,
+        )
+        self._sequences: dict[str, list[RunningSequence]] = {}
+        """Of each live request that has left the order book."""
+        self._deadlines: list[tuple[float, int, LiveRequest]] = []
+        """A heap."""
+        self._num_steps = 0
+        self._num_finished = 0
+        self._num_failed = 0
+        self._step_seconds = 0.0
+        self._thread = threading.Thread(target=self._run, name="trtc-engine-loop", daemon=True)
+
+    # Any thread.
 
     @property
     def bounds(self) -> RequestBounds:
         """What a request may ask of this engine."""
-        raise InvariantError("under construction")
+        return self._bounds
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread; requests may have been submitted before."""
+        self._thread.start()
 
     def submit(self, request: GenerationRequest, sink: Sink) -> None:
         """Queue a request. From then on `sink` is called from the loop's thread, at most once a
         step: with the request's new Outputs (the very last carries `usage`), or exactly once, and
-        last, with a TrtcError.
+        last, with a TrtcError. A sink that raises ends its request.
 
         Raises:
             InvalidRequestError: a field is out of range, or the id is of a live request.
@@ -84,22 +168,291 @@ class EngineLoop:
             QueueFullError: too many requests wait.
             UnavailableError: draining, stopped or dead.
         """
+        validate(request, self._bounds)
+        if request.stop and self._tokenizer is None:
+            raise NoTokenizerError(
+                "the engine has no tokenizer", field="stop", remedy="Give stop_token_ids"
+            )
+        live = LiveRequest(_with_seed(request), sink, self._tokenizer)
+        with self._changed:
+            self._check_open(request.request_id)
+            self._live[request.request_id] = live
+            self._submitted.append((live, time.monotonic()))
+            self._num_queued += 1
+            self._changed.notify_all()
 
     def abort(self, request_id: str) -> bool:
         """End a request; its sequences finish with ABORTED. False: it is not live."""
-        raise InvariantError("under construction")
+        with self._changed:
+            if request_id not in self._live:
+                return False
+            self._aborted.append(request_id)
+            self._changed.notify_all()
+            return True
 
     def healthy(self) -> bool:
-        """Whether the thread runs and the executor works."""
-        raise InvariantError("under construction")
+        """Whether the thread runs, so that requests get answers."""
+        return self._thread.is_alive() and not self._stopping
 
     def drain(self, timeout: float | None) -> bool:
         """Refuse new requests and wait until the live ones have ended; False at the timeout."""
-        raise InvariantError("under construction")
+        with self._changed:
+            self._refusal = self._refusal or "the engine is draining"
+            return self._changed.wait_for(
+                lambda: not self._live and not self._num_delivering, timeout
+            )
 
     def stop(self) -> None:
-        """End the thread; live requests get UnavailableError. Idempotent. The executor
-        stays open."""
+        """End the thread after its step; live requests get UnavailableError. Idempotent. The
+        executor stays open."""
+        with self._changed:
+            self._stopping = True
+            self._refusal = self._refusal or "the engine has stopped"
+            self._changed.notify_all()
+        if self._thread.ident is None:  # never started: nobody else will tell them
+            self._fail_all(UnavailableError("the engine has stopped"))
+        elif self._thread is not threading.current_thread():
+            self._thread.join()
 
     def stats(self) -> LoopStats:
-        raise InvariantError("under construction")
+        return self._stats
+
+    def _check_open(self, request_id: str) -> None:
+        if self._refusal:
+            raise UnavailableError(self._refusal, remedy="Send the request to another server")
+        if self._num_queued >= self._config.max_queue:
+            raise QueueFullError(
+                f"{self._num_queued} requests are waiting already", remedy="Try again later"
+            )
+        if request_id in self._live:
+            raise InvalidRequestError(
+                f"{request_id!r} is the id of a live request",
+                field="request_id",
+                remedy="Choose another, or leave it empty",
+            )
+
+    # The loop's thread.
+
+    def _run(self) -> None:
+        try:
+            while self._take_orders():
+                if self._state.has_work:
+                    self._step()
+                self._publish_stats()
+            error = UnavailableError("the engine has stopped")
+        except Exception as failure:  # noqa: BLE001 (a thread's last frame: no request may hang)
+            _log.critical("the engine loop died", exc_info=failure)
+            error = UnavailableError(
+                f"the engine has failed: {failure}", remedy="Restart the server"
+            )
+            error.__cause__ = failure
+        self._fail_all(error)
+        self._publish_stats()
+
+    def _take_orders(self) -> bool:
+        """Wait for something to do, and take over submissions and aborts; False: stop."""
+        with self._changed:
+            self._wait_for_work()
+            submitted, self._submitted = self._submitted, []
+            aborted, self._aborted = self._aborted, []
+            if self._stopping:
+                return False
+        for live, arrival in submitted:
+            self._enqueue(live, arrival)
+        for request_id in aborted:
+            self._end_aborted(request_id)
+        self._end_overdue()
+        return True
+
+    def _wait_for_work(self) -> None:
+        """Sleep while there is nothing to do, but look after the pool once."""
+
+        def has_work() -> bool:
+            orders = self._submitted or self._aborted or self._stopping
+            return bool(orders) or self._state.has_work
+
+        if not self._changed.wait_for(has_work, timeout=_IDLE_CHECK_AFTER_S):
+            self._state.check_integrity()
+            self._changed.wait_for(has_work)
+
+    def _enqueue(self, live: LiveRequest, arrival: float) -> None:
+        request, number = live.request, next(self._numbers)
+        rank = rank_of(request.priority, arrival, number, self._config.ageing_s)
+        sequence = RunningSequence(request, rank=rank, eos_token_ids=self._eos)
+        self._sequences[request.request_id] = [sequence]
+        self._state.enqueue(sequence)
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, number, live))
+
+    def _step(self) -> None:
+        step_plan = plan(self._state, self._limits)
+        if not step_plan.chunks:
+            raise InvariantError("requests are waiting, but the scheduler finds nothing to do")
+        self._mark_admitted(step_plan)
+        self._state.apply(step_plan)
+        drawn, tokens = self._execute(step_plan)
+        self._emit(drawn, tokens)
+
+    def _mark_admitted(self, step_plan: StepPlan) -> None:
+        for sequence, _ in step_plan.admissions:
+            self._leave_queue(self._live[sequence.request.request_id])
+
+    def _execute(self, step_plan: StepPlan) -> tuple[list[Drawn], SampledTokens]:
+        changes = self._state.take_changes()
+        self._builder.follow(changes)
+        step = self._builder.build(step_plan)
+        began = time.perf_counter()
+        if changes.copies:
+            sources, targets = zip(*changes.copies, strict=True)
+            self._executor.copy_pages(sources, targets)
+        tokens = self._executor.launch(step.batch, step.sampling).wait()
+        self._step_seconds += time.perf_counter() - began
+        self._num_steps += 1
+        drawn = self._state.commit(step_plan, tokens.token_ids.tolist(), tokens.invalid_rows)
+        self._builder.append(step, tokens.token_ids)
+        return drawn, tokens
+
+    def _emit(self, drawn: list[Drawn], tokens: SampledTokens) -> None:
+        """Hand the drawn tokens to their requests, and the requests' outputs to their sinks."""
+        logprobs = _logprobs_by_row(tokens.logprobs, tokens.token_ids.tolist())
+        touched: dict[str, LiveRequest] = {}
+        stopped = []
+        for sequence, row, reason in drawn:
+            request_id = sequence.request.request_id
+            live = touched.setdefault(request_id, self._live[request_id])
+            if sequence.index == len(self._sequences[request_id]):  # a fork
+                self._sequences[request_id].append(sequence)
+            token_id = sequence.token_ids[-1]
+            if live.add(sequence.index, token_id, reason, logprobs.get(row, ())):
+                stopped.append(sequence)
+        self._state.finish(stopped)
+        for row in tokens.invalid_rows:
+            request_id = drawn[row].sequence.request.request_id
+            if touched.pop(request_id, None) is not None:
+                self._end_failed(request_id, InvariantError("the model gave no finite logits"))
+        for request_id, live in touched.items():
+            self._deliver_outputs(request_id, live)
+
+    def _deliver_outputs(self, request_id: str, live: LiveRequest) -> None:
+        cached = self._sequences[request_id][0].cached_prompt_tokens or 0
+        outputs = live.take_outputs(cached)
+        if live.finished:
+            self._num_finished += 1
+            self._end(live, outputs)
+        elif not self._call(live, outputs):
+            self._num_failed += 1
+            self._forget(live)
+
+    def _end_aborted(self, request_id: str) -> None:
+        live = self._live.get(request_id)
+        if live is not None:  # else it has ended meanwhile
+            live.abort()
+            self._deliver_outputs(request_id, live)
+
+    def _end_overdue(self) -> None:
+        now = time.monotonic()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, live = heapq.heappop(self._deadlines)
+            if self._live.get(live.request.request_id) is live:
+                error = DeadlineError(
+                    "passed", field="deadline", remedy="Allow more time, or ask for fewer tokens"
+                )
+                self._end_failed(live.request.request_id, error)
+
+    def _end_failed(self, request_id: str, error: TrtcError) -> None:
+        self._num_failed += 1
+        self._end(self._live[request_id], error)
+
+    def _end(self, live: LiveRequest, last: Delivery) -> None:
+        """A request's pages and its id are free by the time that it hears its last."""
+        with self._changed:
+            self._num_delivering += 1
+        self._forget(live)
+        self._call(live, last)
+        with self._changed:
+            self._num_delivering -= 1
+            self._changed.notify_all()
+
+    def _forget(self, live: LiveRequest) -> None:
+        """Free all that a request holds."""
+        request_id = live.request.request_id
+        self._state.finish(self._sequences.pop(request_id))
+        self._leave_queue(live)
+        with self._changed:
+            del self._live[request_id]
+            self._changed.notify_all()
+
+    def _leave_queue(self, live: LiveRequest) -> None:
+        if live.queued:
+            live.queued = False
+            with self._changed:
+                self._num_queued -= 1
+
+    def _call(self, live: LiveRequest, delivery: Delivery) -> bool:
+        """Call a sink; whether it took the delivery."""
+        try:
+            live.sink(delivery)
+        except Exception:  # noqa: BLE001 (a caller's fault ends its request, not the engine)
+            _log.exception("the sink of request %s raised", live.request.request_id)
+            return False
+        return True
+
+    def _fail_all(self, error: UnavailableError) -> None:
+        """End every live request; the last thing the loop does."""
+        with self._changed:
+            self._refusal = error.problem
+            self._stopping = True
+            live, self._live = list(self._live.values()), {}
+            self._changed.notify_all()
+        self._num_failed += len(live)
+        for one in live:
+            self._call(one, error)
+
+    def _publish_stats(self) -> None:
+        state = self._state
+        cache, counters = state.cache, state.counters
+        num_free, num_idle = cache.pool.num_free, cache.num_idle
+        total = cache.pool.num_pages
+        self._stats = LoopStats(
+            running=len(state.running),
+            waiting=len(state.waiting) + len(self._submitted),
+            pages_total=total,
+            pages_used=total - num_free - num_idle,
+            pages_cached=num_idle,
+            pages_free=num_free,
+            prefix_query_tokens=counters.prefix_query_tokens,
+            prefix_hit_tokens=counters.prefix_hit_tokens,
+            preemptions=counters.preemptions,
+            steps=self._num_steps,
+            prompt_tokens=counters.prefilled_tokens,
+            generated_tokens=counters.drawn_tokens,
+            requests_admitted=self._num_admitted(),
+            requests_finished=self._num_finished,
+            requests_failed=self._num_failed,
+            step_seconds=self._step_seconds,
+        )
+
+    def _num_admitted(self) -> int:
+        return self._num_finished + self._num_failed + len(self._live)
+
+
+def _with_seed(request: GenerationRequest) -> GenerationRequest:
+    if request.sampling.seed is not None:
+        return request
+    return replace(request, sampling=replace(request.sampling, seed=secrets.randbits(64)))
+
+
+def _logprobs_by_row(
+    logprobs: Logprobs | None, token_ids: Sequence[int]
+) -> dict[int, tuple[TokenLogprobs, ...]]:
+    if logprobs is None:
+        return {}
+    by_row: dict[int, tuple[TokenLogprobs, ...]] = {}
+    for at, (row, value) in enumerate(
+        zip(logprobs.rows.tolist(), logprobs.token.tolist(), strict=True)
+    ):
+        number = logprobs.num_top[at]
+        ids, values = logprobs.top_ids[at, :number], logprobs.top[at, :number]
+        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+        by_row[row] = (TokenLogprobs(token_ids[row], value, top),)
+    return by_row

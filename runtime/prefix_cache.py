@@ -134,7 +134,7 @@ class PrefixCache:
         Raises:
             InvariantError: they do not.
         """
-        self.pool.check_integrity([*holdings, self._nodes])
+        self.pool.check_integrity([*holdings, list(self._nodes)])
         held = {page for pages in holdings for page in pages}
         if self._idle.keys() != self._nodes.keys() - held:
             raise InvariantError("the idle pages are not the cached pages without a holder")

@@ -147,9 +147,11 @@ class Logprobs:
     token: Float32s
     """[Q] of the drawn token."""
     top_ids: Int32s
-    """[Q, L] likeliest first, ties by id; row q holds `num_logprobs` of its row, then padding."""
+    """[Q, L] likeliest first, ties by id; entries past `num_top` are padding."""
     top: Float32s
     """[Q, L]"""
+    num_top: Int32s
+    """[Q] how many the row asked for."""
 
 
 @dataclass(frozen=True)
@@ -327,9 +329,10 @@ def _first_above(cumulative: Float64s, target: Float64s) -> Int64s:
 
     Either way the index has a positive weight; the latter answers for rounding at the end.
     """
-    first = np.count_nonzero(cumulative <= target[:, None], axis=1)
-    last_positive = np.count_nonzero(cumulative < cumulative[:, -1:], axis=1)
-    return np.minimum(first, last_positive)
+    first: Int64s = np.count_nonzero(cumulative <= target[:, None], axis=1)
+    last_positive: Int64s = np.count_nonzero(cumulative < cumulative[:, -1:], axis=1)
+    nearest: Int64s = np.minimum(first, last_positive)
+    return nearest
 
 
 def _add_bias(scores: Float32s, rows: Int64s, bias: SparseRows) -> None:
@@ -375,7 +378,8 @@ def _logprobs(logits: Float32s, asked: Int32s, token_ids: Int32s) -> Logprobs | 
         best = _likeliest(values, int(asked[row]))
         top_ids[at, : len(best)] = best
         top[at, : len(best)] = values[best] - normaliser
-    return Logprobs(rows.astype(np.int32), token, top_ids, top)
+    num_top = np.minimum(asked[rows], logits.shape[1])
+    return Logprobs(rows.astype(np.int32), token, top_ids, top, num_top)
 
 
 def _logsumexp(values: Float32s) -> float:

@@ -44,7 +44,8 @@ class Counters:
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     preemptions: int = 0
-    computed_tokens: int = 0
+    prefilled_tokens: int = 0
+    """Recomputed ones included; decodes not."""
     drawn_tokens: int = 0
 
 
@@ -181,13 +182,14 @@ class SchedulerState:
         for chunk in plan.chunks:
             begin = len(drawn)
             sequence, num_tokens, num_samples = chunk
+            if num_tokens > 1 or sequence.num_output == 0:
+                self.counters.prefilled_tokens += num_tokens
             sequence.num_computed += num_tokens
             if num_samples == 0 or begin not in invalid_rows:
                 self._cache_full_pages(sequence)
             for one, row in self._drawing_sequences(chunk, begin):
                 one.token_ids.append(token_ids[row])
                 drawn.append(Drawn(one, row, one.finish_reason()))
-            self.counters.computed_tokens += num_tokens
             self.counters.drawn_tokens += num_samples
         assert len(drawn) == len(token_ids), (len(drawn), len(token_ids))
         self.finish([one.sequence for one in drawn if one.finish_reason is not None])
