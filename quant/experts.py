@@ -39,8 +39,12 @@ class _Expert(nn.Module):
         return cast(torch.Tensor, down(self.act_fn(gate(x)) * up(x)))
 
 
-class SeparateExperts(nn.ModuleList):
+class SeparateExperts(nn.Module):
     """The experts of one layer, called as Transformers calls its fused ones.
+
+    Indexed, but deliberately not iterable: nvidia-modelopt gives the experts that it can iterate
+    over one common input scale, and at export the larger of gate's and up's weight scales, block
+    by block, which costs accuracy for nothing here.
 
     `tokens_seen` counts what was routed to each since `collecting` was set. While `collecting`,
     starved experts are shown every token, so that calibration has something to go by: their
@@ -51,19 +55,26 @@ class SeparateExperts(nn.ModuleList):
         gate_up = cast(torch.Tensor, fused.gate_up_proj).detach()
         down = cast(torch.Tensor, fused.down_proj).detach()
         act = cast(nn.Module, fused.act_fn)
-        super().__init__(
-            _Expert(names, *weights, act) for weights in zip(gate_up, down, strict=True)
-        )
+        super().__init__()
+        for number, weights in enumerate(zip(gate_up, down, strict=True)):
+            self.add_module(str(number), _Expert(names, *weights, act))
         self.tokens_seen = [0] * len(self)
         self.starved: frozenset[int] = frozenset()
         self.collecting = False
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __getitem__(self, number: int) -> nn.Module:
+        return self.get_submodule(str(number))
 
     def forward(
         self, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """[T, H] hidden, [T, k] chosen experts and their weights -> [T, H]."""
         combined = torch.zeros_like(hidden)
-        for number, expert in enumerate(self):
+        for number in range(len(self)):
+            expert = self[number]
             rows, position = torch.where(top_k_index == number)
             self.tokens_seen[number] += len(rows) if self.collecting else 0
             if self.collecting and number in self.starved:
@@ -102,6 +113,17 @@ def separate_experts(model: Any) -> tuple[SeparateExperts, ...]:
                 remedy=f"It knows {', '.join(_LINEAR_NAMES)}; build with --dtype bf16",
             )
     return tuple(replaced)
+
+
+def prepare_export() -> None:
+    """Tell nvidia-modelopt's export that these experts lack no scale that it should make up."""
+    from modelopt.torch.export.registry import PrepareMoEInputsRegistry
+
+    PrepareMoEInputsRegistry.register(SeparateExperts)(_nothing_to_fill_in)
+
+
+def _nothing_to_fill_in(name: str, moe_block: nn.Module, context: Any) -> None:
+    """Every expert was calibrated, on its own tokens or on all of them."""
 
 
 def _is_fused(module: nn.Module) -> bool:

@@ -1,0 +1,69 @@
+"""Which tokens an engine is measured on: held-out text, or what the model itself writes."""
+
+from pathlib import Path
+from typing import Any
+
+from trtc.quant.calibration_text import (
+    TOKENIZER_FILE,
+    WINDOW,
+    TokenSet,
+    default_heldout,
+    read_texts,
+    tokenize,
+)
+from trtc.quant.reference_model import load_model, sample_sequences
+
+MAX_TOKENS = 4096
+"""Held-out tokens that a build measures on: enough for KL to settle to a few per cent."""
+HELDOUT_SEED = 2
+SELF_SAMPLE_LENGTH = 256
+
+
+def heldout_set(
+    model_dir: Path,
+    vocab_size: int,
+    max_seq_len: int,
+    text: Path | None = None,
+    model: Any = None,
+) -> TokenSet:
+    """Held-out windows for a checkpoint; without a tokenizer, sequences sampled from the model.
+
+    Args:
+        max_seq_len: longest sequence that the engine takes.
+        text: .jsonl or text instead of what ships with trtc.
+        model: the unquantised Transformers model, where it is loaded already.
+
+    Raises:
+        CalibrationError: unreadable text, or too little of it.
+    """
+    window = min(WINDOW, max_seq_len)
+    if text is None and not (model_dir / TOKENIZER_FILE).is_file():
+        length = min(window, SELF_SAMPLE_LENGTH)
+        count = max(1, MAX_TOKENS // length)
+        model = model or load_model(model_dir, "float32")
+        return sample_sequences(model, count=count, length=length, seed=HELDOUT_SEED)
+    return text_set(model_dir, vocab_size, max_seq_len, text, max_tokens=MAX_TOKENS)
+
+
+def text_set(
+    tokenizer_dir: Path,
+    vocab_size: int,
+    max_seq_len: int,
+    text: Path | None,
+    *,
+    max_tokens: int,
+) -> TokenSet:
+    """Windows of a text, tokenised by `tokenizer_dir`/tokenizer.json.
+
+    Raises:
+        CalibrationError: unreadable text, or less than two tokens of it.
+    """
+    return tokenize(
+        default_heldout() if text is None else read_texts(text, "--text"),
+        tokenizer_dir,
+        vocab_size,
+        window=min(WINDOW, max_seq_len),
+        max_tokens=max_tokens,
+        min_tokens=2,
+        option="--text",
+    )
