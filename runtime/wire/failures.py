@@ -5,6 +5,7 @@ standard `grpc-status-details-bin` trailer carries its class, problem, field and
 """
 
 import grpc
+import grpc.aio
 from google.protobuf.any_pb2 import Any
 from google.rpc.code_pb2 import Code
 from google.rpc.error_details_pb2 import ErrorInfo
@@ -70,7 +71,7 @@ def to_status(error: errors.TrtcError) -> grpc.Status:
 
 def to_error(failure: grpc.RpcError, address: str) -> errors.TrtcError:
     """What a failed call means; `address` is the server's, for messages about the connection."""
-    assert isinstance(failure, grpc.Call)
+    assert isinstance(failure, grpc.Call | grpc.aio.AioRpcError)
     info = _error_info(failure)
     if info is not None and info.reason in _BY_NAME:
         said = info.metadata
@@ -86,7 +87,7 @@ def to_error(failure: grpc.RpcError, address: str) -> errors.TrtcError:
     return kind(said_by_grpc)
 
 
-def _error_info(failure: grpc.Call) -> ErrorInfo | None:
+def _error_info(failure: grpc.Call | grpc.aio.AioRpcError) -> ErrorInfo | None:
     try:
         status = rpc_status.from_call(failure)
     except ValueError:  # a proxy rewrote the code or the message: the details no longer apply
