@@ -10,14 +10,14 @@ from google.protobuf.message import Message
 
 from trtc.protos.errors import CancelledError
 from trtc.protos.trtc.v1 import inference_pb2 as pb
-from trtc.runtime.client.options import (
+from trtc.runtime.completion import Collector, Result
+from trtc.runtime.draft import RequestDraft
+from trtc.runtime.generate_options import (
     GenerateOptions,
     chat_messages,
     draft_of_chat,
     draft_of_prompt,
 )
-from trtc.runtime.completion import Collector, Result
-from trtc.runtime.draft import RequestDraft
 from trtc.runtime.model_info import ModelInfo
 from trtc.runtime.request import Output
 from trtc.runtime.wire.channel import CLIENT_OPTIONS, ClientTls

@@ -1,4 +1,4 @@
-"""The keyword arguments of `generate` and `chat`, the same for both clients."""
+"""The keyword arguments of `generate` and `chat`: the same in this process and for both clients."""
 
 import uuid
 from collections.abc import Mapping, Sequence
