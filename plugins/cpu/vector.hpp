@@ -1,0 +1,270 @@
+// Vectors of floats: one spelling for AVX-512, AVX2 and plain C++ (the compiler's own vectors).
+//
+// Conversions agree bit for bit with the scalar ones of types.hpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "types.hpp"
+
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace trtc {
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+inline constexpr int kLanes = 16;
+#elif defined(__AVX2__) && defined(__FMA__)
+inline constexpr int kLanes = 8;
+#else
+inline constexpr int kLanes = 4;
+#endif
+
+typedef float Floats __attribute__((vector_size(kLanes * 4)));
+typedef std::uint32_t Words __attribute__((vector_size(kLanes * 4)));
+typedef std::uint16_t HalfWords __attribute__((vector_size(kLanes * 2)));
+typedef std::uint8_t Bytes __attribute__((vector_size(kLanes)));
+
+inline Floats broadcast(float x) { return Floats{} + x; }
+inline Words bits_of(Floats x) { return std::bit_cast<Words>(x); }
+inline Floats as_floats(Words x) { return std::bit_cast<Floats>(x); }
+
+// a * b + c with one rounding where the hardware has it.
+inline Floats fma(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
+// The larger; the second when they do not compare.
+inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
+
+inline Floats lane_numbers() {
+  Floats lanes{};
+  for (int i = 0; i < kLanes; ++i) lanes[i] = static_cast<float>(i);
+  return lanes;
+}
+
+// ---- conversions -------------------------------------------------------------------------------
+
+// Bits of bf16 values, rounded to nearest even, in the low half of each word.
+inline Words bf16_bits(Floats x) {
+  const Words u = bits_of(x);
+  const Words rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  return x == x ? rounded : ((u >> 16) | 0x40u);
+}
+
+// Bits of E4M3 values, saturated and rounded to nearest even, in the low byte of each word.
+inline Words f8e4m3_bits(Floats x) {
+  const Words u = bits_of(x);
+  const Words sign = (u >> 24) & 0x80u;
+  const Floats absolute = as_floats(u & 0x7fffffffu);
+  const Floats magnitude = absolute < 448.f ? absolute : broadcast(448.f);
+  const Words m = bits_of(magnitude);
+  const Words normal = ((m + 0x7ffffu + ((m >> 20) & 1u)) >> 20) - (120u << 3);
+  // Below 2^-6 the format is fixed point with step 2^-9: the unit of a float near 2^14.
+  const Words fixed = bits_of(magnitude + 0x1p14f) - bits_of(broadcast(0x1p14f));
+  const Words finite = magnitude < 0x1p-6f ? fixed : normal;
+  return sign | (x == x ? finite : (Words{} + 0x7fu));
+}
+
+// Bits of int8 values, saturated and rounded to nearest even, in the low byte of each word.
+inline Words i8_bits(Floats x) {
+  Floats clamped = x > -128.f ? x : broadcast(-128.f);
+  clamped = clamped < 127.f ? clamped : broadcast(127.f);
+  // The unit of a float near 1.5 * 2^23 is 1.
+  return bits_of(clamped + 0x1.8p23f);
+}
+
+// Values of E4M3 bits, one in each word.
+inline Floats f8e4m3_values(Words bits) {
+  const Words magnitude = bits & 0x7fu;
+  const Words sign = (bits & 0x80u) << 24;
+  const auto subnormal = magnitude < 8u;
+  // A subnormal is read as 2^-6 * (1 + m/8), less the 2^-6: no denormal float on the way.
+  const Words exponent = subnormal ? (Words{} + (121u << 23)) : (Words{} + (120u << 23));
+  const Floats offset = subnormal ? broadcast(0x1p-6f) : broadcast(0.f);
+  const Floats value = as_floats((magnitude << 20) + exponent) - offset;
+  const Words finite = bits_of(value) | sign;
+  return as_floats(magnitude == 0x7fu ? (Words{} + 0x7fc00000u) : finite);
+}
+
+// The E elements of type T that each word holds: element `index` of every word.
+template <class T>
+Floats unpack(Words words, int index) {
+  if constexpr (std::is_same_v<T, float>) {
+    return as_floats(words);
+  } else if constexpr (std::is_same_v<T, bf16>) {
+    return as_floats(index == 0 ? words << 16 : words & 0xffff0000u);
+  } else {
+    static_assert(std::is_same_v<T, f8e4m3>);
+    return f8e4m3_values((words >> (8 * index)) & 0xffu);
+  }
+}
+
+// ---- loads and stores --------------------------------------------------------------------------
+
+// How many lanes of a vector are in memory: all (a constant, so that no code asks), or the first n.
+using AllLanes = std::integral_constant<int, kLanes>;
+
+template <class T>
+Floats load(const T* from, AllLanes = {}) {
+  if constexpr (std::is_same_v<T, float>) {
+    Floats x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+  } else if constexpr (std::is_same_v<T, bf16>) {
+    HalfWords x;
+    std::memcpy(&x, from, sizeof x);
+    return as_floats(__builtin_convertvector(x, Words) << 16);
+  } else {
+    static_assert(std::is_same_v<T, f8e4m3>);
+    Bytes x;
+    std::memcpy(&x, from, sizeof x);
+    return f8e4m3_values(__builtin_convertvector(x, Words));
+  }
+}
+
+// The first n lanes; the others are zero.
+template <class T>
+Floats load(const T* from, int n) {
+  T padded[kLanes] = {};
+  std::memcpy(padded, from, sizeof(T) * n);
+  return load(padded);
+}
+
+template <class T>
+void store(T* to, Floats x, AllLanes = {}) {
+  if constexpr (std::is_same_v<T, float>) {
+    std::memcpy(to, &x, sizeof x);
+  } else if constexpr (std::is_same_v<T, bf16>) {
+    const auto narrow = __builtin_convertvector(bf16_bits(x), HalfWords);
+    std::memcpy(to, &narrow, sizeof narrow);
+  } else if constexpr (std::is_same_v<T, f8e4m3>) {
+    const auto narrow = __builtin_convertvector(f8e4m3_bits(x), Bytes);
+    std::memcpy(to, &narrow, sizeof narrow);
+  } else {
+    static_assert(std::is_same_v<T, std::int8_t>);
+    const auto narrow = __builtin_convertvector(i8_bits(x), Bytes);
+    std::memcpy(to, &narrow, sizeof narrow);
+  }
+}
+
+template <class T>
+void store(T* to, Floats x, int n) {
+  T padded[kLanes];
+  store(padded, x);
+  std::memcpy(to, padded, sizeof(T) * n);
+}
+
+// x as T would hold it.
+template <class T>
+Floats rounded(Floats x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return x;
+  } else {
+    static_assert(std::is_same_v<T, bf16>);
+    return as_floats(bf16_bits(x) << 16);
+  }
+}
+
+// Calls body(i, n) for the vectors of [0, count): n is AllLanes but for a shorter last one.
+template <class Body>
+void for_vectors(std::int64_t count, Body&& body) {
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) body(i, AllLanes{});
+  if (i < count) body(i, static_cast<int>(count - i));
+}
+
+// ---- across lanes ------------------------------------------------------------------------------
+
+namespace detail {
+
+template <int N>
+struct FloatVector {
+  typedef float type __attribute__((vector_size(N * 4)));
+};
+
+template <class V, int... I>
+auto low_half(V x, std::integer_sequence<int, I...>) -> typename FloatVector<sizeof...(I)>::type {
+  return __builtin_shufflevector(x, x, I...);
+}
+
+template <class V, int... I>
+auto high_half(V x, std::integer_sequence<int, I...>) -> typename FloatVector<sizeof...(I)>::type {
+  return __builtin_shufflevector(x, x, (I + static_cast<int>(sizeof...(I)))...);
+}
+
+template <class V, class Combine>
+float fold(V x, Combine combine) {
+  constexpr int n = sizeof(V) / sizeof(float);
+  if constexpr (n == 4) {
+    return combine(combine(x[0], x[2]), combine(x[1], x[3]));
+  } else {
+    using Half = std::make_integer_sequence<int, n / 2>;
+    return fold(combine(low_half(x, Half{}), high_half(x, Half{})), combine);
+  }
+}
+
+template <bool kHigh, int... I>
+Words interleave(Words a, Words b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, (I / 2 + (kHigh ? kLanes / 2 : 0) + (I % 2) * kLanes)...);
+}
+
+}  // namespace detail
+
+inline float sum(Floats x) {
+  return detail::fold(x, [](auto a, auto b) { return a + b; });
+}
+
+inline float largest(Floats x) {
+  return detail::fold(x, [](auto a, auto b) { return a > b ? a : b; });
+}
+
+// Transposes a square of words: afterwards lane j of rows[i] is what lane i of rows[j] was.
+inline void transpose(Words (&rows)[kLanes]) {
+  using All = std::make_integer_sequence<int, kLanes>;
+  // Each round is a perfect shuffle, which rotates the bits of (row, lane) by one.
+  for (int round = 1; round < kLanes; round *= 2) {
+    Words next[kLanes];
+    for (int i = 0; i < kLanes / 2; ++i) {
+      next[2 * i] = detail::interleave<false>(rows[i], rows[i + kLanes / 2], All{});
+      next[2 * i + 1] = detail::interleave<true>(rows[i], rows[i + kLanes / 2], All{});
+    }
+    for (int i = 0; i < kLanes; ++i) rows[i] = next[i];
+  }
+}
+
+// ---- functions ---------------------------------------------------------------------------------
+
+// e^x within 2 ulp. Below -87.3 the answer is 0, from 88.3 it is infinity.
+inline Floats exp(Floats x) {
+  constexpr float kInverseLn2 = 1.44269504f;
+  constexpr float kLn2High = 0.693359375f;  // few bits: n * kLn2High is exact
+  constexpr float kLn2Low = -2.12194440e-4f;
+  const Floats shifted = x * kInverseLn2 + 0x1.8p23f;  // the low bits of the sum are round(x / ln2)
+  const Floats n = shifted - 0x1.8p23f;
+  const Floats r = fma(n, broadcast(-kLn2Low), fma(n, broadcast(-kLn2High), x));
+  Floats series = broadcast(1.f / 5040);
+  for (const float coefficient : {1.f / 720, 1.f / 120, 1.f / 24, 1.f / 6, 1.f / 2, 1.f, 1.f}) {
+    series = fma(series, r, broadcast(coefficient));
+  }
+  Floats result = as_floats(bits_of(series) + (bits_of(shifted) << 23));
+  result = x < -87.3f ? broadcast(0.f) : result;
+  result = x > 88.3f ? broadcast(std::numeric_limits<float>::infinity()) : result;
+  return x == x ? result : x;
+}
+
+// Absolute error about 1e-7.
+inline Floats tanh(Floats x) { return 1.f - 2.f / (exp(x + x) + 1.f); }
+
+}  // namespace trtc

@@ -1,0 +1,83 @@
+// q_out = rope(norm(q)); pool[slots] = (rope(norm(k)) / k_scale, v / v_scale).
+#pragma once
+
+#include <cmath>
+
+#include "cpu/context.hpp"
+#include "cpu/paged_pool.hpp"
+
+namespace trtc {
+
+struct rope_kv_write_args {
+  View q, k, v, positions, slots, cos, sin, q_norm, k_norm, k_scale, v_scale, pool, q_out, pool_out;
+  std::int64_t M, num_pages;
+};
+
+namespace detail {
+
+// out[0..head_dim) = the head x, normalised when there is a norm: both rounded to x's type.
+template <class C, class Norm, class T>
+void normed_head(T* out, const T* x, const float* weight) {
+  if constexpr (std::is_same_v<Norm, none>) {
+    std::memcpy(out, x, sizeof(T) * C::head_dim);
+  } else {
+    Floats squares{};
+    for_vectors(C::head_dim, [&](std::int64_t i, auto n) {
+      const Floats value = load(x + i, n);
+      squares = fma(value, value, squares);
+    });
+    const float rms = std::sqrt(sum(squares) / static_cast<float>(C::head_dim) + C::eps);
+    for_vectors(C::head_dim,
+                [&](std::int64_t i, auto n) { store(out + i, load(x + i, n) / rms * load(weight + i, n), n); });
+  }
+}
+
+// Rotates pairs (i, i + rotary_half) of a head in place.
+template <class C, class T>
+void rotate_head(T* head, const float* cos, const float* sin) {
+  T* second_half = head + C::rotary_half;
+  for_vectors(C::rotary_half, [&](std::int64_t i, auto n) {
+    const Floats c = load(cos + i, n), s = load(sin + i, n);
+    const Floats first = load(head + i, n), second = load(second_half + i, n);
+    store(head + i, first * c - second * s, n);
+    store(second_half + i, second * c + first * s, n);
+  });
+}
+
+}  // namespace detail
+
+template <class C>
+void rope_kv_write(Context& ctx, const rope_kv_write_args& a) {
+  using T = typename C::q_t;
+  static_assert(std::is_same_v<T, typename C::k_t> && std::is_same_v<T, typename C::v_t>);
+  static_assert(std::is_same_v<T, typename C::q_out_t>);
+  static_assert(C::rotary_dim == 2 * C::rotary_half && C::rotary_dim <= C::head_dim);
+  auto* pool = static_cast<typename C::pool_t*>(a.pool.data);
+  const auto* positions = static_cast<const std::int32_t*>(a.positions.data);
+  const auto* slots = static_cast<const std::int32_t*>(a.slots.data);
+  const auto* q_norm = static_cast<const float*>(a.q_norm.data);
+  const auto* k_norm = static_cast<const float*>(a.k_norm.data);
+
+  ctx.threads.parallel_for(a.M, 1, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      const float* cos = a.cos.row<const float>(positions[row]);
+      const float* sin = a.sin.row<const float>(positions[row]);
+      for (std::int64_t head = 0; head < C::num_heads; ++head) {
+        T* out = a.q_out.row<T>(row) + head * C::head_dim;
+        detail::normed_head<C, typename C::q_norm_t>(out, a.q.row<const T>(row) + head * C::head_dim, q_norm);
+        detail::rotate_head<C>(out, cos, sin);
+      }
+      auto* keys = slot_in_pool<C>(pool, Half::keys, slots[row]);
+      for (std::int64_t head = 0; head < C::num_kv_heads; ++head) {
+        T rotated[C::head_dim];
+        detail::normed_head<C, typename C::k_norm_t>(rotated, a.k.row<const T>(row) + head * C::head_dim, k_norm);
+        detail::rotate_head<C>(rotated, cos, sin);
+        write_to_pool<typename C::k_scale_t>(keys + head * C::head_dim, rotated, C::head_dim, a.k_scale.scalar());
+      }
+      write_to_pool<typename C::v_scale_t>(slot_in_pool<C>(pool, Half::values, slots[row]), a.v.row<const T>(row),
+                                           C::num_kv_heads * C::head_dim, a.v_scale.scalar());
+    }
+  });
+}
+
+}  // namespace trtc

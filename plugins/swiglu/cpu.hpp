@@ -1,0 +1,52 @@
+// out = quantize(activation(gate) * up).
+#pragma once
+
+#include "cpu/context.hpp"
+#include "cpu/quantizer.hpp"
+
+namespace trtc {
+
+struct swiglu_args {
+  View gate, up, pre_scale, out_scale, out;
+  std::int64_t M;
+};
+
+namespace detail {
+
+template <Activation kActivation>
+Floats activated(Floats x) {
+  if constexpr (kActivation == Activation::silu) {
+    return x / (1.f + exp(-x));
+  } else {
+    // 0.5 x (1 + tanh(y)) is x / (1 + e^-2y), without the cancellation.
+    const Floats y = 0.7978845608f * (x + 0.044715f * x * x * x);
+    return x / (1.f + exp(-2.f * y));
+  }
+}
+
+}  // namespace detail
+
+template <class C>
+void swiglu(Context& ctx, const swiglu_args& a) {
+  using T = typename C::gate_t;
+  using Out = typename C::out_t;
+  constexpr std::int64_t kColumns = 512;  // a part of a row is work enough for a thread
+  constexpr std::int64_t parts = (C::I + kColumns - 1) / kColumns;
+  const Quantizer<T, Out, typename C::pre_scale_t, typename C::out_scale_t> quantizer(a.pre_scale, a.out_scale);
+  ctx.threads.parallel_for(a.M * parts, 4, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t part = begin; part < end; ++part) {
+      const std::int64_t row = part / parts;
+      const std::int64_t first = part % parts * kColumns;
+      const auto* gate = a.gate.row<const T>(row) + first;
+      const auto* up = a.up.row<const typename C::up_t>(row) + first;
+      auto* out = a.out.row<Out>(row) + first;
+      const std::int64_t columns = C::I - first < kColumns ? C::I - first : kColumns;
+      for_vectors(columns, [&](std::int64_t i, auto n) {
+        const Floats value = rounded<T>(detail::activated<C::activation>(load(gate + i, n)));
+        quantizer.store(out + i, first + i, value * load(up + i, n), n);
+      });
+    }
+  });
+}
+
+}  // namespace trtc
