@@ -4,15 +4,31 @@ What is not understood is an error that names it: weights read by the wrong rule
 answer nonsense, and leaving quantisation out would hide what the user asked for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from trtc.protos.errors import CheckpointError
+from trtc.protos.errors import CheckpointError, UnsupportedError
+from trtc.quant.formats.awq import read_awq
+from trtc.quant.formats.compressed_tensors import read_compressed_tensors
+from trtc.quant.formats.fp8 import read_fp8
+from trtc.quant.formats.gptq import read_gptq
 from trtc.quant.formats.modelopt import read_modelopt
 from trtc.quant.formats.stored import unsupported
 from trtc.quant.scheme import CheckpointQuantization
 
 HF_QUANT_CONFIG_FILE = "hf_quant_config.json"
+
+Reader = Callable[
+    [Mapping[str, Any], Mapping[str, tuple[str, tuple[int, ...]]]], CheckpointQuantization
+]
+READERS: Mapping[str, Reader] = {
+    "modelopt": read_modelopt,
+    "awq": read_awq,
+    "gptq": read_gptq,
+    "fp8": read_fp8,
+    "compressed-tensors": read_compressed_tensors,
+}
+"""By `quantization_config.quant_method` of config.json."""
 
 
 def read_quantization(
@@ -39,7 +55,15 @@ def read_quantization(
     else:
         _check_unquantized(tensors)
         return None
-    if not found.linears:
+    for prefix in found.linears:
+        if "layers." not in prefix:
+            raise UnsupportedError(
+                "is quantised; trtc computes it in bf16",
+                field=prefix,
+                remedy="Quantise again without it (lm_head and embeddings belong in the ignore "
+                "list), or build from the unquantised checkpoint",
+            )
+    if not found.linears and found.kv_dtype is None:
         raise CheckpointError(
             f"says that the checkpoint is quantised ({found.source}), but no weight is",
             field="quantization_config",
@@ -52,10 +76,9 @@ def _read_declared(
     declared: Mapping[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...]]]
 ) -> CheckpointQuantization:
     method = declared.get("quant_method")
-    readers = {"modelopt": read_modelopt}
-    if not isinstance(method, str) or method not in readers:
-        raise unsupported("quant_method", method, ", ".join(readers))
-    return readers[method](declared, tensors)
+    if not isinstance(method, str) or method not in READERS:
+        raise unsupported("quant_method", method, ", ".join(READERS))
+    return READERS[method](declared, tensors)
 
 
 def _object(value: Any, field: str) -> Mapping[str, Any]:

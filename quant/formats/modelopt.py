@@ -20,6 +20,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from trtc.quant.formats.stored import (
+    DYNAMIC_NOTE,
     SCALE_DTYPES,
     StoredTensors,
     as_f32,
@@ -53,10 +54,6 @@ _ALGORITHMS: Mapping[str, _Algorithm] = {
     "W4A8_AWQ": _Algorithm("w4a8_awq", "U8", input_scale=True),
 }
 _KV_ALGORITHMS = (None, "FP8")
-_DYNAMIC_NOTE = (
-    "activations that the checkpoint rounds to FP8 anew for every token stay bf16, which is more "
-    "exact"
-)
 
 
 def read_modelopt(
@@ -69,12 +66,15 @@ def read_modelopt(
         CheckpointError: tensors that are missing or contradict the config.
     """
     name = config.get("quant_algo")
+    kv_dtype = _kv_dtype(config)
+    stored = StoredTensors(tensors)
+    kv_scales = stored.kv_scales() if kv_dtype else {}
+    if name is None and kv_dtype is not None:
+        return CheckpointQuantization("modelopt", SCHEMES["bf16"], {}, kv_scales, kv_dtype)
     algorithm = _ALGORITHMS.get(name) if isinstance(name, str) else None
     if algorithm is None:
         raise unsupported("quant_algo", name, ", ".join(_ALGORITHMS))
-    kv_dtype = _kv_dtype(config)
     group_size = _group_size(config, algorithm)
-    stored = StoredTensors(tensors)
     excluded = [str(pattern) for pattern in config.get("exclude_modules", config.get("ignore", []))]
     linears = {}
     for prefix in stored.prefixes("weight"):
@@ -86,9 +86,9 @@ def read_modelopt(
         source="modelopt",
         scheme=replace(SCHEMES[algorithm.scheme], group_size=group_size),
         linears=linears,
-        kv_scales=stored.kv_scales() if kv_dtype else {},
+        kv_scales=kv_scales,
         kv_dtype=kv_dtype,
-        notes=(_DYNAMIC_NOTE,) if algorithm.dynamic else (),
+        notes=(DYNAMIC_NOTE,) if algorithm.dynamic else (),
     )
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,43 @@ def check_not_ignored(prefix: str, ignored: bool) -> None:
             field=prefix,
             remedy="Config and weights are not of one export: download or export both again",
         )
+
+
+DYNAMIC_NOTE = (
+    "activations that the checkpoint would round anew for every token stay bf16, which is more "
+    "exact"
+)
+
+
+def block_size(field: str, value: Any) -> tuple[int, int] | None:
+    """The [rows, columns] that share a scale; None: whole rows or the whole tensor do."""
+    if value is None:
+        return None
+    if not (isinstance(value, list) and len(value) == 2 and all(_positive(v) for v in value)):
+        raise unsupported(field, value, "two positive numbers")
+    return value[0], value[1]
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def block_scale(
+    stored: StoredTensors, name: str, rows: int, columns: int, block: tuple[int, int]
+) -> tuple[TensorSource, int | None]:
+    """A scale a block of rows and columns, as a scale a row and group, and the group's size."""
+    across = -(-columns // block[1])
+    stored.require(name, SCALE_DTYPES, (-(-rows // block[0]), across))
+    expand = partial(rows_of_blocks, rows=rows, block_rows=block[0])
+    if across == 1:
+        return TensorSource((name,), expand), None
+    num_groups(name, columns, block[1])
+    return TensorSource((name,), expand), block[1]
+
+
+def rows_of_blocks(scale: Array, *, rows: int, block_rows: int) -> Array:
+    """[N, G] f32 of scales [N / block_rows, G]."""
+    return np.repeat(scale.astype(np.float32), block_rows, axis=0)[:rows]
 
 
 def as_f32(array: Array) -> Array:

@@ -1,0 +1,85 @@
+"""AutoAWQ's checkpoints, GEMM packing: 4 bits, a scale and a zero point a group.
+
+qweight  i32 [K, N/8]   columns in the order of pack.AWQ_ORDER
+qzeros   i32 [G, N/8]   likewise
+scales   f16 [G, N]     weight[n, k] = scales[g, n] * (q[k, n] - zero[g, n])
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from trtc.quant.formats.stored import (
+    SCALE_DTYPES,
+    Array,
+    StoredTensors,
+    check_not_ignored,
+    expect,
+    num_groups,
+    unsupported,
+)
+from trtc.quant.pack import unpack_awq
+from trtc.quant.scheme import SCHEMES, CheckpointQuantization, QuantizedLinear, TensorSource
+
+
+def read_awq(
+    config: Mapping[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> CheckpointQuantization:
+    """Read a `quantization_config` whose `quant_method` is awq.
+
+    Raises:
+        UnsupportedError: another packing or number of bits.
+        CheckpointError: tensors that are missing or contradict the config.
+    """
+    expect(config, "bits", 4, default=config.get("w_bit"))
+    version = str(config.get("version", "gemm")).lower()
+    if version != "gemm":
+        raise unsupported("version", config["version"], "'gemm'")
+    group_size = config.get("group_size", config.get("q_group_size"))
+    if not isinstance(group_size, int) or (group_size <= 0 and group_size != -1):
+        raise unsupported("group_size", group_size, "a positive number or -1")
+    stored = StoredTensors(tensors)
+    kept = [str(name) for name in config.get("modules_to_not_convert") or ()]
+    linears = {}
+    for prefix in stored.prefixes("qweight"):
+        check_not_ignored(prefix, any(name in prefix for name in kept))
+        linears[prefix] = _linear(stored, prefix, None if group_size == -1 else group_size)
+    return CheckpointQuantization(
+        source="awq",
+        scheme=replace(
+            SCHEMES["int4_awq"],
+            group_size=None if group_size == -1 else group_size,
+            pre_quant_scale=False,
+        ),
+        linears=linears,
+        kv_scales={},
+    )
+
+
+def _linear(stored: StoredTensors, prefix: str, group_size: int | None) -> QuantizedLinear:
+    columns, words = stored.matrix(f"{prefix}.qweight", "I32")
+    rows = 8 * words
+    groups = 1 if group_size is None else num_groups(prefix, columns, group_size)
+    stored.require(f"{prefix}.scales", SCALE_DTYPES, (groups, rows))
+    stored.require(f"{prefix}.qzeros", ("I32",), (groups, words))
+    return QuantizedLinear(
+        weight="i4",
+        tensors={
+            "weight": TensorSource((f"{prefix}.qweight",), _transposed_codes),
+            "weight_scale": TensorSource((f"{prefix}.scales",), transposed_f32),
+            "weight_zero": TensorSource((f"{prefix}.qzeros",), _transposed_codes),
+        },
+        group_size=group_size,
+        has_zero_point=True,
+    )
+
+
+def _transposed_codes(words: Array) -> Array:
+    return np.ascontiguousarray(unpack_awq(words).T).astype(ml_dtypes.uint4)
+
+
+def transposed_f32(scales: Array) -> Array:
+    return np.ascontiguousarray(scales.astype(np.float32).T)

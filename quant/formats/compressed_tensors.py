@@ -1,0 +1,236 @@
+"""compressed-tensors checkpoints (llm-compressor): one group of settings for all linears.
+
+    format            weight                             scales and zero points
+    pack-quantized    weight_packed i32 [N, K*bits/32]   weight_scale [N, G], and if asymmetric
+                      codes less 2^(bits-1)              weight_zero_point i32 [N*bits/32, G]
+    int-quantized     weight i8 [N, K]                   weight_scale [1], [N, 1] or [N, G]
+    float-quantized   weight F8_E4M3 [N, K]              weight_scale [1], [N, 1] or [N/b, K/b]
+
+Static activations add input_scale [1].
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+
+from trtc.quant.formats.stored import (
+    DYNAMIC_NOTE,
+    Array,
+    StoredTensors,
+    block_scale,
+    block_size,
+    check_not_ignored,
+    expect,
+    num_groups,
+    unsupported,
+)
+from trtc.quant.pack import offset_bytes, offset_nibbles, unpack_words
+from trtc.quant.scheme import (
+    SCHEMES,
+    CheckpointQuantization,
+    QuantizedLinear,
+    TensorSource,
+    WeightFormat,
+)
+
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_STRATEGIES = ("tensor", "channel", "group", "block")
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """The weights' settings of the one config group."""
+
+    packed: bool
+    weight: WeightFormat
+    bits: int
+    symmetric: bool
+    strategy: str
+    group_size: int | None
+    block: tuple[int, int] | None
+
+
+def read_compressed_tensors(
+    config: Mapping[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> CheckpointQuantization:
+    """Read a `quantization_config` whose `quant_method` is compressed-tensors.
+
+    Raises:
+        UnsupportedError: a format or setting that trtc does not read; it is named.
+        CheckpointError: tensors that are missing or contradict the config.
+    """
+    _refuse_extras(config)
+    group = _only_group(config)
+    name = str(group.get("format") or config.get("format"))
+    if name not in _FORMATS:
+        raise unsupported("format", name, ", ".join(_FORMATS))
+    weights = _weights(name, group.get("weights"))
+    activations = _activations(group.get("input_activations"), weights)
+    kv_dtype = _kv_dtype(config.get("kv_cache_scheme"))
+    stored = StoredTensors(tensors)
+    ignored = [str(pattern) for pattern in config.get("ignore") or ()]
+    linears = {}
+    for prefix in stored.prefixes("weight_packed" if weights.packed else "weight_scale"):
+        check_not_ignored(prefix, _matches(prefix, ignored))
+        linears[prefix] = _linear(stored, prefix, weights, activations == "static")
+    return CheckpointQuantization(
+        source="compressed-tensors",
+        scheme=_scheme(weights, activations),
+        linears=linears,
+        kv_scales=stored.kv_scales() if kv_dtype else {},
+        kv_dtype=kv_dtype,
+        notes=(DYNAMIC_NOTE,) if activations == "dynamic" else (),
+    )
+
+
+def _refuse_extras(config: Mapping[str, Any]) -> None:
+    sparsity = config.get("sparsity_config") or {}
+    if sparsity.get("format", "dense") != "dense":
+        raise unsupported("sparsity_config.format", sparsity["format"], "dense weights")
+    if transform := config.get("transform_config"):
+        raise unsupported("transform_config", transform, "weights that are not rotated")
+
+
+def _only_group(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    groups = list((config.get("config_groups") or {}).values())
+    settings = [{k: v for k, v in group.items() if k != "targets"} for group in groups]
+    if not groups or any(other != settings[0] for other in settings):
+        raise unsupported(
+            "config_groups", sorted(config.get("config_groups") or {}), "one group of settings"
+        )
+    if groups[0].get("output_activations"):
+        raise unsupported("output_activations", groups[0]["output_activations"], "none")
+    return dict(settings[0])
+
+
+def _weights(name: str, declared: Mapping[str, Any] | None) -> _Weights:
+    if not declared:
+        raise unsupported("weights", declared, "quantised weights")
+    kind = expect(declared, "type", "int", "float", default="int")
+    bits = expect(declared, "num_bits", 4, 8)
+    packed = name == "pack-quantized"
+    if (kind == "float" and (bits, packed) != (8, False)) or (bits == 4 and not packed):
+        raise unsupported("weights.num_bits", bits, f"other widths than {kind}{bits} in {name}")
+    symmetric = expect(declared, "symmetric", True, False, default=True)
+    if not symmetric and not (packed and bits == 4):
+        raise unsupported("weights.symmetric", False, "zero points in 4-bit packed weights only")
+    if declared.get("actorder") in ("group", True):
+        raise unsupported("weights.actorder", declared["actorder"], "None, 'weight' or 'static'")
+    strategy = expect(declared, "strategy", *_STRATEGIES, default=_default_strategy(declared))
+    if strategy == "block" and kind != "float":
+        raise unsupported("weights.strategy", strategy, "blocks in FP8 weights only")
+    return _Weights(
+        packed,
+        "f8e4m3" if kind == "float" else "i4" if bits == 4 else "i8",
+        bits,
+        symmetric,
+        strategy,
+        declared.get("group_size") if strategy == "group" else None,
+        block_size("weights.block_structure", declared.get("block_structure"))
+        if strategy == "block"
+        else None,
+    )
+
+
+def _default_strategy(declared: Mapping[str, Any]) -> str:
+    size = declared.get("group_size")
+    return "tensor" if size is None else "channel" if size == -1 else "group"
+
+
+def _activations(
+    declared: Mapping[str, Any] | None, weights: _Weights
+) -> Literal["none", "static", "dynamic"]:
+    if not declared:
+        return "none"
+    if declared.get("dynamic"):
+        return "dynamic"
+    kind = (declared.get("type", "int"), declared.get("num_bits"))
+    wanted = {"f8e4m3": ("float", 8), "i8": ("int", 8)}.get(weights.weight)
+    if kind != wanted or declared.get("strategy", "tensor") != "tensor":
+        raise unsupported(
+            "input_activations",
+            f"static {kind[0]}{kind[1]} by {declared.get('strategy')}",
+            "static activations of the weights' own type, one scale a tensor",
+        )
+    expect(declared, "symmetric", True, default=True)
+    return "static"
+
+
+def _scheme(weights: _Weights, activations: str) -> Any:
+    name = {
+        ("f8e4m3", True): "fp8",
+        ("f8e4m3", False): "fp8_weights",
+        ("i8", True): "int8_sq",
+        ("i8", False): "int8_weights",
+        ("i4", False): "int4_gptq",
+    }[weights.weight, activations == "static"]
+    group_size = weights.block[1] if weights.block else weights.group_size
+    return replace(SCHEMES[name], group_size=group_size, pre_quant_scale=False)
+
+
+def _kv_dtype(declared: Mapping[str, Any] | None) -> Literal["f8e4m3"] | None:
+    if declared is None:
+        return None
+    kind = (declared.get("type"), declared.get("num_bits"), declared.get("strategy", "tensor"))
+    if kind != ("float", 8, "tensor") or declared.get("dynamic"):
+        raise unsupported("kv_cache_scheme", dict(declared), "static FP8, one scale a tensor")
+    return "f8e4m3"
+
+
+def _matches(prefix: str, patterns: Sequence[str]) -> bool:
+    """Names are exact; "re:" starts a regular expression that must match from the beginning."""
+    return any(
+        re.match(pattern.removeprefix("re:"), prefix) is not None
+        if pattern.startswith("re:")
+        else pattern == prefix
+        for pattern in patterns
+    )
+
+
+def _linear(stored: StoredTensors, prefix: str, weights: _Weights, static: bool) -> QuantizedLinear:
+    source, rows, columns = _weight(stored, prefix, weights)
+    tensors = {"weight": source}
+    scale = f"{prefix}.weight_scale"
+    group_size = weights.group_size
+    if weights.block is None:
+        tensors["weight_scale"] = stored.group_scale(scale, rows, columns, group_size)
+    else:
+        tensors["weight_scale"], group_size = block_scale(
+            stored, scale, rows, columns, weights.block
+        )
+    if not weights.symmetric:
+        zero = f"{prefix}.weight_zero_point"
+        groups = 1 if group_size is None else num_groups(scale, columns, group_size)
+        stored.require(zero, ("I32",), (-(-rows * weights.bits // 32), groups))
+        tensors["weight_zero"] = TensorSource((zero,), partial(_zeros, rows=rows))
+    if static:
+        tensors["input_scale"] = stored.scalar(f"{prefix}.input_scale")
+    return QuantizedLinear(weights.weight, tensors, group_size, not weights.symmetric)
+
+
+def _weight(stored: StoredTensors, prefix: str, weights: _Weights) -> tuple[TensorSource, int, int]:
+    if not weights.packed:
+        name = f"{prefix}.weight"
+        rows, columns = stored.matrix(name, "F8_E4M3" if weights.weight == "f8e4m3" else "I8")
+        return TensorSource((name,)), rows, columns
+    name = f"{prefix}.weight_packed"
+    rows, words = stored.matrix(name, "I32")
+    read = partial(_unpacked, bits=weights.bits, symmetric=weights.symmetric)
+    return TensorSource((name,), read), rows, words * 32 // weights.bits
+
+
+def _unpacked(words: Array, *, bits: int, symmetric: bool) -> Array:
+    codes = unpack_words(words, bits, axis=1)
+    if bits == 8:
+        return offset_bytes(codes)
+    return offset_nibbles(codes) if symmetric else codes.astype(ml_dtypes.uint4)
+
+
+def _zeros(words: Array, *, rows: int) -> Array:
+    """[N, G] u4 of zero points packed along N."""
+    return np.ascontiguousarray(unpack_words(words, 4, axis=0)[:rows]).astype(ml_dtypes.uint4)

@@ -1,0 +1,84 @@
+"""Checkpoints whose `quant_method` is fp8: Transformers' fine-grained ones and static ones.
+
+    weight            F8_E4M3 [N, K]
+    weight_scale_inv  [N/block, K/block]   with `weight_block_size`; activations quantised anew for
+                                           every token and block
+    weight_scale      ()                   without; and with activation_scheme static
+    input_scale       ()
+
+Both scales multiply: value = scale * e4m3, "inv" or not.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from trtc.quant.formats.stored import (
+    DYNAMIC_NOTE,
+    StoredTensors,
+    block_scale,
+    block_size,
+    check_not_ignored,
+    expect,
+    unsupported,
+)
+from trtc.quant.scheme import SCHEMES, CheckpointQuantization, QuantizedLinear, TensorSource
+
+_WEIGHT = "F8_E4M3"
+
+
+def read_fp8(
+    config: Mapping[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> CheckpointQuantization:
+    """Read a `quantization_config` whose `quant_method` is fp8.
+
+    Raises:
+        UnsupportedError: another element type, or blocks that do not divide a linear.
+        CheckpointError: tensors that are missing or contradict the config.
+    """
+    expect(config, "fmt", "e4m3", default="e4m3")
+    static = expect(config, "activation_scheme", "static", "dynamic", default="dynamic") == "static"
+    block = block_size("weight_block_size", config.get("weight_block_size"))
+    if static and block is not None:
+        raise unsupported("activation_scheme", "static", "'dynamic' with weight_block_size")
+    stored = StoredTensors(tensors)
+    kept = [
+        str(name)
+        for name in config.get("modules_to_not_convert") or config.get("ignored_layers") or ()
+    ]
+    linears = {}
+    for prefix in stored.prefixes("weight"):
+        if stored.dtype(f"{prefix}.weight") == _WEIGHT:
+            check_not_ignored(prefix, prefix in kept)
+            linears[prefix] = _linear(stored, prefix, block, static)
+    kv_scales = stored.kv_scales()
+    return CheckpointQuantization(
+        source="fp8",
+        scheme=replace(
+            SCHEMES["fp8" if static else "fp8_weights"], group_size=block[1] if block else None
+        ),
+        linears=linears,
+        kv_scales=kv_scales,
+        kv_dtype="f8e4m3" if kv_scales else None,
+        notes=() if static else (DYNAMIC_NOTE,),
+    )
+
+
+def _linear(
+    stored: StoredTensors, prefix: str, block: tuple[int, int] | None, static: bool
+) -> QuantizedLinear:
+    rows, columns = stored.matrix(f"{prefix}.weight", _WEIGHT)
+    tensors = {"weight": TensorSource((f"{prefix}.weight",))}
+    group_size: int | None = None
+    if block is None:
+        name = f"{prefix}.weight_scale"
+        if name not in stored and f"{name}_inv" in stored:
+            name = f"{name}_inv"
+        tensors["weight_scale"] = stored.group_scale(name, rows, columns, None)
+    else:
+        tensors["weight_scale"], group_size = block_scale(
+            stored, f"{prefix}.weight_scale_inv", rows, columns, block
+        )
+    if static:
+        tensors["input_scale"] = stored.scalar(f"{prefix}.input_scale")
+    return QuantizedLinear("f8e4m3", tensors, group_size)

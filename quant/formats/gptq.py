@@ -1,0 +1,149 @@
+"""GPTQ checkpoints (AutoGPTQ, GPTQModel): 4 or 8 bits, a scale and a zero point a group.
+
+    qweight  i32 [K * bits/32, N]   packed along K
+    qzeros   i32 [G, N * bits/32]   packed along N; format v1 stores the zero point less one
+    scales   f16 [G, N]             weight[n, k] = scales[g, n] * (q[k, n] - zero[g, n])
+    g_idx    i32 [K]                the group of each k
+
+With `desc_act` the groups are scattered over K. trtc's kernels read groups in order, and sorting
+them would have to reorder the linear's input, which the layer before cannot always give: refused.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from trtc.protos.errors import CheckpointError, UnsupportedError
+from trtc.quant.formats.awq import transposed_f32
+from trtc.quant.formats.stored import (
+    SCALE_DTYPES,
+    Array,
+    StoredTensors,
+    expect,
+    num_groups,
+    unsupported,
+)
+from trtc.quant.pack import offset_bytes, offset_nibbles, unpack_words
+from trtc.quant.scheme import SCHEMES, CheckpointQuantization, QuantizedLinear, TensorSource
+
+_FORMATS = ("gptq", "gptq_v2")
+_SCHEMES = {4: "int4_gptq", 8: "int8_weights"}
+
+
+@dataclass(frozen=True)
+class _Layout:
+    bits: int
+    group_size: int | None
+    """None: one group."""
+    symmetric: bool
+    zero_offset: int
+    """What is added to a stored zero point: 1 in format v1."""
+
+
+def read_gptq(
+    config: Mapping[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> CheckpointQuantization:
+    """Read a `quantization_config` whose `quant_method` is gptq.
+
+    Raises:
+        UnsupportedError: another number of bits, or groups scattered by `desc_act`.
+        CheckpointError: tensors that are missing or contradict the config.
+    """
+    layout = _layout(config)
+    stored = StoredTensors(tensors)
+    return CheckpointQuantization(
+        source="gptq",
+        scheme=replace(SCHEMES[_SCHEMES[layout.bits]], group_size=layout.group_size),
+        linears={prefix: _linear(stored, prefix, layout) for prefix in stored.prefixes("qweight")},
+        kv_scales={},
+    )
+
+
+def _layout(config: Mapping[str, Any]) -> _Layout:
+    bits = expect(config, "bits", *_SCHEMES)
+    symmetric = expect(config, "sym", True, False, default=True)
+    if bits == 8 and not symmetric:
+        raise unsupported("sym", False, "8 bits only with sym true")
+    if config.get("dynamic"):
+        raise unsupported("dynamic", config["dynamic"], "the same bits for every module")
+    group_size = config.get("group_size")
+    if not isinstance(group_size, int) or (group_size <= 0 and group_size != -1):
+        raise unsupported("group_size", group_size, "a positive number or -1")
+    scattered = config.get("desc_act") and not config.get("static_groups") and group_size != -1
+    if scattered:
+        raise unsupported("desc_act", True, "desc_act false, static_groups, or group_size -1")
+    name = expect(config, "checkpoint_format", *_FORMATS, default=config.get("format", "gptq"))
+    return _Layout(
+        bits, None if group_size == -1 else group_size, symmetric, 1 if name == "gptq" else 0
+    )
+
+
+def _linear(stored: StoredTensors, prefix: str, layout: _Layout) -> QuantizedLinear:
+    per_word = 32 // layout.bits
+    words, rows = stored.matrix(f"{prefix}.qweight", "I32")
+    columns = words * per_word
+    size = layout.group_size
+    groups = 1 if size is None else num_groups(prefix, columns, size)
+    stored.require(f"{prefix}.scales", SCALE_DTYPES, (groups, rows))
+    stored.require(f"{prefix}.qzeros", ("I32",), (groups, -(-rows // per_word)))
+    names: tuple[str, ...] = (f"{prefix}.qweight", f"{prefix}.qzeros")
+    if f"{prefix}.g_idx" in stored:
+        stored.require(f"{prefix}.g_idx", ("I32", "I64"), (columns,))
+        names += (f"{prefix}.g_idx",)
+    read = partial(_weight, prefix=prefix, layout=layout)
+    tensors = {
+        "weight": TensorSource(names, read),
+        "weight_scale": TensorSource((f"{prefix}.scales",), transposed_f32),
+    }
+    if not layout.symmetric:
+        zeros = partial(_zeros, layout=layout, rows=rows)
+        tensors["weight_zero"] = TensorSource((f"{prefix}.qzeros",), zeros)
+    weight = "i4" if layout.bits == 4 else "i8"
+    return QuantizedLinear(weight, tensors, size, not layout.symmetric)  # type: ignore[arg-type]
+
+
+def _weight(
+    qweight: Array,
+    qzeros: Array,
+    g_idx: Array | None = None,
+    *,
+    prefix: str,
+    layout: _Layout,
+) -> Array:
+    """[N, K]: u4 codes, or signed values when the zero point is the middle."""
+    codes = np.ascontiguousarray(unpack_words(qweight, layout.bits, axis=0).T)
+    rows, columns = codes.shape
+    if g_idx is not None:
+        size = layout.group_size or columns
+        if not np.array_equal(g_idx, np.arange(columns) // size):
+            raise UnsupportedError(
+                "scatters the groups over the input features (desc_act)",
+                field=f"{prefix}.g_idx",
+                remedy="Quantise with desc_act false, or build from the unquantised checkpoint",
+            )
+    if not layout.symmetric:
+        return codes.astype(ml_dtypes.uint4)
+    middle = 1 << (layout.bits - 1)
+    if not (_stored_zeros(qzeros, layout)[:, :rows] == middle).all():
+        raise CheckpointError(
+            f"holds zero points other than {middle}, but the config says sym",
+            field=f"{prefix}.qzeros",
+            remedy='Check "sym" and "checkpoint_format" in quantization_config',
+        )
+    return offset_nibbles(codes) if layout.bits == 4 else offset_bytes(codes)
+
+
+def _zeros(qzeros: Array, *, layout: _Layout, rows: int) -> Array:
+    """[N, G] u4."""
+    zeros = _stored_zeros(qzeros, layout)[:, :rows]
+    return np.ascontiguousarray(zeros.T).astype(ml_dtypes.uint4)
+
+
+def _stored_zeros(qzeros: Array, layout: _Layout) -> Array:
+    """[G, N] u8; v1 wraps around: a zero point of 0 is stored as the largest code."""
+    codes = unpack_words(qzeros, layout.bits, axis=1)
+    return (codes + np.uint8(layout.zero_offset)) & np.uint8((1 << layout.bits) - 1)
