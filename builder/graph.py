@@ -107,6 +107,10 @@ class _SourceGraph:
 
     def build(self) -> Module:
         attention = self._spec.layers[0].attention
+        kv_shapes = {
+            (one.attention.num_kv_heads, one.attention.head_dim) for one in self._spec.layers
+        }
+        assert len(kv_shapes) == 1, "the pools of all layers have one geometry"
         kv = KvGeometry(
             num_layers=len(self._spec.layers),
             page_size=self._request.page_size,

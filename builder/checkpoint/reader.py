@@ -31,7 +31,11 @@ class SafetensorsReader:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._files = {file: MappedFile(directory / file) for file in _weight_files(directory)}
+        # As in Transformers, a single file wins over an index beside it.
+        is_single = (directory / SINGLE_FILE).is_file()
+        self._index = {} if is_single else _read_index(directory)
+        files = (SINGLE_FILE,) if is_single else sorted(set(self._index.values()))
+        self._files = {file: MappedFile(directory / file) for file in files}
         self._file_of = self._locate()
         self._last: str | None = None
 
@@ -46,8 +50,7 @@ class SafetensorsReader:
                         remedy="Remove the shard that does not belong to this checkpoint",
                     )
                 located[name] = file
-        index = _read_index(self.directory)
-        for name, file in (index or {}).items():
+        for name, file in self._index.items():
             if name not in self._files[file].tensors:
                 raise CheckpointError(
                     f"says that tensor {name} is in {file}, which does not have it",
@@ -109,28 +112,11 @@ class SafetensorsReader:
         return self._files[self._file_of[name]]
 
 
-def _weight_files(directory: Path) -> tuple[str, ...]:
-    index = _read_index(directory)
-    if index is not None:
-        files = tuple(sorted(set(index.values())))
-        absent = [file for file in files if not (directory / file).is_file()]
-        if absent:
-            raise CheckpointError(
-                f"names {len(absent)} of {len(files)} shards that are not there: "
-                f"{', '.join(absent[:4])}",
-                field=str(directory / INDEX_FILE),
-                remedy="Download the missing shards",
-            )
-        return files
-    if (directory / SINGLE_FILE).is_file():
-        return (SINGLE_FILE,)
-    raise _no_weights(directory)
-
-
-def _read_index(directory: Path) -> Mapping[str, str] | None:
+def _read_index(directory: Path) -> Mapping[str, str]:
+    """Tensor name -> file of every shard; all of them are there."""
     path = directory / INDEX_FILE
     if not path.is_file():
-        return None
+        raise _no_weights(directory)
     try:
         weight_map = msgspec.json.decode(path.read_bytes(), type=_Index).weight_map
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -146,6 +132,13 @@ def _read_index(directory: Path) -> Mapping[str, str] | None:
                 field=str(path),
                 remedy="Shards must lie beside their index",
             )
+    absent = sorted({file for file in weight_map.values() if not (directory / file).is_file()})
+    if absent:
+        raise CheckpointError(
+            f"names {len(absent)} shards that are not there: {', '.join(absent[:4])}",
+            field=str(path),
+            remedy="Download the missing shards",
+        )
     return weight_map
 
 

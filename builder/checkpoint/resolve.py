@@ -8,6 +8,8 @@ from trtc.protos.errors import CheckpointError
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _WANTED = ("*.json", "*.jinja", "*.safetensors")
 """Never pickles, never code."""
+_UNWANTED = ("consolidated*", "original/*")
+"""A second copy of the weights, in the layout of the model's own code."""
 
 
 def resolve_model(model: str, revision: str | None = None, *, weights: bool = True) -> Path:
@@ -53,7 +55,10 @@ def _download(name: str, revision: str | None, patterns: tuple[str, ...]) -> Pat
     try:
         return Path(
             huggingface_hub.snapshot_download(
-                name, revision=revision, allow_patterns=list(patterns)
+                name,
+                revision=revision,
+                allow_patterns=list(patterns),
+                ignore_patterns=list(_UNWANTED),
             )
         )
     except errors.GatedRepoError as error:

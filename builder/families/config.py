@@ -1,5 +1,6 @@
 """Typed reading of config.json: a wrong or missing field is named, never guessed."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,7 +41,8 @@ class Config:
         value = self.fields.get(key)
         if value is None:
             value = default
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value):
             raise _wrong(key, value, "a number")
         return float(value)
 

@@ -4,6 +4,7 @@ import gc
 import json
 import mmap
 import struct
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from tests.support.models import tiny_checkpoint
@@ -165,6 +168,32 @@ def test_a_download_cut_anywhere_is_noticed(cut: int, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-cut])
     with pytest.raises(CheckpointError, match="truncated"):
         read_header(path)
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_no_flipped_byte_does_worse_than_a_checkpoint_error(data: st.DataObject) -> None:
+    header = {"a": entry(0, 8), "b": entry(8, 12, (1,)), "__metadata__": {"format": "pt"}}
+    with tempfile.TemporaryDirectory() as directory:
+        path = write_raw(Path(directory) / "model.safetensors", header, bytes(12))
+        content = bytearray(path.read_bytes())
+        for _ in range(data.draw(st.integers(1, 3))):
+            index = data.draw(st.integers(0, len(content) - 1))
+            content[index] = data.draw(st.integers(0, 255))
+        path.write_bytes(content)
+        try:
+            reader = SafetensorsReader(Path(directory))
+        except CheckpointError:
+            return
+        for name, (_, shape) in reader.tensors.items():
+            assert reader.read(name).shape == shape
+
+
+def test_a_single_file_wins_over_an_index_beside_it(tmp_path: Path) -> None:
+    save_file({"a": np.ones(2)}, tmp_path / "model.safetensors")
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert SafetensorsReader(tmp_path).names == ("a",)
 
 
 def test_a_missing_file_is_a_checkpoint_error(tmp_path: Path) -> None:

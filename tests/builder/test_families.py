@@ -89,6 +89,22 @@ def test_longrope_takes_the_factors_of_the_length_it_is_built_for(
     np.testing.assert_allclose(found, transformers_logits(path, prompt), rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_stored_halves_are_widened_exactly(dtype: str, tmp_path: Path) -> None:
+    path = tiny_checkpoint("qwen2", tmp_path, dtype)
+    prompt = random_prompt(20)
+    found = stepper(path).prefill(prompt, 20)
+    np.testing.assert_allclose(found, transformers_logits(path, prompt), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["pyllama", "pyllama-draft"])
+def test_the_bundled_checkpoints_match_transformers(name: str) -> None:
+    path = Path("examples/models") / name
+    prompt = random_prompt(60, vocab_size=4000)
+    found = stepper(path).prefill(prompt, 32)
+    np.testing.assert_allclose(found, transformers_logits(path, prompt), rtol=0, atol=TOLERANCE)
+
+
 # --- features that must be awake for the comparison above to mean anything ----------------------
 
 
@@ -202,6 +218,7 @@ ODD_ROTARY = {"partial_rotary_factor": 0.2}
         ("llama", {"num_hidden_layers": True}, CheckpointError, "num_hidden_layers: is True"),
         ("llama", {"num_key_value_heads": 3}, CheckpointError, "3 does not divide the 4"),
         ("llama", {"head_dim": None, "num_attention_heads": 6}, CheckpointError, "6 does not"),
+        ("llama", {"rms_norm_eps": float("inf")}, CheckpointError, "rms_norm_eps: is inf"),
         ("llama", {"rms_norm_eps": "small"}, CheckpointError, "rms_norm_eps: is 'small'"),
         ("llama", {"attention_bias": 1}, CheckpointError, "attention_bias: is 1"),
         ("llama", {"eos_token_id": "two"}, CheckpointError, "eos_token_id"),

@@ -328,7 +328,7 @@ def quantise(weight: NDArray[np.float32], case: Case, seed: int) -> dict[str, Ar
     else:
         peak = abs(blocks).max(-1)
         peak = peak.max(keepdims=True) if case.per_tensor else peak
-        scale = (peak / MAX_CODE[case.weight]).astype(np.float32)
+        scale = np.asarray(peak / MAX_CODE[case.weight], dtype=np.float32)
         codes = (blocks / scale[..., None]).reshape(n, k)
         tensors["weight"] = (
             cast(codes, "f8e4m3")
@@ -342,7 +342,7 @@ def quantise(weight: NDArray[np.float32], case: Case, seed: int) -> dict[str, Ar
         limit = 127 if case.weight == "i8" else 448
         tensors["input_scale"] = np.asarray(rng.uniform(3, 5) / limit, dtype=np.float32)
     if case.pre_scale:
-        tensors["pre_quant_scale"] = rng.uniform(0.5, 1.5, k).astype(np.float32)
+        tensors["pre_quant_scale"] = np.asarray(rng.uniform(0.5, 1.5, k), dtype=np.float32)
     return tensors
 
 
