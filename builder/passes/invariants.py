@@ -4,8 +4,10 @@ from collections import Counter
 
 import onnx
 
+from trtc.builder.graph_writer import INLINE_ELEMENTS
 from trtc.builder.module import TRTC_DOMAIN, Module
-from trtc.builder.passes.rewriter import INLINE_ELEMENTS
+from trtc.builder.onnx_file import check_module as check_onnx
+from trtc.builder.onnx_file import is_external
 from trtc.plugins.op import FusedOp, TensorType
 from trtc.plugins.registry import REGISTRY
 from trtc.protos.dtypes import BY_ONNX
@@ -26,7 +28,7 @@ def check_module(module: Module) -> None:
     _check_weights(module)
     _check_names(module.model.graph)
     try:
-        onnx.checker.check_model(_without_weights(module.model))
+        check_onnx(module)
     except onnx.checker.ValidationError as error:
         raise InvariantError(f"onnx.checker refuses the graph: {error}") from error
     types = _types(module.model.graph)
@@ -41,7 +43,7 @@ def _check_weights(module: Module) -> None:
         problem = "has no recipe" if name in names else "has a recipe but is not in the graph"
         raise InvariantError(f"weight {problem}", field=name)
     for tensor in module.model.graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        if is_external(tensor):
             continue
         elements = 1
         for extent in tensor.dims:
@@ -67,21 +69,6 @@ def _check_names(graph: onnx.GraphProto) -> None:
     for output in graph.output:
         if output.name not in defined:
             raise InvariantError("nothing makes this graph output", field=output.name)
-
-
-def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy whose external initialisers are graph inputs, so that no file is looked for."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    del copy.graph.initializer[:]
-    for tensor in model.graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            copy.graph.input.append(
-                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            )
-        else:
-            copy.graph.initializer.append(tensor)
-    return copy
 
 
 def _types(graph: onnx.GraphProto) -> dict[str, TensorType]:

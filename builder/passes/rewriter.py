@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from onnx_graphsurgeon.ir.tensor import LazyValues
 from onnx_graphsurgeon.logger import G_LOGGER
 
+from trtc.builder.graph_writer import INLINE_ELEMENTS, onnx_type
 from trtc.builder.module import TRTC_DOMAIN, Module
+from trtc.builder.onnx_file import is_external
 from trtc.builder.recipes import Apply, Cast, Constant, Recipe
 from trtc.plugins.op import TensorType
 from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import cast
-from trtc.protos.dtypes import BY_ONNX, DTYPES
+from trtc.protos.dtypes import BY_ONNX
 from trtc.protos.errors import InvariantError
 
 Array = NDArray[Any]
@@ -27,8 +29,6 @@ Node = Any
 """onnx_graphsurgeon.Node: graphsurgeon has no types of its own."""
 Tensor = Any
 """onnx_graphsurgeon.Variable or Constant."""
-INLINE_ELEMENTS = 16
-"""Initialisers up to this size carry their bytes in the graph, so that passes can compare them."""
 
 
 class Rewriter:
@@ -83,7 +83,7 @@ class Rewriter:
         if not isinstance(tensor, gs.Constant):
             return None
         proto = tensor._values.tensor
-        if proto.data_location == onnx.TensorProto.EXTERNAL:
+        if is_external(proto):
             return None
         values: Array = onnx.numpy_helper.to_array(proto)
         return values
@@ -165,7 +165,7 @@ class Rewriter:
 
     def variable(self, name: str, dtype: str, shape: Sequence[int | str]) -> Tensor:
         """A tensor that a node will produce."""
-        return gs.Variable(name, dtype=DTYPES[dtype].onnx, shape=list(shape))
+        return gs.Variable(name, dtype=onnx_type(dtype), shape=list(shape))
 
     def fused(
         self,
@@ -227,7 +227,7 @@ class Rewriter:
         for parameter in definition.outputs:
             tensor = output_of(node, parameter.name)
             if tensor is not None and not self.is_output(tensor):
-                tensor.dtype = DTYPES[inferred[parameter.name].dtype].onnx
+                tensor.dtype = onnx_type(inferred[parameter.name].dtype)
                 tensor.shape = list(inferred[parameter.name].shape)
 
     def set_input(self, node: Node, parameter: str, tensor: Tensor) -> None:
@@ -332,7 +332,7 @@ def weight_proto(
     name: str, dtype: str, shape: Sequence[int], value: Array | None = None
 ) -> onnx.TensorProto:
     """An initialiser as modules hold it: inline when small and known, else external, no bytes."""
-    code = onnx.TensorProto.INT64 if dtype == "i64" else DTYPES[dtype].onnx
+    code = onnx_type(dtype)
     if value is not None and value.size <= INLINE_ELEMENTS:
         proto = onnx.numpy_helper.from_array(value, name)
         assert proto.data_type == code, f"{name} is not {dtype}"
