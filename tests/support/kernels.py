@@ -132,8 +132,7 @@ class KernelLibrary:
         scratch_of = self._library[f"scratch_{number}"]
         scratch_of.restype = ctypes.c_size_t
         scratch_bytes = scratch_of(ctypes.c_int64(extents[0]), ctypes.c_int(num_threads))
-        scratch_bytes = (scratch_bytes + 63) // 64 * 64
-        memory = np.full(scratch_bytes * num_threads + 64, _POISON, np.uint8)
+        memory = np.full(scratch_bytes + 128, _POISON, np.uint8)
         aligned = (memory.ctypes.data + 63) // 64 * 64
         pool = ctypes.c_void_p(self._library.pool_create(ctypes.c_int(num_threads)))
         try:
@@ -142,6 +141,8 @@ class KernelLibrary:
             )
         finally:
             self._library.pool_destroy(pool)
+        beyond = memory[aligned - memory.ctypes.data + scratch_bytes :]
+        assert (beyond == _POISON).all(), f"run_{number} wrote past its scratch area"
 
 
 def available_isas() -> tuple[str, ...]:

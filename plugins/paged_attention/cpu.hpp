@@ -1,0 +1,459 @@
+// out = quantize(softmax(q . K * scale) . V), causal, over each sequence's pages.
+//
+// The work is cut into tiles: some tokens of one sequence times the query heads that share one KV
+// head. A tile's rows (token by token, heads within) go through the keys together, so K and V are
+// read once a tile.
+//
+// What is computed for a row does not depend on the tile it is in, nor on the step: keys are taken
+// in blocks of kBlock and spans of kSpan that are counted from position 0 of the sequence; within
+// a span the softmax runs online, block by block; the spans' results are merged in order. Keys that
+// a row does not see are never multiplied, not even by zero: they may be NaN.
+#pragma once
+
+#include "cpu/context.hpp"
+#include "cpu/paged_pool.hpp"
+#include "cpu/quantizer.hpp"
+
+namespace trtc {
+
+struct paged_attention_args {
+  View q, pool, query_start, context_lens, page_table, k_scale, v_scale, pre_scale, out_scale, out;
+  std::int64_t M, B, P, num_pages;
+};
+
+namespace attention {
+
+inline constexpr std::int64_t kBlock = 64;  // keys between two updates of the running maximum
+inline constexpr std::int64_t kSpan = 512;  // keys that one thread takes when a context is split
+inline constexpr std::int64_t kPair = 2 * kLanes;
+
+inline constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
+inline std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+inline std::int64_t larger(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
+
+// Sizes that follow from the configuration.
+template <class C>
+struct Sizes {
+  static constexpr std::int64_t group = C::num_heads / C::num_kv_heads;
+  static constexpr std::int64_t tokens = group >= 64 ? 1 : 64 / group;  // of a tile
+  static constexpr std::int64_t rows = tokens * group;
+  static constexpr std::int64_t columns = round_up(C::head_dim, kPair);  // of V and the sums
+  static_assert(C::num_heads % C::num_kv_heads == 0 && C::head_dim % 8 == 0 && kBlock % kPair == 0);
+};
+
+// Positions [begin, end).
+struct Range {
+  std::int64_t begin, end;
+
+  bool empty() const { return begin >= end; }
+  Range within(Range other) const { return {larger(begin, other.begin), smaller(end, other.end)}; }
+};
+
+// Tokens [first, first + count) of the step: consecutive ones of one sequence, for one KV head.
+struct Tile {
+  std::int64_t sequence, kv_head, first, count, position;  // position: of the first token
+
+  template <class C>
+  Range seen(std::int64_t token) const {
+    const std::int64_t end = position + token + 1;
+    return {C::window == 0 ? 0 : larger(0, end - C::window), end};
+  }
+  template <class C>
+  Range seen() const {
+    return {seen<C>(0).begin, seen<C>(count - 1).end};
+  }
+};
+
+// Softmax over some keys, unfinished: each row's largest score, sum of exponentials and weighted
+// sum of V, the latter two relative to the largest score.
+template <class C>
+struct Partial {
+  float largest[Sizes<C>::rows];
+  float total[Sizes<C>::rows];
+  alignas(64) float sums[Sizes<C>::rows * Sizes<C>::columns];
+
+  void clear() {
+    for (float& x : largest) x = -std::numeric_limits<float>::infinity();
+    for (float& x : total) x = 0.f;
+    std::memset(sums, 0, sizeof sums);
+  }
+
+  float* row(std::int64_t i) { return sums + i * Sizes<C>::columns; }
+  const float* row(std::int64_t i) const { return sums + i * Sizes<C>::columns; }
+
+  // Adds the softmax of later keys to row i.
+  void merge_row(std::int64_t i, const Partial& later) {
+    const Floats new_largest = broadcast(larger_score(largest[i], later.largest[i]));
+    const Floats mine = exp(broadcast(largest[i]) - new_largest);
+    const Floats theirs = exp(broadcast(later.largest[i]) - new_largest);
+    largest[i] = new_largest[0];
+    total[i] = total[i] * mine[0] + later.total[i] * theirs[0];
+    for (std::int64_t d = 0; d < Sizes<C>::columns; d += kLanes) {
+      store(row(i) + d, fma(load(row(i) + d), mine, load(later.row(i) + d) * theirs));
+    }
+  }
+
+  // A NaN wins, so that it is not lost.
+  static float larger_score(float a, float b) { return a > b || a != a ? a : b; }
+};
+
+// A thread's memory.
+template <class C>
+struct Workspace {
+  alignas(64) float queries[Sizes<C>::rows * C::head_dim];  // times the scale
+  alignas(64) float keys[C::head_dim * kPair];              // transposed: kPair keys a row
+  alignas(64) float values[kBlock * Sizes<C>::columns];     // padded with zeros
+  alignas(64) float scores[Sizes<C>::rows * kBlock];
+  alignas(64) float correction[Sizes<C>::rows];
+  alignas(64) Partial<C> span;
+  alignas(64) Partial<C> whole;
+};
+
+// Which tile is number `item` of the step; tiles are counted sequence by sequence, and within one
+// the KV heads change fastest. A thread's items grow, so it goes on from where it was.
+template <class C>
+class Tiles {
+ public:
+  explicit Tiles(const paged_attention_args& a) : a_(a) {}
+
+  std::int64_t count() const {
+    std::int64_t total = 0;
+    for (std::int64_t b = 0; b < a_.B; ++b) total += tiles_of(b);
+    return total;
+  }
+
+  Tile operator[](std::int64_t item) {
+    if (item < before_) sequence_ = before_ = 0;
+    while (item >= before_ + tiles_of(sequence_)) before_ += tiles_of(sequence_++);
+    const std::int64_t tile = (item - before_) / C::num_kv_heads;
+    const std::int64_t begin = start(sequence_), end = start(sequence_ + 1);
+    const std::int64_t first = begin + tile * Sizes<C>::tokens;
+    const std::int64_t context = static_cast<const std::int32_t*>(a_.context_lens.data)[sequence_];
+    return {sequence_, (item - before_) % C::num_kv_heads, first, smaller(Sizes<C>::tokens, end - first),
+            context - (end - first)};
+  }
+
+ private:
+  std::int64_t start(std::int64_t b) const { return static_cast<const std::int32_t*>(a_.query_start.data)[b]; }
+  std::int64_t tiles_of(std::int64_t b) const {
+    return (start(b + 1) - start(b) + Sizes<C>::tokens - 1) / Sizes<C>::tokens * C::num_kv_heads;
+  }
+
+  const paged_attention_args& a_;
+  std::int64_t sequence_ = 0, before_ = 0;
+};
+
+// ---- the two products --------------------------------------------------------------------------
+
+// scores[r][0..kPair) = queries[r] . keys, each a chain of multiply-adds over head_dim.
+template <class C, int kRows>
+void multiply_keys(const float* queries, const float* keys, float* scores) {
+  Floats low[kRows] = {}, high[kRows] = {};
+  for (std::int64_t d = 0; d < C::head_dim; ++d) {
+    const Floats k_low = load(keys + d * kPair), k_high = load(keys + d * kPair + kLanes);
+    for (int r = 0; r < kRows; ++r) {
+      const Floats q = broadcast(queries[r * C::head_dim + d]);
+      low[r] = fma(q, k_low, low[r]);
+      high[r] = fma(q, k_high, high[r]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    store(scores + r * kBlock, low[r]);
+    store(scores + r * kBlock + kLanes, high[r]);
+  }
+}
+
+// sums[r] += sum over keys of weights[r][key] * values[key], each a chain of multiply-adds.
+template <class C, int kRows>
+void multiply_values(const float* weights, const float* values, Range keys, float* sums) {
+  constexpr std::int64_t columns = Sizes<C>::columns;
+  for (std::int64_t d = 0; d < columns; d += kPair) {
+    Floats low[kRows], high[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      low[r] = load(sums + r * columns + d);
+      high[r] = load(sums + r * columns + d + kLanes);
+    }
+    for (std::int64_t key = keys.begin; key < keys.end; ++key) {
+      const Floats v_low = load(values + key * columns + d), v_high = load(values + key * columns + d + kLanes);
+      for (int r = 0; r < kRows; ++r) {
+        const Floats w = broadcast(weights[r * kBlock + key]);
+        low[r] = fma(w, v_low, low[r]);
+        high[r] = fma(w, v_high, high[r]);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      store(sums + r * columns + d, low[r]);
+      store(sums + r * columns + d + kLanes, high[r]);
+    }
+  }
+}
+
+// Calls f.template operator()<n>(row) for rows [begin, end), at most kMost at a time.
+template <int kMost, class F>
+void for_rows(std::int64_t begin, std::int64_t end, F&& f) {
+  for (; begin + kMost <= end; begin += kMost) f.template operator()<kMost>(begin);
+  if constexpr (kMost > 1) {
+    if (begin < end) for_rows<kMost - 1>(begin, end, f);
+  }
+}
+
+inline constexpr int kRowsAtOnce = 6;  // twelve sums in registers
+
+// ---- one tile ----------------------------------------------------------------------------------
+
+template <class C>
+class TileRunner {
+ public:
+  using Pool = typename C::pool_t;
+  using S = Sizes<C>;
+
+  TileRunner(const paged_attention_args& a, const Tile& tile, Workspace<C>& work)
+      : a_(a),
+        tile_(tile),
+        work_(work),
+        pages_(a.page_table.row<const std::int32_t>(tile.sequence)),
+        pool_(static_cast<const Pool*>(a.pool.data) + tile.kv_head * C::head_dim) {}
+
+  void load_queries() {
+    const float scale = C::scale * a_.k_scale.scalar();
+    for (std::int64_t row = 0; row < tile_.count * S::group; ++row) {
+      const auto* q = a_.q.row<const typename C::q_t>(tile_.first + row / S::group) + head_column(row);
+      float* to = work_.queries + row * C::head_dim;
+      for_vectors(C::head_dim, [&](std::int64_t i, auto n) { store(to + i, load(q + i, n) * scale, n); });
+    }
+  }
+
+  // The softmax over the keys of one span, into `result`.
+  void run_span(std::int64_t span, Partial<C>& result) {
+    result.clear();
+    const Range keys = span_range(span).within(tile_.seen<C>());
+    for (std::int64_t start = keys.begin / kBlock * kBlock; start < keys.end; start += kBlock) {
+      run_block(start, keys.within({start, start + kBlock}), result);
+    }
+  }
+
+  // Adds a span's softmax to the whole. A row's first span is copied by weight e^0 = 1.
+  void merge_span(std::int64_t span, const Partial<C>& result, Partial<C>& whole) const {
+    for (std::int64_t token = 0; token < tile_.count; ++token) {
+      if (span_range(span).within(tile_.seen<C>(token)).empty()) continue;
+      for (std::int64_t head = 0; head < S::group; ++head) whole.merge_row(token * S::group + head, result);
+    }
+  }
+
+  void write(const Partial<C>& whole) const {
+    using Out = typename C::out_t;
+    const Quantizer<typename C::q_t, Out, typename C::pre_scale_t, typename C::out_scale_t> quantizer(a_.pre_scale,
+                                                                                                     a_.out_scale);
+    const float v_scale = a_.v_scale.scalar();
+    for (std::int64_t row = 0; row < tile_.count * S::group; ++row) {
+      const std::int64_t column = head_column(row);
+      Out* out = a_.out.row<Out>(tile_.first + row / S::group) + column;
+      const float factor = v_scale / whole.total[row];
+      for_vectors(C::head_dim, [&](std::int64_t i, auto n) {
+        quantizer.store(out + i, column + i, load(whole.row(row) + i) * factor, n);
+      });
+    }
+  }
+
+  Range spans() const {
+    const Range seen = tile_.seen<C>();
+    return {seen.begin / kSpan, (seen.end + kSpan - 1) / kSpan};
+  }
+
+ private:
+  static Range span_range(std::int64_t span) { return {span * kSpan, (span + 1) * kSpan}; }
+
+  std::int64_t head_column(std::int64_t row) const {
+    return (tile_.kv_head * S::group + row % S::group) * C::head_dim;
+  }
+
+  const Pool* token(Half half, std::int64_t position) const {
+    return token_in_pool<C>(pool_, half, pages_[position / C::page_size], position % C::page_size);
+  }
+
+  // `keys` are the positions of the block at `start` that some row of the tile sees.
+  void run_block(std::int64_t start, Range keys, Partial<C>& result) {
+    const Range tokens = tokens_that_see(keys);
+    for (std::int64_t at = 0; at < kBlock; at += kPair) {
+      const Range pair = keys.within({start + at, start + at + kPair});
+      if (pair.empty()) continue;
+      load_keys(start + at, pair);
+      for_rows<kRowsAtOnce>(tokens.begin * S::group, tokens.end * S::group, [&]<int n>(std::int64_t row) {
+        multiply_keys<C, n>(work_.queries + row * C::head_dim, work_.keys, work_.scores + row * kBlock + at);
+      });
+    }
+    for (std::int64_t token = tokens.begin; token < tokens.end; ++token) {
+      const Range seen = in_block(start, token);
+      for (std::int64_t row = token * S::group; row < (token + 1) * S::group; ++row) exponentiate(row, seen, result);
+    }
+    load_values(start, keys);
+    add_values(start, tokens, result);
+  }
+
+  Range in_block(std::int64_t start, std::int64_t token) const {
+    const Range seen = tile_.seen<C>(token).within({start, start + kBlock});
+    return {seen.begin - start, seen.end - start};
+  }
+
+  // Both ends of what a token sees grow with the token, so these are consecutive.
+  Range tokens_that_see(Range keys) const {
+    Range tokens{0, tile_.count};
+    while (tile_.seen<C>(tokens.begin).end <= keys.begin) ++tokens.begin;
+    while (tile_.seen<C>(tokens.end - 1).begin >= keys.end) --tokens.end;
+    return tokens;
+  }
+
+  // Transposes keys [first, first + kPair) into work_.keys; lanes outside of `valid` are zero.
+  void load_keys(std::int64_t first, Range valid) {
+    constexpr std::int64_t elements = 4 / sizeof(Pool);  // of a word
+    constexpr std::int64_t words = C::head_dim / elements;
+    for (std::int64_t lane = 0; lane < kPair; lane += kLanes) {
+      const Pool* rows[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        const std::int64_t position = first + lane + i;
+        const bool inside = position >= valid.begin && position < valid.end;
+        rows[i] = inside ? token(Half::keys, position) : nullptr;
+      }
+      for_vectors(words, [&](std::int64_t word, auto n) {
+        Words square[kLanes] = {};
+        for (int i = 0; i < kLanes; ++i) {
+          if (rows[i] != nullptr) std::memcpy(&square[i], rows[i] + word * elements, n * sizeof(std::uint32_t));
+        }
+        transpose(square);
+        for (int i = 0; i < n; ++i) {
+          for (int e = 0; e < elements; ++e) {
+            store(work_.keys + ((word + i) * elements + e) * kPair + lane, unpack<Pool>(square[i], e));
+          }
+        }
+      });
+    }
+  }
+
+  void load_values(std::int64_t start, Range valid) {
+    for (std::int64_t position = valid.begin; position < valid.end; ++position) {
+      const Pool* from = token(Half::values, position);
+      float* to = work_.values + (position - start) * S::columns;
+      for_vectors(C::head_dim, [&](std::int64_t i, auto n) { store(to + i, load(from + i, n)); });
+      for (std::int64_t i = round_up(C::head_dim, kLanes); i < S::columns; i += kLanes) store(to + i, Floats{});
+    }
+  }
+
+  // Turns a row's scores into exponentials relative to its new largest score; unseen keys get 0.
+  void exponentiate(std::int64_t row, Range seen, Partial<C>& result) {
+    float* scores = work_.scores + row * kBlock;
+    const Floats unseen = broadcast(-std::numeric_limits<float>::infinity());
+    Floats most = unseen;
+    for (std::int64_t i = 0; i < kBlock; i += kLanes) {
+      const Floats lane = lane_numbers() + static_cast<float>(i);
+      Floats score = load(scores + i);
+      if constexpr (C::softcap != 0) score = C::softcap * tanh(score / C::softcap);
+      const auto inside = (lane >= static_cast<float>(seen.begin)) & (lane < static_cast<float>(seen.end));
+      score = inside ? score : unseen;
+      store(scores + i, score);
+      most = max(most, score);
+    }
+    const float before = result.largest[row];
+    const float now = Partial<C>::larger_score(before, largest(most));
+    Floats total{};
+    for (std::int64_t i = 0; i < kBlock; i += kLanes) {
+      const Floats weight = exp(load(scores + i) - now);
+      store(scores + i, weight);
+      total = total + weight;
+    }
+    const float correction = exp(broadcast(before) - now)[0];
+    result.largest[row] = now;
+    result.total[row] = result.total[row] * correction + sum(total);
+    float* sums = result.row(row);
+    for (std::int64_t d = 0; d < S::columns; d += kLanes) store(sums + d, load(sums + d) * correction);
+  }
+
+  // Tokens that see the whole block share each V row; the others take their own range of keys.
+  void add_values(std::int64_t start, Range tokens, Partial<C>& result) {
+    const auto add = [&](Range some, Range keys) {
+      for_rows<kRowsAtOnce>(some.begin * S::group, some.end * S::group, [&]<int n>(std::int64_t row) {
+        multiply_values<C, n>(work_.scores + row * kBlock, work_.values, keys, result.row(row));
+      });
+    };
+    for (std::int64_t token = tokens.begin; token < tokens.end;) {
+      const Range keys = in_block(start, token);
+      std::int64_t next = token + 1;
+      while (next < tokens.end && in_block(start, next).begin == keys.begin && in_block(start, next).end == keys.end) {
+        ++next;
+      }
+      add({token, next}, keys);
+      token = next;
+    }
+  }
+
+  const paged_attention_args& a_;
+  const Tile& tile_;
+  Workspace<C>& work_;
+  const std::int32_t* pages_;
+  const Pool* pool_;
+};
+
+template <class C>
+Workspace<C>& workspace(const Context& ctx, int thread) {
+  return reinterpret_cast<Workspace<C>*>(ctx.scratch)[thread];
+}
+
+// Each tile is one thread's.
+template <class C>
+void run_tiles(Context& ctx, const paged_attention_args& a, std::int64_t count) {
+  ctx.threads.for_each(count, [&](std::int64_t item, int thread) {
+    Workspace<C>& work = workspace<C>(ctx, thread);
+    const Tile tile = Tiles<C>(a)[item];
+    TileRunner<C> runner(a, tile, work);
+    runner.load_queries();
+    work.whole.clear();
+    const Range spans = runner.spans();
+    for (std::int64_t span = spans.begin; span < spans.end; ++span) {
+      runner.run_span(span, work.span);
+      runner.merge_span(span, work.span, work.whole);
+    }
+    runner.write(work.whole);
+  });
+}
+
+// Fewer tiles than threads: the threads take the spans of a tile, and then one merges them.
+template <class C>
+void run_spans(Context& ctx, const paged_attention_args& a, std::int64_t count) {
+  Partial<C>& whole = workspace<C>(ctx, 0).whole;
+  for (std::int64_t item = 0; item < count; ++item) {
+    const Tile tile = Tiles<C>(a)[item];
+    const TileRunner<C> merger(a, tile, workspace<C>(ctx, 0));
+    const Range spans = merger.spans();
+    whole.clear();
+    for (std::int64_t first = spans.begin; first < spans.end; first += ctx.threads.size()) {
+      const std::int64_t parts = smaller(ctx.threads.size(), spans.end - first);
+      ctx.threads.for_each(parts, [&](std::int64_t part, int thread) {
+        TileRunner<C> runner(a, tile, workspace<C>(ctx, thread));
+        runner.load_queries();
+        runner.run_span(first + part, workspace<C>(ctx, static_cast<int>(part)).span);
+      });
+      for (std::int64_t part = 0; part < parts; ++part) {
+        merger.merge_span(first + part, workspace<C>(ctx, static_cast<int>(part)).span, whole);
+      }
+    }
+    merger.write(whole);
+  }
+}
+
+}  // namespace attention
+
+template <class C>
+std::size_t paged_attention_scratch(std::int64_t, int num_threads) {
+  return sizeof(attention::Workspace<C>) * num_threads;
+}
+
+template <class C>
+void paged_attention(Context& ctx, const paged_attention_args& a) {
+  const std::int64_t count = attention::Tiles<C>(a).count();
+  if (count < ctx.threads.size()) {
+    attention::run_spans<C>(ctx, a, count);
+  } else {
+    attention::run_tiles<C>(ctx, a, count);
+  }
+}
+
+}  // namespace trtc
