@@ -1,8 +1,11 @@
 """An engine directory appears whole or not at all.
 
-A build writes into a hidden sibling of the output and renames it at the end, when everything has
-reached the disk. A build that dies leaves at most that sibling, which the next build beside it
-removes: it holds a lock on its directory, so one without a holder is a dead build's.
+A build writes into a hidden sibling of the output and renames the engine out of it at the end,
+when everything has reached the disk. A build that dies leaves at most that sibling, which the next
+build beside it removes: a build holds a lock on its sibling, so one without a holder is dead.
+
+    .<output>.partial-<random>/engine/     becomes <output>
+    .<output>.partial-<random>/scratch/    what the build needs on the way
 """
 
 import ctypes
@@ -12,10 +15,13 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
 
 from trtc.protos.errors import OutputError
 from trtc.protos.manifest import MANIFEST_FILE, FileFacts, Manifest
@@ -37,8 +43,10 @@ class Workspace:
     """An engine under construction."""
 
     output: Path
-    directory: Path
-    """Where to write: on the output's file system, invisible until `publish`."""
+    engine: Path
+    """The engine to be: on the output's file system, invisible until `publish`."""
+    scratch: Path
+    """For files that the engine does not keep."""
 
 
 def check_output(output: Path, *, force: bool) -> None:
@@ -76,40 +84,58 @@ def workspace(output: Path, *, force: bool) -> Iterator[Workspace]:
     with _disk_errors(output):
         made_parents = _make_parents(output.parent)
         _remove_dead_builds(output)
-        directory = Path(tempfile.mkdtemp(prefix=_partial_prefix(output), dir=output.parent))
-    lock = os.open(directory, os.O_RDONLY)
+        partial = Path(tempfile.mkdtemp(prefix=_partial_prefix(output), dir=output.parent))
+    lock = os.open(partial, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with _disk_errors(output):
-            yield Workspace(output, directory)
+            work = Workspace(output, partial / "engine", partial / "scratch")
+            work.engine.mkdir()
+            work.scratch.mkdir()
+            yield work
     finally:
         os.close(lock)
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
         for parent in made_parents:
-            with_contents = any(parent.iterdir())
-            if not with_contents:
+            if not any(parent.iterdir()):
                 parent.rmdir()
 
 
-def publish(work: Workspace, manifest: Manifest, *, force: bool) -> Manifest:
-    """Seal the manifest over the files that are there, then put the engine in its place.
+def seal(
+    engine: Path, manifest: Manifest, known: Mapping[str, FileFacts] = MappingProxyType({})
+) -> Manifest:
+    """Hash the files that are there and write the manifest over them.
 
     Args:
         manifest: complete but for `files` and `digest`.
+        known: files that have been hashed and not been written since.
 
     Returns:
         The manifest as written.
     """
-    import msgspec
-
-    files = {
-        path.relative_to(work.directory).as_posix(): file_facts(path)
-        for path in sorted(work.directory.rglob("*"))
-        if path.is_file()
-    }
+    paths = sorted(path for path in engine.rglob("*") if path.is_file())
+    names = {path.relative_to(engine).as_posix(): path for path in paths}
+    names.pop(MANIFEST_FILE, None)
+    files = {name: known.get(name) or file_facts(path) for name, path in names.items()}
     sealed = msgspec.structs.replace(manifest, files=files).sealed()
-    (work.directory / MANIFEST_FILE).write_bytes(sealed.to_json())
-    for path in [*work.directory.rglob("*"), work.directory]:
+    (engine / MANIFEST_FILE).write_bytes(sealed.to_json())
+    return sealed
+
+
+def publish(
+    work: Workspace,
+    manifest: Manifest,
+    *,
+    force: bool,
+    known: Mapping[str, FileFacts] = MappingProxyType({}),
+) -> Manifest:
+    """Seal the engine and put it in its place; `known` as in `seal`.
+
+    Raises:
+        OutputError: something has come in the way meanwhile.
+    """
+    sealed = seal(work.engine, manifest, known)
+    for path in [*work.engine.rglob("*"), work.engine]:
         path.chmod(0o755 if path.is_dir() else 0o644)
         _fsync(path)
     check_output(work.output, force=force)
@@ -125,17 +151,18 @@ def file_facts(path: Path) -> FileFacts:
 
 
 def _put_in_place(work: Workspace) -> None:
-    """Rename; an older engine is exchanged in one step, and removed with the workspace after."""
+    """Rename; an older engine changes places in one step and goes with the workspace."""
     if not work.output.exists():
-        work.directory.rename(work.output)
-        return
-    if _exchange(work.directory, work.output):
-        return
-    # A file system without exchange: the old engine is aside for an instant, never lost.
-    aside = Path(tempfile.mkdtemp(prefix=_partial_prefix(work.output), dir=work.output.parent))
-    work.output.rename(aside / work.output.name)
-    work.directory.rename(work.output)
-    shutil.rmtree(aside)
+        work.engine.rename(work.output)
+    elif not _exchange(work.engine, work.output):
+        # A file system without exchange: the old engine is aside for an instant, never lost.
+        aside = work.scratch / "replaced"
+        work.output.rename(aside)
+        try:
+            work.engine.rename(work.output)
+        except OSError:
+            aside.rename(work.output)
+            raise
 
 
 def _exchange(first: Path, second: Path) -> bool:

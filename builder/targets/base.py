@@ -8,7 +8,7 @@ from typing import Protocol
 from trtc.builder.module import Module
 from trtc.builder.passes.base import Pass
 from trtc.builder.recipes import TensorReader
-from trtc.protos.manifest import ByteLedger, Limits, TargetFacts
+from trtc.protos.manifest import ByteLedger, KvGeometry, Limits, TargetFacts
 from trtc.quant.scheme import Scheme
 
 Progress = Callable[[str], None]
@@ -26,7 +26,9 @@ class CompileRequest:
     exact_activations: bool
     dummy_weights: bool
     workdir: Path
-    """The engine under construction: write into it, nowhere else."""
+    """The engine under construction."""
+    scratch: Path
+    """For files that the engine does not keep; on the same disk."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Compiled:
     """What a target wrote into `workdir`, for the manifest."""
 
     facts: TargetFacts
+    kv: KvGeometry
     ledger: ByteLedger
 
 
@@ -43,6 +46,11 @@ class Target(Protocol):
     @property
     def name(self) -> str:
         """Resolved: `cpu:x86-64-v4`."""
+        ...
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether this machine can run what it compiles, and so measure it."""
         ...
 
     def check(self, scheme: Scheme) -> None:

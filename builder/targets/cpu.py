@@ -1,8 +1,7 @@
 """The CPU target: plan -> C++ -> one shared object for each instruction-set level."""
 
 import hashlib
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +36,10 @@ class CpuTarget:
     def name(self) -> str:
         return f"cpu:{','.join(self.isas)}"
 
+    @property
+    def runs_here(self) -> bool:
+        return not set(self.isas).isdisjoint(runnable_isas())
+
     def check(self, scheme: Scheme) -> None:
         compiler = find_compiler()
         for isa in self.isas:
@@ -56,7 +59,9 @@ class CpuTarget:
         compiler = find_compiler()
         # The compiler works in processes of its own while this one streams the weights.
         with ThreadPoolExecutor(len(self.isas)) as pool:
-            jobs = self._start(pool, compiler, source, request.workdir)
+            jobs = [
+                pool.submit(self._compile_isa, compiler, source, isa, request) for isa in self.isas
+            ]
             if not request.dummy_weights:
                 write_weights(
                     request.workdir / WEIGHTS_FILE,
@@ -72,18 +77,20 @@ class CpuTarget:
             facts=TargetFacts(
                 kind="cpu", name=self.name, archs=self.isas, toolchain=compiler.version
             ),
+            kv=plan.kv,
             ledger=ByteLedger(
                 weights=plan.weights_bytes, activations=plan.arena_bytes, page=plan.kv.page_bytes
             ),
         )
 
-    def _start(
-        self, pool: ThreadPoolExecutor, compiler: Compiler, source: str, workdir: Path
-    ) -> list[Future[None]]:
-        return [
-            pool.submit(_compile_isa, compiler, source, isa, workdir, self.optimization)
-            for isa in self.isas
-        ]
+    def _compile_isa(
+        self, compiler: Compiler, source: str, isa: str, request: CompileRequest
+    ) -> None:
+        path = request.scratch / f"engine-{isa}.cpp"
+        path.write_text(source)
+        include = Path(next(iter(trtc.plugins.__path__))).resolve()
+        output = request.workdir / object_file(isa)
+        compiler.build(path, isa, include, output, self.optimization)
 
 
 def parse_cpu_target(isas: str) -> CpuTarget:
@@ -102,18 +109,4 @@ def parse_cpu_target(isas: str) -> CpuTarget:
                 field="--target",
                 remedy=f"Use one or more of {', '.join(ISAS)}, separated by commas",
             )
-    return CpuTarget(isas=_best_first(wanted))
-
-
-def _best_first(isas: Sequence[str]) -> tuple[str, ...]:
-    return tuple(isa for isa in reversed(ISAS) if isa in isas)
-
-
-def _compile_isa(
-    compiler: Compiler, source: str, isa: str, workdir: Path, optimization: str
-) -> None:
-    path = workdir / f"engine-{isa}.cpp"
-    path.write_text(source)
-    include = Path(next(iter(trtc.plugins.__path__))).resolve()
-    compiler.build(path, isa, include, workdir / object_file(isa), optimization)
-    path.unlink()
+    return CpuTarget(isas=tuple(isa for isa in reversed(ISAS) if isa in wanted))

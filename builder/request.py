@@ -1,0 +1,101 @@
+"""What a build is asked for: frozen, and checked at the door before any work."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtc.protos.errors import RequestError
+from trtc.quant.scheme import BUILDABLE, scheme_named
+
+KV_DTYPES = {"fp32": "f32", "bf16": "bf16", "fp8": "f8e4m3"}
+"""`--kv-dtype` -> element type of the pool."""
+DEFAULT_MAX_SEQ_LEN = 4096
+"""At most, when `max_seq_len` is not given and the model could do more."""
+_PAGE_SIZES = (8, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """Everything that decides an engine's bytes, and where they go."""
+
+    model: str
+    """A checkpoint directory, or a name on the Hugging Face hub."""
+    output: Path
+    dtype: str | None = None
+    """A name of quant/scheme.py; None: bf16, or the checkpoint's own when it is quantised."""
+    kv_dtype: str | None = None
+    """fp32, bf16 or fp8; None: that of the activations, or fp8 when the checkpoint has scales."""
+    target: str | None = None
+    """`cpu[:isa,...]`; None: the best for this machine."""
+    force: bool = False
+    """Replace an engine that is there already."""
+    calib: Path | None = None
+    """Calibration text; None: the text that ships with trtc."""
+    max_kl: float | None = None
+    """Nats a token; more, against the unquantised model, fails the build."""
+    exact_activations: bool = False
+    """4-bit weights multiply bf16 activations instead of dynamically rounded int8 ones."""
+    dummy_weights: bool = False
+    """Write plan and kernels only; random weights are filled in at load."""
+    max_batch_size: int = 64
+    max_seq_len: int | None = None
+    max_num_tokens: int = 512
+    page_size: int = 16
+    reference: str | None = None
+    """The unquantised checkpoint, to measure a checkpoint against that came quantised."""
+
+    def check(self) -> None:
+        """Refuse what no model could satisfy.
+
+        Raises:
+            RequestError: an option is out of range, or contradicts another.
+            UnsupportedError: no such scheme.
+        """
+        for field, value in (
+            ("--max-batch-size", self.max_batch_size),
+            ("--max-num-tokens", self.max_num_tokens),
+            ("--max-seq-len", self.max_seq_len if self.max_seq_len is not None else 1),
+        ):
+            if value < 1:
+                raise RequestError(f"is {value}", field=field, remedy="Give at least 1")
+        if self.max_num_tokens < self.max_batch_size:
+            raise RequestError(
+                f"{self.max_num_tokens} tokens a step cannot serve {self.max_batch_size} sequences",
+                field="--max-num-tokens",
+                remedy="Give at least as many as --max-batch-size",
+            )
+        if self.page_size not in _PAGE_SIZES:
+            raise RequestError(
+                f"is {self.page_size}",
+                field="--page-size",
+                remedy=f"Use one of {', '.join(map(str, _PAGE_SIZES))}",
+            )
+        if self.kv_dtype is not None and self.kv_dtype not in KV_DTYPES:
+            raise RequestError(
+                f"is {self.kv_dtype!r}",
+                field="--kv-dtype",
+                remedy=f"Use one of {', '.join(KV_DTYPES)}",
+            )
+        self._check_quantisation()
+
+    def _check_quantisation(self) -> None:
+        if self.dtype is not None:
+            scheme = scheme_named(self.dtype)
+            if self.calib is not None and scheme.name in BUILDABLE and scheme.modelopt is None:
+                raise RequestError(
+                    f"{scheme.name} needs no calibration", field="--calib", remedy="Leave it out"
+                )
+        if self.max_kl is not None and not (self.max_kl >= 0 and math.isfinite(self.max_kl)):
+            raise RequestError(f"is {self.max_kl}", field="--max-kl", remedy="Give 0 or more")
+        if self.dummy_weights:
+            for field, value in (
+                ("--calib", self.calib),
+                ("--max-kl", self.max_kl),
+                ("--reference", self.reference),
+            ):
+                if value is not None:
+                    raise RequestError(
+                        "there is nothing to measure with --dummy-weights",
+                        field=field,
+                        remedy="Leave one of the two out",
+                    )

@@ -1,0 +1,140 @@
+"""The model that a build works on: unquantised, quantised already, quantised now, or imagined."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from trtc.builder.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from trtc.builder.checkpoint.dummy import dummy_checkpoint
+from trtc.builder.checkpoint.verify import check_tensors, settle_embeddings
+from trtc.builder.families.registry import checkpoint_spec
+from trtc.builder.recipes import TensorReader
+from trtc.builder.request import DEFAULT_MAX_SEQ_LEN, KV_DTYPES, BuildRequest
+from trtc.builder.spec import DecoderSpec
+from trtc.protos.errors import CheckpointError, RequestError, UnsupportedError
+from trtc.quant.prequantized import HF_QUANT_CONFIG_FILE, read_quantization
+from trtc.quant.scheme import CheckpointQuantization, Scheme, scheme_named
+
+KvDType = Literal["f32", "bf16", "f8e4m3"]
+_DEFAULT_DTYPE = "bf16"
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Everything that the graph is written from."""
+
+    checkpoint: Checkpoint
+    spec: DecoderSpec
+    scheme: Scheme
+    kv_dtype: KvDType
+    max_seq_len: int
+    reader: TensorReader
+    quantization: CheckpointQuantization | None
+    unknown_tensors: tuple[str, ...] = ()
+    """In the checkpoint, but not of the model: left out."""
+
+    @property
+    def needs_calibration(self) -> bool:
+        return self.scheme.modelopt is not None and self.quantization is None
+
+
+def open_source(request: BuildRequest) -> ModelSource:
+    """Find the model, understand its config and check its tensors' names and shapes.
+
+    Raises:
+        CheckpointError, UnsupportedError, RequestError: as the parts say.
+    """
+    checkpoint = open_checkpoint(request.model, weights=not request.dummy_weights)
+    max_seq_len = request.max_seq_len or _default_max_seq_len(checkpoint)
+    spec = checkpoint_spec(checkpoint, max_seq_len)
+    if request.dummy_weights:
+        scheme = scheme_named(request.dtype or _DEFAULT_DTYPE)
+        dummy, quantization = dummy_checkpoint(spec, scheme)
+        return ModelSource(
+            checkpoint,
+            spec,
+            scheme,
+            _kv_dtype(request, scheme, quantization),
+            max_seq_len,
+            dummy,
+            quantization,
+        )
+    reader = checkpoint.open_weights()
+    quantization = read_quantization(
+        checkpoint.config, _hf_quant_config(checkpoint.path), reader.tensors
+    )
+    spec = settle_embeddings(spec, reader)
+    scheme = _scheme(request, quantization)
+    if scheme.modelopt is None and quantization is None and scheme.group_size is not None:
+        raise UnsupportedError(
+            f"trtc reads {scheme.name} checkpoints and does not make them",
+            field="--dtype",
+            remedy="Use int4_awq, or give a checkpoint that is quantised so",
+        )
+    return ModelSource(
+        checkpoint,
+        spec,
+        scheme,
+        _kv_dtype(request, scheme, quantization),
+        max_seq_len,
+        reader,
+        quantization,
+        check_tensors(spec, reader, quantization),
+    )
+
+
+def calibrated_source(source: ModelSource, directory: Path) -> ModelSource:
+    """The same model, read from the unified checkpoint that calibration wrote."""
+
+    checkpoint = open_checkpoint(str(directory))
+    reader = checkpoint.open_weights()
+    quantization = read_quantization(checkpoint.config, _hf_quant_config(directory), reader.tensors)
+    spec = settle_embeddings(source.spec, reader)
+    check_tensors(spec, reader, quantization)
+    return dataclasses.replace(source, spec=spec, reader=reader, quantization=quantization)
+
+
+def _default_max_seq_len(checkpoint: Checkpoint) -> int:
+    longest = checkpoint.config.get("max_position_embeddings")
+    return min(longest, DEFAULT_MAX_SEQ_LEN) if isinstance(longest, int) else DEFAULT_MAX_SEQ_LEN
+
+
+def _scheme(request: BuildRequest, quantization: CheckpointQuantization | None) -> Scheme:
+    if quantization is None:
+        return scheme_named(request.dtype or _DEFAULT_DTYPE)
+    if request.dtype is not None and request.dtype != quantization.scheme.name:
+        raise RequestError(
+            f"is {request.dtype}, but the checkpoint is quantised as {quantization.scheme.name} "
+            f"({quantization.source})",
+            field="--dtype",
+            remedy="Leave it out, or give the unquantised checkpoint",
+        )
+    if request.calib is not None:
+        raise RequestError(
+            "the checkpoint is quantised already", field="--calib", remedy="Leave it out"
+        )
+    return quantization.scheme
+
+
+def _kv_dtype(
+    request: BuildRequest, scheme: Scheme, quantization: CheckpointQuantization | None
+) -> KvDType:
+    if request.kv_dtype is not None:
+        return KV_DTYPES[request.kv_dtype]  # type: ignore[return-value]
+    has_scales = quantization is not None and bool(quantization.kv_scales)
+    return "f8e4m3" if has_scales else scheme.dtype
+
+
+def _hf_quant_config(directory: Path) -> dict[str, Any] | None:
+    path = directory / HF_QUANT_CONFIG_FILE
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"is not a JSON object ({error})", field=str(path), remedy="Export the checkpoint again"
+        ) from error
