@@ -1,0 +1,69 @@
+// Narrow weights widened to bf16 in AVX-512 registers.
+#pragma once
+
+#include "gemm_format.hpp"
+
+// GCC 12's own intrinsics read variables that they never set (GCC bug 105593).
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+
+namespace trtc::gemm {
+
+// E4M3 codes in words to bf16, exactly. A normal number needs its exponent's bias changed by 120;
+// the eight subnormals come from a table, as vdpbf16ps would take bf16 subnormals for zeros.
+TRTC_INLINE __m512i f8e4m3_to_bf16(__m512i codes) {
+  const __m512i subnormals = _mm512_broadcast_i32x4(
+      _mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
+  const __m512i magnitude = _mm512_and_si512(_mm512_slli_epi16(codes, 4), _mm512_set1_epi16(0x7f0));
+  const __m512i normal = _mm512_add_epi16(magnitude, _mm512_set1_epi16(120 << 7));
+  const __mmask32 is_subnormal = _mm512_testn_epi16_mask(codes, _mm512_set1_epi16(0x78));
+  const __m512i value = _mm512_mask_permutexvar_epi16(normal, is_subnormal, codes, subnormals);
+  // value | (codes << 8 & 0x8000)
+  return _mm512_ternarylogic_epi32(value, _mm512_slli_epi16(codes, 8),
+                                   _mm512_set1_epi16(static_cast<short>(0x8000)), 0xf8);
+}
+
+// Pairs of bf16 from floats that are exact in bf16.
+TRTC_INLINE I32x16 pair_bf16(F32x16 first, F32x16 second) {
+  return bit_or(shift_right<16>(as_i32(first)), bit_and(as_i32(second), splat(static_cast<std::int32_t>(0xffff0000))));
+}
+
+// bf16 of the integers 0..15 and -16..-1, by their low five bits.
+TRTC_INLINE __m512i small_integers() {
+  alignas(64) static constexpr std::uint16_t kTable[32] = {
+      0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120,
+      0x4130, 0x4140, 0x4150, 0x4160, 0x4170, 0xc180, 0xc170, 0xc160, 0xc150, 0xc140, 0xc130,
+      0xc120, 0xc110, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80};
+  return _mm512_load_si512(kTable);
+}
+
+// One block as pairs of bf16, two k at a time.
+template <DType kWeight, bool kHasZero>
+TRTC_INLINE void expand_bf16(I32x16 block, I32x16 zero, std::byte* out) {
+  const auto put = [&](int i, I32x16 pairs) { store_cells(out + i * kBlockBytes, pairs); };
+  if constexpr (kWeight == DType::f8e4m3) {
+    const __m512i low = _mm512_set1_epi16(0xff);
+    put(0, {f8e4m3_to_bf16(_mm512_and_si512(block.v, low))});
+    put(1, {f8e4m3_to_bf16(_mm512_srli_epi16(block.v, 8))});
+  } else if constexpr (kWeight == DType::i8) {
+    const auto value = [&]<int i>() { return to_f32(subtract(field<cell_shift(i)>(block, 255), splat(128))); };
+    put(0, pair_bf16(value.template operator()<0>(), value.template operator()<1>()));
+    put(1, pair_bf16(value.template operator()<2>(), value.template operator()<3>()));
+  } else {
+    const __m512i low = _mm512_set1_epi16(15);
+    const __m512i offset =
+        kHasZero ? _mm512_or_si512(zero.v, _mm512_slli_epi32(zero.v, 16)) : _mm512_set1_epi16(kWeight == DType::i4 ? 8 : 0);
+    const auto value = [&](__m512i codes) -> I32x16 {
+      return {_mm512_permutexvar_epi16(_mm512_sub_epi16(codes, offset), small_integers())};
+    };
+    put(0, value(_mm512_and_si512(block.v, low)));
+    put(1, value(_mm512_and_si512(_mm512_srli_epi16(block.v, 8), low)));
+    put(2, value(_mm512_and_si512(_mm512_srli_epi16(block.v, 4), low)));
+    put(3, value(_mm512_srli_epi16(block.v, 12)));
+  }
+}
+
+}  // namespace trtc::gemm
+
+#pragma GCC diagnostic pop

@@ -1,0 +1,116 @@
+// How a matrix product is carried out, decided from its element types at compile time.
+//
+// Weights are panels of 16 columns made of 64-byte blocks of 16 cells (plugins/linear/layouts.py).
+// Activations are cut into tiles of a few rows, each a sequence of 4-byte cells, one a row, that a
+// kernel broadcasts against a block. Per (row, column) there is one accumulator that walks K from
+// first to last, whatever the number of rows, tiles or threads: a row's result depends on nothing
+// else in the batch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "simd.hpp"
+#include "types.hpp"
+
+namespace trtc::gemm {
+
+constexpr int kPanel = 16;
+constexpr int kBlockBytes = 64;
+
+// What a cell holds and how cells are multiplied.
+enum class Path {
+  f32,   // one float; fused multiply-add
+  bf16,  // two bf16; fp32 sums of exact products (machines with vdpbf16ps)
+  i8,    // four int8 against unsigned bytes; one int32 sum over K
+  i4,    // four int8 against nibbles; an int32 sum a group, scaled into a float
+};
+
+constexpr int cell_depth(Path path) { return path == Path::f32 ? 1 : path == Path::bf16 ? 2 : 4; }
+
+// k a block of packed weights covers.
+constexpr int block_depth(DType weight) {
+  switch (weight) {
+    case DType::f32: return 1;
+    case DType::bf16: return 2;
+    case DType::i4:
+    case DType::u4: return 8;
+    default: return 4;
+  }
+}
+
+// Where in its cell the i-th k of a block of 1-byte or 4-bit weights is, in bits.
+constexpr int kByteOrder[] = {0, 2, 1, 3};
+constexpr int cell_shift(int i) { return 8 * kByteOrder[i % 4] + 4 * (i / 4); }
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+template <class X, DType kWeight, Multiply kMultiply>
+constexpr Path path_of() {
+  if (kMultiply == Multiply::dynamic_i8) return Path::i4;
+  if (std::is_same_v<X, std::int8_t>) return Path::i8;
+#ifdef TRTC_AVX512
+  if (!std::is_same_v<X, float>) return Path::bf16;
+#endif
+  return Path::f32;
+}
+
+// Rows a tile and panels a step: as many accumulators as the registers hold beside the operands.
+#if defined(TRTC_AVX512)
+constexpr int max_height(Path) { return 14; }
+constexpr int kPanels = 2;
+#elif defined(TRTC_AVX2)
+constexpr int max_height(Path path) { return path == Path::f32 ? 6 : 4; }
+constexpr int kPanels = 1;
+#else
+constexpr int max_height(Path) { return 4; }
+constexpr int kPanels = 1;
+#endif
+
+// Everything about a product but its extents.
+//   X           element type of the activations as they are packed
+//   kGroup      input channels that share a weight scale; 0: all
+//   kHasZero    weights have zero points (u4 only)
+template <class X_, DType kWeight_, Multiply kMultiply, std::int64_t kGroup_, bool kHasZero_, Layout kLayout_>
+struct Product {
+  using X = X_;
+  static constexpr DType kWeight = kWeight_;
+  static constexpr Layout kLayout = kLayout_;
+  static constexpr bool kHasZero = kHasZero_;
+  static constexpr Path kPath = path_of<X, kWeight, kMultiply>();
+  static constexpr std::int64_t kGroup = kGroup_;
+  // Whether sums are scaled group by group inside the kernel.
+  static constexpr bool kGrouped = kPath == Path::i4 || kGroup > 0;
+  static constexpr int kBlockDepth = block_depth(kWeight);
+  // Blocks that a block of weights widens to before it is multiplied.
+  static constexpr int kExpansion = kPath == Path::i8 || kPath == Path::i4 ? 1 : kBlockDepth / cell_depth(kPath);
+  static constexpr bool kExpands = kExpansion > 1;
+  static constexpr int kCellsPerBlock = kBlockDepth / cell_depth(kPath);
+  static constexpr int kMaxHeight = max_height(kPath);
+
+  static_assert(kGroup % kBlockDepth == 0, "a group is a whole number of blocks");
+  static_assert(kPath != Path::i8 || (kWeight == DType::i8 && kGroup == 0), "int8 activations need int8 weights");
+  static_assert(kPath != Path::i4 || kBlockDepth == 8, "dynamic_i8 is for 4-bit weights");
+  static_assert(!kHasZero || kWeight == DType::u4, "only u4 weights have zero points");
+
+  static constexpr std::int64_t blocks(std::int64_t depth) { return ceil_div(depth, kBlockDepth); }
+  static constexpr std::int64_t cells(std::int64_t depth) { return blocks(depth) * kCellsPerBlock; }
+  static constexpr std::int64_t groups(std::int64_t depth) { return kGroup > 0 ? ceil_div(depth, kGroup) : 1; }
+  static constexpr std::int64_t group_blocks(std::int64_t depth) {
+    return kGroup > 0 ? kGroup / kBlockDepth : blocks(depth);
+  }
+  static constexpr std::int64_t packed_bytes(std::int64_t columns, std::int64_t depth) {
+    return ceil_div(columns, kPanel) * blocks(depth) * kBlockBytes;
+  }
+  // Blocks of a panel that are multiplied at a time: what stays in the first-level cache while all
+  // tiles pass. Whole groups only.
+  static constexpr std::int64_t range_blocks(std::int64_t depth) {
+    const std::int64_t fits = 128 / kExpansion;
+    if (!kGrouped) return fits;
+    const std::int64_t group = group_blocks(depth);
+    return fits > group ? fits / group * group : group;
+  }
+};
+
+}  // namespace trtc::gemm

@@ -1,0 +1,119 @@
+// Weights on their way into a kernel: row-major rows gathered into blocks, narrow types widened.
+#pragma once
+
+#include <cstring>
+
+#include "gemm_format.hpp"
+#ifdef TRTC_AVX512
+#include "gemm_expand_avx512.hpp"
+#endif
+
+namespace trtc::gemm {
+
+// The weights of one product. Scales and zero points are [columns, groups], as stored.
+struct Weights {
+  const std::byte* data;
+  const float* scale;
+  const std::uint8_t* zero;
+  std::int64_t columns;
+  std::int64_t depth;
+};
+
+// Bytes of a row of a row-major [columns, depth] weight.
+template <DType kWeight>
+constexpr std::int64_t row_bytes(std::int64_t depth) {
+  if (kWeight == DType::f32) return depth * 4;
+  if (kWeight == DType::bf16) return depth * 2;
+  return kWeight == DType::i4 || kWeight == DType::u4 ? depth / 2 : depth;
+}
+
+// The cell of one row that starts at k, from row-major weights.
+template <DType kWeight>
+std::uint32_t gather_cell(const std::byte* row, std::int64_t k, std::int64_t depth) {
+  std::uint32_t cell = 0;
+  if constexpr (kWeight == DType::f32 || kWeight == DType::bf16) {
+    const std::int64_t size = kWeight == DType::f32 ? 4 : 2;
+    std::memcpy(&cell, row + k * size, depth - k < 4 / size ? 2 : 4);
+  } else {
+    constexpr bool kNibbles = block_depth(kWeight) == 8;
+    for (int i = 0; i < block_depth(kWeight) && k + i < depth; ++i) {
+      auto code = static_cast<std::uint32_t>(row[kNibbles ? (k + i) / 2 : k + i]);
+      if (kNibbles) code = (code >> (4 * ((k + i) % 2))) & 15;
+      if (kWeight == DType::i8) code ^= 0x80;
+      if (kWeight == DType::i4) code ^= 8;
+      cell |= code << cell_shift(i);
+    }
+  }
+  return cell;
+}
+
+// Blocks [first, last) of a panel of row-major weights, as layouts.py packs them.
+template <class P>
+void gather_blocks(const Weights& w, std::int64_t panel, std::int64_t first, std::int64_t last, std::byte* out) {
+  const std::int64_t stride = row_bytes<P::kWeight>(w.depth);
+  for (std::int64_t block = first; block < last; ++block) {
+    std::uint32_t cells[kPanel] = {};
+    for (int c = 0; c < kPanel && panel * kPanel + c < w.columns; ++c) {
+      const std::byte* row = w.data + (panel * kPanel + c) * stride;
+      cells[c] = gather_cell<P::kWeight>(row, block * P::kBlockDepth, w.depth);
+    }
+    std::memcpy(out + (block - first) * kBlockBytes, cells, sizeof cells);
+  }
+}
+
+// One block as floats, k by k.
+template <DType kWeight, bool kHasZero>
+TRTC_INLINE void expand_f32(I32x16 block, I32x16 zero, float* out) {
+  if constexpr (kWeight == DType::bf16) {
+    store(out, as_f32(shift_left<16>(block)));
+    store(out + kPanel, as_f32(bit_and(block, splat(static_cast<std::int32_t>(0xffff0000)))));
+  } else {
+    const auto widen = [&]<int i>() {
+      constexpr bool kNibbles = block_depth(kWeight) == 8;
+      const I32x16 code = field<cell_shift(i)>(block, kNibbles ? 15 : 255);
+      if constexpr (kWeight == DType::f8e4m3) return f8e4m3_to_f32(code);
+      if constexpr (kHasZero) return to_f32(subtract(code, zero));
+      return to_f32(subtract(code, splat(kWeight == DType::i8 ? 128 : kWeight == DType::i4 ? 8 : 0)));
+    };
+    [&]<int... i>(std::integer_sequence<int, i...>) {
+      (store(out + i * kPanel, widen.template operator()<i>()), ...);
+    }(std::make_integer_sequence<int, block_depth(kWeight)>{});
+  }
+}
+
+// Widens blocks [first, last) of a panel, given from `in` on, to what the kernel multiplies.
+// zero: [groups][stride] int32, of this panel's columns.
+template <class P>
+void expand_blocks(const std::byte* in, std::int64_t first, std::int64_t last, std::int64_t group_blocks,
+                   const std::int32_t* zero, std::int64_t stride, std::byte* out) {
+  I32x16 offset = zero_i32();
+  for (std::int64_t block = first; block < last; ++block) {
+    if constexpr (P::kHasZero) {
+      if (block == first || block % group_blocks == 0) offset = load(zero + block / group_blocks * stride);
+    }
+    const I32x16 cells = load_cells(in + (block - first) * kBlockBytes);
+    std::byte* to = out + (block - first) * P::kExpansion * kBlockBytes;
+#ifdef TRTC_AVX512
+    if constexpr (P::kPath == Path::bf16) {
+      expand_bf16<P::kWeight, P::kHasZero>(cells, offset, to);
+      continue;
+    }
+#endif
+    expand_f32<P::kWeight, P::kHasZero>(cells, offset, reinterpret_cast<float*>(to));
+  }
+}
+
+// [columns, groups] -> [groups][stride], this panel's 16 columns; missing columns are zeros.
+template <class From, class To>
+void transpose_columns(const From* from, std::int64_t columns, std::int64_t groups, std::int64_t panel, To* to,
+                       std::int64_t stride) {
+  const std::int64_t first = panel * kPanel;
+  const std::int64_t valid = columns - first < kPanel ? columns - first : kPanel;
+  for (std::int64_t g = 0; g < groups; ++g) {
+    for (std::int64_t c = 0; c < kPanel; ++c) {
+      to[g * stride + c] = c < valid ? static_cast<To>(from[(first + c) * groups + g]) : To{0};
+    }
+  }
+}
+
+}  // namespace trtc::gemm

@@ -1,0 +1,93 @@
+// Sixteen lanes in two AVX2 registers.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#define TRTC_INLINE [[gnu::always_inline]] inline
+
+namespace trtc::gemm {
+
+struct F32x16 {
+  __m256 lo, hi;
+};
+struct I32x16 {
+  __m256i lo, hi;
+};
+
+TRTC_INLINE F32x16 zero_f32() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+TRTC_INLINE I32x16 zero_i32() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+TRTC_INLINE F32x16 splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+TRTC_INLINE I32x16 splat(std::int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+
+TRTC_INLINE I32x16 load_cells(const std::byte* p) {
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
+}
+TRTC_INLINE void store_cells(std::byte* p, I32x16 x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.lo);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), x.hi);
+}
+TRTC_INLINE F32x16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+TRTC_INLINE I32x16 load(const std::int32_t* p) { return load_cells(reinterpret_cast<const std::byte*>(p)); }
+TRTC_INLINE void store(float* p, F32x16 x) {
+  _mm256_storeu_ps(p, x.lo);
+  _mm256_storeu_ps(p + 8, x.hi);
+}
+TRTC_INLINE void store(std::int32_t* p, I32x16 x) { store_cells(reinterpret_cast<std::byte*>(p), x); }
+
+TRTC_INLINE F32x16 add(F32x16 a, F32x16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+TRTC_INLINE F32x16 subtract(F32x16 a, F32x16 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+TRTC_INLINE F32x16 multiply(F32x16 a, F32x16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+TRTC_INLINE F32x16 multiply_add(F32x16 a, F32x16 b, F32x16 c) {
+  return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+
+TRTC_INLINE I32x16 add(I32x16 a, I32x16 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+TRTC_INLINE I32x16 subtract(I32x16 a, I32x16 b) {
+  return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)};
+}
+TRTC_INLINE I32x16 multiply(I32x16 a, I32x16 b) {
+  return {_mm256_mullo_epi32(a.lo, b.lo), _mm256_mullo_epi32(a.hi, b.hi)};
+}
+TRTC_INLINE I32x16 bit_and(I32x16 a, I32x16 b) {
+  return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)};
+}
+TRTC_INLINE I32x16 bit_or(I32x16 a, I32x16 b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
+TRTC_INLINE I32x16 less(I32x16 a, I32x16 b) {
+  return {_mm256_cmpgt_epi32(b.lo, a.lo), _mm256_cmpgt_epi32(b.hi, a.hi)};
+}
+template <int n>
+TRTC_INLINE I32x16 shift_left(I32x16 x) {
+  return {_mm256_slli_epi32(x.lo, n), _mm256_slli_epi32(x.hi, n)};
+}
+template <int n>
+TRTC_INLINE I32x16 shift_right(I32x16 x) {
+  return {_mm256_srli_epi32(x.lo, n), _mm256_srli_epi32(x.hi, n)};
+}
+
+TRTC_INLINE F32x16 to_f32(I32x16 x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
+TRTC_INLINE F32x16 as_f32(I32x16 x) { return {_mm256_castsi256_ps(x.lo), _mm256_castsi256_ps(x.hi)}; }
+TRTC_INLINE I32x16 as_i32(F32x16 x) { return {_mm256_castps_si256(x.lo), _mm256_castps_si256(x.hi)}; }
+
+// Lane l of w and x are four bytes: sum += w0*x0 + w1*x1 + w2*x2 + w3*x3, w unsigned, x signed.
+// vpmaddubsw would saturate, so bytes are widened to words first.
+TRTC_INLINE I32x16 dot_u8i8(I32x16 sum, I32x16 w, I32x16 x) {
+  const auto half = [](__m256i s, __m256i a, __m256i b) {
+    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(0xff)),
+                                           _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
+    return _mm256_add_epi32(s, _mm256_add_epi32(even, odd));
+  };
+  return {half(sum.lo, w.lo, x.lo), half(sum.hi, w.hi, x.hi)};
+}
+// The same for w in 0..15: pairs of products stay below 2^12, so vpmaddubsw is exact.
+TRTC_INLINE I32x16 dot_u4i8(I32x16 sum, I32x16 w, I32x16 x) {
+  const auto half = [](__m256i s, __m256i a, __m256i b) {
+    return _mm256_add_epi32(s, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
+  };
+  return {half(sum.lo, w.lo, x.lo), half(sum.hi, w.hi, x.hi)};
+}
+
+}  // namespace trtc::gemm

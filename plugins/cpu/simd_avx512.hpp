@@ -1,0 +1,72 @@
+// Sixteen lanes in one AVX-512 register.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+// GCC 12's own intrinsics read variables that they never set (GCC bug 105593).
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+
+#define TRTC_INLINE [[gnu::always_inline]] inline
+
+namespace trtc::gemm {
+
+struct F32x16 {
+  __m512 v;
+};
+struct I32x16 {
+  __m512i v;
+};
+
+TRTC_INLINE F32x16 zero_f32() { return {_mm512_setzero_ps()}; }
+TRTC_INLINE I32x16 zero_i32() { return {_mm512_setzero_si512()}; }
+TRTC_INLINE F32x16 splat(float x) { return {_mm512_set1_ps(x)}; }
+TRTC_INLINE I32x16 splat(std::int32_t x) { return {_mm512_set1_epi32(x)}; }
+
+TRTC_INLINE F32x16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+TRTC_INLINE I32x16 load(const std::int32_t* p) { return {_mm512_loadu_si512(p)}; }
+TRTC_INLINE I32x16 load_cells(const std::byte* p) { return {_mm512_loadu_si512(p)}; }
+TRTC_INLINE void store(float* p, F32x16 x) { _mm512_storeu_ps(p, x.v); }
+TRTC_INLINE void store(std::int32_t* p, I32x16 x) { _mm512_storeu_si512(p, x.v); }
+TRTC_INLINE void store_cells(std::byte* p, I32x16 x) { _mm512_storeu_si512(p, x.v); }
+
+TRTC_INLINE F32x16 add(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+TRTC_INLINE F32x16 subtract(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+TRTC_INLINE F32x16 multiply(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+TRTC_INLINE F32x16 multiply_add(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+
+TRTC_INLINE I32x16 add(I32x16 a, I32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+TRTC_INLINE I32x16 subtract(I32x16 a, I32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+TRTC_INLINE I32x16 multiply(I32x16 a, I32x16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+TRTC_INLINE I32x16 bit_and(I32x16 a, I32x16 b) { return {_mm512_and_si512(a.v, b.v)}; }
+TRTC_INLINE I32x16 bit_or(I32x16 a, I32x16 b) { return {_mm512_or_si512(a.v, b.v)}; }
+TRTC_INLINE I32x16 less(I32x16 a, I32x16 b) { return {_mm512_movm_epi32(_mm512_cmplt_epi32_mask(a.v, b.v))}; }
+template <int n>
+TRTC_INLINE I32x16 shift_left(I32x16 x) {
+  return {_mm512_slli_epi32(x.v, n)};
+}
+template <int n>
+TRTC_INLINE I32x16 shift_right(I32x16 x) {
+  return {_mm512_srli_epi32(x.v, n)};
+}
+
+TRTC_INLINE F32x16 to_f32(I32x16 x) { return {_mm512_cvtepi32_ps(x.v)}; }
+TRTC_INLINE F32x16 as_f32(I32x16 x) { return {_mm512_castsi512_ps(x.v)}; }
+TRTC_INLINE I32x16 as_i32(F32x16 x) { return {_mm512_castps_si512(x.v)}; }
+
+// Lane l of w and x are four bytes: sum += w0*x0 + w1*x1 + w2*x2 + w3*x3, w unsigned, x signed.
+TRTC_INLINE I32x16 dot_u8i8(I32x16 sum, I32x16 w, I32x16 x) { return {_mm512_dpbusd_epi32(sum.v, w.v, x.v)}; }
+// The same for w in 0..15.
+TRTC_INLINE I32x16 dot_u4i8(I32x16 sum, I32x16 w, I32x16 x) { return dot_u8i8(sum, w, x); }
+
+// Lane l of w and x are two bf16: sum += w0*x0 + w1*x1.
+TRTC_INLINE F32x16 dot_bf16(F32x16 sum, I32x16 w, I32x16 x) {
+  return {_mm512_dpbf16_ps(sum.v, reinterpret_cast<__m512bh>(w.v), reinterpret_cast<__m512bh>(x.v))};
+}
+
+}  // namespace trtc::gemm
+
+#pragma GCC diagnostic pop

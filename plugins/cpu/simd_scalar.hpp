@@ -1,0 +1,121 @@
+// Sixteen lanes in plain loops, for any machine.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#define TRTC_INLINE [[gnu::always_inline]] inline
+
+namespace trtc::gemm {
+
+struct F32x16 {
+  float v[16];
+};
+struct I32x16 {
+  std::int32_t v[16];
+};
+
+namespace detail {
+template <class R, class F>
+TRTC_INLINE R each_lane(F&& f) {
+  R result;
+  for (int i = 0; i < 16; ++i) result.v[i] = f(i);
+  return result;
+}
+TRTC_INLINE std::int32_t byte_of(std::int32_t cell, int i) { return (cell >> (8 * i)) & 0xff; }
+TRTC_INLINE std::int32_t signed_byte_of(std::int32_t cell, int i) {
+  return static_cast<std::int8_t>(byte_of(cell, i));
+}
+}  // namespace detail
+
+TRTC_INLINE F32x16 zero_f32() { return {}; }
+TRTC_INLINE I32x16 zero_i32() { return {}; }
+TRTC_INLINE F32x16 splat(float x) {
+  return detail::each_lane<F32x16>([&](int) { return x; });
+}
+TRTC_INLINE I32x16 splat(std::int32_t x) {
+  return detail::each_lane<I32x16>([&](int) { return x; });
+}
+
+TRTC_INLINE F32x16 load(const float* p) {
+  return detail::each_lane<F32x16>([&](int i) { return p[i]; });
+}
+TRTC_INLINE I32x16 load(const std::int32_t* p) {
+  return detail::each_lane<I32x16>([&](int i) { return p[i]; });
+}
+TRTC_INLINE I32x16 load_cells(const std::byte* p) {
+  I32x16 x;
+  std::memcpy(x.v, p, sizeof x.v);
+  return x;
+}
+TRTC_INLINE void store_cells(std::byte* p, I32x16 x) { std::memcpy(p, x.v, sizeof x.v); }
+TRTC_INLINE void store(std::int32_t* p, I32x16 x) { std::memcpy(p, x.v, sizeof x.v); }
+TRTC_INLINE void store(float* p, F32x16 x) { std::memcpy(p, x.v, sizeof x.v); }
+
+TRTC_INLINE F32x16 add(F32x16 a, F32x16 b) {
+  return detail::each_lane<F32x16>([&](int i) { return a.v[i] + b.v[i]; });
+}
+TRTC_INLINE F32x16 subtract(F32x16 a, F32x16 b) {
+  return detail::each_lane<F32x16>([&](int i) { return a.v[i] - b.v[i]; });
+}
+TRTC_INLINE F32x16 multiply(F32x16 a, F32x16 b) {
+  return detail::each_lane<F32x16>([&](int i) { return a.v[i] * b.v[i]; });
+}
+TRTC_INLINE F32x16 multiply_add(F32x16 a, F32x16 b, F32x16 c) {
+  return detail::each_lane<F32x16>([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
+}
+
+TRTC_INLINE I32x16 add(I32x16 a, I32x16 b) {
+  return detail::each_lane<I32x16>([&](int i) { return a.v[i] + b.v[i]; });
+}
+TRTC_INLINE I32x16 subtract(I32x16 a, I32x16 b) {
+  return detail::each_lane<I32x16>([&](int i) { return a.v[i] - b.v[i]; });
+}
+TRTC_INLINE I32x16 multiply(I32x16 a, I32x16 b) {
+  return detail::each_lane<I32x16>([&](int i) { return a.v[i] * b.v[i]; });
+}
+TRTC_INLINE I32x16 bit_and(I32x16 a, I32x16 b) {
+  return detail::each_lane<I32x16>([&](int i) { return a.v[i] & b.v[i]; });
+}
+TRTC_INLINE I32x16 bit_or(I32x16 a, I32x16 b) {
+  return detail::each_lane<I32x16>([&](int i) { return a.v[i] | b.v[i]; });
+}
+TRTC_INLINE I32x16 less(I32x16 a, I32x16 b) {
+  return detail::each_lane<I32x16>([&](int i) { return a.v[i] < b.v[i] ? -1 : 0; });
+}
+template <int n>
+TRTC_INLINE I32x16 shift_left(I32x16 x) {
+  return detail::each_lane<I32x16>([&](int i) { return static_cast<std::int32_t>(static_cast<std::uint32_t>(x.v[i]) << n); });
+}
+template <int n>
+TRTC_INLINE I32x16 shift_right(I32x16 x) {
+  return detail::each_lane<I32x16>([&](int i) { return static_cast<std::int32_t>(static_cast<std::uint32_t>(x.v[i]) >> n); });
+}
+
+TRTC_INLINE F32x16 to_f32(I32x16 x) {
+  return detail::each_lane<F32x16>([&](int i) { return static_cast<float>(x.v[i]); });
+}
+TRTC_INLINE F32x16 as_f32(I32x16 x) {
+  return detail::each_lane<F32x16>([&](int i) { return std::bit_cast<float>(x.v[i]); });
+}
+TRTC_INLINE I32x16 as_i32(F32x16 x) {
+  return detail::each_lane<I32x16>([&](int i) { return std::bit_cast<std::int32_t>(x.v[i]); });
+}
+
+// Lane l of w and x are four bytes: sum += w0*x0 + w1*x1 + w2*x2 + w3*x3, w unsigned, x signed.
+// Sums wrap as the machine's do: offsets that are taken back later may pass 2^31 on the way.
+TRTC_INLINE I32x16 dot_u8i8(I32x16 sum, I32x16 w, I32x16 x) {
+  return detail::each_lane<I32x16>([&](int lane) {
+    auto total = static_cast<std::uint32_t>(sum.v[lane]);
+    for (int i = 0; i < 4; ++i) {
+      total += static_cast<std::uint32_t>(detail::byte_of(w.v[lane], i) * detail::signed_byte_of(x.v[lane], i));
+    }
+    return static_cast<std::int32_t>(total);
+  });
+}
+// The same for w in 0..15.
+TRTC_INLINE I32x16 dot_u4i8(I32x16 sum, I32x16 w, I32x16 x) { return dot_u8i8(sum, w, x); }
+
+}  // namespace trtc::gemm
