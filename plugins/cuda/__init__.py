@@ -1,0 +1,1 @@
+"""What the CUDA kernels share: cross-compilation without a GPU, and tiles."""

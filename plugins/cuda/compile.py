@@ -1,0 +1,231 @@
+"""Triton kernels to PTX and cubin for a named SM, on a machine without a GPU.
+
+Triton gives every kernel two hidden trailing pointers (scratch memory). Kernels here may use none,
+and the two are struck from the PTX before it is assembled: what is left takes exactly the declared
+parameters, which is what TensorRT and `cuLaunchKernel` pass.
+"""
+
+import hashlib
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtc.protos.errors import EnvironmentFault, InvariantError, UnsupportedError
+
+SMS: tuple[int, ...] = (80, 89, 90, 100, 120)
+"""Compute capabilities that kernels are compiled and tested for."""
+FP8_SMS: tuple[int, ...] = (89, 90, 100, 120)
+"""Those that convert E4M3 in hardware."""
+MAX_SHARED_BYTES = 48 * 1024
+"""What a launch may ask for without raising the function's limit first, on every SM."""
+TRITON_VERSION = "3.6.0"
+"""It decides the PTX, and with it the oldest driver: bundles say which made them."""
+
+_HIDDEN_PARAMETERS = 2
+_POINTER_ALIGNMENT = 16
+"""Bytes. Tensors of TensorRT and of the executors are aligned to 256."""
+_TRITON_TYPES: Mapping[str, str] = {
+    "f32": "fp32",
+    "bf16": "bf16",
+    "f16": "fp16",
+    "f8e4m3": "fp8e4nv",
+    "i32": "i32",
+}
+
+
+@dataclass(frozen=True)
+class KernelParameter:
+    """A parameter of the entry: a tensor's address, or an i32 scalar."""
+
+    name: str
+    dtype: str
+    """Name in protos/dtypes.py; of a tensor, that of its elements."""
+    is_pointer: bool = True
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """One specialisation of a Triton function."""
+
+    function: Any
+    """A `triton.jit` function: its parameters first, then its constants."""
+    parameters: tuple[KernelParameter, ...]
+    constants: Mapping[str, int | float | bool]
+    num_warps: int = 4
+    num_stages: int = 2
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """Code for one SM and how to launch it."""
+
+    entry: str
+    parameters: tuple[KernelParameter, ...]
+    num_threads: int
+    """Of a block, along x."""
+    shared_bytes: int
+    sm: int
+    ptx_target: str
+    """`sm_90a`: with the "a" it runs on this SM and on no later one."""
+    ptx_version: str
+    ptx: bytes
+    cubin: bytes
+
+
+def parse_sm(text: str) -> int:
+    """`sm_90` -> 90.
+
+    Raises:
+        UnsupportedError: not an SM that kernels are compiled for.
+    """
+    known = {f"sm_{sm}": sm for sm in SMS}
+    if text not in known:
+        raise UnsupportedError(
+            f"{text!r} is not an SM that trtc compiles kernels for",
+            field="--target",
+            remedy=f"Use one of {', '.join(known)}",
+        )
+    return known[text]
+
+
+def check_triton() -> None:
+    """Say that Triton is there, and the version whose PTX was tested.
+
+    Raises:
+        EnvironmentFault: it is not.
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version("triton")
+    except PackageNotFoundError:
+        found = "none"
+    if found != TRITON_VERSION:
+        raise EnvironmentFault(
+            f"kernels are compiled by triton {TRITON_VERSION}, and this machine has {found}",
+            field="triton",
+            remedy="pip install 'trtc[tensorrt-build]'",
+        )
+
+
+def compile_kernel(source: KernelSource, sm: int) -> CompiledKernel:
+    """Cross-compile one specialisation.
+
+    Raises:
+        UnsupportedError: E4M3 on an SM without it.
+        InvariantError: the kernel wants scratch or more shared memory than a launch may have.
+    """
+    _check_types(source, sm)
+    compiled = _compile(source, sm)
+    metadata = compiled.metadata
+    scratch = (metadata.global_scratch_size, metadata.profile_scratch_size)
+    if any(scratch) or metadata.shared > MAX_SHARED_BYTES:
+        raise InvariantError(
+            f"wants {scratch} bytes of scratch and {metadata.shared} of shared memory",
+            field=f"{metadata.name} for sm_{sm}",
+        )
+    ptx = strip_hidden_parameters(compiled.asm["ptx"], metadata.name, len(source.parameters))
+    return CompiledKernel(
+        entry=metadata.name,
+        parameters=source.parameters,
+        num_threads=32 * metadata.num_warps,
+        shared_bytes=metadata.shared,
+        sm=sm,
+        ptx_target=_directive(ptx, "target").split(",")[0],
+        ptx_version=_directive(ptx, "version"),
+        ptx=ptx.encode(),
+        cubin=assemble(ptx, sm),
+    )
+
+
+def strip_hidden_parameters(ptx: str, entry: str, num_parameters: int) -> str:
+    """Strike the parameters after the first `num_parameters` from the entry.
+
+    Raises:
+        InvariantError: their number is not Triton's, or the code reads them.
+    """
+    match = re.search(rf"(\.visible \.entry {re.escape(entry)}\()(.*?)(\n\))", ptx, re.DOTALL)
+    if match is None:
+        raise InvariantError("has no entry of that name", field=entry)
+    declared = [line.strip().rstrip(",") for line in match[2].strip().splitlines()]
+    hidden = declared[num_parameters:]
+    rest = ptx[match.end() :]
+    names = [line.split()[-1] for line in hidden]
+    if len(hidden) != _HIDDEN_PARAMETERS or any(re.search(rf"\b{n}\b", rest) for n in names):
+        raise InvariantError(f"has {len(declared)} parameters, or reads a hidden one", field=entry)
+    kept = ",\n\t".join(declared[:num_parameters])
+    return f"{ptx[: match.start()]}{match[1]}\n\t{kept}{match[3]}{rest}"
+
+
+def assemble(ptx: str, sm: int) -> bytes:
+    """PTX -> cubin by the ptxas that comes with Triton.
+
+    Raises:
+        InvariantError: ptxas refuses it.
+    """
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    with tempfile.TemporaryDirectory() as scratch:
+        source, output = Path(scratch) / "kernel.ptx", Path(scratch) / "kernel.cubin"
+        source.write_text(ptx)
+        target = _directive(ptx, "target").split(",")[0]
+        result = subprocess.run(
+            [get_ptxas(sm).path, f"--gpu-name={target}", source.name, "-o", output.name],
+            cwd=scratch,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if result.returncode != 0:
+            raise InvariantError(f"ptxas refuses the kernel: {result.stderr.strip()}")
+        return output.read_bytes()
+
+
+def ptx_digest(kernel: CompiledKernel) -> str:
+    return hashlib.sha256(kernel.ptx).hexdigest()
+
+
+def _check_types(source: KernelSource, sm: int) -> None:
+    if sm not in FP8_SMS and any(p.dtype == "f8e4m3" for p in source.parameters):
+        raise UnsupportedError(
+            f"sm_{sm} has no E4M3 conversion",
+            field="--kv-dtype",
+            remedy="Use --kv-dtype bf16, or a target from sm_89 on",
+        )
+
+
+def _compile(source: KernelSource, sm: int) -> Any:
+    import triton
+    from triton import knobs
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature = {
+        p.name: f"*{_TRITON_TYPES[p.dtype]}" if p.is_pointer else _TRITON_TYPES[p.dtype]
+        for p in source.parameters
+    }
+    signature |= dict.fromkeys(source.constants, "constexpr")
+    aligned = {
+        (index,): [["tt.divisibility", _POINTER_ALIGNMENT]]
+        for index, parameter in enumerate(source.parameters)
+        if parameter.is_pointer
+    }
+    # Line information would put this machine's paths into the code.
+    with tempfile.TemporaryDirectory() as cache, knobs.cache.scope(), knobs.compilation.scope():
+        knobs.cache.dir = cache
+        knobs.compilation.disable_line_info = True
+        return triton.compile(
+            ASTSource(source.function, signature, dict(source.constants), aligned),
+            target=GPUTarget("cuda", sm, 32),
+            options={"num_warps": source.num_warps, "num_stages": source.num_stages},
+        )
+
+
+def _directive(ptx: str, name: str) -> str:
+    match = re.search(rf"^\.{name} (.*)$", ptx, re.MULTILINE)
+    assert match is not None, f"PTX without .{name}"
+    return match[1].strip()

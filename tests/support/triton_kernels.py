@@ -1,0 +1,100 @@
+"""Run the Triton kernels on the CPU by Triton's interpreter, with numpy arrays."""
+
+import functools
+import importlib
+import multiprocessing
+import os
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+# numpy cannot hand these to torch: they travel as integers of the same width.
+_BY_BITS: Mapping[np.dtype[Any], tuple[type[np.generic], torch.dtype]] = {
+    np.dtype(ml_dtypes.bfloat16): (np.int16, torch.bfloat16),
+    np.dtype(ml_dtypes.float8_e4m3fn): (np.uint8, torch.float8_e4m3fn),
+}
+
+
+def needs_triton() -> None:
+    """Skip a test module where the TensorRT target's own environment is not installed."""
+    pytest.importorskip("triton", reason="make test-tensorrt installs it", exc_type=ImportError)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of an operator's kernel. It crosses processes, so it names the kernel."""
+
+    op: str
+    """Folder under plugins/."""
+    arguments: tuple[Any, ...]
+    """Of that folder's `cuda.kernel`."""
+    grid: tuple[int, int, int]
+    arrays: Mapping[str, Any]
+    """By parameter name: arrays, and integers for scalars."""
+
+
+@functools.cache
+def _interpreter() -> ProcessPoolExecutor:
+    """A process of its own: Triton decides at its import whether it interprets."""
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, mp_context=context, initializer=_set_interpreted)
+
+
+def _set_interpreted() -> None:
+    os.environ["TRITON_INTERPRET"] = "1"
+    from triton.runtime import interpreter
+
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        # Triton 3.6 asks int() of an array of one element, which numpy 2.4 refuses.
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch
+
+
+def interpret(launch: Launch) -> dict[str, Array]:
+    """Every array after the launch, by parameter name."""
+    return _interpreter().submit(_interpret, launch).result()
+
+
+def _interpret(launch: Launch) -> dict[str, Array]:
+    module = importlib.import_module(f"trtc.plugins.{launch.op}.cuda")
+    source = module.kernel(*launch.arguments)
+    tensors = {name: _tensor(value) for name, value in launch.arrays.items()}
+    arguments = [tensors[parameter.name] for parameter in source.parameters]
+    source.function[launch.grid](*arguments, **source.constants)
+    return {
+        name: _array(tensors[name], value.dtype)
+        for name, value in launch.arrays.items()
+        if isinstance(value, np.ndarray)
+    }
+
+
+def _tensor(value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype in _BY_BITS:
+        bits, dtype = _BY_BITS[value.dtype]
+        return torch.from_numpy(value.view(bits).copy()).view(dtype)
+    return torch.from_numpy(value.copy())
+
+
+def _array(tensor: Any, dtype: np.dtype[Any]) -> Array:
+    if dtype in _BY_BITS:
+        bits, _ = _BY_BITS[dtype]
+        carrier = torch.int16 if bits is np.int16 else torch.uint8
+        array: Array = tensor.view(carrier).numpy().view(dtype)
+        return array
+    plain: Array = tensor.numpy()
+    return plain

@@ -1,0 +1,108 @@
+"""Kernels compile for every SM without a GPU, and take exactly the parameters that they declare."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.support.triton_kernels import needs_triton
+from trtc.plugins.cuda.compile import (
+    MAX_SHARED_BYTES,
+    SMS,
+    assemble,
+    compile_kernel,
+    parse_sm,
+    strip_hidden_parameters,
+)
+from trtc.protos.errors import InvariantError, UnsupportedError
+
+needs_triton()
+
+from trtc.plugins.kv_write import cuda as kv_write  # noqa: E402
+from trtc.plugins.paged_attention import cuda as paged_attention  # noqa: E402
+from trtc.plugins.paged_attention.cuda import DECODE, PREFILL  # noqa: E402
+
+HEAD_DIMS = (64, 80, 96, 128, 256)
+CASES = [
+    *[("bf16", head_dim, PREFILL) for head_dim in HEAD_DIMS],
+    ("bf16", 128, DECODE),
+    ("f8e4m3", 128, DECODE),
+    ("f8e4m3", 256, PREFILL),
+]
+
+
+def attention_source(pool: str, head_dim: int, tactic: int, **more: Any) -> Any:
+    attributes = {
+        "num_heads": 32,
+        "num_kv_heads": 8,
+        "head_dim": head_dim,
+        "scale": head_dim**-0.5,
+        "window": 0,
+        "softcap": 0.0,
+        **more,
+    }
+    return paged_attention.kernel({"q": "bf16", "pool": pool}, attributes, 16, tactic)
+
+
+@pytest.mark.parametrize("sm", SMS)
+@pytest.mark.parametrize(("pool", "head_dim", "tactic"), CASES)
+def test_paged_attention_compiles(sm: int, pool: str, head_dim: int, tactic: int) -> None:
+    source = attention_source(pool, head_dim, tactic)
+    if sm == 80 and pool == "f8e4m3":
+        with pytest.raises(UnsupportedError, match="sm_80 has no E4M3"):
+            compile_kernel(source, sm)
+        return
+    kernel = compile_kernel(source, sm)
+    assert kernel.cubin.startswith(b"\x7fELF")
+    assert kernel.ptx_target.removesuffix("a") == f"sm_{sm}"
+    assert kernel.shared_bytes <= MAX_SHARED_BYTES
+    assert entry_parameters(kernel.ptx.decode()) == 10
+    assert re.search(r"\b(mma\.sync|wgmma|tcgen05\.mma)", kernel.ptx.decode()), "no tensor cores"
+
+
+@pytest.mark.parametrize("sm", SMS)
+def test_kv_write_compiles(sm: int) -> None:
+    pool = "bf16" if sm == 80 else "f8e4m3"
+    attributes = {"num_kv_heads": 8, "head_dim": 128}
+    kernel = compile_kernel(kv_write.kernel({"k": "bf16", "pool": pool}, attributes, 16), sm)
+    assert entry_parameters(kernel.ptx.decode()) == 7
+    assert b"div.rn.f32" in kernel.ptx
+
+
+def test_the_same_source_gives_the_same_bytes_and_no_paths() -> None:
+    attributes = {"num_kv_heads": 2, "head_dim": 32}
+    source = kv_write.kernel({"k": "bf16", "pool": "bf16"}, attributes, 16)
+    first, second = compile_kernel(source, 90), compile_kernel(source, 90)
+    assert (first.ptx, first.cubin) == (second.ptx, second.cubin)
+    assert b".file" not in first.ptx
+    assert b"cuda.py" not in first.cubin
+
+
+def test_a_kernel_that_reads_a_hidden_parameter_is_refused() -> None:
+    ptx = (
+        ".version 8.7\n.target sm_90a\n.visible .entry f(\n\t.param .u64 f_param_0,\n"
+        "\t.param .u64 f_param_1,\n\t.param .u64 f_param_2\n)\n{\n%s\n\tret;\n}\n"
+    )
+    stripped = strip_hidden_parameters(ptx % "", "f", 1)
+    assert entry_parameters(stripped) == 1
+    with pytest.raises(InvariantError, match="hidden"):
+        strip_hidden_parameters(ptx % "\tld.param.u64 %rd1, [f_param_2];", "f", 1)
+    with pytest.raises(InvariantError, match="3 parameters"):
+        strip_hidden_parameters(ptx % "", "f", 2)
+
+
+def test_ptxas_errors_are_said() -> None:
+    with pytest.raises(InvariantError, match="ptxas refuses"):
+        assemble(".version 8.7\n.target sm_90a\nnonsense\n", 90)
+
+
+def test_unknown_sms_are_refused() -> None:
+    assert parse_sm("sm_90") == 90
+    with pytest.raises(UnsupportedError, match="sm_80, sm_89"):
+        parse_sm("sm_70")
+
+
+def entry_parameters(ptx: str) -> int:
+    match = re.search(r"\.visible \.entry \w+\((.*?)\n\)", ptx, re.DOTALL)
+    assert match is not None
+    return match[1].count(".param")
