@@ -26,11 +26,10 @@ from trtc.protos.manifest import Manifest
 from trtc.runtime.draft import ChatMessage, RequestDraft
 from trtc.runtime.loop import EngineLoop
 from trtc.runtime.model_info import ModelInfo
-from trtc.runtime.request import GenerationRequest
 from trtc.runtime.server.metrics import RequestClock, ServerMetrics
 from trtc.runtime.server.streams import Courier, OutputStream
 from trtc.runtime.tokenizer import Tokenizer
-from trtc.runtime.validation import RequestBounds, default_max_tokens, validate
+from trtc.runtime.validation import finish_draft, validate
 from trtc.version import __version__
 
 INLINE_TEXT_BYTES = 2048
@@ -238,7 +237,13 @@ class Service:
     ) -> OutputStream:
         request_id = draft.request_id or uuid.uuid4().hex
         prompt_ids = await self._prompt_ids(handle, draft)
-        request = _request(draft, request_id, prompt_ids, deadline, handle.loop.bounds)
+        request = finish_draft(
+            draft,
+            request_id=request_id,
+            prompt_ids=prompt_ids,
+            deadline=deadline,
+            bounds=handle.loop.bounds,
+        )
         validate(request, handle.loop.bounds)
         # From here to `submit` nothing awaits, so no other request can take the id meanwhile.
         if (handle.name, request_id) in self._running:
@@ -323,34 +328,6 @@ class Service:
                 field=field,
                 remedy=f"The server takes at most {self._limits.max_prompt_bytes}",
             )
-
-
-def _request(
-    draft: RequestDraft,
-    request_id: str,
-    prompt_ids: Sequence[int],
-    deadline: float | None,
-    bounds: RequestBounds,
-) -> GenerationRequest:
-    max_tokens = draft.max_tokens
-    if max_tokens is None:
-        max_tokens = default_max_tokens(len(prompt_ids), bounds)
-    return GenerationRequest(
-        request_id=request_id,
-        prompt_ids=tuple(prompt_ids),
-        sampling=draft.sampling,
-        max_tokens=default_max_tokens(len(prompt_ids), bounds)
-        if max_tokens is None
-        else max_tokens,
-        stop=draft.stop,
-        stop_token_ids=draft.stop_token_ids,
-        ignore_eos=draft.ignore_eos,
-        include_stop=draft.include_stop,
-        n=draft.n,
-        logprobs=draft.logprobs,
-        priority=draft.priority,
-        deadline=deadline,
-    )
 
 
 def _not_ready(name: str, reason: str) -> UnavailableError:
