@@ -77,7 +77,8 @@ class Service:
         self._not_ready = dict.fromkeys(names, "opening")
         self._running: dict[tuple[str, str], OutputStream] = {}
         """(engine, request id) -> its stream, until the engine lets go of it."""
-        self._open_streams = 0
+        self._places: set[object] = set()
+        """One for each open stream that a client keeps up with."""
         self._draining = False
         self._changed = asyncio.Event()
         # Tokenising and templates of long prompts; `tokenizers` works without the GIL.
@@ -136,11 +137,12 @@ class Service:
         """
         handle = self.engine(draft.model)
         clock = self._metrics.clock(handle.name, time.monotonic())
-        self._open_streams += 1
+        place = object()
+        self._places.add(place)
         try:
             try:
                 self._check_open(handle)
-                stream = await self._admit(handle, draft, deadline, clock)
+                stream = await self._admit(handle, draft, deadline, clock, place)
             except TrtcError as error:
                 clock.fail(error.grpc_status)
                 raise
@@ -149,8 +151,7 @@ class Service:
             finally:
                 self._leave(handle, stream, clock)
         finally:
-            self._open_streams -= 1
-            self._changed.set()
+            self._free(place)
 
     def abort(self, model: str, request_id: str) -> bool:
         """End a running request; False when there is none of that id."""
@@ -197,7 +198,7 @@ class Service:
     async def wait_idle(self, timeout: float) -> bool:
         """Wait until no stream is open and no engine holds a request; False after `timeout`."""
         deadline = time.monotonic() + timeout
-        while self._open_streams or self._running:
+        while self._places or self._running:
             self._changed.clear()
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
@@ -208,8 +209,8 @@ class Service:
 
     @property
     def num_open(self) -> int:
-        """Streams open now."""
-        return self._open_streams
+        """Streams open now, without those whose clients have stopped reading."""
+        return len(self._places)
 
     def close(self) -> None:
         """Stop the tokenising threads; call it after the engine loops have stopped."""
@@ -222,7 +223,7 @@ class Service:
             )
         if reason := self._not_ready[handle.name]:
             raise _not_ready(handle.name, reason)
-        if self._open_streams > self._limits.max_streams:
+        if len(self._places) > self._limits.max_streams:
             raise QueueFullError(
                 f"the server has its limit of {self._limits.max_streams} open streams",
                 remedy="Try again later, or raise --max-streams",
@@ -234,6 +235,7 @@ class Service:
         draft: RequestDraft,
         deadline: float | None,
         clock: RequestClock,
+        place: object,
     ) -> OutputStream:
         request_id = draft.request_id or uuid.uuid4().hex
         prompt_ids = await self._prompt_ids(handle, draft)
@@ -255,13 +257,23 @@ class Service:
         stream = OutputStream(
             request_id,
             max_unread_tokens=self._limits.max_unread_tokens,
-            on_overflow=lambda stream: handle.loop.abort(stream.request_id),
+            on_failure=lambda stream: self._give_up(handle, stream, place),
             on_end=lambda stream: self._forget(handle, stream),
             on_output=lambda stream, outputs, at: clock.deliver(outputs, at),
         )
         handle.loop.submit(request, lambda delivery: self._courier.post(stream, delivery))
         self._running[handle.name, request_id] = stream
         return stream
+
+    def _give_up(self, handle: EngineHandle, stream: OutputStream, place: object) -> None:
+        """The reader lags: whoever still writes to it may do so for ever, at its own cost only."""
+        if not stream.ended:
+            handle.loop.abort(stream.request_id)
+        self._free(place)
+
+    def _free(self, place: object) -> None:
+        self._places.discard(place)
+        self._changed.set()
 
     def _leave(self, handle: EngineHandle, stream: OutputStream, clock: RequestClock) -> None:
         if not stream.ended:
