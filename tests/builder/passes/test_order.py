@@ -9,6 +9,7 @@ from tests.builder.passes.tiny import (
     Tiny,
     assert_same_function,
     attributes,
+    given,
     logits,
     nodes,
     ops,
@@ -35,6 +36,7 @@ QUANTIZED = [
     Tiny("fp8", gemma=True),
     Tiny("fp8", experts=4),
     Tiny("int8_sq", pre_scales=True),
+    Tiny("int8_sq", pre_scales=True, equal_pre_scales=True, fused=True),
     Tiny("w4a8_awq", pre_scales=True, bias=True),
 ]
 NARROW = [
@@ -46,8 +48,8 @@ NARROW = [
 
 
 def lowered(kind: Tiny, *, exact: bool = True) -> tuple[Module, Module]:
-    module, _ = tiny(kind)
-    passes = cpu_passes(scheme_of(kind), exact_activations=exact)
+    module, reader = tiny(kind)
+    passes = cpu_passes(scheme_of(kind), reader, exact_activations=exact)
     result, changed = run_passes(module, passes)
     assert changed
     make_plan(result, REGISTRY)
@@ -88,7 +90,7 @@ def test_a_layer_is_as_few_kernels_as_it_can_be(kind: Tiny) -> None:
     assert counts["trtc.rope_kv_write"] == counts["trtc.paged_attention"] == 2
     assert counts["trtc.embedding"] == counts["trtc.gather_rows"] == 1
     assert counts["trtc.add"] == (1 if kind.gemma else 0)
-    if kind.equal_input_scales and not kind.pre_scales:
+    if kind.equal_input_scales and (kind.equal_pre_scales or not kind.pre_scales):
         assert counts["trtc.quantize"] == 0
         assert counts["trtc.linear"] == (2 * 3 if kind.experts else 2 * 4) + 1
 
@@ -118,6 +120,14 @@ def test_exact_activations_are_a_choice_for_4_bit_weights_alone(scheme: str) -> 
     assert found[False] == ({"exact", "dynamic_i8"} if scheme == "int4_awq" else {"exact"})
 
 
+def test_int8_with_equal_pre_scales_is_as_few_kernels_as_without() -> None:
+    _, result = lowered(Tiny("int8_sq", pre_scales=True, equal_pre_scales=True))
+    counts = ops(result)
+    assert counts["trtc.quantize"] == 0 and counts["trtc.linear"] == 2 * 4 + 1
+    for op in ("paged_attention", "swiglu"):
+        assert all({"pre_scale", "out_scale"} <= set(given(node)) for node in nodes(result, op))
+
+
 def test_names_are_unique_and_requirements_are_met() -> None:
     names = [step.name for step in NATIVE_PASSES]
     assert len(set(names)) == len(names)
@@ -130,5 +140,7 @@ def test_weights_of_a_large_model_are_never_loaded() -> None:
     module, reader = tiny(Tiny("bf16", layers=32))
     reader.tensors.clear()
     reader.shapes.clear()
-    result, _ = run_passes(module, cpu_passes(scheme_of(Tiny("bf16")), exact_activations=True))
+    result, _ = run_passes(
+        module, cpu_passes(scheme_of(Tiny("bf16")), reader, exact_activations=True)
+    )
     assert ops(result)["trtc.linear"] == 32 * 4 + 1
