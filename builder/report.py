@@ -44,6 +44,8 @@ _VERDICTS = (
     (0.05, "close to the original"),
     (0.2, "visibly different from the original"),
 )
+_COMPARED = ("Divergence (KL)", "Same first choice")
+"""Figures that need the unquantised model."""
 _WORST_IN_TERMINAL = 3
 _MAP_COLUMNS = 48
 """Layers across in the terminal; of more, neighbours share a column by their noisiest."""
@@ -165,21 +167,21 @@ def _accuracy_cards(accuracy: AccuracyFacts | None) -> list[tuple[str, str, str]
     """(name, value as HTML, note) of what was measured."""
     if accuracy is None:
         missing = "not measured by this build"
-        return [(name, "&ndash;", missing) for name in ("Divergence", "Top-1", "Perplexity")]
+        return [(name, "&ndash;", missing) for name in (*_COMPARED, "Perplexity")]
     cards = []
     if accuracy.kl is not None and accuracy.top1 is not None:
-        unit = "<small>nats a token</small>"
-        cards.append(("Divergence", f"{accuracy.kl:.4f} {unit}", verdict(accuracy.kl)))
+        value = f"{accuracy.kl:.4f} <small>nats</small>"
+        cards.append((_COMPARED[0], value, f"a token: {verdict(accuracy.kl)}"))
         cards.append(
             (
-                "Same first choice",
+                _COMPARED[1],
                 f"{100 * accuracy.top1:.1f}<small> %</small>",
                 "of positions, against the unquantised model",
             )
         )
     else:
         missing = "no unquantised checkpoint to compare with"
-        cards += [(name, "&ndash;", missing) for name in ("Divergence", "Same first choice")]
+        cards += [(name, "&ndash;", missing) for name in _COMPARED]
     note = f"on {accuracy.tokens:,} held-out tokens"
     if accuracy.reference_perplexity is not None:
         change = 100 * (accuracy.perplexity / accuracy.reference_perplexity - 1)

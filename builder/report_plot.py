@@ -64,7 +64,7 @@ class Scale:
 
     @property
     def ticks(self) -> tuple[float, ...]:
-        step = 5 if self.high - self.low <= 25 else 10
+        step = next(s for s in (5, 10, 20, 50) if self.high - self.low <= 5 * s)
         first = int(self.low + step - 1) // step * step
         return tuple(float(tick) for tick in range(first, int(self.high) + 1, step))
 
@@ -86,13 +86,13 @@ def find_scale(errors: Sequence[LayerError]) -> Scale:
 
 
 def short_name(layer: str) -> str:
-    """`model.layers.3.mlp.experts.5.down_proj` -> `3 down, expert 5`."""
+    """`model.layers.3.mlp.experts.5.down_proj` -> `layer 3 down, expert 5`."""
     match = _SITE.search(layer)
     if not match or match["linear"] not in _KIND_OF_LINEAR:
         return layer
     expert = _EXPERT.search(layer)
     which = f", expert {expert[1]}" if expert else ""
-    return f"{match['layer']} {_KIND_OF_LINEAR[match['linear']]}{which}"
+    return f"layer {match['layer']} {_KIND_OF_LINEAR[match['linear']]}{which}"
 
 
 def ramp(stops: Sequence[str]) -> tuple[str, ...]:
@@ -213,34 +213,34 @@ def _profile(
 
 
 def worst_strip(errors: Sequence[LayerError]) -> str:
-    """The noisiest linears on one axis, with the median of all as the yardstick."""
+    """The noisiest linears on one axis: how far each falls short of the median of all."""
     scale = find_scale(errors)
     worst = sorted(errors, key=lambda error: (error.sqnr_db, error.layer))[:_WORST]
-    left, right = 168.0, _WIDTH - 170.0
+    middle = median(error.sqnr_db for error in errors)
+    lowest = worst[0].sqnr_db
+    left, right = 250.0, _WIDTH - 190.0
 
     def across(decibels: float) -> float:
-        return left + (decibels - scale.low) / (scale.high - scale.low) * (right - left)
+        return left + (decibels - lowest) / max(middle - lowest, 0.1) * (right - left)
 
     top, row = 26.0, 24.0
     bottom = top + row * len(worst)
-    middle = median(error.sqnr_db for error in errors)
     body = [
-        f'<line class="median" x1="{across(middle):.2f}" x2="{across(middle):.2f}" '
-        f'y1="{top - 4}" y2="{bottom}"/>',
-        _text(across(middle), top - 10, f"median {middle:.1f} dB", "faint", "middle"),
+        _text(right, top - 10, f"median {middle:.1f} dB", "faint", "middle"),
         _text(_WIDTH, top - 10, "largest error", "faint", "end"),
     ]
     for number, error in enumerate(worst):
         y = top + (number + 0.5) * row
         x = across(error.sqnr_db)
         body += [
-            _text(left - 14, y + 4, short_name(error.layer), "name", "end"),
-            f'<line class="stem" x1="{left}" x2="{x:.2f}" y1="{y}" y2="{y}"/>',
+            _text(0, y + 4, short_name(error.layer), "name", "start"),
+            f'<line class="stem" x1="{x:.2f}" x2="{right}" y1="{y}" y2="{y}"/>',
             f'<circle class="cell s{scale.shade(error.sqnr_db)}" cx="{x:.2f}" cy="{y}" r="7">'
             f"<title>{escape(_told(error))}</title></circle>",
-            _text(x + 14, y + 4, f"{error.sqnr_db:.1f} dB", "strong", "start"),
+            _text(x - 14, y + 4, f"{error.sqnr_db:.1f} dB", "strong", "end"),
             _text(_WIDTH, y + 4, f"{error.max_abs_error:.3g}", "", "end"),
         ]
+    body.append(f'<line class="median" x1="{right}" x2="{right}" y1="{top - 4}" y2="{bottom}"/>')
     return _svg(bottom + 6, "The noisiest linears", body)
 
 
@@ -251,7 +251,7 @@ def byte_bars(parts: Sequence[tuple[str, int, str]], ghost: tuple[str, int] | No
         parts: (name, bytes, what to write behind the bar).
         ghost: (name, bytes) drawn as an outline around the first bar, for comparison.
     """
-    left, right = 168.0, _WIDTH - 250.0
+    left, right = 130.0, _WIDTH - 250.0
     largest = max([size for _, size, _ in parts] + [ghost[1] if ghost else 1])
     row = 34.0
     body = []
@@ -259,7 +259,7 @@ def byte_bars(parts: Sequence[tuple[str, int, str]], ghost: tuple[str, int] | No
         y = number * row + 4
         width = max(size / largest * (right - left), 1.5)
         end = left + width
-        body.append(_text(left - 14, y + 15, name, "name", "end"))
+        body.append(_text(0, y + 15, name, "name", "start"))
         if number == 0 and ghost and ghost[1] > size:
             end = left + ghost[1] / largest * (right - left)
             body.append(
