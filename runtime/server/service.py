@@ -1,6 +1,6 @@
 """The service behind every protocol: names, limits, tokenising, streams, readiness, draining.
 
-    draft -> engine by name -> prompt ids -> validated request -> loop.submit -> OutputStream
+    draft -> engine by name -> prompt ids -> finished request -> loop.submit -> OutputStream
 
 It lives in one asyncio loop; engine loops run in threads of their own and only ever touch the
 courier. Nothing here knows gRPC or HTTP.
@@ -29,7 +29,7 @@ from trtc.runtime.model_info import ModelInfo
 from trtc.runtime.server.metrics import RequestClock, ServerMetrics
 from trtc.runtime.server.streams import Courier, OutputStream
 from trtc.runtime.tokenizer import Tokenizer
-from trtc.runtime.validation import finish_draft, validate
+from trtc.runtime.validation import finish_draft
 from trtc.version import __version__
 
 INLINE_TEXT_BYTES = 2048
@@ -246,7 +246,6 @@ class Service:
             deadline=deadline,
             bounds=handle.loop.bounds,
         )
-        validate(request, handle.loop.bounds)
         # From here to `submit` nothing awaits, so no other request can take the id meanwhile.
         if (handle.name, request_id) in self._running:
             raise InvalidRequestError(

@@ -9,13 +9,13 @@ from trtc.runtime.client import Client, ClientTls
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where the server is.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8001, show_default=True)
 @click.option("--model", default="", help="Engine name; may be left out when there is one.")
 @completion_options
 @click.option("--priority", type=int, default=0, help="Larger is sooner.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds in all.")
-@click.option("--tls-ca", type=click.Path(path_type=Path), help="PEM roots: use TLS.")
+@click.option("--tls-ca", type=click.Path(path_type=Path), help="PEM roots to trust: use TLS.")
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="PEM certificate, for mTLS.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="PEM key of --tls-cert.")
 def command(
@@ -29,4 +29,5 @@ def command(
 ) -> None:
     """Complete a prompt with a running server, as `trtc generate` does in this process."""
     tls = ClientTls(tls_ca, tls_cert, tls_key) if tls_ca or tls_cert or tls_key else None
-    complete(lambda: Client(f"{host}:{port}", tls=tls, timeout=timeout), **options)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    complete(lambda: Client(address, tls=tls, timeout=timeout), **options)
