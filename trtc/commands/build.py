@@ -1,16 +1,14 @@
 """`trtc build`: a checkpoint becomes an engine."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from trtc.builder.request import KV_DTYPES, BuildRequest
 from trtc.commands.engine_table import accuracy_table, engine_table
+from trtc.commands.phases import phases
 from trtc.quant.scheme import SCHEMES
 
 _DEFAULTS = BuildRequest(model="", output=Path())
@@ -84,7 +82,7 @@ def command(threads: int | None, as_json: bool, **options: object) -> None:
     from trtc.runtime.probe import Probe
 
     request = BuildRequest(**options)  # type: ignore[arg-type]
-    with _progress() as progress:
+    with phases() as progress:
         result = build(request, probe=Probe(threads), progress=progress)
     if as_json:
         click.echo(result.manifest.to_json().decode(), nl=False)
@@ -96,34 +94,3 @@ def command(threads: int | None, as_json: bool, **options: object) -> None:
     if result.manifest.accuracy is not None:
         console.print(accuracy_table(result.manifest.accuracy))
     console.print(f"built {escape(str(result.path))} in {result.seconds:.1f} s", highlight=False)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """A spinner with the current phase; a line each phase where stderr is not a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _PhaseLines(console)
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as live:
-        task = live.add_task("starting")
-
-        def show(message: str) -> None:
-            live.update(task, description=escape(message))
-
-        yield show
-
-
-class _PhaseLines:
-    """Prints a phase when it begins, and not every tensor within it."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._phase = ""
-
-    def __call__(self, message: str) -> None:
-        phase = message.partition(" ")[0]
-        if phase != self._phase:
-            self._console.print(escape(message), highlight=False)
-        self._phase = phase
