@@ -5,7 +5,8 @@ from functools import partial
 import numpy as np
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.rewriter import Node, Rewriter, Tensor, is_weight
+from trtc.builder.passes.matching import Node, Tensor, is_weight
+from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.recipes import TensorReader
 
 

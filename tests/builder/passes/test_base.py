@@ -9,7 +9,7 @@ from trtc.builder.module import Module
 from trtc.builder.passes.base import Rewrite, run_passes
 from trtc.builder.passes.order import NATIVE_PASSES
 from trtc.builder.passes.rewriter import Rewriter
-from trtc.protos.errors import InvariantError
+from trtc.protos.errors import CheckpointError, InvariantError
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,13 @@ def test_a_failure_names_the_pass_and_those_already_run() -> None:
     broken = Fake("broken", error=KeyError("weight"))
     with pytest.raises(InvariantError, match=r"pass broken failed: 'weight' .*run: a, b\)"):
         run_passes(_module(), [Fake("a"), Fake("b"), broken])
+
+
+def test_the_users_errors_pass_through() -> None:
+    error = CheckpointError("is truncated", field="model.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        run_passes(_module(), [Fake("reads", error=error)])
+    assert caught.value is error
 
 
 def test_a_pass_that_leaves_an_unsound_module_is_named() -> None:

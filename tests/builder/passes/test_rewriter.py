@@ -1,4 +1,4 @@
-"""builder/passes/rewriter.py."""
+"""builder/passes/rewriter.py and matching.py."""
 
 import numpy as np
 import onnx
@@ -6,8 +6,7 @@ import pytest
 
 from tests.builder.passes.tiny import Hand, Tiny, nodes, ops, tiny
 from trtc.builder.module import TRTC_DOMAIN, Module
-from trtc.builder.passes.rewriter import (
-    Rewriter,
+from trtc.builder.passes.matching import (
     dtype_of,
     input_of,
     is_weight,
@@ -15,6 +14,7 @@ from trtc.builder.passes.rewriter import (
     producer,
     same_recipe,
 )
+from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.passes.transforms import ScalePerRow
 from trtc.builder.recipes import Apply, Cast, Concat, Constant, Load, Rows
 from trtc.protos.errors import InvariantError
