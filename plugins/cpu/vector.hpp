@@ -184,7 +184,7 @@ template <class Body>
 void for_vectors(std::int64_t count, Body&& body) {
   std::int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) body(i, AllLanes{});
-  if (i < count) body(i, static_cast<int>(count - i));
+  if (count % kLanes != 0) body(i, static_cast<int>(count % kLanes));
 }
 
 // ---- across lanes ------------------------------------------------------------------------------
