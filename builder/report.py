@@ -14,8 +14,8 @@ from trtc.builder.report_plot import (
     DARK_RAMP,
     KINDS,
     LIGHT_RAMP,
+    SHADES,
     byte_bars,
-    find_scale,
     find_sites,
     heat_map,
     ramp,
@@ -217,8 +217,8 @@ def _sections(report: Report) -> list[str]:
             _section(
                 "What it cost, layer by layer",
                 "Signal to quantisation noise at the output of every quantised linear, on held-out "
-                "text. Ink is noise: what quantisation left alone melts into the page. Point at a "
-                "cell for its figures.",
+                "text. Ink is noise: what quantisation left alone melts into the page. Shades mean "
+                "the same in every report. Point at a cell for its figures.",
                 heat_map(layers),
             )
         )
@@ -356,7 +356,7 @@ def _summary_rows(report: Report) -> list[tuple[str, Text]]:
 
 def _terminal_map(layers: Sequence[LayerError]) -> list[Text]:
     """A line a kind of linear, a block a layer."""
-    sites, scale, colours = find_sites(layers), find_scale(layers), ramp(DARK_RAMP)
+    sites, colours = find_sites(layers), ramp(DARK_RAMP)
     num_layers = max(site.layer for site in sites) + 1
     share = -(-num_layers // _MAP_COLUMNS)
     lines = []
@@ -369,10 +369,10 @@ def _terminal_map(layers: Sequence[LayerError]) -> list[Text]:
         if worst:
             line = Text(f"{kind:>8}  ")
             for column in range(-(-num_layers // share)):
-                colour = colours[scale.shade(worst[column])] if column in worst else ""
+                colour = colours[SHADES.shade(worst[column])] if column in worst else ""
                 line.append("██" if column in worst else "  ", style=colour)
             lines.append(line)
-    lines.append(Text(f"{'':>8}  brighter is noisier: {scale.low:g} to {scale.high:g} dB", "dim"))
+    lines.append(Text(f"{'':>8}  brighter is noisier: {SHADES.low:g} to {SHADES.high:g} dB", "dim"))
     return lines
 
 

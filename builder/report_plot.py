@@ -52,7 +52,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Scale:
-    """Decibels to shades, from whole fives of decibels around what was measured."""
+    """Decibels between two ends, and their shades."""
 
     low: float
     high: float
@@ -79,7 +79,13 @@ def find_sites(errors: Iterable[LayerError]) -> tuple[Site, ...]:
     return tuple(sites)
 
 
-def find_scale(errors: Sequence[LayerError]) -> Scale:
+SHADES = Scale(10.0, 45.0)
+"""The same in every report, so that two can be compared by eye: 4-bit weights lie near 20 dB, E4M3
+near 30, int8 near 40."""
+
+
+def measured_range(errors: Iterable[LayerError]) -> Scale:
+    """Whole fives of decibels around what was measured."""
     values = [error.sqnr_db for error in errors]
     low, high = min(values) // 5 * 5.0, -(-max(values) // 5) * 5.0
     return Scale(low, max(high, low + 10.0))
@@ -116,7 +122,6 @@ def _rgb(colour: str) -> tuple[int, ...]:
 def heat_map(errors: Sequence[LayerError]) -> str:
     """Layers across, kinds of linears down, and each layer's mean and range underneath."""
     sites = find_sites(errors)
-    scale = find_scale(errors)
     num_layers = max(site.layer for site in sites) + 1
     kinds = [kind for kind in KINDS if any(site.kind == kind for site in sites)]
     column = (_WIDTH - _LABELS) / num_layers
@@ -125,23 +130,21 @@ def heat_map(errors: Sequence[LayerError]) -> str:
         cells.setdefault((site.layer, site.kind), []).append(site.error)
     top = 34.0
     bottom = top + len(kinds) * _ROW
-    body = [*_legend(scale)]
+    body = [*_legend()]
     for row, kind in enumerate(kinds):
         y = top + row * _ROW
         body.append(_text(_LABELS - 12, y + _ROW / 2 + 4, kind, "name", "end"))
         for layer in range(num_layers):
             x = _LABELS + layer * column
-            body += _cell(x, y, column, cells.get((layer, kind), []), scale)
+            body += _cell(x, y, column, cells.get((layer, kind), []))
     body += _layer_numbers(num_layers, column, bottom)
-    body += _profile(sites, scale, num_layers, column, bottom + 34)
+    body += _profile(sites, num_layers, column, bottom + 34)
     height = bottom + 34 + _PROFILE + 22
     label = "Signal to noise of every quantised linear, layer by layer"
     return _svg(height, label, body)
 
 
-def _cell(
-    x: float, y: float, width: float, errors: Sequence[LayerError], scale: Scale
-) -> Iterator[str]:
+def _cell(x: float, y: float, width: float, errors: Sequence[LayerError]) -> Iterator[str]:
     gap = 1.5 if width > 8 else 0.5
     inner, height = width - gap, _ROW - 1.5
     if not errors:
@@ -154,7 +157,7 @@ def _cell(
     for number, error in enumerate(shown):
         overlap = 0.3 if number + 1 < len(shown) else 0.0  # no hairlines between slices
         yield (
-            f'<rect class="cell s{scale.shade(error.sqnr_db)}" x="{x + number * part:.2f}" '
+            f'<rect class="cell s{SHADES.shade(error.sqnr_db)}" x="{x + number * part:.2f}" '
             f'y="{y:.2f}" width="{part + overlap:.2f}" height="{height}">'
             f"<title>{escape(_told(error))}</title></rect>"
         )
@@ -164,7 +167,7 @@ def _told(error: LayerError) -> str:
     return f"{error.layer}\n{error.sqnr_db:.1f} dB, largest error {error.max_abs_error:.3g}"
 
 
-def _legend(scale: Scale) -> Iterator[str]:
+def _legend() -> Iterator[str]:
     width, x = 240.0, _WIDTH - 240.0
     step = width / STEPS
     for number in range(STEPS):
@@ -172,8 +175,8 @@ def _legend(scale: Scale) -> Iterator[str]:
             f'<rect class="s{STEPS - 1 - number}" x="{x + number * step:.2f}" y="0" '
             f'width="{step + 0.3:.2f}" height="9"/>'
         )
-    for tick in scale.ticks:
-        at = x + (tick - scale.low) / (scale.high - scale.low) * width
+    for tick in SHADES.ticks:
+        at = x + (tick - SHADES.low) / (SHADES.high - SHADES.low) * width
         yield _text(at, 22, f"{tick:g}", "faint", "middle")
     yield _text(x - 12, 9, "signal to noise, dB", "", "end")
 
@@ -188,10 +191,9 @@ def _layer_numbers(num_layers: int, column: float, y: float) -> Iterator[str]:
 _PROFILE = 92.0
 
 
-def _profile(
-    sites: Sequence[Site], scale: Scale, num_layers: int, column: float, top: float
-) -> Iterator[str]:
+def _profile(sites: Sequence[Site], num_layers: int, column: float, top: float) -> Iterator[str]:
     """Mean of each layer as a line, its noisiest and calmest linear as a band."""
+    scale = measured_range(site.error for site in sites)
 
     def height(decibels: float) -> float:
         return top + (scale.high - decibels) / (scale.high - scale.low) * _PROFILE
@@ -214,7 +216,6 @@ def _profile(
 
 def worst_strip(errors: Sequence[LayerError]) -> str:
     """The noisiest linears on one axis: how far each falls short of the median of all."""
-    scale = find_scale(errors)
     worst = sorted(errors, key=lambda error: (error.sqnr_db, error.layer))[:_WORST]
     middle = median(error.sqnr_db for error in errors)
     lowest = worst[0].sqnr_db
@@ -235,7 +236,7 @@ def worst_strip(errors: Sequence[LayerError]) -> str:
         body += [
             _text(0, y + 4, short_name(error.layer), "name", "start"),
             f'<line class="stem" x1="{x:.2f}" x2="{right}" y1="{y}" y2="{y}"/>',
-            f'<circle class="cell s{scale.shade(error.sqnr_db)}" cx="{x:.2f}" cy="{y}" r="7">'
+            f'<circle class="cell s{SHADES.shade(error.sqnr_db)}" cx="{x:.2f}" cy="{y}" r="7">'
             f"<title>{escape(_told(error))}</title></circle>",
             _text(x - 14, y + 4, f"{error.sqnr_db:.1f} dB", "strong", "end"),
             _text(_WIDTH, y + 4, f"{error.max_abs_error:.3g}", "", "end"),
