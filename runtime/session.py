@@ -94,7 +94,9 @@ def open_session(
     executor = CpuExecutor(
         CpuEngineFiles(
             shared_object=engine / object_file(isa),
-            weights=_dummy(plan_path) if dummy_weights else _map_weights(engine, manifest),
+            weights=_dummy(plan_path)
+            if dummy_weights
+            else map_weights(engine / WEIGHTS_FILE, manifest.ledger.weights),
             plan_digest=hashlib.sha256(plan_path.read_bytes()).hexdigest(),
         ),
         limits=manifest.limits,
@@ -185,16 +187,19 @@ def _check_listed(manifest: Manifest) -> None:
             raise EngineCorruptError("is not listed", field=f"manifest.json: files.{name}")
 
 
-def _map_weights(engine: Path, manifest: Manifest) -> NDArray[np.uint8]:
-    """The data section of weights.safetensors, mapped and not copied."""
-    path = engine / WEIGHTS_FILE
+def map_weights(path: Path, num_bytes: int) -> NDArray[np.uint8]:
+    """The data section of weights.safetensors, mapped and not copied.
+
+    Raises:
+        EngineCorruptError: the data section is not `num_bytes` long, or not aligned.
+    """
     with path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     begin = 8 + int.from_bytes(mapping[:8], "little")
-    if begin % _ALIGNMENT or len(mapping) - begin != manifest.ledger.weights:
+    if begin % _ALIGNMENT or len(mapping) - begin != num_bytes:
         raise EngineCorruptError(
             f"the data section is {len(mapping) - begin} bytes at {begin}, not "
-            f"{manifest.ledger.weights} at a multiple of {_ALIGNMENT}",
+            f"{num_bytes} at a multiple of {_ALIGNMENT}",
             field=str(path),
             remedy=REBUILD,
         )
