@@ -163,7 +163,8 @@ void multiply_panels(const PackedRows& x, const Weights& w, std::int64_t begin, 
                      Epilogue&& epilogue) {
   std::int64_t panel = begin;
   if constexpr (kPanelsOfFewRows > kPanels) {
-    for (; x.height <= kFewRows && panel + kPanelsOfFewRows <= end; panel += kPanelsOfFewRows) {
+    const bool few = x.tiles == 1 && x.height <= kFewRows;
+    for (; few && panel + kPanelsOfFewRows <= end; panel += kPanelsOfFewRows) {
       PanelStep<Of, kPanelsOfFewRows> step(x, w, ws, panel, kPanelsOfFewRows);
       step.run();
       step.finish(epilogue);
