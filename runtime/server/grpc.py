@@ -113,11 +113,7 @@ class InferenceServicer:
         )
 
     async def abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        if not self._service.abort(request.model, request.request_id):
-            await context.abort(
-                grpc.StatusCode.NOT_FOUND,
-                f"request_id: no request called {request.request_id[:100]!r} is running",
-            )
+        self._service.abort(request.model, request.request_id)
         return pb.AbortResponse()
 
     async def tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:

@@ -21,6 +21,7 @@ from trtc.protos.errors import (
     TrtcError,
     UnavailableError,
     UnknownModelError,
+    UnknownRequestError,
 )
 from trtc.protos.manifest import Manifest
 from trtc.runtime.draft import ChatMessage, RequestDraft
@@ -153,11 +154,19 @@ class Service:
         finally:
             self._free(place)
 
-    def abort(self, model: str, request_id: str) -> bool:
-        """End a running request; False when there is none of that id."""
+    def abort(self, model: str, request_id: str) -> None:
+        """End a running request; its stream then finishes with ABORTED.
+
+        Raises:
+            UnknownRequestError: none of that id is running.
+        """
         handle = self.engine(model)
-        stream = self._running.get((handle.name, request_id))
-        return stream is not None and not stream.ended and handle.loop.abort(request_id)
+        if not handle.loop.abort(request_id):
+            raise UnknownRequestError(
+                f"no request called {request_id[:100]!r} is running",
+                field="request_id",
+                remedy="It may have ended; ids are those of the requests",
+            )
 
     async def tokenize_text(self, model: str, text: str, add_special_tokens: bool) -> Sequence[int]:
         handle = self.engine(model)

@@ -34,6 +34,7 @@ _BY_NAME: dict[str, type[errors.TrtcError]] = {
         errors.CancelledError,
         errors.NoTokenizerError,
         errors.UnknownModelError,
+        errors.UnknownRequestError,
         errors.UnavailableError,
         errors.InvariantError,
     )

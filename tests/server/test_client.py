@@ -15,6 +15,7 @@ from trtc.protos.errors import (
     InvalidRequestError,
     UnavailableError,
     UnknownModelError,
+    UnknownRequestError,
 )
 from trtc.runtime.client import Client
 from trtc.runtime.executors.echo import EchoOptions
@@ -82,7 +83,7 @@ def test_dropping_a_generation_cancels(client: Client) -> None:
     while True:
         try:
             client.abort("dropped")
-        except UnknownModelError:
+        except UnknownRequestError:
             return
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -184,6 +184,7 @@ async def test_metrics_count_what_happened() -> None:
             "trtc_time_to_first_token_seconds_count": 3,
             "trtc_e2e_request_latency_seconds_count": 3,
             "trtc_inter_token_latency_seconds_count": 12,
+            "trtc_request_decode_time_seconds_count": 3,
             "trtc_num_requests_running": 0,
             "trtc_num_requests_waiting": 0,
             "trtc_kv_cache_usage_perc": 0,
@@ -224,6 +225,17 @@ async def test_metrics_see_running_requests_and_their_pages() -> None:
         samples = await scrape(server.server.http_port)
         cancelled = "trtc_request_failure_total[('model_name', 'echo'), ('status', 'CANCELLED')]"
         assert samples[cancelled] == 4
+
+
+@asynchronous
+async def test_ipv6() -> None:
+    async with echo_server(config=replace(CONFIG, host="::1")) as server:
+        address = f"[::1]:{server.server.grpc_port}"
+        async with AsyncClient(address) as client:
+            await client.generate([1], max_tokens=1).result()
+        url = f"http://[::1]:{server.server.http_port}/healthz"
+        with await asyncio.to_thread(urllib.request.urlopen, url) as answer:
+            assert answer.status == 200
 
 
 @asynchronous
