@@ -52,7 +52,9 @@ def _linear(hand: Hand, name: str, x: Value, residual: Value | None = None) -> V
     return hand.node("linear", name, inputs, "T", 4, N=4, weight_dtype="f32", out_dtype="f32")
 
 
-@pytest.mark.parametrize("case", ["read elsewhere", "output", "full", "weight", "broadcast"])
+@pytest.mark.parametrize(
+    "case", ["read elsewhere", "output", "full", "weight", "broadcast", "type"]
+)
 def test_other_sums_are_left_alone(case: str) -> None:
     hand = Hand()
     x, r = hand.input("x", "T", 8), hand.input("r", "T", 4)
@@ -62,6 +64,9 @@ def test_other_sums_are_left_alone(case: str) -> None:
         other = hand.weight("bias", 4)
     if case == "broadcast":
         other = hand.input("one", 1, 4)
+    if case == "type":
+        narrow = hand.input("narrow", "T", 4, dtype="bf16")
+        other = hand.node("quantize", "m.narrow", [narrow], "T", 4, dtype="bf16", out_dtype="bf16")
     total = hand.node("Add", "m.sum", [product, other], "T", 4)
     outs = [total]
     if case == "output":
