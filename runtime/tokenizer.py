@@ -235,7 +235,7 @@ def _spelt_bytes(token: str, alphabet: Mapping[str, int]) -> bytes:
 def _load_fast(path: Path) -> FastTokenizer:
     try:
         return FastTokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # noqa: BLE001 (the library raises nothing narrower)
+    except Exception as error:  # the library raises nothing narrower
         raise EngineIncompatibleError(
             f"cannot be read ({error})",
             field=str(path),
