@@ -21,6 +21,7 @@ from trtc.builder.judge import check_budget, judge_accuracy, make_canaries
 from trtc.builder.package import Workspace, check_output, publish, seal, workspace
 from trtc.builder.passes.base import run_passes
 from trtc.builder.probe import EngineProbe
+from trtc.builder.report import make_report, write_report
 from trtc.builder.request import BuildRequest
 from trtc.builder.source import ModelSource, calibrated_source, open_source
 from trtc.builder.targets.base import Compiled, CompileRequest, Target
@@ -95,9 +96,11 @@ def build(
         _copy_tokenizer(job.source, work.engine)
         manifest = seal(work.engine, _manifest(job, calibration, compiled))
         judged = _judge(job, work, manifest, calibration)
+        notes = _notes(job, calibration)
+        write_report(make_report(judged, calibration, notes), work.engine)
         progress("publishing")
         final = publish(work, judged, force=request.force, known=manifest.files)
-    return BuildResult(request.output, final, time.monotonic() - began, _notes(job, calibration))
+    return BuildResult(request.output, final, time.monotonic() - began, notes)
 
 
 def _open_job(

@@ -112,6 +112,7 @@ class _Planner:
             }
             axes = operator.bind_axes(types, attributes)
             inferred = operator.infer_outputs(types, attributes)
+            _check_rows(operator, axes)
         except (ValueError, KeyError) as error:
             raise InvariantError(str(error), field=node.name) from error
         for name, value in given.items():
@@ -134,11 +135,11 @@ class _Planner:
 
     def add_views(self, node: onnx.NodeProto) -> None:
         """Split along columns: every output is a view of the input's memory."""
-        source = self.values[node.input[0]]
-        total = source.columns
+        source = self.values.get(node.input[0])
         axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
-        if axis not in (1, -1) or source.kind != "buffer":
+        if source is None or axis not in (1, -1) or source.kind != "buffer":
             raise InvariantError("only columns of an activation can be split", field=node.name)
+        total = source.columns
         sizes = self._split_sizes(node, total)
         offset = source.column_offset
         for name, size in zip(node.output, sizes, strict=True):
@@ -269,6 +270,13 @@ def _tensor_type(parameter: Parameter, value: _Value | None) -> TensorType | Non
         return None
     packed = value.dtype == "u8" and len(value.shape) == 1 != len(parameter.axes)
     return TensorType(value.dtype, parameter.axes if packed else value.shape)
+
+
+def _check_rows(operator: FusedOp, axes: Mapping[str, Extent]) -> None:
+    """Kernels take row axes from the step; one of fixed length means a weight took their place."""
+    fixed = [axis for axis in operator.row_axes if isinstance(axes.get(axis), int)]
+    if fixed:
+        raise ValueError(f"{', '.join(fixed)} of {operator.name} must vary by step")
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, int | float | str]:

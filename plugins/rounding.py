@@ -28,7 +28,8 @@ def cast(x: NDArray[np.generic], dtype: str) -> NDArray[np.generic]:
         values = np.clip(values, -E4M3_MAX, E4M3_MAX)
     if target == NUMPY_DTYPES["i8"]:
         values = np.clip(np.rint(values), -128, 127)
-    return values.astype(target)
+    with np.errstate(over="ignore"):  # a value past the largest is infinite, as IEEE rounds it
+        return values.astype(target)
 
 
 def quantize(
@@ -47,5 +48,6 @@ def quantize(
     if pre_scale is not None:
         values = cast(values * pre_scale.astype(np.float32), through).astype(np.float32)
     if out_scale is not None:
-        values = values / out_scale.astype(np.float32)
+        with np.errstate(over="ignore"):  # an infinite quotient saturates
+            values = values / out_scale.astype(np.float32)
     return cast(values, out_dtype)

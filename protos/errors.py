@@ -19,6 +19,7 @@ TrtcError
 │   ├── CancelledError             CANCELLED
 │   ├── NoTokenizerError           FAILED_PRECONDITION
 │   ├── UnknownModelError          NOT_FOUND
+│   ├── UnknownRequestError        NOT_FOUND
 │   └── UnavailableError           UNAVAILABLE (draining, or the engine loop has died)
 └── InvariantError       a bug in trtc                                       exit 70
 """
@@ -121,6 +122,10 @@ class NoTokenizerError(ServeError):
 
 
 class UnknownModelError(ServeError):
+    grpc_status = "NOT_FOUND"
+
+
+class UnknownRequestError(ServeError):
     grpc_status = "NOT_FOUND"
 
 

@@ -364,10 +364,11 @@ class EngineLoop:
         self._end(self._live[request_id], error)
 
     def _end(self, live: LiveRequest, last: Delivery) -> None:
-        """A request's pages and its id are free by the time that it hears its last."""
+        """A request's pages and its id are free, and it is counted, when it hears its last."""
         with self._changed:
             self._num_delivering += 1
         self._forget(live)
+        self._publish_stats()
         self._call(live, last)
         with self._changed:
             self._num_delivering -= 1

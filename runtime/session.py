@@ -7,10 +7,8 @@ Nothing of the engine is mapped or executed before the last arrow.
 
 import hashlib
 import mmap
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +24,6 @@ from trtc.protos.manifest import (
     PLAN_FILE,
     TOKENIZER_DIR,
     WEIGHTS_FILE,
-    FileFacts,
     KvGeometry,
     Limits,
     Manifest,
@@ -38,11 +35,11 @@ from trtc.runtime.executors.base import Executor
 from trtc.runtime.executors.cpu import CpuEngineFiles, CpuExecutor
 from trtc.runtime.machine import available_bytes, num_usable_cores
 from trtc.runtime.tokenizer import Tokenizer
+from trtc.runtime.verify import REBUILD, verify_files
 
 _DEFAULT_POOL_SHARE = 0.5
 """Of the memory left beside weights and activations, when no pool size is given."""
 _ALIGNMENT = 64
-_REBUILD = "Build the engine again, or copy it again from where it was built"
 
 
 @dataclass(frozen=True)
@@ -91,12 +88,15 @@ def open_session(
     pages = _num_pages(manifest, kv_bytes, num_pages)
     if num_threads is not None and num_threads < 1:
         raise RequestError(f"is {num_threads}", field="--threads", remedy="Give 1 or more")
-    _check_files(engine, manifest, verify)
+    _check_listed(manifest)
+    verify_files(engine, manifest, hashes=verify)
     plan_path = engine / PLAN_FILE
     executor = CpuExecutor(
         CpuEngineFiles(
             shared_object=engine / object_file(isa),
-            weights=_dummy(plan_path) if dummy_weights else _map_weights(engine, manifest),
+            weights=_dummy(plan_path)
+            if dummy_weights
+            else map_weights(engine / WEIGHTS_FILE, manifest.ledger.weights),
             plan_digest=hashlib.sha256(plan_path.read_bytes()).hexdigest(),
         ),
         limits=manifest.limits,
@@ -177,65 +177,31 @@ def _num_pages(manifest: Manifest, kv_bytes: int | None, num_pages: int | None) 
     return num_pages
 
 
-def _check_files(engine: Path, manifest: Manifest, verify: bool) -> None:
-    """Sizes first, they cost nothing; then every hash, in parallel (hashing frees the GIL)."""
-    for name, facts in manifest.files.items():
-        _check_size(engine, name, facts)
+def _check_listed(manifest: Manifest) -> None:
+    """A file that the manifest leaves out would be loaded without having been verified."""
     needed = [PLAN_FILE, *(object_file(isa) for isa in manifest.target.archs)]
     if not manifest.dummy_weights:
         needed.append(WEIGHTS_FILE)
     for name in needed:
         if name not in manifest.files:
             raise EngineCorruptError("is not listed", field=f"manifest.json: files.{name}")
-    if verify:
-        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-            names = list(manifest.files)
-            for name, digest in zip(
-                names, pool.map(lambda n: _sha256(engine / n), names), strict=True
-            ):
-                if digest != manifest.files[name].sha256:
-                    raise EngineCorruptError(
-                        "the content differs from the manifest's sha256",
-                        field=str(engine / name),
-                        remedy=_REBUILD,
-                    )
 
 
-def _check_size(engine: Path, name: str, facts: FileFacts) -> None:
-    pure = PurePosixPath(name)
-    if pure.is_absolute() or ".." in pure.parts:
-        raise EngineCorruptError(f"{name!r} leads out of the engine", field="manifest.json: files")
-    try:
-        found = (engine / name).stat().st_size
-    except OSError as error:
-        raise EngineCorruptError(
-            f"cannot be read ({error.strerror})", field=str(engine / name), remedy=_REBUILD
-        ) from error
-    if found != facts.bytes:
-        raise EngineCorruptError(
-            f"has {found} bytes, the manifest says {facts.bytes}",
-            field=str(engine / name),
-            remedy=_REBUILD,
-        )
+def map_weights(path: Path, num_bytes: int) -> NDArray[np.uint8]:
+    """The data section of weights.safetensors, mapped and not copied.
 
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _map_weights(engine: Path, manifest: Manifest) -> NDArray[np.uint8]:
-    """The data section of weights.safetensors, mapped and not copied."""
-    path = engine / WEIGHTS_FILE
+    Raises:
+        EngineCorruptError: the data section is not `num_bytes` long, or not aligned.
+    """
     with path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     begin = 8 + int.from_bytes(mapping[:8], "little")
-    if begin % _ALIGNMENT or len(mapping) - begin != manifest.ledger.weights:
+    if begin % _ALIGNMENT or len(mapping) - begin != num_bytes:
         raise EngineCorruptError(
             f"the data section is {len(mapping) - begin} bytes at {begin}, not "
-            f"{manifest.ledger.weights} at a multiple of {_ALIGNMENT}",
+            f"{num_bytes} at a multiple of {_ALIGNMENT}",
             field=str(path),
-            remedy=_REBUILD,
+            remedy=REBUILD,
         )
     return np.frombuffer(mapping, np.uint8, offset=begin)
 

@@ -38,10 +38,13 @@ class BuiltStep:
 
     batch: StepBatch
     sampling: SamplingBatch
-    row_lanes: Int64s
-    """[R] lane that each sample extends; a fork's other sequences get their lanes later."""
-    row_positions: Int64s
-    """[R] where in its sequence each sample goes."""
+    appended_rows: Int64s
+    """[A] samples that extend a sequence on its lane: all but those that begin a fork's others,
+    which are placed on lanes of their own."""
+    appended_lanes: Int64s
+    """[A]"""
+    appended_positions: Int64s
+    """[A] where in its sequence each goes."""
 
 
 class StepBuilder:
@@ -72,20 +75,21 @@ class StepBuilder:
 
     def append(self, step: BuiltStep, token_ids: Int32s) -> None:
         """Write drawn tokens [R] behind their sequences."""
-        fits = step.row_positions < self._tokens.shape[1]
-        self._tokens[step.row_lanes[fits], step.row_positions[fits]] = token_ids[fits]
-        self._sampling.count(step.row_lanes, token_ids)
+        lanes, positions = step.appended_lanes, step.appended_positions
+        token_ids = token_ids[step.appended_rows]
+        fits = positions < self._tokens.shape[1]  # a sequence as long as can be ends with its token
+        self._tokens[lanes[fits], positions[fits]] = token_ids[fits]
+        self._sampling.count(lanes, token_ids)
 
     def build(self, plan: StepPlan) -> BuiltStep:
         """Arrays of a plan that has been applied and followed."""
         chunks = np.array(
             [
-                (chunk.sequence.lane, chunk.sequence.num_computed, chunk.num_tokens, samples)
-                for chunk in plan.chunks
-                for samples in (chunk.num_samples,)
+                (sequence.lane, sequence.num_computed, num_tokens, num_samples)
+                for sequence, num_tokens, num_samples in plan.chunks
             ],
             np.int64,
-        ).reshape(-1, 4)
+        )
         lanes, starts, counts, samples = chunks.T
         ends = np.cumsum(counts)
         context_lens = starts + counts
@@ -112,8 +116,9 @@ class StepBuilder:
             sampling=self._sampling.gather(
                 row_lanes, forks=forks, positions=row_positions - self._num_prompt[row_lanes]
             ),
-            row_lanes=row_lanes,
-            row_positions=row_positions,
+            appended_rows=np.flatnonzero(forks == 0),
+            appended_lanes=row_lanes[forks == 0],
+            appended_positions=row_positions[forks == 0],
         )
 
 
@@ -161,12 +166,10 @@ class _SamplingColumns:
             self._seen[lane] = _SeenTokens(sequence.token_ids, sequence.num_prompt)
 
     def count(self, lanes: Int64s, token_ids: Int32s) -> None:
-        """Remember drawn tokens where penalties need it; a fork's first row is its own."""
+        """Remember drawn tokens where penalties need it."""
         if self._seen:
-            counted = set()
             for lane, token in zip(lanes.tolist(), token_ids.tolist(), strict=True):
-                if lane in self._seen and lane not in counted:
-                    counted.add(lane)
+                if lane in self._seen:
                     self._seen[lane].add(token)
 
     def gather(self, lanes: Int64s, *, forks: Int64s, positions: Int64s) -> SamplingBatch:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer as FastTokenizer
 
 from trtc.protos.errors import EngineIncompatibleError, InvalidRequestError, NoTokenizerError
@@ -110,10 +111,13 @@ class Tokenizer:
         """Token ids of a chat; the template has written its special tokens itself."""
         return self.encode(self.apply_chat_template(messages), add_special_tokens=False)
 
-    def piece(self, token_id: int, *, first: bool, skip_special: bool) -> bytes:
-        """UTF-8 (or a part of it) that a token adds to the text before it."""
+    def piece(self, token_id: int, *, first: bool, skip_special: bool) -> bytes | None:
+        """UTF-8 (or a part of it) that a token adds to the text before it; None: it is not there.
+
+        A first token may add nothing and yet be the first: "▁" alone, whose space is stripped.
+        """
         if skip_special and token_id in self._special_ids:
-            return b""
+            return None
         return self._pieces.of(token_id, first=first)
 
 
@@ -143,7 +147,7 @@ class IncrementalDecoder:
     def _pieces(self, token_ids: Sequence[int]) -> Iterator[bytes]:
         for token in token_ids:
             piece = self._tokenizer.piece(token, first=self._first, skip_special=self._skip_special)
-            if piece:
+            if piece is not None:
                 self._first = False
                 yield piece
 
@@ -164,20 +168,19 @@ class _Pieces:
         self._byte_level = _byte_level_alphabet() if "ByteLevel" in decoders else None
         self._byte_fallback = "ByteFallback" in decoders
         self._neutral = self._find_neutral()
-        self._first: dict[int, bytes] = {}
-        self._later: dict[int, bytes] = {}
+        self._first: dict[int, bytes | None] = {}
+        self._later: dict[int, bytes | None] = {}
 
-    def of(self, token_id: int, *, first: bool) -> bytes:
+    def of(self, token_id: int, *, first: bool) -> bytes | None:
         known = self._first if first else self._later
-        piece = known.get(token_id)
-        if piece is None:
-            piece = known[token_id] = self._find(token_id, first)
-        return piece
+        if token_id not in known:
+            known[token_id] = self._find(token_id, first)
+        return known[token_id]
 
-    def _find(self, token_id: int, first: bool) -> bytes:
+    def _find(self, token_id: int, first: bool) -> bytes | None:
         token = self._fast.id_to_token(token_id)
         if token is None:
-            return b""
+            return None
         if self._byte_level is not None:
             return _spelt_bytes(token, self._byte_level)
         if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
@@ -231,9 +234,8 @@ def _spelt_bytes(token: str, alphabet: Mapping[str, int]) -> bytes:
 
 def _load_fast(path: Path) -> FastTokenizer:
     try:
-        text = path.read_text(encoding="utf-8")
-        return FastTokenizer.from_str(text)
-    except (OSError, ValueError) as error:
+        return FastTokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # the library raises nothing narrower
         raise EngineIncompatibleError(
             f"cannot be read ({error})",
             field=str(path),
@@ -258,13 +260,13 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise EngineIncompatibleError(
-            f"is not JSON ({error})", field=str(path), remedy="Mend the checkpoint's tokenizer"
+            f"is not a JSON object ({error})",
+            field=str(path),
+            remedy="Mend the checkpoint's tokenizer",
         ) from error
-    assert isinstance(config, dict)
-    return config
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -2,10 +2,11 @@
 
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from trtc.protos.errors import DeadlineError, InvalidRequestError
+from trtc.runtime.draft import RequestDraft
 from trtc.runtime.request import GenerationRequest, SamplingParams
 
 MAX_STOPS = 16
@@ -33,6 +34,34 @@ class RequestBounds:
 def default_max_tokens(num_prompt_tokens: int, bounds: RequestBounds) -> int:
     """New tokens of a request that names no limit: as many as fit, at least 1."""
     return max(1, bounds.max_context - num_prompt_tokens)
+
+
+def finish_draft(
+    draft: RequestDraft,
+    *,
+    request_id: str,
+    prompt_ids: Sequence[int],
+    deadline: float | None,
+    bounds: RequestBounds,
+) -> GenerationRequest:
+    """A draft whose prompt has become tokens, with its defaults filled in; not yet validated."""
+    max_tokens = draft.max_tokens
+    return GenerationRequest(
+        request_id=request_id,
+        prompt_ids=tuple(prompt_ids),
+        sampling=draft.sampling,
+        max_tokens=default_max_tokens(len(prompt_ids), bounds)
+        if max_tokens is None
+        else max_tokens,
+        stop=draft.stop,
+        stop_token_ids=draft.stop_token_ids,
+        ignore_eos=draft.ignore_eos,
+        include_stop=draft.include_stop,
+        n=draft.n,
+        logprobs=draft.logprobs,
+        priority=draft.priority,
+        deadline=deadline,
+    )
 
 
 def validate(request: GenerationRequest, bounds: RequestBounds) -> None:

@@ -7,7 +7,7 @@ from typing import Protocol
 from trtc.builder.module import Module
 from trtc.builder.passes.invariants import check_module
 from trtc.builder.passes.rewriter import Rewriter
-from trtc.protos.errors import InvariantError
+from trtc.protos.errors import InvariantError, UserError
 
 Verify = Callable[[Module, Module], None]
 """Called with the module before and after a pass that changed it; raises when they differ."""
@@ -52,6 +52,7 @@ def run_passes(
     Raises:
         InvariantError: a pass ran before one that it requires, failed, or left a module that is
             not sound; the message names the pass and those already run.
+        UserError: the checkpoint does not hold what a pass reads; raised as it is.
     """
     check_module(module)
     done: list[str] = []
@@ -67,6 +68,8 @@ def run_passes(
                 check_module(module)
                 if verify is not None:
                     verify(before, module)
+        except UserError:
+            raise
         except Exception as error:
             raise _failure(step, done, str(error) or type(error).__name__) from error
         changed = changed or rewritten

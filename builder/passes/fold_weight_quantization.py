@@ -1,14 +1,8 @@
 """Weights that are dequantised only to be quantised again, as E4M3 weights."""
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.rewriter import (
-    Node,
-    Rewriter,
-    dtype_of,
-    is_weight,
-    producer,
-    site_of,
-)
+from trtc.builder.passes.matching import Node, dtype_of, is_weight, producer, site_of
+from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.passes.transforms import RequantizeToE4M3
 
 

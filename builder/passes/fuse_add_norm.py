@@ -1,7 +1,8 @@
 """Residual additions in the norm that reads their sum."""
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.rewriter import Node, Rewriter, dtype_of, input_of, is_weight, producer
+from trtc.builder.passes.matching import Node, dtype_of, input_of, is_weight, producer
+from trtc.builder.passes.rewriter import Rewriter
 
 
 def fuse_add_norm(rewriter: Rewriter) -> bool:

@@ -1,7 +1,8 @@
 """Activation quantisation at the end of the operator that makes the activation."""
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.rewriter import Node, Rewriter, Tensor, input_of, is_fused, producer
+from trtc.builder.passes.matching import Node, Tensor, input_of, is_fused, producer
+from trtc.builder.passes.rewriter import Rewriter
 
 _PRODUCERS = ("rms_norm", "swiglu", "paged_attention")
 """Operators that can quantise their own output."""

@@ -1,9 +1,8 @@
 """Residual additions in the epilogue of the linear or the experts before them."""
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.rewriter import (
+from trtc.builder.passes.matching import (
     Node,
-    Rewriter,
     Tensor,
     dtype_of,
     input_of,
@@ -11,6 +10,7 @@ from trtc.builder.passes.rewriter import (
     is_weight,
     producer,
 )
+from trtc.builder.passes.rewriter import Rewriter
 
 
 def fuse_residual(rewriter: Rewriter) -> bool:

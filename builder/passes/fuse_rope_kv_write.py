@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.rewriter import (
+from trtc.builder.passes.matching import (
     Node,
-    Rewriter,
     Tensor,
     dtype_of,
     input_of,
@@ -14,6 +13,7 @@ from trtc.builder.passes.rewriter import (
     producer,
     site_of,
 )
+from trtc.builder.passes.rewriter import Rewriter
 
 _RESHAPING = ("Reshape", "Unsqueeze", "Squeeze")
 _NEUTRAL = (*_RESHAPING, "Cast")

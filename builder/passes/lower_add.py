@@ -1,7 +1,8 @@
 """Additions that nothing could absorb as trtc.add."""
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.rewriter import Rewriter, dtype_of, is_weight
+from trtc.builder.passes.matching import dtype_of, is_weight
+from trtc.builder.passes.rewriter import Rewriter
 
 
 def lower_add(rewriter: Rewriter) -> bool:

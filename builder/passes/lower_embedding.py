@@ -1,7 +1,8 @@
 """The embedding lookup as trtc.embedding."""
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.rewriter import Rewriter, dtype_of, is_weight, site_of
+from trtc.builder.passes.matching import dtype_of, is_weight, site_of
+from trtc.builder.passes.rewriter import Rewriter
 
 
 def lower_embedding(rewriter: Rewriter) -> bool:

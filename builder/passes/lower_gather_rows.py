@@ -1,7 +1,8 @@
 """The choice of rows that need logits as trtc.gather_rows."""
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.rewriter import Rewriter, is_weight
+from trtc.builder.passes.matching import is_weight
+from trtc.builder.passes.rewriter import Rewriter
 
 
 def lower_gather_rows(rewriter: Rewriter) -> bool:

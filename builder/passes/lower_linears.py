@@ -3,15 +3,8 @@
 from dataclasses import dataclass
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.rewriter import (
-    Node,
-    Rewriter,
-    Tensor,
-    dtype_of,
-    is_weight,
-    producer,
-    site_of,
-)
+from trtc.builder.passes.matching import Node, Tensor, dtype_of, is_weight, producer, site_of
+from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.passes.transforms import ScalePerRow, ZeroPerRow
 from trtc.builder.recipes import Cast
 
@@ -82,12 +75,13 @@ def lower_linears(rewriter: Rewriter) -> bool:
 def _narrowed(rewriter: Rewriter, given: _Input, weight: _Weight) -> tuple[_Input, _Weight]:
     """bf16 operands that were widened to be multiplied in f32, which kernels do anyway."""
     widened = producer(given.x, "Cast")
-    recipe = rewriter.recipes[weight.weight.name]
-    if widened is None or given.dtype != "f32" or dtype_of(widened.inputs[0]) != "bf16":
+    is_plain = given.pre_scale is None and given.input_scale is None and weight.scale is None
+    if widened is None or not is_plain or dtype_of(widened.inputs[0]) != "bf16":
         return given, weight
+    recipe = rewriter.recipes[weight.weight.name]
     if not (isinstance(recipe, Cast) and isinstance(recipe.source, Cast)):
         return given, weight
-    if (recipe.dtype, recipe.source.dtype) != ("f32", "bf16") or weight.scale is not None:
+    if (recipe.dtype, recipe.source.dtype) != ("f32", "bf16"):
         return given, weight
     narrow = rewriter.as_type(weight.weight, "bf16")
     return _Input(widened.inputs[0], "bf16"), _Weight(narrow)

@@ -1,7 +1,8 @@
 """RMSNormalization over whole rows as trtc.rms_norm."""
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.rewriter import Rewriter, dtype_of, is_weight
+from trtc.builder.passes.matching import dtype_of, is_weight
+from trtc.builder.passes.rewriter import Rewriter
 
 
 def lower_norms(rewriter: Rewriter) -> bool:

@@ -1,7 +1,8 @@
 """Gated activations as trtc.swiglu."""
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.rewriter import Node, Rewriter, Tensor, dtype_of, producer, site_of
+from trtc.builder.passes.matching import Node, Tensor, dtype_of, producer, site_of
+from trtc.builder.passes.rewriter import Rewriter
 
 
 def lower_swiglu(rewriter: Rewriter) -> bool:

@@ -5,14 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.rewriter import (
-    Node,
-    Rewriter,
-    Tensor,
-    dtype_of,
-    input_of,
-    merged_site,
-)
+from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of, merged_site
+from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.recipes import Concat
 
 _ROWWISE = ("weight", "weight_scale", "weight_zero", "bias")

@@ -15,8 +15,10 @@ from trtc.builder.passes.lower_swiglu import LOWER_SWIGLU
 from trtc.builder.passes.merge_linears import MERGE_LINEARS
 from trtc.builder.passes.pack_weights import PACK_WEIGHTS
 from trtc.builder.passes.select_cpu_activation import SELECT_CPU_ACTIVATION
+from trtc.builder.passes.share_pre_scales import share_pre_scales
 from trtc.builder.passes.share_quantize import SHARE_QUANTIZE
 from trtc.builder.passes.verify_native import VERIFY_NATIVE
+from trtc.builder.recipes import TensorReader
 from trtc.quant.scheme import Scheme
 
 NATIVE_PASSES: tuple[Pass, ...] = (
@@ -45,9 +47,12 @@ TENSORRT_PASSES: tuple[Pass, ...] = ()
 """TensorRT fuses standard operators and Q/DQ itself: it gets the source graph."""
 
 
-def cpu_passes(scheme: Scheme, *, exact_activations: bool) -> tuple[Pass, ...]:
+def cpu_passes(
+    scheme: Scheme, reader: TensorReader, *, exact_activations: bool
+) -> tuple[Pass, ...]:
     """The CPU target's list: packed weights and, unless exact activations are asked for, int8
-    activations for 4-bit weights."""
+    activations for 4-bit weights. `reader` compares vectors of scales, and reads nothing else."""
     is_4_bit = scheme.weight == "i4"
     select = () if exact_activations or not is_4_bit else (SELECT_CPU_ACTIVATION,)
-    return (*NATIVE_PASSES, *select, PACK_WEIGHTS)
+    share = (share_pre_scales(reader),) if scheme.pre_quant_scale else ()
+    return (*share, *NATIVE_PASSES, *select, PACK_WEIGHTS)

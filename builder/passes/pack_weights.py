@@ -1,7 +1,8 @@
 """Weights of linears and experts in the byte order of the CPU kernels."""
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.rewriter import Node, Rewriter, input_of
+from trtc.builder.passes.matching import Node, input_of
+from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.passes.transforms import Pack
 from trtc.plugins.linear.layouts import packed_bytes
 

@@ -1,7 +1,8 @@
 """Dynamic int8 activations for 4-bit weights: the CPU target's choice of speed."""
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.rewriter import Rewriter, dtype_of
+from trtc.builder.passes.matching import dtype_of
+from trtc.builder.passes.rewriter import Rewriter
 
 
 def select_cpu_activation(rewriter: Rewriter) -> bool:

@@ -1,7 +1,8 @@
 """Equal quantisations of one tensor, done once."""
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.rewriter import Node, Rewriter, input_of
+from trtc.builder.passes.matching import Node, input_of
+from trtc.builder.passes.rewriter import Rewriter
 
 
 def share_quantize(rewriter: Rewriter) -> bool:

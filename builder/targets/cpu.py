@@ -46,7 +46,9 @@ class CpuTarget:
             compiler.check(isa)
 
     def passes(self, request: CompileRequest) -> tuple[Pass, ...]:
-        return cpu_passes(request.scheme, exact_activations=request.exact_activations)
+        return cpu_passes(
+            request.scheme, request.reader, exact_activations=request.exact_activations
+        )
 
     def compile(self, request: CompileRequest, progress: Progress) -> Compiled:
         progress("planning")

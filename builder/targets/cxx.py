@@ -16,7 +16,7 @@ _CANDIDATES = ("c++", "g++", "clang++")
 _REMEDY = "Install g++ 11 or newer (Debian: apt-get install g++), or set CXX"
 _TRIAL = "#include <atomic>\n#include <bit>\nint f(std::atomic<int>& a) { a.wait(1); return a; }\n"
 
-_FLAGS = (*CXX_FLAGS, "-fno-trapping-math", "-fvisibility=hidden", "-pipe")
+_FLAGS = (*CXX_FLAGS, "-fno-trapping-math", "-fvisibility=hidden", "-pipe", "-w")
 _LINK_FLAGS = (
     # An engine may run on a machine with an older or no C++ runtime library.
     "-static-libstdc++",
@@ -137,5 +137,5 @@ def _run(
 
 
 def _first_error(stderr: str) -> str:
-    lines = [line.strip() for line in stderr.splitlines() if "error" in line]
+    lines = [line.strip() for line in stderr.splitlines() if "error: " in line]
     return lines[0] if lines else (stderr.strip().splitlines() or ["no message"])[-1]

@@ -16,136 +16,164 @@
 
 namespace trtc::gemm {
 
-// A thread's own memory.
+// A thread's own memory. P is the number of panels of a step.
 struct Workspace {
-  float* totals;          // [padded rows][kStepColumns]
-  std::byte* gathered;    // [kPanels][range] blocks, for row-major weights
-  std::byte* expanded;    // [kPanels][range * kExpansion] blocks, for narrow weights
-  float* scale;           // [groups][kStepColumns]
-  std::int32_t* zero;     // [groups][kStepColumns]
-  std::int8_t* quantized; // a row, while it is packed
+  float* totals;           // [padded rows][P][16]
+  std::byte* gathered;     // [P][range] blocks, for row-major weights
+  std::byte* expanded;     // [P][range * kExpansion] blocks, for narrow weights
+  float* scale;            // [groups][P][16]
+  std::int32_t* zero;      // [groups][P][16]
+  std::int8_t* quantized;  // a row, while it is packed
 };
 
-template <class P>
+template <class Of>
 Workspace carve_workspace(Carver& carver, std::int64_t padded_rows, std::int64_t depth) {
-  const std::int64_t range = P::range_blocks(depth) * kPanels * kBlockBytes;
+  const std::int64_t range = Of::range_blocks(depth) * kMostPanels * kBlockBytes;
+  const std::int64_t few = kFewRows * kMostPanels, many = padded_rows * kPanels;
+  const std::int64_t scales = Of::groups(depth) * kMostPanels * kPanel;
   Workspace ws{};
-  ws.totals = carver.take<float>(padded_rows * kStepColumns);
-  if (P::kLayout == Layout::row_major) ws.gathered = carver.take<std::byte>(range);
-  if (P::kExpands) ws.expanded = carver.take<std::byte>(range * P::kExpansion);
-  if (P::kGrouped) ws.scale = carver.take<float>(P::groups(depth) * kStepColumns);
-  if (P::kHasZero) ws.zero = carver.take<std::int32_t>(P::groups(depth) * kStepColumns);
-  if (P::kPath == Path::i4) ws.quantized = carver.take<std::int8_t>(depth);
+  ws.totals = carver.take<float>((few > many ? few : many) * kPanel);
+  if (Of::kLayout == Layout::row_major) ws.gathered = carver.take<std::byte>(range);
+  if (Of::kExpands) ws.expanded = carver.take<std::byte>(range * Of::kExpansion);
+  if (Of::kGrouped) ws.scale = carver.take<float>(scales);
+  if (Of::kHasZero) ws.zero = carver.take<std::int32_t>(scales);
+  if (Of::kPath == Path::i4) ws.quantized = carver.take<std::int8_t>(depth);
   return ws;
 }
 
-// Panels of a step: those from `first` on that exist.
-struct Panels {
-  std::int64_t first;
-  int count;
-};
-
-// Scales and zero points of a step's columns, transposed to what kernels read.
-template <class P>
-void load_scales(const Weights& w, Panels panels, Workspace& ws) {
-  const std::int64_t groups = P::groups(w.depth);
-  for (int p = 0; p < kPanels; ++p) {
-    const std::int64_t panel = panels.first + (p < panels.count ? p : 0);
-    if constexpr (P::kGrouped) {
-      transpose_columns(w.scale, w.columns, groups, panel, ws.scale + p * kPanel, kStepColumns);
-    }
-    if constexpr (P::kHasZero) {
-      transpose_columns(w.zero, w.columns, groups, panel, ws.zero + p * kPanel, kStepColumns);
-    }
-  }
-}
-
-// Where the blocks of a step's first panel are, ready to multiply, and how far the next's.
+// Where blocks ready to multiply are: those of the first panel, and how far on the next's.
 struct Blocks {
   const std::byte* data;
   std::int64_t panel_stride;
 };
 
-// Blocks [first, last) of K of a step. A missing second panel is the first again: its sums are
-// never read.
-template <class P>
-Blocks load_blocks(const Weights& w, Panels panels, std::int64_t first, std::int64_t last, Workspace& ws) {
-  const std::int64_t depth_bytes = P::blocks(w.depth) * kBlockBytes;
-  const std::int64_t range_bytes = P::range_blocks(w.depth) * kBlockBytes;
-  Blocks blocks{w.data + panels.first * depth_bytes + first * kBlockBytes, panels.count > 1 ? depth_bytes : 0};
-  if constexpr (P::kLayout == Layout::row_major) {
-    for (int p = 0; p < panels.count; ++p) {
-      gather_blocks<P>(w, panels.first + p, first, last, ws.gathered + p * range_bytes);
-    }
-    blocks = {ws.gathered, panels.count > 1 ? range_bytes : 0};
-  }
-  if constexpr (P::kExpands) {
-    for (int p = 0; p < panels.count; ++p) {
-      expand_blocks<P>(blocks.data + p * blocks.panel_stride, first, last, P::group_blocks(w.depth),
-                       ws.zero + p * kPanel, kStepColumns, ws.expanded + p * range_bytes * P::kExpansion);
-    }
-    blocks = {ws.expanded, panels.count > 1 ? range_bytes * P::kExpansion : 0};
-  }
-  return blocks;
-}
+// All rows times P panels from `first_panel` on, of which `count` exist. When fewer do, the first
+// stands in for the others (P is 2 then), and those sums are never read.
+template <class Of, int P>
+class PanelStep {
+ public:
+  PanelStep(const PackedRows& x, const Weights& w, const Workspace& ws, std::int64_t first_panel, int count)
+      : x_(x), w_(w), ws_(ws), first_panel_(first_panel), count_(count), kernel_(kernel_for<Of, P>(x.height)) {}
 
-// Sums before the first product: zero, less what the offset of unsigned int8 weights will add.
-template <class P>
-void start_totals(const PackedRows& x, float* totals) {
-  for (std::int64_t row = 0; row < x.tiles * x.height; ++row) {
-    const std::int32_t start = P::kPath == Path::i8 ? x.sum[row] * -128 : 0;
-    for (int p = 0; p < kPanels; ++p) {
-      store(reinterpret_cast<std::int32_t*>(totals + row * kStepColumns + p * kPanel), splat(start));
+  // Leaves the sums in the workspace.
+  void run() {
+    load_scales();
+    start_totals();
+    const std::int64_t blocks = Of::blocks(w_.depth), range = Of::range_blocks(w_.depth);
+    for (std::int64_t first = 0; first < blocks; first += range) {
+      const std::int64_t last = first + range < blocks ? first + range : blocks;
+      multiply_range(load_blocks(first, last), first, last);
     }
   }
-}
 
-// All tiles times blocks [first, last) of K of a step.
-template <class P>
-void multiply_range(const PackedRows& x, const Blocks& blocks, std::int64_t first, std::int64_t last, Workspace& ws) {
-  const auto kernel = kernel_for<P>(x.height);
-  const std::int64_t group_blocks = P::group_blocks(x.depth);
-  const std::int64_t group = P::kGrouped ? first / group_blocks : 0;
-  for (std::int64_t t = 0; t < x.tiles; ++t) {
-    const PackedRows tile = from_tile<P>(x, t);
-    kernel(Step{
-        .totals = ws.totals + t * x.height * kStepColumns,
-        .x = tile.cells + first * P::kCellsPerBlock * x.height,
-        .w = blocks.data,
-        .panel_stride = blocks.panel_stride,
-        .cells = (last - first) * P::kCellsPerBlock,
-        .group_cells = group_blocks * P::kCellsPerBlock,
-        .w_scale = P::kGrouped ? ws.scale + group * kStepColumns : nullptr,
-        .w_zero = P::kHasZero ? ws.zero + group * kStepColumns : nullptr,
-        .x_scale = P::kPath == Path::i4 ? tile.scale + group * x.height : nullptr,
-        .x_sum = P::kPath == Path::i4 ? tile.sum + group * x.height : nullptr,
-    });
+  // Calls epilogue(row, first column, number of columns, sums) for every row and panel.
+  template <class Epilogue>
+  void finish(Epilogue&& epilogue) {
+    for (std::int64_t row = 0; row < x_.rows; ++row) {
+      for (int p = 0; p < count_; ++p) {
+        float* sums = ws_.totals + (row * P + p) * kPanel;
+        if constexpr (Of::kPath == Path::i8) store(sums, to_f32(load(reinterpret_cast<std::int32_t*>(sums))));
+        if constexpr (Of::kSumScale != 1.f) store(sums, multiply(load(sums), splat(Of::kSumScale)));
+        const std::int64_t column = (first_panel_ + p) * kPanel;
+        epilogue(row, column, w_.columns - column < kPanel ? w_.columns - column : kPanel, sums);
+      }
+    }
   }
-}
+
+ private:
+  // Scales and zero points of the columns, transposed to what kernels read.
+  void load_scales() {
+    const std::int64_t groups = Of::groups(w_.depth);
+    for (int p = 0; p < P; ++p) {
+      const std::int64_t panel = first_panel_ + (p < count_ ? p : 0);
+      if constexpr (Of::kGrouped) {
+        transpose_columns(w_.scale, w_.columns, groups, panel, ws_.scale + p * kPanel, P * kPanel);
+      }
+      if constexpr (Of::kHasZero) {
+        transpose_columns(w_.zero, w_.columns, groups, panel, ws_.zero + p * kPanel, P * kPanel);
+      }
+    }
+  }
+
+  // Zero, less what the offset of unsigned int8 weights will add.
+  void start_totals() {
+    for (std::int64_t row = 0; row < x_.tiles * x_.height; ++row) {
+      const std::int32_t start = Of::kPath == Path::i8 ? x_.sum[row] * -128 : 0;
+      auto* totals = reinterpret_cast<std::int32_t*>(ws_.totals + row * P * kPanel);
+      for (int p = 0; p < P; ++p) store(totals + p * kPanel, splat(start));
+    }
+  }
+
+  // Blocks [first, last) of K.
+  Blocks load_blocks(std::int64_t first, std::int64_t last) {
+    const std::int64_t depth_bytes = Of::blocks(w_.depth) * kBlockBytes;
+    const std::int64_t range_bytes = Of::range_blocks(w_.depth) * kBlockBytes;
+    const bool single = count_ < P;
+    Blocks blocks{w_.data + first_panel_ * depth_bytes + first * kBlockBytes, single ? 0 : depth_bytes};
+    if constexpr (Of::kLayout == Layout::row_major) {
+      for (int p = 0; p < count_; ++p) {
+        gather_blocks<Of>(w_, first_panel_ + p, first, last, ws_.gathered + p * range_bytes);
+      }
+      blocks = {ws_.gathered, single ? 0 : range_bytes};
+    }
+    if constexpr (Of::kExpands) {
+      for (int p = 0; p < count_; ++p) {
+        expand_blocks<Of>(blocks.data + p * blocks.panel_stride, first, last, Of::group_blocks(w_.depth),
+                          ws_.zero + p * kPanel, P * kPanel, ws_.expanded + p * range_bytes * Of::kExpansion);
+      }
+      blocks = {ws_.expanded, single ? 0 : range_bytes * Of::kExpansion};
+    }
+    return blocks;
+  }
+
+  // All tiles times blocks [first, last) of K.
+  void multiply_range(const Blocks& blocks, std::int64_t first, std::int64_t last) {
+    const std::int64_t group_blocks = Of::group_blocks(x_.depth);
+    const std::int64_t group = Of::kGrouped ? first / group_blocks : 0;
+    for (std::int64_t t = 0; t < x_.tiles; ++t) {
+      const PackedRows tile = from_tile<Of>(x_, t);
+      kernel_(Step{
+          .totals = ws_.totals + t * x_.height * P * kPanel,
+          .x = tile.cells + first * Of::kCellsPerBlock * x_.height,
+          .w = blocks.data,
+          .panel_stride = blocks.panel_stride,
+          .cells = (last - first) * Of::kCellsPerBlock,
+          .group_cells = group_blocks * Of::kCellsPerBlock,
+          .w_scale = Of::kGrouped ? ws_.scale + group * P * kPanel : nullptr,
+          .w_zero = Of::kHasZero ? ws_.zero + group * P * kPanel : nullptr,
+          .x_scale = Of::kPath == Path::i4 ? tile.scale + group * x_.height : nullptr,
+          .x_sum = Of::kPath == Path::i4 ? tile.sum + group * x_.height : nullptr,
+      });
+    }
+  }
+
+  const PackedRows& x_;
+  const Weights& w_;
+  const Workspace& ws_;
+  std::int64_t first_panel_;
+  int count_;
+  void (*kernel_)(const Step&);
+};
 
 // Multiplies all rows with the columns of panels [begin, end) and calls
 // epilogue(row, first column, number of columns, sums) for every row and panel. Sums are exact
-// integers' floats for Path::i8 and scaled already when P::kGrouped.
-template <class P, class Epilogue>
-void multiply_panels(const PackedRows& x, const Weights& w, std::int64_t begin, std::int64_t end, Workspace ws,
+// integers' floats for Path::i8, and scaled already when Of::kGrouped.
+template <class Of, class Epilogue>
+void multiply_panels(const PackedRows& x, const Weights& w, std::int64_t begin, std::int64_t end, const Workspace& ws,
                      Epilogue&& epilogue) {
-  const std::int64_t blocks = P::blocks(w.depth), range = P::range_blocks(w.depth);
-  for (std::int64_t panel = begin; panel < end; panel += kPanels) {
-    const Panels panels{panel, static_cast<int>(end - panel < kPanels ? end - panel : kPanels)};
-    load_scales<P>(w, panels, ws);
-    start_totals<P>(x, ws.totals);
-    for (std::int64_t first = 0; first < blocks; first += range) {
-      const std::int64_t last = first + range < blocks ? first + range : blocks;
-      multiply_range<P>(x, load_blocks<P>(w, panels, first, last, ws), first, last, ws);
+  std::int64_t panel = begin;
+  if constexpr (kPanelsOfFewRows > kPanels) {
+    const bool few = x.tiles == 1 && x.height <= kFewRows;
+    for (; few && panel + kPanelsOfFewRows <= end; panel += kPanelsOfFewRows) {
+      PanelStep<Of, kPanelsOfFewRows> step(x, w, ws, panel, kPanelsOfFewRows);
+      step.run();
+      step.finish(epilogue);
     }
-    for (std::int64_t row = 0; row < x.rows; ++row) {
-      for (int p = 0; p < panels.count; ++p) {
-        float* sums = ws.totals + row * kStepColumns + p * kPanel;
-        if constexpr (P::kPath == Path::i8) store(sums, to_f32(load(reinterpret_cast<std::int32_t*>(sums))));
-        const std::int64_t column = (panel + p) * kPanel;
-        epilogue(row, column, w.columns - column < kPanel ? w.columns - column : kPanel, sums);
-      }
-    }
+  }
+  for (; panel < end; panel += kPanels) {
+    PanelStep<Of, kPanels> step(x, w, ws, panel, static_cast<int>(end - panel < kPanels ? end - panel : kPanels));
+    step.run();
+    step.finish(epilogue);
   }
 }
 

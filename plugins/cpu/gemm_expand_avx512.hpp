@@ -10,18 +10,22 @@
 
 namespace trtc::gemm {
 
-// E4M3 codes in words to bf16, exactly. A normal number needs its exponent's bias changed by 120;
-// the eight subnormals come from a table, as vdpbf16ps would take bf16 subnormals for zeros.
-TRTC_INLINE __m512i f8e4m3_to_bf16(__m512i codes) {
-  const __m512i subnormals = _mm512_broadcast_i32x4(
-      _mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
-  const __m512i magnitude = _mm512_and_si512(_mm512_slli_epi16(codes, 4), _mm512_set1_epi16(0x7f0));
-  const __m512i normal = _mm512_add_epi16(magnitude, _mm512_set1_epi16(120 << 7));
-  const __mmask32 is_subnormal = _mm512_testn_epi16_mask(codes, _mm512_set1_epi16(0x78));
+// E4M3 codes to 2^-8 of their values in bf16, exactly, from the low or the high byte of each word.
+// With that factor a normal number only needs its bits moved and a constant filled in. The eight
+// subnormals come from a table: vdpbf16ps would take bf16 subnormals for zeros.
+template <bool kHigh>
+TRTC_INLINE __m512i f8e4m3_to_bf16(__m512i words) {
+  const auto all = [](int bits) { return _mm512_set1_epi16(static_cast<short>(bits)); };
+  const __m512i subnormals =
+      _mm512_broadcast_i32x4(_mm_setr_epi16(0, 0x3700, 0x3780, 0x37c0, 0x3800, 0x3820, 0x3840, 0x3860));
+  const __m512i moved = kHigh ? _mm512_srli_epi16(words, 4) : _mm512_slli_epi16(words, 4);
+  const __m512i codes = kHigh ? _mm512_srli_epi16(words, 8) : words;
+  const __m512i signs = kHigh ? words : _mm512_slli_epi16(words, 8);
+  const __mmask32 is_subnormal = _mm512_testn_epi16_mask(words, all(kHigh ? 0x7800 : 0x78));
+  // (moved & 0x7f0) | 0x3800, then value | (signs & 0x8000)
+  const __m512i normal = _mm512_ternarylogic_epi32(moved, all(0x7f0), all(0x3800), 0xea);
   const __m512i value = _mm512_mask_permutexvar_epi16(normal, is_subnormal, codes, subnormals);
-  // value | (codes << 8 & 0x8000)
-  return _mm512_ternarylogic_epi32(value, _mm512_slli_epi16(codes, 8),
-                                   _mm512_set1_epi16(static_cast<short>(0x8000)), 0xf8);
+  return _mm512_ternarylogic_epi32(value, signs, all(0x8000), 0xf8);
 }
 
 // Pairs of bf16 from floats that are exact in bf16.
@@ -43,9 +47,8 @@ template <DType kWeight, bool kHasZero>
 TRTC_INLINE void expand_bf16(I32x16 block, I32x16 zero, std::byte* out) {
   const auto put = [&](int i, I32x16 pairs) { store_cells(out + i * kBlockBytes, pairs); };
   if constexpr (kWeight == DType::f8e4m3) {
-    const __m512i low = _mm512_set1_epi16(0xff);
-    put(0, {f8e4m3_to_bf16(_mm512_and_si512(block.v, low))});
-    put(1, {f8e4m3_to_bf16(_mm512_srli_epi16(block.v, 8))});
+    put(0, {f8e4m3_to_bf16<false>(block.v)});
+    put(1, {f8e4m3_to_bf16<true>(block.v)});
   } else if constexpr (kWeight == DType::i8) {
     const auto value = [&]<int i>() { return to_f32(subtract(field<cell_shift(i)>(block, 255), splat(128))); };
     put(0, pair_bf16(value.template operator()<0>(), value.template operator()<1>()));

@@ -56,17 +56,23 @@ constexpr Path path_of() {
   return Path::f32;
 }
 
-// Rows a tile and panels a step: as many accumulators as the registers hold beside the operands.
+// Rows a tile and panels a step: as many sums as the registers hold beside the operands. Few rows
+// take more panels at a time, because a sum waits several cycles for its last addition.
 #if defined(TRTC_AVX512)
-constexpr int max_height(Path) { return 14; }
 constexpr int kPanels = 2;
+constexpr int kPanelsOfFewRows = 4;
+constexpr int max_height(Path) { return 14; }
 #elif defined(TRTC_AVX2)
+constexpr int kPanels = 1;
+constexpr int kPanelsOfFewRows = 2;
 constexpr int max_height(Path path) { return path == Path::f32 ? 6 : 4; }
-constexpr int kPanels = 1;
 #else
-constexpr int max_height(Path) { return 4; }
 constexpr int kPanels = 1;
+constexpr int kPanelsOfFewRows = 1;
+constexpr int max_height(Path) { return 4; }
 #endif
+constexpr int kFewRows = 3;
+constexpr int kMostPanels = kPanelsOfFewRows;
 
 // Everything about a product but its extents.
 //   X           element type of the activations as they are packed
@@ -88,6 +94,8 @@ struct Product {
   static constexpr bool kExpands = kExpansion > 1;
   static constexpr int kCellsPerBlock = kBlockDepth / cell_depth(kPath);
   static constexpr int kMaxHeight = max_height(kPath);
+  // What sums are multiplied with at the end: E4M3 widens to bf16 most cheaply with a smaller exponent.
+  static constexpr float kSumScale = kWeight == DType::f8e4m3 && kPath == Path::bf16 ? 0x1p8f : 1.f;
 
   static_assert(kGroup % kBlockDepth == 0, "a group is a whole number of blocks");
   static_assert(kPath != Path::i8 || (kWeight == DType::i8 && kGroup == 0), "int8 activations need int8 weights");

@@ -1,6 +1,7 @@
 // The innermost loops: a tile of rows times a step of panels, sums kept in registers.
 #pragma once
 
+#include <iterator>
 #include <utility>
 
 #include "gemm_format.hpp"
@@ -8,29 +9,30 @@
 
 namespace trtc::gemm {
 
-constexpr int kStepColumns = kPanels * kPanel;
+// Sums that a lambda captures stay in registers only if nothing is called.
+#define TRTC_INLINE_LAMBDA __attribute__((always_inline))
 
-// One kernel call: a range of K, whole groups of it when sums are scaled by group.
+// One kernel call: P panels by a range of K, whole groups of it when sums are scaled by group.
 struct Step {
-  float* totals;               // [R][kStepColumns], added to; the bits of int32 for Path::i8
+  float* totals;               // [R][P][16], added to; the bits of int32 for Path::i8
   const std::uint32_t* x;      // [cells][R]
   const std::byte* w;          // blocks of the first panel
   std::int64_t panel_stride;   // bytes from one panel's blocks to the next's
   std::int64_t cells;          // of the range
   std::int64_t group_cells;    // of a group; the last may have fewer
-  const float* w_scale;        // [groups][kStepColumns]
-  const std::int32_t* w_zero;  // [groups][kStepColumns]
+  const float* w_scale;        // [groups][P][16]
+  const std::int32_t* w_zero;  // [groups][P][16]
   const float* x_scale;        // [groups][R]
   const std::int32_t* x_sum;   // [groups][R]
 };
 
 // Calls f(r, p) for every row and panel of a tile, unrolled so that sums live in registers.
-template <int R, class F>
+template <int R, int P, class F>
 TRTC_INLINE void each_sum(F&& f) {
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-    for (int p = 0; p < kPanels; ++p) f(r, p);
+    for (int p = 0; p < P; ++p) f(r, p);
   }
 }
 
@@ -47,64 +49,64 @@ TRTC_INLINE void each_group(const Step& s, F&& body) {
 // Floating-point products.
 template <Path kPath, bool kGrouped>
 struct FloatKernel {
-  template <int R>
+  template <int R, int P>
   static void run(const Step& s) {
-    F32x16 sums[R][kPanels];
+    F32x16 sums[R][P];
     if constexpr (kGrouped) {
-      each_group(s, [&](std::int64_t group, std::int64_t begin, std::int64_t cells) {
-        each_sum<R>([&](int r, int p) { sums[r][p] = zero_f32(); });
-        multiply<R>(sums, s.x + begin * R, s.w + begin * kBlockBytes, s.panel_stride, cells);
-        const float* scale = s.w_scale + group * kStepColumns;
-        each_sum<R>([&](int r, int p) {
-          float* total = s.totals + r * kStepColumns + p * kPanel;
+      each_group(s, [&](std::int64_t group, std::int64_t begin, std::int64_t cells) TRTC_INLINE_LAMBDA {
+        each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { sums[r][p] = zero_f32(); });
+        multiply<R, P>(sums, s.x + begin * R, s.w + begin * kBlockBytes, s.panel_stride, cells);
+        const float* scale = s.w_scale + group * P * kPanel;
+        each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA {
+          float* total = s.totals + r * P * kPanel + p * kPanel;
           store(total, multiply_add(sums[r][p], load(scale + p * kPanel), load(total)));
         });
       });
     } else {
-      each_sum<R>([&](int r, int p) { sums[r][p] = load(s.totals + r * kStepColumns + p * kPanel); });
-      multiply<R>(sums, s.x, s.w, s.panel_stride, s.cells);
-      each_sum<R>([&](int r, int p) { store(s.totals + r * kStepColumns + p * kPanel, sums[r][p]); });
+      each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { sums[r][p] = load(s.totals + r * P * kPanel + p * kPanel); });
+      multiply<R, P>(sums, s.x, s.w, s.panel_stride, s.cells);
+      each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { store(s.totals + r * P * kPanel + p * kPanel, sums[r][p]); });
     }
   }
 
  private:
-  template <int R>
-  TRTC_INLINE static void multiply(F32x16 (&sums)[R][kPanels], const std::uint32_t* x, const std::byte* w,
+  template <int R, int P>
+  TRTC_INLINE static void multiply(F32x16 (&sums)[R][P], const std::uint32_t* x, const std::byte* w,
                                    std::int64_t panel_stride, std::int64_t cells) {
     for (std::int64_t i = 0; i < cells; ++i, x += R, w += kBlockBytes) {
-      I32x16 block[kPanels];
+      I32x16 block[P];
 #pragma GCC unroll 4
-      for (int p = 0; p < kPanels; ++p) block[p] = load_cells(w + p * panel_stride);
-      each_sum<R>([&](int r, int p) { sums[r][p] = multiply_cell(sums[r][p], block[p], x[r]); });
+      for (int p = 0; p < P; ++p) block[p] = load_cells(w + p * panel_stride);
+      each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { multiply_cell(sums[r][p], block[p], x + r); });
     }
   }
 
-  TRTC_INLINE static F32x16 multiply_cell(F32x16 sum, I32x16 w, std::uint32_t x) {
+  TRTC_INLINE static void multiply_cell(F32x16& sum, I32x16 w, const std::uint32_t* x) {
 #ifdef TRTC_AVX512
-    if constexpr (kPath == Path::bf16) return dot_bf16(sum, w, splat(static_cast<std::int32_t>(x)));
+    if constexpr (kPath == Path::bf16) return dot_bf16(sum, w, x);
 #endif
-    return multiply_add(as_f32(w), splat(std::bit_cast<float>(x)), sum);
+    return dot_f32(sum, w, x);
   }
 };
 
 // int8 by int8: totals are int32 and exact.
 struct ByteKernel {
-  template <int R>
+  template <int R, int P>
   static void run(const Step& s) {
     auto* totals = reinterpret_cast<std::int32_t*>(s.totals);
-    I32x16 sums[R][kPanels];
-    each_sum<R>([&](int r, int p) { sums[r][p] = load(totals + r * kStepColumns + p * kPanel); });
+    I32x16 sums[R][P];
+    each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { sums[r][p] = load(totals + r * P * kPanel + p * kPanel); });
     const std::uint32_t* x = s.x;
     const std::byte* w = s.w;
     for (std::int64_t i = 0; i < s.cells; ++i, x += R, w += kBlockBytes) {
-      I32x16 block[kPanels];
+      I32x16 block[P];
 #pragma GCC unroll 4
-      for (int p = 0; p < kPanels; ++p) block[p] = load_cells(w + p * s.panel_stride);
-      each_sum<R>([&](int r, int p) {
-        sums[r][p] = dot_u8i8(sums[r][p], block[p], splat(static_cast<std::int32_t>(x[r])));
+      for (int p = 0; p < P; ++p) block[p] = load_cells(w + p * s.panel_stride);
+      each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA {
+        dot_u8i8(sums[r][p], block[p], x + r);
       });
     }
-    each_sum<R>([&](int r, int p) { store(totals + r * kStepColumns + p * kPanel, sums[r][p]); });
+    each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { store(totals + r * P * kPanel + p * kPanel, sums[r][p]); });
   }
 };
 
@@ -112,24 +114,24 @@ struct ByteKernel {
 // Nibbles are unsigned: what their offset (kOffset, or zero points) adds to a sum is taken off first.
 template <bool kHasZero, int kOffset>
 struct NibbleKernel {
-  template <int R>
+  template <int R, int P>
   static void run(const Step& s) {
-    each_group(s, [&](std::int64_t group, std::int64_t begin, std::int64_t cells) {
-      I32x16 sums[R][kPanels];
+    each_group(s, [&](std::int64_t group, std::int64_t begin, std::int64_t cells) TRTC_INLINE_LAMBDA {
+      I32x16 sums[R][P];
       const std::int32_t* x_sum = s.x_sum + group * R;
-      each_sum<R>([&](int r, int p) {
+      each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA {
         if constexpr (kHasZero) {
-          const I32x16 zero = load(s.w_zero + group * kStepColumns + p * kPanel);
+          const I32x16 zero = load(s.w_zero + group * P * kPanel + p * kPanel);
           sums[r][p] = gemm::multiply(zero, splat(-x_sum[r]));
         } else {
           sums[r][p] = splat(x_sum[r] * -kOffset);
         }
       });
-      multiply<R>(sums, s.x + begin * R, s.w + begin / 2 * kBlockBytes, s.panel_stride, cells / 2);
-      const float* w_scale = s.w_scale + group * kStepColumns;
+      multiply<R, P>(sums, s.x + begin * R, s.w + begin / 2 * kBlockBytes, s.panel_stride, cells / 2);
+      const float* w_scale = s.w_scale + group * P * kPanel;
       const float* x_scale = s.x_scale + group * R;
-      each_sum<R>([&](int r, int p) {
-        float* total = s.totals + r * kStepColumns + p * kPanel;
+      each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA {
+        float* total = s.totals + r * P * kPanel + p * kPanel;
         const F32x16 scale = gemm::multiply(load(w_scale + p * kPanel), splat(x_scale[r]));
         store(total, multiply_add(to_f32(sums[r][p]), scale, load(total)));
       });
@@ -137,21 +139,21 @@ struct NibbleKernel {
   }
 
  private:
-  template <int R>
-  TRTC_INLINE static void multiply(I32x16 (&sums)[R][kPanels], const std::uint32_t* x, const std::byte* w,
+  template <int R, int P>
+  TRTC_INLINE static void multiply(I32x16 (&sums)[R][P], const std::uint32_t* x, const std::byte* w,
                                    std::int64_t panel_stride, std::int64_t blocks) {
     const I32x16 low = splat(0x0f0f0f0f);
     for (std::int64_t i = 0; i < blocks; ++i, x += 2 * R, w += kBlockBytes) {
-      I32x16 block[kPanels];
+      I32x16 block[P];
 #pragma GCC unroll 4
-      for (int p = 0; p < kPanels; ++p) block[p] = bit_and(load_cells(w + p * panel_stride), low);
-      each_sum<R>([&](int r, int p) {
-        sums[r][p] = dot_u4i8(sums[r][p], block[p], splat(static_cast<std::int32_t>(x[r])));
+      for (int p = 0; p < P; ++p) block[p] = bit_and(load_cells(w + p * panel_stride), low);
+      each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA {
+        dot_u4i8(sums[r][p], block[p], x + r);
       });
 #pragma GCC unroll 4
-      for (int p = 0; p < kPanels; ++p) block[p] = bit_and(shift_right<4>(load_cells(w + p * panel_stride)), low);
-      each_sum<R>([&](int r, int p) {
-        sums[r][p] = dot_u4i8(sums[r][p], block[p], splat(static_cast<std::int32_t>(x[R + r])));
+      for (int p = 0; p < P; ++p) block[p] = bit_and(shift_right<4>(load_cells(w + p * panel_stride)), low);
+      each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA {
+        dot_u4i8(sums[r][p], block[p], x + R + r);
       });
     }
   }
@@ -172,15 +174,16 @@ struct KernelOf<P> {
   using type = NibbleKernel<P::kHasZero, P::kWeight == DType::i4 ? 8 : 0>;
 };
 
-// The kernel of product P for tiles of `height` rows.
-template <class P>
+// The kernel of product `Of` for tiles of `height` rows by kStep panels.
+template <class Of, int kStep>
 void (*kernel_for(int height))(const Step&) {
-  using Kernel = typename KernelOf<P>::type;
+  using Kernel = typename KernelOf<Of>::type;
+  constexpr int kTallest = kStep > kPanels ? kFewRows : Of::kMaxHeight;
   void (*found)(const Step&) = nullptr;
   [&]<std::size_t... i>(std::index_sequence<i...>) {
     const auto consider = [&]<int R>() {
-      if constexpr (R <= P::kMaxHeight) {
-        if (R == height) found = &Kernel::template run<R>;
+      if constexpr (R <= kTallest) {
+        if (R == height) found = &Kernel::template run<R, kStep>;
       }
     };
     (consider.template operator()<kHeights[i]>(), ...);

@@ -69,16 +69,22 @@ PackedRows carve_rows(Carver& carver, std::int64_t padded_rows, std::int64_t dep
   return rows;
 }
 
-// The rows from tile `first` on.
+// The memory that is left after `skipped` rows, those that pad tiles included.
 template <class P>
-PackedRows from_tile(PackedRows rows, std::int64_t first) {
-  const std::int64_t skipped = first * rows.height;
+PackedRows skip_rows(PackedRows rows, std::int64_t skipped) {
   rows.cells += skipped * P::cells(rows.depth);
   if (rows.scale != nullptr) rows.scale += skipped * P::groups(rows.depth);
   if (rows.sum != nullptr) rows.sum += skipped * P::groups(rows.depth);
-  rows.rows -= skipped;
-  rows.tiles -= first;
   return rows;
+}
+
+// The rows from tile `first` on.
+template <class P>
+PackedRows from_tile(const PackedRows& rows, std::int64_t first) {
+  PackedRows rest = skip_rows<P>(rows, first * rows.height);
+  rest.rows -= first * rows.height;
+  rest.tiles -= first;
+  return rest;
 }
 
 // bf16 of every E4M3 code; all are exact.

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "gemm_format.hpp"
+#include "vector.hpp"
 #ifdef TRTC_AVX512
 #include "gemm_expand_avx512.hpp"
 #endif
@@ -109,7 +110,19 @@ void transpose_columns(const From* from, std::int64_t columns, std::int64_t grou
                        std::int64_t stride) {
   const std::int64_t first = panel * kPanel;
   const std::int64_t valid = columns - first < kPanel ? columns - first : kPanel;
-  for (std::int64_t g = 0; g < groups; ++g) {
+  std::int64_t done = 0;
+  // Squares of floats in registers: this is done once a step, beside the products of a single row.
+  if (std::is_same_v<From, float> && valid == kPanel) {
+    for (; done + kLanes <= groups; done += kLanes) {
+      for (std::int64_t c = 0; c < kPanel; c += kLanes) {
+        Words square[kLanes];
+        for (int i = 0; i < kLanes; ++i) std::memcpy(&square[i], from + (first + c + i) * groups + done, sizeof(Words));
+        transpose(square);
+        for (int i = 0; i < kLanes; ++i) std::memcpy(to + (done + i) * stride + c, &square[i], sizeof(Words));
+      }
+    }
+  }
+  for (std::int64_t g = done; g < groups; ++g) {
     for (std::int64_t c = 0; c < kPanel; ++c) {
       to[g * stride + c] = c < valid ? static_cast<To>(from[(first + c) * groups + g]) : To{0};
     }

@@ -3,6 +3,8 @@
 
 #include <immintrin.h>
 
+#include <bit>
+#include <cstddef>
 #include <cstdint>
 
 #define TRTC_INLINE [[gnu::always_inline]] inline
@@ -71,23 +73,29 @@ TRTC_INLINE F32x16 to_f32(I32x16 x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_c
 TRTC_INLINE F32x16 as_f32(I32x16 x) { return {_mm256_castsi256_ps(x.lo), _mm256_castsi256_ps(x.hi)}; }
 TRTC_INLINE I32x16 as_i32(F32x16 x) { return {_mm256_castps_si256(x.lo), _mm256_castps_si256(x.hi)}; }
 
-// Lane l of w and x are four bytes: sum += w0*x0 + w1*x1 + w2*x2 + w3*x3, w unsigned, x signed.
+// sum += w0*x0 + w1*x1 + w2*x2 + w3*x3 over the bytes of each lane of w (unsigned) and of *x (signed).
 // vpmaddubsw would saturate, so bytes are widened to words first.
-TRTC_INLINE I32x16 dot_u8i8(I32x16 sum, I32x16 w, I32x16 x) {
-  const auto half = [](__m256i s, __m256i a, __m256i b) {
-    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(0xff)),
-                                           _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
-    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
-    return _mm256_add_epi32(s, _mm256_add_epi32(even, odd));
+TRTC_INLINE void dot_u8i8(I32x16& sum, I32x16 w, const std::uint32_t* x) {
+  const __m256i cell = _mm256_set1_epi32(static_cast<std::int32_t>(*x));
+  const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(cell, 8), 8), odd = _mm256_srai_epi16(cell, 8);
+  const auto half = [&](__m256i s, __m256i a) {
+    const __m256i low = _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(0xff)), even);
+    return _mm256_add_epi32(s, _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_srli_epi16(a, 8), odd)));
   };
-  return {half(sum.lo, w.lo, x.lo), half(sum.hi, w.hi, x.hi)};
+  sum = {half(sum.lo, w.lo), half(sum.hi, w.hi)};
 }
 // The same for w in 0..15: pairs of products stay below 2^12, so vpmaddubsw is exact.
-TRTC_INLINE I32x16 dot_u4i8(I32x16 sum, I32x16 w, I32x16 x) {
-  const auto half = [](__m256i s, __m256i a, __m256i b) {
-    return _mm256_add_epi32(s, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
+TRTC_INLINE void dot_u4i8(I32x16& sum, I32x16 w, const std::uint32_t* x) {
+  const __m256i cell = _mm256_set1_epi32(static_cast<std::int32_t>(*x));
+  const auto half = [&](__m256i s, __m256i a) {
+    return _mm256_add_epi32(s, _mm256_madd_epi16(_mm256_maddubs_epi16(a, cell), _mm256_set1_epi16(1)));
   };
-  return {half(sum.lo, w.lo, x.lo), half(sum.hi, w.hi, x.hi)};
+  sum = {half(sum.lo, w.lo), half(sum.hi, w.hi)};
+}
+
+// sum += w * x, x the float with the bits *x.
+TRTC_INLINE void dot_f32(F32x16& sum, I32x16 w, const std::uint32_t* x) {
+  sum = multiply_add(as_f32(w), splat(std::bit_cast<float>(*x)), sum);
 }
 
 }  // namespace trtc::gemm

@@ -57,14 +57,23 @@ TRTC_INLINE F32x16 to_f32(I32x16 x) { return {_mm512_cvtepi32_ps(x.v)}; }
 TRTC_INLINE F32x16 as_f32(I32x16 x) { return {_mm512_castsi512_ps(x.v)}; }
 TRTC_INLINE I32x16 as_i32(F32x16 x) { return {_mm512_castps_si512(x.v)}; }
 
-// Lane l of w and x are four bytes: sum += w0*x0 + w1*x1 + w2*x2 + w3*x3, w unsigned, x signed.
-TRTC_INLINE I32x16 dot_u8i8(I32x16 sum, I32x16 w, I32x16 x) { return {_mm512_dpbusd_epi32(sum.v, w.v, x.v)}; }
-// The same for w in 0..15.
-TRTC_INLINE I32x16 dot_u4i8(I32x16 sum, I32x16 w, I32x16 x) { return dot_u8i8(sum, w, x); }
+// The products below broadcast one cell of x from memory as part of the instruction. GCC 12 would
+// rather load it into a register, of which a tile of sums leaves none, and spill the sums.
 
-// Lane l of w and x are two bf16: sum += w0*x0 + w1*x1.
-TRTC_INLINE F32x16 dot_bf16(F32x16 sum, I32x16 w, I32x16 x) {
-  return {_mm512_dpbf16_ps(sum.v, reinterpret_cast<__m512bh>(w.v), reinterpret_cast<__m512bh>(x.v))};
+// sum += w0*x0 + w1*x1 + w2*x2 + w3*x3 over the bytes of each lane of w (unsigned) and of *x (signed).
+TRTC_INLINE void dot_u8i8(I32x16& sum, I32x16 w, const std::uint32_t* x) {
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum.v) : "v"(w.v), "m"(*x));
+}
+// The same for w in 0..15.
+TRTC_INLINE void dot_u4i8(I32x16& sum, I32x16 w, const std::uint32_t* x) { dot_u8i8(sum, w, x); }
+
+// sum += w0*x0 + w1*x1 over the bf16 of each lane of w and of *x.
+TRTC_INLINE void dot_bf16(F32x16& sum, I32x16 w, const std::uint32_t* x) {
+  asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum.v) : "v"(w.v), "m"(*x));
+}
+// sum += w * x, x the float with the bits *x.
+TRTC_INLINE void dot_f32(F32x16& sum, I32x16 w, const std::uint32_t* x) {
+  asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum.v) : "v"(w.v), "m"(*x));
 }
 
 }  // namespace trtc::gemm

@@ -24,10 +24,6 @@ TRTC_INLINE R each_lane(F&& f) {
   for (int i = 0; i < 16; ++i) result.v[i] = f(i);
   return result;
 }
-TRTC_INLINE std::int32_t byte_of(std::int32_t cell, int i) { return (cell >> (8 * i)) & 0xff; }
-TRTC_INLINE std::int32_t signed_byte_of(std::int32_t cell, int i) {
-  return static_cast<std::int8_t>(byte_of(cell, i));
-}
 }  // namespace detail
 
 TRTC_INLINE F32x16 zero_f32() { return {}; }
@@ -104,18 +100,23 @@ TRTC_INLINE I32x16 as_i32(F32x16 x) {
   return detail::each_lane<I32x16>([&](int i) { return std::bit_cast<std::int32_t>(x.v[i]); });
 }
 
-// Lane l of w and x are four bytes: sum += w0*x0 + w1*x1 + w2*x2 + w3*x3, w unsigned, x signed.
+// sum += w0*x0 + w1*x1 + w2*x2 + w3*x3 over the bytes of each lane of w (unsigned) and of *x (signed).
 // Sums wrap as the machine's do: offsets that are taken back later may pass 2^31 on the way.
-TRTC_INLINE I32x16 dot_u8i8(I32x16 sum, I32x16 w, I32x16 x) {
-  return detail::each_lane<I32x16>([&](int lane) {
-    auto total = static_cast<std::uint32_t>(sum.v[lane]);
-    for (int i = 0; i < 4; ++i) {
-      total += static_cast<std::uint32_t>(detail::byte_of(w.v[lane], i) * detail::signed_byte_of(x.v[lane], i));
+TRTC_INLINE void dot_u8i8(I32x16& sum, I32x16 w, const std::uint32_t* x) {
+  for (int i = 0; i < 4; ++i) {
+    const int factor = static_cast<std::int8_t>(*x >> (8 * i));
+    for (int lane = 0; lane < 16; ++lane) {
+      const auto product = static_cast<std::uint32_t>(((w.v[lane] >> (8 * i)) & 0xff) * factor);
+      sum.v[lane] = static_cast<std::int32_t>(static_cast<std::uint32_t>(sum.v[lane]) + product);
     }
-    return static_cast<std::int32_t>(total);
-  });
+  }
 }
 // The same for w in 0..15.
-TRTC_INLINE I32x16 dot_u4i8(I32x16 sum, I32x16 w, I32x16 x) { return dot_u8i8(sum, w, x); }
+TRTC_INLINE void dot_u4i8(I32x16& sum, I32x16 w, const std::uint32_t* x) { dot_u8i8(sum, w, x); }
+
+// sum += w * x, x the float with the bits *x.
+TRTC_INLINE void dot_f32(F32x16& sum, I32x16 w, const std::uint32_t* x) {
+  sum = multiply_add(as_f32(w), splat(std::bit_cast<float>(*x)), sum);
+}
 
 }  // namespace trtc::gemm

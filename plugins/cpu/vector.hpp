@@ -27,6 +27,7 @@ inline constexpr int kLanes = 4;
 
 typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef std::uint32_t Words __attribute__((vector_size(kLanes * 4)));
+typedef std::int32_t SignedWords __attribute__((vector_size(kLanes * 4)));
 typedef std::uint16_t HalfWords __attribute__((vector_size(kLanes * 2)));
 typedef std::uint8_t Bytes __attribute__((vector_size(kLanes)));
 
@@ -85,17 +86,18 @@ inline Words i8_bits(Floats x) {
   return bits_of(clamped + 0x1.8p23f);
 }
 
-// Values of E4M3 bits, one in each word.
-inline Floats f8e4m3_values(Words bits) {
-  const Words magnitude = bits & 0x7fu;
-  const Words sign = (bits & 0x80u) << 24;
-  const auto subnormal = magnitude < 8u;
-  // A subnormal is read as 2^-6 * (1 + m/8), less the 2^-6: no denormal float on the way.
-  const Words exponent = subnormal ? (Words{} + (121u << 23)) : (Words{} + (120u << 23));
-  const Floats offset = subnormal ? broadcast(0x1p-6f) : broadcast(0.f);
-  const Floats value = as_floats((magnitude << 20) + exponent) - offset;
-  const Words finite = bits_of(value) | sign;
-  return as_floats(magnitude == 0x7fu ? (Words{} + 0x7fc00000u) : finite);
+// Values of the E4M3 bits in the high byte of each word; the other bytes do not matter.
+inline Floats f8e4m3_values(Words high_bytes) {
+  // Sign, exponent and mantissa go where a float has them; the exponent's bias differs by 120.
+  const Words placed = std::bit_cast<Words>(std::bit_cast<SignedWords>(high_bytes) >> 4) & 0x87f00000u;
+  // A subnormal is read as 2^-6 * (1 + m/8), less the 2^-6: denormal floats would be slow.
+  const auto subnormal = (placed & 0x07800000u) == 0u;
+  const Words implicit_one = bits_of(broadcast(0x1p-6f)) | (placed & 0x80000000u);
+  const Words value = placed + (subnormal ? Words{} + (121u << 23) : Words{} + (120u << 23));
+  const Floats finite = as_floats(value) - as_floats(subnormal ? implicit_one : Words{});
+  const Words special = (placed & 0x07f00000u) == 0x07f00000u ? Words{} + 0x7fc00000u : Words{};
+  // The difference may be +0 where the value is -0, so the sign is set again.
+  return as_floats(bits_of(finite) | (placed & 0x80000000u) | special);
 }
 
 // The E elements of type T that each word holds: element `index` of every word.
@@ -107,7 +109,7 @@ Floats unpack(Words words, int index) {
     return as_floats(index == 0 ? words << 16 : words & 0xffff0000u);
   } else {
     static_assert(std::is_same_v<T, f8e4m3>);
-    return f8e4m3_values((words >> (8 * index)) & 0xffu);
+    return f8e4m3_values(words << (24 - 8 * index));
   }
 }
 
@@ -130,7 +132,7 @@ Floats load(const T* from, AllLanes = {}) {
     static_assert(std::is_same_v<T, f8e4m3>);
     Bytes x;
     std::memcpy(&x, from, sizeof x);
-    return f8e4m3_values(__builtin_convertvector(x, Words));
+    return f8e4m3_values(__builtin_convertvector(x, Words) << 24);
   }
 }
 
@@ -182,7 +184,7 @@ template <class Body>
 void for_vectors(std::int64_t count, Body&& body) {
   std::int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) body(i, AllLanes{});
-  if (i < count) body(i, static_cast<int>(count - i));
+  if (count % kLanes != 0) body(i, static_cast<int>(count % kLanes));
 }
 
 // ---- across lanes ------------------------------------------------------------------------------
@@ -234,12 +236,15 @@ inline float largest(Floats x) {
 inline void transpose(Words (&rows)[kLanes]) {
   using All = std::make_integer_sequence<int, kLanes>;
   // Each round is a perfect shuffle, which rotates the bits of (row, lane) by one.
+#pragma GCC unroll 16
   for (int round = 1; round < kLanes; round *= 2) {
     Words next[kLanes];
+#pragma GCC unroll 16
     for (int i = 0; i < kLanes / 2; ++i) {
       next[2 * i] = detail::interleave<false>(rows[i], rows[i + kLanes / 2], All{});
       next[2 * i + 1] = detail::interleave<true>(rows[i], rows[i + kLanes / 2], All{});
     }
+#pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) rows[i] = next[i];
   }
 }

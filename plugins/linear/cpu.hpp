@@ -110,7 +110,7 @@ void linear(Context& ctx, const linear_args& a) {
     });
     const detail::LinearEpilogue<C> epilogue(a);
     const std::int64_t panels = gemm::ceil_div(C::N, gemm::kPanel);
-    ctx.threads.parallel_for(panels, gemm::kPanels, [&](std::int64_t begin, std::int64_t end, int thread) {
+    ctx.threads.parallel_for(panels, gemm::kMostPanels, [&](std::int64_t begin, std::int64_t end, int thread) {
       gemm::multiply_panels<P>(x, weights, begin, end, workspace(thread),
                                [&](std::int64_t row, std::int64_t column, std::int64_t columns, const float* sums) {
                                  epilogue(first_row + row, column, columns, sums);

@@ -82,6 +82,7 @@ def scaled_product(
 def quantize_rows(x: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Symmetric int8 by each row's largest magnitude: (values in -127..127, scale [M, 1])."""
     largest = np.max(np.abs(x), axis=1, keepdims=True)
-    with np.errstate(divide="ignore"):
-        inverse = np.where(largest > 0, np.float32(127) / largest, np.float32(0))
-    return np.rint(x * inverse), largest / np.float32(127)
+    # Below 2^-100 the inverse could overflow, and such a group adds nothing to a float sum.
+    counts = largest > np.float32(2.0**-100)
+    inverse = np.where(counts, np.float32(127) / np.where(counts, largest, 1), np.float32(0))
+    return np.rint(x * inverse), np.where(counts, largest / np.float32(127), np.float32(0))

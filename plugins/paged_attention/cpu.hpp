@@ -151,12 +151,14 @@ void multiply_keys(const float* queries, const float* keys, float* scores) {
   Floats low[kRows] = {}, high[kRows] = {};
   for (std::int64_t d = 0; d < C::head_dim; ++d) {
     const Floats k_low = load(keys + d * kPair), k_high = load(keys + d * kPair + kLanes);
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       const Floats q = broadcast(queries[r * C::head_dim + d]);
       low[r] = fma(q, k_low, low[r]);
       high[r] = fma(q, k_high, high[r]);
     }
   }
+#pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
     store(scores + r * kBlock, low[r]);
     store(scores + r * kBlock + kLanes, high[r]);
@@ -169,18 +171,21 @@ void multiply_values(const float* weights, const float* values, Range keys, floa
   constexpr std::int64_t columns = Sizes<C>::columns;
   for (std::int64_t d = 0; d < columns; d += kPair) {
     Floats low[kRows], high[kRows];
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       low[r] = load(sums + r * columns + d);
       high[r] = load(sums + r * columns + d + kLanes);
     }
     for (std::int64_t key = keys.begin; key < keys.end; ++key) {
       const Floats v_low = load(values + key * columns + d), v_high = load(values + key * columns + d + kLanes);
+#pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const Floats w = broadcast(weights[r * kBlock + key]);
         low[r] = fma(w, v_low, low[r]);
         high[r] = fma(w, v_high, high[r]);
       }
     }
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
       store(sums + r * columns + d, low[r]);
       store(sums + r * columns + d + kLanes, high[r]);
@@ -261,6 +266,8 @@ class TileRunner {
   }
 
  private:
+  static constexpr Pool kNoKey[C::head_dim] = {};  // stands for keys that nobody sees
+
   static Range span_range(std::int64_t span) { return {span * kSpan, (span + 1) * kSpan}; }
 
   std::int64_t head_column(std::int64_t row) const {
@@ -309,18 +316,23 @@ class TileRunner {
     constexpr std::int64_t words = C::head_dim / elements;
     for (std::int64_t lane = 0; lane < kPair; lane += kLanes) {
       const Pool* rows[kLanes];
+#pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
         const std::int64_t position = first + lane + i;
         const bool inside = position >= valid.begin && position < valid.end;
-        rows[i] = inside ? token(Half::keys, position) : nullptr;
+        rows[i] = inside ? token(Half::keys, position) : kNoKey;
       }
       for_vectors(words, [&](std::int64_t word, auto n) {
         Words square[kLanes] = {};
+#pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) {
-          if (rows[i] != nullptr) std::memcpy(&square[i], rows[i] + word * elements, n * sizeof(std::uint32_t));
+          std::memcpy(&square[i], rows[i] + word * elements, n * sizeof(std::uint32_t));
         }
         transpose(square);
-        for (int i = 0; i < n; ++i) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) {
+          if (i >= n) break;
+#pragma GCC unroll 4
           for (int e = 0; e < elements; ++e) {
             store(work_.keys + ((word + i) * elements + e) * kPair + lane, unpack<Pool>(square[i], e));
           }

@@ -1,6 +1,7 @@
 // out = quantize(activation(gate) * up).
 #pragma once
 
+#include "cpu/activation.hpp"
 #include "cpu/context.hpp"
 #include "cpu/quantizer.hpp"
 
@@ -10,21 +11,6 @@ struct swiglu_args {
   View gate, up, pre_scale, out_scale, out;
   std::int64_t M;
 };
-
-namespace detail {
-
-template <Activation kActivation>
-Floats activated(Floats x) {
-  if constexpr (kActivation == Activation::silu) {
-    return x / (1.f + exp(-x));
-  } else {
-    // 0.5 x (1 + tanh(y)) is x / (1 + e^-2y), without the cancellation.
-    const Floats y = 0.7978845608f * (x + 0.044715f * x * x * x);
-    return x / (1.f + exp(-2.f * y));
-  }
-}
-
-}  // namespace detail
 
 template <class C>
 void swiglu(Context& ctx, const swiglu_args& a) {
@@ -42,7 +28,7 @@ void swiglu(Context& ctx, const swiglu_args& a) {
       auto* out = a.out.row<Out>(row) + first;
       const std::int64_t columns = C::I - first < kColumns ? C::I - first : kColumns;
       for_vectors(columns, [&](std::int64_t i, auto n) {
-        const Floats value = rounded<T>(detail::activated<C::activation>(load(gate + i, n)));
+        const Floats value = rounded<T>(activated<C::activation>(load(gate + i, n)));
         quantizer.store(out + i, first + i, value * load(up + i, n), n);
       });
     }

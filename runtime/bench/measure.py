@@ -67,10 +67,6 @@ class Load:
     concurrency: int | None = None
     rate: float | None = None
 
-    @property
-    def label(self) -> str:
-        return f"{self.concurrency} at once" if self.rate is None else f"{self.rate:g}/s"
-
 
 @dataclass(frozen=True)
 class Measurement:

@@ -42,7 +42,10 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 
 
 class AsyncGeneration(AsyncIterator[Output]):
-    """A completion on its way: iterate over its outputs, or await all of it with `result`."""
+    """A completion on its way: iterate over its outputs, or await all of it with `result`.
+
+    Leaving it as a context manager cancels what has not come.
+    """
 
     def __init__(
         self,
@@ -76,6 +79,17 @@ class AsyncGeneration(AsyncIterator[Output]):
     def cancel(self) -> None:
         """End the request; reading on raises CancelledError."""
         self._cancelled = self._call.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.cancel()
 
 
 class AsyncClient:
@@ -165,7 +179,7 @@ class AsyncClient:
         """End a running request; its stream closes with finish reason ABORTED.
 
         Raises:
-            InvalidRequestError: no such request is running.
+            UnknownRequestError: no such request is running.
         """
         request = pb.AbortRequest(model=model, request_id=request_id)
         await self._unary(ABORT, request)

@@ -179,7 +179,7 @@ class Client:
         """End a running request; its stream closes with finish reason ABORTED.
 
         Raises:
-            InvalidRequestError: no such request is running.
+            UnknownRequestError: no such request is running.
         """
         request = pb.AbortRequest(model=model, request_id=request_id)
         self._unary(ABORT, request)

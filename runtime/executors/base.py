@@ -12,9 +12,9 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from trtc.runtime.sampler import SampledTokens, SamplingBatch
 
 from trtc.protos.manifest import KvGeometry, Limits
+from trtc.runtime.sampler import SampledTokens, SamplingBatch
 
 Int32s = NDArray[np.int32]
 Float32s = NDArray[np.float32]
@@ -37,7 +37,7 @@ class StepBatch:
     page_table: Int32s
     """[B, P] page ids of each sequence; entries past its context are not read."""
     logit_rows: Int32s
-    """[R] which of the T rows need logits."""
+    """[R] which of the T rows need logits, ascending; one occurs n times where a request forks."""
 
 
 class PendingStep(Protocol):
@@ -68,7 +68,10 @@ class Executor(Protocol):
     def num_pages(self) -> int: ...
 
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
-        """Start a step and sample one token for each of `batch.logit_rows`."""
+        """Start a step and sample one token for each of `batch.logit_rows`.
+
+        A device returns at once and works on; an executor on the host may compute here.
+        """
         ...
 
     def logits(self, batch: StepBatch) -> Float32s:
@@ -76,7 +79,10 @@ class Executor(Protocol):
         ...
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy whole pages of every layer: copy-on-write."""
+        """Copy whole pages of every layer: copy-on-write, before a launch.
+
+        A target may be the source of an earlier pair, never of a later one.
+        """
         ...
 
     def close(self) -> None:

@@ -92,23 +92,28 @@ class InferenceServicer:
             await _abort(context, error)
 
     async def _write(self, stream: OutputStream, context: Context) -> None:
+        """A client that takes nothing makes `write` wait for as long as its connection lives. The
+        stream then fails, which frees its pages and its place, while this coroutine waits on: gRPC
+        can neither give up a write nor send a status past it."""
+        loop = asyncio.get_running_loop()
         async for outputs in stream:
+            timer = loop.call_later(self._stalled_client_s, self._stall, stream)
             try:
-                async with asyncio.timeout(self._stalled_client_s):
-                    for output in outputs:
-                        await context.write(output_to_wire(output))
-            except TimeoutError as error:
-                raise CancelledError(
-                    f"the client took no message for {self._stalled_client_s:g} s",
-                    remedy="Read the stream as it comes",
-                ) from error
+                for output in outputs:
+                    await context.write(output_to_wire(output))
+            finally:
+                timer.cancel()
+
+    def _stall(self, stream: OutputStream) -> None:
+        stream.fail(
+            CancelledError(
+                f"the client took no message for {self._stalled_client_s:g} s",
+                remedy="Read the stream as it comes",
+            )
+        )
 
     async def abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        if not self._service.abort(request.model, request.request_id):
-            await context.abort(
-                grpc.StatusCode.NOT_FOUND,
-                f"request_id: no request called {request.request_id[:100]!r} is running",
-            )
+        self._service.abort(request.model, request.request_id)
         return pb.AbortResponse()
 
     async def tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:

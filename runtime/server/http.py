@@ -5,6 +5,7 @@ It answers from a thread of its own, so that it still answers while the gRPC loo
 
 import json
 import logging
+import socket
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
@@ -40,7 +41,7 @@ class HttpServer:
     ) -> None:
         handler = _handler(registry, why_not_ready)
         try:
-            self._server = _Server((host, port), handler)
+            self._server = (_Server6 if ":" in host else _Server)((host, port), handler)
         except OSError as error:
             raise RequestError(
                 f"cannot listen on {host}:{port} ({error.strerror})",
@@ -73,6 +74,10 @@ class _Server(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
         """A prober that hangs up early is no news; the default would print a traceback."""
         _log.debug("http client went away: %s", client_address, exc_info=True)
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
 
 
 def _handler(

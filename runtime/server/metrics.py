@@ -140,6 +140,13 @@ class ServerMetrics:
             buckets=WHOLE_REQUEST_BUCKETS_S,
             registry=registry,
         )
+        self.decode = Histogram(
+            "trtc_request_decode_time_seconds",
+            "From the first token of a request to its last.",
+            by_model,
+            buckets=WHOLE_REQUEST_BUCKETS_S,
+            registry=registry,
+        )
         self.success = Counter(
             "trtc_request_success",
             "Sequences that ended, by finish reason.",
@@ -183,7 +190,8 @@ class RequestClock:
         self._metrics = metrics
         self._model = model
         self._arrived_at = arrived_at
-        self._last_at: float | None = None
+        self._first_at: float | None = None
+        self._last_at = 0.0
         self._first_token = metrics.first_token.labels(model)
         self._between_tokens = metrics.between_tokens.labels(model)
         self._generation_tokens = metrics.generation_tokens.labels(model)
@@ -191,7 +199,8 @@ class RequestClock:
     def deliver(self, outputs: Sequence[Output], at: float) -> None:
         tokens = sum(len(output.token_ids) for output in outputs)
         if tokens:
-            if self._last_at is None:
+            if self._first_at is None:
+                self._first_at = at
                 self._first_token.observe(at - self._arrived_at)
             else:
                 self._between_tokens.observe(at - self._last_at)
@@ -204,6 +213,8 @@ class RequestClock:
             if output.usage is not None:
                 self._metrics.prompt_tokens.labels(self._model).inc(output.usage.prompt_tokens)
                 self._metrics.whole_request.labels(self._model).observe(at - self._arrived_at)
+                if self._first_at is not None:
+                    self._metrics.decode.labels(self._model).observe(at - self._first_at)
 
     def fail(self, status: str) -> None:
         self._metrics.failure.labels(self._model, status).inc()

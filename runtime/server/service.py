@@ -1,6 +1,6 @@
 """The service behind every protocol: names, limits, tokenising, streams, readiness, draining.
 
-    draft -> engine by name -> prompt ids -> validated request -> loop.submit -> OutputStream
+    draft -> engine by name -> prompt ids -> finished request -> loop.submit -> OutputStream
 
 It lives in one asyncio loop; engine loops run in threads of their own and only ever touch the
 courier. Nothing here knows gRPC or HTTP.
@@ -21,16 +21,16 @@ from trtc.protos.errors import (
     TrtcError,
     UnavailableError,
     UnknownModelError,
+    UnknownRequestError,
 )
 from trtc.protos.manifest import Manifest
 from trtc.runtime.draft import ChatMessage, RequestDraft
 from trtc.runtime.loop import EngineLoop
 from trtc.runtime.model_info import ModelInfo
-from trtc.runtime.request import GenerationRequest
 from trtc.runtime.server.metrics import RequestClock, ServerMetrics
 from trtc.runtime.server.streams import Courier, OutputStream
 from trtc.runtime.tokenizer import Tokenizer
-from trtc.runtime.validation import RequestBounds, default_max_tokens, validate
+from trtc.runtime.validation import finish_draft
 from trtc.version import __version__
 
 INLINE_TEXT_BYTES = 2048
@@ -78,7 +78,8 @@ class Service:
         self._not_ready = dict.fromkeys(names, "opening")
         self._running: dict[tuple[str, str], OutputStream] = {}
         """(engine, request id) -> its stream, until the engine lets go of it."""
-        self._open_streams = 0
+        self._places: set[object] = set()
+        """One for each open stream that a client keeps up with."""
         self._draining = False
         self._changed = asyncio.Event()
         # Tokenising and templates of long prompts; `tokenizers` works without the GIL.
@@ -137,11 +138,12 @@ class Service:
         """
         handle = self.engine(draft.model)
         clock = self._metrics.clock(handle.name, time.monotonic())
-        self._open_streams += 1
+        place = object()
+        self._places.add(place)
         try:
             try:
                 self._check_open(handle)
-                stream = await self._admit(handle, draft, deadline, clock)
+                stream = await self._admit(handle, draft, deadline, clock, place)
             except TrtcError as error:
                 clock.fail(error.grpc_status)
                 raise
@@ -150,14 +152,21 @@ class Service:
             finally:
                 self._leave(handle, stream, clock)
         finally:
-            self._open_streams -= 1
-            self._changed.set()
+            self._free(place)
 
-    def abort(self, model: str, request_id: str) -> bool:
-        """End a running request; False when there is none of that id."""
+    def abort(self, model: str, request_id: str) -> None:
+        """End a running request; its stream then finishes with ABORTED.
+
+        Raises:
+            UnknownRequestError: none of that id is running.
+        """
         handle = self.engine(model)
-        stream = self._running.get((handle.name, request_id))
-        return stream is not None and not stream.ended and handle.loop.abort(request_id)
+        if not handle.loop.abort(request_id):
+            raise UnknownRequestError(
+                f"no request called {request_id[:100]!r} is running",
+                field="request_id",
+                remedy="It may have ended; ids are those of the requests",
+            )
 
     async def tokenize_text(self, model: str, text: str, add_special_tokens: bool) -> Sequence[int]:
         handle = self.engine(model)
@@ -198,7 +207,7 @@ class Service:
     async def wait_idle(self, timeout: float) -> bool:
         """Wait until no stream is open and no engine holds a request; False after `timeout`."""
         deadline = time.monotonic() + timeout
-        while self._open_streams or self._running:
+        while self._places or self._running:
             self._changed.clear()
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
@@ -209,8 +218,8 @@ class Service:
 
     @property
     def num_open(self) -> int:
-        """Streams open now."""
-        return self._open_streams
+        """Streams open now, without those whose clients have stopped reading."""
+        return len(self._places)
 
     def close(self) -> None:
         """Stop the tokenising threads; call it after the engine loops have stopped."""
@@ -223,7 +232,7 @@ class Service:
             )
         if reason := self._not_ready[handle.name]:
             raise _not_ready(handle.name, reason)
-        if self._open_streams > self._limits.max_streams:
+        if len(self._places) > self._limits.max_streams:
             raise QueueFullError(
                 f"the server has its limit of {self._limits.max_streams} open streams",
                 remedy="Try again later, or raise --max-streams",
@@ -235,11 +244,17 @@ class Service:
         draft: RequestDraft,
         deadline: float | None,
         clock: RequestClock,
+        place: object,
     ) -> OutputStream:
         request_id = draft.request_id or uuid.uuid4().hex
         prompt_ids = await self._prompt_ids(handle, draft)
-        request = _request(draft, request_id, prompt_ids, deadline, handle.loop.bounds)
-        validate(request, handle.loop.bounds)
+        request = finish_draft(
+            draft,
+            request_id=request_id,
+            prompt_ids=prompt_ids,
+            deadline=deadline,
+            bounds=handle.loop.bounds,
+        )
         # From here to `submit` nothing awaits, so no other request can take the id meanwhile.
         if (handle.name, request_id) in self._running:
             raise InvalidRequestError(
@@ -250,13 +265,23 @@ class Service:
         stream = OutputStream(
             request_id,
             max_unread_tokens=self._limits.max_unread_tokens,
-            on_overflow=lambda stream: handle.loop.abort(stream.request_id),
+            on_failure=lambda stream: self._give_up(handle, stream, place),
             on_end=lambda stream: self._forget(handle, stream),
             on_output=lambda stream, outputs, at: clock.deliver(outputs, at),
         )
         handle.loop.submit(request, lambda delivery: self._courier.post(stream, delivery))
         self._running[handle.name, request_id] = stream
         return stream
+
+    def _give_up(self, handle: EngineHandle, stream: OutputStream, place: object) -> None:
+        """The reader lags: whoever still writes to it may do so for ever, at its own cost only."""
+        if not stream.ended:
+            handle.loop.abort(stream.request_id)
+        self._free(place)
+
+    def _free(self, place: object) -> None:
+        self._places.discard(place)
+        self._changed.set()
 
     def _leave(self, handle: EngineHandle, stream: OutputStream, clock: RequestClock) -> None:
         if not stream.ended:
@@ -323,34 +348,6 @@ class Service:
                 field=field,
                 remedy=f"The server takes at most {self._limits.max_prompt_bytes}",
             )
-
-
-def _request(
-    draft: RequestDraft,
-    request_id: str,
-    prompt_ids: Sequence[int],
-    deadline: float | None,
-    bounds: RequestBounds,
-) -> GenerationRequest:
-    max_tokens = draft.max_tokens
-    if max_tokens is None:
-        max_tokens = default_max_tokens(len(prompt_ids), bounds)
-    return GenerationRequest(
-        request_id=request_id,
-        prompt_ids=tuple(prompt_ids),
-        sampling=draft.sampling,
-        max_tokens=default_max_tokens(len(prompt_ids), bounds)
-        if max_tokens is None
-        else max_tokens,
-        stop=draft.stop,
-        stop_token_ids=draft.stop_token_ids,
-        ignore_eos=draft.ignore_eos,
-        include_stop=draft.include_stop,
-        n=draft.n,
-        logprobs=draft.logprobs,
-        priority=draft.priority,
-        deadline=deadline,
-    )
 
 
 def _not_ready(name: str, reason: str) -> UnavailableError:

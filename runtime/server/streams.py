@@ -2,10 +2,10 @@
 
     engine thread                       |  asyncio thread
     sink(outputs) -> Courier.post ------+-> flush -> OutputStream -> reader
-                     one wake-up a step |   bounded; overflow ends the request
+                     one wake-up a step |   bounded; overflow fails the stream
 
-The engine never waits for a reader: a stream whose unread tokens pass its bound is closed and its
-request aborted, so that a client that stops reading costs neither pages nor memory.
+The engine never waits for a reader: a stream whose unread tokens pass its bound fails and its
+request is aborted, so that a client that stops reading costs neither pages nor memory.
 """
 
 import asyncio
@@ -48,8 +48,10 @@ class Courier:
 class OutputStream:
     """The outputs of one request, read by at most one reader in the asyncio thread.
 
-    Iterating yields all that has arrived since the last time, one Output a sequence, and ends
-    after the request's last Output or raises its error.
+    Its owner is told of every delivery (`on_output`), when the reader fails to keep up
+    (`on_failure`) and when the engine has let go of the request (`on_end`). Iterating yields all
+    that has arrived since the last time, one Output a sequence, and ends after the request's last
+    Output or raises its error.
     """
 
     def __init__(
@@ -57,20 +59,20 @@ class OutputStream:
         request_id: str,
         *,
         max_unread_tokens: int,
-        on_overflow: Callable[["OutputStream"], object],
+        on_failure: Callable[["OutputStream"], object],
         on_end: Callable[["OutputStream"], object],
         on_output: Callable[["OutputStream", Sequence[Output], float], object],
     ) -> None:
         self.request_id = request_id
         self._max_unread_tokens = max_unread_tokens
-        self._on_overflow = on_overflow
+        self._on_failure = on_failure
         self._on_end = on_end
         self._on_output = on_output
         self._pending: list[Output] = []
         self._unread_tokens = 0
         self._error: TrtcError | None = None
         self._closed = False
-        """No more outputs are taken: overflow, or the reader has gone."""
+        """No more outputs are taken: the reader has failed or gone."""
         self._ended = False
         """The engine has let go of the request."""
         self._arrived = asyncio.Event()
@@ -95,6 +97,14 @@ class OutputStream:
         if delivery and delivery[-1].usage is not None:
             self._end(None)
 
+    def fail(self, error: TrtcError) -> None:
+        """The reader lags: drop what it has not read, and let it find `error` instead."""
+        if self._error is None:
+            self.close()
+            self._error = error
+            self._arrived.set()
+            self._on_failure(self)
+
     def close(self) -> None:
         """The reader has gone: drop what it has not read and whatever still comes."""
         self._closed = True
@@ -118,13 +128,13 @@ class OutputStream:
         self._pending.extend(outputs)
         self._unread_tokens += sum(len(output.token_ids) for output in outputs)
         if self._unread_tokens > self._max_unread_tokens:
-            self.close()
-            self._error = QueueFullError(
-                f"the client left more than {self._max_unread_tokens} tokens unread",
-                field="request_id",
-                remedy="Read the stream as it comes, or ask for fewer tokens",
+            self.fail(
+                QueueFullError(
+                    f"the client left more than {self._max_unread_tokens} tokens unread",
+                    field="request_id",
+                    remedy="Read the stream as it comes, or ask for fewer tokens",
+                )
             )
-            self._on_overflow(self)
         self._arrived.set()
 
     def _end(self, error: TrtcError | None) -> None:

@@ -12,6 +12,8 @@ MAX_RESPONSE_BYTES = 64 << 20
 KEEPALIVE_S = 30
 """Both sides ping an idle connection this often, so a vanished peer is noticed."""
 KEEPALIVE_TIMEOUT_S = 10
+MAX_PENDING_CALLS = 1 << 16
+MAX_PENDING_S = 600
 MIN_CLIENT_PING_S = 5
 """A client that pings oftener than this is sent away."""
 
@@ -30,6 +32,11 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_CLIENT_PING_S * 1000),
+    # Of more than 1000 calls that no handler has taken yet, and of those that have waited for
+    # 30 s, gRPC cancels some without a word; our own limits refuse with one.
+    ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+    ("grpc.server_max_unrequested_time_in_server", MAX_PENDING_S),
     # Two servers on one port would share its connections silently.
     ("grpc.so_reuseport", 0),
 )

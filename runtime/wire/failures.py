@@ -4,6 +4,8 @@ The status message is the error's one line, for every client. A google.rpc.Error
 standard `grpc-status-details-bin` trailer carries its class, problem, field and remedy.
 """
 
+from typing import cast
+
 import grpc
 import grpc.aio
 from google.protobuf.any_pb2 import Any
@@ -32,6 +34,7 @@ _BY_NAME: dict[str, type[errors.TrtcError]] = {
         errors.CancelledError,
         errors.NoTokenizerError,
         errors.UnknownModelError,
+        errors.UnknownRequestError,
         errors.UnavailableError,
         errors.InvariantError,
     )
@@ -89,7 +92,8 @@ def to_error(failure: grpc.RpcError, address: str) -> errors.TrtcError:
 
 def _error_info(failure: grpc.Call | grpc.aio.AioRpcError) -> ErrorInfo | None:
     try:
-        status = rpc_status.from_call(failure)
+        # Asyncio's failures have the methods of a call, but not its class.
+        status = rpc_status.from_call(cast(grpc.Call, failure))
     except ValueError:  # a proxy rewrote the code or the message: the details no longer apply
         return None
     info = ErrorInfo()

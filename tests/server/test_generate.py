@@ -16,6 +16,7 @@ from trtc.protos.errors import (
     NoTokenizerError,
     UnavailableError,
     UnknownModelError,
+    UnknownRequestError,
 )
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.executors.echo import EchoOptions
@@ -192,7 +193,7 @@ async def test_abort_ends_the_stream_with_a_result() -> None:
         assert result.finish_reason is FinishReason.ABORTED
         assert result.request_id == "mine"
         await server.idle(timeout=2.0)
-        with pytest.raises(UnknownModelError, match="no request called 'mine' is running"):
+        with pytest.raises(UnknownRequestError, match="no request called 'mine' is running"):
             await client.abort("mine")
 
 

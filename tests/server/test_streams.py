@@ -35,7 +35,7 @@ class Watched(OutputStream):
         super().__init__(
             "r",
             max_unread_tokens=max_unread_tokens,
-            on_overflow=lambda _: self._count("overflows"),
+            on_failure=lambda _: self._count("overflows"),
             on_end=lambda _: self._count("ends"),
             on_output=lambda _, outputs, at: self._count("seen"),
         )

@@ -174,6 +174,7 @@ SERVED = [
     errors.CancelledError,
     errors.NoTokenizerError,
     errors.UnknownModelError,
+    errors.UnknownRequestError,
     errors.UnavailableError,
     errors.EnvironmentFault,
     errors.InvariantError,

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -30,7 +32,12 @@ from trtc.runtime.server.opening import open_handle
 @click.option("--output-len", type=click.IntRange(1), default=64, show_default=True)
 @click.option("--requests", type=click.IntRange(1), help="Requests a load; 4 for each at once.")
 @click.option("--warmup", type=click.IntRange(0), default=2, show_default=True, help="Requests.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of prompts and arrivals.")
+@click.option(
+    "--seed",
+    type=int,
+    help="Of prompts and arrivals. Default: another one each time, so that a server's prefix "
+    "cache never knows the prompts.",
+)
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.")
 @click.option("--kv-bytes", type=click.IntRange(1), help="Bytes of KV pool.")
 @click.option("--dummy-weights", is_flag=True, help="Fill in random weights.")
@@ -45,7 +52,7 @@ def command(
     output_len: int,
     requests: int | None,
     warmup: int,
-    seed: int,
+    seed: int | None,
     threads: int | None,
     kv_bytes: int | None,
     dummy_weights: bool,
@@ -55,7 +62,7 @@ def command(
     if (engine is None) == (url is None):
         raise RequestError("give exactly one of them", field="ENGINE, --url")
     loads = _loads(concurrency, rate, requests)
-    shape = Shape(input_len, output_len, seed)
+    shape = Shape(input_len, output_len, secrets.randbits(31) if seed is None else seed)
     config = ServerConfig(
         engines=(), num_threads=threads, kv_bytes=kv_bytes, dummy_weights=dummy_weights
     )
@@ -132,23 +139,34 @@ def _document(
 
 
 def _show(shape: Shape, measurements: Sequence[Measurement]) -> None:
+    """Fits 80 columns, so that logs stay readable."""
     table = Table(
-        title=f"{shape.input_len} tokens in, {shape.output_len} out; milliseconds p50 / p95 / p99"
+        title=f"{shape.input_len} tokens in, {shape.output_len} out; ms at p50/p95/p99",
+        caption=f"seed {shape.seed}",
+        box=box.SIMPLE,
     )
-    table.add_column("load", justify="right")
-    for name in ("first token", "between tokens", "whole request", "tok/s", "req/s", "failed"):
+    open_loop = measurements[0].load.rate is not None
+    table.add_column("a second" if open_loop else "at once", justify="right")
+    for name in ("first token", "each next", "whole", "tok/s", "req/s"):
         table.add_column(name, justify="right")
     for one in measurements:
-        failed = " ".join(f"{count} {status}" for status, count in one.failures.items())
         table.add_row(
-            one.load.label,
+            f"{one.load.rate if open_loop else one.load.concurrency:g}",
             *(_spread(spread) for spread in (one.ttft_ms, one.itl_ms, one.e2e_ms)),
             f"{one.output_tokens_per_s:.1f}",
             f"{one.requests_per_s:.2f}",
-            failed or "0",
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for one in measurements:
+        for status, count in one.failures.items():
+            console.print(f"{count} of {one.load.num_requests} requests failed: {status}")
 
 
 def _spread(spread: Spread) -> str:
-    return f"{spread.p50:.1f} / {spread.p95:.1f} / {spread.p99:.1f}"
+    return "/".join(_milliseconds(value) for value in (spread.p50, spread.p95, spread.p99))
+
+
+def _milliseconds(value: float) -> str:
+    """Three digits are enough."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"

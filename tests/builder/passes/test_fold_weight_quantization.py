@@ -8,7 +8,6 @@ from tests.builder.passes.tiny import (
     Tiny,
     assert_preserves,
     assert_unchanged,
-    nodes,
     ops,
     tiny,
 )
@@ -36,23 +35,27 @@ def test_other_schemes_are_left_alone(scheme: str) -> None:
     assert_unchanged(FOLD_WEIGHT_QUANTIZATION, module)
 
 
-@pytest.mark.parametrize("case", ["activation", "i8", "per_row"])
+@pytest.mark.parametrize(
+    "case", ["activation", "computed scale", "computed second", "i8", "per_row", "f8 codes", "rows"]
+)
 def test_what_only_looks_like_it_is_left_alone(case: str) -> None:
     hand = Hand()
-    scale = hand.constant("scale", np.full((4, 2), 0.5))
-    if case == "activation":
-        weight = hand.input("w", 4, 8, dtype="i4")
-    else:
-        weight = hand.weight("w", 4, 8, dtype="i4")
-    rest: dict[str, object] = {"axis": 1, "block_size": 4}
+    codes = "f8e4m3" if case == "f8 codes" else "i4"
+    make = hand.input if case == "activation" else hand.weight
+    weight = make("w", 8, 8, dtype=codes)
+    scale = hand.constant("scale", np.full((8, 2), 0.5))
+    second = hand.input("second") if case == "computed second" else hand.constant("second", 0.25)
+    if case == "computed scale":
+        scale = hand.input("computed", 8, 2)
+    settings = {"axis": 1, "block_size": 4}
     if case == "per_row":
-        scale, rest = hand.constant("rows", np.full(4, 0.5)), {"axis": 0}
-    values = hand.node("DequantizeLinear", "dq", [weight, scale], 4, 8, **rest)
+        scale, settings = hand.constant("by_row", np.full(8, 0.5)), {"axis": 0}
+    if case == "rows":
+        scale = hand.constant("by_rows", np.full((2, 8), 0.5))
+        settings = {"axis": 0, "block_size": 4}
+    values = hand.node("DequantizeLinear", "dq", [weight, scale], 8, 8, **settings)
     dtype = "i8" if case == "i8" else "f8e4m3"
-    second = hand.constant("second", 0.25)
     out = hand.node(
-        "QuantizeLinear", "q", [values, second], 4, 8, dtype=dtype, output_dtype=onnx_type(dtype)
+        "QuantizeLinear", "q", [values, second], 8, 8, dtype=dtype, output_dtype=onnx_type(dtype)
     )
-    module = hand.module(out)
-    assert nodes(module, "QuantizeLinear")
-    assert_unchanged(FOLD_WEIGHT_QUANTIZATION, module)
+    assert_unchanged(FOLD_WEIGHT_QUANTIZATION, hand.module(out))

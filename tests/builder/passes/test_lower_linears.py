@@ -1,5 +1,7 @@
 """builder/passes/lower_linears.py."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -23,7 +25,7 @@ from trtc.builder.graph_writer import Value, onnx_type
 from trtc.builder.module import Module
 from trtc.builder.passes.base import run_passes
 from trtc.builder.passes.lower_linears import LOWER_LINEARS
-from trtc.builder.recipes import Cast, Load
+from trtc.builder.recipes import Cast, Load, Recipe, Reshape
 from trtc.protos.dtypes import DTYPES
 
 GONE = ("MatMul", "Transpose", "QuantizeLinear", "DequantizeLinear")
@@ -137,61 +139,219 @@ def test_bf16_router_multiplies_bf16_and_gives_f32() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "case", ["two activations", "f32 by i4", "untransposed", "asymmetric", "3-D"]
-)
-def test_what_no_kernel_multiplies_is_left_alone(case: str) -> None:
-    assert_unchanged(LOWER_LINEARS, _odd_product(case))
+def test_pre_scales_go_into_the_quantisation() -> None:
+    module, linears = _linears(Tiny("int8_sq", pre_scales=True))
+    assert ops(module)["Mul"] == 2 * 2  # the gated activations
+    for name, (inputs, _) in linears.items():
+        if name != "lm_head":
+            assert inputs["x"] == f"{name}.quantized"
+    assert all(
+        set(given(node)) == {"x", "pre_scale", "out_scale"} for node in nodes(module, "quantize")
+    )
+    weight_only, _ = _linears(Tiny("int4_awq", pre_scales=True))
+    assert ops(weight_only)["Mul"] == 2 * 2
+    assert all(set(given(node)) == {"x", "pre_scale"} for node in nodes(weight_only, "quantize"))
 
 
-def _odd_product(case: str) -> Module:
-    hand = Hand()
-    x = hand.input("x", "T", 8)
-    if case == "two activations":
-        return hand.module(_product(hand, x, hand.input("y", 8, 4)))
-    if case == "f32 by i4":
-        scale = hand.constant("scale", np.full((4, 2), 0.5))
-        packed = hand.weight("w", 4, 8, dtype="i4")
-        weight = hand.node("DequantizeLinear", "dq", [packed, scale], 4, 8, axis=1, block_size=4)
-        return hand.module(_product(hand, x, hand.transposed(weight)))
-    if case == "untransposed":
-        return hand.module(_product(hand, x, hand.weight("w", 8, 4)))
-    if case == "asymmetric":
-        x = _asymmetric(hand, x)
-        scale = hand.constant("row_scales", np.full(4, 0.5))
-        stored = hand.weight("w", 4, 8, dtype="i8")
-        weight = hand.node("DequantizeLinear", "dq", [stored, scale], 4, 8, axis=0)
-        return hand.module(_product(hand, x, hand.transposed(weight)))
-    cube = hand.input("cube", 2, "T", 8)
-    weight = hand.transposed(hand.weight("w", 4, 8))
-    return hand.module(hand.node("MatMul", "y.matmul", [cube, weight], 2, "T", 4))
+# Products of x [T, 8] by a square weight, where a mistaken axis would not show in the shapes.
 
-
-def test_an_f32_weight_that_bf16_cannot_hold_is_not_narrowed() -> None:
-    hand = Hand()
-    x = hand.input("x", "T", 8, dtype="bf16")
-    wide = hand.node("Cast", "wide", [x], "T", 8, to=onnx_type("f32"))
-    module = hand.module(_product(hand, wide, hand.transposed(hand.weight("w", 4, 8))))
-    lowered, changed = LOWER_LINEARS(module)
-    assert changed and ops(lowered) == {"Cast": 1, "trtc.linear": 1}
-    assert given(nodes(lowered, "linear")[0])["weight"] == "w"
-
-
-def _asymmetric(hand: Hand, x: Value) -> Value:
-    scale, zero = hand.constant("x_scale", 0.1), hand.constant("x_zero", 3, "i8")
-    stored = hand.node("QuantizeLinear", "xq", [x, scale, zero], "T", 8, dtype="i8")
-    return hand.node("DequantizeLinear", "xdq", [stored, scale, zero], "T", 8)
+Part = Callable[[Hand], Value]
 
 
 def _product(hand: Hand, x: Value, weight: Value) -> Value:
-    return hand.node("MatMul", "y.matmul", [x, weight], "T", 4)
+    return hand.node("MatMul", "y.matmul", [x, weight], "T", 8, dtype=x.dtype)
 
 
-def test_bias_of_another_shape_and_shared_products_stay_outside() -> None:
+def _dequantized(hand: Hand, scale: Value, weight: Value | None = None, **rest: int) -> Value:
+    stored = weight or hand.weight("w", 8, 8, dtype="i8")
+    bf16 = {"dtype": "bf16", "output_dtype": onnx_type("bf16")}
+    values = hand.node("DequantizeLinear", "dq", [stored, scale], 8, 8, **bf16, **rest)
+    return hand.transposed(values)
+
+
+WEIGHTS: dict[str, Part] = {
+    "computed": lambda h: h.transposed(h.input("w", 8, 8, dtype="bf16")),
+    "not transposed": lambda h: h.weight("w", 8, 8, dtype="bf16"),
+    "transposed to itself": lambda h: h.node(
+        "Transpose", "t", [h.weight("w", 8, 8, dtype="bf16")], 8, 8, dtype="bf16", perm=[0, 1]
+    ),
+    "f32": lambda h: h.node(
+        "Cast", "narrow", [h.transposed(h.weight("w", 8, 8))], 8, 8, dtype="bf16", to=16
+    ),
+    "vector": lambda h: h.node("Transpose", "t", [h.weight("w", 8, dtype="bf16")], 8, dtype="bf16"),
+    "computed codes": lambda h: _dequantized(
+        h, h.constant("s", 0.5), h.input("codes", 8, 8, dtype="i8")
+    ),
+    "computed scale": lambda h: _dequantized(h, h.input("s")),
+    "scale by column": lambda h: _dequantized(h, h.constant("s", [0.5] * 8), axis=1),
+    "groups of rows": lambda h: _dequantized(
+        h, h.constant("s", np.full((2, 8), 0.5)), axis=0, block_size=4
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_weights_that_no_kernel_reads_are_left_alone(case: str) -> None:
+    hand = Hand()
+    x = hand.input("x", "T", 8, dtype="bf16")
+    assert_unchanged(LOWER_LINEARS, hand.module(_product(hand, x, WEIGHTS[case](hand))))
+
+
+@pytest.mark.parametrize("case", ["f32 by i8", "cube"])
+def test_activations_that_no_kernel_multiplies_are_left_alone(case: str) -> None:
+    hand = Hand()
+    if case == "cube":
+        cube, weight = hand.input("x", 2, "T", 8), hand.transposed(hand.weight("w", 8, 8))
+        out = hand.node("MatMul", "y.matmul", [cube, weight], 2, "T", 8)
+    else:
+        stored, scale = hand.weight("w", 8, 8, dtype="i8"), hand.constant("s", 0.5)
+        values = hand.node("DequantizeLinear", "dq", [stored, scale], 8, 8)
+        out = _product(hand, hand.input("x", "T", 8), hand.transposed(values))
+    assert_unchanged(LOWER_LINEARS, hand.module(out))
+
+
+def _quantized(
+    hand: Hand, x: Value, scale: Value, again: Value, *zero: Value, **axis: int
+) -> Value:
+    to_i8 = {} if zero else {"output_dtype": onnx_type("i8")}
+    codes = hand.node(
+        "QuantizeLinear", "xq", [x, scale, *zero], "T", 8, dtype="i8", **to_i8, **axis
+    )
+    return hand.node("DequantizeLinear", "xdq", [codes, again, *zero], "T", 8, **axis)
+
+
+INPUTS: dict[str, tuple[Callable[[Hand, Value], Value], set[str]]] = {
+    "zero point": (
+        lambda h, x: _quantized(h, x, *[h.constant("a", 0.1)] * 2, h.constant("z", 3, "i8")),
+        {"QuantizeLinear", "DequantizeLinear"},
+    ),
+    "scale by column": (
+        lambda h, x: _quantized(h, x, *[h.constant("a", [0.1] * 8)] * 2, axis=1),
+        {"QuantizeLinear", "DequantizeLinear"},
+    ),
+    "two scales": (
+        lambda h, x: _quantized(h, x, h.constant("a", 0.1), h.constant("b", 0.2)),
+        {"QuantizeLinear", "DequantizeLinear"},
+    ),
+    "computed scale": (
+        lambda h, x: _quantized(h, x, *[h.input("a")] * 2),
+        {"QuantizeLinear", "DequantizeLinear"},
+    ),
+    "dequantised codes": (
+        lambda h, _: h.node(
+            "DequantizeLinear",
+            "xdq",
+            [h.input("codes", "T", 8, dtype="i8"), h.constant("a", 0.1)],
+            "T",
+            8,
+        ),
+        {"DequantizeLinear"},
+    ),
+    "product of activations": (lambda h, x: h.node("Mul", "m", [x, x], "T", 8), {"Mul"}),
+    "scalar factor": (lambda h, x: h.node("Mul", "m", [x, h.constant("a", 2.0)], "T", 8), {"Mul"}),
+    "computed factors": (lambda h, x: h.node("Mul", "m", [x, h.input("a", 8)], "T", 8), {"Mul"}),
+    "constant": (
+        lambda h, _: h.node("Mul", "m", [h.weight("a", 3, 8), h.weight("b", 8)], 3, 8),
+        {"Mul"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", INPUTS)
+def test_inputs_that_no_quantize_makes_are_computed_outside(case: str) -> None:
+    make, kept = INPUTS[case]
+    hand = Hand()
+    x = make(hand, hand.input("x", "T", 8))
+    module = hand.module(_product(hand, x, hand.transposed(hand.weight("w", 8, 8))))
+    lowered, changed = LOWER_LINEARS(module)
+    assert changed and set(ops(lowered)) == {"trtc.linear", *kept}
+    assert given(nodes(lowered, "linear")[0])["x"] == x.name
+
+
+def test_f32_activations_may_be_quantised_where_the_scale_is_zero_free() -> None:
+    hand = Hand()
+    scale, zero = hand.constant("a", 0.1), hand.constant("z", 0, "i8")
+    x = _quantized(hand, hand.input("x", "T", 8), scale, scale, zero)
+    stored = hand.node("DequantizeLinear", "dq", [hand.weight("w", 8, 8, dtype="i8"), scale], 8, 8)
+    lowered, changed = LOWER_LINEARS(hand.module(_product(hand, x, hand.transposed(stored))))
+    assert changed and ops(lowered) == {"trtc.quantize": 1, "trtc.linear": 1}
+
+
+NARROWING: dict[str, Callable[[Hand], tuple[Value, Recipe]]] = {
+    "not rounded": lambda h: (h.input("x", "T", 8, dtype="bf16"), Load("w")),
+    "rounded to f16": lambda h: (h.input("x", "T", 8, dtype="bf16"), Cast(Load("w"), "f16")),
+    "f16 activation": lambda h: (h.input("x", "T", 8, dtype="f16"), Cast(Load("w"), "bf16")),
+}
+
+
+@pytest.mark.parametrize("case", [*NARROWING, "scaled", "transformed"])
+def test_what_bf16_cannot_hold_is_not_narrowed(case: str) -> None:
+    hand = Hand()
+    if case in NARROWING:
+        narrow, recipe = NARROWING[case](hand)
+    else:
+        narrow, recipe = hand.input("x", "T", 8, dtype="bf16"), Cast(Load("w"), "bf16")
+    recipe = Cast(recipe, "f32")
+    if case == "transformed":
+        recipe = Reshape(recipe, (8, 8))
+    x = hand.node("Cast", "wide", [narrow], "T", 8, to=onnx_type("f32"))
+    if case == "scaled":
+        x = hand.node("Mul", "scaled", [x, hand.weight("p", 8)], "T", 8)
+    weight = hand.weight("w", 8, 8, recipe=recipe)
+    lowered, changed = LOWER_LINEARS(hand.module(_product(hand, x, hand.transposed(weight))))
+    assert changed and ops(lowered)["Cast"] == 1
+    assert given(nodes(lowered, "linear")[0])["weight"] == "w"
+    assert ops(lowered)["trtc.quantize"] == (case == "scaled")
+
+
+_CAP = {"Div", "Tanh", "Mul"}
+EPILOGUES: dict[str, tuple[Callable[[Hand, Value], Value], set[str]]] = {
+    "scalar": (lambda h, y: h.node("Add", "a", [y, h.constant("b", 1.0)], "T", 8), {"Add"}),
+    "computed": (lambda h, y: h.node("Add", "a", [y, h.input("b", 8)], "T", 8), {"Add"}),
+    "two caps": (lambda h, y: _capped(h, y, h.constant("c", 2.0), h.constant("d", 3.0)), _CAP),
+    "computed cap": (lambda h, y: _capped(h, y, *[h.input("c")] * 2), _CAP),
+    "vector cap": (lambda h, y: _capped(h, y, *[h.constant("c", [2.0] * 8)] * 2), _CAP),
+    "no tanh": (
+        lambda h, y: h.node("Div", "d", [y, h.constant("c", 2.0)], "T", 8),
+        {"Div"},
+    ),
+    "no factor": (
+        lambda h, y: h.node(
+            "Tanh", "t", [h.node("Div", "d", [y, h.constant("c", 2.0)], "T", 8)], "T", 8
+        ),
+        {"Div", "Tanh"},
+    ),
+}
+
+
+def _capped(hand: Hand, y: Value, divisor: Value, factor: Value) -> Value:
+    divided = hand.node("Div", "d", [y, divisor], "T", 8)
+    return hand.node("Mul", "m", [hand.node("Tanh", "t", [divided], "T", 8), factor], "T", 8)
+
+
+@pytest.mark.parametrize("case", EPILOGUES)
+def test_what_no_epilogue_computes_stays_outside(case: str) -> None:
+    make, kept = EPILOGUES[case]
     hand = Hand()
     x = hand.input("x", "T", 8)
-    product = _product(hand, x, hand.transposed(hand.weight("w", 4, 8)))
-    shifted = hand.node("Add", "y.shift", [product, hand.constant("one", 1.0)], "T", 4)
+    module = hand.module(make(hand, _product(hand, x, hand.transposed(hand.weight("w", 8, 8)))))
+    lowered, changed = LOWER_LINEARS(module)
+    assert changed and set(ops(lowered)) == {"trtc.linear", *kept}
+
+
+def test_a_capped_product_in_f32_needs_no_cast() -> None:
+    hand = Hand()
+    cap = hand.constant("c", 2.0)
+    y = _product(hand, hand.input("x", "T", 8), hand.transposed(hand.weight("w", 8, 8)))
+    lowered, _ = LOWER_LINEARS(hand.module(_capped(hand, y, cap, cap)))
+    assert ops(lowered) == {"trtc.linear": 1}
+
+
+def test_a_product_that_others_read_keeps_its_own_output() -> None:
+    hand = Hand()
+    x = hand.input("x", "T", 8)
+    product = _product(hand, x, hand.transposed(hand.weight("w", 8, 8)))
+    shifted = hand.node("Add", "y.shift", [product, hand.weight("b", 8)], "T", 8)
     module = hand.module(shifted, product)
     lowered, changed = LOWER_LINEARS(module)
     assert changed and ops(lowered) == {"trtc.linear": 1, "Add": 1}

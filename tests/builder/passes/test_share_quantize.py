@@ -73,3 +73,17 @@ def test_graph_outputs_keep_their_name() -> None:
         for name in ("first", "second")
     ]
     assert_unchanged(SHARE_QUANTIZE, hand.module(*outs))
+
+
+def test_different_types_are_kept_apart() -> None:
+    hand = Hand()
+    x, scale = hand.input("x", "T", 4), hand.constant("scale", 0.5)
+    first, second = (
+        hand.node("quantize", dtype, [x, None, scale], "T", 4, dtype=dtype, out_dtype=dtype)
+        for dtype in ("i8", "f8e4m3")
+    )
+    outs = [
+        hand.node("DequantizeLinear", f"{value.name}.dq", [value, scale], "T", 4)
+        for value in (first, second)
+    ]
+    assert_unchanged(SHARE_QUANTIZE, hand.module(*outs))

@@ -84,6 +84,8 @@ class Tiny:
     tied: bool = False
     zero_points: bool = False
     pre_scales: bool = False
+    equal_pre_scales: bool = False
+    """Linears of one input have the same pre-scales, each under its own name."""
     equal_input_scales: bool = True
     per_tensor: bool = False
     kv_dtype: str | None = None
@@ -249,7 +251,8 @@ def _quantized(kind: Tiny, linear: LinearSpec, reader: Tensors) -> QuantizedLine
         base = 0.02 if is_shared else 0.02 + zlib.crc32(name.encode()) % 97 / 5000
         made["input_scale"] = np.asarray(base, np.float32)
     if kind.pre_scales:
-        factors = np.abs(random_array(f"{name}.pre", (weight.shape[1],)))
+        like = str(weight.shape[1]) if kind.equal_pre_scales else name
+        factors = np.abs(random_array(f"{like}.pre", (weight.shape[1],)))
         made["pre_quant_scale"] = factors + np.float32(0.5)
     reader.tensors |= {f"{name}.{key}.q": value for key, value in made.items()}
     return QuantizedLinear(

@@ -1,0 +1,394 @@
+"""What a build cost and what came of it: report.json, report.html and the terminal's summary."""
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from trtc.builder.report_plot import (
+    DARK_RAMP,
+    KINDS,
+    LIGHT_RAMP,
+    SHADES,
+    byte_bars,
+    find_sites,
+    heat_map,
+    ramp,
+    short_name,
+    worst_strip,
+)
+from trtc.protos.manifest import (
+    REPORT_HTML,
+    REPORT_JSON,
+    AccuracyFacts,
+    ByteLedger,
+    KvGeometry,
+    LayerError,
+    Limits,
+    Manifest,
+    ModelFacts,
+    Record,
+    SchemeFacts,
+    TargetFacts,
+)
+from trtc.quant.calibrate import CalibrationFacts
+
+_TEMPLATE = Path(__file__).parent / "report.html"
+_VERDICTS = (
+    (0.01, "hardly to be told from the original"),
+    (0.05, "close to the original"),
+    (0.2, "visibly different from the original"),
+)
+_COMPARED = ("Divergence (KL)", "Same first choice")
+"""Figures that need the unquantised model."""
+_WORST_IN_TERMINAL = 3
+_MAP_COLUMNS = 48
+"""Layers across in the terminal; of more, neighbours share a column by their noisiest."""
+
+
+class CalibrationReport(Record, frozen=True):
+    source: str
+    sha256: str
+    tokens: int
+    starved_experts: tuple[str, ...]
+
+
+class Report(Record, frozen=True):
+    """Everything that the pages show, and report.json holds."""
+
+    trtc_version: str
+    model: ModelFacts
+    scheme: SchemeFacts
+    target: TargetFacts
+    kv: KvGeometry
+    limits: Limits
+    ledger: ByteLedger
+    accuracy: AccuracyFacts | None
+    calibration: CalibrationReport | None
+    notes: tuple[str, ...]
+
+
+def make_report(
+    manifest: Manifest, calibration: CalibrationFacts | None, notes: Sequence[str] = ()
+) -> Report:
+    """The report of an engine.
+
+    Args:
+        manifest: complete but for its file hashes.
+        calibration: of this build; None when it did not calibrate.
+        notes: what the user should know.
+    """
+    return Report(
+        trtc_version=manifest.trtc_version,
+        model=manifest.model,
+        scheme=manifest.scheme,
+        target=manifest.target,
+        kv=manifest.kv,
+        limits=manifest.limits,
+        ledger=manifest.ledger,
+        accuracy=manifest.accuracy,
+        calibration=None
+        if calibration is None
+        else CalibrationReport(
+            source=calibration.source,
+            sha256=calibration.sha256,
+            tokens=calibration.tokens,
+            starved_experts=calibration.starved_experts,
+        ),
+        notes=tuple(notes),
+    )
+
+
+def write_report(report: Report, engine: Path) -> None:
+    """Write report.json and report.html into an engine directory; same report, same bytes."""
+    encoded = msgspec.json.format(msgspec.json.encode(report, order="sorted"), indent=1) + b"\n"
+    (engine / REPORT_JSON).write_bytes(encoded)
+    (engine / REPORT_HTML).write_text(report_html(report), encoding="utf-8")
+
+
+def report_html(report: Report) -> str:
+    """One page without scripts or outside assets."""
+    model = report.model
+    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
+        title=escape(f"{model.name} in {report.scheme.name}"),
+        model=escape(model.name),
+        subtitle=escape(
+            f"{model.architecture}, {_count(model.num_parameters)} parameters in "
+            f"{model.num_layers} layers"
+        ),
+        chips="".join(f"<li>{name} <b>{escape(value)}</b></li>" for name, value in _chips(report)),
+        figures=_figures(report),
+        sections="\n".join(_sections(report)),
+        version=escape(report.trtc_version),
+        light_ramp=_ramp_variables(LIGHT_RAMP),
+        dark_ramp=_ramp_variables(DARK_RAMP),
+        ramp_classes="\n".join(
+            f".s{step} {{ fill: var(--s{step}); }}" for step in range(len(ramp(LIGHT_RAMP)))
+        ),
+    )
+
+
+def _ramp_variables(stops: Sequence[str]) -> str:
+    return " ".join(f"--s{step}: {colour};" for step, colour in enumerate(ramp(stops)))
+
+
+def _chips(report: Report) -> list[tuple[str, str]]:
+    scheme = report.scheme
+    origin = "quantised here" if scheme.source == "inline" else f"from {scheme.source}"
+    if scheme.name in ("fp32", "bf16"):
+        origin = "not quantised"
+    return [
+        ("weights", scheme.name),
+        ("KV cache", scheme.kv_dtype),
+        ("target", report.target.name),
+        ("scheme", origin),
+        ("context", f"{report.limits.max_seq_len:,} tokens"),
+    ]
+
+
+def _figures(report: Report) -> str:
+    cards = [*_accuracy_cards(report.accuracy), _size_card(report)]
+    return (
+        '<dl class="figures">'
+        + "".join(
+            f"<div><dt>{name}</dt><dd>{value}</dd><p>{escape(note)}</p></div>"
+            for name, value, note in cards
+        )
+        + "</dl>"
+    )
+
+
+def _accuracy_cards(accuracy: AccuracyFacts | None) -> list[tuple[str, str, str]]:
+    """(name, value as HTML, note) of what was measured."""
+    if accuracy is None:
+        missing = "not measured by this build"
+        return [(name, "&ndash;", missing) for name in (*_COMPARED, "Perplexity")]
+    cards = []
+    if accuracy.kl is not None and accuracy.top1 is not None:
+        value = f"{accuracy.kl:.4f} <small>nats</small>"
+        cards.append((_COMPARED[0], value, f"a token: {verdict(accuracy.kl)}"))
+        cards.append(
+            (
+                _COMPARED[1],
+                f"{100 * accuracy.top1:.1f}<small> %</small>",
+                "of positions, against the unquantised model",
+            )
+        )
+    else:
+        missing = "no unquantised checkpoint to compare with"
+        cards += [(name, "&ndash;", missing) for name in _COMPARED]
+    note = f"on {accuracy.tokens:,} held-out tokens"
+    if accuracy.reference_perplexity is not None:
+        change = 100 * (accuracy.perplexity / accuracy.reference_perplexity - 1)
+        note = f"{accuracy.reference_perplexity:.3f} before, {change:+.2f} %; {note}"
+    cards.append(("Perplexity", f"{accuracy.perplexity:.3f}", note))
+    return cards
+
+
+def verdict(kl: float) -> str:
+    """What a KL divergence means, in words."""
+    return next((words for limit, words in _VERDICTS if kl < limit), "far from the original")
+
+
+def _size_card(report: Report) -> tuple[str, str, str]:
+    value, unit = _size(report.ledger.weights)
+    ratio = _bf16_bytes(report) / max(report.ledger.weights, 1)
+    return (
+        "Weights",
+        f"{value} <small>{unit}</small>",
+        f"{ratio:.2f} times smaller than bf16" if ratio > 1.005 else "as much as bf16 or more",
+    )
+
+
+def _bf16_bytes(report: Report) -> int:
+    return 2 * report.model.num_parameters
+
+
+def _sections(report: Report) -> list[str]:
+    sections = []
+    layers = report.accuracy.layers if report.accuracy is not None else ()
+    if find_sites(layers):
+        sections.append(
+            _section(
+                "What it cost, layer by layer",
+                "Signal to quantisation noise at the output of every quantised linear, on held-out "
+                "text. Ink is noise: what quantisation left alone melts into the page. Shades mean "
+                "the same in every report. Point at a cell for its figures.",
+                heat_map(layers),
+            )
+        )
+    if layers:
+        sections.append(
+            _section(
+                "Where it hurts most",
+                "The noisiest linears. These are the ones to keep in higher precision.",
+                worst_strip(layers),
+            )
+        )
+    sections.append(_ledger_section(report))
+    sections.append(_facts_section(report))
+    return sections
+
+
+def _section(title: str, introduction: str, figure: str) -> str:
+    return (
+        f"<section>\n<h2>{escape(title)}</h2>\n<p>{escape(introduction)}</p>\n"
+        f"<figure>{figure}</figure>\n</section>"
+    )
+
+
+def _ledger_section(report: Report) -> str:
+    ledger, kv = report.ledger, report.kv
+    pages = -(-report.limits.max_seq_len // kv.page_size)
+    context = pages * ledger.page
+    parts = [
+        ("weights", ledger.weights, _bytes(ledger.weights)),
+        ("activations", ledger.activations, _bytes(ledger.activations)),
+        (
+            "one full context",
+            context,
+            f"{_bytes(context)} = {pages:,} pages of {_bytes(ledger.page)}",
+        ),
+    ]
+    bf16 = _bf16_bytes(report)
+    return _section(
+        "Where the bytes go",
+        f"The dashed outline is what the weights would take in bf16 ({_bytes(bf16)}). Every "
+        f"sequence takes KV pages of {kv.page_size} tokens as it grows, up to one full context.",
+        byte_bars(parts, (f"bf16: {_bytes(bf16)}", bf16)),
+    )
+
+
+def _facts_section(report: Report) -> str:
+    rows = "".join(
+        f"<tr><th>{escape(name)}</th><td>{value}</td></tr>" for name, value in _facts(report)
+    )
+    return f"<section>\n<h2>Facts</h2>\n<p></p>\n<table>{rows}</table>\n</section>"
+
+
+def _facts(report: Report) -> list[tuple[str, str]]:
+    limits, calibration, accuracy = report.limits, report.calibration, report.accuracy
+    facts = [
+        ("Toolchain", escape(report.target.toolchain)),
+        ("Code for", escape(", ".join(report.target.archs))),
+        (
+            "Limits",
+            f"{limits.max_batch_size} sequences and {limits.max_num_tokens:,} tokens a step",
+        ),
+    ]
+    if report.scheme.name.startswith(("int4", "w4a8")):
+        exact = report.scheme.exact_activations
+        facts.append(
+            ("Activations", "exact" if exact else "rounded to int8 a token and group, where faster")
+        )
+    if calibration is not None:
+        facts.append(("Calibrated on", _text(calibration.source, calibration.tokens)))
+        facts.append(("Calibration text", f"<code>{escape(calibration.sha256)}</code>"))
+    if calibration is not None and calibration.starved_experts:
+        names = ", ".join(short_expert(name) for name in calibration.starved_experts)
+        facts.append(("Experts hardly reached", escape(names)))
+    if accuracy is not None:
+        facts.append(("Measured on", escape(accuracy.measured_on)))
+        facts.append(("Held-out text", f"<code>{escape(accuracy.text_sha256)}</code>"))
+    facts += [("Note", escape(note)) for note in report.notes]
+    return facts
+
+
+def _text(source: str, tokens: int) -> str:
+    named = {"default": "trtc's own text", "model": "text that the model wrote itself"}
+    return f"{escape(named.get(source, source))}, {tokens:,} tokens"
+
+
+def short_expert(name: str) -> str:
+    """`model.layers.3.mlp.experts.5` -> `layer 3 expert 5`."""
+    parts = name.split(".")
+    return f"layer {parts[parts.index('layers') + 1]} expert {parts[-1]}"
+
+
+def summary(report: Report) -> RenderableType:
+    """The report for a terminal."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in _summary_rows(report):
+        table.add_row(name, value)
+    layers = report.accuracy.layers if report.accuracy is not None else ()
+    if not find_sites(layers):
+        return table
+    return Group(table, Text(), *_terminal_map(layers))
+
+
+def _summary_rows(report: Report) -> list[tuple[str, Text]]:
+    scheme, accuracy = report.scheme, report.accuracy
+    smaller = _bf16_bytes(report) / max(report.ledger.weights, 1)
+    rows = [
+        ("model", Text(f"{report.model.name} ({_count(report.model.num_parameters)} parameters)")),
+        ("scheme", Text(f"{scheme.name}, KV cache {scheme.kv_dtype}")),
+        ("target", Text(report.target.name)),
+        (
+            "weights",
+            Text(f"{_bytes(report.ledger.weights)}, {smaller:.2f} times smaller than bf16"),
+        ),
+        (
+            "KV cache",
+            Text(f"{_bytes(report.ledger.page)} a page of {report.kv.page_size} tokens"),
+        ),
+    ]
+    if accuracy is None:
+        return rows
+    before = accuracy.reference_perplexity
+    compared = f" ({before:.3f} before)" if before is not None else ""
+    rows.append(("perplexity", Text(f"{accuracy.perplexity:.3f}{compared}")))
+    if accuracy.kl is not None and accuracy.top1 is not None:
+        rows.append(("KL", Text(f"{accuracy.kl:.4f} nats a token, {verdict(accuracy.kl)}")))
+        rows.append(("top-1", Text(f"{100 * accuracy.top1:.1f} % the same")))
+    worst = sorted(accuracy.layers, key=lambda e: (e.sqnr_db, e.layer))[:_WORST_IN_TERMINAL]
+    if worst:
+        told = "; ".join(f"{short_name(e.layer)} {e.sqnr_db:.1f} dB" for e in worst)
+        rows.append(("noisiest", Text(told)))
+    return rows
+
+
+def _terminal_map(layers: Sequence[LayerError]) -> list[Text]:
+    """A line a kind of linear, a block a layer."""
+    sites, colours = find_sites(layers), ramp(DARK_RAMP)
+    num_layers = max(site.layer for site in sites) + 1
+    share = -(-num_layers // _MAP_COLUMNS)
+    lines = []
+    for kind in KINDS:
+        worst: dict[int, float] = {}
+        for site in sites:
+            if site.kind == kind:
+                column = site.layer // share
+                worst[column] = min(worst.get(column, site.error.sqnr_db), site.error.sqnr_db)
+        if worst:
+            line = Text(f"{kind:>8}  ")
+            for column in range(-(-num_layers // share)):
+                colour = colours[SHADES.shade(worst[column])] if column in worst else ""
+                line.append("██" if column in worst else "  ", style=colour)
+            lines.append(line)
+    lines.append(Text(f"{'':>8}  brighter is noisier: {SHADES.low:g} to {SHADES.high:g} dB", "dim"))
+    return lines
+
+
+def _count(number: int) -> str:
+    for size, unit in ((1_000_000_000, "B"), (1_000_000, "M"), (1_000, "K")):
+        if number >= size:
+            return f"{number / size:.1f}{unit}"
+    return str(number)
+
+
+def _size(size: int) -> tuple[str, str]:
+    for factor, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= factor:
+            return f"{size / factor:.2f}", unit
+    return str(size), "bytes"
+
+
+def _bytes(size: int) -> str:
+    return " ".join(_size(size))

@@ -1,0 +1,24 @@
+"""Build an engine and stream from it, in one Python process."""
+
+import tempfile
+from pathlib import Path
+
+from examples.support import MODEL, PROMPT
+from trtc import build, open_engine
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "engine"
+        result = build(model=str(MODEL), dtype="fp8", target="cpu", output=output)
+        accuracy = result.manifest.accuracy
+        if accuracy is not None:
+            print(f"KL to the unquantised model {accuracy.kl:.4f}, top-1 {accuracy.top1:.1%}")
+        with open_engine(output) as engine:
+            for piece in engine.generate(PROMPT, max_tokens=48, temperature=0.0):
+                print(piece.text, end="", flush=True)
+            print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""The whole road: build an fp8 engine from the bundled checkpoint, serve it, stream from it."""
+
+import tempfile
+from pathlib import Path
+
+from examples.support import MODEL, PROMPT, serving, trtc
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        engine = Path(folder) / "engine"
+        model = MODEL.relative_to(Path.cwd()) if MODEL.is_relative_to(Path.cwd()) else MODEL
+        trtc("build", "--model", model, "--dtype", "fp8", "--target", "cpu", "--output", engine)
+        trtc("inspect", engine)
+        with serving(engine) as address:
+            port = address.rpartition(":")[2]
+            trtc(
+                "client",
+                "--port",
+                port,
+                "--prompt",
+                PROMPT,
+                "--max-tokens",
+                "64",
+                "--temperature",
+                "0",
+            )
+    print("\nThe demo is done: that text came from the engine, over gRPC.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+// The activations of gated MLPs, on vectors.
+#pragma once
+
+#include "vector.hpp"
+
+namespace trtc {
+
+template <Activation kActivation>
+Floats activated(Floats x) {
+  if constexpr (kActivation == Activation::silu) {
+    return x / (1.f + exp(-x));
+  } else {
+    // 0.5 x (1 + tanh(y)) is x / (1 + e^-2y), without the cancellation.
+    const Floats y = 0.7978845608f * (x + 0.044715f * x * x * x);
+    return x / (1.f + exp(-2.f * y));
+  }
+}
+
+}  // namespace trtc

@@ -1,0 +1,340 @@
+// out = sum over a row's experts of weight * down(activation(gate) * up), + residual.
+//
+// Rows are grouped by expert, so that each expert's weights are read once for all its rows:
+// route, group, pack, gate_up, activate and pack, down, combine. A row's experts are added up in
+// the order of their ranks, whatever the grouping.
+#pragma once
+
+#include <cmath>
+#include <type_traits>
+
+#include "cpu/activation.hpp"
+#include "cpu/context.hpp"
+#include "cpu/gemm.hpp"
+#include "cpu/quantizer.hpp"
+
+namespace trtc {
+
+struct moe_args {
+  View x, router_logits, gate_up, down, gate_up_scale, down_scale, gate_up_zero, down_zero, gate_up_input_scale,
+      down_input_scale, gate_up_pre_scale, down_pre_scale, residual, out;
+  std::int64_t M;
+};
+
+namespace moe_detail {
+
+// Rows of a call are handled in chunks, which bounds scratch memory: 256 rows of 8 experts.
+constexpr std::int64_t kChunkRows = 256;
+// Panels of an expert that a thread claims at a time.
+constexpr std::int64_t kUnitPanels = 8;
+
+template <class T>
+constexpr bool kPresent = !std::is_same_v<T, none>;
+
+// What an expert's linear multiplies with.
+template <class T, ActQuant kQuant>
+using Quantized = std::conditional_t<kQuant == ActQuant::f8e4m3, f8e4m3,
+                                     std::conditional_t<kQuant == ActQuant::i8, std::int8_t, T>>;
+
+// One of an expert's two linears: rows [depth] -> [columns].
+template <class C, std::int64_t kDepth_, std::int64_t kColumns_, class Zero, class Scale, class InputScale, class Pre>
+struct Half {
+  using T = typename C::x_t;
+  using X = Quantized<T, C::act_quant>;
+  static constexpr Multiply kMultiply =
+      C::act_quant == ActQuant::dynamic_i8 ? Multiply::dynamic_i8 : Multiply::exact;
+  using P = gemm::Product<X, C::weight_dtype, kMultiply, C::group_size, kPresent<Zero>, C::layout>;
+  static constexpr bool kStatic = C::act_quant == ActQuant::f8e4m3 || C::act_quant == ActQuant::i8;
+  using Rounding = Quantizer<T, X, Pre, std::conditional_t<kStatic, InputScale, none>>;
+  static constexpr std::int64_t kDepth = kDepth_, kColumns = kColumns_;
+  static constexpr bool kScalesColumns = kPresent<Scale> && !P::kGrouped;
+
+  static_assert(!kStatic || kPresent<InputScale>, "static quantisation needs a scale an expert");
+
+  View weight, scale, zero, input_scale, pre_scale;
+
+  gemm::Weights weights(std::int64_t expert) const {
+    const std::int64_t bytes = C::layout == Layout::packed ? P::packed_bytes(kColumns, kDepth)
+                                                           : kColumns * gemm::row_bytes<C::weight_dtype>(kDepth);
+    const std::int64_t scales = expert * kColumns * P::groups(kDepth);
+    return {weight.row<const std::byte>(0) + expert * bytes,
+            scale.data == nullptr ? nullptr : scale.row<const float>(0) + scales,
+            zero.data == nullptr ? nullptr : zero.row<const std::uint8_t>(0) + scales, kColumns, kDepth};
+  }
+
+  Rounding rounding(std::int64_t expert) const {
+    return Rounding(expert_view(pre_scale, expert * kDepth), expert_view(input_scale, expert));
+  }
+
+  // A sum of the product as the float that it stands for.
+  template <class N>
+  Floats scaled(std::int64_t expert, std::int64_t column, const float* sums, N n) const {
+    Floats value = load(sums, n);
+    if constexpr (kScalesColumns) value = value * load(scale.row<const float>(0) + expert * kColumns + column, n);
+    if constexpr (kStatic) value = value * input_scale.row<const float>(0)[expert];
+    return value;
+  }
+
+ private:
+  static View expert_view(const View& view, std::int64_t offset) {
+    return {view.data == nullptr ? nullptr : static_cast<float*>(view.data) + offset, 0};
+  }
+};
+
+template <class C>
+using GateUp = Half<C, C::H, 2 * C::I, typename C::gate_up_zero_t, typename C::gate_up_scale_t,
+                    typename C::gate_up_input_scale_t, typename C::gate_up_pre_scale_t>;
+template <class C>
+using Down = Half<C, C::I, C::H, typename C::down_zero_t, typename C::down_scale_t, typename C::down_input_scale_t,
+                  typename C::down_pre_scale_t>;
+
+// The rows that chose one expert: pairs [first, first + x.rows) of the grouped order.
+struct Job {
+  std::int64_t expert;
+  std::int64_t first;
+  gemm::PackedRows x;  // of gate_up
+  gemm::PackedRows h;  // of down
+};
+
+// The memory of a chunk of rows. A pair is a row and one of its experts: row * top_k + rank.
+template <class C>
+struct Scratch {
+  using T = typename C::x_t;
+  using P1 = typename GateUp<C>::P;
+  using P2 = typename Down<C>::P;
+
+  // The memory of one thread; the linears take turns.
+  struct Thread {
+    gemm::Workspace gate_up, down;
+    T* activations;                // [I]
+    typename GateUp<C>::X* row;    // [max(H, I)]
+  };
+
+  Scratch(std::byte* area, std::int64_t max_rows)
+      : rows_(max_rows < kChunkRows ? max_rows : kChunkRows), carver_(area), area_(area) {
+    const std::int64_t pairs = rows_ * C::top_k;
+    weights = carver_.take<float>(pairs);
+    experts = carver_.take<std::int32_t>(pairs);
+    grouped = carver_.take<std::int32_t>(pairs);
+    starts = carver_.take<std::int32_t>(C::E + 1);
+    jobs = carver_.take<Job>(C::E < pairs ? C::E : pairs);
+    const std::int64_t padded = padded_pairs(pairs);
+    x = gemm::carve_rows<P1>(carver_, padded, C::H);
+    gate_up = carver_.take<T>(pairs * 2 * C::I);
+    h = gemm::carve_rows<P2>(carver_, padded, C::I);
+    y = carver_.take<float>(pairs * C::H);
+    shared_bytes_ = carver_.bytes();
+    carve_thread(carver_);
+    thread_bytes_ = carver_.bytes() - shared_bytes_;
+  }
+
+  std::size_t bytes(int num_threads) const { return shared_bytes_ + thread_bytes_ * static_cast<std::size_t>(num_threads); }
+
+  Thread thread(int number) const {
+    Carver own(area_ + shared_bytes_ + thread_bytes_ * static_cast<std::size_t>(number));
+    return carve_thread(own);
+  }
+
+  float* weights;        // [pairs], of the experts of each row
+  std::int32_t* experts; // [pairs]
+  std::int32_t* grouped; // [pairs], pairs by expert
+  std::int32_t* starts;  // [E + 1], where an expert's pairs start
+  Job* jobs;
+  gemm::PackedRows x;
+  T* gate_up;            // [pairs][2 I], grouped
+  gemm::PackedRows h;
+  float* y;              // [pairs][H], by pair
+
+ private:
+  // Every expert's last tile may have missing rows.
+  static std::int64_t padded_pairs(std::int64_t pairs) {
+    const std::int64_t active = C::E < pairs ? C::E : pairs;
+    return pairs + active * (P1::kMaxHeight - 1);
+  }
+
+  Thread carve_thread(Carver& carver) const {
+    const std::int64_t rows = gemm::ceil_div(rows_, P1::kMaxHeight) * P1::kMaxHeight;
+    Thread thread{};
+    thread.gate_up = gemm::carve_workspace<P1>(carver, rows, C::H);
+    thread.down = gemm::carve_workspace<P2>(carver, rows, C::I);
+    thread.activations = carver.template take<T>(C::I);
+    thread.row = carver.template take<typename GateUp<C>::X>(C::H > C::I ? C::H : C::I);
+    return thread;
+  }
+
+  std::int64_t rows_;
+  Carver carver_;
+  std::byte* area_;
+  std::size_t shared_bytes_, thread_bytes_;
+};
+
+// The top_k experts of one row, likeliest first (ties: the lower index), and their weights.
+template <class C>
+void route(const float* logits, std::int32_t* experts, float* weights) {
+  float largest = logits[0];
+  for (std::int64_t e = 1; e < C::E; ++e) largest = logits[e] > largest ? logits[e] : largest;
+  float total = 0.f;
+  for (std::int64_t e = 0; e < C::E; ++e) total += std::exp(logits[e] - largest);
+  bool taken[C::E] = {};
+  float chosen = 0.f;
+  for (std::int64_t rank = 0; rank < C::top_k; ++rank) {
+    std::int64_t best = -1;
+    for (std::int64_t e = 0; e < C::E; ++e) {
+      if (!taken[e] && (best < 0 || logits[e] > logits[best])) best = e;
+    }
+    taken[best] = true;
+    experts[rank] = static_cast<std::int32_t>(best);
+    weights[rank] = std::exp(logits[best] - largest) / total;
+    chosen += weights[rank];
+  }
+  if constexpr (C::renormalize != 0) {
+    for (std::int64_t rank = 0; rank < C::top_k; ++rank) weights[rank] /= chosen;
+  }
+}
+
+// Sorts pairs by expert (rows in order) and gives every expert that has any a job.
+template <class C>
+std::int64_t group_pairs(const Scratch<C>& s, std::int64_t rows) {
+  using P1 = typename Scratch<C>::P1;
+  using P2 = typename Scratch<C>::P2;
+  const std::int64_t pairs = rows * C::top_k;
+  for (std::int64_t e = 0; e <= C::E; ++e) s.starts[e] = 0;
+  for (std::int64_t i = 0; i < pairs; ++i) ++s.starts[s.experts[i] + 1];
+  for (std::int64_t e = 0; e < C::E; ++e) s.starts[e + 1] += s.starts[e];
+  std::int64_t count = 0, padded = 0;
+  for (std::int64_t e = 0; e < C::E; ++e) {
+    const std::int64_t first = s.starts[e], size = s.starts[e + 1] - first;
+    if (size == 0) continue;
+    const gemm::Tiling tiling = gemm::tile_rows<P1>(size);
+    const auto part = [&](auto rows_of_half) {
+      rows_of_half.rows = size;
+      rows_of_half.height = tiling.height;
+      rows_of_half.tiles = tiling.tiles;
+      return rows_of_half;
+    };
+    s.jobs[count++] = {e, first, part(gemm::skip_rows<P1>(s.x, padded)), part(gemm::skip_rows<P2>(s.h, padded))};
+    padded += tiling.tiles * tiling.height;
+  }
+  for (std::int64_t i = 0; i < pairs; ++i) s.grouped[s.starts[s.experts[i]]++] = static_cast<std::int32_t>(i);
+  return count;
+}
+
+// Calls body(job, first panel, last panel, thread) for all panels of all jobs.
+template <class C, class Body>
+void for_panels(Context& ctx, const Scratch<C>& s, std::int64_t jobs, std::int64_t columns, Body&& body) {
+  const std::int64_t panels = gemm::ceil_div(columns, gemm::kPanel);
+  const std::int64_t units = gemm::ceil_div(panels, kUnitPanels);
+  ctx.threads.for_each(jobs * units, [&](std::int64_t unit, int thread) {
+    const std::int64_t begin = unit % units * kUnitPanels;
+    const std::int64_t end = begin + kUnitPanels < panels ? begin + kUnitPanels : panels;
+    body(s.jobs[unit / units], begin, end, thread);
+  });
+}
+
+// Rows first_row.. of the chunk to every expert that they chose.
+template <class C>
+void pack_inputs(const Scratch<C>& s, const moe_args& a, const GateUp<C>& half, std::int64_t first_row, const Job& job,
+                 const typename Scratch<C>::Thread& own) {
+  const auto rounding = half.rounding(job.expert);
+  const auto row_of = [&](std::int64_t i) {
+    const std::int64_t row = first_row + s.grouped[job.first + i] / C::top_k;
+    const auto* x = a.x.row<const typename C::x_t>(row);
+    for_vectors(C::H, [&](std::int64_t k, auto n) { rounding.store(own.row + k, k, load(x + k, n), n); });
+    return own.row;
+  };
+  for (std::int64_t t = 0; t < job.x.tiles; ++t) {
+    gemm::pack_tile<typename GateUp<C>::P>(job.x, t, own.gate_up.quantized, row_of);
+  }
+}
+
+// activation(gate) * up of every row of a job, packed for down.
+template <class C>
+void activate(const Scratch<C>& s, const Down<C>& half, const Job& job, const typename Scratch<C>::Thread& own) {
+  using T = typename C::x_t;
+  const auto rounding = half.rounding(job.expert);
+  const auto row_of = [&](std::int64_t i) {
+    const T* gate = s.gate_up + (job.first + i) * 2 * C::I;
+    for_vectors(C::I, [&](std::int64_t k, auto n) {
+      const Floats product = rounded<T>(activated<C::activation>(load(gate + k, n))) * load(gate + C::I + k, n);
+      rounding.store(own.row + k, k, product, n);
+    });
+    return own.row;
+  };
+  for (std::int64_t t = 0; t < job.h.tiles; ++t) {
+    gemm::pack_tile<typename Down<C>::P>(job.h, t, own.down.quantized, row_of);
+  }
+}
+
+// The weighted sum of a row's experts, in the order of their ranks.
+template <class C>
+void combine(const Scratch<C>& s, const moe_args& a, std::int64_t row, std::int64_t row_of_chunk) {
+  for_vectors(C::H, [&](std::int64_t i, auto n) {
+    Floats total{};
+    for (std::int64_t rank = 0; rank < C::top_k; ++rank) {
+      const std::int64_t pair = row_of_chunk * C::top_k + rank;
+      total = total + s.weights[pair] * load(s.y + pair * C::H + i, n);
+    }
+    if constexpr (kPresent<typename C::residual_t>) {
+      total = total + load(a.residual.row<const typename C::residual_t>(row) + i, n);
+    }
+    store(a.out.row<typename C::out_t>(row) + i, total, n);
+  });
+}
+
+// Rows [first_row, first_row + rows).
+template <class C>
+void run_chunk(Context& ctx, const Scratch<C>& s, const moe_args& a, std::int64_t first_row, std::int64_t rows) {
+  const GateUp<C> gate_up{a.gate_up, a.gate_up_scale, a.gate_up_zero, a.gate_up_input_scale, a.gate_up_pre_scale};
+  const Down<C> down{a.down, a.down_scale, a.down_zero, a.down_input_scale, a.down_pre_scale};
+  ctx.threads.parallel_for(rows, 8, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      route<C>(a.router_logits.row<const float>(first_row + i), s.experts + i * C::top_k, s.weights + i * C::top_k);
+    }
+  });
+  const std::int64_t jobs = group_pairs<C>(s, rows);
+  ctx.threads.for_each(jobs, [&](std::int64_t j, int thread) {
+    pack_inputs<C>(s, a, gate_up, first_row, s.jobs[j], s.thread(thread));
+  });
+  for_panels<C>(ctx, s, jobs, 2 * C::I, [&](const Job& job, std::int64_t begin, std::int64_t end, int thread) {
+    gemm::multiply_panels<typename GateUp<C>::P>(
+        job.x, gate_up.weights(job.expert), begin, end, s.thread(thread).gate_up,
+        [&](std::int64_t row, std::int64_t column, std::int64_t columns, const float* sums) {
+          auto* out = s.gate_up + (job.first + row) * 2 * C::I + column;
+          for_vectors(columns, [&](std::int64_t i, auto n) {
+            store(out + i, gate_up.scaled(job.expert, column + i, sums + i, n), n);
+          });
+        });
+  });
+  ctx.threads.for_each(jobs, [&](std::int64_t j, int thread) { activate<C>(s, down, s.jobs[j], s.thread(thread)); });
+  for_panels<C>(ctx, s, jobs, C::H, [&](const Job& job, std::int64_t begin, std::int64_t end, int thread) {
+    gemm::multiply_panels<typename Down<C>::P>(
+        job.h, down.weights(job.expert), begin, end, s.thread(thread).down,
+        [&](std::int64_t row, std::int64_t column, std::int64_t columns, const float* sums) {
+          float* out = s.y + s.grouped[job.first + row] * C::H + column;
+          for_vectors(columns, [&](std::int64_t i, auto n) {
+            store(out + i, down.scaled(job.expert, column + i, sums + i, n), n);
+          });
+        });
+  });
+  ctx.threads.parallel_for(rows, 4, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t i = begin; i < end; ++i) combine<C>(s, a, first_row + i, i);
+  });
+}
+
+}  // namespace moe_detail
+
+template <class C>
+std::size_t moe_scratch(std::int64_t max_rows, int num_threads) {
+  return moe_detail::Scratch<C>(nullptr, max_rows).bytes(num_threads);
+}
+
+template <class C>
+void moe(Context& ctx, const moe_args& a) {
+  const moe_detail::Scratch<C> scratch(ctx.scratch, a.M);
+  for (std::int64_t row = 0; row < a.M; row += moe_detail::kChunkRows) {
+    const std::int64_t left = a.M - row;
+    moe_detail::run_chunk<C>(ctx, scratch, a, row, left < moe_detail::kChunkRows ? left : moe_detail::kChunkRows);
+  }
+}
+
+}  // namespace trtc

@@ -1,0 +1,156 @@
+"""The border to nvidia-modelopt: its config, calibration and export, made quiet and checked."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import nn
+
+from trtc.protos.errors import CalibrationError, UnsupportedError
+from trtc.quant.calibration_text import TokenSet
+from trtc.quant.experts import STARVED_TOKENS, SeparateExperts, prepare_export, separate_experts
+from trtc.quant.quiet import quiet_libraries
+from trtc.quant.reference_model import load_config
+from trtc.quant.scheme import Scheme
+
+_BATCH = 4
+_NEVER_QUANTIZED = ("*lm_head*", "*router*", "*mlp.gate.*", "*block_sparse_moe.gate.*")
+
+
+def check_quantizable(model_dir: Path, scheme: Scheme) -> None:
+    """Refuse a model whose linears do not fit the scheme, before weights are read.
+
+    Raises:
+        UnsupportedError: names the linear and its size.
+        CheckpointError: unreadable config.json.
+    """
+    config = load_config(model_dir)
+    with quiet_libraries(), torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    separate_experts(model)
+    group = scheme.group_size
+    if group is None:
+        return
+    remedy = "Use --dtype fp8 or int8_sq, which take any size"
+    for name, linear in _quantized_linears(model):
+        if linear.in_features % group:
+            raise UnsupportedError(
+                f"has {linear.in_features} input features, no multiple of {scheme.name}'s group "
+                f"of {group}",
+                field=name,
+                remedy=remedy,
+            )
+        if linear.out_features % 2:
+            raise UnsupportedError(
+                f"has {linear.out_features} output features; 4-bit rows are stored in pairs",
+                field=name,
+                remedy=remedy,
+            )
+
+
+def _quantized_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and "layers." in name:
+            yield name, module
+
+
+def modelopt_config(scheme: Scheme, kv_dtype: str) -> dict[str, Any]:
+    """modelopt's config: the last rule that matches a quantiser wins."""
+    assert scheme.modelopt is not None
+    with quiet_libraries():
+        import modelopt.torch.quantization as mtq
+
+        config: dict[str, Any] = copy.deepcopy(getattr(mtq, scheme.modelopt))
+        if kv_dtype == "f8e4m3":
+            kv = copy.deepcopy(mtq.FP8_KV_CFG["quant_cfg"])
+            config = mtq.update_quant_cfg_with_kv_cache_quant(config, kv)
+    config["quant_cfg"] += [
+        {"quantizer_name": pattern, "enable": False} for pattern in _NEVER_QUANTIZED
+    ]
+    return config
+
+
+def method_of(config: dict[str, Any]) -> str:
+    """max, smoothquant or awq_lite."""
+    algorithm = config["algorithm"]
+    return str(algorithm["method"] if isinstance(algorithm, dict) else algorithm)
+
+
+def run_decoder(model: Any, tokens: TokenSet) -> None:
+    """Run the windows through the model without its lm_head, which nobody calibrates."""
+    for begin in range(0, len(tokens.sequences), _BATCH):
+        ids = torch.from_numpy(np.stack(tokens.sequences[begin : begin + _BATCH]).astype(np.int64))
+        with torch.inference_mode():
+            model.base_model(ids, use_cache=False)
+
+
+def mark_starved(
+    model: nn.Module, experts: tuple[SeparateExperts, ...], tokens: TokenSet
+) -> tuple[str, ...]:
+    """Mark the experts that the text hardly reaches, and name them."""
+    if not experts:
+        return ()
+    for layer in experts:
+        layer.collecting = True
+    run_decoder(model, tokens)
+    names = {id(module): name for name, module in model.named_modules()}
+    starved = []
+    for layer in experts:
+        layer.collecting = False
+        layer.starved = frozenset(
+            i for i, seen in enumerate(layer.tokens_seen) if seen < STARVED_TOKENS
+        )
+        starved += [f"{names[id(layer)]}.{i}" for i in sorted(layer.starved)]
+    return tuple(starved)
+
+
+def calibrate(
+    model: Any, config: dict[str, Any], tokens: TokenSet, experts: tuple[SeparateExperts, ...]
+) -> None:
+    """Quantise `model` in place: what it computes from now on is what the export will hold.
+
+    Raises:
+        CalibrationError: activations that are NaN, infinite or always zero.
+    """
+    with quiet_libraries():
+        import modelopt.torch.quantization as mtq
+        from modelopt.torch.export.unified_export_hf import requantize_resmooth_fused_llm_layers
+
+        for layer in experts:
+            layer.collecting = True
+        mtq.quantize(model, config, lambda quantized: run_decoder(quantized, tokens))
+        for layer in experts:
+            layer.collecting = False
+        _check_scales(model)
+        # The export does this too: once done, what is measured is what is shipped.
+        requantize_resmooth_fused_llm_layers(model)
+
+
+def _check_scales(model: nn.Module) -> None:
+    """A scale of zero or infinity comes from activations that calibration never saw, or NaN."""
+    for name, module in model.named_modules():
+        amax = getattr(module, "amax", None) if "quantizer" in name else None
+        if not isinstance(amax, torch.Tensor) or not getattr(module, "is_enabled", False):
+            continue
+        if "weight_quantizer" not in name and not bool((amax > 0).all() & amax.isfinite().all()):
+            raise CalibrationError(
+                f"the largest activation seen is {amax.max().item()}",
+                field=name.rpartition(".")[0],
+                remedy="The checkpoint gives NaN or dead activations there; use --dtype bf16",
+            )
+
+
+def export(model: Any, output_dir: Path) -> None:
+    """Write a calibrated model as a unified Hugging Face checkpoint."""
+    with quiet_libraries():
+        from modelopt.torch.export import export_hf_checkpoint
+
+        prepare_export()
+        with torch.inference_mode():
+            export_hf_checkpoint(model, export_dir=output_dir)
+    for file in output_dir.iterdir():
+        file.chmod(0o644)  # safetensors writes them for the owner alone

@@ -1,0 +1,72 @@
+"""builder/passes/fuse_quantize.py."""
+
+import pytest
+
+from tests.builder.passes.tiny import (
+    Hand,
+    Tiny,
+    assert_preserves,
+    assert_unchanged,
+    attributes,
+    before,
+    given,
+    nodes,
+    ops,
+)
+from trtc.builder.passes.fuse_quantize import FUSE_QUANTIZE
+
+
+@pytest.mark.parametrize(
+    ("kind", "out_dtype"),
+    [
+        (Tiny("fp8"), "f8e4m3"),
+        (Tiny("fp8", gemma=True, dtype="f32"), "f8e4m3"),
+        (Tiny("int8_sq"), "i8"),
+        (Tiny("w4a8_awq"), "f8e4m3"),
+    ],
+    ids=str,
+)
+def test_norms_attention_and_swiglu_quantise_their_output(kind: Tiny, out_dtype: str) -> None:
+    """The same roundings in the same order: no bit changes, in bf16 as well."""
+    old, new = assert_preserves(FUSE_QUANTIZE, kind, tolerance=0.0)
+    assert ops(old)["trtc.quantize"] == 8 and ops(new)["trtc.quantize"] == 0
+    for op in ("paged_attention", "swiglu"):
+        for node in nodes(new, op):
+            assert attributes(node)["out_dtype"] == out_dtype
+            assert "out_scale" in given(node)
+    norms = {node.name: node for node in nodes(new, "rms_norm")}
+    assert attributes(norms["layers.0.attention_norm"])["out_dtype"] == out_dtype
+    assert "out_scale" not in given(norms["final_norm"])
+
+
+def test_pre_scales_alone_are_fused_where_one_reader_is_left() -> None:
+    kind = Tiny("int4_awq", pre_scales=True)
+    old, new = assert_preserves(FUSE_QUANTIZE, kind, tolerance=0.0)
+    assert all(set(given(node)) == {"x", "pre_scale"} for node in nodes(old, "quantize"))
+    assert all("pre_scale" in given(node) for node in nodes(new, "paged_attention"))
+    assert all("pre_scale" in given(node) for node in nodes(new, "swiglu"))
+    # q, k and v, gate and up read their norm through different scales.
+    assert ops(new)["trtc.quantize"] == 2 * 5
+
+
+@pytest.mark.parametrize("kind", [Tiny(), Tiny("int4_awq")], ids=str)
+def test_unquantised_activations_are_left_alone(kind: Tiny) -> None:
+    module, _ = before(FUSE_QUANTIZE, kind)
+    assert_unchanged(FUSE_QUANTIZE, module)
+
+
+@pytest.mark.parametrize("case", ["read elsewhere", "quantised", "other producer"])
+def test_other_quantisations_are_left_alone(case: str) -> None:
+    hand = Hand()
+    x, scale = hand.input("x", "T", 8), hand.constant("scale", 0.5)
+    weight = hand.weight("w", 8)
+    pre_scale = hand.weight("p", 8) if case == "quantised" else None
+    if case == "other producer":
+        made = hand.node("add", "n", [x, x], "T", 8)
+    else:
+        made = hand.node(
+            "rms_norm", "n", [x, None, weight, pre_scale], "T", 8, eps=1e-5, out_dtype="f32"
+        )
+    out = hand.node("quantize", "q", [made, None, scale], "T", 8, dtype="i8", out_dtype="i8")
+    outs = [out, made] if case == "read elsewhere" else [out]
+    assert_unchanged(FUSE_QUANTIZE, hand.module(*outs))

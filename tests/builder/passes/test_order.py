@@ -1,0 +1,146 @@
+"""builder/passes/order.py: whole lists, on every scheme and family feature."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from tests.builder.passes.tiny import (
+    Tiny,
+    assert_same_function,
+    attributes,
+    given,
+    logits,
+    nodes,
+    ops,
+    scheme_of,
+    tiny,
+)
+from trtc.builder.module import Module
+from trtc.builder.passes.base import run_passes
+from trtc.builder.passes.order import NATIVE_PASSES, cpu_passes
+from trtc.builder.plan import make_plan
+from trtc.plugins.registry import REGISTRY
+
+FEATURES = [
+    Tiny(),
+    Tiny(bias=True),
+    Tiny(head_norm=True, tied=True),
+    Tiny(gemma=True),
+    Tiny(fused=True),
+    Tiny(experts=4),
+]
+QUANTIZED = [
+    Tiny("fp8", per_tensor=True),
+    Tiny("fp8", equal_input_scales=False, kv_dtype="f8e4m3"),
+    Tiny("fp8", gemma=True),
+    Tiny("fp8", experts=4),
+    Tiny("int8_sq", pre_scales=True),
+    Tiny("int8_sq", pre_scales=True, equal_pre_scales=True, fused=True),
+    Tiny("w4a8_awq", pre_scales=True, bias=True),
+]
+NARROW = [
+    Tiny("bf16", head_norm=True),
+    Tiny("int4_awq", pre_scales=True),
+    Tiny("int4_awq", zero_points=True, fused=True),
+    Tiny("int4_awq", experts=4),
+]
+
+
+def lowered(kind: Tiny, *, exact: bool = True) -> tuple[Module, Module]:
+    module, reader = tiny(kind)
+    passes = cpu_passes(scheme_of(kind), reader, exact_activations=exact)
+    result, changed = run_passes(module, passes)
+    assert changed
+    make_plan(result, REGISTRY)
+    return module, result
+
+
+@pytest.mark.parametrize("kind", FEATURES, ids=str)
+def test_f32_models_compute_the_same(kind: Tiny) -> None:
+    module, result = lowered(kind)
+    assert_same_function(module, result, tiny(kind)[1], tolerance=5e-6)
+
+
+@pytest.mark.parametrize("kind", QUANTIZED, ids=str)
+def test_quantised_models_compute_the_same_over_f32(kind: Tiny) -> None:
+    kind = Tiny(**{**vars(kind), "dtype": "f32"})
+    module, result = lowered(kind)
+    # A value on the edge between two E4M3 numbers may fall to the other side.
+    assert_same_function(module, result, tiny(kind)[1], tolerance=2e-3)
+
+
+@pytest.mark.parametrize("kind", [*QUANTIZED, *NARROW], ids=str)
+def test_bf16_models_are_as_near_to_f32_as_the_source_graph(kind: Tiny) -> None:
+    module, result = lowered(kind)
+    exact_module, reader = tiny(Tiny(**{**vars(kind), "dtype": "f32"}))
+    exact = logits(exact_module, reader)
+    errors = [
+        float(np.sqrt(np.mean((logits(one, tiny(kind)[1]) - exact) ** 2)))
+        for one in (module, result)
+    ]
+    assert errors[1] <= 1.5 * errors[0]
+
+
+@pytest.mark.parametrize("kind", [*FEATURES, *QUANTIZED, *NARROW], ids=str)
+def test_a_layer_is_as_few_kernels_as_it_can_be(kind: Tiny) -> None:
+    _, result = lowered(kind)
+    counts: Counter[str] = ops(result)
+    assert set(counts) <= {f"trtc.{name}" for name in REGISTRY} | {"Split"}
+    assert counts["trtc.rope_kv_write"] == counts["trtc.paged_attention"] == 2
+    assert counts["trtc.embedding"] == counts["trtc.gather_rows"] == 1
+    assert counts["trtc.add"] == (1 if kind.gemma else 0)
+    if kind.equal_input_scales and (kind.equal_pre_scales or not kind.pre_scales):
+        assert counts["trtc.quantize"] == 0
+        assert counts["trtc.linear"] == (2 * 3 if kind.experts else 2 * 4) + 1
+
+
+@pytest.mark.parametrize("kind", [Tiny("fp8"), Tiny("int4_awq", experts=4)], ids=str)
+def test_the_same_module_gives_the_same_bytes(kind: Tiny) -> None:
+    first, second = (lowered(kind)[1].model.SerializeToString(deterministic=True) for _ in range(2))
+    assert first == second
+
+
+def test_the_given_module_is_not_altered() -> None:
+    module, _ = tiny(Tiny("int8_sq", bias=True))
+    bytes_before = module.model.SerializeToString(deterministic=True)
+    recipes_before = dict(module.recipes)
+    run_passes(module, NATIVE_PASSES)
+    assert module.model.SerializeToString(deterministic=True) == bytes_before
+    assert dict(module.recipes) == recipes_before
+
+
+@pytest.mark.parametrize("scheme", ["fp32", "fp8", "int4_awq"])
+def test_exact_activations_are_a_choice_for_4_bit_weights_alone(scheme: str) -> None:
+    found = {}
+    for exact in (False, True):
+        _, result = lowered(Tiny(scheme), exact=exact)
+        found[exact] = {attributes(node)["activation"] for node in nodes(result, "linear")}
+    assert found[True] == {"exact"}
+    assert found[False] == ({"exact", "dynamic_i8"} if scheme == "int4_awq" else {"exact"})
+
+
+def test_int8_with_equal_pre_scales_is_as_few_kernels_as_without() -> None:
+    _, result = lowered(Tiny("int8_sq", pre_scales=True, equal_pre_scales=True))
+    counts = ops(result)
+    assert counts["trtc.quantize"] == 0 and counts["trtc.linear"] == 2 * 4 + 1
+    for op in ("paged_attention", "swiglu"):
+        assert all({"pre_scale", "out_scale"} <= set(given(node)) for node in nodes(result, op))
+
+
+def test_names_are_unique_and_requirements_are_met() -> None:
+    names = [step.name for step in NATIVE_PASSES]
+    assert len(set(names)) == len(names)
+    for index, step in enumerate(NATIVE_PASSES):
+        assert step.requires <= set(names[:index])
+
+
+def test_weights_of_a_large_model_are_never_loaded() -> None:
+    """Reading any weight fails; a 32-layer graph goes through without one."""
+    module, reader = tiny(Tiny("bf16", layers=32))
+    reader.tensors.clear()
+    reader.shapes.clear()
+    result, _ = run_passes(
+        module, cpu_passes(scheme_of(Tiny("bf16")), reader, exact_activations=True)
+    )
+    assert ops(result)["trtc.linear"] == 32 * 4 + 1

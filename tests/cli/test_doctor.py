@@ -1,0 +1,97 @@
+"""`trtc doctor` on this machine, and on machines that lack things."""
+
+import importlib.metadata
+import json
+from typing import Any
+
+import pytest
+
+from trtc.cli import main
+from trtc.commands import doctor
+from trtc.plugins.cpu.host import runnable_isas
+
+
+def findings(capsys: pytest.CaptureFixture[str]) -> dict[tuple[str, str], dict[str, Any]]:
+    assert main(["doctor", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    return {(one["topic"], one["name"]): one for one in document["findings"]}
+
+
+def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    found = findings(capsys)
+    assert found["build", "compiler"]["verdict"] == "yes"
+    assert found["run", "cpu:generic"]["verdict"] == "yes"
+    best = found["run", f"cpu:{runnable_isas()[0]}"]
+    assert (best["verdict"], best["detail"]) == ("yes", "the best here")
+    assert found["runtime packages", "grpcio"]["verdict"] == "yes"
+    assert found["abilities", "serve engines"]["verdict"] == "yes"
+    for topic in ("build", "run"):
+        for target in ("cuda", "tensorrt"):
+            assert found[topic, target]["verdict"] == "no"
+            assert found[topic, target]["detail"]
+
+
+def test_the_table_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    for word in ("machine", "compiler", "cpu:generic", "grpcio", "serve engines"):
+        assert word in out
+
+
+def test_without_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = findings(capsys)
+    assert found["build", "compiler"]["verdict"] == "no"
+    assert "apt-get install g++" in found["build", "compiler"]["remedy"]
+    assert ("build", "cpu:generic") not in found
+    assert found["run", "cpu:generic"]["verdict"] == "yes"
+
+
+def test_without_the_builders_packages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name in ("torch", "onnx"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    found = findings(capsys)
+    assert found["build packages", "torch"]["remedy"] == "pip install 'trtc[build]'"
+    for ability in ("build engines", "quantise checkpoints"):
+        assert found["abilities", ability]["verdict"] == "no"
+        assert found["abilities", ability]["detail"] == "missing: torch, onnx"
+    assert found["abilities", "serve engines"]["verdict"] == "yes"
+
+
+def test_on_a_processor_without_the_flags(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "runnable_isas", lambda: ("generic",))
+    monkeypatch.setattr(doctor, "read_cpu_flags", lambda: frozenset({"avx", "fma"}))
+    found = findings(capsys)
+    assert found["run", "cpu:x86-64-v3"]["verdict"] == "no"
+    assert "lacks" in found["run", "cpu:x86-64-v3"]["detail"]
+    assert "avx2" in found["run", "cpu:x86-64-v3"]["detail"]
+    assert found["run", "cpu:generic"]["detail"] == "the best here"
+
+
+def test_the_packages_it_looks_for_are_those_that_trtc_requires() -> None:
+    """Names drift apart silently otherwise: a package would be reported by nobody."""
+    required = importlib.metadata.requires("trtc") or []
+    plain = {_name(line) for line in required if "extra ==" not in line}
+    build = {_name(line) for line in required if "extra == 'build'" in line.replace('"', "'")}
+    assert set(doctor.RUNTIME_PACKAGES) == plain
+    assert set(doctor.BUILD_PACKAGES) <= build
+
+
+def _name(requirement: str) -> str:
+    for end, character in enumerate(requirement):
+        if character in "<>=!~[; ":
+            return requirement[:end]
+    return requirement

@@ -1,0 +1,59 @@
+"""The command line's surface, flag by flag: adding one is a decision, losing one is a break."""
+
+import click
+import pytest
+
+from trtc.cli import SUBCOMMANDS, cli
+
+COMPLETION = """
+    --prompt --raw --prompt-file --prompt-ids --chat --system --max-tokens --temperature --top-k
+    --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --logit-bias --seed
+    --stop --stop-token-ids --include-stop --ignore-eos --n --logprobs --json
+"""
+
+FLAGS = {
+    "build": """
+        --model --output --dtype --kv-dtype --target --force --calib --max-kl --reference
+        --exact-activations --dummy-weights --max-batch-size --max-seq-len --max-num-tokens
+        --page-size --threads --json
+    """,
+    "quantize": "--model --output --dtype --kv-dtype --calib --force --json",
+    "eval": "engine --text --reference --max-tokens --threads --json",
+    "inspect": "engine --plan --json --verify",
+    "generate": f"engine {COMPLETION} --threads --kv-bytes --dummy-weights",
+    "serve": """
+        engines --host --grpc-port --http-port --no-http --threads --kv-bytes --max-queue
+        --max-streams --max-prompt-bytes --no-prefix-cache --dummy-weights --drain-timeout
+        --tls-cert --tls-key --tls-client-ca --log-level
+    """,
+    "client": f"""
+        --host --port --model {COMPLETION} --priority --timeout --tls-ca --tls-cert --tls-key
+    """,
+    "bench": """
+        engine --url --model --concurrency --rate --input-len --output-len --requests --warmup
+        --seed --threads --kv-bytes --dummy-weights --json
+    """,
+    "doctor": "--json",
+}
+
+
+@pytest.mark.parametrize("name", sorted(FLAGS))
+def test_the_flags_of_a_command_are_these(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    found = [parameter.opts[0] for parameter in command.params]
+    assert sorted(found) == sorted(FLAGS[name].split())
+
+
+@pytest.mark.parametrize("name", sorted(FLAGS))
+def test_every_option_is_explained(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            shown = parameter.help or parameter.show_default
+            assert shown, f"trtc {name} {parameter.opts[0]} has neither help nor default"
+
+
+def test_the_subcommands_are_these() -> None:
+    assert set(SUBCOMMANDS) == set(FLAGS)

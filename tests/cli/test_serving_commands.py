@@ -1,0 +1,296 @@
+"""`trtc serve`, `client` and `bench` as a user runs them, on a real engine of the bundled model."""
+
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support.engines import build_tiny
+from tests.support.servers import TOKENIZER
+from trtc import open_engine
+from trtc.cli import main
+from trtc.protos.manifest import MANIFEST_FILE, Canary, read_manifest
+from trtc.runtime.client import Client
+from trtc.runtime.probe import Probe
+
+PROMPT_IDS = (5, 17, 9)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """bf16 pyllama with one canary."""
+    path = tmp_path_factory.mktemp("engines") / "pyllama"
+    build_tiny(TOKENIZER, path, "bf16", max_seq_len=256, max_batch_size=8, max_num_tokens=64)
+    tokens = Probe(num_threads=1).greedy(path, PROMPT_IDS, 12)
+    set_canary(path, tokens)
+    return path
+
+
+def set_canary(engine: Path, tokens: tuple[int, ...]) -> None:
+    manifest = msgspec.structs.replace(
+        read_manifest(engine), canaries=(Canary(prompt_ids=PROMPT_IDS, token_ids=tokens),)
+    )
+    (engine / MANIFEST_FILE).write_bytes(manifest.sealed().to_json())
+
+
+OPTIONS = ("--threads", "1", "--kv-bytes", "16000000", "--grpc-port", "0", "--http-port", "0")
+
+
+class Serving:
+    """`trtc serve` in a process of its own."""
+
+    def __init__(self, *arguments: str | Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "trtc", "serve", *OPTIONS, *map(str, arguments)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.log: list[str] = []
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError(f"ended without {pattern!r}: {''.join(self.log)}")
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        _, rest = self.process.communicate(timeout=30)
+        self.log.append(rest)
+        return self.process.returncode
+
+
+@pytest.fixture(scope="module")
+def server(engine: Path) -> Iterator[tuple[str, str]]:
+    """gRPC and HTTP port of a server of two names of one engine."""
+    serving = Serving(f"first={engine}", f"second={engine}")
+    try:
+        found = serving.wait_for(r"serving engines=first,second grpc=127.0.0.1:(\d+) http=.*:(\d+)")
+        yield found[1], found[2]
+        assert serving.stop() == 0
+        assert serving.log[-1].endswith("stopped\n")
+    finally:
+        serving.process.kill()
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    assert main([str(argument) for argument in arguments]) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+COMPLETIONS: list[list[str]] = [
+    ["--prompt", r"import os\n\ndef ", "--max-tokens", "24", "--temperature", "0"],
+    ["--prompt", "for i in", "--max-tokens", "24", "--temperature", "0.7", "--seed", "11"],
+    ["--prompt-ids", "5,17,9", "--max-tokens", "8", "--temperature", "0", "--logprobs", "3"],
+    ["--prompt", "hi", "--chat", "--system", "Be brief.", "--max-tokens", "9", "--seed", "4"],
+    ["--prompt", "x", "--n", "3", "--max-tokens", "9", "--seed", "4", "--stop", "\n"],
+]
+
+
+@pytest.mark.parametrize("arguments", COMPLETIONS)
+def test_the_client_prints_what_generate_prints(
+    arguments: list[str],
+    engine: Path,
+    server: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    local = ["generate", engine, "--threads", "1", *arguments]
+    remote = ["client", "--port", server[0], "--model", "second", *arguments]
+    assert run(capsys, *remote) == run(capsys, *local)
+    documents = [json.loads(run(capsys, *command, "--json")) for command in (remote, local)]
+    for document in documents:
+        document.pop("request_id")
+        document["usage"].pop("cached_prompt_tokens")
+    assert documents[0] == documents[1]
+    assert documents[0]["token_ids"]
+
+
+def test_the_server_says_it_is_ready_and_counts(server: tuple[str, str]) -> None:
+    base = f"http://127.0.0.1:{server[1]}"
+    with urllib.request.urlopen(f"{base}/readyz") as answer:
+        assert json.load(answer) == {"status": "ready", "reasons": {}}
+    with urllib.request.urlopen(f"{base}/metrics") as answer:
+        assert b'trtc_engine_ready{model_name="first"} 1.0' in answer.read()
+
+
+def test_the_client_needs_a_name_when_there_are_two(
+    server: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["client", "--port", server[0], "--prompt", "x"]) == 6
+    error = capsys.readouterr().err
+    assert error == (
+        "trtc: error: model: several engines are served. Choose one of: first, second\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--prompt-ids", "5", "--max-tokens", "0"], 6, "max_tokens: is 0"),
+        (["--prompt-ids", "999999"], 6, "token id 999999"),
+        (["--prompt-ids", "-1"], 6, "cannot be written"),
+        (["--prompt-ids", "5", "--temperature", "nan"], 6, "temperature: is nan"),
+        (["--prompt-ids", "5", "--timeout", "0.000001"], 6, "eadline"),
+        (["--prompt-ids", "five"], 2, "not a list of token ids"),
+        ([], 2, "give exactly one of them"),
+        (["--prompt", "x", "--prompt-ids", "5"], 2, "give exactly one of them"),
+        (["--prompt-ids", "5", "--tls-ca", "/none.pem"], 2, "cannot read /none.pem"),
+    ],
+)
+def test_bad_client_options(
+    arguments: list[str],
+    status: int,
+    said: str,
+    server: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["client", "--port", server[0], "--model", "first", *arguments]) == status
+    error = capsys.readouterr().err
+    assert error.startswith("trtc: error: ")
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_no_server_is_one_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    assert main(["client", "--port", str(port), "--prompt", "x"]) == 6
+    assert f"127.0.0.1:{port}: cannot reach the server" in capsys.readouterr().err
+
+
+def check_loads(document: dict[str, Any], wanted: list[tuple[str, float, int]]) -> None:
+    for load, (kind, value, requests) in zip(document["loads"], wanted, strict=True):
+        assert load[kind] == value
+        assert load["completed"] == load["num_requests"] == requests
+        assert load["failures"] == {}
+        assert load["output_tokens"] == requests * 6
+        assert load["output_tokens_per_s"] == pytest.approx(requests * 6 / load["seconds"])
+        assert load["requests_per_s"] == pytest.approx(requests / load["seconds"])
+        for name in ("ttft_ms", "itl_ms", "e2e_ms"):
+            spread = load[name]
+            assert 0 < spread["p50"] <= spread["p95"] <= spread["p99"]
+        assert load["ttft_ms"]["p50"] < load["e2e_ms"]["p50"]
+
+
+SHAPE = ["--input-len", "20", "--output-len", "6", "--requests", "5", "--warmup", "1"]
+
+
+def test_bench_in_this_process(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", engine, "--concurrency", "1,4", *SHAPE, "--threads", "1", "--seed", "3"]
+    document = json.loads(run(capsys, *command, "--json"))
+    assert (document["engine"], document["url"], document["seed"]) == (str(engine), None, 3)
+    check_loads(document, [("concurrency", 1, 5), ("concurrency", 4, 5)])
+
+
+def test_bench_of_a_server(server: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", "--url", f"127.0.0.1:{server[0]}", "--model", "first", *SHAPE]
+    document = json.loads(run(capsys, *command, "--rate", "50", "--json"))
+    check_loads(document, [("rate", 50, 5)])
+    table = run(capsys, *command, "--concurrency", "2")
+    assert "20 tokens in, 6 out" in table
+    assert max(map(len, table.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--concurrency", "1"], "give exactly one of them"),
+        (["--url", "h:1", "--concurrency", "zero"], "'zero' is not a list of positive numbers"),
+        (["--url", "h:1", "--concurrency", "1.5"], "'1.5' is not a list of positive numbers"),
+        (["--url", "h:1", "--rate", "-1"], "'-1' is not a list of positive numbers"),
+        (["--url", "h:1", "--rate", "nan"], "'nan' is not a list of positive numbers"),
+    ],
+)
+def test_bad_bench_options(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_bench_counts_failures(server: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", "--url", f"127.0.0.1:{server[0]}", "--model", "first", "--warmup", "0"]
+    command += ["--concurrency", "1", "--input-len", "300", "--requests", "2"]
+    (load,) = json.loads(run(capsys, *command, "--json"))["loads"]
+    assert (load["completed"], load["failures"]) == (0, {"INVALID_ARGUMENT": 2})
+    assert "2 of 2 requests failed: INVALID_ARGUMENT" in run(capsys, *command)
+
+
+def test_an_engine_that_gives_other_tokens_is_served_to_nobody(
+    engine: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(engine, other)
+    (canary,) = read_manifest(other).canaries
+    set_canary(other, (*canary.token_ids[:-1], canary.token_ids[-1] ^ 1))
+    serving = Serving(other)
+    try:
+        serving.wait_for(r"not ready engine=other reason=canary 0 gives other tokens")
+        port = serving.wait_for(r"listening, but not ready .* grpc=127.0.0.1:(\d+)")[1]
+        with Client(f"127.0.0.1:{port}") as client, pytest.raises(Exception, match="canary 0"):
+            client.generate([1], max_tokens=1).result()
+        assert serving.stop() == 0
+    finally:
+        serving.process.kill()
+
+
+def test_one_flipped_byte_is_never_served(
+    engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(engine, damaged)
+    weights = damaged / "weights.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert main(["serve", str(damaged), "--grpc-port", "0", "--no-http"]) == 4
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "weights.safetensors: the content differs from the manifest's sha256" in last
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["/nowhere"], 4, "cannot read manifest.json"),
+        (["a/x", "b/x"], 2, "the name 'x' is given twice"),
+        (["x", "--tls-cert", "c.pem"], 2, "--tls-key: is missing"),
+        (["x", "--tls-client-ca", "c.pem"], 2, "--tls-cert: is missing"),
+        ([], 2, "Missing argument"),
+    ],
+)
+def test_bad_serve_options(
+    arguments: list[str], status: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    free = ["--grpc-port", "0", "--http-port", "0"]
+    assert main(["serve", *arguments, *free]) == status
+    assert said in capsys.readouterr().err
+
+
+def test_a_killed_server_leaves_an_engine_that_serves_again(engine: Path) -> None:
+    serving = Serving(engine)
+    port = serving.wait_for(r"serving .* grpc=127.0.0.1:(\d+)")[1]
+    with Client(f"127.0.0.1:{port}") as client:
+        generation = client.generate(PROMPT_IDS, max_tokens=200, ignore_eos=True)
+        next(generation)
+        serving.process.kill()
+        begin = time.monotonic()
+        with pytest.raises(Exception, match="cannot reach the server"):
+            generation.result()
+        assert time.monotonic() - begin < 5
+    serving.process.communicate()
+    with open_engine(engine, num_threads=1, kv_bytes=16_000_000) as again:
+        tokens = again.generate(PROMPT_IDS, max_tokens=12, temperature=0.0, ignore_eos=True)
+        assert tokens.result().token_ids == read_manifest(engine).canaries[0].token_ids

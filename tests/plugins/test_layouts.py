@@ -1,0 +1,78 @@
+"""Packed weights: the bytes that every CPU kernel reads."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtc.plugins.linear.layouts import (
+    BLOCK,
+    BLOCK_DEPTH,
+    PANEL,
+    pack,
+    packed_bytes,
+    unpack,
+    unpack_experts,
+)
+from trtc.plugins.rounding import NUMPY_DTYPES
+from trtc.protos.errors import CheckpointError
+
+RANGES = {"i8": (-128, 128), "i4": (-8, 8), "u4": (0, 16)}
+
+
+def every_code(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Random values of a weight type: all codes of the narrow ones, but NaN."""
+    if dtype in RANGES:
+        return rng.integers(*RANGES[dtype], shape).astype(NUMPY_DTYPES[dtype])
+    if dtype == "f8e4m3":
+        codes = rng.integers(0, 255, shape).astype(np.uint8)
+        codes[(codes & 0x7F) == 0x7F] = 0
+        return codes.view(NUMPY_DTYPES[dtype])
+    return rng.standard_normal(shape).astype(NUMPY_DTYPES[dtype])
+
+
+@given(
+    dtype=st.sampled_from(sorted(BLOCK_DEPTH)),
+    num_columns=st.integers(1, 50),
+    depth=st.integers(1, 70),
+    seed=st.integers(0, 9),
+)
+def test_unpack_gives_what_pack_was_given(dtype, num_columns, depth, seed):
+    weight = every_code(np.random.default_rng(seed), (num_columns, depth), dtype)
+    packed = pack(weight, dtype)
+    assert packed.dtype == np.uint8
+    assert packed.nbytes == packed_bytes(num_columns, depth, dtype)
+    assert packed.nbytes % BLOCK == 0
+    again = unpack(packed, num_columns, depth, dtype)
+    assert again.dtype == weight.dtype
+    assert np.array_equal(again.astype(np.float32), weight.astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", sorted(BLOCK_DEPTH))
+def test_experts_follow_one_another(dtype):
+    weight = every_code(np.random.default_rng(1), (3, 20, 24), dtype)
+    packed = pack(weight, dtype)
+    assert packed.tobytes() == b"".join(pack(expert, dtype).tobytes() for expert in weight)
+    again = unpack_experts(packed, 3, 20, 24, dtype)
+    assert np.array_equal(again.astype(np.float32), weight.astype(np.float32))
+
+
+def test_a_block_is_one_cell_a_column():
+    """The documented places of k in column 5's cell of the second block."""
+    column, first = 5, BLOCK + 5 * 4
+    bf16 = np.zeros((PANEL, 4), NUMPY_DTYPES["bf16"])
+    bf16[column, 2:] = [1, 2]
+    assert pack(bf16, "bf16")[first : first + 4].view(np.uint16).tolist() == [0x3F80, 0x4000]
+    i8 = np.zeros((PANEL, 8), np.int8)
+    i8[column, 4:] = [1, 2, 3, -128]
+    assert pack(i8, "i8")[first : first + 4].tolist() == [129, 131, 130, 0]
+    i4 = np.zeros((PANEL, 16), np.int8)
+    i4[column, 8:] = [1, 2, 3, 4, 5, 6, 7, -8]
+    cell = pack(i4.astype(NUMPY_DTYPES["i4"]), "i4")[first : first + 4].tolist()
+    assert cell == [0x9 | 0xD0, 0xB | 0xF0, 0xA | 0xE0, 0xC | 0x00]
+
+
+def test_nan_weights_are_refused():
+    weight = np.array([[0x00, 0xFF]], np.uint8).view(NUMPY_DTYPES["f8e4m3"])
+    with pytest.raises(CheckpointError, match="NaN"):
+        pack(weight, "f8e4m3")

@@ -1,0 +1,197 @@
+"""Routed experts: the kernel against its reference, the reference against Transformers."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import MixtralConfig, Qwen3MoeConfig
+from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
+from tests.support.kernels import (
+    KernelCall,
+    KernelLibrary,
+    assert_close,
+    available_isas,
+    compile_kernels,
+)
+from tests.support.operands import random_array
+from tests.support.weights import in_memory, random_scales, random_weight, stored
+from trtc.plugins.moe.op import MOE
+
+ROWS, EXPERTS = 40, 5
+
+
+@dataclass(frozen=True)
+class Case:
+    x: str
+    weight: str
+    hidden: int
+    inner: int
+    group: int = 0
+    zero: bool = False
+    quant: str = "none"
+    layout: str = "packed"
+    top_k: int = 2
+    renormalize: int = 1
+    activation: str = "silu"
+    pre_scale: bool = False
+    residual: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.x}x{self.weight}-{self.quant}-{self.layout}"
+
+
+CASES = [
+    Case("f32", "f32", 24, 20, residual=False, renormalize=0),
+    Case("f32", "f32", 17, 33, layout="row_major", top_k=EXPERTS, activation="gelu_tanh"),
+    Case("bf16", "bf16", 48, 24, top_k=1),
+    Case("bf16", "f8e4m3", 48, 40, quant="f8e4m3"),
+    Case("bf16", "i8", 33, 24, quant="i8", pre_scale=True),
+    Case("bf16", "i4", 64, 32, 32, pre_scale=True),
+    Case("bf16", "i4", 64, 32, 16, quant="dynamic_i8", pre_scale=True),
+    Case("bf16", "u4", 48, 32, 16, zero=True, quant="dynamic_i8", layout="row_major"),
+]
+
+
+def moe_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> KernelCall:
+    inputs: dict[str, Any] = {
+        "x": random_array(rng, rows, case.hidden + 3, dtype=case.x)[:, 1 : 1 + case.hidden],
+        "router_logits": random_array(rng, rows, EXPERTS, spread=2),
+    }
+    halves = (("gate_up", 2 * case.inner, case.hidden), ("down", case.hidden, case.inner))
+    for name, columns, depth in halves:
+        weight = random_weight(rng, EXPERTS, columns, depth, dtype=case.weight)
+        inputs[name] = stored(weight, case.weight, case.layout)
+        if case.weight not in ("f32", "bf16"):
+            inputs[f"{name}_scale"] = random_scales(
+                rng, EXPERTS, columns, depth=depth, group=case.group, dtype=case.weight, x_dtype=""
+            )
+        if case.zero:
+            shape = inputs[f"{name}_scale"].shape
+            inputs[f"{name}_zero"] = rng.integers(0, 16, shape).astype(np.uint8)
+        if case.quant in ("f8e4m3", "i8"):
+            inputs[f"{name}_input_scale"] = rng.uniform(0.02, 0.03, EXPERTS).astype(np.float32)
+        if case.pre_scale:
+            inputs[f"{name}_pre_scale"] = rng.uniform(0.5, 2, (EXPERTS, depth)).astype(np.float32)
+    if case.residual:
+        inputs["residual"] = random_array(rng, rows, case.hidden, dtype=case.x)
+    attributes: dict[str, int | float | str] = {
+        "I": case.inner,
+        "top_k": case.top_k,
+        "renormalize": case.renormalize,
+        "activation": case.activation,
+        "group_size": case.group,
+        "weight_dtype": case.weight,
+        "layout": case.layout,
+        "act_quant": case.quant,
+        "out_dtype": case.x,
+    }
+    return KernelCall(MOE, attributes, inputs)
+
+
+def take_rows(call: KernelCall, rows: Any) -> KernelCall:
+    varying = {
+        name: np.ascontiguousarray(array[rows])
+        for name, array in call.inputs.items()
+        if name in ("x", "router_logits", "residual") and array is not None
+    }
+    return replace(call, inputs={**call.inputs, **varying})
+
+
+CALLS = [moe_call(np.random.default_rng(60 + i), case) for i, case in enumerate(CASES)]
+IDS = [str(case) for case in CASES]
+
+
+@pytest.fixture(scope="module", params=available_isas())
+def library(request: pytest.FixtureRequest) -> KernelLibrary:
+    return compile_kernels([in_memory(call) for call in CALLS], request.param)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=IDS)
+def test_kernel_agrees_with_reference(library, call):
+    assert_close(call, library.run(in_memory(call), num_threads=2))
+
+
+@pytest.mark.parametrize("call", CALLS, ids=IDS)
+def test_a_row_does_not_depend_on_the_others_nor_on_threads(library, call):
+    call = in_memory(call)
+    whole = library.run(call, num_threads=1)["out"]
+    assert library.run(call, num_threads=3)["out"].tobytes() == whole.tobytes()
+    for rows in (slice(7, 8), slice(3, 5), slice(20, 37), slice(None, None, -1)):
+        some = library.run(take_rows(call, rows), num_threads=2)["out"]
+        assert some.tobytes() == np.ascontiguousarray(whole[rows]).tobytes()
+
+
+def test_many_rows_go_in_chunks(library):
+    call = take_rows(CALLS[0], np.arange(300) % ROWS)
+    once = library.run(CALLS[0])["out"]
+    assert (
+        library.run(call, num_threads=2)["out"].tobytes() == once[np.arange(300) % ROWS].tobytes()
+    )
+
+
+def test_all_rows_may_choose_one_expert(library):
+    """One expert gets every row and the others none."""
+    call = next(c for c, case in zip(CALLS, CASES, strict=True) if case.top_k == 1)
+    logits = np.zeros((ROWS, EXPERTS), np.float32)
+    logits[:, 3] = 5
+    call = replace(call, inputs={**call.inputs, "router_logits": logits})
+    assert_close(call, library.run(in_memory(call), num_threads=2))
+
+
+def test_equal_logits_choose_the_lower_experts(library):
+    call = replace(
+        CALLS[0],
+        inputs={**CALLS[0].inputs, "router_logits": np.zeros((ROWS, EXPERTS), np.float32)},
+    )
+    assert_close(call, library.run(call))
+
+
+def experts_of(block: torch.nn.Module) -> dict[str, np.ndarray]:
+    """A Transformers block's weights in the operator's spelling."""
+    experts: Any = block.experts
+    return {
+        "gate_up": experts.gate_up_proj.detach().numpy(),
+        "down": experts.down_proj.detach().numpy(),
+    }
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_moe_unnormalised", "mixtral"])
+def test_reference_is_what_transformers_computes(family):
+    torch.manual_seed(4)
+    sizes = {"hidden_size": 24, "num_experts_per_tok": 3}
+    renormalize = family != "qwen3_moe_unnormalised"
+    block: Any
+    if family == "mixtral":
+        block = MixtralSparseMoeBlock(
+            MixtralConfig(intermediate_size=20, num_local_experts=6, **sizes)
+        )
+    else:
+        block = Qwen3MoeSparseMoeBlock(
+            Qwen3MoeConfig(
+                moe_intermediate_size=20, num_experts=6, norm_topk_prob=renormalize, **sizes
+            )
+        )
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    x = torch.randn(1, 7, 24)
+    with torch.no_grad():
+        expected = block(x)
+        logits = x[0] @ block.gate.weight.T
+    expected = expected[0] if isinstance(expected, tuple) else expected
+    call = KernelCall(
+        MOE,
+        {
+            "I": 20,
+            "top_k": 3,
+            "renormalize": int(renormalize),
+            "activation": "silu",
+            "weight_dtype": "f32",
+            "out_dtype": "f32",
+        },
+        {"x": x[0].numpy(), "router_logits": logits.numpy(), **experts_of(block)},
+    )
+    np.testing.assert_allclose(call.reference()["out"], expected[0].numpy(), atol=1e-5)

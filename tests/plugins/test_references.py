@@ -1,0 +1,87 @@
+"""References against independent implementations: the judges are judged once, in fp32."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.support.operands import AttentionShape, attention_call, random_array, random_sequence
+from trtc.plugins.registry import REGISTRY
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(22)
+
+
+def test_rms_norm(rng):
+    x, residual, weight = (random_array(rng, *shape) for shape in ((3, 40), (3, 40), (40,)))
+    out, total = REGISTRY["rms_norm"].reference(
+        x, residual, weight, None, None, eps=1e-5, out_dtype="f32"
+    )
+    expected = F.rms_norm(torch.tensor(x + residual), (40,), torch.tensor(weight), 1e-5)
+    np.testing.assert_allclose(out, expected.numpy(), atol=1e-6)
+    assert np.array_equal(total, x + residual)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_swiglu(rng, activation):
+    gate, up = random_array(rng, 3, 40, spread=4), random_array(rng, 3, 40)
+    (out,) = REGISTRY["swiglu"].reference(
+        gate, up, None, None, activation=activation, out_dtype="f32"
+    )
+    x = torch.tensor(gate)
+    activated = F.silu(x) if activation == "silu" else F.gelu(x, approximate="tanh")
+    np.testing.assert_allclose(out, (activated * torch.tensor(up)).numpy(), atol=1e-5)
+
+
+def test_rotation_turns_pairs_by_their_angles(rng):
+    """Pairs (i, i + half) as complex numbers, multiplied by e^(i angle)."""
+    tokens, heads, head_dim, rotary = 5, 3, 12, 8
+    x = random_array(rng, tokens, heads * head_dim)
+    angles = rng.uniform(0, 6, (20, rotary // 2))
+    positions = rng.integers(0, 20, tokens).astype(np.int32)
+    slots = np.arange(tokens, dtype=np.int32)
+    pool = np.zeros((2, 2, 4, heads, head_dim), np.float32)
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    q_out, pool_out = REGISTRY["rope_kv_write"].reference(
+        x, x, x, positions, slots, cos, sin, None, None, None, None, pool,
+        num_heads=heads, num_kv_heads=heads, head_dim=head_dim, rotary_dim=rotary, eps=0.0,
+    )  # fmt: skip
+    by_head = x.reshape(tokens, heads, head_dim)
+    pairs = by_head[..., :4] + 1j * by_head[..., 4:8]
+    turned = pairs * np.exp(1j * angles[positions])[:, None]
+    expected = np.concatenate([turned.real, turned.imag, by_head[..., 8:]], axis=-1)
+    np.testing.assert_allclose(q_out.reshape(expected.shape), expected, atol=1e-5)
+    written = pool_out.transpose(1, 0, 2, 3, 4).reshape(2, 8, heads, head_dim)[:, :tokens]
+    np.testing.assert_allclose(written[0], expected, atol=1e-5)
+    assert np.array_equal(written[1], by_head)
+
+
+@pytest.mark.parametrize("window", [0, 6])
+def test_attention(rng, window):
+    shape = AttentionShape("f32", "f32", 4, 2, 16, 8, window=window)
+    history = random_sequence(rng, shape, 21)
+    call = attention_call(rng, shape, [(history, 9, 21)])
+    q = torch.tensor(history.q.reshape(21, 4, 16)).transpose(0, 1)
+    k, v = torch.tensor(history.kv).permute(1, 2, 0, 3).repeat_interleave(2, dim=1)
+    distance = torch.arange(21)[:, None] - torch.arange(21)[None, :]
+    mask = (distance >= 0) & (distance < (window or 100))
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(0, 1)
+    np.testing.assert_allclose(
+        call.reference()["out"], expected.reshape(21, 64)[-9:].numpy(), atol=1e-5
+    )
+
+
+def test_fp8_pool_scales_come_back_out(rng):
+    """Writing with scales and reading with them gives the values within half an E4M3 step."""
+    k, v = (random_array(rng, 6, 2 * 8, spread=10) for _ in range(2))
+    pool = np.zeros((1, 2, 8, 2, 8), np.float32).astype("float8_e4m3fn")
+    scales = np.asarray(0.1, np.float32), np.asarray(0.2, np.float32)
+    slots = np.arange(6, dtype=np.int32)
+    (written,) = REGISTRY["kv_write"].reference(
+        k, v, pool, slots, *scales, num_kv_heads=2, head_dim=8
+    )
+    for index, (values, scale) in enumerate(zip((k, v), scales, strict=True)):
+        read = written[0, index, :6].astype(np.float32).reshape(6, 16) * scale
+        np.testing.assert_allclose(read, values, rtol=1 / 16, atol=0.01)

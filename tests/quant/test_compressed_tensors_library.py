@@ -1,0 +1,92 @@
+"""What the compressed-tensors library itself writes, against what it says it means."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.quantized import dequantized
+from trtc.quant.prequantized import read_quantization
+
+compressors = pytest.importorskip(
+    "compressed_tensors.compressors", reason="compressed-tensors is not installed"
+)
+quantization = pytest.importorskip("compressed_tensors.quantization")
+
+PREFIX = "model.layers.0.mlp.up_proj"
+ROWS, COLUMNS = 16, 64
+DTYPES = {
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.int8: "I8",
+    torch.int32: "I32",
+    torch.int64: "I64",
+}
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    ("pack-quantized", "Packed", {"num_bits": 4, "strategy": "group", "group_size": 16}),
+    (
+        "pack-quantized",
+        "Packed",
+        {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False},
+    ),
+    ("pack-quantized", "Packed", {"num_bits": 4, "strategy": "channel"}),
+    ("pack-quantized", "Packed", {"num_bits": 8, "strategy": "group", "group_size": 16}),
+    ("int-quantized", "Int", {"num_bits": 8, "strategy": "channel"}),
+    ("int-quantized", "Int", {"num_bits": 8, "strategy": "tensor"}),
+    ("float-quantized", "Float", {"num_bits": 8, "type": "float", "strategy": "channel"}),
+    ("float-quantized", "Float", {"num_bits": 8, "type": "float", "strategy": "tensor"}),
+]
+
+
+def observed(weights: Any, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Scale and zero point that the library computes for a weight."""
+    size = weights.group_size if weights.strategy == "group" else COLUMNS
+    grouped = weight.reshape(ROWS, COLUMNS // size, size)
+    low, high = grouped.amin(-1), grouped.amax(-1)
+    if weights.strategy == "tensor":
+        low, high = low.min().reshape(1), high.max().reshape(1)
+    scale, zero = quantization.utils.calculate_qparams(low, high, weights)
+    return {"weight_scale": scale, "weight_zero_point": zero}
+
+
+@pytest.mark.parametrize(("name", "kind", "settings"), CASES)
+def test_library(name: str, kind: str, settings: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    weights = quantization.QuantizationArgs(**settings)
+    scheme = quantization.QuantizationScheme(targets=["Linear"], weights=weights)
+    compressor = getattr(
+        compressors,
+        {
+            "Packed": "PackedQuantizationCompressor",
+            "Int": "IntQuantizationCompressor",
+            "Float": "FloatQuantizationCompressor",
+        }[kind],
+    )
+    weight = torch.randn(ROWS, COLUMNS)
+    state = {"weight": weight, **observed(weights, weight)}
+    compressed = compressor.compress(state, scheme)
+    meant = compressor.decompress(compressed, scheme)["weight"].double().numpy()
+
+    stored = {f"{PREFIX}.{key}": tensor for key, tensor in compressed.items()}
+    config = quantization.QuantizationConfig(
+        config_groups={"group_0": scheme}, format=name, ignore=["lm_head"]
+    ).model_dump()
+    declared = {**config, "quant_method": "compressed-tensors", "format": name}
+    declared["config_groups"]["group_0"]["weights"] = weights.model_dump(mode="json")
+    headers = {key: (DTYPES[t.dtype], tuple(t.shape)) for key, t in stored.items()}
+    found = read_quantization({"quantization_config": declared}, None, headers)
+    assert found is not None
+    ours = dequantized(found, PREFIX, {key: as_numpy(t) for key, t in stored.items()})
+    np.testing.assert_allclose(ours, meant, rtol=1e-5, atol=1e-7)
+
+
+def as_numpy(tensor: torch.Tensor) -> Any:
+    import ml_dtypes
+
+    if tensor.dtype == torch.float8_e4m3fn:
+        return tensor.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()

@@ -1,0 +1,87 @@
+"""Every bit layout: a word written out by hand, and pack and unpack as inverses."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtc.quant.pack import (
+    offset_bytes,
+    offset_nibbles,
+    pack_awq,
+    pack_row_pairs,
+    pack_words,
+    signed_nibbles,
+    unpack_awq,
+    unpack_row_pairs,
+    unpack_words,
+)
+
+
+def codes(seed: int, shape: tuple[int, ...], bits: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 1 << bits, shape).astype(np.uint8)
+
+
+def test_words_hold_the_first_code_in_their_lowest_bits() -> None:
+    word = np.array([[0x76543210]], np.uint32).view(np.int32)
+    assert unpack_words(word, 4, 1).tolist() == [[0, 1, 2, 3, 4, 5, 6, 7]]
+    assert unpack_words(word, 8, 0).tolist() == [[0x10], [0x32], [0x54], [0x76]]
+
+
+def test_a_set_top_bit_is_no_sign() -> None:
+    assert unpack_words(np.array([[-1]], np.int32), 4, 1).tolist() == [[15] * 8]
+
+
+def test_awq_interleaves_columns() -> None:
+    # Nibble by nibble from the lowest: columns 0 2 4 6 1 3 5 7, each holding its own number.
+    word = np.array([[0x75316420]], np.uint32).view(np.int32)
+    assert unpack_awq(word).tolist() == [[0, 1, 2, 3, 4, 5, 6, 7]]
+
+
+def test_modelopt_pairs_rows() -> None:
+    assert unpack_row_pairs(np.array([[0x9F]], np.uint8)).astype(int).tolist() == [[-1], [-7]]
+
+
+def test_signs() -> None:
+    all_codes = np.arange(16, dtype=np.uint8)
+    assert signed_nibbles(all_codes).astype(int).tolist() == [*range(8), *range(-8, 0)]
+    assert offset_nibbles(all_codes).astype(int).tolist() == list(range(-8, 8))
+    assert offset_bytes(np.array([0, 127, 128, 255], np.uint8)).tolist() == [-128, -1, 0, 127]
+
+
+@given(
+    seed=st.integers(0, 1 << 30),
+    rows=st.integers(1, 5),
+    words=st.integers(1, 4),
+    bits=st.sampled_from([4, 8]),
+    axis=st.sampled_from([0, 1]),
+)
+def test_words_round_trip(seed: int, rows: int, words: int, bits: int, axis: int) -> None:
+    shape = (rows, words * 32 // bits) if axis else (words * 32 // bits, rows)
+    original = codes(seed, shape, bits)
+    packed = pack_words(original, bits, axis)
+    assert packed.dtype == np.int32
+    assert packed.shape[axis] == words
+    np.testing.assert_array_equal(unpack_words(packed, bits, axis), original)
+
+
+@given(seed=st.integers(0, 1 << 30), rows=st.integers(1, 5), words=st.integers(1, 4))
+def test_awq_round_trips(seed: int, rows: int, words: int) -> None:
+    original = codes(seed, (rows, 8 * words), 4)
+    np.testing.assert_array_equal(unpack_awq(pack_awq(original)), original)
+
+
+@given(seed=st.integers(0, 1 << 30), pairs=st.integers(1, 5), columns=st.integers(1, 9))
+def test_row_pairs_round_trip(seed: int, pairs: int, columns: int) -> None:
+    original = signed_nibbles(codes(seed, (2 * pairs, columns), 4))
+    packed = pack_row_pairs(original)
+    assert packed.shape == (pairs, columns)
+    unpacked = unpack_row_pairs(packed)
+    assert unpacked.dtype == ml_dtypes.int4
+    np.testing.assert_array_equal(unpacked.astype(int), original.astype(int))
+
+
+def test_what_does_not_fill_a_word_is_a_bug() -> None:
+    with pytest.raises(AssertionError):
+        pack_words(np.zeros((1, 7), np.uint8), 4, 1)

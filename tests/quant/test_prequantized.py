@@ -1,0 +1,337 @@
+"""Imported formats against weights written out independently, and what each refuses by name."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.support.quantized import (
+    awq_linear,
+    canonical,
+    dequantized,
+    fp8_block_linear,
+    fp8_linear,
+    gptq_linear,
+    headers,
+    packed_linear,
+)
+from trtc.protos.errors import CheckpointError, UnsupportedError
+from trtc.quant.prequantized import read_quantization
+
+Q = "model.layers.0.self_attn.q_proj"
+UP = "model.layers.0.mlp.up_proj"
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True, "version": "gemm"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 16, "sym": True, "desc_act": False}
+FP8_BLOCK = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+}
+
+
+def packed(**weights: Any) -> dict[str, Any]:
+    """A compressed-tensors config."""
+    settings = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
+    group = {"targets": ["Linear"], "weights": {**settings, **weights}, "input_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+
+
+def read(declared: dict[str, Any], tensors: dict[str, Any]) -> Any:
+    tensors = {**tensors, "lm_head.weight": np.zeros((4, 32), ml_dtypes.bfloat16)}
+    return read_quantization({"quantization_config": declared}, None, headers(tensors))
+
+
+def check(declared: dict[str, Any], tensors: dict[str, Any], prefix: str, exact: Any) -> Any:
+    found = read(declared, tensors)
+    assert list(found.linears) == [prefix]
+    np.testing.assert_allclose(dequantized(found, prefix, tensors), exact, rtol=1e-6)
+    return found
+
+
+@pytest.mark.parametrize("group", [16, 32])
+def test_awq(group: int) -> None:
+    tensors, exact = awq_linear(Q, rows=24, columns=64, group=group)
+    found = check({**AWQ, "group_size": group}, tensors, Q, exact)
+    assert found.source == "awq"
+    assert found.scheme.group_size == group
+    linear = found.linears[Q]
+    assert (linear.weight, linear.has_zero_point, linear.group_size) == ("i4", True, group)
+    assert canonical(linear, tensors)["weight"].dtype == ml_dtypes.uint4
+
+
+def test_awq_with_one_group() -> None:
+    tensors, exact = awq_linear(Q, rows=8, columns=64, group=64)
+    found = check({**AWQ, "group_size": -1}, tensors, Q, exact)
+    assert found.linears[Q].group_size is None
+
+
+@pytest.mark.parametrize("v2", [False, True])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_gptq(symmetric: bool, v2: bool) -> None:
+    tensors, exact = gptq_linear(Q, rows=24, columns=64, group=16, symmetric=symmetric, v2=v2)
+    declared = {**GPTQ, "sym": symmetric, "checkpoint_format": "gptq_v2" if v2 else "gptq"}
+    found = check(declared, tensors, Q, exact)
+    assert found.linears[Q].has_zero_point is not symmetric
+    assert found.scheme.name == "int4_gptq"
+
+
+def test_gptq_of_8_bits_is_an_int8_weight() -> None:
+    tensors, exact = gptq_linear(Q, rows=8, columns=32, group=16, bits=8)
+    found = check({**GPTQ, "bits": 8}, tensors, Q, exact)
+    assert found.linears[Q].weight == "i8"
+    assert canonical(found.linears[Q], tensors)["weight"].dtype == np.int8
+
+
+def test_gptq_with_scattered_groups_is_refused_by_config() -> None:
+    tensors, _ = gptq_linear(Q, rows=8, columns=32, group=16)
+    with pytest.raises(UnsupportedError, match="desc_act"):
+        read({**GPTQ, "desc_act": True}, tensors)
+
+
+def test_gptq_with_scattered_groups_is_refused_by_index() -> None:
+    order = np.random.default_rng(1).permutation(32) // 16
+    tensors, _ = gptq_linear(Q, rows=8, columns=32, group=16, g_idx=order)
+    found = read({**GPTQ, "desc_act": True, "static_groups": True}, tensors)
+    with pytest.raises(UnsupportedError, match=r"q_proj\.g_idx.*desc_act"):
+        canonical(found.linears[Q], tensors)
+
+
+def test_gptq_that_calls_asymmetric_zeros_symmetric_is_contradictory() -> None:
+    tensors, _ = gptq_linear(Q, rows=8, columns=32, group=16, symmetric=False)
+    found = read(GPTQ, tensors)
+    with pytest.raises(CheckpointError, match="zero points other than 8"):
+        canonical(found.linears[Q], tensors)
+
+
+def test_gptq_v2_read_as_v1_is_contradictory() -> None:
+    tensors, _ = gptq_linear(Q, rows=8, columns=32, group=16, v2=True)
+    found = read(GPTQ, tensors)
+    with pytest.raises(CheckpointError, match="checkpoint_format"):
+        canonical(found.linears[Q], tensors)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(128, 256), (200, 256), (32, 96)])
+def test_fine_grained_fp8(rows: int, columns: int) -> None:
+    tensors, exact = fp8_block_linear(UP, rows, columns)
+    found = check(FP8_BLOCK, tensors, UP, exact)
+    assert found.scheme.activation == "bf16"
+    assert found.notes
+    assert found.linears[UP].group_size == (128 if columns > 128 else None)
+
+
+def test_fine_grained_fp8_with_half_a_block_is_refused() -> None:
+    tensors, _ = fp8_block_linear(UP, 16, 192)
+    with pytest.raises(UnsupportedError, match="192 input features"):
+        read(FP8_BLOCK, tensors)
+
+
+def test_static_fp8() -> None:
+    tensors, exact = fp8_linear(UP, 8, 16, static=True)
+    found = check({"quant_method": "fp8", "activation_scheme": "static"}, tensors, UP, exact)
+    assert found.scheme.name == "fp8"
+    assert canonical(found.linears[UP], tensors)["input_scale"] == np.float32(0.25)
+    assert not found.notes
+
+
+def test_dynamic_fp8_of_one_scale_keeps_activations() -> None:
+    tensors, exact = fp8_linear(UP, 8, 16, static=False)
+    found = check({"quant_method": "fp8", "activation_scheme": "dynamic"}, tensors, UP, exact)
+    assert found.scheme.activation == "bf16"
+    assert "input_scale" not in found.linears[UP].tensors
+
+
+def test_fp8_kv_scales() -> None:
+    tensors, _ = fp8_linear(UP, 8, 16, static=True)
+    tensors["model.layers.0.self_attn.k_scale"] = np.array([0.5], np.float32)
+    tensors["model.layers.11.self_attn.attn.v_scale"] = np.array(0.75, np.float32)
+    found = read({"quant_method": "fp8", "activation_scheme": "static"}, tensors)
+    assert found.kv_dtype == "f8e4m3"
+    assert sorted(found.kv_scales) == ["k:0", "v:11"]
+    source = found.kv_scales["k:0"]
+    assert source.function is not None
+    assert source.function(tensors[source.names[0]]).shape == ()
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_pack_quantized(symmetric: bool) -> None:
+    tensors, exact = packed_linear(Q, 24, 64, 16, symmetric=symmetric)
+    found = check(packed(group_size=16, symmetric=symmetric), tensors, Q, exact)
+    assert found.source == "compressed-tensors"
+    assert found.linears[Q].has_zero_point is not symmetric
+
+
+def test_pack_quantized_by_channel() -> None:
+    tensors, exact = packed_linear(Q, 16, 64, None)
+    found = check(packed(strategy="channel", group_size=None), tensors, Q, exact)
+    assert found.linears[Q].group_size is None
+
+
+def test_pack_quantized_of_8_bits() -> None:
+    tensors, exact = packed_linear(Q, 16, 64, 32, bits=8)
+    found = check(packed(num_bits=8, group_size=32), tensors, Q, exact)
+    assert found.linears[Q].weight == "i8"
+
+
+def int_quantized(activations: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any], Any]:
+    rng = np.random.default_rng(0)
+    weight = rng.integers(-128, 128, (16, 32)).astype(np.int8)
+    scale = rng.uniform(0.1, 1, (16, 1)).astype(ml_dtypes.bfloat16)
+    declared = packed(num_bits=8, strategy="channel")
+    declared["format"] = "int-quantized"
+    declared["config_groups"]["group_0"]["input_activations"] = activations
+    tensors = {f"{Q}.weight": weight, f"{Q}.weight_scale": scale}
+    return declared, tensors, weight.astype(np.float64) * scale.astype(np.float64)
+
+
+def test_int_quantized_with_dynamic_activations_keeps_them_unquantised() -> None:
+    declared, tensors, exact = int_quantized(
+        {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token", "symmetric": True}
+    )
+    found = check(declared, tensors, Q, exact)
+    assert found.scheme.activation == "bf16"
+    assert "anew for every token" in found.notes[0]
+
+
+def test_int_quantized_with_static_activations() -> None:
+    declared, tensors, exact = int_quantized(
+        {"num_bits": 8, "type": "int", "dynamic": False, "strategy": "tensor", "symmetric": True}
+    )
+    tensors[f"{Q}.input_scale"] = np.array([0.5], np.float32)
+    found = check(declared, tensors, Q, exact)
+    assert found.scheme.activation == "i8"
+    assert canonical(found.linears[Q], tensors)["input_scale"].shape == ()
+
+
+def test_static_asymmetric_activations_are_refused() -> None:
+    declared, tensors, _ = int_quantized(
+        {"num_bits": 8, "type": "int", "dynamic": False, "strategy": "tensor", "symmetric": False}
+    )
+    with pytest.raises(UnsupportedError, match="symmetric"):
+        read(declared, tensors)
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "channel", "block"])
+def test_float_quantized(strategy: str) -> None:
+    if strategy == "block":
+        tensors, exact = fp8_block_linear(Q, 128, 256)
+        tensors[f"{Q}.weight_scale"] = tensors.pop(f"{Q}.weight_scale_inv")
+    else:
+        tensors, exact = fp8_linear(Q, 16, 32, static=False)
+        shape = (1,) if strategy == "tensor" else (16, 1)
+        tensors[f"{Q}.weight_scale"] = np.full(shape, 0.037, np.float32)
+    declared = packed(num_bits=8, type="float", strategy=strategy, block_structure=[128, 128])
+    declared["format"] = "float-quantized"
+    found = check(declared, tensors, Q, exact)
+    assert found.linears[Q].weight == "f8e4m3"
+
+
+def test_quantised_module_in_the_ignore_list_is_contradictory() -> None:
+    tensors, _ = packed_linear(Q, 16, 64, 16)
+    declared = {**packed(group_size=16), "ignore": ["re:.*q_proj"]}
+    with pytest.raises(CheckpointError, match=r"q_proj: .*excludes it"):
+        read(declared, tensors)
+
+
+def test_unquantised_modules_are_left_alone() -> None:
+    tensors, _ = packed_linear(Q, 16, 64, 16)
+    tensors[f"{UP}.weight"] = np.zeros((16, 64), ml_dtypes.bfloat16)
+    assert list(read(packed(group_size=16), tensors).linears) == [Q]
+
+
+def test_quantised_lm_head_is_refused() -> None:
+    tensors, _ = packed_linear("lm_head", 16, 64, 16)
+    with pytest.raises(UnsupportedError, match="lm_head"):
+        read({**packed(group_size=16), "ignore": []}, tensors)
+
+
+@pytest.mark.parametrize("name", ["scales", "qzeros"])
+def test_missing_tensor_is_named(name: str) -> None:
+    tensors, _ = awq_linear(Q, rows=8, columns=32, group=16)
+    del tensors[f"{Q}.{name}"]
+    with pytest.raises(CheckpointError, match=f"{name}: the tensor is missing"):
+        read(AWQ, tensors)
+
+
+def test_scale_of_the_wrong_shape_is_named() -> None:
+    tensors, _ = awq_linear(Q, rows=8, columns=32, group=16)
+    with pytest.raises(CheckpointError, match=r"scales: has shape \[2, 8\].*\[4, 8\]"):
+        read({**AWQ, "group_size": 8}, tensors)
+
+
+def test_group_that_does_not_divide_the_linear_is_named() -> None:
+    tensors, _ = awq_linear(Q, rows=8, columns=32, group=16)
+    with pytest.raises(UnsupportedError, match="no multiple of the group size 24"):
+        read({**AWQ, "group_size": 24}, tensors)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"quant_method": "bitsandbytes"}, "quant_method: is 'bitsandbytes'"),
+    ({"bits": 4}, "quant_method: is None"),
+    ({**AWQ, "bits": 8}, "bits: is 8"),
+    ({**AWQ, "version": "gemv"}, "version: is 'gemv'"),
+    ({**AWQ, "group_size": "all"}, "group_size: is 'all'"),
+    ({**GPTQ, "bits": 3}, "bits: is 3"),
+    ({**GPTQ, "bits": 8, "sym": False}, "sym: is False"),
+    ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format: is 'marlin'"),
+    ({**GPTQ, "dynamic": {"-:.*down": {}}}, "dynamic"),
+    ({**FP8_BLOCK, "fmt": "e5m2"}, "fmt: is 'e5m2'"),
+    ({**FP8_BLOCK, "activation_scheme": "static"}, "activation_scheme: is 'static'"),
+    ({**FP8_BLOCK, "weight_block_size": [128]}, "weight_block_size"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo: is 'NVFP4'"),
+    ({"quant_method": "modelopt", "quant_algo": ["FP8"]}, "quant_algo"),
+    (
+        {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4"},
+        "kv_cache_quant_algo: is 'NVFP4'",
+    ),
+    ({**packed(group_size=16), "format": "nvfp4-pack-quantized"}, "format"),
+    ({**packed(group_size=16), "config_groups": {}}, "config_groups"),
+    ({**packed(group_size=16), "transform_config": {"R1": {}}}, "transform_config"),
+    ({**packed(group_size=16), "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24"),
+    ({**packed(group_size=16), "kv_cache_scheme": {"type": "int", "num_bits": 8}}, "kv_cache"),
+    (packed(group_size=16, actorder="group"), "actorder: is 'group'"),
+    (packed(group_size=16, num_bits=2), "num_bits: is 2"),
+    (packed(group_size=16, num_bits=8, symmetric=False), "symmetric: is False"),
+    (packed(strategy="tensor_group"), "strategy: is 'tensor_group'"),
+]
+
+
+@pytest.mark.parametrize(("declared", "message"), REFUSED, ids=[m for _, m in REFUSED])
+def test_refused_by_name(declared: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        read(declared, {})
+
+
+def test_several_groups_of_settings_are_refused() -> None:
+    declared = packed(group_size=16)
+    other = packed(group_size=32)["config_groups"]["group_0"]
+    declared["config_groups"]["group_1"] = other
+    with pytest.raises(UnsupportedError, match="config_groups"):
+        read(declared, {})
+
+
+def test_config_without_quantised_weights_is_contradictory() -> None:
+    with pytest.raises(CheckpointError, match="no weight is"):
+        read(AWQ, {f"{Q}.weight": np.zeros((4, 4), ml_dtypes.bfloat16)})
+
+
+def test_quantised_weights_without_a_config_are_refused() -> None:
+    tensors, _ = fp8_linear(Q, 4, 4, static=False)
+    with pytest.raises(CheckpointError, match=r"q_proj\.weight: holds F8_E4M3"):
+        read_quantization({}, None, headers(tensors))
+
+
+def test_unquantised_checkpoint_is_none() -> None:
+    tensors = {f"{Q}.weight": np.zeros((4, 4), ml_dtypes.bfloat16)}
+    assert read_quantization({}, None, headers(tensors)) is None
+
+
+@pytest.mark.parametrize("config", [{"quantization_config": "fp8"}, {"quantization_config": []}])
+def test_config_that_is_no_object(config: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match="not an object"):
+        read_quantization(config, None, {})

@@ -1,0 +1,335 @@
+"""The scheduler with its pool and cache: no leak, no livelock, and no say in the tokens."""
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from tests.support.driver import Driver, greedy_outputs, solo_outputs
+from tests.support.requests import greedy_request, sampled_request
+from trtc.runtime.executors.echo import EchoOptions
+from trtc.runtime.request import FinishReason, GenerationRequest
+from trtc.runtime.scheduler import StepLimits, plan
+from trtc.runtime.sequence import Sequence, Status, rank_of
+from trtc.runtime.step_plan import StepPlan
+
+TINY = EchoOptions(
+    vocab_size=64, num_pages=9, page_size=4, max_batch_size=5, max_seq_len=32, max_num_tokens=7
+)
+SPACIOUS = replace(TINY, num_pages=200, max_batch_size=16, max_num_tokens=64)
+
+
+def draw_request(number: int, rng: random.Random) -> GenerationRequest:
+    """Prompts from few tokens, so that many begin alike; some fill whole pages."""
+    length = rng.choice([1, 3, 4, 5, 8, 8, 9, 12, 15, 16])
+    prompt = [rng.choice((1, 1, 1, 2)) for _ in range(length)]
+    max_tokens = rng.randint(1, 32 - length)
+    priority = rng.choice((0, 0, 0, 3, -3))
+    if rng.random() < 0.4:
+        n = rng.choice((1, 2, 3))
+        return sampled_request(
+            f"r{number}", prompt, max_tokens, seed=number, n=n, priority=priority
+        )
+    return greedy_request(f"r{number}", prompt, max_tokens, priority=priority)
+
+
+def check_finished(driver: Driver, request: GenerationRequest, options: EchoOptions) -> None:
+    assert driver.outputs(request.request_id) == solo_outputs(request, options)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Arrivals, steps, cancellations, preemptions and evictions in any order."""
+
+    live = Bundle("live")
+
+    @initialize(
+        num_pages=st.integers(8, 24),
+        lanes=st.integers(3, 8),
+        budget=st.integers(1, 24),
+        prefix_cache=st.booleans(),
+    )
+    def open(self, num_pages: int, lanes: int, budget: int, prefix_cache: bool) -> None:
+        self.options = replace(
+            TINY, num_pages=num_pages, max_batch_size=lanes, max_num_tokens=budget
+        )
+        self.driver = Driver(self.options, prefix_cache=prefix_cache)
+        self.requests: dict[str, GenerationRequest] = {}
+        self.numbers = itertools.count()
+
+    @rule(target=live, seed=st.integers(0, 10_000))
+    def arrive(self, seed: int) -> str:
+        request = draw_request(next(self.numbers), random.Random(seed))
+        self.requests[request.request_id] = request
+        self.driver.submit(request)
+        return request.request_id
+
+    @precondition(lambda self: self.driver.state.has_work)
+    @rule(number=st.integers(1, 6))
+    def step(self, number: int) -> None:
+        for _ in range(number):
+            if self.driver.state.has_work:
+                first = next(iter(self.driver.state.running), None)
+                decoding = first is not None and first.num_remaining == 1
+                step_plan = self.driver.step()
+                # The first in rank never waits for anyone.
+                assert not decoding or step_plan.chunks[0].sequence is first
+
+    @rule(request_id=consumes(live))
+    def cancel(self, request_id: str) -> None:
+        self.driver.abort(request_id)
+        del self.requests[request_id]
+
+    @precondition(lambda self: self.driver.state.running)
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        victim = data.draw(st.sampled_from(self.driver.state.running))
+        self.driver.state.apply(StepPlan((victim,), (), ()))
+
+    @rule()
+    def evict(self) -> None:
+        self.driver.state.cache.clear()
+
+    @rule(target=live)
+    def nobody(self) -> object:
+        """Keeps the bundle's type when everyone was cancelled."""
+        return multiple()
+
+    @invariant()
+    def nothing_leaks(self) -> None:
+        if hasattr(self, "driver"):
+            self.driver.state.check_integrity()
+
+    @invariant()
+    def planning_changes_nothing(self) -> None:
+        if hasattr(self, "driver"):
+            first = plan(self.driver.state, self.driver.limits)
+            assert plan(self.driver.state, self.driver.limits) == first
+
+    def teardown(self) -> None:
+        if not hasattr(self, "driver"):
+            return
+        self.driver.run()
+        self.driver.state.check_integrity()
+        for request in self.requests.values():
+            check_finished(self.driver, request, self.options)
+        self.driver.state.cache.clear()
+        assert self.driver.state.cache.pool.num_free == self.options.num_pages
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(
+    max_examples=60, stateful_step_count=60, derandomize=True, deadline=None
+)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pages_are_conserved_over_a_long_random_walk(seed: int) -> None:
+    """4 x 5,500 steps of a crowded pool, integrity checked after each."""
+    rng = random.Random(seed)
+    options = replace(TINY, num_pages=rng.randint(8, 14), max_num_tokens=rng.choice((3, 8, 40)))
+    driver = Driver(options)
+    requests: dict[str, GenerationRequest] = {}
+    numbers = iter(range(10**6))
+    for _ in range(5_500):
+        if len(driver.state.waiting) < 4:
+            request = draw_request(next(numbers), rng)
+            requests[request.request_id] = request
+            driver.submit(request)
+        driver.step()
+        if rng.random() < 0.03:
+            driver.abort(requests.pop(rng.choice(list(requests))).request_id)
+        driver.state.check_integrity()
+        for request_id in [
+            one
+            for one in requests
+            if all(s.status is Status.FINISHED for s in driver.sequences[one])
+        ]:
+            request = requests.pop(request_id)
+            if int(request_id[1:]) % 8 == 0:  # the machine above checks them all
+                check_finished(driver, request, options)
+            del driver.sequences[request_id]
+    assert driver.state.counters.preemptions > 50
+    assert driver.state.counters.prefix_hit_tokens > 1000
+
+
+def test_tokens_do_not_depend_on_the_chunking() -> None:
+    requests = [greedy_request(f"r{i}", [i] * (5 + 3 * i), 10) for i in range(6)]
+    for budget in (1, 2, 5, 64):
+        options = replace(SPACIOUS, max_num_tokens=budget)
+        driver = Driver(options)
+        for request in requests:
+            driver.submit(request)
+        driver.run()
+        for request in requests:
+            expected = greedy_outputs(request.prompt_ids, request.max_tokens, options)
+            assert driver.outputs(request.request_id) == [expected]
+
+
+def test_decodes_come_before_prefills() -> None:
+    driver = Driver(replace(SPACIOUS, max_num_tokens=6))
+    for name in "ab":
+        driver.submit(greedy_request(name, [1, 2], 8))
+    driver.step()
+    driver.submit(greedy_request("long", [3] * 20, 2))
+    step_plan = driver.step()
+    assert [(c.sequence.request.request_id, c.num_tokens) for c in step_plan.chunks] == [
+        ("a", 1),
+        ("b", 1),
+        ("long", 4),
+    ]
+
+
+def test_an_identical_prompt_recomputes_its_last_token_only() -> None:
+    driver = Driver(SPACIOUS)
+    prompt = [5, 6, 7, 8] * 3  # exactly three pages
+    driver.submit(greedy_request("first", prompt, 3))
+    driver.run()
+    second = driver.submit(greedy_request("second", prompt, 3))
+    step_plan = driver.step()
+    assert step_plan.chunks[0].num_tokens == 1
+    assert second.cached_prompt_tokens == 11
+    driver.state.check_integrity()
+    driver.run()
+    assert driver.outputs("first") == driver.outputs("second")
+
+
+def test_sequences_of_one_request_share_the_pages_of_its_prompt() -> None:
+    driver = Driver(SPACIOUS, prefix_cache=False)
+    request = sampled_request("r", [1, 2, 3, 4, 5, 6], 10, n=4)
+    driver.submit(request)
+    driver.step()  # prefill and fork: two pages, shared by four
+    pages = {tuple(sequence.pages) for sequence in driver.sequences["r"]}
+    assert len(driver.sequences["r"]) == 4
+    assert len(pages) == 1
+    driver.step()  # each writes to the half-full page: three copies and the original
+    seconds = {sequence.pages[1] for sequence in driver.sequences["r"]}
+    firsts = {sequence.pages[0] for sequence in driver.sequences["r"]}
+    assert (len(firsts), len(seconds)) == (1, 4)
+    driver.run()
+    outputs = driver.outputs("r")
+    assert len({tuple(output) for output in outputs}) == 4
+    assert outputs == solo_outputs(request, SPACIOUS)
+
+
+def test_two_computations_of_one_page_end_in_one_page() -> None:
+    driver = Driver(SPACIOUS)
+    driver.submit(greedy_request("a", [9] * 9, 6))
+    driver.submit(greedy_request("b", [9] * 9, 6))
+    driver.step()
+    a, b = driver.sequences["a"][0], driver.sequences["b"][0]
+    assert a.pages[:2] == b.pages[:2]
+    assert a.pages[2] != b.pages[2]
+    driver.state.check_integrity()
+
+
+def test_preemption_takes_the_sequence_that_loses_least() -> None:
+    # 8 pages of 4. In the fifth step 'big' needs a page and there is none: below it 'small' has
+    # computed 4 tokens and 'middle' 8.
+    options = replace(TINY, num_pages=8, max_num_tokens=64, max_batch_size=8)
+    driver = Driver(options, prefix_cache=False)
+    driver.submit(greedy_request("old", [1] * 3, 20))
+    for name, length in (("big", 9), ("small", 1), ("middle", 5)):
+        driver.submit(greedy_request(name, [len(name)] * length, 16))
+    preempted: list[str] = []
+    while not preempted:
+        preempted = [one.request.request_id for one in driver.step().preempted]
+    assert preempted == ["small"]
+    driver.run()
+    assert driver.outputs("small") == [greedy_outputs([5], 16, options)]
+
+
+def test_a_low_priority_request_is_overtaken_for_a_bounded_time_only() -> None:
+    driver = Driver(replace(TINY, max_batch_size=1))
+    late = driver.submit(greedy_request("patient", [1], 2, priority=-2))
+    for number in range(200):
+        driver.submit(greedy_request(f"eager{number}", [2], 2, priority=2))
+        driver.step()
+        if late.status is Status.FINISHED:
+            break
+    assert late.status is Status.FINISHED
+    # Four steps of priority are 40 s: 40 requests of two steps each come before it.
+    assert driver.now <= 40 * 2 + 2
+
+
+def test_rank_prefers_priority_then_arrival() -> None:
+    def rank(priority: int, arrival: float) -> tuple[float, int, int]:
+        return rank_of(priority, arrival, 0, ageing_s=10.0)
+
+    assert rank(0, 1.0) < rank(0, 2.0)
+    assert rank(1, 5.0) < rank(0, 1.0)
+    assert rank(0, 1.0) < rank(1, 12.0)
+
+
+def test_stop_tokens_and_length_end_a_sequence() -> None:
+    tokens = greedy_outputs([1, 2, 3], 8, SPACIOUS)
+    for stop_at in (0, 3):
+        driver = Driver(SPACIOUS)
+        sequence = driver.submit(
+            greedy_request("r", [1, 2, 3], 8, stop_token_ids=(tokens[stop_at],))
+        )
+        driver.run()
+        assert driver.outputs("r") == [tokens[: tokens.index(tokens[stop_at]) + 1]]
+        assert sequence.finish_reason() is FinishReason.STOP
+    driver = Driver(SPACIOUS)
+    ignoring = driver.submit(
+        greedy_request("r", [1, 2, 3], 8, ignore_eos=True), eos=frozenset(tokens)
+    )
+    driver.run()
+    assert len(driver.outputs("r")[0]) == 8
+    assert ignoring.finish_reason() is FinishReason.LENGTH
+
+
+def test_a_sequence_may_fill_the_whole_pool() -> None:
+    driver = Driver(replace(TINY, num_pages=8, max_seq_len=32))
+    request = greedy_request("r", [1] * 16, 16)
+    driver.submit(request)
+    driver.submit(replace(request, request_id="s"))
+    driver.run()
+    assert driver.outputs("r") == driver.outputs("s")
+
+
+def test_rows_with_invalid_logits_leave_nothing_in_the_cache() -> None:
+    driver = Driver(SPACIOUS)
+    driver.submit(greedy_request("r", [1] * 8, 4))
+    step_plan = plan(driver.state, driver.limits)
+    driver.state.apply(step_plan)
+    driver.state.take_changes()
+    (drawn,) = driver.state.commit(step_plan, [0], invalid_rows=(0,))
+    driver.state.finish([drawn.sequence])
+    driver.state.check_integrity()
+    assert driver.state.cache.num_idle == 0
+
+
+def test_planning_two_hundred_sequences_reads_each_page_once_at_most() -> None:
+    """Not a timed test: it counts that planning a decode step looks at no token."""
+    options = replace(SPACIOUS, num_pages=2048, max_batch_size=256, max_num_tokens=4096)
+    driver = Driver(options)
+    for number in range(256):
+        driver.submit(greedy_request(f"r{number}", [number % 64, 1, 2], 20))
+    driver.step()
+
+    class Watched(list[int]):
+        reads = 0
+
+        def __getitem__(self, index: object) -> int:  # type: ignore[override]
+            Watched.reads += 1
+            return super().__getitem__(index)  # type: ignore[call-overload,no-any-return]
+
+    sequences: list[Sequence] = driver.state.running
+    for sequence in sequences:
+        sequence.token_ids = Watched(sequence.token_ids)
+    assert len(plan(driver.state, StepLimits(4096)).chunks) == 256
+    assert Watched.reads == 0

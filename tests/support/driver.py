@@ -1,0 +1,108 @@
+"""Drives the scheduler over the echo executor, one step a call, in the test's own thread."""
+
+import itertools
+from collections.abc import Sequence as Items
+
+from tests.support.requests import greedy_request
+from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
+from trtc.runtime.kv_pool import KvPool
+from trtc.runtime.prefix_cache import PrefixCache
+from trtc.runtime.request import GenerationRequest
+from trtc.runtime.scheduler import StepLimits, plan
+from trtc.runtime.scheduler_state import SchedulerState
+from trtc.runtime.sequence import Sequence, Status, rank_of
+from trtc.runtime.step_builder import StepBuilder
+from trtc.runtime.step_plan import StepPlan
+
+AGEING_S = 10.0
+
+
+class Driver:
+    """The loop without threads, text and sinks. Time is whatever the test says."""
+
+    def __init__(self, options: EchoOptions, *, prefix_cache: bool = True) -> None:
+        self.executor = EchoExecutor(options)
+        cache = PrefixCache(KvPool(options.num_pages, options.page_size), enabled=prefix_cache)
+        self.state = SchedulerState(cache, num_lanes=options.max_batch_size)
+        self.limits = StepLimits(options.max_num_tokens)
+        self.max_context = min(options.max_seq_len, options.num_pages * options.page_size)
+        self._builder = StepBuilder(
+            num_lanes=options.max_batch_size,
+            max_context=self.max_context,
+            page_size=options.page_size,
+        )
+        self._numbers = itertools.count()
+        self.now = 0.0
+        self.sequences: dict[str, list[Sequence]] = {}
+        """All sequences of each request, finished ones too."""
+
+    def submit(self, request: GenerationRequest, *, eos: frozenset[int] = frozenset()) -> Sequence:
+        rank = rank_of(request.priority, self.now, next(self._numbers), AGEING_S)
+        sequence = Sequence(request, rank=rank, eos_token_ids=eos)
+        self.sequences[request.request_id] = [sequence]
+        self.state.enqueue(sequence)
+        return sequence
+
+    def abort(self, request_id: str) -> None:
+        self.state.finish(self.sequences.pop(request_id))
+
+    def step(self) -> StepPlan:
+        """One step; nothing may wait in vain."""
+        self.now += 1.0
+        step_plan = plan(self.state, self.limits)
+        assert step_plan.chunks, "sequences are live, but nothing is planned"
+        assert step_plan.num_tokens <= self.limits.max_num_tokens
+        self.state.apply(step_plan)
+        changes = self.state.take_changes()
+        self._builder.follow(changes)
+        step = self._builder.build(step_plan)
+        if changes.copies:
+            self.executor.copy_pages(*zip(*changes.copies, strict=True))
+        tokens = self.executor.launch(step.batch, step.sampling).wait()
+        drawn = self.state.commit(step_plan, tokens.token_ids.tolist(), tokens.invalid_rows)
+        self._builder.append(step, tokens.token_ids)
+        for sequence, _, _ in drawn:
+            known = self.sequences[sequence.request.request_id]
+            if sequence.index == len(known):
+                known.append(sequence)
+        return step_plan
+
+    def run(self, max_steps: int = 10_000) -> int:
+        """Step until nothing is live; how many steps it took."""
+        for number in range(max_steps):
+            if not self.state.has_work:
+                return number
+            self.step()
+        raise AssertionError(f"still busy after {max_steps} steps")
+
+    def has_finished(self, request_id: str) -> bool:
+        return all(one.status is Status.FINISHED for one in self.sequences[request_id])
+
+    def outputs(self, request_id: str) -> list[list[int]]:
+        """Output tokens of each sequence, by index."""
+        return [one.token_ids[one.num_prompt :] for one in self.sequences[request_id]]
+
+
+def solo_outputs(request: GenerationRequest, options: EchoOptions) -> list[list[int]]:
+    """What a request gives alone: one chunk, no cache, a pool that nobody else uses."""
+    length = len(request.prompt_ids) + request.max_tokens
+    pages = request.n * (-(-length // options.page_size) + 1)
+    alone = EchoOptions(
+        vocab_size=options.vocab_size,
+        num_pages=pages,
+        page_size=options.page_size,
+        max_batch_size=request.n,
+        max_seq_len=options.max_seq_len,
+        max_num_tokens=length + request.n,
+        never=options.never,
+    )
+    driver = Driver(alone, prefix_cache=False)
+    driver.submit(request)
+    driver.run()
+    return driver.outputs(request.request_id)
+
+
+def greedy_outputs(prompt_ids: Items[int], max_tokens: int, options: EchoOptions) -> list[int]:
+    """The same for greedy decoding of one sequence, from the echo function itself."""
+    request = greedy_request("solo", prompt_ids, max_tokens)
+    return list(EchoExecutor(options).greedy(request.prompt_ids, request.max_tokens))

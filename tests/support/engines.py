@@ -1,0 +1,187 @@
+"""Compiled engines for tests: built without measuring, opened without the server."""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from tests.support.evaluate import LIMITS, PAGE_SIZE
+from tests.support.models import tiny_config
+from tests.support.steps import Run, Stepper
+from trtc.builder.checkpoint.dummy import DummyReader, dummy_checkpoint
+from trtc.builder.evaluator import Evaluator
+from trtc.builder.families.registry import decoder_spec
+from trtc.builder.graph import GraphRequest, build_graph
+from trtc.builder.module import Module
+from trtc.builder.passes.base import run_passes
+from trtc.builder.pipeline import BuildResult, build
+from trtc.builder.recipes import Array
+from trtc.builder.request import BuildRequest
+from trtc.builder.targets.base import CompileRequest
+from trtc.builder.targets.cpu import CpuTarget
+from trtc.plugins.cpu.host import object_file, runnable_isas
+from trtc.protos.manifest import GRAPH_FILE, PLAN_FILE, WEIGHTS_FILE, KvGeometry
+from trtc.protos.plan import read_plan
+from trtc.quant.scheme import Scheme
+from trtc.runtime.executors.base import Executor, StepBatch
+from trtc.runtime.executors.cpu import CpuEngineFiles, CpuExecutor
+from trtc.runtime.session import map_weights, open_session
+
+NUM_PAGES = 64
+
+
+def build_tiny(
+    model: Path,
+    output: Path,
+    dtype: str | None = "fp32",
+    *,
+    isas: tuple[str, ...] = (),
+    **options: Any,
+) -> BuildResult:
+    """An engine with the limits of tests/support/evaluate.py, for this machine's best ISA."""
+    fields = {
+        "max_batch_size": LIMITS.max_batch_size,
+        "max_seq_len": LIMITS.max_seq_len,
+        "max_num_tokens": LIMITS.max_num_tokens,
+        "page_size": PAGE_SIZE,
+        **options,
+    }
+    request = BuildRequest(model=str(model), output=output, dtype=dtype, **fields)
+    # -O1 compiles in half the time, and optimisation may not change a bit of any result.
+    return build(request, target=CpuTarget(isas or runnable_isas()[:1], optimization="-O1"))
+
+
+def open_executor(engine: Path, *, num_threads: int = 1, num_pages: int = NUM_PAGES) -> CpuExecutor:
+    """An executor whose pool holds NaN wherever nothing has been written."""
+    executor = open_session(
+        engine, num_threads=num_threads, num_pages=num_pages, verify=False
+    ).executor
+    assert isinstance(executor, CpuExecutor)
+    executor._pool._pages[:] = 0xFF
+    return executor
+
+
+def engine_stepper(
+    executor: Executor, *, scramble: int | None = 1, num_pages: int = NUM_PAGES
+) -> Stepper:
+    """The same driver as the evaluator's, over an engine and its own pool."""
+    return Stepper(engine_run(executor), executor.kv, num_pages, scramble)
+
+
+def engine_run(executor: Executor) -> Run:
+    def run(inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        arrays = {name: array for name, array in inputs.items() if not name.startswith("kv_")}
+        pools = {f"{name}_out": pool for name, pool in inputs.items() if name.startswith("kv_")}
+        return {"logits": executor.logits(StepBatch(**arrays)), **pools}
+
+    return run
+
+
+def assert_close(found: NDArray[Any], expected: NDArray[Any], tolerance: float) -> None:
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A model without a checkpoint, compiled, beside its graph for the evaluator."""
+
+    executor: CpuExecutor
+    evaluator: Evaluator
+    kv: KvGeometry
+
+
+def compile_dummy(
+    family: str,
+    scheme: Scheme,
+    directory: Path,
+    *,
+    kv_dtype: str | None = None,
+    exact_activations: bool = False,
+    isas: tuple[str, ...] = (),
+    **overrides: Any,
+) -> Compiled:
+    """Lower a tiny model with random canonical tensors of a quantised scheme, without ModelOpt.
+
+    The evaluator runs the very file that the engine ships.
+    """
+    spec = decoder_spec(config_dict(family, **overrides), LIMITS.max_seq_len)
+    dummy, quantization = dummy_checkpoint(spec, scheme)
+    reader = LivelyReader(dummy, scheme)
+    graph = GraphRequest(scheme, kv_dtype or scheme.dtype, LIMITS, quantization, PAGE_SIZE)
+    engine, scratch = directory / "engine", directory / "scratch"
+    engine.mkdir(parents=True)
+    scratch.mkdir()
+    request = CompileRequest(
+        module=build_graph(spec, graph, reader),
+        reader=reader,
+        scheme=scheme,
+        limits=LIMITS,
+        exact_activations=exact_activations,
+        dummy_weights=False,
+        workdir=engine,
+        scratch=scratch,
+    )
+    target = CpuTarget(isas or runnable_isas()[:1], optimization="-O1")
+    module, _ = run_passes(request.module, target.passes(request))
+    target.compile(replace(request, module=module), lambda message: None)
+    plan = read_plan(engine / PLAN_FILE)
+    shipped = Module(onnx.load(str(engine / GRAPH_FILE)), {}, module.kv, LIMITS)
+    executor = CpuExecutor(
+        CpuEngineFiles(
+            engine / object_file(target.isas[0]),
+            map_weights(engine / WEIGHTS_FILE, plan.weights_bytes),
+            hashlib.sha256((engine / PLAN_FILE).read_bytes()).hexdigest(),
+        ),
+        limits=LIMITS,
+        kv=module.kv,
+        vocab_size=plan.vocab_size,
+        num_pages=NUM_PAGES,
+        num_threads=1,
+    )
+    return Compiled(executor, Evaluator(shipped, reader), module.kv)
+
+
+class LivelyReader:
+    """A dummy checkpoint with scales as calibration would choose them.
+
+    The dummy's own are tiny, so that layers would hardly add to the residual stream and a wrong
+    kernel could hide behind it.
+    """
+
+    _CODE_STD: ClassVar = {"f8e4m3": 64.0, "i8": 40.0, "i4": 2.5}
+    _ACTIVATION_SCALE: ClassVar = {"f8e4m3": 4 / 448, "i8": 4 / 127}
+
+    def __init__(self, dummy: DummyReader, scheme: Scheme) -> None:
+        self._dummy = dummy
+        self._scheme = scheme
+        weight = scheme.weight
+        self._std = self._CODE_STD.get("i4" if weight == "i4_f8" else weight, 1.0)
+
+    def read(self, name: str) -> Array:
+        values = self._dummy.read(name)
+        # Gate and up of an expert share their pre-scale.
+        seed = name.rsplit(".", 2)[0] if name.endswith("pre_quant_scale") else name
+        random = np.random.default_rng(zlib.crc32(seed.encode()))
+        jitter = random.uniform(0.7, 1.4, values.shape).astype(np.float32)
+        if name.endswith("input_scale"):
+            return values * 0 + np.float32(self._ACTIVATION_SCALE[self._scheme.activation]) * jitter
+        if name.endswith("pre_quant_scale"):
+            return values * jitter
+        if name.endswith("weight_scale"):
+            weight = self._dummy.tensors[name.removesuffix("_scale")][1]
+            return np.float32(1 / (self._std * np.sqrt(weight[1]))) * jitter
+        return values
+
+
+def config_dict(family: str, **overrides: Any) -> dict[str, Any]:
+    """A tiny config.json as Transformers writes it."""
+    config = tiny_config(family, **overrides)
+    named = type(config).__name__.replace("Config", "ForCausalLM")
+    return {**json.loads(config.to_json_string(use_diff=False)), "architectures": [named]}

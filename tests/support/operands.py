@@ -1,0 +1,113 @@
+"""Operands for kernel tests: random arrays by element type, and paged attention batches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.support.kernels import KernelCall
+from trtc.plugins.paged_attention.op import PAGED_ATTENTION
+from trtc.plugins.rounding import NUMPY_DTYPES, cast
+
+Array = NDArray[Any]
+
+
+def random_array(
+    rng: np.random.Generator, *shape: int, dtype: str = "f32", spread: float = 1.0
+) -> Array:
+    """Normal values rounded to `dtype`."""
+    return cast(rng.standard_normal(shape).astype(np.float32) * np.float32(spread), dtype)
+
+
+def scalar(value: float) -> Array:
+    """A 0-dimensional f32 tensor."""
+    return np.asarray(value, np.float32)
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """What stays the same from call to call of one attention layer."""
+
+    dtype: str = "bf16"
+    pool_dtype: str = "bf16"
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    page_size: int = 16
+    window: int = 0
+    softcap: float = 0.0
+    out_dtype: str = ""
+    """Empty: `dtype`."""
+
+    @property
+    def quantised(self) -> bool:
+        return self.out_dtype in ("f8e4m3", "i8")
+
+
+@dataclass(frozen=True)
+class History:
+    """One sequence's whole history, of which any tail may be a step's new tokens."""
+
+    q: Array
+    """[context, heads * D]"""
+    kv: Array
+    """[context, 2, kv_heads, D]"""
+
+
+def random_sequence(rng: np.random.Generator, shape: AttentionShape, context: int) -> History:
+    q = random_array(rng, context, shape.num_heads * shape.head_dim, dtype=shape.dtype, spread=2)
+    kv = random_array(rng, context, 2, shape.num_kv_heads, shape.head_dim, dtype=shape.pool_dtype)
+    return History(q, kv)
+
+
+def attention_call(
+    rng: np.random.Generator,
+    shape: AttentionShape,
+    tails: Sequence[tuple[History, int, int]],
+) -> KernelCall:
+    """A step over (sequence, new tokens, context) triples.
+
+    Pages are scattered at random over a pool whose every other slot is NaN, and entries of the
+    page table past a context are out of range.
+    """
+    size = shape.page_size
+    counts = [-(-context // size) for _, _, context in tails]
+    num_pages = sum(counts) + 3
+    pages = rng.permutation(num_pages).astype(np.int32)
+    pool = np.full(
+        (num_pages, 2, size, shape.num_kv_heads, shape.head_dim),
+        np.nan,
+        NUMPY_DTYPES[shape.pool_dtype],
+    )
+    table = np.full((len(tails), max(counts) + 2), 1 << 30, np.int32)
+    for row, (sequence, _, context) in enumerate(tails):
+        mine, pages = pages[: counts[row]], pages[counts[row] :]
+        table[row, : counts[row]] = mine
+        positions = np.arange(context)
+        pool[mine[positions // size], :, positions % size] = sequence.kv[:context]
+    news = [new for _, new, _ in tails]
+    inputs = {
+        "q": np.concatenate([s.q[context - new : context] for s, new, context in tails]),
+        "pool": pool,
+        "query_start": np.cumsum([0, *news]).astype(np.int32),
+        "context_lens": np.array([context for _, _, context in tails], np.int32),
+        "page_table": table,
+    }
+    if shape.pool_dtype == "f8e4m3":
+        inputs |= {"k_scale": scalar(0.75), "v_scale": scalar(1.5)}
+    if shape.quantised:
+        columns = shape.num_heads * shape.head_dim
+        scales = np.random.default_rng(7).uniform(0.5, 2, columns).astype(np.float32)
+        inputs |= {"pre_scale": scales, "out_scale": scalar(0.01)}
+    attributes = {
+        "num_heads": shape.num_heads,
+        "num_kv_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "scale": shape.head_dim**-0.5,
+        "window": shape.window,
+        "softcap": shape.softcap,
+        "out_dtype": shape.out_dtype or shape.dtype,
+    }
+    return KernelCall(PAGED_ATTENTION, attributes, inputs)

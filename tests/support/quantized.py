@@ -1,0 +1,193 @@
+"""Quantised checkpoints by the documented layout of each format, and canonical tensors read back.
+
+The writers share no code with trtc.quant: bits are placed one by one, as each format's own
+documentation says, and every writer also gives the weights that its tensors stand for.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from trtc.quant.scheme import CheckpointQuantization, QuantizedLinear
+
+Array = NDArray[Any]
+Tensors = dict[str, Array]
+
+_SAFETENSORS = {
+    "float8_e4m3fn": "F8_E4M3",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "float32": "F32",
+    "int8": "I8",
+    "uint8": "U8",
+    "int32": "I32",
+    "int64": "I64",
+}
+AWQ_COLUMN_OF_NIBBLE = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def headers(tensors: Mapping[str, Array]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """What a reader may know of tensors before it reads them."""
+    return {name: (_SAFETENSORS[str(a.dtype)], a.shape) for name, a in tensors.items()}
+
+
+def canonical(linear: QuantizedLinear, tensors: Mapping[str, Array]) -> Tensors:
+    """The canonical tensors of a linear, computed."""
+    return {
+        name: (
+            tensors[source.names[0]]
+            if source.function is None
+            else source.function(*(tensors[n] for n in source.names))
+        )
+        for name, source in linear.tensors.items()
+    }
+
+
+def dequantized(
+    quantization: CheckpointQuantization, prefix: str, tensors: Mapping[str, Array]
+) -> NDArray[np.float64]:
+    """weight_scale * (weight - weight_zero) of a linear, in float64, as the contract says it."""
+    linear = quantization.linears[prefix]
+    found = canonical(linear, tensors)
+    weight = found["weight"].astype(np.float64)
+    scale = found["weight_scale"].astype(np.float64)
+    zero = found["weight_zero"].astype(np.float64) if linear.has_zero_point else np.zeros((1, 1))
+    assert scale.ndim == 2 and found["weight_scale"].dtype == np.float32
+    size = linear.group_size or weight.shape[1]
+    if scale.shape[1] > 1:
+        assert scale.shape == (weight.shape[0], weight.shape[1] // size)
+        scale = scale.repeat(size, axis=1)
+    if zero.shape[1] > 1:
+        zero = zero.repeat(size, axis=1)
+    return scale * (weight - zero)
+
+
+def awq_linear(
+    prefix: str, rows: int, columns: int, group: int, seed: int = 0
+) -> tuple[Tensors, NDArray[np.float64]]:
+    """An AutoAWQ linear and the weight [N, K] that it stands for."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 16, (columns, rows))
+    zeros = rng.integers(0, 16, (columns // group, rows))
+    scales = rng.uniform(0.01, 0.1, zeros.shape).astype(np.float16)
+    tensors = {
+        f"{prefix}.qweight": _awq_words(codes),
+        f"{prefix}.qzeros": _awq_words(zeros),
+        f"{prefix}.scales": scales,
+    }
+    weight = scales.repeat(group, 0).astype(np.float64) * (codes - zeros.repeat(group, 0))
+    return tensors, weight.T
+
+
+def _awq_words(codes: Array) -> Array:
+    words = np.zeros((codes.shape[0], codes.shape[1] // 8), np.uint32)
+    for row in range(words.shape[0]):
+        for word in range(words.shape[1]):
+            for nibble, column in enumerate(AWQ_COLUMN_OF_NIBBLE):
+                words[row, word] |= np.uint32(int(codes[row, 8 * word + column]) << (4 * nibble))
+    return words.view(np.int32)
+
+
+def gptq_linear(
+    prefix: str,
+    rows: int,
+    columns: int,
+    group: int,
+    *,
+    bits: int = 4,
+    symmetric: bool = True,
+    v2: bool = False,
+    g_idx: Array | None = None,
+    seed: int = 0,
+) -> tuple[Tensors, NDArray[np.float64]]:
+    """A GPTQ linear and the weight [N, K] that it stands for."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 1 << bits, (columns, rows))
+    zeros = rng.integers(0, 1 << bits, (columns // group, rows))
+    if symmetric:
+        zeros[:] = 1 << (bits - 1)
+    else:
+        zeros[0, 0] = 0  # v1 stores it as -1
+    scales = rng.uniform(0.01, 0.1, zeros.shape).astype(np.float16)
+    tensors = {
+        f"{prefix}.qweight": _words_down(codes, bits),
+        f"{prefix}.qzeros": _words_down((zeros if v2 else zeros - 1).T, bits).T.copy(),
+        f"{prefix}.scales": scales,
+        f"{prefix}.g_idx": (np.arange(columns) // group if g_idx is None else g_idx).astype(
+            np.int32
+        ),
+    }
+    weight = scales.repeat(group, 0).astype(np.float64) * (codes - zeros.repeat(group, 0))
+    return tensors, weight.T
+
+
+def _words_down(codes: Array, bits: int) -> Array:
+    """Words packed along the first axis, lowest bits first."""
+    per_word = 32 // bits
+    words = np.zeros((codes.shape[0] // per_word, codes.shape[1]), np.uint32)
+    for row in range(codes.shape[0]):
+        for column in range(codes.shape[1]):
+            code = int(codes[row, column]) % (1 << bits)
+            words[row // per_word, column] |= np.uint32(code << (bits * (row % per_word)))
+    return words.view(np.int32)
+
+
+def packed_linear(
+    prefix: str,
+    rows: int,
+    columns: int,
+    group: int | None,
+    *,
+    bits: int = 4,
+    symmetric: bool = True,
+    seed: int = 0,
+) -> tuple[Tensors, NDArray[np.float64]]:
+    """A compressed-tensors pack-quantized linear and the weight [N, K] that it stands for."""
+    rng = np.random.default_rng(seed)
+    half = 1 << (bits - 1)
+    values = rng.integers(-half, half, (rows, columns))
+    size = group or columns
+    scale = rng.uniform(0.01, 0.1, (rows, columns // size)).astype(ml_dtypes.bfloat16)
+    zeros = rng.integers(-half, half, scale.shape) if not symmetric else np.zeros(scale.shape, int)
+    tensors = {
+        f"{prefix}.weight_packed": _words_down((values + half).T, bits).T.copy(),
+        f"{prefix}.weight_scale": scale,
+        f"{prefix}.weight_shape": np.array([rows, columns], np.int64),
+    }
+    if not symmetric:
+        tensors[f"{prefix}.weight_zero_point"] = _words_down(zeros + half, bits)
+    weight = scale.astype(np.float64).repeat(size, 1) * (values - zeros.repeat(size, 1))
+    return tensors, weight
+
+
+def fp8_linear(
+    prefix: str, rows: int, columns: int, *, static: bool, seed: int = 0
+) -> tuple[Tensors, NDArray[np.float64]]:
+    """A per-tensor FP8 linear and the weight that it stands for."""
+    rng = np.random.default_rng(seed)
+    weight = rng.normal(size=(rows, columns)).astype(ml_dtypes.float8_e4m3fn)
+    scale = np.float32(0.037)
+    tensors = {f"{prefix}.weight": weight, f"{prefix}.weight_scale": np.array(scale)}
+    if static:
+        tensors[f"{prefix}.input_scale"] = np.array(0.25, np.float32)
+    return tensors, weight.astype(np.float64) * float(scale)
+
+
+def fp8_block_linear(
+    prefix: str, rows: int, columns: int, block: tuple[int, int] = (128, 128), seed: int = 0
+) -> tuple[Tensors, NDArray[np.float64]]:
+    """A fine-grained FP8 linear (a scale a block) and the weight that it stands for."""
+    rng = np.random.default_rng(seed)
+    weight = rng.normal(size=(rows, columns)).astype(ml_dtypes.float8_e4m3fn)
+    scale = rng.uniform(0.01, 1, (-(-rows // block[0]), -(-columns // block[1])))
+    scale = scale.astype(np.float32)
+    exact = np.empty((rows, columns))
+    for row in range(rows):
+        for column in range(columns):
+            exact[row, column] = float(weight[row, column]) * float(
+                scale[row // block[0], column // block[1]]
+            )
+    return {f"{prefix}.weight": weight, f"{prefix}.weight_scale_inv": scale}, exact

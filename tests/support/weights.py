@@ -1,0 +1,50 @@
+"""Random quantised weights whose products are of the order of one."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.support.kernels import KernelCall
+from trtc.plugins.linear.layouts import pack
+from trtc.plugins.rounding import NUMPY_DTYPES, cast
+
+Array = NDArray[Any]
+
+_LIMITS = {"i8": 128, "i4": 8, "u4": 16}
+
+
+def random_weight(rng: np.random.Generator, *shape: int, dtype: str) -> Array:
+    """Normal values for floats, uniform codes over the whole range for integers."""
+    if dtype in _LIMITS:
+        low = 0 if dtype == "u4" else -_LIMITS[dtype]
+        high = 16 if dtype == "u4" else _LIMITS[dtype]
+        return rng.integers(low, high, shape).astype(NUMPY_DTYPES[dtype])
+    return cast(rng.standard_normal(shape).astype(np.float32), dtype)
+
+
+def random_scales(
+    rng: np.random.Generator, *columns: int, depth: int, group: int, dtype: str, x_dtype: str
+) -> Array:
+    """[columns..., G] scales that undo the size of the codes and of a sum over `depth`."""
+    groups = -(-depth // group) if group else 1
+    size = _LIMITS.get(dtype, 1) * _LIMITS.get(x_dtype, 1) * depth**0.5
+    return (rng.uniform(0.5, 1.5, (*columns, groups)) / size).astype(np.float32)
+
+
+def stored(weight: Array, dtype: str, layout: str) -> Array:
+    return pack(weight, dtype) if layout == "packed" else weight
+
+
+def in_memory(call: KernelCall) -> KernelCall:
+    """The call with row-major 4-bit weights as kernels get them: two a byte, the first low."""
+    narrow = {
+        name: array
+        for name, array in call.inputs.items()
+        if array is not None and array.dtype in (NUMPY_DTYPES["i4"], NUMPY_DTYPES["u4"])
+    }
+    nibbles = {name: array.astype(np.int8).view(np.uint8) & 15 for name, array in narrow.items()}
+    packed = {name: codes[..., 0::2] | (codes[..., 1::2] << 4) for name, codes in nibbles.items()}
+    shapes = {name: array.shape for name, array in narrow.items()}
+    return replace(call, inputs={**call.inputs, **packed}, shapes={**call.shapes, **shapes})

@@ -1,0 +1,96 @@
+"""`trtc build`: a checkpoint becomes an engine."""
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+
+from trtc.builder.request import KV_DTYPES, BuildRequest
+from trtc.commands.engine_table import accuracy_table, engine_table
+from trtc.commands.phases import phases
+from trtc.quant.scheme import SCHEMES
+
+_DEFAULTS = BuildRequest(model="", output=Path())
+
+
+@click.command()
+@click.option("--model", required=True, help="Checkpoint directory, or a name on the hub.")
+@click.option(
+    "--output", required=True, type=click.Path(path_type=Path), help="Directory of the engine."
+)
+@click.option(
+    "--dtype",
+    metavar="SCHEME",
+    help=f"One of {', '.join(SCHEMES)}. Default: bf16, or the checkpoint's own if quantised.",
+)
+@click.option(
+    "--kv-dtype",
+    metavar="TYPE",
+    help=f"Element type of the KV pool: {', '.join(KV_DTYPES)}. Default: that of activations.",
+)
+@click.option("--target", help="cpu, or cpu:ISA[,ISA...]. Default: the best for this machine.")
+@click.option("--force", is_flag=True, help="Replace an engine that is at --output.")
+@click.option(
+    "--calib",
+    type=click.Path(path_type=Path),
+    help="Calibration text (.jsonl or plain). Default: text that ships with trtc.",
+)
+@click.option("--max-kl", type=float, help="Fail above this divergence, in nats a token.")
+@click.option(
+    "--reference", metavar="MODEL", help="Unquantised checkpoint to measure a quantised one by."
+)
+@click.option(
+    "--exact-activations",
+    is_flag=True,
+    help="Multiply 4-bit weights with bf16 activations, not int8 ones.",
+)
+@click.option(
+    "--dummy-weights",
+    is_flag=True,
+    help="Write no weights; random ones are filled in at load. Needs config.json only.",
+)
+@click.option(
+    "--max-batch-size",
+    type=int,
+    default=_DEFAULTS.max_batch_size,
+    show_default=True,
+    help="Sequences in one step.",
+)
+@click.option(
+    "--max-seq-len", type=int, help="Tokens of one sequence. Default: the model's, at most 4096."
+)
+@click.option(
+    "--max-num-tokens",
+    type=int,
+    default=_DEFAULTS.max_num_tokens,
+    show_default=True,
+    help="Tokens in one step.",
+)
+@click.option(
+    "--page-size",
+    type=int,
+    default=_DEFAULTS.page_size,
+    show_default=True,
+    help="Tokens of a KV page.",
+)
+@click.option("--threads", type=click.IntRange(1), help="CPU threads that measure the engine.")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest instead of a table.")
+def command(threads: int | None, as_json: bool, **options: object) -> None:
+    """Compile a checkpoint into an engine."""
+    from trtc.builder.pipeline import build
+    from trtc.runtime.probe import Probe
+
+    request = BuildRequest(**options)  # type: ignore[arg-type]
+    with phases() as progress:
+        result = build(request, probe=Probe(threads), progress=progress)
+    if as_json:
+        click.echo(result.manifest.to_json().decode(), nl=False)
+        return
+    console = Console()
+    for note in result.notes:
+        console.print(f"note: {escape(note)}", highlight=False)
+    console.print(engine_table(result.path, result.manifest))
+    if result.manifest.accuracy is not None:
+        console.print(accuracy_table(result.manifest.accuracy))
+    console.print(f"built {escape(str(result.path))} in {result.seconds:.1f} s", highlight=False)

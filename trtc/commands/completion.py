@@ -1,0 +1,204 @@
+"""What `generate` and `client` share: the options of a completion, and how it is shown."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar, Unpack
+
+import click
+
+from trtc.protos.errors import RequestError
+from trtc.runtime.completion import Result
+from trtc.runtime.generate_options import GenerateOptions
+from trtc.runtime.request import Output
+
+Command = TypeVar("Command", bound=Callable[..., object])
+
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
+
+_OPTIONS = (
+    click.option(
+        "--prompt", help=r"Text to complete; \n, \t, \r and \\ mean what they mean in Python."
+    ),
+    click.option("--raw", is_flag=True, help="Take backslashes in --prompt as they are."),
+    click.option(
+        "--prompt-file",
+        type=click.File(encoding="utf-8"),
+        help="Text to complete, as it is; - for standard input.",
+    ),
+    click.option("--prompt-ids", metavar="ID,ID,...", help="Token ids to complete."),
+    click.option(
+        "--chat", is_flag=True, help="Send the text as a user's message, in the chat template."
+    ),
+    click.option("--system", help="With --chat: a system message before it."),
+    click.option("--max-tokens", type=int, help="New tokens; as many as fit when left out."),
+    click.option("--temperature", type=float, default=1.0, show_default=True, help="0 is greedy."),
+    click.option("--top-k", type=int, default=0, help="Draw among this many likeliest; 0: all."),
+    click.option("--top-p", type=float, default=1.0, help="Draw among this share of probability."),
+    click.option("--min-p", type=float, default=0.0, help="Least share of the likeliest's."),
+    click.option(
+        "--repetition-penalty", type=float, default=1.0, help="Above 1: repeat less; 1: off."
+    ),
+    click.option(
+        "--presence-penalty", type=float, default=0.0, help="Against tokens of the output."
+    ),
+    click.option(
+        "--frequency-penalty", type=float, default=0.0, help="The same, each time they occur."
+    ),
+    click.option(
+        "--logit-bias", multiple=True, metavar="ID=BIAS", help="Add to a token's logit; repeatable."
+    ),
+    click.option("--seed", type=int, help="Same seed, same tokens."),
+    click.option("--stop", multiple=True, help="End before this text; repeatable."),
+    click.option("--stop-token-ids", metavar="ID,ID,...", help="End at these tokens."),
+    click.option("--include-stop", is_flag=True, help="Keep the stop text in the output."),
+    click.option("--ignore-eos", is_flag=True, help="Go on past end-of-sequence tokens."),
+    click.option("--n", type=int, default=1, help="Sequences to draw."),
+    click.option("--logprobs", type=int, help="Give log-probabilities of this many likeliest."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end."),
+)
+
+
+class Generation(Iterator[Output], AbstractContextManager["Generation"], Protocol):
+    """A completion on its way."""
+
+    def result(self) -> Result: ...
+
+
+class Completer(Protocol):
+    """An engine in this process, or a client of one."""
+
+    def generate(
+        self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
+    ) -> Generation: ...
+
+    def chat(
+        self, messages: Sequence[Mapping[str, str]], **options: Unpack[GenerateOptions]
+    ) -> Generation: ...
+
+
+def completion_options(command: Command) -> Command:
+    """The options of a completion, in the order of the help."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def complete(completer: Callable[[], AbstractContextManager[Completer]], **options: Any) -> None:
+    """Run and show the completion that `completion_options` describe.
+
+    Args:
+        completer: opened only when the options make sense.
+
+    Raises:
+        RequestError: they do not.
+    """
+    prompt = _read_prompt(
+        {
+            "--prompt": _unescaped(options.pop("prompt"), raw=options.pop("raw")),
+            "--prompt-file": _read(options.pop("prompt_file")),
+            "--prompt-ids": _token_ids("--prompt-ids", options.pop("prompt_ids")),
+        }
+    )
+    messages = _messages(prompt, chat=options.pop("chat"), system=options.pop("system"))
+    as_json = options.pop("as_json")
+    options["logit_bias"] = dict(_bias(one) for one in options["logit_bias"])
+    options["stop_token_ids"] = _token_ids("--stop-token-ids", options["stop_token_ids"]) or ()
+    given: GenerateOptions = options  # type: ignore[assignment]
+    with completer() as opened:
+        generation = (
+            opened.chat(messages, **given) if messages else opened.generate(prompt, **given)
+        )
+        with generation:
+            _show(generation, as_json=as_json)
+
+
+def _read_prompt(given: Mapping[str, str | tuple[int, ...] | None]) -> str | tuple[int, ...]:
+    prompts = [prompt for prompt in given.values() if prompt is not None]
+    if len(prompts) != 1:
+        raise RequestError("give exactly one of them", field=", ".join(given))
+    return prompts[0]
+
+
+def _read(file: Any) -> str | None:
+    if file is None:
+        return None
+    try:
+        return str(file.read())
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"is not UTF-8 ({error.reason} at byte {error.start})",
+            field="--prompt-file",
+            remedy="Convert it to UTF-8",
+        ) from error
+
+
+def _unescaped(text: str | None, *, raw: bool) -> str | None:
+    r"""A shell passes \n on as two characters, which nobody wants in a prompt."""
+    if text is None or raw:
+        return text
+    return re.sub(r"\\([ntr\\])", lambda match: _ESCAPES[match[1]], text)
+
+
+def _messages(
+    prompt: str | tuple[int, ...], *, chat: bool, system: str | None
+) -> list[dict[str, str]]:
+    """The conversation; empty when there is none."""
+    if not chat:
+        if system is not None:
+            raise RequestError("needs --chat", field="--system")
+        return []
+    if not isinstance(prompt, str):
+        raise RequestError("needs a text", field="--chat", remedy="Give --prompt or --prompt-file")
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": prompt}]
+
+
+def _token_ids(option: str, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise RequestError(
+            f"{text[:80]!r} is not a list of token ids",
+            field=option,
+            remedy="Give whole numbers with commas between them: 5,17,9",
+        ) from error
+
+
+def _bias(text: str) -> tuple[int, float]:
+    try:
+        token, bias = text.split("=")
+        return int(token), float(bias)
+    except ValueError as error:
+        raise RequestError(
+            f"{text[:80]!r} is not a token id and its bias",
+            field="--logit-bias",
+            remedy="Give them like this: 17=-2.5",
+        ) from error
+
+
+def _show(generation: Generation, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(generation.result().as_json()))
+        return
+    streamed = False
+    for output in generation:
+        # Several sequences at once would interleave: only the first streams.
+        if output.index == 0 and output.text:
+            click.echo(output.text, nl=False)
+            streamed = True
+    _show_rest(generation.result(), streamed=streamed)
+
+
+def _show_rest(result: Result, *, streamed: bool) -> None:
+    """What could not be streamed: token ids of engines without text, and sequences after the
+    first."""
+    if not streamed and not result.text:
+        click.echo(",".join(str(token) for token in result.token_ids), nl=False)
+    click.echo()
+    for completion in result.completions[1:]:
+        click.echo(f"--- {completion.index}")
+        click.echo(completion.text or ",".join(str(token) for token in completion.token_ids))
