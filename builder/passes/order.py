@@ -1,6 +1,7 @@
 """The table of contents of the compiler: which passes run for which target, in order."""
 
 from trtc.builder.passes.base import Pass
+from trtc.builder.passes.fill_kv_scales import FILL_KV_SCALES
 from trtc.builder.passes.fold_weight_quantization import FOLD_WEIGHT_QUANTIZATION
 from trtc.builder.passes.fuse_add_norm import FUSE_ADD_NORM
 from trtc.builder.passes.fuse_quantize import FUSE_QUANTIZE
@@ -12,6 +13,7 @@ from trtc.builder.passes.lower_gather_rows import LOWER_GATHER_ROWS
 from trtc.builder.passes.lower_linears import LOWER_LINEARS
 from trtc.builder.passes.lower_norms import LOWER_NORMS
 from trtc.builder.passes.lower_swiglu import LOWER_SWIGLU
+from trtc.builder.passes.match_scale_types import MATCH_SCALE_TYPES
 from trtc.builder.passes.merge_linears import MERGE_LINEARS
 from trtc.builder.passes.pack_weights import PACK_WEIGHTS
 from trtc.builder.passes.select_cpu_activation import SELECT_CPU_ACTIVATION
@@ -43,8 +45,8 @@ NATIVE_PASSES: tuple[Pass, ...] = (
 )
 """What the CPU and CUDA targets share: the source graph -> trtc's operators and Splits."""
 
-TENSORRT_PASSES: tuple[Pass, ...] = ()
-"""TensorRT fuses standard operators and Q/DQ itself: it gets the source graph."""
+TENSORRT_PASSES: tuple[Pass, ...] = (FILL_KV_SCALES, MATCH_SCALE_TYPES)
+"""TensorRT fuses standard operators and Q/DQ itself: it gets the source graph, made legal."""
 
 
 def cpu_passes(

@@ -54,7 +54,7 @@ class KernelSource:
     function: Any
     """A `triton.jit` function: its parameters first, then its constants."""
     parameters: tuple[KernelParameter, ...]
-    constants: Mapping[str, int | float | bool]
+    constants: Mapping[str, int | float | bool | str]
     num_warps: int = 4
     num_stages: int = 2
 

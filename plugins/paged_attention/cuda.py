@@ -110,7 +110,7 @@ def paged_attention(
         if WINDOW > 0:
             earliest = tl.maximum(context - num_new + first_new - WINDOW + 1, 0)
             begin = earliest // BLOCK_N * BLOCK_N
-        pages = page_table + sequence.to(tl.int64) * table_width
+        pages = page_table + tl.cast(sequence, tl.int64) * table_width
         for block in range(begin, end, BLOCK_N):
             key = block + n
             in_context = key < end

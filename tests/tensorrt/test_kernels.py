@@ -97,8 +97,8 @@ def test_paged_attention_is_its_reference(
         batch.query_start,
         batch.context_lens,
         batch.page_table,
-        np.float32(scales[0]),
-        np.float32(scales[1]),
+        np.asarray(scales[0], np.float32),
+        np.asarray(scales[1], np.float32),
         None,
         None,
         **attributes,
@@ -146,9 +146,9 @@ def test_kv_write_is_its_reference_bit_for_bit(
         k, v = (cast(cast(rows * 8, "f8e4m3"), dtype) for rows in (k, v))
     pool = cast(rng.normal(size=(6, 2, 8, kv_heads, head_dim)).astype(np.float32), pool_dtype)
     slots = np.asarray([3, 47, 8, 16, 0], np.int32)
-    k_scale, v_scale = np.float32(0.25), np.float32(2)
+    k_scale, v_scale = np.asarray(0.25, np.float32), np.asarray(2, np.float32)
     if pool_dtype == "f32":
-        k_scale, v_scale = np.float32(0.037), np.float32(0.3)
+        k_scale, v_scale = np.asarray(0.037, np.float32), np.asarray(0.3, np.float32)
     attributes: dict[str, Any] = {"num_kv_heads": kv_heads, "head_dim": head_dim}
     (expected,) = kv_write_reference(k, v, pool, slots, k_scale, v_scale, **attributes)
     launch = Launch(

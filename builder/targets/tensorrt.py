@@ -1,0 +1,198 @@
+"""The TensorRT target: a portable bundle, which `trtc compile` turns into a plan on a GPU host.
+
+The graph stays what it was, standard operators and Q/DQ, but for what TensorRT insists on; its
+weights are external data in weights.safetensors. The plugin nodes carry the attributes by which
+TensorRT's ONNX parser finds an ahead-of-time plugin.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx
+
+from trtc.builder.memory import align
+from trtc.builder.module import TRTC_DOMAIN, Module
+from trtc.builder.onnx_file import is_external
+from trtc.builder.passes.base import Pass
+from trtc.builder.passes.order import TENSORRT_PASSES
+from trtc.builder.targets.base import Compiled, CompileRequest, Progress
+from trtc.builder.targets.tensorrt_kernels import write_kernels
+from trtc.builder.weights_file import with_external_weights, write_weights
+from trtc.plugins.cuda.compile import FP8_SMS, SMS, TRITON_VERSION, check_triton, parse_sm
+from trtc.protos.bundle import RECIPE_FILE, Profile, Recipe, recipe_json
+from trtc.protos.dtypes import BY_ONNX
+from trtc.protos.errors import UnsupportedError
+from trtc.protos.manifest import (
+    GRAPH_FILE,
+    WEIGHTS_FILE,
+    ByteLedger,
+    KvGeometry,
+    Limits,
+    TargetFacts,
+)
+from trtc.protos.plan import Fill, Weight
+from trtc.quant.scheme import Scheme
+
+PLUGIN_ATTRIBUTES: Mapping[str, str | int] = {
+    "plugin_namespace": TRTC_DOMAIN,
+    "plugin_version": "1",
+    "aot": 1,
+}
+"""What TensorRT's parser reads of a plugin node, beside the operator's own attributes."""
+_MAX_POOL_ELEMENTS = 2**31 - 1
+"""Of one layer's pool: what fits TensorRT's 32-bit element counts."""
+
+
+@dataclass(frozen=True)
+class TensorRtTarget:
+    """`tensorrt:sm_90`."""
+
+    sm: int
+
+    @property
+    def name(self) -> str:
+        return f"tensorrt:sm_{self.sm}"
+
+    @property
+    def runs_here(self) -> bool:
+        """A bundle runs nowhere before it is compiled."""
+        return False
+
+    def check(self, scheme: Scheme) -> None:
+        check_triton()
+        if "f8e4m3" in (scheme.weight, scheme.activation) and self.sm not in FP8_SMS:
+            raise UnsupportedError(
+                f"sm_{self.sm} has no E4M3 arithmetic",
+                field="--dtype",
+                remedy="Use bf16, int8_sq or int4_awq, or a target from sm_89 on",
+            )
+
+    def passes(self, request: CompileRequest) -> tuple[Pass, ...]:
+        _check_graph(request)
+        return TENSORRT_PASSES
+
+    def compile(self, request: CompileRequest, progress: Progress) -> Compiled:
+        progress(f"compiling kernels for sm_{self.sm}")
+        kernels = write_kernels(request.module, self.sm, request.workdir)
+        weights = _place_weights(request.module)
+        graph = with_plugin_attributes(with_external_weights(request.module.model, weights))
+        (request.workdir / GRAPH_FILE).write_bytes(graph.SerializeToString(deterministic=True))
+        recipes = request.module.recipes
+        write_weights(request.workdir / WEIGHTS_FILE, weights, recipes, request.reader, progress)
+        kv = request.module.kv
+        recipe = Recipe(
+            sm=self.sm, pool=kv, profiles=make_profiles(request.limits, kv), kernels=kernels
+        )
+        (request.workdir / RECIPE_FILE).write_bytes(recipe_json(recipe))
+        versions = sorted({kernel.ptx_version for kernel in kernels})
+        return Compiled(
+            facts=TargetFacts(
+                kind="tensorrt",
+                name=self.name,
+                archs=(f"sm_{self.sm}",),
+                toolchain=f"triton {TRITON_VERSION}, PTX {', '.join(versions)}, no plan",
+            ),
+            kv=kv,
+            ledger=ByteLedger(
+                weights=_end(weights),
+                activations=0,  # TensorRT decides: the plan says
+                page=kv.page_bytes,
+            ),
+        )
+
+
+def parse_tensorrt_target(detail: str) -> TensorRtTarget:
+    """The part of `--target` after `tensorrt:`.
+
+    Raises:
+        UnsupportedError: not an SM that kernels are compiled for, or none.
+    """
+    if not detail:
+        raise UnsupportedError(
+            "says no SM",
+            field="--target",
+            remedy=f"Use one of {', '.join(f'tensorrt:sm_{sm}' for sm in SMS)}",
+        )
+    return TensorRtTarget(parse_sm(detail))
+
+
+def with_plugin_attributes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose plugin nodes say how TensorRT finds them."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    for node in result.graph.node:
+        if node.domain == TRTC_DOMAIN:
+            for name, value in PLUGIN_ATTRIBUTES.items():
+                node.attribute.append(onnx.helper.make_attribute(name, value))
+    return result
+
+
+def make_profiles(limits: Limits, kv: KvGeometry) -> tuple[Profile, ...]:
+    """One profile for steps of decodes, one for steps with prefill chunks.
+
+    The pool's length varies too, from a page to all sequences at full length.
+    """
+    batch, tokens = limits.max_batch_size, limits.max_num_tokens
+    width = -(-limits.max_seq_len // kv.page_size)
+    page_elements = 2 * kv.page_size * kv.num_kv_heads * kv.head_dim
+    pages = min(2 * batch * width, _MAX_POOL_ELEMENTS // page_elements)
+    shared = {
+        "B": (1, batch, batch),
+        "B+1": (2, batch + 1, batch + 1),
+        "P": (1, width, width),
+        "R": (1, batch, batch),
+        "num_pages": (1, pages, pages),
+    }
+    return (
+        Profile(name="decode", extents={"T": (1, batch, batch), **shared}),
+        Profile(name="prefill", extents={"T": (1, tokens, tokens), **shared}),
+    )
+
+
+def _check_graph(request: CompileRequest) -> None:
+    if request.dummy_weights:
+        raise UnsupportedError(
+            "a plan is built from its weights", field="--dummy-weights", remedy="Leave it out"
+        )
+    graph = request.module.model.graph
+    for node in graph.node:
+        if node.domain == TRTC_DOMAIN and node.op_type == "moe":
+            raise UnsupportedError(
+                "routed experts have no TensorRT plugin",
+                field=node.name,
+                remedy="Use --target cpu for this model",
+            )
+    for tensor in graph.initializer:
+        if tensor.data_type == onnx.TensorProto.UINT4:
+            raise UnsupportedError(
+                "has zero points, and TensorRT quantises symmetrically only",
+                field=tensor.name,
+                remedy="Quantise with --dtype int4_awq, or use --target cpu",
+            )
+
+
+def _place_weights(module: Module) -> tuple[Weight, ...]:
+    """Every large initialiser in the order of the graph, one after another."""
+    weights: list[Weight] = []
+    for tensor in module.model.graph.initializer:
+        if not is_external(tensor):
+            continue
+        dtype = BY_ONNX[tensor.data_type]
+        shape = tuple(tensor.dims)
+        weights.append(
+            Weight(
+                name=tensor.name,
+                dtype=dtype.name,
+                shape=shape,
+                layout="row_major",
+                offset=_end(weights),
+                bytes=dtype.num_bytes(math.prod(shape)),
+                fill=Fill(element=dtype.name),
+            )
+        )
+    return tuple(weights)
+
+
+def _end(weights: list[Weight] | tuple[Weight, ...]) -> int:
+    return align(weights[-1].offset + weights[-1].bytes) if weights else 0

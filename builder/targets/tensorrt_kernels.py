@@ -1,0 +1,116 @@
+"""The kernels that a graph's plugin nodes need, each specialisation compiled once."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from trtc.builder.module import TRTC_DOMAIN, Module
+from trtc.plugins.cuda.compile import KernelSource, compile_kernel
+from trtc.plugins.registry import REGISTRY
+from trtc.protos.bundle import KERNELS_DIR, KernelFacts
+from trtc.protos.dtypes import BY_ONNX
+
+Attributes = dict[str, int | float | str]
+
+
+@dataclass(frozen=True)
+class _Specialisation:
+    op: str
+    dtypes: dict[str, str]
+    attributes: Attributes
+    page_size: int
+
+    @property
+    def key(self) -> str:
+        text = json.dumps([self.op, self.dtypes, self.attributes, self.page_size], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def write_kernels(module: Module, sm: int, engine: Path) -> tuple[KernelFacts, ...]:
+    """Compile what `module` needs for one SM into `engine`/kernels.
+
+    Raises:
+        UnsupportedError: an E4M3 pool on an SM without E4M3.
+    """
+    (engine / KERNELS_DIR).mkdir()
+    wanted = {one.key: one for one in _specialisations(module)}
+    return tuple(
+        _write(one, tactic, rows, source, sm, engine)
+        for one in wanted.values()
+        for tactic, rows, source in _tactics(one)
+    )
+
+
+def _specialisations(module: Module) -> Iterator[_Specialisation]:
+    graph = module.model.graph
+    infos = [*graph.input, *graph.value_info, *graph.output]
+    types = {info.name: BY_ONNX.get(info.type.tensor_type.elem_type) for info in infos}
+    for node in graph.node:
+        if node.domain != TRTC_DOMAIN:
+            continue
+        definition = REGISTRY[node.op_type]
+        inputs = dict(zip((p.name for p in definition.inputs), node.input, strict=False))
+        dtypes = {}
+        for name in ("q", "k", "pool"):
+            if name in inputs:
+                dtype = types[inputs[name]]
+                assert dtype is not None, f"{node.name}: the type of {name} is not stated"
+                dtypes[name] = str(dtype.name)
+        yield _Specialisation(
+            op=node.op_type,
+            dtypes=dtypes,
+            attributes=definition.complete_attributes(_attributes(node)),
+            page_size=module.kv.page_size,
+        )
+
+
+def _tactics(one: _Specialisation) -> list[tuple[int, int, KernelSource]]:
+    """(tactic, rows of a block, source)."""
+    from trtc.plugins.kv_write import cuda as kv_write
+    from trtc.plugins.paged_attention import cuda as paged_attention
+
+    if one.op == "kv_write":
+        return [(1, 1, kv_write.kernel(one.dtypes, one.attributes, one.page_size))]
+    assert one.op == "paged_attention", f"{one.op} has no CUDA kernel"
+    sources = [
+        (tactic, paged_attention.kernel(one.dtypes, one.attributes, one.page_size, tactic))
+        for tactic in paged_attention.TACTICS
+    ]
+    return [(tactic, paged_attention.block_q(source), source) for tactic, source in sources]
+
+
+def _write(
+    one: _Specialisation, tactic: int, rows: int, source: KernelSource, sm: int, engine: Path
+) -> KernelFacts:
+    kernel = compile_kernel(source, sm)
+    stem = f"{KERNELS_DIR}/{one.op}-{one.key}-{tactic}"
+    (engine / f"{stem}.ptx").write_bytes(kernel.ptx)
+    (engine / f"{stem}.cubin").write_bytes(kernel.cubin)
+    return KernelFacts(
+        op=one.op,
+        dtypes=one.dtypes,
+        attributes=one.attributes,
+        tactic=tactic,
+        entry=kernel.entry,
+        parameters=tuple(parameter.name for parameter in kernel.parameters),
+        num_threads=kernel.num_threads,
+        shared_bytes=kernel.shared_bytes,
+        rows=rows,
+        ptx_target=kernel.ptx_target,
+        ptx_version=kernel.ptx_version,
+        ptx=f"{stem}.ptx",
+        cubin=f"{stem}.cubin",
+    )
+
+
+def _attributes(node: onnx.NodeProto) -> Attributes:
+    values: Attributes = {}
+    for attribute in node.attribute:
+        value: Any = onnx.helper.get_attribute_value(attribute)
+        values[attribute.name] = value.decode() if isinstance(value, bytes) else value
+    return values

@@ -1,0 +1,87 @@
+"""The portable TensorRT bundle: what a GPU host needs beside the graph to make a plan of it.
+
+A bundle is an engine directory whose manifest says `tensorrt`:
+
+    graph.onnx + weights.safetensors    standard operators and Q/DQ, plugin nodes in domain trtc
+    kernels/*.ptx, *.cubin              code of the plugins, one file a specialisation and tactic
+    recipe.json                         everything else that decides the plan (this file)
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from trtc.protos.errors import EngineCorruptError
+from trtc.protos.manifest import KvGeometry, Record
+
+RECIPE_FILE = "recipe.json"
+KERNELS_DIR = "kernels"
+PLAN_BLOB_FILE = "model.plan"
+TIMING_CACHE_FILE = "timing.cache"
+TENSORRT_MAJOR = 11
+
+
+class Profile(Record, frozen=True):
+    """One optimisation profile: (min, opt, max) of each axis that varies."""
+
+    name: str
+    extents: dict[str, tuple[int, int, int]]
+    """Axis symbol of the graph's inputs (T, B, P, R, num_pages) -> its range."""
+
+
+class KernelFacts(Record, frozen=True):
+    """One compiled kernel and the plugin nodes that it serves."""
+
+    op: str
+    dtypes: dict[str, str]
+    """Element types that specialise it, by parameter."""
+    attributes: dict[str, int | float | str]
+    """Of the node, complete."""
+    tactic: int
+    """From 1. Any tactic is right for every shape."""
+    entry: str
+    parameters: tuple[str, ...]
+    """In order: tensors by name, then i32 scalars, then the output."""
+    num_threads: int
+    shared_bytes: int
+    rows: int
+    """New tokens of a sequence that one block takes (paged_attention)."""
+    ptx_target: str
+    ptx_version: str
+    ptx: str
+    """File of the bundle."""
+    cubin: str
+
+
+class Recipe(Record, frozen=True, kw_only=True):
+    """How `trtc compile` makes the plan."""
+
+    tensorrt_major: int = TENSORRT_MAJOR
+    sm: int
+    pool: KvGeometry
+    profiles: tuple[Profile, ...]
+    alias_pools: bool = False
+    """Declare that pool outputs are their inputs. Off: the two are bound at one address anyway,
+    and a declared alias made TensorRT keep a copy of every pool."""
+    optimization_level: int = 3
+    workspace_bytes: int = 4 << 30
+    kernels: tuple[KernelFacts, ...]
+
+
+def read_recipe(bundle: Path) -> Recipe:
+    """Decode `recipe.json`; its hash is checked by whoever opens the bundle.
+
+    Raises:
+        EngineCorruptError: unreadable, or not a recipe.
+    """
+    path = bundle / RECIPE_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Recipe)
+    except (OSError, msgspec.DecodeError) as error:
+        raise EngineCorruptError(
+            str(error), field=str(path), remedy="Build the bundle again, or copy it again"
+        ) from error
+
+
+def recipe_json(recipe: Recipe) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(recipe, order="sorted"), indent=1) + b"\n"
