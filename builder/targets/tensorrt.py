@@ -8,6 +8,7 @@ TensorRT's ONNX parser finds an ahead-of-time plugin.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import onnx
 
@@ -16,6 +17,7 @@ from trtc.builder.module import TRTC_DOMAIN, Module
 from trtc.builder.onnx_file import is_external
 from trtc.builder.passes.base import Pass
 from trtc.builder.passes.order import TENSORRT_PASSES
+from trtc.builder.recipes import TensorReader
 from trtc.builder.targets.base import Compiled, CompileRequest, Progress
 from trtc.builder.targets.tensorrt_kernels import write_kernels
 from trtc.builder.weights_file import with_external_weights, write_weights
@@ -75,11 +77,7 @@ class TensorRtTarget:
     def compile(self, request: CompileRequest, progress: Progress) -> Compiled:
         progress(f"compiling kernels for sm_{self.sm}")
         kernels = write_kernels(request.module, self.sm, request.workdir)
-        weights = _place_weights(request.module)
-        graph = with_plugin_attributes(with_external_weights(request.module.model, weights))
-        (request.workdir / GRAPH_FILE).write_bytes(graph.SerializeToString(deterministic=True))
-        recipes = request.module.recipes
-        write_weights(request.workdir / WEIGHTS_FILE, weights, recipes, request.reader, progress)
+        weights_bytes = write_graph(request.module, request.reader, request.workdir, progress)
         kv = request.module.kv
         recipe = Recipe(
             sm=self.sm, pool=kv, profiles=make_profiles(request.limits, kv), kernels=kernels
@@ -95,7 +93,7 @@ class TensorRtTarget:
             ),
             kv=kv,
             ledger=ByteLedger(
-                weights=_end(weights),
+                weights=weights_bytes,
                 activations=0,  # TensorRT decides: the plan says
                 page=kv.page_bytes,
             ),
@@ -115,6 +113,15 @@ def parse_tensorrt_target(detail: str) -> TensorRtTarget:
             remedy=f"Use one of {', '.join(f'tensorrt:sm_{sm}' for sm in SMS)}",
         )
     return TensorRtTarget(parse_sm(detail))
+
+
+def write_graph(module: Module, reader: TensorReader, directory: Path, progress: Progress) -> int:
+    """Write graph.onnx and the weights.safetensors that it points into; bytes of the weights."""
+    weights = _place_weights(module)
+    graph = with_plugin_attributes(with_external_weights(module.model, weights))
+    (directory / GRAPH_FILE).write_bytes(graph.SerializeToString(deterministic=True))
+    write_weights(directory / WEIGHTS_FILE, weights, module.recipes, reader, progress)
+    return _end(weights)
 
 
 def with_plugin_attributes(model: onnx.ModelProto) -> onnx.ModelProto:

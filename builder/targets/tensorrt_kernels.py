@@ -55,12 +55,12 @@ def _specialisations(module: Module) -> Iterator[_Specialisation]:
             continue
         definition = REGISTRY[node.op_type]
         inputs = dict(zip((p.name for p in definition.inputs), node.input, strict=False))
-        dtypes = {}
+        dtypes: dict[str, str] = {}
         for name in ("q", "k", "pool"):
             if name in inputs:
                 dtype = types[inputs[name]]
                 assert dtype is not None, f"{node.name}: the type of {name} is not stated"
-                dtypes[name] = str(dtype.name)
+                dtypes[name] = dtype.name
         yield _Specialisation(
             op=node.op_type,
             dtypes=dtypes,

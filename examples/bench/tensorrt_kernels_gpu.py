@@ -50,7 +50,7 @@ def make(directory: Path, sm: int) -> None:
         (8, 2, 128, 33, 0.0, "f32", "f32"),
     ]
     directory.mkdir(parents=True, exist_ok=True)
-    kernels = []
+    kernels: list[dict[str, Any]] = []
 
     def add(op: str, dtypes: Mapping[str, str], attributes: Mapping[str, Any], tactic: int) -> None:
         if op == "kv_write":
@@ -180,7 +180,7 @@ def make_step(kernel: Mapping[str, Any], page_size: int, sequences: Any, seed: i
         starts.append(starts[-1] + new)
     width = a.get("num_heads", a["num_kv_heads"]) * a["head_dim"]
     q = torch.randn((starts[-1], width), generator=generator, device="cuda")
-    ints = {"dtype": torch.int32, "device": "cuda"}
+    ints: dict[str, Any] = {"dtype": torch.int32, "device": "cuda"}
     return Step(
         q=q.to(torch_type(kernel["dtypes"].get("q", kernel["dtypes"].get("k")))),
         pool=values.to(torch_type(kernel["dtypes"]["pool"])),
@@ -354,9 +354,9 @@ def milliseconds(runner: Runner, step: Step) -> float:
     import torch
 
     out = torch.empty_like(step.q)
-    times = []
+    times: list[float] = []
     for _ in range(25):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         runner.attend(step, out)
         end.record()
@@ -385,7 +385,7 @@ def speed(runner: Runner) -> str:
 def run(directories: Sequence[Path]) -> int:
     import torch
 
-    torch.cuda.init()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     torch.zeros(1, device="cuda")
     name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
     print(f"{name}, sm_{capability[0]}{capability[1]}, torch {torch.__version__}")

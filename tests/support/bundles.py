@@ -8,9 +8,9 @@ import onnx
 
 from trtc.builder.module import TRTC_DOMAIN, Module
 from trtc.builder.recipes import Array
-from trtc.builder.targets.tensorrt import PLUGIN_ATTRIBUTES
-from trtc.protos.bundle import read_recipe
-from trtc.protos.manifest import GRAPH_FILE, read_manifest
+from trtc.builder.targets.tensorrt import PLUGIN_ATTRIBUTES, make_profiles
+from trtc.protos.bundle import RECIPE_FILE, Recipe, read_recipe, recipe_json
+from trtc.protos.manifest import GRAPH_FILE, KvGeometry, Limits, read_manifest
 
 
 class NoReader:
@@ -30,6 +30,48 @@ def bundle_module(bundle: Path) -> Module:
             del node.attribute[:]
             node.attribute.extend(kept)
     return Module(model, {}, read_recipe(bundle).pool, read_manifest(bundle).limits)
+
+
+def write_kernel_bundle(directory: Path, *, alias_pools: bool) -> Path:
+    """Kernels and recipe of one layer with an FP8 pool; no graph."""
+    from trtc.builder.targets.tensorrt_kernels import write_kernels
+
+    directory.mkdir()
+    pool = ("num_pages", 2, 16, 2, 64)
+    info, fp8 = onnx.helper.make_tensor_value_info, onnx.TensorProto.FLOAT8E4M3FN
+    bf16 = onnx.TensorProto.BFLOAT16
+    sizes = {"num_kv_heads": 2, "head_dim": 64}
+    write = onnx.helper.make_node(
+        "kv_write", ["k", "k", "pool", "slots"], ["written"], domain=TRTC_DOMAIN, **sizes
+    )
+    attend = onnx.helper.make_node(
+        "paged_attention",
+        ["q", "written", "query_start", "context_lens", "page_table"],
+        ["out"],
+        domain=TRTC_DOMAIN,
+        num_heads=4,
+        scale=0.125,
+        out_dtype="bf16",
+        **sizes,
+    )
+    graph = onnx.helper.make_graph(
+        [write, attend],
+        "layer",
+        [info("k", bf16, ("T", 128)), info("q", bf16, ("T", 256)), info("pool", fp8, pool)],
+        [info("out", bf16, ("T", 256)), info("written", fp8, pool)],
+    )
+    kv = KvGeometry(num_layers=1, page_size=16, num_kv_heads=2, head_dim=64, dtype="f8e4m3")
+    limits = Limits(max_batch_size=4, max_seq_len=64, max_num_tokens=32)
+    kernels = write_kernels(Module(onnx.helper.make_model(graph), {}, kv, limits), 90, directory)
+    recipe = Recipe(
+        sm=90,
+        pool=kv,
+        profiles=make_profiles(limits, kv),
+        alias_pools=alias_pools,
+        kernels=kernels,
+    )
+    (directory / RECIPE_FILE).write_bytes(recipe_json(recipe))
+    return directory
 
 
 def without_plugins(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -57,11 +99,6 @@ def without_plugins(model: onnx.ModelProto) -> onnx.ModelProto:
         opset_imports=[one for one in model.opset_import if not one.domain],
         ir_version=model.ir_version,
     )
-
-
-def dims(info: onnx.ValueInfoProto) -> list[int | str]:
-    """Extents, or the names of those that vary."""
-    return [dim.dim_param or dim.dim_value for dim in info.type.tensor_type.shape.dim]
 
 
 def distance(found: Any, expected: Any) -> float:
