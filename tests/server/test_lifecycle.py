@@ -254,7 +254,10 @@ def test_tls_and_mutual_tls(certificates: Path) -> None:
 @asynchronous
 async def test_a_tls_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     tls = ServerTls(tmp_path / "none.pem", tmp_path / "none.key")
-    server = Server(replace(CONFIG, tls=tls), opener=lambda source, config: None)  # type: ignore[arg-type,return-value]
+    server = Server(
+        replace(CONFIG, tls=tls),
+        opener=lambda source, config: open_echo(EchoEngine(), source.name, config),
+    )
     with pytest.raises(RequestError, match=r"none\.key") as caught:
         await server.run()
     assert caught.value.field == "--tls-key"
