@@ -9,9 +9,9 @@ courier. Nothing here knows gRPC or HTTP.
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from trtc.protos.errors import (
@@ -56,7 +56,7 @@ class ServiceLimits:
     """What one client may cost the server, whatever the engine would take."""
 
     max_streams: int = 4096
-    """Generate calls open at once, over all engines."""
+    """Calls that generate or tokenise at once, over all engines."""
     max_prompt_bytes: int = 4 << 20
     """UTF-8 bytes of a text prompt, or of a chat's messages together."""
     max_chat_messages: int = 1024
@@ -172,10 +172,13 @@ class Service:
         handle = self.engine(model)
         tokenizer = _tokenizer(handle, "text")
         self._check_prompt_bytes([text], "text")
-        return await self._encode(tokenizer, text, add_special_tokens)
+        with self._one_more_call():
+            return await self._encode(tokenizer, text, add_special_tokens)
 
     async def tokenize_chat(self, model: str, chat: Sequence[ChatMessage]) -> Sequence[int]:
-        return await self._encode_chat(self.engine(model), chat)
+        handle = self.engine(model)
+        with self._one_more_call():
+            return await self._encode_chat(handle, chat)
 
     async def detokenize(
         self, model: str, token_ids: Sequence[int], keep_special_tokens: bool
@@ -232,11 +235,25 @@ class Service:
             )
         if reason := self._not_ready[handle.name]:
             raise _not_ready(handle.name, reason)
+        self._check_places()
+
+    def _check_places(self) -> None:
         if len(self._places) > self._limits.max_streams:
             raise QueueFullError(
                 f"the server has its limit of {self._limits.max_streams} open streams",
                 remedy="Try again later, or raise --max-streams",
             )
+
+    @contextmanager
+    def _one_more_call(self) -> Iterator[None]:
+        """Long texts wait for a thread: as many may as there may be streams."""
+        place = object()
+        self._places.add(place)
+        try:
+            self._check_places()
+            yield
+        finally:
+            self._free(place)
 
     async def _admit(
         self,

@@ -129,6 +129,13 @@ def test_an_unfinished_output_stays_unfinished() -> None:
     assert output_from_wire(output_to_wire(output)) == output
 
 
+def test_a_reason_of_a_newer_server_is_said_not_guessed() -> None:
+    response = pb.GenerateResponse(request_id="r")
+    response.finished.reason = 77  # type: ignore[assignment]
+    with pytest.raises(errors.ServeError, match="reason 77, which this client does not know"):
+        output_from_wire(response)
+
+
 def test_model_info_is_the_same_at_the_other_end() -> None:
     info = ModelInfo(
         name="a", family="llama", scheme="fp8", kv_dtype="bf16", target="cpu:x", vocab_size=1,
@@ -141,7 +148,9 @@ def test_model_info_is_the_same_at_the_other_end() -> None:
 
 def failed(code: grpc.StatusCode, details: str, trailers: Any = ()) -> grpc.RpcError:
     """A call that ended with a status, as an asyncio client sees it."""
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailers), details)
+    return grpc.aio.AioRpcError(
+        code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailers), details, ""
+    )
 
 
 SERVED = [

@@ -39,7 +39,7 @@ _LIMITS = ServiceLimits()
 @click.option("--kv-bytes", type=click.IntRange(1), help="Bytes of KV pool, an engine.")
 @click.option(
     "--max-queue",
-    type=click.IntRange(0),
+    type=click.IntRange(1),
     default=_DEFAULTS.max_queue,
     show_default=True,
     help="Requests that may wait, an engine.",
