@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import re
 import signal
 import socket
@@ -181,6 +182,27 @@ async def test_while_engines_open_requests_are_told_to_wait() -> None:
     finally:
         gate.set()
         await server.close()
+
+
+@asynchronous
+async def test_a_signal_during_the_start_ends_it() -> None:
+    gate = threading.Event()
+    opened: list[str] = []
+
+    def opener(source: EngineSource, config: ServerConfig) -> EngineHandle:
+        opened.append(source.name)
+        assert gate.wait(10)
+        return open_echo(EchoEngine(), source.name, config)
+
+    sources = (EngineSource("first", Path("a")), EngineSource("second", Path("b")))
+    server = Server(replace(CONFIG, engines=sources), opener=opener)
+    running = asyncio.create_task(server.run())
+    await eventually(lambda: opened == ["first"], "the first engine is opening")
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(0.05)
+    gate.set()
+    await running
+    assert opened == ["first"], "what has not begun is not begun"
 
 
 @asynchronous
