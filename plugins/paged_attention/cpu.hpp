@@ -314,7 +314,7 @@ class TileRunner {
 
   // Transposes keys [first, first + kPair) into work_.keys; lanes outside of `valid` are zero.
   void load_keys(std::int64_t first, Range valid) {
-    constexpr std::int64_t elements = 4 / sizeof(Pool);  // of a word
+    constexpr int elements = kPerWord<Pool>;
     constexpr std::int64_t words = C::head_dim / elements;
     for (std::int64_t lane = 0; lane < kPair; lane += kLanes) {
       const Pool* rows[kLanes];
@@ -334,10 +334,11 @@ class TileRunner {
 #pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) {
           if (i >= n) break;
+          Floats columns[elements];
+          unpack<Pool>(square[i], columns);
+          float* to = work_.keys + (word + i) * elements * kPair + lane;
 #pragma GCC unroll 4
-          for (int e = 0; e < elements; ++e) {
-            store(work_.keys + ((word + i) * elements + e) * kPair + lane, unpack<Pool>(square[i], e));
-          }
+          for (int e = 0; e < elements; ++e) store(to + e * kPair, columns[e]);
         }
       });
     }
