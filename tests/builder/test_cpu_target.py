@@ -3,6 +3,7 @@
 import ctypes
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from trtc.quant.scheme import SCHEMES
 BASELINE = frozenset({"fpu", "sse2"})
 
 
-def source_of(**overrides: int) -> str:
+def source_of(**overrides: Any) -> str:
     return generate(plan_of("llama", **overrides), "d" * 64, REGISTRY)
 
 
