@@ -39,7 +39,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"chat": pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="x" * 20_000)])},
-        "has 20000 bytes",
+        "has 20004 bytes",
     ),
     ({"token_ids": IDS, "max_tokens": 0}, "max_tokens: is 0"),
     ({"token_ids": IDS, "max_tokens": 1022}, "max_tokens: is 1022"),

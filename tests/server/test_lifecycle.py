@@ -34,7 +34,7 @@ from trtc.protos.errors import (
 from trtc.runtime.client import AsyncClient, Client, ClientTls
 from trtc.runtime.executors.echo import EchoOptions
 from trtc.runtime.server.app import EngineSource, Server, ServerConfig, engine_sources
-from trtc.runtime.server.service import EngineHandle
+from trtc.runtime.server.handle import EngineHandle
 from trtc.runtime.wire.channel import ServerTls
 
 SLOW = EchoEngine(EchoOptions(step_s=0.02, never=(EOS,)))

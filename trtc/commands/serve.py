@@ -9,8 +9,8 @@ import click
 
 from trtc.protos.errors import RequestError
 from trtc.runtime.server.app import Server, ServerConfig, engine_sources
+from trtc.runtime.server.limits import ServiceLimits
 from trtc.runtime.server.opening import open_handle
-from trtc.runtime.server.service import ServiceLimits
 from trtc.runtime.wire.channel import ServerTls
 
 _DEFAULTS = ServerConfig(engines=())
