@@ -48,7 +48,7 @@ lint:
 
 types:
 	$(BIN)/mypy -p trtc
-	$(BIN)/mypy --no-strict-optional --check-untyped-defs tests examples
+	$(BIN)/mypy tests examples
 
 arrows:
 	$(BIN)/lint-imports

@@ -21,7 +21,7 @@ from trtc.builder.judge import check_budget, judge_accuracy, make_canaries
 from trtc.builder.package import Workspace, check_output, publish, seal, workspace
 from trtc.builder.passes.base import run_passes
 from trtc.builder.probe import EngineProbe
-from trtc.builder.report import make_report, write_report
+from trtc.builder.report import Report, make_report, write_report
 from trtc.builder.request import BuildRequest
 from trtc.builder.source import ModelSource, calibrated_source, open_source
 from trtc.builder.targets.base import Compiled, CompileRequest, Target
@@ -48,9 +48,9 @@ class BuildResult:
 
     path: Path
     manifest: Manifest
+    report: Report
+    """What it cost and what came of it, as in report.json."""
     seconds: float
-    notes: tuple[str, ...]
-    """What the user should know and need not act on."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,11 @@ def build(
         manifest = seal(work.engine, _manifest(job, calibration, compiled))
         judged = _judge(job, work, manifest, calibration)
         notes = _notes(job, calibration)
-        write_report(make_report(judged, calibration, notes), work.engine)
+        report = make_report(judged, calibration, notes)
+        write_report(report, work.engine)
         progress("publishing")
         final = publish(work, judged, force=request.force, known=manifest.files)
-    return BuildResult(request.output, final, time.monotonic() - began, notes)
+    return BuildResult(request.output, final, report, time.monotonic() - began)
 
 
 def _open_job(

@@ -1,11 +1,14 @@
-"""Generate the gRPC stubs next to their .proto files: `python -m trtc.protos.generate`."""
+"""Generate the messages' classes next to their .proto files: `python -m trtc.protos.generate`."""
 
 import re
 from pathlib import Path
 
 
 def generate(root: Path) -> None:
-    """Write `*_pb2.py`, `*_pb2.pyi` and `*_pb2_grpc.py` for every .proto below `root`.
+    """Write `*_pb2.py` and `*_pb2.pyi` for every .proto below `root`.
+
+    Services have no generated code: runtime/wire/methods.py lists their methods with types, which
+    the generated stubs lack.
 
     The .proto files are compiled as `trtc/v1/x.proto` (the name in descriptors and reflection);
     the generated imports are then rewritten to where the stubs live, `trtc.protos.trtc.v1`.
@@ -19,7 +22,6 @@ def generate(root: Path) -> None:
                 f"-I{root}",
                 f"--python_out={root}",
                 f"--pyi_out={root}",
-                f"--grpc_python_out={root}",
                 str(proto.relative_to(root)),
             ]
         )

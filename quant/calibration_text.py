@@ -62,9 +62,9 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 def read_texts(path: Path, option: str = "--calib") -> Texts:
-    """Read samples: .jsonl with a "text" (or "token_ids") a line, anything else as plain text.
+    """Read samples: .jsonl with a "text" (or "token_ids") a line, anything else as one plain text.
 
-    Plain text is split into samples at blank lines. Repeated samples count once.
+    Repeated samples count once.
 
     Raises:
         CalibrationError: unreadable file; a line that is not UTF-8 or not such JSON; no text.
@@ -77,10 +77,11 @@ def read_texts(path: Path, option: str = "--calib") -> Texts:
         ) from error
     where = f"{option} {path}"
     lines = _lines(content, where)
-    is_jsonl = path.suffix in (".jsonl", ".ndjson")
-    samples = _records(lines, where) if is_jsonl else _paragraphs(lines)
-    distinct = tuple(dict.fromkeys(samples))
-    if not distinct:
+    if path.suffix in (".jsonl", ".ndjson"):
+        distinct = tuple(dict.fromkeys(_records(lines, where)))
+    else:
+        distinct = ("\n".join(line for _, line in lines),)
+    if not any(not isinstance(sample, str) or sample.strip() for sample in distinct):
         raise CalibrationError(
             "has no text in it", field=where, remedy=f"It needs at least {MIN_TOKENS} tokens"
         )
@@ -114,7 +115,7 @@ def _lines(content: bytes, where: str) -> Iterator[tuple[int, str]]:
                 field=where,
                 remedy="Save the file as UTF-8",
             ) from error
-        yield number, text.removesuffix("\r")
+        yield number, text
         read += len(text)
         if read > _MAX_CHARACTERS:
             return
@@ -141,18 +142,6 @@ def _records(lines: Iterator[tuple[int, str]], where: str) -> Iterator[str | tup
             yield sample
 
 
-def _paragraphs(lines: Iterator[tuple[int, str]]) -> Iterator[str]:
-    paragraph: list[str] = []
-    for _, line in lines:
-        if line.strip():
-            paragraph.append(line)
-        elif paragraph:
-            yield "\n".join(paragraph) + "\n\n"
-            paragraph = []
-    if paragraph:
-        yield "\n".join(paragraph) + "\n"
-
-
 def tokenize(
     texts: Texts,
     model_dir: Path,
@@ -161,6 +150,7 @@ def tokenize(
     window: int,
     max_tokens: int,
     min_tokens: int,
+    tail: bool = False,
     option: str = "--calib",
 ) -> TokenSet:
     """Cut `texts` into windows of `window` tokens, at most `max_tokens` spread evenly over it.
@@ -168,15 +158,18 @@ def tokenize(
     Args:
         model_dir: holds tokenizer.json, which samples of token ids do not need.
         min_tokens: the fewest that mean anything.
+        tail: keep the shorter window at the end.
 
     Raises:
         CalibrationError: too few tokens; ids beyond the vocabulary; text without a tokenizer.
     """
     field = option if texts.source == "default" else f"{option} {texts.source}"
     stream = _stream(texts, model_dir, field)
-    if len(stream) < min_tokens:
+    if len(stream) * _distinct_share(texts) < min_tokens:
+        repeated = f", {1 - _distinct_share(texts):.0%} of them in repeated lines"
         raise CalibrationError(
-            f"has {len(stream)} tokens, too few to mean anything",
+            f"has {len(stream)} tokens{repeated if len(stream) >= min_tokens else ''}, too few to "
+            "mean anything",
             field=field,
             remedy=f"Give at least {min_tokens} tokens of varied text such as the model will see",
         )
@@ -187,7 +180,14 @@ def tokenize(
             field=field,
             remedy="Tokenizer and weights must be of one model",
         )
-    return TokenSet(texts.source, texts.sha256, _windows(stream, window, max_tokens))
+    return TokenSet(texts.source, texts.sha256, _windows(stream, window, max_tokens, tail))
+
+
+def _distinct_share(texts: Texts) -> float:
+    """Share of the text's characters in lines that were not there before."""
+    lines = [line for s in texts.samples if isinstance(s, str) for line in s.splitlines()]
+    total = sum(map(len, lines))
+    return sum(map(len, set(lines))) / total if total else 1.0
 
 
 def _stream(texts: Texts, model_dir: Path, field: str) -> Int32s:
@@ -214,8 +214,13 @@ def _encode(written: Sequence[str], model_dir: Path, field: str) -> list[tuple[i
     return [tuple(encoding.ids) for encoding in tokenizer.encode_batch(list(written))]
 
 
-def _windows(stream: Int32s, window: int, max_tokens: int) -> tuple[Int32s, ...]:
+def _windows(stream: Int32s, window: int, max_tokens: int, tail: bool) -> tuple[Int32s, ...]:
     count = max(1, len(stream) // window)
     wanted = min(count, max(1, max_tokens // window))
     starts = [(i * count // wanted) * window for i in range(wanted)]
-    return tuple(stream[start : start + window] for start in starts)
+    size = min(window, max_tokens)
+    windows = [stream[start : start + size] for start in starts]
+    rest = stream[count * window :][: max_tokens - wanted * size]
+    if tail and wanted == count and len(rest) > 1:  # one token predicts nothing
+        windows.append(rest)
+    return tuple(windows)

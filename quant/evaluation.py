@@ -16,7 +16,7 @@ from trtc.quant.reference_model import load_model, sample_sequences
 MAX_TOKENS = 4096
 """Held-out tokens that a build measures on: enough for KL to settle to a few per cent."""
 HELDOUT_SEED = 2
-SELF_SAMPLE_LENGTH = 256
+SELF_SAMPLE_LENGTH = 128
 
 
 def heldout_set(
@@ -52,8 +52,14 @@ def text_set(
     text: Path | None,
     *,
     max_tokens: int,
+    window: int = WINDOW,
 ) -> TokenSet:
     """Windows of a text, tokenised by `tokenizer_dir`/tokenizer.json.
+
+    Args:
+        max_seq_len: longest sequence that the engine takes.
+        max_tokens: of a longer text, windows are spread evenly.
+        window: tokens of a sequence, all predicted from those before them in it.
 
     Raises:
         CalibrationError: unreadable text, or less than two tokens of it.
@@ -62,8 +68,9 @@ def text_set(
         default_heldout() if text is None else read_texts(text, "--text"),
         tokenizer_dir,
         vocab_size,
-        window=min(WINDOW, max_seq_len),
+        window=min(window, max_seq_len),
         max_tokens=max_tokens,
         min_tokens=2,
+        tail=True,
         option="--text",
     )

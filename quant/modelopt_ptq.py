@@ -18,6 +18,7 @@ from trtc.quant.reference_model import load_config
 from trtc.quant.scheme import Scheme
 
 _BATCH = 4
+_BAD_WEIGHTS = "The checkpoint is damaged there, or dead; check it in bf16 first"
 _NEVER_QUANTIZED = ("*lm_head*", "*router*", "*mlp.gate.*", "*block_sparse_moe.gate.*")
 
 
@@ -120,18 +121,37 @@ def calibrate(
         import modelopt.torch.quantization as mtq
         from modelopt.torch.export.unified_export_hf import requantize_resmooth_fused_llm_layers
 
+        guards = [
+            linear.register_forward_pre_hook(_Guard(name))
+            for name, linear in _quantized_linears(model)
+        ]
         for layer in experts:
             layer.collecting = True
         mtq.quantize(model, config, lambda quantized: run_decoder(quantized, tokens))
         for layer in experts:
             layer.collecting = False
+        for guard in guards:
+            guard.remove()
         _check_scales(model)
         # The export does this too: once done, what is measured is what is shipped.
         requantize_resmooth_fused_llm_layers(model)
 
 
+class _Guard:
+    """A hook that names the first linear to get NaN or infinity, before modelopt chokes on it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, linear: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        if not bool(inputs[0].isfinite().all()):
+            raise CalibrationError(
+                "gets activations that are not finite", field=self._name, remedy=_BAD_WEIGHTS
+            )
+
+
 def _check_scales(model: nn.Module) -> None:
-    """A scale of zero or infinity comes from activations that calibration never saw, or NaN."""
+    """A scale of zero comes from activations that are always zero: nothing can be divided by it."""
     for name, module in model.named_modules():
         amax = getattr(module, "amax", None) if "quantizer" in name else None
         if not isinstance(amax, torch.Tensor) or not getattr(module, "is_enabled", False):
@@ -140,7 +160,7 @@ def _check_scales(model: nn.Module) -> None:
             raise CalibrationError(
                 f"the largest activation seen is {amax.max().item()}",
                 field=name.rpartition(".")[0],
-                remedy="The checkpoint gives NaN or dead activations there; use --dtype bf16",
+                remedy=_BAD_WEIGHTS,
             )
 
 

@@ -13,7 +13,15 @@ from trtc.protos.errors import OutputError
 
 _MARK = "hf_quant_config.json"
 """A directory with this file is a quantised checkpoint, which --force may replace."""
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+_DISK_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EEXIST,  # a parent that is a file
+)
 
 
 def check_output(output: Path, *, force: bool) -> None:

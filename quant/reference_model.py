@@ -122,6 +122,9 @@ def sample_sequences(model: Any, *, count: int, length: int, seed: int) -> Token
     Args:
         model: a Transformers causal language model.
         length: of every sequence; the first token is drawn uniformly.
+
+    Raises:
+        CheckpointError: a model that gives NaN or infinity.
     """
     import torch
 
@@ -133,7 +136,14 @@ def sample_sequences(model: Any, *, count: int, length: int, seed: int) -> Token
         for _ in range(length - 1):
             step = model(columns[-1], past_key_values=cache, use_cache=True)
             cache = step.past_key_values
-            probabilities = torch.softmax(step.logits[:, -1].float(), dim=-1)
+            logits = step.logits[:, -1].float()
+            if not bool(logits.isfinite().all()):
+                raise CheckpointError(
+                    "gives logits that are not finite",
+                    field=str(model.config.name_or_path),
+                    remedy="Its weights are damaged: download the checkpoint again",
+                )
+            probabilities = torch.softmax(logits, dim=-1)
             columns.append(torch.multinomial(probabilities, 1, generator=generator))
     sequences = torch.cat(columns, dim=1).to(torch.int32).numpy()
     digest = hashlib.sha256(np.ascontiguousarray(sequences).tobytes()).hexdigest()

@@ -41,9 +41,10 @@ class Config:
         value = self.fields.get(key)
         if value is None:
             value = default
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise _wrong(key, value, "a number")
+        if not math.isfinite(value):
+            raise _wrong(key, value, "a finite number")
         return float(value)
 
     def optional_number(self, key: str) -> float | None:

@@ -33,7 +33,8 @@ class Workload:
 
     def prompts(self) -> list[list[int]]:
         rng = np.random.default_rng(self.batch)
-        return rng.integers(4, self.vocab_size, (self.batch, self.input_len)).tolist()
+        ids = rng.integers(4, self.vocab_size, (self.batch, self.input_len))
+        return [row.tolist() for row in ids]
 
 
 def write_model(path: Path, hidden: int, layers: int, vocab_size: int) -> None:

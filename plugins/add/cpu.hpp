@@ -13,7 +13,7 @@ struct add_args {
 
 template <class C>
 void add(Context& ctx, const add_args& a) {
-  ctx.threads.parallel_for(a.M, 8, [&](std::int64_t begin, std::int64_t end, int) {
+  ctx.threads.parallel_for(a.M, rows_a_part(C::K), [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t row = begin; row < end; ++row) {
       const auto* x = a.x.row<const typename C::x_t>(row);
       const auto* y = a.y.row<const typename C::y_t>(row);

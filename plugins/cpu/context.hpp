@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "thread_pool.hpp"
 
@@ -20,6 +21,12 @@ struct Context {
   std::byte* scratch;  // 64-byte aligned
   std::size_t scratch_bytes;
 };
+
+// Rows of a row-wise kernel that are worth handing to another thread: a few microseconds of work.
+constexpr std::int64_t rows_a_part(std::int64_t columns) {
+  constexpr std::int64_t kElements = 16384;
+  return columns >= kElements ? 1 : kElements / columns;
+}
 
 // Cuts a scratch area into 64-byte aligned parts. Without an area it only adds up what is needed.
 class Carver {

@@ -70,6 +70,7 @@ namespace trtc::engine {
 constexpr int kAbiVersion = 1;
 constexpr int kMaxArguments = 24;
 constexpr int kMaxExtents = 6;
+constexpr int kMaxThreads = 1024;
 
 enum class Kind : std::uint8_t { kBuffer, kWeight, kStep, kPool, kLogits };
 enum class Step : std::int32_t {
@@ -213,7 +214,8 @@ class Engine {
   static const std::byte* checked_weights(const Plan& plan, const trtc_engine_options_t& options) {
     require(options.weights_bytes == plan.info.weights_bytes, "the weights have another size than the plan");
     require(reinterpret_cast<std::uintptr_t>(options.weights) % 64 == 0, "the weights are not 64-byte aligned");
-    require(options.num_threads >= 1 && options.num_cpus >= 0, "num_threads must be at least 1");
+    require(options.num_threads >= 1 && options.num_threads <= kMaxThreads, "num_threads is outside 1..1024");
+    require(options.num_cpus >= 0, "num_cpus is negative");
     return static_cast<const std::byte*>(options.weights);
   }
 

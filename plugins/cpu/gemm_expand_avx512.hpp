@@ -28,9 +28,15 @@ TRTC_INLINE __m512i f8e4m3_to_bf16(__m512i words) {
   return _mm512_ternarylogic_epi32(value, signs, all(0x8000), 0xf8);
 }
 
-// Pairs of bf16 from floats that are exact in bf16.
-TRTC_INLINE I32x16 pair_bf16(F32x16 first, F32x16 second) {
-  return bit_or(shift_right<16>(as_i32(first)), bit_and(as_i32(second), splat(static_cast<std::int32_t>(0xffff0000))));
+// bf16 pairs of the int8 at two places of each cell; integers below 256 are exact.
+template <int kFirstShift, int kSecondShift>
+TRTC_INLINE __m512i i8_to_bf16(__m512i cells) {
+  const auto value = [&](int shift) {
+    const __m512i code = _mm512_and_si512(_mm512_srli_epi32(cells, shift), _mm512_set1_epi32(255));
+    return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_sub_epi32(code, _mm512_set1_epi32(128))));
+  };
+  const __m512i high = _mm512_and_si512(value(kSecondShift), _mm512_set1_epi32(static_cast<int>(0xffff0000)));
+  return _mm512_or_si512(_mm512_srli_epi32(value(kFirstShift), 16), high);
 }
 
 // bf16 of the integers 0..15 and -16..-1, by their low five bits.
@@ -42,28 +48,31 @@ TRTC_INLINE __m512i small_integers() {
   return _mm512_load_si512(kTable);
 }
 
-// One block as pairs of bf16, two k at a time.
+// One block as pairs of bf16: out[k / 2][16][2]. zero: int32 of this panel's columns.
 template <DType kWeight, bool kHasZero>
-TRTC_INLINE void expand_bf16(I32x16 block, I32x16 zero, std::byte* out) {
-  const auto put = [&](int i, I32x16 pairs) { store_cells(out + i * kBlockBytes, pairs); };
+TRTC_INLINE void expand_bf16(const std::byte* from, const std::int32_t* zero, std::byte* out) {
+  const __m512i block = _mm512_loadu_si512(from);
+  const auto put = [&](int i, __m512i pairs) { _mm512_storeu_si512(out + i * kBlockBytes, pairs); };
   if constexpr (kWeight == DType::f8e4m3) {
-    put(0, {f8e4m3_to_bf16<false>(block.v)});
-    put(1, {f8e4m3_to_bf16<true>(block.v)});
+    put(0, f8e4m3_to_bf16<false>(block));
+    put(1, f8e4m3_to_bf16<true>(block));
   } else if constexpr (kWeight == DType::i8) {
-    const auto value = [&]<int i>() { return to_f32(subtract(field<cell_shift(i)>(block, 255), splat(128))); };
-    put(0, pair_bf16(value.template operator()<0>(), value.template operator()<1>()));
-    put(1, pair_bf16(value.template operator()<2>(), value.template operator()<3>()));
+    put(0, i8_to_bf16<cell_shift(0), cell_shift(1)>(block));
+    put(1, i8_to_bf16<cell_shift(2), cell_shift(3)>(block));
   } else {
     const __m512i low = _mm512_set1_epi16(15);
-    const __m512i offset =
-        kHasZero ? _mm512_or_si512(zero.v, _mm512_slli_epi32(zero.v, 16)) : _mm512_set1_epi16(kWeight == DType::i4 ? 8 : 0);
-    const auto value = [&](__m512i codes) -> I32x16 {
-      return {_mm512_permutexvar_epi16(_mm512_sub_epi16(codes, offset), small_integers())};
+    __m512i offset = _mm512_set1_epi16(kWeight == DType::i4 ? 8 : 0);
+    if constexpr (kHasZero) {
+      const __m512i zeros = _mm512_loadu_si512(zero);
+      offset = _mm512_or_si512(zeros, _mm512_slli_epi32(zeros, 16));
+    }
+    const auto value = [&](__m512i codes) {
+      return _mm512_permutexvar_epi16(_mm512_sub_epi16(codes, offset), small_integers());
     };
-    put(0, value(_mm512_and_si512(block.v, low)));
-    put(1, value(_mm512_and_si512(_mm512_srli_epi16(block.v, 8), low)));
-    put(2, value(_mm512_and_si512(_mm512_srli_epi16(block.v, 4), low)));
-    put(3, value(_mm512_srli_epi16(block.v, 12)));
+    put(0, value(_mm512_and_si512(block, low)));
+    put(1, value(_mm512_and_si512(_mm512_srli_epi16(block, 8), low)));
+    put(2, value(_mm512_and_si512(_mm512_srli_epi16(block, 4), low)));
+    put(3, value(_mm512_srli_epi16(block, 12)));
   }
 }
 

@@ -62,23 +62,32 @@ void gather_blocks(const Weights& w, std::int64_t panel, std::int64_t first, std
   }
 }
 
-// One block as floats, k by k.
+// One block as floats: out[k][16]. zero: int32 of this panel's columns, when there are zero points.
 template <DType kWeight, bool kHasZero>
-TRTC_INLINE void expand_f32(I32x16 block, I32x16 zero, float* out) {
-  if constexpr (kWeight == DType::bf16) {
-    store(out, as_f32(shift_left<16>(block)));
-    store(out + kPanel, as_f32(bit_and(block, splat(static_cast<std::int32_t>(0xffff0000)))));
-  } else {
-    const auto widen = [&]<int i>() {
-      constexpr bool kNibbles = block_depth(kWeight) == 8;
-      const I32x16 code = field<cell_shift(i)>(block, kNibbles ? 15 : 255);
-      if constexpr (kWeight == DType::f8e4m3) return f8e4m3_to_f32(code);
-      if constexpr (kHasZero) return to_f32(subtract(code, zero));
-      return to_f32(subtract(code, splat(kWeight == DType::i8 ? 128 : kWeight == DType::i4 ? 8 : 0)));
-    };
-    [&]<int... i>(std::integer_sequence<int, i...>) {
-      (store(out + i * kPanel, widen.template operator()<i>()), ...);
-    }(std::make_integer_sequence<int, block_depth(kWeight)>{});
+void expand_f32(const std::byte* block, const std::int32_t* zero, float* out) {
+  constexpr bool kNibbles = block_depth(kWeight) == 8;
+  constexpr int kOffset = kWeight == DType::i8 ? 128 : kWeight == DType::i4 ? 8 : 0;
+  typedef std::int32_t Integers __attribute__((vector_size(sizeof(Words))));
+  for (int c = 0; c < kPanel; c += kLanes) {
+    Words cells;
+    std::memcpy(&cells, block + c * 4, sizeof cells);
+    for (int k = 0; k < block_depth(kWeight); ++k) {
+      Floats values;
+      if constexpr (kWeight == DType::bf16) {
+        values = as_floats(k == 0 ? cells << 16 : cells & 0xffff0000u);
+      } else if constexpr (kWeight == DType::f8e4m3) {
+        values = f8e4m3_values((cells >> cell_shift(k)) & 0xffu);
+      } else {
+        Integers codes = (Integers)((cells >> cell_shift(k)) & (kNibbles ? 15u : 255u)) - kOffset;
+        if constexpr (kHasZero) {
+          Integers zeros;
+          std::memcpy(&zeros, zero + c, sizeof zeros);
+          codes -= zeros;
+        }
+        values = __builtin_convertvector(codes, Floats);
+      }
+      trtc::store(out + k * kPanel + c, values);
+    }
   }
 }
 
@@ -87,20 +96,15 @@ TRTC_INLINE void expand_f32(I32x16 block, I32x16 zero, float* out) {
 template <class P>
 void expand_blocks(const std::byte* in, std::int64_t first, std::int64_t last, std::int64_t group_blocks,
                    const std::int32_t* zero, std::int64_t stride, std::byte* out) {
-  I32x16 offset = zero_i32();
-  for (std::int64_t block = first; block < last; ++block) {
-    if constexpr (P::kHasZero) {
-      if (block == first || block % group_blocks == 0) offset = load(zero + block / group_blocks * stride);
-    }
-    const I32x16 cells = load_cells(in + (block - first) * kBlockBytes);
-    std::byte* to = out + (block - first) * P::kExpansion * kBlockBytes;
+  for (std::int64_t block = first; block < last; ++block, in += kBlockBytes, out += P::kExpansion * kBlockBytes) {
+    const std::int32_t* zeros = P::kHasZero ? zero + block / group_blocks * stride : nullptr;
 #ifdef TRTC_AVX512
     if constexpr (P::kPath == Path::bf16) {
-      expand_bf16<P::kWeight, P::kHasZero>(cells, offset, to);
+      expand_bf16<P::kWeight, P::kHasZero>(in, zeros, out);
       continue;
     }
 #endif
-    expand_f32<P::kWeight, P::kHasZero>(cells, offset, reinterpret_cast<float*>(to));
+    expand_f32<P::kWeight, P::kHasZero>(in, zeros, reinterpret_cast<float*>(out));
   }
 }
 

@@ -30,6 +30,14 @@ ISAS: dict[str, Isa] = {
 }
 """From the least to the most demanding."""
 
-CXX_FLAGS = ("-std=c++20", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno")
+CXX_FLAGS = (
+    "-std=c++20",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+)
 """For every instruction set. Kernels write their fused multiply-adds themselves: a compiler that
 contracts expressions as it likes would round the same row differently in two kernels."""

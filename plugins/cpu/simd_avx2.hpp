@@ -19,7 +19,6 @@ struct I32x16 {
 };
 
 TRTC_INLINE F32x16 zero_f32() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-TRTC_INLINE I32x16 zero_i32() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 TRTC_INLINE F32x16 splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 TRTC_INLINE I32x16 splat(std::int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 
@@ -39,30 +38,16 @@ TRTC_INLINE void store(float* p, F32x16 x) {
 }
 TRTC_INLINE void store(std::int32_t* p, I32x16 x) { store_cells(reinterpret_cast<std::byte*>(p), x); }
 
-TRTC_INLINE F32x16 add(F32x16 a, F32x16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
-TRTC_INLINE F32x16 subtract(F32x16 a, F32x16 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
 TRTC_INLINE F32x16 multiply(F32x16 a, F32x16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
 TRTC_INLINE F32x16 multiply_add(F32x16 a, F32x16 b, F32x16 c) {
   return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
 
-TRTC_INLINE I32x16 add(I32x16 a, I32x16 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
-TRTC_INLINE I32x16 subtract(I32x16 a, I32x16 b) {
-  return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)};
-}
 TRTC_INLINE I32x16 multiply(I32x16 a, I32x16 b) {
   return {_mm256_mullo_epi32(a.lo, b.lo), _mm256_mullo_epi32(a.hi, b.hi)};
 }
 TRTC_INLINE I32x16 bit_and(I32x16 a, I32x16 b) {
   return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)};
-}
-TRTC_INLINE I32x16 bit_or(I32x16 a, I32x16 b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
-TRTC_INLINE I32x16 less(I32x16 a, I32x16 b) {
-  return {_mm256_cmpgt_epi32(b.lo, a.lo), _mm256_cmpgt_epi32(b.hi, a.hi)};
-}
-template <int n>
-TRTC_INLINE I32x16 shift_left(I32x16 x) {
-  return {_mm256_slli_epi32(x.lo, n), _mm256_slli_epi32(x.hi, n)};
 }
 template <int n>
 TRTC_INLINE I32x16 shift_right(I32x16 x) {
@@ -71,7 +56,6 @@ TRTC_INLINE I32x16 shift_right(I32x16 x) {
 
 TRTC_INLINE F32x16 to_f32(I32x16 x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
 TRTC_INLINE F32x16 as_f32(I32x16 x) { return {_mm256_castsi256_ps(x.lo), _mm256_castsi256_ps(x.hi)}; }
-TRTC_INLINE I32x16 as_i32(F32x16 x) { return {_mm256_castps_si256(x.lo), _mm256_castps_si256(x.hi)}; }
 
 // sum += w0*x0 + w1*x1 + w2*x2 + w3*x3 over the bytes of each lane of w (unsigned) and of *x (signed).
 // vpmaddubsw would saturate, so bytes are widened to words first.

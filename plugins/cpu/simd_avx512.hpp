@@ -22,7 +22,6 @@ struct I32x16 {
 };
 
 TRTC_INLINE F32x16 zero_f32() { return {_mm512_setzero_ps()}; }
-TRTC_INLINE I32x16 zero_i32() { return {_mm512_setzero_si512()}; }
 TRTC_INLINE F32x16 splat(float x) { return {_mm512_set1_ps(x)}; }
 TRTC_INLINE I32x16 splat(std::int32_t x) { return {_mm512_set1_epi32(x)}; }
 
@@ -31,23 +30,12 @@ TRTC_INLINE I32x16 load(const std::int32_t* p) { return {_mm512_loadu_si512(p)};
 TRTC_INLINE I32x16 load_cells(const std::byte* p) { return {_mm512_loadu_si512(p)}; }
 TRTC_INLINE void store(float* p, F32x16 x) { _mm512_storeu_ps(p, x.v); }
 TRTC_INLINE void store(std::int32_t* p, I32x16 x) { _mm512_storeu_si512(p, x.v); }
-TRTC_INLINE void store_cells(std::byte* p, I32x16 x) { _mm512_storeu_si512(p, x.v); }
 
-TRTC_INLINE F32x16 add(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
-TRTC_INLINE F32x16 subtract(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 TRTC_INLINE F32x16 multiply(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 TRTC_INLINE F32x16 multiply_add(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 
-TRTC_INLINE I32x16 add(I32x16 a, I32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
-TRTC_INLINE I32x16 subtract(I32x16 a, I32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 TRTC_INLINE I32x16 multiply(I32x16 a, I32x16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 TRTC_INLINE I32x16 bit_and(I32x16 a, I32x16 b) { return {_mm512_and_si512(a.v, b.v)}; }
-TRTC_INLINE I32x16 bit_or(I32x16 a, I32x16 b) { return {_mm512_or_si512(a.v, b.v)}; }
-TRTC_INLINE I32x16 less(I32x16 a, I32x16 b) { return {_mm512_movm_epi32(_mm512_cmplt_epi32_mask(a.v, b.v))}; }
-template <int n>
-TRTC_INLINE I32x16 shift_left(I32x16 x) {
-  return {_mm512_slli_epi32(x.v, n)};
-}
 template <int n>
 TRTC_INLINE I32x16 shift_right(I32x16 x) {
   return {_mm512_srli_epi32(x.v, n)};
@@ -55,7 +43,6 @@ TRTC_INLINE I32x16 shift_right(I32x16 x) {
 
 TRTC_INLINE F32x16 to_f32(I32x16 x) { return {_mm512_cvtepi32_ps(x.v)}; }
 TRTC_INLINE F32x16 as_f32(I32x16 x) { return {_mm512_castsi512_ps(x.v)}; }
-TRTC_INLINE I32x16 as_i32(F32x16 x) { return {_mm512_castps_si512(x.v)}; }
 
 // The products below broadcast one cell of x from memory as part of the instruction. GCC 12 would
 // rather load it into a register, of which a tile of sums leaves none, and spill the sums.

@@ -27,7 +27,6 @@ TRTC_INLINE R each_lane(F&& f) {
 }  // namespace detail
 
 TRTC_INLINE F32x16 zero_f32() { return {}; }
-TRTC_INLINE I32x16 zero_i32() { return {}; }
 TRTC_INLINE F32x16 splat(float x) {
   return detail::each_lane<F32x16>([&](int) { return x; });
 }
@@ -46,16 +45,9 @@ TRTC_INLINE I32x16 load_cells(const std::byte* p) {
   std::memcpy(x.v, p, sizeof x.v);
   return x;
 }
-TRTC_INLINE void store_cells(std::byte* p, I32x16 x) { std::memcpy(p, x.v, sizeof x.v); }
 TRTC_INLINE void store(std::int32_t* p, I32x16 x) { std::memcpy(p, x.v, sizeof x.v); }
 TRTC_INLINE void store(float* p, F32x16 x) { std::memcpy(p, x.v, sizeof x.v); }
 
-TRTC_INLINE F32x16 add(F32x16 a, F32x16 b) {
-  return detail::each_lane<F32x16>([&](int i) { return a.v[i] + b.v[i]; });
-}
-TRTC_INLINE F32x16 subtract(F32x16 a, F32x16 b) {
-  return detail::each_lane<F32x16>([&](int i) { return a.v[i] - b.v[i]; });
-}
 TRTC_INLINE F32x16 multiply(F32x16 a, F32x16 b) {
   return detail::each_lane<F32x16>([&](int i) { return a.v[i] * b.v[i]; });
 }
@@ -63,27 +55,11 @@ TRTC_INLINE F32x16 multiply_add(F32x16 a, F32x16 b, F32x16 c) {
   return detail::each_lane<F32x16>([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
 }
 
-TRTC_INLINE I32x16 add(I32x16 a, I32x16 b) {
-  return detail::each_lane<I32x16>([&](int i) { return a.v[i] + b.v[i]; });
-}
-TRTC_INLINE I32x16 subtract(I32x16 a, I32x16 b) {
-  return detail::each_lane<I32x16>([&](int i) { return a.v[i] - b.v[i]; });
-}
 TRTC_INLINE I32x16 multiply(I32x16 a, I32x16 b) {
   return detail::each_lane<I32x16>([&](int i) { return a.v[i] * b.v[i]; });
 }
 TRTC_INLINE I32x16 bit_and(I32x16 a, I32x16 b) {
   return detail::each_lane<I32x16>([&](int i) { return a.v[i] & b.v[i]; });
-}
-TRTC_INLINE I32x16 bit_or(I32x16 a, I32x16 b) {
-  return detail::each_lane<I32x16>([&](int i) { return a.v[i] | b.v[i]; });
-}
-TRTC_INLINE I32x16 less(I32x16 a, I32x16 b) {
-  return detail::each_lane<I32x16>([&](int i) { return a.v[i] < b.v[i] ? -1 : 0; });
-}
-template <int n>
-TRTC_INLINE I32x16 shift_left(I32x16 x) {
-  return detail::each_lane<I32x16>([&](int i) { return static_cast<std::int32_t>(static_cast<std::uint32_t>(x.v[i]) << n); });
 }
 template <int n>
 TRTC_INLINE I32x16 shift_right(I32x16 x) {
@@ -95,9 +71,6 @@ TRTC_INLINE F32x16 to_f32(I32x16 x) {
 }
 TRTC_INLINE F32x16 as_f32(I32x16 x) {
   return detail::each_lane<F32x16>([&](int i) { return std::bit_cast<float>(x.v[i]); });
-}
-TRTC_INLINE I32x16 as_i32(F32x16 x) {
-  return detail::each_lane<I32x16>([&](int i) { return std::bit_cast<std::int32_t>(x.v[i]); });
 }
 
 // sum += w0*x0 + w1*x1 + w2*x2 + w3*x3 over the bytes of each lane of w (unsigned) and of *x (signed).

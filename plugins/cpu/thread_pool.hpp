@@ -28,27 +28,21 @@ class ThreadPool {
   // cpus: one logical CPU a thread, or empty to leave placement to the system. The caller is
   // thread 0 and is never pinned, whatever cpus[0] says: it belongs to the host process.
   explicit ThreadPool(int num_threads, const std::vector<int>& cpus = {}) : size_(num_threads < 1 ? 1 : num_threads) {
-    for (int i = 1; i < size_; ++i) {
-      workers_.emplace_back([this, i] { work(i); });
-      if (i < static_cast<int>(cpus.size())) {
-        cpu_set_t set;
-        CPU_ZERO(&set);
-        CPU_SET(cpus[i], &set);
-        // A CPU that the process may not use is only a lost hint.
-        pthread_setaffinity_np(workers_.back().native_handle(), sizeof set, &set);
+    try {
+      for (int i = 1; i < size_; ++i) {
+        workers_.emplace_back([this, i] { work(i); });
+        if (i < static_cast<int>(cpus.size())) pin(workers_.back(), cpus[i]);
       }
+    } catch (...) {
+      stop();  // the system refused a thread: those it gave must be joined before they are forgotten
+      throw;
     }
   }
 
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  ~ThreadPool() {
-    stop_.store(true, std::memory_order_relaxed);
-    generation_.fetch_add(1, std::memory_order_release);
-    generation_.notify_all();
-    for (auto& worker : workers_) worker.join();
-  }
+  ~ThreadPool() { stop(); }
 
   int size() const { return size_; }
 
@@ -99,6 +93,21 @@ class ThreadPool {
   }
 
  private:
+  void stop() {
+    stop_.store(true, std::memory_order_relaxed);
+    generation_.fetch_add(1, std::memory_order_release);
+    generation_.notify_all();
+    for (auto& worker : workers_) worker.join();
+  }
+
+  static void pin(std::thread& worker, int cpu) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    // A CPU that the process may not use is only a lost hint.
+    pthread_setaffinity_np(worker.native_handle(), sizeof set, &set);
+  }
+
   // Enough that a thread which loses its core to another process delays the others little.
   static constexpr int kPartsPerThread = 4;
   static constexpr std::uint64_t kCountMask = 0xffffffffu;

@@ -18,6 +18,7 @@
 namespace trtc {
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define TRTC_WIDE 1
 inline constexpr int kLanes = 16;
 #elif defined(__AVX2__) && defined(__FMA__)
 inline constexpr int kLanes = 8;
@@ -31,13 +32,13 @@ typedef std::int32_t SignedWords __attribute__((vector_size(kLanes * 4)));
 typedef std::uint16_t HalfWords __attribute__((vector_size(kLanes * 2)));
 typedef std::uint8_t Bytes __attribute__((vector_size(kLanes)));
 
-inline Floats broadcast(float x) { return Floats{} + x; }
+inline Floats broadcast(float x) { return x - Floats{}; }  // x + 0 would turn -0 into +0
 inline Words bits_of(Floats x) { return std::bit_cast<Words>(x); }
 inline Floats as_floats(Words x) { return std::bit_cast<Floats>(x); }
 
 // a * b + c with one rounding where the hardware has it.
 inline Floats fma(Floats a, Floats b, Floats c) {
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#if defined(TRTC_WIDE)
   return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__AVX2__) && defined(__FMA__)
   return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
@@ -48,6 +49,12 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 
 // The larger; the second when they do not compare.
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
+
+// Compilers know the instructions for one doubling of the width, not for two.
+inline Words widened(HalfWords x) { return __builtin_convertvector(x, Words); }
+inline Words widened(Bytes x) { return widened(__builtin_convertvector(x, HalfWords)); }
+inline HalfWords low_halves(Words x) { return __builtin_convertvector(x, HalfWords); }
+inline Bytes low_bytes(Words x) { return __builtin_convertvector(low_halves(x), Bytes); }
 
 inline Floats lane_numbers() {
   Floats lanes{};
@@ -86,30 +93,73 @@ inline Words i8_bits(Floats x) {
   return bits_of(clamped + 0x1.8p23f);
 }
 
-// Values of the E4M3 bits in the high byte of each word; the other bytes do not matter.
-inline Floats f8e4m3_values(Words high_bytes) {
+#if defined(TRTC_WIDE)
+// bf16 bits of the 128 E4M3 magnitudes.
+struct F8Table {
+  alignas(64) std::uint16_t bits[128];
+
+  constexpr F8Table() : bits() {
+    for (std::uint32_t m = 0; m < 128; ++m) {
+      const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(static_cast<float>(m) * 0x1p-9f) >> 16;
+      bits[m] = static_cast<std::uint16_t>(m == 127 ? 0x7fc0 : m < 8 ? subnormal : (m << 4) + (120 << 7));
+    }
+  }
+};
+inline constexpr F8Table kF8Table;
+
+// bf16 bits of the E4M3 codes in the low byte of each half word; the high bytes do not matter.
+inline Words f8e4m3_to_bf16(Words codes) {
+  const auto* table = reinterpret_cast<const __m512i*>(kF8Table.bits);
+  const __m512i index = (__m512i)codes;
+  const __m512i small = _mm512_permutex2var_epi16(table[0], index, table[1]);
+  const __m512i large = _mm512_permutex2var_epi16(table[2], index, table[3]);
+  const __mmask32 is_large = _mm512_test_epi16_mask(index, _mm512_set1_epi16(0x40));
+  const __m512i sign = _mm512_and_si512(_mm512_slli_epi16(index, 8), _mm512_set1_epi16(-0x8000));
+  return (Words)_mm512_or_si512(_mm512_mask_mov_epi16(small, is_large, large), sign);
+}
+#endif
+
+// Values of the E4M3 codes in the low byte of each word; the other bytes do not matter.
+inline Floats f8e4m3_values(Words codes) {
+#if defined(TRTC_WIDE)
+  return as_floats(f8e4m3_to_bf16(codes) << 16);
+#else
   // Sign, exponent and mantissa go where a float has them; the exponent's bias differs by 120.
-  const Words placed = std::bit_cast<Words>(std::bit_cast<SignedWords>(high_bytes) >> 4) & 0x87f00000u;
+  const Words placed = std::bit_cast<Words>(std::bit_cast<SignedWords>(codes << 24) >> 4) & 0x87f00000u;
   // A subnormal is read as 2^-6 * (1 + m/8), less the 2^-6: denormal floats would be slow.
   const auto subnormal = (placed & 0x07800000u) == 0u;
   const Words implicit_one = bits_of(broadcast(0x1p-6f)) | (placed & 0x80000000u);
   const Words value = placed + (subnormal ? Words{} + (121u << 23) : Words{} + (120u << 23));
   const Floats finite = as_floats(value) - as_floats(subnormal ? implicit_one : Words{});
-  const Words special = (placed & 0x07f00000u) == 0x07f00000u ? Words{} + 0x7fc00000u : Words{};
   // The difference may be +0 where the value is -0, so the sign is set again.
+  const Words special = (placed & 0x07f00000u) == 0x07f00000u ? Words{} + 0x7fc00000u : Words{};
   return as_floats(bits_of(finite) | (placed & 0x80000000u) | special);
+#endif
 }
 
-// The E elements of type T that each word holds: element `index` of every word.
+// How many elements of type T a word holds.
 template <class T>
-Floats unpack(Words words, int index) {
+inline constexpr int kPerWord = 4 / static_cast<int>(sizeof(T));
+
+// elements[e] = element e of each word.
+template <class T>
+void unpack(Words words, Floats (&elements)[kPerWord<T>]) {
   if constexpr (std::is_same_v<T, float>) {
-    return as_floats(words);
+    elements[0] = as_floats(words);
   } else if constexpr (std::is_same_v<T, bf16>) {
-    return as_floats(index == 0 ? words << 16 : words & 0xffff0000u);
+    elements[0] = as_floats(words << 16);
+    elements[1] = as_floats(words & 0xffff0000u);
   } else {
     static_assert(std::is_same_v<T, f8e4m3>);
-    return f8e4m3_values(words << (24 - 8 * index));
+#if defined(TRTC_WIDE)
+    const Words even = f8e4m3_to_bf16(words), odd = f8e4m3_to_bf16(words >> 8);
+    elements[0] = as_floats(even << 16);
+    elements[1] = as_floats(odd << 16);
+    elements[2] = as_floats(even & 0xffff0000u);
+    elements[3] = as_floats(odd & 0xffff0000u);
+#else
+    for (int e = 0; e < 4; ++e) elements[e] = f8e4m3_values(words >> (8 * e));
+#endif
   }
 }
 
@@ -127,12 +177,12 @@ Floats load(const T* from, AllLanes = {}) {
   } else if constexpr (std::is_same_v<T, bf16>) {
     HalfWords x;
     std::memcpy(&x, from, sizeof x);
-    return as_floats(__builtin_convertvector(x, Words) << 16);
+    return as_floats(widened(x) << 16);
   } else {
     static_assert(std::is_same_v<T, f8e4m3>);
     Bytes x;
     std::memcpy(&x, from, sizeof x);
-    return f8e4m3_values(__builtin_convertvector(x, Words) << 24);
+    return f8e4m3_values(widened(x));
   }
 }
 
@@ -149,14 +199,14 @@ void store(T* to, Floats x, AllLanes = {}) {
   if constexpr (std::is_same_v<T, float>) {
     std::memcpy(to, &x, sizeof x);
   } else if constexpr (std::is_same_v<T, bf16>) {
-    const auto narrow = __builtin_convertvector(bf16_bits(x), HalfWords);
+    const auto narrow = low_halves(bf16_bits(x));
     std::memcpy(to, &narrow, sizeof narrow);
   } else if constexpr (std::is_same_v<T, f8e4m3>) {
-    const auto narrow = __builtin_convertvector(f8e4m3_bits(x), Bytes);
+    const auto narrow = low_bytes(f8e4m3_bits(x));
     std::memcpy(to, &narrow, sizeof narrow);
   } else {
     static_assert(std::is_same_v<T, std::int8_t>);
-    const auto narrow = __builtin_convertvector(i8_bits(x), Bytes);
+    const auto narrow = low_bytes(i8_bits(x));
     std::memcpy(to, &narrow, sizeof narrow);
   }
 }

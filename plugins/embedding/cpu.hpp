@@ -16,7 +16,7 @@ void embedding(Context& ctx, const embedding_args& a) {
   using Out = typename C::out_t;
   const auto* token_ids = static_cast<const std::int32_t*>(a.token_ids.data);
   const Floats scale = rounded<Out>(broadcast(C::scale));
-  ctx.threads.parallel_for(a.M, 16, [&](std::int64_t begin, std::int64_t end, int) {
+  ctx.threads.parallel_for(a.M, rows_a_part(C::H), [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t row = begin; row < end; ++row) {
       const auto* from = a.table.row<const typename C::table_t>(token_ids[row]);
       auto* out = a.out.row<Out>(row);

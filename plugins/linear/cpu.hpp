@@ -54,68 +54,79 @@ class LinearEpilogue {
 
 // The scratch area of a call: packed activations, then a workspace a thread.
 template <class C>
-struct LinearScratch {
+class LinearScratch {
   using P = LinearProduct<C>;
 
-  LinearScratch(std::byte* area, std::int64_t max_rows) : carver(area) {
-    const std::int64_t rows = gemm::max_chunk_rows<P>(max_rows);
-    x = gemm::carve_rows<P>(carver, rows, C::K);
-    shared_bytes = carver.bytes();
-    workspace = gemm::carve_workspace<P>(carver, rows, C::K);
-    thread_bytes = carver.bytes() - shared_bytes;
+ public:
+  LinearScratch(std::byte* area, std::int64_t max_rows) : rows_(gemm::max_chunk_rows<P>(max_rows)) {
+    Carver shared(area);
+    x = gemm::carve_rows<P>(shared, rows_, C::K);
+    workspaces_ = area + shared.bytes();
+    shared_bytes_ = shared.bytes();
+    Carver own;
+    gemm::carve_workspace<P>(own, rows_, C::K);
+    thread_bytes_ = own.bytes();
   }
 
-  gemm::Workspace of_thread(std::byte* area, std::int64_t max_rows, int thread) const {
-    Carver own(area + shared_bytes + thread_bytes * static_cast<std::size_t>(thread));
-    return gemm::carve_workspace<P>(own, gemm::max_chunk_rows<P>(max_rows), C::K);
-  }
-
-  Carver carver;
   gemm::PackedRows x;
-  gemm::Workspace workspace;
-  std::size_t shared_bytes, thread_bytes;
+
+  std::size_t bytes(int num_threads) const { return shared_bytes_ + thread_bytes_ * static_cast<std::size_t>(num_threads); }
+
+  gemm::Workspace workspace(int thread) const {
+    Carver own(workspaces_ + thread_bytes_ * static_cast<std::size_t>(thread));
+    return gemm::carve_workspace<P>(own, rows_, C::K);
+  }
+
+ private:
+  std::int64_t rows_;
+  std::byte* workspaces_;
+  std::size_t shared_bytes_, thread_bytes_;
 };
+
+// Rows [first_row, first_row + x.rows): packed once, then multiplied by all panels.
+template <class C>
+void linear_chunk(Context& ctx, const linear_args& a, const LinearScratch<C>& scratch, const gemm::PackedRows& x,
+                  std::int64_t first_row) {
+  using P = LinearProduct<C>;
+  ctx.threads.parallel_for(x.tiles, 1, [&](std::int64_t begin, std::int64_t end, int thread) {
+    std::int8_t* quantized = scratch.workspace(thread).quantized;
+    const auto row_of = [&](std::int64_t row) { return a.x.row<const typename C::x_t>(first_row + row); };
+    for (std::int64_t tile = begin; tile < end; ++tile) gemm::pack_tile<P>(x, tile, quantized, row_of);
+  });
+  const gemm::Weights weights{a.weight.row<const std::byte>(0), a.weight_scale.row<const float>(0),
+                              a.weight_zero.row<const std::uint8_t>(0), C::N, C::K};
+  const LinearEpilogue<C> epilogue(a);
+  const auto finish = [&](std::int64_t row, std::int64_t column, std::int64_t columns, const float* sums) {
+    epilogue(first_row + row, column, columns, sums);
+  };
+  constexpr std::int64_t kAllPanels = gemm::ceil_div(C::N, gemm::kPanel);
+  ctx.threads.parallel_for(kAllPanels, gemm::kMostPanels, [&](std::int64_t begin, std::int64_t end, int thread) {
+    gemm::multiply_panels<P>(x, weights, begin, end, scratch.workspace(thread), finish);
+  });
+}
 
 }  // namespace detail
 
 template <class C>
 std::size_t linear_scratch(std::int64_t max_rows, int num_threads) {
-  const detail::LinearScratch<C> scratch(nullptr, max_rows);
-  return scratch.shared_bytes + scratch.thread_bytes * static_cast<std::size_t>(num_threads);
+  return detail::LinearScratch<C>(nullptr, max_rows).bytes(num_threads);
 }
 
 template <class C>
 void linear(Context& ctx, const linear_args& a) {
   using P = detail::LinearProduct<C>;
   static_assert(!P::kGrouped || !std::is_same_v<typename C::weight_scale_t, none>, "groups have scales");
-  const gemm::Weights weights{a.weight.row<const std::byte>(0), a.weight_scale.row<const float>(0),
-                              a.weight_zero.row<const std::uint8_t>(0), C::N, C::K};
+  static_assert(C::layout == Layout::packed || P::kBlockDepth < 8 || C::K % 2 == 0, "a row is whole bytes");
+  if (a.M == 0) return;
   const gemm::Tiling tiling = gemm::tile_rows<P>(a.M);
   const detail::LinearScratch<C> scratch(ctx.scratch, a.M);
-  const auto workspace = [&](int thread) { return scratch.of_thread(ctx.scratch, a.M, thread); };
-
   for (std::int64_t tile = 0; tile < tiling.tiles; tile += tiling.chunk_tiles) {
-    const std::int64_t first_row = tile * tiling.height;
+    const std::int64_t first_row = tile * tiling.height, left = a.M - first_row;
     gemm::PackedRows x = scratch.x;
     x.height = tiling.height;
     x.tiles = tiling.tiles - tile < tiling.chunk_tiles ? tiling.tiles - tile : tiling.chunk_tiles;
-    x.rows = a.M - first_row < x.tiles * x.height ? a.M - first_row : x.tiles * x.height;
-    ctx.threads.parallel_for(x.tiles, 1, [&](std::int64_t begin, std::int64_t end, int thread) {
-      std::int8_t* quantized = workspace(thread).quantized;
-      for (std::int64_t t = begin; t < end; ++t) {
-        gemm::pack_tile<P>(x, t, quantized, [&](std::int64_t row) {
-          return a.x.row<const typename C::x_t>(first_row + row);
-        });
-      }
-    });
-    const detail::LinearEpilogue<C> epilogue(a);
-    const std::int64_t panels = gemm::ceil_div(C::N, gemm::kPanel);
-    ctx.threads.parallel_for(panels, gemm::kMostPanels, [&](std::int64_t begin, std::int64_t end, int thread) {
-      gemm::multiply_panels<P>(x, weights, begin, end, workspace(thread),
-                               [&](std::int64_t row, std::int64_t column, std::int64_t columns, const float* sums) {
-                                 epilogue(first_row + row, column, columns, sums);
-                               });
-    });
+    x.rows = left < x.tiles * x.height ? left : x.tiles * x.height;
+    detail::linear_chunk<C>(ctx, a, scratch, x, first_row);
   }
 }
 

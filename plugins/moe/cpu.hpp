@@ -50,6 +50,8 @@ struct Half {
   static constexpr bool kScalesColumns = kPresent<Scale> && !P::kGrouped;
 
   static_assert(!kStatic || kPresent<InputScale>, "static quantisation needs a scale an expert");
+  static_assert(!P::kGrouped || kPresent<Scale>, "groups have scales");
+  static_assert(C::layout == Layout::packed || P::kBlockDepth < 8 || kDepth % 2 == 0, "a row is whole bytes");
 
   View weight, scale, zero, input_scale, pre_scale;
 

@@ -72,10 +72,10 @@ struct Partial {
   float total[Sizes<C>::rows];
   alignas(64) float sums[Sizes<C>::rows * Sizes<C>::columns];
 
-  void clear() {
-    for (float& x : largest) x = -std::numeric_limits<float>::infinity();
-    for (float& x : total) x = 0.f;
-    std::memset(sums, 0, sizeof sums);
+  void clear(std::int64_t rows) {
+    for (std::int64_t i = 0; i < rows; ++i) largest[i] = -std::numeric_limits<float>::infinity();
+    for (std::int64_t i = 0; i < rows; ++i) total[i] = 0.f;
+    std::memset(sums, 0, sizeof(float) * rows * Sizes<C>::columns);
   }
 
   float* row(std::int64_t i) { return sums + i * Sizes<C>::columns; }
@@ -97,28 +97,16 @@ struct Partial {
   static float larger_score(float a, float b) { return a > b || a != a ? a : b; }
 };
 
-// A thread's memory.
-template <class C>
-struct Workspace {
-  alignas(64) float queries[Sizes<C>::rows * C::head_dim];  // times the scale
-  alignas(64) float keys[C::head_dim * kPair];              // transposed: kPair keys a row
-  alignas(64) float values[kBlock * Sizes<C>::columns];     // padded with zeros
-  alignas(64) float scores[Sizes<C>::rows * kBlock];
-  alignas(64) float correction[Sizes<C>::rows];
-  alignas(64) Partial<C> span;
-  alignas(64) Partial<C> whole;
-};
-
 // Which tile is number `item` of the step; tiles are counted sequence by sequence, and within one
-// the KV heads change fastest. A thread's items grow, so it goes on from where it was.
+// the KV heads change fastest. Whoever asks for growing items goes on from where it was.
 template <class C>
 class Tiles {
  public:
-  explicit Tiles(const paged_attention_args& a) : a_(a) {}
+  explicit Tiles(const paged_attention_args& a) : a_(&a) {}
 
   std::int64_t count() const {
     std::int64_t total = 0;
-    for (std::int64_t b = 0; b < a_.B; ++b) total += tiles_of(b);
+    for (std::int64_t b = 0; b < a_->B; ++b) total += tiles_of(b);
     return total;
   }
 
@@ -128,19 +116,31 @@ class Tiles {
     const std::int64_t tile = (item - before_) / C::num_kv_heads;
     const std::int64_t begin = start(sequence_), end = start(sequence_ + 1);
     const std::int64_t first = begin + tile * Sizes<C>::tokens;
-    const std::int64_t context = static_cast<const std::int32_t*>(a_.context_lens.data)[sequence_];
+    const std::int64_t context = static_cast<const std::int32_t*>(a_->context_lens.data)[sequence_];
     return {sequence_, (item - before_) % C::num_kv_heads, first, smaller(Sizes<C>::tokens, end - first),
             context - (end - first)};
   }
 
  private:
-  std::int64_t start(std::int64_t b) const { return static_cast<const std::int32_t*>(a_.query_start.data)[b]; }
+  std::int64_t start(std::int64_t b) const { return static_cast<const std::int32_t*>(a_->query_start.data)[b]; }
   std::int64_t tiles_of(std::int64_t b) const {
     return (start(b + 1) - start(b) + Sizes<C>::tokens - 1) / Sizes<C>::tokens * C::num_kv_heads;
   }
 
-  const paged_attention_args& a_;
+  const paged_attention_args* a_;
   std::int64_t sequence_ = 0, before_ = 0;
+};
+
+// A thread's memory.
+template <class C>
+struct Workspace {
+  alignas(64) Tiles<C> tiles;
+  alignas(64) float queries[Sizes<C>::rows * C::head_dim];  // times the scale
+  alignas(64) float keys[C::head_dim * kPair];              // transposed: kPair keys a row
+  alignas(64) float values[kBlock * Sizes<C>::columns];     // padded with zeros
+  alignas(64) float scores[Sizes<C>::rows * kBlock];
+  alignas(64) Partial<C> span;
+  alignas(64) Partial<C> whole;
 };
 
 // ---- the two products --------------------------------------------------------------------------
@@ -219,9 +219,11 @@ class TileRunner {
         pages_(a.page_table.row<const std::int32_t>(tile.sequence)),
         pool_(static_cast<const Pool*>(a.pool.data) + tile.kv_head * C::head_dim) {}
 
+  std::int64_t rows() const { return tile_.count * S::group; }
+
   void load_queries() {
     const float scale = C::scale * a_.k_scale.scalar();
-    for (std::int64_t row = 0; row < tile_.count * S::group; ++row) {
+    for (std::int64_t row = 0; row < rows(); ++row) {
       const auto* q = a_.q.row<const typename C::q_t>(tile_.first + row / S::group) + head_column(row);
       float* to = work_.queries + row * C::head_dim;
       for_vectors(C::head_dim, [&](std::int64_t i, auto n) { store(to + i, load(q + i, n) * scale, n); });
@@ -230,7 +232,7 @@ class TileRunner {
 
   // The softmax over the keys of one span, into `result`.
   void run_span(std::int64_t span, Partial<C>& result) {
-    result.clear();
+    result.clear(rows());
     const Range keys = span_range(span).within(tile_.seen<C>());
     for (std::int64_t start = keys.begin / kBlock * kBlock; start < keys.end; start += kBlock) {
       run_block(start, keys.within({start, start + kBlock}), result);
@@ -250,7 +252,7 @@ class TileRunner {
     const Quantizer<typename C::q_t, Out, typename C::pre_scale_t, typename C::out_scale_t> quantizer(a_.pre_scale,
                                                                                                      a_.out_scale);
     const float v_scale = a_.v_scale.scalar();
-    for (std::int64_t row = 0; row < tile_.count * S::group; ++row) {
+    for (std::int64_t row = 0; row < rows(); ++row) {
       const std::int64_t column = head_column(row);
       Out* out = a_.out.row<Out>(tile_.first + row / S::group) + column;
       const float factor = v_scale / whole.total[row];
@@ -312,7 +314,7 @@ class TileRunner {
 
   // Transposes keys [first, first + kPair) into work_.keys; lanes outside of `valid` are zero.
   void load_keys(std::int64_t first, Range valid) {
-    constexpr std::int64_t elements = 4 / sizeof(Pool);  // of a word
+    constexpr int elements = kPerWord<Pool>;
     constexpr std::int64_t words = C::head_dim / elements;
     for (std::int64_t lane = 0; lane < kPair; lane += kLanes) {
       const Pool* rows[kLanes];
@@ -332,10 +334,11 @@ class TileRunner {
 #pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) {
           if (i >= n) break;
+          Floats columns[elements];
+          unpack<Pool>(square[i], columns);
+          float* to = work_.keys + (word + i) * elements * kPair + lane;
 #pragma GCC unroll 4
-          for (int e = 0; e < elements; ++e) {
-            store(work_.keys + ((word + i) * elements + e) * kPair + lane, unpack<Pool>(square[i], e));
-          }
+          for (int e = 0; e < elements; ++e) store(to + e * kPair, columns[e]);
         }
       });
     }
@@ -412,12 +415,13 @@ Workspace<C>& workspace(const Context& ctx, int thread) {
 // Each tile is one thread's.
 template <class C>
 void run_tiles(Context& ctx, const paged_attention_args& a, std::int64_t count) {
+  for (int thread = 0; thread < ctx.threads.size(); ++thread) workspace<C>(ctx, thread).tiles = Tiles<C>(a);
   ctx.threads.for_each(count, [&](std::int64_t item, int thread) {
     Workspace<C>& work = workspace<C>(ctx, thread);
-    const Tile tile = Tiles<C>(a)[item];
+    const Tile tile = work.tiles[item];
     TileRunner<C> runner(a, tile, work);
     runner.load_queries();
-    work.whole.clear();
+    work.whole.clear(runner.rows());
     const Range spans = runner.spans();
     for (std::int64_t span = spans.begin; span < spans.end; ++span) {
       runner.run_span(span, work.span);
@@ -435,7 +439,7 @@ void run_spans(Context& ctx, const paged_attention_args& a, std::int64_t count) 
     const Tile tile = Tiles<C>(a)[item];
     const TileRunner<C> merger(a, tile, workspace<C>(ctx, 0));
     const Range spans = merger.spans();
-    whole.clear();
+    whole.clear(merger.rows());
     for (std::int64_t first = spans.begin; first < spans.end; first += ctx.threads.size()) {
       const std::int64_t parts = smaller(ctx.threads.size(), spans.end - first);
       ctx.threads.for_each(parts, [&](std::int64_t part, int thread) {

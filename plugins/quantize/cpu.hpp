@@ -16,7 +16,7 @@ void quantize(Context& ctx, const quantize_args& a) {
   using T = typename C::x_t;
   using Out = typename C::out_t;
   const Quantizer<T, Out, typename C::pre_scale_t, typename C::out_scale_t> quantizer(a.pre_scale, a.out_scale);
-  ctx.threads.parallel_for(a.M, 4, [&](std::int64_t begin, std::int64_t end, int) {
+  ctx.threads.parallel_for(a.M, rows_a_part(C::K), [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t row = begin; row < end; ++row) {
       const auto* x = a.x.row<const T>(row);
       auto* out = a.out.row<Out>(row);

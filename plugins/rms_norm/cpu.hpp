@@ -23,7 +23,7 @@ void rms_norm(Context& ctx, const rms_norm_args& a) {
   const Quantizer<T, Out, typename C::pre_scale_t, typename C::out_scale_t> quantizer(a.pre_scale, a.out_scale);
   const auto* weight = static_cast<const float*>(a.weight.data);
 
-  ctx.threads.parallel_for(a.M, 2, [&](std::int64_t begin, std::int64_t end, int) {
+  ctx.threads.parallel_for(a.M, rows_a_part(C::K), [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t row = begin; row < end; ++row) {
       const auto* x = a.x.row<const T>(row);
       const auto total = [&](std::int64_t i, auto n) {

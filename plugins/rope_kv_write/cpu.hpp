@@ -52,13 +52,14 @@ void rope_kv_write(Context& ctx, const rope_kv_write_args& a) {
   static_assert(std::is_same_v<T, typename C::k_t> && std::is_same_v<T, typename C::v_t>);
   static_assert(std::is_same_v<T, typename C::q_out_t>);
   static_assert(C::rotary_dim == 2 * C::rotary_half && C::rotary_dim <= C::head_dim);
+  constexpr std::int64_t columns = (C::num_heads + 2 * C::num_kv_heads) * C::head_dim;
   auto* pool = static_cast<typename C::pool_t*>(a.pool.data);
   const auto* positions = static_cast<const std::int32_t*>(a.positions.data);
   const auto* slots = static_cast<const std::int32_t*>(a.slots.data);
   const auto* q_norm = static_cast<const float*>(a.q_norm.data);
   const auto* k_norm = static_cast<const float*>(a.k_norm.data);
 
-  ctx.threads.parallel_for(a.M, 1, [&](std::int64_t begin, std::int64_t end, int) {
+  ctx.threads.parallel_for(a.M, rows_a_part(columns), [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t row = begin; row < end; ++row) {
       const float* cos = a.cos.row<const float>(positions[row]);
       const float* sin = a.sin.row<const float>(positions[row]);

@@ -16,10 +16,10 @@ template <class C>
 void swiglu(Context& ctx, const swiglu_args& a) {
   using T = typename C::gate_t;
   using Out = typename C::out_t;
-  constexpr std::int64_t kColumns = 512;  // a part of a row is work enough for a thread
+  constexpr std::int64_t kColumns = 512;  // an exponential costs about four other elements
   constexpr std::int64_t parts = (C::I + kColumns - 1) / kColumns;
   const Quantizer<T, Out, typename C::pre_scale_t, typename C::out_scale_t> quantizer(a.pre_scale, a.out_scale);
-  ctx.threads.parallel_for(a.M * parts, 4, [&](std::int64_t begin, std::int64_t end, int) {
+  ctx.threads.parallel_for(a.M * parts, rows_a_part(4 * kColumns), [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t part = begin; part < end; ++part) {
       const std::int64_t row = part / parts;
       const std::int64_t first = part % parts * kColumns;

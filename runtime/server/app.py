@@ -15,10 +15,12 @@ from trtc.protos.errors import RequestError
 from trtc.runtime.loop import LoopStats
 from trtc.runtime.server.canary import why_canaries_fail
 from trtc.runtime.server.grpc import InferenceServicer, bind, make_server
+from trtc.runtime.server.handle import EngineHandle
 from trtc.runtime.server.health import Health
 from trtc.runtime.server.http import HttpServer
+from trtc.runtime.server.limits import ServiceLimits
 from trtc.runtime.server.metrics import ServerMetrics
-from trtc.runtime.server.service import EngineHandle, Service, ServiceLimits
+from trtc.runtime.server.service import Service
 from trtc.runtime.wire.channel import ServerTls
 from trtc.runtime.wire.methods import SERVICE
 from trtc.version import __version__

@@ -11,7 +11,7 @@ from trtc.protos.errors import TrtcError
 from trtc.protos.manifest import Canary
 from trtc.runtime.loop import Delivery
 from trtc.runtime.request import GenerationRequest, SamplingParams
-from trtc.runtime.server.service import EngineHandle
+from trtc.runtime.server.handle import EngineHandle
 
 CANARY_TIMEOUT_S = 120.0
 

@@ -2,7 +2,7 @@
 
 from trtc.runtime.loop import EngineLoop, LoopConfig
 from trtc.runtime.server.app import EngineSource, ServerConfig
-from trtc.runtime.server.service import EngineHandle
+from trtc.runtime.server.handle import EngineHandle
 from trtc.runtime.session import open_session
 
 

@@ -9,59 +9,25 @@ courier. Nothing here knows gRPC or HTTP.
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 from trtc.protos.errors import (
     InvalidRequestError,
-    NoTokenizerError,
     QueueFullError,
     TrtcError,
     UnavailableError,
     UnknownModelError,
     UnknownRequestError,
 )
-from trtc.protos.manifest import Manifest
 from trtc.runtime.draft import ChatMessage, RequestDraft
-from trtc.runtime.loop import EngineLoop
 from trtc.runtime.model_info import ModelInfo
+from trtc.runtime.server.handle import EngineHandle
+from trtc.runtime.server.limits import ServiceLimits
 from trtc.runtime.server.metrics import RequestClock, ServerMetrics
+from trtc.runtime.server.prompts import Prompts
 from trtc.runtime.server.streams import Courier, OutputStream
-from trtc.runtime.tokenizer import Tokenizer
 from trtc.runtime.validation import finish_draft
-from trtc.version import __version__
-
-INLINE_TEXT_BYTES = 2048
-"""Texts up to this long are tokenised in the asyncio loop: sooner done than handed over."""
-
-
-@dataclass(frozen=True)
-class EngineHandle:
-    """One engine, opened and running: what the service knows of it."""
-
-    name: str
-    manifest: Manifest
-    tokenizer: Tokenizer | None
-    num_pages: int
-    """Pages of its KV pool."""
-    loop: EngineLoop
-    close: Callable[[], None]
-    """Frees the executor, once the loop has stopped."""
-
-
-@dataclass(frozen=True)
-class ServiceLimits:
-    """What one client may cost the server, whatever the engine would take."""
-
-    max_streams: int = 4096
-    """Generate calls open at once, over all engines."""
-    max_prompt_bytes: int = 4 << 20
-    """UTF-8 bytes of a text prompt, or of a chat's messages together."""
-    max_chat_messages: int = 1024
-    max_unread_tokens: int = 4096
-    """Tokens that a stream may hold for a reader that lags; beyond, its request is ended."""
 
 
 class Service:
@@ -82,8 +48,7 @@ class Service:
         """One for each open stream that a client keeps up with."""
         self._draining = False
         self._changed = asyncio.Event()
-        # Tokenising and templates of long prompts; `tokenizers` works without the GIL.
-        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="trtc-tokenise")
+        self._prompts = Prompts(limits)
 
     @property
     def engines(self) -> Mapping[str, EngineHandle]:
@@ -170,18 +135,21 @@ class Service:
 
     async def tokenize_text(self, model: str, text: str, add_special_tokens: bool) -> Sequence[int]:
         handle = self.engine(model)
-        tokenizer = _tokenizer(handle, "text")
-        self._check_prompt_bytes([text], "text")
-        return await self._encode(tokenizer, text, add_special_tokens)
+        with self._one_more_call():
+            return await self._prompts.text_ids(
+                handle, text, add_special_tokens=add_special_tokens, field="text"
+            )
 
     async def tokenize_chat(self, model: str, chat: Sequence[ChatMessage]) -> Sequence[int]:
-        return await self._encode_chat(self.engine(model), chat)
+        handle = self.engine(model)
+        with self._one_more_call():
+            return await self._prompts.chat_ids(handle, chat)
 
     async def detokenize(
         self, model: str, token_ids: Sequence[int], keep_special_tokens: bool
     ) -> str:
         handle = self.engine(model)
-        tokenizer = _tokenizer(handle, "token_ids")
+        tokenizer = handle.tokenizer_for("token_ids")
         vocab_size = handle.manifest.model.vocab_size
         for position, token in enumerate(token_ids):
             if token >= vocab_size:
@@ -195,7 +163,7 @@ class Service:
     def info(self, model: str) -> list[ModelInfo]:
         """The engine called `model`, or every engine when `model` is empty."""
         handles = [self.engine(model)] if model else list(self._handles.values())
-        return [_info(handle) for handle in handles]
+        return [handle.info() for handle in handles]
 
     def drain(self) -> None:
         """Refuse new requests from now on; running ones go on."""
@@ -223,7 +191,7 @@ class Service:
 
     def close(self) -> None:
         """Stop the tokenising threads; call it after the engine loops have stopped."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._prompts.close()
 
     def _check_open(self, handle: EngineHandle) -> None:
         if self._draining:
@@ -232,11 +200,25 @@ class Service:
             )
         if reason := self._not_ready[handle.name]:
             raise _not_ready(handle.name, reason)
+        self._check_places()
+
+    def _check_places(self) -> None:
         if len(self._places) > self._limits.max_streams:
             raise QueueFullError(
                 f"the server has its limit of {self._limits.max_streams} open streams",
                 remedy="Try again later, or raise --max-streams",
             )
+
+    @contextmanager
+    def _one_more_call(self) -> Iterator[None]:
+        """Long texts wait for a thread: as many may as there may be streams."""
+        place = object()
+        self._places.add(place)
+        try:
+            self._check_places()
+            yield
+        finally:
+            self._free(place)
 
     async def _admit(
         self,
@@ -247,7 +229,7 @@ class Service:
         place: object,
     ) -> OutputStream:
         request_id = draft.request_id or uuid.uuid4().hex
-        prompt_ids = await self._prompt_ids(handle, draft)
+        prompt_ids = await self._prompts.ids(handle, draft)
         request = finish_draft(
             draft,
             request_id=request_id,
@@ -296,96 +278,10 @@ class Service:
         self._running.pop((handle.name, stream.request_id), None)
         self._changed.set()
 
-    async def _prompt_ids(self, handle: EngineHandle, draft: RequestDraft) -> Sequence[int]:
-        if draft.token_ids is not None:
-            return draft.token_ids
-        if draft.chat is not None:
-            return await self._encode_chat(handle, draft.chat)
-        if draft.text is not None:
-            tokenizer = _tokenizer(handle, "prompt.text")
-            self._check_prompt_bytes([draft.text], "prompt.text")
-            return await self._encode(tokenizer, draft.text, True)
-        raise InvalidRequestError(
-            "is missing", field="prompt", remedy="Give text, token_ids or chat"
-        )
-
-    async def _encode_chat(
-        self, handle: EngineHandle, chat: Sequence[ChatMessage]
-    ) -> Sequence[int]:
-        tokenizer = _tokenizer(handle, "chat")
-        if not chat:
-            raise InvalidRequestError(
-                "has no messages", field="chat.messages", remedy="Give at least one"
-            )
-        if len(chat) > self._limits.max_chat_messages:
-            raise InvalidRequestError(
-                f"has {len(chat)} messages",
-                field="chat.messages",
-                remedy=f"The server takes at most {self._limits.max_chat_messages}",
-            )
-        self._check_prompt_bytes([one.content for one in chat], "chat.messages")
-        messages = [one.as_template_input() for one in chat]
-        # A template is the engine's code: it runs in the sandbox, and off the loop.
-        text = await asyncio.get_running_loop().run_in_executor(
-            self._pool, tokenizer.apply_chat_template, messages
-        )
-        return await self._encode(tokenizer, text, False)
-
-    async def _encode(
-        self, tokenizer: Tokenizer, text: str, add_special_tokens: bool
-    ) -> Sequence[int]:
-        if len(text) <= INLINE_TEXT_BYTES:
-            return tokenizer.encode(text, add_special_tokens)
-        return await asyncio.get_running_loop().run_in_executor(
-            self._pool, tokenizer.encode, text, add_special_tokens
-        )
-
-    def _check_prompt_bytes(self, texts: Sequence[str], field: str) -> None:
-        size = sum(len(text.encode()) for text in texts)
-        if size > self._limits.max_prompt_bytes:
-            raise InvalidRequestError(
-                f"has {size} bytes",
-                field=field,
-                remedy=f"The server takes at most {self._limits.max_prompt_bytes}",
-            )
-
 
 def _not_ready(name: str, reason: str) -> UnavailableError:
     return UnavailableError(
         f"engine {name} is not ready: {reason}",
         field="model",
         remedy="Wait until health checks say SERVING",
-    )
-
-
-def _tokenizer(handle: EngineHandle, field: str) -> Tokenizer:
-    tokenizer = handle.tokenizer
-    if tokenizer is None:
-        raise NoTokenizerError(
-            f"engine {handle.name} was built without a tokenizer",
-            field=field,
-            remedy="Send token_ids, or build the engine from a checkpoint with tokenizer.json",
-        )
-    return tokenizer
-
-
-def _info(handle: EngineHandle) -> ModelInfo:
-    manifest = handle.manifest
-    return ModelInfo(
-        name=handle.name,
-        family=manifest.model.family,
-        scheme=manifest.scheme.name,
-        kv_dtype=manifest.scheme.kv_dtype,
-        target=manifest.target.name,
-        vocab_size=manifest.model.vocab_size,
-        max_seq_len=manifest.limits.max_seq_len,
-        max_batch_size=manifest.limits.max_batch_size,
-        max_num_tokens=manifest.limits.max_num_tokens,
-        has_tokenizer=handle.tokenizer is not None,
-        has_chat_template=(handle.tokenizer is not None and handle.tokenizer.has_chat_template),
-        eos_token_ids=manifest.model.eos_token_ids,
-        page_size=manifest.kv.page_size,
-        num_pages=handle.num_pages,
-        engine_digest=manifest.digest,
-        trtc_version=__version__,
     )

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from trtc.protos.errors import InvalidRequestError
+from trtc.protos.errors import InvalidRequestError, ServeError
 from trtc.protos.trtc.v1 import inference_pb2 as pb
 from trtc.runtime.draft import ChatMessage, RequestDraft
 from trtc.runtime.model_info import ModelInfo
@@ -13,7 +13,9 @@ _REASON_TO_WIRE = {
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
     FinishReason.ABORTED: pb.FINISH_REASON_ABORTED,
 }
-_REASON_FROM_WIRE = {wire: reason for reason, wire in _REASON_TO_WIRE.items()}
+_REASON_FROM_WIRE: dict[int, FinishReason] = {
+    wire: reason for reason, wire in _REASON_TO_WIRE.items()
+}
 
 
 def draft_to_wire(draft: RequestDraft) -> pb.GenerateRequest:
@@ -104,10 +106,19 @@ def output_from_wire(response: pb.GenerateResponse) -> Output:
         token_ids=tuple(response.token_ids),
         text=response.text,
         logprobs=tuple(_logprobs_from_wire(entry) for entry in response.logprobs),
-        finish_reason=_REASON_FROM_WIRE[finished.reason] if finished is not None else None,
+        finish_reason=_reason_from_wire(finished.reason) if finished is not None else None,
         matched_stop=finished.matched_stop if finished is not None else "",
         usage=_usage_from_wire(response.usage) if response.HasField("usage") else None,
     )
+
+
+def _reason_from_wire(reason: int) -> FinishReason:
+    if reason not in _REASON_FROM_WIRE:
+        raise ServeError(
+            f"the server ended a sequence for reason {reason}, which this client does not know",
+            remedy="Use a client as new as the server",
+        )
+    return _REASON_FROM_WIRE[reason]
 
 
 def info_to_wire(info: ModelInfo) -> pb.ModelInfo:

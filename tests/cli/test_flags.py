@@ -18,7 +18,7 @@ FLAGS = {
         --page-size --threads --json
     """,
     "quantize": "--model --output --dtype --kv-dtype --calib --force --json",
-    "eval": "engine --text --reference --max-tokens --threads --json",
+    "eval": "engine --text --reference --max-tokens --window --threads --json",
     "inspect": "engine --plan --json --verify",
     "generate": f"engine {COMPLETION} --threads --kv-bytes --dummy-weights",
     "serve": """

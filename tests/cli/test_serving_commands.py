@@ -107,8 +107,8 @@ def test_the_client_prints_what_generate_prints(
     server: tuple[str, str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    local = ["generate", engine, "--threads", "1", *arguments]
-    remote = ["client", "--port", server[0], "--model", "second", *arguments]
+    local: list[str | Path] = ["generate", engine, "--threads", "1", *arguments]
+    remote: list[str | Path] = ["client", "--port", server[0], "--model", "second", *arguments]
     assert run(capsys, *remote) == run(capsys, *local)
     documents = [json.loads(run(capsys, *command, "--json")) for command in (remote, local)]
     for document in documents:
@@ -189,7 +189,17 @@ SHAPE = ["--input-len", "20", "--output-len", "6", "--requests", "5", "--warmup"
 
 
 def test_bench_in_this_process(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["bench", engine, "--concurrency", "1,4", *SHAPE, "--threads", "1", "--seed", "3"]
+    command: list[str | Path] = [
+        "bench",
+        engine,
+        "--concurrency",
+        "1,4",
+        *SHAPE,
+        "--threads",
+        "1",
+        "--seed",
+        "3",
+    ]
     document = json.loads(run(capsys, *command, "--json"))
     assert (document["engine"], document["url"], document["seed"]) == (str(engine), None, 3)
     check_loads(document, [("concurrency", 1, 5), ("concurrency", 4, 5)])

@@ -1,6 +1,7 @@
 """Quantised engines against the evaluator on the graph that they ship."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ MAX_ERROR = 0.05
 RMS_ERROR = 0.005
 """Of logits with a standard deviation of 0.23. Sums in another order round a bf16 activation the
 other way now and then; nothing else may differ, and most engines here are equal bit for bit."""
-LLAMA = {"hidden_size": 128, "intermediate_size": 256}
-MOE = {**LLAMA, "moe_intermediate_size": 128}
+LLAMA: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256}
+MOE: dict[str, Any] = {**LLAMA, "moe_intermediate_size": 128}
 
 
 @pytest.mark.parametrize(

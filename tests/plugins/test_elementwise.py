@@ -14,6 +14,7 @@ from tests.support.kernels import (
 )
 from tests.support.operands import Array, random_array, scalar
 from trtc.plugins.registry import REGISTRY
+from trtc.plugins.rounding import NUMPY_DTYPES
 
 ROWS = 7
 # A multiple of no vector length; more than one of each; and a real model's.
@@ -171,7 +172,7 @@ def test_swiglu_of_extreme_gates(library, out_dtype):
     call = find("swiglu", "bf16", out_dtype)
     gate = np.tile(
         np.array([-3e38, -1000, -89, -88, 0, 88, 89, 1000, 3e38], np.float32), (ROWS, 5)
-    )[:, :43].astype(call.inputs["gate"].dtype)
+    )[:, :43].astype(NUMPY_DTYPES["bf16"])
     up = np.full((ROWS, 43), 0.5, np.float32).astype(gate.dtype)
     extreme = like(call, gate=gate, up=up)
     outputs = library.run(extreme)
@@ -182,7 +183,7 @@ def test_swiglu_of_extreme_gates(library, out_dtype):
 @pytest.mark.parametrize("out_dtype", ["f8e4m3", "i8"])
 def test_quantize_saturates(library, out_dtype):
     call = find("quantize", "bf16", out_dtype)
-    x = np.full((ROWS, 43), 1e30, np.float32).astype(call.inputs["x"].dtype)
+    x = np.full((ROWS, 43), 1e30, np.float32).astype(NUMPY_DTYPES["bf16"])
     x[:, ::2] *= -1
     big = like(call, x=x)
     assert_close(big, library.run(big))

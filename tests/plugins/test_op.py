@@ -118,7 +118,7 @@ def test_wrong_attributes_are_refused(change, message):
 
 
 def test_defaults_fill_in_declared_order():
-    complete = ATTENTION.complete_attributes({"out_dtype": "i8", "scale": 1} | HEADS)
+    complete = ATTENTION.complete_attributes({**HEADS, "out_dtype": "i8", "scale": 1})
     assert list(complete) == [attribute.name for attribute in ATTENTION.attributes]
     assert complete["window"] == 0
     assert isinstance(complete["scale"], float)

@@ -409,7 +409,12 @@ def test_an_idle_loop_sleeps_and_looks_after_its_pool(monkeypatch: pytest.Monkey
         loop.send(greedy_request("a", [1], 4)).result()
         checked = threading.Event()
         check = loop._state.check_integrity
-        monkeypatch.setattr(loop._state, "check_integrity", lambda: (check(), checked.set()))
+
+        def watched() -> None:
+            check()
+            checked.set()
+
+        monkeypatch.setattr(loop._state, "check_integrity", watched)
         loop.send(greedy_request("b", [1], 4)).result()
         assert checked.wait(10)
         before = time.process_time()

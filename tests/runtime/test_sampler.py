@@ -224,7 +224,7 @@ def test_the_seed_the_sequence_and_the_position_each_change_the_draw() -> None:
             sequence=[sequence] * 64,
             position=list(range(first, first + 64)),
         )
-        return sample(logits, batch).token_ids.tolist()
+        return list(sample(logits, batch).token_ids.tolist())
 
     base = draws(1, 0, 0)
     assert draws(1, 0, 0) == base

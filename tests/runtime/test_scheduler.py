@@ -333,3 +333,27 @@ def test_planning_two_hundred_sequences_reads_each_page_once_at_most() -> None:
         sequence.token_ids = Watched(sequence.token_ids)
     assert len(plan(driver.state, StepLimits(4096)).chunks) == 256
     assert Watched.reads == 0
+
+
+def test_siblings_need_one_page_less_than_they_are_to_part() -> None:
+    # Three pages: a full one and half of another, shared by two. One copy is enough.
+    options = replace(TINY, num_pages=3, max_seq_len=12)
+    driver = Driver(options, prefix_cache=False)
+    driver.submit(sampled_request("r", [1, 2, 3, 4, 5, 6], 3, n=2))
+    driver.step()
+    step_plan = driver.step()
+    assert step_plan.preempted == ()
+    assert len(step_plan.chunks) == 2
+
+
+def test_prompts_admitted_together_count_their_common_pages_once() -> None:
+    # Five pages: two idle ones match both prompts, which want one more each; one is kept back.
+    options = replace(TINY, num_pages=5, max_seq_len=20, max_num_tokens=64)
+    driver = Driver(options)
+    driver.submit(greedy_request("before", [1] * 8, 1))
+    driver.run()
+    driver.submit(greedy_request("a", [1] * 9, 2))
+    driver.submit(greedy_request("b", [1] * 8 + [2], 2))
+    step_plan = driver.step()
+    assert [len(admission.matched) for admission in step_plan.admissions] == [2, 2]
+    driver.run()

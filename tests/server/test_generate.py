@@ -20,6 +20,7 @@ from trtc.protos.errors import (
 )
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.executors.echo import EchoOptions
+from trtc.runtime.generate_options import GenerateOptions
 from trtc.runtime.request import FinishReason
 
 BIG = EchoOptions(num_pages=4096, max_batch_size=128, max_num_tokens=1024)
@@ -137,12 +138,13 @@ async def test_the_stop_string_ends_the_text() -> None:
     async with echo_server(TEXT) as server, AsyncClient(server.address) as client:
         whole = (await client.generate("a", max_tokens=30, temperature=0.0).result()).text
         stop = whole[len(whole) // 2 :][:3]
-        options = {"max_tokens": 30, "temperature": 0.0, "stop": stop}
+        options = GenerateOptions(max_tokens=30, temperature=0.0, stop=stop)
         cut = await client.generate("a", **options).result()
         assert cut.text == whole[: whole.index(stop)]
         assert cut.finish_reason is FinishReason.STOP
         assert cut.completions[0].matched_stop == stop
-        kept = await client.generate("a", **options, include_stop=True).result()
+        options["include_stop"] = True
+        kept = await client.generate("a", **options).result()
         assert kept.text == whole[: whole.index(stop)] + stop
 
 
@@ -281,7 +283,7 @@ async def test_the_engines_death_ends_every_stream_with_one_error() -> None:
 async def test_a_raw_client_reads_the_error_from_the_status_alone() -> None:
     """What a client in another language sees: a code, and one line that says it all."""
     async with echo_server() as server, grpc.aio.insecure_channel(server.address) as channel:
-        call = channel.unary_stream("/trtc.v1.Inference/Generate")(b"")
+        call = channel.unary_stream("/trtc.v1.Inference/Generate", bytes, bytes)(b"")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in call:
                 pass

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import re
 import signal
 import socket
@@ -33,7 +34,7 @@ from trtc.protos.errors import (
 from trtc.runtime.client import AsyncClient, Client, ClientTls
 from trtc.runtime.executors.echo import EchoOptions
 from trtc.runtime.server.app import EngineSource, Server, ServerConfig, engine_sources
-from trtc.runtime.server.service import EngineHandle
+from trtc.runtime.server.handle import EngineHandle
 from trtc.runtime.wire.channel import ServerTls
 
 SLOW = EchoEngine(EchoOptions(step_s=0.02, never=(EOS,)))
@@ -184,6 +185,27 @@ async def test_while_engines_open_requests_are_told_to_wait() -> None:
 
 
 @asynchronous
+async def test_a_signal_during_the_start_ends_it() -> None:
+    gate = threading.Event()
+    opened: list[str] = []
+
+    def opener(source: EngineSource, config: ServerConfig) -> EngineHandle:
+        opened.append(source.name)
+        assert gate.wait(10)
+        return open_echo(EchoEngine(), source.name, config)
+
+    sources = (EngineSource("first", Path("a")), EngineSource("second", Path("b")))
+    server = Server(replace(CONFIG, engines=sources), opener=opener)
+    running = asyncio.create_task(server.run())
+    await eventually(lambda: opened == ["first"], "the first engine is opening")
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(0.05)
+    gate.set()
+    await running
+    assert opened == ["first"], "what has not begun is not begun"
+
+
+@asynchronous
 async def test_the_start_is_logged_phase_by_phase(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="trtc.server")
     server = Server(
@@ -254,7 +276,10 @@ def test_tls_and_mutual_tls(certificates: Path) -> None:
 @asynchronous
 async def test_a_tls_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     tls = ServerTls(tmp_path / "none.pem", tmp_path / "none.key")
-    server = Server(replace(CONFIG, tls=tls), opener=lambda source, config: None)  # type: ignore[arg-type,return-value]
+    server = Server(
+        replace(CONFIG, tls=tls),
+        opener=lambda source, config: open_echo(EchoEngine(), source.name, config),
+    )
     with pytest.raises(RequestError, match=r"none\.key") as caught:
         await server.run()
     assert caught.value.field == "--tls-key"

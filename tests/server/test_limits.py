@@ -16,7 +16,7 @@ from trtc.protos.trtc.v1 import inference_pb2 as pb
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.executors.echo import EchoOptions
 from trtc.runtime.server.grpc import InferenceServicer
-from trtc.runtime.server.service import ServiceLimits
+from trtc.runtime.server.limits import ServiceLimits
 
 GENERATE = "/trtc.v1.Inference/Generate"
 # A client whose window for one stream is as small as HTTP/2 allows it to stay.

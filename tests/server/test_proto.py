@@ -1,4 +1,4 @@
-"""The wire contract: fields keep their numbers, and the stubs are those of the .proto."""
+"""The wire contract: fields keep their numbers, and the Python code is that of the .proto."""
 
 import re
 import shutil
@@ -7,6 +7,7 @@ from pathlib import Path
 import trtc.protos
 from trtc.protos.generate import generate
 from trtc.protos.trtc.v1 import inference_pb2 as pb
+from trtc.runtime.wire import methods
 
 PROTOS = Path(trtc.protos.__file__).parent
 
@@ -45,6 +46,27 @@ FIELDS = {
 }
 
 
+def test_the_method_table_is_the_service() -> None:
+    service = pb.DESCRIPTOR.services_by_name["Inference"]
+    assert service.full_name == methods.SERVICE
+    table = {
+        one.name: one
+        for one in (
+            methods.GENERATE,
+            methods.ABORT,
+            methods.TOKENIZE,
+            methods.DETOKENIZE,
+            methods.GET_MODEL_INFO,
+        )
+    }
+    assert set(table) == set(service.methods_by_name)
+    for name, method in service.methods_by_name.items():
+        assert table[name].request.DESCRIPTOR is method.input_type
+        assert table[name].response.DESCRIPTOR is method.output_type
+        assert method.server_streaming == (name == "Generate")
+        assert not method.client_streaming
+
+
 def test_messages_and_field_numbers_are_these() -> None:
     found = {
         name: [f"{field.name}={field.number}" for field in message.fields]
@@ -53,7 +75,7 @@ def test_messages_and_field_numbers_are_these() -> None:
     assert found == {name: fields.split() for name, fields in FIELDS.items()}
 
 
-def test_the_stubs_are_generated_from_the_proto(tmp_path: Path) -> None:
+def test_the_messages_are_generated_from_the_proto(tmp_path: Path) -> None:
     shutil.copytree(PROTOS / "trtc", tmp_path / "trtc", ignore=shutil.ignore_patterns("*_pb2*"))
     generate(tmp_path)
     for path in sorted((tmp_path / "trtc" / "v1").glob("*_pb2*")):

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
@@ -71,12 +72,17 @@ async def test_a_reader_gets_every_output_in_order_then_the_end() -> None:
 
 
 @asynchronous
-async def test_many_deliveries_cost_one_wake_up() -> None:
+async def test_many_deliveries_cost_one_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
     wakes = []
     courier = Courier(loop)
-    original = loop.call_soon_threadsafe
-    loop.call_soon_threadsafe = lambda *args: (wakes.append(1), original(*args))  # type: ignore[method-assign,assignment]
+    wake = loop.call_soon_threadsafe
+
+    def counted(*arguments: Any) -> asyncio.Handle:
+        wakes.append(1)
+        return wake(*arguments)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
     streams = [Watched() for _ in range(100)]
     for stream in streams:
         courier.post(stream, [output(0, 65, last=True, usage=USAGE)])

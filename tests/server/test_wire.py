@@ -1,6 +1,9 @@
 """Drafts, outputs and errors survive the wire."""
 
+from typing import Any
+
 import grpc
+import grpc.aio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,37 +45,27 @@ samplings = st.builds(
 )
 
 
-@given(
-    prompt=prompts,
-    sampling=samplings,
-    model=text,
-    request_id=text,
-    max_tokens=st.none() | tokens,
-    stop=st.lists(text, max_size=3),
-    stop_token_ids=st.lists(tokens, max_size=3),
-    flags=st.tuples(st.booleans(), st.booleans()),
-    n=tokens,
-    logprobs=st.none() | tokens,
-    priority=st.integers(-(2**31), 2**31 - 1),
-)
-def test_a_draft_is_the_same_at_the_other_end(
-    prompt, sampling, model, request_id, max_tokens, stop, stop_token_ids, flags, n, logprobs,
-    priority,
-) -> None:  # fmt: skip
-    draft = RequestDraft(
-        **prompt,
-        model=model,
-        request_id=request_id,
-        sampling=sampling,
-        max_tokens=max_tokens,
-        stop=tuple(stop),
-        stop_token_ids=tuple(stop_token_ids),
-        ignore_eos=flags[0],
-        include_stop=flags[1],
-        n=n,
-        logprobs=logprobs,
-        priority=priority,
+drafts = prompts.flatmap(
+    lambda prompt: st.builds(
+        RequestDraft,
+        **{name: st.just(value) for name, value in prompt.items()},
+        model=text,
+        request_id=text,
+        sampling=samplings,
+        max_tokens=st.none() | tokens,
+        stop=st.lists(text, max_size=3).map(tuple),
+        stop_token_ids=st.lists(tokens, max_size=3).map(tuple),
+        ignore_eos=st.booleans(),
+        include_stop=st.booleans(),
+        n=tokens,
+        logprobs=st.none() | tokens,
+        priority=st.integers(-(2**31), 2**31 - 1),
     )
+)
+
+
+@given(drafts)
+def test_a_draft_is_the_same_at_the_other_end(draft: RequestDraft) -> None:
     data = draft_to_wire(draft).SerializeToString()
     assert draft_from_wire(pb.GenerateRequest.FromString(data)) == draft
 
@@ -136,6 +129,13 @@ def test_an_unfinished_output_stays_unfinished() -> None:
     assert output_from_wire(output_to_wire(output)) == output
 
 
+def test_a_reason_of_a_newer_server_is_said_not_guessed() -> None:
+    response = pb.GenerateResponse(request_id="r")
+    response.finished.reason = 77  # type: ignore[assignment]
+    with pytest.raises(errors.ServeError, match="reason 77, which this client does not know"):
+        output_from_wire(response)
+
+
 def test_model_info_is_the_same_at_the_other_end() -> None:
     info = ModelInfo(
         name="a", family="llama", scheme="fp8", kv_dtype="bf16", target="cpu:x", vocab_size=1,
@@ -146,25 +146,11 @@ def test_model_info_is_the_same_at_the_other_end() -> None:
     assert info_from_wire(info_to_wire(info)) == info
 
 
-class Failed(grpc.RpcError, grpc.Call):
-    """A call that ended with a status, as a client sees it."""
-
-    def __init__(self, code: grpc.StatusCode, details: str, trailers=()) -> None:
-        self._answer = (code, details, trailers)
-
-    def code(self):
-        return self._answer[0]
-
-    def details(self):
-        return self._answer[1]
-
-    def trailing_metadata(self):
-        return self._answer[2]
-
-
-for name in ("initial_metadata", "add_callback", "cancel", "is_active", "time_remaining"):
-    setattr(Failed, name, lambda self, *args: None)
-Failed.__abstractmethods__ = frozenset()
+def failed(code: grpc.StatusCode, details: str, trailers: Any = ()) -> grpc.RpcError:
+    """A call that ended with a status, as an asyncio client sees it."""
+    return grpc.aio.AioRpcError(
+        code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailers), details, ""
+    )
 
 
 SERVED = [
@@ -187,7 +173,7 @@ def test_an_error_is_the_same_at_the_other_end(kind: type[errors.TrtcError]) -> 
     status = to_status(error)
     assert status.code.name == error.grpc_status
     assert status.details == str(error)
-    back = to_error(Failed(status.code, status.details, status.trailing_metadata), "h:1")
+    back = to_error(failed(status.code, status.details, status.trailing_metadata), "h:1")
     assert type(back) is kind
     assert (back.problem, back.field, back.remedy) == ("is wrong ✗", "prompt", "Mend it")
 
@@ -213,18 +199,18 @@ def test_a_huge_error_fits_the_metadata_limit() -> None:
 def test_a_status_of_grpcs_own_becomes_the_nearest_error(
     code: grpc.StatusCode, kind: type[errors.TrtcError]
 ) -> None:
-    error = to_error(Failed(code, "some\nwords"), "host:1")
+    error = to_error(failed(code, "some\nwords"), "host:1")
     assert type(error) is kind
     assert "some words" in str(error)
 
 
 def test_an_unreachable_server_is_named() -> None:
-    error = to_error(Failed(grpc.StatusCode.UNAVAILABLE, "refused"), "host:1")
+    error = to_error(failed(grpc.StatusCode.UNAVAILABLE, "refused"), "host:1")
     assert error.field == "host:1"
     assert "trtc serve" in error.remedy
 
 
 def test_details_that_contradict_the_status_are_not_believed() -> None:
     status = to_status(errors.InvalidRequestError("is wrong", field="prompt"))
-    rewritten = Failed(grpc.StatusCode.UNAVAILABLE, "proxy says no", status.trailing_metadata)
+    rewritten = failed(grpc.StatusCode.UNAVAILABLE, "proxy says no", status.trailing_metadata)
     assert type(to_error(rewritten, "host:1")) is errors.UnavailableError

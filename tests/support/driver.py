@@ -1,6 +1,7 @@
 """Drives the scheduler over the echo executor, one step a call, in the test's own thread."""
 
 import itertools
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 from tests.support.requests import greedy_request
@@ -11,7 +12,7 @@ from trtc.runtime.request import GenerationRequest
 from trtc.runtime.scheduler import StepLimits, plan
 from trtc.runtime.scheduler_state import SchedulerState
 from trtc.runtime.sequence import Sequence, Status, rank_of
-from trtc.runtime.step_builder import StepBuilder
+from trtc.runtime.step_builder import BuiltStep, StepBuilder
 from trtc.runtime.step_plan import StepPlan
 
 AGEING_S = 10.0
@@ -33,6 +34,8 @@ class Driver:
         )
         self._numbers = itertools.count()
         self.now = 0.0
+        self.watch: Callable[[StepPlan, BuiltStep], None] = lambda step_plan, step: None
+        """Called with each step before it is launched."""
         self.sequences: dict[str, list[Sequence]] = {}
         """All sequences of each request, finished ones too."""
 
@@ -56,6 +59,7 @@ class Driver:
         changes = self.state.take_changes()
         self._builder.follow(changes)
         step = self._builder.build(step_plan)
+        self.watch(step_plan, step)
         if changes.copies:
             self.executor.copy_pages(*zip(*changes.copies, strict=True))
         tokens = self.executor.launch(step.batch, step.sampling).wait()

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 import trtc.plugins
 from trtc.plugins.cpu.emit import config_struct
+from trtc.plugins.cpu.host import runnable_isas
 from trtc.plugins.cpu.isa import CXX_FLAGS, ISAS
 from trtc.plugins.op import FusedOp, TensorType
 from trtc.plugins.rounding import NUMPY_DTYPES
@@ -147,9 +148,7 @@ class KernelLibrary:
 
 def available_isas() -> tuple[str, ...]:
     """The instruction sets that this CPU runs, least first."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    flags = next((set(line.split()) for line in lines if line.startswith("flags")), set())
-    return tuple(name for name, isa in ISAS.items() if isa.cpu_flags <= flags)
+    return tuple(reversed(runnable_isas()))
 
 
 def compile_kernels(calls: Iterable[KernelCall], isa: str) -> KernelLibrary:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtc.protos.manifest import (
@@ -25,7 +25,7 @@ from trtc.protos.manifest import (
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.loop import EngineLoop, LoopConfig
 from trtc.runtime.server.app import EngineSource, Server, ServerConfig
-from trtc.runtime.server.service import EngineHandle
+from trtc.runtime.server.handle import EngineHandle
 from trtc.runtime.tokenizer import Tokenizer
 
 TOKENIZER = Path(__file__).parents[2] / "examples" / "models" / "pyllama"
@@ -42,7 +42,7 @@ CONFIG = ServerConfig(
 class EchoEngine:
     """What the fake engine directory would hold."""
 
-    options: EchoOptions = EchoOptions()
+    options: EchoOptions = field(default_factory=EchoOptions)
     tokenizer: Path | None = None
     canaries: tuple[Canary, ...] = ()
 

@@ -7,7 +7,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from trtc.builder.request import KV_DTYPES, BuildRequest
-from trtc.commands.engine_table import accuracy_table, engine_table
 from trtc.commands.phases import phases
 from trtc.quant.scheme import SCHEMES
 
@@ -79,6 +78,7 @@ _DEFAULTS = BuildRequest(model="", output=Path())
 def command(threads: int | None, as_json: bool, **options: object) -> None:
     """Compile a checkpoint into an engine."""
     from trtc.builder.pipeline import build
+    from trtc.builder.report import summary
     from trtc.runtime.probe import Probe
 
     request = BuildRequest(**options)  # type: ignore[arg-type]
@@ -88,9 +88,7 @@ def command(threads: int | None, as_json: bool, **options: object) -> None:
         click.echo(result.manifest.to_json().decode(), nl=False)
         return
     console = Console()
-    for note in result.notes:
+    console.print(summary(result.report))
+    for note in result.report.notes:
         console.print(f"note: {escape(note)}", highlight=False)
-    console.print(engine_table(result.path, result.manifest))
-    if result.manifest.accuracy is not None:
-        console.print(accuracy_table(result.manifest.accuracy))
     console.print(f"built {escape(str(result.path))} in {result.seconds:.1f} s", highlight=False)

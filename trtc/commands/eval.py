@@ -14,7 +14,7 @@ from trtc.commands.phases import phases
 from trtc.protos.errors import EnvironmentFault, NoTokenizerError, RequestError
 from trtc.protos.manifest import TOKENIZER_DIR, Manifest, read_manifest
 from trtc.quant.accuracy import Accuracy, Float32s, Int32s, measure
-from trtc.quant.calibration_text import TokenSet, read_texts
+from trtc.quant.calibration_text import WINDOW, TokenSet, read_texts
 from trtc.quant.evaluation import text_set
 from trtc.runtime.executors.base import Executor
 from trtc.runtime.probe import sequence_logits
@@ -40,6 +40,13 @@ from trtc.runtime.session import open_session, pages_per_sequence
     show_default=True,
     help="Tokens to measure on, spread evenly over a longer text.",
 )
+@click.option(
+    "--window",
+    type=click.IntRange(2),
+    default=WINDOW,
+    show_default=True,
+    help="Tokens that are predicted from one another; at most the engine's max_seq_len.",
+)
 @click.option("--threads", type=click.IntRange(1), help="CPU threads. Default: one a core.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(
@@ -47,12 +54,17 @@ def command(
     text: Path | None,
     reference: str | None,
     max_tokens: int,
+    window: int,
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Measure an engine's accuracy on a text."""
+    """Measure an engine's accuracy on a text.
+
+    The text is tokenised as a whole and cut into windows; in each, every token but the first is
+    predicted from those before it.
+    """
     manifest = read_manifest(engine)
-    tokens = _tokens(engine, manifest, text, max_tokens)
+    tokens = _tokens(engine, manifest, text, max_tokens, window)
     checkpoint = None if reference is None else _reference(reference)
     with phases() as progress:
         progress(f"running {tokens.num_tokens} tokens")
@@ -74,7 +86,9 @@ def command(
     Console().print(_table(accuracy))
 
 
-def _tokens(engine: Path, manifest: Manifest, text: Path | None, max_tokens: int) -> TokenSet:
+def _tokens(
+    engine: Path, manifest: Manifest, text: Path | None, max_tokens: int, window: int
+) -> TokenSet:
     if not manifest.has_tokenizer:
         holds_ids = text is not None and not any(
             isinstance(sample, str) for sample in read_texts(text, "--text").samples
@@ -95,6 +109,7 @@ def _tokens(engine: Path, manifest: Manifest, text: Path | None, max_tokens: int
         manifest.limits.max_seq_len,
         text,
         max_tokens=max_tokens,
+        window=window,
     )
 
 

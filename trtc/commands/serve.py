@@ -9,8 +9,8 @@ import click
 
 from trtc.protos.errors import RequestError
 from trtc.runtime.server.app import Server, ServerConfig, engine_sources
+from trtc.runtime.server.limits import ServiceLimits
 from trtc.runtime.server.opening import open_handle
-from trtc.runtime.server.service import ServiceLimits
 from trtc.runtime.wire.channel import ServerTls
 
 _DEFAULTS = ServerConfig(engines=())
@@ -39,7 +39,7 @@ _LIMITS = ServiceLimits()
 @click.option("--kv-bytes", type=click.IntRange(1), help="Bytes of KV pool, an engine.")
 @click.option(
     "--max-queue",
-    type=click.IntRange(0),
+    type=click.IntRange(1),
     default=_DEFAULTS.max_queue,
     show_default=True,
     help="Requests that may wait, an engine.",

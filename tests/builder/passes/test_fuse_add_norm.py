@@ -63,10 +63,24 @@ def test_the_sum_is_given_when_others_read_it(is_read_elsewhere: bool) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("case", ["bias", "broadcast", "no sum"])
+@pytest.mark.parametrize("case", ["bias", "broadcast", "no sum", "weight", "types", "full"])
 def test_other_norms_are_left_alone(case: str) -> None:
     hand = Hand()
-    x = hand.input("x", "T", 8)
-    other = hand.weight("b", 8) if case == "bias" else hand.input("one", 1, 8)
-    total = x if case == "no sum" else hand.node("Add", "sum", [x, other], "T", 8)
-    assert_unchanged(FUSE_ADD_NORM, hand.module(_norm(hand, "n", total)))
+    x = hand.input("x", *((4, 8) if case == "weight" else ("T", 8)))
+    others = {
+        "bias": hand.weight("b", 8),
+        "broadcast": hand.input("one", 1, 8),
+        "weight": hand.weight("constant", 4, 8),
+        "types": hand.input("narrow", "T", 8, dtype="bf16"),
+        "full": hand.input("y", "T", 8),
+    }
+    if case == "no sum":
+        assert_unchanged(FUSE_ADD_NORM, hand.module(_norm(hand, "n", x)))
+        return
+    for index, pair in enumerate(([x, others[case]], [others[case], x])):
+        total = hand.node("Add", f"sum{index}", pair, *x.shape)
+        residual = hand.input(f"r{index}", "T", 8) if case == "full" else None
+        inputs = [total, residual, hand.weight("w", 8)]
+        name = f"n{index}"
+        last = hand.node("rms_norm", name, inputs, *x.shape, eps=1e-5, out_dtype="f32")
+    assert_unchanged(FUSE_ADD_NORM, hand.module(last))

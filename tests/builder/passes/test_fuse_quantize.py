@@ -70,3 +70,20 @@ def test_other_quantisations_are_left_alone(case: str) -> None:
     out = hand.node("quantize", "q", [made, None, scale], "T", 8, dtype="i8", out_dtype="i8")
     outs = [out, made] if case == "read elsewhere" else [out]
     assert_unchanged(FUSE_QUANTIZE, hand.module(*outs))
+
+
+def test_the_sum_of_a_norm_is_not_its_output() -> None:
+    hand = Hand()
+    x, scale = hand.input("x", "T", 8), hand.constant("scale", 0.5)
+    total = hand.node(
+        "rms_norm", "n", [x, x, hand.weight("w", 8)], "T", 8, eps=1e-5, out_dtype="f32"
+    )
+    module = hand.module(
+        total,
+        hand.node("quantize", "q", [total, None, scale], "T", 8, dtype="i8", out_dtype="i8"),
+    )
+    # Let quantize read the second output, and the graph give the first.
+    norm, quantize = module.model.graph.node
+    norm.output.append("total")
+    quantize.input[0] = "total"
+    assert_unchanged(FUSE_QUANTIZE, module)

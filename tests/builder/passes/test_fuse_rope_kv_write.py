@@ -1,7 +1,9 @@
 """builder/passes/fuse_rope_kv_write.py."""
 
 from dataclasses import dataclass
+from typing import Literal
 
+import numpy as np
 import pytest
 
 from tests.builder.passes.tiny import (
@@ -20,6 +22,7 @@ from tests.builder.passes.tiny import (
 from trtc.builder.graph_writer import Value
 from trtc.builder.module import Module
 from trtc.builder.passes.fuse_rope_kv_write import FUSE_ROPE_KV_WRITE
+from trtc.builder.recipes import Array
 
 GONE = ("RotaryEmbedding", "Reshape", "Squeeze", "Unsqueeze", "Cast", "trtc.kv_write")
 
@@ -51,108 +54,189 @@ def test_norm_rope_and_write_are_one(kind: Tiny, tolerance: float) -> None:
 
 
 @dataclass(frozen=True)
-class Odd:
-    """One attention, with one thing that the real graph never has."""
+class Side:
+    """How q or k is made: as the real graph does, but for one thing."""
 
+    norm: Literal["heads", "rows", "computed", "none"] = "heads"
+    eps: float = 1e-5
+    rope: bool = True
+    cos: str = "cos"
+    sin: str = "sin"
+    positions: str = "positions"
+    rotary_dim: int = HEAD_DIM
     interleaved: int = 0
-    other_table: bool = False
-    other_eps: bool = False
-    read_elsewhere: bool = False
-    no_rope: bool = False
-    whole_row_norm: bool = False
+    by_heads: bool = False
+    """RotaryEmbedding over [1, heads, T, D] instead of [1, T, heads * D]."""
 
 
-def _attention(odd: Odd) -> Module:
-    hand = Hand()
-    q = hand.input("q", "T", HEADS * HEAD_DIM)
-    k, v = (hand.input(name, "T", KV_HEADS * HEAD_DIM) for name in "kv")
-    row = hand.constant("axis", [0], "i64")
-    wide = hand.node(
-        "Cast", "wide", [hand.input("positions", "T", dtype="i32")], "T", dtype="i64", to=7
-    )
-    at = hand.node("Unsqueeze", "at", [wide, row], 1, "T", dtype="i64")
-    tables = [hand.weight(name, 64, HEAD_DIM // 2) for name in ("cos", "sin", "other")]
+class Attention(Hand):
+    """One attention over q, k and v that come from outside, with a page of 4 tokens."""
 
-    def rope(x: Value, name: str, heads: int, cos: Value, eps: float) -> Value:
-        width = heads * HEAD_DIM
-        norm_shape = (width,) if odd.whole_row_norm else (heads, HEAD_DIM)
-        target = hand.constant(f"{name}.s", [-1, *norm_shape], "i64")
-        split = hand.node("Reshape", f"{name}.heads", [x, target], "T", *norm_shape)
-        weight = hand.weight(f"{name}.w", norm_shape[-1])
-        normed = hand.node(
-            "RMSNormalization",
-            f"{name}.n",
-            [split, weight],
-            "T",
-            *norm_shape,
-            axis=-1,
-            epsilon=eps,
-            stash_type=1,
+    def __init__(
+        self,
+        q: Side,
+        k: Side,
+        *,
+        read_elsewhere: bool = False,
+        reader: Literal["paged_attention", "add", "two"] = "paged_attention",
+    ) -> None:
+        super().__init__()
+        self.steps = {name: self.input(name, "T", dtype="i32") for name in ("positions", "slots")}
+        query, key, value = (
+            self.input(name, "T", heads * HEAD_DIM)
+            for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))
         )
-        flat_shape = hand.constant(f"{name}.f", [-1, width], "i64")
-        flat = hand.node("Reshape", f"{name}.flat", [normed, flat_shape], "T", width)
-        if odd.no_rope:
-            return flat
-        cube = hand.node("Unsqueeze", f"{name}.u", [flat, row], 1, "T", width)
-        turned = hand.node(
+        query = self._side("q", query, HEADS, q)
+        key = self._side("k", key, KV_HEADS, k)
+        sizes = {"num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
+        shape = ("num_pages", 2, 4, KV_HEADS, HEAD_DIM)
+        inputs = [key, value, self.input("kv", *shape), self.steps["slots"]]
+        pool = self.node("kv_write", "l.kv", inputs, *shape, **sizes)
+        outs = [pool, *([key] if read_elsewhere else [])]
+        if reader != "add":
+            outs.append(self._attend("l.attention", query, pool, sizes))
+        if reader == "two":
+            outs.append(self._attend("l.again", query, pool, sizes))
+        if reader == "add":
+            outs += [query, self.node("Add", "l.sum", [pool, pool], *shape)]
+        self.whole = self.module(*outs)
+
+    def _attend(self, name: str, q: Value, pool: Value, sizes: dict[str, int]) -> Value:
+        given = [("query_start", ("B+1",)), ("context_lens", ("B",)), ("page_table", ("B", "P"))]
+        for step, shape in given:
+            if step not in self.steps:
+                self.steps[step] = self.input(step, *shape, dtype="i32")
+        steps = [self.steps[step] for step, _ in given]
+        rest = {**sizes, "num_heads": HEADS, "scale": 0.3, "out_dtype": "f32"}
+        width = HEADS * HEAD_DIM
+        return self.node("paged_attention", name, [q, pool, *steps], "T", width, **rest)
+
+    def _side(self, name: str, x: Value, heads: int, side: Side) -> Value:
+        width = heads * HEAD_DIM
+        if side.norm != "none":
+            x = self._norm(name, x, heads, side)
+        if not side.rope:
+            return x
+        row = self.constant("axis", [0], "i64")
+        if side.positions not in self.steps:
+            self.steps[side.positions] = self.input(side.positions, "T", dtype="i32")
+        at = self.steps[side.positions]
+        wide = self.node("Cast", f"{name}.wide", [at], "T", dtype="i64", to=7)
+        at = self.node("Unsqueeze", f"{name}.at", [wide, row], 1, "T", dtype="i64")
+        half = (side.rotary_dim or HEAD_DIM) // 2
+        tables = [self._table(table, half) for table in (side.cos, side.sin)]
+        shape: tuple[int | str, ...] = (1, "T", width)
+        if side.by_heads:
+            shape = (1, heads, "T", HEAD_DIM)
+            target = self.constant(f"{name}.target", [1, heads, -1, HEAD_DIM], "i64")
+            cube = self.node("Reshape", f"{name}.u", [x, target], *shape)
+        else:
+            cube = self.node("Unsqueeze", f"{name}.u", [x, row], *shape)
+        turned = self.node(
             "RotaryEmbedding",
             f"{name}.r",
-            [cube, cos, tables[1], at],
-            1,
-            "T",
-            width,
-            interleaved=odd.interleaved,
+            [cube, *tables, at],
+            *shape,
+            interleaved=side.interleaved,
             num_heads=heads,
-            rotary_embedding_dim=HEAD_DIM,
+            rotary_embedding_dim=side.rotary_dim,
         )
-        return hand.node("Squeeze", f"{name}.x", [turned, row], "T", width)
+        if not side.by_heads:
+            return self.node("Squeeze", f"{name}.x", [turned, row], "T", width)
+        flat = self.constant(f"{name}.flat_shape", [-1, width], "i64")
+        return self.node("Reshape", f"{name}.x", [turned, flat], "T", width)
 
-    q = rope(q, "q", HEADS, tables[0], 1e-5)
-    k_eps = 1e-3 if odd.other_eps else 1e-5
-    k = rope(k, "k", KV_HEADS, tables[2 if odd.other_table else 0], k_eps)
-    sizes = {"num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
-    pool_shape = ("num_pages", 2, 4, KV_HEADS, HEAD_DIM)
-    slots = hand.input("slots", "T", dtype="i32")
-    pool = hand.node(
-        "kv_write", "l.kv", [k, v, hand.input("kv", *pool_shape), slots], *pool_shape, **sizes
-    )
-    steps = [
-        hand.input("query_start", "B+1", dtype="i32"),
-        hand.input("context_lens", "B", dtype="i32"),
-        hand.input("page_table", "B", "P", dtype="i32"),
-    ]
-    width = HEADS * HEAD_DIM
-    out = hand.node(
-        "paged_attention",
-        "l.attention",
-        [q, pool, *steps],
-        "T",
-        width,
-        **sizes,
-        num_heads=HEADS,
-        scale=0.3,
-        out_dtype="f32",
-    )
-    return hand.module(out, pool, *([k] if odd.read_elsewhere else []))
+    def _table(self, name: str, half: int) -> Value:
+        if name != "computed":
+            return self.weight(name, 16, half)
+        if name not in self.steps:
+            self.steps[name] = self.input(name, 16, half)
+        return self.steps[name]
+
+    def _norm(self, name: str, x: Value, heads: int, side: Side) -> Value:
+        width = heads * HEAD_DIM
+        shape = (width,) if side.norm == "rows" else (heads, HEAD_DIM)
+        target = self.constant(f"{name}.s", [-1, *shape], "i64")
+        split = self.node("Reshape", f"{name}.heads", [x, target], "T", *shape)
+        make = self.input if side.norm == "computed" else self.weight
+        weight = make(f"{name}.w", shape[-1])
+        rest = {"axis": -1, "epsilon": side.eps, "stash_type": 1}
+        normed = self.node("RMSNormalization", f"{name}.n", [split, weight], "T", *shape, **rest)
+        flat = self.constant(f"{name}.f", [-1, width], "i64")
+        return self.node("Reshape", f"{name}.flat", [normed, flat], "T", width)
+
+    def outputs(self, module: Module) -> list[Array]:
+        """Three tokens of one sequence on page 1."""
+        rng = np.random.default_rng(0)
+        sizes = {"q": HEADS * HEAD_DIM, "k": KV_HEADS * HEAD_DIM, "v": KV_HEADS * HEAD_DIM}
+        values: dict[str, Array] = {
+            name: rng.standard_normal((3, size)).astype(np.float32) for name, size in sizes.items()
+        }
+        values["kv"] = np.zeros((2, 2, 4, KV_HEADS, HEAD_DIM), np.float32)
+        steps = {"positions": [0, 1, 2], "slots": [4, 5, 6], "query_start": [0, 3]}
+        steps |= {"context_lens": [3]}
+        values |= {name: np.array(step, np.int32) for name, step in steps.items()}
+        return self.run(module, **values, page_table=np.array([[1]], np.int32))
 
 
-def test_the_plain_case_is_fused() -> None:
-    fused, changed = FUSE_ROPE_KV_WRITE(_attention(Odd()))
+PLAIN, BARE = Side(), Side(norm="none")
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "rotary_dim", "norms"),
+    [
+        (PLAIN, PLAIN, HEAD_DIM, {"q_norm", "k_norm"}),
+        (BARE, BARE, HEAD_DIM, set()),
+        (Side(eps=0.1), BARE, HEAD_DIM, {"q_norm"}),
+        (BARE, Side(eps=0.1), HEAD_DIM, {"k_norm"}),
+        (Side(rotary_dim=0), PLAIN, HEAD_DIM, {"q_norm", "k_norm"}),
+        (Side(rotary_dim=0), Side(rotary_dim=0), HEAD_DIM, {"q_norm", "k_norm"}),
+        (Side(rotary_dim=4), Side(rotary_dim=4), 4, {"q_norm", "k_norm"}),
+    ],
+)
+def test_every_legal_attention_is_fused(q: Side, k: Side, rotary_dim: int, norms: set[str]) -> None:
+    attention = Attention(q, k)
+    fused, changed = FUSE_ROPE_KV_WRITE(attention.whole)
     assert changed and ops(fused) == {"trtc.rope_kv_write": 1, "trtc.paged_attention": 1}
+    (node,) = nodes(fused, "rope_kv_write")
+    assert attributes(node)["rotary_dim"] == rotary_dim
+    assert {name for name in given(node) if "norm" in name} == norms
+    expected, found = attention.outputs(attention.whole), attention.outputs(fused)
+    for before, after in zip(expected, found, strict=True):
+        np.testing.assert_allclose(after, before, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     "odd",
     [
-        Odd(interleaved=1),
-        Odd(other_table=True),
-        Odd(other_eps=True),
-        Odd(read_elsewhere=True),
-        Odd(no_rope=True),
-        Odd(whole_row_norm=True),
+        Side(interleaved=1),
+        Side(cos="other"),
+        Side(sin="other"),
+        Side(positions="other_positions"),
+        Side(eps=1e-3),
+        Side(rotary_dim=4, cos="short_cos", sin="short_sin"),
+        Side(rope=False),
+        Side(norm="rows"),
+        Side(norm="computed"),
+        Side(by_heads=True, norm="none"),
     ],
     ids=str,
 )
-def test_other_attention_is_left_alone(odd: Odd) -> None:
-    module = _attention(odd)
-    assert_unchanged(FUSE_ROPE_KV_WRITE, module)
+@pytest.mark.parametrize("which", ["q", "k"])
+def test_a_side_that_no_kernel_makes_is_left_alone(which: str, odd: Side) -> None:
+    sides = (odd, PLAIN) if which == "q" else (PLAIN, odd)
+    assert_unchanged(FUSE_ROPE_KV_WRITE, Attention(*sides).whole)
+
+
+@pytest.mark.parametrize("side", [Side(cos="computed"), Side(sin="computed")], ids=str)
+def test_computed_tables_are_left_alone(side: Side) -> None:
+    assert_unchanged(FUSE_ROPE_KV_WRITE, Attention(side, side).whole)
+
+
+def test_results_that_others_read_are_left_alone() -> None:
+    assert_unchanged(FUSE_ROPE_KV_WRITE, Attention(PLAIN, PLAIN, read_elsewhere=True).whole)
+    assert_unchanged(FUSE_ROPE_KV_WRITE, Attention(PLAIN, PLAIN, reader="two").whole)
+
+
+def test_a_pool_that_something_else_reads_is_left_alone() -> None:
+    assert_unchanged(FUSE_ROPE_KV_WRITE, Attention(PLAIN, PLAIN, reader="add").whole)

@@ -26,11 +26,19 @@ def test_other_models_have_none() -> None:
     assert_unchanged(LOWER_ADD, module)
 
 
-@pytest.mark.parametrize("case", ["weight", "broadcast", "cube"])
-def test_sums_of_other_shapes_are_left_alone(case: str) -> None:
+@pytest.mark.parametrize("case", ["bias", "broadcast", "cube", "constant", "types"])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_sums_of_other_shapes_are_left_alone(case: str, is_first: bool) -> None:
     hand = Hand()
-    shape = (2, "T", 8) if case == "cube" else ("T", 8)
+    shapes = {"cube": (2, "T", 8), "constant": (4, 8)}
+    shape = shapes.get(case, ("T", 8))
     x = hand.input("x", *shape)
-    others = {"weight": hand.weight("b", 8), "broadcast": hand.input("one", 1, 8)}
-    out = hand.node("Add", "sum", [x, others.get(case, x)], *shape)
+    others = {
+        "bias": hand.weight("b", 8),
+        "broadcast": hand.input("one", 1, 8),
+        "constant": hand.weight("c", 4, 8),
+        "types": hand.input("narrow", "T", 8, dtype="bf16"),
+    }
+    pair = [x, others.get(case, x)]
+    out = hand.node("Add", "sum", pair[::-1] if is_first else pair, *shape)
     assert_unchanged(LOWER_ADD, hand.module(out))

@@ -1,0 +1,1 @@
+"""Text that ships with trtc: to calibrate with, and to measure on."""

@@ -1,0 +1,60 @@
+"""One engine of a server: opened, running, and what it says of itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trtc.protos.errors import NoTokenizerError
+from trtc.protos.manifest import Manifest
+from trtc.runtime.loop import EngineLoop
+from trtc.runtime.model_info import ModelInfo
+from trtc.runtime.tokenizer import Tokenizer
+from trtc.version import __version__
+
+
+@dataclass(frozen=True)
+class EngineHandle:
+    """One engine, opened and running: what the service knows of it."""
+
+    name: str
+    manifest: Manifest
+    tokenizer: Tokenizer | None
+    num_pages: int
+    """Pages of its KV pool."""
+    loop: EngineLoop
+    close: Callable[[], None]
+    """Frees the executor, once the loop has stopped."""
+
+    def tokenizer_for(self, field: str) -> Tokenizer:
+        """The tokenizer that `field` of a request needs.
+
+        Raises:
+            NoTokenizerError: the engine has none.
+        """
+        if self.tokenizer is None:
+            raise NoTokenizerError(
+                f"engine {self.name} was built without a tokenizer",
+                field=field,
+                remedy="Send token_ids, or build the engine from a checkpoint with tokenizer.json",
+            )
+        return self.tokenizer
+
+    def info(self) -> ModelInfo:
+        manifest = self.manifest
+        return ModelInfo(
+            name=self.name,
+            family=manifest.model.family,
+            scheme=manifest.scheme.name,
+            kv_dtype=manifest.scheme.kv_dtype,
+            target=manifest.target.name,
+            vocab_size=manifest.model.vocab_size,
+            max_seq_len=manifest.limits.max_seq_len,
+            max_batch_size=manifest.limits.max_batch_size,
+            max_num_tokens=manifest.limits.max_num_tokens,
+            has_tokenizer=self.tokenizer is not None,
+            has_chat_template=(self.tokenizer is not None and self.tokenizer.has_chat_template),
+            eos_token_ids=manifest.model.eos_token_ids,
+            page_size=manifest.kv.page_size,
+            num_pages=self.num_pages,
+            engine_digest=manifest.digest,
+            trtc_version=__version__,
+        )

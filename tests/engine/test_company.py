@@ -1,0 +1,43 @@
+"""A compiled engine under the whole runtime: neither company nor preemption changes a token."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.engine.conftest import Engines
+from trtc.runtime.engine import LocalEngine
+from trtc.runtime.generate_options import GenerateOptions
+from trtc.runtime.loop import LoopConfig
+from trtc.runtime.session import open_session
+
+
+def open_local(engine: Path, *, num_pages: int, config: LoopConfig) -> LocalEngine:
+    session = open_session(engine, num_threads=1, num_pages=num_pages)
+    return LocalEngine(session, config)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
+def test_tokens_equal_solo_runs(tiny_engines: Engines, family: str) -> None:
+    _, engine = tiny_engines(family)
+    rng = random.Random(4)
+    shared = [rng.randrange(3, 60) for _ in range(24)]
+    prompts = [
+        shared[: rng.randint(4, 24)] + [rng.randrange(3, 60) for _ in range(rng.randint(0, 9))]
+        for _ in range(14)
+    ]
+    requests = [
+        (prompt, GenerateOptions(max_tokens=20, seed=at, n=1 + at % 3, ignore_eos=True))
+        for at, prompt in enumerate(prompts)
+    ]
+    with open_local(engine, num_pages=64, config=LoopConfig(prefix_cache=False)) as alone:
+        solo = [alone.generate(prompt, **options).result() for prompt, options in requests]
+    crowd = LoopConfig(max_num_tokens=11)
+    with open_local(engine, num_pages=9, config=crowd) as engine_in_company:
+        running = [engine_in_company.generate(prompt, **options) for prompt, options in requests]
+        together = [generation.result() for generation in running]
+        stats = engine_in_company.stats()
+    for lone, accompanied in zip(solo, together, strict=True):
+        assert accompanied.completions == lone.completions
+    assert stats.preemptions > 0
+    assert stats.prefix_hit_tokens > 0

@@ -1,0 +1,155 @@
+"""`trtc quantize` and `trtc eval` as a user types them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.models import tiny_checkpoint
+from trtc.builder.pipeline import build
+from trtc.builder.request import BuildRequest
+from trtc.cli import main
+
+PYLLAMA = Path(__file__).parents[2] / "examples" / "models" / "pyllama"
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def trtc(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+def text_of(path: Path, paragraphs: int = 700) -> Path:
+    words = sorted({word for word in Path(__file__).read_text().split() if word.isalpha()})
+    rng = np.random.default_rng(0)
+    lines = (" ".join(rng.choice(words, 12)) for _ in range(paragraphs))
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_quantize(trtc: Run, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    calib = text_of(tmp_path / "calib.txt")
+    arguments = ("quantize", "--model", PYLLAMA, "--dtype", "fp8", "--output", output)
+    status, out, err = trtc(*arguments, "--calib", calib, "--json")
+    assert status == 0, err
+    document = json.loads(out)
+    assert document["output"] == str(output)
+    assert document["source"] == "calib.txt"
+    assert document["tokens"] >= 4096
+    assert {"layer", "sqnr_db", "max_abs_error"} == set(document["layers"][0])
+    assert (output / "model.safetensors").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["calib.txt", "out"]
+
+    status, _, err = trtc(*arguments)
+    assert (status, "exists already" in err) == (2, True)
+
+    status, out, _ = trtc(*arguments, "--calib", calib, "--force", "--kv-dtype", "fp8")
+    assert status == 0
+    assert "model.layers." in out and f"wrote {output}" in out.replace("\n", "")
+    written = json.loads((output / "hf_quant_config.json").read_text())
+    assert written["quantization"]["kv_cache_quant_algo"] == "FP8"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--dtype", "fp7"), "--dtype: 'fp7' is not a scheme"),
+        (("--dtype", "bf16"), "nothing to quantise to"),
+        (("--dtype", "int4_gptq"), "nothing to quantise to"),
+        (("--dtype", "fp8", "--kv-dtype", "int8"), "--kv-dtype: is 'int8'"),
+        (("--dtype", "fp8", "--calib", "/absent.txt"), "--calib /absent.txt: cannot be read"),
+    ],
+)
+def test_quantize_refuses(
+    trtc: Run, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    output = tmp_path / "out"
+    status, _, err = trtc("quantize", "--model", PYLLAMA, "--output", output, *arguments)
+    assert status == 2
+    assert message in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_quantize_leaves_nothing_when_it_fails(trtc: Run, tmp_path: Path) -> None:
+    (tmp_path / "few.txt").write_text("too few words")
+    status, _, err = trtc(
+        "quantize", "--model", PYLLAMA, "--output", tmp_path / "out", "--dtype", "fp8",
+        "--calib", tmp_path / "few.txt",
+    )  # fmt: skip
+    assert status == 2
+    assert "Give at least 4096 tokens" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["few.txt"]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model in bf16."""
+    output = tmp_path_factory.mktemp("engines") / "pyllama"
+    build(BuildRequest(str(PYLLAMA), output, dtype="bf16", target="cpu", max_seq_len=256))
+    return output
+
+
+def test_eval_against_a_reference(trtc: Run, engine: Path, tmp_path: Path) -> None:
+    text = text_of(tmp_path / "text.txt", 40)
+    status, out, err = trtc("eval", engine, "--text", text, "--reference", PYLLAMA, "--json")
+    assert status == 0, err
+    found = json.loads(out)
+    assert found["tokens"] > 256
+    assert 0 <= found["kl"] < 0.01
+    assert found["top1"] > 0.9
+    assert found["perplexity"] == pytest.approx(found["reference_perplexity"], rel=0.02)
+
+
+def test_eval_without_a_reference(trtc: Run, engine: Path, tmp_path: Path) -> None:
+    text = text_of(tmp_path / "text.txt", 40)
+    status, out, _ = trtc("eval", engine, "--text", text, "--json", "--max-tokens", "256")
+    found = json.loads(out)
+    assert status == 0
+    assert found["tokens"] == 255
+    assert (found["kl"], found["top1"]) == (None, None)
+    _, table, _ = trtc("eval", engine, "--text", text, "--max-tokens", "256")
+    assert f"{found['perplexity']:.4f}" in table
+    assert "KL" not in table
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"\xff", "line 1 is not UTF-8"), (b"\n\n", "no text in it")],
+)
+def test_eval_refuses_text(
+    trtc: Run, engine: Path, tmp_path: Path, content: bytes, message: str
+) -> None:
+    (tmp_path / "text.txt").write_bytes(content)
+    status, _, err = trtc("eval", engine, "--text", tmp_path / "text.txt", "--max-tokens", "64")
+    assert status == 2
+    assert message in err
+
+
+def test_eval_of_no_engine(trtc: Run, tmp_path: Path) -> None:
+    status, _, err = trtc("eval", tmp_path)
+    assert status == 4
+    assert "cannot read manifest.json" in err
+
+
+def test_eval_without_a_tokenizer_takes_token_ids(trtc: Run, tmp_path: Path) -> None:
+    source = tiny_checkpoint("llama", tmp_path, "bfloat16")
+    output = tmp_path / "engine"
+    build(BuildRequest(str(source), output, dtype="bf16", target="cpu", max_seq_len=64))
+    status, _, err = trtc("eval", output)
+    assert (status, "no tokenizer" in err) == (6, True)
+
+    ids = tmp_path / "ids.jsonl"
+    ids.write_text(json.dumps({"token_ids": [n % 150 + 3 for n in range(100)]}))
+    status, out, err = trtc("eval", output, "--text", ids, "--reference", source, "--json")
+    assert status == 0, err
+    # Windows of 64 and 36 tokens, the first of each not predicted.
+    assert json.loads(out)["tokens"] == 63 + 35
