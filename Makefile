@@ -1,6 +1,7 @@
 # make demo   sets everything up, builds an engine from the bundled checkpoint, serves it, streams from it
 # make test   sets everything up, runs the whole suite
 # make check  what CI runs: format, lint, types, arrows, tests
+# make test-tensorrt  the TensorRT target's own tests, in an environment with its wheels
 # make help   lists the rest
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ STAMP  := $(VENV)/.installed
 PYTEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format-check lint types arrows tests format proto bench clean
+.PHONY: help setup demo test check format-check lint types arrows tests test-tensorrt format proto bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}make/make/p' Makefile
@@ -56,6 +57,24 @@ arrows:
 tests:
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup
 
+# Apart from $(VENV), whose libraries probe for triton: it sees that one's packages and adds its own.
+TENSORRT_VENV  ?= .venv-tensorrt
+TENSORRT_STAMP := $(TENSORRT_VENV)/.installed
+TENSORRT_PIP   := $(TENSORRT_VENV)/bin/python -m pip install --quiet --no-deps
+
+$(TENSORRT_STAMP): $(STAMP)
+	test -x $(TENSORRT_VENV)/bin/python || $(BIN)/python -m venv $(TENSORRT_VENV)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(TENSORRT_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/trtc-main.pth"
+	$(TENSORRT_PIP) 'setuptools>=77' wheel
+	$(TENSORRT_PIP) triton==3.6.0 tensorrt-cu13-bindings==11.4.0.106 \
+	  tensorrt-rtx-cu13-libs==1.7.1.116 tensorrt-rtx-cu13-bindings==1.7.1.116
+	$(TENSORRT_PIP) --no-build-isolation tensorrt-cu13==11.4.0.106 tensorrt-rtx-cu13==1.7.1.116
+	@touch $(TENSORRT_STAMP)
+
+test-tensorrt: $(TENSORRT_STAMP)
+	$(TENSORRT_VENV)/bin/python -m pytest tests/tensorrt
+
 format:
 	$(BIN)/ruff check --fix --exit-zero .
 	$(BIN)/ruff format .
@@ -67,4 +86,4 @@ bench: setup
 	$(BIN)/python -m examples.bench.transformers_decode
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TENSORRT_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

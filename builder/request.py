@@ -26,7 +26,7 @@ class BuildRequest:
     kv_dtype: str | None = None
     """fp32, bf16 or fp8; None: that of the activations, or fp8 when the checkpoint has scales."""
     target: str | None = None
-    """`cpu[:isa,...]`; None: the best for this machine."""
+    """`cpu[:isa,...]` or `tensorrt:sm_90`; None: the best for this machine."""
     force: bool = False
     """Replace an engine that is there already."""
     calib: Path | None = None

@@ -26,9 +26,10 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["runtime packages", "grpcio"]["verdict"] == "yes"
     assert found["abilities", "serve engines"]["verdict"] == "yes"
     for topic in ("build", "run"):
-        for target in ("cuda", "tensorrt"):
-            assert found[topic, target]["verdict"] == "no"
-            assert found[topic, target]["detail"]
+        assert found[topic, "cuda"]["verdict"] == "no"
+        assert found[topic, "tensorrt"]["detail"]
+    assert found["run", "tensorrt"]["verdict"] == "no"
+    assert "docs/tensorrt.md" in found["unproven", "tensorrt plan"]["remedy"]
 
 
 def test_the_table_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,6 +37,21 @@ def test_the_table_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for word in ("machine", "compiler", "cpu:generic", "grpcio", "serve engines"):
         assert word in out
+
+
+def test_tensorrt_bundles_need_triton_and_plans_a_gpu_host(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    versions = {"triton": "3.6.0", "tensorrt-cu13": "11.4.0.106"}
+    monkeypatch.setattr(doctor, "_version", lambda package: versions.get(package, ""))
+    monkeypatch.setattr(doctor, "_gpus", lambda: ["NVIDIA H200, 9.0, 144384 MiB"])
+    found = findings(capsys)
+    assert "sm_90" in found["build", "tensorrt"]["detail"]
+    assert found["build", "tensorrt plan"]["verdict"] == "yes"
+    versions["triton"], versions["tensorrt-cu13"] = "3.5.0", "10.16.1"
+    found = findings(capsys)
+    assert "finds 3.5.0" in found["build", "tensorrt"]["detail"]
+    assert found["build", "tensorrt plan"]["detail"] == "trtc compile needs TensorRT 11"
 
 
 def test_without_a_compiler(

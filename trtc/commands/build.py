@@ -28,7 +28,10 @@ _DEFAULTS = BuildRequest(model="", output=Path())
     metavar="TYPE",
     help=f"Element type of the KV pool: {', '.join(KV_DTYPES)}. Default: that of activations.",
 )
-@click.option("--target", help="cpu, or cpu:ISA[,ISA...]. Default: the best for this machine.")
+@click.option(
+    "--target",
+    help="cpu, cpu:ISA[,ISA...] or tensorrt:sm_NN. Default: the best for this machine.",
+)
 @click.option("--force", is_flag=True, help="Replace an engine that is at --output.")
 @click.option(
     "--calib",

@@ -22,6 +22,8 @@ from rich.table import Table
 from trtc.builder.targets.cxx import Compiler, find_compiler
 from trtc.plugins.cpu.host import read_cpu_flags, runnable_isas
 from trtc.plugins.cpu.isa import ISAS
+from trtc.plugins.cuda.compile import SMS, TRITON_VERSION
+from trtc.protos.bundle import TENSORRT_MAJOR
 from trtc.protos.errors import EnvironmentFault
 from trtc.runtime.machine import available_bytes, num_usable_cores
 from trtc.version import __version__
@@ -37,7 +39,12 @@ BUILD_PACKAGES = (
     "torch", "transformers", "nvidia-modelopt", "onnx", "onnx-graphsurgeon", "ml_dtypes",
     "huggingface_hub",
 )  # fmt: skip
-GPU_PACKAGES = ("tensorrt", "triton")
+GPU_PACKAGES = ("tensorrt-cu13", "triton")
+_UNPROVEN = (
+    "plans with plugins, their kernel choice and speed were never seen by trtc's own tests",
+    "On a GPU host with TensorRT: trtc compile BUNDLE; without: see docs/tensorrt.md",
+)
+"""What is wanting, and how it is proved."""
 
 
 @dataclass(frozen=True)
@@ -104,15 +111,42 @@ def _buildable(compiler: Compiler, isa: str) -> Finding:
 
 
 def _gpu_targets() -> Iterator[Finding]:
-    """Drivers and libraries are named even though this trtc has no GPU target to use them."""
+    """Bundles for TensorRT are built anywhere; the rest needs a GPU host."""
     driver = _nvidia_driver()
     gpus = _gpus()
     yield Finding("machine", "nvidia driver", "info", driver or "none")
     for gpu in gpus or ["none"]:
         yield Finding("machine", "gpu", "info", gpu)
-    for target in ("cuda", "tensorrt"):
-        for topic in ("build", "run"):
-            yield Finding(topic, target, "no", "this version of trtc makes engines for CPUs only")
+    for topic in ("build", "run"):
+        yield Finding(topic, "cuda", "no", "this version of trtc has no CUDA target")
+    yield from _tensorrt(has_gpu=bool(gpus))
+
+
+def _tensorrt(*, has_gpu: bool) -> Iterator[Finding]:
+    triton, library = _version("triton"), _version("tensorrt-cu13") or _version("tensorrt")
+    if triton == TRITON_VERSION:
+        sms = ", ".join(f"sm_{sm}" for sm in SMS)
+        yield Finding("build", "tensorrt", "yes", f"bundles for {sms}")
+    else:
+        yield Finding(
+            "build",
+            "tensorrt",
+            "no",
+            f"needs triton {TRITON_VERSION} and finds {triton or 'none'}",
+            "pip install 'trtc[tensorrt-build]'",
+        )
+    lacks = [
+        what
+        for what, present in (
+            (f"TensorRT {TENSORRT_MAJOR}", library.startswith(f"{TENSORRT_MAJOR}.")),
+            ("an NVIDIA GPU", has_gpu),
+        )
+        if not present
+    ]
+    detail = f"trtc compile needs {' and '.join(lacks)}" if lacks else f"TensorRT {library}"
+    yield Finding("build", "tensorrt plan", "no" if lacks else "yes", detail)
+    yield Finding("run", "tensorrt", "no", "this version of trtc compiles plans and runs none")
+    yield Finding("unproven", "tensorrt plan", "info", *_UNPROVEN)
 
 
 def _packages() -> Iterator[Finding]:
