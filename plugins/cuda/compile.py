@@ -5,9 +5,10 @@ and the two are struck from the PTX before it is assembled: what is left takes e
 parameters, which is what TensorRT and `cuLaunchKernel` pass.
 """
 
-import hashlib
+import json
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,8 +27,6 @@ TRITON_VERSION = "3.6.0"
 """It decides the PTX, and with it the oldest driver: bundles say which made them."""
 
 _HIDDEN_PARAMETERS = 2
-_POINTER_ALIGNMENT = 16
-"""Bytes. Tensors of TensorRT and of the executors are aligned to 256."""
 _TRITON_TYPES: Mapping[str, str] = {
     "f32": "fp32",
     "bf16": "bf16",
@@ -120,20 +119,19 @@ def compile_kernel(source: KernelSource, sm: int) -> CompiledKernel:
         InvariantError: the kernel wants scratch or more shared memory than a launch may have.
     """
     _check_types(source, sm)
-    compiled = _compile(source, sm)
-    metadata = compiled.metadata
-    scratch = (metadata.global_scratch_size, metadata.profile_scratch_size)
-    if any(scratch) or metadata.shared > MAX_SHARED_BYTES:
+    compiled = _triton(source, sm)
+    entry, shared = compiled["entry"], compiled["shared_bytes"]
+    if compiled["scratch_bytes"] or shared > MAX_SHARED_BYTES:
         raise InvariantError(
-            f"wants {scratch} bytes of scratch and {metadata.shared} of shared memory",
-            field=f"{metadata.name} for sm_{sm}",
+            f"wants {compiled['scratch_bytes']} bytes of scratch and {shared} of shared memory",
+            field=f"{entry} for sm_{sm}",
         )
-    ptx = strip_hidden_parameters(compiled.asm["ptx"], metadata.name, len(source.parameters))
+    ptx = strip_hidden_parameters(compiled["ptx"], entry, len(source.parameters))
     return CompiledKernel(
-        entry=metadata.name,
+        entry=entry,
         parameters=source.parameters,
-        num_threads=32 * metadata.num_warps,
-        shared_bytes=metadata.shared,
+        num_threads=32 * compiled["num_warps"],
+        shared_bytes=shared,
         sm=sm,
         ptx_target=_directive(ptx, "target").split(",")[0],
         ptx_version=_directive(ptx, "version"),
@@ -185,10 +183,6 @@ def assemble(ptx: str, sm: int) -> bytes:
         return output.read_bytes()
 
 
-def ptx_digest(kernel: CompiledKernel) -> str:
-    return hashlib.sha256(kernel.ptx).hexdigest()
-
-
 def _check_types(source: KernelSource, sm: int) -> None:
     if sm not in FP8_SMS and any(p.dtype == "f8e4m3" for p in source.parameters):
         raise UnsupportedError(
@@ -198,31 +192,37 @@ def _check_types(source: KernelSource, sm: int) -> None:
         )
 
 
-def _compile(source: KernelSource, sm: int) -> Any:
-    import triton
-    from triton import knobs
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+def _triton(source: KernelSource, sm: int) -> dict[str, Any]:
+    """Run Triton in a process of its own; what plugins/cuda/worker.py answers.
 
-    signature = {
-        p.name: f"*{_TRITON_TYPES[p.dtype]}" if p.is_pointer else _TRITON_TYPES[p.dtype]
-        for p in source.parameters
+    Triton 3.6 chooses some conversions by the first SM that a process compiles for: after sm_90,
+    its code for sm_89 would not assemble, and the order of builds would show in their bytes.
+    """
+    request = {
+        "module": source.function.fn.__module__,
+        "function": source.function.fn.__name__,
+        "signature": {
+            p.name: f"*{_TRITON_TYPES[p.dtype]}" if p.is_pointer else _TRITON_TYPES[p.dtype]
+            for p in source.parameters
+        },
+        "aligned": [index for index, p in enumerate(source.parameters) if p.is_pointer],
+        "constants": dict(source.constants),
+        "num_warps": source.num_warps,
+        "num_stages": source.num_stages,
+        "sm": sm,
     }
-    signature |= dict.fromkeys(source.constants, "constexpr")
-    aligned = {
-        (index,): [["tt.divisibility", _POINTER_ALIGNMENT]]
-        for index, parameter in enumerate(source.parameters)
-        if parameter.is_pointer
-    }
-    # Line information would put this machine's paths into the code.
-    with tempfile.TemporaryDirectory() as cache, knobs.cache.scope(), knobs.compilation.scope():
-        knobs.cache.dir = cache
-        knobs.compilation.disable_line_info = True
-        return triton.compile(
-            ASTSource(source.function, signature, dict(source.constants), aligned),
-            target=GPUTarget("cuda", sm, 32),
-            options={"num_warps": source.num_warps, "num_stages": source.num_stages},
-        )
+    result = subprocess.run(
+        [sys.executable, "-m", "trtc.plugins.cuda.worker"],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode != 0:
+        reason = (result.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise InvariantError(f"Triton refuses the kernel: {reason}", field=request["function"])
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer
 
 
 def _directive(ptx: str, name: str) -> str:

@@ -78,6 +78,14 @@ def test_the_same_source_gives_the_same_bytes_and_no_paths() -> None:
     assert b"cuda.py" not in first.cubin
 
 
+def test_the_order_of_sms_does_not_show() -> None:
+    """Triton keeps conversions of the first SM of a process: each kernel gets a process."""
+    source = attention_source("f8e4m3", 64, DECODE)
+    first = compile_kernel(source, 89)
+    compile_kernel(source, 90)
+    assert compile_kernel(source, 89).ptx == first.ptx
+
+
 def test_a_kernel_that_reads_a_hidden_parameter_is_refused() -> None:
     ptx = (
         ".version 8.7\n.target sm_90a\n.visible .entry f(\n\t.param .u64 f_param_0,\n"
