@@ -18,8 +18,8 @@ from trtc.protos.manifest import AccuracyFacts, LayerError
 Float32s = NDArray[np.float32]
 Float64s = NDArray[np.float64]
 Int32s = NDArray[np.int32]
-_CHUNK_ELEMENTS = 1 << 23
-"""Logits held in float64 at once: 64 MiB an array."""
+_CHUNK_ELEMENTS = 1 << 20
+"""Logits held in float64 at once: 8 MiB an array, of which there are half a dozen."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from trtc.quant.calibration_text import (
     read_texts,
     tokenize,
 )
-from trtc.quant.reference_model import load_model, sample_sequences
+from trtc.quant.reference_model import load_model, reference_dtype, sample_sequences
 
 MAX_TOKENS = 4096
 """Held-out tokens that a build measures on: enough for KL to settle to a few per cent."""
@@ -40,7 +40,7 @@ def heldout_set(
     if text is None and not (model_dir / TOKENIZER_FILE).is_file():
         length = min(window, SELF_SAMPLE_LENGTH)
         count = max(1, MAX_TOKENS // length)
-        model = model or load_model(model_dir, "float32")
+        model = model or load_model(model_dir, reference_dtype(model_dir))
         return sample_sequences(model, count=count, length=length, seed=HELDOUT_SEED)
     return text_set(model_dir, vocab_size, max_seq_len, text, max_tokens=MAX_TOKENS)
 

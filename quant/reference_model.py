@@ -14,8 +14,9 @@ from trtc.quant.calibration_text import Int32s, TokenSet
 from trtc.quant.quiet import quiet_libraries
 
 Float32s = NDArray[np.float32]
-_MAX_F32_PARAMETERS = 2_000_000_000
-"""Up to here the reference computes in f32; beyond it in the checkpoint's bf16, to halve memory.
+_MAX_F32_PARAMETERS = 100_000_000
+"""Up to here the reference computes in f32; beyond it in the checkpoint's bf16, whose weights are
+mapped and not copied: a build may take little more memory than the weights themselves.
 A fixed number, so that a report does not depend on the memory of the machine that wrote it."""
 
 

@@ -30,7 +30,12 @@ class Probe:
         """
         with closing(self._open(engine)) as executor:
             for sequence in sequences:
-                yield np.concatenate(list(sequence_logits(executor, sequence)))
+                logits = np.empty((len(sequence), executor.vocab_size), np.float32)
+                begin = 0
+                for chunk in sequence_logits(executor, sequence):
+                    logits[begin : begin + len(chunk)] = chunk
+                    begin += len(chunk)
+                yield logits
 
     def greedy(self, engine: Path, prompt_ids: Sequence[int], max_tokens: int) -> tuple[int, ...]:
         with closing(self._open(engine)) as executor:

@@ -40,9 +40,13 @@ def test_operator_folder_has_definition_and_reference(name: str) -> None:
 def test_every_pass_has_a_test_file() -> None:
     own = {"__init__", "base", "order"}
     passes = {path.stem for path in (ROOT / "builder" / "passes").glob("*.py")} - own
-    tested = "\n".join(path.read_text() for path in (ROOT / "tests/builder/passes").glob("test_*.py"))
+    tested = "\n".join(
+        path.read_text() for path in (ROOT / "tests/builder/passes").glob("test_*.py")
+    )
     assert passes, "no passes found"
-    untested = {name for name in passes if f"passes.{name}" not in tested and not name.startswith("_")}
+    untested = {
+        name for name in passes if f"passes.{name}" not in tested and not name.startswith("_")
+    }
     assert not untested
 
 
@@ -66,6 +70,9 @@ def test_markdown_links_lead_somewhere() -> None:
     broken = []
     for page in (path for path in tracked_files() if path.suffix == ".md"):
         for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
-            if not target.startswith(("http:", "https:", "mailto:")) and not (page.parent / target).exists():
+            if (
+                not target.startswith(("http:", "https:", "mailto:"))
+                and not (page.parent / target).exists()
+            ):
                 broken.append(f"{page.relative_to(ROOT)}: {target}")
     assert not broken

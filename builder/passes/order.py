@@ -7,6 +7,7 @@ from trtc.builder.passes.fuse_add_norm import FUSE_ADD_NORM
 from trtc.builder.passes.fuse_quantize import FUSE_QUANTIZE
 from trtc.builder.passes.fuse_residual import FUSE_RESIDUAL
 from trtc.builder.passes.fuse_rope_kv_write import FUSE_ROPE_KV_WRITE
+from trtc.builder.passes.gather_early import GATHER_EARLY
 from trtc.builder.passes.lower_add import LOWER_ADD
 from trtc.builder.passes.lower_embedding import LOWER_EMBEDDING
 from trtc.builder.passes.lower_gather_rows import LOWER_GATHER_ROWS
@@ -38,8 +39,9 @@ NATIVE_PASSES: tuple[Pass, ...] = (
     # 3. Neighbours that save a trip through memory.
     FUSE_RESIDUAL,
     FUSE_ADD_NORM,
-    FUSE_QUANTIZE,
     LOWER_ADD,
+    GATHER_EARLY,
+    FUSE_QUANTIZE,
     # 4. Nothing may be left over.
     VERIFY_NATIVE,
 )

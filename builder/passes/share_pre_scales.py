@@ -40,9 +40,8 @@ def _share(reader: TensorReader, rewriter: Rewriter) -> bool:
 
 
 def _pre_scale(multiply: Node) -> Tensor | None:
-    x, scale = multiply.inputs
-    is_vector = is_weight(scale) and len(scale.shape) == 1 and list(scale.shape) == [x.shape[-1]]
-    return scale if is_vector and not is_weight(x) else None
+    scale = multiply.inputs[1]
+    return scale if is_weight(scale) and len(scale.shape) == 1 else None
 
 
 def _equal(rewriter: Rewriter, reader: TensorReader, left: Tensor, right: Tensor) -> bool:

@@ -45,7 +45,7 @@ def read_awq(
     kept = [str(name) for name in config.get("modules_to_not_convert") or ()]
     linears = {}
     for prefix in stored.prefixes("qweight"):
-        check_not_ignored(prefix, any(name in prefix for name in kept))
+        check_not_ignored(prefix, kept)
         linears[prefix] = _linear(stored, prefix, None if group_size == -1 else group_size)
     return CheckpointQuantization(
         source="awq",

@@ -9,8 +9,7 @@
 Static activations add input_scale [1].
 """
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -76,7 +75,7 @@ def read_compressed_tensors(
     ignored = [str(pattern) for pattern in config.get("ignore") or ()]
     linears = {}
     for prefix in stored.prefixes("weight_packed" if weights.packed else "weight_scale"):
-        check_not_ignored(prefix, _matches(prefix, ignored))
+        check_not_ignored(prefix, ignored)
         linears[prefix] = _linear(stored, prefix, weights, activations == "static")
     return CheckpointQuantization(
         source="compressed-tensors",
@@ -180,16 +179,6 @@ def _kv_dtype(declared: Mapping[str, Any] | None) -> Literal["f8e4m3"] | None:
     if kind != ("float", 8, "tensor") or declared.get("dynamic"):
         raise unsupported("kv_cache_scheme", dict(declared), "static FP8, one scale a tensor")
     return "f8e4m3"
-
-
-def _matches(prefix: str, patterns: Sequence[str]) -> bool:
-    """Names are exact; "re:" starts a regular expression that must match from the beginning."""
-    return any(
-        re.match(pattern.removeprefix("re:"), prefix) is not None
-        if pattern.startswith("re:")
-        else pattern == prefix
-        for pattern in patterns
-    )
 
 
 def _linear(stored: StoredTensors, prefix: str, weights: _Weights, static: bool) -> QuantizedLinear:

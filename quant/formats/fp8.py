@@ -49,7 +49,7 @@ def read_fp8(
     linears = {}
     for prefix in stored.prefixes("weight"):
         if stored.dtype(f"{prefix}.weight") == _WEIGHT:
-            check_not_ignored(prefix, prefix in kept)
+            check_not_ignored(prefix, kept)
             linears[prefix] = _linear(stored, prefix, block, static)
     kv_scales = stored.kv_scales()
     return CheckpointQuantization(

@@ -16,7 +16,6 @@ A pre_quant_scale that several linears share is folded into the norm before them
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 from trtc.quant.formats.stored import (
@@ -80,7 +79,7 @@ def read_modelopt(
     for prefix in stored.prefixes("weight"):
         if stored.dtype(f"{prefix}.weight") in SCALE_DTYPES:
             continue
-        check_not_ignored(prefix, any(fnmatchcase(prefix, pattern) for pattern in excluded))
+        check_not_ignored(prefix, excluded)
         linears[prefix] = _linear(stored, prefix, algorithm, group_size)
     return CheckpointQuantization(
         source="modelopt",

@@ -1,7 +1,7 @@
 """What every format reader needs: stored tensors checked by name, and scales in canonical shape."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -134,8 +134,22 @@ def expect(config: Mapping[str, Any], field: str, *allowed: object, default: obj
     return value
 
 
-def check_not_ignored(prefix: str, ignored: bool) -> None:
-    if ignored:
+def check_not_ignored(prefix: str, ignored: Sequence[str]) -> None:
+    """Hold the weights to the list of modules that the config leaves unquantised.
+
+    Only whole names and regular expressions ("re:...") count: exporters write wildcards and parts
+    of names that match more than they left out, and the stored tensors leave no doubt.
+
+    Raises:
+        CheckpointError: a module on the list is quantised.
+    """
+    listed = any(
+        re.fullmatch(pattern.removeprefix("re:"), prefix) is not None
+        if pattern.startswith("re:")
+        else prefix == pattern or prefix.endswith(f".{pattern}")
+        for pattern in ignored
+    )
+    if listed:
         raise CheckpointError(
             "is quantised in the weights, but the quantization config excludes it",
             field=prefix,

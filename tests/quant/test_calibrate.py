@@ -262,7 +262,7 @@ def starve(checkpoint: Path, layer: int, expert: int) -> None:
     save_file(tensors, path, {"format": "pt"})
 
 
-REFUSED = [
+REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("llama", "int4_awq", {}, r"q_proj: has 64 input features, no multiple.*group of 128"),
     ("llama", "bf16", {}, "bf16 has nothing to calibrate"),
 ]

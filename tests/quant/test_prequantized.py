@@ -231,11 +231,17 @@ def test_float_quantized(strategy: str) -> None:
     assert found.linears[Q].weight == "f8e4m3"
 
 
-def test_quantised_module_in_the_ignore_list_is_contradictory() -> None:
+@pytest.mark.parametrize("pattern", ["re:.*q_proj", Q, "q_proj"])
+def test_quantised_module_in_the_ignore_list_is_contradictory(pattern: str) -> None:
     tensors, _ = packed_linear(Q, 16, 64, 16)
-    declared = {**packed(group_size=16), "ignore": ["re:.*q_proj"]}
     with pytest.raises(CheckpointError, match=r"q_proj: .*excludes it"):
-        read(declared, tensors)
+        read({**packed(group_size=16), "ignore": [pattern]}, tensors)
+
+
+@pytest.mark.parametrize("pattern", ["re:.*q_", "*q_proj*", "proj", "model.layers.0"])
+def test_sloppy_ignore_list_does_not_outdo_the_weights(pattern: str) -> None:
+    tensors, _ = packed_linear(Q, 16, 64, 16)
+    assert list(read({**packed(group_size=16), "ignore": [pattern]}, tensors).linears) == [Q]
 
 
 def test_unquantised_modules_are_left_alone() -> None:

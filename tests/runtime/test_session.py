@@ -210,11 +210,12 @@ def test_an_engine_without_a_level_for_this_machine(
 def test_pool_sizes(built: Path) -> None:
     manifest = read_manifest(built)
     page = manifest.kv.page_bytes
-    for options, pages in (
+    sizes: tuple[tuple[dict[str, Any], int], ...] = (
         ({"kv_bytes": 10 * page + page // 2}, 10),
         ({"num_pages": 7}, 7),
         ({}, 4 * 128 // 8),
-    ):
+    )
+    for options, pages in sizes:
         opened = open_session(built, num_threads=1, **options)
         assert opened.executor.num_pages == pages
         opened.close()

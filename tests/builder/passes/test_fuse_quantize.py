@@ -29,11 +29,12 @@ from trtc.builder.passes.fuse_quantize import FUSE_QUANTIZE
 def test_norms_attention_and_swiglu_quantise_their_output(kind: Tiny, out_dtype: str) -> None:
     """The same roundings in the same order: no bit changes, in bf16 as well."""
     old, new = assert_preserves(FUSE_QUANTIZE, kind, tolerance=0.0)
-    assert ops(old)["trtc.quantize"] == 8 and ops(new)["trtc.quantize"] == 0
-    for op in ("paged_attention", "swiglu"):
-        for node in nodes(new, op):
-            assert attributes(node)["out_dtype"] == out_dtype
-            assert "out_scale" in given(node)
+    assert ops(old)["trtc.quantize"] == 8
+    # Behind the last attention the logit rows are chosen first.
+    assert [node.name for node in nodes(new, "quantize")] == ["layers.1.attention.o.quantize"]
+    for node in (*nodes(new, "paged_attention")[:1], *nodes(new, "swiglu")):
+        assert attributes(node)["out_dtype"] == out_dtype
+        assert "out_scale" in given(node)
     norms = {node.name: node for node in nodes(new, "rms_norm")}
     assert attributes(norms["layers.0.attention_norm"])["out_dtype"] == out_dtype
     assert "out_scale" not in given(norms["final_norm"])
@@ -43,10 +44,10 @@ def test_pre_scales_alone_are_fused_where_one_reader_is_left() -> None:
     kind = Tiny("int4_awq", pre_scales=True)
     old, new = assert_preserves(FUSE_QUANTIZE, kind, tolerance=0.0)
     assert all(set(given(node)) == {"x", "pre_scale"} for node in nodes(old, "quantize"))
-    assert all("pre_scale" in given(node) for node in nodes(new, "paged_attention"))
+    assert "pre_scale" in given(nodes(new, "paged_attention")[0])
     assert all("pre_scale" in given(node) for node in nodes(new, "swiglu"))
     # q, k and v, gate and up read their norm through different scales.
-    assert ops(new)["trtc.quantize"] == 2 * 5
+    assert ops(new)["trtc.quantize"] == 2 * 5 + 1
 
 
 @pytest.mark.parametrize("kind", [Tiny(), Tiny("int4_awq")], ids=str)

@@ -78,7 +78,7 @@ class Attention(Hand):
         k: Side,
         *,
         read_elsewhere: bool = False,
-        reader: Literal["paged_attention", "add", "two"] = "paged_attention",
+        reader: Literal["paged_attention", "copy", "two"] = "paged_attention",
     ) -> None:
         super().__init__()
         self.steps = {name: self.input(name, "T", dtype="i32") for name in ("positions", "slots")}
@@ -93,12 +93,12 @@ class Attention(Hand):
         inputs = [key, value, self.input("kv", *shape), self.steps["slots"]]
         pool = self.node("kv_write", "l.kv", inputs, *shape, **sizes)
         outs = [pool, *([key] if read_elsewhere else [])]
-        if reader != "add":
+        if reader != "copy":
             outs.append(self._attend("l.attention", query, pool, sizes))
         if reader == "two":
             outs.append(self._attend("l.again", query, pool, sizes))
-        if reader == "add":
-            outs += [query, self.node("Add", "l.sum", [pool, pool], *shape)]
+        if reader == "copy":
+            outs += [query, self.node("Identity", "l.copy", [pool], *shape)]
         self.whole = self.module(*outs)
 
     def _attend(self, name: str, q: Value, pool: Value, sizes: dict[str, int]) -> Value:
@@ -239,4 +239,4 @@ def test_results_that_others_read_are_left_alone() -> None:
 
 
 def test_a_pool_that_something_else_reads_is_left_alone() -> None:
-    assert_unchanged(FUSE_ROPE_KV_WRITE, Attention(PLAIN, PLAIN, reader="add").whole)
+    assert_unchanged(FUSE_ROPE_KV_WRITE, Attention(PLAIN, PLAIN, reader="copy").whole)

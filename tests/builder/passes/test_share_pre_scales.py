@@ -5,6 +5,7 @@ import pytest
 
 from tests.builder.passes.tiny import (
     Hand,
+    Tensors,
     Tiny,
     assert_same_function,
     assert_unchanged,
@@ -45,3 +46,12 @@ def test_equal_values_for_different_inputs_are_kept_apart() -> None:
     first = hand.node("Mul", "m.a", [x, hand.weight("a", 32)], "T", 32)
     second = hand.node("Mul", "m.b", [y, hand.weight("b", 32)], "T", 32)
     assert_unchanged(share_pre_scales(hand.reader), hand.module(first, second))
+
+
+def test_only_vectors_are_read() -> None:
+    hand = Hand()
+    x = hand.input("x", "T", 32)
+    outs = [hand.node("Mul", f"m.{name}", [x, hand.weight(name, 32, 32)], 32, 32) for name in "ab"]
+    outs += [hand.node("Mul", f"m.{name}", [x, hand.input(name, 32)], "T", 32) for name in "cd"]
+    reader = Tensors()  # It knows no shape: reading anything is an error.
+    assert_unchanged(share_pre_scales(reader), hand.module(*outs))

@@ -1,0 +1,60 @@
+"""How much memory a build takes: weights are streamed, models are never in memory together."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.big import write_big_checkpoint
+
+TOKENIZER = Path(__file__).parents[2] / "examples" / "models" / "pyllama"
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 32768,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+_BUILD = """
+import sys
+from pathlib import Path
+from trtc.builder.pipeline import build
+from trtc.builder.request import BuildRequest
+from trtc.runtime.probe import Probe
+request = BuildRequest(
+    model=sys.argv[1], output=Path(sys.argv[2]), dtype="bf16", max_seq_len=1024, max_num_tokens=256
+)
+build(request, probe=Probe() if sys.argv[3] == "measured" else None)
+status = Path("/proc/self/status").read_text().split()
+print("PEAK", int(status[status.index("VmHWM:") + 1]) * 1024)
+"""
+
+
+def peak_bytes(model: Path, output: Path, how: str) -> int:
+    """Peak resident bytes of a build in a process of its own (file pages that it maps included)."""
+    command = [sys.executable, "-c", _BUILD, str(model), str(output), how]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(result.stdout.split()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["unmeasured", "measured"])
+def test_a_bf16_build_takes_little_more_than_its_weights(tmp_path: Path, how: str) -> None:
+    weights = write_big_checkpoint(tmp_path / "model", CONFIG, TOKENIZER)
+    assert 400e6 < weights < 700e6
+    peak = peak_bytes(tmp_path / "model", tmp_path / "engine", how)
+    assert peak < 1.3 * weights + 1e9, f"{peak / 1e9:.2f} GB for {weights / 1e9:.2f} GB"
+    if how == "unmeasured":
+        # Tensor by tensor: nowhere near all of them at once.
+        assert peak < 0.5 * weights + 0.8e9, f"{peak / 1e9:.2f} GB for {weights / 1e9:.2f} GB"
