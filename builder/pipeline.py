@@ -17,7 +17,7 @@ import msgspec
 from trtc.builder.checkpoint.resolve import resolve_model
 from trtc.builder.checkpoint.verify import expected_tensors
 from trtc.builder.graph import GraphRequest, build_graph
-from trtc.builder.judge import check_budget, judge_accuracy, make_canaries
+from trtc.builder.judge import check_budget, judge_accuracy, make_canaries, window_tokens
 from trtc.builder.package import Workspace, check_output, publish, seal, workspace
 from trtc.builder.passes.base import run_passes
 from trtc.builder.probe import EngineProbe
@@ -245,7 +245,9 @@ def _judge(
     if job.reference is not None or source.checkpoint.has_tokenizer:
         job.progress("choosing held-out text")
         texts = heldout_set(
-            job.reference or source.checkpoint.path, source.spec.vocab_size, source.max_seq_len
+            job.reference or source.checkpoint.path,
+            source.spec.vocab_size,
+            window_tokens(source.spec.vocab_size, source.max_seq_len),
         )
     if texts is None:
         return manifest
@@ -271,6 +273,8 @@ def _notes(job: _Job, calibration: CalibrationFacts | None) -> tuple[str, ...]:
     if unknown:
         more = "" if len(unknown) <= 3 else f" and {len(unknown) - 3} more"
         notes.append(f"tensors that the model does not use: {', '.join(unknown[:3])}{more}")
+    if job.source.quantization is not None:
+        notes += job.source.quantization.notes
     if calibration is not None and calibration.starved_experts:
         notes.append(
             f"calibration text hardly reached {len(calibration.starved_experts)} experts; "

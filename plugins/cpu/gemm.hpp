@@ -116,10 +116,11 @@ class PanelStep {
       }
       blocks = {ws_.gathered, single ? 0 : range_bytes};
     }
-    if constexpr (Of::kExpands) {
+    if constexpr (Of::kExpands && !kWidensInRegisters<Of, P>) {
       for (int p = 0; p < count_; ++p) {
         expand_blocks<Of>(blocks.data + p * blocks.panel_stride, first, last, Of::group_blocks(w_.depth),
-                          ws_.zero + p * kPanel, P * kPanel, ws_.expanded + p * range_bytes * Of::kExpansion);
+                          Of::kHasZero ? ws_.zero + p * kPanel : nullptr, P * kPanel,
+                          ws_.expanded + p * range_bytes * Of::kExpansion);
       }
       blocks = {ws_.expanded, single ? 0 : range_bytes * Of::kExpansion};
     }
@@ -155,26 +156,31 @@ class PanelStep {
   void (*kernel_)(const Step&);
 };
 
+// Steps of P panels as long as there are P, or to the end when P is the least there is.
+template <class Of, int P, class Epilogue>
+std::int64_t multiply_steps(const PackedRows& x, const Weights& w, std::int64_t begin, std::int64_t end,
+                            const Workspace& ws, Epilogue&& epilogue) {
+  std::int64_t panel = begin;
+  for (; panel < end && (P == kPanels || panel + P <= end); panel += P) {
+    PanelStep<Of, P> step(x, w, ws, panel, static_cast<int>(end - panel < P ? end - panel : P));
+    step.run();
+    step.finish(epilogue);
+  }
+  return panel;
+}
+
 // Multiplies all rows with the columns of panels [begin, end) and calls
 // epilogue(row, first column, number of columns, sums) for every row and panel. Sums are exact
 // integers' floats for Path::i8, and scaled already when Of::kGrouped.
 template <class Of, class Epilogue>
 void multiply_panels(const PackedRows& x, const Weights& w, std::int64_t begin, std::int64_t end, const Workspace& ws,
                      Epilogue&& epilogue) {
-  std::int64_t panel = begin;
   if constexpr (kPanelsOfFewRows > kPanels) {
-    const bool few = x.tiles == 1 && x.height <= kFewRows;
-    for (; few && panel + kPanelsOfFewRows <= end; panel += kPanelsOfFewRows) {
-      PanelStep<Of, kPanelsOfFewRows> step(x, w, ws, panel, kPanelsOfFewRows);
-      step.run();
-      step.finish(epilogue);
+    if (x.tiles == 1 && x.height <= kFewRows) {
+      begin = multiply_steps<Of, kPanelsOfFewRows>(x, w, begin, end, ws, epilogue);
     }
   }
-  for (; panel < end; panel += kPanels) {
-    PanelStep<Of, kPanels> step(x, w, ws, panel, static_cast<int>(end - panel < kPanels ? end - panel : kPanels));
-    step.run();
-    step.finish(epilogue);
-  }
+  multiply_steps<Of, kPanels>(x, w, begin, end, ws, epilogue);
 }
 
 }  // namespace trtc::gemm

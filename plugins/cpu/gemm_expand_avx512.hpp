@@ -48,17 +48,17 @@ TRTC_INLINE __m512i small_integers() {
   return _mm512_load_si512(kTable);
 }
 
-// One block as pairs of bf16: out[k / 2][16][2]. zero: int32 of this panel's columns.
+// One block as pairs of bf16: out[k / 2] has 16 columns. zero: int32 of this panel's columns.
 template <DType kWeight, bool kHasZero>
-TRTC_INLINE void expand_bf16(const std::byte* from, const std::int32_t* zero, std::byte* out) {
+TRTC_INLINE void expand_bf16(const std::byte* from, const std::int32_t* zero,
+                             I32x16 (&out)[block_depth(kWeight) / 2]) {
   const __m512i block = _mm512_loadu_si512(from);
-  const auto put = [&](int i, __m512i pairs) { _mm512_storeu_si512(out + i * kBlockBytes, pairs); };
   if constexpr (kWeight == DType::f8e4m3) {
-    put(0, f8e4m3_to_bf16<false>(block));
-    put(1, f8e4m3_to_bf16<true>(block));
+    out[0] = {f8e4m3_to_bf16<false>(block)};
+    out[1] = {f8e4m3_to_bf16<true>(block)};
   } else if constexpr (kWeight == DType::i8) {
-    put(0, i8_to_bf16<cell_shift(0), cell_shift(1)>(block));
-    put(1, i8_to_bf16<cell_shift(2), cell_shift(3)>(block));
+    out[0] = {i8_to_bf16<cell_shift(0), cell_shift(1)>(block)};
+    out[1] = {i8_to_bf16<cell_shift(2), cell_shift(3)>(block)};
   } else {
     const __m512i low = _mm512_set1_epi16(15);
     __m512i offset = _mm512_set1_epi16(kWeight == DType::i4 ? 8 : 0);
@@ -69,10 +69,10 @@ TRTC_INLINE void expand_bf16(const std::byte* from, const std::int32_t* zero, st
     const auto value = [&](__m512i codes) {
       return _mm512_permutexvar_epi16(_mm512_sub_epi16(codes, offset), small_integers());
     };
-    put(0, value(_mm512_and_si512(block, low)));
-    put(1, value(_mm512_and_si512(_mm512_srli_epi16(block, 8), low)));
-    put(2, value(_mm512_and_si512(_mm512_srli_epi16(block, 4), low)));
-    put(3, value(_mm512_srli_epi16(block, 12)));
+    out[0] = {value(_mm512_and_si512(block, low))};
+    out[1] = {value(_mm512_and_si512(_mm512_srli_epi16(block, 8), low))};
+    out[2] = {value(_mm512_and_si512(_mm512_srli_epi16(block, 4), low))};
+    out[3] = {value(_mm512_srli_epi16(block, 12))};
   }
 }
 

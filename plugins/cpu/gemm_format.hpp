@@ -61,17 +61,19 @@ constexpr Path path_of() {
 #if defined(TRTC_AVX512)
 constexpr int kPanels = 2;
 constexpr int kPanelsOfFewRows = 4;
+constexpr int kFewRows = 5;
 constexpr int max_height(Path) { return 14; }
 #elif defined(TRTC_AVX2)
 constexpr int kPanels = 1;
 constexpr int kPanelsOfFewRows = 2;
+constexpr int kFewRows = 3;
 constexpr int max_height(Path path) { return path == Path::f32 ? 6 : 4; }
 #else
 constexpr int kPanels = 1;
 constexpr int kPanelsOfFewRows = 1;
+constexpr int kFewRows = 0;
 constexpr int max_height(Path) { return 4; }
 #endif
-constexpr int kFewRows = 3;
 constexpr int kMostPanels = kPanelsOfFewRows;
 
 // Everything about a product but its extents.

@@ -6,6 +6,7 @@
 
 #include "gemm_format.hpp"
 #include "gemm_rows.hpp"
+#include "gemm_weights.hpp"
 
 namespace trtc::gemm {
 
@@ -46,41 +47,47 @@ TRTC_INLINE void each_group(const Step& s, F&& body) {
   }
 }
 
-// Floating-point products.
+// Adds floating-point products to the totals: multiply(sums, group, first cell, cells) adds those of
+// a group, or of the whole range when sums are not scaled by group.
+template <bool kGrouped, int R, int P, class Multiply>
+TRTC_INLINE void add_products(const Step& s, Multiply&& multiply) {
+  F32x16 sums[R][P];
+  if constexpr (kGrouped) {
+    each_group(s, [&](std::int64_t group, std::int64_t begin, std::int64_t cells) TRTC_INLINE_LAMBDA {
+      each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { sums[r][p] = zero_f32(); });
+      multiply(sums, group, begin, cells);
+      const float* scale = s.w_scale + group * P * kPanel;
+      each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA {
+        float* total = s.totals + r * P * kPanel + p * kPanel;
+        store(total, multiply_add(sums[r][p], load(scale + p * kPanel), load(total)));
+      });
+    });
+  } else {
+    each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { sums[r][p] = load(s.totals + (r * P + p) * kPanel); });
+    multiply(sums, 0, 0, s.cells);
+    each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { store(s.totals + (r * P + p) * kPanel, sums[r][p]); });
+  }
+}
+
+// Floating-point products of weights that are ready to multiply.
 template <Path kPath, bool kGrouped>
 struct FloatKernel {
   template <int R, int P>
   static void run(const Step& s) {
-    F32x16 sums[R][P];
-    if constexpr (kGrouped) {
-      each_group(s, [&](std::int64_t group, std::int64_t begin, std::int64_t cells) TRTC_INLINE_LAMBDA {
-        each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { sums[r][p] = zero_f32(); });
-        multiply<R, P>(sums, s.x + begin * R, s.w + begin * kBlockBytes, s.panel_stride, cells);
-        const float* scale = s.w_scale + group * P * kPanel;
-        each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA {
-          float* total = s.totals + r * P * kPanel + p * kPanel;
-          store(total, multiply_add(sums[r][p], load(scale + p * kPanel), load(total)));
-        });
-      });
-    } else {
-      each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { sums[r][p] = load(s.totals + r * P * kPanel + p * kPanel); });
-      multiply<R, P>(sums, s.x, s.w, s.panel_stride, s.cells);
-      each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { store(s.totals + r * P * kPanel + p * kPanel, sums[r][p]); });
-    }
+    add_products<kGrouped, R, P>(s, [&](F32x16(&sums)[R][P], std::int64_t, std::int64_t begin, std::int64_t cells)
+                                        TRTC_INLINE_LAMBDA {
+      const std::uint32_t* x = s.x + begin * R;
+      const std::byte* w = s.w + begin * kBlockBytes;
+      for (std::int64_t i = 0; i < cells; ++i, x += R, w += kBlockBytes) {
+        I32x16 block[P];
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) block[p] = load_cells(w + p * s.panel_stride);
+        each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { multiply_cell(sums[r][p], block[p], x + r); });
+      }
+    });
   }
 
  private:
-  template <int R, int P>
-  TRTC_INLINE static void multiply(F32x16 (&sums)[R][P], const std::uint32_t* x, const std::byte* w,
-                                   std::int64_t panel_stride, std::int64_t cells) {
-    for (std::int64_t i = 0; i < cells; ++i, x += R, w += kBlockBytes) {
-      I32x16 block[P];
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) block[p] = load_cells(w + p * panel_stride);
-      each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { multiply_cell(sums[r][p], block[p], x + r); });
-    }
-  }
-
   TRTC_INLINE static void multiply_cell(F32x16& sum, I32x16 w, const std::uint32_t* x) {
 #ifdef TRTC_AVX512
     if constexpr (kPath == Path::bf16) return dot_bf16(sum, w, x);
@@ -88,6 +95,37 @@ struct FloatKernel {
     return dot_f32(sum, w, x);
   }
 };
+
+#ifdef TRTC_AVX512
+// The same of narrow weights that widen to bf16 in registers: few rows are one tile, which has no
+// other to share widened weights with, and writing them down takes longer than its products. (With
+// more rows there are no registers left for it.)
+template <class Of>
+struct WideningKernel {
+  template <int R, int P>
+  static void run(const Step& s) {
+    constexpr int n = Of::kExpansion;
+    add_products<Of::kGrouped, R, P>(s, [&](F32x16(&sums)[R][P], std::int64_t group, std::int64_t begin,
+                                            std::int64_t cells) TRTC_INLINE_LAMBDA {
+      const std::uint32_t* x = s.x + begin * R;
+      const std::byte* w = s.w + begin / n * kBlockBytes;
+      const auto zero = [&](int p) { return Of::kHasZero ? s.w_zero + (group * P + p) * kPanel : nullptr; };
+      for (std::int64_t i = 0; i < cells; i += n, x += n * R, w += kBlockBytes) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) {
+          I32x16 pairs[n];
+          expand_bf16<Of::kWeight, Of::kHasZero>(w + p * s.panel_stride, zero(p), pairs);
+#pragma GCC unroll 4
+          for (int j = 0; j < n; ++j) {
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r) dot_bf16(sums[r][p], pairs[j], x + j * R + r);
+          }
+        }
+      }
+    });
+  }
+};
+#endif
 
 // int8 by int8: totals are int32 and exact.
 struct ByteKernel {
@@ -159,25 +197,36 @@ struct NibbleKernel {
   }
 };
 
-template <class P>
+// Whether a step of kStep panels of product Of takes narrow weights as they are stored.
+template <class Of, int kStep>
+constexpr bool kWidensInRegisters = Of::kPath == Path::bf16 && Of::kExpands && kStep > kPanels;
+
+template <class Of, int kStep>
 struct KernelOf {
-  using type = FloatKernel<P::kPath, P::kGrouped>;
+  using type = FloatKernel<Of::kPath, Of::kGrouped>;
 };
-template <class P>
-  requires(P::kPath == Path::i8)
-struct KernelOf<P> {
+template <class Of, int kStep>
+  requires(Of::kPath == Path::i8)
+struct KernelOf<Of, kStep> {
   using type = ByteKernel;
 };
-template <class P>
-  requires(P::kPath == Path::i4)
-struct KernelOf<P> {
-  using type = NibbleKernel<P::kHasZero, P::kWeight == DType::i4 ? 8 : 0>;
+template <class Of, int kStep>
+  requires(Of::kPath == Path::i4)
+struct KernelOf<Of, kStep> {
+  using type = NibbleKernel<Of::kHasZero, Of::kWeight == DType::i4 ? 8 : 0>;
 };
+#ifdef TRTC_AVX512
+template <class Of, int kStep>
+  requires(kWidensInRegisters<Of, kStep>)
+struct KernelOf<Of, kStep> {
+  using type = WideningKernel<Of>;
+};
+#endif
 
 // The kernel of product `Of` for tiles of `height` rows by kStep panels.
 template <class Of, int kStep>
 void (*kernel_for(int height))(const Step&) {
-  using Kernel = typename KernelOf<Of>::type;
+  using Kernel = typename KernelOf<Of, kStep>::type;
   constexpr int kTallest = kStep > kPanels ? kFewRows : Of::kMaxHeight;
   void (*found)(const Step&) = nullptr;
   [&]<std::size_t... i>(std::index_sequence<i...>) {

@@ -100,7 +100,9 @@ void expand_blocks(const std::byte* in, std::int64_t first, std::int64_t last, s
     const std::int32_t* zeros = P::kHasZero ? zero + block / group_blocks * stride : nullptr;
 #ifdef TRTC_AVX512
     if constexpr (P::kPath == Path::bf16) {
-      expand_bf16<P::kWeight, P::kHasZero>(in, zeros, out);
+      I32x16 pairs[P::kExpansion];
+      expand_bf16<P::kWeight, P::kHasZero>(in, zeros, pairs);
+      for (int i = 0; i < P::kExpansion; ++i) store_cells(out + i * kBlockBytes, pairs[i]);
       continue;
     }
 #endif

@@ -28,6 +28,7 @@ TRTC_INLINE I32x16 splat(std::int32_t x) { return {_mm512_set1_epi32(x)}; }
 TRTC_INLINE F32x16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
 TRTC_INLINE I32x16 load(const std::int32_t* p) { return {_mm512_loadu_si512(p)}; }
 TRTC_INLINE I32x16 load_cells(const std::byte* p) { return {_mm512_loadu_si512(p)}; }
+TRTC_INLINE void store_cells(std::byte* p, I32x16 x) { _mm512_storeu_si512(p, x.v); }
 TRTC_INLINE void store(float* p, F32x16 x) { _mm512_storeu_ps(p, x.v); }
 TRTC_INLINE void store(std::int32_t* p, I32x16 x) { _mm512_storeu_si512(p, x.v); }
 

@@ -63,7 +63,8 @@ TRTC_INLINE I32x16 bit_and(I32x16 a, I32x16 b) {
 }
 template <int n>
 TRTC_INLINE I32x16 shift_right(I32x16 x) {
-  return detail::each_lane<I32x16>([&](int i) { return static_cast<std::int32_t>(static_cast<std::uint32_t>(x.v[i]) >> n); });
+  return detail::each_lane<I32x16>(
+      [&](int i) { return static_cast<std::int32_t>(static_cast<std::uint32_t>(x.v[i]) >> n); });
 }
 
 TRTC_INLINE F32x16 to_f32(I32x16 x) {

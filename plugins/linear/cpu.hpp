@@ -70,7 +70,9 @@ class LinearScratch {
 
   gemm::PackedRows x;
 
-  std::size_t bytes(int num_threads) const { return shared_bytes_ + thread_bytes_ * static_cast<std::size_t>(num_threads); }
+  std::size_t bytes(int num_threads) const {
+    return shared_bytes_ + thread_bytes_ * static_cast<std::size_t>(num_threads);
+  }
 
   gemm::Workspace workspace(int thread) const {
     Carver own(workspaces_ + thread_bytes_ * static_cast<std::size_t>(thread));

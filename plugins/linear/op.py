@@ -25,6 +25,8 @@ LINEAR = FusedOp(
     outputs=(Parameter("out", ("M", "N"), ("f32", "bf16"), dtype_from="out_dtype"),),
     attributes=(
         Attribute("N", "int"),
+        # Input channels that share a scale: whole blocks of the packed layout (8 if 4-bit).
+        # The last group may be shorter. 0: one scale a row.
         Attribute("group_size", "int", 0),
         Attribute(
             "weight_dtype",

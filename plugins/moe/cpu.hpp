@@ -130,7 +130,9 @@ struct Scratch {
     thread_bytes_ = carver_.bytes() - shared_bytes_;
   }
 
-  std::size_t bytes(int num_threads) const { return shared_bytes_ + thread_bytes_ * static_cast<std::size_t>(num_threads); }
+  std::size_t bytes(int num_threads) const {
+    return shared_bytes_ + thread_bytes_ * static_cast<std::size_t>(num_threads);
+  }
 
   Thread thread(int number) const {
     Carver own(area_ + shared_bytes_ + thread_bytes_ * static_cast<std::size_t>(number));

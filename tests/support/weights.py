@@ -30,7 +30,8 @@ def random_scales(
     """[columns..., G] scales that undo the size of the codes and of a sum over `depth`."""
     groups = -(-depth // group) if group else 1
     size = _LIMITS.get(dtype, 1) * _LIMITS.get(x_dtype, 1) * depth**0.5
-    return (rng.uniform(0.5, 1.5, (*columns, groups)) / size).astype(np.float32)
+    scales: Array = rng.uniform(0.5, 1.5, (*columns, groups)) / size
+    return scales.astype(np.float32)
 
 
 def stored(weight: Array, dtype: str, layout: str) -> Array:

@@ -65,9 +65,24 @@ def _wrong_type(graph: onnx.GraphProto) -> None:
 
 
 def _wrong_stated_type(graph: onnx.GraphProto) -> None:
+    _info(graph).elem_type = onnx.TensorProto.FLOAT
+
+
+def _wrong_stated_shape(graph: onnx.GraphProto) -> None:
+    _info(graph).shape.dim[1].dim_value += 1
+
+
+def _wrong_stated_rank(graph: onnx.GraphProto) -> None:
+    _info(graph).shape.dim.add(dim_value=1)
+
+
+def _too_many_outputs(graph: onnx.GraphProto) -> None:
+    graph.node[0].output.append("second")
+
+
+def _info(graph: onnx.GraphProto) -> onnx.TypeProto.Tensor:
     name = graph.node[0].output[0]
-    info = next(v for v in graph.value_info if v.name == name)
-    info.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    return next(v for v in graph.value_info if v.name == name).type.tensor_type
 
 
 def _made_twice(graph: onnx.GraphProto) -> None:
@@ -106,6 +121,9 @@ def _attribute(graph: onnx.GraphProto, op: str, name: str) -> onnx.AttributeProt
         (_too_many_inputs, "more inputs"),
         (_wrong_type, "rows"),
         (_wrong_stated_type, "stated as"),
+        (_wrong_stated_shape, "stated as"),
+        (_wrong_stated_rank, "stated as"),
+        (_too_many_outputs, "more inputs or outputs"),
         (_made_twice, "a second time"),
         (_no_output, "probabilities: nothing makes this graph output"),
         (_large_inline, "32 elements are inline"),
@@ -127,6 +145,13 @@ def test_recipes_and_initialisers_match(native: Module) -> None:
     fewer = {name: recipe for name, recipe in native.recipes.items() if name != "lm_head.weight"}
     with pytest.raises(InvariantError, match=r"lm_head\.weight: weight has no recipe"):
         check_module(replace(native, recipes=fewer))
+
+
+def test_extents_that_vary_may_be_named_differently(native: Module) -> None:
+    _info(native.model.graph).shape.dim[0].dim_param = "tokens"
+    check_module(native)
+    _info(native.model.graph).shape.dim[0].dim_value = 7
+    check_module(native)
 
 
 def test_nodes_whose_types_are_not_stated_are_checked_by_their_attributes() -> None:
