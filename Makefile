@@ -1,7 +1,6 @@
 # make demo   sets everything up, builds an engine from the bundled checkpoint, serves it, streams from it
 # make test   sets everything up, runs the whole suite
-# make check  what CI runs: format, lint, types, arrows, tests
-# make test-tensorrt  the TensorRT target's own tests, in an environment with its wheels
+# make check  what CI runs: format, lint, types, arrows, tests, and the TensorRT target's own
 # make help   lists the rest
 
 PYTHON ?= python3
@@ -17,6 +16,7 @@ help:
 	@sed -n 's/^# \{0,1\}make/make/p' Makefile
 	@printf 'make setup   a virtual environment in $(VENV) with trtc, its builder and its tools\n'
 	@printf 'make format  rewrite the sources in the project style\n'
+	@printf 'make test-tensorrt  the TensorRT target'\''s own tests, in an environment with its wheels\n'
 	@printf 'make proto   regenerate the gRPC stubs\n'
 	@printf 'make bench   decode speed beside Transformers on this machine\n'
 
@@ -39,7 +39,7 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup
 
-check: setup format-check lint types arrows tests
+check: setup format-check lint types arrows tests test-tensorrt
 
 format-check:
 	$(BIN)/ruff format --check .
