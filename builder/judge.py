@@ -1,8 +1,10 @@
 """The build's own verdict on an engine: accuracy on held-out text, and canary prompts."""
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -13,6 +15,8 @@ from trtc.quant.accuracy import measure
 from trtc.quant.calibration_text import TokenSet
 from trtc.quant.reference_model import reference_logits
 
+_MAX_LOGITS_BYTES = 128 << 20
+_MIN_WINDOW = 128
 _CANARY_LENGTHS = (5, 17, 40)
 """Within a page, over a page's border, and over several."""
 _CANARY_TOKENS = 16
@@ -46,18 +50,38 @@ def judge_accuracy(
     if reference is None:
         accuracy = measure(probe.logits(engine, sequences), None, sequences)
         return accuracy.facts(texts.sha256, measured_on, layers)
-    with tempfile.TemporaryFile(dir=scratch) as spool:
-        shapes = []
-        for logits in reference_logits(reference, sequences):
-            shapes.append(logits.shape)
-            np.ascontiguousarray(logits, np.float32).tofile(spool)
-        spool.seek(0)
-        spooled: Iterator[Float32s] = (
-            np.fromfile(spool, np.float32, rows * columns).reshape(rows, columns)
-            for rows, columns in shapes
-        )
-        accuracy = measure(probe.logits(engine, sequences), spooled, sequences)
+    with tempfile.TemporaryFile(dir=scratch) as file:
+        spooled = [_spool(file, logits) for logits in reference_logits(reference, sequences)]
+        theirs = (rows.read() for rows in spooled)
+        accuracy = measure(probe.logits(engine, sequences), theirs, sequences)
     return accuracy.facts(texts.sha256, measured_on, layers)
+
+
+def window_tokens(vocab_size: int, max_seq_len: int) -> int:
+    """How long a held-out sequence may be, so that its logits stay small beside a model."""
+    return min(max_seq_len, max(_MIN_WINDOW, _MAX_LOGITS_BYTES // (4 * vocab_size)))
+
+
+@dataclass(frozen=True)
+class _Spooled:
+    """One sequence's logits in a file."""
+
+    file: BinaryIO
+    offset: int
+    shape: tuple[int, int]
+
+    def read(self) -> Float32s:
+        self.file.seek(self.offset)
+        rows, columns = self.shape
+        return np.fromfile(self.file, np.float32, rows * columns).reshape(rows, columns)
+
+
+def _spool(file: BinaryIO, logits: Float32s) -> _Spooled:
+    offset = file.tell()
+    file.write(np.ascontiguousarray(logits, np.float32).data)
+    file.flush()
+    rows, columns = logits.shape
+    return _Spooled(file, offset, (rows, columns))
 
 
 def check_budget(accuracy: AccuracyFacts, max_kl: float | None) -> None:

@@ -16,10 +16,10 @@ CONFIG: dict[str, Any] = {
     "hidden_act": "silu",
     "hidden_size": 1024,
     "intermediate_size": 4096,
-    "num_hidden_layers": 16,
+    "num_hidden_layers": 10,
     "num_attention_heads": 16,
     "num_key_value_heads": 4,
-    "vocab_size": 32768,
+    "vocab_size": 8192,
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
@@ -52,7 +52,7 @@ def peak_bytes(model: Path, output: Path, how: str) -> int:
 @pytest.mark.parametrize("how", ["unmeasured", "measured"])
 def test_a_bf16_build_takes_little_more_than_its_weights(tmp_path: Path, how: str) -> None:
     weights = write_big_checkpoint(tmp_path / "model", CONFIG, TOKENIZER)
-    assert 400e6 < weights < 700e6
+    assert weights > 300e6
     peak = peak_bytes(tmp_path / "model", tmp_path / "engine", how)
     assert peak < 1.3 * weights + 1e9, f"{peak / 1e9:.2f} GB for {weights / 1e9:.2f} GB"
     if how == "unmeasured":
