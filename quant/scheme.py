@@ -88,6 +88,8 @@ class QuantizedLinear:
     tensors: Mapping[str, TensorSource]
     group_size: int | None = None
     has_zero_point: bool = False
+    shape: tuple[int, int] | None = None
+    """(N, K) as the stored tensors have it, to hold against config.json; None: not known."""
 
 
 @dataclass(frozen=True)

@@ -42,26 +42,19 @@ def check_tensors(
 ) -> tuple[str, ...]:
     """Compare names and shapes; return the names that trtc does not know, for a warning.
 
-    Quantised linears are checked by their names: their format's reader has checked their shapes.
+    Of quantised linears the logical shape is compared: how its tensors lie is for the format's
+    reader, who has checked them against each other.
 
     Raises:
         CheckpointError: missing tensors, shapes that contradict config.json, or biases that
             config.json does not speak of (leaving them out would change every answer).
     """
     expected = expected_tensors(spec)
-    known = set(expected)
-    if quantization is not None:
-        known |= _rename_quantized(expected, quantization)
-    _check_missing([name for name in (*expected, *sorted(known)) if name not in reader], reader)
+    renamed = set() if quantization is None else _rename_quantized(expected, quantization)
+    known = renamed | set(expected)
+    _check_missing([name for name in (*expected, *sorted(renamed)) if name not in reader], reader)
     for name, shape in expected.items():
-        stored = reader.stored(name).shape
-        if stored != shape:
-            raise CheckpointError(
-                f"tensor {name} is {list(stored)} in the checkpoint, "
-                f"config.json makes it {list(shape)}",
-                field="config.json",
-                remedy="Use the config.json that the checkpoint was saved with",
-            )
+        _check_shape(name, reader.stored(name).shape, shape)
     ignored = [re.compile(pattern) for pattern in spec.ignored_tensors]
     unknown = tuple(
         name
@@ -116,11 +109,23 @@ def _rename_quantized(expected: dict[str, Shape], quantization: CheckpointQuanti
     """Take quantised weights out of `expected`; return the tensors that stand for them."""
     names: set[str] = set()
     for prefix, linear in quantization.linears.items():
-        expected.pop(f"{prefix}.weight", None)
+        shape = expected.pop(f"{prefix}.weight", None)
+        if linear.shape is not None and shape is not None:
+            _check_shape(f"{prefix}.weight", linear.shape, shape)
         names |= {name for source in linear.tensors.values() for name in source.names}
     for source in quantization.kv_scales.values():
         names |= set(source.names)
     return names
+
+
+def _check_shape(name: str, stored: Shape, promised: Shape) -> None:
+    if stored != promised:
+        raise CheckpointError(
+            f"tensor {name} is {list(stored)} in the checkpoint, "
+            f"config.json makes it {list(promised)}",
+            field="config.json",
+            remedy="Use the config.json that the checkpoint was saved with",
+        )
 
 
 def _check_missing(missing: list[str], reader: SafetensorsReader) -> None:

@@ -74,6 +74,7 @@ def _linear(stored: StoredTensors, prefix: str, group_size: int | None) -> Quant
         },
         group_size=group_size,
         has_zero_point=True,
+        shape=(rows, columns),
     )
 
 

@@ -199,7 +199,9 @@ def _linear(stored: StoredTensors, prefix: str, weights: _Weights, static: bool)
         tensors["weight_zero"] = TensorSource((zero,), partial(_zeros, rows=rows))
     if static:
         tensors["input_scale"] = stored.scalar(f"{prefix}.input_scale")
-    return QuantizedLinear(weights.weight, tensors, group_size, not weights.symmetric)
+    return QuantizedLinear(
+        weights.weight, tensors, group_size, not weights.symmetric, (rows, columns)
+    )
 
 
 def _weight(stored: StoredTensors, prefix: str, weights: _Weights) -> tuple[TensorSource, int, int]:

@@ -81,4 +81,4 @@ def _linear(
         )
     if static:
         tensors["input_scale"] = stored.scalar(f"{prefix}.input_scale")
-    return QuantizedLinear("f8e4m3", tensors, group_size)
+    return QuantizedLinear("f8e4m3", tensors, group_size, shape=(rows, columns))

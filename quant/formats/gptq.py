@@ -28,7 +28,13 @@ from trtc.quant.formats.stored import (
     unsupported,
 )
 from trtc.quant.pack import offset_bytes, offset_nibbles, unpack_words
-from trtc.quant.scheme import SCHEMES, CheckpointQuantization, QuantizedLinear, TensorSource
+from trtc.quant.scheme import (
+    SCHEMES,
+    CheckpointQuantization,
+    QuantizedLinear,
+    TensorSource,
+    WeightFormat,
+)
 
 _FORMATS = ("gptq", "gptq_v2")
 _SCHEMES = {4: "int4_gptq", 8: "int8_weights"}
@@ -102,8 +108,8 @@ def _linear(stored: StoredTensors, prefix: str, layout: _Layout) -> QuantizedLin
     if not layout.symmetric:
         zeros = partial(_zeros, layout=layout, rows=rows)
         tensors["weight_zero"] = TensorSource((f"{prefix}.qzeros",), zeros)
-    weight = "i4" if layout.bits == 4 else "i8"
-    return QuantizedLinear(weight, tensors, size, not layout.symmetric)  # type: ignore[arg-type]
+    weight: WeightFormat = "i4" if layout.bits == 4 else "i8"
+    return QuantizedLinear(weight, tensors, size, not layout.symmetric, (rows, columns))
 
 
 def _weight(

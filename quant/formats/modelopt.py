@@ -134,4 +134,4 @@ def _linear(
     if pre_scale in stored:
         stored.require(pre_scale, SCALE_DTYPES, (columns,))
         tensors["pre_quant_scale"] = TensorSource((pre_scale,), as_f32)
-    return QuantizedLinear(scheme.weight, tensors, group_size)
+    return QuantizedLinear(scheme.weight, tensors, group_size, shape=(rows, columns))

@@ -1,0 +1,161 @@
+"""Imported checkpoints, all the way: the engine's logits against Transformers with the weights."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.models import VOCAB_SIZE, tiny_checkpoint, transformers_logits
+from tests.support.quantized import (
+    awq_linear,
+    fp8_block_linear,
+    gptq_linear,
+    packed_linear,
+)
+from trtc.builder.pipeline import build
+from trtc.builder.request import BuildRequest
+from trtc.protos.errors import CheckpointError
+from trtc.runtime.probe import Probe
+
+Linear = Callable[[str, int, int, int], tuple[dict[str, Any], Any]]
+"""(prefix, rows, columns, seed) -> stored tensors and the weight that they stand for."""
+
+
+def channel_linear(prefix: str, rows: int, columns: int, seed: int) -> tuple[dict[str, Any], Any]:
+    """compressed-tensors int-quantized: one scale a row."""
+    rng = np.random.default_rng(seed)
+    weight = rng.integers(-127, 128, (rows, columns)).astype(np.int8)
+    scale = rng.uniform(0.5, 1.0, (rows, 1)).astype(np.float32)
+    return {f"{prefix}.weight": weight, f"{prefix}.weight_scale": scale}, weight * scale
+
+
+def compressed(name: str, weights: dict[str, Any], activations: Any = None) -> dict[str, Any]:
+    return {
+        "quant_method": "compressed-tensors",
+        "format": name,
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"symmetric": True, "type": "int", **weights},
+                "input_activations": activations,
+            }
+        },
+        "ignore": ["lm_head"],
+    }
+
+
+CASES: dict[str, tuple[dict[str, Any], Linear]] = {
+    "awq": (
+        {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"},
+        lambda p, n, k, s: awq_linear(p, n, k, 32, s),
+    ),
+    "gptq": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False, "desc_act": False},
+        lambda p, n, k, s: gptq_linear(p, n, k, 64, symmetric=False, seed=s),
+    ),
+    "gptq_8_bits": (
+        {"quant_method": "gptq", "bits": 8, "group_size": 128, "sym": True, "desc_act": False},
+        lambda p, n, k, s: gptq_linear(p, n, k, 128, bits=8, seed=s),
+    ),
+    "fp8_blocks": (
+        {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+        },
+        lambda p, n, k, s: fp8_block_linear(p, n, k, seed=s),
+    ),
+    "packed_by_channel": (
+        compressed("pack-quantized", {"num_bits": 4, "strategy": "channel"}),
+        lambda p, n, k, s: packed_linear(p, n, k, None, seed=s),
+    ),
+    "int8_dynamic": (
+        compressed(
+            "int-quantized",
+            {"num_bits": 8, "strategy": "channel"},
+            {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"},
+        ),
+        channel_linear,
+    ),
+}
+
+
+def quantized_pair(name: str, directory: Path) -> tuple[Path, Path]:
+    """A quantised checkpoint and one with the weights that it stands for."""
+    declared, make = CASES[name]
+    source = tiny_checkpoint("llama", directory, "bfloat16", hidden_size=128, intermediate_size=256)
+    stored = load_file(source / "model.safetensors")
+    plain = dict(stored)
+    linears = sorted(n.removesuffix(".weight") for n in stored if n.endswith("proj.weight"))
+    for seed, prefix in enumerate(linears):
+        rows, columns = stored.pop(f"{prefix}.weight").shape
+        tensors, weight = make(prefix, rows, columns, seed)
+        # Normalised through the scale, so that activations stay near one.
+        size = float(1.5 / np.sqrt(columns) / np.std(weight))
+        for key, array in tensors.items():
+            if "scale" in key:
+                array = (array * size).astype(array.dtype)
+            stored[key] = as_torch(array)
+        factor = rescaled(tensors, size)
+        plain[f"{prefix}.weight"] = as_torch(np.asarray(weight * factor, np.float32))
+    quantized = write(directory / "quantized", stored, source, declared)
+    return quantized, write(directory / "plain", plain, source, None)
+
+
+def rescaled(tensors: dict[str, Any], size: float) -> Any:
+    """What storing the scales times `size` in their own type really multiplies weights by."""
+    scales = next(array for key, array in tensors.items() if "scale" in key)
+    if scales.dtype.itemsize == 4:
+        return size
+    return np.mean((scales * size).astype(scales.dtype).astype(float) / scales.astype(float))
+
+
+def as_torch(array: Any) -> torch.Tensor:
+    views = {
+        "float8_e4m3fn": (np.uint8, torch.float8_e4m3fn),
+        "bfloat16": (np.uint16, torch.bfloat16),
+    }
+    if str(array.dtype) in views:
+        raw, dtype = views[str(array.dtype)]
+        return torch.from_numpy(np.ascontiguousarray(array).view(raw)).view(dtype)
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def write(directory: Path, tensors: dict[str, torch.Tensor], source: Path, declared: Any) -> Path:
+    directory.mkdir()
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    config = json.loads((source / "config.json").read_text())
+    if declared is not None:
+        config["quantization_config"] = declared
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_engine_computes_with_the_weights(name: str, tmp_path: Path) -> None:
+    quantized, plain = quantized_pair(name, tmp_path)
+    request = BuildRequest(
+        str(quantized), tmp_path / "engine", target="cpu", max_seq_len=64, exact_activations=True
+    )
+    result = build(request)
+    ids = np.random.default_rng(1).integers(3, VOCAB_SIZE, 48).astype(np.int32)
+    (found,) = Probe(1).logits(result.path, [ids])
+    expected = transformers_logits(plain, ids.tolist(), "float32")
+    error = float(np.square(found - expected).sum() / np.square(expected).sum())
+    assert error < 2e-3, f"{error:.2e} of the logits' power"
+    assert result.manifest.scheme.source in ("awq", "gptq", "fp8", "compressed-tensors")
+    dynamic = any("anew for every token" in note for note in result.report.notes)
+    assert dynamic is (name in ("fp8_blocks", "int8_dynamic"))
+
+
+def test_quantised_linear_of_another_size_than_the_config_says(tmp_path: Path) -> None:
+    quantized, _ = quantized_pair("awq", tmp_path)
+    config = json.loads((quantized / "config.json").read_text())
+    (quantized / "config.json").write_text(json.dumps({**config, "intermediate_size": 288}))
+    with pytest.raises(CheckpointError, match=r"down_proj\.weight is \[128, 256\].*\[128, 288\]"):
+        build(BuildRequest(str(quantized), tmp_path / "engine", target="cpu"))
