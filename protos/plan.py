@@ -48,7 +48,7 @@ class Weight(Record, frozen=True):
     shape: tuple[int, ...]
     """As stored: packed weights are rows of bytes."""
     layout: str
-    """`row_major`, or `packed_<weight dtype>`: the operator's layouts.py says how."""
+    """`row_major`, or `packed_<weight dtype>`: plugins/layouts.py says how."""
     offset: int
     """Bytes from the start of the data section; a multiple of 64."""
     bytes: int

@@ -4,13 +4,13 @@ from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, input_of
 from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.passes.transforms import Pack
-from trtc.plugins.linear.layouts import packed_bytes
+from trtc.plugins.layouts import packed_bytes
 
 _WEIGHTS = {"linear": ("weight",), "moe": ("gate_up", "down")}
 
 
 def pack_weights(rewriter: Rewriter) -> bool:
-    """Pack every row-major weight; see plugins/linear/layouts.py.
+    """Pack every row-major weight; see plugins/layouts.py.
 
     Rules:
         linear(x, weight [N, K]; row_major)                   -> linear(x, u8 [bytes]; packed)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.plugins.linear.layouts import pack
+from trtc.plugins.layouts import pack
 from trtc.plugins.rounding import cast
 
 Array = NDArray[Any]
@@ -61,7 +61,7 @@ class RequantizeToE4M3:
 
 @dataclass(frozen=True)
 class Pack:
-    """[N, K], or [E, N, K], -> the bytes of plugins/linear/layouts.py."""
+    """[N, K], or [E, N, K], -> the bytes of plugins/layouts.py."""
 
     dtype: str
 

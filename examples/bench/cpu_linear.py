@@ -27,7 +27,7 @@ import trtc.plugins
 from trtc.plugins.cpu.emit import config_struct
 from trtc.plugins.cpu.host import runnable_isas
 from trtc.plugins.cpu.isa import CXX_FLAGS, ISAS
-from trtc.plugins.linear.layouts import packed_bytes
+from trtc.plugins.layouts import packed_bytes
 from trtc.plugins.linear.op import LINEAR
 from trtc.plugins.rounding import NUMPY_DTYPES, cast
 

@@ -1,6 +1,6 @@
 // How a matrix product is carried out, decided from its element types at compile time.
 //
-// Weights are panels of 16 columns made of 64-byte blocks of 16 cells (plugins/linear/layouts.py).
+// Weights are panels of 16 columns made of 64-byte blocks of 16 cells (plugins/layouts.py).
 // Activations are cut into tiles of a few rows, each a sequence of 4-byte cells, one a row, that a
 // kernel broadcasts against a block. Per (row, column) there is one accumulator that walks K from
 // first to last, whatever the number of rows, tiles or threads: a row's result depends on nothing

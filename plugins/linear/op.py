@@ -8,7 +8,7 @@ LINEAR = FusedOp(
     summary="out = softcap(x @ (weight * weight_scale).T * input_scale + bias) + residual",
     inputs=(
         Parameter("x", ("M", "K"), ("f32", "bf16", "f8e4m3", "i8")),
-        # [N, K] in layout row_major; in layout packed the bytes of plugins/linear/layouts.py.
+        # [N, K] in layout row_major; in layout packed the bytes of plugins/layouts.py.
         Parameter(
             "weight",
             ("N", "K"),

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.plugins.linear.layouts import unpack_experts
-from trtc.plugins.linear.reference import scaled_product
+from trtc.plugins.activations import activate
+from trtc.plugins.layouts import unpack_experts
+from trtc.plugins.products import scaled_product
 from trtc.plugins.rounding import cast, quantize
-from trtc.plugins.swiglu.reference import activate
 
 Array = NDArray[Any]
 

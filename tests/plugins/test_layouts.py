@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtc.plugins.linear.layouts import (
+from trtc.plugins.layouts import (
     BLOCK,
     BLOCK_DEPTH,
     PANEL,

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.kernels import KernelCall
-from trtc.plugins.linear.layouts import pack
+from trtc.plugins.layouts import pack
 from trtc.plugins.rounding import NUMPY_DTYPES, cast
 
 Array = NDArray[Any]

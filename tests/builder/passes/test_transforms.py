@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trtc.builder.passes.transforms import Pack, RequantizeToE4M3, ScalePerRow, ZeroPerRow
-from trtc.plugins.linear.layouts import unpack
+from trtc.plugins.layouts import unpack
 from trtc.plugins.rounding import cast
 
 

@@ -1,0 +1,53 @@
+"""Exact products with quantised weights, summed group by group, for the references."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+def scaled_product(
+    x: Array,
+    weight: Array,
+    weight_scale: Array | None,
+    weight_zero: Array | None,
+    group_size: int,
+    activation: str,
+) -> NDArray[np.float32]:
+    """Sum over groups of K of (x @ (weight - zero).T) * scale, [M, N] f32.
+
+    Args:
+        x: [M, K].
+        weight: [N, K], 4-bit values one an element.
+        weight_scale: [N, G] f32, G = ceil(K / group_size), or 1 without groups; None: all ones.
+        weight_zero: [N, G] u8; None: zeros.
+        activation: `exact`, or `dynamic_i8`: each row's groups of x are rounded to int8 first.
+    """
+    num_columns, depth = weight.shape
+    group = group_size or depth
+    total = np.zeros((len(x), num_columns), np.float32)
+    for index, begin in enumerate(range(0, depth, group)):
+        part = x[:, begin : begin + group].astype(np.float32)
+        part_weight = weight[:, begin : begin + group].astype(np.float64)
+        if weight_zero is not None:
+            part_weight -= weight_zero[:, index : index + 1]
+        x_scale = np.ones((len(x), 1), np.float32)
+        if activation == "dynamic_i8":
+            part, x_scale = quantize_rows(part)
+        # Sums in fp64 stand for the exact sum: kernels may add in another order.
+        product = (part.astype(np.float64) @ part_weight.T).astype(np.float32) * x_scale
+        if weight_scale is not None:
+            product = product * weight_scale[:, index].astype(np.float32)
+        total += product
+    return total
+
+
+def quantize_rows(x: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Symmetric int8 by each row's largest magnitude: (values in -127..127, scale [M, 1])."""
+    largest = np.max(np.abs(x), axis=1, keepdims=True)
+    # Below 2^-100 the inverse could overflow, and such a group adds nothing to a float sum.
+    counts = largest > np.float32(2.0**-100)
+    inverse = np.where(counts, np.float32(127) / np.where(counts, largest, 1), np.float32(0))
+    return np.rint(x * inverse), np.where(counts, largest / np.float32(127), np.float32(0))
