@@ -149,15 +149,17 @@ class _Planner:
             raise InvariantError(f"parts {sizes} do not add up to {total}", field=node.name)
 
     def finish(self) -> Plan:
-        names = list(self.buffers)
+        owners = self._memory_owners()
+        names = list(dict.fromkeys(owners.values()))
         limits = self.module.limits
-        offsets, arena = place(
-            [Life(_buffer_bytes(*self.buffers[name], limits), *self.lives[name]) for name in names]
-        )
+        lives = [
+            self._life(name, [n for n, owner in owners.items() if owner == name]) for name in names
+        ]
+        offsets, arena = place(lives)
+        places = dict(zip(names, offsets, strict=True))
         buffers = tuple(
-            Buffer(name=name, rows=rows, columns=columns, dtype=dtype, offset=offset)
-            for name, offset in zip(names, offsets, strict=True)
-            for rows, columns, dtype in (self.buffers[name],)
+            Buffer(name=name, rows=rows, columns=columns, dtype=dtype, offset=places[owners[name]])
+            for name, (rows, columns, dtype) in self.buffers.items()
         )
         return Plan(
             limits=limits,
@@ -168,6 +170,36 @@ class _Planner:
             calls=tuple(self.calls),
             arena_bytes=arena,
             weights_bytes=self.weights_end,
+        )
+
+    def _memory_owners(self) -> dict[str, str]:
+        """Buffer -> the buffer whose memory it has: its own, or that of an input it overwrites.
+
+        A residual stream thus stays in one place from the embedding to the last layer.
+        """
+        owners = {name: name for name in self.buffers}
+        for number, call in enumerate(self.calls):
+            used = {argument.parameter: argument for argument in call.arguments}
+            for output, source in self.operators[call.operator].overwrites.items():
+                if source not in used or used[output].kind != "buffer":
+                    continue
+                old, new = used[source].name, used[output].name
+                uses = sum(argument.name == old for argument in call.arguments)
+                if (
+                    used[source].kind == "buffer"
+                    and self.buffers[old] == self.buffers[new]
+                    and self.lives[old][1] == number
+                    and uses == 1
+                ):
+                    owners[new] = owners[old]
+        return owners
+
+    def _life(self, owner: str, members: Sequence[str]) -> Life:
+        spans = [self.lives[name] for name in members]
+        return Life(
+            _buffer_bytes(*self.buffers[owner], self.module.limits),
+            min(first for first, _ in spans),
+            max(last for _, last in spans),
         )
 
     def _inputs(self, node: onnx.NodeProto, operator: FusedOp) -> dict[str, _Value | None]:

@@ -81,6 +81,9 @@ class FusedOp:
     """By the element type of the first output."""
     in_place: Mapping[str, str] = field(default_factory=dict)
     """Output name -> the input whose memory it is."""
+    overwrites: Mapping[str, str] = field(default_factory=dict)
+    """Output name -> an input of the same shape whose memory it may take when nobody needs that
+    any more: every kernel reads an element of it right before it writes the same element."""
     row_axes: tuple[str, ...] = ("M",)
     """Axis symbols that may vary from step to step, in the order of the kernel's arguments."""
 
