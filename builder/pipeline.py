@@ -276,8 +276,9 @@ def _notes(job: _Job, calibration: CalibrationFacts | None) -> tuple[str, ...]:
     if job.source.quantization is not None:
         notes += job.source.quantization.notes
     if calibration is not None and calibration.starved_experts:
+        starved = len(calibration.starved_experts)
         notes.append(
-            f"calibration text hardly reached {len(calibration.starved_experts)} experts; "
+            f"experts that the calibration text hardly reached: {starved}; "
             "they were calibrated on all tokens of their layer"
         )
     if not job.source.checkpoint.has_tokenizer:

@@ -24,7 +24,7 @@ class BuildRequest:
     dtype: str | None = None
     """A name of quant/scheme.py; None: bf16, or the checkpoint's own when it is quantised."""
     kv_dtype: str | None = None
-    """fp32, bf16 or fp8; None: that of the activations, or fp8 when the checkpoint has scales."""
+    """fp32, bf16 or fp8; None: that of the activations, or what the checkpoint declares."""
     target: str | None = None
     """`cpu[:isa,...]` or `tensorrt:sm_90`; None: the best for this machine."""
     force: bool = False

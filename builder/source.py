@@ -3,9 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import msgspec
+from typing import Literal
 
 from trtc.builder.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from trtc.builder.checkpoint.dummy import dummy_checkpoint
@@ -14,8 +12,8 @@ from trtc.builder.families.registry import checkpoint_spec
 from trtc.builder.recipes import TensorReader
 from trtc.builder.request import DEFAULT_MAX_SEQ_LEN, KV_DTYPES, BuildRequest
 from trtc.builder.spec import DecoderSpec
-from trtc.protos.errors import CheckpointError, RequestError, UnsupportedError
-from trtc.quant.prequantized import HF_QUANT_CONFIG_FILE, read_quantization
+from trtc.protos.errors import RequestError, UnsupportedError
+from trtc.quant.prequantized import read_quantization
 from trtc.quant.scheme import CheckpointQuantization, Scheme, scheme_named
 
 KvDType = Literal["f32", "bf16", "f8e4m3"]
@@ -63,9 +61,7 @@ def open_source(request: BuildRequest) -> ModelSource:
             quantization,
         )
     reader = checkpoint.open_weights()
-    quantization = read_quantization(
-        checkpoint.config, _hf_quant_config(checkpoint.path), reader.tensors
-    )
+    quantization = read_quantization(checkpoint.config, checkpoint.hf_quant_config, reader.tensors)
     spec = settle_embeddings(spec, reader)
     scheme = _scheme(request, quantization)
     if scheme.modelopt is None and quantization is None and scheme.group_size is not None:
@@ -91,7 +87,7 @@ def calibrated_source(source: ModelSource, directory: Path) -> ModelSource:
 
     checkpoint = open_checkpoint(str(directory))
     reader = checkpoint.open_weights()
-    quantization = read_quantization(checkpoint.config, _hf_quant_config(directory), reader.tensors)
+    quantization = read_quantization(checkpoint.config, checkpoint.hf_quant_config, reader.tensors)
     spec = settle_embeddings(source.spec, reader)
     check_tensors(spec, reader, quantization)
     return dataclasses.replace(source, spec=spec, reader=reader, quantization=quantization)
@@ -124,17 +120,5 @@ def _kv_dtype(
 ) -> KvDType:
     if request.kv_dtype is not None:
         return KV_DTYPES[request.kv_dtype]  # type: ignore[return-value]
-    has_scales = quantization is not None and bool(quantization.kv_scales)
-    return "f8e4m3" if has_scales else scheme.dtype
-
-
-def _hf_quant_config(directory: Path) -> dict[str, Any] | None:
-    path = directory / HF_QUANT_CONFIG_FILE
-    if not path.is_file():
-        return None
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(
-            f"is not a JSON object ({error})", field=str(path), remedy="Export the checkpoint again"
-        ) from error
+    declared = None if quantization is None else quantization.kv_dtype
+    return declared or scheme.dtype

@@ -16,8 +16,6 @@ from trtc.quant.formats.modelopt import read_modelopt
 from trtc.quant.formats.stored import unsupported
 from trtc.quant.scheme import CheckpointQuantization
 
-HF_QUANT_CONFIG_FILE = "hf_quant_config.json"
-
 Reader = Callable[
     [Mapping[str, Any], Mapping[str, tuple[str, tuple[int, ...]]]], CheckpointQuantization
 ]
