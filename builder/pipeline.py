@@ -93,6 +93,7 @@ def build(
         if calibration is not None:
             job = replace(job, source=calibrated_source(job.source, work.scratch / "quantized"))
         compiled = _compile(job, work)
+        job.source.release()
         _copy_tokenizer(job.source, work.engine)
         manifest = seal(work.engine, _manifest(job, calibration, compiled))
         judged = _judge(job, work, manifest, calibration)

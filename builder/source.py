@@ -7,6 +7,7 @@ from typing import Literal
 
 from trtc.builder.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from trtc.builder.checkpoint.dummy import dummy_checkpoint
+from trtc.builder.checkpoint.reader import SafetensorsReader
 from trtc.builder.checkpoint.verify import check_tensors, settle_embeddings
 from trtc.builder.families.registry import checkpoint_spec
 from trtc.builder.recipes import TensorReader
@@ -33,6 +34,11 @@ class ModelSource:
     quantization: CheckpointQuantization | None
     unknown_tensors: tuple[str, ...] = ()
     """In the checkpoint, but not of the model: left out."""
+
+    def release(self) -> None:
+        """Give the checkpoint's pages back: from here on the engine's own weights are read."""
+        if isinstance(self.reader, SafetensorsReader):
+            self.reader.release()
 
     @property
     def needs_calibration(self) -> bool:

@@ -21,8 +21,9 @@ class _Index(msgspec.Struct, frozen=True):
 class SafetensorsReader:
     """Reads the tensors of a model directory; all headers are checked when it is made.
 
-    Resident memory stays near one tensor: the pages of the tensor read before are given back to
-    the system at every read. Views stay valid all the same, their pages are read again when used.
+    Resident memory stays near one tensor, or those that are merged into one: at every read all
+    pages that were touched are given back to the system. Views stay valid all the same, their
+    pages are read again when used.
 
     Raises:
         CheckpointError: no safetensors, damaged files, an index that names absent shards or
@@ -37,7 +38,6 @@ class SafetensorsReader:
         files = (SINGLE_FILE,) if is_single else sorted(set(self._index.values()))
         self._files = {file: MappedFile(directory / file) for file in files}
         self._file_of = self._locate()
-        self._last: str | None = None
 
     def _locate(self) -> dict[str, str]:
         located: dict[str, str] = {}
@@ -97,10 +97,13 @@ class SafetensorsReader:
             CheckpointError: no such tensor.
         """
         file = self._file(name)
-        if self._last is not None and self._last != name:
-            self._file(self._last).drop(self._last)
-        self._last = name
+        self.release()
         return file.view(name)
+
+    def release(self) -> None:
+        """Give the pages of every tensor back to the system."""
+        for file in self._files.values():
+            file.release()
 
     def _file(self, name: str) -> MappedFile:
         if name not in self._file_of:

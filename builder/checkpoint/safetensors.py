@@ -180,9 +180,6 @@ class MappedFile:
         flat: Array = np.frombuffer(self._mapping, tensor.numpy_dtype, count, offset)
         return flat.reshape(tensor.shape)
 
-    def drop(self, name: str) -> None:
-        """Give the tensor's pages back to the system; a view still in use reads them again."""
-        tensor = self.tensors[name]
-        begin = tensor.begin - tensor.begin % mmap.PAGESIZE
-        if tensor.end > begin:
-            self._mapping.madvise(mmap.MADV_DONTNEED, begin, tensor.end - begin)
+    def release(self) -> None:
+        """Give all pages back to the system; a view still in use reads them again."""
+        self._mapping.madvise(mmap.MADV_DONTNEED)
