@@ -197,12 +197,17 @@ def verdict(kl: float) -> str:
 
 def _size_card(report: Report) -> tuple[str, str, str]:
     value, unit = _size(report.ledger.weights)
+    return ("Weights", f"{value} <small>{unit}</small>", _beside_bf16(report))
+
+
+def _beside_bf16(report: Report) -> str:
+    """The engine's weights beside the parameters at two bytes each."""
     ratio = _bf16_bytes(report) / max(report.ledger.weights, 1)
-    return (
-        "Weights",
-        f"{value} <small>{unit}</small>",
-        f"{ratio:.2f} times smaller than bf16" if ratio > 1.005 else "as much as bf16 or more",
-    )
+    if ratio >= 1.005:
+        return f"{ratio:.2f} times smaller than bf16"
+    if ratio > 1 / 1.005:
+        return "as large as bf16"
+    return f"{1 / ratio:.2f} times as large as bf16"
 
 
 def _bf16_bytes(report: Report) -> int:
@@ -325,14 +330,13 @@ def summary(report: Report) -> RenderableType:
 
 def _summary_rows(report: Report) -> list[tuple[str, Text]]:
     scheme, accuracy = report.scheme, report.accuracy
-    smaller = _bf16_bytes(report) / max(report.ledger.weights, 1)
     rows = [
         ("model", Text(f"{report.model.name} ({_count(report.model.num_parameters)} parameters)")),
         ("scheme", Text(f"{scheme.name}, KV cache {scheme.kv_dtype}")),
         ("target", Text(report.target.name)),
         (
             "weights",
-            Text(f"{_bytes(report.ledger.weights)}, {smaller:.2f} times smaller than bf16"),
+            Text(f"{_bytes(report.ledger.weights)}, {_beside_bf16(report)}"),
         ),
         (
             "KV cache",

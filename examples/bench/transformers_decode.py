@@ -12,7 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +30,11 @@ class Workload:
     input_len: int
     output_len: int
     vocab_size: int
+    turn: int = 0
+    """Every turn has prompts of its own: a prefix cache must not answer for the work."""
 
     def prompts(self) -> list[list[int]]:
-        rng = np.random.default_rng(self.batch)
+        rng = np.random.default_rng((self.batch, self.turn))
         ids = rng.integers(4, self.vocab_size, (self.batch, self.input_len))
         return [row.tolist() for row in ids]
 
@@ -77,7 +79,7 @@ def compare(
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(repeats + 1):
         for name, run in runs.items():
-            taken = run(load)
+            taken = run(replace(load, turn=turn))
             if turn:
                 seconds[name].append(taken)
     tokens = load.batch * load.output_len

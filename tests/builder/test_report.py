@@ -192,6 +192,20 @@ def test_headline_figures() -> None:
     assert "close to the original" in text
 
 
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        (7_340_032, "2.00 times smaller than bf16"),
+        (2 * 7_340_032, "as large as bf16"),
+        (3 * 7_340_032, "1.50 times as large as bf16"),
+    ],
+)
+def test_size_beside_bf16(weights: int, words: str) -> None:
+    report = a_report()
+    ledger = msgspec.structs.replace(report.ledger, weights=weights)
+    assert words in Page(report_html(msgspec.structs.replace(report, ledger=ledger))).text
+
+
 def test_without_a_reference_only_perplexity_is_told() -> None:
     text = Page(report_html(a_report(compared=False))).text
     assert "8.200" in text
