@@ -25,6 +25,7 @@ import msgspec
 
 from trtc.protos.errors import OutputError
 from trtc.protos.manifest import MANIFEST_FILE, FileFacts, Manifest
+from trtc.quant.output import refuse_occupied
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -56,20 +57,7 @@ def check_output(output: Path, *, force: bool) -> None:
         OutputError: it exists and `force` is off, or it is not an engine and so not ours to
             replace.
     """
-    if not output.exists() and not output.is_symlink():
-        return
-    if output.is_dir() and not output.is_symlink() and not any(output.iterdir()):
-        return
-    if not force:
-        raise OutputError(
-            "exists already", field=str(output), remedy="Choose another --output, or give --force"
-        )
-    if not (output / MANIFEST_FILE).is_file() or output.is_symlink():
-        raise OutputError(
-            "exists and is not an engine, so --force will not replace it",
-            field=str(output),
-            remedy="Choose another --output, or remove it yourself",
-        )
+    refuse_occupied(output, force=force, mark=MANIFEST_FILE, kind="an engine")
 
 
 @contextmanager

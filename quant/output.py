@@ -30,6 +30,18 @@ def check_output(output: Path, *, force: bool) -> None:
     Raises:
         OutputError: it exists and `force` is off, or it is not a quantised checkpoint.
     """
+    refuse_occupied(output, force=force, mark=_MARK, kind="a quantised checkpoint")
+
+
+def refuse_occupied(output: Path, *, force: bool, mark: str, kind: str) -> None:
+    """Refuse an output that may not be replaced; an empty directory is not in the way.
+
+    Args:
+        mark: the file that makes a directory `kind`, which `force` replaces.
+
+    Raises:
+        OutputError: it exists and `force` is off, or it is not `kind` and so not ours to replace.
+    """
     if not output.exists() and not output.is_symlink():
         return
     if output.is_dir() and not output.is_symlink() and not any(output.iterdir()):
@@ -38,9 +50,9 @@ def check_output(output: Path, *, force: bool) -> None:
         raise OutputError(
             "exists already", field=str(output), remedy="Choose another --output, or give --force"
         )
-    if output.is_symlink() or not (output / _MARK).is_file():
+    if output.is_symlink() or not (output / mark).is_file():
         raise OutputError(
-            "exists and is not a quantised checkpoint, so --force will not replace it",
+            f"exists and is not {kind}, so --force will not replace it",
             field=str(output),
             remedy="Choose another --output, or remove it yourself",
         )
