@@ -5,14 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compressed_tensors import compressors, quantization
 
 from tests.support.quantized import dequantized
 from trtc.quant.prequantized import read_quantization
-
-compressors = pytest.importorskip(
-    "compressed_tensors.compressors", reason="compressed-tensors is not installed"
-)
-quantization = pytest.importorskip("compressed_tensors.quantization")
 
 PREFIX = "model.layers.0.mlp.up_proj"
 ROWS, COLUMNS = 16, 64
