@@ -1,0 +1,120 @@
+"""How a call of an operator becomes work on a GPU: what each `plugins/*/cuda.py` answers.
+
+    plan call -> Site -> lower(site) -> Variant, Variant, ... -> the engine's launch list
+
+A launch is replayed as part of a CUDA graph that was captured for a bucket of tokens and
+sequences, so a grid covers the bucket and kernels read from `dims` how many rows are real. What
+lies in the rows after them is stale and must neither be trusted nor, in the pool, written.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trtc.plugins.cuda.compile import KernelSource
+from trtc.plugins.cuda.cpp import CudaSource
+from trtc.protos.manifest import KvGeometry, Limits
+
+DIMS = "dims"
+"""Kernel argument: i32 [4] on the device: tokens, sequences, logit rows of this step, and 0."""
+SCRATCH = "scratch."
+"""Prefix of the arguments that are buffers of `Variant.scratch`."""
+
+Axis = Literal["tokens", "sequences", "rows", "splits", "one"]
+"""What a grid may grow with: tokens (T), sequences (B), logit rows (R) of the captured bucket, or
+the pieces of SPLIT_KEYS keys into which the longest context of the bucket falls."""
+SPLIT_KEYS = 256
+"""Keys that one program of split attention takes. Fixed, so that a row's sum never depends on the
+rest of the batch."""
+StepKind = Literal["decode", "any"]
+"""decode: every sequence has exactly one new token, so T == B."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Programs along one axis of a grid: times * (ceil(axis / block) + plus), where `plus` is
+    another axis' length if it is named."""
+
+    axis: Axis = "one"
+    block: int = 1
+    times: int = 1
+    plus: Axis | None = None
+
+
+Grid = tuple[Extent, Extent, Extent]
+ONE = Extent()
+
+
+@dataclass(frozen=True)
+class Site:
+    """One call, with everything that is known at build."""
+
+    dtypes: Mapping[str, str]
+    """Element type of every parameter that is present; absent optionals are left out."""
+    strides: Mapping[str, int]
+    """Elements from a row to the next, of every parameter that is present: views of a wider
+    buffer have more than their columns. Rows and views begin at a multiple of 16 bytes."""
+    axes: Mapping[str, int]
+    """The operator's axis symbols that are static."""
+    attributes: Mapping[str, int | float | str]
+    rows: Literal["tokens", "rows"]
+    """What the operator's M is: all tokens, or the logit rows gathered from them."""
+    kv: KvGeometry
+    limits: Limits
+    sm: int
+
+    @property
+    def table_width(self) -> int:
+        """Row stride of `page_table`: pages of the longest sequence."""
+        return -(-self.limits.max_seq_len // self.kv.page_size)
+
+    def has(self, parameter: str) -> bool:
+        return parameter in self.dtypes
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch."""
+
+    kernel: KernelSource | CudaSource
+    arguments: tuple[str, ...]
+    """What each of the kernel's parameters is: a parameter of the operator, DIMS, or SCRATCH and
+    the name of a scratch buffer. Every one is an address."""
+    grid: Grid
+    overlaps: bool = False
+    """Launched with programmatic stream serialisation: it may start before the kernel before it
+    has ended, and waits for it itself (griddepcontrol.wait) before it reads what that wrote."""
+
+
+@dataclass(frozen=True)
+class MatrixProduct:
+    """One call of cuBLASLt: out = x @ weight.T (* input_scale * weight_scale) (+ bias).
+
+    Fields name the operator's parameters, or scratch buffers; "" is none. x [rows, K] and
+    weight [N, K] are bf16 or f32 (then without scales), or f8e4m3 with both scales; weight_scale
+    is one a row of the weight.
+    """
+
+    x: str = "x"
+    weight: str = "weight"
+    out: str = "out"
+    input_scale: str = ""
+    weight_scale: str = ""
+    bias: str = ""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run a call."""
+
+    work: tuple[Launch | MatrixProduct, ...]
+    max_rows: int
+    """Right for every bucket of up to so many rows (of the call's row axis)."""
+    kind: StepKind = "any"
+    scratch: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of temporary buffers, which live for this call only."""
+
+
+Lower = Callable[[Site], tuple[Variant, ...]]
+"""The variants of a site, by ascending `max_rows`; the first that fits a bucket is used. The last
+of kind "any" fits every step within the site's limits."""
