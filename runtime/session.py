@@ -1,19 +1,14 @@
 """Open an engine: verify everything, then map weights and load code.
 
-    manifest -> versions -> instruction set -> memory -> sizes -> hashes -> map, load
+    manifest -> versions -> machine -> memory -> sizes -> hashes -> map, load
 
 Nothing of the engine is mapped or executed before the last arrow.
 """
 
-import hashlib
-import mmap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from trtc.plugins.cpu.host import object_file, runnable_isas
 from trtc.protos.errors import (
     EngineCorruptError,
     EngineIncompatibleError,
@@ -21,25 +16,22 @@ from trtc.protos.errors import (
     RequestError,
 )
 from trtc.protos.manifest import (
-    PLAN_FILE,
     TOKENIZER_DIR,
-    WEIGHTS_FILE,
     KvGeometry,
     Limits,
     Manifest,
     read_manifest,
 )
-from trtc.protos.plan import read_plan
-from trtc.runtime.dummy_weights import fill_weights
 from trtc.runtime.executors.base import Executor
-from trtc.runtime.executors.cpu import CpuEngineFiles, CpuExecutor
-from trtc.runtime.machine import available_bytes, num_usable_cores
+from trtc.runtime.executors.cpu_opening import prepare_cpu
+from trtc.runtime.executors.opening import Opening, OpenRequest, Prepare
 from trtc.runtime.tokenizer import Tokenizer
-from trtc.runtime.verify import REBUILD, verify_files
+from trtc.runtime.verify import verify_files
 
-_DEFAULT_POOL_SHARE = 0.5
-"""Of the memory left beside weights and activations, when no pool size is given."""
-_ALIGNMENT = 64
+KINDS: Mapping[str, Prepare] = {
+    "cpu": prepare_cpu,
+}
+"""target.kind of the manifest -> what opens such engines."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +61,10 @@ def open_session(
 
     Args:
         engine: directory written by `trtc build`.
-        num_threads: of the kernels; None: the physical cores that this process may use.
+        num_threads: of the kernels on a CPU; None: the physical cores that this process may use.
         kv_bytes: memory of the KV pool; None: what `num_pages` needs.
         num_pages: pages of the KV pool; None with kv_bytes None: enough for max_batch_size
-            sequences of max_seq_len, at most half of the memory that is free.
+            sequences of max_seq_len, within a share of the memory that is free.
         dummy_weights: fill in random weights, for an engine that was built without any.
         verify: False skips the hashes (not the sizes) of files whose integrity is known.
 
@@ -83,28 +75,14 @@ def open_session(
         RequestError: a contradictory or impossible argument.
     """
     manifest = read_manifest(engine)
-    isa = _pick_isa(manifest)
+    opening = _prepare(OpenRequest(engine, manifest, num_threads, dummy_weights))
     _check_dummy(manifest, dummy_weights)
-    pages = _num_pages(manifest, kv_bytes, num_pages)
+    pages = _num_pages(manifest, opening, kv_bytes, num_pages)
     if num_threads is not None and num_threads < 1:
         raise RequestError(f"is {num_threads}", field="--threads", remedy="Give 1 or more")
-    _check_listed(manifest)
+    _check_listed(manifest, opening)
     verify_files(engine, manifest, hashes=verify)
-    plan_path = engine / PLAN_FILE
-    executor = CpuExecutor(
-        CpuEngineFiles(
-            shared_object=engine / object_file(isa),
-            weights=_dummy(plan_path)
-            if dummy_weights
-            else map_weights(engine / WEIGHTS_FILE, manifest.ledger.weights),
-            plan_digest=hashlib.sha256(plan_path.read_bytes()).hexdigest(),
-        ),
-        limits=manifest.limits,
-        kv=manifest.kv,
-        vocab_size=manifest.model.vocab_size,
-        num_pages=pages,
-        num_threads=num_usable_cores() if num_threads is None else num_threads,
-    )
+    executor = opening.open(pages)
     tokenizer = Tokenizer.load(engine / TOKENIZER_DIR) if manifest.has_tokenizer else None
     return Session(path=engine, manifest=manifest, executor=executor, tokenizer=tokenizer)
 
@@ -113,24 +91,15 @@ def pages_per_sequence(kv: KvGeometry, limits: Limits) -> int:
     return -(-limits.max_seq_len // kv.page_size)
 
 
-def _pick_isa(manifest: Manifest) -> str:
-    """The best level that the engine has and this machine runs."""
-    if manifest.target.kind != "cpu":
+def _prepare(request: OpenRequest) -> Opening:
+    kind = request.manifest.target.kind
+    if kind not in KINDS:
         raise EngineIncompatibleError(
-            f"is {manifest.target.kind}, which this trtc cannot run",
+            f"is {kind}, which this trtc cannot run",
             field="manifest.json: target.kind",
             remedy="Serve it where that device is, or build with --target cpu",
         )
-    runnable = runnable_isas()
-    for isa in runnable:
-        if isa in manifest.target.archs:
-            return isa
-    raise EngineIncompatibleError(
-        f"the engine has code for {', '.join(manifest.target.archs)}, "
-        f"this machine runs {', '.join(runnable)}",
-        field="manifest.json: target.archs",
-        remedy=f"Build with --target cpu:{runnable[0]}",
-    )
+    return KINDS[kind](request)
 
 
 def _check_dummy(manifest: Manifest, dummy_weights: bool) -> None:
@@ -146,18 +115,18 @@ def _check_dummy(manifest: Manifest, dummy_weights: bool) -> None:
         )
 
 
-def _num_pages(manifest: Manifest, kv_bytes: int | None, num_pages: int | None) -> int:
+def _num_pages(
+    manifest: Manifest, opening: Opening, kv_bytes: int | None, num_pages: int | None
+) -> int:
     page_bytes = manifest.kv.page_bytes
     if kv_bytes is not None and num_pages is not None:
         raise RequestError("give either a size or a number of pages", field="--kv-bytes")
     if kv_bytes is not None:
         num_pages = kv_bytes // page_bytes
-    free = available_bytes() - manifest.ledger.activations
-    if manifest.dummy_weights:
-        free -= manifest.ledger.weights
+    free = opening.free_bytes()
     if num_pages is None:
         wanted = manifest.limits.max_batch_size * pages_per_sequence(manifest.kv, manifest.limits)
-        num_pages = min(wanted, int(free * _DEFAULT_POOL_SHARE) // page_bytes)
+        num_pages = min(wanted, int(free * opening.pool_share) // page_bytes)
         if num_pages < 1:
             raise EnvironmentFault(
                 f"{max(0, free) / 1e6:.0f} MB are free, too little for a KV pool",
@@ -177,35 +146,8 @@ def _num_pages(manifest: Manifest, kv_bytes: int | None, num_pages: int | None) 
     return num_pages
 
 
-def _check_listed(manifest: Manifest) -> None:
+def _check_listed(manifest: Manifest, opening: Opening) -> None:
     """A file that the manifest leaves out would be loaded without having been verified."""
-    needed = [PLAN_FILE, *(object_file(isa) for isa in manifest.target.archs)]
-    if not manifest.dummy_weights:
-        needed.append(WEIGHTS_FILE)
-    for name in needed:
+    for name in opening.files:
         if name not in manifest.files:
             raise EngineCorruptError("is not listed", field=f"manifest.json: files.{name}")
-
-
-def map_weights(path: Path, num_bytes: int) -> NDArray[np.uint8]:
-    """The data section of weights.safetensors, mapped and not copied.
-
-    Raises:
-        EngineCorruptError: the data section is not `num_bytes` long, or not aligned.
-    """
-    with path.open("rb") as file:
-        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    begin = 8 + int.from_bytes(mapping[:8], "little")
-    if begin % _ALIGNMENT or len(mapping) - begin != num_bytes:
-        raise EngineCorruptError(
-            f"the data section is {len(mapping) - begin} bytes at {begin}, not "
-            f"{num_bytes} at a multiple of {_ALIGNMENT}",
-            field=str(path),
-            remedy=REBUILD,
-        )
-    return np.frombuffer(mapping, np.uint8, offset=begin)
-
-
-def _dummy(plan_path: Path) -> NDArray[np.uint8]:
-    plan = read_plan(plan_path)
-    return fill_weights(plan.weights, plan.weights_bytes)

@@ -21,7 +21,7 @@ from trtc.protos.errors import (
     TrtcError,
 )
 from trtc.protos.manifest import Manifest, read_manifest
-from trtc.runtime import session
+from trtc.runtime.executors import cpu_opening
 from trtc.runtime.machine import available_bytes, num_usable_cores
 from trtc.runtime.probe import Probe, greedy, sequence_logits
 from trtc.runtime.session import open_session
@@ -59,8 +59,8 @@ def forbid_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     def loaded(*args: object, **kwargs: object) -> None:
         raise AssertionError("code was loaded before the engine was verified")
 
-    monkeypatch.setattr(session, "CpuExecutor", loaded)
-    monkeypatch.setattr(session, "map_weights", loaded)
+    monkeypatch.setattr(cpu_opening, "CpuExecutor", loaded)
+    monkeypatch.setattr(cpu_opening, "map_weights", loaded)
 
 
 def test_a_whole_engine_opens_and_answers(built: Path) -> None:
@@ -184,7 +184,7 @@ def test_the_best_level_that_the_machine_runs_is_chosen(
     """Both levels answer alike; without the flags only the portable one is opened."""
     prompt = np.array(random_prompt(20), np.int32)
     best = open_session(built, num_threads=1, num_pages=32)
-    monkeypatch.setattr(session, "runnable_isas", lambda: ("generic",))
+    monkeypatch.setattr(cpu_opening, "runnable_isas", lambda: ("generic",))
     portable = open_session(built, num_threads=1, num_pages=32)
     first, second = (
         np.concatenate(list(sequence_logits(opened.executor, prompt)))
@@ -199,7 +199,7 @@ def test_an_engine_without_a_level_for_this_machine(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forbid_loading(monkeypatch)
-    monkeypatch.setattr(session, "runnable_isas", lambda: ("sve2",))
+    monkeypatch.setattr(cpu_opening, "runnable_isas", lambda: ("sve2",))
     with pytest.raises(EngineIncompatibleError, match=r"this machine runs sve2.*cpu:sve2"):
         open_session(built, num_pages=8)
 
@@ -244,10 +244,10 @@ def test_the_default_pool_is_half_of_what_is_free(
 ) -> None:
     manifest = read_manifest(built)
     free = manifest.ledger.activations + 20 * manifest.kv.page_bytes
-    monkeypatch.setattr(session, "available_bytes", lambda: free)
+    monkeypatch.setattr(cpu_opening, "available_bytes", lambda: free)
     opened = open_session(built, num_threads=1)
     assert opened.executor.num_pages == 10
-    monkeypatch.setattr(session, "available_bytes", lambda: 0)
+    monkeypatch.setattr(cpu_opening, "available_bytes", lambda: 0)
     with pytest.raises(EnvironmentFault, match="too little for a KV pool"):
         open_session(built, num_threads=1)
 

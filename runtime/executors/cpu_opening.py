@@ -1,0 +1,111 @@
+"""Opens a CPU engine: the best code for this processor, over mapped or random weights."""
+
+import hashlib
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtc.plugins.cpu.host import object_file, runnable_isas
+from trtc.protos.errors import EngineCorruptError, EngineIncompatibleError
+from trtc.protos.manifest import PLAN_FILE, WEIGHTS_FILE, Manifest
+from trtc.protos.plan import read_plan
+from trtc.runtime.dummy_weights import fill_weights
+from trtc.runtime.executors.cpu import CpuEngineFiles, CpuExecutor
+from trtc.runtime.executors.opening import OpenRequest
+from trtc.runtime.machine import available_bytes, num_usable_cores
+from trtc.runtime.verify import REBUILD
+
+_POOL_SHARE = 0.5
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class CpuOpening:
+    """A CPU engine with code for this machine (implements Opening)."""
+
+    request: OpenRequest
+    isa: str
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        objects = (object_file(isa) for isa in self.request.manifest.target.archs)
+        weights = () if self.request.dummy_weights else (WEIGHTS_FILE,)
+        return (PLAN_FILE, *objects, *weights)
+
+    @property
+    def pool_share(self) -> float:
+        return _POOL_SHARE
+
+    def free_bytes(self) -> int:
+        """Mapped weights are the page cache's; dummy ones are memory of this process."""
+        ledger = self.request.manifest.ledger
+        weights = ledger.weights if self.request.dummy_weights else 0
+        return available_bytes() - ledger.activations - weights
+
+    def open(self, num_pages: int) -> CpuExecutor:
+        engine, manifest = self.request.engine, self.request.manifest
+        plan_path = engine / PLAN_FILE
+        num_threads = self.request.num_threads
+        return CpuExecutor(
+            CpuEngineFiles(
+                shared_object=engine / object_file(self.isa),
+                weights=_dummy(plan_path)
+                if self.request.dummy_weights
+                else map_weights(engine / WEIGHTS_FILE, manifest.ledger.weights),
+                plan_digest=hashlib.sha256(plan_path.read_bytes()).hexdigest(),
+            ),
+            limits=manifest.limits,
+            kv=manifest.kv,
+            vocab_size=manifest.model.vocab_size,
+            num_pages=num_pages,
+            num_threads=num_usable_cores() if num_threads is None else num_threads,
+        )
+
+
+def prepare_cpu(request: OpenRequest) -> CpuOpening:
+    """Choose the best level that the engine has and this machine runs.
+
+    Raises:
+        EngineIncompatibleError: there is none.
+    """
+    return CpuOpening(request, _pick_isa(request.manifest))
+
+
+def _pick_isa(manifest: Manifest) -> str:
+    runnable = runnable_isas()
+    for isa in runnable:
+        if isa in manifest.target.archs:
+            return isa
+    raise EngineIncompatibleError(
+        f"the engine has code for {', '.join(manifest.target.archs)}, "
+        f"this machine runs {', '.join(runnable)}",
+        field="manifest.json: target.archs",
+        remedy=f"Build with --target cpu:{runnable[0]}",
+    )
+
+
+def map_weights(path: Path, num_bytes: int) -> NDArray[np.uint8]:
+    """The data section of weights.safetensors, mapped and not copied.
+
+    Raises:
+        EngineCorruptError: the data section is not `num_bytes` long, or not aligned.
+    """
+    with path.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    begin = 8 + int.from_bytes(mapping[:8], "little")
+    if begin % _ALIGNMENT or len(mapping) - begin != num_bytes:
+        raise EngineCorruptError(
+            f"the data section is {len(mapping) - begin} bytes at {begin}, not "
+            f"{num_bytes} at a multiple of {_ALIGNMENT}",
+            field=str(path),
+            remedy=REBUILD,
+        )
+    return np.frombuffer(mapping, np.uint8, offset=begin)
+
+
+def _dummy(plan_path: Path) -> NDArray[np.uint8]:
+    plan = read_plan(plan_path)
+    return fill_weights(plan.weights, plan.weights_bytes)

@@ -1,0 +1,61 @@
+"""How an engine of one kind is opened: the contract between session.py and the kinds of engine.
+
+    check the machine -> size the pool -> verify the files -> open
+
+`runtime/session.py` does the second and third step the same way for every kind.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from trtc.protos.manifest import Manifest
+from trtc.runtime.executors.base import Executor
+
+
+@dataclass(frozen=True)
+class OpenRequest:
+    """An engine and how its user wants it run."""
+
+    engine: Path
+    manifest: Manifest
+    num_threads: int | None
+    """CPU threads; None: the physical cores that this process may use."""
+    dummy_weights: bool
+
+
+class Opening(Protocol):
+    """An engine that fits this machine, and of which nothing but the manifest has been read."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What `open` will load: the manifest must list each, or it goes unverified."""
+        ...
+
+    @property
+    def pool_share(self) -> float:
+        """How much of `free_bytes` a pool takes whose size nobody gave."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Device memory that weights and activations leave for the KV pool."""
+        ...
+
+    def open(self, num_pages: int) -> Executor:
+        """Load the engine; called once, when its files have been verified.
+
+        Raises:
+            EngineError: the files contradict each other.
+            EnvironmentFault: the device refuses.
+        """
+        ...
+
+
+Prepare = Callable[[OpenRequest], Opening]
+"""Checks that the engine fits this machine.
+
+Raises:
+    EngineIncompatibleError: it is for another machine; the message names the field.
+    EnvironmentFault: a library, a driver or a device is missing.
+"""
