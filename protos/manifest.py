@@ -134,9 +134,16 @@ class Canary(Record, frozen=True):
     token_ids: tuple[int, ...]
 
 
+CHUNK_BYTES = 64 << 20
+"""Large files are hashed in chunks as well, so that a loader checks them on all cores."""
+
+
 class FileFacts(Record, frozen=True):
     sha256: str
+    """Of the whole file, as `sha256sum` gives it."""
     bytes: int
+    chunks: tuple[str, ...] = ()
+    """SHA-256 of every CHUNK_BYTES of a file that is longer; the last chunk may be shorter."""
 
 
 class Manifest(Record, frozen=True, kw_only=True):
