@@ -118,7 +118,7 @@ def compile_kernel(source: KernelSource, sm: int) -> CompiledKernel:
         UnsupportedError: E4M3 on an SM without it.
         InvariantError: the kernel wants scratch or more shared memory than a launch may have.
     """
-    _check_types(source, sm)
+    check_types(source.parameters, sm)
     compiled = _triton(source, sm)
     entry, shared = compiled["entry"], compiled["shared_bytes"]
     if compiled["scratch_bytes"] or shared > MAX_SHARED_BYTES:
@@ -133,8 +133,8 @@ def compile_kernel(source: KernelSource, sm: int) -> CompiledKernel:
         num_threads=32 * compiled["num_warps"],
         shared_bytes=shared,
         sm=sm,
-        ptx_target=_directive(ptx, "target").split(",")[0],
-        ptx_version=_directive(ptx, "version"),
+        ptx_target=ptx_directive(ptx, "target").split(",")[0],
+        ptx_version=ptx_directive(ptx, "version"),
         ptx=ptx.encode(),
         cubin=assemble(ptx, sm),
     )
@@ -146,17 +146,27 @@ def strip_hidden_parameters(ptx: str, entry: str, num_parameters: int) -> str:
     Raises:
         InvariantError: their number is not Triton's, or the code reads them.
     """
-    match = re.search(rf"(\.visible \.entry {re.escape(entry)}\()(.*?)(\n\))", ptx, re.DOTALL)
-    if match is None:
-        raise InvariantError("has no entry of that name", field=entry)
-    declared = [line.strip().rstrip(",") for line in match[2].strip().splitlines()]
+    begin, declared, end = find_entry(ptx, entry)
     hidden = declared[num_parameters:]
-    rest = ptx[match.end() :]
+    rest = ptx[end:]
     names = [line.split()[-1] for line in hidden]
     if len(hidden) != _HIDDEN_PARAMETERS or any(re.search(rf"\b{n}\b", rest) for n in names):
         raise InvariantError(f"has {len(declared)} parameters, or reads a hidden one", field=entry)
     kept = ",\n\t".join(declared[:num_parameters])
-    return f"{ptx[: match.start()]}{match[1]}\n\t{kept}{match[3]}{rest}"
+    return f"{ptx[:begin]}\n\t{kept}\n{rest}"
+
+
+def find_entry(ptx: str, entry: str) -> tuple[int, list[str], int]:
+    """(begin of its parameters, the parameters as they are declared, their end).
+
+    Raises:
+        InvariantError: the PTX has no such entry.
+    """
+    match = re.search(rf"\.visible \.entry {re.escape(entry)}\((.*?)\n\)", ptx, re.DOTALL)
+    if match is None:
+        raise InvariantError("has no entry of that name", field=entry)
+    declared = [line.strip().rstrip(",") for line in match[1].strip().splitlines()]
+    return match.start(1), declared, match.end() - 1
 
 
 def assemble(ptx: str, sm: int) -> bytes:
@@ -170,7 +180,7 @@ def assemble(ptx: str, sm: int) -> bytes:
     with tempfile.TemporaryDirectory() as scratch:
         source, output = Path(scratch) / "kernel.ptx", Path(scratch) / "kernel.cubin"
         source.write_text(ptx)
-        target = _directive(ptx, "target").split(",")[0]
+        target = ptx_directive(ptx, "target").split(",")[0]
         result = subprocess.run(
             [get_ptxas(sm).path, f"--gpu-name={target}", source.name, "-o", output.name],
             cwd=scratch,
@@ -183,12 +193,17 @@ def assemble(ptx: str, sm: int) -> bytes:
         return output.read_bytes()
 
 
-def _check_types(source: KernelSource, sm: int) -> None:
-    if sm not in FP8_SMS and any(p.dtype == "f8e4m3" for p in source.parameters):
+def check_types(parameters: tuple[KernelParameter, ...], sm: int) -> None:
+    """Refuse element types that an SM cannot convert.
+
+    Raises:
+        UnsupportedError: E4M3 on an SM without it.
+    """
+    if sm not in FP8_SMS and any(p.dtype == "f8e4m3" for p in parameters):
         raise UnsupportedError(
             f"sm_{sm} has no E4M3 conversion",
-            field="--kv-dtype",
-            remedy="Use --kv-dtype bf16, or a target from sm_89 on",
+            field="--target",
+            remedy="Use a target from sm_89 on, or --dtype and --kv-dtype bf16",
         )
 
 
@@ -225,7 +240,8 @@ def _triton(source: KernelSource, sm: int) -> dict[str, Any]:
     return answer
 
 
-def _directive(ptx: str, name: str) -> str:
+def ptx_directive(ptx: str, name: str) -> str:
+    """What follows `.target` or `.version`."""
     match = re.search(rf"^\.{name} (.*)$", ptx, re.MULTILINE)
     assert match is not None, f"PTX without .{name}"
     return match[1].strip()
