@@ -1,6 +1,5 @@
 """A bundle to `model.plan` on a machine that has TensorRT 11 and the GPU: `trtc compile`."""
 
-import ctypes
 import importlib
 import os
 from pathlib import Path
@@ -10,6 +9,7 @@ import msgspec
 
 from trtc.builder.package import file_facts
 from trtc.builder.targets.tensorrt_plan import PlanOptions, Progress, build_plan
+from trtc.plugins.cuda.device import device_sm
 from trtc.plugins.cuda.qdp import Kernels
 from trtc.plugins.kv_write.tensorrt import register as register_kv_write
 from trtc.plugins.paged_attention.tensorrt import register as register_paged_attention
@@ -23,8 +23,6 @@ from trtc.protos.errors import (
 from trtc.protos.manifest import GRAPH_FILE, MANIFEST_FILE, Manifest, read_manifest
 
 _INSTALL = "Install TensorRT 11 from NVIDIA's index (pip install 'trtc[tensorrt]') on the GPU host"
-_MAJOR, _MINOR = 75, 76
-"""CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*."""
 
 
 def compile_bundle(bundle: Path, progress: Progress) -> Manifest:
@@ -126,20 +124,6 @@ def _check_gpu(recipe: Recipe) -> None:
             field="recipe.json: sm",
             remedy=f"Build with --target tensorrt:sm_{found}",
         )
-
-
-def device_sm() -> int | None:
-    """Compute capability of GPU 0 as the driver says it: 90; None without driver or GPU."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
-        return None
-    driver.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device)
-    driver.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device)
-    return 10 * major.value + minor.value
 
 
 def _check_files(bundle: Path, manifest: Manifest) -> None:
