@@ -9,7 +9,7 @@ import msgspec
 
 from trtc.builder.package import file_facts
 from trtc.builder.targets.tensorrt_plan import PlanOptions, Progress, build_plan
-from trtc.plugins.cuda.device import device_sm
+from trtc.plugins.cuda.gpu import device_sm
 from trtc.plugins.cuda.qdp import Kernels
 from trtc.plugins.kv_write.tensorrt import register as register_kv_write
 from trtc.plugins.paged_attention.tensorrt import register as register_paged_attention

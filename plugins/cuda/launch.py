@@ -13,6 +13,7 @@ from typing import Literal
 
 from trtc.plugins.cuda.compile import KernelSource
 from trtc.plugins.cuda.cpp import CudaSource
+from trtc.protos import launches
 from trtc.protos.manifest import KvGeometry, Limits
 
 DIMS = "dims"
@@ -20,7 +21,7 @@ DIMS = "dims"
 SCRATCH = "scratch."
 """Prefix of the arguments that are buffers of `Variant.scratch`."""
 
-Axis = Literal["tokens", "sequences", "rows", "splits", "one"]
+Axis = launches.Axis
 """What a grid may grow with: tokens (T), sequences (B), logit rows (R) of the captured bucket, or
 the pieces of SPLIT_KEYS keys into which the longest context of the bucket falls."""
 SPLIT_KEYS = 256

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trtc.builder.targets.cxx import find_compiler
-from trtc.plugins.cuda import device
+from trtc.plugins.cuda import gpu
 
 DRIVER = """
 static const int sms[2][2] = {{9, 0}, {12, 1}};
@@ -36,7 +36,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("driver")
 def test_the_driver_says_the_sm_of_each_device() -> None:
-    assert [device.device_sm(), device.device_sm(1), device.device_sm(2)] == [90, 121, None]
+    assert [gpu.device_sm(), gpu.device_sm(1), gpu.device_sm(2)] == [90, 121, None]
 
 
 def test_without_a_driver_there_is_no_sm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,4 +44,4 @@ def test_without_a_driver_there_is_no_sm(monkeypatch: pytest.MonkeyPatch) -> Non
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    assert device.device_sm() is None
+    assert gpu.device_sm() is None
