@@ -35,7 +35,7 @@ from trtc.runtime.scheduler import StepLimits, plan
 from trtc.runtime.scheduler_state import Drawn, SchedulerState
 from trtc.runtime.sequence import Sequence as RunningSequence
 from trtc.runtime.sequence import rank_of
-from trtc.runtime.step_builder import StepBuilder
+from trtc.runtime.step_pipeline import StepPipeline
 from trtc.runtime.step_plan import StepPlan
 from trtc.runtime.tokenizer import Tokenizer
 from trtc.runtime.validation import RequestBounds, validate
@@ -130,19 +130,13 @@ class EngineLoop:
         self._limits = StepLimits(
             min(limits.max_num_tokens, config.max_num_tokens or limits.max_num_tokens)
         )
-        self._builder = StepBuilder(
-            num_lanes=limits.max_batch_size,
-            max_context=self._bounds.max_context,
-            page_size=kv.page_size,
-        )
+        self._pipeline = StepPipeline(executor, self._state, max_context=self._bounds.max_context)
         self._sequences: dict[str, list[RunningSequence]] = {}
         """Of each live request that has left the order book."""
         self._deadlines: list[tuple[float, int, LiveRequest]] = []
         """A heap."""
-        self._num_steps = 0
         self._num_finished = 0
         self._num_failed = 0
-        self._step_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="trtc-engine-loop", daemon=True)
 
     # Any thread.
@@ -289,28 +283,13 @@ class EngineLoop:
         if not step_plan.chunks:
             raise InvariantError("requests are waiting, but the scheduler finds nothing to do")
         self._mark_admitted(step_plan)
-        self._state.apply(step_plan)
-        drawn, tokens = self._execute(step_plan)
-        self._emit(drawn, tokens)
+        self._pipeline.launch(step_plan)
+        completed = self._pipeline.complete()
+        self._emit(completed.drawn, completed.tokens)
 
     def _mark_admitted(self, step_plan: StepPlan) -> None:
         for sequence, _ in step_plan.admissions:
             self._leave_queue(self._live[sequence.request.request_id])
-
-    def _execute(self, step_plan: StepPlan) -> tuple[list[Drawn], SampledTokens]:
-        changes = self._state.take_changes()
-        self._builder.follow(changes)
-        step = self._builder.build(step_plan)
-        began = time.perf_counter()
-        if changes.copies:
-            sources, targets = zip(*changes.copies, strict=True)
-            self._executor.copy_pages(sources, targets)
-        tokens = self._executor.launch(step.batch, step.sampling).wait()
-        self._step_seconds += time.perf_counter() - began
-        self._num_steps += 1
-        drawn = self._state.commit(step_plan, tokens.token_ids.tolist(), tokens.invalid_rows)
-        self._builder.append(step, tokens.token_ids)
-        return drawn, tokens
 
     def _emit(self, drawn: list[Drawn], tokens: SampledTokens) -> None:
         """Hand the drawn tokens to their requests, and the requests' outputs to their sinks."""
@@ -424,13 +403,13 @@ class EngineLoop:
             prefix_query_tokens=counters.prefix_query_tokens,
             prefix_hit_tokens=counters.prefix_hit_tokens,
             preemptions=counters.preemptions,
-            steps=self._num_steps,
+            steps=self._pipeline.num_completed,
             prompt_tokens=counters.prefilled_tokens,
             generated_tokens=counters.drawn_tokens,
             requests_admitted=self._num_admitted(),
             requests_finished=self._num_finished,
             requests_failed=self._num_failed,
-            step_seconds=self._step_seconds,
+            step_seconds=self._pipeline.busy_seconds,
         )
 
     def _num_admitted(self) -> int:

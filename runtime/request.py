@@ -26,6 +26,15 @@ class SamplingParams:
     seed: int | None = None
     """None: drawn when the request is admitted."""
 
+    @property
+    def has_penalty(self) -> bool:
+        """Whether the tokens seen so far change the logits."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
 
 @dataclass(frozen=True)
 class GenerationRequest:

@@ -62,7 +62,7 @@ class _Draft:
                 and sequence not in self.preempted
                 and self._secure_page(sequence)
             ):
-                self._add_chunk(sequence, 1, remaining=1)
+                self._add_chunk(sequence, sequence.num_computed, 1)
 
     def prefill_running(self) -> None:
         for sequence in self._state.running:
@@ -70,7 +70,7 @@ class _Draft:
                 return
             remaining = sequence.num_remaining
             if remaining > 1 and sequence not in self.preempted:
-                self._add_chunk(sequence, remaining, remaining)
+                self._add_chunk(sequence, sequence.num_computed, remaining)
 
     def admit_waiting(self) -> None:
         lanes = len(self._state.free_lanes)
@@ -82,15 +82,14 @@ class _Draft:
                 return
             lanes -= sequence.num_samples
             self.admissions.append(Admission(sequence, matched))
-            computed = self._state.num_computed_after(sequence, matched)
-            remaining = len(sequence.token_ids) - computed
-            self._add_chunk(sequence, remaining, remaining)
+            start = self._state.num_computed_after(sequence, matched)
+            self._add_chunk(sequence, start, len(sequence.token_ids) - start)
 
-    def _add_chunk(self, sequence: Sequence, wanted: int, remaining: int) -> None:
-        number = min(wanted, self._budget)
+    def _add_chunk(self, sequence: Sequence, start: int, remaining: int) -> None:
+        number = min(remaining, self._budget)
         self._budget -= number
         samples = sequence.num_samples if number == remaining else 0
-        self.chunks.append(Chunk(sequence, number, samples))
+        self.chunks.append(Chunk(sequence, start, number, samples))
 
     def _secure_page(self, sequence: Sequence) -> bool:
         """Whether the sequence has, or now gets, a page of its own for its next token."""

@@ -103,7 +103,7 @@ class SchedulerState:
             self._preempt(sequence)
         for admission in plan.admissions:  # before anything is allocated: that may evict
             admission.sequence.pages = self.cache.claim(admission.matched)
-        for sequence, _, _ in plan.chunks:
+        for sequence, _, _, _ in plan.chunks:
             if sequence.status is Status.RUNNING and sequence.num_remaining == 1:
                 self._secure_page(sequence)
         for admission in plan.admissions:
@@ -181,7 +181,7 @@ class SchedulerState:
         drawn: list[Drawn] = []
         for chunk in plan.chunks:
             begin = len(drawn)
-            sequence, num_tokens, num_samples = chunk
+            sequence, _, num_tokens, num_samples = chunk
             if num_tokens > 1 or sequence.num_output == 0:
                 self.counters.prefilled_tokens += num_tokens
             sequence.num_computed += num_tokens

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from trtc.runtime.executors.base import StepBatch
 from trtc.runtime.philox import UInt64s
-from trtc.runtime.request import SamplingParams
 from trtc.runtime.sampler import (
     NO_LOGPROBS,
     Float32s,
@@ -85,8 +84,8 @@ class StepBuilder:
         """Arrays of a plan that has been applied and followed."""
         chunks = np.array(
             [
-                (sequence.lane, sequence.num_computed, num_tokens, num_samples)
-                for sequence, num_tokens, num_samples in plan.chunks
+                (sequence.lane, start, num_tokens, num_samples)
+                for sequence, start, num_tokens, num_samples in plan.chunks
             ],
             np.int64,
         )
@@ -162,7 +161,7 @@ class _SamplingColumns:
         if params.logit_bias:
             self._bias[lane] = dict(params.logit_bias)
         self._seen.pop(lane, None)
-        if has_penalty(params):
+        if params.has_penalty:
             self._seen[lane] = _SeenTokens(sequence.token_ids, sequence.num_prompt)
 
     def count(self, lanes: Int64s, token_ids: Int32s) -> None:
@@ -197,15 +196,6 @@ class _SamplingColumns:
                 {row: self._bias[lane] for row, lane in enumerate(row_lanes) if lane in self._bias}
             ),
         )
-
-
-def has_penalty(params: SamplingParams) -> bool:
-    """Whether the tokens seen so far change the logits."""
-    return (
-        params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-    )
 
 
 class _SeenTokens:

@@ -11,6 +11,8 @@ class Chunk(NamedTuple):
     """Tokens that a sequence computes in the step."""
 
     sequence: Sequence
+    start: int
+    """Position of the first."""
     num_tokens: int
     num_samples: int
     """Tokens to draw after the last one; 0: more of the sequence remains to be computed."""

@@ -13,7 +13,6 @@ from trtc.runtime.executors.echo import EchoOptions
 from trtc.runtime.request import GenerationRequest, SamplingParams
 from trtc.runtime.sampler import SamplingBatch, SparseRows, TokenCounts
 from trtc.runtime.sequence import Sequence
-from trtc.runtime.step_builder import BuiltStep, has_penalty
 from trtc.runtime.step_plan import StepPlan
 
 OPTIONS = EchoOptions(
@@ -47,14 +46,14 @@ def draw_request(number: int, rng: random.Random) -> GenerationRequest:
 def naive_batch(plan: StepPlan, page_size: int) -> StepBatch:
     columns: dict[str, list[int]] = {field.name: [] for field in fields(StepBatch)}
     columns["query_start"].append(0)
-    for sequence, num_tokens, num_samples in plan.chunks:
-        for position in range(sequence.num_computed, sequence.num_computed + num_tokens):
+    for sequence, start, num_tokens, num_samples in plan.chunks:
+        for position in range(start, start + num_tokens):
             page = sequence.pages[position // page_size]
             columns["token_ids"].append(sequence.token_ids[position])
             columns["positions"].append(position)
             columns["slots"].append(page * page_size + position % page_size)
         columns["query_start"].append(len(columns["token_ids"]))
-        columns["context_lens"].append(sequence.num_computed + num_tokens)
+        columns["context_lens"].append(start + num_tokens)
         columns["logit_rows"] += [len(columns["token_ids"]) - 1] * num_samples
     width = max(-(-length // page_size) for length in columns["context_lens"])
     pages = [(chunk.sequence.pages + [0] * width)[:width] for chunk in plan.chunks]
@@ -84,7 +83,7 @@ def naive_sampling(plan: StepPlan) -> SamplingBatch:
         counts={
             row: counts_of(sequence)
             for row, (sequence, _) in enumerate(rows)
-            if has_penalty(sequence.request.sampling)
+            if sequence.request.sampling.has_penalty
         },
     )
 
@@ -121,9 +120,9 @@ def test_built_steps_are_the_naive_ones(seed: int) -> None:
     rng = random.Random(seed)
     driver = Driver(replace(OPTIONS, max_num_tokens=rng.choice((4, 12, 64))))
 
-    def watch(plan: StepPlan, built: BuiltStep) -> None:
-        check_batch(built.batch, naive_batch(plan, OPTIONS.page_size), OPTIONS.page_size)
-        check_sampling(built.sampling, naive_sampling(plan))
+    def watch(plan: StepPlan, batch: StepBatch, sampling: SamplingBatch) -> None:
+        check_batch(batch, naive_batch(plan, OPTIONS.page_size), OPTIONS.page_size)
+        check_sampling(sampling, naive_sampling(plan))
 
     driver.watch = watch
     for number in range(60):

@@ -5,37 +5,48 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 from tests.support.requests import greedy_request
-from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
+from trtc.runtime.executors.base import StepBatch
+from trtc.runtime.executors.echo import EchoExecutor, EchoOptions, EchoStep
 from trtc.runtime.kv_pool import KvPool
 from trtc.runtime.prefix_cache import PrefixCache
 from trtc.runtime.request import GenerationRequest
+from trtc.runtime.sampler import SamplingBatch
 from trtc.runtime.scheduler import StepLimits, plan
 from trtc.runtime.scheduler_state import SchedulerState
 from trtc.runtime.sequence import Sequence, Status, rank_of
-from trtc.runtime.step_builder import BuiltStep, StepBuilder
+from trtc.runtime.step_pipeline import StepPipeline
 from trtc.runtime.step_plan import StepPlan
 
 AGEING_S = 10.0
+
+
+Watch = Callable[[StepPlan, StepBatch, SamplingBatch], None]
+
+
+class Witness(EchoExecutor):
+    """Remembers what it was given last."""
+
+    launched: tuple[StepBatch, SamplingBatch]
+
+    def launch(self, batch: StepBatch, sampling: SamplingBatch) -> EchoStep:
+        self.launched = (batch, sampling)
+        return super().launch(batch, sampling)
 
 
 class Driver:
     """The loop without threads, text and sinks. Time is whatever the test says."""
 
     def __init__(self, options: EchoOptions, *, prefix_cache: bool = True) -> None:
-        self.executor = EchoExecutor(options)
+        self.executor = Witness(options)
         cache = PrefixCache(KvPool(options.num_pages, options.page_size), enabled=prefix_cache)
         self.state = SchedulerState(cache, num_lanes=options.max_batch_size)
         self.limits = StepLimits(options.max_num_tokens)
         self.max_context = min(options.max_seq_len, options.num_pages * options.page_size)
-        self._builder = StepBuilder(
-            num_lanes=options.max_batch_size,
-            max_context=self.max_context,
-            page_size=options.page_size,
-        )
+        self.pipeline = StepPipeline(self.executor, self.state, max_context=self.max_context)
         self._numbers = itertools.count()
         self.now = 0.0
-        self.watch: Callable[[StepPlan, BuiltStep], None] = lambda step_plan, step: None
-        """Called with each step before it is launched."""
+        self.watch: Watch = lambda step_plan, batch, sampling: None
+        """Called with each step as it was launched."""
         self.sequences: dict[str, list[Sequence]] = {}
         """All sequences of each request, finished ones too."""
 
@@ -55,17 +66,9 @@ class Driver:
         step_plan = plan(self.state, self.limits)
         assert step_plan.chunks, "sequences are live, but nothing is planned"
         assert step_plan.num_tokens <= self.limits.max_num_tokens
-        self.state.apply(step_plan)
-        changes = self.state.take_changes()
-        self._builder.follow(changes)
-        step = self._builder.build(step_plan)
-        self.watch(step_plan, step)
-        if changes.copies:
-            self.executor.copy_pages(*zip(*changes.copies, strict=True))
-        tokens = self.executor.launch(step.batch, step.sampling).wait()
-        drawn = self.state.commit(step_plan, tokens.token_ids.tolist(), tokens.invalid_rows)
-        self._builder.append(step, tokens.token_ids)
-        for sequence, _, _ in drawn:
+        self.pipeline.launch(step_plan)
+        self.watch(step_plan, *self.executor.launched)
+        for sequence, _, _ in self.pipeline.complete().drawn:
             known = self.sequences[sequence.request.request_id]
             if sequence.index == len(known):
                 known.append(sequence)

@@ -1,0 +1,92 @@
+"""Carries out planned steps: from the decision to the drawn tokens.
+
+launch     plan -> apply -> tables -> copies, launch ──┐
+                                                 the executor works
+complete   drawn <- commit <- wait for the oldest <────┘
+"""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from trtc.protos.errors import InvariantError
+from trtc.runtime.executors.base import Executor, PendingStep
+from trtc.runtime.sampler import SampledTokens
+from trtc.runtime.scheduler_state import Drawn, SchedulerState
+from trtc.runtime.step_builder import BuiltStep, StepBuilder
+from trtc.runtime.step_plan import StepPlan
+
+
+@dataclass(frozen=True)
+class CompletedStep:
+    """What a step drew, as the scheduler's state took it over."""
+
+    drawn: list[Drawn]
+    tokens: SampledTokens
+
+
+@dataclass(frozen=True)
+class _StepInFlight:
+    plan: StepPlan
+    built: BuiltStep
+    pending: PendingStep
+    launched_at: float
+    """time.perf_counter()"""
+
+
+class StepPipeline:
+    """The steps of one engine in flight; one thread uses it."""
+
+    def __init__(self, executor: Executor, state: SchedulerState, *, max_context: int) -> None:
+        self._executor = executor
+        self._state = state
+        self._builder = StepBuilder(
+            num_lanes=state.num_lanes,
+            max_context=max_context,
+            page_size=state.cache.pool.page_size,
+        )
+        self._in_flight: deque[_StepInFlight] = deque()
+        self._completed_at = 0.0
+        self.num_completed = 0
+        self.busy_seconds = 0.0
+        """Time in which at least one step was in flight."""
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def launch(self, step_plan: StepPlan) -> None:
+        """Launch the step that was planned last.
+
+        Raises:
+            EnvironmentFault: the device failed.
+        """
+        self._state.apply(step_plan)
+        changes = self._state.take_changes()
+        self._builder.follow(changes)
+        built = self._builder.build(step_plan)
+        launched_at = time.perf_counter()
+        if changes.copies:
+            sources, targets = zip(*changes.copies, strict=True)
+            self._executor.copy_pages(sources, targets)
+        pending = self._executor.launch(built.batch, built.sampling)
+        self._in_flight.append(_StepInFlight(step_plan, built, pending, launched_at))
+
+    def complete(self) -> CompletedStep:
+        """Wait for the oldest step in flight and take over what it drew.
+
+        Raises:
+            EnvironmentFault: the device failed.
+            InvariantError: no step is in flight.
+        """
+        if not self._in_flight:
+            raise InvariantError("no step is in flight")
+        step = self._in_flight.popleft()
+        tokens = step.pending.wait()
+        now = time.perf_counter()
+        self.busy_seconds += now - max(step.launched_at, self._completed_at)
+        self._completed_at = now
+        self.num_completed += 1
+        drawn = self._state.commit(step.plan, tokens.token_ids.tolist(), tokens.invalid_rows)
+        self._builder.append(step.built, tokens.token_ids)
+        return CompletedStep(drawn, tokens)
