@@ -10,6 +10,13 @@ In order of rank, and within the step's token budget:
 
 The first in rank can take every page but its own and fits the pool alone, so it always advances;
 nobody overtakes the first of the queue; ranks never change. Hence no livelock and no starvation.
+
+While a step is in flight the next one is planned ahead: running sequences go on with tokens that
+the host does not know. Two things are left until it does, and then nothing at all is planned:
+
+- a sequence that would decode awaits its token (`Sequence.awaits_token`). The others wait with it:
+  in steps that are planned by turns each would find half of the batch, and cost as much;
+- somebody would have to be preempted. The step in flight may end a sequence and free its pages.
 """
 
 from dataclasses import dataclass
@@ -27,9 +34,14 @@ class StepLimits:
 
 
 def plan(state: SchedulerState, limits: StepLimits) -> StepPlan:
-    """The next step; empty only if nothing waits or runs. Does not change the state."""
+    """The next step. Does not change the state.
+
+    It is empty only if nothing is left to compute, or not before the step in flight is complete.
+    """
     draft = _Draft(state, limits)
     draft.decode_running()
+    if draft.must_wait:
+        return StepPlan()
     draft.prefill_running()
     if not draft.preempted:
         draft.admit_waiting()
@@ -49,19 +61,22 @@ class _Draft:
         """page -> holders that this plan takes from it, by preemption or copy-on-write."""
         self._claimed: set[int] = set()
         """Idle pages that admissions of this plan hold."""
+        self._is_ahead = state.num_in_flight > 0
+        self.must_wait = False
+        """Whether the step in flight must be complete before this one can be planned."""
         self.preempted: dict[Sequence, None] = {}
         self.admissions: list[Admission] = []
         self.chunks: list[Chunk] = []
 
     def decode_running(self) -> None:
         for sequence in self._state.running:
-            if self._budget == 0:
+            if self._budget == 0 or self.must_wait:
                 return
-            if (
-                sequence.num_remaining == 1
-                and sequence not in self.preempted
-                and self._secure_page(sequence)
-            ):
+            if sequence.num_remaining != 1 or sequence in self.preempted:
+                continue
+            if sequence.awaits_token:
+                self.must_wait = True
+            elif self._secure_page(sequence):
                 self._add_chunk(sequence, sequence.num_computed, 1)
 
     def prefill_running(self) -> None:
@@ -101,7 +116,8 @@ class _Draft:
                     self._drop(sequence.pages[index])  # copied on write: one holder less
                 return True
             victim = self._find_victim(sequence)
-            if victim is None:
+            self.must_wait = self._is_ahead and victim is not None
+            if victim is None or self.must_wait:
                 return False
             self._preempt(victim)
         return True

@@ -1,4 +1,23 @@
-"""The scheduler's state and its changes: admit, allocate, copy on write, fork, preempt, finish."""
+"""The scheduler's state and its changes: admit, allocate, copy on write, fork, preempt, finish.
+
+    plan -> apply -> launched, in flight -> commit
+
+`apply` counts a step's tokens as computed and its samples as pending; `commit` takes in what it
+drew. Steps are committed in the order in which they were applied, and one more may be applied in
+between. A sequence in flight is taken to go on. If it ends meanwhile (by its token, a stop string,
+an abort or a deadline) it lets go of its lanes and pages at once, although a step in flight still
+reads and writes those pages, and `commit` drops what that step draws for it. This is safe:
+
+- Copies and steps take effect in the order of `apply`. Whoever is given a page later writes it
+  later, and reads of it only what it wrote, copied or found in the prefix cache.
+- A page enters the prefix cache when the step that filled it is committed. A step in flight writes
+  only behind what it was given as computed, in pages that one sequence holds: never a cached page.
+  A page that it reads may be evicted meanwhile, or replaced by its equal, and given away: as above.
+- A copy on write reads its source after all earlier steps have written it.
+- Nobody is preempted while a step is in flight (scheduler.py), and nobody who has ended comes back:
+  a sequence in flight either has the pages that its step was given, or wants nothing of it.
+- A request forks in `commit`, with no later step of it in flight (`Sequence.awaits_token`).
+"""
 
 import itertools
 from bisect import bisect_left, insort
@@ -60,6 +79,8 @@ class SchedulerState:
         self.running: list[Sequence] = []
         """In order of rank."""
         self.free_lanes = list(range(num_lanes - 1, -1, -1))
+        self.num_in_flight = 0
+        """Steps that were applied and not yet committed."""
         self.counters = Counters()
         self._changes = Changes()
 
@@ -98,13 +119,22 @@ class SchedulerState:
     # Before the step.
 
     def apply(self, plan: StepPlan) -> None:
-        """Make the plan's pages ready: preempt, hold what was matched, then allocate."""
+        """Make the plan's pages ready, and take its tokens for computed: it is launched now."""
+        self._make_room(plan)
+        self.num_in_flight += 1
+        for sequence, start, num_tokens, num_samples in plan.chunks:
+            sequence.num_computed = start + num_tokens
+            sequence.num_pending += num_samples > 0
+
+    def _make_room(self, plan: StepPlan) -> None:
+        """Preempt, hold what was matched, then allocate."""
+        assert not (plan.preempted and self.num_in_flight)
         for sequence in plan.preempted:
             self._preempt(sequence)
         for admission in plan.admissions:  # before anything is allocated: that may evict
             admission.sequence.pages = self.cache.claim(admission.matched)
-        for sequence, _, _, _ in plan.chunks:
-            if sequence.status is Status.RUNNING and sequence.num_remaining == 1:
+        for sequence, _, num_tokens, _ in plan.chunks:
+            if sequence.status is Status.RUNNING and num_tokens == 1:
                 self._secure_page(sequence)
         for admission in plan.admissions:
             self._admit(admission)
@@ -169,29 +199,32 @@ class SchedulerState:
     def commit(
         self, plan: StepPlan, token_ids: Items[int], invalid_rows: Collection[int] = ()
     ) -> list[Drawn]:
-        """Take over what the step computed and drew.
+        """Take over what the oldest step in flight computed and drew.
 
         Args:
             token_ids: [R] one for each sample of the plan's chunks, in order.
             invalid_rows: samples that mean nothing; the caller must end their sequences.
 
         Returns:
-            One entry a row, in order. Sequences that finished have let go of their pages.
+            One entry a row, in order, without the rows of sequences that have ended since the
+            step was planned. Sequences that finished have let go of their pages.
         """
+        self.num_in_flight -= 1
         drawn: list[Drawn] = []
+        row = 0
         for chunk in plan.chunks:
-            begin = len(drawn)
-            sequence, _, num_tokens, num_samples = chunk
+            sequence, start, num_tokens, num_samples = chunk
             if num_tokens > 1 or sequence.num_output == 0:
                 self.counters.prefilled_tokens += num_tokens
-            sequence.num_computed += num_tokens
-            if num_samples == 0 or begin not in invalid_rows:
-                self._cache_full_pages(sequence)
-            for one, row in self._drawing_sequences(chunk, begin):
-                one.token_ids.append(token_ids[row])
-                drawn.append(Drawn(one, row, one.finish_reason()))
-            self.counters.drawn_tokens += num_samples
-        assert len(drawn) == len(token_ids), (len(drawn), len(token_ids))
+            if sequence.status is not Status.FINISHED:
+                if num_samples == 0 or row not in invalid_rows:
+                    self._cache_full_pages(sequence, start + num_tokens)
+                for one, at in self._drawing_sequences(chunk, row):
+                    one.token_ids.append(token_ids[at])
+                    drawn.append(Drawn(one, at, one.finish_reason()))
+            row += num_samples
+        assert row == len(token_ids), (row, len(token_ids))
+        self.counters.drawn_tokens += len(drawn)
         self.finish([one.sequence for one in drawn if one.finish_reason is not None])
         return drawn
 
@@ -199,6 +232,7 @@ class SchedulerState:
         if chunk.num_samples == 0:
             return ()
         sequence = chunk.sequence
+        sequence.num_pending -= 1
         if chunk.num_samples == 1:
             return ((sequence, row),)
         return zip((sequence, *self._fork(sequence)), itertools.count(row), strict=False)
@@ -215,11 +249,12 @@ class SchedulerState:
         self._changes.placed += children
         return children
 
-    def _cache_full_pages(self, sequence: Sequence) -> None:
+    def _cache_full_pages(self, sequence: Sequence, end: int) -> None:
+        """Cache the pages of the first `end` tokens, which completed steps have computed."""
         size = self.cache.pool.page_size
-        if not self.cache.enabled or sequence.num_computed // size == sequence.num_cached_pages:
+        if not self.cache.enabled or end // size == sequence.num_cached_pages:
             return
-        for index in range(sequence.num_cached_pages, sequence.num_computed // size):
+        for index in range(sequence.num_cached_pages, end // size):
             assert sequence.node is not None
             page = sequence.pages[index]
             tokens = sequence.token_ids[index * size : (index + 1) * size]
@@ -227,7 +262,7 @@ class SchedulerState:
             if sequence.node.page != page:
                 sequence.pages[index] = sequence.node.page
                 self._changes.grown.append((sequence, index))
-        sequence.num_cached_pages = sequence.num_computed // size
+        sequence.num_cached_pages = end // size
 
     def finish(self, sequences: Iterable[Sequence]) -> None:
         """End sequences, waiting or running; those that have finished already stay so."""
@@ -253,6 +288,7 @@ class SchedulerState:
         sequence.node = None
         sequence.num_cached_pages = 0
         sequence.num_computed = 0
+        sequence.num_pending = 0
 
     def check_integrity(self) -> None:
         """Pages, lanes and lists agree; for idle times and tests.
@@ -276,5 +312,7 @@ class SchedulerState:
         for sequence in self.running:
             if self.cache.pool.pages_for(sequence.num_computed) > len(sequence.pages):
                 raise InvariantError("a sequence has computed tokens without pages")
-        if any(sequence.pages or sequence.lanes for sequence in self.waiting):
-            raise InvariantError("a waiting sequence holds pages or lanes")
+            if not 0 <= sequence.num_pending <= self.num_in_flight:
+                raise InvariantError("a sequence has pending tokens that no step in flight draws")
+        if any(one.pages or one.lanes or one.num_pending for one in self.waiting):
+            raise InvariantError("a waiting sequence holds pages or lanes, or is in flight")

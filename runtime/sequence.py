@@ -1,8 +1,11 @@
 """One sequence on its way through the scheduler.
 
-token_ids   [ prompt ............ | output ....... ]
+token_ids   [ prompt ............ | output ....... ] pending
 computed    [ in the KV pool ....... )  next chunk
 pages       [ 8 | 2 | 9 | 4 ]
+
+"Computed" counts what the steps in flight compute. "Pending" are the tokens that they draw, known
+to the executor and not yet to the host.
 """
 
 import enum
@@ -30,6 +33,7 @@ class Sequence:
         "node",
         "num_cached_pages",
         "num_computed",
+        "num_pending",
         "num_prompt",
         "num_samples",
         "pages",
@@ -56,6 +60,7 @@ class Sequence:
         self.num_samples = request.n
         """Tokens to draw when all known ones are computed: n until the sequence has forked."""
         self.num_computed = 0
+        self.num_pending = 0
         self.pages: list[int] = []
         self.node: Node | None = None
         """Prefix-tree node of the last cached page; None: not running."""
@@ -73,8 +78,18 @@ class Sequence:
 
     @property
     def num_remaining(self) -> int:
-        """Known tokens not yet computed."""
-        return len(self.token_ids) - self.num_computed
+        """Tokens that the next step could compute; 0: the last one is pending, and ends it."""
+        length = len(self.token_ids) + self.num_pending
+        return length - self.num_computed if length < self.max_tokens else 0
+
+    @property
+    def awaits_token(self) -> bool:
+        """Whether the host must know the pending token before it can build the next step.
+
+        It need not, because the executor has the token. But penalties count the tokens seen, on
+        the host; and where a request forks, each of its sequences draws a token of its own.
+        """
+        return self.num_pending > 0 and (self.num_samples > 1 or self.request.sampling.has_penalty)
 
     @property
     def num_output(self) -> int:

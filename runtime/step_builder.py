@@ -1,11 +1,12 @@
 """Turns a step plan into arrays, from tables with one row a lane, without a loop over tokens.
 
     lane  tokens                  pages        sampling columns
-    0     5 17 9 2 11 3 . . .     8 2 . . .    temperature, top_k, ..., seed
+    0     5 17 9 2 11 ~3 . . .    8 2 . . .    temperature, top_k, ..., seed
     1     ...
 
 The tables follow the scheduler: a sequence is written whole when it is placed on its lane, page by
-page as it grows, and token by token as they are drawn, all lanes of a step at once.
+page as it grows, and token by token as they are drawn, all lanes of a step at once. From its launch
+until it is complete, ~row (negative, as no token is) stands for the token that a step's row draws.
 """
 
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.runtime.executors.base import StepBatch
+from trtc.runtime.executors.base import NO_SOURCE, StepBatch
 from trtc.runtime.philox import UInt64s
 from trtc.runtime.sampler import (
     NO_LOGPROBS,
@@ -44,6 +45,8 @@ class BuiltStep:
     """[A]"""
     appended_positions: Int64s
     """[A] where in its sequence each goes."""
+    appended_tenancies: Int64s
+    """[A] which sequence had the lane: by the time of the token it may be another's."""
 
 
 class StepBuilder:
@@ -54,6 +57,8 @@ class StepBuilder:
         self._tokens = np.zeros((num_lanes, max_context), np.int32)
         self._pages = np.zeros((num_lanes, -(-max_context // page_size)), np.int32)
         self._num_prompt = np.zeros(num_lanes, np.int64)
+        self._tenancies = np.zeros(num_lanes, np.int64)
+        """[num_lanes] sequences that have been placed on each lane."""
         self._sampling = _SamplingColumns(num_lanes)
 
     def follow(self, changes: Changes) -> None:
@@ -67,21 +72,26 @@ class StepBuilder:
 
     def _place(self, sequence: Sequence) -> None:
         lane = sequence.lane
+        self._tenancies[lane] += 1
         self._tokens[lane, : len(sequence.token_ids)] = sequence.token_ids
         self._pages[lane, : len(sequence.pages)] = sequence.pages
         self._num_prompt[lane] = sequence.num_prompt
         self._sampling.place(sequence)
 
     def append(self, step: BuiltStep, token_ids: Int32s) -> None:
-        """Write drawn tokens [R] behind their sequences."""
-        lanes, positions = step.appended_lanes, step.appended_positions
-        token_ids = token_ids[step.appended_rows]
-        fits = positions < self._tokens.shape[1]  # a sequence as long as can be ends with its token
-        self._tokens[lanes[fits], positions[fits]] = token_ids[fits]
+        """Write drawn tokens [R] behind those sequences that still are on their lanes."""
+        stays = self._tenancies[step.appended_lanes] == step.appended_tenancies
+        lanes = step.appended_lanes[stays]
+        token_ids = token_ids[step.appended_rows[stays]]
+        self._write(lanes, step.appended_positions[stays], token_ids)
         self._sampling.count(lanes, token_ids)
 
+    def _write(self, lanes: Int64s, positions: Int64s, cells: Int32s) -> None:
+        fits = positions < self._tokens.shape[1]  # a sequence as long as can be ends with its token
+        self._tokens[lanes[fits], positions[fits]] = cells[fits]
+
     def build(self, plan: StepPlan) -> BuiltStep:
-        """Arrays of a plan that has been applied and followed."""
+        """Arrays of a plan that has been applied and followed; it is launched before the next."""
         chunks = np.array(
             [
                 (sequence.lane, start, num_tokens, num_samples)
@@ -96,8 +106,10 @@ class StepBuilder:
         positions = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts)
         page, offset = np.divmod(positions, self._page_size)
         width = -(-int(context_lens.max()) // self._page_size)
+        token_ids, token_sources = _split(self._tokens[token_lanes, positions])
         batch = StepBatch(
-            token_ids=self._tokens[token_lanes, positions],
+            token_ids=token_ids,
+            token_sources=token_sources,
             positions=positions.astype(np.int32),
             slots=self._pages[token_lanes, page] * np.int32(self._page_size)
             + offset.astype(np.int32),
@@ -110,15 +122,28 @@ class StepBuilder:
         row_positions = np.repeat(context_lens, samples)
         # A row's place among the samples of its chunk: a fork's sequences are 0 to n - 1.
         forks = np.arange(len(row_lanes)) - np.repeat(np.cumsum(samples) - samples, samples)
+        sampling = self._sampling.gather(
+            row_lanes, forks=forks, positions=row_positions - self._num_prompt[row_lanes]
+        )
+        rows = np.flatnonzero(forks == 0)
+        lanes, positions = row_lanes[rows], row_positions[rows]
+        self._write(lanes, positions, ~rows.astype(np.int32))
         return BuiltStep(
             batch=batch,
-            sampling=self._sampling.gather(
-                row_lanes, forks=forks, positions=row_positions - self._num_prompt[row_lanes]
-            ),
-            appended_rows=np.flatnonzero(forks == 0),
-            appended_lanes=row_lanes[forks == 0],
-            appended_positions=row_positions[forks == 0],
+            sampling=sampling,
+            appended_rows=rows,
+            appended_lanes=lanes,
+            appended_positions=positions,
+            appended_tenancies=self._tenancies[lanes],
         )
+
+
+def _split(cells: Int32s) -> tuple[Int32s, Int32s | None]:
+    """Token ids and, if any of them is pending, where they come from, of cells of the table."""
+    pending = cells < 0
+    if not pending.any():
+        return cells, None
+    return np.where(pending, 0, cells), np.where(pending, ~cells, NO_SOURCE)
 
 
 class _SamplingColumns:

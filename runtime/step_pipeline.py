@@ -1,15 +1,20 @@
 """Carries out planned steps: from the decision to the drawn tokens.
 
-launch     plan -> apply -> tables -> copies, launch ──┐
-                                                 the executor works
-complete   drawn <- commit <- wait for the oldest <────┘
+    launch     plan -> apply -> tables -> copies, launch ──┐
+                                                     the executor works
+    complete   drawn <- commit <- wait for the oldest <────┘
+
+With an executor that runs ahead, the next step is planned, built and launched while one is under
+way, so that the device need not wait for the host:
+
+    device    step 1          | step 2          | step 3          |
+    host      launch 2 | wait | tell 1, launch 3 | wait | tell 2, launch 4 | ...
 """
 
 import time
 from collections import deque
 from dataclasses import dataclass
 
-from trtc.protos.errors import InvariantError
 from trtc.runtime.executors.base import Executor, PendingStep
 from trtc.runtime.sampler import SampledTokens
 from trtc.runtime.scheduler_state import Drawn, SchedulerState
@@ -39,6 +44,7 @@ class StepPipeline:
 
     def __init__(self, executor: Executor, state: SchedulerState, *, max_context: int) -> None:
         self._executor = executor
+        self._max_in_flight = 2 if executor.runs_ahead else 1
         self._state = state
         self._builder = StepBuilder(
             num_lanes=state.num_lanes,
@@ -55,12 +61,18 @@ class StepPipeline:
     def num_in_flight(self) -> int:
         return len(self._in_flight)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether another step may be launched before the oldest is complete."""
+        return len(self._in_flight) < self._max_in_flight
+
     def launch(self, step_plan: StepPlan) -> None:
-        """Launch the step that was planned last.
+        """Launch the step that was planned last; there must be room for it.
 
         Raises:
             EnvironmentFault: the device failed.
         """
+        assert self.has_room
         self._state.apply(step_plan)
         changes = self._state.take_changes()
         self._builder.follow(changes)
@@ -73,14 +85,11 @@ class StepPipeline:
         self._in_flight.append(_StepInFlight(step_plan, built, pending, launched_at))
 
     def complete(self) -> CompletedStep:
-        """Wait for the oldest step in flight and take over what it drew.
+        """Wait for the oldest step in flight, of which there must be one, and take over its tokens.
 
         Raises:
             EnvironmentFault: the device failed.
-            InvariantError: no step is in flight.
         """
-        if not self._in_flight:
-            raise InvariantError("no step is in flight")
         step = self._in_flight.popleft()
         tokens = step.pending.wait()
         now = time.perf_counter()
@@ -90,3 +99,12 @@ class StepPipeline:
         drawn = self._state.commit(step.plan, tokens.token_ids.tolist(), tokens.invalid_rows)
         self._builder.append(step.built, tokens.token_ids)
         return CompletedStep(drawn, tokens)
+
+    def drain(self) -> None:
+        """Wait for all steps in flight; nobody wants what they draw.
+
+        Raises:
+            EnvironmentFault: the device failed.
+        """
+        while self._in_flight:
+            self._in_flight.popleft().pending.wait()

@@ -28,11 +28,11 @@ class Admission(NamedTuple):
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What the next step does; valid until the state changes."""
+    """What the next step does; valid until the state changes. Without chunks it does nothing."""
 
-    preempted: tuple[Sequence, ...]
-    admissions: tuple[Admission, ...]
-    chunks: tuple[Chunk, ...]
+    preempted: tuple[Sequence, ...] = ()
+    admissions: tuple[Admission, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
     """Decodes, then prefills, then the admitted."""
 
     @property

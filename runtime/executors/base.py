@@ -19,6 +19,9 @@ from trtc.runtime.sampler import SampledTokens, SamplingBatch
 Int32s = NDArray[np.int32]
 Float32s = NDArray[np.float32]
 
+NO_SOURCE = -1
+"""In `StepBatch.token_sources`: `token_ids` has the token."""
+
 
 @dataclass(frozen=True)
 class StepBatch:
@@ -38,13 +41,17 @@ class StepBatch:
     """[B, P] page ids of each sequence; entries past its context are not read."""
     logit_rows: Int32s
     """[R] which of the T rows need logits, ascending; one occurs n times where a request forks."""
+    token_sources: Int32s | None = None
+    """[T] tokens that the host does not know yet: the row, 0 to R - 1, of the launch before this
+    one that draws it, or NO_SOURCE. Where it names a row, `token_ids` means nothing. None: the host
+    knows all, as it always does with executors that do not run ahead."""
 
 
 class PendingStep(Protocol):
     """A step under way."""
 
     def wait(self) -> SampledTokens:
-        """Block until the step is done.
+        """Block until the step is done, with the GIL free. Steps are waited for in order, once.
 
         Raises:
             EnvironmentFault: the device failed; the executor can't be used again.
@@ -53,7 +60,11 @@ class PendingStep(Protocol):
 
 
 class Executor(Protocol):
-    """An opened engine with its KV pool. Not thread-safe: one thread drives it."""
+    """An opened engine with its KV pool. Not thread-safe: one thread drives it.
+
+    Copies and steps take effect in the order of the calls, each after those before it: a step reads
+    and overwrites what earlier ones wrote.
+    """
 
     @property
     def limits(self) -> Limits: ...
@@ -67,10 +78,18 @@ class Executor(Protocol):
     @property
     def num_pages(self) -> int: ...
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether `launch` returns before the step is done, so that a second step may be launched
+        meanwhile: planned, built and queued while the device computes. Never a third."""
+        ...
+
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         """Start a step and sample one token for each of `batch.logit_rows`.
 
-        A device returns at once and works on; an executor on the host may compute here.
+        A device returns at once and works on; an executor on the host may compute here. One that
+        runs ahead takes pending tokens as `batch.token_sources` says; a row whose logits were
+        invalid must have drawn some token of the vocabulary for that.
         """
         ...
 

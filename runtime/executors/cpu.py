@@ -144,6 +144,10 @@ class CpuExecutor:
         return self._vocab_size
 
     @property
+    def runs_ahead(self) -> bool:
+        return False
+
+    @property
     def num_pages(self) -> int:
         return self._num_pages
 

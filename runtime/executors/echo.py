@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trtc.protos.errors import EnvironmentFault
 from trtc.protos.manifest import KvGeometry, Limits
-from trtc.runtime.executors.base import Float32s, StepBatch
+from trtc.runtime.executors.base import Float32s, PendingStep, StepBatch
 from trtc.runtime.sampler import SampledTokens, SamplingBatch, sample
 
 UInt64s = NDArray[np.uint64]
@@ -92,10 +92,14 @@ class EchoExecutor:
         return self.options.vocab_size
 
     @property
+    def runs_ahead(self) -> bool:
+        return False
+
+    @property
     def num_pages(self) -> int:
         return self.options.num_pages
 
-    def launch(self, batch: StepBatch, sampling: SamplingBatch) -> EchoStep:
+    def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         failed = self.num_steps == self.options.fail_at_step
         tokens = sample(self.logits(batch), sampling)
         self.num_steps += 1

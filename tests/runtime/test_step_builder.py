@@ -1,5 +1,6 @@
 """The arrays of a step against lists written token by token, whatever the scheduler did before."""
 
+import itertools
 import random
 from collections import Counter
 from dataclasses import fields, replace
@@ -8,11 +9,12 @@ import numpy as np
 import pytest
 
 from tests.support.driver import Driver
-from trtc.runtime.executors.base import StepBatch
+from trtc.runtime.executors.base import NO_SOURCE, StepBatch
 from trtc.runtime.executors.echo import EchoOptions
 from trtc.runtime.request import GenerationRequest, SamplingParams
 from trtc.runtime.sampler import SamplingBatch, SparseRows, TokenCounts
 from trtc.runtime.sequence import Sequence
+from trtc.runtime.step_builder import BuiltStep, StepBuilder
 from trtc.runtime.step_plan import StepPlan
 
 OPTIONS = EchoOptions(
@@ -21,14 +23,15 @@ OPTIONS = EchoOptions(
 
 
 def draw_request(number: int, rng: random.Random) -> GenerationRequest:
+    penalised = rng.random() < 0.3
     params = SamplingParams(
         temperature=rng.choice((0.5, 1.0)),
         top_k=rng.choice((0, 7)),
         top_p=rng.choice((1.0, 0.9)),
         min_p=rng.choice((0.0, 0.01)),
-        repetition_penalty=rng.choice((1.0, 1.2)),
-        presence_penalty=rng.choice((0.0, 0.5)),
-        frequency_penalty=rng.choice((0.0, 0.25)),
+        repetition_penalty=rng.choice((1.0, 1.2)) if penalised else 1.0,
+        presence_penalty=rng.choice((0.0, 0.5)) if penalised else 0.0,
+        frequency_penalty=rng.choice((0.0, 0.25)) if penalised else 0.0,
         logit_bias=rng.choice(({}, {3: 1.5, 9: -2.0})),
         seed=rng.getrandbits(64),
     )
@@ -43,13 +46,16 @@ def draw_request(number: int, rng: random.Random) -> GenerationRequest:
     )
 
 
-def naive_batch(plan: StepPlan, page_size: int) -> StepBatch:
+def naive_batch(plan: StepPlan, page_size: int, rows: dict[Sequence, int]) -> StepBatch:
+    """`rows`: of the launch before, for each sequence that drew a token."""
     columns: dict[str, list[int]] = {field.name: [] for field in fields(StepBatch)}
     columns["query_start"].append(0)
     for sequence, start, num_tokens, num_samples in plan.chunks:
         for position in range(start, start + num_tokens):
             page = sequence.pages[position // page_size]
-            columns["token_ids"].append(sequence.token_ids[position])
+            known = position < len(sequence.token_ids)
+            columns["token_ids"].append(sequence.token_ids[position] if known else 0)
+            columns["token_sources"].append(NO_SOURCE if known else rows[sequence])
             columns["positions"].append(position)
             columns["slots"].append(page * page_size + position % page_size)
         columns["query_start"].append(len(columns["token_ids"]))
@@ -61,7 +67,8 @@ def naive_batch(plan: StepPlan, page_size: int) -> StepBatch:
     return StepBatch(**{**arrays, "page_table": np.array(pages, np.int32)})
 
 
-def counts_of(sequence: Sequence) -> TokenCounts:
+def counts_of(sequence: Sequence, length: int) -> TokenCounts:
+    assert length == len(sequence.token_ids), "penalties must know every token"
     output = Counter(sequence.token_ids[sequence.num_prompt :])
     seen = sorted(set(sequence.token_ids))
     return TokenCounts(
@@ -71,18 +78,18 @@ def counts_of(sequence: Sequence) -> TokenCounts:
 
 def naive_sampling(plan: StepPlan) -> SamplingBatch:
     rows = [
-        (chunk.sequence, chunk.sequence.index + fork)
+        (chunk.sequence, chunk.sequence.index + fork, chunk.start + chunk.num_tokens)
         for chunk in plan.chunks
         for fork in range(chunk.num_samples)
     ]
     return SamplingBatch.of(
-        [sequence.request.sampling for sequence, _ in rows],
-        sequence=[index for _, index in rows],
-        position=[sequence.num_output for sequence, _ in rows],
-        num_logprobs=[sequence.request.logprobs for sequence, _ in rows],
+        [sequence.request.sampling for sequence, _, _ in rows],
+        sequence=[index for _, index, _ in rows],
+        position=[length - sequence.num_prompt for sequence, _, length in rows],
+        num_logprobs=[sequence.request.logprobs for sequence, _, _ in rows],
         counts={
-            row: counts_of(sequence)
-            for row, (sequence, _) in enumerate(rows)
+            row: counts_of(sequence, length)
+            for row, (sequence, _, length) in enumerate(rows)
             if sequence.request.sampling.has_penalty
         },
     )
@@ -96,6 +103,9 @@ def as_dict(sparse: SparseRows) -> dict[tuple[int, int], float]:
 def check_batch(built: StepBatch, naive: StepBatch, page_size: int) -> None:
     for field in fields(StepBatch):
         got, expected = getattr(built, field.name), getattr(naive, field.name)
+        if field.name == "token_sources" and (expected == NO_SOURCE).all():
+            assert got is None
+            continue
         assert got.dtype == np.int32
         assert got.shape == expected.shape
         if field.name != "page_table":
@@ -115,22 +125,34 @@ def check_sampling(built: SamplingBatch, naive: SamplingBatch) -> None:
             assert got.tolist() == expected.tolist(), field.name
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_built_steps_are_the_naive_ones(seed: int) -> None:
+def test_built_steps_are_the_naive_ones(
+    seed: int, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = random.Random(seed)
-    driver = Driver(replace(OPTIONS, max_num_tokens=rng.choice((4, 12, 64))))
+    driver = Driver(replace(OPTIONS, max_num_tokens=rng.choice((4, 12, 64))), ahead=ahead)
+    build = StepBuilder.build
+    rows: dict[Sequence, int] = {}
 
-    def watch(plan: StepPlan, batch: StepBatch, sampling: SamplingBatch) -> None:
-        check_batch(batch, naive_batch(plan, OPTIONS.page_size), OPTIONS.page_size)
-        check_sampling(sampling, naive_sampling(plan))
+    def checked_build(builder: StepBuilder, plan: StepPlan) -> BuiltStep:
+        built = build(builder, plan)
+        check_batch(built.batch, naive_batch(plan, OPTIONS.page_size, rows), OPTIONS.page_size)
+        check_sampling(built.sampling, naive_sampling(plan))
+        rows.clear()
+        samples = [chunk.num_samples for chunk in plan.chunks]
+        for chunk, end in zip(plan.chunks, itertools.accumulate(samples), strict=True):
+            rows[chunk.sequence] = end - chunk.num_samples
+        return built
 
-    driver.watch = watch
+    monkeypatch.setattr(StepBuilder, "build", checked_build)
     for number in range(60):
         driver.submit(draw_request(number, rng))
-        if rng.random() < 0.1:
+        if rng.random() < 0.1 and driver.state.waiting:
             driver.abort(rng.choice([one.request.request_id for one in driver.state.waiting]))
         for _ in range(rng.randint(1, 8)):
-            if driver.state.has_work:
+            if driver.is_busy:
                 driver.step()
     driver.run()
     assert driver.state.counters.preemptions > 10
+    assert (driver.num_pending_tokens > 100) == ahead

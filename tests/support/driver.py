@@ -1,16 +1,14 @@
 """Drives the scheduler over the echo executor, one step a call, in the test's own thread."""
 
 import itertools
-from collections.abc import Callable
 from collections.abc import Sequence as Items
 
+from tests.support.lazy import LazyEcho
 from tests.support.requests import greedy_request
-from trtc.runtime.executors.base import StepBatch
-from trtc.runtime.executors.echo import EchoExecutor, EchoOptions, EchoStep
+from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.kv_pool import KvPool
 from trtc.runtime.prefix_cache import PrefixCache
 from trtc.runtime.request import GenerationRequest
-from trtc.runtime.sampler import SamplingBatch
 from trtc.runtime.scheduler import StepLimits, plan
 from trtc.runtime.scheduler_state import SchedulerState
 from trtc.runtime.sequence import Sequence, Status, rank_of
@@ -20,33 +18,22 @@ from trtc.runtime.step_plan import StepPlan
 AGEING_S = 10.0
 
 
-Watch = Callable[[StepPlan, StepBatch, SamplingBatch], None]
-
-
-class Witness(EchoExecutor):
-    """Remembers what it was given last."""
-
-    launched: tuple[StepBatch, SamplingBatch]
-
-    def launch(self, batch: StepBatch, sampling: SamplingBatch) -> EchoStep:
-        self.launched = (batch, sampling)
-        return super().launch(batch, sampling)
-
-
 class Driver:
     """The loop without threads, text and sinks. Time is whatever the test says."""
 
-    def __init__(self, options: EchoOptions, *, prefix_cache: bool = True) -> None:
-        self.executor = Witness(options)
+    def __init__(
+        self, options: EchoOptions, *, prefix_cache: bool = True, ahead: bool = False
+    ) -> None:
+        self.executor = LazyEcho(options) if ahead else EchoExecutor(options)
         cache = PrefixCache(KvPool(options.num_pages, options.page_size), enabled=prefix_cache)
         self.state = SchedulerState(cache, num_lanes=options.max_batch_size)
         self.limits = StepLimits(options.max_num_tokens)
-        self.max_context = min(options.max_seq_len, options.num_pages * options.page_size)
-        self.pipeline = StepPipeline(self.executor, self.state, max_context=self.max_context)
+        max_context = min(options.max_seq_len, options.num_pages * options.page_size)
+        self.pipeline = StepPipeline(self.executor, self.state, max_context=max_context)
         self._numbers = itertools.count()
         self.now = 0.0
-        self.watch: Watch = lambda step_plan, batch, sampling: None
-        """Called with each step as it was launched."""
+        self.planned = StepPlan()
+        """The last step."""
         self.sequences: dict[str, list[Sequence]] = {}
         """All sequences of each request, finished ones too."""
 
@@ -60,24 +47,45 @@ class Driver:
     def abort(self, request_id: str) -> None:
         self.state.finish(self.sequences.pop(request_id))
 
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens that steps were launched with before the host knew them."""
+        return self.executor.num_pending_tokens if isinstance(self.executor, LazyEcho) else 0
+
+    @property
+    def is_busy(self) -> bool:
+        return self.state.has_work or self.pipeline.num_in_flight > 0
+
     def step(self) -> StepPlan:
-        """One step; nothing may wait in vain."""
-        self.now += 1.0
+        """What the loop does in one turn; the plan that was launched last."""
+        while self.pipeline.has_room and self.launch():
+            pass
+        self.complete()
+        return self.planned
+
+    def launch(self) -> bool:
+        """Launch the next step, if there is one; nothing may wait in vain."""
         step_plan = plan(self.state, self.limits)
-        assert step_plan.chunks, "sequences are live, but nothing is planned"
         assert step_plan.num_tokens <= self.limits.max_num_tokens
+        if not step_plan.chunks:
+            assert not self.state.has_work or self.pipeline.num_in_flight, "nothing is planned"
+            return False
+        self.now += 1.0
+        self.planned = step_plan
         self.pipeline.launch(step_plan)
-        self.watch(step_plan, *self.executor.launched)
+        return True
+
+    def complete(self) -> None:
+        """Take in the oldest step in flight."""
         for sequence, _, _ in self.pipeline.complete().drawn:
             known = self.sequences[sequence.request.request_id]
             if sequence.index == len(known):
                 known.append(sequence)
-        return step_plan
 
     def run(self, max_steps: int = 10_000) -> int:
         """Step until nothing is live; how many steps it took."""
         for number in range(max_steps):
-            if not self.state.has_work:
+            if not self.is_busy:
                 return number
             self.step()
         raise AssertionError(f"still busy after {max_steps} steps")

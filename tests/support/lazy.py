@@ -1,0 +1,96 @@
+"""An echo executor that runs ahead, as late as it may."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trtc.runtime.executors.base import NO_SOURCE, Int32s, PendingStep, StepBatch
+from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
+from trtc.runtime.sampler import SampledTokens, SamplingBatch
+
+_UNKNOWN = -(10**6)
+"""What stands for a token that the host does not know: no vocabulary has it."""
+
+
+class LazyEcho(EchoExecutor):
+    """Queues copies and steps, as a device's stream does, and computes them when one is waited for.
+
+    It holds the host to the contract: two steps in flight at most, waited for in order, once; and
+    a token whose source is given is taken from there alone. The arrays of a step are not copied, so
+    that one which is changed after its launch gives wrong tokens.
+    """
+
+    def __init__(self, options: EchoOptions | None = None) -> None:
+        super().__init__(options)
+        self._stream: deque[Callable[[], object]] = deque()
+        self._in_flight: deque[LazyStep] = deque()
+        self._sampled: Int32s | None = None
+        """[R] tokens of the step computed last."""
+        self.num_pending_tokens = 0
+        """Tokens that were launched before the host knew them."""
+        self.num_ahead = 0
+        """Steps that were launched while another one was in flight."""
+
+    @property
+    def runs_ahead(self) -> bool:
+        return True
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
+        assert len(self._in_flight) < 2, "a third step was launched"
+        assert batch.token_sources is None or self._in_flight, "a source, but no step in flight"
+        self.num_ahead += len(self._in_flight)
+        step = LazyStep(self, batch, sampling)
+        self._in_flight.append(step)
+        self._stream.append(step.compute)
+        return step
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        copy = super().copy_pages
+        self._stream.append(lambda: copy(sources, targets))
+
+    def complete(self, step: "LazyStep") -> SampledTokens:
+        assert self._in_flight, "waited for twice"
+        assert self._in_flight[0] is step, "waited for out of order"
+        while step.tokens is None:
+            self._stream.popleft()()
+        self._in_flight.popleft()
+        return step.tokens
+
+    def compute(self, batch: StepBatch, sampling: SamplingBatch) -> SampledTokens:
+        tokens = super().launch(self._resolved(batch), sampling).wait()
+        self._sampled = tokens.token_ids
+        return tokens
+
+    def _resolved(self, batch: StepBatch) -> StepBatch:
+        sources = batch.token_sources
+        if sources is None:
+            return batch
+        pending = sources != NO_SOURCE
+        assert pending.any()
+        assert self._sampled is not None
+        assert sources.shape == batch.token_ids.shape
+        assert sources.dtype == np.int32
+        self.num_pending_tokens += int(pending.sum())
+        token_ids = np.where(pending, _UNKNOWN, batch.token_ids)
+        token_ids[pending] = self._sampled[sources[pending]]
+        return replace(batch, token_ids=token_ids, token_sources=None)
+
+
+@dataclass(eq=False)
+class LazyStep:
+    executor: LazyEcho
+    batch: StepBatch
+    sampling: SamplingBatch
+    tokens: SampledTokens | None = None
+
+    def compute(self) -> None:
+        self.tokens = self.executor.compute(self.batch, self.sampling)
+
+    def wait(self) -> SampledTokens:
+        return self.executor.complete(self)
