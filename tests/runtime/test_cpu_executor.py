@@ -112,9 +112,7 @@ def test_any_integer_arrays_will_do(executor: CpuExecutor) -> None:
     """Other integer types and strided views are converted, not misread."""
     good = batch_of(executor)
     expected = executor.logits(good)
-    wide = {
-        name: value.astype(np.int64) for name, value in vars(good).items() if value is not None
-    }
+    wide = {name: value.astype(np.int64) for name, value in vars(good).items() if value is not None}
     np.testing.assert_array_equal(executor.logits(StepBatch(**wide)), expected)
     strided = np.repeat(good.token_ids, 2)[::2]
     np.testing.assert_array_equal(executor.logits(replace(good, token_ids=strided)), expected)

@@ -4,12 +4,16 @@ import itertools
 import random
 import threading
 import time
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
+from typing import Protocol
 
 import pytest
 
 from tests.support.driver import solo_outputs
-from tests.support.loops import PYLLAMA, Inbox, running_loop
+from tests.support.lazy import LazyEcho
+from tests.support.loops import PYLLAMA, Inbox, Loop, running_loop
 from tests.support.requests import greedy_request, sampled_request
 from trtc.protos.errors import (
     DeadlineError,
@@ -34,7 +38,31 @@ SLOW = replace(ROOMY, step_s=0.01)
 TEXT = EchoOptions(vocab_size=4096, num_pages=600, max_batch_size=8)
 
 
-def test_tokens_equal_solo_runs_in_a_crowded_pool() -> None:
+class OpenLoop(Protocol):
+    """`running_loop`, for one kind of executor."""
+
+    def __call__(
+        self,
+        options: EchoOptions | None = None,
+        config: LoopConfig | None = None,
+        *,
+        text: bool = False,
+        executor: EchoExecutor | None = None,
+    ) -> AbstractContextManager[Loop]: ...
+
+
+@pytest.fixture(params=[False, True], ids=["in_step", "ahead"])
+def ahead(request: pytest.FixtureRequest) -> bool:
+    """Whether the executor runs ahead."""
+    return bool(request.param)
+
+
+@pytest.fixture
+def open_loop(ahead: bool) -> OpenLoop:
+    return partial(running_loop, ahead=ahead)
+
+
+def test_tokens_equal_solo_runs_in_a_crowded_pool(open_loop: OpenLoop) -> None:
     rng = random.Random(5)
     requests = []
     for number in range(60):
@@ -45,7 +73,7 @@ def test_tokens_equal_solo_runs_in_a_crowded_pool() -> None:
             requests.append(
                 sampled_request(f"r{number}", prompt, 20, seed=number, n=1 + number % 3)
             )
-    with running_loop(SMALL) as loop:
+    with open_loop(SMALL) as loop:
         inboxes = [loop.send(request) for request in requests]
         for request, inbox in zip(requests, inboxes, strict=True):
             outputs = [list(one.token_ids) for one in inbox.result().completions]
@@ -58,7 +86,7 @@ def test_tokens_equal_solo_runs_in_a_crowded_pool() -> None:
         assert stats.requests_finished == len(requests)
 
 
-def test_sampling_parameters_reach_the_sampler_across_preemptions() -> None:
+def test_sampling_parameters_reach_the_sampler_across_preemptions(open_loop: OpenLoop) -> None:
     """Penalties count what a sequence has seen, also after it was computed again."""
     params = SamplingParams(
         temperature=0.8,
@@ -74,7 +102,7 @@ def test_sampling_parameters_reach_the_sampler_across_preemptions() -> None:
         GenerationRequest(f"r{number}", (1,) * (number + 1), params, max_tokens=24, n=2)
         for number in range(8)
     ]
-    with running_loop(SMALL) as loop:
+    with open_loop(SMALL) as loop:
         inboxes = [loop.send(request) for request in requests]
         for request, inbox in zip(requests, inboxes, strict=True):
             outputs = [list(one.token_ids) for one in inbox.result().completions]
@@ -83,18 +111,18 @@ def test_sampling_parameters_reach_the_sampler_across_preemptions() -> None:
         assert loop.stats().preemptions > 0
 
 
-def test_a_strong_frequency_penalty_forbids_repetition() -> None:
+def test_a_strong_frequency_penalty_forbids_repetition(open_loop: OpenLoop) -> None:
     params = SamplingParams(
         temperature=0.0, frequency_penalty=2.0, repetition_penalty=100.0, seed=0
     )
-    with running_loop(SMALL) as loop:
+    with open_loop(SMALL) as loop:
         result = loop.send(GenerationRequest("r", (5, 6), params, max_tokens=40)).result()
     assert len(set(result.token_ids)) == 40
     assert not {5, 6} & set(result.token_ids)
 
 
-def test_requests_without_a_seed_differ() -> None:
-    with running_loop(ROOMY) as loop:
+def test_requests_without_a_seed_differ(open_loop: OpenLoop) -> None:
+    with open_loop(ROOMY) as loop:
         requests = [
             GenerationRequest(f"r{i}", (1, 2), SamplingParams(), max_tokens=8) for i in range(4)
         ]
@@ -102,20 +130,20 @@ def test_requests_without_a_seed_differ() -> None:
     assert len(outputs) == 4
 
 
-def test_a_prompt_seen_before_is_reported_as_cached() -> None:
-    with running_loop(ROOMY) as loop:
+def test_a_prompt_seen_before_is_reported_as_cached(open_loop: OpenLoop) -> None:
+    with open_loop(ROOMY) as loop:
         first = loop.send(greedy_request("a", [7] * 40, 4)).result()
         second = loop.send(greedy_request("b", [7] * 40, 4)).result()
     assert first.usage.cached_prompt_tokens == 0
     assert second.usage.cached_prompt_tokens == 32
     assert first.token_ids == second.token_ids
-    with running_loop(ROOMY, LoopConfig(prefix_cache=False)) as loop:
+    with open_loop(ROOMY, LoopConfig(prefix_cache=False)) as loop:
         loop.send(greedy_request("a", [7] * 40, 4)).result()
         assert loop.send(greedy_request("b", [7] * 40, 4)).result().usage.cached_prompt_tokens == 0
 
 
-def test_logprobs_belong_to_their_tokens() -> None:
-    with running_loop(ROOMY) as loop:
+def test_logprobs_belong_to_their_tokens(open_loop: OpenLoop) -> None:
+    with open_loop(ROOMY) as loop:
         plain = loop.send(greedy_request("plain", [3, 4], 5))
         asked = loop.send(greedy_request("asked", [1, 2], 5, logprobs=3))
         zero = loop.send(greedy_request("zero", [1, 2], 5, logprobs=0))
@@ -139,16 +167,16 @@ def text_of(tokens: tuple[int, ...]) -> str:
     return Tokenizer.load(PYLLAMA).decode(tokens)
 
 
-def test_text_comes_with_the_tokens() -> None:
-    with running_loop(TEXT, text=True) as loop:
+def test_text_comes_with_the_tokens(open_loop: OpenLoop) -> None:
+    with open_loop(TEXT, text=True) as loop:
         result = loop.send(greedy_request("r", [5, 6], 60)).result()
     assert result.text == text_of(result.token_ids)
     assert result.finish_reason is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("include_stop", [False, True])
-def test_a_stop_string_across_tokens_ends_the_text(include_stop: bool) -> None:
-    with running_loop(TEXT, text=True) as loop:
+def test_a_stop_string_across_tokens_ends_the_text(open_loop: OpenLoop, include_stop: bool) -> None:
+    with open_loop(TEXT, text=True) as loop:
         whole = loop.send(greedy_request("whole", [5, 6], 60)).result()
         at = len(whole.text) // 2
         stop = whole.text[at : at + 7]
@@ -167,8 +195,8 @@ def test_a_stop_string_across_tokens_ends_the_text(include_stop: bool) -> None:
 
 
 @pytest.mark.parametrize("include_stop", [False, True])
-def test_stop_tokens_leave_the_text_unless_wanted(include_stop: bool) -> None:
-    with running_loop(TEXT, text=True) as loop:
+def test_stop_tokens_leave_the_text_unless_wanted(open_loop: OpenLoop, include_stop: bool) -> None:
+    with open_loop(TEXT, text=True) as loop:
         whole = loop.send(greedy_request("whole", [5, 6], 20)).result()
         stop = whole.token_ids[10]
         request = greedy_request(
@@ -181,10 +209,10 @@ def test_stop_tokens_leave_the_text_unless_wanted(include_stop: bool) -> None:
     assert cut.completions[0].matched_stop == text_of((stop,))
 
 
-def test_end_of_sequence_tokens_end_it_unless_ignored() -> None:
+def test_end_of_sequence_tokens_end_it_unless_ignored(open_loop: OpenLoop) -> None:
     echo = EchoExecutor(ROOMY)
     tokens = echo.greedy([1, 2, 3], 12)
-    with running_loop(ROOMY, LoopConfig(eos_token_ids=(tokens[4],))) as loop:
+    with open_loop(ROOMY, LoopConfig(eos_token_ids=(tokens[4],))) as loop:
         ended = loop.send(greedy_request("a", [1, 2, 3], 12)).result()
         ignored = loop.send(greedy_request("b", [1, 2, 3], 12, ignore_eos=True)).result()
     assert ended.token_ids == tokens[: tokens.index(tokens[4]) + 1]
@@ -192,16 +220,16 @@ def test_end_of_sequence_tokens_end_it_unless_ignored() -> None:
     assert ignored.token_ids == tokens
 
 
-def test_stop_strings_need_a_tokenizer() -> None:
-    with running_loop(ROOMY) as loop, pytest.raises(NoTokenizerError, match="stop"):
+def test_stop_strings_need_a_tokenizer(open_loop: OpenLoop) -> None:
+    with open_loop(ROOMY) as loop, pytest.raises(NoTokenizerError, match="stop"):
         loop.send(greedy_request("r", [1], 4, stop=("x",)))
 
 
 # Ends that are not the request's own.
 
 
-def test_an_aborted_request_ends_with_what_it_has() -> None:
-    with running_loop(SLOW) as loop:
+def test_an_aborted_request_ends_with_what_it_has(open_loop: OpenLoop) -> None:
+    with open_loop(SLOW) as loop:
         inbox = loop.send(sampled_request("r", [1, 2, 3], 1000, n=3))
         assert inbox.first.wait(10)
         assert loop.abort("r")
@@ -214,9 +242,9 @@ def test_an_aborted_request_ends_with_what_it_has() -> None:
         assert loop.stats().pages_used == 0
 
 
-def test_a_waiting_request_can_be_aborted() -> None:
+def test_a_waiting_request_can_be_aborted(open_loop: OpenLoop) -> None:
     options = replace(SLOW, max_batch_size=1)
-    with running_loop(options) as loop:
+    with open_loop(options) as loop:
         running = loop.send(greedy_request("running", [1], 1000))
         assert running.first.wait(10)
         waiting = loop.send(greedy_request("waiting", [2], 5))
@@ -226,9 +254,9 @@ def test_a_waiting_request_can_be_aborted() -> None:
         loop.abort("running")
 
 
-def test_a_storm_of_aborts_loses_nobody() -> None:
+def test_a_storm_of_aborts_loses_nobody(open_loop: OpenLoop) -> None:
     rng = random.Random(3)
-    with running_loop(replace(SMALL, step_s=0.0002), LoopConfig(max_queue=10_000)) as loop:
+    with open_loop(replace(SMALL, step_s=0.0002), LoopConfig(max_queue=10_000)) as loop:
         inboxes = {}
         for number in range(600):
             n = rng.choice((1, 1, 2, 3))
@@ -246,8 +274,8 @@ def test_a_storm_of_aborts_loses_nobody() -> None:
     assert stats.requests_failed == 0
 
 
-def test_a_deadline_ends_running_and_waiting_requests() -> None:
-    with running_loop(replace(SLOW, max_batch_size=1)) as loop:
+def test_a_deadline_ends_running_and_waiting_requests(open_loop: OpenLoop) -> None:
+    with open_loop(replace(SLOW, max_batch_size=1)) as loop:
         soon = time.monotonic() + 0.15
         running = loop.send(greedy_request("running", [1], 1000, deadline=soon))
         waiting = loop.send(greedy_request("waiting", [2], 1000, deadline=soon))
@@ -260,8 +288,8 @@ def test_a_deadline_ends_running_and_waiting_requests() -> None:
             loop.send(greedy_request("late", [1], 3, deadline=time.monotonic() - 1))
 
 
-def test_ten_thousand_requests_fill_the_queue_and_none_is_lost() -> None:
-    with running_loop(ROOMY, LoopConfig(max_queue=1000)) as loop:
+def test_ten_thousand_requests_fill_the_queue_and_none_is_lost(open_loop: OpenLoop) -> None:
+    with open_loop(ROOMY, LoopConfig(max_queue=1000)) as loop:
         inboxes, refused = [], 0
         for number in range(10_000):
             try:
@@ -278,8 +306,8 @@ def test_ten_thousand_requests_fill_the_queue_and_none_is_lost() -> None:
         assert loop.stats().waiting == 0
 
 
-def test_an_id_is_free_again_when_its_request_has_ended() -> None:
-    with running_loop(SLOW) as loop:
+def test_an_id_is_free_again_when_its_request_has_ended(open_loop: OpenLoop) -> None:
+    with open_loop(SLOW) as loop:
         first = loop.send(greedy_request("same", [1], 50))
         with pytest.raises(InvalidRequestError, match="live request"):
             loop.send(greedy_request("same", [1], 5))
@@ -288,8 +316,8 @@ def test_an_id_is_free_again_when_its_request_has_ended() -> None:
         assert len(loop.send(greedy_request("same", [1], 5)).result().token_ids) == 5
 
 
-def test_a_sink_may_submit_and_abort() -> None:
-    with running_loop(ROOMY) as loop:
+def test_a_sink_may_submit_and_abort(open_loop: OpenLoop) -> None:
+    with open_loop(ROOMY) as loop:
         second = Inbox()
 
         def first(delivery: Delivery) -> None:
@@ -302,7 +330,7 @@ def test_a_sink_may_submit_and_abort() -> None:
 
 
 @pytest.mark.parametrize("at", ["first", "last"])
-def test_a_sink_that_raises_ends_only_its_own_request(at: str) -> None:
+def test_a_sink_that_raises_ends_only_its_own_request(open_loop: OpenLoop, at: str) -> None:
     calls = []
 
     def broken(delivery: Delivery) -> None:
@@ -311,7 +339,7 @@ def test_a_sink_that_raises_ends_only_its_own_request(at: str) -> None:
         if at == "first" or delivery[-1].usage is not None:
             raise RuntimeError("the caller's fault")
 
-    with running_loop(ROOMY) as loop:
+    with open_loop(ROOMY) as loop:
         loop.submit(greedy_request("broken", [1], 10), broken)
         good = loop.send(greedy_request("good", [2], 30))
         assert len(good.result().token_ids) == 30
@@ -321,8 +349,8 @@ def test_a_sink_that_raises_ends_only_its_own_request(at: str) -> None:
     assert len(calls) == (1 if at == "first" else 10)
 
 
-def test_a_failing_executor_ends_all_requests_and_the_loop() -> None:
-    with running_loop(replace(SLOW, fail_at_step=4)) as loop:
+def test_a_failing_executor_ends_all_requests_and_the_loop(open_loop: OpenLoop) -> None:
+    with open_loop(replace(SLOW, fail_at_step=4)) as loop:
         inboxes = [loop.send(greedy_request(f"r{i}", [i], 100)) for i in range(80)]
         for inbox in inboxes:
             assert isinstance(inbox.wait().error, UnavailableError)
@@ -339,8 +367,13 @@ class BuggyExecutor(EchoExecutor):
         raise KeyError("a bug")
 
 
-def test_a_bug_in_the_executor_is_a_failure_too() -> None:
-    with running_loop(executor=BuggyExecutor()) as loop:
+class LazyBuggyExecutor(BuggyExecutor, LazyEcho):
+    pass
+
+
+@pytest.mark.parametrize("executor", [BuggyExecutor, LazyBuggyExecutor])
+def test_a_bug_in_the_executor_is_a_failure_too(executor: type[EchoExecutor]) -> None:
+    with running_loop(executor=executor()) as loop:
         assert isinstance(loop.send(greedy_request("r", [1], 4)).wait().error, UnavailableError)
         assert not loop.healthy()
 
@@ -356,16 +389,21 @@ class NanExecutor(EchoExecutor):
         return logits
 
 
-def test_a_sequence_without_finite_logits_fails_alone() -> None:
-    with running_loop(executor=NanExecutor(ROOMY)) as loop:
+class LazyNanExecutor(NanExecutor, LazyEcho):
+    pass
+
+
+@pytest.mark.parametrize("executor", [NanExecutor, LazyNanExecutor])
+def test_a_sequence_without_finite_logits_fails_alone(executor: type[EchoExecutor]) -> None:
+    with running_loop(executor=executor(ROOMY)) as loop:
         sick = loop.send(sampled_request("sick", [13, 2], 10, n=2))
         well = loop.send(greedy_request("well", [14, 2], 10))
         assert isinstance(sick.wait().error, InvariantError)
         assert len(well.result().token_ids) == 10
 
 
-def test_draining_refuses_new_requests_and_finishes_the_old() -> None:
-    with running_loop(SLOW) as loop:
+def test_draining_refuses_new_requests_and_finishes_the_old(open_loop: OpenLoop) -> None:
+    with open_loop(SLOW) as loop:
         inbox = loop.send(greedy_request("r", [1], 20))
         assert not loop.drain(0.01)
         with pytest.raises(UnavailableError, match="draining"):
@@ -375,8 +413,8 @@ def test_draining_refuses_new_requests_and_finishes_the_old() -> None:
         assert len(inbox.outputs) == 20
 
 
-def test_stopping_ends_what_runs_and_what_waits() -> None:
-    with running_loop(replace(SLOW, max_batch_size=2)) as loop:
+def test_stopping_ends_what_runs_and_what_waits(open_loop: OpenLoop) -> None:
+    with open_loop(replace(SLOW, max_batch_size=2)) as loop:
         inboxes = [loop.send(greedy_request(f"r{i}", [i], 1000)) for i in range(6)]
         assert inboxes[0].first.wait(10)
         loop.stop()
@@ -388,8 +426,8 @@ def test_stopping_ends_what_runs_and_what_waits() -> None:
             loop.send(greedy_request("late", [1], 2))
 
 
-def test_requests_that_cannot_be_met_are_refused_at_the_door() -> None:
-    with running_loop(SMALL) as loop:
+def test_requests_that_cannot_be_met_are_refused_at_the_door(open_loop: OpenLoop) -> None:
+    with open_loop(SMALL) as loop:
         assert loop.bounds.max_context == 48
         for request in (
             greedy_request("long", [1] * 48, 1),
@@ -399,13 +437,15 @@ def test_requests_that_cannot_be_met_are_refused_at_the_door() -> None:
         ):
             with pytest.raises(InvalidRequestError):
                 loop.send(request)
-    with running_loop(replace(SMALL, num_pages=4)) as loop:
+    with open_loop(replace(SMALL, num_pages=4)) as loop:
         assert loop.bounds.max_context == 16
 
 
-def test_an_idle_loop_sleeps_and_looks_after_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_loop_sleeps_and_looks_after_its_pool(
+    open_loop: OpenLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("trtc.runtime.loop._IDLE_CHECK_AFTER_S", 0.05)
-    with running_loop(ROOMY) as loop:
+    with open_loop(ROOMY) as loop:
         loop.send(greedy_request("a", [1], 4)).result()
         checked = threading.Event()
         check = loop._state.check_integrity
@@ -423,9 +463,11 @@ def test_an_idle_loop_sleeps_and_looks_after_its_pool(monkeypatch: pytest.Monkey
         loop.send(greedy_request("c", [1], 4)).result()
 
 
-def test_a_leak_found_when_idle_stops_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leak_found_when_idle_stops_the_engine(
+    open_loop: OpenLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("trtc.runtime.loop._IDLE_CHECK_AFTER_S", 0.02)
-    with running_loop(ROOMY) as loop:
+    with open_loop(ROOMY) as loop:
         loop.send(greedy_request("a", [1], 4)).result()
         loop._state.cache.pool.allocate(1)
         loop.send(greedy_request("b", [1], 4)).result()
@@ -435,8 +477,8 @@ def test_a_leak_found_when_idle_stops_the_engine(monkeypatch: pytest.MonkeyPatch
         assert not loop.healthy()
 
 
-def test_a_step_delivers_once_to_each_request() -> None:
-    with running_loop(ROOMY) as loop:
+def test_a_step_delivers_once_to_each_request(open_loop: OpenLoop) -> None:
+    with open_loop(ROOMY) as loop:
         inbox = loop.send(sampled_request("r", [1, 2], 10, n=4))
         result = inbox.result()
     assert inbox.deliveries == 10
@@ -447,8 +489,8 @@ def test_a_step_delivers_once_to_each_request() -> None:
     assert inbox.outputs[-1].usage is not None
 
 
-def test_many_threads_submit_at_once() -> None:
-    with running_loop(ROOMY) as loop:
+def test_many_threads_submit_at_once(open_loop: OpenLoop) -> None:
+    with open_loop(ROOMY) as loop:
         echo = EchoExecutor(ROOMY)
         failures: list[str] = []
 

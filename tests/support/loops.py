@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.lazy import LazyEcho
 from trtc.protos.errors import TrtcError
 from trtc.runtime.completion import Result, collect
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
@@ -73,15 +74,20 @@ def running_loop(
     config: LoopConfig | None = None,
     *,
     text: bool = False,
+    ahead: bool = False,
     executor: EchoExecutor | None = None,
 ) -> Iterator[Loop]:
     """A started loop; after the test nothing may have leaked.
 
     Args:
         text: give it pyllama's tokenizer; the vocabulary must be at most 4096.
+        ahead: over an executor that runs ahead.
+        executor: in place of one with `options`.
     """
     tokenizer = Tokenizer.load(PYLLAMA) if text else None
-    loop = Loop(executor or EchoExecutor(options), tokenizer, config or LoopConfig())
+    if executor is None:
+        executor = LazyEcho(options) if ahead else EchoExecutor(options)
+    loop = Loop(executor, tokenizer, config or LoopConfig())
     loop.start()
     try:
         yield loop
@@ -91,3 +97,4 @@ def running_loop(
         loop.stop()
     if not died:
         loop.check_integrity()
+        assert not isinstance(executor, LazyEcho) or executor.num_in_flight == 0
