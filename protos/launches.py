@@ -1,0 +1,218 @@
+"""The launch plan of a CUDA engine: every call of plan.json as kernels and matrix products.
+
+    plan.json        what is computed, on which buffers
+    launches.json    how: cubins, grids that grow with the step's bucket, resolved addresses
+    kernels/*.cubin  the code, one file a specialisation
+
+The executor captures the list into CUDA graphs, one a bucket, and needs nothing else.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from trtc.protos.errors import EngineCorruptError
+from trtc.protos.manifest import Record
+
+LAUNCHES_FILE = "launches.json"
+KERNELS_DIR = "kernels"
+TACTICS_PREFIX = "tactics-"
+
+_R = TypeVar("_R", bound=Record)
+
+Axis = Literal["tokens", "sequences", "rows", "splits", "one"]
+
+
+class Address(Record, frozen=True):
+    """Where a tensor lies on the device: `offset` bytes into a space.
+
+    weights, arena, scratch, logits and sampling are one allocation each; `pool` is layer `index`'s
+    KV pool; `step` is the step input `name` (token_ids, ..., or dims).
+    """
+
+    space: Literal["weights", "arena", "scratch", "pool", "step", "logits", "sampling"]
+    name: str = ""
+    index: int = 0
+    offset: int = 0
+
+
+class GridAxis(Record, frozen=True):
+    """Programs along an axis: times * (ceil(axis / block) + plus)."""
+
+    axis: Axis = "one"
+    block: int = 1
+    times: int = 1
+    plus: Axis | None = None
+
+
+class KernelCode(Record, frozen=True):
+    """A compiled kernel."""
+
+    file: str
+    """Cubin, relative to the engine."""
+    entry: str
+    num_threads: int
+    shared_bytes: int
+    """Dynamic shared memory of a launch; over 48 KB the function's limit is raised first."""
+
+
+class KernelCall(Record, frozen=True, tag_field="do", tag="kernel"):
+    kernel: int
+    """Index into `LaunchPlan.kernels`."""
+    arguments: tuple[Address, ...]
+    grid: tuple[GridAxis, GridAxis, GridAxis]
+    overlaps: bool
+    """Launch with programmatic stream serialisation."""
+
+
+class Matrix(Record, frozen=True):
+    """A row-major matrix; `rows` 0: as many as the bucket has."""
+
+    address: Address
+    dtype: str
+    columns: int
+    stride: int
+    """Elements from a row to the next."""
+    rows: int = 0
+
+
+class ProductCall(Record, frozen=True, tag_field="do", tag="product"):
+    """out = x @ weight.T (* input_scale * weight_scale) (+ bias), by cuBLASLt."""
+
+    x: Matrix
+    weight: Matrix
+    out: Matrix
+    input_scale: Address | None
+    """f32 scalar."""
+    weight_scale: Address | None
+    """f32 [rows of the weight]."""
+    bias: Address | None
+    """f32 [rows of the weight]."""
+
+
+class CallVariant(Record, frozen=True):
+    """One way to run a call, for buckets of up to `max_rows` rows."""
+
+    kind: Literal["decode", "any"]
+    max_rows: int
+    work: tuple[KernelCall | ProductCall, ...]
+
+
+class CallLaunches(Record, frozen=True):
+    """A call of plan.json; the first variant that fits a bucket runs."""
+
+    site: str
+    rows: Literal["tokens", "rows"]
+    variants: tuple[CallVariant, ...]
+
+
+class StepBlock(Record, frozen=True):
+    """The step's inputs as one block of int32, sent to the device in one copy."""
+
+    offsets: dict[str, int]
+    """Input (`dims` and the step ABI's names) -> its first element; page_table comes last."""
+    num_elements: int
+    table_width: int
+    """Pages of a row of `page_table`."""
+    max_rows: int
+    """Logit rows of one step."""
+
+
+class SamplingTensor(Record, frozen=True):
+    """A tensor of the sampler that is not part of the step block."""
+
+    offset: int
+    """Bytes into the space `sampling`."""
+    rows: int
+    """Room for so many."""
+    columns: int
+
+
+class SamplingPlan(Record, frozen=True):
+    """The sampler's stages, by the names of plugins/sampling/tensors.py."""
+
+    stages: dict[str, tuple[KernelCall, ...]]
+    tensors: dict[str, SamplingTensor]
+    bytes: int
+
+
+class LaunchPlan(Record, frozen=True, kw_only=True):
+    sm: int
+    split_keys: int
+    """Keys a piece of split attention takes: the axis `splits` is contexts over this."""
+    kernels: tuple[KernelCode, ...]
+    calls: tuple[CallLaunches, ...]
+    sampling: SamplingPlan
+    step: StepBlock
+    arena_bytes: int
+    scratch_bytes: int
+    """Temporary buffers of the call that needs most."""
+
+    def fixed_bytes(self, vocab_size: int) -> int:
+        """Device memory beside weights and pool."""
+        logits = 4 * self.step.max_rows * vocab_size
+        step = 4 * self.step.num_elements
+        return self.arena_bytes + self.scratch_bytes + step + logits + self.sampling.bytes
+
+
+class Tactic(Record, frozen=True):
+    """The variant that was fastest for some calls in buckets of so many rows."""
+
+    sites: tuple[str, ...]
+    kind: Literal["decode", "mixed"]
+    rows: int
+    variant: int
+    """Index into `CallLaunches.variants`."""
+    microseconds: float
+    default_microseconds: float
+    """Of the first variant that fits, which runs untuned."""
+
+
+class TacticTable(Record, frozen=True):
+    """What `trtc tune` found on one GPU."""
+
+    device: str
+    tactics: tuple[Tactic, ...]
+
+
+def tactics_file(content: bytes) -> str:
+    """Name of a tactic table: one file a content, so that a new one never replaces the old in
+    place while a manifest still lists that."""
+    return f"{TACTICS_PREFIX}{hashlib.sha256(content).hexdigest()[:12]}.json"
+
+
+def tactics_json(table: TacticTable) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(table, order="sorted"), indent=1) + b"\n"
+
+
+def read_tactics(path: Path) -> TacticTable:
+    """Decode a tactic table.
+
+    Raises:
+        EngineCorruptError: unreadable, or not one.
+    """
+    return _read(path, TacticTable)
+
+
+def launches_json(launches: LaunchPlan) -> bytes:
+    return msgspec.json.encode(launches, order="sorted") + b"\n"
+
+
+def read_launches(engine: Path) -> LaunchPlan:
+    """Decode launches.json; its hash is checked by whoever opens the engine.
+
+    Raises:
+        EngineCorruptError: unreadable, or not a launch plan.
+    """
+    return _read(engine / LAUNCHES_FILE, LaunchPlan)
+
+
+def _read(path: Path, kind: type[_R]) -> _R:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError) as error:
+        raise EngineCorruptError(
+            str(error), field=str(path), remedy="Build the engine again, or copy it again"
+        ) from error
