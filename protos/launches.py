@@ -88,6 +88,8 @@ class ProductCall(Record, frozen=True, tag_field="do", tag="product"):
     """f32 scalar."""
     weight_scale: Address | None
     """f32 [rows of the weight]."""
+    uniform_scale: bool
+    """All of `weight_scale` is one value."""
     bias: Address | None
     """f32 [rows of the weight]."""
 

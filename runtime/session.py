@@ -24,12 +24,14 @@ from trtc.protos.manifest import (
 )
 from trtc.runtime.executors.base import Executor
 from trtc.runtime.executors.cpu_opening import prepare_cpu
+from trtc.runtime.executors.cuda.opening import prepare_cuda
 from trtc.runtime.executors.opening import Opening, OpenRequest, Prepare
 from trtc.runtime.tokenizer import Tokenizer
 from trtc.runtime.verify import verify_files
 
 KINDS: Mapping[str, Prepare] = {
     "cpu": prepare_cpu,
+    "cuda": prepare_cuda,
 }
 """target.kind of the manifest -> what opens such engines."""
 

@@ -32,6 +32,7 @@ class Subcommand:
 SUBCOMMANDS: dict[str, Subcommand] = {
     "build": Subcommand("Compile a checkpoint into an engine.", extra="build"),
     "compile": Subcommand("Compile a TensorRT bundle into its plan, on a GPU host."),
+    "tune": Subcommand("Measure a CUDA engine's fastest kernels, on its GPU."),
     "inspect": Subcommand("Show what an engine is made of."),
     "quantize": Subcommand("Quantise a checkpoint into another checkpoint.", extra="build"),
     "eval": Subcommand("Measure an engine's accuracy on a text."),

@@ -28,6 +28,4 @@ def lower_add(rewriter: Rewriter) -> bool:
     return changed
 
 
-LOWER_ADD = Rewrite(
-    "lower_add", lower_add, requires=frozenset({"lower_linears", "fuse_residual", "fuse_add_norm"})
-)
+LOWER_ADD = Rewrite("lower_add", lower_add, requires=frozenset({"lower_linears", "fuse_add_norm"}))

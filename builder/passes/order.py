@@ -47,6 +47,9 @@ NATIVE_PASSES: tuple[Pass, ...] = (
 )
 """What the CPU and CUDA targets share: the source graph -> trtc's operators and Splits."""
 
+_CUDA_PASSES = tuple(step for step in NATIVE_PASSES if step is not FUSE_RESIDUAL)
+"""cuBLASLt, as torch calls it, adds no residual: the norm after it does."""
+
 TENSORRT_PASSES: tuple[Pass, ...] = (FILL_KV_SCALES, MATCH_SCALE_TYPES)
 """TensorRT fuses standard operators and Q/DQ itself: it gets the source graph, made legal."""
 
@@ -60,3 +63,9 @@ def cpu_passes(
     select = () if exact_activations or not is_4_bit else (SELECT_CPU_ACTIVATION,)
     share = (share_pre_scales(reader),) if scheme.pre_quant_scale else ()
     return (*share, *NATIVE_PASSES, *select, PACK_WEIGHTS)
+
+
+def cuda_passes(scheme: Scheme, reader: TensorReader) -> tuple[Pass, ...]:
+    """The CUDA target's list: weights stay row-major, activations exact."""
+    share = (share_pre_scales(reader),) if scheme.pre_quant_scale else ()
+    return (*share, *_CUDA_PASSES)

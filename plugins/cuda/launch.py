@@ -56,7 +56,7 @@ class Site:
     """Elements from a row to the next, of every parameter that is present: views of a wider
     buffer have more than their columns. Rows and views begin at a multiple of 16 bytes."""
     axes: Mapping[str, int]
-    """The operator's axis symbols that are static."""
+    """The operator's axis symbols that are static, those that integer attributes give included."""
     attributes: Mapping[str, int | float | str]
     rows: Literal["tokens", "rows"]
     """What the operator's M is: all tokens, or the logit rows gathered from them."""

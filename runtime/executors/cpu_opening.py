@@ -1,25 +1,17 @@
 """Opens a CPU engine: the best code for this processor, over mapped or random weights."""
 
 import hashlib
-import mmap
 from dataclasses import dataclass
-from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from trtc.plugins.cpu.host import object_file, runnable_isas
-from trtc.protos.errors import EngineCorruptError, EngineIncompatibleError
+from trtc.protos.errors import EngineIncompatibleError
 from trtc.protos.manifest import PLAN_FILE, WEIGHTS_FILE, Manifest
-from trtc.protos.plan import read_plan
-from trtc.runtime.dummy_weights import fill_weights
 from trtc.runtime.executors.cpu import CpuEngineFiles, CpuExecutor
 from trtc.runtime.executors.opening import OpenRequest
+from trtc.runtime.executors.weights import dummy_weights, map_weights
 from trtc.runtime.machine import available_bytes, num_usable_cores
-from trtc.runtime.verify import REBUILD
 
 _POOL_SHARE = 0.5
-_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -52,7 +44,7 @@ class CpuOpening:
         return CpuExecutor(
             CpuEngineFiles(
                 shared_object=engine / object_file(self.isa),
-                weights=_dummy(plan_path)
+                weights=dummy_weights(plan_path)
                 if self.request.dummy_weights
                 else map_weights(engine / WEIGHTS_FILE, manifest.ledger.weights),
                 plan_digest=hashlib.sha256(plan_path.read_bytes()).hexdigest(),
@@ -85,27 +77,3 @@ def _pick_isa(manifest: Manifest) -> str:
         field="manifest.json: target.archs",
         remedy=f"Build with --target cpu:{runnable[0]}",
     )
-
-
-def map_weights(path: Path, num_bytes: int) -> NDArray[np.uint8]:
-    """The data section of weights.safetensors, mapped and not copied.
-
-    Raises:
-        EngineCorruptError: the data section is not `num_bytes` long, or not aligned.
-    """
-    with path.open("rb") as file:
-        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    begin = 8 + int.from_bytes(mapping[:8], "little")
-    if begin % _ALIGNMENT or len(mapping) - begin != num_bytes:
-        raise EngineCorruptError(
-            f"the data section is {len(mapping) - begin} bytes at {begin}, not "
-            f"{num_bytes} at a multiple of {_ALIGNMENT}",
-            field=str(path),
-            remedy=REBUILD,
-        )
-    return np.frombuffer(mapping, np.uint8, offset=begin)
-
-
-def _dummy(plan_path: Path) -> NDArray[np.uint8]:
-    plan = read_plan(plan_path)
-    return fill_weights(plan.weights, plan.weights_bytes)

@@ -124,7 +124,7 @@ def test_not_an_engine_at_all(tmp_path: Path) -> None:
     ("change", "error", "message"),
     [
         (set_fields("target", archs=("x86-64-v9",)), EngineIncompatibleError, r"target\.archs"),
-        (set_fields("target", kind="cuda"), EngineIncompatibleError, r"target\.kind"),
+        (set_fields("target", kind="tensorrt_rtx"), EngineIncompatibleError, r"target\.kind"),
         (
             lambda m: msgspec.structs.replace(m, dummy_weights=True),
             EngineIncompatibleError,

@@ -46,10 +46,11 @@ class Launch:
 def _interpreter() -> ProcessPoolExecutor:
     """A process of its own: Triton decides at its import whether it interprets."""
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, mp_context=context, initializer=_set_interpreted)
+    return ProcessPoolExecutor(1, mp_context=context, initializer=set_interpreted)
 
 
-def _set_interpreted() -> None:
+def set_interpreted() -> None:
+    """Make this process interpret Triton kernels; before Triton is imported."""
     os.environ["TRITON_INTERPRET"] = "1"
     from triton.runtime import interpreter
 

@@ -23,6 +23,7 @@ from trtc.builder.targets.cxx import Compiler, find_compiler
 from trtc.plugins.cpu.host import read_cpu_flags, runnable_isas
 from trtc.plugins.cpu.isa import ISAS
 from trtc.plugins.cuda.compile import SMS, TRITON_VERSION
+from trtc.plugins.cuda.nvrtc import NVRTC_VERSION
 from trtc.protos.bundle import TENSORRT_MAJOR
 from trtc.protos.errors import EnvironmentFault
 from trtc.runtime.machine import available_bytes, num_usable_cores
@@ -39,7 +40,7 @@ BUILD_PACKAGES = (
     "torch", "transformers", "nvidia-modelopt", "onnx", "onnx-graphsurgeon", "ml_dtypes",
     "huggingface_hub",
 )  # fmt: skip
-GPU_PACKAGES = ("tensorrt-cu13", "triton")
+GPU_PACKAGES = ("cuda-bindings", "nvidia-cuda-nvrtc", "tensorrt-cu13", "triton")
 _UNPROVEN = (
     "plans with plugins, their kernel choice and speed were never seen by trtc's own tests",
     "On a GPU host with TensorRT: trtc compile BUNDLE; without: see docs/tensorrt.md",
@@ -117,9 +118,28 @@ def _gpu_targets() -> Iterator[Finding]:
     yield Finding("machine", "nvidia driver", "info", driver or "none")
     for gpu in gpus or ["none"]:
         yield Finding("machine", "gpu", "info", gpu)
-    for topic in ("build", "run"):
-        yield Finding(topic, "cuda", "no", "this version of trtc has no CUDA target")
+    yield from _cuda(has_gpu=bool(gpus))
     yield from _tensorrt(has_gpu=bool(gpus))
+
+
+def _cuda(*, has_gpu: bool) -> Iterator[Finding]:
+    """Engines are compiled anywhere, and run where there is a GPU of their SM."""
+    compilers = {"triton": TRITON_VERSION, "nvidia-cuda-nvrtc": NVRTC_VERSION, "cuda-bindings": ""}
+    lacks = [
+        f"{name} {wanted}".strip()
+        for name, wanted in compilers.items()
+        if not _version(name).startswith(wanted) or not _version(name)
+    ]
+    yield _target("build", "cuda", lacks, "pip install 'trtc[build,cuda-build]'")
+    lacks = [name for name in ("torch", "cuda-bindings") if not _version(name)]
+    lacks += [] if has_gpu else ["an NVIDIA GPU"]
+    yield _target("run", "cuda", lacks, "pip install 'trtc[cuda]' on a machine with a GPU")
+
+
+def _target(topic: str, name: str, lacks: list[str], remedy: str) -> Finding:
+    if lacks:
+        return Finding(topic, name, "no", f"needs {' and '.join(lacks)}", remedy)
+    return Finding(topic, name, "yes", ", ".join(f"sm_{sm}" for sm in SMS))
 
 
 def _tensorrt(*, has_gpu: bool) -> Iterator[Finding]:

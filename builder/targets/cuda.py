@@ -1,0 +1,112 @@
+"""The CUDA target: plan -> kernels cross-compiled to cubins -> launch plan, without a GPU."""
+
+from dataclasses import dataclass
+
+import onnx
+
+from trtc.builder.passes.base import Pass
+from trtc.builder.passes.order import cuda_passes
+from trtc.builder.passes.transforms import ScalePerRow
+from trtc.builder.plan import make_plan
+from trtc.builder.recipes import Apply, Recipe, TensorReader
+from trtc.builder.targets.base import Compiled, CompileRequest, Progress
+from trtc.builder.targets.cuda_lowering import write_launches
+from trtc.builder.weights_file import with_external_weights, write_weights
+from trtc.plugins.cuda.compile import FP8_SMS, SMS, TRITON_VERSION, check_triton, parse_sm
+from trtc.plugins.cuda.lowerings import lowerings
+from trtc.plugins.cuda.nvrtc import NVRTC_VERSION, check_nvrtc
+from trtc.plugins.registry import REGISTRY
+from trtc.protos.errors import UnsupportedError
+from trtc.protos.launches import LAUNCHES_FILE, launches_json
+from trtc.protos.manifest import GRAPH_FILE, PLAN_FILE, WEIGHTS_FILE, ByteLedger, TargetFacts
+from trtc.quant.scheme import Scheme
+
+
+@dataclass(frozen=True)
+class CudaTarget:
+    """`cuda:sm_90`."""
+
+    sm: int
+
+    @property
+    def name(self) -> str:
+        return f"cuda:sm_{self.sm}"
+
+    @property
+    def runs_here(self) -> bool:
+        """A build needs no GPU, and so never measures on one: `trtc eval` does."""
+        return False
+
+    def check(self, scheme: Scheme) -> None:
+        check_triton()
+        check_nvrtc()
+        if "f8e4m3" in (scheme.weight, scheme.activation) and self.sm not in FP8_SMS:
+            raise UnsupportedError(
+                f"sm_{self.sm} has no E4M3 arithmetic",
+                field="--dtype",
+                remedy="Use bf16 or int4_awq, or a target from sm_89 on",
+            )
+
+    def passes(self, request: CompileRequest) -> tuple[Pass, ...]:
+        return cuda_passes(request.scheme, request.reader)
+
+    def compile(self, request: CompileRequest, progress: Progress) -> Compiled:
+        progress("planning")
+        plan = make_plan(request.module, REGISTRY)
+        (request.workdir / PLAN_FILE).write_bytes(plan.to_json())
+        graph = with_external_weights(request.module.model, plan.weights)
+        onnx.save_model(graph, str(request.workdir / GRAPH_FILE))
+        launches = write_launches(
+            plan,
+            self.sm,
+            lowerings(),
+            request.workdir,
+            progress,
+            is_uniform=lambda name: _is_uniform(request.module.recipes[name], request.reader),
+        )
+        (request.workdir / LAUNCHES_FILE).write_bytes(launches_json(launches))
+        if not request.dummy_weights:
+            write_weights(
+                request.workdir / WEIGHTS_FILE,
+                plan.weights,
+                request.module.recipes,
+                request.reader,
+                progress,
+            )
+        return Compiled(
+            facts=TargetFacts(
+                kind="cuda",
+                name=self.name,
+                archs=(f"sm_{self.sm}",),
+                toolchain=f"triton {TRITON_VERSION}, nvrtc {NVRTC_VERSION}",
+            ),
+            kv=plan.kv,
+            ledger=ByteLedger(
+                weights=plan.weights_bytes,
+                activations=launches.fixed_bytes(plan.vocab_size),
+                page=plan.kv.page_bytes,
+            ),
+        )
+
+
+def _is_uniform(scale: Recipe, reader: TensorReader) -> bool:
+    """Whether it is one scale spread over the rows of one weight; merged weights have several."""
+    if not (isinstance(scale, Apply) and isinstance(scale.function, ScalePerRow)):
+        return False
+    values = scale.load(reader)
+    return bool((values == values.reshape(-1)[0]).all())
+
+
+def parse_cuda_target(detail: str) -> CudaTarget:
+    """The part of `--target` after `cuda:`.
+
+    Raises:
+        UnsupportedError: not an SM that kernels are compiled for, or none.
+    """
+    if not detail:
+        raise UnsupportedError(
+            "says no SM",
+            field="--target",
+            remedy=f"Use one of {', '.join(f'cuda:sm_{sm}' for sm in SMS)}",
+        )
+    return CudaTarget(parse_sm(detail))

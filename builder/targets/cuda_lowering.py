@@ -1,0 +1,286 @@
+"""Static plan -> launch plan: every call's kernels compiled once, every address resolved."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trtc.builder.memory import align
+from trtc.builder.targets.cuda_step import Numbered, grid_axes, plan_sampling, step_block
+from trtc.plugins.cuda.compile import CompiledKernel, KernelSource, compile_kernel
+from trtc.plugins.cuda.cpp import CudaSource
+from trtc.plugins.cuda.launch import (
+    DIMS,
+    SCRATCH,
+    SPLIT_KEYS,
+    Launch,
+    Lower,
+    MatrixProduct,
+    Site,
+    Variant,
+)
+from trtc.plugins.cuda.nvrtc import compile_cuda
+from trtc.protos.dtypes import DTYPES
+from trtc.protos.errors import InvariantError
+from trtc.protos.launches import (
+    KERNELS_DIR,
+    Address,
+    CallLaunches,
+    CallVariant,
+    KernelCall,
+    KernelCode,
+    LaunchPlan,
+    Matrix,
+    ProductCall,
+)
+from trtc.protos.plan import Argument, Call, Plan
+
+Source = KernelSource | CudaSource
+Progress = Callable[[str], None]
+_ALIGNMENT = 16
+"""Bytes. Kernels load rows and views in pieces of this size."""
+
+
+@dataclass(frozen=True)
+class _LoweredCall:
+    call: Call
+    site: Site
+    variants: tuple[Variant, ...]
+
+
+def write_launches(
+    plan: Plan,
+    sm: int,
+    lowerings: Mapping[str, Lower],
+    engine: Path,
+    progress: Progress,
+    *,
+    is_uniform: Callable[[str], bool],
+) -> LaunchPlan:
+    """Lower every call and compile its kernels into `engine`/kernels.
+
+    Args:
+        is_uniform: whether a vector of weight scales, by name, holds one value only.
+
+    Raises:
+        UnsupportedError: the SM lacks what a kernel needs.
+        InvariantError: a kernel does not compile.
+    """
+    lowered = [_lower(call, plan, sm, lowerings) for call in plan.calls]
+    kernels = _KernelTable(sm)
+    block = step_block(plan)
+    sampling = plan_sampling(plan, sm, block, kernels.add)
+    works = [
+        tuple(
+            tuple(kernels.add(one) if isinstance(one, Launch) else one for one in variant.work)
+            for variant in one.variants
+        )
+        for one in lowered
+    ]
+    codes = kernels.write(engine, progress)
+    resolver = _Resolver(plan, is_uniform)
+    return LaunchPlan(
+        sm=sm,
+        split_keys=SPLIT_KEYS,
+        kernels=codes,
+        calls=tuple(resolver.call(one, work) for one, work in zip(lowered, works, strict=True)),
+        sampling=sampling,
+        step=block,
+        arena_bytes=plan.arena_bytes,
+        scratch_bytes=resolver.scratch_bytes,
+    )
+
+
+def _lower(call: Call, plan: Plan, sm: int, lowerings: Mapping[str, Lower]) -> _LoweredCall:
+    lower = lowerings.get(call.operator)
+    if lower is None:
+        raise InvariantError(f"no CUDA kernels for {call.operator}", field=call.site)
+    site = Site(
+        dtypes={argument.parameter: argument.dtype for argument in call.arguments},
+        strides={argument.parameter: argument.row_stride for argument in call.arguments},
+        axes={
+            name: extent
+            for name, extent in (call.attributes | call.axes).items()
+            if isinstance(extent, int)
+        },
+        attributes=call.attributes,
+        rows=_rows(call),
+        kv=plan.kv,
+        limits=plan.limits,
+        sm=sm,
+    )
+    variants = lower(site)
+    if not variants or variants[-1].kind != "any":
+        raise InvariantError("no variant fits every step", field=call.site)
+    return _LoweredCall(call, site, variants)
+
+
+def _rows(call: Call) -> Literal["tokens", "rows"]:
+    """What a call's bucket is: `gather_rows` and all that follow it work on logit rows."""
+    return "rows" if "R" in (call.axes.get("M"), call.axes.get("R")) else "tokens"
+
+
+class _KernelTable:
+    """Every specialisation once, in order of first use."""
+
+    def __init__(self, sm: int) -> None:
+        self._sm = sm
+        self._sources: list[Source] = []
+        self._numbers: dict[str, int] = {}
+
+    def add(self, launch: Launch) -> Numbered:
+        key = source_key(launch.kernel)
+        if key not in self._numbers:
+            self._numbers[key] = len(self._sources)
+            self._sources.append(launch.kernel)
+        return Numbered(self._numbers[key], launch)
+
+    def write(self, engine: Path, progress: Progress) -> tuple[KernelCode, ...]:
+        """Compile and store; compilers run in processes of their own, two at a time."""
+        (engine / KERNELS_DIR).mkdir()
+        total = len(self._sources)
+        codes = []
+        with ThreadPoolExecutor(2) as pool:
+            compiled = pool.map(lambda source: compile_source(source, self._sm), self._sources)
+            for number, kernel in enumerate(compiled):
+                progress(f"kernels {number + 1}/{total}  {kernel.entry}")
+                file = f"{KERNELS_DIR}/{number:03}-{kernel.entry}.cubin"
+                (engine / file).write_bytes(kernel.cubin)
+                codes.append(
+                    KernelCode(
+                        file=file,
+                        entry=kernel.entry,
+                        num_threads=kernel.num_threads,
+                        shared_bytes=kernel.shared_bytes,
+                    )
+                )
+        return tuple(codes)
+
+
+def compile_source(source: Source, sm: int) -> CompiledKernel:
+    return (
+        compile_cuda(source, sm) if isinstance(source, CudaSource) else compile_kernel(source, sm)
+    )
+
+
+def source_key(source: Source) -> str:
+    """Equal for sources that compile to the same code."""
+    facts: list[object]
+    if isinstance(source, CudaSource):
+        facts = [source.file, source.entry, dict(source.constants)]
+    else:
+        function = source.function.fn
+        facts = [function.__module__, function.__name__, dict(source.constants)]
+    facts += [[(p.name, p.dtype, p.is_pointer) for p in source.parameters]]
+    options = {
+        name: value
+        for name, value in vars(source).items()
+        if name not in ("function", "parameters", "constants")
+    }
+    return hashlib.sha256(json.dumps([facts, options], sort_keys=True).encode()).hexdigest()
+
+
+class _Resolver:
+    """Names of a call's tensors -> addresses; and how much scratch the hungriest call takes."""
+
+    def __init__(self, plan: Plan, is_uniform: Callable[[str], bool]) -> None:
+        self._is_uniform = is_uniform
+        self._offsets = {buffer.name: buffer.offset for buffer in plan.buffers}
+        self._weights = {weight.name: weight.offset for weight in plan.weights}
+        self.scratch_bytes = 0
+
+    def call(
+        self, one: _LoweredCall, works: Sequence[Sequence[Numbered | MatrixProduct]]
+    ) -> CallLaunches:
+        return CallLaunches(
+            site=one.call.site,
+            rows=one.site.rows,
+            variants=tuple(
+                CallVariant(
+                    kind=variant.kind,
+                    max_rows=variant.max_rows,
+                    work=self._work(one, variant, work),
+                )
+                for variant, work in zip(one.variants, works, strict=True)
+            ),
+        )
+
+    def _work(
+        self, one: _LoweredCall, variant: Variant, work: Sequence[Numbered | MatrixProduct]
+    ) -> tuple[KernelCall | ProductCall, ...]:
+        names = {argument.parameter: self._address(argument) for argument in one.call.arguments}
+        names[DIMS] = Address(space="step", name=DIMS)
+        end = 0
+        for name, num_bytes in variant.scratch.items():
+            names[SCRATCH + name] = Address(space="scratch", offset=end)
+            end = align(end + num_bytes)
+        self.scratch_bytes = max(self.scratch_bytes, end)
+        return tuple(
+            self._kernel(one, part, names)
+            if isinstance(part, Numbered)
+            else self._product(one, part, names)
+            for part in work
+        )
+
+    def _kernel(
+        self, one: _LoweredCall, part: Numbered, names: Mapping[str, Address]
+    ) -> KernelCall:
+        launch = part.launch
+        if len(launch.arguments) != len(launch.kernel.parameters):
+            raise InvariantError("a launch has too few or too many arguments", field=one.call.site)
+        return KernelCall(
+            kernel=part.kernel,
+            arguments=tuple(names[name] for name in launch.arguments),
+            grid=grid_axes(launch.grid),
+            overlaps=launch.overlaps,
+        )
+
+    def _product(
+        self, one: _LoweredCall, product: MatrixProduct, names: Mapping[str, Address]
+    ) -> ProductCall:
+        site = one.site
+        num_columns, depth = site.axes["N"], site.axes["K"]
+
+        def matrix(parameter: str, columns: int, rows: int = 0) -> Matrix:
+            return Matrix(
+                address=names[parameter],
+                dtype=site.dtypes[parameter],
+                columns=columns,
+                stride=site.strides[parameter],
+                rows=rows,
+            )
+
+        return ProductCall(
+            x=matrix(product.x, depth),
+            weight=matrix(product.weight, depth, num_columns),
+            out=matrix(product.out, num_columns),
+            input_scale=names.get(product.input_scale),
+            weight_scale=names.get(product.weight_scale),
+            uniform_scale=any(
+                argument.parameter == product.weight_scale and self._is_uniform(argument.name)
+                for argument in one.call.arguments
+            ),
+            bias=names.get(product.bias),
+        )
+
+    def _address(self, argument: Argument) -> Address:
+        skipped = DTYPES[argument.dtype].num_bytes(argument.column_offset)
+        if skipped % _ALIGNMENT:
+            raise InvariantError(
+                f"begins {skipped} bytes into its row, not at a multiple of {_ALIGNMENT}",
+                field=argument.name,
+            )
+        match argument.kind:
+            case "buffer":
+                return Address(space="arena", offset=self._offsets[argument.name] + skipped)
+            case "weight":
+                return Address(space="weights", offset=self._weights[argument.name])
+            case "pool":
+                return Address(space="pool", index=argument.index)
+            case "step":
+                return Address(space="step", name=argument.name)
+            case "logits":
+                return Address(space="logits")

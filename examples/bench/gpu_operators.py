@@ -1,0 +1,261 @@
+"""Checks every kernel of a CUDA engine on its GPU against the operators' references.
+
+Each kind of call of the engine runs in each of its variants, over ragged batches with stale rows
+behind them, on fresh random inputs with poisoned outputs, from the engine's own cubins; the slow
+references of `plugins/*/reference.py` read the very bytes that the kernels read.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from trtc.plugins.op import FusedOp
+from trtc.plugins.registry import REGISTRY
+from trtc.plugins.rounding import NUMPY_DTYPES
+from trtc.protos.dtypes import DTYPES
+from trtc.protos.launches import CallLaunches, CallVariant, read_launches
+from trtc.protos.manifest import PLAN_FILE, Manifest
+from trtc.protos.plan import Argument, Call, Plan, read_plan
+from trtc.runtime.executors.base import StepBatch
+from trtc.runtime.executors.cuda.buckets import Bucket, fitting_variants
+from trtc.runtime.executors.cuda.device import Place
+from trtc.runtime.executors.cuda.executor import CudaExecutor
+from trtc.runtime.executors.cuda.step_inputs import fill_step
+
+Array = np.ndarray[Any, np.dtype[Any]]
+POISON = 0xFF
+"""NaN in every floating-point type."""
+STEPS: tuple[tuple[tuple[int, int], ...], ...] = (
+    ((1, 1),),
+    ((33, 1), (700, 1), (256, 1)),
+    ((1, 1), (300, 1), (77, 77), (150, 40), (500, 3), (129, 129)),
+    tuple((40 + 7 * number, 1) for number in range(20)),
+    ((600, 600), (18, 1)),
+)
+"""Batches: (context after the step, new tokens) of each sequence."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One variant of one kind of call on one batch."""
+
+    operator: str
+    site: str
+    variant: int
+    tokens: int
+    worst: float
+    """Largest error as a share of the tolerance; above 1 is wrong."""
+    problem: str = ""
+
+    @property
+    def good(self) -> bool:
+        return not self.problem and self.worst <= 1
+
+
+def check_operators(engine: Path, manifest: Manifest, executor: CudaExecutor) -> Iterator[Finding]:
+    """Every kind of call, every variant, every batch that the engine's limits allow."""
+    plan, launches = read_plan(engine / PLAN_FILE), read_launches(engine)
+    seen: set[str] = set()
+    for call, launched in zip(plan.calls, launches.calls, strict=True):
+        key = json.dumps(
+            [call.operator, call.attributes, call.axes]
+            + [(one.parameter, one.dtype, one.row_stride) for one in call.arguments],
+            sort_keys=True,
+        )
+        if key in seen:
+            continue
+        seen.add(key)
+        checker = _Checker(plan, call, launched, manifest, executor)
+        for batch in STEPS:
+            if _fits(batch, manifest):
+                yield from checker.check(batch)
+
+
+def _fits(batch: tuple[tuple[int, int], ...], manifest: Manifest) -> bool:
+    limits = manifest.limits
+    return (
+        len(batch) <= limits.max_batch_size
+        and sum(new for _, new in batch) <= limits.max_num_tokens
+        and max(context for context, _ in batch) <= limits.max_seq_len
+    )
+
+
+class _Checker:
+    """One call: its tensors on the device, and its reference."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        call: Call,
+        launched: CallLaunches,
+        manifest: Manifest,
+        executor: CudaExecutor,
+    ) -> None:
+        self.plan = plan
+        self.call = call
+        self.launched = launched
+        self.manifest = manifest
+        self.executor = executor
+        self.operator: FusedOp = REGISTRY[call.operator]
+        self.layout = executor.layout
+        self.random = np.random.default_rng(7)
+        self.offsets = {buffer.name: buffer.offset for buffer in plan.buffers}
+        self.weights = {weight.name: weight for weight in plan.weights}
+
+    def check(self, sequences: tuple[tuple[int, int], ...]) -> Iterator[Finding]:
+        batch = ragged_batch(self.executor, sequences, self.random)
+        bucket = self.executor.bucket_of(batch)
+        for number, variant in fitting_variants(self.launched, bucket):
+            yield self._check_variant(number, variant, bucket, batch)
+
+    def _check_variant(
+        self, number: int, variant: CallVariant, bucket: Bucket, batch: StepBatch
+    ) -> Finding:
+        program = self.executor.program
+        for memory in (program.spaces[name] for name in ("arena", "scratch", "logits")):
+            self._send(Place(memory, 0), np.full(memory.num_bytes, POISON, np.uint8))
+        block = np.zeros(self.layout.num_elements, np.int32)
+        end = fill_step(block, self.layout, batch, bucket.sequences)
+        self._send(Place(program.spaces["step"], 0), block[:end].view(np.uint8))
+        inputs = {one.name for one in self.operator.inputs}
+        for argument in self.call.arguments:
+            if argument.parameter in inputs and argument.kind in ("buffer", "pool"):
+                self._randomise(argument, bucket)
+        given = {
+            parameter.name: self._read(argument, batch, bucket) if argument else None
+            for parameter in self.operator.inputs
+            for argument in [self._argument(parameter.name)]
+        }
+        program.run_call(self.launched, variant, bucket)
+        expected = self.operator.reference(**given, **self.call.attributes)
+        worst, problem = 0.0, ""
+        tolerance = self.operator.tolerances[self._output_dtype()]
+        for parameter, value in zip(self.operator.outputs, expected, strict=False):
+            output = self._argument(parameter.name)
+            if output is None:
+                continue
+            found = self._read(output, batch, bucket).astype(np.float64)
+            wanted = np.asarray(value).astype(np.float64)
+            if not np.isfinite(found).all():
+                problem = f"{parameter.name} is not finite"
+                continue
+            allowed = tolerance.absolute + tolerance.relative * np.abs(wanted)
+            errors = np.abs(found - wanted)
+            ratio = np.divide(
+                errors, allowed, out=np.where(errors > 0, np.inf, 0.0), where=allowed > 0
+            )
+            worst = max(worst, float(ratio.max(initial=0.0)))
+        return Finding(
+            self.call.operator, self.call.site, number, len(batch.token_ids), worst, problem
+        )
+
+    def _output_dtype(self) -> str:
+        first = self._argument(self.operator.outputs[0].name)
+        assert first is not None
+        return first.dtype
+
+    def _argument(self, parameter: str) -> Argument | None:
+        return next((one for one in self.call.arguments if one.parameter == parameter), None)
+
+    def _place(self, argument: Argument) -> Place:
+        spaces = self.executor.program.spaces
+        match argument.kind:
+            case "buffer":
+                return Place(spaces["arena"], self.offsets[argument.name])
+            case "weight":
+                return Place(spaces["weights"], self.weights[argument.name].offset)
+            case "logits":
+                return Place(spaces["logits"], 0)
+            case "pool":
+                size = self.executor.num_pages * self.plan.kv.layer_page_bytes
+                return Place(spaces["pool"], argument.index * size)
+            case "step":
+                return Place(spaces["step"], 4 * self.layout.offsets[argument.name])
+
+    def _send(self, place: Place, data: Array) -> None:
+        self.executor.program.device.send(np.ascontiguousarray(data).view(np.uint8), place)
+
+    def _randomise(self, argument: Argument, bucket: Bucket) -> None:
+        if argument.kind == "pool":
+            count = self.executor.num_pages * self.plan.kv.layer_page_bytes
+            count //= DTYPES[argument.dtype].num_bytes(1)
+        else:
+            rows = bucket.rows if self._axis(argument) == "R" else bucket.tokens
+            count = rows * argument.row_stride
+        values = random_values(self.random, argument.dtype, count)
+        self._send(self._place(argument), values.view(np.uint8))
+
+    def _axis(self, argument: Argument) -> int | str:
+        """T or R: what the tensor has rows of."""
+        parameter = next(p for p in self.operator.parameters if p.name == argument.parameter)
+        return self.call.axes.get(parameter.axes[0], parameter.axes[0])
+
+    def _read(self, argument: Argument, batch: StepBatch, bucket: Bucket) -> Array:
+        """The tensor's real rows."""
+        place = self._place(argument)
+        if argument.kind == "step":
+            return np.asarray(getattr(batch, argument.name))
+        if argument.kind == "pool":
+            kv = self.plan.kv
+            shape: tuple[int, ...] = (
+                self.executor.num_pages,
+                2,
+                kv.page_size,
+                kv.num_kv_heads,
+                kv.head_dim,
+            )
+        elif argument.kind == "weight":
+            shape = self.weights[argument.name].shape
+        else:
+            real = batch.logit_rows if self._axis(argument) == "R" else batch.token_ids
+            shape = (len(real), argument.row_stride)
+        dtype = DTYPES[argument.dtype]
+        size = dtype.num_bytes(int(np.prod(shape)))
+        data = self.executor.program.device.fetch(place, size).wait()
+        if dtype.bits == 4:
+            nibbles = np.stack([data & 15, data >> 4], axis=-1).reshape(shape).astype(np.int8)
+            signed = np.where(nibbles > 7, nibbles - 16, nibbles) if dtype.name == "i4" else nibbles
+            return signed.astype(NUMPY_DTYPES[dtype.name])
+        array = data.view(NUMPY_DTYPES[dtype.name]).reshape(shape)
+        if argument.kind in ("buffer", "logits"):
+            array = array[:, argument.column_offset : argument.column_offset + argument.columns]
+        return array
+
+
+def random_values(random: np.random.Generator, dtype: str, count: int) -> Array:
+    """Values of ordinary size in every type."""
+    if dtype == "i8":
+        return random.integers(-100, 101, count).astype(np.int8)
+    values = random.standard_normal(count, np.float32)
+    if dtype == "f8e4m3":
+        return (values * 16).astype(ml_dtypes.float8_e4m3fn)
+    return values.astype(NUMPY_DTYPES[dtype])
+
+
+def ragged_batch(
+    executor: CudaExecutor, sequences: tuple[tuple[int, int], ...], random: np.random.Generator
+) -> StepBatch:
+    """Scattered pages, random tokens, logits of each sequence's last token."""
+    size = executor.kv.page_size
+    free = list(random.permutation(executor.num_pages))
+    widths = [-(-context // size) for context, _ in sequences]
+    table = np.zeros((len(sequences), max(widths)), np.int32)
+    for row, width in enumerate(widths):
+        table[row, :width] = [free.pop() for _ in range(width)]
+    positions = np.concatenate([np.arange(end - new, end) for end, new in sequences])
+    owners = np.repeat(np.arange(len(sequences)), [new for _, new in sequences])
+    ends = np.cumsum([new for _, new in sequences])
+    return StepBatch(
+        token_ids=random.integers(0, executor.vocab_size, len(positions)).astype(np.int32),
+        positions=positions.astype(np.int32),
+        slots=(table[owners, positions // size] * size + positions % size).astype(np.int32),
+        query_start=np.concatenate([[0], ends]).astype(np.int32),
+        context_lens=np.array([context for context, _ in sequences], np.int32),
+        page_table=table,
+        logit_rows=(ends - 1).astype(np.int32),
+    )

@@ -1,0 +1,132 @@
+"""Times steps of an opened CUDA engine: decodes at a context, prefills, without a scheduler.
+
+Every sequence's pages are its own, so that a decode reads the whole of its keys and values from
+memory. The clock is the host's, over many steps in a row, as a server runs them.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from trtc.runtime.executors.base import Executor, StepBatch
+from trtc.runtime.sampler import SamplingBatch
+
+REPEATS = 5
+"""Medians are over so many series of steps."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One workload."""
+
+    milliseconds: float
+    """Of a step: the median series'."""
+    fastest: float
+    slowest: float
+
+
+def decode_batch(executor: Executor, sequences: int, context: int) -> StepBatch:
+    """One new token each for `sequences` sequences of `context` tokens, pages scattered."""
+    kv = executor.kv
+    width = -(-context // kv.page_size)
+    pages = np.random.default_rng(1).permutation(executor.num_pages)[: sequences * width]
+    table = pages.astype(np.int32).reshape(sequences, width)
+    last = context - 1
+    return StepBatch(
+        token_ids=np.random.default_rng(2).integers(0, executor.vocab_size, sequences, np.int32),
+        positions=np.full(sequences, last, np.int32),
+        slots=table[:, last // kv.page_size] * np.int32(kv.page_size)
+        + np.int32(last % kv.page_size),
+        query_start=np.arange(sequences + 1, dtype=np.int32),
+        context_lens=np.full(sequences, context, np.int32),
+        page_table=table,
+        logit_rows=np.arange(sequences, dtype=np.int32),
+    )
+
+
+def prefill_batches(executor: Executor, sequences: int, length: int) -> list[StepBatch]:
+    """All steps that prefill `sequences` prompts of `length` tokens, as many tokens a step as it
+    takes; the last token of a prompt asks for logits."""
+    kv, most = executor.kv, executor.limits.max_num_tokens
+    width = -(-length // kv.page_size)
+    pages = np.random.default_rng(1).permutation(executor.num_pages)[: sequences * width]
+    table = pages.astype(np.int32).reshape(sequences, width)
+    left = [(number, 0) for number in range(sequences)]
+    steps = []
+    while left:
+        chunks, room = [], most
+        while left and room:
+            number, begin = left.pop(0)
+            size = min(room, length - begin)
+            chunks.append((number, begin, size))
+            room -= size
+            if begin + size < length:
+                left.insert(0, (number, begin + size))
+        steps.append(_chunk_batch(executor, table, chunks, length))
+    return steps
+
+
+def _chunk_batch(
+    executor: Executor,
+    table: "np.ndarray[tuple[int, ...], np.dtype[np.int32]]",
+    chunks: list[tuple[int, int, int]],
+    length: int,
+) -> StepBatch:
+    size = executor.kv.page_size
+    positions = np.concatenate([np.arange(begin, begin + n) for _, begin, n in chunks])
+    owners = np.concatenate([np.full(n, number) for number, _, n in chunks])
+    ends = np.cumsum([n for _, _, n in chunks])
+    finished = [
+        end - 1 for end, (_, begin, n) in zip(ends, chunks, strict=True) if begin + n == length
+    ]
+    return StepBatch(
+        token_ids=np.random.default_rng(3).integers(
+            0, executor.vocab_size, len(positions), np.int32
+        ),
+        positions=positions.astype(np.int32),
+        slots=(table[owners, positions // size] * size + positions % size).astype(np.int32),
+        query_start=np.concatenate([[0], ends]).astype(np.int32),
+        context_lens=np.array([begin + n for _, begin, n in chunks], np.int32),
+        page_table=table[[number for number, _, _ in chunks]],
+        logit_rows=np.array(finished, np.int32),
+    )
+
+
+def time_decode(executor: Executor, sequences: int, context: int, steps: int = 30) -> Timing:
+    batch = decode_batch(executor, sequences, context)
+    sampling = SamplingBatch.greedy(sequences)
+
+    def series() -> float:
+        pending = [executor.launch(batch, sampling) for _ in range(steps)]
+        pending[-1].wait()
+        return steps
+
+    return _time(series)
+
+
+def time_prefill(executor: Executor, sequences: int, length: int) -> Timing:
+    """A "step" is all steps of the prompts."""
+    batches = prefill_batches(executor, sequences, length)
+
+    def series() -> float:
+        pending = [
+            executor.launch(batch, SamplingBatch.greedy(len(batch.logit_rows))) for batch in batches
+        ]
+        pending[-1].wait()
+        return 1
+
+    return _time(series)
+
+
+def _time(series: Callable[[], float]) -> Timing:
+    """Milliseconds a step; the first series captures the graphs and does not count."""
+    series()
+    found = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        steps = series()
+        found.append((time.perf_counter() - began) * 1e3 / steps)
+    return Timing(statistics.median(found), min(found), max(found))

@@ -1,0 +1,1 @@
+"""Runs CUDA engines: launch plans captured into graphs, one a bucket of steps."""

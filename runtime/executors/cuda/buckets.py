@@ -1,0 +1,109 @@
+"""Which captured graph runs a step: extents rounded up, so that few graphs serve all steps."""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from trtc.protos.launches import Axis, CallLaunches, CallVariant, GridAxis, TacticTable
+from trtc.protos.manifest import Limits
+
+_SMALL = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+_STEP = 512
+"""Beyond the small buckets."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The extents that a graph was captured for; it runs every step that has no more of any."""
+
+    kind: Literal["decode", "mixed"]
+    """decode: every sequence has exactly one new token."""
+    tokens: int
+    sequences: int
+    rows: int
+    splits: int
+    """Pieces of the longest context."""
+
+    def extent(self, axis: Axis) -> int:
+        return {
+            "tokens": self.tokens,
+            "sequences": self.sequences,
+            "rows": self.rows,
+            "splits": self.splits,
+            "one": 1,
+        }[axis]
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The buckets of one engine."""
+
+    limits: Limits
+    split_keys: int
+    max_rows: int
+    """Logit rows of one step."""
+
+    def of(
+        self, *, num_tokens: int, num_sequences: int, num_rows: int, longest_context: int
+    ) -> Bucket:
+        """The smallest bucket that holds a step."""
+        splits = _power_of_two(-(-longest_context // self.split_keys))
+        splits = min(splits, -(-self.limits.max_seq_len // self.split_keys))
+        if num_tokens == num_sequences == num_rows:
+            sequences = _round_up(num_sequences, self.limits.max_batch_size)
+            return Bucket("decode", sequences, sequences, sequences, splits)
+        return Bucket(
+            kind="mixed",
+            tokens=_round_up(num_tokens, self.limits.max_num_tokens),
+            sequences=_round_up(num_sequences, self.limits.max_batch_size),
+            rows=_round_up(max(1, num_rows), self.max_rows),
+            splits=splits,
+        )
+
+
+def fitting_variants(call: CallLaunches, bucket: Bucket) -> Iterator[tuple[int, CallVariant]]:
+    """The variants of a call that are right for every step of a bucket, with their numbers."""
+    rows = bucket.extent(call.rows)
+    for number, variant in enumerate(call.variants):
+        if rows <= variant.max_rows and (variant.kind == "any" or bucket.kind == "decode"):
+            yield number, variant
+
+
+class Tactics:
+    """Which variant of a call runs: the first that fits, unless a tuned table knows better."""
+
+    def __init__(self, table: TacticTable | None = None) -> None:
+        self._tuned = {
+            (site, tactic.kind, tactic.rows): tactic.variant
+            for tactic in (table.tactics if table is not None else ())
+            for site in tactic.sites
+        }
+
+    def pick(self, call: CallLaunches, bucket: Bucket) -> CallVariant:
+        fitting = dict(fitting_variants(call, bucket))
+        tuned = self._tuned.get((call.site, bucket.kind, bucket.extent(call.rows)), -1)
+        return fitting.get(tuned) or next(iter(fitting.values()))
+
+
+def grid_of(axes: tuple[GridAxis, GridAxis, GridAxis], bucket: Bucket) -> tuple[int, int, int]:
+    """Programs along x, y and z."""
+    x, y, z = (
+        axis.times
+        * (
+            -(-bucket.extent(axis.axis) // axis.block)
+            + (bucket.extent(axis.plus) if axis.plus else 0)
+        )
+        for axis in axes
+    )
+    return x, y, z
+
+
+def _round_up(extent: int, most: int) -> int:
+    if extent <= _SMALL[-1]:
+        return min(_SMALL[bisect_left(_SMALL, extent)], most)
+    return min(-(-extent // _STEP) * _STEP, most)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

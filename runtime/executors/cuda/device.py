@@ -1,0 +1,140 @@
+"""What the CUDA executor asks of a device: memory, launches, products, graphs, copies.
+
+`TorchDevice` (torch_device.py) is a GPU; tests stand in a device that interprets the kernels.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+
+class Memory(Protocol):
+    """A block of device memory."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """Some bytes into a block."""
+
+    memory: Memory
+    offset: int
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A row-major matrix on the device."""
+
+    place: Place
+    dtype: str
+    """Name in protos/dtypes.py."""
+    rows: int
+    columns: int
+    stride: int
+    """Elements from a row to the next."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """out = x @ weight.T (* input_scale * weight_scale) (+ bias)."""
+
+    x: Operand
+    weight: Operand
+    out: Operand
+    input_scale: Place | None
+    weight_scale: Place | None
+    uniform_scale: bool
+    """All of `weight_scale` is one value."""
+    bias: Place | None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A loaded kernel, by the device's own handle."""
+
+    handle: object
+    name: str
+    num_threads: int
+    shared_bytes: int
+
+
+class Graph(Protocol):
+    """Captured work."""
+
+    def replay(self) -> None:
+        """Enqueue it; returns at once."""
+        ...
+
+
+class Download(Protocol):
+    """A copy to the host under way."""
+
+    def wait(self) -> Bytes:
+        """Block until it and all work before it is done.
+
+        Raises:
+            EnvironmentFault: the device failed.
+        """
+        ...
+
+
+class Device(Protocol):
+    """One GPU and one queue of work: everything runs in the order it was asked for."""
+
+    def allocate(self, num_bytes: int) -> Memory:
+        """Memory that is zero and aligned to 256 bytes.
+
+        Raises:
+            EnvironmentFault: there is too little.
+        """
+        ...
+
+    def upload(self, data: Bytes) -> Memory:
+        """Memory that holds a copy of `data`; returns when the host's copy is free to change."""
+        ...
+
+    def load(self, cubin: bytes, entry: str, num_threads: int, shared_bytes: int) -> Kernel:
+        """Raises: EnvironmentFault: the driver refuses the code."""
+        ...
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        arguments: Sequence[Place],
+        *,
+        overlaps: bool,
+    ) -> None: ...
+
+    def multiply(self, product: Product) -> None: ...
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """Record what `work` asks for, without running it."""
+        ...
+
+    def send(self, data: Bytes, target: Place) -> None:
+        """Enqueue a copy of `data` from the host; `data` may change after it."""
+        ...
+
+    def fetch(self, source: Place, num_bytes: int) -> Download:
+        """Enqueue a copy to the host."""
+        ...
+
+    def copy(self, source: Place, target: Place, num_bytes: int) -> None:
+        """Enqueue a copy within the device; the two do not overlap."""
+        ...
+
+    def wait(self) -> None:
+        """Block until all work is done."""
+        ...
+
+    def close(self) -> None:
+        """Wait for all work and free everything."""
+        ...

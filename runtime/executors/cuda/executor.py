@@ -1,0 +1,163 @@
+"""Runs a CUDA engine: a step is one upload, one graph, one download.
+
+    StepBatch -> step block -> graph of its bucket -> graph of the sampler -> token ids
+                 (one copy)    (up to the logits)     (the stages it needs)    (one copy)
+
+Token ids that the last step drew and the host has not seen yet are taken over on the device.
+
+The first step of a bucket runs as it is captured for the next ones: nothing is warmed up at load,
+and a graph costs milliseconds once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trtc.protos.launches import StepBlock
+from trtc.protos.manifest import KvGeometry, Limits
+from trtc.runtime.executors.base import Float32s, PendingStep, StepBatch
+from trtc.runtime.executors.cuda.buckets import Bucket, Buckets
+from trtc.runtime.executors.cuda.device import Device, Download, Graph, Place
+from trtc.runtime.executors.cuda.program import CudaEngineFiles, Program
+from trtc.runtime.executors.cuda.sampling import DeviceSampler
+from trtc.runtime.executors.cuda.step_inputs import fill_sampling, fill_step
+from trtc.runtime.sampler import SampledTokens, SamplingBatch, sample
+
+
+@dataclass(frozen=True)
+class _HostSampled:
+    """A step with more biases or penalties than the device has room for."""
+
+    logits: Download
+    sampling: SamplingBatch
+
+    def wait(self) -> SampledTokens:
+        logits = self.logits.wait().view(np.float32)
+        return sample(logits.reshape(self.sampling.num_rows, -1), self.sampling)
+
+
+class CudaExecutor:
+    """An opened CUDA engine with its KV pool (implements Executor)."""
+
+    def __init__(
+        self,
+        files: CudaEngineFiles,
+        device: Device,
+        *,
+        limits: Limits,
+        kv: KvGeometry,
+        vocab_size: int,
+        num_pages: int,
+    ) -> None:
+        """Load the code and the weights and allocate everything a step needs.
+
+        Raises:
+            EnvironmentFault: the GPU has too little memory, or its driver refuses the code.
+        """
+        self._program = Program(files, device, kv=kv, vocab_size=vocab_size, num_pages=num_pages)
+        self._device = device
+        self._limits = limits
+        self._kv = kv
+        self._vocab_size = vocab_size
+        self._num_pages = num_pages
+        self._layout = files.launches.step
+        self._buckets = Buckets(limits, files.launches.split_keys, self._layout.max_rows)
+        self._block = np.zeros(self._layout.num_elements, np.int32)
+        self._sampler = DeviceSampler(self._program, files.launches.sampling, vocab_size)
+        self._graphs: dict[Bucket, Graph] = {}
+        self._closed = False
+
+    @property
+    def program(self) -> Program:
+        """For measuring and checking single calls."""
+        return self._program
+
+    @property
+    def layout(self) -> StepBlock:
+        """Of the step's inputs on the device."""
+        return self._layout
+
+    def bucket_of(self, batch: StepBatch) -> Bucket:
+        """The bucket whose graph runs a step."""
+        return self._buckets.of(
+            num_tokens=len(batch.token_ids),
+            num_sequences=len(batch.context_lens),
+            num_rows=len(batch.logit_rows),
+            longest_context=int(batch.context_lens.max()),
+        )
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    @property
+    def kv(self) -> KvGeometry:
+        return self._kv
+
+    @property
+    def runs_ahead(self) -> bool:
+        return True
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def num_pages(self) -> int:
+        return self._num_pages
+
+    def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
+        if not self._sampler.fits(sampling):
+            self._step(batch)
+            return _HostSampled(self._fetch_logits(len(batch.logit_rows)), sampling)
+        fill_sampling(self._block, self._layout, sampling)
+        self._sampler.send(sampling)
+        return self._sampler.draw(self._step(batch), sampling)
+
+    def logits(self, batch: StepBatch) -> Float32s:
+        """As the contract says; more rows than a step serves are asked for in several steps,
+        which write the same keys and values again."""
+        parts = []
+        for begin in range(0, len(batch.logit_rows), self._layout.max_rows):
+            rows = batch.logit_rows[begin : begin + self._layout.max_rows]
+            self._step(replace(batch, logit_rows=rows))
+            logits = self._fetch_logits(len(rows)).wait().view(np.float32)
+            parts.append(logits.reshape(len(rows), self._vocab_size).copy())
+        return np.concatenate(parts)
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        size, pool = self._kv.layer_page_bytes, self._program.spaces["pool"]
+        for layer in range(self._kv.num_layers):
+            begin = layer * self._num_pages * size
+            for source, target in zip(sources, targets, strict=True):
+                self._device.copy(
+                    Place(pool, begin + source * size), Place(pool, begin + target * size), size
+                )
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._graphs.clear()
+            self._program.close()
+
+    def _step(self, batch: StepBatch) -> Bucket:
+        """Enqueue a step up to its logits."""
+        bucket = self.bucket_of(batch)
+        end = fill_step(self._block, self._layout, batch, bucket.sequences)
+        self._device.send(self._block[:end].view(np.uint8), Place(self._program.spaces["step"], 0))
+        graph = self._graphs.get(bucket)
+        if graph is None:
+            self._run(bucket)
+            self._graphs[bucket] = self._device.capture(lambda: self._run(bucket))
+        else:
+            graph.replay()
+        return bucket
+
+    def _run(self, bucket: Bucket) -> None:
+        self._sampler.take_sampled(bucket)
+        self._program.run(bucket)
+
+    def _fetch_logits(self, num_rows: int) -> Download:
+        logits = Place(self._program.spaces["logits"], 0)
+        return self._device.fetch(logits, 4 * num_rows * self._vocab_size)

@@ -1,0 +1,130 @@
+"""A launch plan on a device: code loaded, memory allocated, addresses resolved."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtc.protos.launches import (
+    Address,
+    CallLaunches,
+    CallVariant,
+    KernelCall,
+    LaunchPlan,
+    Matrix,
+    ProductCall,
+    TacticTable,
+)
+from trtc.protos.manifest import KvGeometry
+from trtc.runtime.executors.cuda.buckets import Bucket, Tactics, grid_of
+from trtc.runtime.executors.cuda.device import Bytes, Device, Memory, Operand, Place, Product
+
+
+@dataclass(frozen=True)
+class CudaEngineFiles:
+    """What a session has verified and hands over."""
+
+    engine: Path
+    launches: LaunchPlan
+    weights: Bytes
+    """Data section of weights.safetensors (mapped), or dummy weights."""
+    tactics: TacticTable | None = None
+    """What `trtc tune` found."""
+
+
+class Program:
+    """Everything of an engine that is on the device."""
+
+    def __init__(
+        self,
+        files: CudaEngineFiles,
+        device: Device,
+        *,
+        kv: KvGeometry,
+        vocab_size: int,
+        num_pages: int,
+    ) -> None:
+        """Load code and weights and allocate what a step needs.
+
+        Raises:
+            EnvironmentFault: the GPU has too little memory, or its driver refuses the code.
+        """
+        launches = files.launches
+        self.device = device
+        self.calls = launches.calls
+        self._tactics = Tactics(files.tactics)
+        self._step = launches.step
+        self._layer_bytes = num_pages * kv.layer_page_bytes
+        self._kernels = tuple(
+            device.load(
+                (files.engine / code.file).read_bytes(),
+                code.entry,
+                code.num_threads,
+                code.shared_bytes,
+            )
+            for code in launches.kernels
+        )
+        self.spaces: dict[str, Memory] = {
+            "weights": device.upload(files.weights),
+            "arena": device.allocate(launches.arena_bytes),
+            "scratch": device.allocate(max(1, launches.scratch_bytes)),
+            "pool": device.allocate(kv.num_layers * self._layer_bytes),
+            "step": device.allocate(4 * launches.step.num_elements),
+            "logits": device.allocate(4 * launches.step.max_rows * vocab_size),
+            "sampling": device.allocate(launches.sampling.bytes),
+        }
+
+    def run(self, bucket: Bucket) -> None:
+        """Ask the device for a whole step."""
+        for call in self.calls:
+            self.run_call(call, self._tactics.pick(call, bucket), bucket)
+
+    def run_call(self, call: CallLaunches, variant: CallVariant, bucket: Bucket) -> None:
+        """Ask the device for one call, done in one way."""
+        for work in variant.work:
+            if isinstance(work, KernelCall):
+                self.launch(work, bucket)
+            else:
+                self.device.multiply(self._product(work, bucket.extent(call.rows)))
+
+    def launch(self, work: KernelCall, bucket: Bucket) -> None:
+        """Ask the device for one kernel."""
+        self.device.launch(
+            self._kernels[work.kernel],
+            grid_of(work.grid, bucket),
+            [self.place(address) for address in work.arguments],
+            overlaps=work.overlaps,
+        )
+
+    def place(self, address: Address) -> Place:
+        offset = address.offset
+        if address.space == "step":
+            offset += 4 * self._step.offsets[address.name]
+        elif address.space == "pool":
+            offset += address.index * self._layer_bytes
+        return Place(self.spaces[address.space], offset)
+
+    def close(self) -> None:
+        self.spaces.clear()
+        self.device.close()
+
+    def _product(self, work: ProductCall, rows: int) -> Product:
+        def operand(matrix: Matrix) -> Operand:
+            return Operand(
+                place=self.place(matrix.address),
+                dtype=matrix.dtype,
+                rows=matrix.rows or rows,
+                columns=matrix.columns,
+                stride=matrix.stride,
+            )
+
+        def place(address: Address | None) -> Place | None:
+            return None if address is None else self.place(address)
+
+        return Product(
+            x=operand(work.x),
+            weight=operand(work.weight),
+            out=operand(work.out),
+            input_scale=place(work.input_scale),
+            weight_scale=place(work.weight_scale),
+            uniform_scale=work.uniform_scale,
+            bias=place(work.bias),
+        )

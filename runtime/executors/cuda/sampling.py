@@ -1,0 +1,153 @@
+"""Draws a step's tokens on the device, in the stages that its rows need.
+
+Only token ids come back, and log-probabilities where a row asks for them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from trtc.plugins.sampling.tensors import DRAW, DRAW_FILTERED, EDIT, LOGPROBS, RESTORE, TAKE_SAMPLED
+
+from trtc.protos.launches import SamplingPlan, SamplingTensor
+from trtc.runtime.executors.base import Int32s
+from trtc.runtime.executors.cuda.buckets import Bucket
+from trtc.runtime.executors.cuda.device import Device, Download, Graph, Place
+from trtc.runtime.executors.cuda.program import Program
+from trtc.runtime.sampler import NO_LOGPROBS, Logprobs, SampledTokens, SamplingBatch
+
+_SPARSE = (("bias", "bias_token_ids", "bias_values"), ("seen", "seen_token_ids", "seen_counts"))
+"""Attribute of SamplingBatch, and the tensors of its token ids and values."""
+
+
+def stages_of(sampling: SamplingBatch, vocab_size: int) -> tuple[str, ...]:
+    """What plugins/sampling/tensors.py says that a step runs."""
+    edited = bool(len(sampling.bias.rows) or len(sampling.seen.rows))
+    drawn = sampling.temperature > 0
+    narrowed = (
+        ((sampling.top_k > 0) & (sampling.top_k < vocab_size))
+        | (sampling.top_p < 1)
+        | (sampling.min_p > 0)
+    )
+    asked = bool((sampling.num_logprobs != NO_LOGPROBS).any())
+    return (
+        *((EDIT,) if edited else ()),
+        DRAW_FILTERED if bool((drawn & narrowed).any()) else DRAW,
+        *((RESTORE,) if edited and asked else ()),
+        *((LOGPROBS,) if asked else ()),
+    )
+
+
+_TOKENS = ("sampled", "invalid")
+_LOGPROBS = ("token_logprobs", "top_ids", "top_logprobs")
+"""Tensors that come back together: each group lies in one piece."""
+
+
+@dataclass(frozen=True)
+class _Results:
+    """A group of tensors on its way to the host."""
+
+    download: Download
+    tensors: Mapping[str, SamplingTensor]
+
+    def wait(self) -> list[Int32s]:
+        """Each tensor, [rows, columns]."""
+        words = self.download.wait().view(np.int32)
+        first = next(iter(self.tensors.values())).offset
+        parts = []
+        for tensor in self.tensors.values():
+            begin = (tensor.offset - first) // 4
+            part = words[begin : begin + tensor.rows * tensor.columns]
+            parts.append(part.reshape(tensor.rows, tensor.columns))
+        return parts
+
+
+@dataclass(frozen=True)
+class PendingTokens:
+    """A step whose tokens are on their way (implements PendingStep)."""
+
+    tokens: _Results
+    logprobs: _Results | None
+    sampling: SamplingBatch
+
+    def wait(self) -> SampledTokens:
+        rows = self.sampling.num_rows
+        sampled, invalid = self.tokens.wait()
+        return SampledTokens(
+            sampled[:rows, 0].copy(),
+            logprobs=None if self.logprobs is None else self._logprobs(self.logprobs),
+            invalid_rows=tuple(np.flatnonzero(invalid[:rows, 0]).tolist()),
+        )
+
+    def _logprobs(self, results: _Results) -> Logprobs:
+        token, top_ids, top = results.wait()
+        asked = np.flatnonzero(self.sampling.num_logprobs != NO_LOGPROBS)
+        num_top = self.sampling.num_logprobs[asked]
+        most = int(num_top.max())
+        return Logprobs(
+            rows=asked.astype(np.int32),
+            token=token.view(np.float32)[asked, 0],
+            top_ids=top_ids[asked, :most],
+            top=top.view(np.float32)[asked, :most],
+            num_top=num_top,
+        )
+
+
+class DeviceSampler:
+    """The sampler of one engine."""
+
+    def __init__(self, program: Program, plan: SamplingPlan, vocab_size: int) -> None:
+        self._program = program
+        self._device: Device = program.device
+        self._plan = plan
+        self._vocab_size = vocab_size
+        self._graphs: dict[tuple[int, tuple[str, ...]], Graph] = {}
+
+    def fits(self, sampling: SamplingBatch) -> bool:
+        """Whether the device has room for the rows' biases and seen tokens."""
+        return all(
+            len(getattr(sampling, name).rows) <= self._plan.tensors[token_ids].rows
+            for name, token_ids, _ in _SPARSE
+        )
+
+    def send(self, sampling: SamplingBatch) -> None:
+        """The sparse lists, where there are any."""
+        for name, token_ids, values in _SPARSE:
+            entries = getattr(sampling, name)
+            if len(entries.rows):
+                for tensor, data in ((token_ids, entries.token_ids), (values, entries.values)):
+                    self._device.send(np.ascontiguousarray(data).view(np.uint8), self._at(tensor))
+
+    def draw(self, bucket: Bucket, sampling: SamplingBatch) -> PendingTokens:
+        """Enqueue the stages and the download; what they read has been sent."""
+        stages = stages_of(sampling, self._vocab_size)
+        key = (bucket.rows, stages)
+        if key in self._graphs:
+            self._graphs[key].replay()
+        else:
+            self._run(stages, bucket)
+            self._graphs[key] = self._device.capture(lambda: self._run(stages, bucket))
+        return PendingTokens(
+            tokens=self._fetch(_TOKENS),
+            logprobs=self._fetch(_LOGPROBS) if LOGPROBS in stages else None,
+            sampling=sampling,
+        )
+
+    def take_sampled(self, bucket: Bucket) -> None:
+        """Put what the last step drew where `token_sources` asks for it."""
+        self._run((TAKE_SAMPLED,), bucket)
+
+    def _run(self, stages: tuple[str, ...], bucket: Bucket) -> None:
+        for stage in stages:
+            for call in self._plan.stages[stage]:
+                self._program.launch(call, bucket)
+
+    def _fetch(self, names: tuple[str, ...]) -> _Results:
+        tensors = {name: self._plan.tensors[name] for name in names}
+        last = tensors[names[-1]]
+        end = last.offset + 4 * last.rows * last.columns
+        first = tensors[names[0]].offset
+        return _Results(self._device.fetch(self._at(names[0]), end - first), tensors)
+
+    def _at(self, tensor: str) -> Place:
+        return Place(self._program.spaces["sampling"], self._plan.tensors[tensor].offset)

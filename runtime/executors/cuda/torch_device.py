@@ -1,0 +1,299 @@
+"""A GPU by torch (memory, streams, graphs, cuBLASLt) and the driver API (cubins)."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from cuda.bindings import driver
+
+from trtc.protos.errors import EnvironmentFault
+from trtc.runtime.executors.cuda.device import Bytes, Graph, Kernel, Operand, Place, Product
+
+_TORCH = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "f8e4m3": torch.float8_e4m3fn,
+    "i8": torch.int8,
+}
+_STATIC_SHARED_BYTES = 48 * 1024
+"""More needs the function's limit raised."""
+_MAX_TENSORWISE_ROWS = 512
+"""cuBLASLt is up to twice as fast with one scale a tensor for few rows (4096 x 4096, 64 rows: 7.9
+against 14.1 us on an H200), and up to 15% faster with one a row and column for many."""
+_STAGE_BYTES = 32 << 20
+_UPLOADERS = 4
+_SEND_SLOTS = 4
+"""Steps whose inputs may wait in pinned memory at once."""
+
+
+@dataclass(frozen=True)
+class TorchMemory:
+    """Memory as a byte tensor."""
+
+    tensor: torch.Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        return self.tensor.numel()
+
+
+class TorchDevice:
+    """CUDA device 0 of this process, or another (implements Device)."""
+
+    def __init__(self, index: int = 0) -> None:
+        self._device = torch.device("cuda", index)
+        torch.cuda.set_device(self._device)
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._modules: list[Any] = []
+        self._pool = torch.cuda.graph_pool_handle()
+        self._slots = [(torch.empty(0, dtype=torch.uint8), _event()) for _ in range(_SEND_SLOTS)]
+        self._next_slot = 0
+        self._row_scales: dict[int, list[torch.Tensor]] = {}
+
+    def allocate(self, num_bytes: int) -> TorchMemory:
+        try:
+            with torch.cuda.stream(self._stream):
+                return TorchMemory(torch.zeros(num_bytes, dtype=torch.uint8, device=self._device))
+        except torch.OutOfMemoryError as error:
+            free, _ = torch.cuda.mem_get_info(self._device)
+            raise EnvironmentFault(
+                f"the GPU has {free / 1e9:.2f} GB free and {num_bytes / 1e9:.2f} GB are needed",
+                field="GPU memory",
+                remedy="Give a smaller --kv-bytes, or free the GPU",
+            ) from error
+
+    def upload(self, data: Bytes) -> TorchMemory:
+        """Through pinned memory that several threads fill: a mapped file is read at their speed."""
+        memory = self.allocate(len(data))
+        stages = [
+            torch.empty(_STAGE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(_UPLOADERS)
+        ]
+        events = [_event() for _ in stages]
+        begins = range(0, len(data), _STAGE_BYTES)
+
+        def fill(number: int, begin: int) -> torch.Tensor:
+            stage, part = stages[number], data[begin : begin + _STAGE_BYTES]
+            events[number].synchronize()
+            np.copyto(stage.numpy()[: len(part)], part)
+            return stage[: len(part)]
+
+        with ThreadPoolExecutor(_UPLOADERS) as pool, torch.cuda.stream(self._stream):
+            pending: list[tuple[int, int, Any]] = []
+            for at, begin in enumerate(begins):
+                if len(pending) == _UPLOADERS:
+                    self._send_stage(memory, events, *pending.pop(0))
+                pending.append((at % _UPLOADERS, begin, pool.submit(fill, at % _UPLOADERS, begin)))
+            for one in pending:
+                self._send_stage(memory, events, *one)
+        self._stream.synchronize()
+        return memory
+
+    def _send_stage(
+        self, memory: TorchMemory, events: list[torch.cuda.Event], number: int, begin: int, job: Any
+    ) -> None:
+        part = job.result()
+        memory.tensor[begin : begin + len(part)].copy_(part, non_blocking=True)
+        events[number].record(self._stream)
+
+    def load(self, cubin: bytes, entry: str, num_threads: int, shared_bytes: int) -> Kernel:
+        module = _checked(driver.cuModuleLoadData(cubin), f"{entry}: the driver refuses the code")
+        self._modules.append(module)
+        function = _checked(driver.cuModuleGetFunction(module, entry.encode()), entry)
+        if shared_bytes > _STATIC_SHARED_BYTES:
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _checked(driver.cuFuncSetAttribute(function, attribute, shared_bytes), entry)
+        return Kernel(function, entry, num_threads, shared_bytes)
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        arguments: Sequence[Place],
+        *,
+        overlaps: bool,
+    ) -> None:
+        addresses = (ctypes.c_void_p * len(arguments))(*(_address(place) for place in arguments))
+        pointers = (ctypes.c_void_p * len(arguments))(
+            *(ctypes.addressof(addresses) + at * 8 for at in range(len(arguments)))
+        )
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = kernel.num_threads, 1, 1
+        config.sharedMemBytes = kernel.shared_bytes
+        config.hStream = self._stream.cuda_stream
+        if overlaps:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = (
+                driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            )
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs = [attribute]
+            config.numAttrs = 1
+        _checked(
+            driver.cuLaunchKernelEx(config, kernel.handle, ctypes.addressof(pointers), 0),
+            kernel.name,
+        )
+
+    def multiply(self, product: Product) -> None:
+        x, weight, out = (_matrix(one) for one in (product.x, product.weight, product.out))
+        with torch.cuda.stream(self._stream):
+            if product.x.dtype == "f8e4m3":
+                self._multiply_fp8(product, x, weight, out)
+            elif product.out.dtype == "f32" and product.x.dtype == "bf16":
+                torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
+            else:
+                torch.mm(x, weight.t(), out=out)
+            if product.bias is not None:
+                out += _vector(product.bias, product.out.columns)
+
+    def _multiply_fp8(
+        self, product: Product, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        assert product.input_scale is not None and product.weight_scale is not None
+        rows, columns = product.out.rows, product.out.columns
+        if product.uniform_scale and rows <= _MAX_TENSORWISE_ROWS:
+            by_input = _vector(product.input_scale, 1).reshape(())
+            by_weight = _vector(product.weight_scale, 1).reshape(())
+        else:
+            by_input = self._row_scale(product.input_scale, rows)
+            by_weight = _vector(product.weight_scale, columns).reshape(1, columns)
+        torch._scaled_mm(
+            x,
+            weight.t(),
+            scale_a=by_input,
+            scale_b=by_weight,
+            out_dtype=out.dtype,
+            use_fast_accum=True,
+            out=out,
+        )
+
+    def _row_scale(self, scale: Place, rows: int) -> torch.Tensor:
+        """A scalar scale once a row, [rows, 1], as cuBLASLt takes it beside one a column.
+
+        Kept, so that steps do not spread it out again; graphs hold on to those they were captured
+        with, so none is ever freed.
+        """
+        kept = self._row_scales.setdefault(_address(scale), [])
+        if not kept or len(kept[-1]) < rows:
+            kept.append(_vector(scale, 1).expand(_power_of_two(rows)).contiguous())
+        return kept[-1][:rows].reshape(rows, 1)
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            work()
+        return _TorchGraph(graph, self._stream)
+
+    def send(self, data: Bytes, target: Place) -> None:
+        assert isinstance(target.memory, TorchMemory)
+        stage, event = self._slot(len(data))
+        stage.numpy()[: len(data)] = data
+        with torch.cuda.stream(self._stream):
+            part = target.memory.tensor[target.offset : target.offset + len(data)]
+            part.copy_(stage[: len(data)], non_blocking=True)
+            event.record(self._stream)
+
+    def _slot(self, num_bytes: int) -> tuple[torch.Tensor, torch.cuda.Event]:
+        """Pinned memory whose last copy is over."""
+        self._next_slot = (self._next_slot + 1) % _SEND_SLOTS
+        stage, event = self._slots[self._next_slot]
+        event.synchronize()
+        if len(stage) < num_bytes:
+            stage = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+            self._slots[self._next_slot] = (stage, event)
+        return stage, event
+
+    def fetch(self, source: Place, num_bytes: int) -> "_TorchDownload":
+        assert isinstance(source.memory, TorchMemory)
+        target = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        with torch.cuda.stream(self._stream):
+            part = source.memory.tensor[source.offset : source.offset + num_bytes]
+            target.copy_(part, non_blocking=True)
+            event = _event()
+            event.record(self._stream)
+        return _TorchDownload(target, event)
+
+    def copy(self, source: Place, target: Place, num_bytes: int) -> None:
+        assert isinstance(source.memory, TorchMemory) and isinstance(target.memory, TorchMemory)
+        with torch.cuda.stream(self._stream):
+            target.memory.tensor[target.offset : target.offset + num_bytes].copy_(
+                source.memory.tensor[source.offset : source.offset + num_bytes]
+            )
+
+    def wait(self) -> None:
+        self._stream.synchronize()
+
+    def close(self) -> None:
+        self.wait()
+        for module in self._modules:
+            driver.cuModuleUnload(module)
+        self._modules.clear()
+        torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True)
+class _TorchGraph:
+    graph: torch.cuda.CUDAGraph
+    stream: torch.cuda.Stream
+
+    def replay(self) -> None:
+        with torch.cuda.stream(self.stream):
+            self.graph.replay()
+
+
+@dataclass(frozen=True)
+class _TorchDownload:
+    target: torch.Tensor
+    event: torch.cuda.Event
+
+    def wait(self) -> Bytes:
+        try:
+            self.event.synchronize()
+        except torch.AcceleratorError as error:
+            raise EnvironmentFault(
+                f"the GPU failed: {str(error).splitlines()[0]}", remedy="Restart the server"
+            ) from error
+        result: Bytes = self.target.numpy()
+        return result
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+
+def _address(place: Place) -> int:
+    assert isinstance(place.memory, TorchMemory)
+    return place.memory.tensor.data_ptr() + place.offset
+
+
+def _matrix(operand: Operand) -> torch.Tensor:
+    assert isinstance(operand.place.memory, TorchMemory)
+    dtype = _TORCH[operand.dtype]
+    skipped = operand.place.offset
+    length = ((operand.rows - 1) * operand.stride + operand.columns) * dtype.itemsize
+    flat = operand.place.memory.tensor[skipped : skipped + length].view(dtype)
+    return flat.as_strided((operand.rows, operand.columns), (operand.stride, 1))
+
+
+def _vector(place: Place, length: int) -> torch.Tensor:
+    assert isinstance(place.memory, TorchMemory)
+    return place.memory.tensor[place.offset : place.offset + 4 * length].view(torch.float32)
+
+
+def _checked(answer: tuple[Any, ...], what: str) -> Any:
+    """The value of a driver call, or an EnvironmentFault."""
+    status, *values = answer
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise EnvironmentFault(
+            f"{status.name}", field=what, remedy="Check the driver with `trtc doctor`"
+        )
+    return values[0] if values else None

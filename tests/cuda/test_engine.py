@@ -1,0 +1,51 @@
+"""A whole CUDA engine on the CPU: its own launch plan, kernels interpreted, against the graph.
+
+Addresses, strides, grids, padding of buckets, page tables and the order of calls are those that a
+GPU would see; memory starts as NaN, so that whatever is read before it was written shows.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.cuda_engines import in_interpreter, lower_dummy
+from tests.support.engines import NUM_PAGES, engine_stepper
+from tests.support.models import random_prompt
+from tests.support.steps import Stepper
+from tests.support.triton_kernels import needs_triton
+from trtc.quant.scheme import SCHEMES
+
+needs_triton()
+
+FAMILIES = ("llama", "qwen3")
+"""One without and one with norms of q and k; the graphs of all are lowered in test_lowering.py."""
+
+
+def run_both(family: str, scheme: str, directory: str, kv_dtype: str | None) -> dict[str, Any]:
+    """Logits of engine and evaluator over prefills, chunks, and mixed and pure decode steps."""
+    lowered = lower_dummy(family, SCHEMES[scheme], Path(directory), kv_dtype=kv_dtype)
+    engine = engine_stepper(lowered.executor)
+    expected = Stepper(lowered.evaluator.run, lowered.kv, NUM_PAGES, scramble=1)
+    first, second = random_prompt(11, seed=1), random_prompt(21, seed=2)
+    worst = 0.0
+    for chunks in (
+        {"a": first},
+        {"a": [5], "b": second[:13]},
+        {"a": [6], "b": second[13:], "c": [9, 10, 11]},
+        {"a": [7], "b": [8], "c": [12]},
+        {"c": [3]},
+    ):
+        found, wanted = engine.step(chunks), expected.step(chunks)
+        for name in chunks:
+            error = np.abs(found[name] - wanted[name]).max() / np.abs(wanted[name]).max()
+            worst = max(worst, float(error))
+    return {"worst": worst, "launched": sorted(set(lowered.launched))}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_fp32_engine_is_its_graph(family: str, tmp_path: Path) -> None:
+    result = in_interpreter(run_both, family, "fp32", str(tmp_path), None)
+    assert result["worst"] < 1e-5
+    assert len(result["launched"]) >= 6, "the engine ran other kernels than its own"

@@ -1,0 +1,128 @@
+"""What a machine must have before anything of a CUDA engine is loaded."""
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from tests.support.manifests import tiny_manifest
+from trtc.protos.errors import EngineCorruptError, EngineIncompatibleError, EnvironmentFault
+from trtc.protos.launches import (
+    KernelCode,
+    LaunchPlan,
+    SamplingPlan,
+    StepBlock,
+    launches_json,
+)
+from trtc.protos.manifest import FileFacts, Manifest
+from trtc.runtime.executors.cuda import opening
+from trtc.runtime.executors.cuda.opening import prepare_cuda
+from trtc.runtime.executors.opening import OpenRequest
+
+
+def manifest_of(*files: str) -> Manifest:
+    manifest = tiny_manifest()
+    target = msgspec.structs.replace(
+        manifest.target, kind="cuda", name="cuda:sm_90", archs=("sm_90",)
+    )
+    facts = FileFacts(sha256="0" * 64, bytes=1)
+    return msgspec.structs.replace(manifest, target=target, files=dict.fromkeys(files, facts))
+
+
+def request_of(engine: Path, *files: str, dummy_weights: bool = False) -> OpenRequest:
+    return OpenRequest(engine, manifest_of(*files), None, dummy_weights)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A machine with an H200, as the libraries describe it; a test may change the facts."""
+    facts: dict[str, Any] = {
+        "driver": 13000,
+        "capability": (9, 0),
+        "available": True,
+        "free": 100 << 30,
+    }
+    driver = SimpleNamespace(cuDriverGetVersion=lambda: (0, facts["driver"]))
+    bindings = ModuleType("cuda.bindings")
+    bindings.driver = driver  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: facts["available"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: facts["capability"])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (facts["free"], 141 << 30))
+    return facts
+
+
+def test_without_the_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(EnvironmentFault, match=r"cuda-bindings.*trtc\[cuda\]"):
+        prepare_cuda(request_of(tmp_path))
+
+
+def test_without_a_gpu(tmp_path: Path, gpu: dict[str, Any]) -> None:
+    gpu["available"] = False
+    with pytest.raises(EnvironmentFault, match="needs an NVIDIA GPU") as caught:
+        prepare_cuda(request_of(tmp_path))
+    assert caught.value.field == "manifest.json: target.kind"
+
+
+def test_a_driver_that_is_older_than_the_code(tmp_path: Path, gpu: dict[str, Any]) -> None:
+    gpu["driver"] = 12080
+    with pytest.raises(EnvironmentFault, match=r"CUDA 12\.8.* needs 13\.0") as caught:
+        prepare_cuda(request_of(tmp_path))
+    assert caught.value.field == "NVIDIA driver"
+
+
+def test_a_gpu_of_another_sm(tmp_path: Path, gpu: dict[str, Any]) -> None:
+    gpu["capability"] = (8, 9)
+    with pytest.raises(EngineIncompatibleError, match="sm_90, this GPU is sm_89") as caught:
+        prepare_cuda(request_of(tmp_path))
+    assert caught.value.field == "manifest.json: target.archs"
+    assert "cuda:sm_89" in caught.value.remedy
+
+
+def test_the_ledger_is_taken_off_before_the_pool(tmp_path: Path, gpu: dict[str, Any]) -> None:
+    request = request_of(tmp_path)
+    ledger = request.manifest.ledger
+    free = prepare_cuda(request).free_bytes()
+    reserve = gpu["free"] - ledger.weights - ledger.activations - free
+    assert reserve == opening._RESERVED_BYTES > 0
+
+
+def test_all_code_and_tactics_are_verified(tmp_path: Path, gpu: dict[str, Any]) -> None:
+    listed = ("kernels/000-a.cubin", "tactics-0123.json", "graph.onnx", "launches.json")
+    files = prepare_cuda(request_of(tmp_path, *listed)).files
+    assert {"plan.json", "launches.json", "weights.safetensors", *listed[:2]} == set(files)
+    without = prepare_cuda(request_of(tmp_path, *listed, dummy_weights=True)).files
+    assert "weights.safetensors" not in without
+
+
+def test_code_that_the_manifest_does_not_list_is_refused(
+    tmp_path: Path, gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be native code that nobody verified."""
+    monkeypatch.setitem(
+        sys.modules,
+        "trtc.runtime.executors.cuda.torch_device",
+        SimpleNamespace(TorchDevice=lambda: pytest.fail("the device was opened")),
+    )
+    stray = KernelCode(file="kernels/stray.cubin", entry="x", num_threads=32, shared_bytes=0)
+    plan = LaunchPlan(
+        sm=90,
+        split_keys=256,
+        kernels=(stray,),
+        calls=(),
+        sampling=SamplingPlan(stages={}, tensors={}, bytes=0),
+        step=StepBlock(offsets={}, num_elements=0, table_width=1, max_rows=1),
+        arena_bytes=0,
+        scratch_bytes=0,
+    )
+    (tmp_path / "launches.json").write_bytes(launches_json(plan))
+    ready = prepare_cuda(request_of(tmp_path, "launches.json"))
+    with pytest.raises(EngineCorruptError, match="not listed") as caught:
+        ready.open(4)
+    assert "kernels/stray.cubin" in caught.value.field

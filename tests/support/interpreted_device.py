@@ -1,0 +1,145 @@
+"""A device that is this process: Triton's interpreter runs the kernels, torch the products.
+
+Only in a process where Triton was told to interpret before its import (see triton_kernels.py).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trtc.runtime.executors.cuda.device import Kernel, Operand, Place, Product
+
+Bytes = NDArray[np.uint8]
+
+TORCH = {
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f8e4m3": torch.float8_e4m3fn,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+    "i4": torch.uint8,
+    "u4": torch.uint8,
+    "i32": torch.int32,
+}
+POISON = 0xFF
+"""What memory holds before anybody writes it: NaN in every floating-point type."""
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    tensor: torch.Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        return self.tensor.numel()
+
+
+@dataclass(frozen=True)
+class _Replayed:
+    work: Callable[[], None]
+
+    def replay(self) -> None:
+        self.work()
+
+
+@dataclass(frozen=True)
+class _Fetched:
+    data: Bytes
+
+    def wait(self) -> Bytes:
+        return self.data
+
+
+@dataclass
+class InterpretedDevice:
+    """Implements Device; a cubin is the key of its source."""
+
+    sources: Mapping[str, Any]
+    """Key (as the cubin's text) -> KernelSource."""
+    launched: list[str] = field(default_factory=list)
+    """Names of the kernels and products that ran."""
+
+    def allocate(self, num_bytes: int) -> HostMemory:
+        return HostMemory(torch.full((num_bytes,), POISON, dtype=torch.uint8))
+
+    def upload(self, data: Bytes) -> HostMemory:
+        return HostMemory(torch.from_numpy(data.copy()))
+
+    def load(self, cubin: bytes, entry: str, num_threads: int, shared_bytes: int) -> Kernel:
+        return Kernel(self.sources[cubin.decode()], entry, num_threads, shared_bytes)
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        arguments: Sequence[Place],
+        *,
+        overlaps: bool,
+    ) -> None:
+        source: Any = kernel.handle
+        tensors = [
+            _typed(place, TORCH[parameter.dtype])
+            for place, parameter in zip(arguments, source.parameters, strict=True)
+        ]
+        self.launched.append(kernel.name)
+        by_name = dict(zip((one.name for one in source.parameters), tensors, strict=True))
+        by_name |= dict.fromkeys(source.absent)
+        # Here nothing overlaps, and the interpreter has no such instructions.
+        by_name |= source.constants | (
+            {"OVERLAPS": False} if "OVERLAPS" in source.constants else {}
+        )
+        source.function[grid](**by_name)
+
+    def multiply(self, product: Product) -> None:
+        x, weight = _matrix(product.x).float(), _matrix(product.weight).float()
+        total = x @ weight.t()
+        if product.input_scale is not None:
+            total *= _typed(product.input_scale, torch.float32)[:1]
+        if product.weight_scale is not None:
+            total *= _typed(product.weight_scale, torch.float32)[: total.shape[1]]
+        if product.bias is not None:
+            total += _typed(product.bias, torch.float32)[: total.shape[1]]
+        out = _matrix(product.out)
+        out.copy_(total)
+        self.launched.append("product")
+
+    def capture(self, work: Callable[[], None]) -> _Replayed:
+        return _Replayed(work)
+
+    def send(self, data: Bytes, target: Place) -> None:
+        assert isinstance(target.memory, HostMemory)
+        part = target.memory.tensor[target.offset : target.offset + len(data)]
+        part.copy_(torch.from_numpy(data))
+
+    def fetch(self, source: Place, num_bytes: int) -> _Fetched:
+        assert isinstance(source.memory, HostMemory)
+        part = source.memory.tensor[source.offset : source.offset + num_bytes]
+        return _Fetched(part.numpy().copy())
+
+    def copy(self, source: Place, target: Place, num_bytes: int) -> None:
+        assert isinstance(source.memory, HostMemory) and isinstance(target.memory, HostMemory)
+        target.memory.tensor[target.offset : target.offset + num_bytes] = source.memory.tensor[
+            source.offset : source.offset + num_bytes
+        ]
+
+    def wait(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _typed(place: Place, dtype: torch.dtype) -> torch.Tensor:
+    assert isinstance(place.memory, HostMemory)
+    rest = place.memory.tensor[place.offset :]
+    return rest[: len(rest) // dtype.itemsize * dtype.itemsize].view(dtype)
+
+
+def _matrix(operand: Operand) -> torch.Tensor:
+    flat = _typed(operand.place, TORCH[operand.dtype])
+    return flat.as_strided((operand.rows, operand.columns), (operand.stride, 1))
