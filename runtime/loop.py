@@ -310,12 +310,11 @@ class EngineLoop:
         touched: dict[str, LiveRequest] = {}
         stopped = []
         for sequence, row, reason in drawn:
-            request_id = sequence.request.request_id
-            live = touched.setdefault(request_id, self._live[request_id])
-            if sequence.index == len(self._sequences[request_id]):  # a fork
+            request_id, index = sequence.request.request_id, sequence.index
+            live = touched[request_id] = self._live[request_id]
+            if index and index == len(self._sequences[request_id]):  # a fork
                 self._sequences[request_id].append(sequence)
-            token_id = sequence.token_ids[-1]
-            if live.add(sequence.index, token_id, reason, logprobs.get(row, ())):
+            if live.add(index, sequence.token_ids[-1], reason, logprobs.get(row, ())):
                 stopped.append(sequence)
         self._state.finish(stopped)
         for sequence, row, _ in drawn if tokens.invalid_rows else ():
@@ -326,12 +325,11 @@ class EngineLoop:
             self._deliver_outputs(request_id, live)
 
     def _deliver_outputs(self, request_id: str, live: LiveRequest) -> None:
-        cached = self._sequences[request_id][0].cached_prompt_tokens or 0
-        outputs = live.take_outputs(cached)
         if live.finished:
+            cached = self._sequences[request_id][0].cached_prompt_tokens or 0
             self._num_finished += 1
-            self._end(live, outputs)
-        elif not self._call(live, outputs):
+            self._end(live, live.take_last_outputs(cached))
+        elif not self._call(live, live.take_outputs()):
             self._num_failed += 1
             self._forget(live)
 

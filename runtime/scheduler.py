@@ -64,6 +64,8 @@ class _Draft:
         self._is_ahead = state.num_in_flight > 0
         self.must_wait = False
         """Whether the step in flight must be complete before this one can be planned."""
+        self._prefills: list[tuple[Sequence, int]] = []
+        """Running sequences with more than one token left, and how many."""
         self.preempted: dict[Sequence, None] = {}
         self.admissions: list[Admission] = []
         self.chunks: list[Chunk] = []
@@ -72,19 +74,24 @@ class _Draft:
         for sequence in self._state.running:
             if self._budget == 0 or self.must_wait:
                 return
-            if sequence.num_remaining != 1 or sequence in self.preempted:
-                continue
-            if sequence.awaits_token:
-                self.must_wait = True
-            elif self._secure_page(sequence):
-                self._add_chunk(sequence, sequence.num_computed, 1)
+            remaining = sequence.num_remaining
+            if remaining > 1:
+                self._prefills.append((sequence, remaining))
+            elif remaining == 1 and sequence not in self.preempted:
+                self._decode(sequence)
+
+    def _decode(self, sequence: Sequence) -> None:
+        if sequence.num_pending and sequence.awaits_token:
+            self.must_wait = True
+        elif self._state.has_own_page(sequence) or self._secure_page(sequence):
+            self._budget -= 1
+            self.chunks.append(Chunk(sequence, sequence.num_computed, 1, sequence.num_samples))
 
     def prefill_running(self) -> None:
-        for sequence in self._state.running:
+        for sequence, remaining in self._prefills:
             if self._budget == 0:
                 return
-            remaining = sequence.num_remaining
-            if remaining > 1 and sequence not in self.preempted:
+            if sequence not in self.preempted:
                 self._add_chunk(sequence, sequence.num_computed, remaining)
 
     def admit_waiting(self) -> None:
@@ -107,7 +114,7 @@ class _Draft:
         self.chunks.append(Chunk(sequence, start, number, samples))
 
     def _secure_page(self, sequence: Sequence) -> bool:
-        """Whether the sequence has, or now gets, a page of its own for its next token."""
+        """Whether the sequence gets a page of its own for its next token."""
         index = sequence.num_computed // self._page_size
         while self._wants_page(sequence, index):
             if self._available:

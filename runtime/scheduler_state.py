@@ -19,7 +19,6 @@ reads and writes those pages, and `commit` drops what that step draws for it. Th
 - A request forks in `commit`, with no later step of it in flight (`Sequence.awaits_token`).
 """
 
-import itertools
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
@@ -32,7 +31,7 @@ from trtc.runtime.kv_pool import PageCopy
 from trtc.runtime.prefix_cache import Node, PrefixCache
 from trtc.runtime.request import FinishReason
 from trtc.runtime.sequence import Sequence, Status
-from trtc.runtime.step_plan import Admission, Chunk, StepPlan
+from trtc.runtime.step_plan import Admission, StepPlan
 
 _by_rank = attrgetter("rank")
 
@@ -73,6 +72,7 @@ class SchedulerState:
 
     def __init__(self, cache: PrefixCache, *, num_lanes: int) -> None:
         self.cache = cache
+        self._page_size = cache.pool.page_size
         self.num_lanes = num_lanes
         self.waiting: list[Sequence] = []
         """In order of rank."""
@@ -100,6 +100,12 @@ class SchedulerState:
         changes, self._changes = self._changes, Changes()
         return changes
 
+    def has_own_page(self, sequence: Sequence) -> bool:
+        """Whether a running sequence has a page for its next token, and alone holds it."""
+        pages = sequence.pages
+        index = sequence.num_computed // self._page_size
+        return index < len(pages) and self.cache.pool.refs[pages[index]] == 1
+
     # Pages of an admission, as the plan counts and `apply` takes them.
 
     def num_new_pages(self, sequence: Sequence, matched: Items[Node]) -> int:
@@ -120,26 +126,22 @@ class SchedulerState:
 
     def apply(self, plan: StepPlan) -> None:
         """Make the plan's pages ready, and take its tokens for computed: it is launched now."""
-        self._make_room(plan)
-        self.num_in_flight += 1
-        for sequence, start, num_tokens, num_samples in plan.chunks:
-            sequence.num_computed = start + num_tokens
-            sequence.num_pending += num_samples > 0
-
-    def _make_room(self, plan: StepPlan) -> None:
-        """Preempt, hold what was matched, then allocate."""
         assert not (plan.preempted and self.num_in_flight)
         for sequence in plan.preempted:
             self._preempt(sequence)
-        for admission in plan.admissions:  # before anything is allocated: that may evict
-            admission.sequence.pages = self.cache.claim(admission.matched)
-        for sequence, _, num_tokens, _ in plan.chunks:
-            if sequence.status is Status.RUNNING and num_tokens == 1:
-                self._secure_page(sequence)
-        for admission in plan.admissions:
-            self._admit(admission)
         if plan.preempted:
             self.running = [one for one in self.running if one.status is Status.RUNNING]
+        for admission in plan.admissions:  # before anything is allocated: that may evict
+            admission.sequence.pages = self.cache.claim(admission.matched)
+        for admission in plan.admissions:
+            self._admit(admission)
+        for sequence, start, num_tokens, num_samples in plan.chunks:
+            if num_tokens == 1 and not self.has_own_page(sequence):
+                self._secure_page(sequence)
+            sequence.num_computed = start + num_tokens
+            if num_samples:
+                sequence.num_pending += 1
+        self.num_in_flight += 1
 
     def _preempt(self, sequence: Sequence) -> None:
         self._let_go(sequence)
@@ -148,14 +150,12 @@ class SchedulerState:
         self.counters.preemptions += 1
 
     def _secure_page(self, sequence: Sequence) -> None:
-        """A page of its own for the next token."""
-        index = sequence.num_computed // self.cache.pool.page_size
+        """A page of its own for the next token, which it does not have."""
+        index = sequence.num_computed // self._page_size
         if index == len(sequence.pages):
             sequence.pages += self.cache.allocate(1)
-        elif self.cache.pool.refs[sequence.pages[index]] > 1:
-            self._copy_on_write(sequence, index)
         else:
-            return
+            self._copy_on_write(sequence, index)
         self._changes.grown.append((sequence, index))
 
     def _copy_on_write(self, sequence: Sequence, index: int) -> None:
@@ -212,30 +212,26 @@ class SchedulerState:
         self.num_in_flight -= 1
         drawn: list[Drawn] = []
         row = 0
-        for chunk in plan.chunks:
-            sequence, start, num_tokens, num_samples = chunk
-            if num_tokens > 1 or sequence.num_output == 0:
+        for sequence, start, num_tokens, num_samples in plan.chunks:
+            if num_tokens > 1 or start < sequence.num_prompt:
                 self.counters.prefilled_tokens += num_tokens
-            if sequence.status is not Status.FINISHED:
-                if num_samples == 0 or row not in invalid_rows:
-                    self._cache_full_pages(sequence, start + num_tokens)
-                for one, at in self._drawing_sequences(chunk, row):
-                    one.token_ids.append(token_ids[at])
-                    drawn.append(Drawn(one, at, one.finish_reason()))
+            if sequence.lanes:  # else it has ended since
+                num_full = (start + num_tokens) // self._page_size
+                valid = num_samples == 0 or row not in invalid_rows
+                if num_full > sequence.num_cached_pages and self.cache.enabled and valid:
+                    self._cache_pages(sequence, num_full)
+                if num_samples:
+                    sequence.num_pending -= 1
+                    forks = self._fork(sequence) if num_samples > 1 else ()
+                    drawn.append(_give(sequence, row, token_ids[row]))
+                    for fork in forks:
+                        at = row + fork.index
+                        drawn.append(_give(fork, at, token_ids[at]))
             row += num_samples
         assert row == len(token_ids), (row, len(token_ids))
         self.counters.drawn_tokens += len(drawn)
         self.finish([one.sequence for one in drawn if one.finish_reason is not None])
         return drawn
-
-    def _drawing_sequences(self, chunk: Chunk, row: int) -> Iterable[tuple[Sequence, int]]:
-        if chunk.num_samples == 0:
-            return ()
-        sequence = chunk.sequence
-        sequence.num_pending -= 1
-        if chunk.num_samples == 1:
-            return ((sequence, row),)
-        return zip((sequence, *self._fork(sequence)), itertools.count(row), strict=False)
 
     def _fork(self, sequence: Sequence) -> list[Sequence]:
         """The n - 1 other sequences of a request, sharing all pages of the prefilled prompt."""
@@ -249,12 +245,10 @@ class SchedulerState:
         self._changes.placed += children
         return children
 
-    def _cache_full_pages(self, sequence: Sequence, end: int) -> None:
-        """Cache the pages of the first `end` tokens, which completed steps have computed."""
-        size = self.cache.pool.page_size
-        if not self.cache.enabled or end // size == sequence.num_cached_pages:
-            return
-        for index in range(sequence.num_cached_pages, end // size):
+    def _cache_pages(self, sequence: Sequence, num_full: int) -> None:
+        """Cache the first pages, which completed steps have filled."""
+        size = self._page_size
+        for index in range(sequence.num_cached_pages, num_full):
             assert sequence.node is not None
             page = sequence.pages[index]
             tokens = sequence.token_ids[index * size : (index + 1) * size]
@@ -262,7 +256,7 @@ class SchedulerState:
             if sequence.node.page != page:
                 sequence.pages[index] = sequence.node.page
                 self._changes.grown.append((sequence, index))
-        sequence.num_cached_pages = end // size
+        sequence.num_cached_pages = num_full
 
     def finish(self, sequences: Iterable[Sequence]) -> None:
         """End sequences, waiting or running; those that have finished already stay so."""
@@ -316,3 +310,8 @@ class SchedulerState:
                 raise InvariantError("a sequence has pending tokens that no step in flight draws")
         if any(one.pages or one.lanes or one.num_pending for one in self.waiting):
             raise InvariantError("a waiting sequence holds pages or lanes, or is in flight")
+
+
+def _give(sequence: Sequence, row: int, token_id: int) -> Drawn:
+    sequence.token_ids.append(token_id)
+    return Drawn(sequence, row, sequence.finish_reason())

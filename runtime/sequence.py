@@ -27,6 +27,7 @@ class Sequence:
 
     __slots__ = (
         "cached_prompt_tokens",
+        "has_penalty",
         "index",
         "lanes",
         "max_tokens",
@@ -57,6 +58,7 @@ class Sequence:
         """Length at which the sequence ends, prompt included."""
         eos = frozenset() if request.ignore_eos else eos_token_ids
         self.stop_ids = eos.union(request.stop_token_ids)
+        self.has_penalty = request.sampling.has_penalty
         self.num_samples = request.n
         """Tokens to draw when all known ones are computed: n until the sequence has forked."""
         self.num_computed = 0
@@ -89,7 +91,7 @@ class Sequence:
         It need not, because the executor has the token. But penalties count the tokens seen, on
         the host; and where a request forks, each of its sequences draws a token of its own.
         """
-        return self.num_pending > 0 and (self.num_samples > 1 or self.request.sampling.has_penalty)
+        return self.num_pending > 0 and (self.has_penalty or self.num_samples > 1)
 
     @property
     def num_output(self) -> int:

@@ -5,8 +5,8 @@
     1     ...
 
 The tables follow the scheduler: a sequence is written whole when it is placed on its lane, page by
-page as it grows, and token by token as they are drawn, all lanes of a step at once. From its launch
-until it is complete, ~row (negative, as no token is) stands for the token that a step's row draws.
+page as it grows, and token by token as they are drawn, all lanes of a step at once. If a step is
+built before that, ~row (negative, as no token is) stands for what a row of the last step draws.
 """
 
 from collections.abc import Iterable
@@ -60,6 +60,8 @@ class StepBuilder:
         self._tenancies = np.zeros(num_lanes, np.int64)
         """[num_lanes] sequences that have been placed on each lane."""
         self._sampling = _SamplingColumns(num_lanes)
+        self._last: BuiltStep | None = None
+        """The step built last, while its tokens are not known."""
 
     def follow(self, changes: Changes) -> None:
         """Take over what the scheduler changed."""
@@ -80,33 +82,35 @@ class StepBuilder:
 
     def append(self, step: BuiltStep, token_ids: Int32s) -> None:
         """Write drawn tokens [R] behind those sequences that still are on their lanes."""
-        stays = self._tenancies[step.appended_lanes] == step.appended_tenancies
-        lanes = step.appended_lanes[stays]
-        token_ids = token_ids[step.appended_rows[stays]]
-        self._write(lanes, step.appended_positions[stays], token_ids)
-        self._sampling.count(lanes, token_ids)
+        if self._last is step:
+            self._last = None
+        lanes, rows = self._write(step, token_ids)
+        self._sampling.count(lanes, token_ids[rows])
 
-    def _write(self, lanes: Int64s, positions: Int64s, cells: Int32s) -> None:
-        fits = positions < self._tokens.shape[1]  # a sequence as long as can be ends with its token
-        self._tokens[lanes[fits], positions[fits]] = cells[fits]
+    def _write(self, step: BuiltStep, cells: Int32s) -> tuple[Int64s, Int64s]:
+        """Write one cell a row [R] behind those sequences; their lanes and rows."""
+        stays = self._tenancies[step.appended_lanes] == step.appended_tenancies
+        # A sequence as long as can be ends with its token: there is no cell for that.
+        stays &= step.appended_positions < self._tokens.shape[1]
+        lanes, rows = step.appended_lanes[stays], step.appended_rows[stays]
+        self._tokens[lanes, step.appended_positions[stays]] = cells[rows]
+        return lanes, rows
 
     def build(self, plan: StepPlan) -> BuiltStep:
-        """Arrays of a plan that has been applied and followed; it is launched before the next."""
-        chunks = np.array(
-            [
-                (sequence.lane, start, num_tokens, num_samples)
-                for sequence, start, num_tokens, num_samples in plan.chunks
-            ],
-            np.int64,
-        )
-        lanes, starts, counts, samples = chunks.T
+        """Arrays of a plan that has been applied and followed, to launch before any other."""
+        if self._last is not None:
+            self._write(self._last, ~np.arange(self._last.sampling.num_rows, dtype=np.int32))
+        sequences, *columns = zip(*plan.chunks, strict=True)
+        lanes = np.array([sequence.lane for sequence in sequences], np.int64)
+        starts, counts, samples = (np.array(column, np.int64) for column in columns)
         ends = np.cumsum(counts)
         context_lens = starts + counts
         token_lanes = np.repeat(lanes, counts)
         positions = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts)
         page, offset = np.divmod(positions, self._page_size)
         width = -(-int(context_lens.max()) // self._page_size)
-        token_ids, token_sources = _split(self._tokens[token_lanes, positions])
+        cells = self._tokens[token_lanes, positions]
+        token_ids, token_sources = (cells, None) if self._last is None else _split(cells)
         batch = StepBatch(
             token_ids=token_ids,
             token_sources=token_sources,
@@ -126,16 +130,15 @@ class StepBuilder:
             row_lanes, forks=forks, positions=row_positions - self._num_prompt[row_lanes]
         )
         rows = np.flatnonzero(forks == 0)
-        lanes, positions = row_lanes[rows], row_positions[rows]
-        self._write(lanes, positions, ~rows.astype(np.int32))
-        return BuiltStep(
+        self._last = BuiltStep(
             batch=batch,
             sampling=sampling,
             appended_rows=rows,
-            appended_lanes=lanes,
-            appended_positions=positions,
-            appended_tenancies=self._tenancies[lanes],
+            appended_lanes=row_lanes[rows],
+            appended_positions=row_positions[rows],
+            appended_tenancies=self._tenancies[row_lanes[rows]],
         )
+        return self._last
 
 
 def _split(cells: Int32s) -> tuple[Int32s, Int32s | None]:
