@@ -49,8 +49,19 @@ class SequenceText:
 class LiveRequest:
     """A request between its submission and its last delivery; the loop's thread uses it."""
 
-    def __init__(self, request: GenerationRequest, sink: Sink, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self,
+        request: GenerationRequest,
+        sink: Sink,
+        tokenizer: Tokenizer | None,
+        *,
+        submitted_at: float,
+    ) -> None:
+        """`submitted_at`: time.monotonic(), as are all times here."""
         self.request = request
+        self.submitted_at = submitted_at
+        self.scheduled_at: float | None = None
+        """When a step took it in first; None: not yet."""
         self._request_id = request.request_id
         self.sink = sink
         self.queued = True
@@ -109,6 +120,7 @@ class LiveRequest:
             prompt_tokens=len(self.request.prompt_ids),
             cached_prompt_tokens=cached_prompt_tokens,
             completion_tokens=self._num_completion_tokens,
+            queue_s=None if self.scheduled_at is None else self.scheduled_at - self.submitted_at,
         )
         outputs[-1] = replace(outputs[-1], usage=usage)
         return outputs

@@ -114,8 +114,7 @@ class EngineLoop:
         # Shared between threads, under the lock.
         self._changed = threading.Condition()
         self._live: dict[str, LiveRequest] = {}
-        self._submitted: list[tuple[LiveRequest, float]] = []
-        """With its arrival, time.monotonic()."""
+        self._submitted: list[LiveRequest] = []
         self._aborted: list[str] = []
         self._num_queued = 0
         self._num_delivering = 0
@@ -168,11 +167,13 @@ class EngineLoop:
             raise NoTokenizerError(
                 "the engine has no tokenizer", field="stop", remedy="Give stop_token_ids"
             )
-        live = LiveRequest(_with_seed(request), sink, self._tokenizer)
+        live = LiveRequest(
+            _with_seed(request), sink, self._tokenizer, submitted_at=time.monotonic()
+        )
         with self._changed:
             self._check_open(request.request_id)
             self._live[request.request_id] = live
-            self._submitted.append((live, time.monotonic()))
+            self._submitted.append(live)
             self._num_queued += 1
             self._changed.notify_all()
 
@@ -253,8 +254,8 @@ class EngineLoop:
             aborted, self._aborted = self._aborted, []
             if self._stopping:
                 return False
-        for live, arrival in submitted:
-            self._enqueue(live, arrival)
+        for live in submitted:
+            self._enqueue(live)
         for request_id in aborted:
             self._end_aborted(request_id)
         self._end_overdue()
@@ -274,9 +275,9 @@ class EngineLoop:
     def _has_work(self) -> bool:
         return self._state.has_work or self._pipeline.num_in_flight > 0
 
-    def _enqueue(self, live: LiveRequest, arrival: float) -> None:
+    def _enqueue(self, live: LiveRequest) -> None:
         request, number = live.request, next(self._numbers)
-        rank = rank_of(request.priority, arrival, number, self._config.ageing_s)
+        rank = rank_of(request.priority, live.submitted_at, number, self._config.ageing_s)
         sequence = RunningSequence(request, rank=rank, eos_token_ids=self._eos)
         self._sequences[request.request_id] = [sequence]
         self._state.enqueue(sequence)
@@ -300,7 +301,10 @@ class EngineLoop:
         if not step_plan.chunks:
             return False
         for sequence, _ in step_plan.admissions:
-            self._leave_queue(self._live[sequence.request.request_id])
+            live = self._live[sequence.request.request_id]
+            if live.scheduled_at is None:  # else it comes back after a preemption
+                live.scheduled_at = time.monotonic()
+            self._leave_queue(live)
         self._pipeline.launch(step_plan)
         return True
 

@@ -68,6 +68,9 @@ class Usage:
     prompt_tokens: int
     cached_prompt_tokens: int
     completion_tokens: int
+    queue_s: float | None = None
+    """Seconds from the request's submission to the first step that computed it; None: none did, or
+    the request ran behind a server, which keeps this in its metrics."""
 
 
 @dataclass(frozen=True)

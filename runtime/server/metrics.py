@@ -140,6 +140,13 @@ class ServerMetrics:
             buckets=WHOLE_REQUEST_BUCKETS_S,
             registry=registry,
         )
+        self.queue = Histogram(
+            "trtc_request_queue_time_seconds",
+            "From the submission of a request to its engine to the first step that computed it.",
+            by_model,
+            buckets=FIRST_TOKEN_BUCKETS_S,
+            registry=registry,
+        )
         self.decode = Histogram(
             "trtc_request_decode_time_seconds",
             "From the first token of a request to its last.",
@@ -213,6 +220,8 @@ class RequestClock:
             if output.usage is not None:
                 self._metrics.prompt_tokens.labels(self._model).inc(output.usage.prompt_tokens)
                 self._metrics.whole_request.labels(self._model).observe(at - self._arrived_at)
+                if output.usage.queue_s is not None:
+                    self._metrics.queue.labels(self._model).observe(output.usage.queue_s)
                 if self._first_at is not None:
                     self._metrics.decode.labels(self._model).observe(at - self._first_at)
 

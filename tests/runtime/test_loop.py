@@ -80,6 +80,11 @@ def test_tokens_equal_solo_runs_in_a_crowded_pool(open_loop: OpenLoop) -> None:
             assert outputs == solo_outputs(request, SMALL)
             assert inbox.result().usage.completion_tokens == sum(map(len, outputs))
             assert inbox.result().usage.prompt_tokens == len(request.prompt_ids)
+            queue_s = inbox.result().usage.queue_s
+            assert queue_s is not None
+            assert queue_s <= inbox.first_at - inbox.made_at, (
+                "waiting after a preemption counts not"
+            )
         assert loop.drain(5)
         stats = loop.stats()
         assert stats.preemptions > 0
@@ -252,6 +257,21 @@ def test_a_waiting_request_can_be_aborted(open_loop: OpenLoop) -> None:
         assert waiting.result().token_ids == ()
         assert waiting.result().finish_reason is FinishReason.ABORTED
         loop.abort("running")
+
+
+def test_a_request_learns_how_long_it_waited_for_its_first_step(ahead: bool) -> None:
+    options = replace(SLOW, max_batch_size=1)
+    loop = Loop(LazyEcho(options) if ahead else EchoExecutor(options), None, LoopConfig())
+    loop.send(greedy_request("running", [1], 20))
+    waiting = loop.send(greedy_request("waiting", [2], 5))
+    aborted = loop.send(greedy_request("aborted", [3], 5))
+    assert loop.abort("aborted")
+    loop.start()
+    queue_s = waiting.result().usage.queue_s
+    assert queue_s is not None
+    assert 20 * options.step_s <= queue_s < waiting.first_at - waiting.made_at
+    assert aborted.result().usage.queue_s is None
+    loop.stop()
 
 
 def test_a_storm_of_aborts_loses_nobody(open_loop: OpenLoop) -> None:

@@ -185,6 +185,7 @@ async def test_metrics_count_what_happened() -> None:
             "trtc_e2e_request_latency_seconds_count": 3,
             "trtc_inter_token_latency_seconds_count": 12,
             "trtc_request_decode_time_seconds_count": 3,
+            "trtc_request_queue_time_seconds_count": 3,
             "trtc_num_requests_running": 0,
             "trtc_num_requests_waiting": 0,
             "trtc_kv_cache_usage_perc": 0,
@@ -201,6 +202,8 @@ async def test_metrics_count_what_happened() -> None:
             "trtc_request_failure_total[('model_name', 'echo'), ('status', 'INVALID_ARGUMENT')]"
         )
         assert samples[failure] == 1
+        queue_s = samples[f"trtc_request_queue_time_seconds_sum{model}"]
+        assert 0 < queue_s < samples[f"trtc_e2e_request_latency_seconds_sum{model}"]
         assert samples[f"trtc_prefix_cache_queries_total{model}"] > 0
         assert samples[f"trtc_engine_steps_total{model}"] >= 15
         assert samples["trtc_startup_seconds[('phase', 'open:echo')]"] > 0

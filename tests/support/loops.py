@@ -1,6 +1,7 @@
 """Engine loops over the echo executor, and sinks that remember."""
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,12 +25,16 @@ class Inbox:
         self.outputs: list[Output] = []
         self.error: TrtcError | None = None
         self.deliveries = 0
+        self.made_at = time.monotonic()
+        self.first_at = 0.0
+        """time.monotonic() of the first delivery."""
         self.ended = threading.Event()
         self.first = threading.Event()
 
     def __call__(self, delivery: Delivery) -> None:
         assert not self.ended.is_set(), "delivered after the end"
         self.deliveries += 1
+        self.first_at = self.first_at or time.monotonic()
         if isinstance(delivery, TrtcError):
             self.error = delivery
             self.ended.set()
