@@ -26,15 +26,13 @@ from trtc.runtime.sampler import SampledTokens, SamplingBatch, sample
 
 
 @dataclass(frozen=True)
-class _HostSampled:
-    """A step with more biases or penalties than the device has room for."""
+class _Drawn:
+    """A step whose tokens the host has drawn already."""
 
-    logits: Download
-    sampling: SamplingBatch
+    tokens: SampledTokens
 
     def wait(self) -> SampledTokens:
-        logits = self.logits.wait().view(np.float32)
-        return sample(logits.reshape(self.sampling.num_rows, -1), self.sampling)
+        return self.tokens
 
 
 class CudaExecutor:
@@ -109,11 +107,21 @@ class CudaExecutor:
 
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         if not self._sampler.fits(sampling):
-            self._step(batch)
-            return _HostSampled(self._fetch_logits(len(batch.logit_rows)), sampling)
+            return self._draw_on_host(batch, sampling)
         fill_sampling(self._block, self._layout, sampling)
         self._sampler.send(sampling)
         return self._sampler.draw(self._step(batch), sampling)
+
+    def _draw_on_host(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
+        """A step with more biases or penalties than the device has room for.
+
+        Done before it returns: the next step takes its tokens from the device.
+        """
+        self._step(batch)
+        logits = self._fetch_logits(sampling.num_rows).wait().view(np.float32)
+        tokens = sample(logits.reshape(sampling.num_rows, self._vocab_size), sampling)
+        self._sampler.put(tokens.token_ids)
+        return _Drawn(tokens)
 
     def logits(self, batch: StepBatch) -> Float32s:
         """As the contract says; more rows than a step serves are asked for in several steps,

@@ -137,6 +137,12 @@ class DeviceSampler:
         """Put what the last step drew where `token_sources` asks for it."""
         self._run((TAKE_SAMPLED,), bucket)
 
+    def put(self, token_ids: Int32s) -> None:
+        """Tokens of the last step that were drawn elsewhere."""
+        self._device.send(
+            np.ascontiguousarray(token_ids, np.int32).view(np.uint8), self._at("sampled")
+        )
+
     def _run(self, stages: tuple[str, ...], bucket: Bucket) -> None:
         for stage in stages:
             for call in self._plan.stages[stage]:
