@@ -25,8 +25,9 @@ import msgspec
 
 from trtc.protos.errors import OutputError
 from trtc.protos.manifest import CHUNK_BYTES, MANIFEST_FILE, FileFacts, Manifest
-from trtc.quant.output import refuse_occupied
+from trtc.quant.output import OutputKind, make_parents, refuse_occupied, remove_if_empty
 
+_ENGINE = OutputKind("an engine", mark=MANIFEST_FILE)
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 _DISK_ERRORS = {
@@ -57,7 +58,7 @@ def check_output(output: Path, *, force: bool) -> None:
         OutputError: it exists and `force` is off, or it is not an engine and so not ours to
             replace.
     """
-    refuse_occupied(output, force=force, mark=MANIFEST_FILE, kind="an engine")
+    refuse_occupied(output, _ENGINE, force=force)
 
 
 @contextmanager
@@ -70,7 +71,7 @@ def workspace(output: Path, *, force: bool) -> Iterator[Workspace]:
     output = Path(os.path.abspath(output))  # noqa: PTH100 (resolve would follow a link at the end)
     check_output(output, force=force)
     with _disk_errors(output):
-        made_parents = _make_parents(output.parent)
+        made_parents = make_parents(output)
         _remove_dead_builds(output)
         partial = Path(tempfile.mkdtemp(prefix=_partial_prefix(output), dir=output.parent))
     lock = os.open(partial, os.O_RDONLY)
@@ -84,9 +85,7 @@ def workspace(output: Path, *, force: bool) -> Iterator[Workspace]:
     finally:
         os.close(lock)
         shutil.rmtree(partial, ignore_errors=True)
-        for parent in made_parents:
-            if not any(parent.iterdir()):
-                parent.rmdir()
+        remove_if_empty(made_parents)
 
 
 def seal(
@@ -174,13 +173,6 @@ def _exchange(first: Path, second: Path) -> bool:
 
 def _partial_prefix(output: Path) -> str:
     return f".{output.name}.partial-"
-
-
-def _make_parents(parent: Path) -> list[Path]:
-    """Create what is missing of `parent`; returns what was created, innermost first."""
-    missing = [path for path in (parent, *parent.parents) if not path.exists()]
-    parent.mkdir(parents=True, exist_ok=True)
-    return missing
 
 
 def _remove_dead_builds(output: Path) -> None:

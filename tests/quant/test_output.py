@@ -100,3 +100,22 @@ def test_parent_that_is_a_file(tmp_path: Path) -> None:
         new_directory(tmp_path / "file" / "out", force=False),
     ):
         pytest.fail("entered")
+
+
+def test_failure_takes_back_the_parents_it_made(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    with (
+        pytest.raises(KeyError),
+        new_directory(tmp_path / "kept" / "deep" / "deeper" / "out", force=False),
+    ):
+        raise KeyError
+    assert [path.name for path in tmp_path.rglob("*")] == ["kept"]
+
+
+def test_a_directory_may_be_written_beside_another(tmp_path: Path) -> None:
+    output = tmp_path / "all" / "one"
+    with new_directory(output, force=False, beside=tmp_path / "all") as directory:
+        write(directory, "new")
+        assert list((tmp_path / "all").iterdir()) == []
+    assert (output / "hf_quant_config.json").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["all"]
