@@ -1,0 +1,1 @@
+"""Engines inside the servers of others."""

@@ -1,0 +1,1 @@
+"""An engine as a model of NVIDIA's Triton Inference Server, through its Python backend."""

@@ -1,0 +1,143 @@
+"""The tensors of a model on Triton: names, types and shapes of NVIDIA's tensorrtllm_backend.
+
+Both of its levels are there, so that clients of either need no change: text (its `ensemble` and
+`tensorrt_llm_bls`: `text_input`, `max_tokens`, ...) and tokens (its `tensorrt_llm`: `input_ids`,
+`request_output_len`, ...). Every shape has the batch axis before `dims`. config.pbtxt is printed
+from these tables, requests are read by them, and an input that stands in none is refused by Triton.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+DataType = Literal[
+    "TYPE_STRING", "TYPE_BOOL", "TYPE_INT32", "TYPE_UINT64", "TYPE_FP16", "TYPE_FP32"
+]
+Dims = tuple[int, ...]
+"""Without the batch axis; -1: any extent."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    name: str
+    data_type: DataType
+    dims: Dims = (1,)
+
+
+@dataclass(frozen=True)
+class RefusedInput:
+    """An input that asks for what the runtime does not do, unless its value asks for nothing."""
+
+    tensor: Tensor
+    asks_nothing: Callable[[NDArray[Any]], bool]
+    """Of one row."""
+    remedy: str
+
+
+def _only(*values: object) -> Callable[[NDArray[Any]], bool]:
+    return lambda row: all(one in values for one in row.reshape(-1).tolist())
+
+
+def _no_words(row: NDArray[Any]) -> bool:
+    """A word list [2, L] is ids over the ends of words, of which -1 is none."""
+    return bool(np.all(row[..., -1, :] == -1))
+
+
+READ_INPUTS: tuple[Tensor, ...] = (
+    Tensor("text_input", "TYPE_STRING"),
+    Tensor("input_ids", "TYPE_INT32", (-1,)),
+    Tensor("input_lengths", "TYPE_INT32"),
+    Tensor("max_tokens", "TYPE_INT32"),
+    Tensor("request_output_len", "TYPE_INT32"),
+    Tensor("stop_words", "TYPE_STRING", (-1,)),
+    Tensor("stop_words_list", "TYPE_INT32", (2, -1)),
+    Tensor("end_id", "TYPE_INT32"),
+    Tensor("top_k", "TYPE_INT32"),
+    Tensor("runtime_top_k", "TYPE_INT32"),
+    Tensor("top_p", "TYPE_FP32"),
+    Tensor("runtime_top_p", "TYPE_FP32"),
+    Tensor("min_p", "TYPE_FP32"),
+    Tensor("temperature", "TYPE_FP32"),
+    Tensor("repetition_penalty", "TYPE_FP32"),
+    Tensor("presence_penalty", "TYPE_FP32"),
+    Tensor("frequency_penalty", "TYPE_FP32"),
+    Tensor("embedding_bias_words", "TYPE_STRING", (-1,)),
+    Tensor("embedding_bias_weights", "TYPE_FP32", (-1,)),
+    Tensor("embedding_bias", "TYPE_FP32", (-1,)),
+    Tensor("seed", "TYPE_UINT64"),
+    Tensor("random_seed", "TYPE_UINT64"),
+    Tensor("num_return_sequences", "TYPE_INT32"),
+    Tensor("stream", "TYPE_BOOL"),
+    Tensor("streaming", "TYPE_BOOL"),
+    Tensor("stop", "TYPE_BOOL"),
+    Tensor("exclude_input_in_output", "TYPE_BOOL"),
+    Tensor("return_log_probs", "TYPE_BOOL"),
+    Tensor("return_num_input_tokens", "TYPE_BOOL"),
+    Tensor("return_num_output_tokens", "TYPE_BOOL"),
+)
+"""What a request may ask for."""
+
+EMPTY_INPUTS: tuple[Tensor, ...] = (
+    Tensor("pad_id", "TYPE_INT32"),
+    Tensor("length_penalty", "TYPE_FP32"),
+    Tensor("len_penalty", "TYPE_FP32"),
+    Tensor("early_stopping", "TYPE_BOOL"),
+    Tensor("beam_search_diversity_rate", "TYPE_FP32"),
+)
+"""What changes no result whatever its value: no batch is padded, and there is no beam search."""
+
+_NO_ADAPTERS = "Leave it out: merge the adapter into the checkpoint and build an engine of that"
+_NO_GRAMMAR = "Leave it out: there is no guided decoding"
+
+REFUSED_INPUTS: tuple[RefusedInput, ...] = (
+    RefusedInput(
+        Tensor("beam_width", "TYPE_INT32"),
+        _only(0, 1),
+        "Send 1: there is no beam search; num_return_sequences gives several samples",
+    ),
+    RefusedInput(
+        Tensor("bad_words", "TYPE_STRING", (-1,)),
+        _only(b""),
+        "Leave it out; embedding_bias_words with a weight of -100 keeps a token away",
+    ),
+    RefusedInput(
+        Tensor("bad_words_list", "TYPE_INT32", (2, -1)),
+        _no_words,
+        "Leave it out; embedding_bias of -100 keeps a token away",
+    ),
+    RefusedInput(Tensor("min_tokens", "TYPE_INT32"), _only(0), "Leave it out, or send 0"),
+    RefusedInput(Tensor("min_length", "TYPE_INT32"), _only(0), "Leave it out, or send 0"),
+    *(
+        RefusedInput(Tensor(name, "TYPE_BOOL"), _only(False), "Leave it out, or send false")
+        for name in ("return_context_logits", "return_generation_logits", "return_perf_metrics")
+    ),
+    RefusedInput(Tensor("lora_task_id", "TYPE_UINT64"), _only(0), _NO_ADAPTERS),
+    RefusedInput(Tensor("lora_weights", "TYPE_FP16", (-1, -1)), _only(), _NO_ADAPTERS),
+    RefusedInput(Tensor("lora_config", "TYPE_INT32", (-1, 3)), _only(), _NO_ADAPTERS),
+    RefusedInput(Tensor("guided_decoding_guide_type", "TYPE_STRING"), _only(b""), _NO_GRAMMAR),
+    RefusedInput(Tensor("guided_decoding_guide", "TYPE_STRING"), _only(b""), _NO_GRAMMAR),
+)
+"""What other deployments of TensorRT-LLM take. Their clients often send the value for nothing."""
+
+INPUTS: tuple[Tensor, ...] = (
+    *READ_INPUTS,
+    *EMPTY_INPUTS,
+    *(refused.tensor for refused in REFUSED_INPUTS),
+)
+"""All optional to Triton: which of them belong together is said in the answer to a request."""
+
+OUTPUTS: tuple[Tensor, ...] = (
+    Tensor("text_output", "TYPE_STRING", (-1,)),
+    Tensor("output_ids", "TYPE_INT32", (-1, -1)),
+    Tensor("sequence_length", "TYPE_INT32", (-1,)),
+    Tensor("finish_reason", "TYPE_STRING", (-1,)),
+    Tensor("cum_log_probs", "TYPE_FP32", (-1,)),
+    Tensor("output_log_probs", "TYPE_FP32", (-1, -1)),
+    Tensor("batch_index", "TYPE_INT32"),
+    Tensor("sequence_index", "TYPE_INT32"),
+    Tensor("num_input_tokens", "TYPE_INT32"),
+    Tensor("num_output_tokens", "TYPE_INT32"),
+)
