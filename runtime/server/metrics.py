@@ -28,7 +28,7 @@ WHOLE_REQUEST_BUCKETS_S = (
 
 
 @dataclass(frozen=True)
-class _Reading:
+class LoopReading:
     """One row of what a scrape reads from a loop."""
 
     name: str
@@ -37,47 +37,47 @@ class _Reading:
     is_counter: bool = False
 
 
-_READINGS = (
-    _Reading("num_requests_running", "Sequences that hold pages.", lambda r: r.running),
-    _Reading(
+LOOP_READINGS = (
+    LoopReading("num_requests_running", "Sequences that hold pages.", lambda r: r.running),
+    LoopReading(
         "num_requests_waiting",
         "Sequences in the queue, preempted ones included.",
         lambda r: r.waiting,
     ),
-    _Reading(
+    LoopReading(
         "kv_cache_usage_perc",
         "Share of KV pages that running requests hold, 0 to 1.",
         lambda r: r.pages_used / max(r.pages_total, 1),
     ),
-    _Reading("kv_pages", "KV pages in the pool.", lambda r: r.pages_total),
-    _Reading("kv_pages_used", "KV pages that running requests hold.", lambda r: r.pages_used),
-    _Reading("kv_pages_cached", "KV pages kept for their prefix.", lambda r: r.pages_cached),
-    _Reading(
+    LoopReading("kv_pages", "KV pages in the pool.", lambda r: r.pages_total),
+    LoopReading("kv_pages_used", "KV pages that running requests hold.", lambda r: r.pages_used),
+    LoopReading("kv_pages_cached", "KV pages kept for their prefix.", lambda r: r.pages_cached),
+    LoopReading(
         "prefix_cache_queries",
         "Prompt tokens looked up in the prefix cache.",
         lambda r: r.prefix_query_tokens,
         is_counter=True,
     ),
-    _Reading(
+    LoopReading(
         "prefix_cache_hits",
         "Prompt tokens found in the prefix cache.",
         lambda r: r.prefix_hit_tokens,
         is_counter=True,
     ),
-    _Reading(
+    LoopReading(
         "num_preemptions",
         "Sequences put back into the queue for want of pages.",
         lambda r: r.preemptions,
         is_counter=True,
     ),
-    _Reading("engine_steps", "Steps that the engine ran.", lambda r: r.steps, is_counter=True),
-    _Reading(
+    LoopReading("engine_steps", "Steps that the engine ran.", lambda r: r.steps, is_counter=True),
+    LoopReading(
         "engine_prefill_tokens",
         "Prompt tokens that the engine computed, recomputation included.",
         lambda r: r.prompt_tokens,
         is_counter=True,
     ),
-    _Reading(
+    LoopReading(
         "engine_step_seconds",
         "Time that the engine spent in steps.",
         lambda r: r.step_seconds,
@@ -99,7 +99,7 @@ class LoopCollector(Collector):
         return self._families(self._read())
 
     def _families(self, readings: Mapping[str, LoopStats]) -> Iterator[Metric]:
-        for row in _READINGS:
+        for row in LOOP_READINGS:
             kind = CounterMetricFamily if row.is_counter else GaugeMetricFamily
             family = kind(f"trtc_{row.name}", row.help, labels=["model_name"])
             for model, reading in readings.items():

@@ -1,9 +1,12 @@
 """A manifest of nothing in particular."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from trtc.builder.package import seal
 from trtc.protos.manifest import (
     ByteLedger,
     KvGeometry,
@@ -47,3 +50,13 @@ def tiny_manifest(**fields: Any) -> Manifest:
         files={},
     )
     return msgspec.structs.replace(manifest, **fields)
+
+
+def write_engine(directory: Path, files: Mapping[str, str], **fields: Any) -> Path:
+    """An engine directory as far as its manifest tells: sealed, with files of any content."""
+    directory.mkdir(parents=True)
+    for name, content in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(content)
+    seal(directory, tiny_manifest(**fields))
+    return directory
