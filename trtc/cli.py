@@ -33,6 +33,7 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "build": Subcommand("Compile a checkpoint into an engine.", extra="build"),
     "compile": Subcommand("Compile a TensorRT bundle into its plan, on a GPU host."),
     "tune": Subcommand("Measure a CUDA engine's fastest kernels, on its GPU."),
+    "package": Subcommand("Make a model of a Triton server of engines."),
     "inspect": Subcommand("Show what an engine is made of."),
     "quantize": Subcommand("Quantise a checkpoint into another checkpoint.", extra="build"),
     "eval": Subcommand("Measure an engine's accuracy on a text."),
