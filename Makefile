@@ -1,6 +1,6 @@
 # make demo   sets everything up, builds an engine from the bundled checkpoint, serves it, streams from it
 # make test   sets everything up, runs the whole suite
-# make check  what CI runs: format, lint, types, arrows, tests, and the TensorRT target's own
+# make check  what CI runs: format, lint, types, arrows, tests, and those of TensorRT and of Triton's server
 # make help   lists the rest
 
 PYTHON ?= python3
@@ -10,13 +10,14 @@ STAMP  := $(VENV)/.installed
 PYTEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format-check lint types arrows tests test-tensorrt format proto bench clean
+.PHONY: help setup demo test check format-check lint types arrows tests test-tensorrt test-triton format proto bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}make/make/p' Makefile
 	@printf 'make setup   a virtual environment in $(VENV) with trtc, its builder and its tools\n'
 	@printf 'make format  rewrite the sources in the project style\n'
 	@printf 'make test-tensorrt  the TensorRT target'\''s own tests, in an environment with its wheels\n'
+	@printf 'make test-triton  packaged models in a real Triton server, in an environment with its wheel\n'
 	@printf 'make proto   regenerate the gRPC stubs\n'
 	@printf 'make bench   decode speed beside Transformers on this machine\n'
 
@@ -39,7 +40,7 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup
 
-check: setup format-check lint types arrows tests test-tensorrt
+check: setup format-check lint types arrows tests test-tensorrt test-triton
 
 format-check:
 	$(BIN)/ruff format --check .
@@ -57,15 +58,21 @@ arrows:
 tests:
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup
 
-# Apart from $(VENV), whose libraries probe for triton: it sees that one's packages and adds its own.
+# $(call venv_beside,DIR): an environment that sees the packages of $(VENV), this directory, and before
+# them its own.
+PURELIB := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+define venv_beside
+	test -x $(1)/bin/python || $(BIN)/python -m venv $(1)
+	{ $(BIN)/python $(PURELIB); echo '$(CURDIR)'; } > "$$($(1)/bin/python $(PURELIB))/trtc-main.pth"
+endef
+
+# Apart from $(VENV), whose libraries probe for triton.
 TENSORRT_VENV  ?= .venv-tensorrt
 TENSORRT_STAMP := $(TENSORRT_VENV)/.installed
 TENSORRT_PIP   := $(TENSORRT_VENV)/bin/python -m pip install --quiet --no-deps
 
 $(TENSORRT_STAMP): $(STAMP)
-	test -x $(TENSORRT_VENV)/bin/python || $(BIN)/python -m venv $(TENSORRT_VENV)
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-	  > "$$($(TENSORRT_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/trtc-main.pth"
+	$(call venv_beside,$(TENSORRT_VENV))
 	$(TENSORRT_PIP) 'setuptools>=77' wheel
 	$(TENSORRT_PIP) triton==3.6.0 tensorrt-cu13-bindings==11.4.0.106 \
 	  tensorrt-rtx-cu13-libs==1.7.1.116 tensorrt-rtx-cu13-bindings==1.7.1.116
@@ -74,6 +81,19 @@ $(TENSORRT_STAMP): $(STAMP)
 
 test-tensorrt: $(TENSORRT_STAMP)
 	$(TENSORRT_VENV)/bin/python -m pytest tests/tensorrt
+
+# Apart from $(VENV), because the server's Python backend was built for NumPy 1.
+TRITON_VENV  ?= .venv-triton
+TRITON_STAMP := $(TRITON_VENV)/.installed
+
+$(TRITON_STAMP): $(STAMP)
+	$(call venv_beside,$(TRITON_VENV))
+	$(TRITON_VENV)/bin/python -m pip install --quiet --no-deps nvidia-pytriton==0.7.0 tritonclient==2.73.0 \
+	  python-rapidjson==1.25 'numpy==1.26.4; python_version < "3.13"'
+	@touch $(TRITON_STAMP)
+
+test-triton: $(TRITON_STAMP)
+	$(TRITON_VENV)/bin/python -m pytest tests/triton
 
 format:
 	$(BIN)/ruff check --fix --exit-zero .
@@ -86,4 +106,4 @@ bench: setup
 	$(BIN)/python -m examples.bench.transformers_decode
 
 clean:
-	rm -rf $(VENV) $(TENSORRT_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TENSORRT_VENV) $(TRITON_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
