@@ -97,7 +97,7 @@ def build(
         _copy_tokenizer(job.source, work.engine)
         manifest = seal(work.engine, _manifest(job, calibration, compiled))
         judged = _judge(job, work, manifest, calibration)
-        notes = _notes(job, calibration)
+        notes = _notes(job, calibration, compiled)
         report = make_report(judged, calibration, notes)
         write_report(report, work.engine)
         progress("publishing")
@@ -268,8 +268,8 @@ def _judge(
     return msgspec.structs.replace(manifest, accuracy=accuracy, canaries=canaries)
 
 
-def _notes(job: _Job, calibration: CalibrationFacts | None) -> tuple[str, ...]:
-    notes = []
+def _notes(job: _Job, calibration: CalibrationFacts | None, compiled: Compiled) -> tuple[str, ...]:
+    notes = list(compiled.notes)
     unknown = job.source.unknown_tensors
     if unknown:
         more = "" if len(unknown) <= 3 else f" and {len(unknown) - 3} more"

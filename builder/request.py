@@ -26,7 +26,8 @@ class BuildRequest:
     kv_dtype: str | None = None
     """fp32, bf16 or fp8; None: that of the activations, or what the checkpoint declares."""
     target: str | None = None
-    """`cpu[:isa,...]` or `tensorrt:sm_90`; None: the best for this machine."""
+    """`cpu[:isa,...]`, `tensorrt:sm_90` or `tensorrt-rtx:sm_89[,sm_120]`; None: the best for this
+    machine."""
     force: bool = False
     """Replace an engine that is there already."""
     calib: Path | None = None

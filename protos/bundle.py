@@ -12,13 +12,15 @@ from pathlib import Path
 import msgspec
 
 from trtc.protos.errors import EngineCorruptError
-from trtc.protos.manifest import KvGeometry, Record
+from trtc.protos.manifest import KvGeometry, Limits, Record
 
 RECIPE_FILE = "recipe.json"
 KERNELS_DIR = "kernels"
 PLAN_BLOB_FILE = "model.plan"
 TIMING_CACHE_FILE = "timing.cache"
 TENSORRT_MAJOR = 11
+_MAX_POOL_ELEMENTS = 2**31 - 1
+"""Of one layer's pool: what fits TensorRT's 32-bit element counts."""
 
 
 class Profile(Record, frozen=True):
@@ -60,12 +62,17 @@ class Recipe(Record, frozen=True, kw_only=True):
     sm: int
     pool: KvGeometry
     profiles: tuple[Profile, ...]
-    alias_pools: bool = False
-    """Declare that pool outputs are their inputs. Off: the two are bound at one address anyway,
-    and a declared alias made TensorRT keep a copy of every pool."""
     optimization_level: int = 3
     workspace_bytes: int = 4 << 30
     kernels: tuple[KernelFacts, ...]
+
+
+def max_pool_pages(limits: Limits, kv: KvGeometry) -> int:
+    """Pages of the largest pool that plans are made for: twice what a full batch needs, within
+    the element count that TensorRT can address."""
+    width = -(-limits.max_seq_len // kv.page_size)
+    page_elements = 2 * kv.page_size * kv.num_kv_heads * kv.head_dim
+    return min(2 * limits.max_batch_size * width, _MAX_POOL_ELEMENTS // page_elements)
 
 
 def read_recipe(bundle: Path) -> Recipe:

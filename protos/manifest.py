@@ -13,7 +13,7 @@ import msgspec
 
 from trtc.protos.errors import EngineCorruptError, EngineIncompatibleError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 STEP_ABI_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 WEIGHTS_FILE = "weights.safetensors"
@@ -62,6 +62,8 @@ class TargetFacts(Record, frozen=True):
     """ISA levels or SMs that this engine holds code for, best first."""
     toolchain: str
     """Compiler and version, or driver/TensorRT/Triton versions."""
+    plan_version: str = ""
+    """Exact version of the library that made the plans, which alone can open them; "": no plans."""
 
 
 class KvGeometry(Record, frozen=True):

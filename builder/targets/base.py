@@ -38,6 +38,8 @@ class Compiled:
     facts: TargetFacts
     kv: KvGeometry
     ledger: ByteLedger
+    notes: tuple[str, ...] = ()
+    """What the user should know, a line each."""
 
 
 class Target(Protocol):

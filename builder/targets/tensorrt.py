@@ -6,10 +6,11 @@ TensorRT's ONNX parser finds an ahead-of-time plugin.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import onnx
 
 from trtc.builder.memory import align
@@ -19,10 +20,20 @@ from trtc.builder.passes.base import Pass
 from trtc.builder.passes.order import TENSORRT_PASSES
 from trtc.builder.recipes import TensorReader
 from trtc.builder.targets.base import Compiled, CompileRequest, Progress
+from trtc.builder.targets.tensorrt_compile import compiles_here, make_plan
 from trtc.builder.targets.tensorrt_kernels import write_kernels
+from trtc.builder.targets.tensorrt_stages import whole_stages
 from trtc.builder.weights_file import with_external_weights, write_weights
 from trtc.plugins.cuda.compile import FP8_SMS, SMS, TRITON_VERSION, check_triton, parse_sm
-from trtc.protos.bundle import RECIPE_FILE, Profile, Recipe, recipe_json
+from trtc.protos.bundle import (
+    PLAN_BLOB_FILE,
+    RECIPE_FILE,
+    TIMING_CACHE_FILE,
+    Profile,
+    Recipe,
+    max_pool_pages,
+    recipe_json,
+)
 from trtc.protos.dtypes import BY_ONNX
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.manifest import (
@@ -34,6 +45,7 @@ from trtc.protos.manifest import (
     TargetFacts,
 )
 from trtc.protos.plan import Fill, Weight
+from trtc.protos.stages import STAGES_FILE, stages_json
 from trtc.quant.scheme import Scheme
 
 PLUGIN_ATTRIBUTES: Mapping[str, str | int] = {
@@ -42,8 +54,6 @@ PLUGIN_ATTRIBUTES: Mapping[str, str | int] = {
     "aot": 1,
 }
 """What TensorRT's parser reads of a plugin node, beside the operator's own attributes."""
-_MAX_POOL_ELEMENTS = 2**31 - 1
-"""Of one layer's pool: what fits TensorRT's 32-bit element counts."""
 
 
 @dataclass(frozen=True)
@@ -58,33 +68,29 @@ class TensorRtTarget:
 
     @property
     def runs_here(self) -> bool:
-        """A bundle runs nowhere before it is compiled."""
-        return False
+        """With TensorRT and the GPU, where the bundle is compiled as well."""
+        return compiles_here(self.sm)
 
     def check(self, scheme: Scheme) -> None:
         check_triton()
-        if "f8e4m3" in (scheme.weight, scheme.activation) and self.sm not in FP8_SMS:
-            raise UnsupportedError(
-                f"sm_{self.sm} has no E4M3 arithmetic",
-                field="--dtype",
-                remedy="Use bf16, int8_sq or int4_awq, or a target from sm_89 on",
-            )
+        check_e4m3(scheme, self.sm)
 
     def passes(self, request: CompileRequest) -> tuple[Pass, ...]:
-        _check_graph(request)
+        check_graph(request)
         return TENSORRT_PASSES
 
     def compile(self, request: CompileRequest, progress: Progress) -> Compiled:
         progress(f"compiling kernels for sm_{self.sm}")
         kernels = write_kernels(request.module, self.sm, request.workdir)
-        weights_bytes = write_graph(request.module, request.reader, request.workdir, progress)
+        num_bytes = write_graph(request.module, request.reader, request.workdir, progress)
         kv = request.module.kv
-        recipe = Recipe(
-            sm=self.sm, pool=kv, profiles=make_profiles(request.limits, kv), kernels=kernels
-        )
+        profiles = make_profiles(request.limits, kv)
+        recipe = Recipe(sm=self.sm, pool=kv, profiles=profiles, kernels=kernels)
         (request.workdir / RECIPE_FILE).write_bytes(recipe_json(recipe))
+        stages = whole_stages(request.module, profiles)
+        (request.workdir / STAGES_FILE).write_bytes(stages_json(stages))
         versions = sorted({kernel.ptx_version for kernel in kernels})
-        return Compiled(
+        bundle = Compiled(
             facts=TargetFacts(
                 kind="tensorrt",
                 name=self.name,
@@ -93,11 +99,23 @@ class TensorRtTarget:
             ),
             kv=kv,
             ledger=ByteLedger(
-                weights=weights_bytes,
+                weights=num_bytes,
                 activations=0,  # TensorRT decides: the plan says
                 page=kv.page_bytes,
             ),
+            notes=("there is no plan yet: run `trtc compile` on the directory on the GPU host",),
         )
+        return self._with_plan(bundle, request, recipe, progress) if self.runs_here else bundle
+
+    def _with_plan(
+        self, bundle: Compiled, request: CompileRequest, recipe: Recipe, progress: Progress
+    ) -> Compiled:
+        """Go on to the plan, as `trtc compile` would."""
+        made = make_plan(request.workdir, recipe, b"", progress)
+        (request.workdir / PLAN_BLOB_FILE).write_bytes(made.plan)
+        (request.workdir / TIMING_CACHE_FILE).write_bytes(made.timing_cache)
+        ledger = msgspec.structs.replace(bundle.ledger, activations=made.activations)
+        return replace(bundle, facts=made.facts(bundle.facts), ledger=ledger, notes=())
 
 
 def parse_tensorrt_target(detail: str) -> TensorRtTarget:
@@ -117,11 +135,11 @@ def parse_tensorrt_target(detail: str) -> TensorRtTarget:
 
 def write_graph(module: Module, reader: TensorReader, directory: Path, progress: Progress) -> int:
     """Write graph.onnx and the weights.safetensors that it points into; bytes of the weights."""
-    weights = _place_weights(module)
+    weights = place_weights(module)
     graph = with_plugin_attributes(with_external_weights(module.model, weights))
     (directory / GRAPH_FILE).write_bytes(graph.SerializeToString(deterministic=True))
     write_weights(directory / WEIGHTS_FILE, weights, module.recipes, reader, progress)
-    return _end(weights)
+    return weights_bytes(weights)
 
 
 def with_plugin_attributes(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -142,8 +160,7 @@ def make_profiles(limits: Limits, kv: KvGeometry) -> tuple[Profile, ...]:
     """
     batch, tokens = limits.max_batch_size, limits.max_num_tokens
     width = -(-limits.max_seq_len // kv.page_size)
-    page_elements = 2 * kv.page_size * kv.num_kv_heads * kv.head_dim
-    pages = min(2 * batch * width, _MAX_POOL_ELEMENTS // page_elements)
+    pages = max_pool_pages(limits, kv)
     shared = {
         "B": (1, batch, batch),
         "B+1": (2, batch + 1, batch + 1),
@@ -157,7 +174,26 @@ def make_profiles(limits: Limits, kv: KvGeometry) -> tuple[Profile, ...]:
     )
 
 
-def _check_graph(request: CompileRequest) -> None:
+def check_e4m3(scheme: Scheme, sm: int) -> None:
+    """Refuse FP8 where the hardware has none.
+
+    Raises:
+        UnsupportedError: it has none.
+    """
+    if "f8e4m3" in (scheme.weight, scheme.activation) and sm not in FP8_SMS:
+        raise UnsupportedError(
+            f"sm_{sm} has no E4M3 arithmetic",
+            field="--dtype",
+            remedy="Use bf16, int8_sq or int4_awq, or a target from sm_89 on",
+        )
+
+
+def check_graph(request: CompileRequest) -> None:
+    """Refuse what no plan can be made of.
+
+    Raises:
+        UnsupportedError: dummy weights, routed experts or zero points.
+    """
     if request.dummy_weights:
         raise UnsupportedError(
             "a plan is built from its weights", field="--dummy-weights", remedy="Leave it out"
@@ -179,7 +215,7 @@ def _check_graph(request: CompileRequest) -> None:
             )
 
 
-def _place_weights(module: Module) -> tuple[Weight, ...]:
+def place_weights(module: Module) -> tuple[Weight, ...]:
     """Every large initialiser in the order of the graph, one after another."""
     weights: list[Weight] = []
     for tensor in module.model.graph.initializer:
@@ -193,7 +229,7 @@ def _place_weights(module: Module) -> tuple[Weight, ...]:
                 dtype=dtype.name,
                 shape=shape,
                 layout="row_major",
-                offset=_end(weights),
+                offset=weights_bytes(weights),
                 bytes=dtype.num_bytes(math.prod(shape)),
                 fill=Fill(element=dtype.name),
             )
@@ -201,5 +237,6 @@ def _place_weights(module: Module) -> tuple[Weight, ...]:
     return tuple(weights)
 
 
-def _end(weights: list[Weight] | tuple[Weight, ...]) -> int:
+def weights_bytes(weights: Sequence[Weight]) -> int:
+    """Length of the data section that holds them."""
     return align(weights[-1].offset + weights[-1].bytes) if weights else 0

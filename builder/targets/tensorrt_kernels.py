@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 
 from trtc.builder.module import TRTC_DOMAIN, Module
+from trtc.builder.targets.tensorrt_cut import tensor_types
 from trtc.plugins.cuda.compile import KernelSource, compile_kernel
 from trtc.plugins.registry import REGISTRY
 from trtc.protos.bundle import KERNELS_DIR, KernelFacts
@@ -31,25 +32,44 @@ class _Specialisation:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def write_kernels(module: Module, sm: int, engine: Path) -> tuple[KernelFacts, ...]:
-    """Compile what `module` needs for one SM into `engine`/kernels.
+def write_kernels(
+    module: Module, sm: int, engine: Path, folder: str = KERNELS_DIR
+) -> tuple[KernelFacts, ...]:
+    """Compile what `module` needs for one SM into `engine`/`folder`.
 
     Raises:
         UnsupportedError: an E4M3 pool on an SM without E4M3.
     """
-    (engine / KERNELS_DIR).mkdir()
-    wanted = {one.key: one for one in _specialisations(module)}
+    (engine / folder).mkdir(parents=True)
+    wanted = {one.key: one for _, one in _specialisations(module)}
     return tuple(
-        _write(one, tactic, rows, source, sm, engine)
+        _write(one, tactic, rows, source, sm, engine, f"{folder}/{one.op}-{one.key}-{tactic}")
         for one in wanted.values()
         for tactic, rows, source in _tactics(one)
     )
 
 
-def _specialisations(module: Module) -> Iterator[_Specialisation]:
+def kernels_of_nodes(
+    module: Module, kernels: Sequence[KernelFacts]
+) -> Mapping[str, tuple[int, ...]]:
+    """Plugin node -> its kernels among those that `write_kernels` gave, by tactic."""
+    return {
+        node: tuple(
+            index
+            for index, kernel in enumerate(kernels)
+            if (kernel.op, kernel.dtypes, kernel.attributes) == (one.op, one.dtypes, one.attributes)
+        )
+        for node, one in _specialisations(module)
+    }
+
+
+def _specialisations(module: Module) -> Iterator[tuple[str, _Specialisation]]:
+    """Every plugin node's name and what it needs."""
     graph = module.model.graph
-    infos = [*graph.input, *graph.value_info, *graph.output]
-    types = {info.name: BY_ONNX.get(info.type.tensor_type.elem_type) for info in infos}
+    types = {
+        name: BY_ONNX.get(info.type.tensor_type.elem_type)
+        for name, info in tensor_types(graph).items()
+    }
     for node in graph.node:
         if node.domain != TRTC_DOMAIN:
             continue
@@ -61,11 +81,14 @@ def _specialisations(module: Module) -> Iterator[_Specialisation]:
                 dtype = types[inputs[name]]
                 assert dtype is not None, f"{node.name}: the type of {name} is not stated"
                 dtypes[name] = dtype.name
-        yield _Specialisation(
-            op=node.op_type,
-            dtypes=dtypes,
-            attributes=definition.complete_attributes(_attributes(node)),
-            page_size=module.kv.page_size,
+        yield (
+            node.name,
+            _Specialisation(
+                op=node.op_type,
+                dtypes=dtypes,
+                attributes=definition.complete_attributes(_attributes(node)),
+                page_size=module.kv.page_size,
+            ),
         )
 
 
@@ -85,10 +108,15 @@ def _tactics(one: _Specialisation) -> list[tuple[int, int, KernelSource]]:
 
 
 def _write(
-    one: _Specialisation, tactic: int, rows: int, source: KernelSource, sm: int, engine: Path
+    one: _Specialisation,
+    tactic: int,
+    rows: int,
+    source: KernelSource,
+    sm: int,
+    engine: Path,
+    stem: str,
 ) -> KernelFacts:
     kernel = compile_kernel(source, sm)
-    stem = f"{KERNELS_DIR}/{one.op}-{one.key}-{tactic}"
     (engine / f"{stem}.ptx").write_bytes(kernel.ptx)
     (engine / f"{stem}.cubin").write_bytes(kernel.cubin)
     return KernelFacts(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trtc.plugins.cuda.vendor import make_logger
 from trtc.protos.bundle import Profile
 from trtc.protos.errors import EnvironmentFault, UnsupportedError
 
@@ -21,6 +22,8 @@ class PlanOptions:
     timing_cache: bytes | None = None
     """None: kept and reused nowhere (TensorRT for RTX has no such cache)."""
     alias_pools: bool = False
+    strip: bool = False
+    """Leave the weights out: they will be refitted, unchanged."""
     configure: Callable[[Any], None] = field(default=lambda config: None)
     """Last word on the IBuilderConfig."""
 
@@ -39,7 +42,7 @@ def build_plan(trt: Any, graph: Path, options: PlanOptions, progress: Progress) 
         EnvironmentFault: the library is there and its builder is not.
         UnsupportedError: it refuses the graph; the message names the node.
     """
-    log = _logger(trt)
+    log = make_logger(trt)
     builder = _builder(trt, log)
     network = builder.create_network(_network_flags(trt))
     parser = trt.OnnxParser(network, log)
@@ -52,6 +55,8 @@ def build_plan(trt: Any, graph: Path, options: PlanOptions, progress: Progress) 
     config.progress_monitor = _monitor(trt, progress)
     if options.alias_pools:
         config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
+    if options.strip:
+        config.set_flag(trt.BuilderFlag.STRIP_PLAN)
     for one in options.profiles:
         config.add_optimization_profile(_profile(builder, network, one.extents))
     if options.timing_cache is not None:
@@ -106,24 +111,6 @@ def _profile(builder: Any, network: Any, extents: Mapping[str, tuple[int, int, i
         ]
         profile.set_shape(tensor.name, *zip(*axes, strict=True))
     return profile
-
-
-def _logger(trt: Any) -> Any:
-    class Log(trt.ILogger):  # type: ignore[misc]
-        """Keeps what went wrong; says nothing itself."""
-
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-            self.last_error = "it gave no reason"
-            self.warnings: list[str] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity <= trt.ILogger.ERROR:
-                self.last_error = message
-            elif severity == trt.ILogger.WARNING:
-                self.warnings.append(message)
-
-    return Log()
 
 
 def _monitor(trt: Any, progress: Progress) -> Any:

@@ -17,8 +17,10 @@ from typing import Any
 
 from trtc.protos.errors import EnvironmentFault, InvariantError, UnsupportedError
 
-SMS: tuple[int, ...] = (80, 89, 90, 100, 120)
+SMS: tuple[int, ...] = (80, 86, 89, 90, 100, 120)
 """Compute capabilities that kernels are compiled and tested for."""
+RTX_SMS: tuple[int, ...] = (80, 86, 89, 120)
+"""Those that TensorRT for RTX makes plans for."""
 FP8_SMS: tuple[int, ...] = (89, 90, 100, 120)
 """Those that convert E4M3 in hardware."""
 MAX_SHARED_BYTES = 48 * 1024

@@ -17,7 +17,7 @@ FLAGS = {
         --exact-activations --dummy-weights --max-batch-size --max-seq-len --max-num-tokens
         --page-size --threads --json
     """,
-    "compile": "bundle --json",
+    "compile": "bundle --strip --alias-pools --json",
     "quantize": "--model --output --dtype --kv-dtype --calib --force --json",
     "eval": "engine --text --reference --max-tokens --window --threads --json",
     "package": "engines output --format --name --version --force --json",

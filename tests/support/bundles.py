@@ -21,18 +21,27 @@ class NoReader:
 
 
 def bundle_module(bundle: Path) -> Module:
-    """The very file, its weights out of weights.safetensors, without TensorRT's attributes."""
+    """The very file, its weights out of weights.safetensors."""
     model = onnx.load(bundle / GRAPH_FILE, load_external_data=True)
-    for node in model.graph.node:
+    return evaluable(model, read_recipe(bundle).pool, read_manifest(bundle).limits)
+
+
+def evaluable(
+    model: onnx.ModelProto, kv: KvGeometry | None = None, limits: Limits | None = None
+) -> Module:
+    """A graph with its weights inside as the evaluator takes it: without TensorRT's attributes."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for node in copy.graph.node:
         if node.domain == TRTC_DOMAIN:
             kept = [one for one in node.attribute if one.name not in PLUGIN_ATTRIBUTES]
             assert len(kept) == len(node.attribute) - len(PLUGIN_ATTRIBUTES)
             del node.attribute[:]
             node.attribute.extend(kept)
-    return Module(model, {}, read_recipe(bundle).pool, read_manifest(bundle).limits)
+    return Module(copy, {}, kv, limits)  # type: ignore[arg-type]
 
 
-def write_kernel_bundle(directory: Path, *, alias_pools: bool) -> Path:
+def write_kernel_bundle(directory: Path) -> Path:
     """Kernels and recipe of one layer with an FP8 pool; no graph."""
     from trtc.builder.targets.tensorrt_kernels import write_kernels
 
@@ -67,38 +76,10 @@ def write_kernel_bundle(directory: Path, *, alias_pools: bool) -> Path:
         sm=90,
         pool=kv,
         profiles=make_profiles(limits, kv),
-        alias_pools=alias_pools,
         kernels=kernels,
     )
     (directory / RECIPE_FILE).write_bytes(recipe_json(recipe))
     return directory
-
-
-def without_plugins(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph with its plugin nodes cut out: their outputs become graph inputs, their inputs
-    graph outputs."""
-    graph = model.graph
-    infos = {info.name: info for info in [*graph.input, *graph.value_info, *graph.output]}
-    cut = [node for node in graph.node if node.domain == TRTC_DOMAIN]
-    kept = [node for node in graph.node if node.domain != TRTC_DOMAIN]
-    made = {name for node in kept for name in node.output}
-    read = {name for node in kept for name in node.input}
-    inputs = [info for info in graph.input if info.name in read]
-    inputs += [infos[name] for node in cut for name in node.output if name in read]
-    outputs = [info for info in graph.output if info.name in made]
-    fed = dict.fromkeys(name for node in cut for name in node.input if name in made)
-    outputs += [infos[name] for name in fed]
-    return onnx.helper.make_model(
-        onnx.helper.make_graph(
-            kept,
-            graph.name,
-            inputs,
-            outputs,
-            initializer=[tensor for tensor in graph.initializer if tensor.name in read],
-        ),
-        opset_imports=[one for one in model.opset_import if not one.domain],
-        ir_version=model.ir_version,
-    )
 
 
 def distance(found: Any, expected: Any) -> float:

@@ -1,6 +1,6 @@
 """Take the plugins of a bundle through TensorRT's ahead-of-time life cycle, with no TensorRT.
 
-    LD_LIBRARY_PATH=<stub libraries> python -m tests.tensorrt.qdp_life BUNDLE
+    LD_LIBRARY_PATH=<stub libraries> python -m tests.tensorrt.qdp_life BUNDLE [alias]
 
 TensorRT's real Python layer runs; what the library would do (symbols, expression builders, tensor
 descriptions) is played here. Prints one JSON document.
@@ -190,10 +190,10 @@ def choose(plugin: Any, descs: list[Any]) -> None:
     (plugin.curr_comb,) = plugin.supported_combs
 
 
-def main(bundle: Path) -> None:
+def main(bundle: Path, *, alias_pools: bool) -> None:
     recipe = read_recipe(bundle)
     kernels = Kernels(recipe.kernels, lambda name: (bundle / name).read_bytes())
-    register_kv_write(trtp, kernels, alias_pools=recipe.alias_pools, lazy=True)
+    register_kv_write(trtp, kernels, alias_pools=alias_pools, lazy=True)
     register_paged_attention(trtp, kernels, lazy=True)
     # The library's own container cannot be made without it.
     _tensor.SymExprImpl = Captured
@@ -203,4 +203,4 @@ def main(bundle: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), alias_pools="alias" in sys.argv[2:])

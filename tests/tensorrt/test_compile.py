@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.triton_kernels import needs_triton
 from trtc.plugins.cuda.compile import (
+    FP8_SMS,
     MAX_SHARED_BYTES,
     SMS,
     assemble,
@@ -48,8 +49,8 @@ def attention_source(pool: str, head_dim: int, tactic: int, **more: Any) -> Any:
 @pytest.mark.parametrize(("pool", "head_dim", "tactic"), CASES)
 def test_paged_attention_compiles(sm: int, pool: str, head_dim: int, tactic: int) -> None:
     source = attention_source(pool, head_dim, tactic)
-    if sm == 80 and pool == "f8e4m3":
-        with pytest.raises(UnsupportedError, match="sm_80 has no E4M3"):
+    if sm not in FP8_SMS and pool == "f8e4m3":
+        with pytest.raises(UnsupportedError, match=f"sm_{sm} has no E4M3"):
             compile_kernel(source, sm)
         return
     kernel = compile_kernel(source, sm)
@@ -62,7 +63,7 @@ def test_paged_attention_compiles(sm: int, pool: str, head_dim: int, tactic: int
 
 @pytest.mark.parametrize("sm", SMS)
 def test_kv_write_compiles(sm: int) -> None:
-    pool = "bf16" if sm == 80 else "f8e4m3"
+    pool = "f8e4m3" if sm in FP8_SMS else "bf16"
     attributes = {"num_kv_heads": 8, "head_dim": 128}
     kernel = compile_kernel(kv_write.kernel({"k": "bf16", "pool": pool}, attributes, 16), sm)
     assert entry_parameters(kernel.ptx.decode()) == 7
@@ -106,7 +107,7 @@ def test_ptxas_errors_are_said() -> None:
 
 def test_unknown_sms_are_refused() -> None:
     assert parse_sm("sm_90") == 90
-    with pytest.raises(UnsupportedError, match="sm_80, sm_89"):
+    with pytest.raises(UnsupportedError, match="sm_80, sm_86, sm_89"):
         parse_sm("sm_70")
 
 

@@ -1,7 +1,8 @@
 """The graphs are legal TensorRT: the real builder of TensorRT for RTX makes plans of them.
 
-Plugin nodes are cut out (it has no plugins); everything else is parsed and built without a GPU.
-It is not TensorRT: kernel choice, speed and plans of that library are not shown here.
+It has no plugins, so the graphs are cut at them, as the tensorrt-rtx target does; every segment is
+parsed and built without a GPU. It is not TensorRT: kernel choice, speed and plans of that library
+are not shown here.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,6 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.support.bundles import without_plugins
 from tests.support.models import tiny_checkpoint
 from trtc.builder.checkpoint.checkpoint import open_checkpoint
 from trtc.builder.checkpoint.dummy import dummy_checkpoint
@@ -21,6 +21,7 @@ from trtc.builder.graph import GraphRequest, build_graph
 from trtc.builder.passes.base import run_passes
 from trtc.builder.passes.order import TENSORRT_PASSES
 from trtc.builder.targets.tensorrt import make_profiles, write_graph
+from trtc.builder.targets.tensorrt_cut import cut
 from trtc.builder.targets.tensorrt_plan import BuiltPlan, PlanOptions, build_plan
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.manifest import GRAPH_FILE, Limits
@@ -32,13 +33,13 @@ trt: Any = pytest.importorskip(
 
 LIMITS = Limits(max_batch_size=4, max_seq_len=64, max_num_tokens=32)
 DENSE = ("llama", "llama3", "llama_biased", "mistral", "qwen2", "qwen3", "gemma2", "phi3_longrope")
-WIDTHS = {"hidden_size": 256, "intermediate_size": 768}
+WIDTHS = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 1}
 
 
-def write_cut_graph(
+def write_segments(
     directory: Path, family: str, scheme: str, kv_dtype: str, **sizes: Any
-) -> tuple[Path, tuple[Any, ...]]:
-    """The graph of a bundle without its plugin nodes, and the bundle's profiles."""
+) -> tuple[list[Path], tuple[Any, ...]]:
+    """A bundle's graph cut at its plugins, a file each, and the bundle's profiles."""
     checkpoint = open_checkpoint(str(tiny_checkpoint(family, directory, **sizes)))
     spec = checkpoint_spec(checkpoint, LIMITS.max_seq_len)
     reader, quantization = dummy_checkpoint(spec, SCHEMES[scheme])
@@ -46,43 +47,52 @@ def write_cut_graph(
     module, _ = run_passes(build_graph(spec, request, reader), TENSORRT_PASSES)
     write_graph(module, reader, directory, lambda message: None)
     model = onnx.load(directory / GRAPH_FILE, load_external_data=False)
-    path = directory / "cut.onnx"
-    path.write_bytes(without_plugins(model).SerializeToString())
-    return path, make_profiles(LIMITS, module.kv)
+    paths = []
+    for number, piece in enumerate(cut(model)):
+        paths.append(directory / f"segment-{number}.onnx")
+        paths[-1].write_bytes(piece.model.SerializeToString())
+    assert len(paths) == len(spec.layers) + 1
+    return paths, make_profiles(LIMITS, module.kv)
 
 
 def build_for(
-    path: Path, profiles: tuple[Any, ...], sm: int, progress: Callable[[str], None] | None = None
+    path: Path,
+    profiles: tuple[Any, ...],
+    *sms: int,
+    progress: Callable[[str], None] = lambda message: None,
 ) -> BuiltPlan:
     def configure(config: Any) -> None:
-        config.num_compute_capabilities = 1
-        config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{sm}"), 0)
+        config.num_compute_capabilities = len(sms)
+        for index, sm in enumerate(sms):
+            config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{sm}"), index)
 
     options = PlanOptions(
         profiles, optimization_level=3, workspace_bytes=1 << 28, configure=configure
     )
-    return build_plan(trt, path, options, progress or (lambda message: None))
+    return build_plan(trt, path, options, progress)
 
 
 @pytest.mark.parametrize("family", DENSE)
 def test_every_family_builds(family: str, tmp_path: Path) -> None:
-    path, profiles = write_cut_graph(tmp_path, family, "bf16", "bf16")
-    for sm in (89, 120):
-        assert len(build_for(path, profiles, sm).plan) > 100_000
+    paths, profiles = write_segments(tmp_path, family, "bf16", "bf16")
+    for path in paths:
+        assert len(build_for(path, profiles, 80, 86, 89, 120).plan) > 100_000
 
 
 @pytest.mark.parametrize("scheme", ["fp32", "fp8", "int8_sq", "int4_awq", "w4a8_awq"])
 def test_every_scheme_builds(scheme: str, tmp_path: Path) -> None:
+    """For each SM alone: one plan for several could hide that one of them refuses."""
     kv = "f32" if scheme == "fp32" else "f8e4m3"
-    path, profiles = write_cut_graph(tmp_path, "llama", scheme, kv, **WIDTHS)
-    for sm in (89, 120):
-        assert len(build_for(path, profiles, sm).plan) > 100_000
+    paths, profiles = write_segments(tmp_path, "llama", scheme, kv, **WIDTHS)
+    for path in paths:
+        for sm in (89, 120):
+            assert len(build_for(path, profiles, sm).plan) > 100_000
 
 
 def test_phases_are_told(tmp_path: Path) -> None:
-    path, profiles = write_cut_graph(tmp_path, "llama", "bf16", "bf16")
+    paths, profiles = write_segments(tmp_path, "llama", "bf16", "bf16")
     told: list[str] = []
-    build_for(path, profiles, 89, told.append)
+    build_for(paths[0], profiles, 89, progress=told.append)
     assert told[0] == "parsing the graph"
     assert len(told) > 3
 
@@ -93,7 +103,12 @@ def first(model: onnx.ModelProto, name: str) -> onnx.NodeProto:
 
 def mix_types(model: onnx.ModelProto) -> None:
     """A residual in f32 into a bf16 graph."""
-    first(model, "layers.0.attention.residual").input[0] = "rope.0.cos"
+    add = first(model, "layers.0.attention.residual")
+    cast = onnx.helper.make_node("Cast", [add.input[0]], ["wide"], to=onnx.TensorProto.FLOAT)
+    add.input[0] = "wide"
+    nodes = [cast, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
 
 
 def drop_scale(model: onnx.ModelProto) -> None:
@@ -125,23 +140,24 @@ def negative_scale(model: onnx.ModelProto) -> None:
 def test_a_broken_graph_is_refused_by_the_name_of_our_node(
     scheme: str, damage: Callable[[onnx.ModelProto], None], node: str, tmp_path: Path
 ) -> None:
-    path, profiles = write_cut_graph(tmp_path, "llama", scheme, "bf16", **WIDTHS)
-    build_for(path, profiles, 89)
-    model = onnx.load(path, load_external_data=False)
+    paths, profiles = write_segments(tmp_path, "llama", scheme, "bf16", **WIDTHS)
+    build_for(paths[1], profiles, 89)
+    model = onnx.load(paths[1], load_external_data=False)
     damage(model)
-    path.write_bytes(model.SerializeToString())
+    paths[1].write_bytes(model.SerializeToString())
     with pytest.raises(UnsupportedError, match=node):
-        build_for(path, profiles, 89)
+        build_for(paths[1], profiles, 89)
 
 
-def test_fp8_is_refused_where_the_hardware_has_none(tmp_path: Path) -> None:
-    path, profiles = write_cut_graph(tmp_path, "llama", "fp8", "bf16", **WIDTHS)
+@pytest.mark.parametrize("sms", [(80,), (80, 89)])
+def test_fp8_is_refused_where_the_hardware_has_none(sms: tuple[int, ...], tmp_path: Path) -> None:
+    paths, profiles = write_segments(tmp_path, "llama", "fp8", "bf16", **WIDTHS)
     with pytest.raises(UnsupportedError, match="could not build"):
-        build_for(path, profiles, 80)
+        build_for(paths[1], profiles, *sms)
 
 
 def test_no_file_is_left_outside(tmp_path: Path) -> None:
     """Weights come from weights.safetensors itself: nothing is copied beside it."""
-    write_cut_graph(tmp_path, "llama", "bf16", "bf16")
+    paths, _ = write_segments(tmp_path, "llama", "bf16", "bf16")
     names = {path.name for path in tmp_path.iterdir() if path.is_file()}
-    assert names == {"cut.onnx", "graph.onnx", "weights.safetensors"}
+    assert names == {*(path.name for path in paths), "graph.onnx", "weights.safetensors"}

@@ -6,15 +6,17 @@ import click
 from rich.console import Console
 
 from trtc.commands.engine_table import accuracy_table, engine_table, plan_lines
+from trtc.commands.stages_lines import stages_lines
 from trtc.protos.errors import RequestError
-from trtc.protos.manifest import PLAN_FILE, read_manifest
+from trtc.protos.manifest import PLAN_FILE, Manifest, read_manifest
 from trtc.protos.plan import read_plan
+from trtc.protos.stages import STAGES_FILE, read_stages
 from trtc.runtime.verify import verify_files
 
 
 @click.command()
 @click.argument("engine", type=click.Path(path_type=Path))
-@click.option("--plan", is_flag=True, help="Show every kernel call and where its tensors are.")
+@click.option("--plan", is_flag=True, help="Show every call of a step and where its tensors are.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest, or the plan, as JSON.")
 @click.option("--verify", is_flag=True, help="Hash every file and compare with the manifest.")
 def command(engine: Path, plan: bool, as_json: bool, verify: bool) -> None:
@@ -22,15 +24,11 @@ def command(engine: Path, plan: bool, as_json: bool, verify: bool) -> None:
     manifest = read_manifest(engine)
     if verify:
         verify_files(engine, manifest)
-    if plan and PLAN_FILE not in manifest.files:
-        raise RequestError(f"a {manifest.target.kind} engine has no plan", field="--plan")
-    if as_json:
-        text = (engine / PLAN_FILE).read_bytes() if plan else manifest.to_json()
-        click.echo(text.decode(), nl=False)
-        return
     if plan:
-        for line in plan_lines(read_plan(engine / PLAN_FILE)):
-            click.echo(line)
+        _show_plan(engine, manifest, as_json=as_json)
+        return
+    if as_json:
+        click.echo(manifest.to_json().decode(), nl=False)
         return
     console = Console()
     console.print(engine_table(engine, manifest))
@@ -38,3 +36,17 @@ def command(engine: Path, plan: bool, as_json: bool, verify: bool) -> None:
         console.print(accuracy_table(manifest.accuracy))
     if verify:
         console.print(f"{len(manifest.files)} files match the manifest", highlight=False)
+
+
+def _show_plan(engine: Path, manifest: Manifest, *, as_json: bool) -> None:
+    """A CPU engine's kernel calls, or the stages of an engine of TensorRT plans."""
+    name = next((one for one in (PLAN_FILE, STAGES_FILE) if one in manifest.files), None)
+    if name is None:
+        raise RequestError(f"a {manifest.target.kind} engine has no plan", field="--plan")
+    if as_json:
+        click.echo((engine / name).read_text(encoding="utf-8"), nl=False)
+        return
+    is_stages = name == STAGES_FILE
+    lines = stages_lines(read_stages(engine)) if is_stages else plan_lines(read_plan(engine / name))
+    for line in lines:
+        click.echo(line)

@@ -1,0 +1,85 @@
+"""stages.json: what an engine of TensorRT plans runs for one step, in order.
+
+A compiled bundle is one segment, the whole graph with its plugins inside. An engine of TensorRT
+for RTX, whose plans take no plugins, is a segment before, between and after its attention layers,
+and the plugins' kernels are launched between them:
+
+    segment 0  ->  kv_write 0, paged_attention 0  ->  segment 1  ->  ...  ->  logits
+
+Tensors are known by their names in the graph. The step's inputs, the pools (`kv_0` in,
+`kv_0_out` out, one memory) and the logits belong to the runtime; whatever else goes from one stage
+to another is a buffer here.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from trtc.protos.bundle import KernelFacts, Profile
+from trtc.protos.errors import EngineCorruptError
+from trtc.protos.manifest import KvGeometry, Record
+from trtc.protos.plan import Buffer
+
+STAGES_FILE = "stages.json"
+PLANS_DIR = "plans"
+TENSOR_ALIGNMENT = 256
+"""Bytes. TensorRT takes no address of a tensor or of its scratch memory that is aligned to less."""
+
+
+class Segment(Record, frozen=True, tag="segment"):
+    """A plan to execute."""
+
+    plan: str
+    """File of the engine."""
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class Launch(Record, frozen=True, tag="launch"):
+    """One launch of a plugin's kernel."""
+
+    site: str
+    """The graph node, for people and profiles."""
+    op: str
+    arguments: dict[str, str]
+    """Tensor parameter of the kernel -> tensor or constant; scalars come from the step."""
+    kernels: tuple[int, ...]
+    """For each profile, which of an SM's kernels."""
+
+
+class Stages(Record, frozen=True, kw_only=True):
+    pool: KvGeometry
+    profiles: tuple[Profile, ...]
+    """In the order that every plan numbers them."""
+    buffers: tuple[Buffer, ...]
+    """Offsets are multiples of TENSOR_ALIGNMENT."""
+    arena_bytes: int
+    constants: dict[str, float]
+    """f32 scalars that kernels read: scales of the pools."""
+    stages: tuple[Segment | Launch, ...]
+    kernels: dict[str, tuple[KernelFacts, ...]]
+    """SM (`sm_89`) -> its kernels; the same ones in the same order for every SM."""
+
+    @property
+    def plans(self) -> tuple[str, ...]:
+        """Every plan file, in order."""
+        return tuple(stage.plan for stage in self.stages if isinstance(stage, Segment))
+
+
+def read_stages(engine: Path) -> Stages:
+    """Decode `stages.json`; its hash is checked by whoever opens the engine.
+
+    Raises:
+        EngineCorruptError: unreadable, or not a description of stages.
+    """
+    path = engine / STAGES_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Stages)
+    except (OSError, msgspec.DecodeError) as error:
+        raise EngineCorruptError(
+            str(error), field=str(path), remedy="Build the engine again, or copy it again"
+        ) from error
+
+
+def stages_json(stages: Stages) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(stages, order="sorted"), indent=1) + b"\n"
