@@ -1,0 +1,68 @@
+"""runtime/device/cuda_driver.py through the real cuda-bindings, over a driver of host memory."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.tensorrt_stubs import run_over_stubs
+
+SOURCE = Path(__file__).parent.parent / "support" / "libcuda.c"
+
+
+@pytest.fixture(scope="module")
+def life(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    pytest.importorskip(
+        "cuda.bindings", reason="make test-tensorrt installs it", exc_type=ImportError
+    )
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("the driver of host memory needs a C compiler")
+    directory = tmp_path_factory.mktemp("libcuda")
+    library = directory / "libcuda.so.1"
+    flags = ["-shared", "-fPIC", "-Wall", "-Werror", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run([compiler, *flags, str(SOURCE), "-o", str(library)], check=True)
+    result = run_over_stubs(directory, "-m", "tests.tensorrt.driver_life")
+    assert result.returncode == 0, result.stderr
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+def test_memory_is_aligned_counted_and_copied(life: dict[str, Any]) -> None:
+    assert life["aligned"]
+    assert life["taken"] == 2 * 256
+    assert life["copied"] == [0.0, -9.0, 2.0], "two floats of y over those of x"
+
+
+def test_the_stream_is_not_the_default_one(life: dict[str, Any]) -> None:
+    assert life["stream"] > 2, "0, 1 and 2 are the default streams"
+
+
+def test_kernels_get_their_addresses_and_scalars(life: dict[str, Any]) -> None:
+    """y += -3 x, over a grid of 2 x 2 blocks of 16 threads."""
+    assert life["once"] == [0.0, -3.0, -6.0]
+
+
+def test_capturing_runs_nothing_and_replaying_all(life: dict[str, Any]) -> None:
+    assert life["captured"] == life["once"]
+    assert life["replayed"] == [0.0, -9.0, -18.0]
+    assert life["refused"] == [None, None]
+
+
+def test_failures_are_named(life: dict[str, Any]) -> None:
+    assert life["out_of_memory"].startswith("--kv-bytes: 1.07 GB do not fit the 0.00 GB of GPU")
+    assert "cuModuleLoadData failed" in life["no_image"]
+    assert "cuModuleGetFunction failed" in life["no_entry"]
+    assert "cuDeviceGet failed" in life["no_device"]
+
+
+def test_nothing_is_left_after_close(life: dict[str, Any]) -> None:
+    assert life["alive"] > 0
+    assert life["alive_after_close"] == 0
+
+
+def test_the_driver_says_which_gpu_it_is(life: dict[str, Any]) -> None:
+    assert life["sm"] == 89
