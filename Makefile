@@ -74,13 +74,14 @@ TENSORRT_PIP   := $(TENSORRT_VENV)/bin/python -m pip install --quiet --no-deps
 $(TENSORRT_STAMP): $(STAMP)
 	$(call venv_beside,$(TENSORRT_VENV))
 	$(TENSORRT_PIP) 'setuptools>=77' wheel
-	$(TENSORRT_PIP) triton==3.6.0 tensorrt-cu13-bindings==11.4.0.106 \
+	$(TENSORRT_PIP) triton==3.6.0 cuda-bindings==13.5.0 cuda-pathfinder==1.9.0 \
+	  tensorrt-cu13-bindings==11.4.0.106 \
 	  tensorrt-rtx-cu13-libs==1.7.1.116 tensorrt-rtx-cu13-bindings==1.7.1.116
 	$(TENSORRT_PIP) --no-build-isolation tensorrt-cu13==11.4.0.106 tensorrt-rtx-cu13==1.7.1.116
 	@touch $(TENSORRT_STAMP)
 
 test-tensorrt: $(TENSORRT_STAMP)
-	$(TENSORRT_VENV)/bin/python -m pytest tests/tensorrt
+	$(TENSORRT_VENV)/bin/python -m pytest tests/tensorrt -n $(PYTEST_WORKERS) --dist loadscope
 
 # Apart from $(VENV), because the server's Python backend was built for NumPy 1.
 TRITON_VENV  ?= .venv-triton

@@ -26,12 +26,15 @@ from trtc.runtime.executors.base import Executor
 from trtc.runtime.executors.cpu_opening import prepare_cpu
 from trtc.runtime.executors.cuda.opening import prepare_cuda
 from trtc.runtime.executors.opening import Opening, OpenRequest, Prepare
+from trtc.runtime.executors.tensorrt_opening import prepare_tensorrt, prepare_tensorrt_rtx
 from trtc.runtime.tokenizer import Tokenizer
-from trtc.runtime.verify import verify_files
+from trtc.runtime.verify import REBUILD, verify_files
 
 KINDS: Mapping[str, Prepare] = {
     "cpu": prepare_cpu,
     "cuda": prepare_cuda,
+    "tensorrt": prepare_tensorrt,
+    "tensorrt_rtx": prepare_tensorrt_rtx,
 }
 """target.kind of the manifest -> what opens such engines."""
 
@@ -127,16 +130,17 @@ def _num_pages(
         num_pages = kv_bytes // page_bytes
     free = opening.free_bytes()
     if num_pages is None:
-        wanted = manifest.limits.max_batch_size * pages_per_sequence(manifest.kv, manifest.limits)
-        num_pages = min(wanted, int(free * opening.pool_share) // page_bytes)
-        if num_pages < 1:
-            raise EnvironmentFault(
-                f"{max(0, free) / 1e6:.0f} MB are free, too little for a KV pool",
-                remedy="Free some memory",
-            )
+        num_pages = _default_pages(manifest, opening, free)
     if num_pages < 1:
         raise RequestError(
             f"holds no page of {page_bytes} bytes", field="--kv-bytes", remedy="Give a larger pool"
+        )
+    if opening.max_pages is not None and num_pages > opening.max_pages:
+        raise RequestError(
+            f"holds {num_pages} pages, and the engine was built for {opening.max_pages} at most",
+            field="--kv-bytes",
+            remedy=f"Give at most {opening.max_pages * page_bytes}, or build with a larger "
+            "--max-batch-size",
         )
     if num_pages * page_bytes > free:
         raise EnvironmentFault(
@@ -148,8 +152,22 @@ def _num_pages(
     return num_pages
 
 
+def _default_pages(manifest: Manifest, opening: Opening, free: int) -> int:
+    """What all sequences need at full length, as far as memory and engine allow."""
+    wanted = manifest.limits.max_batch_size * pages_per_sequence(manifest.kv, manifest.limits)
+    room = int(free * opening.pool_share) // manifest.kv.page_bytes
+    if room < 1:
+        raise EnvironmentFault(
+            f"{max(0, free) / 1e6:.0f} MB are free, too little for a KV pool",
+            remedy="Free some memory",
+        )
+    return min(wanted, room, opening.max_pages or wanted)
+
+
 def _check_listed(manifest: Manifest, opening: Opening) -> None:
     """A file that the manifest leaves out would be loaded without having been verified."""
     for name in opening.files:
         if name not in manifest.files:
-            raise EngineCorruptError("is not listed", field=f"manifest.json: files.{name}")
+            raise EngineCorruptError(
+                "is not listed", field=f"manifest.json: files.{name}", remedy=REBUILD
+            )

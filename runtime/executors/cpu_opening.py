@@ -31,6 +31,10 @@ class CpuOpening:
     def pool_share(self) -> float:
         return _POOL_SHARE
 
+    @property
+    def max_pages(self) -> int | None:
+        return None
+
     def free_bytes(self) -> int:
         """Mapped weights are the page cache's; dummy ones are memory of this process."""
         ledger = self.request.manifest.ledger

@@ -38,6 +38,11 @@ class Opening(Protocol):
         """How much of `free_bytes` a pool takes whose size nobody gave."""
         ...
 
+    @property
+    def max_pages(self) -> int | None:
+        """Of the largest pool that the engine takes; None: any."""
+        ...
+
     def free_bytes(self) -> int:
         """Device memory that weights and activations leave for the KV pool."""
         ...

@@ -28,7 +28,6 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     for topic in ("build", "run"):
         assert found[topic, "cuda"]["verdict"] == "no"
         assert found[topic, "tensorrt"]["detail"]
-    assert found["run", "tensorrt"]["verdict"] == "no"
     assert "docs/tensorrt.md" in found["unproven", "tensorrt plan"]["remedy"]
 
 
@@ -39,19 +38,39 @@ def test_the_table_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         assert word in out
 
 
-def test_tensorrt_bundles_need_triton_and_plans_a_gpu_host(
+def test_tensorrt_needs_triton_libraries_and_a_gpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    versions = {"triton": "3.6.0", "tensorrt-cu13": "11.4.0.106"}
+    versions = {
+        "triton": "3.6.0",
+        "tensorrt-cu13": "11.4.0.106",
+        "tensorrt-rtx-cu13": "1.7.1.116",
+        "cuda-bindings": "13.5.0",
+    }
+    gpus = ["NVIDIA H200, 9.0, 144384 MiB"]
     monkeypatch.setattr(doctor, "_version", lambda package: versions.get(package, ""))
-    monkeypatch.setattr(doctor, "_gpus", lambda: ["NVIDIA H200, 9.0, 144384 MiB"])
+    monkeypatch.setattr(doctor, "_gpus", lambda: gpus)
+    names = [
+        ("build", "tensorrt"),
+        ("build", "tensorrt plan"),
+        ("build", "tensorrt-rtx"),
+        ("run", "tensorrt"),
+        ("run", "tensorrt-rtx"),
+    ]
     found = findings(capsys)
+    assert [found[name]["verdict"] for name in names] == ["yes"] * 5
     assert "sm_90" in found["build", "tensorrt"]["detail"]
-    assert found["build", "tensorrt plan"]["verdict"] == "yes"
-    versions["triton"], versions["tensorrt-cu13"] = "3.5.0", "10.16.1"
+    assert "sm_86" in found["build", "tensorrt-rtx"]["detail"]
+    gpus.clear()
     found = findings(capsys)
-    assert "finds 3.5.0" in found["build", "tensorrt"]["detail"]
-    assert found["build", "tensorrt plan"]["detail"] == "trtc compile needs TensorRT 11"
+    assert [found[name]["verdict"] for name in names] == ["yes", "no", "yes", "no", "no"]
+    assert found["run", "tensorrt"]["detail"] == "needs an NVIDIA GPU"
+    versions |= {"triton": "3.5.0", "tensorrt-cu13": "10.16.1", "cuda-bindings": ""}
+    found = findings(capsys)
+    assert found["build", "tensorrt"]["detail"] == "needs triton 3.6.0 (finds 3.5.0)"
+    assert found["build", "tensorrt plan"]["detail"] == "needs TensorRT 11 and an NVIDIA GPU"
+    assert found["run", "tensorrt-rtx"]["detail"] == "needs cuda-bindings and an NVIDIA GPU"
+    assert found["run", "tensorrt-rtx"]["remedy"].startswith("pip install 'trtc[tensorrt-rtx]'")
 
 
 def test_without_a_compiler(

@@ -8,39 +8,64 @@ from typing import Any
 
 import pytest
 
+from tests.support import fake_tensorrt
 from tests.support.bundles import write_kernel_bundle
 from tests.support.tensorrt_stubs import make_stubs, run_over_stubs
 from tests.support.triton_kernels import needs_triton
 
 ROOT = Path(__file__).parent.parent.parent
-SOURCES = sorted(
-    [
-        *(ROOT / "builder/targets").glob("tensorrt_*.py"),
-        *(ROOT / "plugins").glob("*/tensorrt.py"),
-        ROOT / "plugins/cuda/qdp.py",
-    ]
-)
 TABLE = ROOT / "tests/tensorrt/api_11_4.json"
 OBJECTS = {
-    "builder": "Builder",
-    "network": "INetworkDefinition",
-    "parser": "OnnxParser",
-    "config": "IBuilderConfig",
-    "profile": "IOptimizationProfile",
-    "error": "ParserError",
-    "tensor": "ITensor",
-    "flags": "NetworkDefinitionCreationFlag",
+    "builder/targets/tensorrt_plan.py": {
+        "builder": "Builder",
+        "network": "INetworkDefinition",
+        "parser": "OnnxParser",
+        "config": "IBuilderConfig",
+        "profile": "IOptimizationProfile",
+        "error": "ParserError",
+        "tensor": "ITensor",
+        "flags": "NetworkDefinitionCreationFlag",
+    },
+    "builder/targets/tensorrt_compile.py": {"engine": "ICudaEngine"},
+    "builder/targets/tensorrt_rtx.py": {},
+    "plugins/cuda/vendor.py": {},
+    "plugins/cuda/qdp.py": {},
+    "plugins/cuda/refit.py": {
+        "refitter": "Refitter",
+        "parser": "OnnxParserRefitter",
+        "error": "ParserError",
+    },
+    "plugins/kv_write/tensorrt.py": {},
+    "plugins/paged_attention/tensorrt.py": {},
+    "runtime/executors/tensorrt_opening.py": {"_runtime": "Runtime", "engine": "ICudaEngine"},
+    "runtime/executors/tensorrt_plan.py": {
+        "engine": "ICudaEngine",
+        "_engine": "ICudaEngine",
+        "context": "IExecutionContext",
+    },
 }
-"""What builder/targets/tensorrt_plan.py calls the objects that it gets from TensorRT."""
+"""Every file that uses TensorRT, and what it calls the objects that it gets from it."""
+RTX_ONLY = {
+    ("IBuilderConfig", "num_compute_capabilities"),
+    ("IBuilderConfig", "set_compute_capability"),
+    ("", "ComputeCapability"),
+    ("", "EngineValidity"),
+    ("IExecutionContext", "is_stream_capturable"),
+    ("Runtime", "get_engine_validity"),
+}
+"""What TensorRT for RTX has and TensorRT lacks; our code asks for it only of the former."""
+Api = dict[str, dict[str, str]]
+Use = tuple[str, str]
+"""(class, or "" for the module, or "plugin" for tensorrt.plugin; member)."""
 
 
-def members() -> dict[str, dict[str, str]]:
-    table: dict[str, dict[str, str]] = json.loads(TABLE.read_text())["members"]
+def members() -> Api:
+    table: Api = json.loads(TABLE.read_text())["members"]
     return table
 
 
 def chains(path: Path) -> Iterator[tuple[str, ...]]:
-    """Every `a.b.c` of a file, longest only."""
+    """Every `a.b.c` of a file, longest only; `self.a.b` counts as `a.b`."""
     inner: set[int] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute) and id(node) not in inner:
@@ -51,42 +76,111 @@ def chains(path: Path) -> Iterator[tuple[str, ...]]:
                 parts.append(value.attr)
                 value = value.value
             if isinstance(value, ast.Name):
-                yield (value.id, *reversed(parts))
+                names = [value.id, *reversed(parts)]
+                yield tuple(names[1:] if names[0] == "self" else names)
 
 
-def unknown_uses(path: Path, table: dict[str, dict[str, str]]) -> list[str]:
-    wrong = []
+def uses(path: Path, objects: dict[str, str]) -> Iterator[Use]:
+    """What a file uses of TensorRT."""
     for name, *parts in chains(path):
-        if name == "trt":
-            known = parts[0] in table[""] and (
-                len(parts) == 1 or parts[0] not in table or parts[1] in table[parts[0]]
-            )
-            known = known or parts == ["__name__"]
-        elif name == "trtp":
-            known = parts[0] in table["plugin"]
-        elif name in OBJECTS and path.name == "tensorrt_plan.py":
-            known = parts[0] in table[OBJECTS[name]]
-        else:
+        if not parts:
             continue
-        if not known:
-            wrong.append(f"{path.name}: {name}.{'.'.join(parts)}")
-    return wrong
+        if name in ("trt", "_trt"):
+            yield ("", parts[0])
+            if len(parts) > 1:
+                yield (parts[0], parts[1])
+        elif name == "trtp":
+            yield ("plugin", parts[0])
+        elif name in objects:
+            yield (objects[name], parts[0])
+
+
+def unknown_uses(path: Path, objects: dict[str, str], table: Api) -> list[Use]:
+    known = {(owner, member) for owner, members in table.items() for member in members}
+    return [
+        (owner, member)
+        for owner, member in uses(path, objects)
+        if (owner, member) not in known | RTX_ONLY | {("", "__name__")}
+        and (owner in table or owner == "")
+    ]
+
+
+def all_uses() -> set[Use]:
+    return {use for name, objects in OBJECTS.items() for use in uses(ROOT / name, objects)}
 
 
 def test_every_use_of_tensorrt_exists() -> None:
     table = members()
-    uses = [one for path in SOURCES for one in chains(path) if one[0] in ("trt", "trtp", *OBJECTS)]
-    assert len(uses) > 40, "the files use TensorRT under other names"
-    assert [wrong for path in SOURCES for wrong in unknown_uses(path, table)] == []
+    assert len(all_uses()) > 70, "the files use TensorRT under other names"
+    wrong = {
+        name: unknown
+        for name, objects in OBJECTS.items()
+        if (unknown := unknown_uses(ROOT / name, objects, table))
+    }
+    assert wrong == {}
+
+
+def test_no_other_file_uses_tensorrt() -> None:
+    """A file that is not in the table above would go unchecked."""
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("builder", "plugins", "runtime", "trtc/commands")
+        for path in (ROOT / folder).rglob("*.py")
+        if any(chain[0] in ("trt", "trtp", "_trt") for chain in chains(path))
+    }
+    assert found <= set(OBJECTS)
 
 
 def test_a_wrong_use_is_found(tmp_path: Path) -> None:
     path = tmp_path / "tensorrt_plan.py"
     path.write_text(
         "trt.Builder(log).max_batch_size\ntrt.BuilderFlag.FP16\nconfig.int8_calibrator = 1\n"
-        "trtp.launch\ntrt.BuilderFlag.REFIT\n"
+        "trtp.launch\ntrt.BuilderFlag.REFIT\nself._engine.device_memory_size\n"
     )
-    assert len(unknown_uses(path, members())) == 3
+    objects = {"config": "IBuilderConfig", "_engine": "ICudaEngine"}
+    assert unknown_uses(path, objects, members()) == [
+        ("BuilderFlag", "FP16"),
+        ("IBuilderConfig", "int8_calibrator"),
+        ("plugin", "launch"),
+        ("ICudaEngine", "device_memory_size"),
+    ]
+
+
+def test_tensorrt_for_rtx_has_what_is_used_of_it() -> None:
+    """The same code drives both libraries."""
+    rtx: Any = pytest.importorskip(
+        "tensorrt_rtx", reason="make test-tensorrt installs it", exc_type=ImportError
+    )
+    lacking = {
+        (owner, member)
+        for owner, member in all_uses() | RTX_ONLY
+        if owner != "plugin" and not hasattr(getattr(rtx, owner) if owner else rtx, member)
+    }
+    assert lacking == set()
+
+
+def test_the_fake_offers_nothing_that_the_libraries_lack() -> None:
+    """What the tests of executor and compiler rely on is the real library's to give."""
+    table = members()
+    offered: set[Use] = set()
+    for name, cls in vars(fake_tensorrt).items():
+        if isinstance(cls, type) and cls.__module__ == fake_tensorrt.__name__:
+            real = name.removeprefix("Rtx")
+            offered |= {(real, member) for member in vars(cls) if not member.startswith("_")}
+            offered.add(("", real))
+    own = {
+        ("", "Library"),
+        *(("Library", one) for one in vars(fake_tensorrt.Library)),
+        *(("INetworkDefinition", one) for one in ("path", "model")),
+    }
+    rtx = {
+        (one, each.name)
+        for one in ("ComputeCapability", "EngineValidity")
+        for each in getattr(fake_tensorrt, one)
+    }
+    known = {(owner, member) for owner, members in table.items() for member in members}
+    assert offered - own - rtx <= known | RTX_ONLY
+    assert len(offered & known) > 80
 
 
 def test_the_table_is_that_of_the_binding(tmp_path: Path) -> None:
@@ -102,8 +196,8 @@ def test_the_plugins_live_through_the_ahead_of_time_cycle(alias: bool, tmp_path:
     """Types, shapes, formats, tactics, launch and code, by TensorRT's own Python layer."""
     needs_triton()
     stubs = make_stubs(tmp_path)
-    bundle = write_kernel_bundle(tmp_path / "bundle", alias_pools=alias)
-    result = run_over_stubs(stubs, "-m", "tests.tensorrt.qdp_life", str(bundle))
+    bundle = write_kernel_bundle(tmp_path / "bundle")
+    result = run_over_stubs(stubs, "-m", "tests.tensorrt.qdp_life", str(bundle), *["alias"] * alias)
     assert result.returncode == 0, result.stderr
     write, decode, prefill = json.loads(result.stdout[result.stdout.index("[{") :])
     assert write["aliased"] == (2 if alias else -1)

@@ -1,10 +1,7 @@
 """`trtc build --target tensorrt:sm_90`: what is in a bundle, and that its graph is the model."""
 
-import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,18 +16,10 @@ from tests.support.triton_kernels import needs_triton
 from trtc.builder.evaluator import Evaluator
 from trtc.builder.pipeline import build
 from trtc.builder.request import BuildRequest
-from trtc.builder.targets import tensorrt_compile
 from trtc.builder.targets.cpu import parse_cpu_target
 from trtc.builder.targets.tensorrt import make_profiles, parse_tensorrt_target
-from trtc.builder.targets.tensorrt_compile import compile_bundle
-from trtc.builder.targets.tensorrt_plan import BuiltPlan
 from trtc.protos.bundle import read_recipe
-from trtc.protos.errors import (
-    EngineCorruptError,
-    EngineIncompatibleError,
-    EnvironmentFault,
-    UnsupportedError,
-)
+from trtc.protos.errors import UnsupportedError
 from trtc.protos.manifest import KvGeometry, Limits, read_manifest
 from trtc.runtime.session import open_session
 
@@ -155,68 +144,6 @@ def test_the_same_build_gives_the_same_bytes(bundle: Path, tmp_path: Path) -> No
     sizes = {"num_hidden_layers": 2}
     again = make_bundle(tmp_path, "gemma2", dtype="bf16", kv_dtype="fp8", sizes=sizes)
     assert read_manifest(again).digest == read_manifest(bundle).digest
-
-
-def test_a_bundle_is_not_served(bundle: Path) -> None:
-    with pytest.raises(EngineIncompatibleError, match="tensorrt"):
-        open_session(bundle)
-
-
-def test_compiling_a_bundle_names_what_is_missing(bundle: Path) -> None:
-    digest = read_manifest(bundle).digest
-    with pytest.raises(EnvironmentFault, match=r"tensorrt|NVIDIA GPU"):
-        compile_bundle(bundle, lambda message: None)
-    assert read_manifest(bundle).digest == digest
-    assert not (bundle / "model.plan").exists()
-
-
-def test_compiling_checks_the_bundle_first(bundle: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    shutil.copytree(bundle, broken)
-    kernel = broken / read_recipe(bundle).kernels[0].ptx
-    kernel.write_bytes(kernel.read_bytes().replace(b"kv_write", b"kv_wrote"))
-    with pytest.raises(EngineCorruptError, match="kv_write-"):
-        compile_bundle(broken, lambda message: None)
-
-
-def test_a_compiled_bundle_lists_its_plan(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The road around TensorRT: cache in, plan and cache out, manifest last."""
-    compiled = tmp_path / "compiled"
-    shutil.copytree(bundle, compiled)
-    caches: list[bytes | None] = []
-
-    def build_plan(trt: Any, graph: Path, options: Any, progress: Any) -> BuiltPlan:
-        caches.append(options.timing_cache)
-        assert graph == compiled / "graph.onnx"
-        return BuiltPlan(b"plan", b"cache %d" % len(caches), ())
-
-    fake = SimpleNamespace(__version__="11.4.0.106")
-    monkeypatch.setattr(tensorrt_compile, "open_tensorrt", lambda recipe: fake)
-    monkeypatch.setattr(tensorrt_compile, "_check_gpu", lambda recipe: None)
-    monkeypatch.setattr(tensorrt_compile, "_register_plugins", lambda bundle, recipe: None)
-    monkeypatch.setattr(tensorrt_compile, "build_plan", build_plan)
-    for _ in range(2):
-        manifest = compile_bundle(compiled, lambda message: None)
-    assert caches == [b"", b"cache 1"]
-    assert manifest == read_manifest(compiled)
-    assert manifest.target.toolchain == "triton 3.6.0, PTX 8.7, TensorRT 11.4.0.106"
-    assert manifest.files["model.plan"].bytes == 4
-    assert not list(compiled.glob(".*"))
-
-
-@pytest.mark.parametrize(
-    ("version", "sm", "message"), [("10.16.1", 90, "TensorRT 11"), ("11.4.0", 80, "sm_80")]
-)
-def test_another_library_or_gpu_is_named(
-    version: str, sm: int, message: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake = SimpleNamespace(__version__=version)
-    monkeypatch.setitem(sys.modules, "tensorrt", fake)
-    monkeypatch.setattr(tensorrt_compile, "device_sm", lambda: sm)
-    with pytest.raises(EngineIncompatibleError, match=message):
-        compile_bundle(bundle, lambda message: None)
 
 
 def test_pools_of_a_profile_stay_below_the_32_bit_limit() -> None:

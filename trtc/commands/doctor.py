@@ -22,7 +22,7 @@ from rich.table import Table
 from trtc.builder.targets.cxx import Compiler, find_compiler
 from trtc.plugins.cpu.host import read_cpu_flags, runnable_isas
 from trtc.plugins.cpu.isa import ISAS
-from trtc.plugins.cuda.compile import SMS, TRITON_VERSION
+from trtc.plugins.cuda.compile import RTX_SMS, SMS, TRITON_VERSION
 from trtc.plugins.cuda.nvrtc import NVRTC_VERSION
 from trtc.protos.bundle import TENSORRT_MAJOR
 from trtc.protos.errors import EnvironmentFault
@@ -40,10 +40,13 @@ BUILD_PACKAGES = (
     "torch", "transformers", "nvidia-modelopt", "onnx", "onnx-graphsurgeon", "ml_dtypes",
     "huggingface_hub",
 )  # fmt: skip
-GPU_PACKAGES = ("cuda-bindings", "nvidia-cuda-nvrtc", "tensorrt-cu13", "triton")
+GPU_PACKAGES = (
+    "cuda-bindings", "nvidia-cuda-nvrtc", "tensorrt-cu13", "tensorrt-rtx-cu13", "triton",
+)  # fmt: skip
 _UNPROVEN = (
-    "plans with plugins, their kernel choice and speed were never seen by trtc's own tests",
-    "On a GPU host with TensorRT: trtc compile BUNDLE; without: see docs/tensorrt.md",
+    "plans on a GPU were never seen by trtc's own tests: their kernel choice, speed, refitting, "
+    "CUDA graphs",
+    "On a GPU host: trtc compile BUNDLE, then trtc serve; what is proved without: docs/tensorrt.md",
 )
 """What is wanting, and how it is proved."""
 
@@ -143,30 +146,56 @@ def _target(topic: str, name: str, lacks: list[str], remedy: str) -> Finding:
 
 
 def _tensorrt(*, has_gpu: bool) -> Iterator[Finding]:
-    triton, library = _version("triton"), _version("tensorrt-cu13") or _version("tensorrt")
-    if triton == TRITON_VERSION:
-        sms = ", ".join(f"sm_{sm}" for sm in SMS)
-        yield Finding("build", "tensorrt", "yes", f"bundles for {sms}")
-    else:
-        yield Finding(
+    triton = _version("triton")
+    lacks_triton = (
+        "" if triton == TRITON_VERSION else f"triton {TRITON_VERSION} (finds {triton or 'none'})"
+    )
+    library = _version("tensorrt-cu13") or _version("tensorrt")
+    lacks_library = "" if library.startswith(f"{TENSORRT_MAJOR}.") else f"TensorRT {TENSORRT_MAJOR}"
+    lacks_rtx = "" if _version("tensorrt-rtx-cu13") else "tensorrt-rtx-cu13"
+    lacks_driver = "" if _version("cuda-bindings") else "cuda-bindings"
+    lacks_gpu = "" if has_gpu else "an NVIDIA GPU"
+    for topic, name, lacks, detail, remedy in (
+        (
             "build",
             "tensorrt",
-            "no",
-            f"needs triton {TRITON_VERSION} and finds {triton or 'none'}",
+            (lacks_triton,),
+            f"bundles for {_sms(SMS)}",
             "pip install 'trtc[tensorrt-build]'",
-        )
-    lacks = [
-        what
-        for what, present in (
-            (f"TensorRT {TENSORRT_MAJOR}", library.startswith(f"{TENSORRT_MAJOR}.")),
-            ("an NVIDIA GPU", has_gpu),
-        )
-        if not present
-    ]
-    detail = f"trtc compile needs {' and '.join(lacks)}" if lacks else f"TensorRT {library}"
-    yield Finding("build", "tensorrt plan", "no" if lacks else "yes", detail)
-    yield Finding("run", "tensorrt", "no", "this version of trtc compiles plans and runs none")
+        ),
+        ("build", "tensorrt plan", (lacks_library, lacks_gpu), f"TensorRT {library}", ""),
+        (
+            "build",
+            "tensorrt-rtx",
+            (lacks_triton, lacks_rtx),
+            f"engines for {_sms(RTX_SMS)}, without a GPU",
+            "pip install 'trtc[tensorrt-build,tensorrt-rtx]'",
+        ),
+        (
+            "run",
+            "tensorrt",
+            (lacks_library, lacks_driver, lacks_gpu),
+            f"TensorRT {library}",
+            "pip install 'trtc[tensorrt]' on a GPU host",
+        ),
+        (
+            "run",
+            "tensorrt-rtx",
+            (lacks_rtx, lacks_driver, lacks_gpu),
+            f"on {_sms(RTX_SMS)}",
+            "pip install 'trtc[tensorrt-rtx]' on a GPU host",
+        ),
+    ):
+        missing = [one for one in lacks if one]
+        if missing:
+            yield Finding(topic, name, "no", f"needs {' and '.join(missing)}", remedy)
+        else:
+            yield Finding(topic, name, "yes", detail)
     yield Finding("unproven", "tensorrt plan", "info", *_UNPROVEN)
+
+
+def _sms(sms: Iterable[int]) -> str:
+    return ", ".join(f"sm_{sm}" for sm in sms)
 
 
 def _packages() -> Iterator[Finding]:

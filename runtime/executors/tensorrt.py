@@ -1,0 +1,169 @@
+"""Runs an engine of TensorRT plans: one plan, or plans with the plugins' kernels between them.
+
+    upload -> [plan | kernel] ... -> download -> wait -> sample on the host
+
+Every tensor has one address for as long as the executor lives, pools the same one going in and
+coming out, so a step is told apart by its profile and its sizes alone.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trtc.protos.errors import InvariantError
+from trtc.protos.manifest import KvGeometry, Limits
+from trtc.protos.stages import Stages
+from trtc.runtime.device.base import Device
+from trtc.runtime.executors.base import Float32s, PendingStep, StepBatch
+from trtc.runtime.executors.tensorrt_graphs import GraphCache
+from trtc.runtime.executors.tensorrt_launch import LoadedLaunch
+from trtc.runtime.executors.tensorrt_memory import EngineMemory
+from trtc.runtime.executors.tensorrt_plan import LoadedPlan
+from trtc.runtime.sampler import SampledTokens, SamplingBatch, sample
+
+LoadedStage = LoadedPlan | LoadedLaunch
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A step under way (implements PendingStep)."""
+
+    finish: Callable[[], Float32s]
+    sampling: SamplingBatch
+
+    def wait(self) -> SampledTokens:
+        return sample(self.finish(), self.sampling)
+
+
+class TensorRtExecutor:
+    """An opened engine of plans with its KV pool (implements Executor)."""
+
+    def __init__(
+        self,
+        device: Device,
+        stages: Stages,
+        loaded: Sequence[LoadedStage],
+        *,
+        limits: Limits,
+        vocab_size: int,
+        num_pages: int,
+    ) -> None:
+        """Allocate memory and bind every stage to it; from here on the executor owns the device.
+
+        Args:
+            loaded: `stages.stages`, loaded, in order.
+
+        Raises:
+            EnvironmentFault: the pool does not fit, or the library refuses.
+        """
+        self._device = device
+        self._stages = stages
+        self._loaded = loaded
+        self._limits = limits
+        self._vocab_size = vocab_size
+        self._num_pages = num_pages
+        self._plans = [stage for stage in loaded if isinstance(stage, LoadedPlan)]
+        scratch_bytes = max(plan.scratch_bytes for plan in self._plans)
+        scratch = device.allocate(scratch_bytes)
+        self._memory = EngineMemory(device, stages, limits, vocab_size, num_pages)
+        for stage in loaded:
+            if isinstance(stage, LoadedPlan):
+                stage.bind(self._memory.addresses, scratch, scratch_bytes)
+            else:
+                stage.bind(self._memory.addresses)
+        device.synchronize()
+        self._graphs = GraphCache(device, self._can_capture)
+        self._is_under_way = False
+        self._closed = False
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    @property
+    def kv(self) -> KvGeometry:
+        return self._stages.pool
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def num_pages(self) -> int:
+        return self._num_pages
+
+    @property
+    def runs_ahead(self) -> bool:
+        """The host draws tokens, so it must have a step's logits before it can build the next."""
+        return False
+
+    def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
+        return _Pending(self._start(batch), sampling)
+
+    def logits(self, batch: StepBatch) -> Float32s:
+        """Plans give logits of max_batch_size rows at most: a step that wants more runs several
+        times, and writes the same keys and values each time."""
+        result = np.empty((len(batch.logit_rows), self._vocab_size), np.float32)
+        for begin in range(0, len(result), self._limits.max_batch_size):
+            rows = slice(begin, begin + self._limits.max_batch_size)
+            result[rows] = self._start(replace(batch, logit_rows=batch.logit_rows[rows]))()
+        return result
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self._check_open()
+        self._memory.copy_pages(sources, targets)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._device.make_current()
+        if self._is_under_way:
+            self._device.synchronize()
+        for plan in self._plans:
+            plan.close()
+        self._device.close()
+
+    def _start(self, batch: StepBatch) -> Callable[[], Float32s]:
+        """Put a step on the stream; what is returned waits for its logits."""
+        self._check_open()
+        if self._is_under_way:
+            raise InvariantError("a step is under way: its result was never waited for")
+        sizes = self._memory.inputs.upload(batch)
+        extents = sizes.extents(self._num_pages)
+        profile = self._profile(extents)
+        self._graphs.run((profile, sizes), lambda: self._enqueue(profile, extents))
+        rows = len(batch.logit_rows)
+        host = self._memory.host_logits[: 4 * rows * self._vocab_size]
+        if rows:
+            self._device.download(host, self._memory.addresses["logits"])
+        self._is_under_way = True
+        return lambda: self._finish(host.view(np.float32).reshape(rows, self._vocab_size))
+
+    def _finish(self, logits: Float32s) -> Float32s:
+        self._device.make_current()
+        self._device.synchronize()
+        self._is_under_way = False
+        return logits
+
+    def _enqueue(self, profile: int, extents: Mapping[str, int]) -> None:
+        for stage in self._loaded:
+            stage.enqueue(profile, extents)
+
+    def _profile(self, extents: Mapping[str, int]) -> int:
+        """The first profile that takes these sizes: the narrowest comes first."""
+        for index, profile in enumerate(self._stages.profiles):
+            bounds = profile.extents
+            if all(bounds[axis][0] <= size <= bounds[axis][2] for axis, size in extents.items()):
+                return index
+        raise InvariantError(f"no profile takes a step of {dict(extents)}")
+
+    def _can_capture(self, profile: int) -> bool:
+        return all(plan.can_be_captured(profile) for plan in self._plans)
+
+    def _check_open(self) -> None:
+        """The thread that drives the executor may not be the one that opened it."""
+        if self._closed:
+            raise InvariantError("the executor is closed")
+        self._device.make_current()

@@ -1,0 +1,50 @@
+"""One plugin's kernel between two plans."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from trtc.plugins.cuda.launches import GRIDS
+from trtc.protos.bundle import KernelFacts
+from trtc.protos.stages import Launch
+from trtc.runtime.device.base import Device, Kernel
+
+_SCALARS: Mapping[str, str] = {"num_sequences": "B", "table_width": "P"}
+"""Scalar parameters of kernels -> what they say of the step."""
+
+
+class LoadedLaunch:
+    """A launch with a loaded kernel for each profile."""
+
+    def __init__(
+        self,
+        device: Device,
+        launch: Launch,
+        kernels: Sequence[tuple[KernelFacts, Kernel]],
+    ) -> None:
+        """`kernels` are those of the SM at hand, as `launch.kernels` counts them."""
+        self._device = device
+        self._launch = launch
+        self._kernels = [kernels[index] for index in launch.kernels]
+        self._arguments: list[list[int | str]] = []
+        """For each profile: addresses, and the symbols of scalars."""
+
+    def bind(self, addresses: Mapping[str, int]) -> None:
+        self._arguments = [
+            [
+                _SCALARS[parameter]
+                if parameter in _SCALARS
+                else addresses[self._launch.arguments[parameter]]
+                for parameter in facts.parameters
+            ]
+            for facts, _ in self._kernels
+        ]
+
+    def enqueue(self, profile: int, extents: Mapping[str, int]) -> None:
+        """Put one launch on the stream."""
+        facts, kernel = self._kernels[profile]
+        self._device.launch(
+            kernel,
+            GRIDS[self._launch.op](facts, extents["T"], extents["B"]),
+            [np.int32(extents[a]) if isinstance(a, str) else a for a in self._arguments[profile]],
+        )

@@ -1,0 +1,101 @@
+"""Where everything of an engine of plans lives on the device, by its name in the graph."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from trtc.protos.dtypes import DTYPES
+from trtc.protos.manifest import KvGeometry, Limits
+from trtc.protos.stages import TENSOR_ALIGNMENT, Stages
+from trtc.runtime.device.base import Device
+from trtc.runtime.executors.tensorrt_step import STEP_SHAPES, Shape, StepInputs
+
+Tensors = Mapping[str, tuple[str, Shape]]
+"""Name -> element type and shape."""
+
+
+def step_tensors(stages: Stages, vocab_size: int) -> Tensors:
+    """Everything that a plan may read or write: inputs, pools, buffers and logits."""
+    kv = stages.pool
+    pool = (kv.dtype, ("num_pages", 2, kv.page_size, kv.num_kv_heads, kv.head_dim))
+    return {
+        **{name: ("i32", shape) for name, shape in STEP_SHAPES.items()},
+        **{name: pool for index in range(kv.num_layers) for name in pool_names(index)},
+        **{one.name: (one.dtype, (one.rows, one.columns)) for one in stages.buffers},
+        "logits": ("f32", ("R", vocab_size)),
+    }
+
+
+def pool_names(layer: int) -> tuple[str, str]:
+    """A layer's pool as it goes in and as it comes out: one memory."""
+    return f"kv_{layer}", f"kv_{layer}_out"
+
+
+class EngineMemory:
+    """All device memory of an engine but its weights and its plans' scratch."""
+
+    def __init__(
+        self,
+        device: Device,
+        stages: Stages,
+        limits: Limits,
+        vocab_size: int,
+        num_pages: int,
+    ) -> None:
+        """Allocate everything; the pool comes last, so that what is missing is missing of it.
+
+        Raises:
+            EnvironmentFault: it does not fit.
+        """
+        self._device = device
+        self._kv = stages.pool
+        largest = {
+            "T": limits.max_num_tokens,
+            "B": limits.max_batch_size,
+            "B+1": limits.max_batch_size + 1,
+            "P": -(-limits.max_seq_len // stages.pool.page_size),
+            "R": limits.max_batch_size,
+        }
+        self.inputs = StepInputs(device, largest)
+        arena = device.allocate(stages.arena_bytes)
+        logits_bytes = DTYPES["f32"].num_bytes(largest["R"] * vocab_size)
+        self.host_logits = device.host_buffer(logits_bytes)
+        self.addresses: dict[str, int] = {
+            **self.inputs.addresses,
+            **{one.name: arena + one.offset for one in stages.buffers},
+            **_upload_constants(device, stages.constants),
+            "logits": device.allocate(logits_bytes),
+        }
+        self._pools = _allocate_pools(device, stages.pool, num_pages)
+        for layer, address in enumerate(self._pools):
+            self.addresses |= dict.fromkeys(pool_names(layer), address)
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """In every layer, in the order given."""
+        size = self._kv.layer_page_bytes
+        for pool in self._pools:
+            for source, target in zip(sources, targets, strict=True):
+                self._device.copy(pool + target * size, pool + source * size, size)
+
+
+def _upload_constants(device: Device, constants: Mapping[str, float]) -> dict[str, int]:
+    """Scalars a TENSOR_ALIGNMENT apart, because kernels load from aligned addresses."""
+    staging = device.host_buffer(max(1, len(constants)) * TENSOR_ALIGNMENT)
+    base = device.allocate(staging.nbytes)
+    addresses = {}
+    for number, (name, value) in enumerate(constants.items()):
+        offset = number * TENSOR_ALIGNMENT
+        staging[offset : offset + 4] = np.frombuffer(np.float32(value).tobytes(), np.uint8)
+        addresses[name] = base + offset
+    device.upload(base, staging)
+    device.synchronize()
+    return addresses
+
+
+def _allocate_pools(device: Device, kv: KvGeometry, num_pages: int) -> list[int]:
+    """Address of each layer's pool, cleared: a GPU hands out what others have left behind."""
+    stride = -(-num_pages * kv.layer_page_bytes // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
+    base = device.allocate(kv.num_layers * stride)
+    device.zero(base, kv.num_layers * stride)
+    device.synchronize()
+    return [base + layer * stride for layer in range(kv.num_layers)]

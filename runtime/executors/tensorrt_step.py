@@ -1,0 +1,108 @@
+"""A step's integers on their way to the device, and the sizes that choose profiles and graphs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from trtc.protos.stages import TENSOR_ALIGNMENT
+from trtc.runtime.device.base import Device
+from trtc.runtime.executors.base import Int32s, StepBatch
+
+Shape = tuple[int | str, ...]
+"""Extents, by number or by the symbol of an axis that varies."""
+
+STEP_SHAPES: Mapping[str, Shape] = {
+    "token_ids": ("T",),
+    "positions": ("T",),
+    "slots": ("T",),
+    "query_start": ("B+1",),
+    "context_lens": ("B",),
+    "logit_rows": ("R",),
+    "page_table": ("B", "P"),
+}
+"""The step's inputs, int32. The page table is last because it is largest and seldom full."""
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """How large a step is, as plans see it."""
+
+    num_tokens: int
+    num_sequences: int
+    table_width: int
+    """Pages of a row of the page table: a power of two, or the longest sequence's."""
+    num_rows: int
+    """Logit rows."""
+
+    def extents(self, num_pages: int) -> Mapping[str, int]:
+        """Axis symbol -> extent."""
+        return {
+            "T": self.num_tokens,
+            "B": self.num_sequences,
+            "B+1": self.num_sequences + 1,
+            "P": self.table_width,
+            "R": self.num_rows,
+            "num_pages": num_pages,
+        }
+
+
+def resolve(shape: Shape, extents: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(axis if isinstance(axis, int) else extents[axis] for axis in shape)
+
+
+class StepInputs:
+    """The step's inputs at fixed addresses, filled by one copy from page-locked memory."""
+
+    def __init__(self, device: Device, largest: Mapping[str, int]) -> None:
+        """Allocate for steps of the `largest` extent of each axis."""
+        self._device = device
+        self._max_width = largest["P"]
+        self._offsets: dict[str, int] = {}
+        end = 0
+        for name, shape in STEP_SHAPES.items():
+            self._offsets[name] = end
+            size = 4 * int(np.prod(resolve(shape, largest)))
+            end += -(-size // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
+        self._staging = device.host_buffer(end)
+        self._base = device.allocate(end)
+        self.addresses: Mapping[str, int] = {
+            name: self._base + offset for name, offset in self._offsets.items()
+        }
+
+    def upload(self, batch: StepBatch) -> StepSizes:
+        """Put a step's integers on their way; nothing of an earlier step may be under way.
+
+        Plans take no empty tensors: a step that needs no logits asks for those of row 0. Rows of
+        the page table are padded with page 0, which is beyond every context and never read, to
+        few different widths: each width is a shape of its own.
+        """
+        table = batch.page_table
+        width = min(1 << (max(1, table.shape[1]) - 1).bit_length(), self._max_width)
+        padded = np.zeros((len(table), width), np.int32)
+        padded[:, : table.shape[1]] = table
+        rows = batch.logit_rows if len(batch.logit_rows) else np.zeros(1, np.int32)
+        arrays = {
+            "token_ids": batch.token_ids,
+            "positions": batch.positions,
+            "slots": batch.slots,
+            "query_start": batch.query_start,
+            "context_lens": batch.context_lens,
+            "logit_rows": rows,
+            "page_table": padded,
+        }
+        end = 0
+        for name, offset in self._offsets.items():
+            end = offset + self._stage(offset, arrays[name])
+        self._device.upload(self._base, self._staging[:end])
+        return StepSizes(
+            num_tokens=len(batch.token_ids),
+            num_sequences=len(batch.context_lens),
+            table_width=width,
+            num_rows=len(rows),
+        )
+
+    def _stage(self, offset: int, values: Int32s) -> int:
+        flat = np.ascontiguousarray(values, np.int32).reshape(-1).view(np.uint8)
+        self._staging[offset : offset + len(flat)] = flat
+        return len(flat)
