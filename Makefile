@@ -1,6 +1,6 @@
 # make demo   sets everything up, builds an engine from the bundled checkpoint, serves it, streams from it
 # make test   sets everything up, runs the whole suite
-# make check  what CI runs: format, lint, types, arrows, tests, and those of TensorRT and of Triton's server
+# make check  what CI runs: format, lint, types, arrows, tests, and those of CUDA, TensorRT and Triton's server
 # make help   lists the rest
 
 PYTHON ?= python3
@@ -10,12 +10,13 @@ STAMP  := $(VENV)/.installed
 PYTEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format-check lint types arrows tests test-tensorrt test-triton format proto bench clean
+.PHONY: help setup demo test check format-check lint types arrows tests test-cuda test-tensorrt test-triton format proto bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}make/make/p' Makefile
 	@printf 'make setup   a virtual environment in $(VENV) with trtc, its builder and its tools\n'
 	@printf 'make format  rewrite the sources in the project style\n'
+	@printf 'make test-cuda  the CUDA target'\''s own tests, in the same environment as test-tensorrt\n'
 	@printf 'make test-tensorrt  the TensorRT target'\''s own tests, in an environment with its wheels\n'
 	@printf 'make test-triton  packaged models in a real Triton server, in an environment with its wheel\n'
 	@printf 'make proto   regenerate the gRPC stubs\n'
@@ -40,7 +41,7 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup
 
-check: setup format-check lint types arrows tests test-tensorrt test-triton
+check: setup format-check lint types arrows tests test-cuda test-tensorrt test-triton
 
 format-check:
 	$(BIN)/ruff format --check .
@@ -75,10 +76,14 @@ $(TENSORRT_STAMP): $(STAMP)
 	$(call venv_beside,$(TENSORRT_VENV))
 	$(TENSORRT_PIP) 'setuptools>=77' wheel
 	$(TENSORRT_PIP) triton==3.6.0 cuda-bindings==13.5.0 cuda-pathfinder==1.9.0 \
-	  tensorrt-cu13-bindings==11.4.0.106 \
+	  nvidia-cuda-nvrtc==13.0.88 tensorrt-cu13-bindings==11.4.0.106 \
 	  tensorrt-rtx-cu13-libs==1.7.1.116 tensorrt-rtx-cu13-bindings==1.7.1.116
 	$(TENSORRT_PIP) --no-build-isolation tensorrt-cu13==11.4.0.106 tensorrt-rtx-cu13==1.7.1.116
 	@touch $(TENSORRT_STAMP)
+
+# The CUDA target's kernels need the same compilers.
+test-cuda: $(TENSORRT_STAMP)
+	$(TENSORRT_VENV)/bin/python -m pytest tests/cuda -n $(PYTEST_WORKERS) --dist loadscope
 
 test-tensorrt: $(TENSORRT_STAMP)
 	$(TENSORRT_VENV)/bin/python -m pytest tests/tensorrt -n $(PYTEST_WORKERS) --dist loadscope
