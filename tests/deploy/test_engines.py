@@ -110,3 +110,8 @@ def test_several_cpu_engines_are_refused(tmp_path: Path) -> None:
 def test_a_bundle_has_to_be_compiled_first(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"bundle without a plan.*trtc compile"):
         read_engines([gpu_engine(tmp_path / "a", 90, files={"graph.onnx": ""})])
+
+
+def test_an_engine_has_to_have_weights(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="built without weights"):
+        read_engines([write_engine(tmp_path / "a", {}, dummy_weights=True)])

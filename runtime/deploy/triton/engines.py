@@ -52,17 +52,12 @@ def read_engines(paths: Sequence[Path]) -> EngineSet:
 
     Raises:
         EngineError: a manifest that is not there, damaged or of another version.
-        RequestError: several engines that are not one model on different GPUs, or a bundle that
-            has not been compiled.
+        RequestError: one that no server could run, or several that are not one model on different
+            GPUs.
     """
     manifests = [read_manifest(path) for path in paths]
     for path, manifest in zip(paths, manifests, strict=True):
-        if manifest.target.kind == "tensorrt" and PLAN_BLOB_FILE not in manifest.files:
-            raise RequestError(
-                "is a bundle without a plan",
-                field=str(path),
-                remedy="Run `trtc compile` on it where its GPU is",
-            )
+        _check_whole(path, manifest)
     if len(paths) == 1:
         return EngineSet((PackagedEngine(paths[0], manifests[0], ENGINE_DIR),))
     seen: dict[str, Path] = {}
@@ -129,6 +124,21 @@ def _capability(arch: str) -> str:
     """`sm_90` -> `9.0`, as Triton writes it."""
     sm = int(arch.removeprefix("sm_"))
     return f"{sm // 10}.{sm % 10}"
+
+
+def _check_whole(path: Path, manifest: Manifest) -> None:
+    if manifest.dummy_weights:
+        raise RequestError(
+            "was built without weights",
+            field=str(path),
+            remedy="Build it without --dummy-weights",
+        )
+    if manifest.target.kind == "tensorrt" and PLAN_BLOB_FILE not in manifest.files:
+        raise RequestError(
+            "is a bundle without a plan",
+            field=str(path),
+            remedy="Run `trtc compile` on it where its GPU is",
+        )
 
 
 def _check_same_model(path: Path, manifest: Manifest, first_path: Path, first: Manifest) -> None:
