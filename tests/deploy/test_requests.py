@@ -70,25 +70,17 @@ def test_token_level_names_mean_the_same() -> None:
 
 
 def test_every_sampling_input_arrives() -> None:
-    assert sampling(
-        top_k=3,
-        top_p=0.25,
-        min_p=0.125,
-        temperature=0.5,
-        repetition_penalty=1.5,
-        presence_penalty=0.75,
-        frequency_penalty=-0.5,
-        seed=7,
-    ) == SamplingParams(
-        top_k=3,
-        top_p=0.25,
-        min_p=0.125,
-        temperature=0.5,
-        repetition_penalty=1.5,
-        presence_penalty=0.75,
-        frequency_penalty=-0.5,
-        seed=7,
-    )
+    every: dict[str, Any] = {
+        "top_k": 3,
+        "top_p": 0.25,
+        "min_p": 0.125,
+        "temperature": 0.5,
+        "repetition_penalty": 1.5,
+        "presence_penalty": 0.75,
+        "frequency_penalty": -0.5,
+        "seed": 7,
+    }
+    assert sampling(**every) == SamplingParams(**every)
 
 
 @pytest.mark.parametrize(

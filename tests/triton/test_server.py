@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -238,8 +239,14 @@ def test_a_stop_request_ends_the_one_of_its_id(server: TritonServer) -> None:
             stream=True,
         )
         stream.receive()
-        stop = {"input_ids": [0], "input_lengths": 0, "request_output_len": 0, "stop": True}
-        other.send(MODEL, request_id="mine", **stop)
+        other.send(
+            MODEL,
+            request_id="mine",
+            input_ids=[0],
+            input_lengths=0,
+            request_output_len=0,
+            stop=True,
+        )
         assert other.receive_all()[-1].outputs == {}
         messages = stream.receive_all()
     assert messages[-1].finish_reason == "aborted"
@@ -275,7 +282,7 @@ def test_a_request_ends_when_its_time_is_up(server: TritonServer) -> None:
     ids=str,
 )
 def test_what_cannot_be_done_is_refused_by_name(
-    request_inputs: dict[str, object], message: str, server: TritonServer
+    request_inputs: dict[str, Any], message: str, server: TritonServer
 ) -> None:
     assert message in refusal(server.grpc_port, MODEL, **request_inputs)
     assert server.metric("trtc_kv_pages_used", MODEL) == 0
