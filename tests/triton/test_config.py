@@ -40,11 +40,6 @@ def test_every_tensor_is_there_with_its_type_and_shape() -> None:
     assert all(one.optional for one in config.input)
 
 
-def test_names_stand_once() -> None:
-    for tensors in (INPUTS, OUTPUTS):
-        assert len({tensor.name for tensor in tensors}) == len(tensors)
-
-
 def test_a_cpu_engine_is_one_decoupled_instance() -> None:
     config = parse("tiny", engine("engine"))
     assert (config.name, config.backend) == ("tiny", "python")
