@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from trtc.plugins.sampling.tensors import sampling_tensors
-
 from trtc.builder.memory import align
 from trtc.plugins.cuda.launch import DIMS, Extent, Grid, Launch
+from trtc.plugins.sampling.tensors import sampling_tensors
 from trtc.protos.launches import (
     Address,
     GridAxis,

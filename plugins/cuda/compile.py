@@ -34,6 +34,7 @@ _TRITON_TYPES: Mapping[str, str] = {
     "bf16": "bf16",
     "f16": "fp16",
     "f8e4m3": "fp8e4nv",
+    "i8": "i8",
     "i32": "i32",
 }
 
@@ -58,6 +59,8 @@ class KernelSource:
     constants: Mapping[str, int | float | bool | str]
     num_warps: int = 4
     num_stages: int = 2
+    absent: tuple[str, ...] = ()
+    """Optional parameters of the function that this specialisation goes without: None in it."""
 
 
 @dataclass(frozen=True)
@@ -222,8 +225,8 @@ def _triton(source: KernelSource, sm: int) -> dict[str, Any]:
             p.name: f"*{_TRITON_TYPES[p.dtype]}" if p.is_pointer else _TRITON_TYPES[p.dtype]
             for p in source.parameters
         },
-        "aligned": [index for index, p in enumerate(source.parameters) if p.is_pointer],
-        "constants": dict(source.constants),
+        "aligned": [p.name for p in source.parameters if p.is_pointer],
+        "constants": dict(source.constants) | dict.fromkeys(source.absent),
         "num_warps": source.num_warps,
         "num_stages": source.num_stages,
         "sm": sm,

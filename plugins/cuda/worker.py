@@ -20,7 +20,10 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     function = getattr(importlib.import_module(request["module"]), request["function"])
     constants = request["constants"]
     signature = request["signature"] | dict.fromkeys(constants, "constexpr")
-    aligned = {(index,): [["tt.divisibility", _POINTER_ALIGNMENT]] for index in request["aligned"]}
+    aligned = {
+        (function.arg_names.index(name),): [["tt.divisibility", _POINTER_ALIGNMENT]]
+        for name in request["aligned"]
+    }
     # Line information would put this machine's paths into the code.
     with tempfile.TemporaryDirectory() as cache, knobs.cache.scope(), knobs.compilation.scope():
         knobs.cache.dir = cache

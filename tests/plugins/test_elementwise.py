@@ -1,10 +1,9 @@
 """Row-wise kernels against their references, on every instruction set."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
+from tests.support.elementwise import ROWS, grid, like, sliced
 from tests.support.kernels import (
     KernelCall,
     KernelLibrary,
@@ -12,94 +11,7 @@ from tests.support.kernels import (
     available_isas,
     compile_kernels,
 )
-from tests.support.operands import Array, random_array, scalar
-from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import NUMPY_DTYPES
-
-ROWS = 7
-# A multiple of no vector length; more than one of each; and a real model's.
-WIDTHS = (1, 43, 576)
-
-
-def epilogue(rng: np.random.Generator, out_dtype: str, width: int) -> dict[str, Array | None]:
-    """The scales of a quantised output: both for i8 (SmoothQuant), one for E4M3."""
-    return {
-        "pre_scale": rng.uniform(0.5, 2, width).astype(np.float32) if out_dtype == "i8" else None,
-        "out_scale": scalar(0.03) if out_dtype in ("i8", "f8e4m3") else None,
-    }
-
-
-def rms_norm(rng: np.random.Generator, dtype: str, out_dtype: str, width: int) -> KernelCall:
-    residual = out_dtype != "f8e4m3"
-    inputs: dict[str, Any] = {
-        "x": random_array(rng, ROWS, width, dtype=dtype, spread=3),
-        "residual": random_array(rng, ROWS, width, dtype=dtype) if residual else None,
-        "weight": random_array(rng, width),
-    }
-    return KernelCall(
-        REGISTRY["rms_norm"],
-        {"eps": 1e-5, "out_dtype": out_dtype},
-        inputs | epilogue(rng, out_dtype, width),
-        optional_outputs=("total",) if residual else (),
-    )
-
-
-def swiglu(
-    rng: np.random.Generator, dtype: str, out_dtype: str, width: int, activation: str = "silu"
-) -> KernelCall:
-    fused = random_array(rng, ROWS, 2 * width + 5, dtype=dtype, spread=4)
-    inputs = {"gate": fused[:, :width], "up": fused[:, width + 5 :]}
-    return KernelCall(
-        REGISTRY["swiglu"],
-        {"activation": activation, "out_dtype": out_dtype},
-        inputs | epilogue(rng, out_dtype, width),
-    )
-
-
-def quantize(rng: np.random.Generator, dtype: str, out_dtype: str, width: int) -> KernelCall:
-    inputs = {"x": random_array(rng, ROWS, width, dtype=dtype, spread=5)}
-    scales = epilogue(rng, out_dtype, width)
-    if out_dtype == dtype:  # a plain pre-quantisation scale
-        scales["pre_scale"] = rng.uniform(0.5, 2, width).astype(np.float32)
-    return KernelCall(REGISTRY["quantize"], {"out_dtype": out_dtype}, inputs | scales)
-
-
-def movers(rng: np.random.Generator, dtype: str, width: int) -> list[KernelCall]:
-    x = random_array(rng, ROWS, width, dtype=dtype)
-    rows = np.array([6, 0, 0, 3], np.int32)
-    table = random_array(rng, 11, width, dtype="bf16")
-    return [
-        KernelCall(REGISTRY["add"], {}, {"x": x, "y": random_array(rng, ROWS, width, dtype=dtype)}),
-        KernelCall(REGISTRY["gather_rows"], {}, {"x": x, "rows": rows}),
-        KernelCall(
-            REGISTRY["embedding"],
-            {"scale": 5.656854, "out_dtype": dtype},
-            {"token_ids": np.array([10, 0, 4, 4], np.int32), "table": table},
-        ),
-        KernelCall(
-            REGISTRY["embedding"],
-            {"out_dtype": dtype},
-            {
-                "token_ids": np.array([10, 0], np.int32),
-                "table": random_array(rng, 11, width, dtype=dtype),
-            },
-        ),
-    ]
-
-
-def grid() -> list[KernelCall]:
-    rng = np.random.default_rng(20)
-    calls = []
-    for width in WIDTHS:
-        for dtype in ("f32", "bf16"):
-            for out_dtype in (dtype, "f8e4m3", "i8"):
-                calls += [
-                    make(rng, dtype, out_dtype, width) for make in (rms_norm, swiglu, quantize)
-                ]
-            calls.append(swiglu(rng, dtype, dtype, width, "gelu_tanh"))
-            calls += movers(rng, dtype, width)
-    return calls
-
 
 GRID = grid()
 
@@ -113,18 +25,6 @@ def library(request: pytest.FixtureRequest) -> KernelLibrary:
 def test_kernels_agree_with_references(library, num_threads):
     for call in GRID:
         assert_close(call, library.run(call, num_threads))
-
-
-def sliced(call: KernelCall, rows: slice) -> KernelCall:
-    """The same call over some of its rows."""
-    varying = {
-        parameter.name for parameter in call.op.inputs if parameter.axes[:1] == ("M",)
-    } & set(call.inputs)
-    inputs = {
-        name: array[rows] if name in varying and array is not None else array
-        for name, array in call.inputs.items()
-    }
-    return KernelCall(call.op, call.attributes, inputs, call.optional_outputs)
 
 
 def test_a_row_does_not_depend_on_the_others(library):
@@ -142,10 +42,6 @@ def test_no_rows_is_no_work(library):
         if call.op.name != "gather_rows":
             outputs = library.run(sliced(call, slice(0, 0)), 2)
             assert all(output.shape[0] == 0 for output in outputs.values())
-
-
-def like(call: KernelCall, **arrays: Array) -> KernelCall:
-    return KernelCall(call.op, call.attributes, {**call.inputs, **arrays}, call.optional_outputs)
 
 
 def find(name: str, dtype: str, out_dtype: str, width: int = 43) -> KernelCall:

@@ -1,59 +1,16 @@
 """The kernels that write K and V into the paged pool."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from tests.support.kernels import (
     KernelCall,
     KernelLibrary,
-    assert_close,
     available_isas,
     compile_kernels,
 )
-from tests.support.operands import random_array, scalar
+from tests.support.rope_calls import ROWS, assert_rope_close, grid
 from trtc.plugins.registry import REGISTRY
-
-ROWS, HEADS, KV_HEADS, PAGES = 9, 6, 2, 5
-
-
-def rope_call(
-    rng: np.random.Generator,
-    dtype: str,
-    pool_dtype: str,
-    head_dim: int,
-    rotary_dim: int,
-    normed: bool,
-    page_size: int = 8,
-) -> KernelCall:
-    """q, k and v are columns of one matrix, as a fused linear leaves them."""
-    columns = np.cumsum([0, HEADS * head_dim, KV_HEADS * head_dim, KV_HEADS * head_dim])
-    qkv = random_array(rng, ROWS, int(columns[-1]), dtype=dtype, spread=2)
-    q, k, v = (qkv[:, columns[i] : columns[i + 1]] for i in range(3))
-    inputs: dict[str, Any] = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "positions": rng.integers(0, 40, ROWS).astype(np.int32),
-        "slots": rng.permutation(PAGES * page_size)[:ROWS].astype(np.int32),
-        "cos": np.cos(np.outer(np.arange(40), 10.0 ** -np.arange(rotary_dim // 2))),
-        "sin": np.sin(np.outer(np.arange(40), 10.0 ** -np.arange(rotary_dim // 2))),
-        "pool": random_array(rng, PAGES, 2, page_size, KV_HEADS, head_dim, dtype=pool_dtype),
-    }
-    inputs |= {name: inputs[name].astype(np.float32) for name in ("cos", "sin")}
-    if normed:
-        inputs |= {name: random_array(rng, head_dim) for name in ("q_norm", "k_norm")}
-    if pool_dtype == "f8e4m3":
-        inputs |= {"k_scale": scalar(0.02), "v_scale": scalar(0.01)}
-    attributes: dict[str, int | float | str] = {
-        "num_heads": HEADS,
-        "num_kv_heads": KV_HEADS,
-        "head_dim": head_dim,
-        "rotary_dim": rotary_dim,
-        "eps": 1e-6,
-    }
-    return KernelCall(REGISTRY["rope_kv_write"], attributes, inputs)
 
 
 def kv_write_call(rope: KernelCall) -> KernelCall:
@@ -61,18 +18,6 @@ def kv_write_call(rope: KernelCall) -> KernelCall:
     attributes = {name: rope.attributes[name] for name in ("num_kv_heads", "head_dim")}
     inputs = {name: rope.inputs.get(name) for name in names}
     return KernelCall(REGISTRY["kv_write"], attributes, inputs)
-
-
-def grid() -> list[KernelCall]:
-    rng = np.random.default_rng(21)
-    return [
-        rope_call(rng, "f32", "f32", 64, 64, normed=False, page_size=16),
-        rope_call(rng, "f32", "bf16", 24, 24, normed=True),
-        rope_call(rng, "bf16", "bf16", 96, 72, normed=False, page_size=32),  # partial rotation
-        rope_call(rng, "bf16", "bf16", 128, 128, normed=True, page_size=64),
-        rope_call(rng, "bf16", "f8e4m3", 64, 64, normed=False),
-        rope_call(rng, "bf16", "f8e4m3", 16, 4, normed=True),
-    ]
 
 
 GRID = grid()
@@ -93,16 +38,7 @@ def test_kernels_agree_with_references(library, call, num_threads):
     if call.op.name == "kv_write":
         assert pool.tobytes() == expected_pool.tobytes()
         return
-    assert_close(call, {"q_out": outputs["q_out"], "pool_out": expected_pool})
-    # Keys like queries, within a step of the pool's type; values and other slots exactly.
-    assert pool[:, 1].tobytes() == expected_pool[:, 1].tobytes()
-    step = {"float32": 1e-5, "bfloat16": 1 / 64, "float8_e4m3fn": 1 / 8}[str(pool.dtype)]
-    keys, expected_keys = (p[:, 0].astype(np.float32) for p in (pool, expected_pool))
-    assert (np.abs(keys - expected_keys) <= step * np.abs(expected_keys) + step).all()
-    untouched = np.ones(PAGES * pool.shape[2], bool)
-    untouched[call.inputs["slots"]] = False
-    flat, before = (p[:, 0].reshape(len(untouched), -1) for p in (pool, call.inputs["pool"]))
-    assert flat[untouched].tobytes() == before[untouched].tobytes()
+    assert_rope_close(call, outputs)
 
 
 @pytest.mark.parametrize("call", GRID, ids=lambda call: str(call.attributes["head_dim"]))

@@ -22,6 +22,16 @@ _BY_BITS: Mapping[np.dtype[Any], tuple[type[np.generic], torch.dtype]] = {
     np.dtype(ml_dtypes.bfloat16): (np.int16, torch.bfloat16),
     np.dtype(ml_dtypes.float8_e4m3fn): (np.uint8, torch.float8_e4m3fn),
 }
+_FLOATS: Mapping[str, np.dtype[Any]] = {
+    "fp64": np.dtype(np.float64),
+    "fp32": np.dtype(np.float32),
+    "fp16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "fp8e4nv": np.dtype(ml_dtypes.float8_e4m3fn),
+}
+"""Triton's names."""
+INTERPRETED_SM = 80
+"""The interpreter knows no griddepcontrol, and has E4M3 on every SM."""
 
 
 def needs_triton() -> None:
@@ -40,6 +50,21 @@ class Launch:
     grid: tuple[int, int, int]
     arrays: Mapping[str, Any]
     """By parameter name: arrays, and integers for scalars."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The launches of a lowered call. It crosses processes, so it names the kernels by the site."""
+
+    lower: str
+    """`module:function`; called with `arguments` it gives variants, or launches by stage."""
+    arguments: tuple[Any, ...]
+    pick: int | str
+    """Which of them."""
+    bucket: Mapping[str, int]
+    """Axis of a grid -> its length."""
+    arrays: Mapping[str, Array]
+    """By argument name: contiguous buffers, at whose start the argument begins."""
 
 
 @functools.cache
@@ -62,7 +87,27 @@ def set_interpreted() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patch
+    interpreter._convert_float = _convert_float
     interpreter.InterpreterBuilder.create_dot = _dot
+    interpreter.InterpreterBuilder.create_fma = _fma
+
+
+def _convert_float(data: Array, source: Any, target: Any, rounding_mode: Any) -> Array:
+    """Bits of `data` in another type, rounded to nearest even as the hardware does.
+
+    Triton's own truncates bf16 and rounds ties away from zero. E4M3 without a clamp before it would
+    come out as NaN here and as 448 there.
+    """
+    bits = np.dtype(f"uint{target.primitive_bitwidth}")
+    return data.view(_FLOATS[source.name]).astype(_FLOATS[target.name]).view(bits)
+
+
+def _fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+    """x * y + z of f32, rounded once: in f64 the product is exact."""
+    from triton.runtime.interpreter import TensorHandle
+
+    wide = x.data.astype(np.float64) * y.data + z.data
+    return TensorHandle(wide.astype(z.data.dtype), z.dtype.scalar)
 
 
 def _dot(
@@ -91,6 +136,37 @@ def _interpret(launch: Launch) -> dict[str, Array]:
         for name, value in launch.arrays.items()
         if isinstance(value, np.ndarray)
     }
+
+
+def interpret_work(work: Work) -> dict[str, Array]:
+    """Every array after the launches, by argument name."""
+    return _interpreter().submit(_interpret_work, work).result()
+
+
+def _interpret_work(work: Work) -> dict[str, Array]:
+    tensors = {name: _tensor(value) for name, value in work.arrays.items()}
+    for launch in launches_of(work):
+        names = [parameter.name for parameter in launch.kernel.parameters]
+        arguments = dict(zip(names, (tensors[name] for name in launch.arguments), strict=True))
+        grid = tuple(programs(extent, work.bucket) for extent in launch.grid)
+        if min(grid) > 0:
+            absent = dict.fromkeys(launch.kernel.absent)
+            launch.kernel.function[grid](**arguments, **absent, **launch.kernel.constants)
+    return {name: _array(tensors[name], value.dtype) for name, value in work.arrays.items()}
+
+
+def launches_of(work: Work) -> tuple[Any, ...]:
+    """What the work names."""
+    module, function = work.lower.split(":")
+    picked = getattr(importlib.import_module(module), function)(*work.arguments)[work.pick]
+    launches: tuple[Any, ...] = picked if isinstance(work.pick, str) else picked.work
+    return launches
+
+
+def programs(extent: Any, bucket: Mapping[str, int]) -> int:
+    """Length of an axis of a grid."""
+    plus = bucket[extent.plus] if extent.plus else 0
+    return int(extent.times * (-(-bucket[extent.axis] // extent.block) + plus))
 
 
 def _tensor(value: Any) -> Any:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from trtc.plugins.sampling.tensors import DRAW, DRAW_FILTERED, EDIT, LOGPROBS, RESTORE, TAKE_SAMPLED
 
+from trtc.plugins.sampling.tensors import DRAW, DRAW_FILTERED, EDIT, LOGPROBS, RESTORE, TAKE_SAMPLED
 from trtc.protos.launches import SamplingPlan, SamplingTensor
 from trtc.runtime.executors.base import Int32s
 from trtc.runtime.executors.cuda.buckets import Bucket

@@ -1,0 +1,66 @@
+"""embedding in one launch: each program takes some columns of a row."""
+
+import triton
+import triton.language as tl
+
+from trtc.plugins.cuda.device import launch_dependents, row_and_columns, wait_for_inputs
+from trtc.plugins.cuda.launch import Extent, Site, Variant
+from trtc.plugins.cuda.specialise import count_index, only, site_launch, vector
+
+_BLOCK = 2048
+_NUM_WARPS = 4
+
+
+@triton.jit
+def embedding(
+    token_ids,
+    table,
+    dims,
+    out,
+    COUNT: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    NUM_TOKEN_IDS: tl.constexpr,
+    TABLE_STRIDE: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
+    SCALE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    launch_dependents(OVERLAPS)
+    row, column = row_and_columns(COLUMNS, BLOCK, VECTOR)
+    inside = column < COLUMNS
+    is_real = row < tl.load(dims + COUNT)
+    wait_for_inputs(OVERLAPS)
+    if is_real:
+        # The sampler may have written the id a moment ago: whatever it is, stay in the table.
+        token = tl.load(token_ids + row)
+        token = tl.minimum(tl.maximum(token, 0), NUM_TOKEN_IDS - 1).to(tl.int64)
+        values = tl.load(table + token * TABLE_STRIDE + column, mask=inside, other=0.0)
+        values = values.to(out.dtype.element_ty)
+        if SCALE != 1.0:
+            scale = tl.full([BLOCK], SCALE, tl.float32).to(out.dtype.element_ty).to(tl.float32)
+            values = (values.to(tl.float32) * scale).to(out.dtype.element_ty)
+        tl.store(out + row * OUT_STRIDE + column, values, mask=inside)
+
+
+def lower(site: Site) -> tuple[Variant, ...]:
+    columns = site.axes["H"]
+    block = min(_BLOCK, triton.next_power_of_2(columns))
+    launch = site_launch(
+        site,
+        embedding,
+        constants={
+            "COUNT": count_index(site.rows),
+            "COLUMNS": columns,
+            "NUM_TOKEN_IDS": site.axes["V"],
+            "TABLE_STRIDE": site.strides["table"],
+            "OUT_STRIDE": site.strides["out"],
+            "SCALE": float(site.attributes["scale"]),
+            "BLOCK": block,
+            "VECTOR": vector(site.dtypes["table"]),
+        },
+        programs=Extent(site.rows, times=triton.cdiv(columns, block)),
+        num_warps=_NUM_WARPS,
+    )
+    return only(site, launch)

@@ -1,0 +1,56 @@
+"""gather_rows in one launch: each program takes some columns of a row."""
+
+import triton
+import triton.language as tl
+
+from trtc.plugins.cuda.device import launch_dependents, row_and_columns, wait_for_inputs
+from trtc.plugins.cuda.launch import Extent, Site, Variant
+from trtc.plugins.cuda.specialise import count_index, only, site_launch, vector
+
+_BLOCK = 2048
+_NUM_WARPS = 4
+
+
+@triton.jit
+def gather_rows(
+    x,
+    rows,
+    dims,
+    out,
+    COUNT: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    launch_dependents(OVERLAPS)
+    row, column = row_and_columns(COLUMNS, BLOCK, VECTOR)
+    inside = column < COLUMNS
+    is_real = row < tl.load(dims + COUNT)
+    source = tl.load(rows + row, mask=is_real, other=0).to(tl.int64)
+    wait_for_inputs(OVERLAPS)
+    if is_real:
+        values = tl.load(x + source * X_STRIDE + column, mask=inside)
+        tl.store(out + row * OUT_STRIDE + column, values, mask=inside)
+
+
+def lower(site: Site) -> tuple[Variant, ...]:
+    columns = site.axes["K"]
+    block = min(_BLOCK, triton.next_power_of_2(columns))
+    launch = site_launch(
+        site,
+        gather_rows,
+        constants={
+            "COUNT": count_index("rows"),
+            "COLUMNS": columns,
+            "X_STRIDE": site.strides["x"],
+            "OUT_STRIDE": site.strides["out"],
+            "BLOCK": block,
+            "VECTOR": vector(site.dtypes["x"]),
+        },
+        programs=Extent("rows", times=triton.cdiv(columns, block)),
+        num_warps=_NUM_WARPS,
+    )
+    return only(site, launch)

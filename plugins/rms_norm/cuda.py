@@ -1,0 +1,89 @@
+"""rms_norm in one launch: a program takes whole rows, each in registers from load to store."""
+
+from collections.abc import Mapping
+
+import triton
+import triton.language as tl
+
+from trtc.plugins.cuda.device import launch_dependents, quantized, wait_for_inputs
+from trtc.plugins.cuda.launch import Extent, Site, Variant
+from trtc.plugins.cuda.specialise import count_index, only, site_launch, vector
+
+_MIN_BLOCK = 256
+_NUM_WARPS: Mapping[int, int] = {256: 1, 512: 2, 1024: 4, 2048: 4, 4096: 8, 8192: 8, 16384: 16}
+"""By columns, rounded up to a power of two. Every variant has the same: it decides the order in
+which a row is summed."""
+_MOST_WARPS = 16
+"""For wider rows."""
+
+
+@triton.jit
+def rms_norm(
+    x,
+    residual,
+    weight,
+    pre_scale,
+    out_scale,
+    dims,
+    out,
+    total,
+    COUNT: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    RESIDUAL_STRIDE: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
+    TOTAL_STRIDE: tl.constexpr,
+    EPS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """`total` is there only with a residual, and then not always."""
+    launch_dependents(OVERLAPS)
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    num_rows = tl.minimum(tl.load(dims + COUNT) - first, ROWS)
+    column = tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)
+    inside = column < COLUMNS
+    factor = tl.load(weight + column, mask=inside, other=0.0)
+    by_column = None if pre_scale is None else tl.load(pre_scale + column, mask=inside, other=1.0)
+    by = None if out_scale is None else tl.load(out_scale)
+    wait_for_inputs(OVERLAPS)
+    for number in range(num_rows):
+        row = first + number
+        values = tl.load(x + row * X_STRIDE + column, mask=inside, other=0.0).to(tl.float32)
+        if residual is not None:
+            more = tl.load(residual + row * RESIDUAL_STRIDE + column, mask=inside, other=0.0)
+            rounded = (values + more.to(tl.float32)).to(x.dtype.element_ty)
+            values = rounded.to(tl.float32)
+            if total is not None:
+                tl.store(total + row * TOTAL_STRIDE + column, rounded, mask=inside)
+        mean_square = tl.div_rn(tl.sum(values * values), COLUMNS * 1.0)
+        scale = tl.div_rn(1.0, tl.sqrt_rn(mean_square + EPS))
+        normed = values * scale * factor
+        result = quantized(normed, by_column, by, x.dtype.element_ty, out.dtype.element_ty)
+        tl.store(out + row * OUT_STRIDE + column, result, mask=inside)
+
+
+def lower(site: Site) -> tuple[Variant, ...]:
+    columns = site.axes["K"]
+    block = max(_MIN_BLOCK, triton.next_power_of_2(columns))
+    launch = site_launch(
+        site,
+        rms_norm,
+        constants={
+            "COUNT": count_index(site.rows),
+            "COLUMNS": columns,
+            "X_STRIDE": site.strides["x"],
+            "RESIDUAL_STRIDE": site.strides.get("residual", 0),
+            "OUT_STRIDE": site.strides["out"],
+            "TOTAL_STRIDE": site.strides.get("total", 0),
+            "EPS": float(site.attributes["eps"]),
+            "ROWS": 1,
+            "BLOCK": block,
+            "VECTOR": vector(site.dtypes["x"]),
+        },
+        programs=Extent(site.rows),
+        num_warps=_NUM_WARPS.get(block, _MOST_WARPS),
+    )
+    return only(site, launch)

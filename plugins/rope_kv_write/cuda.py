@@ -1,0 +1,204 @@
+"""rope_kv_write in one launch: a program takes a few heads of a row, of q, of k or of v."""
+
+import triton
+import triton.language as tl
+
+from trtc.plugins.cuda.device import launch_dependents, quantized, wait_for_inputs
+from trtc.plugins.cuda.launch import Extent, Site, Variant
+from trtc.plugins.cuda.specialise import count_index, only, site_launch
+
+_TILE = 1024
+"""Elements of a program: as many heads as fill it."""
+_NUM_WARPS = 2
+
+
+@triton.jit
+def rope_kv_write(
+    q,
+    k,
+    v,
+    positions,
+    slots,
+    cos,
+    sin,
+    q_norm,
+    k_norm,
+    k_scale,
+    v_scale,
+    dims,
+    q_out,
+    pool_out,
+    COUNT: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    EPS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    Q_STRIDE: tl.constexpr,
+    K_STRIDE: tl.constexpr,
+    V_STRIDE: tl.constexpr,
+    COS_STRIDE: tl.constexpr,
+    SIN_STRIDE: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    REST_PAD: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """`pool_out` is the pool's own memory. HALF: of the rotated columns, which come first."""
+    Q_PARTS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
+    KV_PARTS: tl.constexpr = (NUM_KV_HEADS + HEADS - 1) // HEADS
+    PARTS: tl.constexpr = Q_PARTS + 2 * KV_PARTS
+    launch_dependents(OVERLAPS)
+    row = (tl.program_id(0) // PARTS).to(tl.int64)
+    part = tl.program_id(0) % PARTS
+    is_real = row < tl.load(dims + COUNT)
+    position = tl.load(positions + row, mask=is_real, other=0).to(tl.int64)
+    slot = tl.load(slots + row, mask=is_real, other=0).to(tl.int64)
+    angle = tl.arange(0, HALF_PAD)
+    rotates = is_real & (angle < HALF)
+    cosines = tl.load(cos + position * COS_STRIDE + angle, mask=rotates, other=0.0)
+    sines = tl.load(sin + position * SIN_STRIDE + angle, mask=rotates, other=0.0)
+    k_place = slot // PAGE_SIZE * (2 * PAGE_SIZE) + slot % PAGE_SIZE
+    row_of_k = pool_out + k_place * (NUM_KV_HEADS * HEAD_DIM)
+    row_of_v = row_of_k + PAGE_SIZE * NUM_KV_HEADS * HEAD_DIM
+    wait_for_inputs(OVERLAPS)
+    if is_real:
+        if part < Q_PARTS:
+            head = part * HEADS + tl.arange(0, HEADS)
+            _rotate(
+                q + row * Q_STRIDE,
+                q_out + row * OUT_STRIDE,
+                q_norm,
+                None,
+                cosines,
+                sines,
+                head,
+                NUM_HEADS,
+                HEAD_DIM,
+                HALF,
+                EPS,
+                HALF_PAD,
+                REST_PAD,
+            )
+        elif part < Q_PARTS + KV_PARTS:
+            head = (part - Q_PARTS) * HEADS + tl.arange(0, HEADS)
+            _rotate(
+                k + row * K_STRIDE,
+                row_of_k,
+                k_norm,
+                k_scale,
+                cosines,
+                sines,
+                head,
+                NUM_KV_HEADS,
+                HEAD_DIM,
+                HALF,
+                EPS,
+                HALF_PAD,
+                REST_PAD,
+            )
+        else:
+            head = (part - Q_PARTS - KV_PARTS) * HEADS + tl.arange(0, HEADS)
+            column = tl.arange(0, HEAD_PAD)
+            at = head[:, None] * HEAD_DIM + column[None, :]
+            inside = (head < NUM_KV_HEADS)[:, None] & (column < HEAD_DIM)[None, :]
+            by = None if v_scale is None else tl.load(v_scale)
+            values = tl.load(v + row * V_STRIDE + at, mask=inside, other=0.0).to(tl.float32)
+            written = quantized(values, None, by, v.dtype.element_ty, pool_out.dtype.element_ty)
+            tl.store(row_of_v + at, written, mask=inside)
+
+
+@triton.jit
+def _rotate(
+    source,
+    target,
+    norm,
+    scale,
+    cosines,
+    sines,
+    head,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    EPS: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    REST_PAD: tl.constexpr,
+):
+    """Norm, rotation and quantisation of some heads from `source` to `target`, where the first
+    head of the row begins; `norm` and `scale` may be None."""
+    THROUGH: tl.constexpr = source.dtype.element_ty
+    OUT: tl.constexpr = target.dtype.element_ty
+    column = tl.arange(0, HALF_PAD)
+    in_half = column < HALF
+    at = head[:, None] * HEAD_DIM + column[None, :]
+    inside = (head < NUM_HEADS)[:, None] & in_half[None, :]
+    first = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(source + at + HALF, mask=inside, other=0.0).to(tl.float32)
+    by = None if scale is None else tl.load(scale)
+    if REST_PAD > 0:
+        more = tl.arange(0, REST_PAD)
+        in_rest = more < HEAD_DIM - 2 * HALF
+        at_rest = head[:, None] * HEAD_DIM + 2 * HALF + more[None, :]
+        inside_rest = (head < NUM_HEADS)[:, None] & in_rest[None, :]
+        rest = tl.load(source + at_rest, mask=inside_rest, other=0.0).to(tl.float32)
+    if norm is not None:
+        squares = tl.sum(first * first + second * second, 1)
+        if REST_PAD > 0:
+            squares += tl.sum(rest * rest, 1)
+        root = tl.sqrt_rn(tl.div_rn(squares, HEAD_DIM * 1.0) + EPS)[:, None]
+        by_first = tl.load(norm + column, mask=in_half, other=0.0)[None, :]
+        by_second = tl.load(norm + HALF + column, mask=in_half, other=0.0)[None, :]
+        first = (tl.div_rn(first, root) * by_first).to(THROUGH).to(tl.float32)
+        second = (tl.div_rn(second, root) * by_second).to(THROUGH).to(tl.float32)
+        if REST_PAD > 0:
+            by_rest = tl.load(norm + 2 * HALF + more, mask=in_rest, other=0.0)[None, :]
+            rest = (tl.div_rn(rest, root) * by_rest).to(THROUGH).to(tl.float32)
+    new_first = first * cosines[None, :] - second * sines[None, :]
+    new_second = second * cosines[None, :] + first * sines[None, :]
+    tl.store(target + at, quantized(new_first, None, by, THROUGH, OUT), mask=inside)
+    tl.store(target + at + HALF, quantized(new_second, None, by, THROUGH, OUT), mask=inside)
+    if REST_PAD > 0:
+        tl.store(target + at_rest, quantized(rest, None, by, THROUGH, OUT), mask=inside_rest)
+
+
+def lower(site: Site) -> tuple[Variant, ...]:
+    num_heads = int(site.attributes["num_heads"])
+    num_kv_heads = int(site.attributes["num_kv_heads"])
+    head_dim = int(site.attributes["head_dim"])
+    rotary_dim = int(site.attributes["rotary_dim"])
+    head_pad = triton.next_power_of_2(head_dim)
+    heads = min(max(1, _TILE // head_pad), triton.next_power_of_2(num_heads))
+    launch = site_launch(
+        site,
+        rope_kv_write,
+        constants={
+            "COUNT": count_index(site.rows),
+            "NUM_HEADS": num_heads,
+            "NUM_KV_HEADS": num_kv_heads,
+            "HEAD_DIM": head_dim,
+            "HALF": rotary_dim // 2,
+            "EPS": float(site.attributes["eps"]),
+            "PAGE_SIZE": site.kv.page_size,
+            "Q_STRIDE": site.strides["q"],
+            "K_STRIDE": site.strides["k"],
+            "V_STRIDE": site.strides["v"],
+            "COS_STRIDE": site.strides["cos"],
+            "SIN_STRIDE": site.strides["sin"],
+            "OUT_STRIDE": site.strides["q_out"],
+            "HEADS": heads,
+            "HALF_PAD": triton.next_power_of_2(rotary_dim // 2),
+            "REST_PAD": triton.next_power_of_2(head_dim - rotary_dim)
+            if rotary_dim < head_dim
+            else 0,
+            "HEAD_PAD": head_pad,
+        },
+        programs=Extent(
+            site.rows,
+            times=triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads),
+        ),
+        num_warps=_NUM_WARPS,
+    )
+    return only(site, launch)

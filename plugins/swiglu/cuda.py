@@ -1,0 +1,76 @@
+"""swiglu in one launch: each program takes some columns of a row."""
+
+import triton
+import triton.language as tl
+
+from trtc.plugins.cuda.device import (
+    launch_dependents,
+    quantized,
+    row_and_columns,
+    wait_for_inputs,
+)
+from trtc.plugins.cuda.launch import Extent, Site, Variant
+from trtc.plugins.cuda.specialise import count_index, only, site_launch, vector
+
+_BLOCK = 2048
+_NUM_WARPS = 4
+
+
+@triton.jit
+def swiglu(
+    gate,
+    up,
+    pre_scale,
+    out_scale,
+    dims,
+    out,
+    COUNT: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    GATE_STRIDE: tl.constexpr,
+    UP_STRIDE: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
+    GELU_TANH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    launch_dependents(OVERLAPS)
+    row, column = row_and_columns(COLUMNS, BLOCK, VECTOR)
+    inside = column < COLUMNS
+    num_rows = tl.load(dims + COUNT)
+    by_column = None if pre_scale is None else tl.load(pre_scale + column, mask=inside, other=1.0)
+    by = None if out_scale is None else tl.load(out_scale)
+    wait_for_inputs(OVERLAPS)
+    if row < num_rows:
+        x = tl.load(gate + row * GATE_STRIDE + column, mask=inside, other=0.0).to(tl.float32)
+        factor = tl.load(up + row * UP_STRIDE + column, mask=inside, other=0.0).to(tl.float32)
+        exponent = x
+        if GELU_TANH:
+            # x / 2 * (1 + tanh(u)) = x * sigmoid(2 u), which does not cancel; 2 sqrt(2 / pi).
+            exponent = 1.5957691216057308 * (x + 0.044715 * x * x * x)
+        activated = x / (1.0 + tl.exp(-exponent))
+        product = activated.to(gate.dtype.element_ty).to(tl.float32) * factor
+        result = quantized(product, by_column, by, gate.dtype.element_ty, out.dtype.element_ty)
+        tl.store(out + row * OUT_STRIDE + column, result, mask=inside)
+
+
+def lower(site: Site) -> tuple[Variant, ...]:
+    columns = site.axes["I"]
+    block = min(_BLOCK, triton.next_power_of_2(columns))
+    launch = site_launch(
+        site,
+        swiglu,
+        constants={
+            "COUNT": count_index(site.rows),
+            "COLUMNS": columns,
+            "GATE_STRIDE": site.strides["gate"],
+            "UP_STRIDE": site.strides["up"],
+            "OUT_STRIDE": site.strides["out"],
+            "GELU_TANH": site.attributes["activation"] == "gelu_tanh",
+            "BLOCK": block,
+            "VECTOR": vector(site.dtypes["gate"]),
+        },
+        programs=Extent(site.rows, times=triton.cdiv(columns, block)),
+        num_warps=_NUM_WARPS,
+    )
+    return only(site, launch)

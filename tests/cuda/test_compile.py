@@ -1,0 +1,138 @@
+"""Operators' kernels compile for every SM without a GPU, as the launches promise."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.support.triton_kernels import needs_triton
+from trtc.plugins.cuda.compile import FP8_SMS, SMS, compile_kernel
+from trtc.plugins.cuda.launch import Launch, Lower, Site
+from trtc.protos.errors import UnsupportedError
+from trtc.protos.manifest import KvGeometry, Limits
+
+needs_triton()
+
+from trtc.plugins.add import cuda as add  # noqa: E402
+from trtc.plugins.embedding import cuda as embedding  # noqa: E402
+from trtc.plugins.gather_rows import cuda as gather_rows  # noqa: E402
+from trtc.plugins.quantize import cuda as quantize  # noqa: E402
+from trtc.plugins.rms_norm import cuda as rms_norm  # noqa: E402
+from trtc.plugins.rope_kv_write import cuda as rope_kv_write  # noqa: E402
+from trtc.plugins.swiglu import cuda as swiglu  # noqa: E402
+
+K, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 4096, 14336, 32, 8, 128  # Llama-3.1-8B
+ROPE = {"num_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "rotary_dim": HEAD_DIM}
+
+
+def site(sm: int, dtypes: dict[str, str], axes: dict[str, int], **attributes: Any) -> Site:
+    width = next(iter(axes.values()))
+    return Site(
+        dtypes=dtypes,
+        strides=dict.fromkeys(dtypes, width),
+        axes=axes,
+        attributes=attributes,
+        rows="tokens",
+        kv=KvGeometry(
+            num_layers=1,
+            page_size=16,
+            num_kv_heads=KV_HEADS,
+            head_dim=HEAD_DIM,
+            dtype=dtypes.get("pool", "bf16"),  # type: ignore[arg-type]
+        ),
+        limits=Limits(max_batch_size=256, max_seq_len=8192, max_num_tokens=8192),
+        sm=sm,
+    )
+
+
+def rope_site(sm: int, pool: str) -> Site:
+    steps = {"positions": "i32", "slots": "i32", "cos": "f32", "sin": "f32"}
+    scales = {"k_scale": "f32", "v_scale": "f32"} if pool == "f8e4m3" else {}
+    activations = dict.fromkeys(("q", "k", "v", "q_out"), "bf16")
+    dtypes = activations | steps | scales | {"pool": pool, "pool_out": pool}
+    return site(sm, dtypes, {"q": 6144}, **ROPE, eps=0.0)
+
+
+NORM = {"x": "bf16", "residual": "bf16", "weight": "f32", "total": "bf16"}
+QUANTISED = {"out_scale": "f32", "out": "f8e4m3"}
+CASES: dict[str, tuple[Lower, Any]] = {
+    "embedding": (
+        embedding.lower,
+        lambda sm: site(
+            sm, {"token_ids": "i32", "table": "bf16", "out": "bf16"}, {"H": K, "V": 9}, scale=1.0
+        ),
+    ),
+    "rms_norm-e4m3": (
+        rms_norm.lower,
+        lambda sm: site(sm, NORM | QUANTISED, {"K": K}, eps=1e-5),
+    ),
+    "rms_norm-wide": (
+        rms_norm.lower,
+        lambda sm: site(sm, NORM | {"out_scale": "f32", "out": "i8"}, {"K": 16384}, eps=1e-5),
+    ),
+    "rope_kv_write": (rope_kv_write.lower, lambda sm: rope_site(sm, "bf16")),
+    "rope_kv_write-e4m3": (rope_kv_write.lower, lambda sm: rope_site(sm, "f8e4m3")),
+    "swiglu": (
+        swiglu.lower,
+        lambda sm: site(
+            sm,
+            dict.fromkeys(("gate", "up", "out"), "bf16"),
+            {"I": INTERMEDIATE},
+            activation="gelu_tanh",
+        ),
+    ),
+    "swiglu-e4m3": (
+        swiglu.lower,
+        lambda sm: site(
+            sm, {"gate": "bf16", "up": "bf16"} | QUANTISED, {"I": INTERMEDIATE}, activation="silu"
+        ),
+    ),
+    "quantize-e4m3": (
+        quantize.lower,
+        lambda sm: site(sm, {"x": "bf16", "pre_scale": "f32"} | QUANTISED, {"K": K}),
+    ),
+    "gather_rows": (
+        gather_rows.lower,
+        lambda sm: site(sm, {"x": "bf16", "rows": "i32", "out": "bf16"}, {"K": K}),
+    ),
+    "add": (
+        add.lower,
+        lambda sm: site(sm, dict.fromkeys(("x", "y", "out"), "bf16"), {"K": K}),
+    ),
+}
+
+
+@pytest.mark.parametrize("sm", SMS)
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_compile(name: str, sm: int) -> None:
+    lower, make = CASES[name]
+    variants = lower(make(sm))
+    assert variants[-1].kind == "any"
+    assert variants[-1].max_rows == 8192
+    for launch in (launch for variant in variants for launch in variant.work):
+        assert isinstance(launch, Launch)
+        assert len(launch.arguments) == len(launch.kernel.parameters)
+        if sm not in FP8_SMS and name.endswith("e4m3"):
+            with pytest.raises(UnsupportedError, match="sm_80 has no E4M3"):
+                compile_kernel(launch.kernel, sm)  # type: ignore[arg-type]
+            continue
+        kernel = compile_kernel(launch.kernel, sm)  # type: ignore[arg-type]
+        ptx = kernel.ptx.decode()
+        entry = re.search(r"\.visible \.entry \w+\((.*?)\n\)", ptx, re.DOTALL)
+        assert entry is not None
+        assert entry[1].count(".param") == len(launch.arguments)
+        assert kernel.cubin.startswith(b"\x7fELF")
+        assert ".local" not in ptx, "spills, or indexes registers"
+        assert "ld.global.v4.b32" in ptx, "no loads of 16 bytes"
+        assert launch.overlaps == (sm >= 90)
+        assert ("griddepcontrol" in ptx) == launch.overlaps
+        if launch.overlaps:
+            assert_every_program_waits(ptx)
+
+
+def assert_every_program_waits(ptx: str) -> None:
+    """For the kernel before, ahead of any branch: the kernel after the next one relies on it."""
+    body = ptx[ptx.index("{", ptx.index(".entry")) :]
+    before = body[: body.index("griddepcontrol.wait")]
+    assert not re.search(r"\b(bra|ret|st\.global)\b", before)
+    assert "griddepcontrol.launch_dependents" in before
