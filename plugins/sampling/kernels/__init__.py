@@ -1,0 +1,1 @@
+"""Triton kernels of the sampler, one stage a file."""

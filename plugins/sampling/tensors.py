@@ -1,0 +1,89 @@
+"""What the GPU sampler reads and writes, and which of its stages a step needs.
+
+The kernels mean what runtime/sampler.py means; a step runs, in this order:
+
+    EDIT                     if a row has a bias or a penalty
+    DRAW or DRAW_FILTERED    the latter if a row has top-k, top-p or min-p
+    RESTORE                  if EDIT ran and a row asks for log-probabilities
+    LOGPROBS                 if a row asks for them
+
+and TAKE_SAMPLED before the next step's embedding, for token ids that the host does not know yet.
+Rows are the R logit rows of the step; every kernel reads how many are real from `dims`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+EDIT = "edit"
+DRAW = "draw"
+DRAW_FILTERED = "draw_filtered"
+RESTORE = "restore"
+LOGPROBS = "logprobs"
+TAKE_SAMPLED = "take_sampled"
+STAGES = (EDIT, DRAW, DRAW_FILTERED, RESTORE, LOGPROBS, TAKE_SAMPLED)
+
+MAX_LOGPROBS = 20
+"""Likeliest tokens that a row may ask for."""
+BLOCK = 128
+"""Logits summed in one go: a row is searched by block, then inside one block."""
+CANDIDATE_BLOCKS = 128
+"""Blocks of a row among which its threshold is looked for first."""
+
+Role = Literal["input", "output", "scratch"]
+Rows = Literal["rows", "rows+1", "tokens", "seen", "biased"]
+"""Extent of the leading axis: logit rows, tokens, or entries of the sparse lists."""
+
+
+@dataclass(frozen=True)
+class SamplingTensor:
+    """A contiguous [rows, columns] tensor on the device."""
+
+    name: str
+    dtype: Literal["f32", "i32"]
+    rows: Rows
+    role: Role
+    columns: int = 1
+
+
+def num_blocks(vocab_size: int) -> int:
+    return -(-vocab_size // BLOCK)
+
+
+def sampling_tensors(vocab_size: int) -> tuple[SamplingTensor, ...]:
+    """All tensors but `logits` [R, vocab_size] f32, `token_ids` [T] i32 and `dims`.
+
+    Columns of one row's parameters are named as in runtime/sampler.py's SamplingBatch. `random` is
+    a number of [0, 1) with 53 bits: the upper 26 and the lower 27. Row r's biases are the entries
+    from `bias_start[r]` to `bias_start[r + 1]`, and so with the tokens it has seen; a token occurs
+    once in each. `token_sources[t]` is the row that drew token t in the step before, or -1.
+    """
+    blocks = num_blocks(vocab_size)
+    return (
+        SamplingTensor("temperature", "f32", "rows", "input"),
+        SamplingTensor("top_k", "i32", "rows", "input"),
+        SamplingTensor("top_p", "f32", "rows", "input"),
+        SamplingTensor("min_p", "f32", "rows", "input"),
+        SamplingTensor("repetition_penalty", "f32", "rows", "input"),
+        SamplingTensor("presence_penalty", "f32", "rows", "input"),
+        SamplingTensor("frequency_penalty", "f32", "rows", "input"),
+        SamplingTensor("random", "i32", "rows", "input", 2),
+        SamplingTensor("num_logprobs", "i32", "rows", "input"),
+        SamplingTensor("bias_start", "i32", "rows+1", "input"),
+        SamplingTensor("bias_token_ids", "i32", "biased", "input"),
+        SamplingTensor("bias_values", "f32", "biased", "input"),
+        SamplingTensor("seen_start", "i32", "rows+1", "input"),
+        SamplingTensor("seen_token_ids", "i32", "seen", "input"),
+        SamplingTensor("seen_counts", "i32", "seen", "input"),
+        SamplingTensor("token_sources", "i32", "tokens", "input"),
+        SamplingTensor("sampled", "i32", "rows", "output"),
+        SamplingTensor("invalid", "i32", "rows", "output"),
+        SamplingTensor("token_logprobs", "f32", "rows", "output"),
+        SamplingTensor("top_ids", "i32", "rows", "output", MAX_LOGPROBS),
+        SamplingTensor("top_logprobs", "f32", "rows", "output", MAX_LOGPROBS),
+        SamplingTensor("bias_before", "f32", "biased", "scratch"),
+        SamplingTensor("seen_before", "f32", "seen", "scratch"),
+        SamplingTensor("block_max", "f32", "rows", "scratch", blocks),
+        SamplingTensor("block_sum", "f32", "rows", "scratch", blocks),
+        SamplingTensor("candidates", "i32", "rows", "scratch", CANDIDATE_BLOCKS),
+        SamplingTensor("threshold", "f32", "rows", "scratch"),
+    )
