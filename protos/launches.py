@@ -143,7 +143,9 @@ class SamplingPlan(Record, frozen=True):
 class LaunchPlan(Record, frozen=True, kw_only=True):
     sm: int
     split_keys: int
-    """Keys a piece of split attention takes: the axis `splits` is contexts over this."""
+    """Keys a piece of split attention takes: the axis `splits` is the longest context over this,"""
+    max_splits: int
+    """but never more, where pieces become longer."""
     kernels: tuple[KernelCode, ...]
     calls: tuple[CallLaunches, ...]
     sampling: SamplingPlan

@@ -14,6 +14,7 @@ from trtc.plugins.cuda.compile import CompiledKernel, KernelSource, compile_kern
 from trtc.plugins.cuda.cpp import CudaSource
 from trtc.plugins.cuda.launch import (
     DIMS,
+    MAX_SPLITS,
     SCRATCH,
     SPLIT_KEYS,
     Launch,
@@ -85,6 +86,7 @@ def write_launches(
     return LaunchPlan(
         sm=sm,
         split_keys=SPLIT_KEYS,
+        max_splits=MAX_SPLITS,
         kernels=codes,
         calls=tuple(resolver.call(one, work) for one, work in zip(lowered, works, strict=True)),
         sampling=sampling,

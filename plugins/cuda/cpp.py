@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from trtc.plugins.cuda.compile import KernelParameter
 
+CPP_TYPES: Mapping[str, str] = {"f32": "float", "bf16": "Bf16", "f8e4m3": "E4m3", "i8": "I8"}
+"""trtc -> the types of cuda/ptx.cuh, for macros that name one."""
+
 
 @dataclass(frozen=True)
 class CudaSource:

@@ -23,10 +23,13 @@ SCRATCH = "scratch."
 
 Axis = launches.Axis
 """What a grid may grow with: tokens (T), sequences (B), logit rows (R) of the captured bucket, or
-the pieces of SPLIT_KEYS keys into which the longest context of the bucket falls."""
+the pieces into which its longest context falls: see `splits`."""
 SPLIT_KEYS = 256
-"""Keys that one program of split attention takes. Fixed, so that a row's sum never depends on the
-rest of the batch."""
+"""Keys that one program of split attention takes, while there are no more than MAX_SPLITS programs.
+It follows from a sequence's own length, so that a row's sum never depends on the rest of the
+batch."""
+MAX_SPLITS = 64
+"""Programs that a longer context falls into, each with a multiple of SPLIT_KEYS keys."""
 StepKind = Literal["decode", "any"]
 """decode: every sequence has exactly one new token, so T == B."""
 
@@ -40,6 +43,11 @@ class Extent:
     block: int = 1
     times: int = 1
     plus: Axis | None = None
+
+
+def splits(context: int) -> int:
+    """Programs that cover the keys of a context: the length of the axis "splits"."""
+    return min(MAX_SPLITS, -(-context // SPLIT_KEYS))
 
 
 Grid = tuple[Extent, Extent, Extent]
@@ -84,7 +92,9 @@ class Launch:
     grid: Grid
     overlaps: bool = False
     """Launched with programmatic stream serialisation: it may start before the kernel before it
-    has ended, and waits for it itself (griddepcontrol.wait) before it reads what that wrote."""
+    has ended, and waits for it itself (griddepcontrol.wait) before it reads what that wrote. Step
+    inputs, `dims` and pages of earlier steps it may read before it waits: nothing that writes them
+    lets the next kernel start early."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from trtc.protos.manifest import Limits
 from trtc.runtime.executors.cuda.buckets import Bucket, Buckets, Tactics, grid_of
 
 LIMITS = Limits(max_batch_size=40, max_seq_len=3000, max_num_tokens=5000)
-BUCKETS = Buckets(LIMITS, split_keys=256, max_rows=40)
+BUCKETS = Buckets(LIMITS, split_keys=256, max_splits=64, max_rows=40)
 
 
 @given(
@@ -41,6 +41,16 @@ def test_steps_of_decodes_share_few_graphs() -> None:
     }
     assert {bucket.tokens for bucket in found} == {1, 2, 4, 8, 16, 24, 32, 40}
     assert {bucket.splits for bucket in found} == {1, 2, 4, 8, 12}
+
+
+def test_a_long_context_falls_into_no_more_pieces_than_are_launched() -> None:
+    long = Limits(max_batch_size=40, max_seq_len=100_000, max_num_tokens=5000)
+    buckets = Buckets(long, split_keys=256, max_splits=64, max_rows=40)
+    found = [
+        buckets.of(num_tokens=1, num_sequences=1, num_rows=1, longest_context=context).splits
+        for context in (1, 257, 9000, 16_384, 16_385, 100_000)
+    ]
+    assert found == [1, 2, 64, 64, 64, 64]
 
 
 def test_a_large_step_wastes_less_than_a_third() -> None:

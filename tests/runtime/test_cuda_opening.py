@@ -114,6 +114,7 @@ def test_code_that_the_manifest_does_not_list_is_refused(
     plan = LaunchPlan(
         sm=90,
         split_keys=256,
+        max_splits=64,
         kernels=(stray,),
         calls=(),
         sampling=SamplingPlan(stages={}, tensors={}, bytes=0),

@@ -41,6 +41,7 @@ class Buckets:
 
     limits: Limits
     split_keys: int
+    max_splits: int
     max_rows: int
     """Logit rows of one step."""
 
@@ -49,7 +50,7 @@ class Buckets:
     ) -> Bucket:
         """The smallest bucket that holds a step."""
         splits = _power_of_two(-(-longest_context // self.split_keys))
-        splits = min(splits, -(-self.limits.max_seq_len // self.split_keys))
+        splits = min(splits, self.max_splits, -(-self.limits.max_seq_len // self.split_keys))
         if num_tokens == num_sequences == num_rows:
             sequences = _round_up(num_sequences, self.limits.max_batch_size)
             return Bucket("decode", sequences, sequences, sequences, splits)

@@ -60,7 +60,10 @@ class CudaExecutor:
         self._vocab_size = vocab_size
         self._num_pages = num_pages
         self._layout = files.launches.step
-        self._buckets = Buckets(limits, files.launches.split_keys, self._layout.max_rows)
+        launches = files.launches
+        self._buckets = Buckets(
+            limits, launches.split_keys, launches.max_splits, self._layout.max_rows
+        )
         self._block = np.zeros(self._layout.num_elements, np.int32)
         self._sampler = DeviceSampler(self._program, files.launches.sampling, vocab_size)
         self._graphs: dict[Bucket, Graph] = {}
