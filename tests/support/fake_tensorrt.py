@@ -92,7 +92,7 @@ class ILogger:
     INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)
 
     def log(self, severity: int, message: str) -> None:
-        raise NotImplementedError
+        raise AssertionError(f"nobody listens to {message}")
 
 
 class IProgressMonitor:

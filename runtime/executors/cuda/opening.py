@@ -43,6 +43,10 @@ class CudaOpening:
     def pool_share(self) -> float:
         return _POOL_SHARE
 
+    @property
+    def max_pages(self) -> int | None:
+        return None
+
     def free_bytes(self) -> int:
         free, _ = self.torch.cuda.mem_get_info()
         ledger = self.request.manifest.ledger
