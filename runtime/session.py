@@ -80,7 +80,8 @@ def open_session(
         RequestError: a contradictory or impossible argument.
     """
     manifest = read_manifest(engine)
-    opening = _prepare(OpenRequest(engine, manifest, num_threads, dummy_weights))
+    prepare = KINDS[manifest.target.kind]
+    opening = prepare(OpenRequest(engine, manifest, num_threads, dummy_weights))
     _check_dummy(manifest, dummy_weights)
     pages = _num_pages(manifest, opening, kv_bytes, num_pages)
     if num_threads is not None and num_threads < 1:
@@ -94,17 +95,6 @@ def open_session(
 
 def pages_per_sequence(kv: KvGeometry, limits: Limits) -> int:
     return -(-limits.max_seq_len // kv.page_size)
-
-
-def _prepare(request: OpenRequest) -> Opening:
-    kind = request.manifest.target.kind
-    if kind not in KINDS:
-        raise EngineIncompatibleError(
-            f"is {kind}, which this trtc cannot run",
-            field="manifest.json: target.kind",
-            remedy="Serve it where that device is, or build with --target cpu",
-        )
-    return KINDS[kind](request)
 
 
 def _check_dummy(manifest: Manifest, dummy_weights: bool) -> None:

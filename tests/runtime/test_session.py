@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from trtc.protos.errors import (
     RequestError,
     TrtcError,
 )
-from trtc.protos.manifest import Manifest, read_manifest
+from trtc.protos.manifest import Manifest, TargetFacts, read_manifest
+from trtc.runtime import session
 from trtc.runtime.executors import cpu_opening
 from trtc.runtime.machine import available_bytes, num_usable_cores
 from trtc.runtime.probe import Probe, greedy, sequence_logits
@@ -124,7 +126,6 @@ def test_not_an_engine_at_all(tmp_path: Path) -> None:
     ("change", "error", "message"),
     [
         (set_fields("target", archs=("x86-64-v9",)), EngineIncompatibleError, r"target\.archs"),
-        (set_fields("target", kind="tensorrt_rtx"), EngineIncompatibleError, r"target\.kind"),
         (
             lambda m: msgspec.structs.replace(m, dummy_weights=True),
             EngineIncompatibleError,
@@ -163,6 +164,12 @@ def test_what_does_not_fit_is_named(
     reseal(engine, change)
     with pytest.raises(error, match=message):
         open_session(engine, num_pages=8)
+
+
+def test_every_kind_of_engine_can_be_opened() -> None:
+    """A manifest names no other: it would not decode."""
+    kinds = typing.get_args(typing.get_type_hints(TargetFacts)["kind"])
+    assert set(session.KINDS) == set(kinds)
 
 
 def test_code_of_another_plan_is_refused(engine: Path) -> None:
