@@ -30,6 +30,9 @@ from trtc.runtime.executors.cuda.step_inputs import fill_step
 Array = np.ndarray[Any, np.dtype[Any]]
 POISON = 0xFF
 """NaN in every floating-point type."""
+_ROUNDING = {"paged_attention": 2.0**-7, "linear": 2.0**-9}
+"""Of a row's largest result, allowed beside an operator's own tolerance: tensor cores round softmax
+weights to bf16, and add E4M3 products in fewer bits than f32 has. A sum that cancels shows it."""
 STEPS: tuple[tuple[tuple[int, int], ...], ...] = (
     ((1, 1),),
     ((33, 1), (700, 1), (256, 1)),
@@ -145,6 +148,9 @@ class _Checker:
                 problem = f"{parameter.name} is not finite"
                 continue
             allowed = tolerance.absolute + tolerance.relative * np.abs(wanted)
+            if wanted.ndim == 2:
+                largest = np.abs(wanted).max(axis=1, keepdims=True, initial=0.0)
+                allowed = allowed + _ROUNDING.get(self.call.operator, 0.0) * largest
             errors = np.abs(found - wanted)
             ratio = np.divide(
                 errors, allowed, out=np.where(errors > 0, np.inf, 0.0), where=allowed > 0
