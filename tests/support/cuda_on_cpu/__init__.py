@@ -1,0 +1,107 @@
+"""Run CUDA C++ kernels on the CPU, thread by thread, with numpy arrays (see device.hpp)."""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import trtc.plugins
+from trtc.plugins.cuda.cpp import CudaSource
+
+Array = NDArray[Any]
+
+_PLUGINS = Path(trtc.plugins.__file__).resolve().parent
+_HERE = Path(__file__).resolve().parent
+_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-Wall", "-Wno-unknown-pragmas", "-Werror")
+
+
+def launch(
+    source: CudaSource,
+    arguments: Sequence[Array],
+    grid: tuple[int, int, int],
+    *,
+    lazy: bool,
+    late: Sequence[Array] = (),
+) -> None:
+    """One launch, writing into its arguments.
+
+    Args:
+        arguments: contiguous, or views at whose start a parameter begins.
+        lazy: copies to shared memory happen when they are waited for, instead of at once.
+        late: contiguous parts of the arguments that a kernel must not read before it has waited
+            for the kernels before it.
+
+    Raises:
+        AssertionError: the kernel does not compile.
+    """
+    library = ctypes.CDLL(str(_build(source)))
+    late = [one for one in late if one.size]
+    library.run(
+        (ctypes.c_void_p * len(arguments))(*(one.ctypes.data for one in arguments)),
+        (ctypes.c_uint * 3)(*grid),
+        ctypes.c_int(source.num_threads),
+        ctypes.c_int(lazy),
+        (ctypes.c_void_p * len(late))(*(one.ctypes.data for one in late)),
+        (ctypes.c_size_t * len(late))(*(one.nbytes for one in late)),
+        ctypes.c_int(len(late)),
+    )
+
+
+def _build(source: CudaSource) -> Path:
+    """The kernel as a shared object, kept under a hash of what it was made of."""
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    assert compiler is not None, "the kernel tests need a C++ compiler"
+    text = _unit(source)
+    command = [compiler, *_FLAGS, f"-I{_HERE}", f"-I{_PLUGINS}"]
+    digest = hashlib.sha256("\0".join([*command, text, *_files()]).encode()).hexdigest()
+    cache = Path(tempfile.gettempdir()) / f"trtc-kernels-{os.getuid()}"
+    cache.mkdir(mode=0o700, exist_ok=True)
+    library = cache / f"{digest[:32]}.so"
+    if not library.exists():
+        with tempfile.TemporaryDirectory(dir=cache) as work:
+            (Path(work) / "kernel.cpp").write_text(text)
+            done = subprocess.run(
+                [*command, "kernel.cpp", "-o", "kernel.so"],
+                cwd=work,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr[:8000]
+            (Path(work) / "kernel.so").rename(library)
+    return library
+
+
+def _unit(source: CudaSource) -> str:
+    macros: Mapping[str, Any] = source.constants
+    return "\n".join(
+        [
+            *(f"#define {name} {value}" for name, value in macros.items()),
+            f"#define ENTRY {source.entry}",
+            '#include "device.hpp"',
+            f'#include "{source.file}"',
+            '#include "run.hpp"',
+            "",
+        ]
+    )
+
+
+def _files() -> list[str]:
+    kernels = [*_PLUGINS.rglob("*.cu"), *_PLUGINS.rglob("*.cuh")]
+    ours = [*_HERE.rglob("*.hpp"), *_HERE.rglob("*.cuh")]
+    return [path.read_text() for path in sorted([*kernels, *ours])]
+
+
+def poisoned(shape: tuple[int, ...], dtype: Any) -> Array:
+    """Memory that is NaN in every float format."""
+    empty = np.empty(shape, dtype)
+    empty.view(np.uint8)[...] = 0xFF
+    return empty
