@@ -116,8 +116,16 @@ def _dot(
     """a . b + d in one order of sums whatever the row: some machines' BLAS has several."""
     from triton.runtime.interpreter import TensorHandle
 
-    products = a.data.astype(d.data.dtype)[:, :, None] * b.data.astype(d.data.dtype)[None]
+    left, right = (_numbers(one).astype(d.data.dtype) for one in (a, b))
+    products = left[:, :, None] * right[None]
     return TensorHandle(products.sum(axis=1) + d.data, d.dtype.scalar)
+
+
+def _numbers(handle: Any) -> Array:
+    """Of a tensor, whose type the interpreter may hold as bits."""
+    name = handle.dtype.scalar.name
+    data: Array = handle.data
+    return data.view(_FLOATS[name]) if name in _FLOATS else data
 
 
 def interpret(launch: Launch) -> dict[str, Array]:
