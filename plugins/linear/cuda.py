@@ -1,16 +1,23 @@
-"""linear on a GPU: cuBLASLt where it takes the site, a tile kernel that takes every site else."""
+"""linear on a GPU.
+
+few rows    skinny.cu, cut by the tables of skinny.py
+many        cuBLASLt where it takes the site, the softcap of its logits applied after it;
+            a tile kernel that takes every site else
+"""
 
 import triton
 import triton.language as tl
 
-from trtc.plugins.cuda.device import launch_dependents, wait_for_inputs
+from trtc.plugins.cuda.device import launch_dependents, row_and_columns, wait_for_inputs
 from trtc.plugins.cuda.launch import Extent, Launch, MatrixProduct, Site, Variant
-from trtc.plugins.cuda.specialise import count_index, site_launch
+from trtc.plugins.cuda.specialise import count_index, site_launch, vector
+from trtc.plugins.linear.skinny import skinny_variants
 from trtc.protos.errors import UnsupportedError
 
+_BLOCK = 1024
+"""Elements of a row that a program of `cap` takes."""
 _FP8_MULTIPLE = 16
-"""Rows and columns that cuBLASLt's E4M3 products are made of."""
-_BLOCK_M, _BLOCK_N, _BLOCK_K = 64, 64, 64
+"""What N and K must be a multiple of for cuBLASLt's E4M3 products."""
 
 
 @triton.jit
@@ -24,116 +31,172 @@ def tile_product(
     dims,
     out,
     COUNT: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
     X_STRIDE: tl.constexpr,
     RESIDUAL_STRIDE: tl.constexpr,
     OUT_STRIDE: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    COLUMN_TILES: tl.constexpr,
+    WIDEN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """A program a tile of BLOCK_M rows and BLOCK_N columns."""
+    """A program a tile of the result; tiles of the same columns follow each other.
+
+    WIDEN: x and the weight are multiplied as bf16, which has all of their numbers.
+    """
     launch_dependents(OVERLAPS)
-    first = tl.program_id(0) // COLUMN_TILES * BLOCK_M
+    N_TILES: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N
+    OPERAND: tl.constexpr = tl.bfloat16 if WIDEN else x.dtype.element_ty
+    num_tiles = tl.num_programs(0) // N_TILES
+    row = (tl.program_id(0) % num_tiles * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    column = tl.program_id(0) // num_tiles * BLOCK_N + tl.arange(0, BLOCK_N)
     num_rows = tl.load(dims + COUNT)
     wait_for_inputs(OVERLAPS)
-    if first < num_rows:
-        row = (first + tl.arange(0, BLOCK_M)).to(tl.int64)
-        column = tl.program_id(0) % COLUMN_TILES * BLOCK_N + tl.arange(0, BLOCK_N)
-        depth = tl.arange(0, BLOCK_K)
-        in_rows, in_columns = row < num_rows, column < N
-        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for begin in range(0, K, BLOCK_K):
-            in_depth = begin + depth < K
-            values = tl.load(
-                x + row[:, None] * X_STRIDE + (begin + depth)[None, :],
-                mask=in_rows[:, None] & in_depth[None, :],
-                other=0.0,
+    if tl.program_id(0) % num_tiles * BLOCK_M < num_rows:
+        is_row = row < num_rows
+        is_column = column < COLUMNS
+        inside = is_row[:, None] & is_column[None, :]
+        x_rows = x + row[:, None] * X_STRIDE
+        weight_rows = weight + tl.minimum(column, COLUMNS - 1).to(tl.int64)[None, :] * DEPTH
+        sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for begin in tl.range(0, DEPTH, BLOCK_K, num_stages=STAGES):
+            k = begin + tl.arange(0, BLOCK_K)
+            x_tile = tl.load(
+                x_rows + k[None, :], mask=is_row[:, None] & (k < DEPTH)[None, :], other=0.0
             )
-            weights = tl.load(
-                weight + column[None, :].to(tl.int64) * K + (begin + depth)[:, None],
-                mask=in_columns[None, :] & in_depth[:, None],
-                other=0.0,
-            )
-            total = tl.dot(values, weights, total, input_precision="ieee")
+            tile = tl.load(weight_rows + k[:, None], mask=(k < DEPTH)[:, None], other=0.0)
+            sums = tl.dot(x_tile.to(OPERAND), tile.to(OPERAND), sums, input_precision="ieee")
         if weight_scale is not None:
-            total *= tl.load(weight_scale + column, mask=in_columns, other=0.0)[None, :]
+            scale = tl.load(weight_scale + column, mask=is_column, other=0.0)
+            sums = sums * scale[None, :]
         if input_scale is not None:
-            total *= tl.load(input_scale)
+            sums = sums * tl.load(input_scale)
         if bias is not None:
-            total += tl.load(bias + column, mask=in_columns, other=0.0)[None, :]
+            sums = sums + tl.load(bias + column, mask=is_column, other=0.0)[None, :]
         if SOFTCAP > 0:
-            # tanh(x) = 2 sigmoid(2 x) - 1
-            total = SOFTCAP * (2.0 * tl.sigmoid(2.0 * total / SOFTCAP) - 1.0)
-        inside = in_rows[:, None] & in_columns[None, :]
+            sums = softcapped(sums, SOFTCAP)
         if residual is not None:
-            at = row[:, None] * RESIDUAL_STRIDE + column[None, :]
-            total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-        at = row[:, None] * OUT_STRIDE + column[None, :]
-        tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+            at = residual + row[:, None] * RESIDUAL_STRIDE + column[None, :]
+            sums = sums + tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        to = out + row[:, None] * OUT_STRIDE + column[None, :]
+        tl.store(to, sums.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def cap(
+    dims,
+    out,
+    COUNT: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """The softcap of f32 logits, in place."""
+    launch_dependents(OVERLAPS)
+    row, column = row_and_columns(COLUMNS, BLOCK, VECTOR)
+    inside = column < COLUMNS
+    num_rows = tl.load(dims + COUNT)
+    wait_for_inputs(OVERLAPS)
+    if row < num_rows:
+        at = out + row * OUT_STRIDE + column
+        tl.store(at, softcapped(tl.load(at, mask=inside, other=0.0), SOFTCAP), mask=inside)
+
+
+@triton.jit
+def softcapped(values, SOFTCAP: tl.constexpr):
+    """SOFTCAP * tanh(values / SOFTCAP), where tanh(x) = 2 sigmoid(2 x) - 1."""
+    return SOFTCAP * (2.0 * tl.sigmoid(2.0 * values / SOFTCAP) - 1.0)
 
 
 def lower(site: Site) -> tuple[Variant, ...]:
-    """See plugins/cuda/launch.py.
+    """Variants of a linear whose weight is row-major.
 
     Raises:
-        UnsupportedError: weights that no kernel here multiplies.
+        UnsupportedError: integer weights.
     """
-    if site.dtypes["weight"] not in ("f32", "bf16", "f8e4m3"):
+    weight_dtype = str(site.attributes["weight_dtype"])
+    if weight_dtype not in ("f32", "bf16", "f8e4m3"):
         raise UnsupportedError(
-            f"no CUDA kernel multiplies {site.dtypes['weight']} weights",
+            f"no CUDA kernel multiplies {weight_dtype} weights",
             field="--dtype",
             remedy="Use --target cpu for this scheme",
         )
     most = site.limits.max_num_tokens
-    if _is_plain(site):
-        return (Variant(work=(_product(site),), max_rows=most),)
-    return (Variant(work=(_tiles(site),), max_rows=most),)
+    few = skinny_variants(site)
+    if few and few[-1].max_rows == most:
+        return few
+    return (*few, Variant(work=_many_rows(site), max_rows=most))
 
 
-def _is_plain(site: Site) -> bool:
-    """Whether cuBLASLt computes all of it, as torch calls it."""
-    if site.has("residual") or site.attributes["softcap"]:
+def _many_rows(site: Site) -> tuple[Launch | MatrixProduct, ...]:
+    capped = float(site.attributes["softcap"]) > 0
+    if not _has_library_product(site) or (capped and site.dtypes["out"] != "f32"):
+        return (tiles_launch(site),)
+    names = {name: name for name in ("input_scale", "weight_scale", "bias") if site.has(name)}
+    matrix_product = MatrixProduct(**names)
+    return (matrix_product, _cap_launch(site)) if capped else (matrix_product,)
+
+
+def _has_library_product(site: Site) -> bool:
+    """Whether cuBLASLt, as torch calls it, computes all of the site but its softcap."""
+    x, weight, out = (site.dtypes[name] for name in ("x", "weight", "out"))
+    if x != weight or site.has("residual"):
         return False
-    if site.dtypes["x"] != "f8e4m3":
-        return not site.has("weight_scale") and site.dtypes["x"] == site.dtypes["weight"]
-    is_scaled = site.has("weight_scale") and site.has("input_scale")
-    return is_scaled and all(site.axes[axis] % _FP8_MULTIPLE == 0 for axis in ("N", "K"))
-
-
-def _product(site: Site) -> MatrixProduct:
-    def given(parameter: str) -> str:
-        return parameter if site.has(parameter) else ""
-
-    return MatrixProduct(
-        input_scale=given("input_scale"),
-        weight_scale=given("weight_scale"),
-        bias=given("bias"),
+    if weight == "f8e4m3":
+        whole = site.axes["N"] % _FP8_MULTIPLE == 0 and site.axes["K"] % _FP8_MULTIPLE == 0
+        return whole and out == "bf16" and site.has("input_scale") and site.has("weight_scale")
+    return (
+        weight in ("f32", "bf16") and not site.has("input_scale") and not site.has("weight_scale")
     )
 
 
-def _tiles(site: Site) -> Launch:
-    column_tiles = triton.cdiv(site.axes["N"], _BLOCK_N)
+def tiles_launch(site: Site) -> Launch:
+    """The kernel that is right for every shape and type."""
+    wide = site.dtypes["x"] == "f32"
+    block_m, block_n, block_k = (32, 32, 32) if wide else (32, 64, 64)
+    columns = site.axes["N"]
     return site_launch(
         site,
         tile_product,
         constants={
             "COUNT": count_index(site.rows),
-            "N": site.axes["N"],
-            "K": site.axes["K"],
+            "COLUMNS": columns,
+            "DEPTH": site.axes["K"],
             "X_STRIDE": site.strides["x"],
             "RESIDUAL_STRIDE": site.strides.get("residual", 0),
             "OUT_STRIDE": site.strides["out"],
             "SOFTCAP": float(site.attributes["softcap"]),
-            "COLUMN_TILES": column_tiles,
-            "BLOCK_M": _BLOCK_M,
-            "BLOCK_N": _BLOCK_N,
-            "BLOCK_K": _BLOCK_K,
+            "WIDEN": not wide,
+            "BLOCK_M": block_m,
+            "BLOCK_N": block_n,
+            "BLOCK_K": block_k,
+            "STAGES": 2,
         },
-        programs=Extent(site.rows, block=_BLOCK_M, times=column_tiles),
+        programs=Extent(site.rows, block=block_m, times=triton.cdiv(columns, block_n)),
+        num_warps=4,
+    )
+
+
+def _cap_launch(site: Site) -> Launch:
+    columns = site.axes["N"]
+    return site_launch(
+        site,
+        cap,
+        constants={
+            "COUNT": count_index(site.rows),
+            "COLUMNS": columns,
+            "OUT_STRIDE": site.strides["out"],
+            "SOFTCAP": float(site.attributes["softcap"]),
+            "BLOCK": _BLOCK,
+            "VECTOR": vector("f32"),
+        },
+        programs=Extent(site.rows, times=triton.cdiv(columns, _BLOCK)),
         num_warps=4,
     )

@@ -1,0 +1,158 @@
+"""The kernel for few rows (skinny.cu), cut to a site by what was measured."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trtc.plugins.cuda.compile import KernelParameter
+from trtc.plugins.cuda.cpp import CudaSource
+from trtc.plugins.cuda.launch import DIMS, ONE, Extent, Launch, Site, Variant
+from trtc.plugins.cuda.nvrtc import SHARED_BYTES
+from trtc.plugins.cuda.specialise import OVERLAP_SM, count_index
+from trtc.protos.dtypes import DTYPES
+
+MULTIPROCESSORS: Mapping[int, int] = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 188}
+"""Of the SM's data centre GPUs. With others some stand idle, or take two blocks: no error."""
+_ROW_BYTES = 128
+"""Of a row, that a segment has."""
+_CHUNK_BYTES = 16
+_GROUP_ROWS = 64
+_GROUP_THREADS = 128
+_MOST_STAGES = 8
+_LEAD = 12
+_DEEP_BYTES = 8192
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a product of up to `rows` rows is divided, in the words of skinny.cu."""
+
+    rows: int
+    row_groups: int = 1
+    teams: int = 4
+    cluster: int = 1
+
+    @property
+    def tile_rows(self) -> int:
+        return _GROUP_ROWS * self.row_groups
+
+    @property
+    def num_threads(self) -> int:
+        return self.teams * self.row_groups * _GROUP_THREADS
+
+    def shared_bytes(self, stages: int) -> int:
+        """The rings, the sums of all teams but one and all blocks but one, and two barriers."""
+        ring = self.teams * stages * (self.tile_rows + self.rows) * _ROW_BYTES
+        parts = (self.teams - 1 + self.cluster - 1) * self.rows * self.tile_rows * 4
+        return ring + parts + 16
+
+    def stages(self, sm: int) -> int:
+        """As many as there is room for."""
+        return max(n for n in range(_MOST_STAGES + 1) if self.shared_bytes(n) <= SHARED_BYTES[sm])
+
+    def clusters(self, columns: int, sm: int) -> int:
+        """So many that all have the same number of tiles, or nearly."""
+        tiles = -(-columns // self.tile_rows)
+        rounds = -(-tiles // (MULTIPROCESSORS[sm] // self.cluster))
+        return -(-tiles // rounds)
+
+
+_FEW_ROWS = (Cut(8), Cut(16), Cut(32))
+_CUTS_90: Mapping[tuple[str, str], tuple[Cut, ...]] = {
+    ("f8e4m3", "narrow"): (*_FEW_ROWS, Cut(64, 1, 2, 2), Cut(128, 1, 2, 2)),
+    ("f8e4m3", "medium"): (*_FEW_ROWS, Cut(64, 2, 2, 2)),
+    ("f8e4m3", "wide"): (*_FEW_ROWS, Cut(64, 2, 2)),
+    ("bf16", "narrow"): (*_FEW_ROWS, Cut(64, 1, 2, 2)),
+    ("bf16", "medium"): (*_FEW_ROWS, Cut(64, 2, 2, 2)),
+    ("bf16", "wide"): (*_FEW_ROWS, Cut(64, 2, 2)),
+}
+"""By element type and shape: those that were faster than cuBLASLt on an H200."""
+_CUTS: Mapping[int, tuple[Cut, ...]] = {
+    80: (Cut(8), Cut(16)),
+    86: (Cut(8, teams=2), Cut(16, teams=2)),
+    89: (Cut(8, teams=2), Cut(16, teams=2)),
+    100: (Cut(8), Cut(16)),
+    120: (Cut(8, teams=2), Cut(16, teams=2)),
+}
+"""Of SMs on which nothing was measured: only where reading the weights must take longest."""
+
+
+def skinny_variants(site: Site) -> tuple[Variant, ...]:
+    """By ascending rows, up to the site's limit; none where the kernel cannot run."""
+    most = site.limits.max_num_tokens
+    cuts = _cuts(site)
+    enough = next((number for number, cut in enumerate(cuts, 1) if cut.rows >= most), len(cuts))
+    return tuple(
+        Variant(work=(_launch(site, cut),), max_rows=min(cut.rows, most)) for cut in cuts[:enough]
+    )
+
+
+def _cuts(site: Site) -> tuple[Cut, ...]:
+    dtype, columns, depth = site.dtypes["weight"], site.axes["N"], site.axes["K"]
+    row_bytes = DTYPES[dtype].num_bytes(depth)
+    if site.dtypes["x"] != dtype or dtype not in ("bf16", "f8e4m3") or row_bytes % _CHUNK_BYTES:
+        return ()
+    if site.sm != 90:
+        return _CUTS[site.sm]
+    return tuple(
+        Cut(cut.rows, cut.row_groups, cut.teams, _cluster(cut, columns, row_bytes))
+        for cut in _CUTS_90[dtype, _shape(columns)]
+    )
+
+
+def _shape(columns: int) -> str:
+    """How many SMs tiles of 64 rows keep busy: half of them at most, all at most, or more."""
+    tiles = -(-columns // _GROUP_ROWS)
+    if tiles <= MULTIPROCESSORS[90] // 2:
+        return "narrow"
+    return "medium" if tiles <= MULTIPROCESSORS[90] else "wide"
+
+
+def _cluster(cut: Cut, columns: int, row_bytes: int) -> int:
+    """With 8 rows, two blocks a tile pay where rows are long and more SMs get work by it."""
+    if cut.rows > 8 or row_bytes < _DEEP_BYTES:
+        return cut.cluster
+    one, two = cut.clusters(columns, 90), 2 * Cut(8, cluster=2).clusters(columns, 90)
+    return 2 if two > 1.1 * one else 1
+
+
+def _launch(site: Site, cut: Cut) -> Launch:
+    clusters = cut.clusters(site.axes["N"], site.sm)
+    stages = cut.stages(site.sm)
+    optional = ("weight_scale", "input_scale", "bias", "residual")
+    arguments = ("x", "weight", *(name for name in optional if site.has(name)), DIMS, "out")
+    constants: dict[str, int | float | str] = {
+        "N": site.axes["N"],
+        "K": site.axes["K"],
+        "E4M3": int(site.dtypes["weight"] == "f8e4m3"),
+        "ROWS": cut.rows,
+        "ROW_GROUPS": cut.row_groups,
+        "TEAMS": cut.teams,
+        "STAGES": stages,
+        "CLUSTER": cut.cluster,
+        "CLUSTERS": clusters,
+        "LEAD": _LEAD,
+        "WARPGROUP_PRODUCTS": int(site.sm == 90),
+        "X_STRIDE": site.strides["x"],
+        "OUT_STRIDE": site.strides["out"],
+        "RESIDUAL_STRIDE": site.strides.get("residual", 0),
+        "OUT_F32": int(site.dtypes["out"] == "f32"),
+        "RESIDUAL_F32": int(site.dtypes.get("residual") == "f32"),
+        **{f"HAS_{name.upper()}": int(site.has(name)) for name in optional},
+        "SOFTCAP": float(site.attributes["softcap"]),
+        "COUNT": count_index(site.rows),
+    }
+    return Launch(
+        kernel=CudaSource(
+            file="linear/skinny.cu",
+            entry="skinny_linear",
+            parameters=tuple(
+                KernelParameter(name, site.dtypes.get(name, "i32")) for name in arguments
+            ),
+            constants=constants,
+            num_threads=cut.num_threads,
+            shared_bytes=cut.shared_bytes(stages),
+        ),
+        arguments=arguments,
+        grid=(Extent(times=clusters * cut.cluster), ONE, ONE),
+        overlaps=site.sm >= OVERLAP_SM,
+    )
