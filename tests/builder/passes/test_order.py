@@ -18,9 +18,10 @@ from tests.builder.passes.tiny import (
 )
 from trtc.builder.module import Module
 from trtc.builder.passes.base import run_passes
-from trtc.builder.passes.order import NATIVE_PASSES, cpu_passes
+from trtc.builder.passes.order import NATIVE_PASSES, cpu_passes, cuda_passes
 from trtc.builder.plan import make_plan
 from trtc.plugins.registry import REGISTRY
+from trtc.quant.scheme import SCHEMES
 
 FEATURES = [
     Tiny(),
@@ -132,11 +133,17 @@ def test_int8_with_equal_pre_scales_is_as_few_kernels_as_without() -> None:
     assert all({"pre_scale", "out_scale"} <= set(given(node)) for node in fused)
 
 
-def test_names_are_unique_and_requirements_are_met() -> None:
-    names = [step.name for step in NATIVE_PASSES]
-    assert len(set(names)) == len(names)
-    for index, step in enumerate(NATIVE_PASSES):
-        assert step.requires <= set(names[:index])
+@pytest.mark.parametrize("scheme", ["fp32", "int4_awq"])
+def test_names_are_unique_and_requirements_are_met(scheme: str) -> None:
+    named, reader = SCHEMES[scheme], tiny(Tiny())[1]
+    for passes in (
+        cpu_passes(named, reader, exact_activations=False),
+        cuda_passes(named, reader),
+    ):
+        names = [step.name for step in passes]
+        assert len(set(names)) == len(names)
+        for index, step in enumerate(passes):
+            assert step.requires <= set(names[:index])
 
 
 def test_weights_of_a_large_model_are_never_loaded() -> None:
