@@ -6,7 +6,7 @@ bfloat16 in bfloat16 (MatMul, RMSNormalization, Sigmoid) or has none (Gelu).
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,16 +23,24 @@ from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import cast
 
 _Operators = list[type[OpRun]]
+Exchange = Callable[[str, Array], tuple[Array, ...]]
+"""(a collective's node, what this rank gives) -> what every rank gives, in their order."""
+
+
+def alone(node: str, given: Array) -> tuple[Array, ...]:
+    """The exchange of a model that is not sharded: there is one rank."""
+    return (given,)
 
 
 class Evaluator:
     """A module with its weights, ready to run steps.
 
     What depends on weights alone (dequantised, transposed matrices) is computed once, when the
-    evaluator is made.
+    evaluator is made. One rank of a sharded model meets the others in `exchange`, which blocks
+    until all are there.
     """
 
-    def __init__(self, module: Module, reader: TensorReader) -> None:
+    def __init__(self, module: Module, reader: TensorReader, exchange: Exchange = alone) -> None:
         graph = module.model.graph
         weights = {
             initializer.name: module.recipes[initializer.name].load(reader)
@@ -47,10 +55,10 @@ class Evaluator:
         self._outputs = [output.name for output in graph.output]
         self._constants = {name: weights[name] for name in weights if name in needed}
         if produced:
-            folder = _evaluator(module.model, constant, weights, produced)
+            folder = _evaluator(module.model, constant, weights, produced, exchange)
             self._constants |= dict(zip(produced, folder.run(None, weights), strict=True))
         inputs = [*(value.name for value in graph.input), *self._constants]
-        self._step = _evaluator(module.model, variable, inputs, self._outputs)
+        self._step = _evaluator(module.model, variable, inputs, self._outputs, exchange)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """One step: every graph input by name -> every graph output by name.
@@ -82,29 +90,33 @@ def _evaluator(
     nodes: list[onnx.NodeProto],
     inputs: Iterable[str],
     outputs: Iterable[str],
+    exchange: Exchange,
 ) -> ReferenceEvaluator:
     graph = onnx.helper.make_graph(nodes, "part", _untyped(inputs), _untyped(outputs))
     part = onnx.helper.make_model(
         graph, opset_imports=list(model.opset_import), ir_version=model.ir_version
     )
-    return ReferenceEvaluator(part, new_ops=_operators())
+    return ReferenceEvaluator(part, new_ops=_operators(exchange))
 
 
 def _untyped(names: Iterable[str]) -> list[onnx.ValueInfoProto]:
     return [onnx.helper.make_empty_tensor_value_info(name) for name in names]
 
 
-def _operators() -> _Operators:
-    fused = [_operator(op) for op in REGISTRY.values()]
+def _operators(exchange: Exchange) -> _Operators:
+    fused = [_operator(op, exchange) for op in REGISTRY.values()]
     return [MatMul, RMSNormalization, Sigmoid, Gelu, QuantizeLinear, *fused]
 
 
-def _operator(op: FusedOp) -> type[OpRun]:
+def _operator(op: FusedOp, exchange: Exchange) -> type[OpRun]:
     """An OpRun that calls the operator's reference."""
 
     def run(self: OpRun, *inputs: Array | None, **_: Any) -> tuple[Array | None, ...]:
         given = dict(zip((p.name for p in op.inputs), inputs, strict=False))
-        arguments = {p.name: given.get(p.name) for p in op.inputs}
+        arguments: dict[str, Any] = {p.name: given.get(p.name) for p in op.inputs}
+        if op.collective:
+            node = self.onnx_node.name
+            arguments = {name: exchange(node, value) for name, value in arguments.items()}
         results = op.reference(**arguments, **_attributes(op, self.onnx_node))
         return tuple(results[: len(self.onnx_node.output)])
 

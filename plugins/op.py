@@ -86,6 +86,9 @@ class FusedOp:
     any more: every kernel reads an element of it right before it writes the same element."""
     row_axes: tuple[str, ...] = ("M",)
     """Axis symbols that may vary from step to step, in the order of the kernel's arguments."""
+    collective: bool = False
+    """It brings together what the ranks of a sharded model have: for each input the reference takes
+    every rank's, in their order."""
 
     def attribute(self, name: str) -> Attribute:
         return next(attribute for attribute in self.attributes if attribute.name == name)

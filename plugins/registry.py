@@ -1,6 +1,8 @@
 """Every fused operator by name. A new one is a folder and a line here."""
 
 from trtc.plugins.add.op import ADD
+from trtc.plugins.all_gather.op import ALL_GATHER
+from trtc.plugins.all_reduce.op import ALL_REDUCE
 from trtc.plugins.embedding.op import EMBEDDING
 from trtc.plugins.gather_rows.op import GATHER_ROWS
 from trtc.plugins.kv_write.op import KV_WRITE
@@ -27,5 +29,7 @@ REGISTRY: dict[str, FusedOp] = {
         QUANTIZE,
         GATHER_ROWS,
         ADD,
+        ALL_REDUCE,
+        ALL_GATHER,
     )
 }

@@ -85,3 +85,19 @@ def test_fp8_pool_scales_come_back_out(rng):
     for index, (values, scale) in enumerate(zip((k, v), scales, strict=True)):
         read = written[0, index, :6].astype(np.float32).reshape(6, 16) * scale
         np.testing.assert_allclose(read, values, rtol=1 / 16, atol=0.01)
+
+
+def test_collectives_bring_together_what_the_ranks_have(rng):
+    parts = [random_array(rng, 3, 8) for _ in range(4)]
+    (total,) = REGISTRY["all_reduce"].reference(parts, ranks=4)
+    np.testing.assert_allclose(total, np.sum(parts, axis=0, dtype=np.float64), atol=1e-6)
+    (whole,) = REGISTRY["all_gather"].reference(parts, ranks=4)
+    assert np.array_equal(whole, np.concatenate(parts, axis=1))
+
+
+def test_a_sum_over_ranks_is_rounded_once():
+    """1 + 2^-8 + 2^-8 is a bf16; adding one of them at a time would round both away."""
+    parts = [np.array([[value]], np.float32).astype("bfloat16") for value in (1, 2**-8, 2**-8)]
+    (total,) = REGISTRY["all_reduce"].reference(parts, ranks=3)
+    assert total.dtype == parts[0].dtype
+    assert float(total[0, 0]) == 1 + 2**-7
