@@ -7,8 +7,8 @@ near the size of the largest tensor. Passes that merge or split weights compose 
 Arrays are numpy with ml_dtypes' element types (bfloat16, float8_e4m3fn, int4, uint4).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -134,3 +134,59 @@ class Apply:
 
     def load(self, reader: TensorReader) -> Array:
         return self.function(*(source.load(reader) for source in self.sources))
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one rank of a sharded model has of a tensor: of each part along an axis its own piece.
+
+    The parts are what was merged into the tensor (q, k and v): a rank has some heads of each.
+    """
+
+    source: Recipe
+    axis: int
+    parts: tuple[int, ...]
+    """Extents; each is `ranks` equal pieces."""
+    ranks: int
+    rank: int = 0
+
+    def load(self, reader: TensorReader) -> Array:
+        return self.of(self.source.load(reader))
+
+    def of(self, whole: Array) -> Array:
+        """The rank's pieces, one after another; a view of the whole if there is one part."""
+        pieces, begin = [], 0
+        for part in self.parts:
+            size = part // self.ranks
+            first = begin + self.rank * size
+            pieces.append(whole[(slice(None),) * self.axis + (slice(first, first + size),)])
+            begin += part
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=self.axis)
+
+
+@dataclass(frozen=True)
+class OnFirstRank:
+    """A tensor on rank 0 and zeros on the others: what must be added once to a sum over ranks."""
+
+    source: Recipe
+    rank: int = 0
+
+    def load(self, reader: TensorReader) -> Array:
+        return self.of(self.source.load(reader))
+
+    def of(self, whole: Array) -> Array:
+        return whole if self.rank == 0 else np.zeros_like(whole)
+
+
+def recipe_of_rank(recipe: Recipe, rank: int) -> Recipe:
+    """The same tensor on another rank."""
+    return replace(recipe, rank=rank) if isinstance(recipe, Shard | OnFirstRank) else recipe
+
+
+def load_ranks(recipe: Recipe, ranks: int, reader: TensorReader) -> Iterator[Array]:
+    """A tensor on every rank, one after another; what it is cut from is made once."""
+    if isinstance(recipe, Shard | OnFirstRank):
+        whole = recipe.source.load(reader)
+        yield from (replace(recipe, rank=rank).of(whole) for rank in range(ranks))
+    else:
+        yield from [recipe.load(reader)] * ranks

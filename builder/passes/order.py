@@ -18,6 +18,7 @@ from trtc.builder.passes.match_scale_types import MATCH_SCALE_TYPES
 from trtc.builder.passes.merge_linears import MERGE_LINEARS
 from trtc.builder.passes.pack_weights import PACK_WEIGHTS
 from trtc.builder.passes.select_cpu_activation import SELECT_CPU_ACTIVATION
+from trtc.builder.passes.shard import ShardOverRanks
 from trtc.builder.passes.share_pre_scales import share_pre_scales
 from trtc.builder.passes.share_quantize import SHARE_QUANTIZE
 from trtc.builder.passes.verify_native import VERIFY_NATIVE
@@ -65,7 +66,9 @@ def cpu_passes(
     return (*share, *NATIVE_PASSES, *select, PACK_WEIGHTS)
 
 
-def cuda_passes(scheme: Scheme, reader: TensorReader) -> tuple[Pass, ...]:
-    """The CUDA target's list: weights stay row-major, activations exact."""
+def cuda_passes(scheme: Scheme, reader: TensorReader, ranks: int = 1) -> tuple[Pass, ...]:
+    """The CUDA target's list: weights stay row-major, activations exact, and each of several ranks
+    gets its share."""
     share = (share_pre_scales(reader),) if scheme.pre_quant_scale else ()
-    return (*share, *_CUDA_PASSES)
+    shard = (ShardOverRanks(ranks),) if ranks > 1 else ()
+    return (*share, *_CUDA_PASSES, *shard)

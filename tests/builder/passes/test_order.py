@@ -138,7 +138,7 @@ def test_names_are_unique_and_requirements_are_met(scheme: str) -> None:
     named, reader = SCHEMES[scheme], tiny(Tiny())[1]
     for passes in (
         cpu_passes(named, reader, exact_activations=False),
-        cuda_passes(named, reader),
+        cuda_passes(named, reader, ranks=2),
     ):
         names = [step.name for step in passes]
         assert len(set(names)) == len(names)

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from tests.support.steps import Stepper
+from tests.support.steps import Run, Stepper
 from trtc.builder.evaluator import Evaluator
 from trtc.builder.graph import GraphRequest, build_graph
 from trtc.builder.graph_writer import GraphWriter, Value
@@ -18,7 +18,7 @@ from trtc.builder.module import Module
 from trtc.builder.passes.base import Pass, run_passes
 from trtc.builder.passes.invariants import check_module
 from trtc.builder.passes.order import NATIVE_PASSES
-from trtc.builder.recipes import Array, Cast, Load, Recipe
+from trtc.builder.recipes import Array, Cast, Load, Recipe, TensorReader
 from trtc.builder.spec import (
     AttentionSpec,
     DecoderSpec,
@@ -41,7 +41,7 @@ from trtc.quant.scheme import (
     scheme_named,
 )
 
-HIDDEN, WIDTH, VOCAB, HEADS, KV_HEADS, HEAD_DIM, GROUP = 32, 48, 40, 4, 2, 8, 16
+HIDDEN, WIDTH, VOCAB, HEADS, KV_HEADS, HEAD_DIM, GROUP = 32, 64, 40, 4, 2, 8, 16
 LIMITS = Limits(max_batch_size=4, max_seq_len=64, max_num_tokens=64)
 KV = KvGeometry(num_layers=1, page_size=4, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype="f32")
 
@@ -282,9 +282,14 @@ def before(step: Pass, kind: Tiny) -> tuple[Module, Tensors]:
     return module, reader
 
 
-def logits(module: Module, reader: Tensors) -> NDArray[np.float32]:
+def logits(module: Module, reader: TensorReader) -> NDArray[np.float32]:
     """Two sequences in chunks over scrambled pages, then one token each."""
-    stepper = Stepper(Evaluator(module, reader).run, module.kv, num_pages=16, scramble=1)
+    return logits_of(Evaluator(module, reader).run, module.kv)
+
+
+def logits_of(run: Run, kv: KvGeometry) -> NDArray[np.float32]:
+    """The same of anything that runs steps."""
+    stepper = Stepper(run, kv, num_pages=16, scramble=1)
     ids = [int(i) for i in np.random.default_rng(3).integers(0, VOCAB, 24)]
     steps: Sequence[Mapping[str, Sequence[int]]] = (
         {"a": ids[:9]},

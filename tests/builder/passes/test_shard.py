@@ -1,0 +1,293 @@
+"""builder/passes/shard.py: the ranks together are the whole model."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.builder.passes.test_order import FEATURES, NARROW, QUANTIZED
+from tests.builder.passes.tiny import (
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    LIMITS,
+    VOCAB,
+    WIDTH,
+    Hand,
+    Loose,
+    Tensors,
+    Tiny,
+    attributes,
+    given,
+    logits,
+    logits_of,
+    nodes,
+    ops,
+    scheme_of,
+    shape_of,
+    tiny,
+)
+from tests.support.engines import LivelyReader, config_dict
+from tests.support.models import FAMILIES
+from tests.support.ranks import ShardedRun
+from trtc.builder.checkpoint.dummy import dummy_checkpoint
+from trtc.builder.families.registry import decoder_spec
+from trtc.builder.graph import GraphRequest, build_graph
+from trtc.builder.module import Module
+from trtc.builder.passes.base import run_passes
+from trtc.builder.passes.order import cuda_passes
+from trtc.builder.passes.shard import ShardOverRanks, module_of_rank
+from trtc.builder.recipes import Array, OnFirstRank, Shard, TensorReader
+from trtc.protos.errors import InvariantError
+from trtc.quant.scheme import SCHEMES
+
+
+def both(kind: Tiny, ranks: int = 2) -> tuple[Module, Module, Tensors]:
+    """The native module, the sharded one, and their checkpoint."""
+    module, reader = tiny(kind)
+    whole, _ = run_passes(module, cuda_passes(scheme_of(kind), reader))
+    sharded, changed = run_passes(whole, [Loose(ShardOverRanks(ranks))])
+    assert changed
+    return whole, sharded, reader
+
+
+def of_ranks(sharded: Module, reader: TensorReader, whole: Module, ranks: int = 2) -> Any:
+    return logits_of(ShardedRun(sharded, reader, ranks), whole.kv)
+
+
+@pytest.mark.parametrize("kind", [*FEATURES, *QUANTIZED], ids=str)
+def test_two_ranks_compute_what_one_does(kind: Tiny) -> None:
+    whole, sharded, reader = both(replace(kind, dtype="f32"))
+    expected = logits(whole, reader)
+    found = of_ranks(sharded, reader, whole)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("kind", [*QUANTIZED, *NARROW], ids=str)
+def test_bf16_ranks_are_as_near_to_f32_as_the_whole(kind: Tiny) -> None:
+    exact_module, exact_reader = tiny(replace(kind, dtype="f32"))
+    exact = logits(exact_module, exact_reader)
+    whole, sharded, reader = both(kind)
+    # By the median row: an undecided router may choose another expert for one of them.
+    errors = [
+        np.median(np.sqrt(np.mean((found - exact) ** 2, axis=1)))
+        for found in (logits(whole, reader), of_ranks(sharded, reader, whole))
+    ]
+    assert errors[1] <= 1.5 * errors[0]
+
+
+@pytest.mark.parametrize(
+    ("family", "scheme"),
+    [
+        *((family, "fp32") for family in FAMILIES),
+        *((family, "fp8") for family in ("qwen2", "gemma2", "mixtral")),
+        *(("llama_biased", scheme) for scheme in ("int8_sq", "w4a8_awq")),
+    ],
+)
+def test_every_family_runs_on_four_ranks(family: str, scheme: str) -> None:
+    """Compared in f32, whatever the weights are: in bf16 each rank's part is rounded."""
+    sizes = {
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    }
+    spec = decoder_spec(config_dict(family, **sizes), LIMITS.max_seq_len)
+    named = replace(SCHEMES[scheme], dtype="f32")
+    dummy, quantization = dummy_checkpoint(spec, named)
+    reader = LivelyReader(dummy, named)
+    request = GraphRequest(named, "f32", LIMITS, quantization, 4)
+    whole, _ = run_passes(build_graph(spec, request, reader), cuda_passes(named, reader))
+    sharded, _ = run_passes(whole, [Loose(ShardOverRanks(4))])
+    expected = logits(whole, reader)
+    found = of_ranks(sharded, reader, whole, ranks=4)
+    largest = np.abs(expected).max()
+    assert largest > 0.1
+    assert np.median(np.abs(found - expected)) <= 1e-6 * largest
+    # A value on the edge between two E4M3 numbers may fall to the other side.
+    edges = 0.05 if named.activation == "f8e4m3" else 1e-5
+    np.testing.assert_allclose(found, expected, rtol=0, atol=edges * largest)
+
+
+def test_sums_of_one_term_are_equal_to_the_bit() -> None:
+    """Every row of o and down has one weight that is not zero: no order of adding can show."""
+
+    class OneTerm(Tensors):
+        def read(self, name: str) -> Array:
+            values = super().read(name)
+            if name.endswith((".o.weight", ".down.weight")):
+                rows = np.arange(len(values))
+                kept = np.zeros_like(values)
+                columns = rows * 7 % values.shape[1]
+                kept[rows, columns] = values[rows, columns] + 1
+                return kept
+            return values
+
+    whole, sharded, reader = both(Tiny(bias=True, head_norm=True))
+    lonely = OneTerm()
+    lonely.shapes = reader.shapes
+    np.testing.assert_array_equal(of_ranks(sharded, lonely, whole), logits(whole, lonely))
+
+
+def test_a_rank_has_its_heads_channels_and_words() -> None:
+    whole, sharded, _ = both(Tiny(bias=True))
+    assert sharded.kv.num_kv_heads == KV_HEADS // 2
+    counts = ops(sharded)
+    assert (counts["trtc.all_reduce"], counts["trtc.all_gather"]) == (2 * 2, 1)
+    linears = {node.name: node for node in nodes(sharded, "linear")}
+    width = (HEADS + 2 * KV_HEADS) * HEAD_DIM // 2
+    for name, shape in (
+        ("layers.0.attention.qkv", (width, HIDDEN)),
+        ("layers.0.attention.o", (HIDDEN, HEADS * HEAD_DIM // 2)),
+        ("layers.0.mlp.gate_up", (WIDTH, HIDDEN)),
+        ("layers.0.mlp.down", (HIDDEN, WIDTH // 2)),
+        ("lm_head", (VOCAB // 2, HIDDEN)),
+    ):
+        assert shape_of(sharded, given(linears[name])["weight"]) == shape, name
+        assert attributes(linears[name])["N"] == shape[0]
+    attention = attributes(nodes(sharded, "paged_attention")[0])
+    assert (attention["num_heads"], attention["num_kv_heads"]) == (HEADS // 2, KV_HEADS // 2)
+    assert ops(whole)["trtc.linear"] == counts["trtc.linear"]
+
+
+def test_what_is_not_cut_is_the_whole_weight() -> None:
+    _, sharded, _ = both(Tiny(experts=4, head_norm=True))
+    assert shape_of(sharded, "embedding.weight") == (VOCAB, HIDDEN)
+    router = next(node for node in nodes(sharded, "linear") if "router" in node.name)
+    assert not given(router)["weight"].endswith(".shard")
+    assert attributes(nodes(sharded, "moe")[0])["I"] == WIDTH // 2
+
+
+def test_tied_embeddings_are_whole_for_lookups_and_cut_for_logits() -> None:
+    _, sharded, _ = both(Tiny(tied=True))
+    assert given(nodes(sharded, "embedding")[0])["table"] == "embedding.weight"
+    head = next(node for node in nodes(sharded, "linear") if node.name == "lm_head")
+    assert given(head)["weight"] == "embedding.weight.shard"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Tiny("fp8", bias=True, fused=True),
+        Tiny("int8_sq", pre_scales=True),
+        Tiny("int4_awq", zero_points=True),
+        Tiny("int4_awq", experts=4),
+    ],
+    ids=str,
+)
+def test_the_ranks_weights_together_are_the_whole_ones(kind: Tiny) -> None:
+    whole, sharded, reader = both(kind)
+    ranks = [module_of_rank(sharded, rank).recipes for rank in (0, 1)]
+    cut = 0
+    for name, recipe in sharded.recipes.items():
+        pieces = [recipes[name].load(reader) for recipes in ranks]
+        if not isinstance(recipe, Shard):
+            if not isinstance(recipe, OnFirstRank):
+                np.testing.assert_array_equal(pieces[0], pieces[1])
+            continue
+        expected = whole.recipes[name.removesuffix(".shard")].load(reader)
+        halves = [np.split(piece, _ends(recipe), axis=recipe.axis) for piece in pieces]
+        joined = [half for part in zip(*halves, strict=True) for half in part]
+        found = np.concatenate(joined, axis=recipe.axis)
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+        cut += 1
+    assert cut >= 2 * 4
+
+
+def _ends(recipe: Shard) -> list[int]:
+    """Where in a rank's piece the second and later parts begin."""
+    return np.cumsum([part // recipe.ranks for part in recipe.parts])[:-1].tolist()
+
+
+def test_a_bias_after_a_sum_is_added_once() -> None:
+    _, sharded, reader = both(Tiny(bias=True))
+    down = next(node for node in nodes(sharded, "linear") if node.name.endswith(".down"))
+    name = given(down)["bias"]
+    first, second = (module_of_rank(sharded, rank).recipes[name].load(reader) for rank in (0, 1))
+    assert np.abs(first).min() > 0
+    np.testing.assert_array_equal(second, np.zeros_like(first))
+
+
+def test_all_ranks_run_one_graph() -> None:
+    _, sharded, _ = both(Tiny("fp8", experts=4))
+    other = module_of_rank(sharded, 1)
+    assert other.model is sharded.model and other.kv == sharded.kv
+    changed = {name for name in sharded.recipes if sharded.recipes[name] != other.recipes[name]}
+    cut = {name for name in sharded.recipes if name.endswith(".shard") and "sizes" not in name}
+    assert changed == cut
+
+
+def test_the_given_module_stays_and_the_result_is_final() -> None:
+    whole, sharded, _ = both(Tiny())
+    assert whole.kv.num_kv_heads == KV_HEADS and ops(whole)["trtc.all_reduce"] == 0
+    assert whole.model.graph.input[7].type.tensor_type.shape.dim[3].dim_value == KV_HEADS
+    assert sharded.model.graph.input[7].type.tensor_type.shape.dim[3].dim_value == KV_HEADS // 2
+    again, changed = ShardOverRanks(2)(sharded)
+    assert not changed and again is sharded
+    twice = [ShardOverRanks(2)(whole)[0].model.SerializeToString(deterministic=True) for _ in "ab"]
+    assert twice[0] == twice[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "message"),
+    [
+        (Tiny(), 4, "KV heads: 2 in units of 1 by 4 ranks"),
+        (Tiny("int4_awq"), 4, "KV heads"),
+        (Tiny(), 3, "by 3 ranks"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(kind: Tiny, ranks: int, message: str) -> None:
+    with pytest.raises(InvariantError, match=message):
+        both(kind, ranks)
+
+
+class Tail(Hand):
+    """swiglu and a linear by its channels, with something that forbids the cut."""
+
+    def build(self, settings: Mapping[str, Any], *, residual: bool) -> Module:
+        x = self.input("x", "T", HIDDEN)
+        gate, up = (self.linear(name, x, WIDTH) for name in ("gate", "up"))
+        activated = self.node(
+            "swiglu", "act", [gate, up], "T", WIDTH, activation="silu", out_dtype="f32"
+        )
+        down = self.linear("down", activated, HIDDEN, x if residual else None, **settings)
+        norm = self.weight("norm", HIDDEN)
+        return self.module(
+            self.node("rms_norm", "n", [down, None, norm], "T", HIDDEN, eps=1e-5, out_dtype="f32")
+        )
+
+    def linear(self, name: str, x: Any, columns: int, residual: Any = None, **settings: Any) -> Any:
+        weight = self.weight(f"{name}.weight", columns, x.shape[1])
+        inputs = [x, weight, None, None, None, None, residual]
+        fixed = {"N": columns, "weight_dtype": "f32", "out_dtype": "f32"}
+        return self.node("linear", name, inputs, "T", columns, **fixed, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "residual", "message"),
+    [
+        ({}, True, "down: every rank would add the residual"),
+        ({"softcap": 3.0}, False, "down: a softcap needs the whole sum"),
+    ],
+)
+def test_what_would_be_done_on_every_rank_is_refused(
+    settings: Mapping[str, Any], residual: bool, message: str
+) -> None:
+    module = Tail().build(settings, residual=residual)
+    with pytest.raises(InvariantError, match=message):
+        ShardOverRanks(2)(module)
+
+
+def test_a_part_where_the_whole_is_needed_is_refused() -> None:
+    hand = Tail()
+    x = hand.input("x", "T", HIDDEN)
+    gate, up = (hand.linear(name, x, WIDTH) for name in ("gate", "up"))
+    settings = {"activation": "silu", "out_dtype": "f32"}
+    activated = hand.node("swiglu", "act", [gate, up], "T", WIDTH, **settings)
+    total = hand.node("add", "sum", [activated, activated], "T", WIDTH)
+    with pytest.raises(InvariantError, match=r"sum: add needs the whole of act\.out"):
+        ShardOverRanks(2)(hand.module(total))
