@@ -23,6 +23,7 @@ from trtc.builder.passes.base import run_passes
 from trtc.builder.probe import EngineProbe
 from trtc.builder.report import Report, make_report, write_report
 from trtc.builder.request import BuildRequest
+from trtc.builder.sharding import check_sharding
 from trtc.builder.source import ModelSource, calibrated_source, open_source
 from trtc.builder.targets.base import Compiled, CompileRequest, Target
 from trtc.builder.targets.registry import parse_target
@@ -118,6 +119,7 @@ def _open_job(
     progress(f"reading {request.model}")
     source = open_source(request)
     target.check(source.scheme)
+    _check_ranks(request, target, source)
     reference = _reference(request, source)
     if not target.runs_here or request.dummy_weights:
         probe = None
@@ -134,6 +136,16 @@ def _open_job(
             remedy="Give the unquantised checkpoint with --reference",
         )
     return _Job(request, target, source, probe, reference, progress)
+
+
+def _check_ranks(request: BuildRequest, target: Target, source: ModelSource) -> None:
+    if request.tp > target.max_ranks:
+        raise RequestError(
+            f"is {request.tp}, and {target.name} takes at most {target.max_ranks}",
+            field="--tp",
+            remedy="Leave it out, or build with --target cuda:sm_90",
+        )
+    check_sharding(source.spec, source.scheme, source.quantization, request.tp)
 
 
 def _reference(request: BuildRequest, source: ModelSource) -> Path | None:
@@ -175,6 +187,7 @@ def _compile(job: _Job, work: Workspace) -> Compiled:
         dummy_weights=request.dummy_weights,
         workdir=work.engine,
         scratch=work.scratch,
+        ranks=request.tp,
     )
     job.progress("rewriting the graph")
     module, _ = run_passes(draft.module, job.target.passes(draft))

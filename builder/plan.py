@@ -17,7 +17,6 @@ from trtc.builder.module import TRTC_DOMAIN, Module
 from trtc.plugins.op import Extent, FusedOp, Parameter, TensorType
 from trtc.protos.dtypes import BY_ONNX, DTYPES, DTypeName
 from trtc.protos.errors import InvariantError
-from trtc.protos.manifest import Limits
 from trtc.protos.plan import Argument, Buffer, Call, Plan, Rows, Weight, max_rows
 
 Kind = Literal["buffer", "weight", "step", "pool", "logits"]
@@ -63,13 +62,18 @@ class _Value:
         return last if isinstance(last, int) else 0
 
 
-def make_plan(module: Module, operators: Mapping[str, FusedOp]) -> Plan:
+def make_plan(
+    module: Module, operators: Mapping[str, FusedOp], *, max_logit_rows: int | None = None
+) -> Plan:
     """Lower a native graph.
+
+    Args:
+        max_logit_rows: of one step; None: as many as tokens.
 
     Raises:
         InvariantError: the graph has a node that no kernel runs, or shapes that disagree.
     """
-    planner = _Planner(module, operators)
+    planner = _Planner(module, operators, max_logit_rows)
     for node in module.model.graph.node:
         if node.domain == TRTC_DOMAIN:
             planner.add_call(node)
@@ -85,9 +89,12 @@ def make_plan(module: Module, operators: Mapping[str, FusedOp]) -> Plan:
 class _Planner:
     """The walk over the nodes: names seen so far, calls and weights in order of use."""
 
-    def __init__(self, module: Module, operators: Mapping[str, FusedOp]) -> None:
+    def __init__(
+        self, module: Module, operators: Mapping[str, FusedOp], max_logit_rows: int | None
+    ) -> None:
         graph = module.model.graph
         self.module = module
+        self.max_logit_rows = max_logit_rows
         self.operators = operators
         self.initializers = {tensor.name: tensor for tensor in graph.initializer}
         self.values = _graph_inputs(module)
@@ -196,8 +203,12 @@ class _Planner:
 
     def _life(self, owner: str, members: Sequence[str]) -> Life:
         spans = [self.lives[name] for name in members]
+        rows, columns, dtype = self.buffers[owner]
+        most = max_rows(rows, self.module.limits)
+        if rows == "R" and self.max_logit_rows is not None:
+            most = min(most, self.max_logit_rows)
         return Life(
-            _buffer_bytes(*self.buffers[owner], self.module.limits),
+            DTYPES[dtype].num_bytes(most * columns),
             min(first for first, _ in spans),
             max(last for _, last in spans),
         )
@@ -316,7 +327,3 @@ def _attributes(node: onnx.NodeProto) -> dict[str, int | float | str]:
     return {
         name: value.decode() if isinstance(value, bytes) else value for name, value in found.items()
     }
-
-
-def _buffer_bytes(rows: Rows, columns: int, dtype: DTypeName, limits: Limits) -> int:
-    return DTYPES[dtype].num_bytes(max_rows(rows, limits) * columns)

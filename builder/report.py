@@ -148,6 +148,7 @@ def _chips(report: Report) -> list[tuple[str, str]]:
         ("target", report.target.name),
         ("scheme", origin),
         ("context", f"{report.limits.max_seq_len:,} tokens"),
+        *([("tensor parallelism", f"{report.target.tp} GPUs")] if report.target.tp > 1 else ()),
     ]
 
 
@@ -196,18 +197,23 @@ def verdict(kl: float) -> str:
 
 
 def _size_card(report: Report) -> tuple[str, str, str]:
-    value, unit = _size(report.ledger.weights)
+    value, unit = _size(_weights_bytes(report))
     return ("Weights", f"{value} <small>{unit}</small>", _beside_bf16(report))
 
 
 def _beside_bf16(report: Report) -> str:
     """The engine's weights beside the parameters at two bytes each."""
-    ratio = _bf16_bytes(report) / max(report.ledger.weights, 1)
+    ratio = _bf16_bytes(report) / max(_weights_bytes(report), 1)
     if ratio >= 1.005:
         return f"{ratio:.2f} times smaller than bf16"
     if ratio > 1 / 1.005:
         return "as large as bf16"
     return f"{1 / ratio:.2f} times as large as bf16"
+
+
+def _weights_bytes(report: Report) -> int:
+    """Of all ranks together."""
+    return report.ledger.weights * report.target.tp
 
 
 def _bf16_bytes(report: Report) -> int:
@@ -248,7 +254,7 @@ def _section(title: str, introduction: str, figure: str) -> str:
 
 
 def _ledger_section(report: Report) -> str:
-    ledger, kv = report.ledger, report.kv
+    ledger, kv, ranks = report.ledger, report.kv, report.target.tp
     pages = -(-report.limits.max_seq_len // kv.page_size)
     context = pages * ledger.page
     parts = [
@@ -260,10 +266,11 @@ def _ledger_section(report: Report) -> str:
             f"{_bytes(context)} = {pages:,} pages of {_bytes(ledger.page)}",
         ),
     ]
-    bf16 = _bf16_bytes(report)
+    bf16 = _bf16_bytes(report) // ranks
+    each = f"On each of the {ranks} GPUs. " if ranks > 1 else ""
     return _section(
         "Where the bytes go",
-        f"The dashed outline is what the weights would take in bf16 ({_bytes(bf16)}). Every "
+        f"{each}The dashed outline is what the weights would take in bf16 ({_bytes(bf16)}). Every "
         f"sequence takes KV pages of {kv.page_size} tokens as it grows, up to one full context.",
         byte_bars(parts, (f"bf16: {_bytes(bf16)}", bf16)),
     )
@@ -336,13 +343,16 @@ def _summary_rows(report: Report) -> list[tuple[str, Text]]:
         ("target", Text(report.target.name)),
         (
             "weights",
-            Text(f"{_bytes(report.ledger.weights)}, {_beside_bf16(report)}"),
+            Text(f"{_bytes(_weights_bytes(report))}, {_beside_bf16(report)}"),
         ),
         (
             "KV cache",
             Text(f"{_bytes(report.ledger.page)} a page of {report.kv.page_size} tokens"),
         ),
     ]
+    if report.target.tp > 1:
+        weights = _bytes(report.ledger.weights)
+        rows.append(("ranks", Text(f"{report.target.tp} GPUs, each with {weights} of weights")))
     if accuracy is None:
         return rows
     before = accuracy.reference_perplexity

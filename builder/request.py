@@ -12,6 +12,7 @@ KV_DTYPES = {"fp32": "f32", "bf16": "bf16", "fp8": "f8e4m3"}
 DEFAULT_MAX_SEQ_LEN = 4096
 """At most, when `max_seq_len` is not given and the model could do more."""
 _PAGE_SIZES = (8, 16, 32, 64, 128)
+_RANKS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class BuildRequest:
     page_size: int = 16
     reference: str | None = None
     """The unquantised checkpoint, to measure a checkpoint against that came quantised."""
+    tp: int = 1
+    """GPUs that the model is spread over, by tensor parallelism."""
 
     def check(self) -> None:
         """Refuse what no model could satisfy.
@@ -70,6 +73,10 @@ class BuildRequest:
                 f"is {self.page_size}",
                 field="--page-size",
                 remedy=f"Use one of {', '.join(map(str, _PAGE_SIZES))}",
+            )
+        if self.tp not in _RANKS:
+            raise RequestError(
+                f"is {self.tp}", field="--tp", remedy=f"Use one of {', '.join(map(str, _RANKS))}"
             )
         if self.kv_dtype is not None and self.kv_dtype not in KV_DTYPES:
             raise RequestError(

@@ -8,6 +8,7 @@ with the spaces that the format allows until the data section itself is aligned.
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 
 from trtc.builder.memory import ALIGNMENT, align
-from trtc.builder.recipes import Recipe, TensorReader
+from trtc.builder.recipes import Recipe, TensorReader, load_ranks
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.dtypes import DTYPES
 from trtc.protos.errors import InvariantError, OutputError
@@ -50,7 +51,7 @@ def _entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, Any]
 
 
 def write_weights(
-    path: Path,
+    paths: Sequence[Path],
     weights: Sequence[Weight],
     recipes: Mapping[str, Recipe],
     reader: TensorReader,
@@ -58,26 +59,35 @@ def write_weights(
 ) -> None:
     """Make and write one tensor at a time: memory stays near the size of the largest.
 
+    Args:
+        paths: one file a rank. What the ranks' tensors are cut from is made once.
+
     Raises:
         OutputError: the disk has too little room; said before the first byte is written.
         CheckpointError: a tensor cannot be read.
     """
     head = header(weights)
     size = len(head) + (align(weights[-1].offset + weights[-1].bytes) if weights else 0)
-    free = shutil.disk_usage(path.parent).free
-    if free < size:
+    free = shutil.disk_usage(paths[0].parent).free
+    if free < size * len(paths):
         raise OutputError(
-            f"the weights need {size / 1e9:.2f} GB and the disk has {free / 1e9:.2f} GB free",
+            f"the weights need {size * len(paths) / 1e9:.2f} GB and the disk has "
+            f"{free / 1e9:.2f} GB free",
             field="--output",
             remedy="Free some space, or write to another disk",
         )
-    with path.open("wb") as file:
-        file.write(head)
+    with ExitStack() as stack:
+        files = [stack.enter_context(path.open("wb")) for path in paths]
+        for file in files:
+            file.write(head)
         for number, weight in enumerate(weights, 1):
             progress(f"weights {number}/{len(weights)}  {weight.name}")
-            file.write(bytes(len(head) + weight.offset - file.tell()))
-            file.write(_encode(recipes[weight.name].load(reader), weight))
-        file.write(bytes(size - file.tell()))
+            arrays = load_ranks(recipes[weight.name], len(files), reader)
+            for file, array in zip(files, arrays, strict=True):
+                file.write(bytes(len(head) + weight.offset - file.tell()))
+                file.write(_encode(array, weight))
+        for file in files:
+            file.write(bytes(size - file.tell()))
 
 
 def _encode(array: NDArray[Any], weight: Weight) -> memoryview:
@@ -97,8 +107,10 @@ def _encode(array: NDArray[Any], weight: Weight) -> memoryview:
     return flat.view(np.uint8).data
 
 
-def with_external_weights(model: onnx.ModelProto, weights: Sequence[Weight]) -> onnx.ModelProto:
-    """The graph with its initialisers pointing into weights.safetensors.
+def with_external_weights(
+    model: onnx.ModelProto, weights: Sequence[Weight], location: str = WEIGHTS_FILE
+) -> onnx.ModelProto:
+    """The graph with its initialisers pointing into the weights' file.
 
     Initialisers that no kernel reads (sizes of a Split) stay inline; unused ones are dropped.
     """
@@ -111,18 +123,20 @@ def with_external_weights(model: onnx.ModelProto, weights: Sequence[Weight]) -> 
     del result.graph.initializer[:]
     for tensor in kept:
         if (weight := places.get(tensor.name)) is not None:
-            tensor = _external(tensor, data_start + weight.offset, weight.bytes)
+            tensor = _external(tensor, location, data_start + weight.offset, weight.bytes)
         result.graph.initializer.append(tensor)
     return result
 
 
-def _external(tensor: onnx.TensorProto, offset: int, length: int) -> onnx.TensorProto:
+def _external(
+    tensor: onnx.TensorProto, location: str, offset: int, length: int
+) -> onnx.TensorProto:
     reference = onnx.TensorProto(
         name=tensor.name,
         data_type=tensor.data_type,
         dims=tensor.dims,
         data_location=onnx.TensorProto.EXTERNAL,
     )
-    for key, value in (("location", WEIGHTS_FILE), ("offset", offset), ("length", length)):
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
         reference.external_data.add(key=key, value=str(value))
     return reference

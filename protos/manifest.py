@@ -28,6 +28,13 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """A frozen, strictly decoded record."""
 
 
+def weights_files(tp: int) -> tuple[str, ...]:
+    """The file of each rank's weights."""
+    if tp == 1:
+        return (WEIGHTS_FILE,)
+    return tuple(f"weights.rank{rank}.safetensors" for rank in range(tp))
+
+
 class ModelFacts(Record, frozen=True):
     name: str
     """Directory or hub name of the checkpoint, without its path."""
@@ -54,7 +61,7 @@ class SchemeFacts(Record, frozen=True):
     calibration_sha256: str | None
 
 
-class TargetFacts(Record, frozen=True):
+class TargetFacts(Record, frozen=True, omit_defaults=True):
     kind: Literal["cpu", "cuda", "tensorrt", "tensorrt_rtx"]
     name: str
     """As given to --target, resolved: `cpu:x86-64-v4`."""
@@ -64,6 +71,9 @@ class TargetFacts(Record, frozen=True):
     """Compiler and version, or driver/TensorRT/Triton versions."""
     plan_version: str = ""
     """Exact version of the library that made the plans, which alone can open them; "": no plans."""
+    tp: int = 1
+    """Ranks of tensor parallelism, each a process with a device of its own. Of more than one,
+    `ledger` and `kv` are one rank's, and so is each of `weights_files`."""
 
 
 class KvGeometry(Record, frozen=True):

@@ -26,6 +26,7 @@ class BuildOptions(TypedDict, total=False):
     max_num_tokens: int
     page_size: int
     reference: str | None
+    tp: int
 
 
 def build(

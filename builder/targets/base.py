@@ -29,6 +29,8 @@ class CompileRequest:
     """The engine under construction."""
     scratch: Path
     """For files that the engine does not keep; on the same disk."""
+    ranks: int = 1
+    """Devices that the model is spread over; at most the target's `max_ranks`."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ class Target(Protocol):
     @property
     def runs_here(self) -> bool:
         """Whether this machine can run what it compiles, and so measure it."""
+        ...
+
+    @property
+    def max_ranks(self) -> int:
+        """How many devices an engine may be spread over."""
         ...
 
     def check(self, scheme: Scheme) -> None:

@@ -40,6 +40,10 @@ class CpuTarget:
     def runs_here(self) -> bool:
         return not set(self.isas).isdisjoint(runnable_isas())
 
+    @property
+    def max_ranks(self) -> int:
+        return 1
+
     def check(self, scheme: Scheme) -> None:
         compiler = find_compiler()
         for isa in self.isas:
@@ -66,7 +70,7 @@ class CpuTarget:
             ]
             if not request.dummy_weights:
                 write_weights(
-                    request.workdir / WEIGHTS_FILE,
+                    [request.workdir / WEIGHTS_FILE],
                     plan.weights,
                     request.module.recipes,
                     request.reader,

@@ -8,7 +8,7 @@ from trtc.builder.passes.base import Pass
 from trtc.builder.passes.order import cuda_passes
 from trtc.builder.passes.transforms import ScalePerRow
 from trtc.builder.plan import make_plan
-from trtc.builder.recipes import Apply, Recipe, TensorReader
+from trtc.builder.recipes import Apply, Recipe, Shard, TensorReader
 from trtc.builder.targets.base import Compiled, CompileRequest, Progress
 from trtc.builder.targets.cuda_lowering import write_launches
 from trtc.builder.weights_file import with_external_weights, write_weights
@@ -18,7 +18,7 @@ from trtc.plugins.cuda.nvrtc import NVRTC_VERSION, check_nvrtc
 from trtc.plugins.registry import REGISTRY
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.launches import LAUNCHES_FILE, launches_json
-from trtc.protos.manifest import GRAPH_FILE, PLAN_FILE, WEIGHTS_FILE, ByteLedger, TargetFacts
+from trtc.protos.manifest import GRAPH_FILE, PLAN_FILE, ByteLedger, TargetFacts, weights_files
 from trtc.quant.scheme import Scheme
 
 
@@ -37,6 +37,10 @@ class CudaTarget:
         """A build needs no GPU, and so never measures on one: `trtc eval` does."""
         return False
 
+    @property
+    def max_ranks(self) -> int:
+        return 8
+
     def check(self, scheme: Scheme) -> None:
         check_triton()
         check_nvrtc()
@@ -48,13 +52,15 @@ class CudaTarget:
             )
 
     def passes(self, request: CompileRequest) -> tuple[Pass, ...]:
-        return cuda_passes(request.scheme, request.reader)
+        return cuda_passes(request.scheme, request.reader, request.ranks)
 
     def compile(self, request: CompileRequest, progress: Progress) -> Compiled:
         progress("planning")
-        plan = make_plan(request.module, REGISTRY)
+        # A step has no more logit rows than sequences (see step_block).
+        plan = make_plan(request.module, REGISTRY, max_logit_rows=request.limits.max_batch_size)
         (request.workdir / PLAN_FILE).write_bytes(plan.to_json())
-        graph = with_external_weights(request.module.model, plan.weights)
+        weights = weights_files(request.ranks)
+        graph = with_external_weights(request.module.model, plan.weights, weights[0])
         onnx.save_model(graph, str(request.workdir / GRAPH_FILE))
         launches = write_launches(
             plan,
@@ -67,7 +73,7 @@ class CudaTarget:
         (request.workdir / LAUNCHES_FILE).write_bytes(launches_json(launches))
         if not request.dummy_weights:
             write_weights(
-                request.workdir / WEIGHTS_FILE,
+                [request.workdir / name for name in weights],
                 plan.weights,
                 request.module.recipes,
                 request.reader,
@@ -79,6 +85,7 @@ class CudaTarget:
                 name=self.name,
                 archs=(f"sm_{self.sm}",),
                 toolchain=f"triton {TRITON_VERSION}, nvrtc {NVRTC_VERSION}",
+                tp=request.ranks,
             ),
             kv=plan.kv,
             ledger=ByteLedger(
@@ -91,9 +98,10 @@ class CudaTarget:
 
 def _is_uniform(scale: Recipe, reader: TensorReader) -> bool:
     """Whether it is one scale spread over the rows of one weight; merged weights have several."""
-    if not (isinstance(scale, Apply) and isinstance(scale.function, ScalePerRow)):
+    whole = scale.source if isinstance(scale, Shard) else scale
+    if not (isinstance(whole, Apply) and isinstance(whole.function, ScalePerRow)):
         return False
-    values = scale.load(reader)
+    values = whole.load(reader)
     return bool((values == values.reshape(-1)[0]).all())
 
 

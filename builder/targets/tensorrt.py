@@ -71,6 +71,10 @@ class TensorRtTarget:
         """With TensorRT and the GPU, where the bundle is compiled as well."""
         return compiles_here(self.sm)
 
+    @property
+    def max_ranks(self) -> int:
+        return 1
+
     def check(self, scheme: Scheme) -> None:
         check_triton()
         check_e4m3(scheme, self.sm)
@@ -138,7 +142,7 @@ def write_graph(module: Module, reader: TensorReader, directory: Path, progress:
     weights = place_weights(module)
     graph = with_plugin_attributes(with_external_weights(module.model, weights))
     (directory / GRAPH_FILE).write_bytes(graph.SerializeToString(deterministic=True))
-    write_weights(directory / WEIGHTS_FILE, weights, module.recipes, reader, progress)
+    write_weights([directory / WEIGHTS_FILE], weights, module.recipes, reader, progress)
     return weights_bytes(weights)
 
 

@@ -58,6 +58,10 @@ class TensorRtRtxTarget:
         """With the library, which a build needs anyway, on one of the GPUs."""
         return device_sm() in self.sms
 
+    @property
+    def max_ranks(self) -> int:
+        return 1
+
     def check(self, scheme: Scheme) -> None:
         check_triton()
         _load()
@@ -77,7 +81,7 @@ class TensorRtRtxTarget:
         }
         weights = place_weights(module)
         weights_file = request.scratch / WEIGHTS_FILE
-        write_weights(weights_file, weights, module.recipes, request.reader, progress)
+        write_weights([weights_file], weights, module.recipes, request.reader, progress)
         pieces = cut(with_external_weights(module.model, weights))
         profiles = make_profiles(request.limits, kv)
         trt = _load()

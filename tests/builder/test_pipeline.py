@@ -186,6 +186,8 @@ def test_a_quantised_checkpoint_builds_without_being_asked(tmp_path: Path) -> No
         ({"max_seq_len": 0}, RequestError, "--max-seq-len"),
         ({"max_seq_len": 1_000_000}, RequestError, "--max-seq-len"),
         ({"page_size": 3}, RequestError, "--page-size"),
+        ({"tp": 3}, RequestError, "--tp: is 3"),
+        ({"tp": 2, "target": "cpu"}, RequestError, "--tp: is 2, and cpu:.* takes at most 1"),
         ({"max_kl": float("nan")}, RequestError, "--max-kl"),
         ({"max_kl": -1.0}, RequestError, "--max-kl"),
         ({"dtype": "bf16", "calib": Path("x")}, RequestError, "--calib"),

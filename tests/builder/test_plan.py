@@ -13,7 +13,7 @@ from trtc.builder.families.registry import decoder_spec
 from trtc.builder.graph import GraphRequest, build_graph
 from trtc.builder.module import TRTC_DOMAIN, Module
 from trtc.builder.passes.base import run_passes
-from trtc.builder.passes.order import cpu_passes
+from trtc.builder.passes.order import cpu_passes, cuda_passes
 from trtc.builder.plan import make_plan
 from trtc.plugins.registry import REGISTRY
 from trtc.protos.dtypes import DTYPES
@@ -202,3 +202,18 @@ def test_split_with_sizes_that_do_not_add_up() -> None:
     module.model.graph.initializer[1].CopyFrom(onnx.helper.make_tensor("sizes", 7, [2], [3, 4]))
     with pytest.raises(InvariantError, match="do not add up to 8"):
         make_plan(module, REGISTRY)
+
+
+def test_fewer_logit_rows_take_less_of_the_arena() -> None:
+    """A sharded lm_head gives a buffer of rows as wide as a rank's vocabulary."""
+    vocab_size, ranks = 32768, 2
+    spec = decoder_spec(config_dict("llama", vocab_size=vocab_size), LIMITS.max_seq_len)
+    scheme = SCHEMES["fp32"]
+    reader, _ = dummy_checkpoint(spec, scheme)
+    source = build_graph(spec, GraphRequest(scheme, "f32", LIMITS, None, PAGE_SIZE), reader)
+    module, _ = run_passes(source, cuda_passes(scheme, reader, ranks))
+    row = 4 * vocab_size // ranks
+    for given, most in ((None, LIMITS.max_num_tokens), (4, 4)):
+        plan = make_plan(module, REGISTRY, max_logit_rows=given)
+        assert most * row <= plan.arena_bytes < 2 * most * row
+        assert plan.vocab_size == vocab_size and plan.kv.num_kv_heads == 1

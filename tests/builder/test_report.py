@@ -224,6 +224,22 @@ def test_byte_ledger_counts_the_pages_of_a_whole_context() -> None:
     assert "1.48 MiB = 63 pages of 24.00 KiB" in Page(report_html(a_report())).text
 
 
+def test_a_sharded_engine_is_measured_whole_and_told_by_rank() -> None:
+    report = a_report()
+    sharded = msgspec.structs.replace(
+        report, target=msgspec.structs.replace(report.target, kind="cuda", tp=2)
+    )
+    text = Page(report_html(sharded)).text
+    assert "as large as bf16" in text  # two ranks of half of that
+    assert "On each of the 2 GPUs." in text and "in bf16 (7.00 MiB)" in text
+    console = Console(width=110, record=True, color_system=None)
+    with console.capture() as capture:
+        console.print(summary(sharded))
+    told = capture.get()
+    assert "14.00 MiB, as large as bf16" in told
+    assert "2 GPUs, each with 7.00 MiB of weights" in told
+
+
 def test_starved_experts_and_notes_are_told() -> None:
     text = Page(report_html(a_report())).text
     assert "layer 1 expert 5" in text

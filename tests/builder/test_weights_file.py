@@ -62,7 +62,7 @@ RECIPES = {name: Constant(value) for name, value in VALUES.items()}
 
 
 def write(path: Path) -> None:
-    write_weights(path, WEIGHTS, RECIPES, reader=None, progress=lambda message: None)  # type: ignore[arg-type]
+    write_weights([path], WEIGHTS, RECIPES, reader=None, progress=lambda message: None)  # type: ignore[arg-type]
 
 
 def test_the_safetensors_library_reads_what_was_written(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_onnx_finds_the_weights_in_the_file(tmp_path: Path) -> None:
 def test_a_recipe_that_breaks_its_promise_is_named(tmp_path: Path) -> None:
     recipes = {**RECIPES, "b": Constant(np.zeros(4, np.float32))}
     with pytest.raises(InvariantError, match=r"b: its recipe gave float32\[4\]"):
-        write_weights(tmp_path / "w", WEIGHTS, recipes, None, lambda message: None)  # type: ignore[arg-type]
+        write_weights([tmp_path / "w"], WEIGHTS, recipes, None, lambda message: None)  # type: ignore[arg-type]
 
 
 def test_a_disk_that_is_too_small_is_refused_before_writing(

@@ -15,7 +15,7 @@ FLAGS = {
     "build": """
         --model --output --dtype --kv-dtype --target --force --calib --max-kl --reference
         --exact-activations --dummy-weights --max-batch-size --max-seq-len --max-num-tokens
-        --page-size --threads --json
+        --page-size --tp --threads --json
     """,
     "compile": "bundle --strip --alias-pools --json",
     "quantize": "--model --output --dtype --kv-dtype --calib --force --json",

@@ -77,6 +77,14 @@ _DEFAULTS = BuildRequest(model="", output=Path())
     show_default=True,
     help="Tokens of a KV page.",
 )
+@click.option(
+    "--tp",
+    type=int,
+    default=_DEFAULTS.tp,
+    show_default=True,
+    metavar="N",
+    help="GPUs to spread the model over: 1, 2, 4 or 8. For --target cuda.",
+)
 @click.option("--threads", type=click.IntRange(1), help="CPU threads that measure the engine.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest instead of a table.")
 def command(threads: int | None, as_json: bool, **options: object) -> None:

@@ -21,21 +21,24 @@ def engine_table(path: Path, manifest: Manifest) -> Table:
     table = Table(title=escape(str(path)), show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(overflow="fold")
+    ranks = manifest.target.tp
+    each = " on each GPU" if ranks > 1 else ""
     for name, value in (
         ("model", f"{model.name} ({model.architecture}, {count(model.num_parameters)} parameters)"),
         ("scheme", f"{scheme.name}, {_origin(manifest)}"),
         ("target", f"{manifest.target.name}, {manifest.target.toolchain}"),
+        *([("ranks", f"{ranks} GPUs (tensor parallelism)")] if ranks > 1 else ()),
         (
             "limits",
             f"{limits.max_batch_size} sequences of {limits.max_seq_len} tokens, "
             f"{limits.max_num_tokens} tokens a step",
         ),
-        ("weights", size(ledger.weights) + (" (dummy)" if manifest.dummy_weights else "")),
-        ("activations", size(ledger.activations)),
+        ("weights", size(ledger.weights) + each + (" (dummy)" if manifest.dummy_weights else "")),
+        ("activations", size(ledger.activations) + each),
         (
             "KV pool",
             f"{kv.dtype}, pages of {kv.page_size} tokens, {size(ledger.page)} a page, "
-            f"{size(ledger.page * limits.max_seq_len // kv.page_size)} a full sequence",
+            f"{size(ledger.page * limits.max_seq_len // kv.page_size)} a full sequence{each}",
         ),
         ("tokenizer", "yes" if manifest.has_tokenizer else "no: token ids only"),
         ("canaries", f"{len(manifest.canaries)} prompts"),

@@ -1,0 +1,76 @@
+"""Can a model be spread over so many ranks? Asked before any work."""
+
+from collections.abc import Iterator, Mapping
+
+from trtc.builder.spec import DecoderSpec, LinearSpec, MoeMlpSpec
+from trtc.protos.errors import RequestError
+from trtc.quant.scheme import CheckpointQuantization, QuantizedLinear, Scheme
+
+
+def check_sharding(
+    spec: DecoderSpec, scheme: Scheme, quantization: CheckpointQuantization | None, ranks: int
+) -> None:
+    """Ranks must have as many heads, channels, words and groups of scales as each other.
+
+    Raises:
+        RequestError: something does not divide; the remedy is the most ranks that do.
+    """
+    problem = _problem(spec, scheme, quantization, ranks)
+    if not problem:
+        return
+    fewer = ranks
+    while fewer > 1 and _problem(spec, scheme, quantization, fewer):
+        fewer //= 2
+    raise RequestError(
+        f"{problem} cannot be shared by {ranks} ranks",
+        field="--tp",
+        remedy=f"Use {fewer}" if fewer > 1 else "Leave it out",
+    )
+
+
+def _problem(
+    spec: DecoderSpec, scheme: Scheme, quantization: CheckpointQuantization | None, ranks: int
+) -> str:
+    """The first thing that does not divide; "": all do."""
+    linears = None if quantization is None else quantization.linears
+    for extent, what in _extents(spec):
+        if extent % ranks:
+            return f"{what}, {extent},"
+    for linear in _cut_by_depth(spec):
+        group = _group_size(linear, scheme, linears)
+        if linear.in_features // ranks % group:
+            groups = linear.in_features // group
+            return f"the {groups} groups of {group} channels of {linear.name}"
+    return ""
+
+
+def _extents(spec: DecoderSpec) -> Iterator[tuple[int, str]]:
+    yield spec.vocab_size, "the vocabulary"
+    for layer in spec.layers:
+        yield layer.attention.num_heads, "the number of heads"
+        yield layer.attention.num_kv_heads, "the number of KV heads"
+        mlps = layer.mlp.experts if isinstance(layer.mlp, MoeMlpSpec) else (layer.mlp,)
+        for mlp in mlps:
+            yield mlp.gate.out_features, "the MLP's intermediate size"
+
+
+def _cut_by_depth(spec: DecoderSpec) -> Iterator[LinearSpec]:
+    """Linears whose input channels are shared: those after attention and inside an MLP."""
+    for layer in spec.layers:
+        yield layer.attention.o
+        mlps = layer.mlp.experts if isinstance(layer.mlp, MoeMlpSpec) else (layer.mlp,)
+        yield from (mlp.down for mlp in mlps)
+
+
+def _group_size(
+    linear: LinearSpec, scheme: Scheme, linears: Mapping[str, QuantizedLinear] | None
+) -> int:
+    """Input channels that share a weight scale in the engine; 1: none do."""
+    if linears is None:
+        weight, group = scheme.weight, scheme.group_size
+    elif linear.name in linears:
+        weight, group = linears[linear.name].weight, linears[linear.name].group_size
+    else:
+        return 1
+    # W4A8 weights become E4M3 with one scale before they are cut.
+    return 1 if weight == "i4_f8" else group or 1

@@ -1,0 +1,200 @@
+"""builder/sharding.py, recipes of ranks and their files: who can have what, and who has it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.engines import config_dict
+from trtc.builder.checkpoint.dummy import dummy_checkpoint
+from trtc.builder.families.registry import decoder_spec
+from trtc.builder.recipes import (
+    Array,
+    Constant,
+    Load,
+    OnFirstRank,
+    Recipe,
+    Shard,
+    load_ranks,
+    recipe_of_rank,
+)
+from trtc.builder.sharding import check_sharding
+from trtc.builder.weights_file import write_weights
+from trtc.protos.errors import OutputError, RequestError
+from trtc.protos.plan import Fill, Weight
+from trtc.quant.scheme import SCHEMES
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 1024,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+}
+
+
+def check(scheme: str, ranks: int, **sizes: int) -> None:
+    family = "qwen3_moe" if "moe_intermediate_size" in sizes else "llama"
+    spec = decoder_spec(config_dict(family, **{**SIZES, **sizes}), 64)
+    named = SCHEMES[scheme]
+    check_sharding(spec, named, dummy_checkpoint(spec, named)[1], ranks)
+    check_sharding(spec, named, None, ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("scheme", ["bf16", "fp8", "int8_sq", "int4_awq", "w4a8_awq"])
+def test_what_divides_can_be_shared(scheme: str, ranks: int) -> None:
+    check(scheme, ranks)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "sizes", "ranks", "problem", "remedy"),
+    [
+        ("bf16", {"num_key_value_heads": 4}, 8, "the number of KV heads, 4,", "Use 4"),
+        ("bf16", {"hidden_size": 768, "num_attention_heads": 6, "num_key_value_heads": 2}, 4,
+         "the number of heads, 6,", "Use 2"),
+        ("bf16", {"hidden_size": 896, "num_attention_heads": 7, "num_key_value_heads": 7}, 2,
+         "the number of heads, 7,", "Leave it out"),
+        ("fp8", {"vocab_size": 1001}, 2, "the vocabulary, 1001,", "Leave it out"),
+        ("fp8", {"intermediate_size": 1028}, 8, "the MLP's intermediate size, 1028,", "Use 4"),
+        ("int4_awq", {"intermediate_size": 768}, 4,
+         "the 6 groups of 128 channels of model.layers.0.mlp.down_proj", "Use 2"),
+    ],
+)  # fmt: skip
+def test_what_does_not_divide_is_refused_by_name(
+    scheme: str, sizes: dict[str, int], ranks: int, problem: str, remedy: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        check(scheme, ranks, **sizes)
+    assert caught.value.field == "--tp"
+    assert caught.value.problem == f"{problem} cannot be shared by {ranks} ranks"
+    assert caught.value.remedy == remedy
+
+
+def test_experts_share_their_own_width() -> None:
+    check("bf16", 4, moe_intermediate_size=32)
+    with pytest.raises(RequestError, match="intermediate size, 36,"):
+        check("bf16", 8, moe_intermediate_size=36)
+
+
+def test_groups_that_end_as_one_scale_may_be_cut() -> None:
+    """W4A8's groups are gone before the ranks are made; W4A16's are not."""
+    check("w4a8_awq", 4, intermediate_size=768)
+    with pytest.raises(RequestError, match="6 groups of 128"):
+        check("int4_awq", 4, intermediate_size=768)
+
+
+class Reader:
+    """Counts what is read."""
+
+    def __init__(self, value: Array) -> None:
+        self.value = value
+        self.reads = 0
+
+    def read(self, name: str) -> Array:
+        self.reads += 1
+        return self.value
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> tuple[Array, Shard]:
+    """A tensor of up to three axes and a way to share it."""
+    ranks = draw(st.sampled_from([1, 2, 4, 8]))
+    parts = tuple(ranks * n for n in draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    rank = draw(st.integers(1, 3))
+    axis = draw(st.integers(0, rank - 1))
+    shape = draw(st.lists(st.integers(1, 4), min_size=rank, max_size=rank))
+    shape[axis] = sum(parts)
+    dtype = draw(st.sampled_from(["float32", "int8", "int4", "float8_e4m3fn"]))
+    values = np.random.default_rng(0).integers(-8, 8, shape).astype(np.float32).astype(dtype)
+    return values, Shard(Load("w"), axis, parts, ranks)
+
+
+@given(cuts())
+def test_the_ranks_have_the_whole_between_them(cut: tuple[Array, Shard]) -> None:
+    """Rebuilt element by element: each part's pieces in the order of the ranks."""
+    whole, recipe = cut
+    reader = Reader(whole)
+    pieces = list(load_ranks(recipe, recipe.ranks, reader))
+    assert reader.reads == 1
+    rows = [np.moveaxis(piece, recipe.axis, 0) for piece in pieces]
+    expected = list(np.moveaxis(whole, recipe.axis, 0))
+    begins = [0] * recipe.ranks
+    found = []
+    for part in recipe.parts:
+        for rank in range(recipe.ranks):
+            size = part // recipe.ranks
+            found += list(rows[rank][begins[rank] : begins[rank] + size])
+            begins[rank] += size
+    assert begins == [len(one) for one in rows]
+    np.testing.assert_array_equal(np.array(found), np.array(expected))
+    for rank, piece in enumerate(pieces):
+        alone = recipe_of_rank(recipe, rank).load(reader)
+        assert alone.dtype == whole.dtype
+        np.testing.assert_array_equal(alone, piece)
+
+
+def test_what_is_not_cut_is_read_once_for_all() -> None:
+    reader = Reader(np.arange(4, dtype=np.float32))
+    assert len(list(load_ranks(Load("w"), 4, reader))) == 4
+    assert reader.reads == 1
+    first, *others = load_ranks(OnFirstRank(Load("w")), 3, reader)
+    np.testing.assert_array_equal(first, reader.value)
+    assert not np.any(others)
+
+
+def test_each_rank_has_its_file(tmp_path: Path) -> None:
+    whole = np.arange(24, dtype=np.float32).reshape(6, 4)
+    recipes: dict[str, Recipe] = {
+        "cut": Shard(Constant(whole), 0, (4, 2), 2),
+        "bias": OnFirstRank(Constant(np.ones(3, np.float32))),
+        "same": Constant(np.full(5, 7, np.int8)),
+    }
+    shapes = {"cut": ("f32", (3, 4)), "bias": ("f32", (3,)), "same": ("i8", (5,))}
+    weights = [
+        Weight(
+            name=name,
+            dtype=dtype,  # type: ignore[arg-type]
+            shape=shape,
+            layout="row_major",
+            offset=64 * at,
+            bytes=int(np.prod(shape)) * (4 if dtype == "f32" else 1),
+            fill=Fill(element="f32"),
+        )
+        for at, (name, (dtype, shape)) in enumerate(shapes.items())
+    ]
+    paths = [tmp_path / f"rank{rank}" for rank in (0, 1)]
+    write_weights(paths, weights, recipes, Reader(whole), lambda message: None)
+    first, second = (safetensors.numpy.load_file(path) for path in paths)
+    np.testing.assert_array_equal(first["cut"], whole[[0, 1, 4]])
+    np.testing.assert_array_equal(second["cut"], whole[[2, 3, 5]])
+    np.testing.assert_array_equal(first["bias"] + second["bias"], np.ones(3))
+    np.testing.assert_array_equal(first["same"], second["same"])
+
+
+def test_room_for_all_ranks_is_asked_for_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    weight = Weight(
+        name="w",
+        dtype="u8",
+        shape=(1000,),
+        layout="row_major",
+        offset=0,
+        bytes=1000,
+        fill=Fill(element="u8"),
+    )
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=3000))
+    recipes = {"w": Constant(np.zeros(1000, np.uint8))}
+    reader = Reader(np.zeros(0))
+    paths = [tmp_path / str(rank) for rank in range(4)]
+    write_weights(paths[:1], [weight], recipes, reader, lambda message: None)
+    with pytest.raises(OutputError):
+        write_weights(paths, [weight], recipes, reader, lambda message: None)
+    assert not (tmp_path / "1").exists()
