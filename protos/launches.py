@@ -94,12 +94,27 @@ class ProductCall(Record, frozen=True, tag_field="do", tag="product"):
     """f32 [rows of the weight]."""
 
 
+class CollectiveCall(Record, frozen=True, tag_field="do", tag="collective"):
+    """What every rank does at the same place of its list, over as many rows as the bucket has."""
+
+    kind: Literal["all_reduce", "all_gather"]
+    source: Address
+    target: Address
+    """As large as the source, or for all_gather as every rank's, one after another."""
+    dtype: str
+    columns: int
+    """Elements of a row; the next follows without a gap."""
+
+
+Work = KernelCall | ProductCall | CollectiveCall
+
+
 class CallVariant(Record, frozen=True):
     """One way to run a call, for buckets of up to `max_rows` rows."""
 
     kind: Literal["decode", "any"]
     max_rows: int
-    work: tuple[KernelCall | ProductCall, ...]
+    work: tuple[Work, ...]
 
 
 class CallLaunches(Record, frozen=True):

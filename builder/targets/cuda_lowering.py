@@ -17,6 +17,7 @@ from trtc.plugins.cuda.launch import (
     MAX_SPLITS,
     SCRATCH,
     SPLIT_KEYS,
+    Collective,
     Launch,
     Lower,
     MatrixProduct,
@@ -31,12 +32,14 @@ from trtc.protos.launches import (
     Address,
     CallLaunches,
     CallVariant,
+    CollectiveCall,
     KernelCall,
     KernelCode,
     LaunchPlan,
     Matrix,
     ProductCall,
 )
+from trtc.protos.launches import Work as LaunchedWork
 from trtc.protos.plan import Argument, Call, Plan
 
 Source = KernelSource | CudaSource
@@ -125,6 +128,9 @@ def _rows(call: Call) -> Literal["tokens", "rows"]:
     return "rows" if "R" in (call.axes.get("M"), call.axes.get("R")) else "tokens"
 
 
+_Work = Numbered | MatrixProduct | Collective
+
+
 class _KernelTable:
     """Every specialisation once, in order of first use."""
 
@@ -194,9 +200,7 @@ class _Resolver:
         self._weights = {weight.name: weight.offset for weight in plan.weights}
         self.scratch_bytes = 0
 
-    def call(
-        self, one: _LoweredCall, works: Sequence[Sequence[Numbered | MatrixProduct]]
-    ) -> CallLaunches:
+    def call(self, one: _LoweredCall, works: Sequence[Sequence[_Work]]) -> CallLaunches:
         return CallLaunches(
             site=one.call.site,
             rows=one.site.rows,
@@ -211,8 +215,8 @@ class _Resolver:
         )
 
     def _work(
-        self, one: _LoweredCall, variant: Variant, work: Sequence[Numbered | MatrixProduct]
-    ) -> tuple[KernelCall | ProductCall, ...]:
+        self, one: _LoweredCall, variant: Variant, work: Sequence[_Work]
+    ) -> tuple[LaunchedWork, ...]:
         names = {argument.parameter: self._address(argument) for argument in one.call.arguments}
         names[DIMS] = Address(space="step", name=DIMS)
         end = 0
@@ -220,12 +224,16 @@ class _Resolver:
             names[SCRATCH + name] = Address(space="scratch", offset=end)
             end = align(end + num_bytes)
         self.scratch_bytes = max(self.scratch_bytes, end)
-        return tuple(
-            self._kernel(one, part, names)
-            if isinstance(part, Numbered)
-            else self._product(one, part, names)
-            for part in work
-        )
+        return tuple(self._part(one, part, names) for part in work)
+
+    def _part(self, one: _LoweredCall, part: _Work, names: Mapping[str, Address]) -> LaunchedWork:
+        match part:
+            case Numbered():
+                return self._kernel(one, part, names)
+            case MatrixProduct():
+                return self._product(one, part, names)
+            case Collective():
+                return self._collective(one, part, names)
 
     def _kernel(
         self, one: _LoweredCall, part: Numbered, names: Mapping[str, Address]
@@ -266,6 +274,21 @@ class _Resolver:
                 for argument in one.call.arguments
             ),
             bias=names.get(product.bias),
+        )
+
+    def _collective(
+        self, one: _LoweredCall, collective: Collective, names: Mapping[str, Address]
+    ) -> CollectiveCall:
+        site, columns = one.site, one.site.axes["K"]
+        for parameter in (collective.source, collective.target):
+            if site.strides.get(parameter, columns) != columns:
+                raise InvariantError(f"{parameter} has gaps between its rows", field=one.call.site)
+        return CollectiveCall(
+            kind=collective.kind,
+            source=names[collective.source],
+            target=names[collective.target],
+            dtype=site.dtypes[collective.source],
+            columns=columns,
         )
 
     def _address(self, argument: Argument) -> Address:

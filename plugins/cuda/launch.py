@@ -115,10 +115,25 @@ class MatrixProduct:
 
 
 @dataclass(frozen=True)
+class Collective:
+    """One call of NCCL by every rank, for all rows of the bucket.
+
+    Fields name parameters of the operator, or scratch buffers; both are without gaps between rows.
+
+        all_reduce    target [rows, K] = the sum of every rank's source [rows, K]
+        all_gather    target [ranks, rows, K] = every rank's source [rows, K]
+    """
+
+    kind: Literal["all_reduce", "all_gather"]
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
 class Variant:
     """One way to run a call."""
 
-    work: tuple[Launch | MatrixProduct, ...]
+    work: tuple[Launch | MatrixProduct | Collective, ...]
     max_rows: int
     """Right for every bucket of up to so many rows (of the call's row axis)."""
     kind: StepKind = "any"

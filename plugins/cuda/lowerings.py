@@ -11,6 +11,8 @@ from trtc.plugins.cuda.launch import Lower
 def lowerings() -> Mapping[str, Lower]:
     """Operator -> its `lower`."""
     from trtc.plugins.add import cuda as add
+    from trtc.plugins.all_gather import cuda as all_gather
+    from trtc.plugins.all_reduce import cuda as all_reduce
     from trtc.plugins.embedding import cuda as embedding
     from trtc.plugins.gather_rows import cuda as gather_rows
     from trtc.plugins.linear import cuda as linear
@@ -23,6 +25,8 @@ def lowerings() -> Mapping[str, Lower]:
 
     return {
         "add": add.lower,
+        "all_gather": all_gather.lower,
+        "all_reduce": all_reduce.lower,
         "embedding": embedding.lower,
         "gather_rows": gather_rows.lower,
         "linear": linear.lower,

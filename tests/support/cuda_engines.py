@@ -63,9 +63,7 @@ def lower_dummy(
     Call it inside `in_interpreter`.
     """
     from tests.support.interpreted_device import InterpretedDevice
-    from trtc.builder.targets import cuda_lowering
     from trtc.builder.targets.cuda import CudaTarget
-    from trtc.plugins.cuda.compile import CompiledKernel
     from trtc.protos.manifest import WEIGHTS_FILE
 
     spec = decoder_spec(config_dict(family, **overrides), LIMITS.max_seq_len)
@@ -85,15 +83,7 @@ def lower_dummy(
         workdir=engine,
         scratch=scratch,
     )
-    sources: dict[str, Any] = {}
-
-    def stand_in(source: Any, sm: int) -> CompiledKernel:
-        key = cuda_lowering.source_key(source)
-        sources[key] = source
-        name = source.function.fn.__name__ if hasattr(source, "function") else source.entry
-        return CompiledKernel(name, source.parameters, 32, 0, sm, "", "", b"", key.encode())
-
-    cuda_lowering.compile_source = stand_in
+    sources = stand_in_for_compiler()
     target = CudaTarget(sm)
     module, _ = run_passes(request.module, target.passes(request))
     compiled = target.compile(replace(request, module=module), lambda message: None)
@@ -111,6 +101,24 @@ def lower_dummy(
         num_pages=NUM_PAGES,
     )
     return Lowered(executor, Evaluator(shipped, reader), module.kv, launches, device.launched)
+
+
+def stand_in_for_compiler() -> dict[str, Any]:
+    """Let this process write keys of sources in place of cubins; fills what it returns with the
+    sources by their keys."""
+    from trtc.builder.targets import cuda_lowering
+    from trtc.plugins.cuda.compile import CompiledKernel
+
+    sources: dict[str, Any] = {}
+
+    def stand_in(source: Any, sm: int) -> CompiledKernel:
+        key = cuda_lowering.source_key(source)
+        sources[key] = source
+        name = source.function.fn.__name__ if hasattr(source, "function") else source.entry
+        return CompiledKernel(name, source.parameters, 32, 0, sm, "", "", b"", key.encode())
+
+    cuda_lowering.compile_source = stand_in
+    return sources
 
 
 def interpretable(launches: LaunchPlan, engine: Path, sources: Mapping[str, Any]) -> LaunchPlan:

@@ -3,6 +3,7 @@
 Only in a process where Triton was told to interpret before its import (see triton_kernels.py).
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trtc.builder.evaluator import Exchange, alone
 from trtc.runtime.executors.cuda.device import Kernel, Operand, Place, Product
 
 Bytes = NDArray[np.uint8]
@@ -26,6 +28,8 @@ TORCH = {
     "u4": torch.uint8,
     "i32": torch.int32,
 }
+_INTERPRETER = threading.Lock()
+"""Triton's interpreter runs one kernel at a time; the ranks of a model are threads."""
 POISON = 0xFF
 """What memory holds before anybody writes it: NaN in every floating-point type."""
 
@@ -62,7 +66,9 @@ class InterpretedDevice:
     sources: Mapping[str, Any]
     """Key (as the cubin's text) -> KernelSource."""
     launched: list[str] = field(default_factory=list)
-    """Names of the kernels and products that ran."""
+    """Names of the kernels, products and collectives that ran."""
+    exchange: Exchange = alone
+    """Where this rank meets the others."""
 
     def allocate(self, num_bytes: int) -> HostMemory:
         return HostMemory(torch.full((num_bytes,), POISON, dtype=torch.uint8))
@@ -93,7 +99,8 @@ class InterpretedDevice:
         by_name |= source.constants | (
             {"OVERLAPS": False} if "OVERLAPS" in source.constants else {}
         )
-        source.function[grid](**by_name)
+        with _INTERPRETER:
+            source.function[grid](**by_name)
 
     def multiply(self, product: Product) -> None:
         x, weight = _matrix(product.x).float(), _matrix(product.weight).float()
@@ -107,6 +114,20 @@ class InterpretedDevice:
         out = _matrix(product.out)
         out.copy_(total)
         self.launched.append("product")
+
+    def all_reduce(self, source: Place, target: Place, num_elements: int, dtype: str) -> None:
+        num_bytes = num_elements * TORCH[dtype].itemsize
+        parts = self.exchange("all_reduce", _bytes(source, num_bytes).numpy().copy())
+        total = sum(torch.from_numpy(part).view(TORCH[dtype]).float() for part in parts)
+        assert isinstance(total, torch.Tensor)
+        _bytes(target, num_bytes).copy_(total.to(TORCH[dtype]).view(torch.uint8))
+        self.launched.append("all_reduce")
+
+    def all_gather(self, source: Place, target: Place, num_bytes: int) -> None:
+        parts = self.exchange("all_gather", _bytes(source, num_bytes).numpy().copy())
+        whole = torch.from_numpy(np.concatenate(parts))
+        _bytes(target, len(whole)).copy_(whole)
+        self.launched.append("all_gather")
 
     def capture(self, work: Callable[[], None]) -> _Replayed:
         return _Replayed(work)
@@ -132,6 +153,11 @@ class InterpretedDevice:
 
     def close(self) -> None:
         pass
+
+
+def _bytes(place: Place, num_bytes: int) -> torch.Tensor:
+    assert isinstance(place.memory, HostMemory)
+    return place.memory.tensor[place.offset : place.offset + num_bytes]
 
 
 def _typed(place: Place, dtype: torch.dtype) -> torch.Tensor:

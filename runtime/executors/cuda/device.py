@@ -115,6 +115,15 @@ class Device(Protocol):
 
     def multiply(self, product: Product) -> None: ...
 
+    def all_reduce(self, source: Place, target: Place, num_elements: int, dtype: str) -> None:
+        """Enqueue target = the sum of every rank's `source`, which all ask for at the same place of
+        their queues; the two may be one."""
+        ...
+
+    def all_gather(self, source: Place, target: Place, num_bytes: int) -> None:
+        """Enqueue target = every rank's `source`, one after another in their order."""
+        ...
+
     def capture(self, work: Callable[[], None]) -> Graph:
         """Record what `work` asks for, without running it."""
         ...

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtc.protos.dtypes import DTYPES
 from trtc.protos.launches import (
     Address,
     CallLaunches,
     CallVariant,
+    CollectiveCall,
     KernelCall,
     LaunchPlan,
     Matrix,
@@ -82,8 +84,10 @@ class Program:
         for work in variant.work:
             if isinstance(work, KernelCall):
                 self.launch(work, bucket)
-            else:
+            elif isinstance(work, ProductCall):
                 self.device.multiply(self._product(work, bucket.extent(call.rows)))
+            else:
+                self._collect(work, bucket.extent(call.rows))
 
     def launch(self, work: KernelCall, bucket: Bucket) -> None:
         """Ask the device for one kernel."""
@@ -105,6 +109,14 @@ class Program:
     def close(self) -> None:
         self.spaces.clear()
         self.device.close()
+
+    def _collect(self, work: CollectiveCall, rows: int) -> None:
+        source, target = self.place(work.source), self.place(work.target)
+        num_elements = rows * work.columns
+        if work.kind == "all_reduce":
+            self.device.all_reduce(source, target, num_elements, work.dtype)
+        else:
+            self.device.all_gather(source, target, DTYPES[work.dtype].num_bytes(num_elements))
 
     def _product(self, work: ProductCall, rows: int) -> Product:
         def operand(matrix: Matrix) -> Operand:

@@ -16,9 +16,12 @@ from trtc.protos.launches import (
     Address,
     CallLaunches,
     CallVariant,
+    CollectiveCall,
     KernelCall,
+    ProductCall,
     Tactic,
     TacticTable,
+    Work,
 )
 from trtc.runtime.executors.base import StepBatch
 from trtc.runtime.executors.cuda.buckets import Bucket, fitting_variants
@@ -103,26 +106,32 @@ def _classes(calls: Sequence[CallLaunches]) -> list[_Class]:
 
 def _code_of(call: CallLaunches) -> bytes:
     """A call without its site and addresses."""
-    nowhere = Address(space="arena")
     variants = []
     for variant in call.variants:
-        work = tuple(
-            msgspec.structs.replace(one, arguments=())
-            if isinstance(one, KernelCall)
-            else msgspec.structs.replace(
-                one,
-                x=msgspec.structs.replace(one.x, address=nowhere),
-                weight=msgspec.structs.replace(one.weight, address=nowhere),
-                out=msgspec.structs.replace(one.out, address=nowhere),
+        work = tuple(_anywhere(one) for one in variant.work)
+        variants.append(msgspec.structs.replace(variant, work=work))
+    blank = CallLaunches(site="", rows=call.rows, variants=tuple(variants))
+    return msgspec.json.encode(blank, order="sorted")
+
+
+def _anywhere(work: Work) -> Work:
+    """One piece of work without its addresses."""
+    nowhere = Address(space="arena")
+    match work:
+        case KernelCall():
+            return msgspec.structs.replace(work, arguments=())
+        case CollectiveCall():
+            return msgspec.structs.replace(work, source=nowhere, target=nowhere)
+        case ProductCall():
+            return msgspec.structs.replace(
+                work,
+                x=msgspec.structs.replace(work.x, address=nowhere),
+                weight=msgspec.structs.replace(work.weight, address=nowhere),
+                out=msgspec.structs.replace(work.out, address=nowhere),
                 input_scale=None,
                 weight_scale=None,
                 bias=None,
             )
-            for one in variant.work
-        )
-        variants.append(msgspec.structs.replace(variant, work=work))
-    blank = CallLaunches(site="", rows=call.rows, variants=tuple(variants))
-    return msgspec.json.encode(blank, order="sorted")
 
 
 def _batches(executor: CudaExecutor) -> Iterator[StepBatch]:

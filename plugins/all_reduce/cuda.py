@@ -1,0 +1,8 @@
+"""all_reduce is NCCL's, in place."""
+
+from trtc.plugins.cuda.launch import Collective, Site, Variant
+
+
+def lower(site: Site) -> tuple[Variant, ...]:
+    work = (Collective("all_reduce", "x", "out"),)
+    return (Variant(work, max_rows=site.limits.max_num_tokens),)
