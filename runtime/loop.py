@@ -44,7 +44,7 @@ from trtc.runtime.validation import RequestBounds, validate
 __all__ = ["Delivery", "EngineLoop", "LoopConfig", "LoopStats", "Sink"]
 
 _IDLE_CHECK_AFTER_S = 1.0
-"""Idle time after which the pool's integrity is checked, once."""
+"""Idle time after which the pool's integrity is checked, once, and the device again and again."""
 
 _log = logging.getLogger(__name__)
 
@@ -262,15 +262,18 @@ class EngineLoop:
         return True
 
     def _wait_for_work(self) -> None:
-        """Sleep while there is nothing to do, but look after the pool once."""
+        """Sleep while there is nothing to do, but look after the pool once and after the device."""
 
         def has_work() -> bool:
             orders = self._submitted or self._aborted or self._stopping
             return bool(orders) or self._has_work()
 
-        if not self._changed.wait_for(has_work, timeout=_IDLE_CHECK_AFTER_S):
-            self._state.check_integrity()
-            self._changed.wait_for(has_work)
+        is_checked = False
+        while not self._changed.wait_for(has_work, timeout=_IDLE_CHECK_AFTER_S):
+            self._executor.check()
+            if not is_checked:
+                self._state.check_integrity()
+                is_checked = True
 
     def _has_work(self) -> bool:
         return self._state.has_work or self._pipeline.num_in_flight > 0

@@ -104,6 +104,14 @@ class Executor(Protocol):
         """
         ...
 
+    def check(self) -> None:
+        """Asked now and then while there is nothing to do.
+
+        Raises:
+            EnvironmentFault: the device has failed meanwhile.
+        """
+        ...
+
     def close(self) -> None:
         """Free the pool and the engine; idempotent."""
         ...

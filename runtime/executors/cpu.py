@@ -167,6 +167,9 @@ class CpuExecutor:
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._pool.copy_pages(sources, targets)
 
+    def check(self) -> None:
+        """Nothing can have happened: the device is this process."""
+
     def close(self) -> None:
         if self._engine:
             self._library.trtc_engine_destroy(self._engine)

@@ -124,6 +124,9 @@ class EchoExecutor:
                     source * size : (source + 1) * size
                 ]
 
+    def check(self) -> None:
+        """Nothing can have happened."""
+
     def close(self) -> None:
         self.closed = True
 

@@ -114,6 +114,9 @@ class TensorRtExecutor:
         self._check_open()
         self._memory.copy_pages(sources, targets)
 
+    def check(self) -> None:
+        """A GPU's failure shows when it is used."""
+
     def close(self) -> None:
         if self._closed:
             return

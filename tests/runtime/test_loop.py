@@ -17,6 +17,7 @@ from tests.support.loops import PYLLAMA, Inbox, Loop, running_loop
 from tests.support.requests import greedy_request, sampled_request
 from trtc.protos.errors import (
     DeadlineError,
+    EnvironmentFault,
     InvalidRequestError,
     InvariantError,
     NoTokenizerError,
@@ -481,6 +482,27 @@ def test_an_idle_loop_sleeps_and_looks_after_its_pool(
         time.sleep(0.3)
         assert time.process_time() - before < 0.1
         loop.send(greedy_request("c", [1], 4)).result()
+
+
+class FailingWhenIdle(EchoExecutor):
+    def check(self) -> None:
+        if self.num_steps:
+            raise EnvironmentFault("the device is gone")
+
+
+def test_a_device_that_fails_while_nothing_runs_stops_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trtc.runtime.loop._IDLE_CHECK_AFTER_S", 0.02)
+    with running_loop(executor=FailingWhenIdle(ROOMY)) as loop:
+        time.sleep(0.1)
+        assert loop.healthy()
+        loop.send(greedy_request("a", [1], 4)).result()
+        deadline = time.monotonic() + 10
+        while loop.healthy() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with pytest.raises(UnavailableError, match="the device is gone"):
+            loop.send(greedy_request("late", [1], 4))
 
 
 def test_a_leak_found_when_idle_stops_the_engine(

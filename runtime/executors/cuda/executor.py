@@ -146,6 +146,9 @@ class CudaExecutor:
                     Place(pool, begin + source * size), Place(pool, begin + target * size), size
                 )
 
+    def check(self) -> None:
+        """A GPU's failure shows when it is used."""
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
