@@ -1,0 +1,1 @@
+"""Runs one engine in several processes, a rank of tensor parallelism each."""

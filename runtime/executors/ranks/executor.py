@@ -1,0 +1,140 @@
+"""An executor that is several: rank 0's, here, and the other ranks', which do the same."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from trtc.protos.manifest import KvGeometry, Limits
+from trtc.runtime.executors.base import Executor, Float32s, PendingStep, StepBatch
+from trtc.runtime.executors.ranks.group import RankGroup
+from trtc.runtime.executors.ranks.messages import CopyPages, Launch, Logits, Open, digest, pack
+from trtc.runtime.sampler import NO_LOGPROBS, SampledTokens, SamplingBatch
+
+
+class LocalRank(Executor, Protocol):
+    """Rank 0."""
+
+    def abandon(self) -> None:
+        """Let go of whoever waits for the device, which will never end its work; any thread."""
+        ...
+
+
+@dataclass(frozen=True)
+class _ShardedStep:
+    """A step under way on every rank (implements PendingStep)."""
+
+    owner: "ShardedExecutor"
+    number: int
+    step: PendingStep
+
+    def wait(self) -> SampledTokens:
+        return self.owner.complete(self)
+
+
+def open_ranks(
+    group: RankGroup,
+    *,
+    engine: Path,
+    num_pages: int,
+    dummy_weights: bool,
+    rendezvous: bytes,
+    local: Callable[[], LocalRank],
+) -> "ShardedExecutor":
+    """Load every rank of an engine.
+
+    Args:
+        rendezvous: where their collectives meet, in the device's own terms.
+        local: loads rank 0.
+
+    Raises:
+        TrtcError: of the rank that cannot be loaded.
+    """
+    orders = [
+        Open(str(engine.resolve()), rank, num_pages, dummy_weights, rendezvous)
+        for rank in range(1, group.num_ranks)
+    ]
+    return ShardedExecutor(group.open(orders, local), group)
+
+
+class ShardedExecutor:
+    """Drives all ranks of an engine (implements Executor)."""
+
+    def __init__(self, local: LocalRank, group: RankGroup) -> None:
+        group.on_failure(local.abandon)
+        self._local = local
+        self._group = group
+        self._num_steps = 0
+        self._digest = 0
+        """Of all tokens drawn."""
+        self._closed = False
+
+    @property
+    def limits(self) -> Limits:
+        return self._local.limits
+
+    @property
+    def kv(self) -> KvGeometry:
+        """Of one rank's pool; pages have the same numbers on all."""
+        return self._local.kv
+
+    @property
+    def vocab_size(self) -> int:
+        return self._local.vocab_size
+
+    @property
+    def num_pages(self) -> int:
+        return self._local.num_pages
+
+    @property
+    def runs_ahead(self) -> bool:
+        return self._local.runs_ahead
+
+    def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
+        number = self._next_step()
+        # Log-probabilities are for rank 0 to report.
+        quiet = replace(sampling, num_logprobs=np.full_like(sampling.num_logprobs, NO_LOGPROBS))
+        with self._group.calling():
+            self._group.send(Launch(number, pack(batch), pack(quiet)))
+            return _ShardedStep(self, number, self._local.launch(batch, sampling))
+
+    def complete(self, step: _ShardedStep) -> SampledTokens:
+        """Wait for a step of `launch`, the oldest under way."""
+        with self._group.calling():
+            tokens = step.step.wait()
+        self._digest = digest(tokens, self._digest)
+        self._group.end(step.number, self._digest)
+        return tokens
+
+    def logits(self, batch: StepBatch) -> Float32s:
+        number = self._next_step()
+        with self._group.calling():
+            self._group.send(Logits(number, pack(batch)))
+            logits = self._local.logits(batch)
+        self._group.end(number, self._digest)
+        return logits
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        with self._group.calling():
+            self._group.send(CopyPages(list(sources), list(targets)))
+            self._local.copy_pages(sources, targets)
+
+    def check(self) -> None:
+        self._group.check()
+
+    def close(self) -> None:
+        """After a failure rank 0's device may hold work that never ends: it is left to the end of
+        the process."""
+        if self._closed:
+            return
+        self._closed = True
+        self._group.close()
+        if self._group.failure is None:
+            self._local.close()
+
+    def _next_step(self) -> int:
+        self._num_steps += 1
+        self._group.begin(self._num_steps)
+        return self._num_steps

@@ -1,0 +1,197 @@
+"""A rank other than 0: a process that does what rank 0 does, when it is told.
+
+    socket -> orders -> executor (main thread) -> steps under way -> done (a thread that waits)
+
+It ends when it is told to, when it fails, and when rank 0's end of the socket closes: then at once,
+whatever its device does.
+"""
+
+import os
+import queue
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from trtc.protos.errors import InvariantError, TrtcError
+from trtc.runtime.executors.base import Executor, PendingStep, StepBatch
+from trtc.runtime.executors.ranks.link import Link
+from trtc.runtime.executors.ranks.messages import (
+    Close,
+    CopyPages,
+    Failed,
+    Launch,
+    Logits,
+    Open,
+    Opened,
+    Order,
+    Progress,
+    Ready,
+    digest,
+    unpack,
+)
+from trtc.runtime.sampler import SamplingBatch
+
+_MAX_IN_FLIGHT = 2
+"""Steps; the executor's contract allows no third."""
+_REPORT_S = 0.2
+"""Between two reports of progress: rank 0 has better things to do than to read them."""
+
+
+class RankHost(Protocol):
+    """What a kind of engine does to become a rank."""
+
+    def free_bytes(self) -> int:
+        """Memory of this rank's device, which is made ready.
+
+        Raises:
+            EnvironmentFault: there is no such device.
+        """
+        ...
+
+    def open(self, order: Open) -> Executor:
+        """Load this rank; returns when all ranks have met.
+
+        Raises:
+            TrtcError: it cannot be loaded.
+        """
+        ...
+
+
+def serve_rank(link: Link[Order], host: RankHost) -> int:
+    """Be a rank until the end; the process' exit status."""
+    # The parent hears them too, and lets running requests end first.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    orders = _read_orders(link)
+    try:
+        link.send(Ready(host.free_bytes()))
+        _serve(link, host, orders)
+    except Exception as error:  # noqa: BLE001 (rank 0 is told, whatever it is)
+        _tell(link, error)
+        return 1
+    return 0
+
+
+def _read_orders(link: Link[Order]) -> "queue.SimpleQueue[Order]":
+    orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+
+    def read() -> None:
+        while (order := link.receive()) is not None:
+            orders.put(order)
+            if isinstance(order, Close):
+                return
+        os._exit(1)  # rank 0 is gone, and nothing that is under way matters any more
+
+    threading.Thread(target=read, name="trtc-rank-orders", daemon=True).start()
+    return orders
+
+
+def _serve(link: Link[Order], host: RankHost, orders: "queue.SimpleQueue[Order]") -> None:
+    first = orders.get()
+    if isinstance(first, Close):
+        return
+    if not isinstance(first, Open):
+        raise InvariantError(f"the first order is {type(first).__name__}")
+    executor = host.open(first)
+    link.send(Opened())
+    steps = _Steps(link, executor)
+    while not isinstance(order := orders.get(), Close):
+        match order:
+            case Launch():
+                steps.launch(order)
+            case Logits():
+                steps.run_logits(order)
+            case CopyPages():
+                executor.copy_pages(order.sources, order.targets)
+            case Open():
+                raise InvariantError("the engine is open already")
+    steps.finish()
+    executor.close()
+
+
+@dataclass(frozen=True)
+class _Launched:
+    number: int
+    step: PendingStep | None
+    """None: it has ended, and drew nothing."""
+
+
+class _Steps:
+    """Steps under way: one thread waits for each, another tells rank 0 how far they are."""
+
+    def __init__(self, link: Link[Order], executor: Executor) -> None:
+        self._link = link
+        self._executor = executor
+        self._room = threading.Semaphore(_MAX_IN_FLIGHT)
+        self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
+        self._progress = Progress(begun=0, ended=0, digest=0)
+        self._moving = threading.Lock()
+        self._moved = threading.Event()
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for target, name in ((self._wait, "trtc-rank-steps"), (self._report, "trtc-rank-news"))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def launch(self, order: Launch) -> None:
+        self._room.acquire()
+        batch, sampling = unpack(StepBatch, order.batch), unpack(SamplingBatch, order.sampling)
+        step = self._executor.launch(batch, sampling)
+        self._move(begun=order.number)
+        self._launched.put(_Launched(order.number, step))
+
+    def run_logits(self, order: Logits) -> None:
+        self._move(begun=order.number)
+        self._executor.logits(unpack(StepBatch, order.batch))
+        self._launched.put(_Launched(order.number, None))
+
+    def finish(self) -> None:
+        self._launched.put(None)
+        self._threads[0].join()
+
+    def _move(self, **changes: int) -> None:
+        with self._moving:
+            self._progress = msgspec.structs.replace(self._progress, **changes)
+        self._moved.set()
+
+    def _wait(self) -> None:
+        with self._told_of_errors():
+            drawn = 0
+            while (one := self._launched.get()) is not None:
+                if one.step is not None:
+                    drawn = digest(one.step.wait(), drawn)
+                    self._room.release()
+                self._move(ended=one.number, digest=drawn)
+
+    def _report(self) -> None:
+        with self._told_of_errors():
+            while self._moved.wait():
+                self._moved.clear()
+                self._link.send(self._progress)
+                time.sleep(_REPORT_S)
+
+    @contextmanager
+    def _told_of_errors(self) -> Iterator[None]:
+        """The main thread may be stuck in the device: it is not waited for."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 (a thread's last frame)
+            _tell(self._link, error)
+            os._exit(1)
+
+
+def _tell(link: Link[Order], error: Exception) -> None:
+    if not isinstance(error, TrtcError):
+        traceback.print_exception(error)
+    try:
+        link.send(Failed.of(error))
+    except OSError:
+        return  # nobody is there to hear it

@@ -1,0 +1,132 @@
+"""A real (tiny) model on several processes without a GPU: each rank's graph by the evaluator.
+
+python -m tests.support.evaluated_ranks SCHEME RANK RANKS SOCKET
+"""
+
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tests.builder.passes.tiny import Tiny, scheme_of, tiny
+from tests.support.mesh import Mesh
+from trtc.builder.evaluator import Evaluator, Exchange, alone
+from trtc.builder.passes.base import run_passes
+from trtc.builder.passes.order import cuda_passes
+from trtc.builder.passes.shard import module_of_rank
+from trtc.builder.recipes import Array
+from trtc.plugins.rounding import NUMPY_DTYPES
+from trtc.protos.manifest import KvGeometry, Limits
+from trtc.runtime.executors.base import Float32s, PendingStep, StepBatch
+from trtc.runtime.executors.ranks.link import Link
+from trtc.runtime.executors.ranks.messages import Open, Order
+from trtc.runtime.executors.ranks.worker import serve_rank
+from trtc.runtime.sampler import SampledTokens, SamplingBatch, sample
+
+NUM_PAGES = 32
+
+
+@dataclass(frozen=True)
+class _Computed:
+    tokens: SampledTokens
+
+    def wait(self) -> SampledTokens:
+        return self.tokens
+
+
+class EvaluatedExecutor:
+    """One rank of a tiny model, or all of it (implements LocalRank)."""
+
+    def __init__(self, kind: Tiny, rank: int = 0, ranks: int = 1, mesh: Mesh | None = None) -> None:
+        module, reader = tiny(kind)
+        module, _ = run_passes(module, cuda_passes(scheme_of(kind), reader, ranks))
+        exchange: Exchange = alone if mesh is None else mesh.exchange
+        self._run = Evaluator(module_of_rank(module, rank), reader, exchange).run
+        self._kv, self._limits, self._mesh = module.kv, module.limits, mesh
+        self._vocab_size = module.model.graph.output[0].type.tensor_type.shape.dim[1].dim_value
+        shape = (NUM_PAGES, 2, self._kv.page_size, self._kv.num_kv_heads, self._kv.head_dim)
+        dtype = NUMPY_DTYPES[self._kv.dtype]
+        self._pools: list[Array] = [np.zeros(shape, dtype) for _ in range(self._kv.num_layers)]
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    @property
+    def kv(self) -> KvGeometry:
+        return self._kv
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def num_pages(self) -> int:
+        return NUM_PAGES
+
+    @property
+    def runs_ahead(self) -> bool:
+        return False
+
+    def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
+        return _Computed(sample(self.logits(batch), sampling))
+
+    def logits(self, batch: StepBatch) -> Float32s:
+        inputs = {name: array for name, array in vars(batch).items() if array is not None}
+        inputs |= {f"kv_{index}": pool for index, pool in enumerate(self._pools)}
+        outputs = self._run(inputs)
+        self._pools = [outputs[f"kv_{index}_out"] for index in range(len(self._pools))]
+        return outputs["logits"]
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        for source, target in zip(sources, targets, strict=True):
+            for pool in self._pools:
+                pool[target] = pool[source]
+
+    def check(self) -> None:
+        pass
+
+    def abandon(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._mesh is not None:
+            self._mesh.close()
+
+
+@dataclass(frozen=True)
+class EvaluatedRank:
+    """Implements RankHost."""
+
+    scheme: str
+    rank: int
+    ranks: int
+
+    def free_bytes(self) -> int:
+        return 1 << 30
+
+    def open(self, order: Open) -> EvaluatedExecutor:
+        mesh = Mesh(Path(order.rendezvous.decode()), self.rank, self.ranks)
+        return EvaluatedExecutor(kind_of(self.scheme), self.rank, self.ranks, mesh)
+
+
+def kind_of(scheme: str) -> Tiny:
+    """In f32, where the ranks' sums are those of one rank but for their last bits."""
+    return Tiny(scheme, dtype="f32")
+
+
+def command(scheme: str, rank: int, ranks: int) -> list[str]:
+    return [sys.executable, "-m", __name__, scheme, str(rank), str(ranks)]
+
+
+def main() -> None:
+    scheme, rank, ranks, descriptor = sys.argv[1:]
+    link: Link[Order] = Link(socket.socket(fileno=int(descriptor)), Order)
+    sys.exit(serve_rank(link, EvaluatedRank(scheme, int(rank), int(ranks))))
+
+
+if __name__ == "__main__":
+    main()
