@@ -6,6 +6,7 @@ Nothing of the engine is mapped or executed before the last arrow.
 """
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,16 +81,20 @@ def open_session(
         RequestError: a contradictory or impossible argument.
     """
     manifest = read_manifest(engine)
-    prepare = KINDS[manifest.target.kind]
-    opening = prepare(OpenRequest(engine, manifest, num_threads, dummy_weights))
     _check_dummy(manifest, dummy_weights)
-    pages = _num_pages(manifest, opening, kv_bytes, num_pages)
     if num_threads is not None and num_threads < 1:
         raise RequestError(f"is {num_threads}", field="--threads", remedy="Give 1 or more")
-    _check_listed(manifest, opening)
-    verify_files(engine, manifest, hashes=verify)
-    executor = opening.open(pages)
-    tokenizer = Tokenizer.load(engine / TOKENIZER_DIR) if manifest.has_tokenizer else None
+    with ExitStack() as undo:
+        prepare = KINDS[manifest.target.kind]
+        opening = prepare(OpenRequest(engine, manifest, num_threads, dummy_weights))
+        undo.callback(opening.close)
+        pages = _num_pages(manifest, opening, kv_bytes, num_pages)
+        _check_listed(manifest, opening)
+        verify_files(engine, manifest, hashes=verify)
+        executor = opening.open(pages)
+        undo.callback(executor.close)
+        tokenizer = Tokenizer.load(engine / TOKENIZER_DIR) if manifest.has_tokenizer else None
+        undo.pop_all()
     return Session(path=engine, manifest=manifest, executor=executor, tokenizer=tokenizer)
 
 

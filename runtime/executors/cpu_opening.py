@@ -41,6 +41,9 @@ class CpuOpening:
         weights = ledger.weights if self.request.dummy_weights else 0
         return available_bytes() - ledger.activations - weights
 
+    def close(self) -> None:
+        """Nothing was made ready."""
+
     def open(self, num_pages: int) -> CpuExecutor:
         engine, manifest = self.request.engine, self.request.manifest
         plan_path = engine / PLAN_FILE

@@ -47,6 +47,10 @@ class Opening(Protocol):
         """Device memory that weights and activations leave for the KV pool."""
         ...
 
+    def close(self) -> None:
+        """Let go of what was made ready; for an engine that will not be opened."""
+        ...
+
     def open(self, num_pages: int) -> Executor:
         """Load the engine; called once, when its files have been verified.
 

@@ -112,6 +112,9 @@ class TensorRtOpening:
         finally:
             device.close()
 
+    def close(self) -> None:
+        """Nothing was made ready."""
+
     def open(self, num_pages: int) -> TensorRtExecutor:
         engine, manifest = self.request.engine, self.request.manifest
         stages = read_stages(engine)

@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from tests.support.manifests import tiny_manifest
-from trtc.protos.errors import EngineCorruptError, EngineIncompatibleError, EnvironmentFault
+from trtc.protos.errors import (
+    EngineCorruptError,
+    EngineIncompatibleError,
+    EnvironmentFault,
+    TrtcError,
+)
 from trtc.protos.launches import (
     KernelCode,
     LaunchPlan,
@@ -18,16 +23,17 @@ from trtc.protos.launches import (
     StepBlock,
     launches_json,
 )
-from trtc.protos.manifest import FileFacts, Manifest
-from trtc.runtime.executors.cuda import opening
+from trtc.protos.manifest import FileFacts, Manifest, weights_files
+from trtc.runtime.executors.cuda import opening, sharded_opening
 from trtc.runtime.executors.cuda.opening import prepare_cuda
+from trtc.runtime.executors.cuda.sharded_opening import ShardedOpening
 from trtc.runtime.executors.opening import OpenRequest
 
 
-def manifest_of(*files: str) -> Manifest:
+def manifest_of(*files: str, tp: int = 1) -> Manifest:
     manifest = tiny_manifest()
     target = msgspec.structs.replace(
-        manifest.target, kind="cuda", name="cuda:sm_90", archs=("sm_90",)
+        manifest.target, kind="cuda", name="cuda:sm_90", archs=("sm_90",), tp=tp
     )
     facts = FileFacts(sha256="0" * 64, bytes=1)
     return msgspec.structs.replace(manifest, target=target, files=dict.fromkeys(files, facts))
@@ -42,9 +48,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A machine with an H200, as the libraries describe it; a test may change the facts."""
     facts: dict[str, Any] = {
         "driver": 13000,
-        "capability": (9, 0),
+        "capability": {0: (9, 0), 1: (9, 0)},
         "available": True,
-        "free": 100 << 30,
+        "count": 2,
+        "unreachable": (),
+        "free": {0: 100 << 30},
     }
     driver = SimpleNamespace(cuDriverGetVersion=lambda: (0, facts["driver"]))
     bindings = ModuleType("cuda.bindings")
@@ -52,8 +60,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
     monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: facts["available"])
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: facts["capability"])
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (facts["free"], 141 << 30))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: facts["count"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", facts["capability"].__getitem__)
+    monkeypatch.setattr(
+        torch.cuda, "can_device_access_peer", lambda *pair: pair not in facts["unreachable"]
+    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda at: (facts["free"][at], 141 << 30))
     return facts
 
 
@@ -78,7 +90,7 @@ def test_a_driver_that_is_older_than_the_code(tmp_path: Path, gpu: dict[str, Any
 
 
 def test_a_gpu_of_another_sm(tmp_path: Path, gpu: dict[str, Any]) -> None:
-    gpu["capability"] = (8, 9)
+    gpu["capability"][0] = (8, 9)
     with pytest.raises(EngineIncompatibleError, match="sm_90, this GPU is sm_89") as caught:
         prepare_cuda(request_of(tmp_path))
     assert caught.value.field == "manifest.json: target.archs"
@@ -89,7 +101,7 @@ def test_the_ledger_is_taken_off_before_the_pool(tmp_path: Path, gpu: dict[str, 
     request = request_of(tmp_path)
     ledger = request.manifest.ledger
     free = prepare_cuda(request).free_bytes()
-    reserve = gpu["free"] - ledger.weights - ledger.activations - free
+    reserve = gpu["free"][0] - ledger.weights - ledger.activations - free
     assert reserve == opening._RESERVED_BYTES > 0
 
 
@@ -108,7 +120,7 @@ def test_code_that_the_manifest_does_not_list_is_refused(
     monkeypatch.setitem(
         sys.modules,
         "trtc.runtime.executors.cuda.torch_device",
-        SimpleNamespace(TorchDevice=lambda: pytest.fail("the device was opened")),
+        SimpleNamespace(TorchDevice=lambda seat: pytest.fail("the device was opened")),
     )
     stray = KernelCode(file="kernels/stray.cubin", entry="x", num_threads=32, shared_bytes=0)
     plan = LaunchPlan(
@@ -127,3 +139,80 @@ def test_code_that_the_manifest_does_not_list_is_refused(
     with pytest.raises(EngineCorruptError, match="not listed") as caught:
         ready.open(4)
     assert "kernels/stray.cubin" in caught.value.field
+
+
+class StandInGroup:
+    """Two more ranks that are ready, and remember that they were let go."""
+
+    def __init__(self, commands: Any) -> None:
+        self.commands = commands
+        self.closed = False
+
+    def free_bytes(self) -> tuple[int, ...]:
+        return (90 << 30,)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def sharded(tmp_path: Path, gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> OpenRequest:
+    """An engine for the machine's two GPUs."""
+    monkeypatch.setattr(sharded_opening, "RankGroup", StandInGroup)
+    files = ("launches.json", "kernels/000-a.cubin", *weights_files(2))
+    return OpenRequest(tmp_path, manifest_of(*files, tp=2), None, False)
+
+
+def test_every_rank_has_a_process_but_the_first(sharded: OpenRequest) -> None:
+    ready = prepare_cuda(sharded)
+    assert isinstance(ready, ShardedOpening) and isinstance(ready.group, StandInGroup)
+    ((interpreter, *rest),) = ready.group.commands
+    assert interpreter == sys.executable
+    assert rest == ["-m", "trtc.runtime.executors.cuda.rank", "1"]
+    assert {"weights.rank0.safetensors", "weights.rank1.safetensors"} < set(ready.files)
+    ready.close()
+    assert ready.group.closed
+
+
+def test_the_gpu_with_least_memory_decides_for_all(
+    sharded: OpenRequest, gpu: dict[str, Any]
+) -> None:
+    ready = prepare_cuda(sharded)
+    free = ready.free_bytes()
+    gpu["free"][0] = 80 << 30
+    assert ready.free_bytes() == free - (10 << 30)
+
+
+@pytest.mark.parametrize(
+    ("facts", "error", "message", "field"),
+    [
+        ({"count": 1}, EnvironmentFault, "runs on 2 GPUs, and this machine shows 1", "tp"),
+        (
+            {"capability": {0: (9, 0), 1: (8, 0)}},
+            EngineIncompatibleError,
+            "sm_90, GPU 1 is sm_80",
+            "archs",
+        ),
+        ({"unreachable": ((1, 0),)}, EnvironmentFault, "GPU 1 does not reach the memory", "tp"),
+    ],
+)
+def test_gpus_that_do_not_suit_are_named(
+    sharded: OpenRequest,
+    gpu: dict[str, Any],
+    facts: dict[str, Any],
+    error: type[TrtcError],
+    message: str,
+    field: str,
+) -> None:
+    gpu["capability"].update(facts.pop("capability", {}))
+    gpu |= facts
+    with pytest.raises(error, match=message) as caught:
+        prepare_cuda(sharded)
+    assert caught.value.field == f"manifest.json: target.{field}"
+
+
+def test_one_gpu_need_not_be_all(tmp_path: Path, gpu: dict[str, Any]) -> None:
+    """A card that the engine does not use may be of any kind."""
+    gpu["capability"][1] = (7, 5)
+    gpu["unreachable"] = ((0, 1), (1, 0))
+    prepare_cuda(request_of(tmp_path))

@@ -24,6 +24,7 @@ from trtc.protos.errors import (
 from trtc.protos.manifest import Manifest, TargetFacts, read_manifest
 from trtc.runtime import session
 from trtc.runtime.executors import cpu_opening
+from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.machine import available_bytes, num_usable_cores
 from trtc.runtime.probe import Probe, greedy, sequence_logits
 from trtc.runtime.session import open_session
@@ -257,6 +258,47 @@ def test_the_default_pool_is_half_of_what_is_free(
     monkeypatch.setattr(cpu_opening, "available_bytes", lambda: 0)
     with pytest.raises(EnvironmentFault, match="too little for a KV pool"):
         open_session(built, num_threads=1)
+
+
+class Prepared:
+    """An opening that remembers what became of it."""
+
+    files = ("plan.json",)
+    pool_share = 0.5
+    max_pages = None
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def free_bytes(self) -> int:
+        return 1 << 30
+
+    def close(self) -> None:
+        self.events.append("let go")
+
+    def open(self, num_pages: int) -> EchoExecutor:
+        self.executor = EchoExecutor(EchoOptions())
+        return self.executor
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("pool", "--kv-bytes"), ("file", r"plan\.json"), ("tokenizer", r"tokenizer\.json")],
+)
+def test_what_an_opening_began_is_undone_when_it_fails(
+    engine: Path, fault: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other ranks' processes, for one, would wait for ever."""
+    prepared = Prepared()
+    monkeypatch.setattr("trtc.runtime.session.KINDS", {"cpu": lambda request: prepared})
+    if fault == "file":
+        (engine / "plan.json").write_bytes(b"torn")
+    if fault == "tokenizer":
+        reseal(engine, lambda m: msgspec.structs.replace(m, has_tokenizer=True))
+    with pytest.raises(TrtcError, match=message):
+        open_session(engine, num_pages=0 if fault == "pool" else 8)
+    assert prepared.events == ["let go"]
+    assert fault != "tokenizer" or prepared.executor.closed
 
 
 # --- The machine ------------------------------------------------------------------------------

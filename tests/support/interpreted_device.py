@@ -151,6 +151,9 @@ class InterpretedDevice:
     def wait(self) -> None:
         pass
 
+    def abandon(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -65,6 +65,16 @@ class Kernel:
     shared_bytes: int
 
 
+@dataclass(frozen=True)
+class Seat:
+    """A device's place among those of one engine."""
+
+    rank: int
+    ranks: int
+    rendezvous: bytes
+    """The same for all ranks: where they meet."""
+
+
 class Graph(Protocol):
     """Captured work."""
 
@@ -142,6 +152,11 @@ class Device(Protocol):
 
     def wait(self) -> None:
         """Block until all work is done."""
+        ...
+
+    def abandon(self) -> None:
+        """Another rank has failed, and work that waits for it may never end: whoever waits for the
+        device gets an EnvironmentFault. From any thread."""
         ...
 
     def close(self) -> None:

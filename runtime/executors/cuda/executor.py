@@ -149,6 +149,10 @@ class CudaExecutor:
     def check(self) -> None:
         """A GPU's failure shows when it is used."""
 
+    def abandon(self) -> None:
+        """See Device.abandon."""
+        self._device.abandon()
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True

@@ -1,6 +1,7 @@
 """Opens a CUDA engine: is there a GPU of its SM, a driver for its code, memory for it?"""
 
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Any
 
 from trtc.protos.errors import EngineCorruptError, EngineIncompatibleError, EnvironmentFault
@@ -12,13 +13,14 @@ from trtc.protos.launches import (
     read_launches,
     read_tactics,
 )
-from trtc.protos.manifest import PLAN_FILE, WEIGHTS_FILE
+from trtc.protos.manifest import PLAN_FILE, Manifest, weights_files
+from trtc.runtime.executors.cuda.device import Seat
 from trtc.runtime.executors.cuda.executor import CudaExecutor
 from trtc.runtime.executors.cuda.program import CudaEngineFiles
-from trtc.runtime.executors.opening import OpenRequest
+from trtc.runtime.executors.opening import Opening, OpenRequest
 from trtc.runtime.executors.weights import dummy_weights, map_weights
 
-_POOL_SHARE = 0.95
+POOL_SHARE = 0.95
 _RESERVED_BYTES = 768 << 20
 """Captured graphs, cuBLAS's workspace, and what the context grows by."""
 _MIN_DRIVER = 13000
@@ -30,56 +32,86 @@ class CudaOpening:
     """A CUDA engine on the GPU that it was built for (implements Opening)."""
 
     request: OpenRequest
-    torch: Any
 
     @property
     def files(self) -> tuple[str, ...]:
-        listed = self.request.manifest.files
-        code = (name for name in listed if name.startswith((f"{KERNELS_DIR}/", TACTICS_PREFIX)))
-        weights = () if self.request.dummy_weights else (WEIGHTS_FILE,)
-        return (PLAN_FILE, LAUNCHES_FILE, *code, *weights)
+        return engine_files(self.request)
 
     @property
     def pool_share(self) -> float:
-        return _POOL_SHARE
+        return POOL_SHARE
 
     @property
     def max_pages(self) -> int | None:
         return None
 
     def free_bytes(self) -> int:
-        free, _ = self.torch.cuda.mem_get_info()
-        ledger = self.request.manifest.ledger
-        return int(free) - ledger.weights - ledger.activations - _RESERVED_BYTES
+        return room_for_pool(self.request, gpu_free_bytes(0))
+
+    def close(self) -> None:
+        """Nothing was made ready."""
 
     def open(self, num_pages: int) -> CudaExecutor:
-        from trtc.runtime.executors.cuda.torch_device import TorchDevice
+        return open_executor(self.request, num_pages)
 
-        engine, manifest = self.request.engine, self.request.manifest
-        launches = read_launches(engine)
-        for code in launches.kernels:
-            if code.file not in manifest.files:
-                raise EngineCorruptError("is not listed", field=f"manifest.json: files.{code.file}")
-        return CudaExecutor(
-            CudaEngineFiles(
-                engine=engine,
-                launches=launches,
-                weights=dummy_weights(engine / PLAN_FILE)
-                if self.request.dummy_weights
-                else map_weights(engine / WEIGHTS_FILE, manifest.ledger.weights),
-                tactics=self._tactics(),
-            ),
-            TorchDevice(),
-            limits=manifest.limits,
-            kv=manifest.kv,
-            vocab_size=manifest.model.vocab_size,
-            num_pages=num_pages,
-        )
 
-    def _tactics(self) -> TacticTable | None:
-        listed = self.request.manifest.files
-        names = [name for name in listed if name.startswith(TACTICS_PREFIX)]
-        return read_tactics(self.request.engine / names[0]) if names else None
+def engine_files(request: OpenRequest) -> tuple[str, ...]:
+    """What the ranks of an engine load."""
+    manifest = request.manifest
+    code = (name for name in manifest.files if name.startswith((f"{KERNELS_DIR}/", TACTICS_PREFIX)))
+    weights = () if request.dummy_weights else weights_files(manifest.target.tp)
+    return (PLAN_FILE, LAUNCHES_FILE, *code, *weights)
+
+
+def room_for_pool(request: OpenRequest, free_bytes: int) -> int:
+    """What is left of a GPU's free memory when the engine is loaded."""
+    ledger = request.manifest.ledger
+    return free_bytes - ledger.weights - ledger.activations - _RESERVED_BYTES
+
+
+def open_executor(request: OpenRequest, num_pages: int, seat: Seat | None = None) -> CudaExecutor:
+    """Load an engine, or one rank of it, onto a GPU.
+
+    Raises:
+        EngineCorruptError: it names code that its manifest does not list.
+        EnvironmentFault: too little memory, or a driver that refuses.
+    """
+    engine, manifest = request.engine, request.manifest
+    launches = read_launches(engine)
+    for code in launches.kernels:
+        if code.file not in manifest.files:
+            raise EngineCorruptError("is not listed", field=f"manifest.json: files.{code.file}")
+    from trtc.runtime.executors.cuda.torch_device import TorchDevice
+
+    weights = weights_files(manifest.target.tp)[0 if seat is None else seat.rank]
+    return CudaExecutor(
+        CudaEngineFiles(
+            engine=engine,
+            launches=launches,
+            weights=dummy_weights(engine / PLAN_FILE)
+            if request.dummy_weights
+            else map_weights(engine / weights, manifest.ledger.weights),
+            tactics=_tactics(request),
+        ),
+        TorchDevice(seat),
+        limits=manifest.limits,
+        kv=manifest.kv,
+        vocab_size=manifest.model.vocab_size,
+        num_pages=num_pages,
+    )
+
+
+def _tactics(request: OpenRequest) -> TacticTable | None:
+    names = [name for name in request.manifest.files if name.startswith(TACTICS_PREFIX)]
+    return read_tactics(request.engine / names[0]) if names else None
+
+
+def gpu_free_bytes(index: int) -> int:
+    """Free memory of a GPU, which this process then uses."""
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(index)
+    return int(free)
 
 
 def device_name() -> str:
@@ -90,11 +122,12 @@ def device_name() -> str:
     return name
 
 
-def prepare_cuda(request: OpenRequest) -> CudaOpening:
-    """Check the GPU and its driver.
+def prepare_cuda(request: OpenRequest) -> Opening:
+    """Check the GPUs and their driver.
 
     Raises:
-        EnvironmentFault: no PyTorch with CUDA, no GPU, or a driver that is too old.
+        EnvironmentFault: no PyTorch with CUDA, too few GPUs, GPUs that do not reach each other's
+            memory, or a driver that is too old.
         EngineIncompatibleError: a GPU of another SM.
     """
     install = "pip install 'trtc[cuda]' on a machine with an NVIDIA GPU"
@@ -122,12 +155,40 @@ def prepare_cuda(request: OpenRequest) -> CudaOpening:
             field="NVIDIA driver",
             remedy="Install driver 580 or newer",
         )
-    major, minor = torch.cuda.get_device_capability()
-    found, archs = f"sm_{major}{minor}", request.manifest.target.archs
-    if found not in archs:
-        raise EngineIncompatibleError(
-            f"the engine has code for {', '.join(archs)}, this GPU is {found}",
-            field="manifest.json: target.archs",
-            remedy=f"Build with --target cuda:{found}",
+    ranks = request.manifest.target.tp
+    _check_gpus(request.manifest, torch)
+    if ranks == 1:
+        return CudaOpening(request)
+    from trtc.runtime.executors.cuda.sharded_opening import start_ranks
+
+    return start_ranks(request)
+
+
+def _check_gpus(manifest: Manifest, torch: Any) -> None:
+    """Every rank has a GPU of the engine's SM, and all reach each other's memory."""
+    ranks, archs = manifest.target.tp, manifest.target.archs
+    visible = torch.cuda.device_count()
+    if visible < ranks:
+        raise EnvironmentFault(
+            f"the engine runs on {ranks} GPUs, and this machine shows {visible}",
+            field="manifest.json: target.tp",
+            remedy=f"Serve it where there are {ranks}, or build with a smaller --tp",
         )
-    return CudaOpening(request, torch)
+    for index in range(ranks):
+        major, minor = torch.cuda.get_device_capability(index)
+        found = f"sm_{major}{minor}"
+        if found not in archs:
+            named = "this GPU" if ranks == 1 else f"GPU {index}"
+            raise EngineIncompatibleError(
+                f"the engine has code for {', '.join(archs)}, {named} is {found}",
+                field="manifest.json: target.archs",
+                remedy=f"Build with --target cuda:{found}",
+            )
+    for one, other in permutations(range(ranks), 2):
+        if not torch.cuda.can_device_access_peer(one, other):
+            raise EnvironmentFault(
+                f"GPU {one} does not reach the memory of GPU {other}",
+                field="manifest.json: target.tp",
+                remedy="Choose linked GPUs with CUDA_VISIBLE_DEVICES (`nvidia-smi topo -p2p r` "
+                "tells which are), or build without --tp",
+            )

@@ -1,6 +1,10 @@
 """A GPU by torch (memory, streams, graphs, cuBLASLt) and the driver API (cubins)."""
 
+import atexit
 import ctypes
+import signal
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,7 +15,16 @@ import torch
 from cuda.bindings import driver
 
 from trtc.protos.errors import EnvironmentFault
-from trtc.runtime.executors.cuda.device import Bytes, Graph, Kernel, Operand, Place, Product
+from trtc.runtime.executors.cuda.device import (
+    Bytes,
+    Graph,
+    Kernel,
+    Operand,
+    Place,
+    Product,
+    Seat,
+)
+from trtc.runtime.executors.cuda.nccl import NcclCommunicator
 
 _TORCH = {
     "f32": torch.float32,
@@ -28,6 +41,11 @@ _STAGE_BYTES = 32 << 20
 _UPLOADERS = 4
 _SEND_SLOTS = 4
 """Steps whose inputs may wait in pinned memory at once."""
+_RESTART = "Restart the server"
+_POLL_S = 20e-6
+"""Between two looks at an event that another rank's end could keep from ever coming."""
+_EXIT_S = 5
+"""For CUDA's own end of a process whose GPU waits for a rank that is gone."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +60,11 @@ class TorchMemory:
 
 
 class TorchDevice:
-    """CUDA device 0 of this process, or another (implements Device)."""
+    """CUDA device 0 of this process, or that of a rank (implements Device)."""
 
-    def __init__(self, index: int = 0) -> None:
-        self._device = torch.device("cuda", index)
+    def __init__(self, seat: Seat | None = None) -> None:
+        """Args: seat: of one of several ranks; blocks until all are there."""
+        self._device = torch.device("cuda", 0 if seat is None else seat.rank)
         torch.cuda.set_device(self._device)
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -54,6 +73,8 @@ class TorchDevice:
         self._slots = [(torch.empty(0, dtype=torch.uint8), _event()) for _ in range(_SEND_SLOTS)]
         self._next_slot = 0
         self._row_scales: dict[int, list[torch.Tensor]] = {}
+        self._communicator = None if seat is None else NcclCommunicator(seat)
+        self._abandoned = threading.Event()
 
     def allocate(self, num_bytes: int) -> TorchMemory:
         try:
@@ -183,6 +204,16 @@ class TorchDevice:
             kept.append(_vector(scale, 1).expand(_power_of_two(rows)).contiguous())
         return kept[-1][:rows].reshape(rows, 1)
 
+    def all_reduce(self, source: Place, target: Place, num_elements: int, dtype: str) -> None:
+        assert self._communicator is not None, "a device without a seat has nobody to meet"
+        addresses = _address(source), _address(target)
+        self._communicator.all_reduce(*addresses, num_elements, dtype, self._stream.cuda_stream)
+
+    def all_gather(self, source: Place, target: Place, num_bytes: int) -> None:
+        assert self._communicator is not None, "a device without a seat has nobody to meet"
+        addresses = _address(source), _address(target)
+        self._communicator.all_gather(*addresses, num_bytes, self._stream.cuda_stream)
+
     def capture(self, work: Callable[[], None]) -> Graph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
@@ -202,7 +233,7 @@ class TorchDevice:
         """Pinned memory whose last copy is over."""
         self._next_slot = (self._next_slot + 1) % _SEND_SLOTS
         stage, event = self._slots[self._next_slot]
-        event.synchronize()
+        self.await_event(event)
         if len(stage) < num_bytes:
             stage = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
             self._slots[self._next_slot] = (stage, event)
@@ -216,7 +247,7 @@ class TorchDevice:
             target.copy_(part, non_blocking=True)
             event = _event()
             event.record(self._stream)
-        return _TorchDownload(target, event)
+        return _TorchDownload(self, target, event)
 
     def copy(self, source: Place, target: Place, num_bytes: int) -> None:
         assert isinstance(source.memory, TorchMemory) and isinstance(target.memory, TorchMemory)
@@ -228,8 +259,36 @@ class TorchDevice:
     def wait(self) -> None:
         self._stream.synchronize()
 
+    def await_event(self, event: torch.cuda.Event) -> None:
+        """Block until the work before an event is done.
+
+        Raises:
+            EnvironmentFault: the GPU failed, or was abandoned.
+        """
+        try:
+            if self._communicator is None:
+                event.synchronize()
+                return
+            while not event.query():  # type: ignore[no-untyped-call]
+                if self._abandoned.is_set():
+                    raise EnvironmentFault("the GPU was abandoned")
+                time.sleep(_POLL_S)
+        except torch.AcceleratorError as error:
+            problem = f"the GPU failed: {str(error).splitlines()[0]}"
+            raise EnvironmentFault(problem, remedy=_RESTART) from error
+
+    def abandon(self) -> None:
+        """NCCL's abort lets go of kernels that wait, but may itself wait for the GPU; and so may
+        CUDA, when the process ends."""
+        self._abandoned.set()
+        if self._communicator is not None:
+            threading.Thread(target=self._communicator.abort, daemon=True).start()
+        atexit.register(signal.alarm, _EXIT_S)
+
     def close(self) -> None:
         self.wait()
+        if self._communicator is not None:
+            self._communicator.abort()
         for module in self._modules:
             driver.cuModuleUnload(module)
         self._modules.clear()
@@ -248,16 +307,12 @@ class _TorchGraph:
 
 @dataclass(frozen=True)
 class _TorchDownload:
+    device: TorchDevice
     target: torch.Tensor
     event: torch.cuda.Event
 
     def wait(self) -> Bytes:
-        try:
-            self.event.synchronize()
-        except torch.AcceleratorError as error:
-            raise EnvironmentFault(
-                f"the GPU failed: {str(error).splitlines()[0]}", remedy="Restart the server"
-            ) from error
+        self.device.await_event(self.event)
         result: Bytes = self.target.numpy()
         return result
 

@@ -1,0 +1,113 @@
+"""NCCL by its C interface: collectives on any stream, so that they are captured with all the rest.
+
+torch.distributed would bring a rendezvous over TCP, a stream of its own and a watchdog that knows
+nothing of captured graphs; four functions of the library are enough.
+"""
+
+import ctypes
+from typing import ClassVar
+
+from trtc.protos.errors import EnvironmentFault
+from trtc.runtime.executors.cuda.device import Seat
+
+_LIBRARY = "libnccl.so.2"
+_ID_BYTES = 128
+_SUCCESS = 0
+_SUM = 0
+_TYPES = {"i8": 0, "f16": 6, "f32": 7, "bf16": 9}
+"""ncclDataType_t"""
+
+
+class _UniqueId(ctypes.Structure):
+    """ncclUniqueId, which is passed by value."""
+
+    _fields_: ClassVar = [("internal", ctypes.c_char * _ID_BYTES)]
+
+
+def make_rendezvous() -> bytes:
+    """Where the ranks of one engine meet; made by rank 0, given to all.
+
+    Raises:
+        EnvironmentFault: NCCL is missing, or finds no way between processes.
+    """
+    library, unique = _load(), _UniqueId()
+    _check(library, library.ncclGetUniqueId(ctypes.byref(unique)))
+    return bytes(unique)
+
+
+class NcclCommunicator:
+    """One rank's membership. Its calls enqueue work; every rank makes the same, in one order."""
+
+    def __init__(self, seat: Seat) -> None:
+        """Meet the other ranks, on the current CUDA device; blocks until all are there.
+
+        Raises:
+            EnvironmentFault: NCCL is missing, or cannot connect the GPUs.
+        """
+        self._library = _load()
+        self._communicator = ctypes.c_void_p()
+        unique = _UniqueId.from_buffer_copy(seat.rendezvous)
+        status = self._library.ncclCommInitRank(
+            ctypes.byref(self._communicator), seat.ranks, unique, seat.rank
+        )
+        _check(self._library, status)
+
+    def all_reduce(
+        self, source: int, target: int, num_elements: int, dtype: str, stream: int
+    ) -> None:
+        """target = the sum of every rank's source; device addresses, which may be equal."""
+        status = self._library.ncclAllReduce(
+            source, target, num_elements, _TYPES[dtype], _SUM, self._member, stream
+        )
+        _check(self._library, status)
+
+    def all_gather(self, source: int, target: int, num_bytes: int, stream: int) -> None:
+        """target = every rank's source, one after another."""
+        status = self._library.ncclAllGather(
+            source, target, num_bytes, _TYPES["i8"], self._member, stream
+        )
+        _check(self._library, status)
+
+    def abort(self) -> None:
+        """End the membership, and whatever waits for other ranks on the device; any thread.
+
+        Waits for nobody else, so it serves for an orderly end as well.
+        """
+        communicator, self._communicator = self._communicator, ctypes.c_void_p()
+        if communicator:
+            self._library.ncclCommAbort(communicator)
+
+    @property
+    def _member(self) -> ctypes.c_void_p:
+        if not self._communicator:
+            raise EnvironmentFault("this rank has left its group")
+        return self._communicator
+
+
+def _load() -> ctypes.CDLL:
+    """The library that torch brought and has loaded already, with its functions' types."""
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"an engine on several GPUs needs NCCL ({error})",
+            field=_LIBRARY,
+            remedy="Install a CUDA build of PyTorch, which brings it",
+        ) from error
+    pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    library.ncclGetUniqueId.argtypes = [ctypes.POINTER(_UniqueId)]
+    library.ncclCommInitRank.argtypes = [ctypes.POINTER(pointer), number, _UniqueId, number]
+    library.ncclAllReduce.argtypes = [pointer, pointer, size, number, number, pointer, pointer]
+    library.ncclAllGather.argtypes = [pointer, pointer, size, number, pointer, pointer]
+    library.ncclCommAbort.argtypes = [pointer]
+    library.ncclGetErrorString.argtypes = [number]
+    library.ncclGetErrorString.restype = ctypes.c_char_p
+    return library
+
+
+def _check(library: ctypes.CDLL, status: int) -> None:
+    if status != _SUCCESS:
+        text: bytes = library.ncclGetErrorString(status)
+        raise EnvironmentFault(
+            text.decode(), field="NCCL", remedy="NCCL_DEBUG=WARN tells more; see docs/cuda.md"
+        )

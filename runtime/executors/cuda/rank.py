@@ -1,0 +1,54 @@
+"""The process of a rank other than 0 of a CUDA engine: python -m trtc.runtime.executors.cuda.rank.
+
+Arguments: the rank, which is the number of its GPU too, and of the socket to rank 0.
+"""
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtc.protos.manifest import read_manifest
+from trtc.runtime.executors.cuda.device import Seat
+from trtc.runtime.executors.cuda.executor import CudaExecutor
+from trtc.runtime.executors.cuda.opening import gpu_free_bytes, open_executor
+from trtc.runtime.executors.opening import OpenRequest
+from trtc.runtime.executors.ranks.link import Link
+from trtc.runtime.executors.ranks.messages import Open, Order
+from trtc.runtime.executors.ranks.worker import serve_rank
+
+
+@dataclass(frozen=True)
+class CudaRank:
+    """One GPU (implements RankHost)."""
+
+    rank: int
+
+    def free_bytes(self) -> int:
+        return gpu_free_bytes(self.rank)
+
+    def open(self, order: Open) -> CudaExecutor:
+        engine = Path(order.engine)
+        manifest = read_manifest(engine)
+        request = OpenRequest(engine, manifest, None, order.dummy_weights)
+        seat = Seat(order.rank, manifest.target.tp, order.rendezvous)
+        return open_executor(request, order.num_pages, seat)
+
+
+def command(rank: int) -> Sequence[str]:
+    """What starts the process of a rank, but for the number of its socket."""
+    return (sys.executable, "-m", __name__, str(rank))
+
+
+def main() -> None:
+    rank, descriptor = map(int, sys.argv[1:])
+    link: Link[Order] = Link(socket.socket(fileno=descriptor), Order)
+    status = serve_rank(link, CudaRank(rank))
+    # Without CUDA's own end, which may wait for other ranks; the driver frees everything.
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Opens a CUDA engine of several ranks: a process a GPU, which start while files are verified."""
+
+from dataclasses import dataclass
+
+from trtc.runtime.executors.cuda.device import Seat
+from trtc.runtime.executors.cuda.nccl import make_rendezvous
+from trtc.runtime.executors.cuda.opening import (
+    POOL_SHARE,
+    engine_files,
+    gpu_free_bytes,
+    open_executor,
+    room_for_pool,
+)
+from trtc.runtime.executors.cuda.rank import command
+from trtc.runtime.executors.opening import OpenRequest
+from trtc.runtime.executors.ranks.executor import ShardedExecutor, open_ranks
+from trtc.runtime.executors.ranks.group import RankGroup
+
+
+@dataclass(frozen=True)
+class ShardedOpening:
+    """Rank 0 in this process, and the others in theirs (implements Opening)."""
+
+    request: OpenRequest
+    group: RankGroup
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return engine_files(self.request)
+
+    @property
+    def pool_share(self) -> float:
+        return POOL_SHARE
+
+    @property
+    def max_pages(self) -> int | None:
+        return None
+
+    def free_bytes(self) -> int:
+        """Of the GPU that has least."""
+        least = min(gpu_free_bytes(0), *self.group.free_bytes())
+        return room_for_pool(self.request, least)
+
+    def close(self) -> None:
+        self.group.close()
+
+    def open(self, num_pages: int) -> ShardedExecutor:
+        ranks = self.request.manifest.target.tp
+        seat = Seat(0, ranks, make_rendezvous())
+        return open_ranks(
+            self.group,
+            engine=self.request.engine,
+            num_pages=num_pages,
+            dummy_weights=self.request.dummy_weights,
+            rendezvous=seat.rendezvous,
+            local=lambda: open_executor(self.request, num_pages, seat),
+        )
+
+
+def start_ranks(request: OpenRequest) -> ShardedOpening:
+    """Raises: EnvironmentFault: the system refuses to start their processes."""
+    ranks = request.manifest.target.tp
+    return ShardedOpening(request, RankGroup([command(rank) for rank in range(1, ranks)]))
