@@ -122,6 +122,7 @@ class EngineLoop:
         self._refusal = ""
         """Why requests are refused; "": they are not."""
         self._stopping = False
+        self._failure = ""
         self._stats = LoopStats(pages_total=executor.num_pages, pages_free=executor.num_pages)
 
         # The loop's thread only.
@@ -190,6 +191,11 @@ class EngineLoop:
         """Whether the thread runs, so that requests get answers."""
         return self._thread.is_alive() and not self._stopping
 
+    @property
+    def failure(self) -> str:
+        """What ended the thread when nobody had stopped it; "": nothing."""
+        return self._failure
+
     def drain(self, timeout: float | None) -> bool:
         """Refuse new requests and wait until the live ones have ended; False at the timeout."""
         with self._changed:
@@ -239,6 +245,7 @@ class EngineLoop:
             error = UnavailableError("the engine has stopped")
         except Exception as failure:  # noqa: BLE001 (a thread's last frame: no request may hang)
             _log.critical("the engine loop died", exc_info=failure)
+            self._failure = str(failure) or type(failure).__name__
             error = UnavailableError(
                 f"the engine has failed: {failure}", remedy="Restart the server"
             )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc.aio
 
-from trtc.protos.errors import RequestError
+from trtc.protos.errors import EnvironmentFault, RequestError, TrtcError
 from trtc.runtime.loop import LoopStats
 from trtc.runtime.server.canary import why_canaries_fail
 from trtc.runtime.server.grpc import InferenceServicer, bind, make_server
@@ -81,6 +81,7 @@ class Server:
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
+        self._failure: TrtcError | None = None
         names = [source.name for source in config.engines]
         self.service = Service(names, config.limits, self.metrics)
         self.metrics.watch_loops(self._loop_stats)
@@ -104,7 +105,8 @@ class Server:
         """Serve until SIGTERM, SIGINT or `stop`, then drain.
 
         Raises:
-            TrtcError: whatever keeps the server from starting.
+            TrtcError: whatever keeps the server from starting, or has ended the last of its
+                engines.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -118,6 +120,8 @@ class Server:
             await self.close()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+        if self._failure is not None:
+            raise self._failure
 
     async def start(self) -> None:
         """Bind the ports, open the engines, run their canaries."""
@@ -220,6 +224,17 @@ class Server:
                     _log.error("not ready engine=%s reason=%s", handle.name, dead)
                     self.service.set_ready(handle.name, dead)
                     self._report_health()
+            self._end_if_none_lives()
+
+    def _end_if_none_lives(self) -> None:
+        """A server without an engine is of no use; whoever started it can start another."""
+        failed = [one for one in self.service.engines.values() if one.loop.failure]
+        if failed and len(failed) == len(self.config.engines) and not self._stopping.is_set():
+            last = failed[-1]
+            self._failure = EnvironmentFault(
+                f"engine {last.name} has failed: {last.loop.failure}", remedy="Restart the server"
+            )
+            self.stop()
 
     def _report_health(self) -> None:
         """The whole server serves when every engine does."""

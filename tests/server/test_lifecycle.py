@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.aio import asynchronous, eventually
+from tests.support.rank_worker import LocalEcho, Role, open_echo_ranks
+from tests.support.rank_worker import command as rank_command
 from tests.support.servers import (
     CONFIG,
     EOS,
@@ -24,16 +26,25 @@ from tests.support.servers import (
     echo_server,
     greedy,
     open_echo,
+    serve_executor,
 )
 from trtc.protos.errors import (
     EngineCorruptError,
+    EnvironmentFault,
     RequestError,
     TrtcError,
     UnavailableError,
 )
 from trtc.runtime.client import AsyncClient, Client, ClientTls
 from trtc.runtime.executors.echo import EchoOptions
-from trtc.runtime.server.app import EngineSource, Server, ServerConfig, engine_sources
+from trtc.runtime.executors.ranks.group import RankGroup
+from trtc.runtime.server.app import (
+    WATCH_INTERVAL_S,
+    EngineSource,
+    Server,
+    ServerConfig,
+    engine_sources,
+)
 from trtc.runtime.server.handle import EngineHandle
 from trtc.runtime.wire.channel import ServerTls
 
@@ -159,6 +170,76 @@ async def test_an_engine_that_does_not_open_ends_the_start() -> None:
     server = Server(replace(CONFIG, engines=sources), opener=opener)
     with pytest.raises(EngineCorruptError, match="one byte is flipped"):
         await server.run()
+
+
+def mortal_server(*names: str) -> Server:
+    """The engine called mortal dies at its fifth step."""
+
+    def opener(source: EngineSource, config: ServerConfig) -> EngineHandle:
+        fails = 5 if source.name == "mortal" else None
+        return open_echo(EchoEngine(EchoOptions(fail_at_step=fails)), source.name, config)
+
+    sources = tuple(EngineSource(name, Path(name)) for name in names)
+    return Server(replace(CONFIG, engines=sources), opener=opener)
+
+
+async def kill_mortal(server: Server) -> None:
+    async with AsyncClient(f"127.0.0.1:{server.grpc_port}") as client:
+        with pytest.raises(UnavailableError, match="told to fail"):
+            await client.generate([1], model="mortal", max_tokens=20, ignore_eos=True).result()
+    await eventually(lambda: bool(server.service.why_not_ready()), "it is dead")
+
+
+@asynchronous
+async def test_a_server_whose_last_engine_dies_ends_with_its_error() -> None:
+    server = mortal_server("mortal")
+    running = asyncio.create_task(server.run())
+    await eventually(lambda: not server.service.why_not_ready(), "it serves")
+    await kill_mortal(server)
+    with pytest.raises(EnvironmentFault, match=r"engine mortal has failed: .*told to fail"):
+        await asyncio.wait_for(running, 10)
+
+
+@asynchronous
+async def test_a_server_goes_on_with_the_engines_that_live() -> None:
+    server = mortal_server("mortal", "other")
+    running = asyncio.create_task(server.run())
+    await eventually(lambda: not server.service.why_not_ready(), "it serves")
+    await kill_mortal(server)
+    await asyncio.sleep(2 * WATCH_INTERVAL_S)
+    assert not running.done()
+    server.stop()
+    await running
+
+
+@asynchronous
+async def test_a_killed_rank_ends_the_server_within_seconds() -> None:
+    """A model on three processes, one of which dies under a stream."""
+    groups = []
+
+    def opener(source: EngineSource, config: ServerConfig) -> EngineHandle:
+        options = EchoOptions(step_s=0.02, never=(EOS,))
+        group = RankGroup([rank_command(Role(options))] * 2)
+        groups.append(group)
+        executor = open_echo_ranks(group, lambda: LocalEcho(options))
+        return serve_executor(executor, EchoEngine(options), source.name, config)
+
+    server = Server(CONFIG, opener=opener)
+    running = asyncio.create_task(server.run())
+    await eventually(
+        lambda: bool(server.service.engines) and not server.service.why_not_ready(), "it serves", 30
+    )
+    async with AsyncClient(f"127.0.0.1:{server.grpc_port}") as client:
+        generation = client.generate([1], max_tokens=900, ignore_eos=True)
+        await anext(aiter(generation))
+        began = time.monotonic()
+        os.kill(groups[0].pids[1], signal.SIGKILL)
+        with pytest.raises(UnavailableError, match="rank 2 of 3 was ended by signal 9"):
+            await generation.result()
+    with pytest.raises(EnvironmentFault, match="rank 2 of 3"):
+        await asyncio.wait_for(running, 20)
+    assert time.monotonic() - began < 10
+    assert not any(Path(f"/proc/{pid}").exists() for pid in groups[0].pids)
 
 
 @asynchronous

@@ -22,6 +22,7 @@ from trtc.protos.manifest import (
     SchemeFacts,
     TargetFacts,
 )
+from trtc.runtime.executors.base import Executor
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.loop import EngineLoop, LoopConfig
 from trtc.runtime.server.app import EngineSource, Server, ServerConfig
@@ -47,7 +48,7 @@ class EchoEngine:
     canaries: tuple[Canary, ...] = ()
 
 
-def manifest(engine: EchoEngine, executor: EchoExecutor) -> Manifest:
+def manifest(engine: EchoEngine, executor: Executor) -> Manifest:
     """A manifest that fits the executor."""
     return Manifest(
         trtc_version="0",
@@ -82,7 +83,13 @@ def manifest(engine: EchoEngine, executor: EchoExecutor) -> Manifest:
 
 
 def open_echo(engine: EchoEngine, name: str, config: ServerConfig) -> EngineHandle:
-    executor = EchoExecutor(engine.options)
+    return serve_executor(EchoExecutor(engine.options), engine, name, config)
+
+
+def serve_executor(
+    executor: Executor, engine: EchoEngine, name: str, config: ServerConfig
+) -> EngineHandle:
+    """The running loop of an executor that echoes."""
     tokenizer = Tokenizer.load(engine.tokenizer) if engine.tokenizer is not None else None
     loop = EngineLoop(
         executor,
