@@ -35,6 +35,12 @@ def command(engine: Path, dummy_weights: bool, as_json: bool) -> None:
             field="manifest.json: target.kind",
             remedy="Build it with --target cuda:sm_90",
         )
+    if manifest.target.tp > 1:
+        raise UnsupportedError(
+            f"is {manifest.target.tp}, and tactics are measured on one GPU",
+            field="manifest.json: target.tp",
+            remedy="Serve it as it is: it uses the table that trtc was made with",
+        )
     table = _measure(engine, dummy_weights)
     store(engine, manifest, table)
     if as_json:

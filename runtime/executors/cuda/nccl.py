@@ -109,5 +109,5 @@ def _check(library: ctypes.CDLL, status: int) -> None:
     if status != _SUCCESS:
         text: bytes = library.ncclGetErrorString(status)
         raise EnvironmentFault(
-            text.decode(), field="NCCL", remedy="NCCL_DEBUG=WARN tells more; see docs/cuda.md"
+            text.decode(), field="NCCL", remedy="Run it with NCCL_DEBUG=WARN, which tells more"
         )
