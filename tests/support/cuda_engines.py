@@ -12,16 +12,18 @@ import onnx
 
 from tests.support.engines import NUM_PAGES, LivelyReader, config_dict
 from tests.support.evaluate import LIMITS, PAGE_SIZE
+from tests.support.ranks import Meeting
 from tests.support.triton_kernels import set_interpreted
 from trtc.builder.checkpoint.dummy import dummy_checkpoint
-from trtc.builder.evaluator import Evaluator
+from trtc.builder.evaluator import Evaluator, Exchange, alone
 from trtc.builder.families.registry import decoder_spec
 from trtc.builder.graph import GraphRequest, build_graph
 from trtc.builder.module import Module
 from trtc.builder.passes.base import run_passes
-from trtc.builder.targets.base import CompileRequest
+from trtc.builder.passes.order import cuda_passes
+from trtc.builder.targets.base import Compiled, CompileRequest
 from trtc.protos.launches import LaunchPlan, read_launches
-from trtc.protos.manifest import GRAPH_FILE, KvGeometry
+from trtc.protos.manifest import GRAPH_FILE, KvGeometry, weights_files
 from trtc.quant.scheme import Scheme
 from trtc.runtime.executors.cuda.executor import CudaExecutor
 from trtc.runtime.executors.cuda.program import CudaEngineFiles
@@ -49,6 +51,49 @@ class Lowered:
     """Kernels and products in the order they ran."""
 
 
+@dataclass(frozen=True)
+class LoweredRanks:
+    """The same of a model that is sharded over ranks, beside the graph of the whole."""
+
+    executors: tuple[CudaExecutor, ...]
+    evaluator: Evaluator
+    kv: KvGeometry
+    """Of the whole model."""
+    launched: tuple[list[str], ...]
+    """By each rank."""
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """An engine's directory, and what it was made from."""
+
+    path: Path
+    launches: LaunchPlan
+    compiled: Compiled
+    vocab_size: int
+    sources: Mapping[str, Any]
+    source: Module
+    reader: LivelyReader
+
+    def open(self, rank: int, exchange: Exchange) -> tuple[CudaExecutor, list[str]]:
+        """A rank on an interpreting device, and where that writes down what it runs."""
+        from tests.support.interpreted_device import InterpretedDevice
+
+        device = InterpretedDevice(self.sources, exchange=exchange)
+        weights = self.path / weights_files(self.compiled.facts.tp)[rank]
+        executor = CudaExecutor(
+            CudaEngineFiles(
+                self.path, self.launches, map_weights(weights, self.compiled.ledger.weights)
+            ),
+            device,
+            limits=LIMITS,
+            kv=self.compiled.kv,
+            vocab_size=self.vocab_size,
+            num_pages=NUM_PAGES,
+        )
+        return executor, device.launched
+
+
 def lower_dummy(
     family: str,
     scheme: Scheme,
@@ -62,16 +107,42 @@ def lower_dummy(
 
     Call it inside `in_interpreter`.
     """
-    from tests.support.interpreted_device import InterpretedDevice
+    engine = _lower(family, scheme, directory, kv_dtype, sm, 1, overrides)
+    executor, launched = engine.open(0, alone)
+    shipped = Module(onnx.load(str(engine.path / GRAPH_FILE)), {}, engine.compiled.kv, LIMITS)
+    evaluator = Evaluator(shipped, engine.reader)
+    return Lowered(executor, evaluator, engine.compiled.kv, engine.launches, launched)
+
+
+def lower_ranks(
+    family: str, scheme: Scheme, directory: Path, ranks: int, **overrides: Any
+) -> LoweredRanks:
+    """The same with --tp; the ranks meet in threads."""
+    engine = _lower(family, scheme, directory, None, 90, ranks, overrides)
+    meeting = Meeting(ranks)
+    opened = [engine.open(rank, meeting.exchange_of(rank)) for rank in range(ranks)]
+    whole, _ = run_passes(engine.source, cuda_passes(scheme, engine.reader))
+    executors, launched = zip(*opened, strict=True)
+    return LoweredRanks(executors, Evaluator(whole, engine.reader), whole.kv, launched)
+
+
+def _lower(
+    family: str,
+    scheme: Scheme,
+    directory: Path,
+    kv_dtype: str | None,
+    sm: int,
+    ranks: int,
+    overrides: Mapping[str, Any],
+) -> _Engine:
     from trtc.builder.targets.cuda import CudaTarget
-    from trtc.protos.manifest import WEIGHTS_FILE
 
     spec = decoder_spec(config_dict(family, **overrides), LIMITS.max_seq_len)
     dummy, quantization = dummy_checkpoint(spec, scheme)
     reader = LivelyReader(dummy, scheme)
     graph = GraphRequest(scheme, kv_dtype or scheme.dtype, LIMITS, quantization, PAGE_SIZE)
-    engine, scratch = directory / "engine", directory / "scratch"
-    engine.mkdir(parents=True)
+    path, scratch = directory / "engine", directory / "scratch"
+    path.mkdir(parents=True)
     scratch.mkdir()
     request = CompileRequest(
         module=build_graph(spec, graph, reader),
@@ -80,27 +151,16 @@ def lower_dummy(
         limits=LIMITS,
         exact_activations=True,
         dummy_weights=False,
-        workdir=engine,
+        workdir=path,
         scratch=scratch,
+        ranks=ranks,
     )
     sources = stand_in_for_compiler()
     target = CudaTarget(sm)
     module, _ = run_passes(request.module, target.passes(request))
     compiled = target.compile(replace(request, module=module), lambda message: None)
-    launches = interpretable(read_launches(engine), engine, sources)
-    shipped = Module(onnx.load(str(engine / GRAPH_FILE)), {}, module.kv, LIMITS)
-    device = InterpretedDevice(sources)
-    executor = CudaExecutor(
-        CudaEngineFiles(
-            engine, launches, map_weights(engine / WEIGHTS_FILE, compiled.ledger.weights)
-        ),
-        device,
-        limits=LIMITS,
-        kv=module.kv,
-        vocab_size=spec.vocab_size,
-        num_pages=NUM_PAGES,
-    )
-    return Lowered(executor, Evaluator(shipped, reader), module.kv, launches, device.launched)
+    launches = interpretable(read_launches(path), path, sources)
+    return _Engine(path, launches, compiled, spec.vocab_size, sources, request.module, reader)
 
 
 def stand_in_for_compiler() -> dict[str, Any]:
