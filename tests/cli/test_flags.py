@@ -20,6 +20,7 @@ FLAGS = {
     "compile": "bundle --strip --alias-pools --json",
     "quantize": "--model --output --dtype --kv-dtype --calib --force --json",
     "eval": "engine --text --reference --max-tokens --window --threads --json",
+    "tune": "engine --dummy-weights --json",
     "package": "engines output --format --name --version --force --json",
     "inspect": "engine --plan --json --verify",
     "generate": f"engine {COMPLETION} --threads --kv-bytes --dummy-weights",
