@@ -95,7 +95,7 @@ def _specialisations(module: Module) -> Iterator[tuple[str, _Specialisation]]:
 def _tactics(one: _Specialisation) -> list[tuple[int, int, KernelSource]]:
     """(tactic, rows of a block, source)."""
     from trtc.plugins.kv_write import cuda as kv_write
-    from trtc.plugins.paged_attention import cuda as paged_attention
+    from trtc.plugins.paged_attention import cuda_one_launch as paged_attention
 
     if one.op == "kv_write":
         return [(1, 1, kv_write.kernel(one.dtypes, one.attributes, one.page_size))]

@@ -33,7 +33,7 @@ def make(directory: Path, sm: int) -> None:
     """Compile the grid and write a recipe like a bundle's."""
     from trtc.plugins.cuda.compile import compile_kernel
     from trtc.plugins.kv_write import cuda as kv_write
-    from trtc.plugins.paged_attention import cuda as paged_attention
+    from trtc.plugins.paged_attention import cuda_one_launch as paged_attention
 
     shapes = [
         # heads, kv heads, head_dim, window, softcap, q type, pool type

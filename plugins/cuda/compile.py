@@ -25,6 +25,15 @@ FP8_SMS: tuple[int, ...] = (89, 90, 100, 120)
 """Those that convert E4M3 in hardware."""
 MAX_SHARED_BYTES = 48 * 1024
 """What a launch may ask for without raising the function's limit first, on every SM."""
+SHARED_BYTES: Mapping[int, int] = {
+    80: 163 << 10,
+    86: 99 << 10,
+    89: 99 << 10,
+    90: 227 << 10,
+    100: 227 << 10,
+    120: 99 << 10,
+}
+"""What a block may have at most, its launch's limit raised (cuFuncSetAttribute)."""
 TRITON_VERSION = "3.6.0"
 """It decides the PTX, and with it the oldest driver: bundles say which made them."""
 
@@ -61,6 +70,8 @@ class KernelSource:
     num_stages: int = 2
     absent: tuple[str, ...] = ()
     """Optional parameters of the function that this specialisation goes without: None in it."""
+    max_shared_bytes: int = MAX_SHARED_BYTES
+    """More only for launchers that raise the function's limit."""
 
 
 @dataclass(frozen=True)
@@ -121,14 +132,15 @@ def compile_kernel(source: KernelSource, sm: int) -> CompiledKernel:
 
     Raises:
         UnsupportedError: E4M3 on an SM without it.
-        InvariantError: the kernel wants scratch or more shared memory than a launch may have.
+        InvariantError: the kernel wants scratch, or more shared memory than its source allows.
     """
     check_types(source.parameters, sm)
     compiled = _triton(source, sm)
     entry, shared = compiled["entry"], compiled["shared_bytes"]
-    if compiled["scratch_bytes"] or shared > MAX_SHARED_BYTES:
+    if compiled["scratch_bytes"] or shared > source.max_shared_bytes:
         raise InvariantError(
-            f"wants {compiled['scratch_bytes']} bytes of scratch and {shared} of shared memory",
+            f"wants {compiled['scratch_bytes']} bytes of scratch, and {shared} of "
+            f"{source.max_shared_bytes} of shared memory",
             field=f"{entry} for sm_{sm}",
         )
     ptx = strip_hidden_parameters(compiled["ptx"], entry, len(source.parameters))

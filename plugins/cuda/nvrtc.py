@@ -9,7 +9,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from trtc.plugins.cuda.compile import CompiledKernel, check_types, find_entry, ptx_directive
+from trtc.plugins.cuda.compile import (
+    SHARED_BYTES,
+    CompiledKernel,
+    check_types,
+    find_entry,
+    ptx_directive,
+)
 from trtc.plugins.cuda.cpp import CudaSource
 from trtc.protos.errors import EnvironmentFault, InvariantError
 
@@ -24,15 +30,6 @@ ARCHITECTURES = {
     120: "sm_120a",
 }
 """With the "a" the code runs on this SM and on no later one, and has all of its instructions."""
-SHARED_BYTES = {
-    80: 163 << 10,
-    86: 99 << 10,
-    89: 99 << 10,
-    90: 227 << 10,
-    100: 227 << 10,
-    120: 99 << 10,
-}
-"""What a block may have at most, its launch's limit raised (cuFuncSetAttribute)."""
 
 _PLUGINS = Path(__file__).parent.parent
 _INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)

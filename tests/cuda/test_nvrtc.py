@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trtc.plugins.cuda import nvrtc
-from trtc.plugins.cuda.compile import KernelParameter
+from trtc.plugins.cuda.compile import SHARED_BYTES, KernelParameter
 from trtc.plugins.cuda.cpp import CudaSource
 from trtc.protos.errors import EnvironmentFault, InvariantError, UnsupportedError
 
@@ -91,9 +91,9 @@ def test_an_unknown_entry_is_refused() -> None:
         nvrtc.compile_cuda(replace(SOURCE, entry="other"), 90)
 
 
-@pytest.mark.parametrize("sm", nvrtc.SHARED_BYTES)
+@pytest.mark.parametrize("sm", SHARED_BYTES)
 def test_more_shared_memory_than_a_block_may_have_is_refused(sm: int) -> None:
-    most = nvrtc.SHARED_BYTES[sm]
+    most = SHARED_BYTES[sm]
     assert nvrtc.compile_cuda(replace(SOURCE, shared_bytes=most), sm).shared_bytes == most
     with pytest.raises(InvariantError, match="shared memory"):
         nvrtc.compile_cuda(replace(SOURCE, shared_bytes=most + 16), sm)

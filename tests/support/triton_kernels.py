@@ -43,10 +43,10 @@ def needs_triton() -> None:
 class Launch:
     """One launch of an operator's kernel. It crosses processes, so it names the kernel."""
 
-    op: str
-    """Folder under plugins/."""
+    module: str
+    """Under trtc.plugins, with a function `kernel`."""
     arguments: tuple[Any, ...]
-    """Of that folder's `cuda.kernel`."""
+    """Of that function."""
     grid: tuple[int, int, int]
     arrays: Mapping[str, Any]
     """By parameter name: arrays, and integers for scalars."""
@@ -134,7 +134,7 @@ def interpret(launch: Launch) -> dict[str, Array]:
 
 
 def _interpret(launch: Launch) -> dict[str, Array]:
-    module = importlib.import_module(f"trtc.plugins.{launch.op}.cuda")
+    module = importlib.import_module(f"trtc.plugins.{launch.module}")
     source = module.kernel(*launch.arguments)
     tensors = {name: _tensor(value) for name, value in launch.arrays.items()}
     arguments = [tensors[parameter.name] for parameter in source.parameters]

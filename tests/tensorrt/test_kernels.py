@@ -13,7 +13,7 @@ from trtc.plugins.rounding import cast
 
 needs_triton()
 
-from trtc.plugins.paged_attention import cuda as paged_attention  # noqa: E402
+from trtc.plugins.paged_attention import cuda_one_launch as paged_attention  # noqa: E402
 
 MIXED = [Sequence(1, 1), Sequence(37, 1), Sequence(21, 21), Sequence(50, 13), Sequence(5, 0)]
 TOLERANCES = {"f32": (1e-5, 1e-4), "f16": (1e-3, 1 / 256), "bf16": (8e-3, 1 / 64)}
@@ -29,7 +29,7 @@ def attend(batch: Batch, tactic: int, k_scale: float, v_scale: float, **attribut
     rows = paged_attention.block_q(paged_attention.kernel(*arguments))
     tiles = len(batch.q) // rows + len(batch.context_lens)
     launch = Launch(
-        op="paged_attention",
+        module="paged_attention.cuda_one_launch",
         arguments=arguments,
         grid=(tiles, attributes["num_kv_heads"], 1),
         arrays={
@@ -152,7 +152,7 @@ def test_kv_write_is_its_reference_bit_for_bit(
     attributes: dict[str, Any] = {"num_kv_heads": kv_heads, "head_dim": head_dim}
     (expected,) = kv_write_reference(k, v, pool, slots, k_scale, v_scale, **attributes)
     launch = Launch(
-        op="kv_write",
+        module="kv_write.cuda",
         arguments=({"k": dtype, "pool": pool_dtype}, attributes, 8),
         grid=(len(slots), 1, 1),
         arrays={

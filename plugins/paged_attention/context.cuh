@@ -1,0 +1,113 @@
+// What the kernels of paged_attention agree on: shapes, and how a context falls into pieces.
+//
+// Macros: NUM_HEADS NUM_KV_HEADS HEAD_DIM; POOL (Bf16 or E4m3) OUT; PAGE_SIZE TABLE_WIDTH;
+// Q_STRIDE OUT_STRIDE; SCALE WINDOW SOFTCAP; SPLIT_KEYS MAX_PIECES; HAS_K_SCALE HAS_V_SCALE
+// HAS_PRE_SCALE HAS_OUT_SCALE.
+#pragma once
+
+#include "cuda/ptx.cuh"
+
+namespace trtc {
+
+using Pool = POOL;
+using Out = OUT;
+
+constexpr float kLog2E = 1.4426950408889634f;
+constexpr int kGroup = NUM_HEADS / NUM_KV_HEADS;
+constexpr int kRowBytes = HEAD_DIM * sizeof(Pool);             // a key or value of one head
+constexpr int kTokenBytes = NUM_KV_HEADS * kRowBytes;          // of all heads
+constexpr int kPlaneBytes = PAGE_SIZE * kTokenBytes;           // the keys, or values, of a page
+constexpr long long kPageBytes = 2ll * kPlaneBytes;
+constexpr int kTile = 16;  // keys of one product; where a window begins is rounded down to it
+
+static_assert(HEAD_DIM % 16 == 0, "rows of K and V are taken 16 elements at a time");
+static_assert(PAGE_SIZE % 8 == 0, "eight keys are taken from one page");
+
+constexpr __device__ int ceil_div(int a, int b) { return (a + b - 1) / b; }
+constexpr __device__ int smaller(int a, int b) { return a < b ? a : b; }
+constexpr __device__ int larger(int a, int b) { return a > b ? a : b; }
+
+// E4M3 is exact in f16, and so are bf16 queries of any size that attention meets.
+template <class T>
+struct OperandOf {
+  using type = Bf16;
+};
+template <>
+struct OperandOf<E4m3> {
+  using type = F16;
+};
+using Operand = OperandOf<Pool>::type;  // of the tensor cores
+constexpr bool kE4m3 = sizeof(Pool) == 1;
+
+// Two bf16 queries as operands.
+__device__ inline unsigned query_operand(unsigned pair) {
+  if constexpr (!kE4m3) return pair;
+  return pack_f16(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+
+// Two weights as operands, `low` in the low half.
+__device__ inline unsigned weight_operand(float low, float high) {
+  if constexpr (kE4m3) return pack_f16(low, high);
+  return pack_bf16(low, high);
+}
+
+// The optional inputs: a kernel's parameter, or null.
+#if HAS_K_SCALE
+#define K_SCALE_PARAMETER const float *k_scale,
+#else
+#define K_SCALE_PARAMETER
+constexpr const float* k_scale = nullptr;
+#endif
+#if HAS_V_SCALE
+#define V_SCALE_PARAMETER const float *v_scale,
+#else
+#define V_SCALE_PARAMETER
+constexpr const float* v_scale = nullptr;
+#endif
+#if HAS_PRE_SCALE
+#define PRE_SCALE_PARAMETER const float *pre_scale,
+#else
+#define PRE_SCALE_PARAMETER
+constexpr const float* pre_scale = nullptr;
+#endif
+#if HAS_OUT_SCALE
+#define OUT_SCALE_PARAMETER const float *out_scale,
+#else
+#define OUT_SCALE_PARAMETER
+constexpr const float* out_scale = nullptr;
+#endif
+
+// The keys [first, end) that a sequence's last token sees, and the pieces they fall into. It follows
+// from the sequence's own length, so that no result depends on the rest of a batch.
+struct Pieces {
+  int first, end;
+  int begin;   // of the first piece: a multiple of kTile
+  int length;  // keys of a piece: a multiple of SPLIT_KEYS
+  int count;
+
+  __device__ explicit Pieces(int context) : end(context) {
+    first = WINDOW > 0 ? larger(0, context - WINDOW) : 0;
+    begin = first / kTile * kTile;
+    length = SPLIT_KEYS * ceil_div(end - begin, SPLIT_KEYS * MAX_PIECES);
+    count = ceil_div(end - begin, length);
+  }
+};
+
+// A score in units of log2, from the product of a query with a stored key; `scale` is SCALE times
+// the scale of stored keys. Rounded as written, so that it is the same bits wherever it is inlined.
+__device__ inline float score(float product, float scale) {
+  if constexpr (SOFTCAP > 0) {
+    // tanh(x) = 1 - 2 / (1 + e^2x)
+    constexpr float kCap = SOFTCAP > 0 ? SOFTCAP : 1;
+    const float x = __fmul_rn(product, scale / kCap);
+    const float above = reciprocal_approx(1.f + exp2_approx(__fmul_rn(2.f * kLog2E, x)));
+    return __fmul_rn(fmaf(-2.f, above, 1.f), kCap * kLog2E);
+  } else {
+    return __fmul_rn(product, scale * kLog2E);
+  }
+}
+
+// A factor that a call may go without.
+__device__ inline float value_or_one(const float* factor) { return factor ? *factor : 1.f; }
+
+}  // namespace trtc

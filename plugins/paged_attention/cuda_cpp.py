@@ -1,0 +1,100 @@
+"""What the CUDA C++ kernels of paged_attention have in common: macros and parameters."""
+
+from collections.abc import Sequence
+
+from trtc.plugins.cuda.compile import KernelParameter
+from trtc.plugins.cuda.cpp import CPP_TYPES, CudaSource
+from trtc.plugins.cuda.launch import DIMS, SCRATCH, SPLIT_KEYS, Grid, Launch, Site, splits
+from trtc.plugins.cuda.specialise import OVERLAP_SM
+from trtc.protos.dtypes import DTYPES
+
+TILE = 16
+"""Keys of one product of the tensor cores; where a window begins is rounded down to it."""
+_HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
+"""Whole products, and sums that fit in the registers of every SM."""
+_PAGE_KEYS = 8
+"""Keys that are looked up together."""
+OPTIONAL = ("k_scale", "v_scale", "pre_scale", "out_scale")
+PARTIAL, STATS, COUNTER = "partial", "stats", "counter"
+"""Scratch buffers: f32 [sequences, pieces, heads, head_dim], f32 pairs (largest score, sum of
+weights) beside it, and an i32."""
+_SCRATCH_TYPES = {PARTIAL: "f32", STATS: "f32", COUNTER: "i32"}
+_LONG_ROW_BYTES = 256
+
+
+def supports(site: Site) -> bool:
+    """Whether there are CUDA C++ kernels for a site."""
+    return (
+        site.dtypes["q"] == "bf16"
+        and site.dtypes["pool"] in ("bf16", "f8e4m3")
+        and site.kv.head_dim in _HEAD_DIMS
+        and site.kv.page_size % _PAGE_KEYS == 0
+    )
+
+
+def group(site: Site) -> int:
+    """Query heads of a KV head."""
+    return int(site.attributes["num_heads"]) // site.kv.num_kv_heads
+
+
+def row_bytes(site: Site) -> int:
+    """Bytes of one head's key in the pool."""
+    return site.kv.head_dim * DTYPES[site.dtypes["pool"]].bits // 8
+
+
+def split_keys(site: Site) -> int:
+    """Keys of the shortest piece: twice as many where rows of K and V are short, for as many bytes
+    to read beside the sums that a piece leaves behind."""
+    return SPLIT_KEYS * splits_of_piece(site)
+
+
+def splits_of_piece(site: Site) -> int:
+    """Steps of the axis "splits" in one piece."""
+    return 1 if row_bytes(site) >= _LONG_ROW_BYTES else 2
+
+
+def max_pieces(site: Site) -> int:
+    """Pieces of the longest sequence."""
+    window, longest = int(site.attributes["window"]), site.limits.max_seq_len
+    keys = min(longest, window + TILE - 1) if window else longest
+    return -(-splits(keys) // splits_of_piece(site))
+
+
+def constants(site: Site) -> dict[str, int | float | str]:
+    """The macros of context.cuh."""
+    return {
+        "NUM_HEADS": int(site.attributes["num_heads"]),
+        "NUM_KV_HEADS": site.kv.num_kv_heads,
+        "HEAD_DIM": site.kv.head_dim,
+        "POOL": CPP_TYPES[site.dtypes["pool"]],
+        "OUT": CPP_TYPES[site.dtypes["out"]],
+        "PAGE_SIZE": site.kv.page_size,
+        "TABLE_WIDTH": site.table_width,
+        "Q_STRIDE": site.strides["q"],
+        "OUT_STRIDE": site.strides["out"],
+        "SCALE": float(site.attributes["scale"]),
+        "WINDOW": int(site.attributes["window"]),
+        "SOFTCAP": float(site.attributes["softcap"]),
+        "SPLIT_KEYS": split_keys(site),
+        "MAX_PIECES": max_pieces(site),
+        **{f"HAS_{name.upper()}": int(site.has(name)) for name in OPTIONAL},
+    }
+
+
+def parameters(site: Site, names: Sequence[str]) -> tuple[KernelParameter, ...]:
+    """Those of `names` that the site has: parameters of the operator, DIMS, scratch buffers."""
+    dtypes = {DIMS: "i32", **_SCRATCH_TYPES, **site.dtypes}
+    return tuple(KernelParameter(name, dtypes[name]) for name in names if name in dtypes)
+
+
+def launch(site: Site, source: CudaSource, grid: Grid) -> Launch:
+    """A launch whose arguments are called as the kernel's parameters are."""
+    return Launch(
+        kernel=source,
+        arguments=tuple(
+            SCRATCH + one.name if one.name in _SCRATCH_TYPES else one.name
+            for one in source.parameters
+        ),
+        grid=grid,
+        overlaps=site.sm >= OVERLAP_SM,
+    )

@@ -1,0 +1,155 @@
+"""paged_attention in one launch, for TensorRT's plugins: ragged prefill chunks and decodes over a
+paged pool, in the tiles of cuda_tiles.py, with scales that are always given.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+
+from trtc.plugins.cuda.compile import KernelParameter, KernelSource
+from trtc.plugins.paged_attention.cuda_tiles import attend, find_sequence
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows and keys that a program multiplies at once."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+DECODE, PREFILL = 1, 2
+"""Tactics: few rows a sequence, or many."""
+TACTICS = (DECODE, PREFILL)
+
+
+@triton.jit
+def paged_attention(
+    q,
+    pool,
+    query_start,
+    context_lens,
+    page_table,
+    k_scale,
+    v_scale,
+    num_sequences,
+    table_width,
+    out,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SCALE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP_PAD
+    kv_head = tl.program_id(1)
+    sequence, first_new = find_sequence(tl.program_id(0), query_start, num_sequences, BLOCK_Q)
+    first_row = tl.load(query_start + sequence)
+    num_new = tl.load(query_start + sequence + 1) - first_row
+    if first_new < num_new:
+        m = tl.arange(0, BLOCK_M)
+        d = tl.arange(0, HEAD_PAD)
+        new = first_new + m // GROUP_PAD
+        head = m % GROUP_PAD
+        row = (first_row + new).to(tl.int64)
+        at = (row * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + head) * HEAD_DIM
+        offsets = at[:, None] + d[None, :]
+        inside = ((new < num_new) & (head < GROUP))[:, None] & (d < HEAD_DIM)[None, :]
+        before = tl.load(context_lens + sequence) - num_new
+        result = attend(
+            tl.load(q + offsets, mask=inside, other=0.0),
+            before + new,
+            before + first_new,
+            before + tl.minimum(first_new + BLOCK_Q, num_new),
+            pool,
+            page_table + tl.cast(sequence, tl.int64) * table_width,
+            kv_head,
+            SCALE * tl.load(k_scale),
+            NUM_KV_HEADS,
+            HEAD_DIM,
+            PAGE_SIZE,
+            BLOCK_N,
+            WINDOW,
+            SOFTCAP,
+            PRECISION,
+        )
+        result = result * tl.load(v_scale)
+        tl.store(out + offsets, result.to(out.dtype.element_ty), mask=inside)
+
+
+def tile_of(dtypes: Mapping[str, str], head_dim: int, group: int, tactic: int) -> Tile:
+    """The tile of a tactic, small enough for the shared memory of every SM."""
+    head_pad = max(16, triton.next_power_of_2(head_dim))
+    group_pad = triton.next_power_of_2(group)
+    if dtypes["q"] == "f32":
+        block_m = 16 if tactic == DECODE or head_pad > 128 else 32
+        return Tile(max(block_m, group_pad), 16, num_warps=4, num_stages=1)
+    block_m = 16 if tactic == DECODE else 64 if head_pad <= 128 else 32
+    stages = 2 if head_pad <= (128 if tactic == DECODE else 64) else 1
+    block_n = 64 if head_pad <= 64 else 32
+    return Tile(max(block_m, group_pad), block_n, num_warps=4, num_stages=stages)
+
+
+def kernel(
+    dtypes: Mapping[str, str],
+    attributes: Mapping[str, int | float | str],
+    page_size: int,
+    tactic: int,
+) -> KernelSource:
+    """The kernel of one node. Grid: (T // block_q + B, num_kv_heads, 1); see `block_q`.
+
+    Args:
+        dtypes: element types of `q` and `pool`.
+        attributes: of the operator, complete.
+        tactic: DECODE or PREFILL; both are right for every batch.
+    """
+    head_dim, num_kv_heads = int(attributes["head_dim"]), int(attributes["num_kv_heads"])
+    group = int(attributes["num_heads"]) // num_kv_heads
+    tile = tile_of(dtypes, head_dim, group, tactic)
+    return KernelSource(
+        function=paged_attention,
+        parameters=(
+            KernelParameter("q", dtypes["q"]),
+            KernelParameter("pool", dtypes["pool"]),
+            KernelParameter("query_start", "i32"),
+            KernelParameter("context_lens", "i32"),
+            KernelParameter("page_table", "i32"),
+            KernelParameter("k_scale", "f32"),
+            KernelParameter("v_scale", "f32"),
+            KernelParameter("num_sequences", "i32", is_pointer=False),
+            KernelParameter("table_width", "i32", is_pointer=False),
+            KernelParameter("out", dtypes["q"]),
+        ),
+        constants={
+            "NUM_KV_HEADS": num_kv_heads,
+            "GROUP": group,
+            "GROUP_PAD": triton.next_power_of_2(group),
+            "HEAD_DIM": head_dim,
+            "HEAD_PAD": max(16, triton.next_power_of_2(head_dim)),
+            "PAGE_SIZE": page_size,
+            "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n,
+            "SCALE": float(attributes["scale"]),
+            "WINDOW": int(attributes["window"]),
+            "SOFTCAP": float(attributes["softcap"]),
+            "PRECISION": "ieee",
+        },
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+
+
+def block_q(source: KernelSource) -> int:
+    """New tokens of a sequence that one program takes."""
+    return int(source.constants["BLOCK_M"]) // int(source.constants["GROUP_PAD"])

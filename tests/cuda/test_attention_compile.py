@@ -1,0 +1,128 @@
+"""The kernels of paged_attention compile for every SM without a GPU."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support.attention_case import Sequence
+from tests.support.attention_launches import KV_SCALES, make_call
+from tests.support.triton_kernels import needs_triton
+from trtc.plugins.cuda.compile import (
+    SHARED_BYTES,
+    SMS,
+    CompiledKernel,
+    KernelSource,
+    compile_kernel,
+    find_entry,
+)
+from trtc.plugins.cuda.cpp import CudaSource
+from trtc.plugins.cuda.launch import Launch, Site
+from trtc.plugins.cuda.nvrtc import compile_cuda
+from trtc.protos.errors import InvariantError, UnsupportedError
+from trtc.protos.manifest import Limits
+
+needs_triton()
+
+from trtc.plugins.paged_attention.cuda import lower  # noqa: E402
+from trtc.plugins.paged_attention.cuda_prefill import prefill  # noqa: E402
+
+LLAMA_3 = {"heads": 32, "kv_heads": 8, "head_dim": 128}
+CASES: dict[str, dict[str, Any]] = {
+    "llama-3": LLAMA_3,
+    "llama-3 fp8": {**LLAMA_3, "pool": "f8e4m3", "out": "f8e4m3", "by": KV_SCALES},
+    "llama-3.2": {**LLAMA_3, "head_dim": 64, "pool": "f8e4m3", "by": KV_SCALES},
+    "phi-2": {"heads": 32, "kv_heads": 32, "head_dim": 80},
+    "phi-3": {"heads": 32, "kv_heads": 32, "head_dim": 96, "window": 2047, "page_size": 8},
+    "qwen2 awq": {"heads": 28, "kv_heads": 4, "head_dim": 128, "out": "i8"},
+    "gemma-2": {"heads": 16, "kv_heads": 8, "head_dim": 256, "window": 4096, "softcap": 50.0}
+    | {"page_size": 128},
+    "gemma-2 fp8": {"heads": 16, "kv_heads": 8, "head_dim": 256, "pool": "f8e4m3", "by": KV_SCALES},
+    "one kv head": {"heads": 32, "kv_heads": 1, "head_dim": 256, "out": "f32"},
+}
+ON_EVERY_SM = ("llama-3", "gemma-2", "one kv head")
+IN_TRITON = [
+    ("llama-3", 80),
+    ("gemma-2", 86),
+    ("llama-3 fp8", 89),
+    ("llama-3", 90),
+    ("llama-3", 100),
+    ("llama-3", 120),
+]
+
+
+def make_site(sm: int, batch: int = 256, **case: Any) -> Site:
+    limits = Limits(max_batch_size=batch, max_seq_len=8192, max_num_tokens=8192)
+    return replace(make_call([Sequence(1, 1)], **case).site(sm), limits=limits)
+
+
+def check(launch: Launch, kernel: CompiledKernel, sm: int) -> str:
+    """What every launch promises; the PTX."""
+    ptx = kernel.ptx.decode()
+    assert kernel.cubin.startswith(b"\x7fELF")
+    assert kernel.shared_bytes <= SHARED_BYTES[sm]
+    _, declared, _ = find_entry(ptx, kernel.entry)
+    assert len(declared) == len(launch.arguments)
+    assert launch.overlaps == (sm >= 90) == ("griddepcontrol.wait" in ptx)
+    return ptx
+
+
+@pytest.mark.parametrize(
+    ("name", "sm"),
+    [(name, sm) for sm in SMS for name in (CASES if sm in (89, 90) else ON_EVERY_SM)],
+)
+def test_cuda_kernels_compile(name: str, sm: int) -> None:
+    site = make_site(sm, **CASES[name])
+    decode, every = lower(site)
+    assert (decode.kind, every.kind) == ("decode", "any")
+    assert every.work[:2] == decode.work
+    cuda = [one for one in every.work if isinstance(one, Launch)]
+    kernels = [one for one in cuda if isinstance(one.kernel, CudaSource)]
+    assert len(kernels) == (3 if sm == 90 else 2)
+    for launch in kernels:
+        assert isinstance(launch.kernel, CudaSource)
+        ptx = check(launch, compile_cuda(launch.kernel, sm), sm)
+        if launch.kernel.entry == "attention_split":
+            assert "cp.async.cg.shared.global.L2::cache_hint.L2::128B" in ptx
+            assert "mma.sync.aligned.m16n8k16" in ptx
+        if launch.kernel.entry == "attention_prefill":
+            assert "wgmma.mma_async" in ptx
+
+
+def test_e4m3_is_refused_where_there_is_none() -> None:
+    decode, _ = lower(make_site(80, **CASES["llama-3 fp8"]))
+    for launch in decode.work:
+        assert isinstance(launch, Launch)
+        assert isinstance(launch.kernel, CudaSource)
+        with pytest.raises(UnsupportedError, match="sm_80 has no E4M3"):
+            compile_cuda(launch.kernel, 80)
+
+
+@pytest.mark.parametrize(("name", "sm"), IN_TRITON)
+def test_tiles_compile_in_triton(name: str, sm: int) -> None:
+    site = make_site(sm, **CASES[name])
+    launch = prefill(site, least_new=2)
+    assert isinstance(launch.kernel, KernelSource)
+    ptx = check(launch, compile_kernel(launch.kernel, sm), sm)
+    assert any(product in ptx for product in ("mma.sync", "wgmma", "tcgen05.mma"))
+    assert ".local" not in ptx, "spills, or indexes registers"
+
+
+def test_tiles_that_do_not_fit_are_refused() -> None:
+    source = prefill(make_site(80, **LLAMA_3), least_new=2).kernel
+    assert isinstance(source, KernelSource)
+    with pytest.raises(InvariantError, match=r"\d+ of 49152 of shared memory"):
+        compile_kernel(replace(source, max_shared_bytes=48 << 10), 80)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"head_dim": 72},  # of no model
+        {**CASES["gemma-2 fp8"], "batch": 4096},  # no room to count so many sequences' tiles
+    ],
+)
+def test_what_sm_90_cannot_hold_goes_through_triton(case: dict[str, Any]) -> None:
+    last = lower(make_site(90, **case))[-1].work[-1]
+    assert isinstance(last, Launch)
+    assert isinstance(last.kernel, KernelSource)

@@ -1,0 +1,76 @@
+"""Sequences with one new token: split.cu and combine.cu on the CPU, thread by thread."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.attention_case import Sequence
+from tests.support.attention_launches import KV_SCALES, assert_close, make_call, part, run_cuda
+from tests.support.triton_kernels import needs_triton
+from trtc.plugins.paged_attention.op import PAGED_ATTENTION
+
+needs_triton()
+
+from trtc.plugins.paged_attention import cuda_cpp  # noqa: E402
+from trtc.plugins.paged_attention.cuda import lower  # noqa: E402
+
+DECODE = [Sequence(context, 1) for context in (1, 16, 37, 256, 257, 700)]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize(
+    "case",
+    [
+        {},
+        {"pool": "f8e4m3", "head_dim": 128, "by": KV_SCALES, "page_size": 8, "out": "f8e4m3"},
+        {"heads": 3, "kv_heads": 3, "head_dim": 80, "window": 100, "softcap": 3.0, "out": "i8"},
+        {"heads": 40, "kv_heads": 2, "head_dim": 80, "pool": "f8e4m3", "out": "f32"},
+        {"heads": 12, "kv_heads": 1, "head_dim": 256, "page_size": 128, "window": 300},
+    ],
+)
+def test_a_decode_step_is_its_reference(case: dict[str, Any], lazy: bool) -> None:
+    """Poison in stale rows and pages, and in what kernels before this one have yet to write."""
+    call = make_call(DECODE, **case)
+    site = call.site(90)
+    variant = lower(site)[0]
+    assert variant.kind == "decode"
+    out = run_cuda(call, site, variant, lazy=lazy)
+    rows = np.arange(call.num_tokens)
+    assert_close(call, out, rows, weights=2.0**-11 if case.get("pool") == "f8e4m3" else 2.0**-15)
+    if not case:
+        tolerance = PAGED_ATTENTION.tolerances["bf16"]
+        expected = call.expected()
+        error = np.abs(out.astype(np.float32) - expected)
+        assert (error <= tolerance.absolute + tolerance.relative * np.abs(expected)).all()
+
+
+def test_a_sequence_alone_gives_the_same_bits() -> None:
+    call = make_call(DECODE)
+    site = call.site(90)
+    together = run_cuda(call, site, lower(site)[0])
+    for sequence in range(len(DECODE)):
+        alone = part(call, sequence, 0, 1)
+        # The same engine, so the same kernels: limits and page tables are the whole call's.
+        found = run_cuda(alone, site, lower(site)[0])
+        assert np.array_equal(found[0], together[sequence])
+
+
+def test_long_contexts_fall_into_a_bounded_number_of_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuda_cpp, "splits", lambda keys: min(4, -(-keys // 256)))
+    call = make_call([Sequence(1100, 1), Sequence(300, 1), Sequence(50, 1)])
+    site = call.site(90)
+    variant = lower(site)[0]
+    assert variant.scratch["stats"] == 5 * 2 * 4 * 8, "sequences, pieces, heads, two floats"
+    assert_close(call, run_cuda(call, site, variant), np.arange(3), weights=2.0**-15)
+
+
+def test_a_mixed_step_leaves_other_rows_alone() -> None:
+    call = make_call([Sequence(40, 1), Sequence(60, 5), Sequence(9, 0), Sequence(300, 1)])
+    site = call.site(90)
+    variant = lower(site)[0]
+    out = run_cuda(call, site, variant)
+    assert_close(call, out, [0, 6], weights=2.0**-15)
+    assert (out[1:6].view(np.uint8) == 0xFF).all()
