@@ -128,11 +128,8 @@ def lower(site: Site) -> tuple[Variant, ...]:
             field="--dtype",
             remedy="Use --target cpu for this scheme",
         )
-    most = site.limits.max_num_tokens
-    few = skinny_variants(site)
-    if few and few[-1].max_rows == most:
-        return few
-    return (*few, Variant(work=_many_rows(site), max_rows=most))
+    many = Variant(work=_many_rows(site), max_rows=site.limits.max_num_tokens)
+    return (*skinny_variants(site), many)
 
 
 def _many_rows(site: Site) -> tuple[Launch | MatrixProduct, ...]:

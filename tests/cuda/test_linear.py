@@ -246,10 +246,11 @@ def variant_kind(work: tuple[Launch | MatrixProduct, ...]) -> str:
     return " ".join(names)
 
 
-def test_few_tokens_need_no_other_variant() -> None:
+def test_few_tokens_need_no_kernel_for_more() -> None:
     variants = cuda.lower(site(BF16, 90, most_rows=12))
-    assert [variant.max_rows for variant in variants] == [8, 12]
-    (launched,) = variants[-1].work
+    assert [variant.max_rows for variant in variants] == [8, 12, 12]
+    assert [variant_kind(variant.work) for variant in variants] == ["skinny", "skinny", "product"]
+    (launched,) = variants[1].work
     assert isinstance(launched, Launch) and launched.kernel.constants["ROWS"] == 16
 
 
