@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import onnx
 
+from trtc.builder.module import TRTC_DOMAIN
 from trtc.builder.passes.base import Pass
 from trtc.builder.passes.order import cuda_passes
 from trtc.builder.passes.transforms import ScalePerRow
@@ -20,6 +21,9 @@ from trtc.protos.errors import UnsupportedError
 from trtc.protos.launches import LAUNCHES_FILE, launches_json
 from trtc.protos.manifest import GRAPH_FILE, PLAN_FILE, ByteLedger, TargetFacts, weights_files
 from trtc.quant.scheme import Scheme
+
+_WEIGHTS = ("f32", "bf16", "f8e4m3")
+"""Element types of weights that the linears' kernels multiply."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +48,27 @@ class CudaTarget:
     def check(self, scheme: Scheme) -> None:
         check_triton()
         check_nvrtc()
+        if scheme.weight not in _WEIGHTS:
+            raise UnsupportedError(
+                f"the CUDA target has no kernels for the {scheme.weight} weights of {scheme.name}",
+                field="--dtype",
+                remedy="Use fp32, bf16 or fp8, or --target cpu",
+            )
         if "f8e4m3" in (scheme.weight, scheme.activation) and self.sm not in FP8_SMS:
             raise UnsupportedError(
                 f"sm_{self.sm} has no E4M3 arithmetic",
                 field="--dtype",
-                remedy="Use bf16 or int4_awq, or a target from sm_89 on",
+                remedy="Use bf16, or a target from sm_89 on",
             )
 
     def passes(self, request: CompileRequest) -> tuple[Pass, ...]:
+        for node in request.module.model.graph.node:
+            if node.domain == TRTC_DOMAIN and node.op_type == "moe":
+                raise UnsupportedError(
+                    "the CUDA target has no kernels for routed experts",
+                    field=node.name,
+                    remedy="Use --target cpu for this model",
+                )
         return cuda_passes(request.scheme, request.reader, request.ranks)
 
     def compile(self, request: CompileRequest, progress: Progress) -> Compiled:

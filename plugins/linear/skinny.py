@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trtc.plugins.cuda.compile import KernelParameter
+from trtc.plugins.cuda.compile import SHARED_BYTES, KernelParameter
 from trtc.plugins.cuda.cpp import CudaSource
 from trtc.plugins.cuda.launch import DIMS, ONE, Extent, Launch, Site, Variant
-from trtc.plugins.cuda.nvrtc import SHARED_BYTES
 from trtc.plugins.cuda.specialise import OVERLAP_SM, count_index
 from trtc.protos.dtypes import DTYPES
 

@@ -1,5 +1,5 @@
-"""Attention of whole steps in Triton, for SMs and element types without a kernel of their own: tiles
-of cuda_tiles.py with the quantisation after them."""
+"""Attention of whole steps in Triton, for SMs and element types without a kernel of their own:
+tiles of cuda_tiles.py with the quantisation after them."""
 
 from dataclasses import dataclass
 

@@ -50,7 +50,7 @@ def prefill(site: Site) -> Launch:
     """Right for every step: sequences with one new token are passed over. COUNTER must be 0."""
     tile = tile_of(site)
     shared = _shared_bytes(site, tile)
-    names = ("q", "pool", "query_start", "context_lens", "page_table")
+    names: tuple[str, ...] = ("q", "pool", "query_start", "context_lens", "page_table")
     names += ("k_scale", "v_scale", "pre_scale", "out_scale", DIMS, "out", COUNTER)
     source = CudaSource(
         file="paged_attention/prefill_sm90.cu",

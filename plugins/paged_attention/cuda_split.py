@@ -93,7 +93,7 @@ def _split_launch(site: Site, tile: Tile) -> Launch:
     padded_heads = -(-heads_of_tile // 8) * 8
     sums = padded_heads * (site.kv.head_dim + 4) * 4
     shared = tile.warps * (max(tile.stages * _stage_bytes(site), sums) + 8 * padded_heads)
-    names = ("q", "pool", "query_start", "context_lens", "page_table")
+    names: tuple[str, ...] = ("q", "pool", "query_start", "context_lens", "page_table")
     names += ("k_scale", "v_scale", "pre_scale", "out_scale", DIMS, "out", PARTIAL, STATS)
     source = CudaSource(
         file="paged_attention/split.cu",
@@ -120,7 +120,7 @@ def _split_launch(site: Site, tile: Tile) -> Launch:
 def _combine_launch(site: Site, counter: bool) -> Launch:
     num_heads = int(site.attributes["num_heads"])
     heads = max(1, _COMBINE_THREADS // (site.kv.head_dim // 4))
-    names = ("query_start", "context_lens", "v_scale", "pre_scale", "out_scale")
+    names: tuple[str, ...] = ("query_start", "context_lens", "v_scale", "pre_scale", "out_scale")
     names += (COUNTER,) * counter + (DIMS, PARTIAL, STATS, "out")
     source = CudaSource(
         file="paged_attention/combine.cu",
