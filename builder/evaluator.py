@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from trtc.builder.module import TRTC_DOMAIN, Module
+from trtc.builder.module import TENSORRT_DOMAIN, TRTC_DOMAIN, Module
 from trtc.builder.onnx_file import is_external
 from trtc.builder.recipes import Array, TensorReader
 from trtc.plugins.op import FusedOp
@@ -23,6 +23,7 @@ from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import cast
 
 _Operators = list[type[OpRun]]
+_E2M1_MAX = 6.0
 Exchange = Callable[[str, Array], tuple[Array, ...]]
 """(a collective's node, what this rank gives) -> what every rank gives, in their order."""
 
@@ -105,7 +106,7 @@ def _untyped(names: Iterable[str]) -> list[onnx.ValueInfoProto]:
 
 def _operators(exchange: Exchange) -> _Operators:
     fused = [_operator(op, exchange) for op in REGISTRY.values()]
-    return [MatMul, RMSNormalization, Sigmoid, Gelu, QuantizeLinear, *fused]
+    return [MatMul, RMSNormalization, Sigmoid, Gelu, QuantizeLinear, TRT_FP4DynamicQuantize, *fused]
 
 
 def _operator(op: FusedOp, exchange: Exchange) -> type[OpRun]:
@@ -198,3 +199,20 @@ class QuantizeLinear(OpRun):  # type: ignore[misc]
     def _run(self, x: Array, scale: Array, *, output_dtype: int, **_: Any) -> tuple[Array]:
         target = onnx.helper.tensor_dtype_to_np_dtype(output_dtype)
         return (cast(_f32(x) / _f32(scale), str(target)),)
+
+
+class TRT_FP4DynamicQuantize(OpRun):  # type: ignore[misc]
+    """Blocks of the last axis to E2M1: a block's scale is its largest value over E2M1's, 6, in
+    units of `scale` and rounded to E4M3. A block whose scale rounds to zero is zero."""
+
+    op_domain = TENSORRT_DOMAIN
+
+    def _run(
+        self, x: Array, scale: Array, *, axis: int, block_size: int, scale_type: int
+    ) -> tuple[Array, Array]:
+        assert axis == -1 and scale_type == onnx.TensorProto.FLOAT8E4M3FN
+        blocks = _f32(x).reshape(*x.shape[:-1], -1, block_size)
+        scales = cast(np.abs(blocks).max(-1) / np.float32(_E2M1_MAX) / _f32(scale), "f8e4m3")
+        units = (_f32(scales) * _f32(scale))[..., None]
+        quotients = np.divide(blocks, units, out=np.zeros_like(blocks), where=units != 0)
+        return cast(quotients, "f4e2m1").reshape(x.shape), scales

@@ -70,7 +70,7 @@ def _check_uniform(mlp: MoeMlpSpec, linears: list[LinearWeights]) -> None:
         raise UnsupportedError("biases of routed experts are not supported", field=name)
     if any(linear.scale_2 is not None for linear in linears):
         raise UnsupportedError(
-            "routed experts cannot have 4-bit weights under FP8 activations",
+            "routed experts cannot have 4-bit weights under FP8 or FP4 activations",
             field=name,
             remedy="Use int4_awq or fp8 for models with routed experts",
         )

@@ -5,8 +5,9 @@ Rows are packed tokens: there is no batch dimension. A node's name is its site i
 (the lm_head's too when embeddings are tied), `rope.<k>.cos`, `rope.<k>.sin`.
 
 A linear is [Mul pre_scale] -> [QuantizeLinear -> DequantizeLinear] -> MatMul with the transposed,
-dequantised weight -> [Add bias]. Routers multiply in f32: their input is cast, their weight is an
-f32 initialiser whose recipe rounds to the activation type first.
+dequantised weight -> [Add bias]. NVFP4 quantises its input by TensorRT's TRT_FP4DynamicQuantize.
+Routers multiply in f32: their input is cast, their weight is an f32 initialiser whose recipe rounds
+to the activation type first.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ import numpy as np
 
 from trtc.builder.experts import expert_weights
 from trtc.builder.graph_writer import Attribute, GraphWriter, Value, onnx_type
-from trtc.builder.module import TRTC_DOMAIN, Module
+from trtc.builder.module import TENSORRT_DOMAIN, TRTC_DOMAIN, Module
 from trtc.builder.recipes import Cast, Load, RopeTable, TensorReader
 from trtc.builder.spec import (
     AttentionSpec,
@@ -381,7 +382,10 @@ class _SourceGraph:
             x = self._mul(f"{site}.pre_scale", x, scale)
         if weights.input_scale is not None and weights.activation is not None:
             scale = self._writer.weight(f"{site}.input_scale", weights.input_scale)
-            x = self._quantize_dequantize(f"{site}.input", x, scale, weights.activation)
+            if weights.activation == "f4e2m1":
+                x = self._quantize_blocks(f"{site}.input", x, scale, weights.group_size or 0)
+            else:
+                x = self._quantize_dequantize(f"{site}.input", x, scale, weights.activation)
         product = self._matmul(site, x, self._weight(site, weights), self._dtype)
         if weights.bias is None:
             return product
@@ -394,6 +398,12 @@ class _SourceGraph:
         if weights.scale is None:
             return weight
         scale = self._writer.weight(f"{site}.weight_scale", weights.scale)
+        if weights.format == "f4e2m1":
+            assert weights.scale_2 is not None and weights.group_size
+            scale_2 = self._writer.weight(f"{site}.weight_scale_2", weights.scale_2)
+            return self._dequantize_blocks(
+                f"{site}.weight", weight, scale, scale_2, weights.group_size
+            )
         inputs = [weight, scale]
         if weights.zero is not None:
             inputs.append(self._writer.weight(f"{site}.weight_zero", weights.zero))
@@ -426,6 +436,47 @@ class _SourceGraph:
             x.dtype,
             x.shape,
             output_dtype=onnx_type(x.dtype),
+        )
+
+    def _quantize_blocks(self, site: str, x: Value, scale: Value, size: int) -> Value:
+        """Blocks of a row to E2M1, each by an E4M3 scale that is computed on the way."""
+        width = x.shape[1]
+        assert isinstance(width, int)
+        codes, scales = self._writer.node_of_two(
+            "TRT_FP4DynamicQuantize",
+            f"{site}_q",
+            [x, scale],
+            (
+                Value(f"{site}_q.out", "f4e2m1", x.shape),
+                Value(f"{site}_q.scale", "f8e4m3", (x.shape[0], width // size)),
+            ),
+            domain=TENSORRT_DOMAIN,
+            axis=-1,
+            block_size=size,
+            scale_type=onnx_type("f8e4m3"),
+        )
+        return self._dequantize_blocks(site, codes, scales, scale, size)
+
+    def _dequantize_blocks(
+        self, site: str, codes: Value, scales: Value, scale_2: Value, size: int
+    ) -> Value:
+        """E2M1 codes by E4M3 scales of blocks, which `scale_2` scales in turn."""
+        attributes: dict[str, Attribute] = {"output_dtype": onnx_type(self._dtype)}
+        wide = self._writer.node(
+            "DequantizeLinear",
+            f"{site}_scale_dq",
+            [scales, scale_2],
+            self._dtype,
+            scales.shape,
+            attributes=attributes,
+        )
+        return self._writer.node(
+            "DequantizeLinear",
+            f"{site}_dq",
+            [codes, wide],
+            self._dtype,
+            codes.shape,
+            attributes=attributes | {"axis": 1, "block_size": size},
         )
 
     def _matmul(self, site: str, x: Value, weight: Value, dtype: str) -> Value:

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from trtc.builder.module import OPSET, TRTC_DOMAIN
+from trtc.builder.module import OPSET, TENSORRT_DOMAIN, TRTC_DOMAIN
 from trtc.builder.recipes import Array, Constant, Recipe, TensorReader
 from trtc.builder.weights import Tensor
 from trtc.protos.dtypes import DTYPES
@@ -82,22 +82,40 @@ class GraphWriter:
         Attributes are given by keyword, or in `attributes` when there is a choice of them.
         """
         value = Value(output or f"{name}.out", dtype, shape)
+        self._append(op_type, name, inputs, [value], domain, {**(attributes or {}), **more})
+        return value
+
+    def node_of_two(
+        self,
+        op_type: str,
+        name: str,
+        inputs: Sequence[Value],
+        outputs: tuple[Value, Value],
+        *,
+        domain: str,
+        **attributes: Attribute,
+    ) -> tuple[Value, Value]:
+        """Append a node with two outputs, which the caller names."""
+        self._append(op_type, name, inputs, outputs, domain, attributes)
+        return outputs
+
+    def _append(
+        self,
+        op_type: str,
+        name: str,
+        inputs: Sequence[Value | None],
+        outputs: Sequence[Value],
+        domain: str,
+        attributes: Mapping[str, Attribute],
+    ) -> None:
         names = [given.name if given else "" for given in inputs]
         while names and not names[-1]:
             names.pop()
+        made = [value.name for value in outputs]
         self._nodes.append(
-            helper.make_node(
-                op_type,
-                names,
-                [value.name],
-                name=name,
-                domain=domain or None,
-                **(attributes or {}),
-                **more,
-            )
+            helper.make_node(op_type, names, made, name=name, domain=domain or None, **attributes)
         )
-        self._values.append(_value_info(value))
-        return value
+        self._values += [_value_info(value) for value in outputs]
 
     def finish(self, outputs: Sequence[Value]) -> tuple[onnx.ModelProto, Mapping[str, Recipe]]:
         """The model, and the recipes of its initialisers."""
@@ -111,6 +129,8 @@ class GraphWriter:
             value_info=[info for info in self._values if info.name not in names],
         )
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(TRTC_DOMAIN, 1)]
+        if any(node.domain == TENSORRT_DOMAIN for node in self._nodes):
+            opsets.append(helper.make_opsetid(TENSORRT_DOMAIN, 1))
         model = helper.make_model(
             graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="trtc"
         )

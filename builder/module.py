@@ -9,6 +9,8 @@ from trtc.builder.recipes import Recipe
 from trtc.protos.manifest import KvGeometry, Limits
 
 TRTC_DOMAIN = "trtc"
+TENSORRT_DOMAIN = "trt"
+"""Operators that TensorRT's parser knows beside ONNX's."""
 OPSET = 23
 
 

@@ -48,7 +48,7 @@ class LinearWeights:
         """What the input is quantised to, if it is."""
         if self.input_scale is None:
             return None
-        return "i8" if self.format == "i8" else "f8e4m3"
+        return self.format if self.format in ("i8", "f4e2m1") else "f8e4m3"
 
 
 def source_recipe(source: TensorSource) -> Recipe:
@@ -108,7 +108,9 @@ def quantized_linear(
         weight=weight,
         format=quantized.weight,
         bias=_bias(linear, dtype),
-        scale=tensor("weight_scale", "f32", scale_shape),
+        scale=tensor(
+            "weight_scale", "f8e4m3" if quantized.weight == "f4e2m1" else "f32", scale_shape
+        ),
         zero=tensor("weight_zero", "u4", scale_shape),
         scale_2=tensor("weight_scale_2", "f32", ()),
         input_scale=tensor("input_scale", "f32", ()),

@@ -11,6 +11,7 @@ NUMPY_DTYPES: dict[str, np.dtype[np.generic]] = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "f16": np.dtype(np.float16),
     "f8e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "f4e2m1": np.dtype(ml_dtypes.float4_e2m1fn),
     "i8": np.dtype(np.int8),
     "i4": np.dtype(ml_dtypes.int4),
     "u4": np.dtype(ml_dtypes.uint4),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-DTypeName = Literal["f32", "bf16", "f16", "f8e4m3", "i8", "i4", "u4", "i32", "u8"]
+DTypeName = Literal["f32", "bf16", "f16", "f8e4m3", "f4e2m1", "i8", "i4", "u4", "i32", "u8"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class DType:
     onnx: int
     """onnx.TensorProto.DataType."""
     cpp: str
-    """Type of an element, or of the byte that holds sub-byte elements, in plugins/cpu/types.hpp."""
+    """Type of an element, or of the byte that holds sub-byte elements, in plugins/cpu/types.hpp;
+    "": the CPU target has none."""
 
     def num_bytes(self, num_elements: int) -> int:
         """Bytes of `num_elements` packed elements, rounded up."""
@@ -31,6 +32,7 @@ DTYPES: dict[str, DType] = {
         DType("bf16", 16, "BF16", 16, "trtc::bf16"),
         DType("f16", 16, "F16", 10, "trtc::f16"),
         DType("f8e4m3", 8, "F8_E4M3", 17, "trtc::f8e4m3"),
+        DType("f4e2m1", 4, "U8", 23, ""),
         DType("i8", 8, "I8", 3, "std::int8_t"),
         DType("i4", 4, "U8", 22, "trtc::i4x2"),
         DType("u4", 4, "U8", 21, "trtc::u4x2"),
@@ -41,5 +43,5 @@ DTYPES: dict[str, DType] = {
 
 BY_ONNX: dict[int, DType] = {dtype.onnx: dtype for dtype in DTYPES.values()}
 BY_SAFETENSORS: dict[str, DType] = {
-    dtype.safetensors: dtype for dtype in DTYPES.values() if dtype.name not in ("i4", "u4")
+    dtype.safetensors: dtype for dtype in DTYPES.values() if dtype.bits >= 8
 }

@@ -83,7 +83,7 @@ def quantize_checkpoint(
         raise UnsupportedError(
             f"{scheme.name} has nothing to calibrate",
             field="--dtype",
-            remedy="Use fp8, int8_sq, int4_awq or w4a8_awq",
+            remedy="Use fp8, int8_sq, int4_awq, w4a8_awq or nvfp4",
         )
     # Read before any work, so that a bad file costs no time; torch and modelopt cost seconds.
     texts = default_calibration() if calibration is None else read_texts(calibration)

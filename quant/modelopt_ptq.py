@@ -11,6 +11,7 @@ import transformers
 from torch import nn
 
 from trtc.protos.errors import CalibrationError, UnsupportedError
+from trtc.quant import nvfp4
 from trtc.quant.calibration_text import TokenSet
 from trtc.quant.experts import STARVED_TOKENS, SeparateExperts, prepare_export, separate_experts
 from trtc.quant.quiet import quiet_libraries
@@ -19,6 +20,7 @@ from trtc.quant.scheme import Scheme
 
 _BATCH = 4
 _BAD_WEIGHTS = "The checkpoint is damaged there, or dead; check it in bf16 first"
+_E2M1_BITS = (2, 1)
 _NEVER_QUANTIZED = ("*lm_head*", "*router*", "*mlp.gate.*", "*block_sparse_moe.gate.*")
 
 
@@ -45,7 +47,7 @@ def check_quantizable(model_dir: Path, scheme: Scheme) -> None:
                 field=name,
                 remedy=remedy,
             )
-        if linear.out_features % 2:
+        if linear.out_features % 2 and scheme.weight in ("i4", "i4_f8"):
             raise UnsupportedError(
                 f"has {linear.out_features} output features; 4-bit rows are stored in pairs",
                 field=name,
@@ -69,10 +71,23 @@ def modelopt_config(scheme: Scheme, kv_dtype: str) -> dict[str, Any]:
         if kv_dtype == "f8e4m3":
             kv = copy.deepcopy(mtq.FP8_KV_CFG["quant_cfg"])
             config = mtq.update_quant_cfg_with_kv_cache_quant(config, kv)
+        if scheme.weight == "f4e2m1":
+            _round_on_cpu(config)
     config["quant_cfg"] += [
         {"quantizer_name": pattern, "enable": False} for pattern in _NEVER_QUANTIZED
     ]
     return config
+
+
+def _round_on_cpu(config: dict[str, Any]) -> None:
+    """Let NVFP4 quantisers call ours: modelopt's own kernel needs a GPU."""
+    from modelopt.torch.quantization.nn.modules import tensor_quantizer
+
+    if not tensor_quantizer.is_registered_quant_backend(nvfp4.BACKEND):
+        tensor_quantizer.register_quant_backend(nvfp4.BACKEND, nvfp4.fake_quantize)
+    for rule in config["quant_cfg"]:
+        if rule.get("cfg", {}).get("num_bits") == _E2M1_BITS:
+            rule["cfg"]["backend"] = nvfp4.BACKEND
 
 
 def method_of(config: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ complement. 4-bit arrays are ml_dtypes' int4 and uint4, one element an item.
 
     format               container         lowest bits hold             next
     nvidia-modelopt      u8 [N/2, K]       row 2n                       row 2n+1
+    its NVFP4            u8 [N, K/2]       column 2k                    column 2k+1
     compressed-tensors   i32 [N, K/8]      column 8j                    column 8j+1, ...
     GPTQ weight          i32 [K/8, N]      row 8i                       row 8i+1, ...
     GPTQ zeros           i32 [G, N/8]      column 8j                    column 8j+1, ...
@@ -80,6 +81,14 @@ def pack_row_pairs(values: Array) -> Array:
     assert values.shape[0] % 2 == 0, f"{values.shape[0]} rows are not pairs"
     codes = values.astype(np.int8).view(np.uint8) & np.uint8(15)
     return codes[0::2] | (codes[1::2] << np.uint8(4))
+
+
+def unpack_e2m1_pairs(pairs: Array) -> Array:
+    """float4_e2m1fn [N, K] of nvidia-modelopt's u8 [N, K/2]: low nibbles are the even columns."""
+    codes = np.empty((pairs.shape[0], 2 * pairs.shape[1]), np.uint8)
+    codes[:, 0::2] = pairs & 15
+    codes[:, 1::2] = pairs >> 4
+    return codes.view(ml_dtypes.float4_e2m1fn)
 
 
 def signed_nibbles(codes: Array) -> Array:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from trtc.protos.errors import UnsupportedError
 
-WeightFormat = Literal["f32", "bf16", "f8e4m3", "i8", "i4", "i4_f8"]
+WeightFormat = Literal["f32", "bf16", "f8e4m3", "f4e2m1", "i8", "i4", "i4_f8"]
 """i4_f8: 4-bit weights that are dequantised to E4M3 before they are multiplied (W4A8)."""
 
 
@@ -20,7 +20,7 @@ class Scheme:
     dtype: Literal["f32", "bf16"]
     """Of activations between operators, of norms' inputs, embeddings and lm_head."""
     weight: WeightFormat
-    activation: Literal["f32", "bf16", "f8e4m3", "i8"]
+    activation: Literal["f32", "bf16", "f8e4m3", "f4e2m1", "i8"]
     """What a quantised linear multiplies with, as the graph's Q/DQ nodes say."""
     group_size: int | None = None
     """Input channels that share a weight scale; None: one scale an output channel or a tensor."""
@@ -51,6 +51,7 @@ SCHEMES: dict[str, Scheme] = {
             pre_quant_scale=True,
             modelopt="W4A8_AWQ_BETA_CFG",
         ),
+        Scheme("nvfp4", "bf16", "f4e2m1", "f4e2m1", 16, modelopt="NVFP4_DEFAULT_CFG"),
         Scheme("int4_gptq", "bf16", "i4", "bf16", 128),
         # Weights only: imported, and what is made of checkpoints that quantise activations anew
         # for every token. Multiplying with the bf16 activation itself is exact where they round.
@@ -59,7 +60,7 @@ SCHEMES: dict[str, Scheme] = {
     )
 }
 
-BUILDABLE = ("fp32", "bf16", "fp8", "int8_sq", "int4_awq", "w4a8_awq")
+BUILDABLE = ("fp32", "bf16", "fp8", "int8_sq", "int4_awq", "w4a8_awq", "nvfp4")
 """Schemes that trtc can make itself; the others are read from checkpoints."""
 
 
@@ -76,11 +77,14 @@ class QuantizedLinear:
     """How one linear of a checkpoint is quantised, in trtc's canonical form. Nothing is loaded.
 
     N out_features, K in_features, G = K / group_size or 1. `tensors` has, as numpy arrays:
-        weight           [N, K] f8e4m3, i8, i4 or u4 (ml_dtypes, unpacked)
-        weight_scale     [N, G] or [1, 1] (one scale a tensor) f32: value = scale * (weight - zero)
+        weight           [N, K] f8e4m3, f4e2m1, i8, i4 or u4 (ml_dtypes, unpacked)
+        weight_scale     [N, G] or [1, 1] (one scale a tensor) f32: value = scale * (weight - zero);
+                         for f4e2m1 [N, G] f8e4m3: value = scale_2 * scale * weight
         weight_zero      [N, G] u4, when has_zero_point
-        weight_scale_2   () f32, for i4_f8: the E4M3 weight's scale (value = scale_2 * e4m3)
-        input_scale      () f32, when the activation is quantised statically
+        weight_scale_2   () f32, for i4_f8: the E4M3 weight's scale (value = scale_2 * e4m3), and
+                         for f4e2m1
+        input_scale      () f32, when the activation is quantised statically; for f4e2m1 the scale
+                         of the E4M3 scales that each block of an activation gets as it comes
         pre_quant_scale  [K] f32, multiplies the input (AWQ, SmoothQuant)
     """
 

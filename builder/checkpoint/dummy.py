@@ -16,7 +16,7 @@ from trtc.protos.errors import CheckpointError
 from trtc.quant.scheme import CheckpointQuantization, QuantizedLinear, Scheme, TensorSource
 
 _STD = 0.02
-_QUANTIZED_STD: Mapping[str, float] = {"f8e4m3": 64.0, "i8": 40.0, "i4": 2.5}
+_QUANTIZED_STD: Mapping[str, float] = {"f8e4m3": 64.0, "i8": 40.0, "i4": 2.5, "f4e2m1": 2.0}
 """Spreads codes over a good part of their range."""
 _INT4_RANGE = (-8, 7)
 
@@ -41,6 +41,8 @@ class DummyReader:
         if name not in self._tensors:
             raise CheckpointError(f"tensor {name} is not part of this model", field="config.json")
         dtype, shape = self._tensors[name]
+        if dtype == "f8e4m3" and name.endswith("weight_scale"):
+            return np.ones(shape, np.float32)
         if name.endswith(("scale", "scale_2")):
             return np.full(shape, 1.0 if name.endswith("pre_quant_scale") else 2.0**-10, np.float32)
         noise = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, np.float32)
@@ -101,9 +103,11 @@ def _canonical(
         "weight": (weight, (rows, columns)),
         "weight_scale": ("f32", (1, 1) if per_tensor else (rows, groups)),
     }
-    if scheme.weight == "i4_f8":
+    if scheme.weight == "f4e2m1":
+        tensors["weight_scale"] = ("f8e4m3", (rows, groups))
+    if scheme.weight in ("i4_f8", "f4e2m1"):
         tensors["weight_scale_2"] = ("f32", ())
-    if scheme.activation in ("f8e4m3", "i8"):
+    if scheme.activation in ("f8e4m3", "f4e2m1", "i8"):
         tensors["input_scale"] = ("f32", ())
     if has_pre_scale:
         tensors["pre_quant_scale"] = ("f32", (columns,))

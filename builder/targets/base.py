@@ -8,6 +8,7 @@ from typing import Protocol
 from trtc.builder.module import Module
 from trtc.builder.passes.base import Pass
 from trtc.builder.recipes import TensorReader
+from trtc.protos.errors import UnsupportedError
 from trtc.protos.manifest import ByteLedger, KvGeometry, Limits, TargetFacts
 from trtc.quant.scheme import Scheme
 
@@ -42,6 +43,20 @@ class Compiled:
     ledger: ByteLedger
     notes: tuple[str, ...] = ()
     """What the user should know, a line each."""
+
+
+def refuse_fp4(scheme: Scheme, name: str) -> None:
+    """For targets without E2M1.
+
+    Raises:
+        UnsupportedError: the scheme has it.
+    """
+    if "f4e2m1" in (scheme.weight, scheme.activation):
+        raise UnsupportedError(
+            f"{name} has no FP4 arithmetic",
+            field="--dtype",
+            remedy="Use another scheme, or --target tensorrt:sm_120 or tensorrt-rtx:sm_120",
+        )
 
 
 class Target(Protocol):

@@ -11,7 +11,7 @@ import trtc.plugins
 from trtc.builder.passes.base import Pass
 from trtc.builder.passes.order import cpu_passes
 from trtc.builder.plan import make_plan
-from trtc.builder.targets.base import Compiled, CompileRequest, Progress
+from trtc.builder.targets.base import Compiled, CompileRequest, Progress, refuse_fp4
 from trtc.builder.targets.cpu_codegen import generate
 from trtc.builder.targets.cxx import Compiler, find_compiler
 from trtc.builder.weights_file import with_external_weights, write_weights
@@ -45,6 +45,7 @@ class CpuTarget:
         return 1
 
     def check(self, scheme: Scheme) -> None:
+        refuse_fp4(scheme, self.name)
         compiler = find_compiler()
         for isa in self.isas:
             compiler.check(isa)

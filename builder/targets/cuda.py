@@ -10,7 +10,7 @@ from trtc.builder.passes.order import cuda_passes
 from trtc.builder.passes.transforms import ScalePerRow
 from trtc.builder.plan import make_plan
 from trtc.builder.recipes import Apply, Recipe, Shard, TensorReader
-from trtc.builder.targets.base import Compiled, CompileRequest, Progress
+from trtc.builder.targets.base import Compiled, CompileRequest, Progress, refuse_fp4
 from trtc.builder.targets.cuda_lowering import write_launches
 from trtc.builder.weights_file import with_external_weights, write_weights
 from trtc.plugins.cuda.compile import FP8_SMS, SMS, TRITON_VERSION, check_triton, parse_sm
@@ -46,6 +46,7 @@ class CudaTarget:
         return 8
 
     def check(self, scheme: Scheme) -> None:
+        refuse_fp4(scheme, self.name)
         check_triton()
         check_nvrtc()
         if scheme.weight not in _WEIGHTS:

@@ -24,7 +24,7 @@ from trtc.builder.targets.tensorrt_compile import compiles_here, make_plan
 from trtc.builder.targets.tensorrt_kernels import write_kernels
 from trtc.builder.targets.tensorrt_stages import whole_stages
 from trtc.builder.weights_file import with_external_weights, write_weights
-from trtc.plugins.cuda.compile import FP8_SMS, SMS, TRITON_VERSION, check_triton, parse_sm
+from trtc.plugins.cuda.compile import FP4_SMS, FP8_SMS, SMS, TRITON_VERSION, check_triton, parse_sm
 from trtc.protos.bundle import (
     PLAN_BLOB_FILE,
     RECIPE_FILE,
@@ -77,7 +77,7 @@ class TensorRtTarget:
 
     def check(self, scheme: Scheme) -> None:
         check_triton()
-        check_e4m3(scheme, self.sm)
+        check_scheme(scheme, self.sm)
 
     def passes(self, request: CompileRequest) -> tuple[Pass, ...]:
         check_graph(request)
@@ -178,8 +178,8 @@ def make_profiles(limits: Limits, kv: KvGeometry) -> tuple[Profile, ...]:
     )
 
 
-def check_e4m3(scheme: Scheme, sm: int) -> None:
-    """Refuse FP8 where the hardware has none.
+def check_scheme(scheme: Scheme, sm: int) -> None:
+    """Refuse FP8 and FP4 where the hardware has none.
 
     Raises:
         UnsupportedError: it has none.
@@ -189,6 +189,12 @@ def check_e4m3(scheme: Scheme, sm: int) -> None:
             f"sm_{sm} has no E4M3 arithmetic",
             field="--dtype",
             remedy="Use bf16, int8_sq or int4_awq, or a target from sm_89 on",
+        )
+    if "f4e2m1" in (scheme.weight, scheme.activation) and sm not in FP4_SMS:
+        raise UnsupportedError(
+            f"sm_{sm} has no FP4 arithmetic",
+            field="--dtype",
+            remedy="Use fp8, or target sm_100 or sm_120",
         )
 
 

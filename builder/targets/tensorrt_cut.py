@@ -133,7 +133,7 @@ class _Cut:
         )
         return onnx.helper.make_model(
             graph,
-            opset_imports=[one for one in self._model.opset_import if not one.domain],
+            opset_imports=[one for one in self._model.opset_import if one.domain != TRTC_DOMAIN],
             ir_version=self._model.ir_version,
             producer_name=self._model.producer_name,
         )

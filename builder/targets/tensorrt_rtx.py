@@ -15,8 +15,8 @@ from trtc.builder.passes.base import Pass
 from trtc.builder.passes.order import TENSORRT_PASSES
 from trtc.builder.targets.base import Compiled, CompileRequest, Progress
 from trtc.builder.targets.tensorrt import (
-    check_e4m3,
     check_graph,
+    check_scheme,
     make_profiles,
     place_weights,
     weights_bytes,
@@ -66,7 +66,7 @@ class TensorRtRtxTarget:
         check_triton()
         _load()
         for sm in self.sms:
-            check_e4m3(scheme, sm)
+            check_scheme(scheme, sm)
 
     def passes(self, request: CompileRequest) -> tuple[Pass, ...]:
         check_graph(request)

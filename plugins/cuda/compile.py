@@ -23,6 +23,8 @@ RTX_SMS: tuple[int, ...] = (80, 86, 89, 120)
 """Those that TensorRT for RTX makes plans for."""
 FP8_SMS: tuple[int, ...] = (89, 90, 100, 120)
 """Those that convert E4M3 in hardware."""
+FP4_SMS: tuple[int, ...] = (100, 120)
+"""Those that multiply E2M1 in hardware."""
 MAX_SHARED_BYTES = 48 * 1024
 """What a launch may ask for without raising the function's limit first, on every SM."""
 SHARED_BYTES: Mapping[int, int] = {

@@ -10,6 +10,8 @@ Layout (modelopt.torch.export.export_hf_checkpoint, 0.2x to 0.47), N out, K in f
     W4A16_AWQ                  U8 [N/2, K]     [N, K/group]    pre_quant_scale [K]
     W4A8_AWQ                   U8 [N/2, K]     [N, K/group]    pre_quant_scale [K], input_scale (),
                                                                weight_scale_2 ()
+    NVFP4                      U8 [N, K/2]     F8_E4M3         weight_scale_2 (), input_scale ()
+                                               [N, K/16]
 
 A pre_quant_scale that several linears share is folded into the norm before them and then absent.
 """
@@ -24,9 +26,10 @@ from trtc.quant.formats.stored import (
     StoredTensors,
     as_f32,
     check_not_ignored,
+    num_groups,
     unsupported,
 )
-from trtc.quant.pack import unpack_row_pairs
+from trtc.quant.pack import unpack_e2m1_pairs, unpack_row_pairs
 from trtc.quant.scheme import SCHEMES, CheckpointQuantization, QuantizedLinear, TensorSource
 
 
@@ -39,7 +42,7 @@ class _Algorithm:
     """Element type of the weight in the file."""
     input_scale: bool
     dynamic: bool = False
-    """Activations are quantised anew for every token."""
+    """Activations are quantised anew for every token, and stay bf16 here."""
 
 
 _ALGORITHMS: Mapping[str, _Algorithm] = {
@@ -51,6 +54,7 @@ _ALGORITHMS: Mapping[str, _Algorithm] = {
     "W8A16": _Algorithm("int8_weights", "I8", input_scale=False),
     "W4A16_AWQ": _Algorithm("int4_awq", "U8", input_scale=False),
     "W4A8_AWQ": _Algorithm("w4a8_awq", "U8", input_scale=True),
+    "NVFP4": _Algorithm("nvfp4", "U8", input_scale=True),
 }
 _KV_ALGORITHMS = (None, "FP8")
 
@@ -119,16 +123,26 @@ def _linear(
 ) -> QuantizedLinear:
     weight = f"{prefix}.weight"
     rows, columns = stored.matrix(weight, algorithm.stored)
-    packed = algorithm.stored == "U8"
-    rows = 2 * rows if packed else rows
-    tensors = {
-        "weight": TensorSource((weight,), unpack_row_pairs if packed else None),
-        "weight_scale": stored.group_scale(f"{prefix}.weight_scale", rows, columns, group_size),
-    }
     scheme = SCHEMES[algorithm.scheme]
+    scale = f"{prefix}.weight_scale"
+    if scheme.weight == "f4e2m1":
+        columns *= 2
+        assert group_size is not None
+        stored.require(scale, ("F8_E4M3",), (rows, num_groups(scale, columns, group_size)))
+        tensors = {
+            "weight": TensorSource((weight,), unpack_e2m1_pairs),
+            "weight_scale": TensorSource((scale,)),
+        }
+    else:
+        packed = algorithm.stored == "U8"
+        rows = 2 * rows if packed else rows
+        tensors = {
+            "weight": TensorSource((weight,), unpack_row_pairs if packed else None),
+            "weight_scale": stored.group_scale(scale, rows, columns, group_size),
+        }
     if algorithm.input_scale:
         tensors["input_scale"] = stored.scalar(f"{prefix}.input_scale")
-    if scheme.weight == "i4_f8":
+    if scheme.weight in ("i4_f8", "f4e2m1"):
         tensors["weight_scale_2"] = stored.scalar(f"{prefix}.weight_scale_2")
     pre_scale = f"{prefix}.pre_quant_scale"
     if pre_scale in stored:

@@ -76,6 +76,12 @@ def test_target_names() -> None:
     assert parse_target(None).name == parse_target("cpu").name
 
 
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_120"])
+def test_fp4_is_refused_by_targets_without_it(target: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"no FP4 arithmetic.*tensorrt-rtx:sm_120"):
+        parse_target(target).check(SCHEMES["nvfp4"])
+
+
 @pytest.mark.parametrize("name", ["cpu:avx9", "cpu:generic,", "tpu", "cuda", "cuda:sm_75"])
 def test_unknown_targets_are_refused(name: str) -> None:
     with pytest.raises(UnsupportedError, match="--target"):

@@ -15,7 +15,7 @@ from tests.support.evaluate import LIMITS, source_module
 from tests.support.models import random_prompt, tiny_checkpoint
 from tests.support.steps import Pages
 from trtc.builder.evaluator import Evaluator
-from trtc.builder.module import OPSET, TRTC_DOMAIN, Module
+from trtc.builder.module import OPSET, TENSORRT_DOMAIN, TRTC_DOMAIN, Module
 from trtc.builder.recipes import Array, Constant
 from trtc.plugins.rounding import NUMPY_DTYPES, cast
 from trtc.protos.manifest import KvGeometry
@@ -46,10 +46,22 @@ def run_node(node: onnx.NodeProto, inputs: dict[str, Array], weights: dict[str, 
         [untyped(node.output[0])],
         initializer=initializers,
     )
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(TRTC_DOMAIN, 1)]
+    domains = ("", TRTC_DOMAIN, TENSORRT_DOMAIN)
+    opsets = [helper.make_opsetid(one, 1 if one else OPSET) for one in domains]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=11)
     recipes = {name: Constant(values) for name, values in weights.items()}
     return Evaluator(Module(model, recipes, KV, LIMITS), NoReader()).run(inputs)[node.output[0]]
+
+
+def run_second(node: onnx.NodeProto, inputs: dict[str, Array]) -> Array:
+    """One node's second output."""
+    untyped = helper.make_empty_tensor_value_info
+    graph = helper.make_graph(
+        [node], "one", [untyped(name) for name in inputs], [untyped(node.output[1])]
+    )
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(node.domain, 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=11)
+    return Evaluator(Module(model, {}, KV, LIMITS), NoReader()).run(inputs)[node.output[1]]
 
 
 def node(op_type: str, inputs: Sequence[str], **attributes: Any) -> onnx.NodeProto:
@@ -168,6 +180,27 @@ def test_blocked_4_bit_dequantisation(target: str, with_zero: bool) -> None:
     shift = zero.astype(np.float32).repeat(32, axis=1) if with_zero else 0.0
     expected = (codes.astype(np.float32) - shift) * scale.repeat(32, axis=1)
     np.testing.assert_array_equal(found, cast(expected, target))
+
+
+def test_fp4_quantisation_scales_each_block_by_what_e4m3_holds() -> None:
+    """Blocks of ones to 6 units, of a largest value between two E4M3 scales, and of zeros."""
+    unit = np.asarray(2.0**-8, np.float32)
+    row = np.zeros((2, 48), np.float32)
+    row[0, :8] = np.float32([0.25, 0.75, 1.75, 2.5, -3.5, 5.0, 6.0, -6.0]) * unit
+    row[0, 16:32] = 6 * 1.03 * unit  # the scale, 1.03 units, becomes one
+    row[1, 47] = 1e9
+    attributes = {"axis": -1, "block_size": 16, "scale_type": onnx.TensorProto.FLOAT8E4M3FN}
+    quantize = helper.make_node(
+        "TRT_FP4DynamicQuantize", ["x", "s"], ["y", "z"], domain="trt", name="n", **attributes
+    )
+    codes = run_node(quantize, {"x": cast(row, "bf16"), "s": unit}, {})
+    assert codes.dtype == ml_dtypes.float4_e2m1fn
+    assert codes[0, :8].astype(float).tolist() == [0.0, 1.0, 2.0, 2.0, -4.0, 4.0, 6.0, -6.0]
+    assert codes[0, 16:32].astype(float).tolist() == [6.0] * 16
+    assert codes[0, 32:].astype(float).tolist() == [0.0] * 16
+    assert codes[1].astype(float).tolist() == [0.0] * 47 + [6.0]
+    scales = run_second(quantize, {"x": cast(row, "bf16"), "s": unit})
+    assert scales.astype(float).tolist() == [[1.0, 1.0, 0.0], [0.0, 0.0, 448.0]]
 
 
 @pytest.mark.parametrize("rotary_dim", [16, 12])

@@ -38,6 +38,7 @@ CASES = [
     ("llama_biased", "w4a8_awq"),
     ("gemma2", "int4_awq"),
     ("phi3", "fp8"),
+    ("phi3", "nvfp4"),
     ("qwen3_moe", "int4_awq"),
     ("qwen3_moe", "fp8"),
     ("mixtral", "int8_sq"),
@@ -112,7 +113,7 @@ def input_norm(tensors: dict[str, Any], linear: str, family: str) -> Any:
     return 1.0 + weight if family == "gemma2" else weight
 
 
-NOISE = {"fp8": 0.0015, "int8_sq": 0.0005, "int4_awq": 0.03, "w4a8_awq": 0.03}
+NOISE = {"fp8": 0.0015, "int8_sq": 0.0005, "int4_awq": 0.03, "w4a8_awq": 0.03, "nvfp4": 0.015}
 """Share of a weight's power: the squares of half a step of each format, with room."""
 
 

@@ -14,6 +14,7 @@ from trtc.quant.pack import (
     pack_words,
     signed_nibbles,
     unpack_awq,
+    unpack_e2m1_pairs,
     unpack_row_pairs,
     unpack_words,
 )
@@ -80,6 +81,14 @@ def test_row_pairs_round_trip(seed: int, pairs: int, columns: int) -> None:
     unpacked = unpack_row_pairs(packed)
     assert unpacked.dtype == ml_dtypes.int4
     np.testing.assert_array_equal(unpacked.astype(int), original.astype(int))
+
+
+def test_e2m1_pairs_are_columns_low_nibble_first() -> None:
+    values = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    packed = np.array([[0x10, 0x32, 0x54, 0x76], [0x98, 0xBA, 0xDC, 0xFE]], np.uint8)
+    found = unpack_e2m1_pairs(packed)
+    assert found.dtype == ml_dtypes.float4_e2m1fn
+    assert found.astype(float).tolist() == [values, [-value for value in values]]
 
 
 def test_what_does_not_fill_a_word_is_a_bug() -> None:

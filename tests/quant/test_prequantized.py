@@ -289,7 +289,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**FP8_BLOCK, "fmt": "e5m2"}, "fmt: is 'e5m2'"),
     ({**FP8_BLOCK, "activation_scheme": "static"}, "activation_scheme: is 'static'"),
     ({**FP8_BLOCK, "weight_block_size": [128]}, "weight_block_size"),
-    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo: is 'NVFP4'"),
+    ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "quant_algo: is 'MXFP8'"),
     ({"quant_method": "modelopt", "quant_algo": ["FP8"]}, "quant_algo"),
     (
         {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4"},

@@ -156,8 +156,12 @@ class LivelyReader:
     kernel could hide behind it.
     """
 
-    _CODE_STD: ClassVar = {"f8e4m3": 64.0, "i8": 40.0, "i4": 2.5}
-    _ACTIVATION_SCALE: ClassVar = {"f8e4m3": 4 / 448, "i8": 4 / 127}
+    _CODE_STD: ClassVar = {"f8e4m3": 64.0, "f4e2m1": 2.0, "i8": 40.0, "i4": 2.5}
+    _ACTIVATION_SCALE: ClassVar = {
+        "f8e4m3": 4 / 448,
+        "f4e2m1": 4 / 6 / 448,
+        "i8": 4 / 127,
+    }
 
     def __init__(self, dummy: DummyReader, scheme: Scheme) -> None:
         self._dummy = dummy
@@ -175,6 +179,11 @@ class LivelyReader:
             return values * 0 + np.float32(self._ACTIVATION_SCALE[self._scheme.activation]) * jitter
         if name.endswith("pre_quant_scale"):
             return values * jitter
+        if name.endswith("weight_scale") and self._scheme.weight == "f4e2m1":
+            return 64 * jitter
+        if name.endswith("weight_scale_2") and self._scheme.weight == "f4e2m1":
+            weight = self._dummy.tensors[name.removesuffix("_scale_2")][1]
+            return np.asarray(1 / (64 * self._std * np.sqrt(weight[1])), np.float32)
         if name.endswith("weight_scale"):
             weight = self._dummy.tensors[name.removesuffix("_scale")][1]
             return np.float32(1 / (self._std * np.sqrt(weight[1]))) * jitter

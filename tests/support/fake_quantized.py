@@ -13,6 +13,7 @@ import transformers
 from safetensors.torch import load_file
 from transformers.cache_utils import DynamicCache
 
+_E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 _LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 
 
@@ -53,12 +54,15 @@ class FakeQuantizedLinear(torch.nn.Module):
         self.bias = like.bias
         self.pre_scale = tensors.get(f"{name}.pre_quant_scale")
         self.input_scale = tensors.get(f"{name}.input_scale")
+        self.algo = algo
         self.code = torch.int8 if algo == "W8A8_SQ_PER_CHANNEL" else torch.float8_e4m3fn
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.pre_scale is not None:
             x = x * self.pre_scale.to(x.dtype)
-        if self.input_scale is not None:
+        if self.algo == "NVFP4":
+            x = fake_quantize_blocks(x, self.input_scale)
+        elif self.input_scale is not None:
             x = fake_quantize(x, self.input_scale, self.code)
         return torch.nn.functional.linear(x, self.weight, self.bias)
 
@@ -100,6 +104,25 @@ def fake_quantize(x: torch.Tensor, scale: torch.Tensor, code: torch.dtype) -> to
     return (codes * scale.float()).to(x.dtype)
 
 
+def fake_quantize_blocks(x: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
+    """x [..., K] in blocks of 16: E4M3 scales in units of `unit`, E2M1 codes; in x's type."""
+    blocks = x.float().unflatten(-1, (-1, 16))
+    scales = (blocks.abs().amax(-1, keepdim=True) / 6 / unit).to(torch.float8_e4m3fn).float() * unit
+    quotients = torch.where(scales > 0, blocks / scales, 0.0)
+    distances = (quotients.abs().clamp(max=6.0).unsqueeze(-1) - _E2M1).abs()
+    nearest = distances == distances.amin(-1, keepdim=True)
+    # Of two that are as near, the even code.
+    codes = (nearest * torch.tensor([2, 1, 2, 1, 2, 1, 2, 1])).argmax(-1)
+    rounded = _E2M1[codes] * quotients.sign() * scales.to(x.dtype).float()
+    return rounded.flatten(-2).to(x.dtype)
+
+
+def _e2m1(packed: torch.Tensor) -> torch.Tensor:
+    """uint8 [out, in / 2], low nibble first -> values [out, in]."""
+    codes = torch.stack([packed & 0xF, packed >> 4], -1).flatten(-2).long()
+    return _E2M1[codes & 7] * torch.where(codes > 7, -1.0, 1.0)
+
+
 def _weight(
     name: str, tensors: dict[str, torch.Tensor], algo: str, dtype: torch.dtype
 ) -> torch.Tensor:
@@ -107,6 +130,9 @@ def _weight(
     stored, scale = tensors[f"{name}.weight"], tensors[f"{name}.weight_scale"]
     if algo == "FP8":
         return (stored.float() * scale).to(dtype)
+    if algo == "NVFP4":
+        units = (scale.float() * tensors[f"{name}.weight_scale_2"]).to(dtype).float()
+        return (_e2m1(stored) * units.repeat_interleave(16, 1)).to(dtype)
     if algo == "W8A8_SQ_PER_CHANNEL":
         return (stored.float() * scale[:, None]).to(dtype)
     groups = scale.to(dtype).float().repeat_interleave(stored.shape[1] // scale.shape[1], 1)

@@ -89,6 +89,14 @@ def test_every_scheme_builds(scheme: str, tmp_path: Path) -> None:
             assert len(build_for(path, profiles, sm).plan) > 100_000
 
 
+def test_fp4_builds_where_the_hardware_has_it_and_nowhere_else(tmp_path: Path) -> None:
+    paths, profiles = write_segments(tmp_path, "llama", "nvfp4", "f8e4m3", **WIDTHS)
+    for path in paths:
+        assert len(build_for(path, profiles, 120).plan) > 100_000
+        with pytest.raises(UnsupportedError, match="fp4_e2m1"):
+            build_for(path, profiles, 89)
+
+
 def test_phases_are_told(tmp_path: Path) -> None:
     paths, profiles = write_segments(tmp_path, "llama", "bf16", "bf16")
     told: list[str] = []

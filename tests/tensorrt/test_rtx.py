@@ -145,6 +145,7 @@ def test_without_the_library_there_is_one_line(
         ("mixtral", {}, "routed experts have no TensorRT plugin"),
         ("llama", {"target": "tensorrt-rtx:sm_89,sm_80", "dtype": "fp8"}, "sm_80 has no E4M3"),
         ("llama", {"target": "tensorrt-rtx:sm_86", "kv_dtype": "fp8"}, "sm_86 has no E4M3"),
+        ("llama", {"target": "tensorrt-rtx:sm_120,sm_89", "dtype": "nvfp4"}, "sm_89 has no FP4"),
         ("llama", {"target": "tensorrt-rtx:sm_90"}, "'sm_90' is not an SM that TensorRT for RTX"),
         ("llama", {"target": "tensorrt-rtx"}, "says no SM.*sm_80, sm_86, sm_89, sm_120"),
         ("llama", {"dummy_weights": True}, "a plan is built from its weights"),

@@ -306,7 +306,13 @@ def test_triton_kernels_between_plans_give_the_tokens_of_the_cpu(
 
 @pytest.mark.parametrize(
     ("scheme", "kv_dtype"),
-    [("bf16", "bf16"), ("fp8", "f8e4m3"), ("int8_sq", "bf16"), ("w4a8_awq", "f8e4m3")],
+    [
+        ("bf16", "bf16"),
+        ("fp8", "f8e4m3"),
+        ("int8_sq", "bf16"),
+        ("w4a8_awq", "f8e4m3"),
+        ("nvfp4", "bf16"),
+    ],
 )
 def test_cutting_changes_no_bit_of_any_scheme(
     scheme: str, kv_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
