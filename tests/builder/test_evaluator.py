@@ -186,7 +186,7 @@ def test_fp4_quantisation_scales_each_block_by_what_e4m3_holds() -> None:
     """Blocks of ones to 6 units, of a largest value between two E4M3 scales, and of zeros."""
     unit = np.asarray(2.0**-8, np.float32)
     row = np.zeros((2, 48), np.float32)
-    row[0, :8] = np.float32([0.25, 0.75, 1.75, 2.5, -3.5, 5.0, 6.0, -6.0]) * unit
+    row[0, :8] = np.array([0.25, 0.75, 1.75, 2.5, -3.5, 5.0, 6.0, -6.0], np.float32) * unit
     row[0, 16:32] = 6 * 1.03 * unit  # the scale, 1.03 units, becomes one
     row[1, 47] = 1e9
     attributes = {"axis": -1, "block_size": 16, "scale_type": onnx.TensorProto.FLOAT8E4M3FN}

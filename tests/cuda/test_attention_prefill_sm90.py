@@ -91,5 +91,5 @@ def test_programs_share_the_tiles_whatever_their_number(monkeypatch: pytest.Monk
         monkeypatch.setattr(cuda_prefill_sm90, "_PROGRAMS", programs)
         site = call.site(90)
         found.append(run_cuda(call, site, lower(site)[-1]))
-    assert np.array_equal(*found)
+    np.testing.assert_array_equal(found[0], found[1])
     assert_close(call, found[0], np.arange(370), weights=2.0**-8)

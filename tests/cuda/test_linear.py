@@ -16,7 +16,7 @@ from tests.support.kernels import KernelCall, assert_close
 from tests.support.linear_calls import Case, linear_call, take_rows
 from tests.support.triton_kernels import INTERPRETED_SM, Work, needs_triton
 from trtc.plugins.cuda.cpp import CudaSource
-from trtc.plugins.cuda.launch import Launch, MatrixProduct, Site
+from trtc.plugins.cuda.launch import Collective, Launch, MatrixProduct, Site
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.manifest import Limits
@@ -234,9 +234,10 @@ def test_variants_of_a_site(case: Case, kinds: list[str]) -> None:
     assert all(variant.kind == "any" for variant in variants)
 
 
-def variant_kind(work: tuple[Launch | MatrixProduct, ...]) -> str:
+def variant_kind(work: tuple[Launch | MatrixProduct | Collective, ...]) -> str:
     names = []
     for one in work:
+        assert not isinstance(one, Collective)
         if isinstance(one, MatrixProduct):
             names.append("product")
         elif isinstance(one.kernel, CudaSource):

@@ -1,5 +1,7 @@
 """Rounding steps up to buckets, and what a bucket's launches look like."""
 
+from typing import Literal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,11 +77,11 @@ def test_programs_of_a_grid(axis: GridAxis, programs: int) -> None:
     assert grid_of((axis, GridAxis(), GridAxis(axis="sequences")), bucket) == (programs, 1, 7)
 
 
-def variant(kind: str, max_rows: int) -> CallVariant:
+def variant(kind: Literal["decode", "any"], max_rows: int) -> CallVariant:
     return CallVariant(kind=kind, max_rows=max_rows, work=())
 
 
-def bucket_of(kind: str, tokens: int) -> Bucket:
+def bucket_of(kind: Literal["decode", "mixed"], tokens: int) -> Bucket:
     return Bucket(kind, tokens, min(tokens, 40), min(tokens, 40), 1)
 
 
@@ -98,7 +100,7 @@ def test_the_first_variant_that_is_right_for_the_bucket_runs() -> None:
 
 
 def test_a_tuned_variant_runs_where_it_was_measured_and_is_right() -> None:
-    def tactic(kind: str, rows: int, number: int) -> Tactic:
+    def tactic(kind: Literal["decode", "mixed"], rows: int, number: int) -> Tactic:
         return Tactic(
             sites=("qkv",),
             kind=kind,

@@ -46,13 +46,17 @@ class Attention:
     def expected(self) -> NDArray[np.float32]:
         """What the reference gives before it divides by out_scale and rounds to `out_dtype`."""
         scales = {name: array for name, array in self.options.items() if len(array) == 1}
+        by_k, by_v = (
+            scales[name][0] if name in scales else None for name in ("k_scale", "v_scale")
+        )
         (out,) = reference(
             self.batch.q,
             self.batch.pool,
             self.batch.query_start,
             self.batch.context_lens,
             self.batch.page_table,
-            *(scales[name][0] if name in scales else None for name in ("k_scale", "v_scale")),
+            by_k,
+            by_v,
             self.options.get("pre_scale"),
             None,
             **{**self.attributes, "out_dtype": "f32"},
@@ -133,7 +137,7 @@ class Attention:
 
 def make_call(sequences: list[Sequence], **case: Any) -> Attention:
     """`case` overrides a small Llama in bf16."""
-    case = {
+    chosen: dict[str, Any] = {
         "dtype": "bf16",
         "heads": 4,
         "kv_heads": 2,
@@ -141,28 +145,28 @@ def make_call(sequences: list[Sequence], **case: Any) -> Attention:
         "page_size": 16,
         "pool": "bf16",
     } | case
-    heads, head_dim, out = case["heads"], case["head_dim"], case.get("out", "bf16")
+    heads, head_dim, out = chosen["heads"], chosen["head_dim"], chosen.get("out", "bf16")
     batch = make_batch(
         sequences,
         num_heads=heads,
-        num_kv_heads=case["kv_heads"],
+        num_kv_heads=chosen["kv_heads"],
         head_dim=head_dim,
-        page_size=case["page_size"],
-        dtype=case["dtype"],
-        pool_dtype=case["pool"],
+        page_size=chosen["page_size"],
+        dtype=chosen["dtype"],
+        pool_dtype=chosen["pool"],
     )
-    options = {name: np.full(1, value, np.float32) for name, value in case.get("by", {}).items()}
+    options = {name: np.full(1, value, np.float32) for name, value in chosen.get("by", {}).items()}
     if out in ("f8e4m3", "i8"):
         options["out_scale"] = np.full(1, 1 / 8, np.float32)
         rng = np.random.default_rng(0)
         options["pre_scale"] = rng.uniform(0.5, 2, heads * head_dim).astype(np.float32)
     attributes = {
         "num_heads": heads,
-        "num_kv_heads": case["kv_heads"],
+        "num_kv_heads": chosen["kv_heads"],
         "head_dim": head_dim,
         "scale": head_dim**-0.5,
-        "window": case.get("window", 0),
-        "softcap": case.get("softcap", 0.0),
+        "window": chosen.get("window", 0),
+        "softcap": chosen.get("softcap", 0.0),
         "out_dtype": out,
     }
     return Attention(batch, attributes, options)

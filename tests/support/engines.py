@@ -32,7 +32,7 @@ from trtc.protos.plan import read_plan
 from trtc.quant.scheme import Scheme
 from trtc.runtime.executors.base import Executor, StepBatch
 from trtc.runtime.executors.cpu import CpuEngineFiles, CpuExecutor
-from trtc.runtime.executors.cpu_opening import map_weights
+from trtc.runtime.executors.weights import map_weights
 from trtc.runtime.session import open_session
 
 NUM_PAGES = 64

@@ -283,7 +283,9 @@ def interpreted(
     tactic = [facts.tactic] if facts.op == "paged_attention" else []
     attributes = dict(facts.attributes)
     launch = Launch(
-        op=facts.op,
+        module={"kv_write": "kv_write.cuda", "paged_attention": "paged_attention.cuda_one_launch"}[
+            facts.op
+        ],
         arguments=(facts.dtypes, attributes, kernel.page_size, *tactic),
         grid=(*grid, 1),
         arrays=arrays,
