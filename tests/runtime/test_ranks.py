@@ -314,11 +314,13 @@ def test_an_error_of_rank_0_is_told_as_it_is() -> None:
     def local() -> LocalEcho:
         raise EnvironmentFault("too little memory", field="GPU memory")
 
+    began = time.monotonic()
     with (
-        group_of(Role()) as group,
+        group_of(Role(fault="slow opening")) as group,
         pytest.raises(EnvironmentFault, match="GPU memory: too little memory"),
     ):
         open_echo_ranks(group, local)
+    assert time.monotonic() - began < 5, "the others wait for nobody"
 
 
 @pytest.mark.parametrize("program", [["false"], ["sh", "-c", "kill -9 $$"]])

@@ -157,7 +157,7 @@ class RankGroup:
         )
         error = loaded.exception()
         if isinstance(error, Exception):
-            self._raise_cause(error)
+            self._give_up(error)
         return loaded.result()
 
     def send(self, order: Order) -> None:
@@ -200,7 +200,7 @@ class RankGroup:
         try:
             yield
         except Exception as error:
-            self._raise_cause(error)
+            self._give_up(error)
             raise
         finally:
             self._busy_since = None
@@ -240,12 +240,13 @@ class RankGroup:
             self._fail(EnvironmentFault(f"{problem} within {seconds:.0f} s"))
             self.check()
 
-    def _raise_cause(self, error: Exception) -> None:
-        """An error of rank 0's device often only shows that another rank has ended."""
+    def _give_up(self, error: Exception) -> None:
+        """Rank 0 has failed: often because another rank has, and that is then what is raised."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None, _CAUSE_S)
         if self._failure is not None:
             raise _again(self._failure) from error
+        self._fail(error if isinstance(error, TrtcError) else EnvironmentFault(f"rank 0: {error}"))
 
     # The thread that watches.
 
