@@ -11,6 +11,7 @@ from tests.support.cuda_engines import in_interpreter, stand_in_for_compiler
 from tests.support.ranks import Meeting
 from tests.support.triton_kernels import needs_triton
 from trtc.builder.memory import align
+from trtc.builder.targets import cuda_lowering
 from trtc.builder.targets.cuda_lowering import write_launches
 from trtc.plugins.cuda.compile import SMS, KernelSource, compile_kernel
 from trtc.plugins.cuda.launch import Launch, Site
@@ -179,8 +180,10 @@ def test_the_kernel_compiles_for_every_sm(sm: int) -> None:
     assert len(compiled.parameters) == len(join.arguments)
 
 
-def test_rows_with_gaps_are_refused(tmp_path: Path) -> None:
+def test_rows_with_gaps_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL takes one range of memory."""
+    monkeypatch.setattr(cuda_lowering, "compile_source", cuda_lowering.compile_source)
+    stand_in_for_compiler()
     plan = make_plan(2, row_stride=2 * WIDTH)
     with pytest.raises(InvariantError, match=r"o\.all_reduce: x has gaps"):
         lowered(plan, tmp_path)
