@@ -7,6 +7,9 @@
 Llama-3.1-8B without weights. `run` checks every kernel against the operators' references, then the
 pyllama engines against their twins, then times the 8B shape with random weights, prints the table
 and writes DIR/results.json. Exit status 1: something was wrong. `--only` runs a part of it.
+
+The part `tp`, which is not run unless it is asked for, needs 2 GPUs or 4: pyllama on two ranks
+against its twin, the shape of Llama-3.1-70B on 2 and on 4, and a rank that is killed.
 """
 
 import argparse
@@ -15,7 +18,7 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from examples.bench.gpu_operators import check_operators
+from examples.bench.gpu_ranks import LLAMA_70B, kill_a_rank, opened_ranks, run_ranks
 from examples.bench.gpu_steps import time_decode, time_prefill
 from trtc.runtime.bench.load import Shape, local_target, run_load
 from trtc.runtime.bench.measure import Load
@@ -79,6 +83,8 @@ SHAPES = (
     Variation("fp8-kv8", "fp8", "fp8"),
     Variation("bf16", "bf16"),
 )
+RANK_TWINS = ("fp32", "bf16", "fp8", "int4_awq", "w4a8_awq")
+RANK_SHAPES = (2, 4)
 DECODE_BATCHES = (1, 16, 64, 128, 256)
 CONTEXT = 1024
 VLLM_DECODE_MS = {
@@ -95,9 +101,7 @@ VLLM_OFFLINE = {"fp8": 14_440, "fp8-kv8": 15_100}
 def make(directory: Path, sm: int, only: Sequence[str]) -> None:
     """Build every engine; kernels are the same bytes wherever this runs."""
     directory.mkdir(parents=True, exist_ok=True)
-    config = directory / "llama-8b"
-    config.mkdir(exist_ok=True)
-    (config / "config.json").write_text(json.dumps(LLAMA_8B))
+    config = _config(directory / "llama-8b", LLAMA_8B)
     for one in TWINS if "twins" in only else ():
         _make_twin(directory, one, sm)
     for one in SHAPES if "steps" in only else ():
@@ -108,6 +112,35 @@ def make(directory: Path, sm: int, only: Sequence[str]) -> None:
             f"cuda:sm_{sm}",
             dummy_weights=True,
             max_batch_size=256,
+            max_seq_len=8192,
+            max_num_tokens=8192,
+        )
+    if "tp" in only:
+        _make_ranks(directory, sm)
+
+
+def _config(model: Path, config: Mapping[str, Any]) -> Path:
+    """A model that is a shape alone."""
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text(json.dumps(config))
+    return model
+
+
+def _make_ranks(directory: Path, sm: int) -> None:
+    """The twins' GPU engines on two ranks, and the 70B shape."""
+    for one in TWINS:
+        if one.name in RANK_TWINS:
+            _build(PYLLAMA, directory / f"tp2-{one.name}", one, f"cuda:sm_{sm}", tp=2)
+    config = _config(directory / "llama-70b", LLAMA_70B)
+    for ranks in RANK_SHAPES:
+        _build(
+            config,
+            directory / f"70b-fp8-tp{ranks}",
+            Variation("fp8", "fp8"),
+            f"cuda:sm_{sm}",
+            tp=ranks,
+            dummy_weights=True,
+            max_batch_size=128,
             max_seq_len=8192,
             max_num_tokens=8192,
         )
@@ -178,11 +211,19 @@ def run_operators(engine: Path, *, dummy: bool) -> list[dict[str, Any]]:
 
 def run_twin(directory: Path, one: Variation) -> dict[str, Any]:
     """Agreement with the greedy tokens of the CPU engine of the same scheme, given its tokens."""
-    expected = np.load(directory / f"twin-{one.name}.npz")
-    found = []
     with opened(directory / f"twin-{one.name}", num_pages=256) as (_, executor):
-        for tokens in expected["tokens"]:
-            found.append(_continuation_logits(executor, tokens).argmax(axis=1))
+        return _compare_twin(directory, one, executor)
+
+
+def run_rank_twin(directory: Path, one: Variation) -> dict[str, Any]:
+    """The same of two ranks."""
+    with opened_ranks(directory / f"tp2-{one.name}", num_pages=256) as (_, executor):
+        return _compare_twin(directory, one, executor)
+
+
+def _compare_twin(directory: Path, one: Variation, executor: Executor) -> dict[str, Any]:
+    expected = np.load(directory / f"twin-{one.name}.npz")
+    found = [_continuation_logits(executor, tokens).argmax(axis=1) for tokens in expected["tokens"]]
     same = np.stack(found) == expected["tokens"][:, TWIN_PROMPT:]
     margin = float(expected["margins"][~same].max(initial=0.0))
     print(
@@ -279,14 +320,33 @@ def run(directory: Path, only: Sequence[str], names: Sequence[str]) -> int:
         results["offline"] = [
             run_offline(directory, one, 512) for one in wanted if one.name in VLLM_OFFLINE
         ]
+    if "tp" in only:
+        results |= _run_tp(directory, torch.cuda.device_count(), twins)
     (directory / "results.json").write_text(json.dumps(results, indent=1))
     wrong = [one for one in results.get("operators", ()) if one["problem"] or one["worst"] > 1]
-    strange = [one for one in results.get("twins", ()) if one["agreement"] < 0.99]
+    compared = [*results.get("twins", ()), *results.get("rank_twins", ())]
+    strange = [one for one in compared if one["agreement"] < 0.99]
     print(f"{len(wrong)} wrong kernels, {len(strange)} engines that are not their twin")
     return 1 if wrong or strange else 0
 
 
+def _run_tp(directory: Path, num_gpus: int, twins: Sequence[Variation]) -> dict[str, Any]:
+    shapes = [ranks for ranks in RANK_SHAPES if ranks <= num_gpus]
+    for ranks in set(RANK_SHAPES) - set(shapes):
+        print(f"  {ranks} ranks: not run, this machine has {num_gpus} GPUs")
+    if not shapes:
+        return {}
+    return {
+        "rank_twins": [run_rank_twin(directory, one) for one in twins if one.name in RANK_TWINS],
+        "rank_killed": kill_a_rank(directory / "tp2-bf16"),
+        "rank_steps": [
+            run_ranks(directory / f"70b-fp8-tp{ranks}", COPY_BYTES_PER_S) for ranks in shapes
+        ],
+    }
+
+
 PARTS = ("twins", "operators", "steps", "offline")
+ALL_PARTS = (*PARTS, "tp")
 
 
 def main() -> int:
@@ -294,7 +354,7 @@ def main() -> int:
     parser.add_argument("what", choices=("make", "run"))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--sm", type=int, default=90)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--only", nargs="+", choices=ALL_PARTS, default=PARTS)
     parser.add_argument("--engines", nargs="*", default=(), help="names of schemes")
     arguments = parser.parse_args()
     if arguments.what == "make":

@@ -6,12 +6,13 @@ memory. The clock is the host's, over many steps in a row, as a server runs them
 
 import statistics
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from trtc.runtime.executors.base import Executor, StepBatch
+from trtc.runtime.executors.base import Executor, PendingStep, StepBatch
 from trtc.runtime.sampler import SamplingBatch
 
 REPEATS = 5
@@ -97,11 +98,9 @@ def _chunk_batch(
 
 def time_decode(executor: Executor, sequences: int, context: int, steps: int = 30) -> Timing:
     batch = decode_batch(executor, sequences, context)
-    sampling = SamplingBatch.greedy(sequences)
 
     def series() -> float:
-        pending = [executor.launch(batch, sampling) for _ in range(steps)]
-        pending[-1].wait()
+        _run_ahead(executor, [batch] * steps)
         return steps
 
     return _time(series)
@@ -112,13 +111,21 @@ def time_prefill(executor: Executor, sequences: int, length: int) -> Timing:
     batches = prefill_batches(executor, sequences, length)
 
     def series() -> float:
-        pending = [
-            executor.launch(batch, SamplingBatch.greedy(len(batch.logit_rows))) for batch in batches
-        ]
-        pending[-1].wait()
+        _run_ahead(executor, batches)
         return 1
 
     return _time(series)
+
+
+def _run_ahead(executor: Executor, batches: Sequence[StepBatch]) -> None:
+    """As a server does: one step in flight ahead of the one that is waited for."""
+    pending: deque[PendingStep] = deque()
+    for batch in batches:
+        pending.append(executor.launch(batch, SamplingBatch.greedy(len(batch.logit_rows))))
+        if len(pending) == 2:
+            pending.popleft().wait()
+    while pending:
+        pending.popleft().wait()
 
 
 def _time(series: Callable[[], float]) -> Timing:

@@ -74,7 +74,7 @@ def test_a_rank_killed_inside_a_collective_ends_all_with_its_name(tmp_path: Path
         inbox = loop.send(greedy_request("r", [1, 2, 3], 50))
         assert inbox.first.wait(30)
         began = time.monotonic()
-        os.kill(executor._group.pids[0], signal.SIGKILL)
+        os.kill(executor.pids[0], signal.SIGKILL)
         error = inbox.wait().error
         assert isinstance(error, UnavailableError)
         assert "rank 1 of 2 was ended by signal 9" in str(error)

@@ -69,10 +69,6 @@ def running(executor: Any) -> Iterator[Loop]:
         loop.stop()
 
 
-def pids_of(executor: ShardedExecutor) -> tuple[int, ...]:
-    return executor._group.pids
-
-
 def ends_within(seconds: float, loop: Loop) -> float:
     """Seconds until the loop is dead."""
     began = time.monotonic()
@@ -130,7 +126,7 @@ def test_a_closed_group_is_closed_for_good() -> None:
     with sharded(Role()) as executor:
         executor.close()
         executor.close()
-        for pid in pids_of(executor):
+        for pid in executor.pids:
             assert not Path(f"/proc/{pid}").exists()
 
 
@@ -139,7 +135,7 @@ def test_ranks_leave_signals_to_the_first() -> None:
     with sharded(Role(SLOW)) as executor, running(executor) as loop:
         inbox = loop.send(greedy_request("r", [1], 30))
         assert inbox.first.wait(10)
-        for pid in pids_of(executor):
+        for pid in executor.pids:
             os.kill(pid, signal.SIGINT)
             os.kill(pid, signal.SIGTERM)
         assert len(inbox.result().token_ids) == 30
@@ -153,7 +149,7 @@ def test_a_killed_rank_ends_every_request_with_one_error() -> None:
         inboxes = [loop.send(greedy_request(f"r{i}", [i], 1000)) for i in range(20)]
         assert all(inbox.first.wait(10) for inbox in inboxes)
         began = time.monotonic()
-        os.kill(pids_of(executor)[1], signal.SIGKILL)
+        os.kill(executor.pids[1], signal.SIGKILL)
         for inbox in inboxes:
             assert isinstance(inbox.wait().error, UnavailableError)
             assert "rank 2 of 3 was ended by signal 9" in str(inbox.error)
@@ -168,7 +164,7 @@ def test_a_killed_rank_ends_every_request_with_one_error() -> None:
 def test_a_rank_that_ends_while_nothing_runs_is_noticed_too() -> None:
     with sharded(Role()) as executor, running(executor) as loop:
         loop.send(greedy_request("r", [1], 4)).result()
-        os.kill(pids_of(executor)[0], signal.SIGKILL)
+        os.kill(executor.pids[0], signal.SIGKILL)
         assert ends_within(5, loop) < 4
 
 
@@ -178,7 +174,7 @@ def test_a_rank_that_stops_is_given_up() -> None:
         assert inbox.first.wait(10)
         time.sleep(0.5)  # progress is told now and then
         began = time.monotonic()
-        os.kill(pids_of(executor)[0], signal.SIGSTOP)
+        os.kill(executor.pids[0], signal.SIGSTOP)
         error = str(inbox.wait().error)
         assert re.search(r"step \d+ has not (begun|ended) on rank 1 within 2 s", error)
         assert time.monotonic() - began < SHORT.step + 3
@@ -225,7 +221,7 @@ def test_who_waits_for_the_device_is_let_go_and_told_the_cause() -> None:
     with sharded(Role(SLOW), local=local) as executor, running(executor) as loop:
         inbox = loop.send(greedy_request("r", [1], 10))
         assert local.stuck.wait(10)
-        os.kill(pids_of(executor)[0], signal.SIGKILL)
+        os.kill(executor.pids[0], signal.SIGKILL)
         error = inbox.wait().error
     assert "rank 1 of 2 was ended by signal 9" in str(error)
     assert "abandoned" not in str(error)
@@ -247,7 +243,7 @@ def test_a_device_that_never_lets_go_is_the_end_of_the_process() -> None:
     ):
         inbox = loop.send(greedy_request("r", [1], 10))
         assert local.stuck.wait(10)
-        os.kill(pids_of(executor)[0], signal.SIGKILL)
+        os.kill(executor.pids[0], signal.SIGKILL)
         assert "signal 9" in str(inbox.wait().error)
     assert len(called) == 1 and "rank 1 of 2" in str(called[0])
 

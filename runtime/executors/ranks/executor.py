@@ -89,6 +89,11 @@ class ShardedExecutor:
         return self._local.num_pages
 
     @property
+    def pids(self) -> tuple[int, ...]:
+        """Of the other ranks' processes."""
+        return self._group.pids
+
+    @property
     def runs_ahead(self) -> bool:
         return self._local.runs_ahead
 
