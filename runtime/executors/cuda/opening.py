@@ -23,6 +23,8 @@ from trtc.runtime.executors.weights import dummy_weights, map_weights
 POOL_SHARE = 0.95
 _RESERVED_BYTES = 768 << 20
 """Captured graphs, cuBLAS's workspace, and what the context grows by."""
+_NCCL_BYTES = 768 << 20
+"""What NCCL takes on each of several GPUs: buffers between every two."""
 _MIN_DRIVER = 13000
 """CUDA version of the oldest driver that takes the cubins, as cuDriverGetVersion counts."""
 
@@ -66,7 +68,8 @@ def engine_files(request: OpenRequest) -> tuple[str, ...]:
 def room_for_pool(request: OpenRequest, free_bytes: int) -> int:
     """What is left of a GPU's free memory when the engine is loaded."""
     ledger = request.manifest.ledger
-    return free_bytes - ledger.weights - ledger.activations - _RESERVED_BYTES
+    reserved = _RESERVED_BYTES + (_NCCL_BYTES if request.manifest.target.tp > 1 else 0)
+    return free_bytes - ledger.weights - ledger.activations - reserved
 
 
 def open_executor(request: OpenRequest, num_pages: int, seat: Seat | None = None) -> CudaExecutor:

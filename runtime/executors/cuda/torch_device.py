@@ -216,7 +216,10 @@ class TorchDevice:
 
     def capture(self, work: Callable[[], None]) -> Graph:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # Thread-local: another thread may look at events meanwhile, as that of a rank's steps does.
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
             work()
         return _TorchGraph(graph, self._stream)
 
