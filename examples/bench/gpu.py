@@ -83,7 +83,7 @@ SHAPES = (
     Variation("fp8-kv8", "fp8", "fp8"),
     Variation("bf16", "bf16"),
 )
-RANK_TWINS = ("fp32", "bf16", "fp8", "int4_awq", "w4a8_awq")
+RANK_TWINS = ("fp32", "bf16", "fp8")
 RANK_SHAPES = (2, 4)
 DECODE_BATCHES = (1, 16, 64, 128, 256)
 CONTEXT = 1024
