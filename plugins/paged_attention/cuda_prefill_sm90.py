@@ -19,6 +19,8 @@ SM = 90
 _ROWS = 128
 """Of a tile: tokens times the heads of a group."""
 _THREADS = 384
+_ALIGNMENT = 1024
+"""Bytes. Of the panels, and so of all shared memory's size."""
 _PROGRAMS = 132
 """As many multiprocessors as a chip of this SM has; programs take tiles until there are none."""
 
@@ -99,4 +101,5 @@ def _shared_bytes(site: Site, tile: Tile) -> int:
     panel_bytes = -(-site.kv.head_dim // 64) * 128
     raw = tile.block_n * row_bytes(site) if site.dtypes["pool"] == "f8e4m3" else 16
     bookkeeping = 1024 + 4 * site.limits.max_batch_size
-    return (_ROWS + 2 * tile.stages * tile.block_n) * panel_bytes + 2 * raw + bookkeeping
+    used = (_ROWS + 2 * tile.stages * tile.block_n) * panel_bytes + 2 * raw + bookkeeping
+    return -(-used // _ALIGNMENT) * _ALIGNMENT

@@ -126,3 +126,12 @@ def test_what_sm_90_cannot_hold_goes_through_triton(case: dict[str, Any]) -> Non
     last = lower(make_site(90, **case))[-1].work[-1]
     assert isinstance(last, Launch)
     assert isinstance(last.kernel, KernelSource)
+
+
+@pytest.mark.parametrize("batch", [1, 128, 200, 1000])
+def test_shared_memory_has_room_for_any_batch(batch: int) -> None:
+    """Its size is a multiple of its alignment, whatever the sequences' part of it is."""
+    launch = lower(make_site(90, batch, **LLAMA_3))[-1].work[-1]
+    assert isinstance(launch, Launch) and isinstance(launch.kernel, CudaSource)
+    assert launch.kernel.entry == "attention_prefill"
+    check(launch, compile_cuda(launch.kernel, 90), 90)
