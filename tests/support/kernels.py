@@ -10,11 +10,6 @@ that went into it.
 
 import ctypes
 import functools
-import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import trtc.plugins
+from tests.support.shared_objects import compile_shared_object
 from trtc.plugins.cpu.emit import config_struct
 from trtc.plugins.cpu.host import runnable_isas
 from trtc.plugins.cpu.isa import CXX_FLAGS, ISAS
@@ -200,31 +196,13 @@ extern "C" void run_{number}(trtc::ThreadPool* threads, std::byte* scratch, std:
 
 def build(source: str, isa: str, flags: tuple[str, ...] = ("-O2", "-Wall", "-Werror")) -> Path:
     """Compile C++ source to a shared object for one instruction set."""
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    assert compiler is not None, "the kernel tests need a C++ compiler"
     arguments = [*CXX_FLAGS, *ISAS[isa].compiler_flags, *flags, f"-I{PLUGINS}"]
-    digest = hashlib.sha256(
-        "\0".join([compiler, *arguments, source, _headers_digest()]).encode()
-    ).hexdigest()
-    cache = Path(tempfile.gettempdir()) / f"trtc-kernels-{os.getuid()}"
-    cache.mkdir(mode=0o700, exist_ok=True)
-    library = cache / f"{digest[:32]}.so"
-    if not library.exists():
-        with tempfile.TemporaryDirectory(dir=cache) as work:
-            (Path(work) / "kernels.cpp").write_text(source)
-            command = [compiler, *arguments, "kernels.cpp", "-o", "kernels.so"]
-            done = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr[:8000]
-            (Path(work) / "kernels.so").rename(library)
-    return library
+    return compile_shared_object(source, arguments, _headers())
 
 
 @functools.cache
-def _headers_digest() -> str:
-    digest = hashlib.sha256()
-    for header in sorted(PLUGINS.rglob("*.hpp")):
-        digest.update(header.read_bytes())
-    return digest.hexdigest()
+def _headers() -> tuple[str, ...]:
+    return tuple(header.read_text() for header in sorted(PLUGINS.rglob("*.hpp")))
 
 
 def _row_stride(array: Array) -> int:

@@ -1,11 +1,6 @@
 """Run CUDA C++ kernels on the CPU, thread by thread, with numpy arrays (see device.hpp)."""
 
 import ctypes
-import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 import trtc.plugins
+from tests.support.shared_objects import compile_shared_object
 from trtc.plugins.cuda.cpp import CudaSource
 
 Array = NDArray[Any]
 
 _PLUGINS = Path(trtc.plugins.__file__).resolve().parent
 _HERE = Path(__file__).resolve().parent
-_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-Wall", "-Wno-unknown-pragmas", "-Werror")
+_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-Wall", "-Wno-unknown-pragmas", "-Werror")
 
 
 def launch(
@@ -40,11 +36,14 @@ def launch(
             for the kernels before it.
 
     Raises:
-        AssertionError: the kernel does not compile.
+        AssertionError: the kernel does not compile, or cannot end, or a block ends without having
+            waited for the kernels before it.
     """
-    library = ctypes.CDLL(str(_build(source)))
+    flags = (*_FLAGS, f"-I{_HERE}", f"-I{_PLUGINS}")
+    library = ctypes.CDLL(str(compile_shared_object(_unit(source), flags, _files())))
+    library.run.restype = ctypes.c_char_p
     late = [one for one in late if one.size]
-    library.run(
+    failure = library.run(
         (ctypes.c_void_p * len(arguments))(*(one.ctypes.data for one in arguments)),
         (ctypes.c_uint * 3)(*grid),
         ctypes.c_int(source.num_threads),
@@ -53,31 +52,7 @@ def launch(
         (ctypes.c_size_t * len(late))(*(one.nbytes for one in late)),
         ctypes.c_int(len(late)),
     )
-
-
-def _build(source: CudaSource) -> Path:
-    """The kernel as a shared object, kept under a hash of what it was made of."""
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    assert compiler is not None, "the kernel tests need a C++ compiler"
-    text = _unit(source)
-    command = [compiler, *_FLAGS, f"-I{_HERE}", f"-I{_PLUGINS}"]
-    digest = hashlib.sha256("\0".join([*command, text, *_files()]).encode()).hexdigest()
-    cache = Path(tempfile.gettempdir()) / f"trtc-kernels-{os.getuid()}"
-    cache.mkdir(mode=0o700, exist_ok=True)
-    library = cache / f"{digest[:32]}.so"
-    if not library.exists():
-        with tempfile.TemporaryDirectory(dir=cache) as work:
-            (Path(work) / "kernel.cpp").write_text(text)
-            done = subprocess.run(
-                [*command, "kernel.cpp", "-o", "kernel.so"],
-                cwd=work,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr[:8000]
-            (Path(work) / "kernel.so").rename(library)
-    return library
+    assert failure is None, f"{source.entry}: {failure.decode()}"
 
 
 def _unit(source: CudaSource) -> str:

@@ -11,8 +11,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -104,9 +102,16 @@ inline Block block;
 inline bool lazy = false, waited = false;
 inline std::vector<Late> late;
 inline unsigned idle_rounds = 0;
+inline const char* failure = nullptr;
 
 inline void yield() {
   swapcontext(&block.fibers[block.current].context, &block.scheduler);
+}
+
+// Ends the launch, from within a fiber.
+[[noreturn]] inline void fail(const char* message) {
+  failure = message;
+  for (;;) yield();
 }
 
 // Waits until `ready` holds; some other fiber has to make it so.
@@ -209,7 +214,7 @@ inline void start_block(int threads) {
 // Every thread of the block runs until it must wait.
 inline void advance_block() {
   const int threads = static_cast<int>(block.fibers.size());
-  for (int i = 0; i < threads; ++i) {
+  for (int i = 0; i < threads && failure == nullptr; ++i) {
     if (block.fibers[i].done) continue;
     block.current = i;
     threadIdx.x = i;
@@ -235,11 +240,8 @@ inline void run_cluster(int threads, int size) {
     swap_block();
   }
   int running = size;
-  for (idle_rounds = 0; running > 0; ++idle_rounds) {
-    if (idle_rounds > 1000) {
-      std::fprintf(stderr, "the block waits for ever\n");
-      std::abort();
-    }
+  for (idle_rounds = 0; running > 0 && failure == nullptr; ++idle_rounds) {
+    if (idle_rounds > 1000) failure = "a block waits for ever";
     running = 0;
     for (rank = 0; rank < size; ++rank) {
       swap_block();
@@ -250,10 +252,7 @@ inline void run_cluster(int threads, int size) {
     }
   }
   blockIdx.x = first;
-  if (!waited) {
-    std::fprintf(stderr, "the block never waited for earlier kernels\n");
-    std::abort();
-  }
+  if (!waited && failure == nullptr) failure = "a block never waited for earlier kernels";
 }
 
 template <class... Arguments, std::size_t... index>
@@ -261,20 +260,22 @@ void set_entry(void (*kernel)(Arguments...), void* const* arguments, std::index_
   entry = [=] { kernel(static_cast<Arguments>(arguments[index])...); };
 }
 
-// Runs a kernel whose parameters are all addresses.
+// Runs a kernel whose parameters are all addresses; what went wrong, or null.
 template <class... Arguments>
-void launch(void (*kernel)(Arguments...), void* const* arguments, dim3 grid, int threads,
-            int cluster_size) {
+const char* launch(void (*kernel)(Arguments...), void* const* arguments, dim3 grid, int threads,
+                   int cluster_size) {
   set_entry(kernel, arguments, std::index_sequence_for<Arguments...>());
   gridDim = grid;
   blockDim = {static_cast<unsigned>(threads), 1, 1};
+  failure = nullptr;
   for (blockIdx.z = 0; blockIdx.z < grid.z; ++blockIdx.z) {
     for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y) {
-      for (blockIdx.x = 0; blockIdx.x < grid.x; blockIdx.x += cluster_size) {
+      for (blockIdx.x = 0; blockIdx.x < grid.x && !failure; blockIdx.x += cluster_size) {
         run_cluster(threads, cluster_size);
       }
     }
   }
+  return failure;
 }
 
 }  // namespace cuda_on_cpu

@@ -30,8 +30,7 @@ inline unsigned long long evict_first() { return 0; }
 
 inline void copy_async_16(unsigned to, const void* from, int bytes) {
   if (to % 16 || reinterpret_cast<std::uintptr_t>(from) % 16) {
-    std::fprintf(stderr, "a copy of 16 bytes is not aligned\n");
-    std::abort();
+    cuda_on_cpu::fail("a copy of 16 bytes is not aligned");
   }
   const cuda_on_cpu::Copy copy{shared_bytes + to, from, bytes, 16};
   if (!cuda_on_cpu::lazy) copy.run();
