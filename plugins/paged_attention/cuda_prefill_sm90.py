@@ -7,6 +7,7 @@ from trtc.plugins.cuda.cpp import CudaSource
 from trtc.plugins.cuda.launch import DIMS, ONE, Extent, Launch, Site
 from trtc.plugins.paged_attention.cuda_cpp import (
     COUNTER,
+    OPTIONAL,
     constants,
     group,
     launch,
@@ -52,8 +53,8 @@ def prefill(site: Site) -> Launch:
     """Right for every step: sequences with one new token are passed over. COUNTER must be 0."""
     tile = tile_of(site)
     shared = _shared_bytes(site, tile)
-    names: tuple[str, ...] = ("q", "pool", "query_start", "context_lens", "page_table")
-    names += ("k_scale", "v_scale", "pre_scale", "out_scale", DIMS, "out", COUNTER)
+    steps = ("query_start", "context_lens", "page_table")
+    names = ("q", "pool", *steps, *OPTIONAL, DIMS, "out", COUNTER)
     source = CudaSource(
         file="paged_attention/prefill_sm90.cu",
         entry="attention_prefill",

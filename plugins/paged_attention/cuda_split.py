@@ -8,6 +8,7 @@ from trtc.plugins.cuda.cpp import CudaSource
 from trtc.plugins.cuda.launch import DIMS, ONE, Extent, Launch, Site
 from trtc.plugins.paged_attention.cuda_cpp import (
     COUNTER,
+    OPTIONAL,
     PARTIAL,
     STATS,
     TILE,
@@ -93,8 +94,8 @@ def _split_launch(site: Site, tile: Tile) -> Launch:
     padded_heads = -(-heads_of_tile // 8) * 8
     sums = padded_heads * (site.kv.head_dim + 4) * 4
     shared = tile.warps * (max(tile.stages * _stage_bytes(site), sums) + 8 * padded_heads)
-    names: tuple[str, ...] = ("q", "pool", "query_start", "context_lens", "page_table")
-    names += ("k_scale", "v_scale", "pre_scale", "out_scale", DIMS, "out", PARTIAL, STATS)
+    steps = ("query_start", "context_lens", "page_table")
+    names = ("q", "pool", *steps, *OPTIONAL, DIMS, "out", PARTIAL, STATS)
     source = CudaSource(
         file="paged_attention/split.cu",
         entry="attention_split",
@@ -120,8 +121,9 @@ def _split_launch(site: Site, tile: Tile) -> Launch:
 def _combine_launch(site: Site, counter: bool) -> Launch:
     num_heads = int(site.attributes["num_heads"])
     heads = max(1, _COMBINE_THREADS // (site.kv.head_dim // 4))
-    names: tuple[str, ...] = ("query_start", "context_lens", "v_scale", "pre_scale", "out_scale")
-    names += (COUNTER,) * counter + (DIMS, PARTIAL, STATS, "out")
+    scales = [name for name in OPTIONAL if name != "k_scale"]
+    counters = [COUNTER] if counter else []
+    names = ("query_start", "context_lens", *scales, *counters, DIMS, PARTIAL, STATS, "out")
     source = CudaSource(
         file="paged_attention/combine.cu",
         entry="attention_combine",
