@@ -4,11 +4,8 @@ import triton
 import triton.language as tl
 
 from trtc.plugins.cuda.device import launch_dependents, row_and_columns, wait_for_inputs
-from trtc.plugins.cuda.launch import Extent, Site, Variant
-from trtc.plugins.cuda.specialise import count_index, only, site_launch, vector
-
-_BLOCK = 2048
-_NUM_WARPS = 4
+from trtc.plugins.cuda.launch import Site, Variant
+from trtc.plugins.cuda.specialise import by_columns
 
 
 @triton.jit
@@ -45,22 +42,15 @@ def embedding(
 
 
 def lower(site: Site) -> tuple[Variant, ...]:
-    columns = site.axes["H"]
-    block = min(_BLOCK, triton.next_power_of_2(columns))
-    launch = site_launch(
+    return by_columns(
         site,
         embedding,
+        columns=site.axes["H"],
+        vector_of="table",
         constants={
-            "COUNT": count_index(site.rows),
-            "COLUMNS": columns,
             "NUM_TOKEN_IDS": site.axes["V"],
             "TABLE_STRIDE": site.strides["table"],
             "OUT_STRIDE": site.strides["out"],
             "SCALE": float(site.attributes["scale"]),
-            "BLOCK": block,
-            "VECTOR": vector(site.dtypes["table"]),
         },
-        programs=Extent(site.rows, times=triton.cdiv(columns, block)),
-        num_warps=_NUM_WARPS,
     )
-    return only(site, launch)

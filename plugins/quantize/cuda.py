@@ -9,11 +9,8 @@ from trtc.plugins.cuda.device import (
     row_and_columns,
     wait_for_inputs,
 )
-from trtc.plugins.cuda.launch import Extent, Site, Variant
-from trtc.plugins.cuda.specialise import count_index, only, site_launch, vector
-
-_BLOCK = 2048
-_NUM_WARPS = 4
+from trtc.plugins.cuda.launch import Site, Variant
+from trtc.plugins.cuda.specialise import by_columns
 
 
 @triton.jit
@@ -45,20 +42,13 @@ def quantize(
 
 
 def lower(site: Site) -> tuple[Variant, ...]:
-    columns = site.axes["K"]
-    block = min(_BLOCK, triton.next_power_of_2(columns))
-    launch = site_launch(
+    return by_columns(
         site,
         quantize,
+        columns=site.axes["K"],
+        vector_of="x",
         constants={
-            "COUNT": count_index(site.rows),
-            "COLUMNS": columns,
             "X_STRIDE": site.strides["x"],
             "OUT_STRIDE": site.strides["out"],
-            "BLOCK": block,
-            "VECTOR": vector(site.dtypes["x"]),
         },
-        programs=Extent(site.rows, times=triton.cdiv(columns, block)),
-        num_warps=_NUM_WARPS,
     )
-    return only(site, launch)

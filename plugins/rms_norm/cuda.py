@@ -1,4 +1,4 @@
-"""rms_norm in one launch: a program takes whole rows, each in registers from load to store."""
+"""rms_norm in one launch: a program takes a row, which stays in registers from load to store."""
 
 from collections.abc import Mapping
 
@@ -7,12 +7,12 @@ import triton.language as tl
 
 from trtc.plugins.cuda.device import launch_dependents, quantized, wait_for_inputs
 from trtc.plugins.cuda.launch import Extent, Site, Variant
-from trtc.plugins.cuda.specialise import count_index, only, site_launch, vector
+from trtc.plugins.cuda.specialise import count_index, only, power_of_two, site_launch, vector
 
 _MIN_BLOCK = 256
-_NUM_WARPS: Mapping[int, int] = {256: 1, 512: 2, 1024: 4, 2048: 4, 4096: 8, 8192: 8, 16384: 16}
-"""By columns, rounded up to a power of two. Every variant has the same: it decides the order in
-which a row is summed."""
+_NUM_WARPS: Mapping[int, int] = {256: 1, 512: 2, 1024: 4, 2048: 4, 4096: 8, 8192: 8}
+"""By columns, rounded up to a power of two. It decides the order in which a row is summed, and so
+does not depend on the number of rows."""
 _MOST_WARPS = 16
 """For wider rows."""
 
@@ -34,23 +34,21 @@ def rms_norm(
     OUT_STRIDE: tl.constexpr,
     TOTAL_STRIDE: tl.constexpr,
     EPS: tl.constexpr,
-    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     VECTOR: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """`total` is there only with a residual, and then not always."""
     launch_dependents(OVERLAPS)
-    first = tl.program_id(0).to(tl.int64) * ROWS
-    num_rows = tl.minimum(tl.load(dims + COUNT) - first, ROWS)
+    row = tl.program_id(0).to(tl.int64)
+    num_rows = tl.load(dims + COUNT)
     column = tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)
     inside = column < COLUMNS
     factor = tl.load(weight + column, mask=inside, other=0.0)
     by_column = None if pre_scale is None else tl.load(pre_scale + column, mask=inside, other=1.0)
     by = None if out_scale is None else tl.load(out_scale)
     wait_for_inputs(OVERLAPS)
-    for number in range(num_rows):
-        row = first + number
+    if row < num_rows:
         values = tl.load(x + row * X_STRIDE + column, mask=inside, other=0.0).to(tl.float32)
         if residual is not None:
             more = tl.load(residual + row * RESIDUAL_STRIDE + column, mask=inside, other=0.0)
@@ -67,7 +65,7 @@ def rms_norm(
 
 def lower(site: Site) -> tuple[Variant, ...]:
     columns = site.axes["K"]
-    block = max(_MIN_BLOCK, triton.next_power_of_2(columns))
+    block = max(_MIN_BLOCK, power_of_two(columns))
     launch = site_launch(
         site,
         rms_norm,
@@ -79,7 +77,6 @@ def lower(site: Site) -> tuple[Variant, ...]:
             "OUT_STRIDE": site.strides["out"],
             "TOTAL_STRIDE": site.strides.get("total", 0),
             "EPS": float(site.attributes["eps"]),
-            "ROWS": 1,
             "BLOCK": block,
             "VECTOR": vector(site.dtypes["x"]),
         },

@@ -4,11 +4,13 @@ import triton
 import triton.language as tl
 
 from trtc.plugins.cuda.device import launch_dependents, quantized, wait_for_inputs
-from trtc.plugins.cuda.launch import Extent, Site, Variant
-from trtc.plugins.cuda.specialise import count_index, only, site_launch
+from trtc.plugins.cuda.launch import Extent, Launch, Site, Variant
+from trtc.plugins.cuda.specialise import count_index, power_of_two, site_launch
 
-_TILE = 1024
-"""Elements of a program: as many heads as fill it."""
+_FEW_ROWS = 256
+_SMALL_TILE, _LARGE_TILE = 1024, 2048
+"""Elements of a program: up to _FEW_ROWS rows the small tile spreads over more of the GPU. Threads
+lie alike on a head in both, so its norm is summed in one order."""
 _NUM_WARPS = 2
 
 
@@ -165,13 +167,22 @@ def _rotate(
 
 
 def lower(site: Site) -> tuple[Variant, ...]:
+    most = site.limits.max_num_tokens
+    small = Variant(work=(_launch(site, _SMALL_TILE),), max_rows=min(_FEW_ROWS, most))
+    if most <= _FEW_ROWS:
+        return (small,)
+    return (small, Variant(work=(_launch(site, _LARGE_TILE),), max_rows=most))
+
+
+def _launch(site: Site, tile: int) -> Launch:
     num_heads = int(site.attributes["num_heads"])
     num_kv_heads = int(site.attributes["num_kv_heads"])
     head_dim = int(site.attributes["head_dim"])
     rotary_dim = int(site.attributes["rotary_dim"])
-    head_pad = triton.next_power_of_2(head_dim)
-    heads = min(max(1, _TILE // head_pad), triton.next_power_of_2(num_heads))
-    launch = site_launch(
+    head_pad, rest = power_of_two(head_dim), head_dim - rotary_dim
+    heads = min(max(1, tile // head_pad), power_of_two(num_heads))
+    parts = -(-num_heads // heads) + 2 * -(-num_kv_heads // heads)
+    return site_launch(
         site,
         rope_kv_write,
         constants={
@@ -189,16 +200,10 @@ def lower(site: Site) -> tuple[Variant, ...]:
             "SIN_STRIDE": site.strides["sin"],
             "OUT_STRIDE": site.strides["q_out"],
             "HEADS": heads,
-            "HALF_PAD": triton.next_power_of_2(rotary_dim // 2),
-            "REST_PAD": triton.next_power_of_2(head_dim - rotary_dim)
-            if rotary_dim < head_dim
-            else 0,
+            "HALF_PAD": power_of_two(rotary_dim // 2),
+            "REST_PAD": power_of_two(rest) if rest else 0,
             "HEAD_PAD": head_pad,
         },
-        programs=Extent(
-            site.rows,
-            times=triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads),
-        ),
+        programs=Extent(site.rows, times=parts),
         num_warps=_NUM_WARPS,
     )
-    return only(site, launch)

@@ -9,11 +9,8 @@ from trtc.plugins.cuda.device import (
     row_and_columns,
     wait_for_inputs,
 )
-from trtc.plugins.cuda.launch import Extent, Site, Variant
-from trtc.plugins.cuda.specialise import count_index, only, site_launch, vector
-
-_BLOCK = 2048
-_NUM_WARPS = 4
+from trtc.plugins.cuda.launch import Site, Variant
+from trtc.plugins.cuda.specialise import by_columns
 
 
 @triton.jit
@@ -55,22 +52,15 @@ def swiglu(
 
 
 def lower(site: Site) -> tuple[Variant, ...]:
-    columns = site.axes["I"]
-    block = min(_BLOCK, triton.next_power_of_2(columns))
-    launch = site_launch(
+    return by_columns(
         site,
         swiglu,
+        columns=site.axes["I"],
+        vector_of="gate",
         constants={
-            "COUNT": count_index(site.rows),
-            "COLUMNS": columns,
             "GATE_STRIDE": site.strides["gate"],
             "UP_STRIDE": site.strides["up"],
             "OUT_STRIDE": site.strides["out"],
             "GELU_TANH": site.attributes["activation"] == "gelu_tanh",
-            "BLOCK": block,
-            "VECTOR": vector(site.dtypes["gate"]),
         },
-        programs=Extent(site.rows, times=triton.cdiv(columns, block)),
-        num_warps=_NUM_WARPS,
     )
-    return only(site, launch)

@@ -14,10 +14,11 @@ needs_triton()
 GRID = grid()
 
 
+@pytest.mark.parametrize("variant", [0, 1])
 @pytest.mark.parametrize("stale", [0, 3])
 @pytest.mark.parametrize("call", GRID, ids=lambda call: str(call.attributes["head_dim"]))
-def test_the_kernel_agrees_with_its_reference(call: KernelCall, stale: int) -> None:
-    assert_rope_close(call, run_lowered(call, stale=stale))
+def test_the_kernels_agree_with_their_reference(call: KernelCall, stale: int, variant: int) -> None:
+    assert_rope_close(call, run_lowered(call, stale=stale, variant=variant))
 
 
 @pytest.mark.parametrize("present", ["q_norm", "k_norm", "k_scale", "v_scale"])

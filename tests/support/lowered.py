@@ -44,7 +44,7 @@ def site_of(call: KernelCall, rows: RowAxis, sm: int) -> Site:
             head_dim=int(head_dim),
             dtype=pool.dtype if pool else "bf16",  # type: ignore[arg-type]
         ),
-        limits=Limits(max_batch_size=64, max_seq_len=1024, max_num_tokens=64),
+        limits=Limits(max_batch_size=64, max_seq_len=1024, max_num_tokens=1024),
         sm=sm,
     )
 
