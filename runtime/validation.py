@@ -5,6 +5,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from trtc.plugins.sampling.tensors import MAX_LOGPROBS
 from trtc.protos.errors import DeadlineError, InvalidRequestError
 from trtc.runtime.draft import RequestDraft
 from trtc.runtime.request import GenerationRequest, SamplingParams
@@ -12,7 +13,6 @@ from trtc.runtime.request import GenerationRequest, SamplingParams
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 512
 MAX_STOP_TOKENS = 256
-MAX_LOGPROBS = 20
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
 MAX_REQUEST_ID_CHARACTERS = 256

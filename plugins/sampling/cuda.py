@@ -3,28 +3,31 @@
 from collections.abc import Mapping
 from typing import Any
 
-import triton
-
 from trtc.plugins.cuda.launch import DIMS, Extent, Launch
-from trtc.plugins.cuda.specialise import triton_launch
+from trtc.plugins.cuda.specialise import power_of_two, triton_launch
 from trtc.plugins.sampling.kernels.draw import draw
 from trtc.plugins.sampling.kernels.edits import edit, restore
 from trtc.plugins.sampling.kernels.logprobs import logprobs
+from trtc.plugins.sampling.kernels.search import finish, search
 from trtc.plugins.sampling.kernels.stats import block_stats
 from trtc.plugins.sampling.kernels.thresholds import thresholds
 from trtc.plugins.sampling.kernels.tokens import take_sampled
 from trtc.plugins.sampling.tensors import (
     BLOCK,
     CANDIDATE_BLOCKS,
+    CANDIDATES,
     DRAW,
     DRAW_FILTERED,
     EDIT,
     LOGPROBS,
     MAX_LOGPROBS,
     RESTORE,
+    SEARCH_PART,
+    SEARCH_UNROLLED,
     TAKE_SAMPLED,
     num_blocks,
     sampling_tensors,
+    search_parts,
 )
 
 _BLOCKS = 32
@@ -33,8 +36,11 @@ _ENTRIES = 1024
 """Entries of a sparse list that a program takes at once."""
 _TOKENS = 256
 """Of a program of `take_sampled`."""
-_LANES = 2048
-"""Logits that a program of `thresholds` loads at once."""
+_LANES = 1024
+"""Logits that a program of `thresholds` loads at once where it passes over a row."""
+_NUM_SEARCHES = 10
+"""Launches of `search` that bring any range of keys down to one: 9 ** 10 > 2 ** 31. An even number,
+as `finish` has it."""
 _ROWS = Extent("rows")
 
 
@@ -44,7 +50,7 @@ def stages(vocab_size: int, sm: int) -> Mapping[str, tuple[Launch, ...]]:
     dtypes = {one.name: one.dtype for one in sampling_tensors(vocab_size)}
     dtypes |= {"logits": "f32", "token_ids": "i32", DIMS: "i32"}
     vocab = {"VOCAB": vocab_size, "BLOCK": BLOCK}
-    row = {**vocab, "BLOCKS_PAD": triton.next_power_of_2(num_blocks(vocab_size))}
+    row = {**vocab, "BLOCKS_PAD": power_of_two(num_blocks(vocab_size))}
 
     def launch(
         function: Any,
@@ -63,16 +69,39 @@ def stages(vocab_size: int, sm: int) -> Mapping[str, tuple[Launch, ...]]:
         )
 
     blocks = min(_BLOCKS, row["BLOCKS_PAD"])
-    parts = Extent("rows", times=triton.cdiv(num_blocks(vocab_size), blocks))
+    parts = Extent("rows", times=-(-num_blocks(vocab_size) // blocks))
     stats = {**vocab, "BLOCKS": blocks}
     editing = {"VOCAB": vocab_size, "ENTRIES": _ENTRIES}
     edited_stats = launch(block_stats, stats, 4, parts, without=("num_logprobs",))
     raw_stats = launch(block_stats, stats, 4, parts, without=("temperature",))
-    limits = {**row, "CANDIDATES": CANDIDATE_BLOCKS, "LANES": _LANES}
+    limits = {
+        **row,
+        "CANDIDATES": CANDIDATE_BLOCKS,
+        "LISTED": CANDIDATES,
+        "LANES": _LANES,
+    }
+    num_parts = search_parts(vocab_size)
+    in_parts = Extent("rows", times=num_parts)
+    searching = {
+        **row,
+        "PARTS": num_parts,
+        "PARTS_PAD": power_of_two(num_parts),
+        "LANES": SEARCH_PART // SEARCH_UNROLLED,
+    }
+    searches = [
+        launch(search, {**searching, "NUMBER": number}, 8, in_parts) for number in (0, 1, 2)
+    ]
     return {
         EDIT: (launch(edit, editing, 8),),
         DRAW: (edited_stats, launch(draw, row, 4, without=("threshold",))),
-        DRAW_FILTERED: (edited_stats, launch(thresholds, limits, 16), launch(draw, row, 4)),
+        DRAW_FILTERED: (
+            edited_stats,
+            launch(thresholds, limits, 16),
+            searches[0],
+            *(searches[2 - number % 2] for number in range(1, _NUM_SEARCHES)),
+            launch(finish, searching, 8, in_parts),
+            launch(draw, row, 4),
+        ),
         RESTORE: (launch(restore, editing, 8),),
         LOGPROBS: (raw_stats, launch(logprobs, {**row, "WIDTH": MAX_LOGPROBS}, 4)),
         TAKE_SAMPLED: (

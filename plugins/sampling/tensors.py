@@ -28,6 +28,14 @@ BLOCK = 128
 """Logits summed in one go: a row is searched by block, then inside one block."""
 CANDIDATE_BLOCKS = 128
 """Blocks of a row among which its threshold is looked for first."""
+CANDIDATES = 512
+"""Logits of these blocks that are ranked."""
+SEARCH_PART = 8192
+"""Logits a program where a whole row is searched."""
+SEARCH_UNROLLED = 8
+"""Loads of a thread that are then under way at once."""
+SEARCH_PIVOTS = 8
+"""Values that a pass over a row tries at once."""
 
 Role = Literal["input", "output", "scratch"]
 Rows = Literal["rows", "rows+1", "tokens", "seen", "biased"]
@@ -49,13 +57,18 @@ def num_blocks(vocab_size: int) -> int:
     return -(-vocab_size // BLOCK)
 
 
+def search_parts(vocab_size: int) -> int:
+    return -(-vocab_size // SEARCH_PART)
+
+
 def sampling_tensors(vocab_size: int) -> tuple[SamplingTensor, ...]:
     """All tensors but `logits` [R, vocab_size] f32, `token_ids` [T] i32 and `dims`.
 
     Columns of one row's parameters are named as in runtime/sampler.py's SamplingBatch. `random` is
     a number of [0, 1) with 53 bits: the upper 26 and the lower 27. Row r's biases are the entries
     from `bias_start[r]` to `bias_start[r + 1]`, and so with the tokens it has seen; a token occurs
-    once in each. `token_sources[t]` is the row that drew token t in the step before, or -1.
+    once in each. Outputs lie next to each other, and what belongs together is fetched together.
+    `token_sources[t]` is the row that drew token t in the step before, or -1.
     """
     blocks = num_blocks(vocab_size)
     return (
@@ -85,5 +98,16 @@ def sampling_tensors(vocab_size: int) -> tuple[SamplingTensor, ...]:
         SamplingTensor("block_max", "f32", "rows", "scratch", blocks),
         SamplingTensor("block_sum", "f32", "rows", "scratch", blocks),
         SamplingTensor("candidates", "i32", "rows", "scratch", CANDIDATE_BLOCKS),
+        SamplingTensor("listed", "f32", "rows", "scratch", CANDIDATES),
         SamplingTensor("threshold", "f32", "rows", "scratch"),
+        SamplingTensor("search_mode", "i32", "rows", "scratch"),
+        SamplingTensor("search_goal", "f32", "rows", "scratch"),
+        SamplingTensor("search_range", "i32", "rows", "scratch", 4),
+        SamplingTensor(
+            "search_masses",
+            "f32",
+            "rows",
+            "scratch",
+            2 * search_parts(vocab_size) * SEARCH_PIVOTS,
+        ),
     )

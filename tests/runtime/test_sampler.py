@@ -1,7 +1,5 @@
 """The sampler against a slow, obvious, row by row oracle, and against its own statistics."""
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,93 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.support.sampling_oracle import (
+    counts_of,
+    distribution,
+    edited,
+    invert,
+    is_likely,
+    is_penalised,
+    params_strategy,
+)
 from trtc.runtime.philox import uniforms
 from trtc.runtime.request import SamplingParams
-from trtc.runtime.sampler import Float32s, SamplingBatch, TokenCounts, sample
+from trtc.runtime.sampler import Float32s, SamplingBatch, sample
 
 GREEDY = SamplingParams(temperature=0.0)
-
-
-def counts_of(prompt: Sequence[int], output: Sequence[int]) -> TokenCounts:
-    seen = sorted({*prompt, *output})
-    return TokenCounts(
-        np.array(seen, np.int32), np.array([output.count(token) for token in seen], np.int32)
-    )
-
-
-# The oracle: one row at a time, in Python floats.
-
-
-def edited(
-    logits: Float32s, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
-) -> list[float]:
-    scores = [float(value) for value in logits]
-    for token, bias in params.logit_bias.items():
-        scores[token] += bias
-    for token in {*prompt, *output}:
-        if scores[token] > 0:
-            scores[token] /= params.repetition_penalty
-        else:
-            scores[token] *= params.repetition_penalty
-        if token in output:
-            scores[token] -= params.presence_penalty
-        scores[token] -= params.frequency_penalty * list(output).count(token)
-    return scores
-
-
-def distribution(scores: Sequence[float], params: SamplingParams) -> list[float]:
-    """Probability of each token after temperature and filters."""
-    best = max(scores)
-    weights = [math.exp((score - best) / params.temperature) for score in scores]
-    order = sorted(range(len(weights)), key=lambda token: -weights[token])
-    least = 0.0
-    if params.top_k:
-        least = weights[order[min(params.top_k, len(order)) - 1]]
-    if params.top_p < 1:
-        kept = [token for token in order if weights[token] >= least]
-        total, mass = sum(weights[token] for token in kept), 0.0
-        for token in kept:
-            mass += weights[token]
-            if mass >= params.top_p * total:
-                least = max(least, weights[token])
-                break
-    least = max(least, params.min_p)  # the best weight is 1
-    weights = [weight if weight >= least else 0.0 for weight in weights]
-    return [weight / sum(weights) for weight in weights]
-
-
-def invert(probabilities: Sequence[float], random: float) -> tuple[int, float]:
-    """The drawn token, and how far `random` is from where another one would be drawn."""
-    mass, token = 0.0, 0
-    nearest = 1.0
-    for at, probability in enumerate(probabilities):
-        if mass <= random and probability > 0:
-            token = at
-        nearest = min(nearest, abs(mass - random)) if at else nearest
-        mass += probability
-    return token, nearest
-
-
-params_strategy = st.builds(
-    SamplingParams,
-    temperature=st.sampled_from([0.0, 0.1, 0.7, 1.0, 1.0, 3.0]),
-    top_k=st.sampled_from([0, 0, 1, 2, 5, 40, 10_000]),
-    top_p=st.sampled_from([1.0, 1.0, 0.05, 0.5, 0.9, 0.999]),
-    min_p=st.sampled_from([0.0, 0.0, 0.02, 0.3, 1.0]),
-    repetition_penalty=st.sampled_from([1.0, 1.0, 0.7, 1.3]),
-    presence_penalty=st.sampled_from([0.0, 0.0, -1.5, 1.5]),
-    frequency_penalty=st.sampled_from([0.0, 0.0, -0.5, 2.0]),
-    logit_bias=st.dictionaries(st.integers(0, 9), st.sampled_from([-100.0, -2.0, 5.0]), max_size=3),
-    seed=st.integers(0, 2**64 - 1),
-)
-
-
-def is_penalised(params: SamplingParams) -> bool:
-    return (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (
-        1,
-        0,
-        0,
-    )
 
 
 @settings(max_examples=300)
@@ -163,16 +88,7 @@ def test_drawn_tokens_follow_the_distribution(params: SamplingParams) -> None:
     expected = np.array(distribution(edited(row, params, [], []), params)) * number
     observed = np.bincount(tokens, minlength=vocab)
     assert observed[expected == 0].sum() == 0
-    common = expected >= 5
-    rest = (observed[~common].sum(), expected[~common].sum())
-    pairs = [
-        *zip(observed[common], expected[common], strict=True),
-        *([rest] if rest[1] > 0 else []),
-    ]
-    chi_square = sum((o - e) ** 2 / e for o, e in pairs)
-    freedom = len(pairs) - 1
-    assert freedom >= 3
-    assert chi_square < freedom + 5 * math.sqrt(2 * freedom)  # five standard deviations
+    assert is_likely(observed, expected)
 
 
 @settings(max_examples=50)

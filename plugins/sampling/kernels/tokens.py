@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from trtc.plugins.cuda.device import launch_dependents, wait_for_inputs
+from trtc.plugins.cuda.device import wait_for_inputs
 
 
 @triton.jit
@@ -15,8 +15,11 @@ def take_sampled(
     TOKENS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """token_ids[t] = sampled[token_sources[t]], where that is not negative; TOKENS a program."""
-    launch_dependents(OVERLAPS)
+    """token_ids[t] = sampled[token_sources[t]], where that is not negative; TOKENS a program.
+
+    It writes a step input, which later kernels may read before they wait: the next one must not
+    start early.
+    """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     inside = token < tl.load(dims)
     source = tl.load(token_sources + token, mask=inside, other=-1)

@@ -1,0 +1,252 @@
+"""The GPU sampler, by Triton's interpreter, against the host's and against its own statistics."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.device_sampling import sample_by_stages, sampling_arrays, stage_work
+from tests.support.sampling_oracle import (
+    Float32s,
+    counts_of,
+    distribution,
+    edited,
+    is_borderline,
+    is_likely,
+    is_penalised,
+    params_strategy,
+)
+from tests.support.triton_kernels import interpret_work, needs_triton
+from trtc.plugins.sampling.tensors import EDIT, RESTORE, TAKE_SAMPLED
+from trtc.runtime.philox import uniforms
+from trtc.runtime.request import SamplingParams
+from trtc.runtime.sampler import SamplingBatch, sample
+
+needs_triton()
+
+GREEDY = SamplingParams(temperature=0.0)
+LARGE_VOCAB = 20_003  # more blocks than a threshold's candidates
+
+
+def drawn(logits: Float32s, batch: SamplingBatch) -> list[int]:
+    return list(sample_by_stages(logits, batch)["sampled"][:, 0].tolist())
+
+
+@settings(max_examples=25)
+@given(
+    rows=st.lists(params_strategy, min_size=1, max_size=6),
+    vocab=st.sampled_from([10, 128, 129, 700, LARGE_VOCAB]),
+    data_seed=st.integers(0, 2**32 - 1),
+    spread=st.sampled_from([0.5, 3.0, 15.0]),
+)
+def test_tokens_are_those_of_the_host(
+    rows: list[SamplingParams], vocab: int, data_seed: int, spread: float
+) -> None:
+    rng = np.random.default_rng(data_seed)
+    logits = (rng.normal(size=(len(rows), vocab)) * spread).astype(np.float32)
+    prompts = [rng.integers(0, vocab, 8).tolist() for _ in rows]
+    outputs = [rng.integers(0, vocab, row).tolist() for row in range(len(rows))]
+    positions = [len(output) for output in outputs]
+    counts = {
+        row: counts_of(prompts[row], outputs[row])
+        for row, params in enumerate(rows)
+        if is_penalised(params)
+    }
+    batch = SamplingBatch.of(rows, position=positions, counts=counts)
+    expected = sample(logits, batch).token_ids.tolist()
+    random = uniforms(batch.seed, batch.sequence, batch.position)
+    for row, token in enumerate(drawn(logits, batch)):
+        if token != expected[row]:
+            given = (prompts[row], outputs[row]) if row in counts else ([], [])
+            scores = edited(logits[row], rows[row], *given)
+            assert rows[row].temperature > 0
+            assert is_borderline(scores, rows[row], float(random[row]))
+
+
+NARROW = (
+    SamplingParams(top_k=1),
+    SamplingParams(top_k=2),
+    SamplingParams(top_k=40, temperature=2.0),
+    SamplingParams(top_k=30, top_p=0.6),
+    SamplingParams(top_p=0.3),
+    SamplingParams(top_p=0.7, min_p=0.02),
+    SamplingParams(presence_penalty=-1.9, frequency_penalty=1.5, repetition_penalty=0.8),
+)
+WIDE = (
+    SamplingParams(top_k=10_000),
+    SamplingParams(top_k=3_000, top_p=0.9),
+    SamplingParams(top_p=0.999, temperature=3.0),
+    SamplingParams(top_p=0.5, min_p=0.3),
+    SamplingParams(min_p=1e-3, temperature=0.5),
+    SamplingParams(top_k=19_999, temperature=1e-3),
+)
+"""More tokens stay than a row's candidates hold, if its logits are near each other."""
+
+
+@pytest.mark.parametrize(
+    ("params", "spread"), [*((one, 3.0) for one in NARROW), *((one, 0.7) for one in WIDE)]
+)
+def test_draws_from_long_rows_are_the_host_s(params: SamplingParams, spread: float) -> None:
+    rng = np.random.default_rng(8)
+    logits = (rng.normal(size=(12, LARGE_VOCAB)) * spread).astype(np.float32)
+    seen = ([5, 6], [int(token) for row in logits for token in np.argsort(row)[-2:]] * 2)
+    counts = {row: counts_of(*seen) for row in range(12)} if is_penalised(params) else {}
+    batch = SamplingBatch.of([replace(params, seed=row) for row in range(12)], counts=counts)
+    expected = sample(logits, batch).token_ids.tolist()
+    random = uniforms(batch.seed, batch.sequence, batch.position)
+    for row, token in enumerate(drawn(logits, batch)):
+        if token != expected[row]:
+            scores = edited(logits[row], params, *(seen if counts else ([], [])))
+            assert is_borderline(scores, params, float(random[row]))
+
+
+@pytest.mark.parametrize("params", [SamplingParams(top_k=5), SamplingParams(top_p=0.3)])
+@pytest.mark.parametrize("vocab", [300, LARGE_VOCAB])
+def test_ties_at_a_threshold_all_stay(params: SamplingParams, vocab: int) -> None:
+    """Even if the whole row is one tie, which no candidates hold."""
+    logits = np.zeros((8, vocab), np.float32)
+    batch = SamplingBatch.of([replace(params, seed=row) for row in range(8)])
+    assert drawn(logits, batch) == sample(logits, batch).token_ids.tolist()
+
+
+def test_drawn_tokens_follow_the_distribution() -> None:
+    """Pearson's chi-square over the draws of one row's distribution."""
+    number, vocab, params = 250, 150, SamplingParams(seed=11)
+    row = (np.random.default_rng(0).normal(size=vocab) * 3).astype(np.float32)
+    batch = SamplingBatch.of([params] * number, position=list(range(number)))
+    expected = np.array(distribution(edited(row, params, [], []), params)) * number
+    observed = np.bincount(drawn(np.tile(row, (number, 1)), batch), minlength=vocab)
+    assert is_likely(observed, expected)
+
+
+def test_greedy_takes_the_first_of_equals() -> None:
+    logits = np.full((5, 700), -3.0, np.float32)
+    logits[0, [5, 600]] = 2.0
+    logits[1, [130, 129]] = 2.0
+    logits[2, [699]] = 2.0
+    logits[3] = -0.0
+    logits[3, 300] = 0.0
+    logits[4, :100] = -np.inf
+    assert drawn(logits, SamplingBatch.greedy(5)) == [5, 129, 699, 0, 100]
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-42])
+def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
+    logits = np.random.default_rng(2).normal(size=(4, 700)).astype(np.float32)
+    params = SamplingParams(temperature=temperature, seed=3)
+    for one in (params, replace(params, top_p=0.9), replace(params, min_p=0.5, top_k=3)):
+        batch = SamplingBatch.of([one] * 4)
+        assert drawn(logits, batch) == logits.argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(), SamplingParams(top_p=0.5)])
+def test_rows_with_minus_infinity_never_draw_it(params: SamplingParams) -> None:
+    logits = np.full((30, 400), -np.inf, np.float32)
+    logits[:, [3, 317]] = 1.0
+    batch = SamplingBatch.of([replace(params, seed=row) for row in range(30)])
+    outputs = sample_by_stages(logits, batch)
+    assert set(outputs["sampled"].reshape(-1).tolist()) <= {3, 317}
+    assert not outputs["invalid"].any()
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=1), SamplingParams(top_k=3)])
+def test_rows_without_a_finite_best_are_reported(params: SamplingParams) -> None:
+    logits = np.zeros((5, 200), np.float32)
+    logits[0, 7] = np.nan
+    logits[1, 177] = -np.nan
+    logits[3] = -np.inf
+    logits[4, 1] = np.inf
+    outputs = sample_by_stages(logits, SamplingBatch.of([params] * 5))
+    assert outputs["invalid"][:, 0].tolist() == [1, 1, 0, 1, 1]
+    assert (outputs["sampled"] < 200).all()
+
+
+def test_every_bias_and_penalty_is_applied_and_taken_back() -> None:
+    rng = np.random.default_rng(5)
+    rows, vocab = 5, 3000
+    logits = rng.normal(size=(rows, vocab)).astype(np.float32) * 4
+    params = [
+        SamplingParams(repetition_penalty=1.3),
+        SamplingParams(presence_penalty=0.7, logit_bias={7: 3.0, 2999: -100.0}),
+        SamplingParams(),
+        SamplingParams(frequency_penalty=-0.4, repetition_penalty=0.9, presence_penalty=1.0),
+        SamplingParams(logit_bias={token: token / 100 for token in range(0, vocab, 2)}),
+    ]
+    seen = {row: (list(range(5, 2000)), rng.integers(0, 60, 90).tolist()) for row in (0, 1, 3)}
+    counts = {row: counts_of(*tokens) for row, tokens in seen.items()}
+    arrays = sampling_arrays(logits, SamplingBatch.of(params, counts=counts))
+    after = interpret_work(stage_work(EDIT, arrays))
+    for row, one in enumerate(params):
+        expected = edited(logits[row], one, *seen.get(row, ([], [])))
+        assert after["logits"][row] == pytest.approx(expected, rel=1e-6, abs=1e-5)
+    restored = interpret_work(stage_work(RESTORE, after))["logits"]
+    assert restored.tobytes() == arrays["logits"].tobytes()
+
+
+def test_extreme_penalties_make_no_row_invalid() -> None:
+    logits = np.array([[3e38, -3e38, 1.0, 0.5]] * 2, np.float32)
+    params = [SamplingParams(temperature=0.0, repetition_penalty=at) for at in (1e-9, 1e9)]
+    counts = {row: counts_of([0, 1], [1]) for row in range(2)}
+    outputs = sample_by_stages(logits, SamplingBatch.of(params, counts=counts))
+    assert outputs["sampled"][:, 0].tolist() == [0, 0]
+    assert not outputs["invalid"].any()
+
+
+def test_logprobs_are_those_of_the_raw_logits() -> None:
+    rng = np.random.default_rng(4)
+    logits = (rng.normal(size=(6, 1000)) * 4).astype(np.float32)
+    logits[1, 10:300] = 40.0  # more ties than a block
+    logits[4, 5:] = -np.inf
+    rows = [
+        SamplingParams(temperature=0.3, seed=1),
+        SamplingParams(temperature=0.0, logit_bias={5: 100.0}),
+        SamplingParams(seed=2, top_k=1),
+        GREEDY,
+        SamplingParams(seed=5, repetition_penalty=1.5, logit_bias={2: 3.0}),
+        SamplingParams(seed=6, frequency_penalty=1.5),
+    ]
+    counts = {row: counts_of([1, 2, 3], [3, 3, 4]) for row in (4, 5)}
+    batch = SamplingBatch.of(rows, num_logprobs=[5, 20, None, 0, 8, 3], counts=counts)
+    expected = sample(logits, batch).logprobs
+    outputs = sample_by_stages(logits, batch)
+    assert expected is not None
+    assert outputs["sampled"][1] == 5
+    for at, row in enumerate(expected.rows.tolist()):
+        number = int(expected.num_top[at])
+        found = outputs["top_logprobs"][row, :number]
+        assert outputs["token_logprobs"][row, 0] == pytest.approx(expected.token[at], abs=1e-4)
+        assert outputs["top_ids"][row, :number].tolist() == expected.top_ids[at, :number].tolist()
+        assert found == pytest.approx(expected.top[at, :number], abs=1e-4)
+
+
+@settings(max_examples=6)
+@given(
+    rows=st.lists(params_strategy, min_size=2, max_size=8),
+    data_seed=st.integers(0, 2**32 - 1),
+    cut=st.data(),
+)
+def test_a_row_does_not_depend_on_the_others(
+    rows: list[SamplingParams], data_seed: int, cut: st.DataObject
+) -> None:
+    rng = np.random.default_rng(data_seed)
+    logits = rng.normal(size=(len(rows), 333)).astype(np.float32) * 3
+    together = drawn(logits, SamplingBatch.of(rows))
+    some = sorted(cut.draw(st.sets(st.integers(0, len(rows) - 1), min_size=1)))
+    apart = drawn(logits[some], SamplingBatch.of([rows[row] for row in some]))
+    assert apart == [together[row] for row in some]
+
+
+def test_pending_token_ids_are_taken_from_the_step_before() -> None:
+    arrays = sampling_arrays(np.zeros((300, 10), np.float32), SamplingBatch.greedy(300))
+    rng = np.random.default_rng(9)
+    arrays["sampled"][:, 0] = rng.integers(0, 10, 302)
+    arrays["token_ids"][:] = 77
+    arrays["token_sources"][:, 0] = np.where(rng.random(302) < 0.5, -1, rng.permutation(302))
+    expected = arrays["token_ids"].copy()
+    for token, source in enumerate(arrays["token_sources"][:300, 0]):
+        if source >= 0:
+            expected[token] = arrays["sampled"][source, 0]
+    found = interpret_work(stage_work(TAKE_SAMPLED, arrays))["token_ids"]
+    assert found.tolist() == expected.tolist()
