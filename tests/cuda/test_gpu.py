@@ -1,0 +1,236 @@
+"""The same kernels on a GPU: fresh inputs, overlaps, and the sampler over thousands of rows."""
+
+import secrets
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.support.device_sampling import sample_by_stages
+from tests.support.elementwise import grid, sliced
+from tests.support.kernels import KernelCall, assert_close
+from tests.support.lowered import run_lowered, site_of
+from tests.support.operands import random_array, scalar
+from tests.support.rope_calls import assert_rope_close
+from tests.support.rope_calls import grid as rope_grid
+from tests.support.sampling_oracle import (
+    Float32s,
+    counts_of,
+    distribution,
+    edited,
+    is_borderline,
+    is_likely,
+)
+from tests.support.triton_kernels import Work, launches_of, needs_triton
+from trtc.plugins.cuda.launch import DIMS, Launch, Site
+from trtc.plugins.registry import REGISTRY
+from trtc.plugins.rounding import NUMPY_DTYPES
+from trtc.runtime.executors.cuda.device import Place
+from trtc.runtime.philox import uniforms
+from trtc.runtime.request import SamplingParams
+from trtc.runtime.sampler import SamplingBatch, sample
+
+needs_triton()
+
+from tests.support.gpu_kernels import Gpu  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+HIDDEN, INTERMEDIATE = 4096, 14336  # Llama-3.1-8B
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Gpu:
+    return Gpu.open()
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")  # noqa: T201 (shown when the test fails)
+    return np.random.default_rng(seed)
+
+
+def large_calls(rng: np.random.Generator, rows: int) -> list[KernelCall]:
+    scale = {"out_scale": scalar(0.02)}
+    x, residual = (random_array(rng, rows, HIDDEN, dtype="bf16", spread=2) for _ in range(2))
+    fused = random_array(rng, rows, 2 * INTERMEDIATE, dtype="bf16", spread=2)
+    gated = {"gate": fused[:, :INTERMEDIATE], "up": fused[:, INTERMEDIATE:]}
+    norm = {"x": x, "residual": residual, "weight": random_array(rng, HIDDEN)}
+    silu = {"activation": "silu"}
+    return [
+        KernelCall(
+            REGISTRY["rms_norm"], {"eps": 1e-5, "out_dtype": "f8e4m3"}, norm | scale, ("total",)
+        ),
+        KernelCall(REGISTRY["rms_norm"], {"eps": 1e-5, "out_dtype": "bf16"}, norm, ("total",)),
+        KernelCall(REGISTRY["swiglu"], {**silu, "out_dtype": "f8e4m3"}, gated | scale),
+        KernelCall(REGISTRY["swiglu"], {**silu, "out_dtype": "bf16"}, gated),
+        KernelCall(REGISTRY["quantize"], {"out_dtype": "f8e4m3"}, {"x": x} | scale),
+        KernelCall(REGISTRY["add"], {}, {"x": x, "y": residual}),
+    ]
+
+
+def test_kernels_agree_with_references(gpu: Gpu) -> None:
+    for run in (gpu.run, gpu.run_apart):
+        for call in grid():
+            assert_close(call, run_lowered(call, run=run, sm=gpu.sm))
+        for call in rope_grid():
+            answers = [run_lowered(call, run=run, sm=gpu.sm, variant=at) for at in (0, 1)]
+            assert_rope_close(call, answers[0])
+            for name, answer in answers[0].items():
+                assert answer.tobytes() == answers[1][name].tobytes(), "depends on the bucket"
+
+
+@pytest.mark.parametrize("rows", [1, 17, 700])
+def test_rows_of_a_real_size(gpu: Gpu, rng: np.random.Generator, rows: int) -> None:
+    for call in large_calls(rng, rows):
+        whole = run_lowered(call, run=gpu.run, sm=gpu.sm, stale=5)
+        assert_close(call, whole)
+        last = run_lowered(sliced(call, slice(rows - 1, rows)), run=gpu.run, sm=gpu.sm)
+        for name, part in last.items():
+            assert part.tobytes() == whole[name][-1:].tobytes(), "depends on the other rows"
+
+
+@pytest.mark.parametrize("out_dtype", ["f8e4m3", "i8"])
+def test_every_bf16_is_quantised_as_the_reference_does(
+    gpu: Gpu, rng: np.random.Generator, out_dtype: str
+) -> None:
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    values = bits[(bits & 0x7F80) != 0x7F80].view(NUMPY_DTYPES["bf16"])
+    x = values.reshape(-1, 510)
+    for scale in [1.0, 2**-6, 0.1, *np.exp(rng.uniform(-12, 6, 60))]:
+        call = KernelCall(
+            REGISTRY["quantize"], {"out_dtype": out_dtype}, {"x": x, "out_scale": scalar(scale)}
+        )
+        assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm))
+
+
+def test_f32_is_quantised_as_the_reference_does(gpu: Gpu, rng: np.random.Generator) -> None:
+    for out_dtype in ("f8e4m3", "i8"):
+        for scale in np.exp(rng.uniform(-12, 6, 10)):
+            codes = rng.integers(-400, 400, (512, 512)) / 2  # many ties and their neighbours
+            near = codes * scale * (1 + rng.integers(-2, 3, codes.shape) * 2.0**-24)
+            call = KernelCall(
+                REGISTRY["quantize"],
+                {"out_dtype": out_dtype},
+                {"x": near.astype(np.float32), "out_scale": scalar(scale)},
+            )
+            assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm))
+
+
+def launch_of(op: str, site: Site) -> Launch:
+    (launch,) = launches_of(Work(f"trtc.plugins.{op}.cuda:lower", (site,), -1, {}, {}))
+    assert isinstance(launch, Launch)
+    return launch
+
+
+@pytest.mark.parametrize("rows", [1, 200])
+def test_overlapping_launches_see_what_those_before_wrote(
+    gpu: Gpu, rng: np.random.Generator, rows: int
+) -> None:
+    """A long chain, each kernel reading what the last wrote, is the same without overlaps."""
+    call = large_calls(rng, rows)[1]
+    half = {name: np.asarray(call.inputs["x"])[:, : HIDDEN // 2] for name in ("gate", "up")}
+    gating = KernelCall(REGISTRY["swiglu"], {"activation": "silu", "out_dtype": "bf16"}, half)
+    norm, swiglu = (
+        launch_of(one.op.name, replace(site, strides=dict.fromkeys(site.strides, HIDDEN)))
+        for one in (call, gating)
+        for site in [site_of(one, "tokens", gpu.sm)]
+    )
+    bucket = {"tokens": rows, "one": 1}
+    arrays = {name: array for name, array in call.inputs.items() if array is not None}
+    arrays |= {name: np.zeros_like(arrays["x"]) for name in ("out", "total")}
+    arrays[DIMS] = np.array([rows, rows, rows, 0], np.int32)
+    answers = []
+    for overlaps in (False, True):
+        places = gpu.upload(arrays)
+        back = places | {"x": places["total"], "total": places["x"]}
+        gates = {
+            "gate": places["out"],
+            "up": Place(places["out"].memory, HIDDEN),  # bytes: the second half of a row
+            DIMS: places[DIMS],
+            "out": places["residual"],
+        }
+        for _ in range(100):
+            for launch, named in ((norm, places), (swiglu, gates), (norm, back)):
+                given = [named[name] for name in launch.arguments]
+                gpu.launch(launch, bucket, given, overlaps=overlaps)
+        answers.append({name: gpu.fetch(places[name], array) for name, array in arrays.items()})
+    for name, apart in answers[0].items():
+        assert apart.tobytes() == answers[1][name].tobytes(), name
+
+
+PARAMS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(),
+    SamplingParams(temperature=0.6, top_p=0.9),
+    SamplingParams(temperature=1.5, top_p=0.95),
+    SamplingParams(top_k=40),
+    SamplingParams(top_k=900, top_p=0.8),
+    SamplingParams(min_p=0.05, temperature=2.0),
+    SamplingParams(temperature=0.8, repetition_penalty=1.3, presence_penalty=0.5),
+    SamplingParams(temperature=0.0, frequency_penalty=1.0, logit_bias={3: 4.0, 9: -100.0}),
+    SamplingParams(top_p=0.5, top_k=20, min_p=0.01, logit_bias={7: 9.0}),
+)
+
+
+@pytest.mark.parametrize(("vocab", "rows"), [(32_000, 2000), (128_256, 300), (151_936, 60)])
+@pytest.mark.parametrize("spread", [1.0, 4.0])
+def test_tokens_are_those_of_the_host(
+    gpu: Gpu, rng: np.random.Generator, vocab: int, rows: int, spread: float
+) -> None:
+    logits = rng.normal(size=(rows, vocab)).astype(np.float32) * np.float32(spread)
+    params = [
+        replace(PARAMS[row % len(PARAMS)], seed=int(rng.integers(2**63))) for row in range(rows)
+    ]
+    seen = {
+        row: (rng.integers(0, vocab, 50).tolist(), rng.integers(0, 50, 30).tolist())
+        for row, one in enumerate(params)
+        if one.repetition_penalty != 1 or one.frequency_penalty
+    }
+    counts = {row: counts_of(*tokens) for row, tokens in seen.items()}
+    batch = SamplingBatch.of(params, counts=counts)
+    found = sample_by_stages(logits, batch, run=gpu.run, sm=gpu.sm)
+    assert not found["invalid"].any()
+    expected = sample(logits, batch).token_ids
+    random = uniforms(batch.seed, batch.sequence, batch.position)
+    others = np.flatnonzero(found["sampled"][:, 0] != expected)
+    print(f"{len(others)} of {rows} rows differ")  # noqa: T201
+    assert len(others) < 1 + rows // 100
+    for row in others:
+        scores = edited(logits[row], params[row], *seen.get(int(row), ([], [])))
+        assert params[row].temperature > 0
+        assert is_borderline(scores, params[row], float(random[row]))
+
+
+@pytest.mark.parametrize("params", PARAMS[1:7])
+def test_drawn_tokens_follow_the_distribution(
+    gpu: Gpu, rng: np.random.Generator, params: SamplingParams
+) -> None:
+    number, vocab = 20_000, 300
+    row = (rng.normal(size=vocab) * 2).astype(np.float32)
+    batch = SamplingBatch.of([replace(params, seed=11)] * number, position=list(range(number)))
+    logits: Float32s = np.tile(row, (number, 1))
+    found = sample_by_stages(logits, batch, run=gpu.run, sm=gpu.sm)
+    expected = np.array(distribution(edited(row, params, [], []), params)) * number
+    observed = np.bincount(found["sampled"][:, 0], minlength=vocab)
+    assert observed[expected == 0].sum() == 0
+    assert is_likely(observed, expected)
+
+
+def test_logprobs_are_those_of_the_host(gpu: Gpu, rng: np.random.Generator) -> None:
+    rows, vocab = 64, 128_256
+    logits = rng.normal(size=(rows, vocab)).astype(np.float32) * 3
+    logits[5, 1000:3000] = 30.0
+    params = [PARAMS[row % len(PARAMS)] for row in range(rows)]
+    asked = [None if row % 5 == 4 else row % 21 for row in range(rows)]
+    batch = SamplingBatch.of(params, num_logprobs=asked)
+    expected = sample(logits, batch).logprobs
+    found = sample_by_stages(logits, batch, run=gpu.run, sm=gpu.sm)
+    assert expected is not None
+    for at, row in enumerate(expected.rows.tolist()):
+        number = int(expected.num_top[at])
+        assert found["token_logprobs"][row, 0] == pytest.approx(expected.token[at], abs=1e-4)
+        assert found["top_ids"][row, :number].tolist() == expected.top_ids[at, :number].tolist()
+        top = found["top_logprobs"][row, :number]
+        assert top == pytest.approx(expected.top[at, :number], abs=1e-4)

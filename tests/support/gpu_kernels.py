@@ -1,0 +1,83 @@
+"""Run lowered kernels on a GPU, compiled for it on the spot; the counterpart of interpret_work."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.support.triton_kernels import Work, launches_of, programs
+from trtc.plugins.cuda.compile import compile_kernel
+from trtc.plugins.cuda.gpu import device_sm
+from trtc.plugins.cuda.launch import Launch
+from trtc.runtime.executors.cuda.device import Device, Kernel, Place
+
+Array = NDArray[Any]
+
+
+@dataclass
+class Gpu:
+    """A device, and the kernels that it has loaded."""
+
+    device: Device
+    sm: int
+    _loaded: dict[str, Kernel] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls) -> "Gpu":
+        from trtc.runtime.executors.cuda.torch_device import TorchDevice
+
+        sm = device_sm()
+        assert sm is not None, "no GPU"
+        return cls(TorchDevice(), sm)
+
+    def run(self, work: Work) -> dict[str, Array]:
+        """Every array after the launches, by argument name."""
+        return self._run(work, overlaps=True)
+
+    def run_apart(self, work: Work) -> dict[str, Array]:
+        """As `run`, with every launch after the end of the one before."""
+        return self._run(work, overlaps=False)
+
+    def _run(self, work: Work, *, overlaps: bool) -> dict[str, Array]:
+        places = self.upload(work.arrays)
+        for launch in launches_of(work):
+            arguments = [places[name] for name in launch.arguments]
+            self.launch(launch, work.bucket, arguments, overlaps=overlaps)
+        return {name: self.fetch(places[name], array) for name, array in work.arrays.items()}
+
+    def upload(self, arrays: Mapping[str, Array]) -> dict[str, Place]:
+        return {
+            name: Place(
+                self.device.upload(np.ascontiguousarray(array).reshape(-1).view(np.uint8)), 0
+            )
+            for name, array in arrays.items()
+        }
+
+    def fetch(self, place: Place, like: Array) -> Array:
+        """What an array of the shape and type of `like` holds there."""
+        data = self.device.fetch(place, like.nbytes).wait()
+        return data.copy().view(like.dtype).reshape(like.shape)
+
+    def launch(
+        self,
+        launch: Launch,
+        bucket: Mapping[str, int],
+        arguments: Sequence[Place],
+        *,
+        overlaps: bool,
+    ) -> None:
+        x, y, z = (programs(extent, bucket) for extent in launch.grid)
+        if x and y and z:
+            kernel = self._kernel(launch)
+            self.device.launch(kernel, (x, y, z), arguments, overlaps=overlaps and launch.overlaps)
+
+    def _kernel(self, launch: Launch) -> Kernel:
+        key = repr(launch.kernel)
+        if key not in self._loaded:
+            compiled = compile_kernel(launch.kernel, self.sm)  # type: ignore[arg-type]
+            self._loaded[key] = self.device.load(
+                compiled.cubin, compiled.entry, compiled.num_threads, compiled.shared_bytes
+            )
+        return self._loaded[key]
