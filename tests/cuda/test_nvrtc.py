@@ -42,7 +42,7 @@ SOURCE = CudaSource(
 @pytest.fixture(autouse=True)
 def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A plugins folder with one kernel."""
-    pytest.importorskip("cuda.bindings", reason="make test-tensorrt installs it")
+    pytest.importorskip("cuda.bindings", reason="make test-cuda installs it")
     folder = tmp_path / "shared"
     folder.mkdir()
     (folder / "scale.cu").write_text(KERNEL.split('extern "C" __global__ void spills')[0])

@@ -36,7 +36,7 @@ INTERPRETED_SM = 80
 
 def needs_triton() -> None:
     """Skip a test module where the TensorRT target's own environment is not installed."""
-    pytest.importorskip("triton", reason="make test-tensorrt installs it", exc_type=ImportError)
+    pytest.importorskip("triton", reason="make test-cuda installs it", exc_type=ImportError)
 
 
 @dataclass(frozen=True)
