@@ -146,6 +146,8 @@ def test_ctrl_c_says_so_and_leaves_130() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell starts what it puts into the background with the signal ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == "started\n"
