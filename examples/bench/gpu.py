@@ -5,8 +5,9 @@
 
 `make` builds engines of the bundled pyllama beside their CPU twins, and engines of the shape of
 Llama-3.1-8B without weights. `run` checks every kernel against the operators' references, then the
-pyllama engines against their twins, then times the 8B shape with random weights, prints the table
-and writes DIR/results.json. Exit status 1: something was wrong. `--only` runs a part of it.
+pyllama engines against their twins, then times the 8B shape with random weights (steps, an offline
+load, cold starts, a load through gRPC), prints the table and writes DIR/results.json. Exit status
+1: something was wrong. `--only` runs a part of it.
 
 The part `tp`, which is not run unless it is asked for, needs 2 GPUs or 4: pyllama on two ranks
 against its twin, the shape of Llama-3.1-70B on 2 and on 4, and a rank that is killed.
@@ -28,6 +29,7 @@ import numpy as np
 
 from examples.bench.gpu_operators import check_operators
 from examples.bench.gpu_ranks import LLAMA_70B, kill_a_rank, opened_ranks, run_ranks
+from examples.bench.gpu_serving import run_serving
 from examples.bench.gpu_steps import time_decode, time_prefill
 from trtc.runtime.bench.load import Shape, local_target, run_load
 from trtc.runtime.bench.measure import Load
@@ -111,7 +113,7 @@ def make(directory: Path, sm: int, only: Sequence[str]) -> None:
             one,
             f"cuda:sm_{sm}",
             dummy_weights=True,
-            max_batch_size=256,
+            max_batch_size=512,
             max_seq_len=8192,
             max_num_tokens=8192,
         )
@@ -275,8 +277,9 @@ def run_offline(directory: Path, one: Variation, num_requests: int) -> dict[str,
     async def measure() -> Any:
         engine = directory / f"8b-{one.name}"
         async with local_target(engine, config, open_handle) as target:
-            await run_load(target, Load(32, concurrency=32), Shape(512, 32, seed=1))
             load = Load(num_requests, concurrency=num_requests)
+            # The first pass captures the graphs of every bucket that the load goes through.
+            await run_load(target, load, Shape(512, 256, seed=1))
             return await run_load(target, load, Shape(512, 256, seed=2))
 
     measurement = asyncio.run(measure())
@@ -320,6 +323,10 @@ def run(directory: Path, only: Sequence[str], names: Sequence[str]) -> int:
         results["offline"] = [
             run_offline(directory, one, 512) for one in wanted if one.name in VLLM_OFFLINE
         ]
+    if "serving" in only:
+        results["serving"] = [
+            run_serving(directory / f"8b-{one.name}") for one in wanted if one.name in VLLM_OFFLINE
+        ]
     if "tp" in only:
         results |= _run_tp(directory, torch.cuda.device_count(), twins)
     (directory / "results.json").write_text(json.dumps(results, indent=1))
@@ -331,21 +338,24 @@ def run(directory: Path, only: Sequence[str], names: Sequence[str]) -> int:
 
 
 def _run_tp(directory: Path, num_gpus: int, twins: Sequence[Variation]) -> dict[str, Any]:
-    shapes = [ranks for ranks in RANK_SHAPES if ranks <= num_gpus]
-    for ranks in set(RANK_SHAPES) - set(shapes):
-        print(f"  {ranks} ranks: not run, this machine has {num_gpus} GPUs")
-    if not shapes:
+    shapes = {ranks: directory / f"70b-fp8-tp{ranks}" for ranks in RANK_SHAPES}
+    missing = [engine.name for engine in shapes.values() if not engine.exists()]
+    ranked = [one for one in twins if (directory / f"tp2-{one.name}").exists()]
+    print(f"  {num_gpus} GPUs; engines that were not made: {', '.join(missing) or 'none'}")
+    if num_gpus < min(RANK_SHAPES):
         return {}
     return {
-        "rank_twins": [run_rank_twin(directory, one) for one in twins if one.name in RANK_TWINS],
-        "rank_killed": kill_a_rank(directory / "tp2-bf16"),
+        "rank_twins": [run_rank_twin(directory, one) for one in ranked],
+        "rank_killed": [kill_a_rank(directory / f"tp2-{one.name}") for one in ranked[:1]],
         "rank_steps": [
-            run_ranks(directory / f"70b-fp8-tp{ranks}", COPY_BYTES_PER_S) for ranks in shapes
+            run_ranks(engine, COPY_BYTES_PER_S)
+            for ranks, engine in shapes.items()
+            if ranks <= num_gpus and engine.exists()
         ],
     }
 
 
-PARTS = ("twins", "operators", "steps", "offline")
+PARTS = ("twins", "operators", "steps", "offline", "serving")
 ALL_PARTS = (*PARTS, "tp")
 
 

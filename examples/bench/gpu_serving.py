@@ -1,0 +1,223 @@
+"""A CUDA engine as a server runs it: cold start, the rate through gRPC, memory as it was told.
+
+Engines without weights get a file of random ones first, so that a cold start reads what a real one
+reads. Clients are processes of their own, as a server's are.
+"""
+
+import argparse
+import asyncio
+import hashlib
+import json
+import os
+import select
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from trtc.protos.manifest import CHUNK_BYTES, MANIFEST_FILE, WEIGHTS_FILE, FileFacts, read_manifest
+from trtc.runtime.bench.load import ServerTarget, Shape, local_target, run_load
+from trtc.runtime.bench.measure import Load
+from trtc.runtime.client import AsyncClient
+from trtc.runtime.executors.cuda.executor import CudaExecutor
+from trtc.runtime.executors.weights import dummy_weights
+from trtc.runtime.server.app import ServerConfig
+from trtc.runtime.server.opening import open_handle
+from trtc.runtime.session import open_session
+
+INPUT_LEN, OUTPUT_LEN = 512, 256
+CLIENTS = 4
+START_REPEATS = 3
+_START_TIMEOUT_S = 120
+_ALIGNMENT = 64
+
+
+def with_weights(engine: Path, output: Path) -> Path:
+    """A copy of an engine that was built without weights, with random ones in a file."""
+    shutil.rmtree(output, ignore_errors=True)
+    shutil.copytree(engine, output)
+    data = dummy_weights(engine / "plan.json")
+    text = json.dumps(
+        {"weights": {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}}
+    ).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    path = output / WEIGHTS_FILE
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(data.data)
+    manifest = read_manifest(engine)
+    files = {**manifest.files, WEIGHTS_FILE: _facts(path)}
+    filled = msgspec.structs.replace(manifest, dummy_weights=False, files=files)
+    (output / MANIFEST_FILE).write_bytes(filled.sealed().to_json())
+    return output
+
+
+def _facts(path: Path) -> FileFacts:
+    whole, chunks = hashlib.sha256(), []
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            whole.update(chunk)
+            chunks.append(hashlib.sha256(chunk).hexdigest())
+    return FileFacts(
+        sha256=whole.hexdigest(),
+        bytes=path.stat().st_size,
+        chunks=tuple(chunks) if len(chunks) > 1 else (),
+    )
+
+
+def cold_start(engine: Path) -> dict[str, Any]:
+    """Seconds from the start of `trtc generate` to its first token, files in the page cache."""
+    prompt = ",".join(str(token) for token in range(1, 17))
+    command = [sys.executable, "-m", "trtc", "generate", str(engine), "--prompt-ids", prompt]
+    seconds = []
+    for _ in range(START_REPEATS):
+        began = time.monotonic()
+        with subprocess.Popen(
+            [*command, "--max-tokens", "64", "--ignore-eos", "--temperature", "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        ) as process:
+            assert process.stdout is not None
+            ready, _, _ = select.select([process.stdout], [], [], _START_TIMEOUT_S)
+            first = os.read(process.stdout.fileno(), 1) if ready else b""
+            seconds.append(time.monotonic() - began)
+            process.kill()
+        if not first:
+            raise RuntimeError("trtc generate printed nothing")
+    print(f"  cold start: {statistics.median(seconds):.2f} s {[f'{s:.2f}' for s in seconds]}")
+    return {"seconds": seconds}
+
+
+def memory(engine: Path) -> dict[str, Any]:
+    """What the GPU has given once the engine is open, beside what its ledger says."""
+    import torch
+
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    torch.empty(1, device="cuda")
+    before = torch.cuda.mem_get_info()[0]
+    session = open_session(engine)
+    try:
+        executor = session.executor
+        assert isinstance(executor, CudaExecutor)
+        given = before - torch.cuda.mem_get_info()[0]
+        ledger = session.manifest.ledger
+        told = ledger.weights + ledger.activations + executor.num_pages * ledger.page
+    finally:
+        session.close()
+    print(
+        f"  memory: the ledger says {told / 1e9:.3f} GB, the GPU gave {given / 1e9:.3f} GB"
+        f" ({given / told - 1:+.2%})"
+    )
+    return {"ledger_bytes": told, "given_bytes": given}
+
+
+def in_process(engine: Path, concurrency: int, num_requests: int) -> float:
+    """Output tokens a second without gRPC."""
+    config = ServerConfig(engines=())
+
+    async def load() -> float:
+        async with local_target(engine, config, open_handle) as target:
+            load = Load(num_requests, concurrency=concurrency)
+            # The first pass captures the graphs of every bucket that the load goes through.
+            await run_load(target, load, Shape(INPUT_LEN, OUTPUT_LEN, seed=1))
+            found = await run_load(target, load, Shape(INPUT_LEN, OUTPUT_LEN, seed=2))
+            assert not found.failures, found.failures
+            return found.completed * OUTPUT_LEN / found.seconds
+
+    return asyncio.run(load())
+
+
+def through_grpc(engine: Path, concurrency: int, num_requests: int) -> float:
+    """The same of a server in a process of its own, from CLIENTS client processes."""
+    with _server(engine) as url:
+        _clients(url, concurrency, num_requests, seed=100)
+        return _clients(url, concurrency, num_requests, seed=200)
+
+
+def _clients(url: str, concurrency: int, num_requests: int, *, seed: int) -> float:
+    command = [sys.executable, "-m", "examples.bench.gpu_serving", "client", url]
+    share = [str(concurrency // CLIENTS), str(num_requests // CLIENTS)]
+    clients = [
+        subprocess.Popen([*command, *share, str(seed + at)], stdout=subprocess.PIPE, text=True)
+        for at in range(CLIENTS)
+    ]
+    replies = [json.loads(client.communicate()[0]) for client in clients]
+    took = max(one["end"] for one in replies) - min(one["begin"] for one in replies)
+    return float(sum(one["completed"] for one in replies) * OUTPUT_LEN / took)
+
+
+async def _client(url: str, concurrency: int, num_requests: int, seed: int) -> dict[str, Any]:
+    async with AsyncClient(url) as client:
+        target = ServerTarget(client, "")
+        begin = time.time()
+        load = Load(num_requests, concurrency=concurrency)
+        found = await run_load(target, load, Shape(INPUT_LEN, OUTPUT_LEN, seed))
+        assert not found.failures, found.failures
+        return {"begin": begin, "end": time.time(), "completed": found.completed}
+
+
+@contextmanager
+def _server(engine: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "trtc", "serve", str(engine), "--grpc-port", "18001"]
+    with subprocess.Popen([*command, "--no-http", "--log-level", "warning"]) as process:
+        url = "127.0.0.1:18001"
+        try:
+            _wait_serving(url)
+            yield url
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+def _wait_serving(url: str) -> None:
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    serving = health_pb2.HealthCheckResponse.SERVING
+    with grpc.insecure_channel(url) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        while health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True).status != serving:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the server was not ready in {_START_TIMEOUT_S} s")
+            time.sleep(0.1)
+
+
+def run_serving(engine: Path, *, concurrency: int = 256, num_requests: int = 512) -> dict[str, Any]:
+    """All of it for an engine that was built without weights."""
+    filled = with_weights(engine, engine.with_name(f"{engine.name}-filled"))
+    try:
+        result = {"name": engine.name, "cold_start": cold_start(filled), "memory": memory(filled)}
+        local = in_process(filled, concurrency, num_requests)
+        served = through_grpc(filled, concurrency, num_requests)
+    finally:
+        shutil.rmtree(filled)
+    print(
+        f"  {concurrency} streams: {local:,.0f} output tok/s in process, {served:,.0f} through"
+        f" gRPC ({served / local:.0%})",
+        flush=True,
+    )
+    return {**result, "in_process_tok_s": local, "grpc_tok_s": served}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """One client process of `through_grpc`."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("client",))
+    parser.add_argument("url")
+    parser.add_argument("concurrency", type=int)
+    parser.add_argument("num_requests", type=int)
+    parser.add_argument("seed", type=int)
+    given = parser.parse_args(arguments)
+    reply = _client(given.url, given.concurrency, given.num_requests, given.seed)
+    print(json.dumps(asyncio.run(reply)))
+
+
+if __name__ == "__main__":
+    main()
