@@ -72,6 +72,8 @@ class TorchDevice:
         self._pool = torch.cuda.graph_pool_handle()
         self._slots = [(torch.empty(0, dtype=torch.uint8), _event()) for _ in range(_SEND_SLOTS)]
         self._next_slot = 0
+        self._landings: list[tuple[torch.Tensor, torch.cuda.Event]] = []
+        self._pinned: list[torch.Tensor] = []
         self._row_scales: dict[int, list[torch.Tensor]] = {}
         self._communicator = None if seat is None else NcclCommunicator(seat)
         self._abandoned = threading.Event()
@@ -216,11 +218,14 @@ class TorchDevice:
 
     def capture(self, work: Callable[[], None]) -> Graph:
         graph = torch.cuda.CUDAGraph()
-        # Thread-local: another thread may look at events meanwhile, as that of a rank's steps does.
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        ):
-            work()
+        with torch.cuda.stream(self._stream):
+            # Thread-local: another thread may look at events meanwhile, as that of a rank's steps
+            # does. Not `torch.cuda.graph`, which waits for the device and collects garbage first.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
         return _TorchGraph(graph, self._stream)
 
     def send(self, data: Bytes, target: Place) -> None:
@@ -239,18 +244,34 @@ class TorchDevice:
         self.await_event(event)
         if len(stage) < num_bytes:
             stage = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+            self._pinned.append(stage)
             self._slots[self._next_slot] = (stage, event)
         return stage, event
 
     def fetch(self, source: Place, num_bytes: int) -> "_TorchDownload":
         assert isinstance(source.memory, TorchMemory)
-        target = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        target, event = self._landing(num_bytes)
         with torch.cuda.stream(self._stream):
             part = source.memory.tensor[source.offset : source.offset + num_bytes]
-            target.copy_(part, non_blocking=True)
-            event = _event()
+            target[:num_bytes].copy_(part, non_blocking=True)
             event.record(self._stream)
-        return _TorchDownload(self, target, event)
+        return _TorchDownload(self, target, event, num_bytes)
+
+    def _landing(self, num_bytes: int) -> tuple[torch.Tensor, torch.cuda.Event]:
+        """Pinned memory that no download waits in.
+
+        Kept for good, as all pinned memory here: torch records an event when it is freed, and one
+        that is recorded while a graph is captured fails when it is asked for.
+        """
+        for at, (target, _) in enumerate(self._landings):
+            if len(target) >= num_bytes:
+                return self._landings.pop(at)
+        self._pinned.append(torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True))
+        return self._pinned[-1], _event()
+
+    def take_landing(self, target: torch.Tensor, event: torch.cuda.Event) -> None:
+        """Memory whose download has been read, for the next one."""
+        self._landings.append((target, event))
 
     def copy(self, source: Place, target: Place, num_bytes: int) -> None:
         assert isinstance(source.memory, TorchMemory) and isinstance(target.memory, TorchMemory)
@@ -308,16 +329,24 @@ class _TorchGraph:
             self.graph.replay()
 
 
-@dataclass(frozen=True)
 class _TorchDownload:
-    device: TorchDevice
-    target: torch.Tensor
-    event: torch.cuda.Event
+    """A copy into a landing, which is given back once it has been read."""
+
+    def __init__(
+        self, device: TorchDevice, target: torch.Tensor, event: torch.cuda.Event, num_bytes: int
+    ) -> None:
+        self._device = device
+        self._landing = (target, event)
+        self._num_bytes = num_bytes
+        self._result: Bytes | None = None
 
     def wait(self) -> Bytes:
-        self.device.await_event(self.event)
-        result: Bytes = self.target.numpy()
-        return result
+        if self._result is None:
+            target, event = self._landing
+            self._device.await_event(event)
+            self._result = target.numpy()[: self._num_bytes].copy()
+            self._device.take_landing(target, event)
+        return self._result
 
 
 def _power_of_two(number: int) -> int:
