@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +30,10 @@ _log = logging.getLogger("trtc.server")
 
 WATCH_INTERVAL_S = 1.0
 """How often engine loops are looked at: a dead one stops being ready within this time."""
+THREAD_SWITCH_S = 0.2e-3
+"""How long a thread that is busy in Python keeps another waiting. Python's own 5 ms are half of a
+decode step, and writing the tokens of hundreds of streams keeps the asyncio thread busy for that
+long; engine threads would launch their next step late."""
 FAREWELL_S = 2.0
 """For streams to carry their last message once their requests have ended."""
 
@@ -111,6 +116,7 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
+        sys.setswitchinterval(THREAD_SWITCH_S)
         try:
             await self.start()
             self._announce()
