@@ -7,6 +7,7 @@
 
 #include <sys/mman.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -191,6 +192,23 @@ class Engine {
         scratch_(static_cast<std::int64_t>(scratch_bytes_)) {}
 
   void step(const trtc_engine_step_t& step) {
+    run_calls(step, [](std::int64_t, auto&& call) { call(); });
+  }
+
+  // The same step; seconds[i] is what call number i of the plan took.
+  void time_calls(const trtc_engine_step_t& step, double* seconds, std::int64_t num_calls) {
+    require(num_calls == plan_.num_calls, "the plan has another number of calls");
+    run_calls(step, [&](std::int64_t i, auto&& call) {
+      const auto begin = std::chrono::steady_clock::now();
+      call();
+      seconds[i] = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    });
+  }
+
+ private:
+  // Calls each(number, call) for every call of the plan, in order.
+  template <class Each>
+  void run_calls(const trtc_engine_step_t& step, Each&& each) {
     validate(plan_.limits, step);
     const std::int64_t extents[] = {step.num_tokens, step.num_sequences, step.num_logit_rows, step.page_table_width,
                                     step.num_pages};
@@ -206,11 +224,12 @@ class Engine {
       for (int j = 0; j < kMaxExtents && call.extents[j] != Extent::kCount; ++j) {
         values[j] = extents[static_cast<int>(call.extents[j])];
       }
-      if (values[0] > 0) call.run(context, views, values);
+      each(i, [&] {
+        if (values[0] > 0) call.run(context, views, values);
+      });
     }
   }
 
- private:
   static const std::byte* checked_weights(const Plan& plan, const trtc_engine_options_t& options) {
     require(options.weights_bytes == plan.info.weights_bytes, "the weights have another size than the plan");
     require(reinterpret_cast<std::uintptr_t>(options.weights) % 64 == 0, "the weights are not 64-byte aligned");
@@ -282,5 +301,10 @@ std::int32_t guarded(Body&& body) noexcept {
   }                                                                                                   \
   TRTC_EXPORT std::int32_t trtc_engine_step(void* engine, const trtc_engine_step_t* step) {           \
     return trtc::engine::guarded([&] { static_cast<trtc::engine::Engine*>(engine)->step(*step); });   \
+  }                                                                                                   \
+  TRTC_EXPORT std::int32_t trtc_engine_time_calls(void* engine, const trtc_engine_step_t* step,          \
+                                                  double* seconds, std::int64_t num_calls) {          \
+    return trtc::engine::guarded(                                                                     \
+        [&] { static_cast<trtc::engine::Engine*>(engine)->time_calls(*step, seconds, num_calls); });  \
   }                                                                                                   \
   TRTC_EXPORT void trtc_engine_destroy(void* engine) { delete static_cast<trtc::engine::Engine*>(engine); }

@@ -16,6 +16,8 @@ from trtc.runtime.sampler import SampledTokens, SamplingBatch, sample
 
 _INVALID_ARGUMENT = 1
 
+Float64s = NDArray[np.float64]
+
 
 class _Info(ctypes.Structure):
     """trtc_engine_info_t"""
@@ -164,6 +166,13 @@ class CpuExecutor:
         self._step(batch, result)
         return result
 
+    def time_calls(self, batch: StepBatch, num_calls: int) -> Float64s:
+        """Run a step and return the seconds of each of the plan's calls: for profiles."""
+        logits = np.empty((len(batch.logit_rows), self._vocab_size), np.float32)
+        seconds = np.zeros(num_calls, np.float64)
+        self._step(batch, logits, seconds)
+        return seconds
+
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._pool.copy_pages(sources, targets)
 
@@ -176,7 +185,8 @@ class CpuExecutor:
             self._engine = None
             self._pool.close()
 
-    def _step(self, batch: StepBatch, logits: Float32s) -> None:
+    def _step(self, batch: StepBatch, logits: Float32s, seconds: Float64s | None = None) -> None:
+        """Write the logits and, where there is room for them, the seconds of each call."""
         if self._engine is None:
             raise InvariantError("the executor is closed")
         # Kept in a list, so that arrays made contiguous here outlive the call.
@@ -199,7 +209,12 @@ class CpuExecutor:
             self._num_pages,
             logits.ctypes.data,
         )
-        status = self._library.trtc_engine_step(self._engine, ctypes.byref(step))
+        if seconds is None:
+            status = self._library.trtc_engine_step(self._engine, ctypes.byref(step))
+        else:
+            status = self._library.trtc_engine_time_calls(
+                self._engine, ctypes.byref(step), seconds.ctypes.data, len(seconds)
+            )
         if status == _INVALID_ARGUMENT:
             raise InvariantError(f"the engine refused a step: {self._last_error()}")
         if status:
@@ -233,6 +248,13 @@ class _KvPool:
         )
         """[layers] address of each layer's pool, as the step ABI takes them."""
 
+    def time_calls(self, batch: StepBatch, num_calls: int) -> Float64s:
+        """Run a step and return the seconds of each of the plan's calls: for profiles."""
+        logits = np.empty((len(batch.logit_rows), self._vocab_size), np.float32)
+        seconds = np.zeros(num_calls, np.float64)
+        self._step(batch, logits, seconds)
+        return seconds
+
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._pages[:, list(targets)] = self._pages[:, list(sources)]
 
@@ -252,6 +274,10 @@ def _open_library(files: CpuEngineFiles) -> ctypes.CDLL:
         library.trtc_engine_last_error.restype = ctypes.c_char_p
         library.trtc_engine_create.restype = ctypes.c_void_p
         library.trtc_engine_step.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        library.trtc_engine_time_calls.argtypes = (
+            *(ctypes.c_void_p,) * 3,
+            ctypes.c_int64,
+        )
         library.trtc_engine_destroy.argtypes = (ctypes.c_void_p,)
         library.trtc_engine_destroy.restype = None
     except (OSError, AttributeError) as error:
