@@ -37,7 +37,7 @@ Workspace carve_workspace(Carver& carver, std::int64_t padded_rows, std::int64_t
   if (Of::kExpands) ws.expanded = carver.take<std::byte>(range * Of::kExpansion);
   if (Of::kGrouped) ws.scale = carver.take<float>(scales);
   if (Of::kHasZero) ws.zero = carver.take<std::int32_t>(scales);
-  if (Of::kPath == Path::i4) ws.quantized = carver.take<std::int8_t>(depth);
+  if (Of::kPath == Path::dynamic) ws.quantized = carver.take<std::int8_t>(depth);
   return ws;
 }
 
@@ -52,8 +52,15 @@ struct Blocks {
 template <class Of, int P>
 class PanelStep {
  public:
-  PanelStep(const PackedRows& x, const Weights& w, const Workspace& ws, std::int64_t first_panel, int count)
-      : x_(x), w_(w), ws_(ws), first_panel_(first_panel), count_(count), kernel_(kernel_for<Of, P>(x.height)) {}
+  // `end`: of the panels that this thread goes on with.
+  PanelStep(const PackedRows& x, const Weights& w, const Workspace& ws, std::int64_t first_panel, std::int64_t end)
+      : x_(x),
+        w_(w),
+        ws_(ws),
+        first_panel_(first_panel),
+        end_(end),
+        count_(static_cast<int>(end - first_panel < P ? end - first_panel : P)),
+        kernel_(kernel_for<Of, P>(x.height)) {}
 
   // Leaves the sums in the workspace.
   void run() {
@@ -104,6 +111,14 @@ class PanelStep {
     }
   }
 
+  // Where stored block `block` of panel p is. Past the last block the next step's panel begins.
+  const std::byte* stored(int p, std::int64_t block) const {
+    const std::int64_t blocks = Of::blocks(w_.depth);
+    std::int64_t panel = first_panel_ + p;
+    if (block >= blocks) panel += P, block = 0;
+    return w_.data + (panel < end_ ? panel : first_panel_) * blocks * kBlockBytes + block * kBlockBytes;
+  }
+
   // Blocks [first, last) of K.
   Blocks load_blocks(std::int64_t first, std::int64_t last) {
     const std::int64_t depth_bytes = Of::blocks(w_.depth) * kBlockBytes;
@@ -133,18 +148,25 @@ class PanelStep {
     const std::int64_t group = Of::kGrouped ? first / group_blocks : 0;
     for (std::int64_t t = 0; t < x_.tiles; ++t) {
       const PackedRows tile = from_tile<Of>(x_, t);
-      kernel_(Step{
+      Step<P> step{
           .totals = ws_.totals + t * x_.height * P * kPanel,
           .x = tile.cells + first * Of::kCellsPerBlock * x_.height,
           .w = blocks.data,
           .panel_stride = blocks.panel_stride,
+          .ahead = {},
           .cells = (last - first) * Of::kCellsPerBlock,
           .group_cells = group_blocks * Of::kCellsPerBlock,
           .w_scale = Of::kGrouped ? ws_.scale + group * P * kPanel : nullptr,
           .w_zero = Of::kHasZero ? ws_.zero + group * P * kPanel : nullptr,
-          .x_scale = Of::kPath == Path::i4 ? tile.scale + group * x_.height : nullptr,
-          .x_sum = Of::kPath == Path::i4 ? tile.sum + group * x_.height : nullptr,
-      });
+          .x_scale = Of::kPath == Path::dynamic ? tile.scale + group * x_.height : nullptr,
+          .x_sum = Of::kPath == Path::dynamic ? tile.sum + group * x_.height : nullptr,
+      };
+      // The first tiles share the work of fetching the next range; what is here already costs nothing.
+      for (int p = 0; p < P; ++p) {
+        const bool fetches = Of::kLayout == Layout::packed && (x_.tiles == 1 || t == p);
+        step.ahead[p] = fetches ? stored(p, last) : blocks.data;
+      }
+      kernel_(step);
     }
   }
 
@@ -152,8 +174,9 @@ class PanelStep {
   const Weights& w_;
   const Workspace& ws_;
   std::int64_t first_panel_;
+  std::int64_t end_;
   int count_;
-  void (*kernel_)(const Step&);
+  void (*kernel_)(const Step<P>&);
 };
 
 // Steps of P panels as long as there are P, or to the end when P is the least there is.
@@ -162,7 +185,7 @@ std::int64_t multiply_steps(const PackedRows& x, const Weights& w, std::int64_t 
                             const Workspace& ws, Epilogue&& epilogue) {
   std::int64_t panel = begin;
   for (; panel < end && (P == kPanels || panel + P <= end); panel += P) {
-    PanelStep<Of, P> step(x, w, ws, panel, static_cast<int>(end - panel < P ? end - panel : P));
+    PanelStep<Of, P> step(x, w, ws, panel, end);
     step.run();
     step.finish(epilogue);
   }

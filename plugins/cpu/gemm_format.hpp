@@ -24,7 +24,7 @@ enum class Path {
   f32,   // one float; fused multiply-add
   bf16,  // two bf16; fp32 sums of exact products (machines with vdpbf16ps)
   i8,    // four int8 against unsigned bytes; one int32 sum over K
-  i4,    // four int8 against nibbles; an int32 sum a group, scaled into a float
+  dynamic,  // four int8, rounded by row and group, against bytes or nibbles; an int32 sum a group
 };
 
 constexpr int cell_depth(Path path) { return path == Path::f32 ? 1 : path == Path::bf16 ? 2 : 4; }
@@ -48,7 +48,7 @@ constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b 
 
 template <class X, DType kWeight, Multiply kMultiply>
 constexpr Path path_of() {
-  if (kMultiply == Multiply::dynamic_i8) return Path::i4;
+  if (kMultiply == Multiply::dynamic_i8) return Path::dynamic;
   if (std::is_same_v<X, std::int8_t>) return Path::i8;
 #ifdef TRTC_AVX512
   if (!std::is_same_v<X, float>) return Path::bf16;
@@ -89,10 +89,10 @@ struct Product {
   static constexpr Path kPath = path_of<X, kWeight, kMultiply>();
   static constexpr std::int64_t kGroup = kGroup_;
   // Whether sums are scaled group by group inside the kernel.
-  static constexpr bool kGrouped = kPath == Path::i4 || kGroup > 0;
+  static constexpr bool kGrouped = kPath == Path::dynamic || kGroup > 0;
   static constexpr int kBlockDepth = block_depth(kWeight);
   // Blocks that a block of weights widens to before it is multiplied.
-  static constexpr int kExpansion = kPath == Path::i8 || kPath == Path::i4 ? 1 : kBlockDepth / cell_depth(kPath);
+  static constexpr int kExpansion = kPath == Path::i8 || kPath == Path::dynamic ? 1 : kBlockDepth / cell_depth(kPath);
   static constexpr bool kExpands = kExpansion > 1;
   static constexpr int kCellsPerBlock = kBlockDepth / cell_depth(kPath);
   static constexpr int kMaxHeight = max_height(kPath);
@@ -101,7 +101,7 @@ struct Product {
 
   static_assert(kGroup % kBlockDepth == 0, "a group is a whole number of blocks");
   static_assert(kPath != Path::i8 || (kWeight == DType::i8 && kGroup == 0), "int8 activations need int8 weights");
-  static_assert(kPath != Path::i4 || kBlockDepth == 8, "dynamic_i8 is for 4-bit weights");
+  static_assert(kPath != Path::dynamic || kBlockDepth == 8 || kWeight == DType::i8, "dynamic_i8 is for integers");
   static_assert(!kHasZero || kWeight == DType::u4, "only u4 weights have zero points");
 
   static constexpr std::int64_t blocks(std::int64_t depth) { return ceil_div(depth, kBlockDepth); }

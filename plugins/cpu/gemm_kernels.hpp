@@ -14,11 +14,13 @@ namespace trtc::gemm {
 #define TRTC_INLINE_LAMBDA __attribute__((always_inline))
 
 // One kernel call: P panels by a range of K, whole groups of it when sums are scaled by group.
+template <int P>
 struct Step {
   float* totals;               // [R][P][16], added to; the bits of int32 for Path::i8
   const std::uint32_t* x;      // [cells][R]
   const std::byte* w;          // blocks of the first panel
   std::int64_t panel_stride;   // bytes from one panel's blocks to the next's
+  const std::byte* ahead[P];   // of each panel: as many blocks as in `w`, to be fetched meanwhile
   std::int64_t cells;          // of the range
   std::int64_t group_cells;    // of a group; the last may have fewer
   const float* w_scale;        // [groups][P][16]
@@ -38,8 +40,8 @@ TRTC_INLINE void each_sum(F&& f) {
 }
 
 // Calls body(group, first cell, cells) for each group of a step.
-template <class F>
-TRTC_INLINE void each_group(const Step& s, F&& body) {
+template <int P, class F>
+TRTC_INLINE void each_group(const Step<P>& s, F&& body) {
   std::int64_t group = 0;
   for (std::int64_t begin = 0; begin < s.cells; begin += s.group_cells, ++group) {
     const std::int64_t left = s.cells - begin;
@@ -50,7 +52,7 @@ TRTC_INLINE void each_group(const Step& s, F&& body) {
 // Adds floating-point products to the totals: multiply(sums, group, first cell, cells) adds those of
 // a group, or of the whole range when sums are not scaled by group.
 template <bool kGrouped, int R, int P, class Multiply>
-TRTC_INLINE void add_products(const Step& s, Multiply&& multiply) {
+TRTC_INLINE void add_products(const Step<P>& s, Multiply&& multiply) {
   F32x16 sums[R][P];
   if constexpr (kGrouped) {
     each_group(s, [&](std::int64_t group, std::int64_t begin, std::int64_t cells) TRTC_INLINE_LAMBDA {
@@ -69,26 +71,35 @@ TRTC_INLINE void add_products(const Step& s, Multiply&& multiply) {
   }
 }
 
-// Floating-point products of weights that are ready to multiply.
-template <Path kPath, bool kGrouped>
+// Floating-point products of weights that are ready to multiply: as they are stored, or kExpansion
+// times as large.
+template <Path kPath, bool kGrouped, int kExpansion>
 struct FloatKernel {
   template <int R, int P>
-  static void run(const Step& s) {
+  static void run(const Step<P>& s) {
     add_products<kGrouped, R, P>(s, [&](F32x16(&sums)[R][P], std::int64_t, std::int64_t begin, std::int64_t cells)
                                         TRTC_INLINE_LAMBDA {
       const std::uint32_t* x = s.x + begin * R;
-      const std::byte* w = s.w + begin * kBlockBytes;
-      for (std::int64_t i = 0; i < cells; ++i, x += R, w += kBlockBytes) {
+      for (std::int64_t i = begin; i < begin + cells; ++i, x += R) {
         I32x16 block[P];
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) block[p] = load_cells(w + p * s.panel_stride);
-        each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { multiply_cell(sums[r][p], block[p], x + r); });
+        for (int p = 0; p < P; ++p) {
+          fetch(s.ahead[p] + i / kExpansion * kBlockBytes);
+          block[p] = load_cells(s.w + p * s.panel_stride + i * kBlockBytes);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+          const auto cell = float_cell(x + r);
+#pragma GCC unroll 4
+          for (int p = 0; p < P; ++p) multiply_cell(sums[r][p], block[p], cell);
+        }
       }
     });
   }
 
  private:
-  TRTC_INLINE static void multiply_cell(F32x16& sum, I32x16 w, const std::uint32_t* x) {
+  template <class Cell>
+  TRTC_INLINE static void multiply_cell(F32x16& sum, I32x16 w, Cell x) {
 #ifdef TRTC_AVX512
     if constexpr (kPath == Path::bf16) return dot_bf16(sum, w, x);
 #endif
@@ -103,22 +114,22 @@ struct FloatKernel {
 template <class Of>
 struct WideningKernel {
   template <int R, int P>
-  static void run(const Step& s) {
+  static void run(const Step<P>& s) {
     constexpr int n = Of::kExpansion;
     add_products<Of::kGrouped, R, P>(s, [&](F32x16(&sums)[R][P], std::int64_t group, std::int64_t begin,
                                             std::int64_t cells) TRTC_INLINE_LAMBDA {
       const std::uint32_t* x = s.x + begin * R;
-      const std::byte* w = s.w + begin / n * kBlockBytes;
       const auto zero = [&](int p) { return Of::kHasZero ? s.w_zero + (group * P + p) * kPanel : nullptr; };
-      for (std::int64_t i = 0; i < cells; i += n, x += n * R, w += kBlockBytes) {
+      for (std::int64_t i = begin / n; i < (begin + cells) / n; ++i, x += n * R) {
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
+          fetch(s.ahead[p] + i * kBlockBytes);
           I32x16 pairs[n];
-          expand_bf16<Of::kWeight, Of::kHasZero>(w + p * s.panel_stride, zero(p), pairs);
+          expand_bf16<Of::kWeight, Of::kHasZero>(s.w + p * s.panel_stride + i * kBlockBytes, zero(p), pairs);
 #pragma GCC unroll 4
           for (int j = 0; j < n; ++j) {
 #pragma GCC unroll 4
-            for (int r = 0; r < R; ++r) dot_bf16(sums[r][p], pairs[j], x + j * R + r);
+            for (int r = 0; r < R; ++r) dot_bf16(sums[r][p], pairs[j], float_cell(x + j * R + r));
           }
         }
       }
@@ -127,45 +138,91 @@ struct WideningKernel {
 };
 #endif
 
+// sums += blocks [begin, end) by the cells from x on, one a block and row.
+template <int R, int P>
+TRTC_INLINE void multiply_bytes(I32x16 (&sums)[R][P], const Step<P>& s, const std::uint32_t* x, std::int64_t begin,
+                                std::int64_t end) {
+  for (std::int64_t i = begin; i < end; ++i, x += R) {
+    I32x16 block[P];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      fetch(s.ahead[p] + i * kBlockBytes);
+      block[p] = load_cells(s.w + p * s.panel_stride + i * kBlockBytes);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const auto cell = byte_cell(x + r);
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) dot_u8i8(sums[r][p], block[p], cell);
+    }
+  }
+}
+
+// The same for nibbles: two cells a block and row, the second for the high nibbles.
+template <int R, int P>
+TRTC_INLINE void multiply_nibbles(I32x16 (&sums)[R][P], const Step<P>& s, const std::uint32_t* x, std::int64_t begin,
+                                  std::int64_t end) {
+  const I32x16 low = splat(0x0f0f0f0f);
+  for (std::int64_t i = begin; i < end; ++i, x += 2 * R) {
+    const std::byte* w = s.w + i * kBlockBytes;
+    I32x16 block[P];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      fetch(s.ahead[p] + i * kBlockBytes);
+      block[p] = bit_and(load_cells(w + p * s.panel_stride), low);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const auto cell = nibble_cell(x + r);
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) dot_u4i8(sums[r][p], block[p], cell);
+    }
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) block[p] = bit_and(shift_right<4>(load_cells(w + p * s.panel_stride)), low);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const auto cell = nibble_cell(x + R + r);
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) dot_u4i8(sums[r][p], block[p], cell);
+    }
+  }
+}
+
 // int8 by int8: totals are int32 and exact.
 struct ByteKernel {
   template <int R, int P>
-  static void run(const Step& s) {
+  static void run(const Step<P>& s) {
     auto* totals = reinterpret_cast<std::int32_t*>(s.totals);
     I32x16 sums[R][P];
     each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { sums[r][p] = load(totals + r * P * kPanel + p * kPanel); });
-    const std::uint32_t* x = s.x;
-    const std::byte* w = s.w;
-    for (std::int64_t i = 0; i < s.cells; ++i, x += R, w += kBlockBytes) {
-      I32x16 block[P];
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) block[p] = load_cells(w + p * s.panel_stride);
-      each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA {
-        dot_u8i8(sums[r][p], block[p], x + r);
-      });
-    }
+    multiply_bytes<R, P>(sums, s, s.x, 0, s.cells);
     each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { store(totals + r * P * kPanel + p * kPanel, sums[r][p]); });
   }
 };
 
-// int8 by nibbles: an exact int32 sum a group, then one multiply-add into the float total.
-// Nibbles are unsigned: what their offset (kOffset, or zero points) adds to a sum is taken off first.
-template <bool kHasZero, int kOffset>
-struct NibbleKernel {
+// int8, rounded by row and group, by weights of a group: an exact int32 sum, then one multiply-add
+// into the float total. Codes are unsigned: what their offset (kOffset, or zero points) adds to a sum
+// is taken off first.
+template <class Of>
+struct DynamicKernel {
+  static constexpr int kOffset = Of::kWeight == DType::i8 ? 128 : Of::kWeight == DType::i4 ? 8 : 0;
+
   template <int R, int P>
-  static void run(const Step& s) {
+  static void run(const Step<P>& s) {
     each_group(s, [&](std::int64_t group, std::int64_t begin, std::int64_t cells) TRTC_INLINE_LAMBDA {
       I32x16 sums[R][P];
       const std::int32_t* x_sum = s.x_sum + group * R;
       each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA {
-        if constexpr (kHasZero) {
+        if constexpr (Of::kHasZero) {
           const I32x16 zero = load(s.w_zero + group * P * kPanel + p * kPanel);
           sums[r][p] = gemm::multiply(zero, splat(-x_sum[r]));
         } else {
           sums[r][p] = splat(x_sum[r] * -kOffset);
         }
       });
-      multiply<R, P>(sums, s.x + begin * R, s.w + begin / 2 * kBlockBytes, s.panel_stride, cells / 2);
+      constexpr int n = Of::kCellsPerBlock;
+      if constexpr (n == 1) multiply_bytes<R, P>(sums, s, s.x + begin * R, begin, begin + cells);
+      if constexpr (n == 2) multiply_nibbles<R, P>(sums, s, s.x + begin * R, begin / 2, (begin + cells) / 2);
       const float* w_scale = s.w_scale + group * P * kPanel;
       const float* x_scale = s.x_scale + group * R;
       each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA {
@@ -175,26 +232,6 @@ struct NibbleKernel {
       });
     });
   }
-
- private:
-  template <int R, int P>
-  TRTC_INLINE static void multiply(I32x16 (&sums)[R][P], const std::uint32_t* x, const std::byte* w,
-                                   std::int64_t panel_stride, std::int64_t blocks) {
-    const I32x16 low = splat(0x0f0f0f0f);
-    for (std::int64_t i = 0; i < blocks; ++i, x += 2 * R, w += kBlockBytes) {
-      I32x16 block[P];
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) block[p] = bit_and(load_cells(w + p * panel_stride), low);
-      each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA {
-        dot_u4i8(sums[r][p], block[p], x + r);
-      });
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) block[p] = bit_and(shift_right<4>(load_cells(w + p * panel_stride)), low);
-      each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA {
-        dot_u4i8(sums[r][p], block[p], x + R + r);
-      });
-    }
-  }
 };
 
 // Whether a step of kStep panels of product Of takes narrow weights as they are stored.
@@ -203,7 +240,7 @@ constexpr bool kWidensInRegisters = Of::kPath == Path::bf16 && Of::kExpands && k
 
 template <class Of, int kStep>
 struct KernelOf {
-  using type = FloatKernel<Of::kPath, Of::kGrouped>;
+  using type = FloatKernel<Of::kPath, Of::kGrouped, Of::kExpansion>;
 };
 template <class Of, int kStep>
   requires(Of::kPath == Path::i8)
@@ -211,9 +248,9 @@ struct KernelOf<Of, kStep> {
   using type = ByteKernel;
 };
 template <class Of, int kStep>
-  requires(Of::kPath == Path::i4)
+  requires(Of::kPath == Path::dynamic)
 struct KernelOf<Of, kStep> {
-  using type = NibbleKernel<Of::kHasZero, Of::kWeight == DType::i4 ? 8 : 0>;
+  using type = DynamicKernel<Of>;
 };
 #ifdef TRTC_AVX512
 template <class Of, int kStep>
@@ -225,10 +262,10 @@ struct KernelOf<Of, kStep> {
 
 // The kernel of product `Of` for tiles of `height` rows by kStep panels.
 template <class Of, int kStep>
-void (*kernel_for(int height))(const Step&) {
+void (*kernel_for(int height))(const Step<kStep>&) {
   using Kernel = typename KernelOf<Of, kStep>::type;
   constexpr int kTallest = kStep > kPanels ? kFewRows : Of::kMaxHeight;
-  void (*found)(const Step&) = nullptr;
+  void (*found)(const Step<kStep>&) = nullptr;
   [&]<std::size_t... i>(std::index_sequence<i...>) {
     const auto consider = [&]<int R>() {
       if constexpr (R <= kTallest) {

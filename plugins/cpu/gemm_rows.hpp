@@ -50,8 +50,8 @@ std::int64_t max_chunk_rows(std::int64_t max_rows) {
 // Some tiles of activations, ready to multiply.
 struct PackedRows {
   std::uint32_t* cells;  // [tiles][cells of K][height]
-  float* scale;          // Path::i4: [tiles][groups][height], what one unit of the int8 is worth
-  std::int32_t* sum;     // Path::i8: [tiles][1][height]; Path::i4: [tiles][groups][height]: sums of the int8
+  float* scale;          // Path::dynamic: [tiles][groups][height], what one unit of the int8 is worth
+  std::int32_t* sum;     // Path::i8: [tiles][1][height]; Path::dynamic: [tiles][groups][height]: sums of the int8
   std::int64_t rows;
   std::int64_t depth;
   int height;
@@ -60,11 +60,11 @@ struct PackedRows {
 
 template <class P>
 PackedRows carve_rows(Carver& carver, std::int64_t padded_rows, std::int64_t depth) {
-  constexpr bool kSums = P::kPath == Path::i8 || P::kPath == Path::i4;
+  constexpr bool kSums = P::kPath == Path::i8 || P::kPath == Path::dynamic;
   PackedRows rows{};
   rows.depth = depth;
   rows.cells = carver.take<std::uint32_t>(padded_rows * P::cells(depth));
-  if (P::kPath == Path::i4) rows.scale = carver.take<float>(padded_rows * P::groups(depth));
+  if (P::kPath == Path::dynamic) rows.scale = carver.take<float>(padded_rows * P::groups(depth));
   if (kSums) rows.sum = carver.take<std::int32_t>(padded_rows * P::groups(depth));
   return rows;
 }
@@ -156,11 +156,11 @@ inline std::int32_t sum_of(const std::int8_t* x, std::int64_t count) {
   return sum;
 }
 
-// Packs row r of a tile. quantized: depth bytes for Path::i4.
+// Packs row r of a tile. quantized: depth bytes for Path::dynamic.
 template <class P>
 void pack_row(const PackedRows& tile, int r, const typename P::X* x, std::int8_t* quantized) {
   const std::int64_t depth = tile.depth, cells = P::cells(depth);
-  if constexpr (P::kPath == Path::i4) {
+  if constexpr (P::kPath == Path::dynamic) {
     const std::int64_t groups = P::groups(depth), width = P::kGroup > 0 ? P::kGroup : depth;
     for (std::int64_t g = 0; g < groups; ++g) {
       const std::int64_t first = g * width, last = first + width < depth ? first + width : depth;

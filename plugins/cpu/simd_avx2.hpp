@@ -57,29 +57,48 @@ TRTC_INLINE I32x16 shift_right(I32x16 x) {
 TRTC_INLINE F32x16 to_f32(I32x16 x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
 TRTC_INLINE F32x16 as_f32(I32x16 x) { return {_mm256_castsi256_ps(x.lo), _mm256_castsi256_ps(x.hi)}; }
 
-// sum += w0*x0 + w1*x1 + w2*x2 + w3*x3 over the bytes of each lane of w (unsigned) and of *x (signed).
-// vpmaddubsw would saturate, so bytes are widened to words first.
-TRTC_INLINE void dot_u8i8(I32x16& sum, I32x16 w, const std::uint32_t* x) {
+// Asks for a cache line that will be read soon.
+TRTC_INLINE void fetch(const std::byte* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
+
+// One cell of x in every lane, as the products below take it.
+struct FloatCell {
+  __m256 v;
+};
+struct ByteCell {
+  __m256i even, odd;  // its bytes as words
+};
+struct NibbleCell {
+  __m256i v;
+};
+TRTC_INLINE FloatCell float_cell(const std::uint32_t* x) { return {_mm256_set1_ps(std::bit_cast<float>(*x))}; }
+TRTC_INLINE ByteCell byte_cell(const std::uint32_t* x) {
   const __m256i cell = _mm256_set1_epi32(static_cast<std::int32_t>(*x));
-  const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(cell, 8), 8), odd = _mm256_srai_epi16(cell, 8);
+  return {_mm256_srai_epi16(_mm256_slli_epi16(cell, 8), 8), _mm256_srai_epi16(cell, 8)};
+}
+TRTC_INLINE NibbleCell nibble_cell(const std::uint32_t* x) {
+  return {_mm256_set1_epi32(static_cast<std::int32_t>(*x))};
+}
+
+// sum += w0*x0 + w1*x1 + w2*x2 + w3*x3 over the bytes of each lane of w (unsigned) and of x (signed).
+// vpmaddubsw would saturate, so bytes are widened to words first.
+TRTC_INLINE void dot_u8i8(I32x16& sum, I32x16 w, ByteCell x) {
   const auto half = [&](__m256i s, __m256i a) {
-    const __m256i low = _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(0xff)), even);
-    return _mm256_add_epi32(s, _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_srli_epi16(a, 8), odd)));
+    const __m256i low = _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(0xff)), x.even);
+    return _mm256_add_epi32(s, _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_srli_epi16(a, 8), x.odd)));
   };
   sum = {half(sum.lo, w.lo), half(sum.hi, w.hi)};
 }
 // The same for w in 0..15: pairs of products stay below 2^12, so vpmaddubsw is exact.
-TRTC_INLINE void dot_u4i8(I32x16& sum, I32x16 w, const std::uint32_t* x) {
-  const __m256i cell = _mm256_set1_epi32(static_cast<std::int32_t>(*x));
+TRTC_INLINE void dot_u4i8(I32x16& sum, I32x16 w, NibbleCell x) {
   const auto half = [&](__m256i s, __m256i a) {
-    return _mm256_add_epi32(s, _mm256_madd_epi16(_mm256_maddubs_epi16(a, cell), _mm256_set1_epi16(1)));
+    return _mm256_add_epi32(s, _mm256_madd_epi16(_mm256_maddubs_epi16(a, x.v), _mm256_set1_epi16(1)));
   };
   sum = {half(sum.lo, w.lo), half(sum.hi, w.hi)};
 }
 
-// sum += w * x, x the float with the bits *x.
-TRTC_INLINE void dot_f32(F32x16& sum, I32x16 w, const std::uint32_t* x) {
-  sum = multiply_add(as_f32(w), splat(std::bit_cast<float>(*x)), sum);
+// sum += w * x, x a float.
+TRTC_INLINE void dot_f32(F32x16& sum, I32x16 w, FloatCell x) {
+  sum = multiply_add(as_f32(w), {x.v, x.v}, sum);
 }
 
 }  // namespace trtc::gemm

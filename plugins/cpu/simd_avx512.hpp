@@ -45,23 +45,38 @@ TRTC_INLINE I32x16 shift_right(I32x16 x) {
 TRTC_INLINE F32x16 to_f32(I32x16 x) { return {_mm512_cvtepi32_ps(x.v)}; }
 TRTC_INLINE F32x16 as_f32(I32x16 x) { return {_mm512_castsi512_ps(x.v)}; }
 
-// The products below broadcast one cell of x from memory as part of the instruction. GCC 12 would
-// rather load it into a register, of which a tile of sums leaves none, and spill the sums.
+// Asks for a cache line that will be read soon.
+TRTC_INLINE void fetch(const std::byte* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
 
-// sum += w0*x0 + w1*x1 + w2*x2 + w3*x3 over the bytes of each lane of w (unsigned) and of *x (signed).
-TRTC_INLINE void dot_u8i8(I32x16& sum, I32x16 w, const std::uint32_t* x) {
-  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum.v) : "v"(w.v), "m"(*x));
+// One cell of x in every lane. Written down, because GCC 12 would load the cells of several rows
+// ahead, for which a tile of sums leaves no registers, and spill the sums. A broadcast of its own for
+// all panels of a step: as part of each product it would take a load for every multiplication, and
+// the loads set the pace then.
+struct Cell {
+  __m512i v;
+};
+TRTC_INLINE Cell broadcast_cell(const std::uint32_t* x) {
+  Cell cell;
+  asm volatile("vpbroadcastd %1, %0" : "=v"(cell.v) : "m"(*x));
+  return cell;
+}
+TRTC_INLINE Cell float_cell(const std::uint32_t* x) { return broadcast_cell(x); }
+TRTC_INLINE Cell byte_cell(const std::uint32_t* x) { return broadcast_cell(x); }
+TRTC_INLINE Cell nibble_cell(const std::uint32_t* x) { return broadcast_cell(x); }
+
+// sum += w0*x0 + w1*x1 + w2*x2 + w3*x3 over the bytes of each lane of w (unsigned) and of x (signed).
+TRTC_INLINE void dot_u8i8(I32x16& sum, I32x16 w, Cell x) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(w.v), "v"(x.v));
 }
 // The same for w in 0..15.
-TRTC_INLINE void dot_u4i8(I32x16& sum, I32x16 w, const std::uint32_t* x) { dot_u8i8(sum, w, x); }
-
-// sum += w0*x0 + w1*x1 over the bf16 of each lane of w and of *x.
-TRTC_INLINE void dot_bf16(F32x16& sum, I32x16 w, const std::uint32_t* x) {
-  asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(sum.v) : "v"(w.v), "m"(*x));
+TRTC_INLINE void dot_u4i8(I32x16& sum, I32x16 w, Cell x) { dot_u8i8(sum, w, x); }
+// sum += w0*x0 + w1*x1 over the bf16 of each lane of w and of x.
+TRTC_INLINE void dot_bf16(F32x16& sum, I32x16 w, Cell x) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum.v) : "v"(w.v), "v"(x.v));
 }
-// sum += w * x, x the float with the bits *x.
-TRTC_INLINE void dot_f32(F32x16& sum, I32x16 w, const std::uint32_t* x) {
-  asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum.v) : "v"(w.v), "m"(*x));
+// sum += w * x, x a float.
+TRTC_INLINE void dot_f32(F32x16& sum, I32x16 w, Cell x) {
+  asm("vfmadd231ps %2, %1, %0" : "+v"(sum.v) : "v"(w.v), "v"(x.v));
 }
 
 }  // namespace trtc::gemm

@@ -74,11 +74,22 @@ TRTC_INLINE F32x16 as_f32(I32x16 x) {
   return detail::each_lane<F32x16>([&](int i) { return std::bit_cast<float>(x.v[i]); });
 }
 
-// sum += w0*x0 + w1*x1 + w2*x2 + w3*x3 over the bytes of each lane of w (unsigned) and of *x (signed).
+// Asks for a cache line that will be read soon.
+TRTC_INLINE void fetch(const std::byte* p) { __builtin_prefetch(p, 0, 2); }
+
+// One cell of x, as the products below take it.
+struct Cell {
+  std::uint32_t bits;
+};
+TRTC_INLINE Cell float_cell(const std::uint32_t* x) { return {*x}; }
+TRTC_INLINE Cell byte_cell(const std::uint32_t* x) { return {*x}; }
+TRTC_INLINE Cell nibble_cell(const std::uint32_t* x) { return {*x}; }
+
+// sum += w0*x0 + w1*x1 + w2*x2 + w3*x3 over the bytes of each lane of w (unsigned) and of x (signed).
 // Sums wrap as the machine's do: offsets that are taken back later may pass 2^31 on the way.
-TRTC_INLINE void dot_u8i8(I32x16& sum, I32x16 w, const std::uint32_t* x) {
+TRTC_INLINE void dot_u8i8(I32x16& sum, I32x16 w, Cell x) {
   for (int i = 0; i < 4; ++i) {
-    const int factor = static_cast<std::int8_t>(*x >> (8 * i));
+    const int factor = static_cast<std::int8_t>(x.bits >> (8 * i));
     for (int lane = 0; lane < 16; ++lane) {
       const auto product = static_cast<std::uint32_t>(((w.v[lane] >> (8 * i)) & 0xff) * factor);
       sum.v[lane] = static_cast<std::int32_t>(static_cast<std::uint32_t>(sum.v[lane]) + product);
@@ -86,11 +97,11 @@ TRTC_INLINE void dot_u8i8(I32x16& sum, I32x16 w, const std::uint32_t* x) {
   }
 }
 // The same for w in 0..15.
-TRTC_INLINE void dot_u4i8(I32x16& sum, I32x16 w, const std::uint32_t* x) { dot_u8i8(sum, w, x); }
+TRTC_INLINE void dot_u4i8(I32x16& sum, I32x16 w, Cell x) { dot_u8i8(sum, w, x); }
 
-// sum += w * x, x the float with the bits *x.
-TRTC_INLINE void dot_f32(F32x16& sum, I32x16 w, const std::uint32_t* x) {
-  sum = multiply_add(as_f32(w), splat(std::bit_cast<float>(*x)), sum);
+// sum += w * x, x a float.
+TRTC_INLINE void dot_f32(F32x16& sum, I32x16 w, Cell x) {
+  sum = multiply_add(as_f32(w), splat(std::bit_cast<float>(x.bits)), sum);
 }
 
 }  // namespace trtc::gemm
