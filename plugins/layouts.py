@@ -16,6 +16,9 @@ The 0 2 1 3 order lets even bytes and odd bytes of a block widen in place to the
 with an offset because x86's `vpdpbusd` multiplies unsigned by signed bytes and can broadcast only
 the signed operand from memory, which is the activation; kernels take the offset back through the
 sum of the activations. Missing columns and k are zeros.
+
+The scales and zero points [N, G] of a packed weight keep their shape, but each panel's are
+transposed: [G, 16] panel after panel, the last with as many columns as it has.
 """
 
 from typing import Any
@@ -79,6 +82,23 @@ def unpack_experts(packed: Array, experts: int, num_columns: int, depth: int, dt
     """The [experts, num_columns, depth] weight that `pack` was given."""
     parts = packed.reshape(experts, -1)
     return np.stack([unpack(part, num_columns, depth, dtype) for part in parts])
+
+
+def pack_columns(values: Array) -> Array:
+    """Scales or zero points [N, G], or [E, N, G], in the order in which panels are read."""
+    if values.ndim == 3:
+        return np.stack([pack_columns(expert) for expert in values])
+    panels = [values[begin : begin + PANEL] for begin in range(0, len(values), PANEL)]
+    return np.concatenate([panel.T.reshape(-1) for panel in panels]).reshape(values.shape)
+
+
+def unpack_columns(packed: Array) -> Array:
+    """The [N, G] or [E, N, G] that `pack_columns` was given."""
+    if packed.ndim == 3:
+        return np.stack([unpack_columns(expert) for expert in packed])
+    groups = packed.shape[1]
+    panels = [packed[begin : begin + PANEL] for begin in range(0, len(packed), PANEL)]
+    return np.concatenate([panel.reshape(groups, -1).T for panel in panels])
 
 
 def _is_float(dtype: str) -> bool:

@@ -1,9 +1,9 @@
 """Weights of linears and experts in the byte order of the CPU kernels."""
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.matching import Node, input_of
+from trtc.builder.passes.matching import Node, dtype_of, input_of
 from trtc.builder.passes.rewriter import Rewriter
-from trtc.builder.passes.transforms import Pack
+from trtc.builder.passes.transforms import Pack, PackColumns
 from trtc.plugins.layouts import packed_bytes
 
 _WEIGHTS = {"linear": ("weight",), "moe": ("gate_up", "down")}
@@ -15,6 +15,7 @@ def pack_weights(rewriter: Rewriter) -> bool:
     Rules:
         linear(x, weight [N, K]; row_major)                   -> linear(x, u8 [bytes]; packed)
         moe(x, _, gate_up [E, 2I, H], down [E, H, I]; ...)    -> the same, expert after expert
+    Scales and zero points of groups go with their panels.
 
     An embedding table that is the lm_head as well stays row-major for the lookup.
     """
@@ -24,6 +25,8 @@ def pack_weights(rewriter: Rewriter) -> bool:
             if node.attrs["layout"] == "row_major":
                 for name in names:
                     _pack(rewriter, node, name)
+                    _pack_columns(rewriter, node, f"{name}_scale")
+                    _pack_columns(rewriter, node, f"{name}_zero")
                 node.attrs["layout"] = "packed"
                 changed = True
     return changed
@@ -36,6 +39,16 @@ def _pack(rewriter: Rewriter, node: Node, name: str) -> None:
     *experts, num_columns, depth = weight.shape
     size = packed_bytes(num_columns, depth, dtype) * (experts[0] if experts else 1)
     packed = rewriter.derived(f"{weight.name}.packed", Pack(dtype), (weight,), "u8", (size,))
+    rewriter.set_input(node, name, packed)
+
+
+def _pack_columns(rewriter: Rewriter, node: Node, name: str) -> None:
+    values = input_of(node, name)
+    if values is None or values.shape[-1] == 1:  # one a column lies the same either way
+        return
+    packed = rewriter.derived(
+        f"{values.name}.packed", PackColumns(), (values,), dtype_of(values), tuple(values.shape)
+    )
     rewriter.set_input(node, name, packed)
 
 

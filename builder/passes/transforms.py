@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.plugins.layouts import pack
+from trtc.plugins.layouts import pack, pack_columns
 from trtc.plugins.rounding import cast
 
 Array = NDArray[Any]
@@ -67,3 +67,11 @@ class Pack:
 
     def __call__(self, weight: Array) -> Array:
         return pack(weight, self.dtype)
+
+
+@dataclass(frozen=True)
+class PackColumns:
+    """Scales or zero points [N, G], or [E, N, G], of a packed weight."""
+
+    def __call__(self, values: Array) -> Array:
+        return pack_columns(values)

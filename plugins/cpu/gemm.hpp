@@ -21,8 +21,8 @@ struct Workspace {
   float* totals;           // [padded rows][P][16]
   std::byte* gathered;     // [P][range] blocks, for row-major weights
   std::byte* expanded;     // [P][range * kExpansion] blocks, for narrow weights
-  float* scale;            // [groups][P][16]
-  std::int32_t* zero;      // [groups][P][16]
+  float* scale;            // [P][groups][16], where they are not stored like that
+  std::int32_t* zero;      // [P][groups][16]
   std::int8_t* quantized;  // a row, while it is packed
 };
 
@@ -88,16 +88,18 @@ class PanelStep {
   }
 
  private:
-  // Scales and zero points of the columns, transposed to what kernels read.
+  // Finds scales and zero points of the columns, as kernels read them.
   void load_scales() {
     const std::int64_t groups = Of::groups(w_.depth);
     for (int p = 0; p < P; ++p) {
-      const std::int64_t panel = first_panel_ + (p < count_ ? p : 0);
+      const std::int64_t panel = first_panel_ + (p < count_ ? p : 0), place = p * groups * kPanel;
       if constexpr (Of::kGrouped) {
-        transpose_columns(w_.scale, w_.columns, groups, panel, ws_.scale + p * kPanel, P * kPanel);
+        const bool is_ready = Of::kLayout == Layout::packed && (panel + 1) * kPanel <= w_.columns;
+        scale_[p] = is_ready ? w_.scale + panel * groups * kPanel : ws_.scale + place;
+        if (!is_ready) load_columns<Of::kLayout>(w_.scale, w_.columns, groups, panel, ws_.scale + place);
       }
       if constexpr (Of::kHasZero) {
-        transpose_columns(w_.zero, w_.columns, groups, panel, ws_.zero + p * kPanel, P * kPanel);
+        load_columns<Of::kLayout>(w_.zero, w_.columns, groups, panel, ws_.zero + place);
       }
     }
   }
@@ -134,7 +136,7 @@ class PanelStep {
     if constexpr (Of::kExpands && !kWidensInRegisters<Of, P>) {
       for (int p = 0; p < count_; ++p) {
         expand_blocks<Of>(blocks.data + p * blocks.panel_stride, first, last, Of::group_blocks(w_.depth),
-                          Of::kHasZero ? ws_.zero + p * kPanel : nullptr, P * kPanel,
+                          Of::kHasZero ? ws_.zero + p * Of::groups(w_.depth) * kPanel : nullptr,
                           ws_.expanded + p * range_bytes * Of::kExpansion);
       }
       blocks = {ws_.expanded, single ? 0 : range_bytes * Of::kExpansion};
@@ -156,14 +158,16 @@ class PanelStep {
           .ahead = {},
           .cells = (last - first) * Of::kCellsPerBlock,
           .group_cells = group_blocks * Of::kCellsPerBlock,
-          .w_scale = Of::kGrouped ? ws_.scale + group * P * kPanel : nullptr,
-          .w_zero = Of::kHasZero ? ws_.zero + group * P * kPanel : nullptr,
+          .w_scale = {},
+          .w_zero = Of::kHasZero ? ws_.zero + group * kPanel : nullptr,
+          .zero_stride = Of::groups(w_.depth) * kPanel,
           .x_scale = Of::kPath == Path::dynamic ? tile.scale + group * x_.height : nullptr,
           .x_sum = Of::kPath == Path::dynamic ? tile.sum + group * x_.height : nullptr,
       };
       // The first tiles share the work of fetching the next range; what is here already costs nothing.
       for (int p = 0; p < P; ++p) {
         const bool fetches = Of::kLayout == Layout::packed && (x_.tiles == 1 || t == p);
+        step.w_scale[p] = Of::kGrouped ? scale_[p] + group * kPanel : nullptr;
         step.ahead[p] = fetches ? stored(p, last) : blocks.data;
       }
       kernel_(step);
@@ -176,6 +180,7 @@ class PanelStep {
   std::int64_t first_panel_;
   std::int64_t end_;
   int count_;
+  const float* scale_[P];  // [groups][16]
   void (*kernel_)(const Step<P>&);
 };
 

@@ -23,8 +23,9 @@ struct Step {
   const std::byte* ahead[P];   // of each panel: as many blocks as in `w`, to be fetched meanwhile
   std::int64_t cells;          // of the range
   std::int64_t group_cells;    // of a group; the last may have fewer
-  const float* w_scale;        // [groups][P][16]
-  const std::int32_t* w_zero;  // [groups][P][16]
+  const float* w_scale[P];     // [groups][16]
+  const std::int32_t* w_zero;  // [groups][16], of the first panel
+  std::int64_t zero_stride;    // elements from one panel's zero points to the next's
   const float* x_scale;        // [groups][R]
   const std::int32_t* x_sum;   // [groups][R]
 };
@@ -58,10 +59,9 @@ TRTC_INLINE void add_products(const Step<P>& s, Multiply&& multiply) {
     each_group(s, [&](std::int64_t group, std::int64_t begin, std::int64_t cells) TRTC_INLINE_LAMBDA {
       each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { sums[r][p] = zero_f32(); });
       multiply(sums, group, begin, cells);
-      const float* scale = s.w_scale + group * P * kPanel;
       each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA {
         float* total = s.totals + r * P * kPanel + p * kPanel;
-        store(total, multiply_add(sums[r][p], load(scale + p * kPanel), load(total)));
+        store(total, multiply_add(sums[r][p], load(s.w_scale[p] + group * kPanel), load(total)));
       });
     });
   } else {
@@ -119,7 +119,7 @@ struct WideningKernel {
     add_products<Of::kGrouped, R, P>(s, [&](F32x16(&sums)[R][P], std::int64_t group, std::int64_t begin,
                                             std::int64_t cells) TRTC_INLINE_LAMBDA {
       const std::uint32_t* x = s.x + begin * R;
-      const auto zero = [&](int p) { return Of::kHasZero ? s.w_zero + (group * P + p) * kPanel : nullptr; };
+      const auto zero = [&](int p) { return Of::kHasZero ? s.w_zero + p * s.zero_stride + group * kPanel : nullptr; };
       for (std::int64_t i = begin / n; i < (begin + cells) / n; ++i, x += n * R) {
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
@@ -214,7 +214,7 @@ struct DynamicKernel {
       const std::int32_t* x_sum = s.x_sum + group * R;
       each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA {
         if constexpr (Of::kHasZero) {
-          const I32x16 zero = load(s.w_zero + group * P * kPanel + p * kPanel);
+          const I32x16 zero = load(s.w_zero + p * s.zero_stride + group * kPanel);
           sums[r][p] = gemm::multiply(zero, splat(-x_sum[r]));
         } else {
           sums[r][p] = splat(x_sum[r] * -kOffset);
@@ -223,11 +223,10 @@ struct DynamicKernel {
       constexpr int n = Of::kCellsPerBlock;
       if constexpr (n == 1) multiply_bytes<R, P>(sums, s, s.x + begin * R, begin, begin + cells);
       if constexpr (n == 2) multiply_nibbles<R, P>(sums, s, s.x + begin * R, begin / 2, (begin + cells) / 2);
-      const float* w_scale = s.w_scale + group * P * kPanel;
       const float* x_scale = s.x_scale + group * R;
       each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA {
         float* total = s.totals + r * P * kPanel + p * kPanel;
-        const F32x16 scale = gemm::multiply(load(w_scale + p * kPanel), splat(x_scale[r]));
+        const F32x16 scale = gemm::multiply(load(s.w_scale[p] + group * kPanel), splat(x_scale[r]));
         store(total, multiply_add(to_f32(sums[r][p]), scale, load(total)));
       });
     });

@@ -11,7 +11,8 @@
 
 namespace trtc::gemm {
 
-// The weights of one product. Scales and zero points are [columns, groups], as stored.
+// The weights of one product. Scales and zero points are as stored: [columns, groups], or for packed
+// weights [groups, 16] panel after panel (plugins/layouts.py).
 struct Weights {
   const std::byte* data;
   const float* scale;
@@ -92,12 +93,12 @@ void expand_f32(const std::byte* block, const std::int32_t* zero, float* out) {
 }
 
 // Widens blocks [first, last) of a panel, given from `in` on, to what the kernel multiplies.
-// zero: [groups][stride] int32, of this panel's columns.
+// zero: [groups][16] int32, of this panel's columns.
 template <class P>
 void expand_blocks(const std::byte* in, std::int64_t first, std::int64_t last, std::int64_t group_blocks,
-                   const std::int32_t* zero, std::int64_t stride, std::byte* out) {
+                   const std::int32_t* zero, std::byte* out) {
   for (std::int64_t block = first; block < last; ++block, in += kBlockBytes, out += P::kExpansion * kBlockBytes) {
-    const std::int32_t* zeros = P::kHasZero ? zero + block / group_blocks * stride : nullptr;
+    const std::int32_t* zeros = P::kHasZero ? zero + block / group_blocks * kPanel : nullptr;
 #ifdef TRTC_AVX512
     if constexpr (P::kPath == Path::bf16) {
       I32x16 pairs[P::kExpansion];
@@ -110,27 +111,17 @@ void expand_blocks(const std::byte* in, std::int64_t first, std::int64_t last, s
   }
 }
 
-// [columns, groups] -> [groups][stride], this panel's 16 columns; missing columns are zeros.
-template <class From, class To>
-void transpose_columns(const From* from, std::int64_t columns, std::int64_t groups, std::int64_t panel, To* to,
-                       std::int64_t stride) {
+// Scales or zero points of one panel as [groups][16]; missing columns are zeros.
+template <Layout kLayout, class From, class To>
+void load_columns(const From* from, std::int64_t columns, std::int64_t groups, std::int64_t panel, To* to) {
   const std::int64_t first = panel * kPanel;
   const std::int64_t valid = columns - first < kPanel ? columns - first : kPanel;
-  std::int64_t done = 0;
-  // Squares of floats in registers: this is done once a step, beside the products of a single row.
-  if (std::is_same_v<From, float> && valid == kPanel) {
-    for (; done + kLanes <= groups; done += kLanes) {
-      for (std::int64_t c = 0; c < kPanel; c += kLanes) {
-        Words square[kLanes];
-        for (int i = 0; i < kLanes; ++i) std::memcpy(&square[i], from + (first + c + i) * groups + done, sizeof(Words));
-        transpose(square);
-        for (int i = 0; i < kLanes; ++i) std::memcpy(to + (done + i) * stride + c, &square[i], sizeof(Words));
-      }
-    }
-  }
-  for (std::int64_t g = done; g < groups; ++g) {
+  const std::int64_t of_column = kLayout == Layout::packed ? 1 : groups;
+  const std::int64_t of_group = kLayout == Layout::packed ? valid : 1;
+  from += first * groups;
+  for (std::int64_t g = 0; g < groups; ++g) {
     for (std::int64_t c = 0; c < kPanel; ++c) {
-      to[g * stride + c] = c < valid ? static_cast<To>(from[(first + c) * groups + g]) : To{0};
+      to[g * kPanel + c] = c < valid ? static_cast<To>(from[c * of_column + g * of_group]) : To{0};
     }
   }
 }

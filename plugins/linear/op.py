@@ -15,7 +15,8 @@ LINEAR = FusedOp(
             ("f32", "bf16", "f8e4m3", "i8", "i4", "u4", "u8"),
             role="weight",
         ),
-        # One a row of the weight (G = 1), or one a group of group_size input channels.
+        # One a row of the weight (G = 1), or one a group of group_size input channels; in layout
+        # packed in the order of plugins/layouts.py.
         Parameter("weight_scale", ("N", "G"), ("f32",), role="weight", optional=True),
         Parameter("weight_zero", ("N", "G"), ("u8",), role="weight", optional=True),
         Parameter("input_scale", (), ("f32",), role="weight", optional=True),
@@ -37,7 +38,7 @@ LINEAR = FusedOp(
         Attribute(
             "layout", "enum", "row_major", choices=("row_major", "packed"), cpp_enum="Layout"
         ),
-        # dynamic_i8: bf16 x is rounded to int8 by row and group; for 4-bit weights only.
+        # dynamic_i8: bf16 x is rounded to int8 by row and group; for integer weights only.
         Attribute(
             "activation", "enum", "exact", choices=("exact", "dynamic_i8"), cpp_enum="Multiply"
         ),

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.plugins.layouts import unpack
+from trtc.plugins.layouts import unpack, unpack_columns
 from trtc.plugins.products import scaled_product
 from trtc.plugins.rounding import cast
 
@@ -32,6 +32,8 @@ def reference(
     """Return x @ dequantised(weight).T * input_scale (+ bias) [softcapped] (+ residual), [M, N]."""
     if layout == "packed":
         weight = unpack(weight, N, x.shape[1], weight_dtype)
+        weight_scale = None if weight_scale is None else unpack_columns(weight_scale)
+        weight_zero = None if weight_zero is None else unpack_columns(weight_zero)
     total = scaled_product(x, weight, weight_scale, weight_zero, group_size, activation)
     if input_scale is not None:
         total = total * input_scale.astype(np.float32)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.plugins.activations import activate
-from trtc.plugins.layouts import unpack_experts
+from trtc.plugins.layouts import unpack_columns, unpack_experts
 from trtc.plugins.products import scaled_product
 from trtc.plugins.rounding import cast, quantize
 
@@ -44,6 +44,10 @@ def reference(
     if layout == "packed":
         gate_up = unpack_experts(gate_up, num_experts, 2 * I, hidden, weight_dtype)
         down = unpack_experts(down, num_experts, hidden, I, weight_dtype)
+        gate_up_scale, down_scale, gate_up_zero, down_zero = (
+            None if values is None else unpack_columns(values)
+            for values in (gate_up_scale, down_scale, gate_up_zero, down_zero)
+        )
 
     def linear(
         rows: Array, e: int, w: Array, scale: Any, zero: Any, input_scale: Any, pre_scale: Any

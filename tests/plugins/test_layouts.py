@@ -10,8 +10,10 @@ from trtc.plugins.layouts import (
     BLOCK_DEPTH,
     PANEL,
     pack,
+    pack_columns,
     packed_bytes,
     unpack,
+    unpack_columns,
     unpack_experts,
 )
 from trtc.plugins.rounding import NUMPY_DTYPES
@@ -76,3 +78,16 @@ def test_nan_weights_are_refused():
     weight = np.array([[0x00, 0xFF]], np.uint8).view(NUMPY_DTYPES["f8e4m3"])
     with pytest.raises(CheckpointError, match="NaN"):
         pack(weight, "f8e4m3")
+
+
+@given(num_columns=st.integers(1, 50), groups=st.integers(1, 5), seed=st.integers(0, 9))
+def test_scales_follow_their_panels(num_columns, groups, seed):
+    scales = np.random.default_rng(seed).standard_normal((num_columns, groups))
+    packed = pack_columns(scales)
+    assert packed.shape == scales.shape
+    for panel in range(0, num_columns, PANEL):
+        mine = scales[panel : panel + PANEL]
+        assert np.array_equal(packed.reshape(-1)[panel * groups :][: mine.size], mine.T.reshape(-1))
+    assert np.array_equal(unpack_columns(packed), scales)
+    experts = np.stack([scales, -scales])
+    assert np.array_equal(unpack_columns(pack_columns(experts)), experts)

@@ -7,7 +7,7 @@ import numpy as np
 
 from tests.support.kernels import KernelCall
 from tests.support.operands import random_array, scalar
-from tests.support.weights import random_scales, random_weight, stored
+from tests.support.weights import random_scales, random_weight, stored, stored_columns
 from trtc.plugins.cuda.launch import Site, Variant
 from trtc.plugins.linear.op import LINEAR
 
@@ -59,6 +59,9 @@ CASES = [
     Case("bf16", "i4", 17, 72, activation="dynamic_i8", out="f32"),
     Case("bf16", "i4", 17, 48, 16, activation="dynamic_i8", layout="row_major"),
     Case("bf16", "u4", 100, 136, 32, zero=True, activation="dynamic_i8", bias=True),
+    Case("bf16", "i8", 97, 1092, 128, activation="dynamic_i8", out="f32"),
+    Case("bf16", "i8", 17, 70, activation="dynamic_i8"),
+    Case("bf16", "i8", 40, 48, 16, activation="dynamic_i8", layout="row_major"),
     # For the references of narrow schemes in fp32 graphs.
     Case("f32", "f8e4m3", 17, 33, out="f32"),
     Case("f32", "i8", 16, 12, out="f32"),
@@ -85,6 +88,9 @@ def linear_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> Kerne
     if case.zero:
         shape = inputs["weight_scale"].shape
         inputs["weight_zero"] = rng.integers(0, 16, shape).astype(np.uint8)
+    for name in ("weight_scale", "weight_zero"):
+        if name in inputs:
+            inputs[name] = stored_columns(inputs[name], case.layout)
     if case.input_scale:
         inputs["input_scale"] = scalar(0.75)
     if case.bias:

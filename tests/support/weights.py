@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.kernels import KernelCall
-from trtc.plugins.layouts import pack
+from trtc.plugins.layouts import pack, pack_columns
 from trtc.plugins.rounding import NUMPY_DTYPES, cast
 
 Array = NDArray[Any]
@@ -36,6 +36,11 @@ def random_scales(
 
 def stored(weight: Array, dtype: str, layout: str) -> Array:
     return pack(weight, dtype) if layout == "packed" else weight
+
+
+def stored_columns(values: Array, layout: str) -> Array:
+    """Scales or zero points [..., N, G] as they lie beside the weight."""
+    return pack_columns(values) if layout == "packed" else values
 
 
 def in_memory(call: KernelCall) -> KernelCall:
