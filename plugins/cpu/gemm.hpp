@@ -66,10 +66,19 @@ class PanelStep {
   void run() {
     load_scales();
     start_totals();
-    const std::int64_t blocks = Of::blocks(w_.depth), range = Of::range_blocks(w_.depth);
-    for (std::int64_t first = 0; first < blocks; first += range) {
-      const std::int64_t last = first + range < blocks ? first + range : blocks;
-      multiply_range(load_blocks(first, last), first, last);
+    const std::int64_t blocks = Of::blocks(w_.depth);
+    if constexpr (kFromMemory) {
+      // Fetches run a little ahead; those of the last blocks are for the next step's first.
+      const std::int64_t ahead = Of::ahead_blocks(w_.depth);
+      const std::int64_t last = blocks > ahead ? ceil_div(blocks - ahead, ahead) * ahead : 0;
+      if (last > 0) multiply_range(load_blocks(0, last), 0, last, ahead);
+      multiply_range(load_blocks(last, blocks), last, blocks, blocks);
+    } else {
+      const std::int64_t range = Of::range_blocks(w_.depth);
+      for (std::int64_t first = 0; first < blocks; first += range) {
+        const std::int64_t last = first + range < blocks ? first + range : blocks;
+        multiply_range(load_blocks(first, last), first, last, last);
+      }
     }
   }
 
@@ -88,6 +97,10 @@ class PanelStep {
   }
 
  private:
+  // Whether kernels take the weights from where they are stored, and only once.
+  static constexpr bool kFromMemory =
+      kStreams<P> && Of::kLayout == Layout::packed && (!Of::kExpands || kWidensInRegisters<Of, P>);
+
   // Finds scales and zero points of the columns, as kernels read them.
   void load_scales() {
     const std::int64_t groups = Of::groups(w_.depth);
@@ -144,8 +157,8 @@ class PanelStep {
     return blocks;
   }
 
-  // All tiles times blocks [first, last) of K.
-  void multiply_range(const Blocks& blocks, std::int64_t first, std::int64_t last) {
+  // All tiles times blocks [first, last) of K. ahead: block that will be needed next but here already.
+  void multiply_range(const Blocks& blocks, std::int64_t first, std::int64_t last, std::int64_t ahead) {
     const std::int64_t group_blocks = Of::group_blocks(x_.depth);
     const std::int64_t group = Of::kGrouped ? first / group_blocks : 0;
     for (std::int64_t t = 0; t < x_.tiles; ++t) {
@@ -168,7 +181,7 @@ class PanelStep {
       for (int p = 0; p < P; ++p) {
         const bool fetches = Of::kLayout == Layout::packed && (x_.tiles == 1 || t == p);
         step.w_scale[p] = Of::kGrouped ? scale_[p] + group * kPanel : nullptr;
-        step.ahead[p] = fetches ? stored(p, last) : blocks.data;
+        step.ahead[p] = fetches ? stored(p, ahead) : blocks.data;
       }
       kernel_(step);
     }

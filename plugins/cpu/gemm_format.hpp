@@ -121,6 +121,14 @@ struct Product {
     const std::int64_t group = group_blocks(depth);
     return fits > group ? fits / group * group : group;
   }
+  // Blocks between what few rows multiply and what they fetch: of four panels a few kilobytes, the
+  // latency of memory at its full speed. Whole groups.
+  static constexpr std::int64_t ahead_blocks(std::int64_t depth) {
+    constexpr std::int64_t kAhead = 32;
+    if (!kGrouped) return kAhead;
+    const std::int64_t group = group_blocks(depth);
+    return kAhead > group ? kAhead / group * group : group;
+  }
 };
 
 }  // namespace trtc::gemm

@@ -20,7 +20,7 @@ struct Step {
   const std::uint32_t* x;      // [cells][R]
   const std::byte* w;          // blocks of the first panel
   std::int64_t panel_stride;   // bytes from one panel's blocks to the next's
-  const std::byte* ahead[P];   // of each panel: as many blocks as in `w`, to be fetched meanwhile
+  const std::byte* ahead[P];   // for each panel: where as many blocks are that will be needed later
   std::int64_t cells;          // of the range
   std::int64_t group_cells;    // of a group; the last may have fewer
   const float* w_scale[P];     // [groups][16]
@@ -29,6 +29,10 @@ struct Step {
   const float* x_scale;        // [groups][R]
   const std::int32_t* x_sum;   // [groups][R]
 };
+
+// Whether steps of P panels are for few rows, which multiply about as fast as weights arrive.
+template <int P>
+constexpr bool kStreams = P > kPanels;
 
 // Calls f(r, p) for every row and panel of a tile, unrolled so that sums live in registers.
 template <int R, int P, class F>
@@ -84,7 +88,7 @@ struct FloatKernel {
         I32x16 block[P];
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
-          fetch(s.ahead[p] + i / kExpansion * kBlockBytes);
+          fetch<kStreams<P>>(s.ahead[p] + i / kExpansion * kBlockBytes);
           block[p] = load_cells(s.w + p * s.panel_stride + i * kBlockBytes);
         }
 #pragma GCC unroll 16
@@ -123,7 +127,7 @@ struct WideningKernel {
       for (std::int64_t i = begin / n; i < (begin + cells) / n; ++i, x += n * R) {
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
-          fetch(s.ahead[p] + i * kBlockBytes);
+          fetch<kStreams<P>>(s.ahead[p] + i * kBlockBytes);
           I32x16 pairs[n];
           expand_bf16<Of::kWeight, Of::kHasZero>(s.w + p * s.panel_stride + i * kBlockBytes, zero(p), pairs);
 #pragma GCC unroll 4
@@ -146,7 +150,7 @@ TRTC_INLINE void multiply_bytes(I32x16 (&sums)[R][P], const Step<P>& s, const st
     I32x16 block[P];
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
-      fetch(s.ahead[p] + i * kBlockBytes);
+      fetch<kStreams<P>>(s.ahead[p] + i * kBlockBytes);
       block[p] = load_cells(s.w + p * s.panel_stride + i * kBlockBytes);
     }
 #pragma GCC unroll 16
@@ -168,7 +172,7 @@ TRTC_INLINE void multiply_nibbles(I32x16 (&sums)[R][P], const Step<P>& s, const 
     I32x16 block[P];
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
-      fetch(s.ahead[p] + i * kBlockBytes);
+      fetch<kStreams<P>>(s.ahead[p] + i * kBlockBytes);
       block[p] = bit_and(load_cells(w + p * s.panel_stride), low);
     }
 #pragma GCC unroll 16
@@ -235,7 +239,7 @@ struct DynamicKernel {
 
 // Whether a step of kStep panels of product Of takes narrow weights as they are stored.
 template <class Of, int kStep>
-constexpr bool kWidensInRegisters = Of::kPath == Path::bf16 && Of::kExpands && kStep > kPanels;
+constexpr bool kWidensInRegisters = Of::kPath == Path::bf16 && Of::kExpands && kStreams<kStep>;
 
 template <class Of, int kStep>
 struct KernelOf {
@@ -263,7 +267,7 @@ struct KernelOf<Of, kStep> {
 template <class Of, int kStep>
 void (*kernel_for(int height))(const Step<kStep>&) {
   using Kernel = typename KernelOf<Of, kStep>::type;
-  constexpr int kTallest = kStep > kPanels ? kFewRows : Of::kMaxHeight;
+  constexpr int kTallest = kStreams<kStep> ? kFewRows : Of::kMaxHeight;
   void (*found)(const Step<kStep>&) = nullptr;
   [&]<std::size_t... i>(std::index_sequence<i...>) {
     const auto consider = [&]<int R>() {
