@@ -13,6 +13,7 @@
 #include "cpu/context.hpp"
 #include "cpu/paged_pool.hpp"
 #include "cpu/quantizer.hpp"
+#include "cpu/simd.hpp"
 
 namespace trtc {
 
@@ -39,6 +40,14 @@ struct Sizes {
   static constexpr std::int64_t rows = tokens * group;
   static constexpr std::int64_t columns = round_up(C::head_dim, kPair);  // of V and the sums
   static_assert(C::num_heads % C::num_kv_heads == 0 && C::head_dim % 8 == 0 && kBlock % kPair == 0);
+
+  // Whether queries and keys are multiplied as pairs of bf16, which both are exactly.
+#ifdef TRTC_AVX512
+  static constexpr bool dots = std::is_same_v<typename C::q_t, bf16> && !std::is_same_v<typename C::pool_t, float>;
+#else
+  static constexpr bool dots = false;
+#endif
+  static constexpr std::int64_t words = dots ? C::head_dim / 2 : C::head_dim;  // of a query or key
 };
 
 // Positions [begin, end).
@@ -135,27 +144,48 @@ class Tiles {
 template <class C>
 struct Workspace {
   alignas(64) Tiles<C> tiles;
-  alignas(64) float queries[Sizes<C>::rows * C::head_dim];  // times the scale
-  alignas(64) float keys[C::head_dim * kPair];              // transposed: kPair keys a row
-  alignas(64) float values[kBlock * Sizes<C>::columns];     // padded with zeros
+  alignas(64) std::uint32_t queries[Sizes<C>::rows * Sizes<C>::words];  // floats, or pairs of bf16
+  alignas(64) std::uint32_t keys[Sizes<C>::words * kPair];              // transposed: kPair keys a row
+  alignas(64) float values[kBlock * Sizes<C>::columns];                 // padded with zeros
   alignas(64) float scores[Sizes<C>::rows * kBlock];
+  const typename C::pool_t* value_rows[kBlock];  // in the pool
   alignas(64) Partial<C> span;
   alignas(64) Partial<C> whole;
 };
 
 // ---- the two products --------------------------------------------------------------------------
 
+inline Words load_words(const std::uint32_t* from) {
+  Words words;
+  std::memcpy(&words, from, sizeof words);
+  return words;
+}
+
+// sum + q * k, for one float of each, or a pair of bf16.
+template <bool kDots>
+Floats multiply_word(Floats sum, const std::uint32_t* q, Words k) {
+#ifdef TRTC_AVX512
+  if constexpr (kDots) {
+    gemm::F32x16 total{(__m512)sum};
+    gemm::dot_bf16(total, {(__m512i)k}, gemm::float_cell(q));
+    return (Floats)total.v;
+  }
+#endif
+  return fma(broadcast(std::bit_cast<float>(*q)), as_floats(k), sum);
+}
+
 // scores[r][0..kPair) = queries[r] . keys, each a chain of multiply-adds over head_dim.
 template <class C, int kRows>
-void multiply_keys(const float* queries, const float* keys, float* scores) {
+void multiply_keys(const std::uint32_t* queries, const std::uint32_t* keys, float* scores) {
+  constexpr bool kDots = Sizes<C>::dots;
   Floats low[kRows] = {}, high[kRows] = {};
-  for (std::int64_t d = 0; d < C::head_dim; ++d) {
-    const Floats k_low = load(keys + d * kPair), k_high = load(keys + d * kPair + kLanes);
+  for (std::int64_t d = 0; d < Sizes<C>::words; ++d) {
+    const Words k_low = load_words(keys + d * kPair), k_high = load_words(keys + d * kPair + kLanes);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      const Floats q = broadcast(queries[r * C::head_dim + d]);
-      low[r] = fma(q, k_low, low[r]);
-      high[r] = fma(q, k_high, high[r]);
+      const std::uint32_t* q = queries + r * Sizes<C>::words + d;
+      low[r] = multiply_word<kDots>(low[r], q, k_low);
+      high[r] = multiply_word<kDots>(high[r], q, k_high);
     }
   }
 #pragma GCC unroll 16
@@ -165,9 +195,9 @@ void multiply_keys(const float* queries, const float* keys, float* scores) {
   }
 }
 
-// sums[r] += sum over keys of weights[r][key] * values[key], each a chain of multiply-adds.
-template <class C, int kRows>
-void multiply_values(const float* weights, const float* values, Range keys, float* sums) {
+// sums[r] += sum over keys of weights[r][key] * value_of(key), each a chain of multiply-adds.
+template <class C, int kRows, class ValueOf>
+void multiply_values(const float* weights, ValueOf&& value_of, Range keys, float* sums) {
   constexpr std::int64_t columns = Sizes<C>::columns;
   for (std::int64_t d = 0; d < columns; d += kPair) {
     Floats low[kRows], high[kRows];
@@ -177,7 +207,8 @@ void multiply_values(const float* weights, const float* values, Range keys, floa
       high[r] = load(sums + r * columns + d + kLanes);
     }
     for (std::int64_t key = keys.begin; key < keys.end; ++key) {
-      const Floats v_low = load(values + key * columns + d), v_high = load(values + key * columns + d + kLanes);
+      const auto* value = value_of(key) + d;
+      const Floats v_low = load(value), v_high = load(value + kLanes);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const Floats w = broadcast(weights[r * kBlock + key]);
@@ -203,6 +234,7 @@ void for_rows(std::int64_t begin, std::int64_t end, F&& f) {
 }
 
 inline constexpr int kRowsAtOnce = 6;  // twelve sums in registers
+inline constexpr std::int64_t kFewRows = 2 * kRowsAtOnce;  // so few that widened V is not worth keeping
 
 // ---- one tile ----------------------------------------------------------------------------------
 
@@ -222,11 +254,20 @@ class TileRunner {
   std::int64_t rows() const { return tile_.count * S::group; }
 
   void load_queries() {
-    const float scale = C::scale * a_.k_scale.scalar();
     for (std::int64_t row = 0; row < rows(); ++row) {
       const auto* q = a_.q.row<const typename C::q_t>(tile_.first + row / S::group) + head_column(row);
-      float* to = work_.queries + row * C::head_dim;
-      for_vectors(C::head_dim, [&](std::int64_t i, auto n) { store(to + i, load(q + i, n) * scale, n); });
+      std::uint32_t* to = work_.queries + row * S::words;
+      if constexpr (!S::dots) {
+        for_vectors(C::head_dim, [&](std::int64_t i, auto n) { store(reinterpret_cast<float*>(to) + i, load(q + i, n), n); });
+      } else if constexpr (std::is_same_v<Pool, bf16>) {
+        std::memcpy(to, q, sizeof(bf16) * C::head_dim);
+      } else {
+        // A word of four E4M3 widens to elements 0 and 2, then 1 and 3.
+        for (std::int64_t i = 0; i < S::words; ++i) {
+          const bf16* pair = q + i / 2 * 4 + i % 2;
+          to[i] = pair[0].bits | std::uint32_t{pair[2].bits} << 16;
+        }
+      }
     }
   }
 
@@ -276,8 +317,15 @@ class TileRunner {
     return (tile_.kv_head * S::group + row % S::group) * C::head_dim;
   }
 
-  const Pool* token(Half half, std::int64_t position) const {
-    return token_in_pool<C>(pool_, half, pages_[position / C::page_size], position % C::page_size);
+  // Calls f(position, row of this KV head) for some tokens, with one look at the table a page.
+  template <class F>
+  void each_token(Half half, Range positions, F&& f) const {
+    constexpr std::int64_t stride = C::num_kv_heads * C::head_dim;
+    for (std::int64_t at = positions.begin; at < positions.end;) {
+      const std::int64_t page = at / C::page_size, end = smaller((page + 1) * C::page_size, positions.end);
+      const Pool* row = token_in_pool<C>(pool_, half, pages_[page], at % C::page_size);
+      for (; at < end; ++at, row += stride) f(at, row);
+    }
   }
 
   // `keys` are the positions of the block at `start` that some row of the tile sees.
@@ -288,15 +336,20 @@ class TileRunner {
       if (pair.empty()) continue;
       load_keys(start + at, pair);
       for_rows<kRowsAtOnce>(tokens.begin * S::group, tokens.end * S::group, [&]<int n>(std::int64_t row) {
-        multiply_keys<C, n>(work_.queries + row * C::head_dim, work_.keys, work_.scores + row * kBlock + at);
+        multiply_keys<C, n>(work_.queries + row * S::words, work_.keys, work_.scores + row * kBlock + at);
       });
     }
     for (std::int64_t token = tokens.begin; token < tokens.end; ++token) {
       const Range seen = in_block(start, token);
       for (std::int64_t row = token * S::group; row < (token + 1) * S::group; ++row) exponentiate(row, seen, result);
     }
-    load_values(start, keys);
-    add_values(start, tokens, result);
+    find_values(start, keys);
+    if (rows() <= kFewRows && C::head_dim == S::columns) {
+      add_values(start, tokens, result, [&](std::int64_t key) { return work_.value_rows[key]; });
+    } else {
+      load_values(start, keys);
+      add_values(start, tokens, result, [&](std::int64_t key) { return work_.values + key * S::columns; });
+    }
   }
 
   Range in_block(std::int64_t start, std::int64_t token) const {
@@ -314,39 +367,61 @@ class TileRunner {
 
   // Transposes keys [first, first + kPair) into work_.keys; lanes outside of `valid` are zero.
   void load_keys(std::int64_t first, Range valid) {
-    constexpr int elements = kPerWord<Pool>;
-    constexpr std::int64_t words = C::head_dim / elements;
+    constexpr std::int64_t words = C::head_dim / kPerWord<Pool>;
+    const Pool* all[kPair];
+    for (std::int64_t i = 0; i < kPair; ++i) all[i] = kNoKey;
+    each_token(Half::keys, valid, [&](std::int64_t position, const Pool* key) { all[position - first] = key; });
     for (std::int64_t lane = 0; lane < kPair; lane += kLanes) {
-      const Pool* rows[kLanes];
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) {
-        const std::int64_t position = first + lane + i;
-        const bool inside = position >= valid.begin && position < valid.end;
-        rows[i] = inside ? token(Half::keys, position) : kNoKey;
-      }
+      const Pool* const* rows = all + lane;
       for_vectors(words, [&](std::int64_t word, auto n) {
         Words square[kLanes] = {};
 #pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) {
-          std::memcpy(&square[i], rows[i] + word * elements, n * sizeof(std::uint32_t));
+          std::memcpy(&square[i], rows[i] + word * kPerWord<Pool>, n * sizeof(std::uint32_t));
         }
         transpose(square);
 #pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) {
           if (i >= n) break;
-          Floats columns[elements];
-          unpack<Pool>(square[i], columns);
-          float* to = work_.keys + (word + i) * elements * kPair + lane;
-#pragma GCC unroll 4
-          for (int e = 0; e < elements; ++e) store(to + e * kPair, columns[e]);
+          store_key_words(square[i], word + i, lane);
         }
       });
     }
   }
 
+  // What one word of kLanes keys in the pool becomes in work_.keys.
+  void store_key_words(Words words, std::int64_t word, std::int64_t lane) {
+    constexpr int kWords = S::words * kPerWord<Pool> / C::head_dim;
+    Words widened[kWords];
+    if constexpr (!S::dots) {
+      Floats columns[kWords];
+      unpack<Pool>(words, columns);
+#pragma GCC unroll 4
+      for (int e = 0; e < kWords; ++e) widened[e] = bits_of(columns[e]);
+    } else if constexpr (std::is_same_v<Pool, bf16>) {
+      widened[0] = words;
+    } else {
+#ifdef TRTC_WIDE
+      widened[0] = f8e4m3_to_bf16(words);
+      widened[1] = f8e4m3_to_bf16(words >> 8);
+#endif
+    }
+#pragma GCC unroll 4
+    for (int e = 0; e < kWords; ++e) {
+      std::memcpy(work_.keys + (word * kWords + e) * kPair + lane, &widened[e], sizeof(Words));
+    }
+  }
+
+  // Notes where the V rows of a block are.
+  void find_values(std::int64_t start, Range valid) {
+    each_token(Half::values, valid, [&](std::int64_t position, const Pool* value) {
+      work_.value_rows[position - start] = value;
+    });
+  }
+
   void load_values(std::int64_t start, Range valid) {
     for (std::int64_t position = valid.begin; position < valid.end; ++position) {
-      const Pool* from = token(Half::values, position);
+      const Pool* from = work_.value_rows[position - start];
       float* to = work_.values + (position - start) * S::columns;
       for_vectors(C::head_dim, [&](std::int64_t i, auto n) { store(to + i, load(from + i, n)); });
       for (std::int64_t i = round_up(C::head_dim, kLanes); i < S::columns; i += kLanes) store(to + i, Floats{});
@@ -356,11 +431,12 @@ class TileRunner {
   // Turns a row's scores into exponentials relative to its new largest score; unseen keys get 0.
   void exponentiate(std::int64_t row, Range seen, Partial<C>& result) {
     float* scores = work_.scores + row * kBlock;
+    const float scale = C::scale * a_.k_scale.scalar();
     const Floats unseen = broadcast(-std::numeric_limits<float>::infinity());
     Floats most = unseen;
     for (std::int64_t i = 0; i < kBlock; i += kLanes) {
       const Floats lane = lane_numbers() + static_cast<float>(i);
-      Floats score = load(scores + i);
+      Floats score = load(scores + i) * scale;
       if constexpr (C::softcap != 0) score = C::softcap * tanh(score / C::softcap);
       const auto inside = (lane >= static_cast<float>(seen.begin)) & (lane < static_cast<float>(seen.end));
       score = inside ? score : unseen;
@@ -383,10 +459,11 @@ class TileRunner {
   }
 
   // Tokens that see the whole block share each V row; the others take their own range of keys.
-  void add_values(std::int64_t start, Range tokens, Partial<C>& result) {
+  template <class ValueOf>
+  void add_values(std::int64_t start, Range tokens, Partial<C>& result, ValueOf&& value_of) {
     const auto add = [&](Range some, Range keys) {
       for_rows<kRowsAtOnce>(some.begin * S::group, some.end * S::group, [&]<int n>(std::int64_t row) {
-        multiply_values<C, n>(work_.scores + row * kBlock, work_.values, keys, result.row(row));
+        multiply_values<C, n>(work_.scores + row * kBlock, value_of, keys, result.row(row));
       });
     };
     for (std::int64_t token = tokens.begin; token < tokens.end;) {
