@@ -50,11 +50,20 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 // The larger; the second when they do not compare.
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
+#if defined(TRTC_WIDE)
+// GCC 12 goes through two halves and the stack for these. With a mask of all lanes, because without
+// one its own intrinsics read variables that they never set (GCC bug 105593).
+inline Words widened(HalfWords x) { return (Words)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)x); }
+inline Words widened(Bytes x) { return (Words)_mm512_maskz_cvtepu8_epi32(0xffff, (__m128i)x); }
+inline HalfWords low_halves(Words x) { return (HalfWords)_mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)x); }
+inline Bytes low_bytes(Words x) { return (Bytes)_mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)x); }
+#else
 // Compilers know the instructions for one doubling of the width, not for two.
 inline Words widened(HalfWords x) { return __builtin_convertvector(x, Words); }
 inline Words widened(Bytes x) { return widened(__builtin_convertvector(x, HalfWords)); }
 inline HalfWords low_halves(Words x) { return __builtin_convertvector(x, HalfWords); }
 inline Bytes low_bytes(Words x) { return __builtin_convertvector(low_halves(x), Bytes); }
+#endif
 
 inline Floats lane_numbers() {
   Floats lanes{};

@@ -1,8 +1,9 @@
 // out = quantize(softmax(q . K * scale) . V), causal, over each sequence's pages.
 //
 // The work is cut into tiles: some tokens of one sequence times the query heads that share one KV
-// head. A tile's rows (token by token, heads within) go through the keys together, so K and V are
-// read once a tile.
+// head, or one token times several KV heads. A tile's rows (KV head by KV head, token by token) go
+// through the keys together, so K and V are read once a tile; those of several heads lie side by side
+// in the pool, which memory is several times faster at than at one head of every key.
 //
 // What is computed for a row does not depend on the tile it is in, nor on the step: keys are taken
 // in blocks of kBlock and spans of kSpan that are counted from position 0 of the sequence; within
@@ -58,9 +59,10 @@ struct Range {
   Range within(Range other) const { return {larger(begin, other.begin), smaller(end, other.end)}; }
 };
 
-// Tokens [first, first + count) of the step: consecutive ones of one sequence, for one KV head.
+// Tokens [first, first + count) of the step: consecutive ones of one sequence, for KV heads
+// [kv_head, kv_head + heads). Either is one.
 struct Tile {
-  std::int64_t sequence, kv_head, first, count, position;  // position: of the first token
+  std::int64_t sequence, kv_head, heads, first, count, position;  // position: of the first token
 
   template <class C>
   Range seen(std::int64_t token) const {
@@ -111,7 +113,16 @@ struct Partial {
 template <class C>
 class Tiles {
  public:
-  explicit Tiles(const paged_attention_args& a) : a_(&a) {}
+  // heads: KV heads of a tile of one token.
+  explicit Tiles(const paged_attention_args& a, std::int64_t heads = 1) : a_(&a), heads_(heads) {}
+
+  // Tiles of single tokens as wide as leaves every thread two.
+  static Tiles for_threads(const paged_attention_args& a, int num_threads) {
+    const std::int64_t most = smaller(C::num_kv_heads, Sizes<C>::tokens);
+    const std::int64_t wanted = smaller(most, larger(1, Tiles(a).count() / (2 * num_threads)));
+    const std::int64_t parts = round_up(C::num_kv_heads, wanted) / wanted;
+    return Tiles(a, round_up(C::num_kv_heads, parts) / parts);
+  }
 
   std::int64_t count() const {
     std::int64_t total = 0;
@@ -122,22 +133,34 @@ class Tiles {
   Tile operator[](std::int64_t item) {
     if (item < before_) sequence_ = before_ = 0;
     while (item >= before_ + tiles_of(sequence_)) before_ += tiles_of(sequence_++);
-    const std::int64_t tile = (item - before_) / C::num_kv_heads;
+    const std::int64_t heads = heads_of(sequence_), parts = parts_of(sequence_);
+    const std::int64_t tile = (item - before_) / parts, kv_head = (item - before_) % parts * heads;
     const std::int64_t begin = start(sequence_), end = start(sequence_ + 1);
     const std::int64_t first = begin + tile * Sizes<C>::tokens;
     const std::int64_t context = static_cast<const std::int32_t*>(a_->context_lens.data)[sequence_];
-    return {sequence_, (item - before_) % C::num_kv_heads, first, smaller(Sizes<C>::tokens, end - first),
-            context - (end - first)};
+    return {sequence_, kv_head, smaller(heads, C::num_kv_heads - kv_head), first,
+            smaller(Sizes<C>::tokens, end - first), context - (end - first)};
   }
 
  private:
   std::int64_t start(std::int64_t b) const { return static_cast<const std::int32_t*>(a_->query_start.data)[b]; }
+  std::int64_t heads_of(std::int64_t b) const { return start(b + 1) - start(b) == 1 ? heads_ : 1; }
+  std::int64_t parts_of(std::int64_t b) const { return (C::num_kv_heads + heads_of(b) - 1) / heads_of(b); }
   std::int64_t tiles_of(std::int64_t b) const {
-    return (start(b + 1) - start(b) + Sizes<C>::tokens - 1) / Sizes<C>::tokens * C::num_kv_heads;
+    return (start(b + 1) - start(b) + Sizes<C>::tokens - 1) / Sizes<C>::tokens * parts_of(b);
   }
 
   const paged_attention_args* a_;
+  std::int64_t heads_;
   std::int64_t sequence_ = 0, before_ = 0;
+};
+
+// Where the keys and values of a block's tokens are in the pool, at the tile's first KV head; keys
+// that nobody sees are at a row of zeros.
+template <class C>
+struct BlockRows {
+  const typename C::pool_t* keys[kBlock];
+  const typename C::pool_t* values[kBlock];
 };
 
 // A thread's memory.
@@ -148,7 +171,7 @@ struct Workspace {
   alignas(64) std::uint32_t keys[Sizes<C>::words * kPair];              // transposed: kPair keys a row
   alignas(64) float values[kBlock * Sizes<C>::columns];                 // padded with zeros
   alignas(64) float scores[Sizes<C>::rows * kBlock];
-  const typename C::pool_t* value_rows[kBlock];  // in the pool
+  BlockRows<C> rows[2];  // of the block at hand and of the next
   alignas(64) Partial<C> span;
   alignas(64) Partial<C> whole;
 };
@@ -195,7 +218,7 @@ void multiply_keys(const std::uint32_t* queries, const std::uint32_t* keys, floa
   }
 }
 
-// sums[r] += sum over keys of weights[r][key] * value_of(key), each a chain of multiply-adds.
+// sums[r] += sum over keys of weights[r][key] * value_of(key, column), each a chain of multiply-adds.
 template <class C, int kRows, class ValueOf>
 void multiply_values(const float* weights, ValueOf&& value_of, Range keys, float* sums) {
   constexpr std::int64_t columns = Sizes<C>::columns;
@@ -207,7 +230,7 @@ void multiply_values(const float* weights, ValueOf&& value_of, Range keys, float
       high[r] = load(sums + r * columns + d + kLanes);
     }
     for (std::int64_t key = keys.begin; key < keys.end; ++key) {
-      const auto* value = value_of(key) + d;
+      const auto* value = value_of(key, d);
       const Floats v_low = load(value), v_high = load(value + kLanes);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
@@ -251,11 +274,11 @@ class TileRunner {
         pages_(a.page_table.row<const std::int32_t>(tile.sequence)),
         pool_(static_cast<const Pool*>(a.pool.data) + tile.kv_head * C::head_dim) {}
 
-  std::int64_t rows() const { return tile_.count * S::group; }
+  std::int64_t rows() const { return tile_.heads * rows_of_head(); }
 
   void load_queries() {
     for (std::int64_t row = 0; row < rows(); ++row) {
-      const auto* q = a_.q.row<const typename C::q_t>(tile_.first + row / S::group) + head_column(row);
+      const auto* q = a_.q.row<const typename C::q_t>(token_of(row)) + head_column(row);
       std::uint32_t* to = work_.queries + row * S::words;
       if constexpr (!S::dots) {
         for_vectors(C::head_dim, [&](std::int64_t i, auto n) { store(reinterpret_cast<float*>(to) + i, load(q + i, n), n); });
@@ -282,9 +305,9 @@ class TileRunner {
 
   // Adds a span's softmax to the whole. A row's first span is copied by weight e^0 = 1.
   void merge_span(std::int64_t span, const Partial<C>& result, Partial<C>& whole) const {
-    for (std::int64_t token = 0; token < tile_.count; ++token) {
-      if (span_range(span).within(tile_.seen<C>(token)).empty()) continue;
-      for (std::int64_t head = 0; head < S::group; ++head) whole.merge_row(token * S::group + head, result);
+    for (std::int64_t row = 0; row < rows(); ++row) {
+      const Range seen = tile_.seen<C>(token_of(row) - tile_.first);
+      if (!span_range(span).within(seen).empty()) whole.merge_row(row, result);
     }
   }
 
@@ -295,7 +318,7 @@ class TileRunner {
     const float v_scale = a_.v_scale.scalar();
     for (std::int64_t row = 0; row < rows(); ++row) {
       const std::int64_t column = head_column(row);
-      Out* out = a_.out.row<Out>(tile_.first + row / S::group) + column;
+      Out* out = a_.out.row<Out>(token_of(row)) + column;
       const float factor = v_scale / whole.total[row];
       for_vectors(C::head_dim, [&](std::int64_t i, auto n) {
         quantizer.store(out + i, column + i, load(whole.row(row) + i) * factor, n);
@@ -313,11 +336,13 @@ class TileRunner {
 
   static Range span_range(std::int64_t span) { return {span * kSpan, (span + 1) * kSpan}; }
 
+  std::int64_t rows_of_head() const { return tile_.count * S::group; }
+  std::int64_t token_of(std::int64_t row) const { return tile_.first + row / S::group % tile_.count; }
   std::int64_t head_column(std::int64_t row) const {
-    return (tile_.kv_head * S::group + row % S::group) * C::head_dim;
+    return ((tile_.kv_head + row / rows_of_head()) * S::group + row % S::group) * C::head_dim;
   }
 
-  // Calls f(position, row of this KV head) for some tokens, with one look at the table a page.
+  // Calls f(position, row of the first KV head) for some tokens, with one look at the table a page.
   template <class F>
   void each_token(Half half, Range positions, F&& f) const {
     constexpr std::int64_t stride = C::num_kv_heads * C::head_dim;
@@ -328,27 +353,67 @@ class TileRunner {
     }
   }
 
+  // Finds the rows of the block at `start`.
+  void find_rows(std::int64_t start, BlockRows<C>& rows) const {
+    const Range keys = tile_.seen<C>().within({start, start + kBlock});
+    if (keys.end - keys.begin < kBlock) {
+      for (std::int64_t i = 0; i < kBlock; ++i) rows.keys[i] = rows.values[i] = kNoKey;
+    }
+    each_token(Half::keys, keys, [&](std::int64_t position, const Pool* row) { rows.keys[position - start] = row; });
+    each_token(Half::values, keys, [&](std::int64_t position, const Pool* row) { rows.values[position - start] = row; });
+  }
+
   // `keys` are the positions of the block at `start` that some row of the tile sees.
   void run_block(std::int64_t start, Range keys, Partial<C>& result) {
-    const Range tokens = tokens_that_see(keys);
+    BlockRows<C>&rows = work_.rows[0], &next = work_.rows[1];
+    find_rows(start, rows);
+    find_rows(start + kBlock, next);
+    for (std::int64_t head = 0; head < tile_.heads; ++head) {
+      const bool is_last = head + 1 == tile_.heads;
+      run_head({start, keys, head, &rows, is_last ? &next : &rows, is_last ? 0 : head + 1}, result);
+    }
+  }
+
+  // One KV head's share of a block, and what is worked on after it.
+  struct Share {
+    std::int64_t start;
+    Range keys;
+    std::int64_t head;
+    const BlockRows<C>* rows;
+    const BlockRows<C>* next_rows;
+    std::int64_t next_head;
+  };
+
+  void run_head(const Share& share, Partial<C>& result) {
+    const std::int64_t start = share.start;
+    const Range keys = share.keys, tokens = tokens_that_see(keys);
+    const std::int64_t first = share.head * rows_of_head();
     for (std::int64_t at = 0; at < kBlock; at += kPair) {
       const Range pair = keys.within({start + at, start + at + kPair});
       if (pair.empty()) continue;
-      load_keys(start + at, pair);
-      for_rows<kRowsAtOnce>(tokens.begin * S::group, tokens.end * S::group, [&]<int n>(std::int64_t row) {
+      load_keys(share, at, {pair.begin - start, pair.end - start});
+      for_rows<kRowsAtOnce>(first + tokens.begin * S::group, first + tokens.end * S::group, [&]<int n>(std::int64_t row) {
         multiply_keys<C, n>(work_.queries + row * S::words, work_.keys, work_.scores + row * kBlock + at);
       });
     }
     for (std::int64_t token = tokens.begin; token < tokens.end; ++token) {
       const Range seen = in_block(start, token);
-      for (std::int64_t row = token * S::group; row < (token + 1) * S::group; ++row) exponentiate(row, seen, result);
+      const std::int64_t row = first + token * S::group;
+      for (std::int64_t i = 0; i < S::group; ++i) exponentiate(row + i, seen, result);
     }
-    find_values(start, keys);
-    if (rows() <= kFewRows && C::head_dim == S::columns) {
-      add_values(start, tokens, result, [&](std::int64_t key) { return work_.value_rows[key]; });
+    if (rows_of_head() <= kFewRows && C::head_dim == S::columns) {
+      // Little is done with a key or value: what comes next is asked for on the way.
+      const std::int64_t mine = share.head * C::head_dim, next = share.next_head * C::head_dim;
+      add_values(first, start, tokens, result, [&](std::int64_t key, std::int64_t column) {
+        __builtin_prefetch(share.next_rows->keys[key] + next + column);
+        __builtin_prefetch(share.next_rows->values[key] + next + column);
+        return share.rows->values[key] + mine + column;
+      });
     } else {
-      load_values(start, keys);
-      add_values(start, tokens, result, [&](std::int64_t key) { return work_.values + key * S::columns; });
+      load_values(share);
+      add_values(first, start, tokens, result, [&](std::int64_t key, std::int64_t column) {
+        return work_.values + key * S::columns + column;
+      });
     }
   }
 
@@ -365,14 +430,18 @@ class TileRunner {
     return tokens;
   }
 
-  // Transposes keys [first, first + kPair) into work_.keys; lanes outside of `valid` are zero.
-  void load_keys(std::int64_t first, Range valid) {
+  // Transposes the keys of a block from its `first` on into work_.keys; lanes outside of `valid` are
+  // zero.
+  void load_keys(const Share& share, std::int64_t first, Range valid) {
     constexpr std::int64_t words = C::head_dim / kPerWord<Pool>;
-    const Pool* all[kPair];
-    for (std::int64_t i = 0; i < kPair; ++i) all[i] = kNoKey;
-    each_token(Half::keys, valid, [&](std::int64_t position, const Pool* key) { all[position - first] = key; });
     for (std::int64_t lane = 0; lane < kPair; lane += kLanes) {
-      const Pool* const* rows = all + lane;
+      const Pool* rows[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) {
+        const std::int64_t key = first + lane + i;
+        const bool inside = key >= valid.begin && key < valid.end;
+        rows[i] = inside ? share.rows->keys[key] + share.head * C::head_dim : kNoKey;
+      }
       for_vectors(words, [&](std::int64_t word, auto n) {
         Words square[kLanes] = {};
 #pragma GCC unroll 16
@@ -412,17 +481,10 @@ class TileRunner {
     }
   }
 
-  // Notes where the V rows of a block are.
-  void find_values(std::int64_t start, Range valid) {
-    each_token(Half::values, valid, [&](std::int64_t position, const Pool* value) {
-      work_.value_rows[position - start] = value;
-    });
-  }
-
-  void load_values(std::int64_t start, Range valid) {
-    for (std::int64_t position = valid.begin; position < valid.end; ++position) {
-      const Pool* from = work_.value_rows[position - start];
-      float* to = work_.values + (position - start) * S::columns;
+  void load_values(const Share& share) {
+    for (std::int64_t key = share.keys.begin - share.start; key < share.keys.end - share.start; ++key) {
+      const Pool* from = share.rows->values[key] + share.head * C::head_dim;
+      float* to = work_.values + key * S::columns;
       for_vectors(C::head_dim, [&](std::int64_t i, auto n) { store(to + i, load(from + i, n)); });
       for (std::int64_t i = round_up(C::head_dim, kLanes); i < S::columns; i += kLanes) store(to + i, Floats{});
     }
@@ -459,10 +521,11 @@ class TileRunner {
   }
 
   // Tokens that see the whole block share each V row; the others take their own range of keys.
+  // first: the first of the head's rows.
   template <class ValueOf>
-  void add_values(std::int64_t start, Range tokens, Partial<C>& result, ValueOf&& value_of) {
+  void add_values(std::int64_t first, std::int64_t start, Range tokens, Partial<C>& result, ValueOf&& value_of) {
     const auto add = [&](Range some, Range keys) {
-      for_rows<kRowsAtOnce>(some.begin * S::group, some.end * S::group, [&]<int n>(std::int64_t row) {
+      for_rows<kRowsAtOnce>(first + some.begin * S::group, first + some.end * S::group, [&]<int n>(std::int64_t row) {
         multiply_values<C, n>(work_.scores + row * kBlock, value_of, keys, result.row(row));
       });
     };
@@ -491,9 +554,9 @@ Workspace<C>& workspace(const Context& ctx, int thread) {
 
 // Each tile is one thread's.
 template <class C>
-void run_tiles(Context& ctx, const paged_attention_args& a, std::int64_t count) {
-  for (int thread = 0; thread < ctx.threads.size(); ++thread) workspace<C>(ctx, thread).tiles = Tiles<C>(a);
-  ctx.threads.for_each(count, [&](std::int64_t item, int thread) {
+void run_tiles(Context& ctx, const Tiles<C>& tiles, const paged_attention_args& a) {
+  for (int thread = 0; thread < ctx.threads.size(); ++thread) workspace<C>(ctx, thread).tiles = tiles;
+  ctx.threads.for_each(tiles.count(), [&](std::int64_t item, int thread) {
     Workspace<C>& work = workspace<C>(ctx, thread);
     const Tile tile = work.tiles[item];
     TileRunner<C> runner(a, tile, work);
@@ -545,7 +608,7 @@ void paged_attention(Context& ctx, const paged_attention_args& a) {
   if (count < ctx.threads.size()) {
     attention::run_spans<C>(ctx, a, count);
   } else {
-    attention::run_tiles<C>(ctx, a, count);
+    attention::run_tiles<C>(ctx, attention::Tiles<C>::for_threads(a, ctx.threads.size()), a);
   }
 }
 

@@ -230,7 +230,9 @@ class _KvPool:
 
     def __init__(self, kv: KvGeometry, num_pages: int) -> None:
         try:
-            self._memory = mmap.mmap(-1, num_pages * kv.page_bytes)
+            # Private: shared memory gets no huge pages, and attention walks many small ones.
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            self._memory = mmap.mmap(-1, num_pages * kv.page_bytes, flags=flags)
         except OSError as error:
             raise EnvironmentFault(
                 f"no memory for a KV pool of {num_pages * kv.page_bytes / 1e9:.2f} GB",
