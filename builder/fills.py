@@ -44,6 +44,10 @@ def dummy_fill(
         return Fill(element=element, spread=math.sqrt(3) / gain)
     if parameter in ("weight_scale", "gate_up_scale", "down_scale"):
         return Fill(element="f32", center=1 / (_RANDOM_BITS_STD[str(weight_dtype)] * gain))
+    if parameter == "table" and dtype in ("i8", "u8"):
+        return Fill(element="i8")
+    if parameter == "table_scale":
+        return Fill(element="f32", center=1 / _RANDOM_BITS_STD["i8"])
     if parameter in _BOUNDED:
         return Fill(element=dtype, spread=1.0)
     if parameter == "bias":

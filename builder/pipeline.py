@@ -184,6 +184,7 @@ def _compile(job: _Job, work: Workspace) -> Compiled:
         scheme=source.scheme,
         limits=limits,
         exact_activations=request.exact_activations,
+        exact_lm_head=request.exact_lm_head,
         dummy_weights=request.dummy_weights,
         workdir=work.engine,
         scratch=work.scratch,
@@ -236,6 +237,7 @@ def _manifest(job: _Job, calibration: CalibrationFacts | None, compiled: Compile
             if calibration is not None or source.quantization is None
             else source.quantization.source,
             exact_activations=job.request.exact_activations,
+            lm_head=compiled.lm_head or source.scheme.dtype,
             calibration_sha256=calibration.sha256 if calibration is not None else None,
         ),
         target=compiled.facts,

@@ -238,13 +238,13 @@ class _Planner:
         """A weight lies where it is first used, so that a step reads the file forwards."""
         if value.name in self.weights:
             return
-        packed = attributes.get("layout") == "packed" and value.dtype == "u8"
-        packed = packed and len(value.shape) == 1
+        # A u8 tensor that is no zero point is bytes of a packed weight.
+        packed = value.dtype == "u8" and not parameter.endswith("_zero")
         self.weights[value.name] = Weight(
             name=value.name,
             dtype=value.dtype,
             shape=tuple(int(extent) for extent in value.shape),
-            layout=f"packed_{attributes['weight_dtype']}" if packed else "row_major",
+            layout=f"packed_{attributes.get('weight_dtype', 'i8')}" if packed else "row_major",
             offset=self.weights_end,
             bytes=DTYPES[value.dtype].num_bytes(math.prod(int(n) for n in value.shape)),
             fill=dummy_fill(parameter, value.dtype, attributes, axes),

@@ -298,6 +298,8 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         facts.append(
             ("Activations", "exact" if exact else "rounded to int8 a token and group, where faster")
         )
+    if report.scheme.lm_head == "i8":
+        facts.append(("lm_head", "int8, a scale for each group of 128"))
     if calibration is not None:
         facts.append(("Calibrated on", _text(calibration.source, calibration.tokens)))
         facts.append(("Calibration text", f"<code>{escape(calibration.sha256)}</code>"))

@@ -59,6 +59,8 @@ class SchemeFacts(Record, frozen=True):
     """`inline` when this build calibrated, else the imported format: modelopt, awq, gptq, ..."""
     exact_activations: bool
     calibration_sha256: str | None
+    lm_head: Literal["f32", "bf16", "i8"] = "bf16"
+    """Element type of the lm_head's weights: i8 where the CPU target narrowed them."""
 
 
 class TargetFacts(Record, frozen=True, omit_defaults=True):

@@ -20,6 +20,7 @@ class BuildOptions(TypedDict, total=False):
     calib: Path | None
     max_kl: float | None
     exact_activations: bool
+    exact_lm_head: bool
     dummy_weights: bool
     max_batch_size: int
     max_seq_len: int | None

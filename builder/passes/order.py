@@ -16,6 +16,7 @@ from trtc.builder.passes.lower_norms import LOWER_NORMS
 from trtc.builder.passes.lower_swiglu import LOWER_SWIGLU
 from trtc.builder.passes.match_scale_types import MATCH_SCALE_TYPES
 from trtc.builder.passes.merge_linears import MERGE_LINEARS
+from trtc.builder.passes.narrow_lm_head import NARROW_LM_HEAD
 from trtc.builder.passes.pack_weights import PACK_WEIGHTS
 from trtc.builder.passes.select_cpu_activation import SELECT_CPU_ACTIVATION
 from trtc.builder.passes.shard import ShardOverRanks
@@ -56,14 +57,21 @@ TENSORRT_PASSES: tuple[Pass, ...] = (FILL_KV_SCALES, MATCH_SCALE_TYPES)
 
 
 def cpu_passes(
-    scheme: Scheme, reader: TensorReader, *, exact_activations: bool
+    scheme: Scheme, reader: TensorReader, *, exact_activations: bool, exact_lm_head: bool
 ) -> tuple[Pass, ...]:
-    """The CPU target's list: packed weights and, unless exact activations are asked for, int8
-    activations for 4-bit weights. `reader` compares vectors of scales, and reads nothing else."""
-    is_4_bit = scheme.weight == "i4"
-    select = () if exact_activations or not is_4_bit else (SELECT_CPU_ACTIVATION,)
+    """The CPU target's list: packed weights and, unless asked for exact ones, an int8 lm_head of
+    quantised models and int8 activations for 4-bit weights and for it. `reader` compares vectors of
+    scales, and reads nothing else."""
+    narrow = (NARROW_LM_HEAD,) if narrows_lm_head(scheme, exact_lm_head) else ()
+    selects = not exact_activations and (scheme.weight == "i4" or narrow)
+    select = (SELECT_CPU_ACTIVATION,) if selects else ()
     share = (share_pre_scales(reader),) if scheme.pre_quant_scale else ()
-    return (*share, *NATIVE_PASSES, *select, PACK_WEIGHTS)
+    return (*share, *NATIVE_PASSES, *narrow, *select, PACK_WEIGHTS)
+
+
+def narrows_lm_head(scheme: Scheme, exact_lm_head: bool) -> bool:
+    """Whether the CPU target stores the lm_head as int8."""
+    return not exact_lm_head and scheme.dtype == "bf16" != scheme.weight
 
 
 def cuda_passes(scheme: Scheme, reader: TensorReader, ranks: int = 1) -> tuple[Pass, ...]:

@@ -1,4 +1,4 @@
-"""Dynamic int8 activations for 4-bit weights: the CPU target's choice of speed."""
+"""Dynamic int8 activations for integer weights in groups: the CPU target's choice of speed."""
 
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import dtype_of
@@ -6,9 +6,10 @@ from trtc.builder.passes.rewriter import Rewriter
 
 
 def select_cpu_activation(rewriter: Rewriter) -> bool:
-    """Multiply 4-bit weights with int8 activations, scaled by row and group of input channels.
+    """Multiply integer weights with int8 activations, scaled by row and group of input channels.
 
-    Rules, for i4 and u4 weights whose activations are bf16 and not quantised already:
+    Rules, for i4 and u4 weights, and i8 ones in groups, whose activations are bf16 and not quantised
+    already:
         linear -> linear; activation=dynamic_i8
         moe    -> moe; act_quant=dynamic_i8
 
@@ -18,7 +19,8 @@ def select_cpu_activation(rewriter: Rewriter) -> bool:
     changed = False
     for op, attribute in (("linear", "activation"), ("moe", "act_quant")):
         for node in rewriter.fused_nodes(op):
-            is_narrow = node.attrs["weight_dtype"] in ("i4", "u4")
+            dtype = node.attrs["weight_dtype"]
+            is_narrow = dtype in ("i4", "u4") or (dtype == "i8" and node.attrs["group_size"] > 0)
             is_exact = node.attrs[attribute] in ("exact", "none")
             if is_narrow and is_exact and dtype_of(node.inputs[0]) == "bf16":
                 node.attrs[attribute] = "dynamic_i8"

@@ -4,6 +4,7 @@ They are frozen records, not closures: two equal transforms of equal sources are
 passes can see that.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ from trtc.plugins.layouts import pack, pack_columns
 from trtc.plugins.rounding import cast
 
 Array = NDArray[Any]
+
+_SLICE_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,12 @@ class Pack:
     """[N, K], or [E, N, K], -> the bytes of plugins/layouts.py."""
 
     dtype: str
+    keeps_shape: bool = False
+    """For bytes as many as elements: [N, K], of whose axes lookups must know."""
 
     def __call__(self, weight: Array) -> Array:
-        return pack(weight, self.dtype)
+        packed = pack(weight, self.dtype)
+        return packed.reshape(weight.shape) if self.keeps_shape else packed
 
 
 @dataclass(frozen=True)
@@ -75,3 +81,48 @@ class PackColumns:
 
     def __call__(self, values: Array) -> Array:
         return pack_columns(values)
+
+
+@dataclass(frozen=True)
+class GroupCodes:
+    """int8 codes of a weight [N, K]: value = code * the scale of its row and group of K."""
+
+    group: int
+
+    def __call__(self, weight: Array) -> Array:
+        codes = np.empty(weight.shape, np.int8)
+        for rows in _slices(weight):
+            for first in range(0, weight.shape[1], self.group):
+                columns = slice(first, first + self.group)
+                part = weight[rows, columns].astype(np.float32)
+                scale = _group_scale(part)
+                scale[scale == 0] = 1
+                codes[rows, columns] = np.rint(part / scale)
+        return codes
+
+
+@dataclass(frozen=True)
+class GroupScales:
+    """The scales [N, G] of GroupCodes: each group's largest magnitude is 127."""
+
+    group: int
+
+    def __call__(self, weight: Array) -> Array:
+        groups = range(0, weight.shape[1], self.group)
+        scales = np.empty((len(weight), len(groups)), np.float32)
+        for rows in _slices(weight):
+            for index, first in enumerate(groups):
+                part = weight[rows, first : first + self.group].astype(np.float32)
+                scales[rows, index : index + 1] = _group_scale(part)
+        return scales
+
+
+def _group_scale(part: Array) -> Array:
+    scale: Array = np.max(np.abs(part), axis=1, keepdims=True) / np.float32(127)
+    return scale
+
+
+def _slices(weight: Array) -> Iterator[slice]:
+    """Rows at a time: an lm_head in fp32 would be the largest thing that a build holds."""
+    rows = max(1, _SLICE_ELEMENTS // weight.shape[1])
+    return (slice(first, first + rows) for first in range(0, len(weight), rows))

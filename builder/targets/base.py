@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from trtc.builder.module import Module
 from trtc.builder.passes.base import Pass
@@ -30,6 +30,7 @@ class CompileRequest:
     """The engine under construction."""
     scratch: Path
     """For files that the engine does not keep; on the same disk."""
+    exact_lm_head: bool = False
     ranks: int = 1
     """Devices that the model is spread over; at most the target's `max_ranks`."""
 
@@ -43,6 +44,8 @@ class Compiled:
     ledger: ByteLedger
     notes: tuple[str, ...] = ()
     """What the user should know, a line each."""
+    lm_head: Literal["f32", "bf16", "i8"] | None = None
+    """Element type of the lm_head's weights; None: that of activations."""
 
 
 def refuse_fp4(scheme: Scheme, name: str) -> None:

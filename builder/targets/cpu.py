@@ -9,7 +9,7 @@ import onnx
 
 import trtc.plugins
 from trtc.builder.passes.base import Pass
-from trtc.builder.passes.order import cpu_passes
+from trtc.builder.passes.order import cpu_passes, narrows_lm_head
 from trtc.builder.plan import make_plan
 from trtc.builder.targets.base import Compiled, CompileRequest, Progress, refuse_fp4
 from trtc.builder.targets.cpu_codegen import generate
@@ -52,7 +52,10 @@ class CpuTarget:
 
     def passes(self, request: CompileRequest) -> tuple[Pass, ...]:
         return cpu_passes(
-            request.scheme, request.reader, exact_activations=request.exact_activations
+            request.scheme,
+            request.reader,
+            exact_activations=request.exact_activations,
+            exact_lm_head=request.exact_lm_head,
         )
 
     def compile(self, request: CompileRequest, progress: Progress) -> Compiled:
@@ -88,6 +91,9 @@ class CpuTarget:
             ledger=ByteLedger(
                 weights=plan.weights_bytes, activations=plan.arena_bytes, page=plan.kv.page_bytes
             ),
+            lm_head="i8"
+            if narrows_lm_head(request.scheme, request.exact_lm_head)
+            else None,
         )
 
     def _compile_isa(

@@ -1,26 +1,62 @@
-// out = table[token_ids] * scale.
+// out = (table * table_scale)[token_ids] * scale.
 #pragma once
 
 #include "cpu/context.hpp"
+#include "cpu/gemm_format.hpp"
 #include "cpu/vector.hpp"
 
 namespace trtc {
 
 struct embedding_args {
-  View token_ids, table, out;
+  View token_ids, table, table_scale, out;
   std::int64_t M;
 };
+
+namespace detail {
+
+// Row `id` of an int8 table, packed or not, as floats.
+template <class C>
+void widen_table_row(const embedding_args& a, std::int64_t id, float* out) {
+  constexpr bool kPacked = std::is_same_v<typename C::table_t, std::uint8_t>;
+  constexpr std::int64_t kGroups = gemm::ceil_div(C::H, C::group_size);
+  constexpr std::int64_t kCells = gemm::kPanel * 4;  // bytes of a block
+  static_assert(!kPacked || (C::V % gemm::kPanel == 0 && C::H % 4 == 0), "a packed table has whole blocks");
+  const std::int64_t panel = id / gemm::kPanel, column = id % gemm::kPanel;
+  const float* scale = a.table_scale.row<const float>(0) +
+                       (kPacked ? panel * gemm::kPanel * kGroups + column : id * kGroups);
+  const auto* bytes = static_cast<const std::uint8_t*>(a.table.data);
+  for (std::int64_t i = 0; i < C::H; ++i) {
+    const float factor = scale[i / C::group_size * (kPacked ? gemm::kPanel : 1)];
+    if constexpr (kPacked) {
+      const std::uint8_t* cell = bytes + panel * gemm::kPanel * C::H + i / 4 * kCells + column * 4;
+      out[i] = static_cast<float>(cell[gemm::kByteOrder[i % 4]] - 128) * factor;
+    } else {
+      out[i] = static_cast<float>(static_cast<std::int8_t>(bytes[id * C::H + i])) * factor;
+    }
+  }
+}
+
+}  // namespace detail
 
 template <class C>
 void embedding(Context& ctx, const embedding_args& a) {
   using Out = typename C::out_t;
+  constexpr bool kNarrow = !std::is_same_v<typename C::table_scale_t, none>;
   const auto* token_ids = static_cast<const std::int32_t*>(a.token_ids.data);
   const Floats scale = rounded<Out>(broadcast(C::scale));
   ctx.threads.parallel_for(a.M, rows_a_part(C::H), [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t row = begin; row < end; ++row) {
-      const auto* from = a.table.row<const typename C::table_t>(token_ids[row]);
       auto* out = a.out.row<Out>(row);
-      for_vectors(C::H, [&](std::int64_t i, auto n) { store(out + i, rounded<Out>(load(from + i, n)) * scale, n); });
+      const auto put = [&](const auto* from) {
+        for_vectors(C::H, [&](std::int64_t i, auto n) { store(out + i, rounded<Out>(load(from + i, n)) * scale, n); });
+      };
+      if constexpr (kNarrow) {
+        float values[C::H];
+        detail::widen_table_row<C>(a, token_ids[row], values);
+        put(values);
+      } else {
+        put(a.table.row<const typename C::table_t>(token_ids[row]));
+      }
     }
   });
 }

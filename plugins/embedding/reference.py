@@ -3,13 +3,30 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from trtc.plugins.layouts import unpack, unpack_columns
 from trtc.plugins.rounding import cast
 
 Array = NDArray[np.generic]
 
 
-def reference(token_ids: Array, table: Array, *, scale: float, out_dtype: str) -> tuple[Array]:
-    """Return table[token_ids] * scale, with rows and scale first rounded to `out_dtype`."""
-    rows = cast(table[token_ids], out_dtype).astype(np.float32)
+def reference(
+    token_ids: Array,
+    table: Array,
+    table_scale: Array | None,
+    *,
+    scale: float,
+    group_size: int,
+    out_dtype: str,
+) -> tuple[Array]:
+    """Return (table * table_scale)[token_ids] * scale; rows and scale are first rounded to
+    `out_dtype`."""
+    if table.dtype == np.uint8:
+        assert table_scale is not None
+        table, table_scale = unpack(table, *table.shape, "i8"), unpack_columns(table_scale)
+    values = table[token_ids].astype(np.float32)
+    if table_scale is not None:
+        scales = np.repeat(table_scale[token_ids], group_size, axis=1)[:, : table.shape[1]]
+        values = values * scales.astype(np.float32)
+    rows = cast(values, out_dtype).astype(np.float32)
     rounded_scale = cast(np.asarray(scale, np.float32), out_dtype).astype(np.float32)
     return (cast(rows * rounded_scale, out_dtype),)

@@ -14,7 +14,7 @@ COMPLETION = """
 FLAGS = {
     "build": """
         --model --output --dtype --kv-dtype --target --force --calib --max-kl --reference
-        --exact-activations --dummy-weights --max-batch-size --max-seq-len --max-num-tokens
+        --exact-activations --exact-lm-head --dummy-weights --max-batch-size --max-seq-len --max-num-tokens
         --page-size --tp --threads --json
     """,
     "compile": "bundle --strip --alias-pools --json",

@@ -6,6 +6,7 @@ import numpy as np
 
 from tests.support.kernels import KernelCall
 from tests.support.operands import Array, random_array, scalar
+from trtc.plugins.layouts import pack, pack_columns
 from trtc.plugins.registry import REGISTRY
 
 ROWS = 7
@@ -76,6 +77,35 @@ def movers(rng: np.random.Generator, dtype: str, width: int) -> list[KernelCall]
                 "table": random_array(rng, 11, width, dtype=dtype),
             },
         ),
+    ]
+
+
+def int8_tables(rng: np.random.Generator, dtype: str, width: int) -> list[KernelCall]:
+    """Lookups in a table of 32 rows, as codes and, where blocks are whole, packed."""
+    codes = rng.integers(-128, 128, (32, width)).astype(np.int8)
+    scales = rng.uniform(0.5, 1.5, (32, -(-width // 16))).astype(np.float32)
+    tables = [(codes, scales)]
+    if width % 4 == 0:
+        tables.append((pack(codes, "i8").reshape(codes.shape), pack_columns(scales)))
+    return [
+        KernelCall(
+            REGISTRY["embedding"],
+            {"scale": 2.25, "group_size": 16, "out_dtype": dtype},
+            {
+                "token_ids": np.array([31, 0, 17, 17], np.int32),
+                "table": table,
+                "table_scale": table_scales,
+            },
+        )
+        for table, table_scales in tables
+    ]
+
+
+def int8_grid() -> list[KernelCall]:
+    """Lookups that only CPU engines have."""
+    rng = np.random.default_rng(21)
+    return [
+        call for width in WIDTHS for dtype in ("f32", "bf16") for call in int8_tables(rng, dtype, width)
     ]
 
 

@@ -49,6 +49,11 @@ _DEFAULTS = BuildRequest(model="", output=Path())
     help="Multiply 4-bit weights with bf16 activations, not int8 ones.",
 )
 @click.option(
+    "--exact-lm-head",
+    is_flag=True,
+    help="Keep a quantised model's lm_head in bf16; on CPUs it is int8 otherwise.",
+)
+@click.option(
     "--dummy-weights",
     is_flag=True,
     help="Write no weights; random ones are filled in at load. Needs config.json only.",

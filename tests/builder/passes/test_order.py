@@ -50,7 +50,7 @@ NARROW = [
 
 def lowered(kind: Tiny, *, exact: bool = True) -> tuple[Module, Module]:
     module, reader = tiny(kind)
-    passes = cpu_passes(scheme_of(kind), reader, exact_activations=exact)
+    passes = cpu_passes(scheme_of(kind), reader, exact_activations=exact, exact_lm_head=exact)
     result, changed = run_passes(module, passes)
     assert changed
     make_plan(result, REGISTRY)
@@ -115,14 +115,23 @@ def test_the_given_module_is_not_altered() -> None:
     assert dict(module.recipes) == recipes_before
 
 
-@pytest.mark.parametrize("scheme", ["fp32", "fp8", "int4_awq"])
-def test_exact_activations_are_a_choice_for_4_bit_weights_alone(scheme: str) -> None:
-    found = {}
-    for exact in (False, True):
-        _, result = lowered(Tiny(scheme), exact=exact)
-        found[exact] = {attributes(node)["activation"] for node in nodes(result, "linear")}
-    assert found[True] == {"exact"}
-    assert found[False] == ({"exact", "dynamic_i8"} if scheme == "int4_awq" else {"exact"})
+@pytest.mark.parametrize("scheme", ["fp32", "bf16", "fp8", "int4_awq"])
+@pytest.mark.parametrize("exact_head", [False, True])
+@pytest.mark.parametrize("exact", [False, True])
+def test_narrow_activations_and_lm_head_are_choices(
+    scheme: str, exact: bool, exact_head: bool
+) -> None:
+    kind = Tiny(scheme)
+    module, reader = tiny(kind)
+    passes = cpu_passes(
+        scheme_of(kind), reader, exact_activations=exact, exact_lm_head=exact_head
+    )
+    *layers, head = nodes(run_passes(module, passes)[0], "linear")
+    narrows = scheme in ("fp8", "int4_awq") and not exact_head
+    assert (attributes(head)["weight_dtype"] == "i8") is narrows
+    assert (attributes(head)["activation"] == "dynamic_i8") is (narrows and not exact)
+    expected = "dynamic_i8" if scheme == "int4_awq" and not exact else "exact"
+    assert {attributes(node)["activation"] for node in layers} == {expected}
 
 
 def test_int8_with_equal_pre_scales_is_as_few_kernels_as_without() -> None:
@@ -137,7 +146,7 @@ def test_int8_with_equal_pre_scales_is_as_few_kernels_as_without() -> None:
 def test_names_are_unique_and_requirements_are_met(scheme: str) -> None:
     named, reader = SCHEMES[scheme], tiny(Tiny())[1]
     for passes in (
-        cpu_passes(named, reader, exact_activations=False),
+        cpu_passes(named, reader, exact_activations=False, exact_lm_head=False),
         cuda_passes(named, reader, ranks=2),
     ):
         names = [step.name for step in passes]
@@ -152,6 +161,6 @@ def test_weights_of_a_large_model_are_never_loaded() -> None:
     reader.tensors.clear()
     reader.shapes.clear()
     result, _ = run_passes(
-        module, cpu_passes(scheme_of(Tiny("bf16")), reader, exact_activations=True)
+        module, cpu_passes(scheme_of(Tiny("bf16")), reader, exact_activations=True, exact_lm_head=True)
     )
     assert ops(result)["trtc.linear"] == 32 * 4 + 1
