@@ -153,12 +153,14 @@ class MatMul(OpRun):  # type: ignore[misc]
     """
 
     def _run(self, a: Array, b: Array) -> tuple[Array]:
-        wide, matrix = _f32(a), _f32(b)
-        rows = wide.reshape(-1, wide.shape[-1])
-        product = np.empty((rows.shape[0], matrix.shape[-1]), dtype=np.float32)
-        for index, row in enumerate(rows):
-            product[index] = row @ matrix
-        return (_rounded(product.reshape(*wide.shape[:-1], matrix.shape[-1]), a),)
+        wide, matrices = _f32(a), _f32(b)
+        batch = np.broadcast_shapes(wide.shape[:-2], matrices.shape[:-2])
+        wide = np.broadcast_to(wide, (*batch, *wide.shape[-2:]))
+        matrices = np.broadcast_to(matrices, (*batch, *matrices.shape[-2:]))
+        product = np.empty((*wide.shape[:-1], matrices.shape[-1]), dtype=np.float32)
+        for index in np.ndindex(wide.shape[:-1]):
+            product[index] = wide[index] @ matrices[index[:-1]]
+        return (_rounded(product, a),)
 
 
 class RMSNormalization(OpRun):  # type: ignore[misc]

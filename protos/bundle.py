@@ -19,8 +19,8 @@ KERNELS_DIR = "kernels"
 PLAN_BLOB_FILE = "model.plan"
 TIMING_CACHE_FILE = "timing.cache"
 TENSORRT_MAJOR = 11
-_MAX_POOL_ELEMENTS = 2**31 - 1
-"""Of one layer's pool: what fits TensorRT's 32-bit element counts."""
+MAX_ELEMENTS = 2**31 - 1
+"""Of one tensor: what fits TensorRT's 32-bit element counts."""
 
 
 class Profile(Record, frozen=True):
@@ -72,7 +72,7 @@ def max_pool_pages(limits: Limits, kv: KvGeometry) -> int:
     the element count that TensorRT can address."""
     width = -(-limits.max_seq_len // kv.page_size)
     page_elements = 2 * kv.page_size * kv.num_kv_heads * kv.head_dim
-    return min(2 * limits.max_batch_size * width, _MAX_POOL_ELEMENTS // page_elements)
+    return min(2 * limits.max_batch_size * width, MAX_ELEMENTS // page_elements)
 
 
 def read_recipe(bundle: Path) -> Recipe:

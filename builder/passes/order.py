@@ -10,6 +10,7 @@ from trtc.builder.passes.fuse_rope_kv_write import FUSE_ROPE_KV_WRITE
 from trtc.builder.passes.gather_early import GATHER_EARLY
 from trtc.builder.passes.lower_add import LOWER_ADD
 from trtc.builder.passes.lower_embedding import LOWER_EMBEDDING
+from trtc.builder.passes.lower_experts import LOWER_EXPERTS
 from trtc.builder.passes.lower_gather_rows import LOWER_GATHER_ROWS
 from trtc.builder.passes.lower_linears import LOWER_LINEARS
 from trtc.builder.passes.lower_norms import LOWER_NORMS
@@ -52,7 +53,7 @@ NATIVE_PASSES: tuple[Pass, ...] = (
 _CUDA_PASSES = tuple(step for step in NATIVE_PASSES if step is not FUSE_RESIDUAL)
 """cuBLASLt, as torch calls it, adds no residual: the norm after it does."""
 
-TENSORRT_PASSES: tuple[Pass, ...] = (FILL_KV_SCALES, MATCH_SCALE_TYPES)
+TENSORRT_PASSES: tuple[Pass, ...] = (LOWER_EXPERTS, FILL_KV_SCALES, MATCH_SCALE_TYPES)
 """TensorRT fuses standard operators and Q/DQ itself: it gets the source graph, made legal."""
 
 

@@ -26,6 +26,7 @@ from trtc.builder.targets.tensorrt_stages import whole_stages
 from trtc.builder.weights_file import with_external_weights, write_weights
 from trtc.plugins.cuda.compile import FP4_SMS, FP8_SMS, SMS, TRITON_VERSION, check_triton, parse_sm
 from trtc.protos.bundle import (
+    MAX_ELEMENTS,
     PLAN_BLOB_FILE,
     RECIPE_FILE,
     TIMING_CACHE_FILE,
@@ -202,20 +203,14 @@ def check_graph(request: CompileRequest) -> None:
     """Refuse what no plan can be made of.
 
     Raises:
-        UnsupportedError: dummy weights, routed experts or zero points.
+        UnsupportedError: dummy weights, zero points, or more experts' rows than a tensor can hold.
     """
     if request.dummy_weights:
         raise UnsupportedError(
             "a plan is built from its weights", field="--dummy-weights", remedy="Leave it out"
         )
+    _check_experts(request.module)
     graph = request.module.model.graph
-    for node in graph.node:
-        if node.domain == TRTC_DOMAIN and node.op_type == "moe":
-            raise UnsupportedError(
-                "routed experts have no TensorRT plugin",
-                field=node.name,
-                remedy="Use --target cpu for this model",
-            )
     for tensor in graph.initializer:
         if tensor.data_type == onnx.TensorProto.UINT4:
             raise UnsupportedError(
@@ -223,6 +218,23 @@ def check_graph(request: CompileRequest) -> None:
                 field=tensor.name,
                 remedy="Quantise with --dtype int4_awq, or use --target cpu",
             )
+
+
+def _check_experts(module: Module) -> None:
+    """Every expert takes every row of a step, so the rows of all are one tensor."""
+    num_tokens = module.limits.max_num_tokens
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in module.model.graph.initializer}
+    for node in module.model.graph.node:
+        if node.domain == TRTC_DOMAIN and node.op_type == "moe":
+            num_experts, gate_and_up, hidden = shapes[node.input[2]]
+            most = MAX_ELEMENTS // (num_experts * max(gate_and_up, hidden))
+            if num_tokens > most:
+                raise UnsupportedError(
+                    f"is {num_tokens}, and {num_experts} experts of that many rows are more than "
+                    f"the {MAX_ELEMENTS} elements of TensorRT's largest tensor",
+                    field="--max-num-tokens",
+                    remedy=f"Use at most {most} for this model, or --target cpu",
+                )
 
 
 def place_weights(module: Module) -> tuple[Weight, ...]:

@@ -6,6 +6,7 @@ static scales say. It reads the exported tensors itself: nothing of trtc is in b
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from transformers.cache_utils import DynamicCache
 
 _E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 _LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+_NO_BIAS = SimpleNamespace(bias=None)
 
 
 def fake_quantized_logits(
@@ -41,6 +43,10 @@ def fake_quantized_logits(
                 parent, _, child = name.rpartition(".")
                 linear = FakeQuantizedLinear(name, tensors, facts["quant_algo"], module, dtype)
                 setattr(model.get_submodule(parent), child, linear)
+            elif isinstance(getattr(module, "gate_up_proj", None), torch.nn.Parameter):
+                parent, _, child = name.rpartition(".")
+                experts = FakeQuantizedExperts(name, tensors, facts["quant_algo"], module, dtype)
+                setattr(model.get_submodule(parent), child, experts)
         cache = Float8Cache(tensors) if facts["kv_cache_quant_algo"] == "FP8" else DynamicCache()
         return model(torch.tensor([ids]), past_key_values=cache).logits[0].float()
 
@@ -65,6 +71,35 @@ class FakeQuantizedLinear(torch.nn.Module):
         elif self.input_scale is not None:
             x = fake_quantize(x, self.input_scale, self.code)
         return torch.nn.functional.linear(x, self.weight, self.bias)
+
+
+class FakeQuantizedExperts(torch.nn.Module):
+    """Every expert's three linears, in the place of Transformers' fused module."""
+
+    def __init__(
+        self, name: str, tensors: dict[str, torch.Tensor], algo: str, like: Any, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        is_mixtral = f"{name}.0.w1.weight" in tensors
+        linears = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
+        self.act_fn = like.act_fn
+        self.experts = [
+            [
+                FakeQuantizedLinear(f"{name}.{e}.{one}", tensors, algo, _NO_BIAS, dtype)
+                for one in linears
+            ]
+            for e in range(len(like.gate_up_proj))
+        ]
+
+    def forward(
+        self, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        total = torch.zeros_like(hidden, dtype=torch.float32)
+        for number, (gate, up, down) in enumerate(self.experts):
+            rows, rank = torch.where(top_k_index == number)
+            out = down(self.act_fn(gate(hidden[rows])) * up(hidden[rows]))
+            total.index_add_(0, rows, out.float() * top_k_weights[rows, rank, None].float())
+        return total.to(hidden.dtype)
 
 
 class Float8Cache(DynamicCache):  # type: ignore[misc]

@@ -41,27 +41,31 @@ needs_triton()
 
 PROMPT = random_prompt(40)
 CASES = {
-    # scheme, pool -> distance allowed in f32 and in bf16; found are 1e-6, and half the second.
-    ("fp8", "f8e4m3"): (1e-4, 0.12),
-    ("int8_sq", "bf16"): (1e-4, 0.06),
-    ("int4_awq", "bf16"): (1e-4, 0.02),
-    ("w4a8_awq", "f8e4m3"): (1e-4, 0.11),
-    ("nvfp4", "bf16"): (1e-4, 0.35),
+    # family, scheme, pool -> distance allowed in f32 and in bf16; found are 1e-6, and half the
+    # second.
+    ("gemma2", "fp8", "f8e4m3"): (1e-4, 0.12),
+    ("gemma2", "int8_sq", "bf16"): (1e-4, 0.06),
+    ("gemma2", "int4_awq", "bf16"): (1e-4, 0.02),
+    ("gemma2", "w4a8_awq", "f8e4m3"): (1e-4, 0.11),
+    ("gemma2", "nvfp4", "bf16"): (1e-4, 0.35),
+    ("qwen3_moe", "fp8", "f8e4m3"): (1e-4, 0.12),
+    ("qwen3_moe", "int4_awq", "bf16"): (1e-4, 0.02),
+    ("mixtral", "int8_sq", "bf16"): (1e-4, 0.06),
 }
 
 
-@pytest.mark.parametrize(("scheme", "kv_dtype"), CASES)
+@pytest.mark.parametrize(("family", "scheme", "kv_dtype"), CASES)
 def test_the_graph_file_is_the_dequantised_model(
-    scheme: str, kv_dtype: Any, tmp_path: Path
+    family: str, scheme: str, kv_dtype: Any, tmp_path: Path
 ) -> None:
-    source = wide_checkpoint("gemma2", tmp_path)
+    source = wide_checkpoint(family, tmp_path)
     quantized = tmp_path / "quantized"
     quantized.mkdir()
     calibration = calibration_ids(tmp_path / "calibration.jsonl")
     quantize_checkpoint(
         source, SCHEMES[scheme], kv_dtype, calibration, quantized, lambda message: None
     )
-    in_f32, in_bf16 = CASES[scheme, kv_dtype]
+    in_f32, in_bf16 = CASES[family, scheme, kv_dtype]
     wide = logits(f32_graph(quantized, kv_dtype, tmp_path / "f32"))
     oracle = fake_quantized_logits(source, quantized, PROMPT, torch.float32).numpy()
     assert distance(wide, oracle) < in_f32

@@ -142,7 +142,7 @@ def test_without_the_library_there_is_one_line(
 @pytest.mark.parametrize(
     ("family", "options", "message"),
     [
-        ("mixtral", {}, "routed experts have no TensorRT plugin"),
+        ("mixtral", {"max_num_tokens": 1 << 24}, "largest tensor. Use at most 2796202"),
         ("llama", {"target": "tensorrt-rtx:sm_89,sm_80", "dtype": "fp8"}, "sm_80 has no E4M3"),
         ("llama", {"target": "tensorrt-rtx:sm_86", "kv_dtype": "fp8"}, "sm_86 has no E4M3"),
         ("llama", {"target": "tensorrt-rtx:sm_120,sm_89", "dtype": "nvfp4"}, "sm_89 has no FP4"),
