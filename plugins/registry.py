@@ -3,6 +3,8 @@
 from trtc.plugins.add.op import ADD
 from trtc.plugins.all_gather.op import ALL_GATHER
 from trtc.plugins.all_reduce.op import ALL_REDUCE
+from trtc.plugins.attention_combine.op import ATTENTION_COMBINE
+from trtc.plugins.attention_split.op import ATTENTION_SPLIT
 from trtc.plugins.embedding.op import EMBEDDING
 from trtc.plugins.gather_rows.op import GATHER_ROWS
 from trtc.plugins.kv_write.op import KV_WRITE
@@ -24,6 +26,8 @@ REGISTRY: dict[str, FusedOp] = {
         ROPE_KV_WRITE,
         KV_WRITE,
         PAGED_ATTENTION,
+        ATTENTION_SPLIT,
+        ATTENTION_COMBINE,
         SWIGLU,
         MOE,
         QUANTIZE,

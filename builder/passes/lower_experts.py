@@ -195,9 +195,7 @@ class _Experts:
             axis=0,
             output_dtype=output_dtype,
         )
-        sizes = self._rewriter.constant(
-            f"{weight.name}.shape", np.asarray(shape, np.int64), "i64"
-        )
+        sizes = self._rewriter.constant(f"{weight.name}.shape", np.asarray(shape, np.int64), "i64")
         return self._make(
             "Reshape", f"experts.{which}.weight_stack", [flat, sizes], self._dtype, shape
         )

@@ -1,30 +1,14 @@
 """paged_attention in one launch, for TensorRT's plugins: ragged prefill chunks and decodes over a
-paged pool, in the tiles of cuda_tiles.py, with scales that are always given.
+paged pool, in the tiles of plugins/cuda/attention_tiles.py, with scales that are always given.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import triton
 import triton.language as tl
 
 from trtc.plugins.cuda.compile import KernelParameter, KernelSource
-from trtc.plugins.paged_attention.cuda_tiles import attend, find_sequence
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Rows and keys that a program multiplies at once."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-
-
-DECODE, PREFILL = 1, 2
-"""Tactics: few rows a sequence, or many."""
-TACTICS = (DECODE, PREFILL)
+from trtc.plugins.cuda.attention_tiles import attend, find_sequence, tile_of
 
 
 @triton.jit
@@ -86,19 +70,6 @@ def paged_attention(
         )
         result = result * tl.load(v_scale)
         tl.store(out + offsets, result.to(out.dtype.element_ty), mask=inside)
-
-
-def tile_of(dtypes: Mapping[str, str], head_dim: int, group: int, tactic: int) -> Tile:
-    """The tile of a tactic, small enough for the shared memory of every SM."""
-    head_pad = max(16, triton.next_power_of_2(head_dim))
-    group_pad = triton.next_power_of_2(group)
-    if dtypes["q"] == "f32":
-        block_m = 16 if tactic == DECODE or head_pad > 128 else 32
-        return Tile(max(block_m, group_pad), 16, num_warps=4, num_stages=1)
-    block_m = 16 if tactic == DECODE else 64 if head_pad <= 128 else 32
-    stages = 2 if head_pad <= (128 if tactic == DECODE else 64) else 1
-    block_n = 64 if head_pad <= 64 else 32
-    return Tile(max(block_m, group_pad), block_n, num_warps=4, num_stages=stages)
 
 
 def kernel(

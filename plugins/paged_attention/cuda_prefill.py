@@ -1,5 +1,5 @@
 """Attention of whole steps in Triton, for SMs and element types without a kernel of their own:
-tiles of cuda_tiles.py with the quantisation after them."""
+tiles of plugins/cuda/attention_tiles.py with the quantisation after them."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from trtc.plugins.cuda.compile import SHARED_BYTES, KernelParameter, KernelSourc
 from trtc.plugins.cuda.device import launch_dependents, quantized, wait_for_inputs
 from trtc.plugins.cuda.launch import DIMS, ONE, Extent, Launch, Site
 from trtc.plugins.cuda.specialise import OVERLAP_SM
-from trtc.plugins.paged_attention.cuda_tiles import attend, find_sequence
+from trtc.plugins.cuda.attention_tiles import attend, find_sequence
 
 _PARAMETERS = (
     "q",

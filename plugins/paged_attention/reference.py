@@ -3,10 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from trtc.plugins.attention import read_context, weighted_values
 from trtc.plugins.rounding import quantize
 
 Array = NDArray[np.generic]
-Floats = NDArray[np.float32]
 
 
 def reference(
@@ -38,32 +38,17 @@ def reference(
         begin, end = int(query_start[sequence]), int(query_start[sequence + 1])
         if begin == end:
             continue
-        keys, values = _context(pool, page_table[sequence], context, k_scale, v_scale)
+        keys, values = read_context(pool, page_table[sequence], context, k_scale, v_scale)
         for row in range(begin, end):
             position = context - (end - row)
             first = max(0, position - window + 1) if window else 0
             queries = q[row].astype(np.float32).reshape(num_heads, head_dim)
             for head in range(num_heads):
                 seen = slice(first, position + 1)
-                scores = keys[seen, head // group] @ queries[head] * np.float32(scale)
-                if softcap:
-                    scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
-                weights = np.exp(scores - scores.max())
-                out[row, head] = weights @ values[seen, head // group] / weights.sum()
+                kv_head = head // group
+                _, total, summed = weighted_values(
+                    queries[head], keys[seen, kv_head], values[seen, kv_head], scale, softcap
+                )
+                out[row, head] = summed / total
     flat = out.reshape(q.shape[0], num_heads * head_dim)
     return (quantize(flat, pre_scale, out_scale, out_dtype, through=str(q.dtype)),)
-
-
-def _context(
-    pool: Array, pages: Array, context: int, k_scale: Array | None, v_scale: Array | None
-) -> tuple[Floats, Floats]:
-    """Keys and values [context, kv_heads, head_dim] of a sequence, in order of position."""
-    positions = np.arange(context)
-    page_size = pool.shape[2]
-    found = pool[pages[positions // page_size], :, positions % page_size].astype(np.float32)
-    keys, values = found[:, 0], found[:, 1]
-    if k_scale is not None:
-        keys = keys * k_scale.astype(np.float32)
-    if v_scale is not None:
-        values = values * v_scale.astype(np.float32)
-    return keys, values

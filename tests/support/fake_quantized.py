@@ -80,8 +80,10 @@ class FakeQuantizedExperts(torch.nn.Module):
         self, name: str, tensors: dict[str, torch.Tensor], algo: str, like: Any, dtype: torch.dtype
     ) -> None:
         super().__init__()
-        is_mixtral = f"{name}.0.w1.weight" in tensors
-        linears = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
+        linears = ("gate_proj", "up_proj", "down_proj")
+        if f"{name}.0.gate_proj.weight" not in tensors:  # Mixtral's checkpoints have other names
+            name = name.replace(".mlp.experts", ".block_sparse_moe.experts")
+            linears = ("w1", "w3", "w2")
         self.act_fn = like.act_fn
         self.experts = [
             [

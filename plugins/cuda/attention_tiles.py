@@ -1,4 +1,4 @@
-"""Attention of one tile, for the Triton kernels of paged_attention.
+"""Attention of one tile, for the Triton kernels of paged_attention and attention_split.
 
 A tile is some new tokens of a sequence for one KV head, all query heads of the group stacked into
 its rows; it walks the sequence's context in blocks of BLOCK_N keys with a running maximum (tensor
@@ -14,8 +14,43 @@ Blocks of keys are anchored at position 0 whatever the chunk, and masking a key 
 sum, so with one tile shape a row's result does not depend on the rest of the batch.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
+
+DECODE, PREFILL = 1, 2
+"""Tactics: few rows a sequence, or many."""
+TACTICS = (DECODE, PREFILL)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows and keys that a program multiplies at once."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def tile_of(dtypes: Mapping[str, str], head_dim: int, group: int, tactic: int) -> Tile:
+    """The tile of a tactic, small enough for the shared memory of every SM.
+
+    Args:
+        dtypes: element type of `q`.
+        group: query heads of a KV head.
+    """
+    head_pad = max(16, triton.next_power_of_2(head_dim))
+    group_pad = triton.next_power_of_2(group)
+    if dtypes["q"] == "f32":
+        block_m = 16 if tactic == DECODE or head_pad > 128 else 32
+        return Tile(max(block_m, group_pad), 16, num_warps=4, num_stages=1)
+    block_m = 16 if tactic == DECODE else 64 if head_pad <= 128 else 32
+    stages = 2 if head_pad <= (128 if tactic == DECODE else 64) else 1
+    block_n = 64 if head_pad <= 64 else 32
+    return Tile(max(block_m, group_pad), block_n, num_warps=4, num_stages=stages)
 
 
 @triton.jit
@@ -60,27 +95,81 @@ def attend(
         end: keys that any of them sees.
         pages: of the sequence.
     """
+    begin = first_key(first_position, WINDOW, BLOCK_N)
+    _, total, weighted = attend_keys(
+        queries, position, first_position, begin, end, pool, pages, kv_head, scale,
+        NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, PRECISION,
+    )  # fmt: skip
+    return weighted / total[:, None]
+
+
+@triton.jit
+def first_key(position, WINDOW: tl.constexpr, ALIGNMENT: tl.constexpr):
+    """The first key that a token sees, rounded down."""
+    if WINDOW > 0:
+        return tl.maximum(position - WINDOW + 1, 0) // ALIGNMENT * ALIGNMENT
+    return 0
+
+
+@triton.jit
+def pieces_of(
+    context,
+    WINDOW: tl.constexpr,
+    PIECES: tl.constexpr,
+    PIECE_KEYS: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+):
+    """Twin of plugins/attention_pieces.py: (first key, keys of a piece, number of pieces)."""
+    first = first_key(context - 1, WINDOW, ALIGNMENT)
+    blocks = (context - first + PIECES * ALIGNMENT - 1) // (PIECES * ALIGNMENT)
+    length = tl.maximum(blocks * ALIGNMENT, PIECE_KEYS)
+    return first, length, (context - first + length - 1) // length
+
+
+@triton.jit
+def attend_keys(
+    queries,
+    position,
+    first_position,
+    begin,
+    end,
+    pool,
+    pages,
+    kv_head,
+    scale,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The softmax over keys [begin, end), not yet divided: (largest score times log2(e), sum of
+    weights, weighted sum of values).
+
+    Args:
+        begin: a multiple of BLOCK_N, at most first_position.
+        end: a multiple of BLOCK_N, or all keys that any row sees.
+    """
     BLOCK_M: tl.constexpr = queries.shape[0]
     HEAD_PAD: tl.constexpr = queries.shape[1]
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     weighted = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
-    begin = 0
-    masked = (first_position + 1) // BLOCK_N * BLOCK_N
-    if WINDOW > 0:
-        begin = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-        masked = begin
+    masked = begin
+    if WINDOW == 0:
+        masked = tl.minimum((first_position + 1) // BLOCK_N * BLOCK_N, end)
     largest, total, weighted = _attend_blocks(
         largest, total, weighted, queries, position, begin, masked, end,
         pool, pages, kv_head, scale, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N,
         WINDOW, SOFTCAP, PRECISION, MASKED=False,
     )  # fmt: skip
-    largest, total, weighted = _attend_blocks(
+    return _attend_blocks(
         largest, total, weighted, queries, position, masked, end, end,
         pool, pages, kv_head, scale, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N,
         WINDOW, SOFTCAP, PRECISION, MASKED=True,
     )  # fmt: skip
-    return weighted / total[:, None]
 
 
 @triton.jit

@@ -1,0 +1,162 @@
+"""attention_split in one launch, for TensorRT's plugins.
+
+A program is a tile of plugins/cuda/attention_tiles.py and a piece of its context. Tiles of
+sequences with more than one new token have one piece, and so have short contexts: they write what
+paged_attention's kernel would, bit for bit. Programs of pieces that a context lacks end at once.
+"""
+
+from collections.abc import Mapping
+
+import triton
+import triton.language as tl
+
+from trtc.plugins.attention_pieces import PIECE_ALIGNMENT, PIECE_KEYS
+from trtc.plugins.cuda.attention_tiles import (
+    attend_keys,
+    find_sequence,
+    first_key,
+    pieces_of,
+    tile_of,
+)
+from trtc.plugins.cuda.compile import KernelParameter, KernelSource
+
+
+@triton.jit
+def attention_split(
+    q,
+    pool,
+    query_start,
+    context_lens,
+    page_table,
+    k_scale,
+    v_scale,
+    num_sequences,
+    table_width,
+    out,
+    partial,
+    stats,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    PIECES: tl.constexpr,
+    PIECE_KEYS: tl.constexpr,
+    PIECE_ALIGNMENT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SCALE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP_PAD
+    NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
+    kv_head = tl.program_id(1) % NUM_KV_HEADS
+    piece = tl.program_id(1) // NUM_KV_HEADS
+    sequence, first_new = find_sequence(tl.program_id(0), query_start, num_sequences, BLOCK_Q)
+    first_row = tl.load(query_start + sequence)
+    num_new = tl.load(query_start + sequence + 1) - first_row
+    context = tl.load(context_lens + sequence)
+    first, length, num_pieces = pieces_of(context, WINDOW, PIECES, PIECE_KEYS, PIECE_ALIGNMENT)
+    num_pieces = tl.where(num_new == 1, num_pieces, 1)
+    if (first_new < num_new) & (piece < num_pieces):
+        m = tl.arange(0, BLOCK_M)
+        d = tl.arange(0, HEAD_PAD)
+        new = first_new + m // GROUP_PAD
+        head = kv_head * GROUP + m % GROUP_PAD
+        is_row = (new < num_new) & (m % GROUP_PAD < GROUP)
+        inside = is_row[:, None] & (d < HEAD_DIM)[None, :]
+        at = (first_row + new).to(tl.int64) * NUM_HEADS + head
+        offsets = at[:, None] * HEAD_DIM + d[None, :]
+        before = context - num_new
+        first_position = before + first_new
+        is_whole = num_pieces == 1
+        whole_end = before + tl.minimum(first_new + BLOCK_Q, num_new)
+        piece_begin = first + piece * length
+        begin = tl.where(is_whole, first_key(first_position, WINDOW, BLOCK_N), piece_begin)
+        end = tl.where(is_whole, whole_end, tl.minimum(piece_begin + length, context))
+        largest, total, weighted = attend_keys(
+            tl.load(q + offsets, mask=inside, other=0.0),
+            before + new,
+            first_position,
+            begin,
+            end,
+            pool,
+            page_table + tl.cast(sequence, tl.int64) * table_width,
+            kv_head,
+            SCALE * tl.load(k_scale),
+            NUM_KV_HEADS,
+            HEAD_DIM,
+            PAGE_SIZE,
+            BLOCK_N,
+            WINDOW,
+            SOFTCAP,
+            PRECISION,
+        )
+        if is_whole:
+            result = weighted / total[:, None] * tl.load(v_scale)
+            tl.store(out + offsets, result.to(out.dtype.element_ty), mask=inside)
+        else:
+            place = (tl.cast(sequence, tl.int64) * PIECES + piece) * NUM_HEADS + head
+            sums = partial + place[:, None] * HEAD_DIM + d[None, :]
+            tl.store(sums, weighted * tl.load(v_scale), mask=inside)
+            tl.store(stats + 2 * place, largest, mask=is_row)
+            tl.store(stats + 2 * place + 1, total, mask=is_row)
+
+
+def kernel(
+    dtypes: Mapping[str, str],
+    attributes: Mapping[str, int | float | str],
+    page_size: int,
+    tactic: int,
+) -> KernelSource:
+    """The kernel of one node. Grid: (T // block_q + B, num_kv_heads * pieces, 1), where as many
+    pieces will do as the longest context of the step has.
+
+    Args:
+        dtypes: element types of `q` and `pool`.
+        attributes: of the operator, complete.
+        tactic: DECODE or PREFILL; both are right for every batch.
+    """
+    head_dim, num_kv_heads = int(attributes["head_dim"]), int(attributes["num_kv_heads"])
+    group = int(attributes["num_heads"]) // num_kv_heads
+    tile = tile_of(dtypes, head_dim, group, tactic)
+    assert PIECE_ALIGNMENT % tile.block_n == 0, "a piece begins where a block of keys does"
+    return KernelSource(
+        function=attention_split,
+        parameters=(
+            KernelParameter("q", dtypes["q"]),
+            KernelParameter("pool", dtypes["pool"]),
+            KernelParameter("query_start", "i32"),
+            KernelParameter("context_lens", "i32"),
+            KernelParameter("page_table", "i32"),
+            KernelParameter("k_scale", "f32"),
+            KernelParameter("v_scale", "f32"),
+            KernelParameter("num_sequences", "i32", is_pointer=False),
+            KernelParameter("table_width", "i32", is_pointer=False),
+            KernelParameter("out", dtypes["q"]),
+            KernelParameter("partial", "f32"),
+            KernelParameter("stats", "f32"),
+        ),
+        constants={
+            "NUM_KV_HEADS": num_kv_heads,
+            "GROUP": group,
+            "GROUP_PAD": triton.next_power_of_2(group),
+            "HEAD_DIM": head_dim,
+            "HEAD_PAD": max(16, triton.next_power_of_2(head_dim)),
+            "PAGE_SIZE": page_size,
+            "PIECES": int(attributes["pieces"]),
+            "PIECE_KEYS": PIECE_KEYS,
+            "PIECE_ALIGNMENT": PIECE_ALIGNMENT,
+            "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n,
+            "SCALE": float(attributes["scale"]),
+            "WINDOW": int(attributes["window"]),
+            "SOFTCAP": float(attributes["softcap"]),
+            "PRECISION": "ieee",
+        },
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )

@@ -1,0 +1,67 @@
+"""attention_split and attention_combine by their references: together they are paged_attention."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.attention_case import Sequence, make_batch
+from trtc.plugins.attention_combine.reference import reference as combine
+from trtc.plugins.attention_pieces import (
+    MAX_PIECES,
+    PIECE_ALIGNMENT,
+    PIECE_KEYS,
+    most_pieces,
+    pieces,
+)
+from trtc.plugins.attention_split.reference import reference as split
+from trtc.plugins.paged_attention.reference import reference as whole
+
+BATCH = [Sequence(1, 1), Sequence(700, 1), Sequence(300, 30), Sequence(5, 0), Sequence(257, 1)]
+
+
+@given(st.integers(1, 200_000), st.sampled_from([0, 1, 100, 4096]), st.integers(1, MAX_PIECES))
+def test_pieces_cover_what_a_token_sees_once(context: int, window: int, most: int) -> None:
+    found = pieces(context, window, most)
+    assert 1 <= len(found) <= most
+    assert found[0][0] <= max(0, context - window if window else 0)
+    assert found[-1][1] == context
+    for (begin, end), (following, _) in zip(found, [*found[1:], (context, 0)], strict=True):
+        assert begin < end == following and begin % PIECE_ALIGNMENT == 0
+        assert end == context or end - begin >= PIECE_KEYS
+
+
+@given(st.integers(1, 100_000), st.sampled_from([0, 100, 4096]))
+def test_no_sequence_has_more_pieces_than_the_longest(longest: int, window: int) -> None:
+    most = most_pieces(longest, window)
+    for context in {1, longest // 3 + 1, longest}:
+        assert len(pieces(context, window, most)) <= -(-context // PIECE_KEYS)
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (400, 0.0), (0, 3.0)])
+@pytest.mark.parametrize(("dtype", "pool_dtype"), [("f32", "f32"), ("bf16", "f8e4m3")])
+def test_split_and_combined_it_is_paged_attention(
+    window: int, softcap: float, dtype: str, pool_dtype: str
+) -> None:
+    shape: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+    batch = make_batch(BATCH, page_size=8, dtype=dtype, pool_dtype=pool_dtype, **shape)
+    steps = (batch.query_start, batch.context_lens)
+    inputs = (batch.q, batch.pool, *steps, batch.page_table, *np.float32([0.5, 2.0]))
+    attributes = {**shape, "scale": 0.25, "window": window, "softcap": softcap, "out_dtype": dtype}
+    (wanted,) = whole(*inputs, None, None, **attributes)
+    rows, partial, stats = split(*inputs, pieces=3, **attributes)
+    split_rows = [1, 32]
+    assert not rows[split_rows].any(), "rows in pieces are attention_combine's to write"
+    (found,) = combine(
+        rows, partial, stats, *steps, num_heads=4, head_dim=16, window=window, pieces=3
+    )
+    others = np.setdiff1d(np.arange(len(rows)), split_rows)
+    assert np.array_equal(found[others], wanted[others])
+    np.testing.assert_allclose(
+        found[split_rows].astype(np.float32),
+        wanted[split_rows].astype(np.float32),
+        rtol=1e-5 if dtype == "f32" else 1 / 128,
+        atol=1e-6,
+    )
