@@ -43,11 +43,12 @@ class KernelFacts(Record, frozen=True):
     """From 1. Any tactic is right for every shape."""
     entry: str
     parameters: tuple[str, ...]
-    """In order: tensors by name, then i32 scalars, then the output."""
+    """In order: tensors by name, then i32 scalars, then the outputs."""
     num_threads: int
     shared_bytes: int
     rows: int
-    """New tokens of a sequence that one block takes (paged_attention)."""
+    """New tokens of a sequence that one block takes (paged_attention, attention_split), or heads
+    of a row (attention_combine)."""
     ptx_target: str
     ptx_version: str
     ptx: str

@@ -23,6 +23,7 @@ from trtc.builder.passes.select_cpu_activation import SELECT_CPU_ACTIVATION
 from trtc.builder.passes.shard import ShardOverRanks
 from trtc.builder.passes.share_pre_scales import share_pre_scales
 from trtc.builder.passes.share_quantize import SHARE_QUANTIZE
+from trtc.builder.passes.split_attention import SPLIT_ATTENTION
 from trtc.builder.passes.verify_native import VERIFY_NATIVE
 from trtc.builder.recipes import TensorReader
 from trtc.quant.scheme import Scheme
@@ -53,7 +54,12 @@ NATIVE_PASSES: tuple[Pass, ...] = (
 _CUDA_PASSES = tuple(step for step in NATIVE_PASSES if step is not FUSE_RESIDUAL)
 """cuBLASLt, as torch calls it, adds no residual: the norm after it does."""
 
-TENSORRT_PASSES: tuple[Pass, ...] = (LOWER_EXPERTS, FILL_KV_SCALES, MATCH_SCALE_TYPES)
+TENSORRT_PASSES: tuple[Pass, ...] = (
+    LOWER_EXPERTS,
+    FILL_KV_SCALES,
+    MATCH_SCALE_TYPES,
+    SPLIT_ATTENTION,
+)
 """TensorRT fuses standard operators and Q/DQ itself: it gets the source graph, made legal."""
 
 

@@ -32,6 +32,7 @@ from trtc.plugins.op import TensorType
 from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import cast
 from trtc.protos.errors import InvariantError
+from trtc.protos.manifest import Limits
 
 Array = NDArray[Any]
 
@@ -57,6 +58,10 @@ class Rewriter:
             for tensor in node.inputs
             if isinstance(tensor, gs.Constant)
         }
+
+    @property
+    def limits(self) -> Limits:
+        return self._module.limits
 
     # Finding
 

@@ -13,6 +13,8 @@ import msgspec
 
 from trtc.builder.package import file_facts
 from trtc.builder.targets.tensorrt_plan import PlanOptions, Progress, build_plan
+from trtc.plugins.attention_combine.tensorrt import register as register_attention_combine
+from trtc.plugins.attention_split.tensorrt import register as register_attention_split
 from trtc.plugins.cuda.gpu import device_sm
 from trtc.plugins.cuda.qdp import Kernels
 from trtc.plugins.cuda.refit import refit_engine
@@ -213,6 +215,8 @@ def _register_plugins(bundle: Path, recipe: Recipe, options: CompileOptions) -> 
     kernels = Kernels(recipe.kernels, lambda name: (bundle / name).read_bytes())
     register_kv_write(trtp, kernels, alias_pools=options.alias_pools)
     register_paged_attention(trtp, kernels)
+    register_attention_split(trtp, kernels)
+    register_attention_combine(trtp, kernels)
 
 
 def _check_gpu(recipe: Recipe) -> None:

@@ -13,6 +13,8 @@ import onnx
 
 from trtc.builder.module import TRTC_DOMAIN
 
+ATTENTION_RESULTS = ("paged_attention", "attention_combine")
+"""Plugins whose output ends a layer's gap."""
 _INTEGERS = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
 
 
@@ -84,7 +86,7 @@ class _Cut:
             self._segments.setdefault(depth, []).append(node)
         else:
             self._gaps.setdefault(depth, []).append(node)
-            depth += node.op_type == "paged_attention"
+            depth += node.op_type in ATTENTION_RESULTS
         self._depths.update(dict.fromkeys(node.output, depth))
 
     def _is_copied(self, node: onnx.NodeProto) -> bool:

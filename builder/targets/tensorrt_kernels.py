@@ -76,7 +76,7 @@ def _specialisations(module: Module) -> Iterator[tuple[str, _Specialisation]]:
         definition = REGISTRY[node.op_type]
         inputs = dict(zip((p.name for p in definition.inputs), node.input, strict=False))
         dtypes: dict[str, str] = {}
-        for name in ("q", "k", "pool"):
+        for name in ("q", "k", "rows", "pool"):
             if name in inputs:
                 dtype = types[inputs[name]]
                 assert dtype is not None, f"{node.name}: the type of {name} is not stated"
@@ -94,17 +94,23 @@ def _specialisations(module: Module) -> Iterator[tuple[str, _Specialisation]]:
 
 def _tactics(one: _Specialisation) -> list[tuple[int, int, KernelSource]]:
     """(tactic, rows of a block, source)."""
+    from trtc.plugins.attention_combine import cuda_one_launch as attention_combine
+    from trtc.plugins.attention_split import cuda_one_launch as attention_split
+    from trtc.plugins.cuda.attention_tiles import TACTICS, block_q
     from trtc.plugins.kv_write import cuda as kv_write
     from trtc.plugins.paged_attention import cuda_one_launch as paged_attention
 
     if one.op == "kv_write":
         return [(1, 1, kv_write.kernel(one.dtypes, one.attributes, one.page_size))]
-    assert one.op == "paged_attention", f"{one.op} has no CUDA kernel"
+    kernel, rows = {
+        "paged_attention": (paged_attention.kernel, block_q),
+        "attention_split": (attention_split.kernel, block_q),
+        "attention_combine": (attention_combine.kernel, attention_combine.heads),
+    }[one.op]
     sources = [
-        (tactic, paged_attention.kernel(one.dtypes, one.attributes, one.page_size, tactic))
-        for tactic in paged_attention.TACTICS
+        (tactic, kernel(one.dtypes, one.attributes, one.page_size, tactic)) for tactic in TACTICS
     ]
-    return [(tactic, paged_attention.block_q(source), source) for tactic, source in sources]
+    return [(tactic, rows(source), source) for tactic, source in sources]
 
 
 def _write(

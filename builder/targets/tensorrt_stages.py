@@ -17,7 +17,7 @@ from trtc.protos.plan import Buffer, buffer_bytes
 from trtc.protos.stages import TENSOR_ALIGNMENT, Launch, Segment, Stages
 
 _POOL = re.compile(r"kv_\d+(_out)?")
-_ROWS = ("T", "R")
+_ROWS = ("T", "R", "B")
 
 
 def whole_stages(module: Module, profiles: tuple[Profile, ...]) -> Stages:

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
+from trtc.plugins.cuda.compile import KernelSource
+
 DECODE, PREFILL = 1, 2
 """Tactics: few rows a sequence, or many."""
 TACTICS = (DECODE, PREFILL)
@@ -51,6 +53,11 @@ def tile_of(dtypes: Mapping[str, str], head_dim: int, group: int, tactic: int) -
     stages = 2 if head_pad <= (128 if tactic == DECODE else 64) else 1
     block_n = 64 if head_pad <= 64 else 32
     return Tile(max(block_m, group_pad), block_n, num_warps=4, num_stages=stages)
+
+
+def block_q(source: KernelSource) -> int:
+    """New tokens of a sequence that one program takes."""
+    return int(source.constants["BLOCK_M"]) // int(source.constants["GROUP_PAD"])
 
 
 @triton.jit

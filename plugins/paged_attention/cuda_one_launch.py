@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import triton
 import triton.language as tl
 
-from trtc.plugins.cuda.compile import KernelParameter, KernelSource
 from trtc.plugins.cuda.attention_tiles import attend, find_sequence, tile_of
+from trtc.plugins.cuda.compile import KernelParameter, KernelSource
 
 
 @triton.jit
@@ -119,8 +119,3 @@ def kernel(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-
-
-def block_q(source: KernelSource) -> int:
-    """New tokens of a sequence that one program takes."""
-    return int(source.constants["BLOCK_M"]) // int(source.constants["GROUP_PAD"])

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
+from trtc.plugins.cuda.attention_tiles import attend, find_sequence
 from trtc.plugins.cuda.compile import SHARED_BYTES, KernelParameter, KernelSource
 from trtc.plugins.cuda.device import launch_dependents, quantized, wait_for_inputs
 from trtc.plugins.cuda.launch import DIMS, ONE, Extent, Launch, Site
 from trtc.plugins.cuda.specialise import OVERLAP_SM
-from trtc.plugins.cuda.attention_tiles import attend, find_sequence
 
 _PARAMETERS = (
     "q",

@@ -21,10 +21,12 @@ class LoadedLaunch:
         device: Device,
         launch: Launch,
         kernels: Sequence[tuple[KernelFacts, Kernel]],
+        page_size: int,
     ) -> None:
         """`kernels` are those of the SM at hand, as `launch.kernels` counts them."""
         self._device = device
         self._launch = launch
+        self._page_size = page_size
         self._kernels = [kernels[index] for index in launch.kernels]
         self._arguments: list[list[int | str]] = []
         """For each profile: addresses, and the symbols of scalars."""
@@ -45,6 +47,6 @@ class LoadedLaunch:
         facts, kernel = self._kernels[profile]
         self._device.launch(
             kernel,
-            GRIDS[self._launch.op](facts, extents["T"], extents["B"]),
+            GRIDS[self._launch.op](facts, extents, self._page_size),
             [np.int32(extents[a]) if isinstance(a, str) else a for a in self._arguments[profile]],
         )

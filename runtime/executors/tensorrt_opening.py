@@ -162,7 +162,7 @@ class _Loader:
         return [
             self._load_plan(stage)
             if isinstance(stage, Segment)
-            else LoadedLaunch(self._device, stage, kernels)
+            else LoadedLaunch(self._device, stage, kernels, self._stages.pool.page_size)
             for stage in self._stages.stages
         ]
 

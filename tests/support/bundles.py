@@ -63,11 +63,33 @@ def write_kernel_bundle(directory: Path) -> Path:
         out_dtype="bf16",
         **sizes,
     )
+    steps = ["query_start", "context_lens", "page_table"]
+    split = onnx.helper.make_node(
+        "attention_split",
+        ["q", "written", *steps],
+        ["rows", "partial", "stats"],
+        domain=TRTC_DOMAIN,
+        num_heads=4,
+        scale=0.125,
+        pieces=8,
+        out_dtype="bf16",
+        **sizes,
+    )
+    combine = onnx.helper.make_node(
+        "attention_combine",
+        ["rows", "partial", "stats", *steps[:2]],
+        ["combined"],
+        domain=TRTC_DOMAIN,
+        num_heads=4,
+        head_dim=64,
+        pieces=8,
+    )
     graph = onnx.helper.make_graph(
-        [write, attend],
+        [write, attend, split, combine],
         "layer",
         [info("k", bf16, ("T", 128)), info("q", bf16, ("T", 256)), info("pool", fp8, pool)],
         [info("out", bf16, ("T", 256)), info("written", fp8, pool)],
+        value_info=[info("rows", bf16, ("T", 256))],
     )
     kv = KvGeometry(num_layers=1, page_size=16, num_kv_heads=2, head_dim=64, dtype="f8e4m3")
     limits = Limits(max_batch_size=4, max_seq_len=64, max_num_tokens=32)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trtc.plugins.attention_pieces import pieces
 from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.bundle import KernelFacts
@@ -201,7 +202,12 @@ class FakeGpu:
         assert any(np.shares_memory(array, host) for host in self._hosts), "not page-locked"
 
     def _run(self, kernel: CubinKernel, named: dict[str, Any], grid: tuple[int, int]) -> None:
-        find = {"kv_write": self._write, "paged_attention": self._attention}[kernel.facts.op]
+        find = {
+            "kv_write": self._write,
+            "paged_attention": self._attention,
+            "attention_split": self._split,
+            "attention_combine": self._combine,
+        }[kernel.facts.op]
         arrays = find(kernel, named, grid)
         for parameter in kernel.facts.parameters:
             is_scalar = isinstance(named[parameter], np.int32)
@@ -241,8 +247,9 @@ class FakeGpu:
             starts[b] // facts.rows + b + -(-(starts[b + 1] - starts[b]) // facts.rows)
             for b in range(sequences)
         ]
-        assert max(tiles) <= grid[0] and grid[1] == facts.attributes["num_kv_heads"]
         contexts = self.array(named["context_lens"], "i32", [sequences])
+        assert max(tiles) <= grid[0]
+        assert grid[1] == int(facts.attributes["num_kv_heads"]) * _longest(facts, contexts, grid)
         table = self.array(named["page_table"], "i32", [sequences, table_width])
         used = [row[: -(-n // kernel.page_size)] for row, n in zip(table, contexts, strict=True)]
         pages = int(max(row.max() for row in used)) + 1
@@ -260,6 +267,37 @@ class FakeGpu:
             "out": self.array(named["out"], facts.dtypes["q"], [tokens, width]),
         }
 
+    def _split(
+        self, kernel: CubinKernel, named: dict[str, Any], grid: tuple[int, int]
+    ) -> dict[str, Any]:
+        arrays = self._attention(kernel, named, grid)
+        return arrays | self._pieces(kernel, named, arrays["num_sequences"])
+
+    def _combine(
+        self, kernel: CubinKernel, named: dict[str, Any], grid: tuple[int, int]
+    ) -> dict[str, Any]:
+        facts, sequences = kernel.facts, int(named["num_sequences"])
+        starts = self.array(named["query_start"], "i32", [sequences + 1])
+        heads = int(facts.attributes["num_heads"])
+        shape = [int(starts[-1]), heads * int(facts.attributes["head_dim"])]
+        assert grid == (shape[0], -(-heads // facts.rows))
+        return {
+            "rows": self.array(named["rows"], facts.dtypes["rows"], shape),
+            "query_start": starts,
+            "context_lens": self.array(named["context_lens"], "i32", [sequences]),
+            "num_sequences": sequences,
+            "out": self.array(named["out"], facts.dtypes["rows"], shape),
+            **self._pieces(kernel, named, sequences),
+        }
+
+    def _pieces(self, kernel: CubinKernel, named: dict[str, Any], sequences: int) -> dict[str, Any]:
+        a = kernel.facts.attributes
+        width = int(a["pieces"]) * int(a["num_heads"])
+        return {
+            "partial": self.array(named["partial"], "f32", [sequences, width * int(a["head_dim"])]),
+            "stats": self.array(named["stats"], "f32", [sequences, 2 * width]),
+        }
+
     def _pool(self, kernel: CubinKernel, address: int, pages: int) -> Array:
         a = kernel.facts.attributes
         shape = (pages, 2, kernel.page_size, int(a["num_kv_heads"]), int(a["head_dim"]))
@@ -272,7 +310,18 @@ def run_reference(
     """The operator's reference in the kernel's place."""
     op = REGISTRY[kernel.facts.op]
     inputs = {p.name: arrays.get(p.name) for p in op.inputs}
-    for scale in ("k_scale", "v_scale"):
+    for scale in {"k_scale", "v_scale"} & set(inputs):
         inputs[scale] = arrays[scale].reshape(())
-    (result,) = op.reference(**inputs, **kernel.facts.attributes)
-    return {op.outputs[0].name: result}
+    results = op.reference(**inputs, **kernel.facts.attributes)
+    return {p.name: result for p, result in zip(op.outputs, results, strict=True)}
+
+
+def _longest(facts: KernelFacts, contexts: Array, grid: tuple[int, int]) -> int:
+    """Pieces of a grid: enough for every sequence, and none that no sequence of it can have."""
+    if "pieces" not in facts.attributes:
+        return 1
+    window, most = int(facts.attributes["window"]), int(facts.attributes["pieces"])
+    needed = max(len(pieces(int(context), window, most)) for context in contexts)
+    given = grid[1] // int(facts.attributes["num_kv_heads"])
+    assert needed <= given <= most
+    return given

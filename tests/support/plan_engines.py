@@ -15,6 +15,7 @@ from tests.support.evaluate import LIMITS, PAGE_SIZE
 from tests.support.fake_gpu import CubinKernel, FakeGpu
 from tests.support.fake_tensorrt import fake_plugin_module, fake_tensorrt
 from tests.support.manifests import tiny_manifest
+from tests.support.triton_kernels import Launch, interpret
 from trtc.builder.checkpoint.dummy import dummy_checkpoint
 from trtc.builder.families.registry import decoder_spec
 from trtc.builder.graph import GraphRequest, build_graph
@@ -26,6 +27,7 @@ from trtc.builder.recipes import TensorReader
 from trtc.builder.request import BuildRequest
 from trtc.builder.targets import tensorrt_compile, tensorrt_rtx
 from trtc.builder.targets.base import CompileRequest
+from trtc.plugins.registry import REGISTRY
 from trtc.protos.stages import read_stages
 from trtc.quant.scheme import SCHEMES
 from trtc.runtime.executors import tensorrt_opening
@@ -134,6 +136,27 @@ def request(model: Path, output: Path, dtype: str, **options: Any) -> BuildReque
         **options,
     }
     return BuildRequest(model=str(model), output=output, dtype=dtype, **fields)
+
+
+def run_interpreted(
+    kernel: CubinKernel, arrays: dict[str, Any], grid: tuple[int, int]
+) -> dict[str, Any]:
+    """For FakeGpu.run_kernel: the Triton kernel itself in place of its reference."""
+    facts = kernel.facts
+    is_write = facts.op == "kv_write"
+    launch = Launch(
+        module="kv_write.cuda" if is_write else f"{facts.op}.cuda_one_launch",
+        arguments=(
+            facts.dtypes,
+            dict(facts.attributes),
+            kernel.page_size,
+            *([] if is_write else [facts.tactic]),
+        ),
+        grid=(*grid, 1),
+        arrays=arrays,
+    )
+    written = interpret(launch)
+    return {output.name: written[output.name] for output in REGISTRY[facts.op].outputs}
 
 
 def cubins(engine: Path) -> dict[str, CubinKernel]:

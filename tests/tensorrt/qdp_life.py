@@ -17,13 +17,15 @@ import tensorrt.plugin as trtp
 from tensorrt_bindings.plugin import _plugin_class, _tensor
 from tensorrt_bindings.plugin._lib import QDP_REGISTRY, _TemplatePluginCreator
 
+from trtc.plugins.attention_combine.tensorrt import register as register_attention_combine
+from trtc.plugins.attention_split.tensorrt import register as register_attention_split
 from trtc.plugins.cuda.qdp import Kernels
 from trtc.plugins.kv_write.tensorrt import register as register_kv_write
 from trtc.plugins.paged_attention.tensorrt import register as register_paged_attention
 from trtc.protos.bundle import KernelFacts, read_recipe
 
 TYPES = {"f32": trt.float32, "bf16": trt.bfloat16, "f8e4m3": trt.fp8}
-SIZES = {"T": 37, "B": 5, "P": 9, "num_pages": 50}
+SIZES = {"T": 37, "B": 5, "B+1": 6, "P": 9, "num_pages": 50}
 
 
 class Expression(trt.IDimensionExpr):  # type: ignore[misc]
@@ -103,6 +105,16 @@ def shape(axes: tuple[int | str, ...]) -> list[Expression]:
 
 def inputs_of(kernel: KernelFacts, page_size: int) -> list[tuple[Any, tuple[int | str, ...]]]:
     """(type, shape) of every input of the node."""
+    if kernel.op == "attention_combine":
+        rows = output_axes(kernel, page_size)[0]
+        partial, stats = piece_axes(kernel)
+        return [
+            (TYPES[kernel.dtypes["rows"]], rows),
+            (trt.float32, partial),
+            (trt.float32, stats),
+            (trt.int32, ("B+1",)),
+            (trt.int32, ("B",)),
+        ]
     a = kernel.attributes
     heads, width = int(a["num_kv_heads"]), int(a["head_dim"])
     pool = (TYPES[kernel.dtypes["pool"]], ("num_pages", 2, page_size, heads, width))
@@ -112,7 +124,7 @@ def inputs_of(kernel: KernelFacts, page_size: int) -> list[tuple[Any, tuple[int 
         return [row, row, pool, (trt.int32, ("T",)), scalar, scalar]
     q = (TYPES[kernel.dtypes["q"]], ("T", int(a["num_heads"]) * width))
     ints: list[tuple[Any, tuple[int | str, ...]]] = [
-        (trt.int32, ("B",)),
+        (trt.int32, ("B+1",)),
         (trt.int32, ("B",)),
         (trt.int32, ("B", "P")),
     ]
@@ -135,9 +147,10 @@ def live(kernel: KernelFacts, page_size: int) -> dict[str, Any]:
     given = inputs_of(kernel, page_size)
     outputs = plugin.get_output_data_types([one for one, _ in given], [len(s) for _, s in given])
     shapes = plugin.get_output_shapes([shape(s) for _, s in given], [], Builder())
-    descs = [desc(*one) for one in given] + [desc(outputs[0], given[output_like(kernel)][1])]
+    made = [desc(*one) for one in zip(outputs, output_axes(kernel, page_size), strict=True)]
+    descs = [desc(*one) for one in given] + made
     combinations = plugin.get_supported_format_combinations(descs, len(given))
-    plugin.configure_plugin(descs[:-1], descs[-1:])
+    plugin.configure_plugin(descs[: len(given)], made)
     choose(plugin, descs)
     tactics = plugin.get_valid_tactics()
     plugin.set_tactic(kernel.tactic)
@@ -145,13 +158,14 @@ def live(kernel: KernelFacts, page_size: int) -> dict[str, Any]:
     plugin.get_launch_params(
         [shape(s) for _, s in given], descs, len(given), params, scalars, Builder()
     )
-    entry, code = plugin.get_kernel([d.desc for d in descs[:-1]], [descs[-1].desc])
+    entry, code = plugin.get_kernel([d.desc for d in descs[: len(given)]], [d.desc for d in made])
     return {
         "op": kernel.op,
         "tactic": kernel.tactic,
         "aliased": plugin.get_aliased_input(0),
-        "output": str(outputs[0]),
-        "output_shape": [one.text for one in shapes[0]],
+        "outputs": [str(one) for one in outputs],
+        "output_shapes": [[one.text for one in each] for each in shapes],
+        "output_sizes": [[one.value for one in each] for each in shapes],
         "formats": [str(one.type) for one in combinations],
         "tactics": tactics,
         "grid": [text(params.grid_x), text(params.grid_y), text(params.grid_z)],
@@ -163,8 +177,20 @@ def live(kernel: KernelFacts, page_size: int) -> dict[str, Any]:
     }
 
 
-def output_like(kernel: KernelFacts) -> int:
-    return 2 if kernel.op == "kv_write" else 0
+def output_axes(kernel: KernelFacts, page_size: int) -> list[tuple[int | str, ...]]:
+    """The shape of every output."""
+    a = kernel.attributes
+    if kernel.op == "kv_write":
+        return [("num_pages", 2, page_size, int(a["num_kv_heads"]), int(a["head_dim"]))]
+    rows = ("T", int(a["num_heads"]) * int(a["head_dim"]))
+    return [rows, *piece_axes(kernel)] if kernel.op == "attention_split" else [rows]
+
+
+def piece_axes(kernel: KernelFacts) -> list[tuple[int | str, ...]]:
+    """The shapes of partial and stats."""
+    a = kernel.attributes
+    width = int(a["pieces"]) * int(a["num_heads"])
+    return [("B", width * int(a["head_dim"])), ("B", 2 * width)]
 
 
 def field(name: str, value: int | float | str) -> Any:
@@ -195,6 +221,8 @@ def main(bundle: Path, *, alias_pools: bool) -> None:
     kernels = Kernels(recipe.kernels, lambda name: (bundle / name).read_bytes())
     register_kv_write(trtp, kernels, alias_pools=alias_pools, lazy=True)
     register_paged_attention(trtp, kernels, lazy=True)
+    register_attention_split(trtp, kernels, lazy=True)
+    register_attention_combine(trtp, kernels, lazy=True)
     # The library's own container cannot be made without it.
     _tensor.SymExprImpl = Captured
     _plugin_class.trt.DimsExprs = lambda length: [None] * length

@@ -35,6 +35,8 @@ OBJECTS = {
         "parser": "OnnxParserRefitter",
         "error": "ParserError",
     },
+    "plugins/attention_combine/tensorrt.py": {},
+    "plugins/attention_split/tensorrt.py": {},
     "plugins/kv_write/tensorrt.py": {},
     "plugins/paged_attention/tensorrt.py": {},
     "runtime/executors/tensorrt_opening.py": {"_runtime": "Runtime", "engine": "ICudaEngine"},
@@ -199,14 +201,22 @@ def test_the_plugins_live_through_the_ahead_of_time_cycle(alias: bool, tmp_path:
     bundle = write_kernel_bundle(tmp_path / "bundle")
     result = run_over_stubs(stubs, "-m", "tests.tensorrt.qdp_life", str(bundle), *["alias"] * alias)
     assert result.returncode == 0, result.stderr
-    write, decode, prefill = json.loads(result.stdout[result.stdout.index("[{") :])
+    lives = json.loads(result.stdout[result.stdout.index("[{") :])
+    write, decode, prefill, split, _, combine, combine_many = lives
     assert write["aliased"] == (2 if alias else -1)
     assert write["grid"] == ["T", "1", "1"]
     assert write["formats"][2] == write["formats"][6] == "DataType.FP8"
     assert (decode["tactics"], decode["scalars"]) == ([1, 2], ["B", "P"])
     assert decode["grid"] == ["((T ceil/ 8) + B)", "2", "1"]
     assert prefill["grid"] == ["((T ceil/ 32) + B)", "2", "1"]
-    assert decode["output_shape"] == ["(T + 0)", "(256 + 0)"]
-    for one in (write, decode, prefill):
+    assert decode["output_shapes"] == [["(T + 0)", "(256 + 0)"]]
+    assert split["outputs"] == ["DataType.BF16", "DataType.FLOAT", "DataType.FLOAT"]
+    assert split["output_sizes"] == [[37, 256], [5, 8 * 4 * 64], [5, 8 * 4 * 2]]
+    assert split["scalars"] == ["B", "P"] and split["formats"][7:] == split["outputs"]
+    pieces = "((8 min ((P * 16) ceil/ 256)) * 2)"
+    assert split["grid"] == [decode["grid"][0], pieces, "1"], "no more than a page table holds"
+    assert combine["outputs"] == ["DataType.BF16"] and combine["scalars"] == ["B"]
+    assert combine["grid"] == ["T", "4", "1"] and combine_many["grid"] == ["T", "1", "1"]
+    for one in lives:
         assert one["code_bytes"] > 1000
         assert one["entry"] == one["op"]

@@ -19,9 +19,9 @@ from trtc.protos.errors import InvariantError, UnsupportedError
 
 needs_triton()
 
+from trtc.plugins.cuda.attention_tiles import DECODE, PREFILL  # noqa: E402
 from trtc.plugins.kv_write import cuda as kv_write  # noqa: E402
 from trtc.plugins.paged_attention import cuda_one_launch as paged_attention  # noqa: E402
-from trtc.plugins.paged_attention.cuda_one_launch import DECODE, PREFILL  # noqa: E402
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 CASES = [

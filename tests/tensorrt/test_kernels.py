@@ -13,6 +13,7 @@ from trtc.plugins.rounding import cast
 
 needs_triton()
 
+from trtc.plugins.cuda.attention_tiles import TACTICS, block_q  # noqa: E402
 from trtc.plugins.paged_attention import cuda_one_launch as paged_attention  # noqa: E402
 
 MIXED = [Sequence(1, 1), Sequence(37, 1), Sequence(21, 21), Sequence(50, 13), Sequence(5, 0)]
@@ -26,7 +27,7 @@ def attend(batch: Batch, tactic: int, k_scale: float, v_scale: float, **attribut
         "pool": names.get(batch.pool.dtype, "f8e4m3" if batch.pool.itemsize == 1 else "bf16"),
     }
     arguments = (dtypes, attributes, batch.pool.shape[2], tactic)
-    rows = paged_attention.block_q(paged_attention.kernel(*arguments))
+    rows = block_q(paged_attention.kernel(*arguments))
     tiles = len(batch.q) // rows + len(batch.context_lens)
     launch = Launch(
         module="paged_attention.cuda_one_launch",
@@ -48,7 +49,7 @@ def attend(batch: Batch, tactic: int, k_scale: float, v_scale: float, **attribut
     return interpret(launch)["out"]
 
 
-@pytest.mark.parametrize("tactic", paged_attention.TACTICS)
+@pytest.mark.parametrize("tactic", TACTICS)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "window", "softcap", "dtype", "pool_dtype"),
     [
@@ -109,7 +110,7 @@ def test_paged_attention_is_its_reference(
     )
 
 
-@pytest.mark.parametrize("tactic", paged_attention.TACTICS)
+@pytest.mark.parametrize("tactic", TACTICS)
 def test_a_row_does_not_depend_on_the_rest_of_the_batch(tactic: int) -> None:
     """Bit for bit: alone, in a batch, and cut into chunks."""
     shape: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}

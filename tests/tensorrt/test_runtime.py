@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from tests.support.engines import build_tiny, engine_stepper
-from tests.support.fake_gpu import CubinKernel, FakeGpu
+from tests.support.fake_gpu import FakeGpu
 from tests.support.models import random_prompt, tiny_checkpoint
-from tests.support.plan_engines import build_plans, compile_dummy_rtx, fake_machine
+from tests.support.plan_engines import build_plans, compile_dummy_rtx, fake_machine, run_interpreted
 from tests.support.steps import Stepper
-from tests.support.triton_kernels import Launch, interpret, needs_triton
+from tests.support.triton_kernels import needs_triton
 from trtc.builder.evaluator import Evaluator
 from trtc.protos.errors import InvariantError
 from trtc.protos.stages import read_stages
@@ -275,25 +275,6 @@ def test_a_second_step_before_the_first_is_waited_for_is_refused(
 # Kernels and types.
 
 
-def interpreted(
-    kernel: CubinKernel, arrays: dict[str, Any], grid: tuple[int, int]
-) -> dict[str, Any]:
-    """The Triton kernel itself in place of its reference."""
-    facts = kernel.facts
-    tactic = [facts.tactic] if facts.op == "paged_attention" else []
-    attributes = dict(facts.attributes)
-    launch = Launch(
-        module={"kv_write": "kv_write.cuda", "paged_attention": "paged_attention.cuda_one_launch"}[
-            facts.op
-        ],
-        arguments=(facts.dtypes, attributes, kernel.page_size, *tactic),
-        grid=(*grid, 1),
-        arrays=arrays,
-    )
-    written = {"kv_write": "pool_out", "paged_attention": "out"}[facts.op]
-    return {written: interpret(launch)[written]}
-
-
 def test_triton_kernels_between_plans_give_the_tokens_of_the_cpu(
     engines: dict[str, Path], expected: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,7 +282,7 @@ def test_triton_kernels_between_plans_give_the_tokens_of_the_cpu(
         fake_machine(monkeypatch, engines["rtx"]) as machine,
         closing(open_session(engines["rtx"], num_pages=16)) as session,
     ):
-        machine.gpu.run_kernel = interpreted
+        machine.gpu.run_kernel = run_interpreted
         prompt, _ = REQUESTS[2]
         assert greedy(session.executor, prompt, 5) == expected[2][:5]
 

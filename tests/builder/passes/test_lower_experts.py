@@ -30,7 +30,7 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_layer_computes_what_it_did(kind: Tiny) -> None:
-    """The oracle is trtc.moe's own reference. A code of an activation may fall to the other side."""
+    """The oracle is trtc.moe's reference. A code of an activation may fall to the other side."""
     old, reader = tiny(kind)
     new, changed = run_passes(old, [LOWER_EXPERTS])
     assert changed and ops(old)["trtc.moe"] == 2 and ops(new)["trtc.moe"] == 0
