@@ -110,7 +110,7 @@ async def _closed_loop(target: Target, drafts: list[RequestDraft], concurrency: 
 
     async def work() -> None:
         for draft in waiting:
-            traces.append(await _trace(target, draft))
+            traces.append(await trace_request(target, draft))
 
     async with asyncio.TaskGroup() as group:
         for _ in range(concurrency):
@@ -127,7 +127,7 @@ async def _open_loop(
 
     async def arrive(draft: RequestDraft, when: float) -> None:
         await asyncio.sleep(max(when - time.perf_counter(), 0))
-        traces.append(await _trace(target, draft))
+        traces.append(await trace_request(target, draft))
 
     async with asyncio.TaskGroup() as group:
         for draft in drafts:
@@ -136,7 +136,8 @@ async def _open_loop(
     return traces
 
 
-async def _trace(target: Target, draft: RequestDraft) -> Trace:
+async def trace_request(target: Target, draft: RequestDraft) -> Trace:
+    """Send one request and write down when its tokens come, or how it failed."""
     trace = Trace(sent_at=time.perf_counter())
     try:
         async for output in target.stream(draft):

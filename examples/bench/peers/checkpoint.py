@@ -1,0 +1,124 @@
+"""The checkpoint that every contestant is converted from: a shape, random weights, a tokenizer."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TOKENIZER_MODEL = Path(__file__).parents[2] / "models" / "pyllama"
+"""Its byte-level BPE; ids beyond it are tokens without a text."""
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+_HEAD_DIM = 64
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A Llama with tied embeddings, as Llama-3.2-1B is."""
+
+    name: str
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocab: int
+
+    @property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """(out, in) features of a layer's linears, by their place in the layer."""
+        attention, kv = self.heads * _HEAD_DIM, self.kv_heads * _HEAD_DIM
+        return {
+            "self_attn.q_proj": (attention, self.hidden),
+            "self_attn.k_proj": (kv, self.hidden),
+            "self_attn.v_proj": (kv, self.hidden),
+            "self_attn.o_proj": (self.hidden, attention),
+            "mlp.gate_proj": (self.intermediate, self.hidden),
+            "mlp.up_proj": (self.intermediate, self.hidden),
+            "mlp.down_proj": (self.hidden, self.intermediate),
+        }
+
+    @property
+    def prefill_ops_per_token(self) -> int:
+        """Multiplications and additions of the layers' linears; attention is not counted."""
+        return 2 * self.layers * sum(rows * columns for rows, columns in self.linears.values())
+
+    def config(self) -> dict[str, Any]:
+        """config.json, in the words that old and new readers of Llama know."""
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": _HEAD_DIM,
+            "vocab_size": self.vocab,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+            "bos_token_id": None,
+            "eos_token_id": 0,
+            "pad_token_id": 3,
+        }
+
+
+LLAMA_1B = ModelShape("llama-1b", 2048, 8192, 16, 32, 8, 128256)
+SMALL = ModelShape("small", 768, 2048, 6, 12, 4, 16384)
+"""Large enough that a step is more than overhead, small enough to convert in seconds."""
+
+
+def write_checkpoint(directory: Path, shape: ModelShape) -> None:
+    """Write bf16 weights, config and tokenizer, all of it or nothing.
+
+    Linears get a variance of 1 / in_features, so that activations keep their size from layer to
+    layer, as a trained model's do, and no quantiser meets a degenerate range.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    unfinished = directory.with_name(directory.name + ".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(size: tuple[int, ...], deviation: float) -> torch.Tensor:
+        return torch.randn(size, generator=generator, dtype=torch.bfloat16) * deviation
+
+    tensors = {
+        name: torch.ones(size, dtype=torch.bfloat16)
+        if len(size) == 1
+        else draw(size, 0.02 if "embed" in name else size[1] ** -0.5)
+        for name, size in _tensor_sizes(shape)
+    }
+    save_file(tensors, unfinished / "model.safetensors", metadata={"format": "pt"})
+    (unfinished / "config.json").write_text(json.dumps(shape.config(), indent=1))
+    for name in _TOKENIZER_FILES:
+        shutil.copy(TOKENIZER_MODEL / name, unfinished)
+    unfinished.rename(directory)
+
+
+def write_calibration(path: Path, shape: ModelShape, windows: int = 8, length: int = 512) -> None:
+    """Random tokens, the least that a calibration takes: random weights have no text of theirs."""
+    import numpy as np
+
+    ids = np.random.default_rng(1).integers(4, shape.vocab, (windows, length))
+    path.write_text("".join(json.dumps({"token_ids": row.tolist()}) + "\n" for row in ids))
+
+
+def _tensor_sizes(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield "model.embed_tokens.weight", (shape.vocab, shape.hidden)
+    yield "model.norm.weight", (shape.hidden,)
+    for layer in range(shape.layers):
+        prefix = f"model.layers.{layer}."
+        yield prefix + "input_layernorm.weight", (shape.hidden,)
+        yield prefix + "post_attention_layernorm.weight", (shape.hidden,)
+        for name, size in shape.linears.items():
+            yield f"{prefix}{name}.weight", size

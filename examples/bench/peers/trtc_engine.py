@@ -1,0 +1,160 @@
+"""trtc: engines built from the same checkpoint, run through trtc_worker and `trtc serve`."""
+
+import asyncio
+import json
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from examples.bench.peers.contestants import Figures, Setting, decode_figures, stream_figures
+from examples.bench.peers.jobs import Job, Kind, RawTrace, chat_seconds
+from examples.bench.peers.processes import (
+    Command,
+    Server,
+    free_port,
+    http_ok,
+    python_env,
+    run,
+    run_step,
+    seconds_to_first_line,
+    serving,
+)
+from examples.bench.peers.trtc_worker import complete_all
+from trtc.protos.manifest import WEIGHTS_FILE
+from trtc.runtime.bench.load import ServerTarget
+from trtc.runtime.client import AsyncClient, Client
+
+BITS = {"int4_awq": 4, "int8_sq": 8, "fp8": 8, "bf16": 16}
+_CALIBRATED = ("int4_awq", "int8_sq", "fp8")
+_GATHERED = "embedding.weight"
+"""The table that embeddings are looked up in: a step reads a row a token of it. The lm_head has a
+copy of its own in the layout of its kernel."""
+_WORKER: Command = [sys.executable, "-m", "examples.bench.peers.trtc_worker"]
+
+
+@dataclass(frozen=True)
+class TrtcEngine:
+    """A contestant."""
+
+    setting: Setting
+    dtype: str
+    runtime: str = "trtc"
+
+    @property
+    def name(self) -> str:
+        return f"{self.runtime} {self.dtype}"
+
+    @property
+    def bits(self) -> int:
+        return BITS[self.dtype]
+
+    @property
+    def engine(self) -> Path:
+        return self.setting.directory / "engines" / self.dtype
+
+    @property
+    def read_bytes(self) -> int:
+        return read_bytes(self.engine / WEIGHTS_FILE)
+
+    def decode(self, batch: int, seed: int) -> Figures:
+        """Through scheduler and engine loop in one process."""
+        work = self.setting.work
+        prompts = work.prompts(batch, work.prompt_len, seed)
+        done = run(_WORKER, stdin=self._job("generate", prompts, work.decode_len).to_json())
+        traces = [RawTrace(**trace) for trace in done.last_json()]
+        return decode_figures(traces, work.prompt_len, done.peak_rss)
+
+    def start(self, seed: int) -> Figures:
+        prompts = self.setting.work.prompts(1, self.setting.work.start_len, seed)
+        job = self._job("first_token", prompts, 1)
+        return {"first_token_s": seconds_to_first_line(_WORKER, stdin=job.to_json())}
+
+    def streams(self, seed: int) -> Figures:
+        """Over gRPC."""
+        work = self.setting.work
+        with self._serving() as (address, server):
+            traces = asyncio.run(
+                _streams(
+                    address,
+                    work.warmup(),
+                    work.prompts(work.streams, work.prompt_len, seed),
+                    work.stream_len,
+                )
+            )
+            return stream_figures(traces, server.peak_rss())
+
+    def chat(self, seed: int, *, reuse: bool) -> Figures:
+        """Over gRPC."""
+        work = self.setting.work
+        more = () if reuse else ("--no-prefix-cache",)
+        with self._serving(*more) as (address, _), Client(address) as client:
+
+            def complete(prompt: Sequence[int], output_len: int) -> list[int]:
+                done = client.generate(
+                    prompt, max_tokens=output_len, temperature=0.0, ignore_eos=True
+                )
+                return list(done.result().token_ids)
+
+            complete(work.warmup(), 2)
+            return {"chat_s": chat_seconds(complete, work.chat(seed), work.reply_len)}
+
+    def _job(self, kind: Kind, prompts: list[list[int]], output_len: int) -> Job:
+        warmup = self.setting.work.warmup()
+        return Job(kind, str(self.engine), prompts, output_len, self.setting.threads, warmup)
+
+    @contextmanager
+    def _serving(self, *more: str) -> Iterator[tuple[str, Server]]:
+        port, http_port = free_port(), free_port()
+        command: Command = [
+            sys.executable,
+            "-m",
+            "trtc",
+            "serve",
+            self.engine,
+            "--grpc-port",
+            str(port),
+        ]
+        command += ["--http-port", str(http_port), "--threads", str(self.setting.threads), *more]
+        with serving(command, lambda: http_ok(http_port, "/readyz")) as server:
+            yield f"127.0.0.1:{port}", server
+
+
+def prepare(setting: Setting, calibration: Path, dtypes: list[str]) -> list[TrtcEngine]:
+    """Build what has not been built yet, each in a process of its own.
+
+    Raises:
+        Unavailable: a build failed.
+    """
+    engines = [TrtcEngine(setting, dtype) for dtype in dtypes]
+    for one in engines:
+        if not one.engine.exists():
+            command: Command = [sys.executable, "-m", "examples.bench.peers.trtc_build"]
+            command += [setting.checkpoint, one.engine, one.dtype, str(setting.work.streams)]
+            command += [calibration] if one.dtype in _CALIBRATED else []
+            run_step(command, setting.logs / "trtc.log", python_env())
+    return engines
+
+
+def read_bytes(weights: Path) -> int:
+    """Bytes of a safetensors file's tensors, less the table of embeddings that is looked up in."""
+    with weights.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        tensors = json.loads(file.read(length))
+    sizes: dict[str, int] = {
+        name: facts["data_offsets"][1] - facts["data_offsets"][0]
+        for name, facts in tensors.items()
+        if name != "__metadata__"
+    }
+    return sum(sizes.values()) - sizes.get(_GATHERED, 0)
+
+
+async def _streams(
+    address: str, warmup: Sequence[int], prompts: Sequence[Sequence[int]], output_len: int
+) -> list[RawTrace]:
+    async with AsyncClient(address) as client:
+        target = ServerTarget(client, "")
+        await complete_all(target, [warmup], 2)
+        return await complete_all(target, prompts, output_len)

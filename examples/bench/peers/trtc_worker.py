@@ -1,0 +1,78 @@
+"""trtc's side of a measurement: `python -m examples.bench.peers.trtc_worker`, a Job on stdin.
+
+Modules are imported where they are used: those that serve are no part of a cold start.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from examples.bench.peers.jobs import Job, RawTrace, answer, read_job
+
+if TYPE_CHECKING:
+    from trtc.runtime.bench.load import Target
+    from trtc.runtime.draft import RequestDraft
+
+
+def first_token(job: Job) -> None:
+    """Open the engine, print one token."""
+    from trtc.runtime.engine import LocalEngine
+
+    with LocalEngine.open(job.model, num_threads=job.threads) as engine:
+        generation = engine.generate(job.prompts[0], max_tokens=1, temperature=0.0, ignore_eos=True)
+        answer(next(generation).token_ids)
+
+
+async def generate(job: Job) -> list[RawTrace]:
+    """All prompts at once, through scheduler and engine loop, without gRPC."""
+    from trtc.runtime.bench.load import local_target
+    from trtc.runtime.server.app import ServerConfig
+    from trtc.runtime.server.opening import open_handle
+
+    config = ServerConfig(engines=(), num_threads=job.threads, prefix_cache=job.prefix_cache)
+    async with local_target(Path(job.model), config, open_handle) as target:
+        await complete_all(target, [job.warmup], 2)
+        return await complete_all(target, job.prompts, job.output_len)
+
+
+async def complete_all(
+    target: "Target", prompts: Sequence[Sequence[int]], output_len: int
+) -> list[RawTrace]:
+    from trtc.runtime.bench.load import trace_request
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(trace_request(target, draft(prompt, output_len)))
+            for prompt in prompts
+        ]
+    traces = [task.result() for task in tasks]
+    for trace in traces:
+        if trace.failure or trace.num_tokens != output_len:
+            raise RuntimeError(f"{trace.num_tokens} of {output_len} tokens {trace.failure}")
+    return [RawTrace(trace.sent_at, trace.arrivals) for trace in traces]
+
+
+def draft(prompt: Sequence[int], output_len: int) -> "RequestDraft":
+    """A greedy request that no end-of-sequence token ends."""
+    from trtc.runtime.draft import RequestDraft
+    from trtc.runtime.request import SamplingParams
+
+    return RequestDraft(
+        token_ids=tuple(prompt),
+        sampling=SamplingParams(temperature=0.0),
+        max_tokens=output_len,
+        ignore_eos=True,
+    )
+
+
+def main() -> None:
+    job = read_job()
+    if job.kind == "first_token":
+        first_token(job)
+    else:
+        answer([vars(trace) for trace in asyncio.run(generate(job))])
+
+
+if __name__ == "__main__":
+    main()
