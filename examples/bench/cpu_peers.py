@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,17 +142,27 @@ def run_all(
         seed = time.time_ns() % 2**31
         for workload in plan.only:
             if bounds is not None:
-                yield Sample(MACHINE, MACHINE, MACHINE, 0, seed, time.time(), bounds.measure())
+                yield _attempt(MACHINE, MACHINE, MACHINE, 0, seed, bounds.measure)
             takers = [one for one in contestants if one.bits == 4 or workload in ALL_WIDTHS]
             shift = turn % max(1, len(takers))
             for one in [*takers[shift:], *takers[:shift]]:
-                began = time.time()
-                try:
-                    figures = WORKLOADS[workload](one, seed)
-                except (RunFailed, RuntimeError, OSError, TrtcError) as failure:
-                    yield f"{one.name}, {workload}: {failure}"
-                    continue
-                yield Sample(workload, one.name, one.runtime, one.bits, seed, began, figures)
+                measure = partial(WORKLOADS[workload], one, seed)
+                yield _attempt(workload, one.name, one.runtime, one.bits, seed, measure)
+
+
+def _attempt(
+    workload: str,
+    name: str,
+    runtime: str,
+    bits: int,
+    seed: int,
+    measure: Callable[[], Figures],
+) -> Sample | str:
+    began = time.time()
+    try:
+        return Sample(workload, name, runtime, bits, seed, began, measure())
+    except (RunFailed, OSError, TrtcError) as failure:
+        return f"{name}, {workload}: {failure}"
 
 
 def run(plan: Plan) -> int:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from examples.bench.peers.checkpoint import ModelShape
 from examples.bench.peers.jobs import RawTrace
+from examples.bench.peers.processes import RunFailed
 from examples.bench.peers.work import Work
 from trtc.runtime.bench.measure import Load, Trace, measure
 
@@ -62,11 +63,15 @@ class Contestant(Protocol):
 
 
 def steady_rate(traces: list[Trace]) -> float:
-    """Tokens a second while every request decodes: from the last first token to the first end."""
+    """Tokens a second while every request decodes: from the last first token to the first end.
+
+    Raises:
+        RunFailed: there was no such time.
+    """
     begin = max(trace.arrivals[0][0] for trace in traces)
     end = min(trace.arrivals[-1][0] for trace in traces)
     if end <= begin:
-        raise ValueError("the first request ended before the last one had begun to decode")
+        raise RunFailed("the first request ended before the last one had begun to decode")
     tokens = sum(count for trace in traces for at, count in trace.arrivals if begin < at <= end)
     return tokens / (end - begin)
 

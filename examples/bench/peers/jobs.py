@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from examples.bench.peers.processes import RunFailed
+
 Kind = Literal["generate", "first_token", "chat"]
 
 
@@ -66,6 +68,9 @@ def chat_seconds(complete: Complete, turns: Sequence[Sequence[int]], reply_len: 
 
     Args:
         turns: what is added before each reply; the first holds the system prompt.
+
+    Raises:
+        RunFailed: a reply of another length.
     """
     said: list[int] = []
     began = time.perf_counter()
@@ -73,6 +78,6 @@ def chat_seconds(complete: Complete, turns: Sequence[Sequence[int]], reply_len: 
         said += added
         reply = complete(said, reply_len)
         if len(reply) != reply_len:
-            raise RuntimeError(f"{len(reply)} tokens came instead of {reply_len}")
+            raise RunFailed(f"{len(reply)} tokens came instead of {reply_len}")
         said += reply
     return time.perf_counter() - began

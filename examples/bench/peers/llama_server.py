@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from examples.bench.peers.jobs import RawTrace
-from examples.bench.peers.processes import http_ok
+from examples.bench.peers.processes import RunFailed, http_ok
 
 _TIMEOUT_S = 600.0
 
@@ -47,7 +47,7 @@ class LlamaServer:
             connection.close()
         came = sum(tokens for _, tokens in trace.arrivals)
         if came != output_len:
-            raise RuntimeError(f"llama-server sent {came} of {output_len} tokens")
+            raise RunFailed(f"llama-server sent {came} of {output_len} tokens")
         return trace
 
     def streams(self, prompts: Sequence[Sequence[int]], output_len: int) -> list[RawTrace]:
@@ -82,5 +82,5 @@ class LlamaServer:
 def _ok(connection: http.client.HTTPConnection) -> Any:
     response = connection.getresponse()
     if response.status != http.HTTPStatus.OK:
-        raise RuntimeError(f"llama-server answered {response.status}: {response.read()[:200]!r}")
+        raise RunFailed(f"llama-server answered {response.status}: {response.read()[:200]!r}")
     return response

@@ -12,6 +12,7 @@ import openvino_genai as genai
 from openvino import Tensor
 
 from examples.bench.peers.jobs import Job, RawTrace, answer, chat_seconds, read_job
+from examples.bench.peers.processes import RunFailed
 
 _BLOCK = 32
 """Tokens of a KV block on CPUs."""
@@ -70,7 +71,7 @@ class Pipeline:
                     trace.arrivals.append((now, len(ids)))
         for trace in traces:
             if sum(tokens for _, tokens in trace.arrivals) != output_len:
-                raise RuntimeError(f"not {output_len} tokens: {trace.arrivals}")
+                raise RunFailed(f"not {output_len} tokens: {trace.arrivals}")
         return traces
 
 

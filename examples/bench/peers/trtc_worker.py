@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from examples.bench.peers.jobs import Job, RawTrace, answer, read_job
+from examples.bench.peers.processes import RunFailed
 
 if TYPE_CHECKING:
     from trtc.runtime.bench.load import Target
@@ -49,7 +50,7 @@ async def complete_all(
     traces = [task.result() for task in tasks]
     for trace in traces:
         if trace.failure or trace.num_tokens != output_len:
-            raise RuntimeError(f"{trace.num_tokens} of {output_len} tokens {trace.failure}")
+            raise RunFailed(f"{trace.num_tokens} of {output_len} tokens {trace.failure}")
     return [RawTrace(trace.sent_at, trace.arrivals) for trace in traces]
 
 
