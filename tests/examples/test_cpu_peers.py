@@ -127,6 +127,13 @@ def test_lower_is_better_for_times_and_memory_and_a_limit_is_a_limit() -> None:
     assert quicker.reached is True
 
 
+def test_a_limit_without_a_ratio_needs_no_peer() -> None:
+    title = "concurrent streams, ITL p99, ms"
+    for latency, reached in ((249.0, True), (250.0, False)):
+        found = line([sample("streams", "trtc int4", itl_p99_ms=latency)], title)
+        assert (found.ratio, found.wanted_ratio, found.reached) == (None, None, reached)
+
+
 def test_a_chat_is_held_against_peers_with_and_without_reuse() -> None:
     samples = [
         sample("chat", "trtc int4", chat_s=4.0),

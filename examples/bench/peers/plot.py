@@ -63,14 +63,14 @@ def _bar(row: Row, y: float) -> Iterator[str]:
     assert better is not None
     begin, end = sorted((_x(1.0), _x(better)))
     kind = {True: "yes", False: "no", None: "open"}[row.reached]
-    wanted = row.wanted_ratio if row.wanted.better == "higher" else 1 / row.wanted_ratio
     yield _text(_LABELS - 10, y + 15, row.wanted.title, "name", "end")
     yield (
         f'<rect class="{kind}" x="{begin:.1f}" y="{y + 4:.1f}" width="{end - begin:.1f}" '
         f'height="{_ROW - 8:g}"><title>{escape(str(row.best_peer))}</title></rect>'
     )
-    x = _x(wanted)
-    yield f'<line class="wanted" x1="{x:.1f}" x2="{x:.1f}" y1="{y + 2:.1f}" y2="{y + 20:.1f}"/>'
+    if row.wanted_ratio is not None:
+        x = _x(row.wanted_ratio if row.wanted.better == "higher" else 1 / row.wanted_ratio)
+        yield f'<line class="wanted" x1="{x:.1f}" x2="{x:.1f}" y1="{y + 2:.1f}" y2="{y + 20:.1f}"/>'
     yield _text(_WIDTH - 8, y + 15, f"{better:.2f}x", "value", "end")
 
 

@@ -107,9 +107,11 @@ class Bound:
 
 
 def _row(row: Row) -> str:
-    wanted = f"{'>=' if row.wanted.better == 'higher' else '<='} {row.wanted_ratio:g}x"
+    wanted = []
+    if row.wanted_ratio is not None:
+        wanted.append(f"{'>=' if row.wanted.better == 'higher' else '<='} {row.wanted_ratio:g}x")
     if row.wanted.limit is not None:
-        wanted += f", < {row.wanted.limit:g}"
+        wanted.append(f"< {row.wanted.limit:g}")
     best = row.best_peer
     cells = [
         row.wanted.title,
@@ -117,7 +119,7 @@ def _row(row: Row) -> str:
         best or "no peer was measured",
         _value(row.wanted.figure, row.peers[best]) if best else _NO_VALUE,
         f"{row.ratio:.2f}x" if row.ratio is not None else _NO_VALUE,
-        wanted,
+        ", ".join(wanted),
         {True: "yes", False: "no", None: _NO_VALUE}[row.reached],
     ]
     return f"| {' | '.join(cells)} |"
