@@ -21,6 +21,12 @@ from trtc.protos.plan import Argument, Buffer, Call, Plan, Rows, Weight, max_row
 
 Kind = Literal["buffer", "weight", "step", "pool", "logits"]
 
+_IN_TILES = frozenset(
+    f"{weight}{part}"
+    for weight in ("weight", "gate_up", "down")
+    for part in ("", "_scale", "_zero")
+)
+"""Parameters that the layout `tiles` reorders."""
 _STEP_INPUTS: dict[str, tuple[Extent, ...]] = {
     "token_ids": ("T",),
     "positions": ("T",),
@@ -238,13 +244,11 @@ class _Planner:
         """A weight lies where it is first used, so that a step reads the file forwards."""
         if value.name in self.weights:
             return
-        # A u8 tensor that is no zero point is bytes of a packed weight.
-        packed = value.dtype == "u8" and not parameter.endswith("_zero")
         self.weights[value.name] = Weight(
             name=value.name,
             dtype=value.dtype,
             shape=tuple(int(extent) for extent in value.shape),
-            layout=f"packed_{attributes.get('weight_dtype', 'i8')}" if packed else "row_major",
+            layout=_layout(parameter, value, attributes),
             offset=self.weights_end,
             bytes=DTYPES[value.dtype].num_bytes(math.prod(int(n) for n in value.shape)),
             fill=dummy_fill(parameter, value.dtype, attributes, axes),
@@ -313,6 +317,14 @@ def _tensor_type(parameter: Parameter, value: _Value | None) -> TensorType | Non
         return None
     packed = value.dtype == "u8" and len(value.shape) == 1 != len(parameter.axes)
     return TensorType(value.dtype, parameter.axes if packed else value.shape)
+
+
+def _layout(parameter: str, value: _Value, attributes: Mapping[str, int | float | str]) -> str:
+    if attributes.get("layout") == "tiles":
+        return "tiles" if parameter in _IN_TILES else "row_major"
+    # A u8 tensor that is no zero point is bytes of a packed weight.
+    packed = value.dtype == "u8" and not parameter.endswith("_zero")
+    return f"packed_{attributes.get('weight_dtype', 'i8')}" if packed else "row_major"
 
 
 def _check_rows(operator: FusedOp, axes: Mapping[str, Extent]) -> None:

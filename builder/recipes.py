@@ -180,7 +180,11 @@ class OnFirstRank:
 
 def recipe_of_rank(recipe: Recipe, rank: int) -> Recipe:
     """The same tensor on another rank."""
-    return replace(recipe, rank=rank) if isinstance(recipe, Shard | OnFirstRank) else recipe
+    if isinstance(recipe, Shard | OnFirstRank):
+        return replace(recipe, rank=rank)
+    if isinstance(recipe, Apply):
+        return replace(recipe, sources=tuple(recipe_of_rank(one, rank) for one in recipe.sources))
+    return recipe
 
 
 def load_ranks(recipe: Recipe, ranks: int, reader: TensorReader) -> Iterator[Array]:
@@ -188,5 +192,8 @@ def load_ranks(recipe: Recipe, ranks: int, reader: TensorReader) -> Iterator[Arr
     if isinstance(recipe, Shard | OnFirstRank):
         whole = recipe.source.load(reader)
         yield from (replace(recipe, rank=rank).of(whole) for rank in range(ranks))
+    elif isinstance(recipe, Apply) and recipe_of_rank(recipe, ranks - 1) != recipe:
+        sources = [load_ranks(one, ranks, reader) for one in recipe.sources]
+        yield from (recipe.function(*pieces) for pieces in zip(*sources, strict=True))
     else:
         yield from [recipe.load(reader)] * ranks

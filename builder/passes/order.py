@@ -24,6 +24,7 @@ from trtc.builder.passes.shard import ShardOverRanks
 from trtc.builder.passes.share_pre_scales import share_pre_scales
 from trtc.builder.passes.share_quantize import SHARE_QUANTIZE
 from trtc.builder.passes.split_attention import SPLIT_ATTENTION
+from trtc.builder.passes.tile_weights import TILE_WEIGHTS
 from trtc.builder.passes.verify_native import VERIFY_NATIVE
 from trtc.builder.recipes import TensorReader
 from trtc.quant.scheme import Scheme
@@ -82,8 +83,8 @@ def narrows_lm_head(scheme: Scheme, exact_lm_head: bool) -> bool:
 
 
 def cuda_passes(scheme: Scheme, reader: TensorReader, ranks: int = 1) -> tuple[Pass, ...]:
-    """The CUDA target's list: weights stay row-major, activations exact, and each of several ranks
-    gets its share."""
+    """The CUDA target's list: activations are exact, each of several ranks gets its share, and
+    4-bit weights come to lie in tiles."""
     share = (share_pre_scales(reader),) if scheme.pre_quant_scale else ()
     shard = (ShardOverRanks(ranks),) if ranks > 1 else ()
-    return (*share, *_CUDA_PASSES, *shard)
+    return (*share, *_CUDA_PASSES, *shard, TILE_WEIGHTS)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trtc.plugins.layouts import pack, pack_columns
 from trtc.plugins.rounding import cast
+from trtc.plugins.tiles import tile
 
 Array = NDArray[Any]
 
@@ -126,3 +127,13 @@ def _slices(weight: Array) -> Iterator[slice]:
     """Rows at a time: an lm_head in fp32 would be the largest thing that a build holds."""
     rows = max(1, _SLICE_ELEMENTS // weight.shape[1])
     return (slice(first, first + rows) for first in range(0, len(weight), rows))
+
+
+@dataclass(frozen=True)
+class Tile:
+    """[..., N, columns] -> the same elements in the order of plugins/tiles.py."""
+
+    width: int
+
+    def __call__(self, array: Array) -> Array:
+        return tile(array, self.width)

@@ -22,7 +22,7 @@ from trtc.protos.launches import LAUNCHES_FILE, launches_json
 from trtc.protos.manifest import GRAPH_FILE, PLAN_FILE, ByteLedger, TargetFacts, weights_files
 from trtc.quant.scheme import Scheme
 
-_WEIGHTS = ("f32", "bf16", "f8e4m3")
+_WEIGHTS = ("f32", "bf16", "f8e4m3", "i8", "i4", "i4_f8")
 """Element types of weights that the linears' kernels multiply."""
 
 

@@ -257,9 +257,9 @@ class _Resolver:
         def matrix(parameter: str, columns: int, rows: int = 0) -> Matrix:
             return Matrix(
                 address=names[parameter],
-                dtype=site.dtypes[parameter],
+                dtype=site.dtypes.get(parameter, "bf16"),
                 columns=columns,
-                stride=site.strides[parameter],
+                stride=site.strides.get(parameter, columns),
                 rows=rows,
             )
 

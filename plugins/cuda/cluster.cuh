@@ -28,6 +28,12 @@ __device__ inline unsigned address_in_block(unsigned address, int rank) {
   return remote;
 }
 
+__device__ inline float load_from_block(unsigned remote) {
+  float value;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(remote) : "memory");
+  return value;
+}
+
 __device__ inline void store_in_block(unsigned remote, float4 values) {
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "f"(values.x),
                "f"(values.y), "f"(values.z), "f"(values.w)

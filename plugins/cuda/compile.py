@@ -46,6 +46,10 @@ _TRITON_TYPES: Mapping[str, str] = {
     "f16": "fp16",
     "f8e4m3": "fp8e4nv",
     "i8": "i8",
+    "u8": "u8",
+    # Two a byte.
+    "i4": "u8",
+    "u4": "u8",
     "i32": "i32",
 }
 

@@ -101,9 +101,9 @@ class Launch:
 class MatrixProduct:
     """One call of cuBLASLt: out = x @ weight.T (* input_scale * weight_scale) (+ bias).
 
-    Fields name the operator's parameters, or scratch buffers; "" is none. x [rows, K] and
-    weight [N, K] are bf16 or f32 (then without scales), or f8e4m3 with both scales; weight_scale
-    is one a row of the weight.
+    Fields name the operator's parameters, or scratch buffers (bf16, without gaps between rows);
+    "" is none. x [rows, K] and weight [N, K] are bf16 or f32 (then without scales), or f8e4m3 with
+    both scales; weight_scale is one a row of the weight.
     """
 
     x: str = "x"

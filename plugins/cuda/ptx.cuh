@@ -108,6 +108,13 @@ __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
+// (word & mask) ^ flip, in one instruction even of two constants.
+__device__ inline unsigned mask_and_flip(unsigned word, unsigned mask, unsigned flip) {
+  unsigned result;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(result) : "r"(word), "r"(mask), "r"(flip));
+  return result;
+}
+
 __device__ inline float infinity() { return __uint_as_float(0x7f800000u); }
 
 // 2^x, within 2 units of the last place; 0 for -infinity.

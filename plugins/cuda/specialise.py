@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from trtc.plugins.cuda.compile import KernelParameter, KernelSource
+from trtc.plugins.cuda.compile import MAX_SHARED_BYTES, KernelParameter, KernelSource
 from trtc.plugins.cuda.launch import DIMS, ONE, Extent, Launch, Site, Variant
 from trtc.protos.dtypes import DTYPES
 
@@ -28,6 +28,7 @@ def triton_launch(
     programs: Extent,
     num_warps: int,
     sm: int,
+    max_shared_bytes: int = MAX_SHARED_BYTES,
 ) -> Launch:
     """A launch of a Triton function over a grid of one axis.
 
@@ -46,6 +47,7 @@ def triton_launch(
             constants=all_constants,
             num_warps=num_warps,
             absent=tuple(name for name in tensors if name not in dtypes),
+            max_shared_bytes=max_shared_bytes,
         ),
         arguments=present,
         grid=(programs, ONE, ONE),

@@ -1,5 +1,6 @@
 """linear on a GPU.
 
+integers    cuda_narrow.py, whatever the rows
 few rows    skinny.cu, cut by the tables of skinny.py
 many        cuBLASLt where it takes the site, the softcap of its logits applied after it;
             a tile kernel that takes every site else
@@ -11,11 +12,12 @@ import triton.language as tl
 from trtc.plugins.cuda.device import launch_dependents, row_and_columns, wait_for_inputs
 from trtc.plugins.cuda.launch import Extent, Launch, MatrixProduct, Site, Variant
 from trtc.plugins.cuda.specialise import count_index, site_launch, vector
+from trtc.plugins.linear.cuda_narrow import lower_narrow
 from trtc.plugins.linear.skinny import skinny_variants
-from trtc.protos.errors import UnsupportedError
 
 _BLOCK = 1024
 """Elements of a row that a program of `cap` takes."""
+_INTEGERS = ("i8", "i4", "u4")
 _FP8_MULTIPLE = 16
 """What N and K must be a multiple of for cuBLASLt's E4M3 products."""
 
@@ -116,18 +118,13 @@ def softcapped(values, SOFTCAP: tl.constexpr):
 
 
 def lower(site: Site) -> tuple[Variant, ...]:
-    """Variants of a linear whose weight is row-major.
+    """Variants of a linear whose weight is row-major, or 4-bit in tiles.
 
     Raises:
-        UnsupportedError: integer weights.
+        UnsupportedError: integer weights in groups that are too small for the tensor cores.
     """
-    weight_dtype = str(site.attributes["weight_dtype"])
-    if weight_dtype not in ("f32", "bf16", "f8e4m3"):
-        raise UnsupportedError(
-            f"no CUDA kernel multiplies {weight_dtype} weights",
-            field="--dtype",
-            remedy="Use --target cpu for this scheme",
-        )
+    if site.attributes["weight_dtype"] in _INTEGERS:
+        return lower_narrow(site)
     many = Variant(work=_many_rows(site), max_rows=site.limits.max_num_tokens)
     return (*skinny_variants(site), many)
 

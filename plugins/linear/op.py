@@ -8,7 +8,8 @@ LINEAR = FusedOp(
     summary="out = softcap(x @ (weight * weight_scale).T * input_scale + bias) + residual",
     inputs=(
         Parameter("x", ("M", "K"), ("f32", "bf16", "f8e4m3", "i8")),
-        # [N, K] in layout row_major; in layout packed the bytes of plugins/layouts.py.
+        # [N, K] in layout row_major; in layout packed the bytes of plugins/layouts.py. In layout
+        # tiles (4-bit) weight, scale and zero are in the order of plugins/tiles.py.
         Parameter(
             "weight",
             ("N", "K"),
@@ -36,7 +37,11 @@ LINEAR = FusedOp(
             cpp_enum="DType",
         ),
         Attribute(
-            "layout", "enum", "row_major", choices=("row_major", "packed"), cpp_enum="Layout"
+            "layout",
+            "enum",
+            "row_major",
+            choices=("row_major", "packed", "tiles"),
+            cpp_enum="Layout",
         ),
         # dynamic_i8: bf16 x is rounded to int8 by row and group; for integer weights only.
         Attribute(

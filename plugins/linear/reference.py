@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from trtc.plugins.layouts import unpack, unpack_columns
 from trtc.plugins.products import scaled_product
 from trtc.plugins.rounding import cast
+from trtc.plugins.tiles import CHANNELS, untile, untile_groups
 
 Array = NDArray[Any]
 
@@ -34,6 +35,9 @@ def reference(
         weight = unpack(weight, N, x.shape[1], weight_dtype)
         weight_scale = None if weight_scale is None else unpack_columns(weight_scale)
         weight_zero = None if weight_zero is None else unpack_columns(weight_zero)
+    if layout == "tiles":
+        weight = untile(weight, CHANNELS)
+        weight_scale, weight_zero = untile_groups(weight_scale), untile_groups(weight_zero)
     total = scaled_product(x, weight, weight_scale, weight_zero, group_size, activation)
     if input_scale is not None:
         total = total * input_scale.astype(np.float32)

@@ -11,7 +11,8 @@ MOE = FusedOp(
     inputs=(
         Parameter("x", ("M", "H"), ("f32", "bf16")),
         Parameter("router_logits", ("M", "E"), ("f32",)),
-        # Gate rows before up rows. In layout packed: the experts' packed bytes one after another.
+        # Gate rows before up rows. In layout packed: the experts' packed bytes one after another;
+        # in layout tiles (4-bit) the weights, scales and zeros of each as plugins/tiles.py says.
         Parameter("gate_up", ("E", "2*I", "H"), _WEIGHTS, role="weight"),
         Parameter("down", ("E", "H", "I"), _WEIGHTS, role="weight"),
         Parameter("gate_up_scale", ("E", "2*I", "GH"), ("f32",), role="weight", optional=True),
@@ -38,7 +39,11 @@ MOE = FusedOp(
             cpp_enum="DType",
         ),
         Attribute(
-            "layout", "enum", "row_major", choices=("row_major", "packed"), cpp_enum="Layout"
+            "layout",
+            "enum",
+            "row_major",
+            choices=("row_major", "packed", "tiles"),
+            cpp_enum="Layout",
         ),
         # How each expert's inputs are rounded; static scales for f8e4m3 and i8.
         Attribute(

@@ -9,6 +9,7 @@ from trtc.plugins.activations import activate
 from trtc.plugins.layouts import unpack_columns, unpack_experts
 from trtc.plugins.products import scaled_product
 from trtc.plugins.rounding import cast, quantize
+from trtc.plugins.tiles import CHANNELS, untile, untile_groups
 
 Array = NDArray[Any]
 
@@ -48,6 +49,10 @@ def reference(
             None if values is None else unpack_columns(values)
             for values in (gate_up_scale, down_scale, gate_up_zero, down_zero)
         )
+    if layout == "tiles":
+        gate_up, down = untile(gate_up, CHANNELS), untile(down, CHANNELS)
+        gate_up_scale, down_scale = untile_groups(gate_up_scale), untile_groups(down_scale)
+        gate_up_zero, down_zero = untile_groups(gate_up_zero), untile_groups(down_zero)
 
     def linear(
         rows: Array, e: int, w: Array, scale: Any, zero: Any, input_scale: Any, pre_scale: Any

@@ -13,6 +13,7 @@ from tests.support.engines import config_dict
 from trtc.builder.checkpoint.dummy import dummy_checkpoint
 from trtc.builder.families.registry import decoder_spec
 from trtc.builder.recipes import (
+    Apply,
     Array,
     Constant,
     Load,
@@ -144,6 +145,18 @@ def test_what_is_not_cut_is_read_once_for_all() -> None:
     first, *others = load_ranks(OnFirstRank(Load("w")), 3, reader)
     np.testing.assert_array_equal(first, reader.value)
     assert not np.any(others)
+
+
+def test_a_function_of_what_is_cut_is_each_rank_s() -> None:
+    whole = np.arange(24, dtype=np.float32).reshape(6, 4)
+    reader = Reader(whole)
+    recipe = Apply(np.negative, (Shard(Load("w"), 0, (4, 2), 2),))
+    expected = [-whole[[0, 1, 4]], -whole[[2, 3, 5]]]
+    for piece, wanted in zip(load_ranks(recipe, 2, reader), expected, strict=True):
+        np.testing.assert_array_equal(piece, wanted)
+    assert reader.reads == 1
+    for rank, wanted in enumerate(expected):
+        np.testing.assert_array_equal(recipe_of_rank(recipe, rank).load(reader), wanted)
 
 
 def test_each_rank_has_its_file(tmp_path: Path) -> None:

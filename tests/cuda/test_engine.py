@@ -23,9 +23,9 @@ FAMILIES = ("llama", "qwen3")
 """One without and one with norms of q and k; the graphs of all are lowered in test_lowering.py."""
 
 
-def run_both(family: str, scheme: str, directory: str, kv_dtype: str | None) -> dict[str, Any]:
+def run_both(family: str, scheme: str, directory: str, **options: Any) -> dict[str, Any]:
     """Logits of engine and evaluator over prefills, chunks, and mixed and pure decode steps."""
-    lowered = lower_dummy(family, SCHEMES[scheme], Path(directory), kv_dtype=kv_dtype)
+    lowered = lower_dummy(family, SCHEMES[scheme], Path(directory), **options)
     engine = engine_stepper(lowered.executor)
     expected = Stepper(lowered.evaluator.run, lowered.kv, NUM_PAGES, scramble=1)
     first, second = random_prompt(11, seed=1), random_prompt(21, seed=2)
@@ -46,6 +46,28 @@ def run_both(family: str, scheme: str, directory: str, kv_dtype: str | None) -> 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_fp32_engine_is_its_graph(family: str, tmp_path: Path) -> None:
-    result = in_interpreter(run_both, family, "fp32", str(tmp_path), None)
+    result = in_interpreter(run_both, family, "fp32", str(tmp_path))
     assert result["worst"] < 1e-5
     assert len(result["launched"]) >= 6, "the engine ran other kernels than its own"
+
+
+def run_native(directory: str) -> dict[str, Any]:
+    """The same with the kernels in CUDA C++, of a model as small as 4-bit weights may be."""
+    return run_both(
+        "llama",
+        "int4_awq",
+        directory,
+        sm=80,
+        native=True,
+        num_hidden_layers=1,
+        hidden_size=128,
+        intermediate_size=128,
+    )
+
+
+@pytest.mark.slow
+def test_an_engine_of_4_bit_weights_is_its_graph(tmp_path: Path) -> None:
+    """Rounding to bf16 aside: products sum in another order, and residuals are added after it."""
+    result = in_interpreter(run_native, str(tmp_path))
+    assert result["worst"] < 0.03
+    assert "narrow_linear" in result["launched"]

@@ -14,7 +14,7 @@ from tests.support.cuda_on_cpu import launch as launch_on_cpu
 from tests.support.cuda_on_cpu import poisoned
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.linear_calls import Case, linear_call, take_rows
-from tests.support.triton_kernels import INTERPRETED_SM, Work, needs_triton
+from tests.support.triton_kernels import Work, needs_triton
 from trtc.plugins.cuda.cpp import CudaSource
 from trtc.plugins.cuda.launch import Collective, Launch, MatrixProduct, Site
 from trtc.plugins.rounding import NUMPY_DTYPES
@@ -253,10 +253,3 @@ def test_few_tokens_need_no_kernel_for_more() -> None:
     assert [variant_kind(variant.work) for variant in variants] == ["skinny", "skinny", "product"]
     (launched,) = variants[1].work
     assert isinstance(launched, Launch) and launched.kernel.constants["ROWS"] == 16
-
-
-@pytest.mark.parametrize("dtype", ["i8", "i4"])
-def test_integer_weights_are_refused(dtype: str) -> None:
-    case = Case("bf16", dtype, 64, 64, layout="row_major")
-    with pytest.raises(UnsupportedError, match=f"no CUDA kernel multiplies {dtype}"):
-        cuda.lower(site(case, INTERPRETED_SM))

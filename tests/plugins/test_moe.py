@@ -18,7 +18,7 @@ from tests.support.kernels import (
     compile_kernels,
 )
 from tests.support.operands import random_array
-from tests.support.weights import in_memory, random_scales, random_weight, stored, stored_columns
+from tests.support.weights import in_memory, random_scales, random_weight, stored, stored_groups
 from trtc.plugins.moe.op import MOE
 
 ROWS, EXPERTS = 40, 5
@@ -74,7 +74,7 @@ def moe_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> KernelCa
             inputs[f"{name}_zero"] = rng.integers(0, 16, shape).astype(np.uint8)
         for each in (f"{name}_scale", f"{name}_zero"):
             if each in inputs:
-                inputs[each] = stored_columns(inputs[each], case.layout)
+                inputs[each] = stored_groups(inputs[each], case.layout)
         if case.quant in ("f8e4m3", "i8"):
             inputs[f"{name}_input_scale"] = rng.uniform(0.02, 0.03, EXPERTS).astype(np.float32)
         if case.pre_scale:

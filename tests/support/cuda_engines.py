@@ -101,13 +101,15 @@ def lower_dummy(
     *,
     kv_dtype: str | None = None,
     sm: int = 90,
+    native: bool = False,
     **overrides: Any,
 ) -> Lowered:
     """Lower a tiny model with random canonical tensors and open it on an interpreting device.
 
-    Call it inside `in_interpreter`.
+    Call it inside `in_interpreter`. `native`: kernels in CUDA C++ run too, thread by thread;
+    otherwise their calls take another variant.
     """
-    engine = _lower(family, scheme, directory, kv_dtype, sm, 1, overrides)
+    engine = _lower(family, scheme, directory, kv_dtype, sm, 1, overrides, native=native)
     executor, launched = engine.open(0, alone)
     shipped = Module(onnx.load(str(engine.path / GRAPH_FILE)), {}, engine.compiled.kv, LIMITS)
     evaluator = Evaluator(shipped, engine.reader)
@@ -134,6 +136,8 @@ def _lower(
     sm: int,
     ranks: int,
     overrides: Mapping[str, Any],
+    *,
+    native: bool = False,
 ) -> _Engine:
     from trtc.builder.targets.cuda import CudaTarget
 
@@ -159,7 +163,9 @@ def _lower(
     target = CudaTarget(sm)
     module, _ = run_passes(request.module, target.passes(request))
     compiled = target.compile(replace(request, module=module), lambda message: None)
-    launches = interpretable(read_launches(path), path, sources)
+    launches = read_launches(path)
+    if not native:
+        launches = interpretable(launches, path, sources)
     return _Engine(path, launches, compiled, spec.vocab_size, sources, request.module, reader)
 
 

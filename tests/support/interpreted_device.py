@@ -1,4 +1,5 @@
-"""A device that is this process: Triton's interpreter runs the kernels, torch the products.
+"""A device that is this process: Triton's interpreter runs Triton's kernels, cuda_on_cpu those of
+CUDA C++, and torch the products.
 
 Only in a process where Triton was told to interpret before its import (see triton_kernels.py).
 """
@@ -12,7 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tests.support import cuda_on_cpu
 from trtc.builder.evaluator import Exchange, alone
+from trtc.plugins.cuda.cpp import CudaSource
 from trtc.runtime.executors.cuda.device import Kernel, Operand, Place, Product
 
 Bytes = NDArray[np.uint8]
@@ -64,7 +67,7 @@ class InterpretedDevice:
     """Implements Device; a cubin is the key of its source."""
 
     sources: Mapping[str, Any]
-    """Key (as the cubin's text) -> KernelSource."""
+    """Key (as the cubin's text) -> KernelSource or CudaSource."""
     launched: list[str] = field(default_factory=list)
     """Names of the kernels, products and collectives that ran."""
     exchange: Exchange = alone
@@ -88,11 +91,14 @@ class InterpretedDevice:
         overlaps: bool,
     ) -> None:
         source: Any = kernel.handle
+        self.launched.append(kernel.name)
+        if isinstance(source, CudaSource):
+            cuda_on_cpu.launch(source, [_array(place) for place in arguments], grid, lazy=False)
+            return
         tensors = [
             _typed(place, TORCH[parameter.dtype])
             for place, parameter in zip(arguments, source.parameters, strict=True)
         ]
-        self.launched.append(kernel.name)
         by_name = dict(zip((one.name for one in source.parameters), tensors, strict=True))
         by_name |= dict.fromkeys(source.absent)
         # Here nothing overlaps, and the interpreter has no such instructions.
@@ -161,6 +167,11 @@ class InterpretedDevice:
 def _bytes(place: Place, num_bytes: int) -> torch.Tensor:
     assert isinstance(place.memory, HostMemory)
     return place.memory.tensor[place.offset : place.offset + num_bytes]
+
+
+def _array(place: Place) -> Bytes:
+    assert isinstance(place.memory, HostMemory)
+    return place.memory.tensor[place.offset :].numpy()
 
 
 def _typed(place: Place, dtype: torch.dtype) -> torch.Tensor:

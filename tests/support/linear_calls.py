@@ -7,7 +7,7 @@ import numpy as np
 
 from tests.support.kernels import KernelCall
 from tests.support.operands import random_array, scalar
-from tests.support.weights import random_scales, random_weight, stored, stored_columns
+from tests.support.weights import random_scales, random_weight, stored, stored_groups
 from trtc.plugins.cuda.launch import Site, Variant
 from trtc.plugins.linear.op import LINEAR
 
@@ -82,15 +82,13 @@ def linear_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> Kerne
         "weight": stored(weight, case.weight, case.layout),
     }
     if case.weight not in ("f32", "bf16"):
-        inputs["weight_scale"] = random_scales(
+        scales = random_scales(
             rng, case.columns, depth=case.depth, group=case.group, dtype=case.weight, x_dtype=case.x
         )
+        inputs["weight_scale"] = stored_groups(scales, case.layout)
     if case.zero:
-        shape = inputs["weight_scale"].shape
-        inputs["weight_zero"] = rng.integers(0, 16, shape).astype(np.uint8)
-    for name in ("weight_scale", "weight_zero"):
-        if name in inputs:
-            inputs[name] = stored_columns(inputs[name], case.layout)
+        zeros = rng.integers(0, 16, scales.shape).astype(np.uint8)
+        inputs["weight_zero"] = stored_groups(zeros, case.layout)
     if case.input_scale:
         inputs["input_scale"] = scalar(0.75)
     if case.bias:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from tests.support.kernels import KernelCall
 from tests.support.triton_kernels import INTERPRETED_SM, Work, interpret_work
+from tests.support.weights import in_memory
 from trtc.plugins.cuda.launch import DIMS, Site
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.manifest import KvGeometry, Limits
@@ -65,7 +66,7 @@ def run_lowered(
     """
     arrays = {
         name: _with_stale_rows(array, stale if _varies(call, name) else 0)
-        for name, array in call.inputs.items()
+        for name, array in in_memory(call).inputs.items()
         if array is not None
     }
     site = site_of(call, rows, sm)

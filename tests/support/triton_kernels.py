@@ -30,6 +30,13 @@ _FLOATS: Mapping[str, np.dtype[Any]] = {
     "fp8e4nv": np.dtype(ml_dtypes.float8_e4m3fn),
 }
 """Triton's names."""
+_TORCH_TYPES: Mapping[str, torch.dtype] = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "f8e4m3": torch.float8_e4m3fn,
+    "i8": torch.int8,
+    "i32": torch.int32,
+}
 INTERPRETED_SM = 80
 """The interpreter knows no griddepcontrol, and has E4M3 on every SM."""
 
@@ -90,6 +97,18 @@ def set_interpreted() -> None:
     interpreter._convert_float = _convert_float
     interpreter.InterpreterBuilder.create_dot = _dot
     interpreter.InterpreterBuilder.create_fma = _fma
+    interpreter.InterpreterBuilder.binary_op = _binary
+    cast = interpreter.InterpreterBuilder.cast_impl
+    interpreter.InterpreterBuilder.cast_impl = lambda *arguments: _cast(cast, *arguments)
+    _replace_assembly()
+
+
+def _replace_assembly() -> None:
+    """The interpreter knows no inline assembly: a function of it, by what it computes."""
+    from tests.support import plain_nibbles
+    from trtc.plugins.cuda import weights
+
+    weights.bf16_nibbles = plain_nibbles.bf16_nibbles
 
 
 def _convert_float(data: Array, source: Any, target: Any, rounding_mode: Any) -> Array:
@@ -118,7 +137,28 @@ def _dot(
 
     left, right = (_numbers(one).astype(d.data.dtype) for one in (a, b))
     products = left[:, :, None] * right[None]
-    return TensorHandle(products.sum(axis=1) + d.data, d.dtype.scalar)
+    return TensorHandle(products.sum(axis=1, dtype=d.data.dtype) + d.data, d.dtype.scalar)
+
+
+def _binary(self: Any, left: Any, right: Any, operation: Any) -> Any:
+    """An operation on numbers; Triton's own takes the bits of bf16 for integers."""
+    from triton.runtime.interpreter import TensorHandle
+
+    result = operation(_numbers(left), _numbers(right))
+    if left.dtype.scalar.name in ("bf16", "fp8e4nv") and result.dtype != bool:
+        result = result.astype(_FLOATS[left.dtype.scalar.name]).view(left.data.dtype)
+    elif left.dtype.scalar.is_int() and result.dtype != bool:
+        result = result.astype(left.data.dtype)
+    return TensorHandle(result, left.dtype.scalar)
+
+
+def _cast(cast: Any, self: Any, source: Any, target: Any) -> Any:
+    """A conversion by way of f32, which holds all small integers, where the target is bf16."""
+    from triton import language as tl
+
+    if target.scalar == tl.bfloat16 and source.dtype.scalar.is_int():
+        source = cast(self, source, tl.float32)
+    return cast(self, source, target)
 
 
 def _numbers(handle: Any) -> Array:
@@ -152,10 +192,17 @@ def interpret_work(work: Work) -> dict[str, Array]:
 
 
 def _interpret_work(work: Work) -> dict[str, Array]:
+    from trtc.plugins.cuda.launch import MatrixProduct
+
     tensors = {name: _tensor(value) for name, value in work.arrays.items()}
+    for name, num_bytes in scratch_of(work).items():
+        tensors[f"scratch.{name}"] = _tensor(np.full(num_bytes, 0xFF, np.uint8))
     for launch in launches_of(work):
-        names = [parameter.name for parameter in launch.kernel.parameters]
-        arguments = dict(zip(names, (tensors[name] for name in launch.arguments), strict=True))
+        if isinstance(launch, MatrixProduct):
+            _multiply(launch, work.arguments[0], tensors)
+            continue
+        parameters = zip(launch.kernel.parameters, launch.arguments, strict=True)
+        arguments = {one.name: _given(tensors[name], name, one.dtype) for one, name in parameters}
         grid = tuple(programs(extent, work.bucket) for extent in launch.grid)
         if min(grid) > 0:
             absent = dict.fromkeys(launch.kernel.absent)
@@ -163,12 +210,41 @@ def _interpret_work(work: Work) -> dict[str, Array]:
     return {name: _array(tensors[name], value.dtype) for name, value in work.arrays.items()}
 
 
+def _given(tensor: Any, name: str, dtype: str) -> Any:
+    """A kernel's argument; scratch is bytes, of which it makes elements."""
+    return tensor.view(_TORCH_TYPES[dtype]) if name.startswith("scratch.") else tensor
+
+
+def _multiply(product: Any, site: Any, tensors: Mapping[str, Any]) -> None:
+    """What cuBLASLt does: f32 sums, rounded once. Operands in scratch are bf16 without gaps."""
+
+    def matrix(name: str, width: int) -> Any:
+        if name.startswith("scratch."):
+            return tensors[name].view(torch.bfloat16).reshape(-1, width)
+        return tensors[name][:, :width]
+
+    depth = site.axes["K"]
+    out = matrix(product.out, site.axes["N"])
+    total = matrix(product.x, depth)[: len(out)].float() @ matrix(product.weight, depth).float().T
+    out[:] = (total + tensors[product.bias] if product.bias else total).to(out.dtype)
+
+
+def scratch_of(work: Work) -> Mapping[str, int]:
+    """Bytes of the buffers that the work names have of their own."""
+    picked = _picked(work)
+    return {} if isinstance(work.pick, str) else picked.scratch
+
+
 def launches_of(work: Work) -> tuple[Any, ...]:
     """What the work names."""
-    module, function = work.lower.split(":")
-    picked = getattr(importlib.import_module(module), function)(*work.arguments)[work.pick]
+    picked = _picked(work)
     launches: tuple[Any, ...] = picked if isinstance(work.pick, str) else picked.work
     return launches
+
+
+def _picked(work: Work) -> Any:
+    module, function = work.lower.split(":")
+    return getattr(importlib.import_module(module), function)(*work.arguments)[work.pick]
 
 
 def programs(extent: Any, bucket: Mapping[str, int]) -> int:

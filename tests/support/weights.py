@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from tests.support.kernels import KernelCall
 from trtc.plugins.layouts import pack, pack_columns
 from trtc.plugins.rounding import NUMPY_DTYPES, cast
+from trtc.plugins.tiles import CHANNELS, tile
 
 Array = NDArray[Any]
 
@@ -35,12 +36,16 @@ def random_scales(
 
 
 def stored(weight: Array, dtype: str, layout: str) -> Array:
+    if layout == "tiles":
+        return tile(weight, CHANNELS)
     return pack(weight, dtype) if layout == "packed" else weight
 
 
-def stored_columns(values: Array, layout: str) -> Array:
-    """Scales or zero points [..., N, G] as they lie beside the weight."""
-    return pack_columns(values) if layout == "packed" else values
+def stored_groups(values: Array, layout: str) -> Array:
+    """Scales or zero points [..., N, G] as they lie beside a weight that is `stored`."""
+    if layout == "packed":
+        return pack_columns(values)
+    return tile(values, 1) if layout == "tiles" else values
 
 
 def in_memory(call: KernelCall) -> KernelCall:

@@ -32,6 +32,12 @@ inline unsigned char* place_in_block(unsigned remote) {
   return memory + remote % (1u << kRankShift);
 }
 
+inline float load_from_block(unsigned remote) {
+  float value;
+  std::memcpy(&value, place_in_block(remote), sizeof(value));
+  return value;
+}
+
 inline void store_in_block(unsigned remote, float4 values) {
   std::memcpy(place_in_block(remote), &values, sizeof(values));
 }

@@ -79,6 +79,10 @@ inline void wait_for_copies() {
   }
 }
 
+inline unsigned mask_and_flip(unsigned word, unsigned mask, unsigned flip) {
+  return (word & mask) ^ flip;
+}
+
 inline float infinity() { return INFINITY; }
 inline float exp2_approx(float x) { return std::exp2(x); }
 inline float reciprocal_approx(float x) { return 1.f / x; }

@@ -1,0 +1,56 @@
+"""4-bit weights of linears and experts in the order of the CUDA kernels."""
+
+from trtc.builder.passes.base import Rewrite
+from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of
+from trtc.builder.passes.rewriter import Rewriter
+from trtc.builder.passes.transforms import Tile
+from trtc.plugins.tiles import CHANNELS, fits
+
+_WEIGHTS = {"linear": ("weight",), "moe": ("gate_up", "down")}
+
+
+def tile_weights(rewriter: Rewriter) -> bool:
+    """Reorder row-major 4-bit weights, with their scales and zero points; see plugins/tiles.py.
+
+    Rules, where all weights of the node fall into whole tiles:
+        linear(x, weight [N, K] i4 or u4; row_major)       -> linear(x, weight [N, K]; tiles)
+        moe(x, _, gate_up [E, 2I, H], down [E, H, I]; ...) -> the same, every expert by itself
+
+    Types and shapes stay.
+    """
+    changed = False
+    for op, names in _WEIGHTS.items():
+        for node in rewriter.fused_nodes(op):
+            if _matches(node, names):
+                for name in names:
+                    _tile(rewriter, node, name, CHANNELS)
+                    _tile(rewriter, node, f"{name}_scale", 1)
+                    _tile(rewriter, node, f"{name}_zero", 1)
+                node.attrs["layout"] = "tiles"
+                changed = True
+    return changed
+
+
+def _matches(node: Node, names: tuple[str, ...]) -> bool:
+    if node.attrs["weight_dtype"] not in ("i4", "u4") or node.attrs["layout"] != "row_major":
+        return False
+    shapes = [_given(node, name).shape for name in names]
+    return all(fits(shape[-2], shape[-1], node.attrs["group_size"]) for shape in shapes)
+
+
+def _given(node: Node, name: str) -> Tensor:
+    tensor = input_of(node, name)
+    assert tensor is not None, f"{node.name} has no {name}"
+    return tensor
+
+
+def _tile(rewriter: Rewriter, node: Node, name: str, width: int) -> None:
+    tensor = input_of(node, name)
+    if tensor is not None:
+        tiled = rewriter.derived(
+            f"{tensor.name}.tiles", Tile(width), (tensor,), dtype_of(tensor), tensor.shape
+        )
+        rewriter.set_input(node, name, tiled)
+
+
+TILE_WEIGHTS = Rewrite("tile_weights", tile_weights, requires=frozenset({"merge_linears"}))

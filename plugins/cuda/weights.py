@@ -1,0 +1,200 @@
+"""Triton functions that multiply with weights of any type.
+
+Every 4-bit and 8-bit number is exact in bf16: a sum of products is as exact as with the weights
+themselves. Scales multiply sums, a group of channels at a time.
+"""
+
+import math
+
+import triton
+import triton.language as tl
+
+from trtc.protos.errors import UnsupportedError
+
+_MIN_DEPTH = 16
+"""Channels that one product of the tensor cores sums."""
+
+
+def depth_block(group_size: int, most: int) -> int:
+    """Channels that are multiplied at once: up to `most`, of one group.
+
+    Raises:
+        UnsupportedError: groups that are too small to be summed apart by the tensor cores.
+    """
+    block = math.gcd(group_size, most) if group_size else most
+    if block < _MIN_DEPTH:
+        raise UnsupportedError(
+            f"{group_size} input channels share a scale, and kernels sum at least {_MIN_DEPTH}",
+            field="group_size",
+            remedy=f"Quantise in groups of a multiple of {_MIN_DEPTH} input channels",
+        )
+    return block
+
+
+@triton.jit
+def product(
+    x_rows,
+    is_row,
+    weight,
+    weight_scale,
+    weight_zero,
+    column,
+    DEPTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    NIBBLES: tl.constexpr,
+    SIGNED: tl.constexpr,
+    TILES: tl.constexpr,
+    OPERAND: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """[BLOCK_M, BLOCK_N] f32 sums of x * (weight - zero) * scale over DEPTH channels.
+
+    Args:
+        x_rows: [BLOCK_M] addresses of rows of x, which are zeros where not `is_row`.
+        weight: with weight_scale and weight_zero (or None) [columns, DEPTH] and [columns, groups].
+        column: [BLOCK_N] i64, the rows of `weight` that give the columns of the result.
+        GROUP: channels that share a scale, a multiple of BLOCK_K; 0: all of them.
+        NIBBLES: channels are two a byte, the first in the low half, in two's complement if SIGNED.
+        TILES: weight, scales and zeros are in the order of plugins/tiles.py, else row-major.
+        OPERAND: the type that x and weights are multiplied in, which has their numbers.
+    """
+    SUM: tl.constexpr = tl.int32 if OPERAND.is_int8() else tl.float32
+    sums = tl.zeros([BLOCK_M, BLOCK_N], SUM)
+    for begin in tl.range(0, DEPTH, BLOCK_K, num_stages=STAGES):
+        k = begin + tl.arange(0, BLOCK_K)
+        inside = is_row[:, None]
+        if DEPTH % BLOCK_K != 0:
+            inside = inside & (k < DEPTH)[None, :]
+        x_tile = tl.load(x_rows[:, None] + k[None, :], mask=inside, other=0.0).to(OPERAND)
+        zeros = None
+        if weight_zero is not None:
+            zeros = group_values(weight_zero, column, begin, DEPTH, GROUP, TILES)
+        tile = weight_tile(
+            weight, zeros, column, begin, DEPTH, BLOCK_K, NIBBLES, SIGNED, TILES, OPERAND
+        )
+        if GROUP > 0:
+            scales = group_values(weight_scale, column, begin, DEPTH, GROUP, TILES)
+            sums += tl.dot(x_tile, tile.T, input_precision="ieee") * scales[None, :]
+        elif not OPERAND.is_fp8e4nv():
+            sums = tl.dot(x_tile, tile.T, sums, input_precision="ieee", out_dtype=SUM)
+        else:
+            # Tensor cores keep fewer bits of an E4M3 sum than f32 has: a long one would lose them.
+            sums += tl.dot(x_tile, tile.T)
+    sums = sums.to(tl.float32)
+    if GROUP == 0 and weight_scale is not None:
+        scales = group_values(weight_scale, column, 0, DEPTH, GROUP, TILES)
+        sums = sums * scales[None, :]
+    return sums
+
+
+@triton.jit
+def weight_tile(
+    weight,
+    zeros,
+    column,
+    begin,
+    DEPTH: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    NIBBLES: tl.constexpr,
+    SIGNED: tl.constexpr,
+    TILES: tl.constexpr,
+    OPERAND: tl.constexpr,
+):
+    """Channels begin ... begin + BLOCK_K of some rows of a weight, less their zero points.
+
+    Returns:
+        [BLOCK_N, BLOCK_K] in the type OPERAND. Channels after DEPTH are finite.
+    """
+    PACK: tl.constexpr = 2 if NIBBLES else 1
+    WIDTH: tl.constexpr = BLOCK_K // PACK
+    if TILES:
+        # Rows of 128 channels, 16 a tile; BLOCK_K divides 128.
+        ROW: tl.constexpr = 128 // PACK
+        rows = weight + column // 16 * (16 * DEPTH // PACK) + column % 16 * ROW
+        at = begin // 128 * (16 * ROW) + begin % 128 // PACK + tl.arange(0, WIDTH)
+        tile = tl.load(rows[:, None] + at[None, :])
+    else:
+        rows = weight + column * (DEPTH // PACK)
+        at = begin // PACK + tl.arange(0, WIDTH)
+        if DEPTH // PACK % WIDTH == 0:
+            tile = tl.load(rows[:, None] + at[None, :])
+        else:
+            tile = tl.load(
+                rows[:, None] + at[None, :], mask=(at < DEPTH // PACK)[None, :], other=0.0
+            )
+    if NIBBLES:
+        even, odd = nibbles(tile, SIGNED, OPERAND)
+        tile = tl.reshape(tl.join(even, odd), column.shape[0], BLOCK_K)
+    tile = tile.to(OPERAND)
+    if zeros is not None:
+        tile = tile - zeros.to(OPERAND)[:, None]
+    return tile
+
+
+@triton.jit
+def group_values(
+    values, column, begin, DEPTH: tl.constexpr, GROUP: tl.constexpr, TILES: tl.constexpr
+):
+    """The scale or zero point of each column [BLOCK_N] for the group that channel `begin` is in.
+
+    Loaded as a column, so that as many threads as there are rows load one each: alone in a row,
+    the tensor would have the layout of a product's columns, and a few threads load them all.
+    """
+    GROUPS: tl.constexpr = (DEPTH + GROUP - 1) // GROUP if GROUP > 0 else 1
+    group = begin // GROUP if GROUP > 0 else 0
+    if TILES:
+        at = column // 16 * (16 * GROUPS) + group * 16 + column % 16
+    else:
+        at = column * GROUPS + group
+    return tl.sum(tl.load(values + at[:, None] + tl.arange(0, 1)[None, :]), 1)
+
+
+@triton.jit
+def nibbles(packed, SIGNED: tl.constexpr, OPERAND: tl.constexpr):
+    """The low and the high halves of bytes as numbers of the type OPERAND."""
+    if OPERAND.is_bf16():
+        even, odd = bf16_nibbles(packed, SIGNED)
+    else:
+        even = (packed & 15).to(tl.int8)
+        odd = (packed >> 4).to(tl.int8)
+        if SIGNED:
+            even = (even ^ 8) - 8
+            odd = (odd ^ 8) - 8
+        even = even.to(OPERAND)
+        odd = odd.to(OPERAND)
+    return even, odd
+
+
+@triton.jit
+def bf16_nibbles(packed, SIGNED: tl.constexpr):
+    """0x4300 | n is the bf16 128 + n. Two's complement with its sign flipped is the number + 8."""
+    FLIP: tl.constexpr = 0x43084308 if SIGNED else 0x43004300
+    MINUS: tl.constexpr = 0xC308C308 if SIGNED else 0xC300C300
+    return tl.inline_asm_elementwise(
+        f"""{{
+        .reg .b32 high, one, minus;
+        mov.b32 one, 0x3F803F80;
+        mov.b32 minus, {MINUS};
+        shr.u32 high, $4, 4;
+        prmt.b32 $0, $4, 0, 0x4140;
+        prmt.b32 $1, $4, 0, 0x4342;
+        prmt.b32 $2, high, 0, 0x4140;
+        prmt.b32 $3, high, 0, 0x4342;
+        lop3.b32 $0, $0, 0x000F000F, {FLIP}, 0x6A;
+        lop3.b32 $1, $1, 0x000F000F, {FLIP}, 0x6A;
+        lop3.b32 $2, $2, 0x000F000F, {FLIP}, 0x6A;
+        lop3.b32 $3, $3, 0x000F000F, {FLIP}, 0x6A;
+        fma.rn.bf16x2 $0, $0, one, minus;
+        fma.rn.bf16x2 $1, $1, one, minus;
+        fma.rn.bf16x2 $2, $2, one, minus;
+        fma.rn.bf16x2 $3, $3, one, minus;
+        }}""",
+        "=&r,=&r,=&r,=&r,r",
+        [packed],
+        dtype=(tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=4,
+    )

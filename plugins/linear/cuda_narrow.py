@@ -1,0 +1,224 @@
+"""linear with integer weights on a GPU. Three ways, by rows:
+
+    few     narrow.cu: 4-bit weights in tiles, as fast as memory gives them
+    more    multiply_narrow: tiles of weights become operands in registers
+    many    widen_weight: the weight is dequantised to bf16 once, and cuBLASLt multiplies
+
+The first two give exact products. The third rounds a dequantised weight to bf16, which is where the
+source graph's DequantizeLinear rounds it too. int8 x is always multiplied the second way.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import triton
+
+from trtc.plugins.cuda.compile import SHARED_BYTES, KernelParameter
+from trtc.plugins.cuda.cpp import CPP_TYPES, CudaSource
+from trtc.plugins.cuda.launch import (
+    DIMS,
+    ONE,
+    SCRATCH,
+    Extent,
+    Launch,
+    MatrixProduct,
+    Site,
+    Variant,
+)
+from trtc.plugins.cuda.scratch import scratch_launch
+from trtc.plugins.cuda.specialise import OVERLAP_SM, count_index
+from trtc.plugins.cuda.weights import depth_block
+from trtc.plugins.linear.cuda_narrow_kernels import multiply_narrow, widen_weight
+from trtc.plugins.linear.narrow_tactics import (
+    Few,
+    few_tactics,
+    more_tactics,
+    shared_bytes,
+    widen_from,
+)
+from trtc.plugins.tiles import CHANNELS
+
+_WIDE = "wide_weight"
+"""Scratch buffer: bf16 [N, K]."""
+_WIDEN_ROWS = 64
+_FEW_PARAMETERS = ("x", "weight", "weight_scale", "weight_zero", "bias", "residual")
+"""Of narrow.cu, before dims and out."""
+_MAX_SUMS = 8 * 512
+"""Rows of x times threads of a block of narrow.cu that two blocks' registers have room for."""
+
+
+def lower_narrow(site: Site) -> tuple[Variant, ...]:
+    """The variants of a linear whose weight is of integers.
+
+    Raises:
+        UnsupportedError: groups that are too small to be summed apart by the tensor cores.
+    """
+    most = site.limits.max_num_tokens
+    first_wide = widen_from(site.axes["N"]) if _can_widen(site) else most + 1
+    variants: list[Variant] = []
+    for variant in (*_few(site), *_more(site)):
+        end = min(variant.max_rows, most, first_wide - 1)
+        if not variants or end > variants[-1].max_rows:
+            variants.append(replace(variant, max_rows=end))
+    return (*variants, _widened(site)) if most >= first_wide else tuple(variants)
+
+
+def _few(site: Site) -> Iterator[Variant]:
+    """narrow.cu, by ascending rows."""
+    if site.attributes["layout"] == "tiles" and site.dtypes["x"] == "bf16":
+        yield from few_variants(
+            site,
+            few_tactics(
+                site.sm,
+                site.axes["N"],
+                site.axes["K"],
+                _group(site),
+                has_zero=site.has("weight_zero"),
+            ),
+        )
+
+
+def few_variants(site: Site, tactics: Iterable[Few]) -> Iterator[Variant]:
+    """One launch of narrow.cu each, cut as the tactic says."""
+    for few in tactics:
+        present = tuple(name for name in _FEW_PARAMETERS if site.has(name))
+        arguments = (*present, DIMS, "out")
+        kernel = CudaSource(
+            file="linear/narrow.cu",
+            entry="narrow_linear",
+            parameters=tuple(
+                KernelParameter(name, site.dtypes.get(name, "i32")) for name in arguments
+            ),
+            constants=_few_constants(site, few),
+            num_threads=few.num_threads,
+            shared_bytes=_few_shared_bytes(site, few),
+        )
+        blocks = few.cluster * -(-site.axes["N"] // few.block_rows)
+        launch = Launch(
+            kernel=kernel,
+            arguments=arguments,
+            grid=(Extent(times=blocks), ONE, ONE),
+            overlaps=site.sm >= OVERLAP_SM,
+        )
+        yield Variant(work=(launch,), max_rows=few.rows)
+
+
+def _few_shared_bytes(site: Site, few: Few) -> int:
+    return shared_bytes(few, site.axes["K"], _group(site), has_zero=site.has("weight_zero"))
+
+
+def _few_constants(site: Site, few: Few) -> dict[str, int | float | str]:
+    depth, group = site.axes["K"], _group(site)
+    # With half of a multiprocessor's registers for rings and sums of few rows.
+    is_small = few.row_tiles == 1 and few.rows * few.num_threads <= _MAX_SUMS
+    has_room = 2 * _few_shared_bytes(site, few) <= SHARED_BYTES[site.sm]
+    fits_twice = is_small and 2 * few.num_threads <= 1024 and has_room
+    return {
+        "N": site.axes["N"],
+        "K": depth,
+        "GROUP": group,
+        "GROUPS": depth // group,
+        "ROWS": few.rows,
+        "ROW_TILES": few.row_tiles,
+        "ROW_WARPS": few.row_warps,
+        "SPLITS": few.splits,
+        "CLUSTER": few.cluster,
+        "STAGES": few.stages,
+        "MIN_BLOCKS": 2 if fits_twice else 1,
+        "X_STRIDE": site.strides["x"],
+        "OUT_STRIDE": site.strides["out"],
+        "RESIDUAL_STRIDE": site.strides.get("residual", 0),
+        "OUT_TYPE": CPP_TYPES[site.dtypes["out"]],
+        "RESIDUAL_TYPE": CPP_TYPES[site.dtypes.get("residual", "f32")],
+        "SIGNED": int(site.attributes["weight_dtype"] == "i4"),
+        "HAS_ZERO": int(site.has("weight_zero")),
+        "HAS_BIAS": int(site.has("bias")),
+        "HAS_RESIDUAL": int(site.has("residual")),
+        "SOFTCAP": float(site.attributes["softcap"]),
+        "COUNT": count_index(site.rows),
+    }
+
+
+def _more(site: Site) -> Iterator[Variant]:
+    """multiply_narrow, by ascending rows."""
+    columns = site.axes["N"]
+    for more in more_tactics(site.sm, columns, site.dtypes["x"]):
+        launch = scratch_launch(
+            site,
+            multiply_narrow,
+            {
+                "COUNT": count_index(site.rows),
+                "COLUMNS": columns,
+                "DEPTH": site.axes["K"],
+                "X_STRIDE": site.strides["x"],
+                "OUT_STRIDE": site.strides["out"],
+                "RESIDUAL_STRIDE": site.strides.get("residual", 0),
+                "SOFTCAP": float(site.attributes["softcap"]),
+                **_weight_constants(site),
+                "BLOCK_M": more.block_m,
+                "BLOCK_N": more.block_n,
+                "STAGES": more.num_stages,
+            },
+            (
+                Extent(site.rows, block=more.block_m),
+                Extent(times=triton.cdiv(columns, more.block_n)),
+                ONE,
+            ),
+            num_warps=more.num_warps,
+            scratch={},
+        )
+        yield Variant(work=(launch,), max_rows=more.max_rows)
+
+
+def _can_widen(site: Site) -> bool:
+    """cuBLASLt takes bf16 and gives bf16, with a bias and nothing else."""
+    return (
+        site.dtypes["x"] == "bf16"
+        and site.dtypes["out"] == "bf16"
+        and not site.has("residual")
+        and not site.has("input_scale")
+        and site.attributes["softcap"] == 0
+    )
+
+
+def _widened(site: Site) -> Variant:
+    columns, depth = site.axes["N"], site.axes["K"]
+    constants = _weight_constants(site)
+    widen = scratch_launch(
+        site,
+        widen_weight,
+        {"COLUMNS": columns, "DEPTH": depth, **constants, "BLOCK_N": _WIDEN_ROWS},
+        (
+            Extent(times=triton.cdiv(columns, _WIDEN_ROWS)),
+            Extent(times=triton.cdiv(depth, int(constants["BLOCK_K"]))),
+            ONE,
+        ),
+        num_warps=4,
+        scratch={_WIDE: "bf16"},
+    )
+    product = MatrixProduct(weight=SCRATCH + _WIDE, bias="bias" if site.has("bias") else "")
+    return Variant(
+        work=(widen, product),
+        max_rows=site.limits.max_num_tokens,
+        scratch={_WIDE: 2 * columns * depth},
+    )
+
+
+def _weight_constants(site: Site) -> dict[str, Any]:
+    """How weights are read; the constants of weights.py."""
+    weight = site.attributes["weight_dtype"]
+    group = int(site.attributes["group_size"])
+    most = 32 if site.dtypes["x"] == "f32" else CHANNELS
+    return {
+        "GROUP": group,
+        "NIBBLES": weight in ("i4", "u4"),
+        "SIGNED": weight == "i4",
+        "TILES": site.attributes["layout"] == "tiles",
+        "BLOCK_K": depth_block(group, most),
+    }
+
+
+def _group(site: Site) -> int:
+    """Channels that share a scale."""
+    return int(site.attributes["group_size"]) or site.axes["K"]

@@ -1,0 +1,138 @@
+"""Tactics of narrow linears: how each kernel cuts its work, by rows of x, sizes and SM."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from trtc.plugins.cuda.compile import SHARED_BYTES
+from trtc.plugins.tiles import CHANNELS, ROWS
+
+_MULTIPROCESSORS: Mapping[int, int] = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 170}
+"""Of the largest GPU of each SM."""
+_CLUSTER_SM = 90
+_MAX_CLUSTER = 8
+_WARPS = 16
+"""Of a multiprocessor, about: enough to have its share of the memory's latency in flight."""
+_MANY_ROWS, _WARPS_OF_MANY_ROWS = 32, 12
+"""Rows of x from which a warp needs more registers."""
+_STAGES, _MIN_STAGES = 4, 3
+_FEW_ROWS = (1, 4, 8, 16, 32)
+_ANY = 1 << 30
+
+
+@dataclass(frozen=True)
+class Few:
+    """How narrow.cu cuts a product; its macros."""
+
+    rows: int
+    """Of x at most."""
+    row_tiles: int
+    row_warps: int
+    splits: int
+    stages: int
+    cluster: int = 1
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of the weight that a cluster takes."""
+        return ROWS * self.row_tiles * self.row_warps
+
+    @property
+    def num_threads(self) -> int:
+        """Of a block."""
+        return 32 * self.row_warps * self.splits
+
+
+@dataclass(frozen=True)
+class More:
+    """Tile of multiply_narrow."""
+
+    max_rows: int
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def shared_bytes(few: Few, depth: int, group_size: int, *, has_zero: bool) -> int:
+    """Dynamic shared memory of narrow.cu: the rings and x, then the parts of the sums instead."""
+    groups = CHANNELS // group_size if group_size < CHANNELS else 1
+    stage = few.row_tiles * ROWS * (CHANNELS // 2 + groups * (4 + has_zero))
+    ring = few.row_warps * few.splits * few.stages * stage
+    x_tiles, x_tile_rows = -(-few.rows // 8), min(few.rows, 8)
+    chunks = few.splits * -(-depth // CHANNELS // (few.cluster * few.splits))
+    x = chunks * (x_tiles * x_tile_rows * 2 * CHANNELS + groups * x_tiles * 64)
+    parts = few.splits * few.rows * (few.block_rows + 4) * 4
+    return max(ring + x, parts)
+
+
+def few_tactics(
+    sm: int, columns: int, depth: int, group_size: int, *, has_zero: bool
+) -> Iterator[Few]:
+    """By ascending rows, as far as x fits into shared memory."""
+    for rows in _FEW_ROWS:
+        measured = _MEASURED.get((depth, columns), {}).get(rows) if sm == _MEASURED_SM else None
+        few: Few | None = measured or _cut(sm, columns, depth, rows)
+        while few is not None and few.block_rows <= columns:
+            if shared_bytes(few, depth, group_size, has_zero=has_zero) <= SHARED_BYTES[sm]:
+                yield few
+                break
+            few = _spread(few, sm)
+
+
+def _cut(sm: int, columns: int, depth: int, rows: int) -> Few:
+    """One block a multiprocessor if it goes evenly: every warp has one part, and none waits."""
+    warps = _WARPS if rows < _MANY_ROWS else _WARPS_OF_MANY_ROWS
+    tiles = -(-columns // ROWS // _MULTIPROCESSORS[sm])
+    row_warps = min(tiles, warps // 2)
+    splits = max(1, min(warps // row_warps, depth // CHANNELS))
+    return Few(rows, 1, row_warps, splits, _STAGES)
+
+
+def _spread(few: Few, sm: int) -> Few | None:
+    """The same in less shared memory: fewer stages, then K over a larger cluster or fewer warps."""
+    if few.stages > _MIN_STAGES:
+        return replace(few, stages=_MIN_STAGES)
+    splits = max(1, few.splits // 2)
+    if sm >= _CLUSTER_SM and few.cluster < _MAX_CLUSTER:
+        row_warps = few.row_warps * few.splits // splits
+        return replace(few, row_warps=row_warps, splits=splits, cluster=2 * few.cluster)
+    return replace(few, splits=splits) if splits < few.splits else None
+
+
+def more_tactics(sm: int, columns: int, x_dtype: str) -> tuple[More, ...]:
+    """By ascending rows; the last one is for any number. Enough programs for a GPU come first."""
+    if x_dtype == "f32":
+        return (More(_ANY, 32, 32, 4, 2),)
+    widest = columns // _MULTIPROCESSORS[sm]
+    block_n = 128 if widest >= 128 else 64 if widest >= 64 else 32
+    stages = 4 if SHARED_BYTES[sm] > 128 << 10 else 2
+    return (
+        More(32, 32, min(block_n, 64), 4, stages),
+        More(64, 64, block_n, 4, min(stages, 3)),
+        More(_ANY, 128, max(block_n, 64), 8, min(stages, 3)),
+    )
+
+
+def widen_from(columns: int) -> int:
+    """Rows from which dequantising the weight once is faster than in every tile of rows.
+
+    cuBLASLt cuts K when a product has few columns; multiply_narrow does not.
+    """
+    return 96 if columns <= 8192 else 192
+
+
+_MEASURED_SM = 90
+_MEASURED: Mapping[tuple[int, int], Mapping[int, Few]] = {
+    (4096, 4096): {1: Few(1, 1, 2, 8, 4)},
+    (4096, 6144): {1: Few(1, 1, 3, 8, 4)},
+    (4096, 28672): {
+        1: Few(1, 1, 7, 2, 4),
+        4: Few(4, 2, 7, 2, 3),
+        8: Few(8, 2, 7, 2, 3),
+        16: Few(16, 2, 14, 1, 3, 2),
+    },
+    # So many stages that a block of the next kernel does not fit beside: two on one multiprocessor
+    # and none on another would take twice the time.
+    (14336, 4096): {1: Few(1, 1, 2, 8, 6), 4: Few(4, 1, 2, 8, 4)},
+}
+"""(K, N) -> rows -> the fastest of those tried on an H200; sizes of an 8B model."""
