@@ -79,11 +79,15 @@ TWINS = (
     Variation("bf16", "bf16"),
     Variation("fp8", "fp8"),
     Variation("fp8-kv8", "fp8", "fp8"),
+    Variation("int4_awq", "int4_awq"),
+    Variation("w4a8_awq", "w4a8_awq"),
+    Variation("int8_sq", "int8_sq"),
 )
 SHAPES = (
     Variation("fp8", "fp8"),
     Variation("fp8-kv8", "fp8", "fp8"),
     Variation("bf16", "bf16"),
+    Variation("int4_awq", "int4_awq"),
 )
 RANK_TWINS = ("fp32", "bf16", "fp8")
 RANK_SHAPES = (2, 4)
@@ -153,7 +157,7 @@ def _make_twin(directory: Path, one: Variation, sm: int) -> None:
     from trtc.quant.evaluation import heldout_set
 
     cpu = directory / f"cpu-{one.name}"
-    _build(PYLLAMA, cpu, one, "cpu")
+    _build(PYLLAMA, cpu, one, "cpu", exact_activations=True)
     _build(PYLLAMA, directory / f"twin-{one.name}", one, f"cuda:sm_{sm}")
     texts = heldout_set(PYLLAMA, 4096, 512)
     session = open_session(cpu)
