@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import onnx
 
-from trtc.builder.module import TRTC_DOMAIN
 from trtc.builder.passes.base import Pass
 from trtc.builder.passes.order import cuda_passes
 from trtc.builder.passes.transforms import ScalePerRow
@@ -63,13 +62,6 @@ class CudaTarget:
             )
 
     def passes(self, request: CompileRequest) -> tuple[Pass, ...]:
-        for node in request.module.model.graph.node:
-            if node.domain == TRTC_DOMAIN and node.op_type == "moe":
-                raise UnsupportedError(
-                    "the CUDA target has no kernels for routed experts",
-                    field=node.name,
-                    remedy="Use --target cpu for this model",
-                )
         return cuda_passes(request.scheme, request.reader, request.ranks)
 
     def compile(self, request: CompileRequest, progress: Progress) -> Compiled:

@@ -16,6 +16,7 @@ def lowerings() -> Mapping[str, Lower]:
     from trtc.plugins.embedding import cuda as embedding
     from trtc.plugins.gather_rows import cuda as gather_rows
     from trtc.plugins.linear import cuda as linear
+    from trtc.plugins.moe import cuda as moe
     from trtc.plugins.paged_attention import cuda as paged_attention
     from trtc.plugins.quantize import cuda as quantize
     from trtc.plugins.rms_norm import cuda as rms_norm
@@ -29,6 +30,7 @@ def lowerings() -> Mapping[str, Lower]:
         "embedding": embedding.lower,
         "gather_rows": gather_rows.lower,
         "linear": linear.lower,
+        "moe": moe.lower,
         "paged_attention": paged_attention.lower,
         "quantize": quantize.lower,
         "rms_norm": rms_norm.lower,

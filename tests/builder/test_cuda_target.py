@@ -1,17 +1,8 @@
 """The CUDA target's refusals, which come before any kernel is compiled."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from tests.support.engines import config_dict
-from tests.support.evaluate import LIMITS
-from trtc.builder.checkpoint.dummy import dummy_checkpoint
-from trtc.builder.families.registry import decoder_spec
-from trtc.builder.graph import GraphRequest, build_graph
 from trtc.builder.targets import cuda
-from trtc.builder.targets.base import CompileRequest
 from trtc.builder.targets.cuda import CudaTarget, parse_cuda_target
 from trtc.builder.targets.registry import parse_target
 from trtc.protos.errors import EnvironmentFault, UnsupportedError
@@ -56,23 +47,3 @@ def test_an_sm_without_e4m3(compilers: None) -> None:
     with pytest.raises(UnsupportedError, match="sm_80 has no E4M3"):
         CudaTarget(80).check(SCHEMES["fp8"])
     CudaTarget(80).check(SCHEMES["bf16"])
-
-
-def test_routed_experts_are_refused_by_node(tmp_path: Path) -> None:
-    spec = decoder_spec(config_dict("qwen3_moe"), LIMITS.max_seq_len)
-    scheme = SCHEMES["bf16"]
-    reader, quantization = dummy_checkpoint(spec, scheme)
-    graph = GraphRequest(scheme, scheme.dtype, LIMITS, quantization, 8)
-    fields: dict[str, Any] = {"workdir": tmp_path, "scratch": tmp_path}
-    request = CompileRequest(
-        module=build_graph(spec, graph, reader),
-        reader=reader,
-        scheme=scheme,
-        limits=LIMITS,
-        exact_activations=False,
-        dummy_weights=False,
-        **fields,
-    )
-    with pytest.raises(UnsupportedError, match="routed experts") as caught:
-        CudaTarget(90).passes(request)
-    assert caught.value.field.startswith("layers.0")

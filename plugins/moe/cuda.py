@@ -1,0 +1,302 @@
+"""moe in five launches, without a word to the host: grids cover what a bucket could need at most.
+
+    route     a program a pair of a row and one of its experts: which expert, with what share of the
+              result, and the row as that expert multiplies it (scaled and quantised)
+    gather    a program an expert: the pairs that chose it, in order
+    gate_up   a program a block of an expert's pairs and some columns: both products,
+              activation(gate) * up, scaled and quantised for down
+    down      the same for the last product
+    combine   a program some columns of a row: its experts' results in the order of their ranks
+
+Blocks are numbered expert after expert; a program finds its own from the experts' counts. With few
+rows a block is one pair (`gather` is left out). Only experts that were chosen are read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+
+from trtc.plugins.cuda.compile import SHARED_BYTES
+from trtc.plugins.cuda.launch import ONE, Extent, Grid, Launch, Site, Variant
+from trtc.plugins.cuda.scratch import scratch_launch
+from trtc.plugins.cuda.specialise import count_index, power_of_two, vector
+from trtc.plugins.cuda.weights import depth_block
+from trtc.plugins.moe.cuda_kernels import combine, down, gate_up, gather, route
+from trtc.protos.dtypes import DTYPES
+from trtc.protos.errors import UnsupportedError
+
+PAIR_ROWS = 4
+"""Up to so many rows a block is one pair: rarely do two rows choose one expert."""
+_ANY = 1 << 30
+_GATHER_BLOCK = 1024
+_COLUMNS_BLOCK = 1024
+_ROOMY_SHARED_BYTES = 128 << 10
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a program of the two products takes at once."""
+
+    block_m: int
+    gate_columns: int
+    """Of gate, and as many of up."""
+    down_columns: int
+    depth_bytes: int
+    """Of a row of x; groups of channels may be shorter."""
+    num_warps: int
+    num_stages: int
+
+
+_TILES: Mapping[int, tuple[tuple[int, Tile], ...]] = {
+    4: (
+        (PAIR_ROWS, Tile(16, 16, 32, 256, 4, 4)),
+        (16, Tile(16, 32, 64, 256, 4, 3)),
+        (256, Tile(16, 64, 128, 256, 4, 4)),
+        (1024, Tile(64, 64, 128, 256, 4, 3)),
+        (4096, Tile(64, 64, 128, 256, 4, 3)),
+        (_ANY, Tile(64, 64, 128, 256, 4, 3)),
+    ),
+    8: (
+        (PAIR_ROWS, Tile(16, 32, 32, 256, 4, 4)),
+        (64, Tile(16, 32, 64, 256, 4, 3)),
+        (256, Tile(32, 64, 128, 128, 4, 3)),
+        (1024, Tile(64, 64, 128, 128, 4, 3)),
+        (4096, Tile(128, 64, 128, 128, 8, 3)),
+        (_ANY, Tile(128, 64, 128, 128, 8, 3)),
+    ),
+    16: (
+        (PAIR_ROWS, Tile(16, 32, 64, 128, 4, 5)),
+        (64, Tile(16, 32, 64, 256, 4, 3)),
+        (256, Tile(64, 64, 128, 128, 4, 3)),
+        (1024, Tile(64, 64, 128, 128, 4, 3)),
+        (4096, Tile(128, 64, 128, 128, 8, 3)),
+        (_ANY, Tile(128, 64, 128, 128, 8, 3)),
+    ),
+    32: ((PAIR_ROWS, Tile(16, 16, 32, 128, 4, 2)), (_ANY, Tile(32, 32, 64, 128, 4, 2))),
+}
+"""Bits of a weight -> (rows of a bucket at most, the fastest of those tried on an H200)."""
+
+
+def lower(site: Site) -> tuple[Variant, ...]:
+    """Variants by ascending rows.
+
+    Raises:
+        UnsupportedError: activations that only the CPU target rounds so.
+    """
+    if site.attributes["act_quant"] == "dynamic_i8":
+        raise UnsupportedError("kernels for a GPU do not round to int8 by row", field="act_quant")
+    most = site.limits.max_num_tokens
+    variants: list[Variant] = []
+    for rows, tile in _TILES[DTYPES[str(site.attributes["weight_dtype"])].bits]:
+        if not variants or variants[-1].max_rows < most:
+            variants.append(variant_of(site, min(rows, most), tile))
+    return tuple(variants)
+
+
+def variant_of(site: Site, rows: int, tile: Tile) -> Variant:
+    """The launches for buckets of up to `rows` rows; a block is one pair up to PAIR_ROWS."""
+    call = _Call(site, rows, tile)
+    gathers = () if call.in_pairs else (call.gather(),)
+    return Variant(
+        work=(call.route(), *gathers, call.gate_up(), call.down(), call.combine()),
+        max_rows=rows,
+        scratch={
+            name: DTYPES[dtype].num_bytes(count) for name, (dtype, count) in call.buffers.items()
+        },
+    )
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One variant of a site, launch by launch."""
+
+    site: Site
+    rows: int
+    tile: Tile
+
+    @property
+    def in_pairs(self) -> bool:
+        return self.rows <= PAIR_ROWS
+
+    @property
+    def pairs(self) -> int:
+        return self.rows * self.top_k
+
+    @property
+    def top_k(self) -> int:
+        return int(self.site.attributes["top_k"])
+
+    @property
+    def given_dtype(self) -> str:
+        """What experts multiply their inputs as."""
+        quant = str(self.site.attributes["act_quant"])
+        return self.site.dtypes["x"] if quant == "none" else quant
+
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether every expert has its own version of x, in the buffer `given`."""
+        scaled = self.site.has("gate_up_pre_scale")
+        return scaled or self.site.attributes["act_quant"] != "none"
+
+    @property
+    def buffers(self) -> dict[str, tuple[str, int]]:
+        """Scratch: element type and count."""
+        axes = self.site.axes
+        hidden, inner, num_experts = axes["H"], axes["I"], axes["E"]
+        found = {
+            "experts": ("i32", self.pairs),
+            "shares": ("f32", self.pairs),
+            "hidden": (self.given_dtype, self.pairs * inner),
+            "results": ("f32", self.pairs * hidden),
+        }
+        if self.is_rewritten:
+            found["given"] = (self.given_dtype, self.pairs * hidden)
+        if not self.in_pairs:
+            found["counts"] = ("i32", num_experts)
+            found["members"] = ("i32", num_experts * self.capacity)
+        return found
+
+    @property
+    def capacity(self) -> int:
+        """Pairs that an expert may have: of all variants, so that they share their kernels."""
+        return self.site.limits.max_num_tokens
+
+    def route(self) -> Launch:
+        hidden = self.site.axes["H"]
+        unused = ("given", "gate_up_pre_scale", "gate_up_input_scale")
+        return self._launch(
+            route,
+            {
+                **self._routing(),
+                "RENORMALIZE": bool(self.site.attributes["renormalize"]),
+                "DEPTH": hidden,
+                "BLOCK": min(_COLUMNS_BLOCK, power_of_two(hidden)),
+                "LOGITS_STRIDE": self.site.strides["router_logits"],
+                "X_STRIDE": self.site.strides["x"],
+            },
+            (Extent(self.site.rows, times=self.top_k), ONE, ONE),
+            num_warps=4 if self.is_rewritten else 1,
+            renamed={} if self.is_rewritten else dict.fromkeys(unused, ""),
+        )
+
+    def gather(self) -> Launch:
+        return self._launch(
+            gather,
+            {
+                "COUNT": count_index(self.site.rows),
+                "TOP_K": self.top_k,
+                "CAPACITY": self.capacity,
+                "BLOCK": _GATHER_BLOCK,
+            },
+            (Extent(times=self.site.axes["E"]), ONE, ONE),
+            num_warps=4,
+        )
+
+    def gate_up(self) -> Launch:
+        inner, hidden = self.site.axes["I"], self.site.axes["H"]
+        return self._launch(
+            gate_up,
+            {
+                **self._product(),
+                "ROWS_OF_PAIRS": 1 if self.is_rewritten else self.top_k,
+                "DEPTH": hidden,
+                "COLUMNS": inner,
+                "GIVEN_STRIDE": hidden if self.is_rewritten else self.site.strides["x"],
+                "THROUGH_BF16": self.site.dtypes["x"] == "bf16",
+                "GELU_TANH": self.site.attributes["activation"] == "gelu_tanh",
+                "BLOCK_N": self.tile.gate_columns,
+            },
+            self._blocks(triton.cdiv(inner, self.tile.gate_columns)),
+            num_warps=self.tile.num_warps,
+            renamed={} if self.is_rewritten else {"given": "x"},
+        )
+
+    def down(self) -> Launch:
+        inner, hidden = self.site.axes["I"], self.site.axes["H"]
+        return self._launch(
+            down,
+            {
+                **self._product(),
+                "DEPTH": inner,
+                "COLUMNS": hidden,
+                "BLOCK_N": self.tile.down_columns,
+            },
+            self._blocks(triton.cdiv(hidden, self.tile.down_columns)),
+            num_warps=self.tile.num_warps,
+        )
+
+    def combine(self) -> Launch:
+        hidden = self.site.axes["H"]
+        block = min(_COLUMNS_BLOCK, power_of_two(hidden))
+        return self._launch(
+            combine,
+            {
+                "COUNT": count_index(self.site.rows),
+                "TOP_K": self.top_k,
+                "COLUMNS": hidden,
+                "RESIDUAL_STRIDE": self.site.strides.get("residual", 0),
+                "OUT_STRIDE": self.site.strides["out"],
+                "BLOCK": block,
+                "VECTOR": vector("f32"),
+            },
+            (Extent(self.site.rows, times=triton.cdiv(hidden, block)), ONE, ONE),
+            num_warps=4,
+        )
+
+    def _routing(self) -> dict[str, Any]:
+        num_experts = self.site.axes["E"]
+        return {
+            "COUNT": count_index(self.site.rows),
+            "NUM_EXPERTS": num_experts,
+            "EXPERTS_PAD": power_of_two(num_experts),
+            "TOP_K": self.top_k,
+        }
+
+    def _product(self) -> dict[str, Any]:
+        """What the two products have in common; see plugins/cuda/weights.py."""
+        attributes = self.site.attributes
+        weight, group = attributes["weight_dtype"], int(attributes["group_size"])
+        channels = self.tile.depth_bytes * 8 // DTYPES[self.given_dtype].bits
+        roomy = SHARED_BYTES[self.site.sm] > _ROOMY_SHARED_BYTES
+        return {
+            **self._routing(),
+            "CAPACITY": self.capacity,
+            "GROUP": group,
+            "NIBBLES": weight in ("i4", "u4"),
+            "SIGNED": weight == "i4",
+            "TILES": attributes["layout"] == "tiles",
+            "BLOCK_M": self.tile.block_m,
+            "BLOCK_K": depth_block(group, channels),
+            "STAGES": self.tile.num_stages if roomy else 2,
+        }
+
+    def _blocks(self, programs: int) -> Grid:
+        """Programs a block, for as many blocks as the pairs may fall into at most."""
+        if self.in_pairs:
+            return (Extent(times=programs), Extent(self.site.rows, times=self.top_k), ONE)
+        blocks = self.pairs // self.tile.block_m + min(self.site.axes["E"], self.pairs)
+        return (Extent(times=programs), Extent(times=blocks), ONE)
+
+    def _launch(
+        self,
+        function: Any,
+        constants: Mapping[str, int | float | bool | str],
+        grid: Grid,
+        *,
+        num_warps: int,
+        renamed: Mapping[str, str] | None = None,
+    ) -> Launch:
+        # Blocks are found by counts and members, single pairs by their experts.
+        found_by_block = function in (gate_up, down) and not self.in_pairs
+        unused = ["counts", "members"] if self.in_pairs else ["experts"] * found_by_block
+        return scratch_launch(
+            self.site,
+            function,
+            constants,
+            grid,
+            num_warps=num_warps,
+            scratch={name: dtype for name, (dtype, _) in self.buffers.items()},
+            renamed={**dict.fromkeys(unused, ""), **(renamed or {})},
+        )

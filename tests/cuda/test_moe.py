@@ -1,0 +1,98 @@
+"""Routed experts as they are lowered for a GPU, by Triton's interpreter, against the reference."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.support.kernels import KernelCall, assert_close
+from tests.support.lowered import run_lowered, site_of
+from tests.support.moe_calls import CASES, EXPERTS, ROWS, Case, moe_call, take_rows
+from tests.support.triton_kernels import needs_triton
+from trtc.plugins.cuda.launch import Site
+from trtc.protos.errors import UnsupportedError
+from trtc.protos.manifest import Limits
+
+needs_triton()
+
+from trtc.plugins.moe import cuda as moe  # noqa: E402
+
+CUDA_CASES = [
+    *(replace(case, layout="row_major") for case in CASES if case.quant != "dynamic_i8"),
+    Case("bf16", "u4", 48, 32, 16, zero=True, layout="row_major"),
+    Case("bf16", "i4", 256, 128, 128, layout="tiles", pre_scale=True),
+    Case("f32", "i8", 33, 24, layout="row_major", top_k=3),
+]
+CALLS = [moe_call(np.random.default_rng(80 + i), case) for i, case in enumerate(CUDA_CASES)]
+IN_PAIRS, IN_BLOCKS = 0, -1  # variants
+
+
+def site(call: KernelCall, most: int) -> Site:
+    return replace(site_of(call, "tokens", 90), limits=Limits(64, 1024, most))
+
+
+def few(call: KernelCall) -> KernelCall:
+    return take_rows(call, slice(3, 3 + moe.PAIR_ROWS - 1))
+
+
+@pytest.mark.parametrize("call", CALLS, ids=[str(case) for case in CUDA_CASES])
+def test_kernels_agree_with_reference(call: KernelCall) -> None:
+    assert_close(few(call), run_lowered(few(call), variant=IN_PAIRS, stale=1))
+    some = take_rows(call, slice(0, 23))
+    assert_close(some, run_lowered(some, variant=IN_BLOCKS))
+
+
+@pytest.mark.parametrize("variant", [IN_PAIRS, IN_BLOCKS])
+def test_a_row_does_not_depend_on_the_others(variant: int) -> None:
+    call = CALLS[3]
+    whole = run_lowered(few(call), variant=variant, stale=1)["out"]
+    for row in range(len(whole)):
+        alone = run_lowered(take_rows(few(call), slice(row, row + 1)), variant=variant, stale=1)
+        assert alone["out"].tobytes() == whole[row : row + 1].tobytes()
+
+
+@pytest.mark.parametrize("variant", [IN_PAIRS, IN_BLOCKS])
+def test_experts_that_nobody_chose_are_not_read(variant: int) -> None:
+    call = few(CALLS[2])
+    logits = np.zeros_like(call.inputs["router_logits"])
+    logits[:, [1, 4]] = 5, 4
+    weights = {name: call.inputs[name].copy() for name in ("gate_up", "down")}
+    call = replace(call, inputs={**call.inputs, "router_logits": logits})
+    expected = run_lowered(call, variant=variant, stale=1)["out"]
+    for array in weights.values():
+        array[[0, 2, 3]] = np.nan
+    poisoned = replace(call, inputs={**call.inputs, **weights})
+    assert run_lowered(poisoned, variant=variant, stale=1)["out"].tobytes() == expected.tobytes()
+
+
+def test_all_rows_may_choose_one_expert() -> None:
+    """More rows than a block has, and experts without any."""
+    call = CALLS[2]
+    logits = np.zeros((ROWS, EXPERTS), np.float32)
+    logits[:, 3] = 5
+    call = replace(call, inputs={**call.inputs, "router_logits": logits})
+    assert_close(call, run_lowered(call, variant=IN_BLOCKS))
+
+
+def test_equal_logits_choose_the_lower_experts() -> None:
+    call = few(CALLS[0])
+    logits = np.zeros_like(call.inputs["router_logits"])
+    call = replace(call, inputs={**call.inputs, "router_logits": logits})
+    for variant in (IN_PAIRS, IN_BLOCKS):
+        assert_close(call, run_lowered(call, variant=variant, stale=1))
+
+
+def test_variants_end_with_the_most_rows_and_share_their_kernels() -> None:
+    variants = moe.lower(site(CALLS[2], 20000))
+    assert [variant.max_rows for variant in variants] == [4, 64, 256, 1024, 4096, 20000]
+    assert [len(variant.work) for variant in variants] == [4, 5, 5, 5, 5, 5]
+    assert variants[-1].work[2].kernel == variants[-2].work[2].kernel
+    assert [variant.max_rows for variant in moe.lower(site(CALLS[2], 64))] == [4, 64]
+    assert [variant.max_rows for variant in moe.lower(site(CALLS[2], 3))] == [3]
+
+
+def test_activations_of_the_cpu_target_are_refused() -> None:
+    case = next(case for case in CASES if case.quant == "dynamic_i8")
+    call = moe_call(np.random.default_rng(0), replace(case, layout="row_major"))
+    with pytest.raises(UnsupportedError, match="int8 by row"):
+        moe.lower(site(call, 64))

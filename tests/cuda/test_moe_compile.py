@@ -1,0 +1,60 @@
+"""Kernels of routed experts compile for every SM, and take what they declare."""
+
+import pytest
+
+from tests.support.compiled import KV, LIMITS, compiled
+from tests.support.triton_kernels import needs_triton
+from trtc.plugins.cuda.compile import SMS
+from trtc.plugins.cuda.launch import Site
+
+needs_triton()
+
+from trtc.plugins.moe import cuda as moe  # noqa: E402
+
+
+def moe_site(sm: int, weight: str, quant: str = "none") -> Site:
+    names = ["gate_up_scale", "down_scale"] if weight != "bf16" else []
+    names += ["gate_up_input_scale", "down_input_scale"] if quant != "none" else []
+    return Site(
+        dtypes={
+            "x": "bf16",
+            "router_logits": "f32",
+            "gate_up": weight,
+            "down": weight,
+            "out": "bf16",
+            **dict.fromkeys(names, "f32"),
+        },
+        strides={"x": 2048, "router_logits": 128, "out": 2048},
+        axes={"E": 128, "H": 2048, "I": 768},
+        attributes={
+            "I": 768,
+            "top_k": 8,
+            "renormalize": 1,
+            "activation": "silu",
+            "group_size": 128 if weight == "i4" else 0,
+            "weight_dtype": weight,
+            "layout": "tiles" if weight == "i4" else "row_major",
+            "act_quant": quant,
+            "out_dtype": "bf16",
+        },
+        rows="tokens",
+        kv=KV,
+        limits=LIMITS,
+        sm=sm,
+    )
+
+
+@pytest.mark.parametrize("sm", SMS)
+def test_experts_compile(sm: int) -> None:
+    """4-bit weights, which take the most shared memory, in the largest blocks."""
+    (variant,) = moe.lower(moe_site(sm, "i4"))[-1:]
+    entries = [kernel.entry for kernel in compiled(variant, sm)]
+    assert entries == ["route", "gather", "gate_up", "down", "combine"]
+
+
+@pytest.mark.parametrize(("weight", "quant"), [("bf16", "none"), ("f8e4m3", "f8e4m3")])
+def test_experts_of_other_weights_compile(weight: str, quant: str) -> None:
+    for variant in moe.lower(moe_site(90, weight, quant))[:1]:
+        for kernel in compiled(variant, 90):
+            is_product = kernel.entry in ("gate_up", "down")
+            assert not is_product or b"mma" in kernel.ptx

@@ -1,0 +1,91 @@
+"""Calls of routed experts of every kind, for the tests of each target's kernels."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tests.support.kernels import KernelCall
+from tests.support.operands import random_array
+from tests.support.weights import random_scales, random_weight, stored, stored_groups
+from trtc.plugins.moe.op import MOE
+
+ROWS, EXPERTS = 40, 5
+
+
+@dataclass(frozen=True)
+class Case:
+    x: str
+    weight: str
+    hidden: int
+    inner: int
+    group: int = 0
+    zero: bool = False
+    quant: str = "none"
+    layout: str = "packed"
+    top_k: int = 2
+    renormalize: int = 1
+    activation: str = "silu"
+    pre_scale: bool = False
+    residual: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.x}x{self.weight}-{self.quant}-{self.layout}"
+
+
+CASES = [
+    Case("f32", "f32", 24, 20, residual=False, renormalize=0),
+    Case("f32", "f32", 17, 33, layout="row_major", top_k=EXPERTS, activation="gelu_tanh"),
+    Case("bf16", "bf16", 48, 24, top_k=1),
+    Case("bf16", "f8e4m3", 48, 40, quant="f8e4m3"),
+    Case("bf16", "i8", 33, 24, quant="i8", pre_scale=True),
+    Case("bf16", "i4", 64, 32, 32, pre_scale=True),
+    Case("bf16", "i4", 64, 32, 16, quant="dynamic_i8", pre_scale=True),
+    Case("bf16", "u4", 48, 32, 16, zero=True, quant="dynamic_i8", layout="row_major"),
+]
+
+
+def moe_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> KernelCall:
+    inputs: dict[str, Any] = {
+        "x": random_array(rng, rows, case.hidden + 3, dtype=case.x)[:, 1 : 1 + case.hidden],
+        "router_logits": random_array(rng, rows, EXPERTS, spread=2),
+    }
+    halves = (("gate_up", 2 * case.inner, case.hidden), ("down", case.hidden, case.inner))
+    for name, columns, depth in halves:
+        weight = random_weight(rng, EXPERTS, columns, depth, dtype=case.weight)
+        inputs[name] = stored(weight, case.weight, case.layout)
+        if case.weight not in ("f32", "bf16"):
+            scales = random_scales(
+                rng, EXPERTS, columns, depth=depth, group=case.group, dtype=case.weight, x_dtype=""
+            )
+            inputs[f"{name}_scale"] = stored_groups(scales, case.layout)
+        if case.zero:
+            zeros = rng.integers(0, 16, inputs[f"{name}_scale"].shape).astype(np.uint8)
+            inputs[f"{name}_zero"] = stored_groups(zeros, case.layout)
+        if case.quant in ("f8e4m3", "i8"):
+            inputs[f"{name}_input_scale"] = rng.uniform(0.02, 0.03, EXPERTS).astype(np.float32)
+        if case.pre_scale:
+            inputs[f"{name}_pre_scale"] = rng.uniform(0.5, 2, (EXPERTS, depth)).astype(np.float32)
+    if case.residual:
+        inputs["residual"] = random_array(rng, rows, case.hidden, dtype=case.x)
+    attributes: dict[str, int | float | str] = {
+        "I": case.inner,
+        "top_k": case.top_k,
+        "renormalize": case.renormalize,
+        "activation": case.activation,
+        "group_size": case.group,
+        "weight_dtype": case.weight,
+        "layout": case.layout,
+        "act_quant": case.quant,
+        "out_dtype": case.x,
+    }
+    return KernelCall(MOE, attributes, inputs)
+
+
+def take_rows(call: KernelCall, rows: Any) -> KernelCall:
+    varying = {
+        name: np.ascontiguousarray(array[rows])
+        for name, array in call.inputs.items()
+        if name in ("x", "router_logits", "residual") and array is not None
+    }
+    return replace(call, inputs={**call.inputs, **varying})
