@@ -18,6 +18,11 @@ __device__ inline void arrive(unsigned barrier) {
                : "memory");
 }
 
+// Arrives when all copies that this thread has started are done (copy_async_16).
+__device__ inline void arrive_when_copied(unsigned barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // Until the barrier has left the phase of that parity (0 for the first); a new barrier counts as
 // having left parity 1.
 __device__ inline void wait_at(unsigned barrier, unsigned parity) {
@@ -39,7 +44,8 @@ __device__ inline void arrive_at_threads(int number, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-// What this thread wrote to shared memory can be read by the products of whoever it tells next.
+// What this thread has written to shared memory, or has seen copied there, can be read by the products
+// that it issues, or of whoever it tells next.
 __device__ inline void publish_to_products() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -79,6 +85,13 @@ __device__ inline void commit_products() {
 template <int kGroups>
 __device__ inline void wait_for_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
+}
+
+// Whoever waits for products after this has worked `value` out, which is never negative. The compiler
+// puts such a wait as early as it may, before the very arithmetic that should run beside the products;
+// over a branch it moves nothing.
+__device__ inline void finish_before_waiting(float value) {
+  if (__any_sync(0xffffffffu, value < 0.f)) asm volatile("trap;");
 }
 
 // What products wrote is read after this, and not before.

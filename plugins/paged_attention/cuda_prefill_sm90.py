@@ -76,17 +76,20 @@ def prefill(site: Site) -> Launch:
 
 
 def tile_of(site: Site) -> Tile:
-    """What was fastest on an H200 for Llama-3.1-8B's heads, by TFLOP/s over causal prompts (the
-    launches for sequences with one new token included; two stages unless said).
+    """What was fastest on an H200 for Llama-3.1-8B's heads, by TFLOP/s over causal prompts (128
+    keys, E4M3 out, the launches for sequences with one new token included).
 
-    | pool, keys, registers | 1 x 4096 | 2 x 4096 | 8 x 1024 | 1 x 8192 | 16 x 512 |
+    | pool, stages | 1 x 4096 | 2 x 4096 | 8 x 1024 | 1 x 8192 | 16 x 512 |
     |---|---|---|---|---|---|
-    | bf16, 128, 56 and 224 | 454 | 460 | 341 | 489 | 242 |
-    | bf16, 128, 88 and 208 | 440 | 447 | 341 | 488 | 257 |
-    | bf16, 64, 72 and 216, 4 stages | 411 | 419 | 331 | 428 | 255 |
-    | E4M3, 128, 56 and 224 | 396 | 406 | 288 | 435 | 207 |
-    | E4M3, 128, 88 and 208 | 418 | 426 | 310 | 453 | 226 |
-    | E4M3, 64, 72 and 216, 3 stages | 360 | 369 | 283 | 389 | 210 |
+    | bf16, 2 | 495 | 515 | 356 | 556 | 234 |
+    | bf16, 3 | 481 | 512 | 357 | 555 | 240 |
+    | bf16, 2, groups not in turns | 497 | 507 | 354 | 521 | 254 |
+    | E4M3, 2 | 441 | 451 | 317 | 485 | 228 |
+    | E4M3, 2, groups not in turns | 440 | 450 | 317 | 495 | 230 |
+
+    Before copies arrived by themselves these were 429, 439, 310, 466 and 220 (bf16). Then 56 and
+    224 registers were better than 88 and 208 for bf16, and worse for E4M3; 64 keys were 10 to 15%
+    slower.
     """
     wide = site.dtypes["pool"] == "f8e4m3"
     return Tile(

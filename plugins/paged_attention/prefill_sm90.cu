@@ -7,10 +7,12 @@
 //   warps 0 and 1    copy Q, and K in blocks of BLOCK_N keys
 //   warps 2 and 3    copy V
 //   8 warps          multiply 64 rows each group: scores of the next block beside the weighted sum
-//                    of this one, with a running maximum between
+//                    of this one, with a running maximum between. The groups take turns: while the
+//                    tensor cores are at one's products the other works on its scores
 //
 // Copies and products meet at barriers: "full" when a part has been copied, "empty" when the products
-// are through with it. Blocks of keys are anchored at position 0 and masked keys change no bit of a
+// are through with it. Copies arrive there by themselves: a producer that waited for each block before
+// it began the next one would be what all others wait for. Blocks of keys are anchored at position 0 and masked keys change no bit of a
 // sum, so a row's result depends neither on the chunk it came in nor on the rest of the batch.
 //
 // Macros: those of context.cuh, and TOKENS BLOCK_N STAGES PRODUCER_REGISTERS CONSUMER_REGISTERS
@@ -146,52 +148,65 @@ struct Blocks {
     return lane < kPages && key < end ? pages[key / PAGE_SIZE] : 0;
   }
 
-  // 16 bytes of a block's row, its page shuffled from the lane that has it.
-  __device__ const unsigned char* at(int block, int page, int row, int chunk) const {
-    const long long there = __shfl_sync(0xffffffffu, page, row / PAGE_SIZE);
-    const int offset = (block * BLOCK_N % PAGE_SIZE + row) % PAGE_SIZE;
-    return plane + there * kPageBytes + offset * kTokenBytes + chunk * 16;
+  // The number-th page of a block, shuffled from the lane that has it.
+  __device__ const unsigned char* page_at(int page, int number) const {
+    const long long there = __shfl_sync(0xffffffffu, page, number);
+    return plane + there * kPageBytes;
+  }
+  __device__ static int row_in_page(int block, int row) {
+    return (block * BLOCK_N % PAGE_SIZE + row) % PAGE_SIZE;
   }
 
   __device__ bool is_live(int key) const { return key >= first && key < end; }
 };
 
-constexpr int kRowChunks = kRowBytes / 16;  // of the pool
-constexpr int kItems = BLOCK_N * kRowChunks / kCopiers;
-static_assert(BLOCK_N * kRowChunks % kCopiers == 0);
+constexpr int kRowChunks = kRowBytes / 16;             // of the pool
+constexpr int kPassRows = kCopiers / kRowChunks;       // that the copiers take at once
+constexpr int kPasses = ceil_div(BLOCK_N, kPassRows);  // over a block
+static_assert(kPassRows > 0);
 
-// Where this thread's i-th chunk of a block is: in row `row`, the chunk-th of the pool's.
-struct Item {
-  int row, chunk;
+// This thread's chunks of a block: the same one of every kPassRows-th row.
+struct Items {
+  int row, chunk;  // of the first
 
-  __device__ Item(int i, int thread)
-      : row((i * kCopiers + thread) / kRowChunks), chunk((i * kCopiers + thread) % kRowChunks) {}
+  __device__ explicit Items(int thread) : row(thread / kRowChunks), chunk(thread % kRowChunks) {}
+  __device__ bool has(int pass) const {
+    return (kCopiers % kRowChunks == 0 || row < kPassRows) &&
+           (BLOCK_N % kPassRows == 0 || pass * kPassRows + row < BLOCK_N);
+  }
+  __device__ int row_of(int pass) const { return pass * kPassRows + row; }
 };
 
 // Starts the copies of this thread's part of a block: of operands to their places, of E4M3 to a
 // buffer that no other thread looks at.
 __device__ inline void start_block(const Blocks& blocks, int block, int page, unsigned to,
-                                   int thread) {
-#pragma unroll 4
-  for (int i = 0; i < kItems; ++i) {
-    const Item item(i, thread);
-    const int offset = kE4m3 ? (i * kCopiers + thread) * 16 : place<BLOCK_N>(item.row, item.chunk);
-    copy_async_16(to + offset, blocks.at(block, page, item.row, item.chunk),
-                  blocks.is_live(block * BLOCK_N + item.row) ? 16 : 0);
+                                   Items items) {
+  const unsigned char* rows = nullptr;  // of the page's first
+#pragma unroll 8
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int row = items.row_of(pass);
+    if (PAGE_SIZE % kPassRows != 0 || pass * kPassRows % PAGE_SIZE == 0) {
+      rows = blocks.page_at(page, row / PAGE_SIZE) + items.chunk * 16;
+    }
+    if (!items.has(pass)) continue;
+    const int offset =
+        kE4m3 ? row * kRowBytes + items.chunk * 16 : place<BLOCK_N>(row, items.chunk);
+    copy_async_16(to + offset, rows + blocks.row_in_page(block, row) * kTokenBytes,
+                  blocks.is_live(block * BLOCK_N + row) ? 16 : 0);
   }
-  commit_copies();
 }
 
 // Makes operands of this thread's part of a block of E4M3.
-__device__ inline void widen_block(unsigned from, unsigned to, int thread) {
+__device__ inline void widen_block(unsigned from, unsigned to, Items items) {
 #pragma unroll 4
-  for (int i = 0; i < kItems; ++i) {
-    const Item item(i, thread);
-    const uint4 words = load_shared(from + (i * kCopiers + thread) * 16);
+  for (int pass = 0; pass < kPasses; ++pass) {
+    if (!items.has(pass)) continue;
+    const int row = items.row_of(pass);
+    const uint4 words = load_shared(from + row * kRowBytes + items.chunk * 16);
     const uint2 a = e4m3_to_f16(words.x), b = e4m3_to_f16(words.y);
     const uint2 c = e4m3_to_f16(words.z), d = e4m3_to_f16(words.w);
-    store_shared(to + place<BLOCK_N>(item.row, 2 * item.chunk), {a.x, a.y, b.x, b.y});
-    store_shared(to + place<BLOCK_N>(item.row, 2 * item.chunk + 1), {c.x, c.y, d.x, d.y});
+    store_shared(to + place<BLOCK_N>(row, 2 * items.chunk), {a.x, a.y, b.x, b.y});
+    store_shared(to + place<BLOCK_N>(row, 2 * items.chunk + 1), {c.x, c.y, d.x, d.y});
   }
 }
 
@@ -208,9 +223,9 @@ __device__ inline void copy_queries(const Tile& tile, const Bf16* q, unsigned to
                              row % kGroup * HEAD_DIM + chunk * 8;
     copy_async_16(to + place<kRows>(row, chunk), from, live ? 16 : 0);
   }
-  commit_copies();
-  wait_for_copies<0>();
   if constexpr (kE4m3) {
+    commit_copies();
+    wait_for_copies<0>();
 #pragma unroll 4
     for (int i = 0; i < kQueryItems; ++i) {
       const int item = i * kCopiers + thread;
@@ -222,11 +237,25 @@ __device__ inline void copy_queries(const Tile& tile, const Bf16* q, unsigned to
   }
 }
 
-// What this warp copied is there: one of the barrier's two arrivals.
+// Operands that are copied as they are arrive by themselves; E4M3 is made operands of first, and a
+// warp says when it has.
+constexpr int kArrivals = kE4m3 ? kCopiers / 32 : kCopiers;
+
+// What this thread copied is there, or will be when the barrier says so.
 __device__ inline void publish(unsigned long long& full) {
-  publish_to_products();
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) arrive(shared_address(&full));
+  if constexpr (kE4m3) {
+    publish_to_products();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(shared_address(&full));
+  } else {
+    arrive_when_copied(shared_address(&full));
+  }
+}
+
+// Until a part that copiers publish has been copied.
+__device__ inline void await_copies(unsigned long long& full, unsigned parity) {
+  wait_at(shared_address(&full), parity);
+  if constexpr (!kE4m3) publish_to_products();
 }
 
 // Copies K (warps 0 and 1) or Q and V (warps 2 and 3) of tile after tile.
@@ -234,18 +263,26 @@ __device__ inline void produce(Shared& shared, const Bf16* q, const unsigned cha
                                const int* query_start, const int* context_lens,
                                const int* page_table, int num_sequences, int* counter) {
   const int which = threadIdx.x / kCopiers, thread = threadIdx.x % kCopiers;
+  const Items items(thread);
   Barriers& barriers = shared.barriers;
   count_tiles(shared, query_start, num_sequences, threadIdx.x);
   wait_for_earlier_kernels();
   Turn turn;
+  int upcoming = threadIdx.x == 0 ? atomicAdd(counter, 1) : 0;  // asked for a tile ahead
   for (int round = 0;; ++round) {
-    if (threadIdx.x == 0) shared.next[round % 2] = atomicAdd(counter, 1);
+    if (threadIdx.x == 0) {
+      shared.next[round % 2] = upcoming;
+      upcoming = atomicAdd(counter, 1);
+    }
     sync_threads(1, kProducers);
     const Tile tile =
         tile_of(shared, shared.next[round % 2], query_start, context_lens, num_sequences);
     if (which == 1) {
       wait_at(shared_address(&barriers.query_empty), (round & 1) ^ 1);
-      if (thread == 0) shared.tile = tile;
+      if (thread == 0) {
+        shared.tile = tile;
+        arrive(shared_address(&barriers.query_full));
+      }
       if (tile.num_tokens > 0) copy_queries(tile, q, shared_address(shared.queries), thread);
       publish(barriers.query_full);
     }
@@ -253,19 +290,23 @@ __device__ inline void produce(Shared& shared, const Bf16* q, const unsigned cha
     const Blocks blocks(tile, pool, page_table, which);
     const unsigned raw = shared_address(shared.raw[which]);
     int page = blocks.page_of(tile.first_block());
-    if constexpr (kE4m3) start_block(blocks, tile.first_block(), page, raw, thread);
+    if constexpr (kE4m3) start_block(blocks, tile.first_block(), page, raw, items);
     for (int block = tile.first_block(); block < tile.end_block(); ++block, ++turn.number) {
       const int stage = turn.stage(), next_page = blocks.page_of(block + 1);
       const unsigned to =
           shared_address(which == 0 ? shared.keys[stage] : shared.values[stage]);
       wait_at(shared_address(which == 0 ? &barriers.key_empty[stage] : &barriers.value_empty[stage]),
               turn.earlier());
-      if constexpr (!kE4m3) start_block(blocks, block, page, to, thread);
-      wait_for_copies<0>();
-      if constexpr (kE4m3) widen_block(raw, to, thread);
+      if constexpr (kE4m3) {
+        commit_copies();
+        wait_for_copies<0>();
+        widen_block(raw, to, items);
+      } else {
+        start_block(blocks, block, page, to, items);
+      }
       publish(which == 0 ? barriers.key_full[stage] : barriers.value_full[stage]);
       if (kE4m3 && block + 1 < tile.end_block()) {
-        start_block(blocks, block + 1, next_page, raw, thread);
+        start_block(blocks, block + 1, next_page, raw, items);
       }
       page = next_page;
     }
@@ -289,6 +330,11 @@ struct Rows {
   // Of the tile.
   __device__ static int number(int i) {
     return (threadIdx.x - kProducers) / 32 * 16 + threadIdx.x % 32 / 4 + 8 * i;
+  }
+
+  // Whether what was summed before changes, for some row of this warp.
+  __device__ bool shrank() const {
+    return __any_sync(0xffffffffu, shrink[0] != 1.f || shrink[1] != 1.f);
   }
 
   // Scores of a block become weights, in place. `scale` is of scores in units of log2.
@@ -433,33 +479,49 @@ __device__ inline void store(const Rows& rows, const float (&sums)[HEAD_DIM / 2]
   }
 }
 
+// Which group may issue the products of a block: the first one first.
+struct Turns {
+  int group;
+
+  __device__ explicit Turns(int group) : group(group) {
+    if (group != 0) pass_on();
+  }
+  __device__ void await() const { sync_threads(kFirst + group, kConsumers); }
+  __device__ void pass_on() const { arrive_at_threads(kFirst + 1 - group, kConsumers); }
+
+  static constexpr int kFirst = 2;  // hardware barrier; the producers have 1
+};
+
 // Multiplies 64 rows of tile after tile.
 __device__ inline void consume(Shared& shared, Out* out, const float* k_scale, const float* v_scale,
                                const float* pre_scale, const float* out_scale) {
   Barriers& barriers = shared.barriers;
-  const int group_row = (threadIdx.x - kProducers) / 128 * 64;
-  const unsigned queries = shared_address(shared.queries) + group_row * 128;
+  const Turns turns((threadIdx.x - kProducers) / 128);
+  const unsigned queries = shared_address(shared.queries) + turns.group * 64 * 128;
   const float scale = static_cast<float>(SCALE) * kLog2E * value_or_one(k_scale);
   float scores[BLOCK_N / 2] = {};
   Turn turn;
   for (int round = 0;; ++round) {
-    wait_at(shared_address(&barriers.query_full), round & 1);
+    await_copies(barriers.query_full, round & 1);
     const Tile tile = shared.tile;
     if (tile.num_tokens == 0) return;
     Rows rows;
     float sums[HEAD_DIM / 2] = {};
     unsigned weights[BLOCK_N / 16][4];
 
+    const auto await_keys = [&] {
+      await_copies(barriers.key_full[turn.stage()], turn.parity());
+    };
     const auto keys = [&] {
-      wait_at(shared_address(&barriers.key_full[turn.stage()]), turn.parity());
       multiply_keys(scores, queries, shared_address(shared.keys[turn.stage()]));
     };
     const auto values = [&](Turn of) {
-      wait_at(shared_address(&barriers.value_full[of.stage()]), of.parity());
+      await_copies(barriers.value_full[of.stage()], of.parity());
       multiply_values(sums, weights, shared_address(shared.values[of.stage()]));
     };
 
     int block = tile.first_block();
+    await_keys();
     keys();
     wait_for_products<0>();
     settle(scores);
@@ -469,17 +531,23 @@ __device__ inline void consume(Shared& shared, Out* out, const float* k_scale, c
     for (++block; block < tile.end_block(); ++block) {
       const Turn previous = turn;
       ++turn.number;
+      await_keys();
+      turns.await();
       keys();
       values(previous);
+      turns.pass_on();
       wait_for_products<1>();
       settle(scores);
       release(barriers.key_empty[turn.stage()]);
       rows.weigh(scores, tile, block, scale);
+      finish_before_waiting(rows.total[0] + rows.total[1]);
       wait_for_products<0>();
       settle(sums);
       release(barriers.value_empty[previous.stage()]);
+      if (rows.shrank()) {
 #pragma unroll
-      for (int at = 0; at < HEAD_DIM / 2; ++at) sums[at] *= rows.shrink[at % 4 / 2];
+        for (int at = 0; at < HEAD_DIM / 2; ++at) sums[at] *= rows.shrink[at % 4 / 2];
+      }
       pack(scores, weights);
     }
     release(barriers.query_empty);
@@ -506,11 +574,11 @@ attention_prefill(const Bf16* q, const unsigned char* pool, const int* query_sta
   let_next_kernel_start();
   if (threadIdx.x == 0) {
     Barriers& barriers = shared.barriers;
-    make_barrier(shared_address(&barriers.query_full), kCopiers / 32);
+    make_barrier(shared_address(&barriers.query_full), kArrivals + 1);
     make_barrier(shared_address(&barriers.query_empty), kConsumers / 32);
     for (int stage = 0; stage < STAGES; ++stage) {
-      make_barrier(shared_address(&barriers.key_full[stage]), kCopiers / 32);
-      make_barrier(shared_address(&barriers.value_full[stage]), kCopiers / 32);
+      make_barrier(shared_address(&barriers.key_full[stage]), kArrivals);
+      make_barrier(shared_address(&barriers.value_full[stage]), kArrivals);
       make_barrier(shared_address(&barriers.key_empty[stage]), kConsumers / 32);
       make_barrier(shared_address(&barriers.value_empty[stage]), kConsumers / 32);
     }

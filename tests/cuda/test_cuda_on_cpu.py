@@ -43,6 +43,19 @@ def test_a_right_kernel_is_right_both_ways(lazy: bool, tmp_path: Path) -> None:
     assert run(WAIT + COPY + LANDED + STORE, tmp_path, lazy=lazy, late=True)
 
 
+BARRIER = "if (threadIdx.x == 0) make_barrier(1024, 32); __syncthreads();"
+ARRIVE = "arrive_when_copied(1024);"
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_copies_land_where_a_barrier_is_waited_at(lazy: bool, tmp_path: Path) -> None:
+    assert run(WAIT + BARRIER + COPY + ARRIVE + "wait_at(1024, 0);" + STORE, tmp_path, lazy=lazy)
+
+
+def test_copies_whose_barrier_is_not_waited_at_are_missing(tmp_path: Path) -> None:
+    assert not run(WAIT + BARRIER + COPY + ARRIVE + STORE, tmp_path, lazy=True)
+
+
 def test_copies_that_are_not_waited_for_are_missing(tmp_path: Path) -> None:
     assert not run(WAIT + COPY + STORE, tmp_path, lazy=True)
 

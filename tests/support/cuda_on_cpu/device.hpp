@@ -14,6 +14,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -94,6 +95,7 @@ struct Block {
   std::vector<std::deque<std::vector<Product>>> products;  // by warpgroup; the last one is open
   Meeting all, named[16];
   std::vector<const void*> inputs;  // of the lanes of a meeting, by thread
+  std::map<unsigned, std::vector<std::vector<Copy>>> landings;  // of copies, by barrier
   int running = 0, current = 0;
   ucontext_t scheduler;
 };
@@ -201,6 +203,7 @@ inline void start_block(int threads) {
   block.all = {};
   for (Meeting& one : block.named) one = {};
   block.inputs.assign(threads, nullptr);
+  block.landings.clear();
   block.running = threads;
   for (Fiber& fiber : block.fibers) {
     getcontext(&fiber.context);

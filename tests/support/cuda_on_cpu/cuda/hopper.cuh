@@ -27,8 +27,30 @@ inline void arrive_at(Barrier& one) {
 }
 inline void arrive(unsigned barrier) { arrive_at(barrier_at(barrier)); }
 
+// With late copies, they land when somebody waits at the barrier.
+inline void arrive_when_copied(unsigned barrier) {
+  if (!cuda_on_cpu::lazy) return arrive(barrier);
+  auto& groups = cuda_on_cpu::block.fibers[cuda_on_cpu::block.current].groups;
+  auto& landings = cuda_on_cpu::block.landings[barrier];
+  landings.emplace_back();
+  for (const auto& group : groups) {
+    landings.back().insert(landings.back().end(), group.begin(), group.end());
+  }
+  groups.assign(1, {});
+}
+
+inline void land(unsigned barrier) {
+  for (const auto& copies : std::exchange(cuda_on_cpu::block.landings[barrier], {})) {
+    for (const auto& copy : copies) copy.run();
+    arrive(barrier);
+  }
+}
+
 inline void wait_at(unsigned barrier, unsigned parity) {
-  cuda_on_cpu::wait_until([=] { return (barrier_at(barrier).phase & 1) != parity; });
+  cuda_on_cpu::wait_until([=] {
+    land(barrier);
+    return (barrier_at(barrier).phase & 1) != parity;
+  });
 }
 
 inline void sync_threads(int number, int threads) {
@@ -44,6 +66,7 @@ template <int kCount>
 inline void take_registers() {}
 template <int kCount>
 inline void give_registers() {}
+inline void finish_before_waiting(float) {}
 inline void begin_products() {}
 template <int kCount>
 inline void settle(float (&)[kCount]) {}
