@@ -94,6 +94,7 @@ class _Experts:
             input_of(self._node, f"{which}{part}")
             for part in ("", "_scale", "_input_scale", "_pre_scale")
         )
+        assert weight is not None
         experts, n, k = (int(extent) for extent in weight.shape)
         if pre_scale is not None:
             factors = self._rewriter.derived(

@@ -8,8 +8,8 @@ from trtc.builder.passes.rewriter import Rewriter
 def select_cpu_activation(rewriter: Rewriter) -> bool:
     """Multiply integer weights with int8 activations, scaled by row and group of input channels.
 
-    Rules, for i4 and u4 weights, and i8 ones in groups, whose activations are bf16 and not quantised
-    already:
+    Rules, for i4 and u4 weights, and i8 ones in groups, whose activations are bf16 and not
+    quantised already:
         linear -> linear; activation=dynamic_i8
         moe    -> moe; act_quant=dynamic_i8
 

@@ -91,9 +91,7 @@ class CpuTarget:
             ledger=ByteLedger(
                 weights=plan.weights_bytes, activations=plan.arena_bytes, page=plan.kv.page_bytes
             ),
-            lm_head="i8"
-            if narrows_lm_head(request.scheme, request.exact_lm_head)
-            else None,
+            lm_head="i8" if narrows_lm_head(request.scheme, request.exact_lm_head) else None,
         )
 
     def _compile_isa(

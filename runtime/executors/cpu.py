@@ -250,13 +250,6 @@ class _KvPool:
         )
         """[layers] address of each layer's pool, as the step ABI takes them."""
 
-    def time_calls(self, batch: StepBatch, num_calls: int) -> Float64s:
-        """Run a step and return the seconds of each of the plan's calls: for profiles."""
-        logits = np.empty((len(batch.logit_rows), self._vocab_size), np.float32)
-        seconds = np.zeros(num_calls, np.float64)
-        self._step(batch, logits, seconds)
-        return seconds
-
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._pages[:, list(targets)] = self._pages[:, list(sources)]
 

@@ -31,7 +31,9 @@ def native(family: str, scheme: str = "fp32", **overrides: int) -> tuple[Module,
     reader, quantization = dummy_checkpoint(spec, named)
     request = GraphRequest(named, named.dtype, LIMITS, quantization, PAGE_SIZE)
     module = build_graph(spec, request, reader)
-    return run_passes(module, cpu_passes(named, reader, exact_activations=False, exact_lm_head=False))[0], reader
+    return run_passes(
+        module, cpu_passes(named, reader, exact_activations=False, exact_lm_head=False)
+    )[0], reader
 
 
 def plan_of(family: str, scheme: str = "fp32", **overrides: int) -> Plan:

@@ -14,8 +14,8 @@ COMPLETION = """
 FLAGS = {
     "build": """
         --model --output --dtype --kv-dtype --target --force --calib --max-kl --reference
-        --exact-activations --exact-lm-head --dummy-weights --max-batch-size --max-seq-len --max-num-tokens
-        --page-size --tp --threads --json
+        --exact-activations --exact-lm-head --dummy-weights --max-batch-size --max-seq-len
+        --max-num-tokens --page-size --tp --threads --json
     """,
     "compile": "bundle --strip --alias-pools --json",
     "quantize": "--model --output --dtype --kv-dtype --calib --force --json",

@@ -105,7 +105,10 @@ def int8_grid() -> list[KernelCall]:
     """Lookups that only CPU engines have."""
     rng = np.random.default_rng(21)
     return [
-        call for width in WIDTHS for dtype in ("f32", "bf16") for call in int8_tables(rng, dtype, width)
+        call
+        for width in WIDTHS
+        for dtype in ("f32", "bf16")
+        for call in int8_tables(rng, dtype, width)
     ]
 
 

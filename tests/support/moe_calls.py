@@ -60,7 +60,7 @@ def moe_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> KernelCa
             )
             inputs[f"{name}_scale"] = stored_groups(scales, case.layout)
         if case.zero:
-            zeros = rng.integers(0, 16, inputs[f"{name}_scale"].shape).astype(np.uint8)
+            zeros = rng.integers(0, 16, scales.shape).astype(np.uint8)
             inputs[f"{name}_zero"] = stored_groups(zeros, case.layout)
         if case.quant in ("f8e4m3", "i8"):
             inputs[f"{name}_input_scale"] = rng.uniform(0.02, 0.03, EXPERTS).astype(np.float32)

@@ -123,9 +123,7 @@ def test_narrow_activations_and_lm_head_are_choices(
 ) -> None:
     kind = Tiny(scheme)
     module, reader = tiny(kind)
-    passes = cpu_passes(
-        scheme_of(kind), reader, exact_activations=exact, exact_lm_head=exact_head
-    )
+    passes = cpu_passes(scheme_of(kind), reader, exact_activations=exact, exact_lm_head=exact_head)
     *layers, head = nodes(run_passes(module, passes)[0], "linear")
     narrows = scheme in ("fp8", "int4_awq") and not exact_head
     assert (attributes(head)["weight_dtype"] == "i8") is narrows
@@ -161,6 +159,7 @@ def test_weights_of_a_large_model_are_never_loaded() -> None:
     reader.tensors.clear()
     reader.shapes.clear()
     result, _ = run_passes(
-        module, cpu_passes(scheme_of(Tiny("bf16")), reader, exact_activations=True, exact_lm_head=True)
+        module,
+        cpu_passes(scheme_of(Tiny("bf16")), reader, exact_activations=True, exact_lm_head=True),
     )
     assert ops(result)["trtc.linear"] == 32 * 4 + 1
