@@ -90,9 +90,11 @@ class _Experts:
 
     def _linear(self, which: str, x: Tensor) -> Tensor:
         """x [1 or E, T, K] by the experts' weights [E, N, K] -> [E, T, N]."""
-        weight, scale, input_scale, pre_scale = (
-            input_of(self._node, f"{which}{part}")
-            for part in ("", "_scale", "_input_scale", "_pre_scale")
+        weight = input_of(self._node, which)
+        assert weight is not None, f"{self._node.name} lacks {which}"
+        scale, input_scale, pre_scale = (
+            input_of(self._node, f"{which}_{part}")
+            for part in ("scale", "input_scale", "pre_scale")
         )
         assert weight is not None
         experts, n, k = (int(extent) for extent in weight.shape)

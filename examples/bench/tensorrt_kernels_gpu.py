@@ -7,6 +7,8 @@
 types) as `trtc build --target tensorrt:sm_90` does; `run` loads cubin and PTX of such a directory
 or of a bundle through the CUDA driver, compares with a plain float32 reference, checks that a
 sequence's rows are the same bits alone and in a batch, and measures a decode and a prefill step.
+attention_split runs with its attention_combine after it, tactic by tactic, as one attention, and is
+timed at long contexts beside paged_attention.
 `run` needs torch and nothing of trtc. Exit status 1: something was wrong.
 """
 
@@ -22,15 +24,22 @@ from typing import Any
 
 RECIPE = "recipe.json"
 PAGE_SIZE = 16
+MAX_SEQ_LEN = 32768
+PIECE_KEYS = 256
+"""trtc.plugins.attention_pieces.PIECE_KEYS: `run` imports nothing of trtc."""
 TORCH_TYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f8e4m3": "float8_e4m3fn"}
 TOLERANCES = {"f32": 1e-5, "f16": 1 / 512, "bf16": 1 / 128}
 """Of a row's largest absolute value."""
-MIXED = ((1, 1), (300, 1), (77, 77), (150, 40), (5, 0), (1000, 3), (129, 129), (64, 1))
+MIXED = ((1, 1), (300, 1), (77, 77), (150, 40), (5, 0), (1000, 3), (129, 129), (5000, 1), (64, 1))
 """(context after the step, new tokens) of each sequence."""
 
 
 def make(directory: Path, sm: int) -> None:
     """Compile the grid and write a recipe like a bundle's."""
+    from trtc.plugins.attention_combine import cuda_one_launch as attention_combine
+    from trtc.plugins.attention_pieces import most_pieces
+    from trtc.plugins.attention_split import cuda_one_launch as attention_split
+    from trtc.plugins.cuda.attention_tiles import TACTICS, block_q
     from trtc.plugins.cuda.compile import compile_kernel
     from trtc.plugins.kv_write import cuda as kv_write
     from trtc.plugins.paged_attention import cuda_one_launch as paged_attention
@@ -55,9 +64,13 @@ def make(directory: Path, sm: int) -> None:
     def add(op: str, dtypes: Mapping[str, str], attributes: Mapping[str, Any], tactic: int) -> None:
         if op == "kv_write":
             source, rows = kv_write.kernel(dtypes, attributes, PAGE_SIZE), 1
+        elif op == "attention_combine":
+            source = attention_combine.kernel(dtypes, attributes, PAGE_SIZE, tactic)
+            rows = attention_combine.heads(source)
         else:
-            source = paged_attention.kernel(dtypes, attributes, PAGE_SIZE, tactic)
-            rows = paged_attention.block_q(source)
+            kernel = attention_split.kernel if op == "attention_split" else paged_attention.kernel
+            source = kernel(dtypes, attributes, PAGE_SIZE, tactic)
+            rows = block_q(source)
         compiled = compile_kernel(source, sm)
         stem = f"{op}-{len(kernels)}"
         (directory / f"{stem}.ptx").write_bytes(compiled.ptx)
@@ -94,8 +107,12 @@ def make(directory: Path, sm: int) -> None:
             "window": window,
             "softcap": softcap,
         }
-        for tactic in paged_attention.TACTICS:
+        in_pieces = {**attributes, "pieces": most_pieces(MAX_SEQ_LEN, window)}
+        shared = {name: in_pieces[name] for name in ("num_heads", "head_dim", "window", "pieces")}
+        for tactic in TACTICS:
             add("paged_attention", {"q": dtype, "pool": pool}, attributes, tactic)
+            add("attention_split", {"q": dtype, "pool": pool}, in_pieces, tactic)
+            add("attention_combine", {"rows": dtype}, shared, tactic)
     recipe = {"sm": sm, "pool": {"page_size": PAGE_SIZE}, "kernels": kernels}
     (directory / RECIPE).write_text(json.dumps(recipe, indent=1))
 
@@ -229,24 +246,33 @@ def attention_reference(
 
 
 class Runner:
-    """Launches one kernel of a recipe."""
+    """Launches one kernel of a recipe, and after attention_split its attention_combine."""
 
     def __init__(
-        self, driver: Driver, kernel: Mapping[str, Any], code: bytes, page_size: int
+        self,
+        driver: Driver,
+        kernel: Mapping[str, Any],
+        code: bytes,
+        page_size: int,
+        combine: tuple[Mapping[str, Any], bytes] | None = None,
     ) -> None:
         import torch
 
         self.driver, self.kernel, self.page_size = driver, kernel, page_size
         self.function = driver.function(code, kernel["entry"])
-        scale = (0.37, 1.7) if kernel["dtypes"]["pool"] == "f8e4m3" else (1.0, 1.0)
+        self.combine = None
+        if combine is not None:
+            self.combine = (combine[0], driver.function(combine[1], combine[0]["entry"]))
+        self.sums: dict[str, Any] = {}
+        self.rows: Any = None
+        scale = (0.37, 1.7) if kernel["dtypes"].get("pool") == "f8e4m3" else (1.0, 1.0)
         self.scales = scale
         self.k_scale = torch.tensor([scale[0]], device="cuda")
         self.v_scale = torch.tensor([scale[1]], device="cuda")
 
     def attend(self, step: Step, out: Any) -> None:
-        import torch
-
-        tiles = len(step.q) // self.kernel["rows"] + len(step.sequences)
+        a, sequences = self.kernel["attributes"], len(step.sequences)
+        tiles = -(-len(step.q) // self.kernel["rows"]) + sequences
         arguments = {
             "q": step.q,
             "pool": step.pool,
@@ -255,21 +281,52 @@ class Runner:
             "page_table": step.page_table,
             "k_scale": self.k_scale,
             "v_scale": self.v_scale,
-            "num_sequences": len(step.sequences),
+            "num_sequences": sequences,
             "table_width": step.page_table.shape[1],
             "out": out,
         }
-        self.driver.launch(
-            self.function,
-            (tiles, self.kernel["attributes"]["num_kv_heads"]),
-            self.kernel,
-            [arguments[name] for name in self.kernel["parameters"]],
-            torch.cuda.current_stream().cuda_stream,
-        )
+        if self.combine is None:
+            self._launch(self.function, self.kernel, (tiles, a["num_kv_heads"]), arguments)
+            return
+        rows = self._scratch(step)
+        keys = step.page_table.shape[1] * self.page_size
+        most = min(a["pieces"], -(-keys // PIECE_KEYS))
+        grid = (tiles, most * a["num_kv_heads"])
+        self._launch(self.function, self.kernel, grid, arguments | self.sums | {"out": rows})
+        kernel, function = self.combine
+        programs = -(-a["num_heads"] // kernel["rows"])
+        grid = (len(step.q), programs)
+        self._launch(function, kernel, grid, arguments | self.sums | {"rows": rows})
 
-    def write(self, k: Any, v: Any, pool: Any, slots: Any) -> None:
+    def _scratch(self, step: Step) -> Any:
+        """Room for rows that are whole, partial sums and their stats; NaN when first made."""
         import torch
 
+        a = self.kernel["attributes"]
+        heads = len(step.sequences) * a["pieces"] * a["num_heads"]
+        if not self.sums or self.sums["stats"].numel() != 2 * heads:
+            self.sums = {
+                name: torch.full((heads * width,), math.nan, device="cuda")
+                for name, width in (("partial", a["head_dim"]), ("stats", 2))
+            }
+        if self.rows is None or self.rows.shape != step.q.shape:
+            self.rows = torch.full_like(step.q, math.nan)
+        return self.rows
+
+    def _launch(
+        self,
+        function: ctypes.c_void_p,
+        kernel: Mapping[str, Any],
+        grid: tuple[int, int],
+        arguments: Mapping[str, Any],
+    ) -> None:
+        import torch
+
+        ordered = [arguments[name] for name in kernel["parameters"]]
+        stream = torch.cuda.current_stream().cuda_stream
+        self.driver.launch(function, grid, kernel, ordered, stream)
+
+    def write(self, k: Any, v: Any, pool: Any, slots: Any) -> None:
         arguments = {
             "k": k,
             "v": v,
@@ -279,13 +336,7 @@ class Runner:
             "v_scale": self.v_scale,
             "pool_out": pool,
         }
-        self.driver.launch(
-            self.function,
-            (len(k), 1),
-            self.kernel,
-            [arguments[name] for name in self.kernel["parameters"]],
-            torch.cuda.current_stream().cuda_stream,
-        )
+        self._launch(self.function, self.kernel, (len(k), 1), arguments)
 
 
 def check_attention(runner: Runner) -> tuple[float, bool]:
@@ -382,6 +433,18 @@ def speed(runner: Runner) -> str:
     return line
 
 
+def long_contexts(runner: Runner) -> str:
+    """Decode steps of few sequences, where one program a KV head leaves most of a GPU idle."""
+    if runner.kernel["attributes"]["window"]:
+        return ""
+    times = [
+        f"{batch}x{context // 1024}K {milliseconds(runner, step) * 1e3:.0f}"
+        for batch, context in ((1, 2048), (1, 32768), (8, 8192))
+        for step in [make_step(runner.kernel, runner.page_size, [(context, 1)] * batch)]
+    ]
+    return "  us: " + ", ".join(times)
+
+
 def run(directories: Sequence[Path]) -> int:
     import torch
 
@@ -393,25 +456,54 @@ def run(directories: Sequence[Path]) -> int:
     failures = 0
     for directory in directories:
         recipe = json.loads((directory / RECIPE).read_text())
+        page_size = recipe["pool"]["page_size"]
         for kernel in recipe["kernels"]:
-            failures += not run_kernel(driver, directory, kernel, recipe["pool"]["page_size"])
+            if kernel["op"] != "attention_combine":  # checked after its attention_split
+                combine = combine_of(kernel, recipe["kernels"])
+                failures += not run_kernel(driver, directory, kernel, page_size, combine)
     print(f"{failures} failures")
     return 1 if failures else 0
 
 
-def run_kernel(driver: Driver, directory: Path, kernel: Mapping[str, Any], page_size: int) -> bool:
+def combine_of(
+    kernel: Mapping[str, Any], kernels: Sequence[Mapping[str, Any]]
+) -> Mapping[str, Any] | None:
+    """The attention_combine that takes what an attention_split leaves."""
+    if kernel["op"] != "attention_split":
+        return None
+    for one in kernels:
+        if (
+            one["op"] == "attention_combine"
+            and one["tactic"] == kernel["tactic"]
+            and one["dtypes"]["rows"] == kernel["dtypes"]["q"]
+            and one["attributes"].items() <= kernel["attributes"].items()
+        ):
+            return one
+    raise ValueError(f"{kernel['cubin']}: the recipe has no attention_combine for it")
+
+
+def run_kernel(
+    driver: Driver,
+    directory: Path,
+    kernel: Mapping[str, Any],
+    page_size: int,
+    combine: Mapping[str, Any] | None,
+) -> bool:
     """One line of the table for the cubin; the PTX must do the same."""
     a, types = kernel["attributes"], kernel["dtypes"]
     label = f"{kernel['op']}/{kernel['tactic']} " + "/".join(types.values())
-    if kernel["op"] == "paged_attention":
+    if kernel["op"] == "kv_write":
+        label += f" H{a['num_kv_heads']} D{a['head_dim']}"
+    else:
         label += f" H{a['num_heads']}/{a['num_kv_heads']} D{a['head_dim']}"
         label += f" w{a['window']} c{a['softcap']:g}"
-    else:
-        label += f" H{a['num_kv_heads']} D{a['head_dim']}"
     results = []
     for kind in ("cubin", "ptx"):
         code = (directory / kernel[kind]).read_bytes() + b"\0"
-        runner = Runner(driver, kernel, code, page_size)
+        second = None
+        if combine is not None:
+            second = (combine, (directory / combine[kind]).read_bytes() + b"\0")
+        runner = Runner(driver, kernel, code, page_size, second)
         if kernel["op"] == "kv_write":
             wrong = check_write(runner)
             results.append((wrong == 0, f"{wrong} bytes differ"))
@@ -421,12 +513,12 @@ def run_kernel(driver: Driver, directory: Path, kernel: Mapping[str, Any], page_
             batch = "bit-equal alone" if independent else "DEPENDS ON THE BATCH"
             results.append((good, f"error {error:.2e}, {batch}"))
             if kind == "cubin":
-                timed = speed(runner)
+                timed = speed(runner) + long_contexts(runner)
     good = all(one for one, _ in results)
     text = (
         results[0][1] if results[0][1] == results[1][1] else " | ptx: ".join(r for _, r in results)
     )
-    tail = f"  {timed}" if kernel["op"] == "paged_attention" else ""
+    tail = f"  {timed}" if kernel["op"] != "kv_write" else ""
     print(f"{'ok ' if good else 'BAD'} {label:<48} {text}{tail}", flush=True)
     return good
 

@@ -19,6 +19,9 @@ from trtc.protos.errors import InvariantError, UnsupportedError
 
 needs_triton()
 
+from trtc.plugins.attention_combine import cuda_one_launch as attention_combine  # noqa: E402
+from trtc.plugins.attention_pieces import MAX_PIECES  # noqa: E402
+from trtc.plugins.attention_split import cuda_one_launch as attention_split  # noqa: E402
 from trtc.plugins.cuda.attention_tiles import DECODE, PREFILL  # noqa: E402
 from trtc.plugins.kv_write import cuda as kv_write  # noqa: E402
 from trtc.plugins.paged_attention import cuda_one_launch as paged_attention  # noqa: E402
@@ -31,17 +34,19 @@ CASES = [
     ("f8e4m3", 256, PREFILL),
 ]
 
+SPLIT_CASES = [("bf16", 128, DECODE), ("f8e4m3", 128, DECODE), ("f8e4m3", 256, PREFILL)]
+ATTENTION = {
+    "num_heads": 32,
+    "num_kv_heads": 8,
+    "head_dim": 128,
+    "scale": 0.1,
+    "window": 0,
+    "softcap": 0.0,
+}
+
 
 def attention_source(pool: str, head_dim: int, tactic: int, **more: Any) -> Any:
-    attributes = {
-        "num_heads": 32,
-        "num_kv_heads": 8,
-        "head_dim": head_dim,
-        "scale": head_dim**-0.5,
-        "window": 0,
-        "softcap": 0.0,
-        **more,
-    }
+    attributes = {**ATTENTION, "head_dim": head_dim, "scale": head_dim**-0.5, **more}
     return paged_attention.kernel({"q": "bf16", "pool": pool}, attributes, 16, tactic)
 
 
@@ -59,6 +64,31 @@ def test_paged_attention_compiles(sm: int, pool: str, head_dim: int, tactic: int
     assert kernel.shared_bytes <= MAX_SHARED_BYTES
     assert entry_parameters(kernel.ptx.decode()) == 10
     assert re.search(r"\b(mma\.sync|wgmma|tcgen05\.mma)", kernel.ptx.decode()), "no tensor cores"
+
+
+@pytest.mark.parametrize("sm", SMS)
+@pytest.mark.parametrize(("pool", "head_dim", "tactic"), SPLIT_CASES)
+def test_attention_split_compiles(sm: int, pool: str, head_dim: int, tactic: int) -> None:
+    if sm not in FP8_SMS and pool == "f8e4m3":
+        pool = "bf16"
+    attributes = {**ATTENTION, "head_dim": head_dim, "pieces": MAX_PIECES}
+    source = attention_split.kernel({"q": "bf16", "pool": pool}, attributes, 16, tactic)
+    kernel = compile_kernel(source, sm)
+    assert kernel.shared_bytes <= MAX_SHARED_BYTES
+    assert entry_parameters(kernel.ptx.decode()) == 12
+    assert re.search(r"\b(mma\.sync|wgmma|tcgen05\.mma)", kernel.ptx.decode()), "no tensor cores"
+
+
+@pytest.mark.parametrize("sm", SMS)
+@pytest.mark.parametrize("tactic", [DECODE, PREFILL])
+def test_attention_combine_compiles(sm: int, tactic: int) -> None:
+    attributes = {"num_heads": 32, "head_dim": 128, "window": 0, "pieces": MAX_PIECES}
+    source = attention_combine.kernel({"rows": "bf16"}, attributes, 16, tactic)
+    kernel = compile_kernel(source, sm)
+    assert kernel.ptx_target.removesuffix("a") == f"sm_{sm}"
+    assert kernel.shared_bytes <= MAX_SHARED_BYTES
+    assert entry_parameters(kernel.ptx.decode()) == 7
+    assert b".local" not in kernel.ptx, "a split row's pieces stay in registers"
 
 
 @pytest.mark.parametrize("sm", SMS)

@@ -167,6 +167,16 @@ def test_triton_is_asked_for_before_any_work(monkeypatch: pytest.MonkeyPatch) ->
         parse_tensorrt_rtx_target("sm_89").check(SCHEMES["bf16"])
 
 
+def test_long_contexts_are_split_between_plans(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint("llama", tmp_path, num_hidden_layers=1)
+    options = {"target": "tensorrt-rtx:sm_89", "max_seq_len": 1024, "kv_dtype": "fp8"}
+    engine = build(request(checkpoint, tmp_path / "engine", "bf16", **options)).path
+    stages = read_stages(engine)
+    ops = [stage.op if isinstance(stage, Launch) else "plan" for stage in stages.stages]
+    assert ops == ["plan", "kv_write", "attention_split", "attention_combine", "plan"]
+    assert {buffer.rows for buffer in stages.buffers} == {"T", "B"}
+
+
 # The cut.
 
 
