@@ -48,12 +48,20 @@ def test_split_and_combined_it_is_paged_attention(
     shape: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
     batch = make_batch(BATCH, page_size=8, dtype=dtype, pool_dtype=pool_dtype, **shape)
     steps = (batch.query_start, batch.context_lens)
-    inputs = (batch.q, batch.pool, *steps, batch.page_table, *np.float32([0.5, 2.0]))
-    attributes = {**shape, "scale": 0.25, "window": window, "softcap": softcap, "out_dtype": dtype}
+    scales = (np.asarray(0.5, np.float32), np.asarray(2.0, np.float32))
+    inputs = (batch.q, batch.pool, *steps, batch.page_table, *scales)
+    attributes: dict[str, Any] = {
+        **shape,
+        "scale": 0.25,
+        "window": window,
+        "softcap": softcap,
+        "out_dtype": dtype,
+    }
     (wanted,) = whole(*inputs, None, None, **attributes)
-    rows, partial, stats = split(*inputs, pieces=3, **attributes)
+    rows, *sums = split(*inputs, pieces=3, **attributes)
     split_rows = [1, 32]
     assert not rows[split_rows].any(), "rows in pieces are attention_combine's to write"
+    partial, stats = (one.astype(np.float32) for one in sums)
     (found,) = combine(
         rows, partial, stats, *steps, num_heads=4, head_dim=16, window=window, pieces=3
     )

@@ -29,12 +29,16 @@ PROMPT = random_prompt(40)
 WIDTHS = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1}
 # Distances allowed: from the unquantised model in f32 (random weights are the worst case of 4
 # bits), and from the CPU engine, whose sums round elsewhere and flip some 8-bit activations.
-SCHEMES = {
-    "bf16": (0.03, 0.02),
-    "fp8": (0.2, 0.1),
-    "int8_sq": (0.1, 0.07),
-    "int4_awq": (0.6, 0.04),
-    "w4a8_awq": (0.6, 0.15),
+CASES = {
+    ("llama", "bf16"): (0.03, 0.02),
+    ("llama", "fp8"): (0.2, 0.1),
+    ("llama", "int8_sq"): (0.1, 0.07),
+    ("llama", "int4_awq"): (0.6, 0.04),
+    ("llama", "w4a8_awq"): (0.6, 0.15),
+    # Rounded, a router's near tie may fall to another expert, which changes a whole row: in f32
+    # there is nothing to forgive.
+    ("qwen3_moe", "fp32"): (1e-4, 1e-4),
+    ("mixtral", "fp32"): (1e-4, 1e-4),
 }
 
 
@@ -57,16 +61,16 @@ def bundle_logits(bundle: Path, ids: list[int]) -> NDArray[np.float32]:
     return Stepper(Evaluator(module, NoReader()).run, module.kv, scramble=1).prefill(ids, 17)
 
 
-@pytest.mark.parametrize("dtype", SCHEMES)
-def test_the_graph_file_is_the_model(dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "dtype"), CASES)
+def test_the_graph_file_is_the_model(family: str, dtype: str, tmp_path: Path) -> None:
     """The exact file, plugins and all, against Transformers in f32 and against the CPU engine."""
-    bundle = make_bundle(tmp_path, dtype=dtype)
+    bundle = make_bundle(tmp_path, family, dtype=dtype)
     found = bundle_logits(bundle, PROMPT)
-    model, twin_share = SCHEMES[dtype]
-    assert distance(found, transformers_logits(tmp_path / "llama", PROMPT)) < model
+    model, twin_share = CASES[family, dtype]
+    assert distance(found, transformers_logits(tmp_path / family, PROMPT)) < model
     cpu = build(
         BuildRequest(
-            model=str(tmp_path / "llama"),
+            model=str(tmp_path / family),
             output=tmp_path / "cpu",
             dtype=dtype,
             exact_activations=True,

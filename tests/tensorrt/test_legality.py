@@ -151,19 +151,33 @@ def negative_scale(model: onnx.ModelProto) -> None:
             tensor.CopyFrom(onnx.numpy_helper.from_array(-np.ones((), np.float32), name))
 
 
+def drop_scale_of_experts(model: onnx.ModelProto) -> None:
+    del first(model, "layers.0.mlp.experts.down.weight_dq").input[1:]
+
+
 @pytest.mark.parametrize(
-    ("scheme", "damage", "node"),
+    ("family", "scheme", "damage", "node"),
     [
-        ("bf16", mix_types, "layers.0.attention.residual"),
-        ("int4_awq", drop_scale, "layers.0.mlp.down.weight_dq"),
-        ("int4_awq", wrong_blocks, "layers.0.mlp.down.weight_dq"),
-        ("fp8", negative_scale, "layers.0.mlp.down.input_q"),
+        ("llama", "bf16", mix_types, "layers.0.attention.residual"),
+        ("llama", "int4_awq", drop_scale, "layers.0.mlp.down.weight_dq"),
+        ("llama", "int4_awq", wrong_blocks, "layers.0.mlp.down.weight_dq"),
+        ("llama", "fp8", negative_scale, "layers.0.mlp.down.input_q"),
+        (
+            "qwen3_moe",
+            "int4_awq",
+            drop_scale_of_experts,
+            "layers.0.mlp.experts.down.weight_dq",
+        ),
     ],
 )
 def test_a_broken_graph_is_refused_by_the_name_of_our_node(
-    scheme: str, damage: Callable[[onnx.ModelProto], None], node: str, tmp_path: Path
+    family: str,
+    scheme: str,
+    damage: Callable[[onnx.ModelProto], None],
+    node: str,
+    tmp_path: Path,
 ) -> None:
-    paths, profiles = write_segments(tmp_path, "llama", scheme, "bf16", **WIDTHS)
+    paths, profiles = write_segments(tmp_path, family, scheme, "bf16", **widths(family))
     build_for(paths[1], profiles, 89)
     model = onnx.load(paths[1], load_external_data=False)
     damage(model)

@@ -288,20 +288,22 @@ def test_triton_kernels_between_plans_give_the_tokens_of_the_cpu(
 
 
 @pytest.mark.parametrize(
-    ("scheme", "kv_dtype"),
+    ("family", "scheme", "kv_dtype"),
     [
-        ("bf16", "bf16"),
-        ("fp8", "f8e4m3"),
-        ("int8_sq", "bf16"),
-        ("w4a8_awq", "f8e4m3"),
-        ("nvfp4", "bf16"),
+        ("gemma2", "bf16", "bf16"),
+        ("gemma2", "fp8", "f8e4m3"),
+        ("gemma2", "int8_sq", "bf16"),
+        ("gemma2", "w4a8_awq", "f8e4m3"),
+        ("gemma2", "nvfp4", "bf16"),
+        ("qwen3_moe", "fp8", "bf16"),
+        ("mixtral", "int4_awq", "bf16"),
     ],
 )
 def test_cutting_changes_no_bit_of_any_scheme(
-    scheme: str, kv_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, scheme: str, kv_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plans and kernels one after another against the evaluator over the whole graph."""
-    engine, module, reader = compile_dummy_rtx("gemma2", scheme, kv_dtype, tmp_path, monkeypatch)
+    engine, module, reader = compile_dummy_rtx(family, scheme, kv_dtype, tmp_path, monkeypatch)
     prompt = random_prompt(40)
     wanted = Stepper(Evaluator(module, reader).run, module.kv, scramble=1).prefill(prompt, 17)
     with (

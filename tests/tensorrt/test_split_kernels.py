@@ -149,8 +149,13 @@ def test_both_kernels_are_paged_attention(
     found = run_both(batch, tactic, scales, attributes)
     whole = {name: value for name, value in attributes.items() if name != "pieces"}
     (expected,) = attention_reference(
-        *list(inputs(batch, scales).values())[:5],
-        *np.float32(scales),
+        batch.q,
+        batch.pool,
+        batch.query_start,
+        batch.context_lens,
+        batch.page_table,
+        np.asarray(scales[0], np.float32),
+        np.asarray(scales[1], np.float32),
         None,
         None,
         **whole,

@@ -1,5 +1,7 @@
 """builder/passes/lower_experts.py."""
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -74,7 +76,7 @@ def test_one_node_by_hand(renormalize: int, activation: str) -> None:
     rng = np.random.default_rng(1)
     gate_up = rng.standard_normal((experts, 2 * width, hidden)).astype(np.float32)
     down = rng.standard_normal((experts, hidden, width)).astype(np.float32)
-    fields = {
+    fields: dict[str, Any] = {
         "I": width,
         "top_k": 2,
         "renormalize": renormalize,
@@ -88,7 +90,7 @@ def test_one_node_by_hand(renormalize: int, activation: str) -> None:
     rows = rng.standard_normal((3, hidden)).astype(np.float32)
     routed = np.asarray([[1, 1, 1, 1], [0, 2, 2, 2], [3, -1, 5, 0]], np.float32)
     (found,) = hand.run(new, x=rows, logits=routed)
-    nothing = dict.fromkeys(
+    nothing: dict[str, Any] = dict.fromkeys(
         f"{which}_{part}"
         for which in ("gate_up", "down")
         for part in ("scale", "zero", "input_scale", "pre_scale")
