@@ -50,8 +50,7 @@ def make_bundle(directory: Path, family: str = "llama", **options: Any) -> Path:
         output=directory / "bundle",
         max_batch_size=4,
         max_seq_len=64,
-        max_num_tokens=32,
-        **{"target": "tensorrt:sm_90", **options},
+        **{"target": "tensorrt:sm_90", "max_num_tokens": 32, **options},
     )
     return build(request).path
 
