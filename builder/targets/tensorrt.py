@@ -233,7 +233,7 @@ def _check_experts(module: Module) -> None:
                     f"is {num_tokens}, and {num_experts} experts of that many rows are more than "
                     f"the {MAX_ELEMENTS} elements of TensorRT's largest tensor",
                     field="--max-num-tokens",
-                    remedy=f"Use at most {most} for this model, or --target cpu",
+                    remedy=f"Use at most {most} for this model, or --target cuda:sm_90",
                 )
 
 
