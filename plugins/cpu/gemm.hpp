@@ -120,7 +120,7 @@ class PanelStep {
   // Zero, less what the offset of unsigned int8 weights will add.
   void start_totals() {
     for (std::int64_t row = 0; row < x_.tiles * x_.height; ++row) {
-      const std::int32_t start = Of::kPath == Path::i8 ? x_.sum[row] * -128 : 0;
+      const std::int32_t start = Of::kPath == Path::i8 ? x_.offset[row] : 0;
       auto* totals = reinterpret_cast<std::int32_t*>(ws_.totals + row * P * kPanel);
       for (int p = 0; p < P; ++p) store(totals + p * kPanel, splat(start));
     }
@@ -175,7 +175,7 @@ class PanelStep {
           .w_zero = Of::kHasZero ? ws_.zero + group * kPanel : nullptr,
           .zero_stride = Of::groups(w_.depth) * kPanel,
           .x_scale = Of::kPath == Path::dynamic ? tile.scale + group * x_.height : nullptr,
-          .x_sum = Of::kPath == Path::dynamic ? tile.sum + group * x_.height : nullptr,
+          .x_offset = Of::kPath == Path::dynamic ? tile.offset + group * x_.height : nullptr,
       };
       // The first tiles share the work of fetching the next range; what is here already costs nothing.
       for (int p = 0; p < P; ++p) {

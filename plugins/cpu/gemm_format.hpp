@@ -62,7 +62,7 @@ constexpr Path path_of() {
 constexpr int kPanels = 2;
 constexpr int kPanelsOfFewRows = 4;
 constexpr int kFewRows = 5;
-constexpr int max_height(Path) { return 14; }
+constexpr int max_height(Path) { return 12; }
 #elif defined(TRTC_AVX2)
 constexpr int kPanels = 1;
 constexpr int kPanelsOfFewRows = 2;
@@ -96,6 +96,9 @@ struct Product {
   static constexpr bool kExpands = kExpansion > 1;
   static constexpr int kCellsPerBlock = kBlockDepth / cell_depth(kPath);
   static constexpr int kMaxHeight = max_height(kPath);
+  // Times the sum of a row's int8: what unsigned codes of weights have too little, to start a sum
+  // with; with zero points, what is to be multiplied with those first.
+  static constexpr std::int32_t kSumOffset = kHasZero ? -1 : kWeight == DType::i8 ? -128 : kWeight == DType::i4 ? -8 : 0;
   // What sums are multiplied with at the end: E4M3 widens to bf16 most cheaply with a smaller exponent.
   static constexpr float kSumScale = kWeight == DType::f8e4m3 && kPath == Path::bf16 ? 0x1p8f : 1.f;
 

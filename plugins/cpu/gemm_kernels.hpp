@@ -16,18 +16,18 @@ namespace trtc::gemm {
 // One kernel call: P panels by a range of K, whole groups of it when sums are scaled by group.
 template <int P>
 struct Step {
-  float* totals;               // [R][P][16], added to; the bits of int32 for Path::i8
-  const std::uint32_t* x;      // [cells][R]
-  const std::byte* w;          // blocks of the first panel
-  std::int64_t panel_stride;   // bytes from one panel's blocks to the next's
-  const std::byte* ahead[P];   // for each panel: where as many blocks are that will be needed later
-  std::int64_t cells;          // of the range
-  std::int64_t group_cells;    // of a group; the last may have fewer
-  const float* w_scale[P];     // [groups][16]
-  const std::int32_t* w_zero;  // [groups][16], of the first panel
-  std::int64_t zero_stride;    // elements from one panel's zero points to the next's
-  const float* x_scale;        // [groups][R]
-  const std::int32_t* x_sum;   // [groups][R]
+  float* totals;                 // [R][P][16], added to; the bits of int32 for Path::i8
+  const std::uint32_t* x;        // [cells][R]
+  const std::byte* w;            // blocks of the first panel
+  std::int64_t panel_stride;     // bytes from one panel's blocks to the next's
+  const std::byte* ahead[P];     // for each panel: where as many blocks are that will be needed later
+  std::int64_t cells;            // of the range
+  std::int64_t group_cells;      // of a group; the last may have fewer
+  const float* w_scale[P];       // [groups][16]
+  const std::int32_t* w_zero;    // [groups][16], of the first panel
+  std::int64_t zero_stride;      // elements from one panel's zero points to the next's
+  const float* x_scale;          // [groups][R]
+  const std::int32_t* x_offset;  // [groups][R]
 };
 
 // Whether steps of P panels are for few rows, which multiply about as fast as weights arrive.
@@ -205,32 +205,35 @@ struct ByteKernel {
 };
 
 // int8, rounded by row and group, by weights of a group: an exact int32 sum, then one multiply-add
-// into the float total. Codes are unsigned: what their offset (kOffset, or zero points) adds to a sum
-// is taken off first.
+// into the float total. Codes are unsigned: what their offset or zero points add to a sum is taken off
+// first.
 template <class Of>
 struct DynamicKernel {
-  static constexpr int kOffset = Of::kWeight == DType::i8 ? 128 : Of::kWeight == DType::i4 ? 8 : 0;
-
   template <int R, int P>
   static void run(const Step<P>& s) {
     each_group(s, [&](std::int64_t group, std::int64_t begin, std::int64_t cells) TRTC_INLINE_LAMBDA {
       I32x16 sums[R][P];
-      const std::int32_t* x_sum = s.x_sum + group * R;
+      const std::int32_t* offset = s.x_offset + group * R;
       each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA {
         if constexpr (Of::kHasZero) {
           const I32x16 zero = load(s.w_zero + p * s.zero_stride + group * kPanel);
-          sums[r][p] = gemm::multiply(zero, splat(-x_sum[r]));
+          sums[r][p] = gemm::multiply(zero, splat(offset[r]));
         } else {
-          sums[r][p] = splat(x_sum[r] * -kOffset);
+          sums[r][p] = splat(offset[r]);
         }
       });
       constexpr int n = Of::kCellsPerBlock;
       if constexpr (n == 1) multiply_bytes<R, P>(sums, s, s.x + begin * R, begin, begin + cells);
       if constexpr (n == 2) multiply_nibbles<R, P>(sums, s, s.x + begin * R, begin / 2, (begin + cells) / 2);
+      // Copies: for all that a compiler knows, a total is stored over a field of the step.
       const float* x_scale = s.x_scale + group * R;
+      float* totals = s.totals;
+      F32x16 w_scale[P];
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) w_scale[p] = load(s.w_scale[p] + group * kPanel);
       each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA {
-        float* total = s.totals + r * P * kPanel + p * kPanel;
-        const F32x16 scale = gemm::multiply(load(s.w_scale[p] + group * kPanel), splat(x_scale[r]));
+        float* total = totals + (r * P + p) * kPanel;
+        const F32x16 scale = gemm::multiply(w_scale[p], splat(x_scale[r]));
         store(total, multiply_add(to_f32(sums[r][p]), scale, load(total)));
       });
     });

@@ -13,7 +13,7 @@
 namespace trtc::gemm {
 
 // Rows a tile may have. Few enough that a kernel for each compiles quickly.
-constexpr int kHeights[] = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14};
+constexpr int kHeights[] = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12};
 
 // Rows of a call are handled in chunks that keep the second-level cache: weights are read again
 // for each, activations and sums for each panel.
@@ -26,7 +26,7 @@ struct Tiling {
   std::int64_t chunk_tiles;
 };
 
-// Tiles as even as possible: 16 rows are 8 + 8, not 14 + 2.
+// Tiles as even as possible: 16 rows are 8 + 8, not 12 + 4.
 template <class P>
 Tiling tile_rows(std::int64_t rows) {
   const std::int64_t fewest = ceil_div(rows, P::kMaxHeight);
@@ -51,7 +51,7 @@ std::int64_t max_chunk_rows(std::int64_t max_rows) {
 struct PackedRows {
   std::uint32_t* cells;  // [tiles][cells of K][height]
   float* scale;          // Path::dynamic: [tiles][groups][height], what one unit of the int8 is worth
-  std::int32_t* sum;     // Path::i8: [tiles][1][height]; Path::dynamic: [tiles][groups][height]: sums of the int8
+  std::int32_t* offset;  // like scale (Path::i8: one group): what sums start with
   std::int64_t rows;
   std::int64_t depth;
   int height;
@@ -65,7 +65,7 @@ PackedRows carve_rows(Carver& carver, std::int64_t padded_rows, std::int64_t dep
   rows.depth = depth;
   rows.cells = carver.take<std::uint32_t>(padded_rows * P::cells(depth));
   if (P::kPath == Path::dynamic) rows.scale = carver.take<float>(padded_rows * P::groups(depth));
-  if (kSums) rows.sum = carver.take<std::int32_t>(padded_rows * P::groups(depth));
+  if (kSums) rows.offset = carver.take<std::int32_t>(padded_rows * P::groups(depth));
   return rows;
 }
 
@@ -74,7 +74,7 @@ template <class P>
 PackedRows skip_rows(PackedRows rows, std::int64_t skipped) {
   rows.cells += skipped * P::cells(rows.depth);
   if (rows.scale != nullptr) rows.scale += skipped * P::groups(rows.depth);
-  if (rows.sum != nullptr) rows.sum += skipped * P::groups(rows.depth);
+  if (rows.offset != nullptr) rows.offset += skipped * P::groups(rows.depth);
   return rows;
 }
 
@@ -165,11 +165,11 @@ void pack_row(const PackedRows& tile, int r, const typename P::X* x, std::int8_t
     for (std::int64_t g = 0; g < groups; ++g) {
       const std::int64_t first = g * width, last = first + width < depth ? first + width : depth;
       tile.scale[g * tile.height + r] = quantize_group(x + first, last - first, quantized + first);
-      tile.sum[g * tile.height + r] = sum_of(quantized + first, last - first);
+      tile.offset[g * tile.height + r] = P::kSumOffset * sum_of(quantized + first, last - first);
     }
     write_cells<P::kPath>(quantized, depth, cells, tile.height, tile.cells + r);
   } else {
-    if constexpr (P::kPath == Path::i8) tile.sum[r] = sum_of(x, depth);
+    if constexpr (P::kPath == Path::i8) tile.offset[r] = P::kSumOffset * sum_of(x, depth);
     write_cells<P::kPath>(x, depth, cells, tile.height, tile.cells + r);
   }
 }
@@ -181,7 +181,7 @@ void pack_missing_row(const PackedRows& tile, int r) {
   for (std::int64_t i = 0; i < P::cells(tile.depth); ++i) tile.cells[i * tile.height + r] = 0;
   for (std::int64_t g = 0; g < groups; ++g) {
     if (tile.scale != nullptr) tile.scale[g * tile.height + r] = 0.f;
-    if (tile.sum != nullptr) tile.sum[g * tile.height + r] = 0;
+    if (tile.offset != nullptr) tile.offset[g * tile.height + r] = 0;
   }
 }
 
