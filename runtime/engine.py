@@ -18,17 +18,22 @@ from trtc.runtime.request import GenerationRequest, Output
 from trtc.runtime.session import Session, open_session
 from trtc.runtime.tokenizer import Tokenizer
 from trtc.runtime.validation import finish_draft
+from trtc.runtime.verify import LateCheck
 
 
 class LocalGeneration(Iterator[Output]):
     """A completion on its way: iterate over its outputs, or wait for all of it with `result`.
 
-    Leaving it as a context manager ends what has not come.
+    Its last output comes when the engine's weights are known to be whole; if they are not, an
+    EngineCorruptError comes instead. Leaving it as a context manager ends what has not come.
     """
 
-    def __init__(self, request_id: str, loop: EngineLoop) -> None:
+    def __init__(
+        self, request_id: str, loop: EngineLoop, late_check: LateCheck | None = None
+    ) -> None:
         self.request_id = request_id
         self._loop = loop
+        self._late_check = late_check
         self._deliveries: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self._outputs: Iterator[Output] = iter(())
         self._collector = Collector()
@@ -52,6 +57,8 @@ class LocalGeneration(Iterator[Output]):
             self._ended = True
             raise delivery
         self._ended = delivery[-1].usage is not None
+        if self._ended and self._late_check is not None:
+            self._late_check.wait()
         self._outputs = iter(delivery)
 
     def result(self) -> Result:
@@ -100,13 +107,17 @@ class LocalEngine:
         dummy_weights: bool = False,
         verify: bool = True,
     ) -> "LocalEngine":
-        """Verify and load an engine directory; for arguments and errors see `open_session`."""
+        """Verify and load an engine directory; for arguments and errors see `open_session`.
+
+        Weights are hashed while the first tokens are made: see LocalGeneration.
+        """
         session = open_session(
             Path(engine),
             num_threads=num_threads,
             kv_bytes=kv_bytes,
             dummy_weights=dummy_weights,
             verify=verify,
+            late_weights=True,
         )
         return cls(session)
 
@@ -143,8 +154,11 @@ class LocalEngine:
         """
         if self._closed:
             raise UnavailableError("the engine is closed")
+        late_check = self._session.late_check
+        if late_check is not None:
+            late_check.raise_failure()
         request = self._request(draft, timeout)
-        generation = LocalGeneration(request.request_id, self._loop)
+        generation = LocalGeneration(request.request_id, self._loop, late_check)
         self._loop.submit(request, generation.sink)
         return generation
 

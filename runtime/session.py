@@ -2,7 +2,8 @@
 
     manifest -> versions -> machine -> memory -> sizes -> hashes -> map, load
 
-Nothing of the engine is mapped or executed before the last arrow.
+Nothing of the engine is mapped or executed before the last arrow; only weights, which are data, may
+be hashed after it, by a caller that answers for nothing until they are.
 """
 
 from collections.abc import Mapping
@@ -18,26 +19,52 @@ from trtc.protos.errors import (
 )
 from trtc.protos.manifest import (
     TOKENIZER_DIR,
+    WEIGHTS_FILE,
     KvGeometry,
     Limits,
     Manifest,
     read_manifest,
 )
 from trtc.runtime.executors.base import Executor
-from trtc.runtime.executors.cpu_opening import prepare_cpu
-from trtc.runtime.executors.cuda.opening import prepare_cuda
 from trtc.runtime.executors.opening import Opening, OpenRequest, Prepare
-from trtc.runtime.executors.tensorrt_opening import prepare_tensorrt, prepare_tensorrt_rtx
 from trtc.runtime.tokenizer import Tokenizer
-from trtc.runtime.verify import REBUILD, verify_files
+from trtc.runtime.verify import REBUILD, LateCheck, verify_files
+
+
+def _prepare_cpu(request: OpenRequest) -> Opening:
+    from trtc.runtime.executors.cpu_opening import prepare_cpu
+
+    return prepare_cpu(request)
+
+
+def _prepare_cuda(request: OpenRequest) -> Opening:
+    from trtc.runtime.executors.cuda.opening import prepare_cuda
+
+    return prepare_cuda(request)
+
+
+def _prepare_tensorrt(request: OpenRequest) -> Opening:
+    from trtc.runtime.executors.tensorrt_opening import prepare_tensorrt
+
+    return prepare_tensorrt(request)
+
+
+def _prepare_tensorrt_rtx(request: OpenRequest) -> Opening:
+    from trtc.runtime.executors.tensorrt_opening import prepare_tensorrt_rtx
+
+    return prepare_tensorrt_rtx(request)
+
 
 KINDS: Mapping[str, Prepare] = {
-    "cpu": prepare_cpu,
-    "cuda": prepare_cuda,
-    "tensorrt": prepare_tensorrt,
-    "tensorrt_rtx": prepare_tensorrt_rtx,
+    "cpu": _prepare_cpu,
+    "cuda": _prepare_cuda,
+    "tensorrt": _prepare_tensorrt,
+    "tensorrt_rtx": _prepare_tensorrt_rtx,
 }
-"""target.kind of the manifest -> what opens such engines."""
+"""target.kind of the manifest -> what opens such engines, imported when one is opened."""
+_DATA = {"cpu": WEIGHTS_FILE}
+"""target.kind -> a file whose bytes, whatever they are, only change numbers: weights, which code
+reads within bounds of its own."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +76,12 @@ class Session:
     executor: Executor
     tokenizer: Tokenizer | None
     """None: the checkpoint had none, and the engine takes token ids only."""
+    late_check: LateCheck | None = None
+    """Hashes that are still being compared; None: all have been."""
 
     def close(self) -> None:
+        if self.late_check is not None:
+            self.late_check.close()
         self.executor.close()
 
 
@@ -62,6 +93,7 @@ def open_session(
     num_pages: int | None = None,
     dummy_weights: bool = False,
     verify: bool = True,
+    late_weights: bool = False,
 ) -> Session:
     """Verify an engine and load it.
 
@@ -73,6 +105,8 @@ def open_session(
             sequences of max_seq_len, within a share of the memory that is free.
         dummy_weights: fill in random weights, for an engine that was built without any.
         verify: False skips the hashes (not the sizes) of files whose integrity is known.
+        late_weights: hash a CPU engine's weights while it runs already; the caller must ask
+            `Session.late_check` before it vouches for any result.
 
     Raises:
         EngineCorruptError: a file is missing, or differs from the manifest.
@@ -90,16 +124,25 @@ def open_session(
         undo.callback(opening.close)
         pages = _num_pages(manifest, opening, kv_bytes, num_pages)
         _check_listed(manifest, opening)
-        verify_files(engine, manifest, hashes=verify)
+        late = _late_files(manifest) if verify and late_weights else ()
+        verify_files(engine, manifest, hashes=verify, later=late)
+        check = LateCheck(engine, manifest, late) if late else None
+        if check is not None:
+            undo.callback(check.close)
         executor = opening.open(pages)
         undo.callback(executor.close)
         tokenizer = Tokenizer.load(engine / TOKENIZER_DIR) if manifest.has_tokenizer else None
         undo.pop_all()
-    return Session(path=engine, manifest=manifest, executor=executor, tokenizer=tokenizer)
+    return Session(engine, manifest, executor, tokenizer, check)
 
 
 def pages_per_sequence(kv: KvGeometry, limits: Limits) -> int:
     return -(-limits.max_seq_len // kv.page_size)
+
+
+def _late_files(manifest: Manifest) -> tuple[str, ...]:
+    name = _DATA.get(manifest.target.kind)
+    return (name,) if name in manifest.files else ()
 
 
 def _check_dummy(manifest: Manifest, dummy_weights: bool) -> None:

@@ -1,7 +1,9 @@
 """Do an engine's files match its manifest? Asked before anything is mapped or loaded."""
 
 import hashlib
-from collections.abc import Iterator
+import os
+import threading
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -12,14 +14,18 @@ from trtc.runtime.machine import num_usable_cores
 
 REBUILD = "Build the engine again, or copy it again from where it was built"
 _MAX_THREADS = 16
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 23
+_LATE_NICENESS = 10
 
 
-def verify_files(engine: Path, manifest: Manifest, *, hashes: bool = True) -> None:
+def verify_files(
+    engine: Path, manifest: Manifest, *, hashes: bool = True, later: Collection[str] = ()
+) -> None:
     """Compare every file's size, then every file's SHA-256, with the manifest.
 
     Args:
         hashes: False stops after the sizes, which cost nothing.
+        later: files whose hashes a LateCheck will compare.
 
     Raises:
         EngineCorruptError: names the file.
@@ -28,17 +34,60 @@ def verify_files(engine: Path, manifest: Manifest, *, hashes: bool = True) -> No
         _check_size(engine, name, facts)
     if not hashes:
         return
-    pieces = [piece for name, facts in manifest.files.items() for piece in _pieces(name, facts)]
+    pieces = [
+        piece
+        for name, facts in manifest.files.items()
+        if name not in later
+        for piece in _pieces(name, facts)
+    ]
     # Hashing frees the GIL.
-    with ThreadPoolExecutor(min(_MAX_THREADS, num_usable_cores())) as pool:
-        digests = pool.map(lambda piece: _sha256(engine / piece.name, piece), pieces)
-        for piece, digest in zip(pieces, digests, strict=True):
-            if digest != piece.sha256:
-                raise EngineCorruptError(
-                    "the content differs from the manifest's sha256",
-                    field=str(engine / piece.name),
-                    remedy=REBUILD,
-                )
+    with ThreadPoolExecutor(_num_threads()) as pool:
+        for _ in pool.map(lambda piece: _compare(engine, piece), pieces):
+            pass
+
+
+class LateCheck:
+    """Compares the hashes of some files in threads of its own, which make way for others."""
+
+    def __init__(self, engine: Path, manifest: Manifest, names: Collection[str]) -> None:
+        """Start hashing.
+
+        Raises:
+            EngineCorruptError: the manifest's chunks do not cover a file.
+        """
+        pieces = [piece for name in names for piece in _pieces(name, manifest.files[name])]
+        self._pool = ThreadPoolExecutor(_num_threads(), "trtc-verify", initializer=_make_way)
+        self._checks = [self._pool.submit(_compare, engine, piece) for piece in pieces]
+        self._pool.shutdown(wait=False)
+
+    def wait(self) -> None:
+        """Return when all files are as the manifest says.
+
+        Raises:
+            EngineCorruptError: one is not; the message names it.
+        """
+        for check in self._checks:
+            check.result()
+
+    def raise_failure(self) -> None:
+        """Raise what has been found by now, if anything."""
+        for check in self._checks:
+            if check.done():
+                check.result()
+
+    def close(self) -> None:
+        """Stop hashing. Idempotent."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _num_threads() -> int:
+    return min(_MAX_THREADS, num_usable_cores())
+
+
+def _make_way() -> None:
+    """Kernels come first. On Linux both calls are about the calling thread."""
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LATE_NICENESS)
 
 
 @dataclass(frozen=True)
@@ -49,6 +98,20 @@ class _Piece:
     begin: int
     bytes: int
     sha256: str
+
+
+def _compare(engine: Path, piece: _Piece) -> None:
+    """Hash a piece.
+
+    Raises:
+        EngineCorruptError: it is not what the manifest says.
+    """
+    if _sha256(engine / piece.name, piece) != piece.sha256:
+        raise EngineCorruptError(
+            "the content differs from the manifest's sha256",
+            field=str(engine / piece.name),
+            remedy=REBUILD,
+        )
 
 
 def _pieces(name: str, facts: FileFacts) -> Iterator[_Piece]:
@@ -91,12 +154,14 @@ def _check_size(engine: Path, name: str, facts: FileFacts) -> None:
 
 def _sha256(path: Path, piece: _Piece) -> str:
     digest, left = hashlib.sha256(), piece.bytes
+    # Large blocks: a thread that makes way for others should not often hold the GIL while it does.
+    block = memoryview(bytearray(min(_BLOCK_BYTES, left)))
     try:
-        with path.open("rb") as file:
+        with path.open("rb", buffering=0) as file:
             file.seek(piece.begin)
-            while left and (block := file.read(min(_BLOCK_BYTES, left))):
-                digest.update(block)
-                left -= len(block)
+            while left and (count := file.readinto(block[: min(_BLOCK_BYTES, left)])):
+                digest.update(block[:count])
+                left -= count
     except OSError as error:
         raise EngineCorruptError(
             f"cannot be read ({error.strerror})", field=str(path), remedy=REBUILD

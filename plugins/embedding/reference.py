@@ -22,12 +22,12 @@ def reference(
     `out_dtype`."""
     if table.dtype == np.uint8:
         assert table_scale is not None
-        rows, columns = table.shape
-        table, table_scale = unpack(table, rows, columns, "i8"), unpack_columns(table_scale)
+        num_rows, width = table.shape
+        table, table_scale = unpack(table, num_rows, width, "i8"), unpack_columns(table_scale)
     values = table[token_ids].astype(np.float32)
     if table_scale is not None:
         scales = np.repeat(table_scale[token_ids], group_size, axis=1)[:, : table.shape[1]]
         values = values * scales.astype(np.float32)
-    found = cast(values, out_dtype).astype(np.float32)
+    rows = cast(values, out_dtype).astype(np.float32)
     rounded_scale = cast(np.asarray(scale, np.float32), out_dtype).astype(np.float32)
-    return (cast(found * rounded_scale, out_dtype),)
+    return (cast(rows * rounded_scale, out_dtype),)

@@ -3,7 +3,7 @@ import time
 import pytest
 
 from trtc.protos.errors import InvalidRequestError, NoTokenizerError
-from trtc.runtime import chat_template
+from trtc.runtime import chat_sandbox
 from trtc.runtime.chat_template import ChatTemplate
 
 USER = [{"role": "user", "content": 'é "<b>"'}]
@@ -67,7 +67,7 @@ def test_a_template_that_cannot_be_used_says_so(source: str) -> None:
     ],
 )
 def test_time_is_bounded(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.05)
+    monkeypatch.setattr(chat_sandbox, "MAX_SECONDS", 0.05)
     began = time.monotonic()
     with pytest.raises(InvalidRequestError, match="takes more than"):
         render(source)
@@ -75,6 +75,6 @@ def test_time_is_bounded(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_size_of_the_text_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "MAX_TEXT_CHARACTERS", 1000)
+    monkeypatch.setattr(chat_sandbox, "MAX_TEXT_CHARACTERS", 1000)
     with pytest.raises(InvalidRequestError, match="more than 1000 characters"):
         render("{% for i in range(99) %}{{ 'x' * 99 }}{% endfor %}")

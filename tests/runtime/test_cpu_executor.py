@@ -4,6 +4,7 @@ import ctypes
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from tests.support.engines import NUM_PAGES, build_tiny, engine_stepper, open_executor
 from tests.support.models import random_prompt, tiny_checkpoint
 from trtc.protos.errors import EnvironmentFault, InvariantError
+from trtc.protos.plan import read_plan
 from trtc.runtime.executors.base import StepBatch
 from trtc.runtime.executors.cpu import CpuExecutor, _KvPool, _Step
 from trtc.runtime.probe import solo_batch
@@ -256,3 +258,15 @@ def test_the_step_struct_is_the_one_in_the_header() -> None:
     ]
     assert [name for name, _ in _Step._fields_] == declared
     assert ctypes.sizeof(_Step) == 8 * len(declared)
+
+
+def test_calls_are_timed_one_by_one(engine: Path, executor: CpuExecutor) -> None:
+    plan = read_plan(engine / "plan.json")
+    batch = batch_of(executor)
+    begin = time.perf_counter()
+    seconds = executor.time_calls(batch, len(plan.calls))
+    whole = time.perf_counter() - begin
+    assert len(seconds) == len(plan.calls) and (seconds > 0).all()
+    assert seconds.sum() < whole
+    with pytest.raises(InvariantError, match="number of calls"):
+        executor.time_calls(batch, len(plan.calls) - 1)

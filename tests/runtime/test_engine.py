@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click.testing
 import pytest
@@ -27,6 +28,7 @@ from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.request import FinishReason
 from trtc.runtime.session import Session
 from trtc.runtime.tokenizer import Tokenizer
+from trtc.runtime.verify import LateCheck
 
 OPTIONS = EchoOptions(vocab_size=4096, num_pages=200, never=(0, 1, 2, 3))
 
@@ -231,3 +233,32 @@ def test_a_file_that_is_not_utf8_is_named(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_directory_that_is_no_engine_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineCorruptError):
         LocalEngine.open(tmp_path)
+
+
+class Damaged:
+    """A late check that finds its file damaged, as soon as anybody waits for it."""
+
+    def __init__(self) -> None:
+        self.failure: EngineCorruptError | None = None
+
+    def wait(self) -> None:
+        self.failure = EngineCorruptError("differs", field="weights.safetensors")
+        raise self.failure
+
+    def raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def close(self) -> None:
+        pass
+
+
+def test_no_completion_ends_well_on_damaged_weights() -> None:
+    """What had come before the hashes were compared is taken back, and nothing is begun anew."""
+    session = replace(echo_session(), late_check=cast(LateCheck, Damaged()))
+    with LocalEngine(session) as engine:
+        generation = engine.generate([5, 6, 7], max_tokens=4, ignore_eos=True)
+        with pytest.raises(EngineCorruptError, match="differs"):
+            generation.result()
+        with pytest.raises(EngineCorruptError, match="differs"):
+            engine.generate([5, 6, 7], max_tokens=4)

@@ -4,6 +4,7 @@ import json
 import shutil
 import typing
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,24 @@ def test_one_flipped_bit_anywhere_is_found(
     (engine / name).write_bytes(content)
     with pytest.raises(EngineCorruptError, match="sha256") as caught:
         open_session(engine, num_pages=8)
+    assert caught.value.field == str(engine / name)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", object_file(BEST), "plan.json"])
+def test_of_a_damaged_engine_only_weights_may_be_loaded_before_it_shows(
+    engine: Path, name: str
+) -> None:
+    content = bytearray((engine / name).read_bytes())
+    content[-1] ^= 0x10
+    (engine / name).write_bytes(content)
+    if name != "weights.safetensors":
+        with pytest.raises(EngineCorruptError, match="sha256"):
+            open_session(engine, num_pages=8, late_weights=True)
+        return
+    with closing(open_session(engine, num_pages=8, late_weights=True)) as opened:
+        assert opened.late_check is not None
+        with pytest.raises(EngineCorruptError, match="sha256") as caught:
+            opened.late_check.wait()
     assert caught.value.field == str(engine / name)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from pathlib import Path
+from time import sleep
 
 import msgspec
 import pytest
@@ -10,7 +11,7 @@ from tests.support.manifests import tiny_manifest
 from trtc.builder.package import file_facts
 from trtc.protos.errors import EngineCorruptError
 from trtc.protos.manifest import CHUNK_BYTES, FileFacts, Manifest
-from trtc.runtime.verify import verify_files
+from trtc.runtime.verify import LateCheck, verify_files
 
 
 @pytest.fixture
@@ -61,3 +62,41 @@ def test_chunks_that_do_not_cover_the_file_are_refused(large: Path) -> None:
     short = msgspec.structs.replace(facts, chunks=facts.chunks[:-1])
     with pytest.raises(EngineCorruptError, match="2 chunks"):
         verify_files(large.parent, manifest_of(large, short))
+
+
+def test_a_late_check_passes_what_is_whole(large: Path) -> None:
+    check = LateCheck(large.parent, manifest_of(large, file_facts(large)), [large.name])
+    check.wait()
+    check.raise_failure()
+    check.close()
+    check.close()
+
+
+@pytest.mark.parametrize("at", [0, 2 * CHUNK_BYTES + 4])
+def test_a_late_check_names_the_file_that_is_not(large: Path, at: int) -> None:
+    manifest = manifest_of(large, file_facts(large))
+    with large.open("r+b") as file:
+        file.seek(at)
+        file.write(b"y")
+    verify_files(large.parent, manifest, later=[large.name])
+    check = LateCheck(large.parent, manifest, [large.name])
+    for ask in (check.wait, check.raise_failure):
+        with pytest.raises(EngineCorruptError, match="sha256") as caught:
+            ask()
+        assert caught.value.field == str(large)
+    check.close()
+
+
+def test_a_late_check_that_is_closed_hashes_no_more(
+    large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed = []
+
+    def compare(engine: Path, piece: object) -> None:
+        hashed.append(piece)
+        sleep(0.2)
+
+    monkeypatch.setattr("trtc.runtime.verify.num_usable_cores", lambda: 1)
+    monkeypatch.setattr("trtc.runtime.verify._compare", compare)
+    LateCheck(large.parent, manifest_of(large, file_facts(large)), [large.name]).close()
+    assert len(hashed) < 3
