@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -206,6 +206,12 @@ def test_the_bounds_are_shares_of_what_the_machine_did_in_the_same_run() -> None
     assert ours.read_bytes_s == pytest.approx(40e9)
     assert ours.prefill_ops_s == pytest.approx(1.2e12)
     assert "| trtc int4 | 0.80 | 40.0 | 100% | 1.20 | 60% |" in report().markdown()
+
+
+def test_the_report_says_how_steady_the_machine_was() -> None:
+    others = [sample(MACHINE, MACHINE, 0, read_bytes_s=rate) for rate in (10e9, 44e9)]
+    text = replace(report(), samples=[*RUNS, *others]).markdown()
+    assert "GB/s read 40 (10 to 44), int8 TOP/s 2 (2 to 2)." in text
 
 
 def test_the_json_holds_every_run_and_every_ratio() -> None:

@@ -1,5 +1,6 @@
 """The report of a run: Markdown for eyes, JSON for programs."""
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -8,6 +9,11 @@ from examples.bench.peers.results import MACHINE, Row, Sample, medians, rows
 
 _SCALES = {"peak_rss_bytes": 1e-6}
 _NO_VALUE = "-"
+_MACHINE_FIGURES = (
+    ("read_bytes_s", "GB/s read", 1e-9),
+    ("int8_ops_s", "int8 TOP/s", 1e-12),
+    ("bf16_ops_s", "bf16 TFLOP/s", 1e-12),
+)
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,9 @@ class Report:
         yield from ("", "All medians", "", *_all_medians(self.samples))
         if bounds := self.bounds():
             yield from ("", "Against the machine's bounds", "", *_bounds(bounds))
+        if ranges := list(_machine_ranges(self.samples)):
+            yield from ("", f"The machine between the runs: {', '.join(ranges)}.")
+            yield "Where these differ by much, others used it too: only ratios of neighbours count."
         for runtime, reason in self.absent.items():
             yield from ("", f"{runtime}: not installed: {reason}")
         for failure in self.failures:
@@ -162,10 +171,19 @@ def _bounds(bounds: Sequence[Bound]) -> Iterator[str]:
             f"{_share(one.read_bytes_s, one.machine_read_bytes_s)} | "
             f"{one.prefill_ops_s / 1e12:.2f} | {_share(one.prefill_ops_s, one.machine_ops_s)} |"
         )
-    first = bounds[0]
-    if first.machine_read_bytes_s is not None:
-        yield ""
-        yield f"Memory: {first.machine_read_bytes_s / 1e9:.1f} GB/s read in the same run."
+
+
+def _machine_ranges(samples: Sequence[Sample]) -> Iterator[str]:
+    """Least, median and most of each figure: how steady the machine was."""
+    series: dict[str, list[float]] = {}
+    for sample in samples:
+        if sample.workload == MACHINE:
+            for name, value in sample.figures.items():
+                series.setdefault(name, []).append(value)
+    for name, title, scale in _MACHINE_FIGURES:
+        if values := series.get(name):
+            low, middle, high = min(values), statistics.median(values), max(values)
+            yield f"{title} {middle * scale:.3g} ({low * scale:.3g} to {high * scale:.3g})"
 
 
 def _share(value: float, whole: float | None) -> str:
