@@ -18,7 +18,7 @@
 // are exact, and scales multiply f32 sums.
 //
 // Macros: N, K; GROUP (channels that share a scale: 32, 64, or a multiple of 128), GROUPS; ROWS
-// (of x at most), ROW_TILES, ROW_WARPS, SPLITS, CLUSTER, STAGES, MIN_BLOCKS; X_STRIDE, OUT_STRIDE,
+// (of x at most: a power of two), ROW_TILES, ROW_WARPS, SPLITS, CLUSTER, STAGES, MIN_BLOCKS; X_STRIDE, OUT_STRIDE,
 // RESIDUAL_STRIDE; OUT_TYPE, RESIDUAL_TYPE; SIGNED, HAS_ZERO, HAS_BIAS, HAS_RESIDUAL (0 or 1);
 // SOFTCAP (0: none); COUNT (which of dims counts the rows).
 #include "cuda/cluster.cuh"
@@ -62,6 +62,7 @@ constexpr int kExcessAt = kRingBytes + kBlockChunks * kXChunkBytes;
 
 constexpr int kPartStride = kBlockRows + 4;  // f32 of a row of x; lanes write to different banks
 constexpr int kPartFloats = ROWS * kPartStride;
+constexpr int kLoads = 4;  // of x that a thread has in flight
 
 // Of a lane, for its rows of the weight and of x.
 using Words = unsigned[ROW_TILES][2][kWords];
@@ -100,8 +101,7 @@ struct Eight {
   float based, plain;
 };
 
-__device__ inline Eight eight_of(const Bf16* x) {
-  const uint4 w = *reinterpret_cast<const uint4*>(x);
+__device__ inline Eight eight_of(uint4 w) {
   const unsigned pairs[4] = {__byte_perm(w.x, w.z, 0x5410), __byte_perm(w.x, w.z, 0x7632),
                              __byte_perm(w.y, w.w, 0x5410), __byte_perm(w.y, w.w, 0x7632)};
   Eight eight{{pairs[0], pairs[1], pairs[2], pairs[3]}, 0.f, 0.f};
@@ -114,35 +114,54 @@ __device__ inline Eight eight_of(const Bf16* x) {
   return eight;
 }
 
-// Chunks first ... last - 1 of the rows of x, to shared memory in the order of the fragments.
-__device__ inline void store_x(u8* shared, const Bf16* x, int rows, int first, int last) {
-  const int row_eights = last > first ? (last - first) * 16 : 0;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  // Whole warps, for the shuffles.
-  for (int index = threadIdx.x; index - lane < rows * row_eights; index += kThreads) {
-    const int row = index / row_eights, run = index % row_eights;
+// Some chunks of the rows of x, on their way to shared memory in the order of the fragments.
+struct Operand {
+  u8* shared;
+  const Bf16* x;  // the first chunk of the first row
+  int rows, row_eights;
+
+  // All of the block take part.
+  __device__ inline void store_all() const {
+    const int lane = static_cast<int>(threadIdx.x) % 32, size = rows * row_eights;
+    // Whole warps, for the shuffles.
+    for (int first = threadIdx.x; first - lane < size; first += kLoads * kThreads) {
+      uint4 eights[kLoads];
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int index = first + i * kThreads, row = index / row_eights;
+        eights[i] = uint4{0, 0, 0, 0};
+        if (index < size) {
+          const Bf16* from = x + static_cast<long long>(row) * X_STRIDE + index % row_eights * 8;
+          eights[i] = *reinterpret_cast<const uint4*>(from);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int index = first + i * kThreads;
+        if (index - lane < size) store(index / row_eights, index % row_eights, eights[i]);
+      }
+    }
+  }
+
+  __device__ inline void store(int row, int run, uint4 values) const {
     const int part = run / kEights, owner = run % kEights / kWords, word = run % kWords;
-    float based = 0.f, plain = 0.f;
+    Eight eight = eight_of(values);
+    const int at = (part * kWords + word) * kXWordBytes + row / 8 * kXTileBytes;
     if (row < rows) {
-      const long long begin = static_cast<long long>(row) * X_STRIDE + first * kTileChannels;
-      const Eight eight = eight_of(x + begin + run * 8);
-      const int at = (part * kWords + word) * kXWordBytes + row / 8 * kXTileBytes;
       store_shared(shared_address(shared) + kRingBytes + at + (row % 8 * 4 + owner) * 16,
                    eight.pairs);
-      based = eight.based;
-      plain = eight.plain;
     }
 #pragma unroll
     for (int step = 1; step < kEights; step *= 2) {
-      based += __shfl_xor_sync(0xffffffffu, based, step);
-      plain += __shfl_xor_sync(0xffffffffu, plain, step);
+      eight.based += __shfl_xor_sync(0xffffffffu, eight.based, step);
+      eight.plain += __shfl_xor_sync(0xffffffffu, eight.plain, step);
     }
     if (row < rows && run % kEights == 0) {
       float2* excess = reinterpret_cast<float2*>(shared + kExcessAt + part * kExcessBytes);
-      excess[row] = {based, plain};
+      excess[row] = {eight.based, eight.plain};
     }
   }
-}
+};
 
 // What a warp reads of the weights of its rows: tiles that follow each other in memory.
 struct Stream {
@@ -201,16 +220,11 @@ struct Lane {
 
   // sums += words . x
   __device__ inline void multiply(Sums& sums, const Words& words) {
-    // Lanes whose row of x is not there multiply zeros.
-    const bool has_row = ROWS >= 8 || g < ROWS;
 #pragma unroll
     for (int j = 0; j < kWords; ++j, x_at += kXWordBytes) {
       uint4 b[kXTiles];
 #pragma unroll
-      for (int i = 0; i < kXTiles; ++i) {
-        b[i] = uint4{0, 0, 0, 0};
-        if (has_row) b[i] = load_shared(x_at + i * kXTileBytes);
-      }
+      for (int i = 0; i < kXTiles; ++i) b[i] = load_shared(x_at + i * kXTileBytes);
 #pragma unroll
       for (int r = 0; r < ROW_TILES; ++r) {
 #pragma unroll
@@ -256,7 +270,7 @@ struct Lane {
         for (int e = 0; e < 4; ++e) {
           const int row = 8 * i + 2 * t + e % 2;
           float* const to = parts + row * kPartStride + kTileRows * r + g + e / 2 * 8;
-          if (row < ROWS) *to = totals[r][i][e];
+          if (ROWS >= 8 || row < ROWS) *to = totals[r][i][e];
         }
       }
     }
@@ -335,6 +349,7 @@ __launch_bounds__(kThreads, MIN_BLOCKS) narrow_linear(
                       weight_scale + tile * GROUPS * kScaleBytes,
                       weight_zero + (HAS_ZERO ? tile * GROUPS * kZeroBytes : 0),
                       static_cast<unsigned>(lane), evict_first()};
+  const int rows = dims[COUNT] < ROWS ? dims[COUNT] : ROWS;
 #pragma unroll
   for (int stage = 0; stage < kAhead; ++stage) {
     if (begin + stage < end) stream.copy(ring + stage * kStageBytes, begin + stage);
@@ -342,13 +357,18 @@ __launch_bounds__(kThreads, MIN_BLOCKS) narrow_linear(
   }
   let_next_kernel_start();
   wait_for_earlier_kernels();
-  const int rows = dims[COUNT] < ROWS ? dims[COUNT] : ROWS;
-  const int last_chunk = first_chunk + kBlockChunks;
-  store_x(shared_bytes, x, rows, first_chunk, last_chunk < kChunks ? last_chunk : kChunks);
+  const int left = kChunks - first_chunk;
+  const int num_chunks = CLUSTER == 1 ? kChunks : left < kBlockChunks ? left : kBlockChunks;
+  // The last blocks of a cluster may have none.
+  const Operand operand{shared_bytes, x + first_chunk * kTileChannels,
+                        CLUSTER == 1 || left > 0 ? rows : 0, num_chunks * 16};
+  operand.store_all();
   __syncthreads();
 
   const int skipped = begin - first_chunk, g = lane / 4, t = lane % 4;
-  Lane mine{g, t, shared + kRingBytes + skipped * kXChunkBytes + (g < kXTileRows ? lane : 0) * 16,
+  // Lanes whose row of x is not there multiply another one, for nothing.
+  Lane mine{g, t,
+            shared + kRingBytes + skipped * kXChunkBytes + (g % kXTileRows * 4 + t) * 16,
             shared_bytes + kExcessAt + skipped * kParts * kExcessBytes + t * 16};
   Sums totals = {};
   int stage = 0;

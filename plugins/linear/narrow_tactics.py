@@ -15,7 +15,7 @@ _WARPS = 16
 _MANY_ROWS, _WARPS_OF_MANY_ROWS = 32, 12
 """Rows of x from which a warp needs more registers."""
 _STAGES, _MIN_STAGES = 4, 3
-_FEW_ROWS = (1, 4, 8, 16, 32)
+_FEW_ROWS = (1, 8, 16, 32)
 _ANY = 1 << 30
 
 
@@ -24,7 +24,7 @@ class Few:
     """How narrow.cu cuts a product; its macros."""
 
     rows: int
-    """Of x at most."""
+    """Of x at most: a power of two."""
     row_tiles: int
     row_warps: int
     splits: int
@@ -58,9 +58,8 @@ def shared_bytes(few: Few, depth: int, group_size: int, *, has_zero: bool) -> in
     groups = CHANNELS // group_size if group_size < CHANNELS else 1
     stage = few.row_tiles * ROWS * (CHANNELS // 2 + groups * (4 + has_zero))
     ring = few.row_warps * few.splits * few.stages * stage
-    x_tiles, x_tile_rows = -(-few.rows // 8), min(few.rows, 8)
     chunks = few.splits * -(-depth // CHANNELS // (few.cluster * few.splits))
-    x = chunks * (x_tiles * x_tile_rows * 2 * CHANNELS + groups * x_tiles * 64)
+    x = chunks * (few.rows * 2 * CHANNELS + groups * -(-few.rows // 8) * 64)
     parts = few.splits * few.rows * (few.block_rows + 4) * 4
     return max(ring + x, parts)
 
@@ -114,25 +113,22 @@ def more_tactics(sm: int, columns: int, x_dtype: str) -> tuple[More, ...]:
 
 
 def widen_from(columns: int) -> int:
-    """Rows from which dequantising the weight once is faster than in every tile of rows.
+    """Rows from which dequantising the weight once is faster than in every tile of rows (H200).
 
     cuBLASLt cuts K when a product has few columns; multiply_narrow does not.
     """
-    return 96 if columns <= 8192 else 192
+    return 33 if columns <= 8192 else 128
 
 
 _MEASURED_SM = 90
 _MEASURED: Mapping[tuple[int, int], Mapping[int, Few]] = {
-    (4096, 4096): {1: Few(1, 1, 2, 8, 4)},
-    (4096, 6144): {1: Few(1, 1, 3, 8, 4)},
+    (4096, 4096): {1: Few(1, 1, 2, 16, 3)},
+    (4096, 6144): {1: Few(1, 1, 3, 4, 9)},
     (4096, 28672): {
         1: Few(1, 1, 7, 2, 4),
-        4: Few(4, 2, 7, 2, 3),
         8: Few(8, 2, 7, 2, 3),
         16: Few(16, 2, 14, 1, 3, 2),
     },
-    # So many stages that a block of the next kernel does not fit beside: two on one multiprocessor
-    # and none on another would take twice the time.
-    (14336, 4096): {1: Few(1, 1, 2, 8, 6), 4: Few(4, 1, 2, 8, 4)},
+    (14336, 4096): {1: Few(1, 1, 2, 8, 6)},
 }
-"""(K, N) -> rows -> the fastest of those tried on an H200; sizes of an 8B model."""
+"""(K, N) -> rows -> the fastest of those tried on an H200, in whole steps; sizes of an 8B model."""

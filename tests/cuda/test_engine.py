@@ -19,8 +19,8 @@ from trtc.quant.scheme import SCHEMES
 
 needs_triton()
 
-FAMILIES = ("llama", "qwen3")
-"""One without and one with norms of q and k; the graphs of all are lowered in test_lowering.py."""
+FAMILIES = ("llama", "qwen3", "qwen3_moe")
+"""One without and one with norms of q and k, and one with routed experts."""
 
 
 def run_both(family: str, scheme: str, directory: str, **options: Any) -> dict[str, Any]:

@@ -44,6 +44,7 @@ def moe_site(sm: int, weight: str, quant: str = "none") -> Site:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sm", SMS)
 def test_experts_compile(sm: int) -> None:
     """4-bit weights, which take the most shared memory, in the largest blocks."""

@@ -28,8 +28,8 @@ CASES = [
     (Case("bf16", "u4", 32, 256, 64, zero=True, **TILES, softcap=2.0), Few(8, 1, 1, 1, 2)),
     (Case("bf16", "i4", 48, 256, 32, **TILES), Few(16, 1, 3, 2, 4)),
     (Case("bf16", "u4", 32, 512, 256, **TILES), Few(16, 2, 1, 2, 2)),
-    (Case("bf16", "u4", 32, 768, 128, zero=True, **TILES), Few(4, 1, 1, 2, 2, 2)),
-    (Case("bf16", "i4", 32, 256, 32, **TILES, residual=True, out="f32"), Few(2, 1, 2, 1, 4)),
+    (Case("bf16", "u4", 32, 768, 128, zero=True, **TILES), Few(8, 1, 1, 2, 2, 2)),
+    (Case("bf16", "i4", 32, 256, 32, **TILES, residual=True, out="f32"), Few(8, 1, 2, 1, 4)),
 ]
 GUARD = 24
 STALE = 2
