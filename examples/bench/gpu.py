@@ -3,11 +3,11 @@
     python -m examples.bench.gpu make DIR     anywhere, with trtc[build,cuda-build]
     python -m examples.bench.gpu run DIR      on the GPU, with trtc[cuda]
 
-`make` builds engines of the bundled pyllama beside their CPU twins, and engines of the shape of
-Llama-3.1-8B without weights. `run` checks every kernel against the operators' references, then the
-pyllama engines against their twins, then times the 8B shape with random weights (steps, an offline
-load, cold starts, a load through gRPC), prints the table and writes DIR/results.json. Exit status
-1: something was wrong. `--only` runs a part of it.
+`make` builds engines of the bundled pyllama (or of `--model`, such as one with routed experts)
+beside their CPU twins, and engines of the shape of Llama-3.1-8B without weights. `run` checks every
+kernel against the operators' references, then the twins' engines, then times the 8B shape with
+random weights (steps, an offline load, cold starts, a load through gRPC), prints the table and
+writes DIR/results.json. Exit status 1: something was wrong. `--only` runs a part of it.
 
 The part `tp`, which is not run unless it is asked for, needs 2 GPUs or 4: pyllama on two ranks
 against its twin, the shape of Llama-3.1-70B on 2 and on 4, and a rank that is killed.
@@ -104,12 +104,12 @@ VLLM_TTFT_4096_MS = 57.0
 VLLM_OFFLINE = {"fp8": 14_440, "fp8-kv8": 15_100}
 
 
-def make(directory: Path, sm: int, only: Sequence[str]) -> None:
+def make(directory: Path, sm: int, only: Sequence[str], model: Path = PYLLAMA) -> None:
     """Build every engine; kernels are the same bytes wherever this runs."""
     directory.mkdir(parents=True, exist_ok=True)
     config = _config(directory / "llama-8b", LLAMA_8B)
     for one in TWINS if "twins" in only else ():
-        _make_twin(directory, one, sm)
+        _make_twin(directory, model, one, sm)
     for one in SHAPES if "steps" in only else ():
         _build(
             config,
@@ -152,14 +152,14 @@ def _make_ranks(directory: Path, sm: int) -> None:
         )
 
 
-def _make_twin(directory: Path, one: Variation, sm: int) -> None:
+def _make_twin(directory: Path, model: Path, one: Variation, sm: int) -> None:
     """A GPU engine, and what its CPU twin says of some held-out text."""
     from trtc.quant.evaluation import heldout_set
 
     cpu = directory / f"cpu-{one.name}"
-    _build(PYLLAMA, cpu, one, "cpu", exact_activations=True)
-    _build(PYLLAMA, directory / f"twin-{one.name}", one, f"cuda:sm_{sm}")
-    texts = heldout_set(PYLLAMA, 4096, 512)
+    _build(model, cpu, one, "cpu", exact_activations=True)
+    _build(model, directory / f"twin-{one.name}", one, f"cuda:sm_{sm}")
+    texts = heldout_set(model, 4096, 512)
     session = open_session(cpu)
     tokens, margins = [], []
     for text in list(texts.sequences)[:TWIN_PROMPTS]:
@@ -370,9 +370,10 @@ def main() -> int:
     parser.add_argument("--sm", type=int, default=90)
     parser.add_argument("--only", nargs="+", choices=ALL_PARTS, default=PARTS)
     parser.add_argument("--engines", nargs="*", default=(), help="names of schemes")
+    parser.add_argument("--model", type=Path, default=PYLLAMA, help="checkpoint of the twins")
     arguments = parser.parse_args()
     if arguments.what == "make":
-        make(arguments.directory, arguments.sm, arguments.only)
+        make(arguments.directory, arguments.sm, arguments.only, arguments.model)
         return 0
     return run(arguments.directory, arguments.only, arguments.engines)
 
