@@ -13,9 +13,20 @@ def num_usable_cores(cpus: Path = _CPUS, cgroup: Path = _CGROUP) -> int:
     A second thread on a core adds nothing to kernels that wait for memory, and threads beyond a
     container's quota make every barrier wait for the next period.
     """
-    allowed = os.sched_getaffinity(0)
-    cores = {_first_sibling(cpus, cpu) for cpu in allowed}
-    return max(1, min(len(cores), _cpu_quota(cgroup)))
+    return max(1, min(len(usable_cores(cpus)), _cpu_quota(cgroup)))
+
+
+def usable_cores(cpus: Path = _CPUS) -> tuple[int, ...]:
+    """The first logical CPU of each physical core that this process may run on."""
+    first: dict[str, int] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        first.setdefault(_first_sibling(cpus, cpu), cpu)
+    return tuple(first.values())
+
+
+def num_usable_cpus() -> int:
+    """Logical CPUs that this process may run on."""
+    return len(os.sched_getaffinity(0))
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int:

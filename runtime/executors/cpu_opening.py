@@ -3,13 +3,19 @@
 import hashlib
 from dataclasses import dataclass
 
-from trtc.plugins.cpu.host import object_file, runnable_isas
-from trtc.protos.errors import EngineIncompatibleError
+from trtc.plugins.cpu.host import object_file, read_cpu_flags, runnable_isas
+from trtc.plugins.cpu.isa import ISAS
+from trtc.protos.errors import EngineIncompatibleError, RequestError
 from trtc.protos.manifest import PLAN_FILE, WEIGHTS_FILE, Manifest
 from trtc.runtime.executors.cpu import CpuEngineFiles, CpuExecutor
 from trtc.runtime.executors.opening import OpenRequest
 from trtc.runtime.executors.weights import dummy_weights, map_weights
-from trtc.runtime.machine import available_bytes, num_usable_cores
+from trtc.runtime.machine import (
+    available_bytes,
+    num_usable_cores,
+    num_usable_cpus,
+    usable_cores,
+)
 
 _POOL_SHARE = 0.5
 
@@ -47,7 +53,8 @@ class CpuOpening:
     def open(self, num_pages: int) -> CpuExecutor:
         engine, manifest = self.request.engine, self.request.manifest
         plan_path = engine / PLAN_FILE
-        num_threads = self.request.num_threads
+        num_threads = self.request.num_threads or num_usable_cores()
+        cores = usable_cores()
         return CpuExecutor(
             CpuEngineFiles(
                 shared_object=engine / object_file(self.isa),
@@ -60,7 +67,9 @@ class CpuOpening:
             kv=manifest.kv,
             vocab_size=manifest.model.vocab_size,
             num_pages=num_pages,
-            num_threads=num_usable_cores() if num_threads is None else num_threads,
+            num_threads=num_threads,
+            # With cores to spare, the system places the threads beside those of other processes.
+            cpus=cores if num_threads == len(cores) else (),
         )
 
 
@@ -69,7 +78,15 @@ def prepare_cpu(request: OpenRequest) -> CpuOpening:
 
     Raises:
         EngineIncompatibleError: there is none.
+        RequestError: more threads than CPUs: they would wait for each other at every operator.
     """
+    num_threads, num_cpus = request.num_threads, num_usable_cpus()
+    if num_threads is not None and num_threads > num_cpus:
+        raise RequestError(
+            f"is {num_threads}, and this process may run on {num_cpus} CPUs",
+            field="--threads",
+            remedy=f"Give at most {num_cpus}, or leave it out",
+        )
     return CpuOpening(request, _pick_isa(request.manifest))
 
 
@@ -78,9 +95,12 @@ def _pick_isa(manifest: Manifest) -> str:
     for isa in runnable:
         if isa in manifest.target.archs:
             return isa
+    least = ISAS.get(manifest.target.archs[-1])
+    missing = sorted(least.cpu_flags - read_cpu_flags()) if least is not None else []
+    lacks = f" and lacks {', '.join(missing)}" if missing else ""
     raise EngineIncompatibleError(
         f"the engine has code for {', '.join(manifest.target.archs)}, "
-        f"this machine runs {', '.join(runnable)}",
+        f"this machine runs {', '.join(runnable)}{lacks}",
         field="manifest.json: target.archs",
         remedy=f"Build with --target cpu:{runnable[0]}",
     )

@@ -1,10 +1,11 @@
 """An engine is verified before anything of it is mapped or loaded, and says what does not fit."""
 
 import json
+import os
 import shutil
 import typing
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from tests.support.engines import build_tiny
 from tests.support.models import random_prompt, tiny_checkpoint
 from trtc.plugins.cpu.host import object_file, runnable_isas
+from trtc.plugins.cpu.isa import ISAS
 from trtc.protos.errors import (
     EngineCorruptError,
     EngineIncompatibleError,
@@ -26,7 +28,7 @@ from trtc.protos.manifest import Manifest, TargetFacts, read_manifest
 from trtc.runtime import session
 from trtc.runtime.executors import cpu_opening
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
-from trtc.runtime.machine import available_bytes, num_usable_cores
+from trtc.runtime.machine import available_bytes, num_usable_cores, usable_cores
 from trtc.runtime.probe import Probe, greedy, sequence_logits
 from trtc.runtime.session import open_session
 
@@ -231,6 +233,49 @@ def test_an_engine_without_a_level_for_this_machine(
         open_session(built, num_pages=8)
 
 
+def test_a_processor_without_what_the_code_needs_is_told_what(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forbid_loading(monkeypatch)
+    reseal(engine, set_fields("target", archs=("x86-64-v4",)))
+    flags = ISAS["x86-64-v4"].cpu_flags - {"avx512_vnni", "avx512_bf16"}
+    monkeypatch.setattr(cpu_opening, "runnable_isas", lambda: runnable_isas("x86_64", flags))
+    monkeypatch.setattr(cpu_opening, "read_cpu_flags", lambda: flags)
+    expected = r"lacks avx512_bf16, avx512_vnni.*--target cpu:x86-64-v3"
+    with pytest.raises(EngineIncompatibleError, match=expected):
+        open_session(engine, num_pages=8)
+
+
+# --- Threads ----------------------------------------------------------------------------------
+
+
+def test_more_threads_than_cpus_are_refused(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the affinity mask count, as taskset leaves them."""
+    allowed = os.sched_getaffinity(0)
+    with pytest.raises(RequestError, match=rf"--threads.*may run on {len(allowed)} CPUs"):
+        open_session(built, num_threads=len(allowed) + 1, num_pages=8)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {min(allowed)})
+    with pytest.raises(RequestError, match=r"may run on 1 CPUs.*at most 1"):
+        open_session(built, num_threads=2, num_pages=8)
+
+
+@pytest.mark.parametrize(("threads", "pinned"), [(None, (0, 2)), (2, (0, 2)), (1, ()), (3, ())])
+def test_threads_on_every_core_are_pinned_one_to_each(
+    built: Path,
+    threads: int | None,
+    pinned: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    monkeypatch.setattr(cpu_opening, "usable_cores", lambda: (0, 2))
+    monkeypatch.setattr(cpu_opening, "num_usable_cores", lambda: 2)
+    monkeypatch.setattr(cpu_opening, "CpuExecutor", lambda files, **options: given.update(options))
+    with suppress(AttributeError):
+        open_session(built, num_threads=threads, num_pages=8)
+    assert given["cpus"] == pinned and given["num_threads"] == (threads or 2)
+
+
 # --- Pool size --------------------------------------------------------------------------------
 
 
@@ -345,6 +390,8 @@ def test_cores_are_counted_once_and_within_the_quota(
         topology.mkdir(parents=True)
         (topology / "thread_siblings_list").write_text("0,2" if cpu % 2 == 0 else "1,3")
     assert num_usable_cores(tmp_path, tmp_path) == 2
+    assert usable_cores(tmp_path) == (0, 1)
+    assert usable_cores(tmp_path / "none") == (0, 1, 2, 3)
     assert num_usable_cores(tmp_path / "none", tmp_path) == 4
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     assert num_usable_cores(tmp_path, tmp_path) == 1
