@@ -73,7 +73,8 @@ def tokens(bundle: Path) -> tuple[int, ...]:
 def test_a_compiled_bundle_lists_its_plan(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_machine(monkeypatch) as machine:
         manifest = compile_bundle(bundle, quiet)
-        assert machine.trt.library.plugins == {"trtc::kv_write", "trtc::paged_attention"}
+        operators = ("kv_write", "paged_attention", "attention_split", "attention_combine")
+        assert machine.trt.library.plugins == {f"trtc::{one}" for one in operators}
     assert manifest == read_manifest(bundle)
     assert manifest.target.plan_version == VERSION
     assert manifest.target.toolchain == f"triton 3.6.0, PTX 8.7, TensorRT {VERSION} (weights apart)"
