@@ -222,21 +222,59 @@ struct DynamicKernel {
           sums[r][p] = splat(offset[r]);
         }
       });
-      constexpr int n = Of::kCellsPerBlock;
-      if constexpr (n == 1) multiply_bytes<R, P>(sums, s, s.x + begin * R, begin, begin + cells);
-      if constexpr (n == 2) multiply_nibbles<R, P>(sums, s, s.x + begin * R, begin / 2, (begin + cells) / 2);
-      // Copies: for all that a compiler knows, a total is stored over a field of the step.
-      const float* x_scale = s.x_scale + group * R;
-      float* totals = s.totals;
-      F32x16 w_scale[P];
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) w_scale[p] = load(s.w_scale[p] + group * kPanel);
-      each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA {
-        float* total = totals + (r * P + p) * kPanel;
-        const F32x16 scale = gemm::multiply(w_scale[p], splat(x_scale[r]));
-        store(total, multiply_add(to_f32(sums[r][p]), scale, load(total)));
-      });
+      const std::uint32_t* x = s.x + begin * R;
+      const std::int64_t first = begin / n, last = (begin + cells) / n - 1;
+      if constexpr (n == 1) multiply_bytes<R, P>(sums, s, x, first, last);
+      if constexpr (n == 2) multiply_nibbles<R, P>(sums, s, x, first, last);
+      finish<R, P>(sums, s, x + (last - first) * n * R, last, group);
     });
+  }
+
+ private:
+  static constexpr int n = Of::kCellsPerBlock;
+
+  // The last block of a group, each row followed by its scaling: products go on meanwhile, where
+  // scaling all sums in one go would keep them waiting.
+  template <int R, int P>
+  TRTC_INLINE static void finish(I32x16 (&sums)[R][P], const Step<P>& s, const std::uint32_t* x, std::int64_t last,
+                                 std::int64_t group) {
+    // Copies: for all that a compiler knows, a total is stored over a field of the step.
+    const float* x_scale = s.x_scale + group * R;
+    float* totals = s.totals;
+    const float* w_scale[P];
+    I32x16 codes[n][P];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      w_scale[p] = s.w_scale[p] + group * kPanel;
+      fetch<kStreams<P>>(s.ahead[p] + last * kBlockBytes);
+      const I32x16 block = load_cells(s.w + p * s.panel_stride + last * kBlockBytes);
+      codes[0][p] = n == 1 ? block : bit_and(block, splat(0x0f0f0f0f));
+      if constexpr (n == 2) codes[1][p] = bit_and(shift_right<4>(block), splat(0x0f0f0f0f));
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+      for (int j = 0; j < n; ++j) multiply_row<P>(sums[r], codes[j], x + j * R + r);
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) {
+        float* total = totals + (r * P + p) * kPanel;
+        const F32x16 scale = gemm::multiply(load(w_scale[p]), splat(x_scale[r]));
+        store(total, multiply_add(to_f32(sums[r][p]), scale, load(total)));
+      }
+    }
+  }
+
+  template <int P>
+  TRTC_INLINE static void multiply_row(I32x16 (&sums)[P], const I32x16 (&codes)[P], const std::uint32_t* x) {
+    if constexpr (n == 1) {
+      const auto cell = byte_cell(x);
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) dot_u8i8(sums[p], codes[p], cell);
+    } else {
+      const auto cell = nibble_cell(x);
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) dot_u4i8(sums[p], codes[p], cell);
+    }
   }
 };
 
