@@ -93,6 +93,8 @@ class LoopStats:
     """Ended with an error."""
     step_seconds: float = 0.0
     """Time in which at least one step was in flight."""
+    work_seconds: float = 0.0
+    """Time in which the loop had work: steps, and what it does itself between them."""
 
 
 class EngineLoop:
@@ -138,6 +140,7 @@ class EngineLoop:
         """A heap."""
         self._num_finished = 0
         self._num_failed = 0
+        self._work_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="trtc-engine-loop", daemon=True)
 
     # Any thread.
@@ -238,8 +241,10 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             while self._take_orders():
+                begin = time.perf_counter()
                 if self._has_work():
                     self._advance()
+                    self._work_seconds += time.perf_counter() - begin
                 self._publish_stats()
             self._pipeline.drain()
             error = UnavailableError("the engine has stopped")
@@ -435,6 +440,7 @@ class EngineLoop:
             requests_finished=self._num_finished,
             requests_failed=self._num_failed,
             step_seconds=self._pipeline.busy_seconds,
+            work_seconds=self._work_seconds,
         )
 
     def _num_admitted(self) -> int:

@@ -3,16 +3,17 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from trtc.protos.errors import TrtcError
-from trtc.runtime.bench.measure import Load, Measurement, Trace, measure
+from trtc.runtime.bench.measure import Load, Measurement, SchedulerCost, Trace, measure
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.draft import RequestDraft
+from trtc.runtime.loop import LoopStats
 from trtc.runtime.model_info import ModelInfo
 from trtc.runtime.request import Output, SamplingParams
 from trtc.runtime.server.app import EngineSource, Opener, ServerConfig
@@ -38,6 +39,10 @@ class Target(Protocol):
 
     def stream(self, draft: RequestDraft) -> AsyncIterator[Output]: ...
 
+    def stats(self) -> LoopStats | None:
+        """Of the engine's loop, when it is in this process."""
+        ...
+
 
 class ServerTarget:
     """A running server."""
@@ -53,13 +58,17 @@ class ServerTarget:
     def stream(self, draft: RequestDraft) -> AsyncIterator[Output]:
         return self._client.submit(draft)
 
+    def stats(self) -> None:
+        return None
+
 
 class LocalTarget:
     """An engine in this process, without gRPC."""
 
-    def __init__(self, service: Service, name: str) -> None:
+    def __init__(self, service: Service, name: str, stats: Callable[[], LoopStats]) -> None:
         self._service = service
         self._name = name
+        self._stats = stats
 
     async def info(self) -> ModelInfo:
         return self._service.info(self._name)[0]
@@ -69,6 +78,9 @@ class LocalTarget:
             async for outputs in stream:
                 for output in outputs:
                     yield output
+
+    def stats(self) -> LoopStats:
+        return self._stats()
 
 
 @asynccontextmanager
@@ -82,7 +94,7 @@ async def local_target(
     try:
         service.add(handle)
         service.set_ready(name)
-        yield LocalTarget(service, name)
+        yield LocalTarget(service, name, handle.loop.stats)
     finally:
         await asyncio.to_thread(handle.loop.stop)
         service.close()
@@ -94,13 +106,15 @@ async def run_load(target: Target, load: Load, shape: Shape) -> Measurement:
     info = await target.info()
     prompts = random.Random(shape.seed)
     drafts = [_draft(prompts, info, shape) for _ in range(load.num_requests)]
-    begin = time.perf_counter()
+    before, begin = target.stats(), time.perf_counter()
     if load.rate is None:
         assert load.concurrency is not None
         traces = await _closed_loop(target, drafts, load.concurrency)
     else:
         traces = await _open_loop(target, drafts, load.rate, shape.seed)
-    return measure(load, traces, time.perf_counter() - begin)
+    seconds, after = time.perf_counter() - begin, target.stats()
+    scheduler = SchedulerCost.between(before, after) if before and after else None
+    return measure(load, traces, seconds, scheduler)
 
 
 async def _closed_loop(target: Target, drafts: list[RequestDraft], concurrency: int) -> list[Trace]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from trtc.runtime.loop import LoopStats
+
 
 @dataclass
 class Trace:
@@ -69,6 +71,22 @@ class Load:
 
 
 @dataclass(frozen=True)
+class SchedulerCost:
+    """What an engine's loop took beside its steps: planning, building, telling, delivering."""
+
+    ms_a_step: float
+    share: float
+    """Of the time in which there was work."""
+
+    @classmethod
+    def between(cls, before: LoopStats, after: LoopStats) -> "SchedulerCost":
+        work = after.work_seconds - before.work_seconds
+        beside = max(0.0, work - (after.step_seconds - before.step_seconds))
+        steps = after.steps - before.steps
+        return cls(beside / steps * 1e3 if steps else 0.0, beside / work if work else 0.0)
+
+
+@dataclass(frozen=True)
 class Measurement:
     """One load's figures over its successful requests."""
 
@@ -87,6 +105,8 @@ class Measurement:
     """Between tokens of one request."""
     e2e_ms: Spread
     """From sending a request to its last token."""
+    scheduler: SchedulerCost | None = None
+    """None: of a server, which does not say."""
 
     def as_json(self) -> dict[str, Any]:
         document = asdict(self)
@@ -94,7 +114,9 @@ class Measurement:
         return {**load, **document}
 
 
-def measure(load: Load, traces: Sequence[Trace], seconds: float) -> Measurement:
+def measure(
+    load: Load, traces: Sequence[Trace], seconds: float, scheduler: SchedulerCost | None = None
+) -> Measurement:
     good = [trace for trace in traces if not trace.failure and trace.arrivals]
     tokens = sum(trace.num_tokens for trace in good)
     return Measurement(
@@ -108,4 +130,5 @@ def measure(load: Load, traces: Sequence[Trace], seconds: float) -> Measurement:
         ttft_ms=Spread.of_seconds([trace.first_token_s for trace in good]),
         itl_ms=Spread.of_seconds([gap for trace in good for gap in trace.between_tokens_s]),
         e2e_ms=Spread.of_seconds([trace.whole_s for trace in good]),
+        scheduler=scheduler,
     )

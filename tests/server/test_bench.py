@@ -12,10 +12,11 @@ from tests.support.aio import asynchronous
 from tests.support.servers import EOS, EchoEngine, echo_server, open_echo
 from trtc.protos.errors import QueueFullError
 from trtc.runtime.bench.load import ServerTarget, Shape, local_target, run_load
-from trtc.runtime.bench.measure import Load, Spread, Trace, measure
+from trtc.runtime.bench.measure import Load, SchedulerCost, Spread, Trace, measure
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.draft import RequestDraft
 from trtc.runtime.executors.echo import EchoOptions
+from trtc.runtime.loop import LoopStats
 from trtc.runtime.model_info import ModelInfo
 from trtc.runtime.request import Output
 from trtc.runtime.server.app import ServerConfig
@@ -52,6 +53,14 @@ def test_failures_are_counted_and_left_out_of_the_times() -> None:
     assert document["rate"] is None
 
 
+def test_the_schedulers_cost_is_the_work_beside_the_steps() -> None:
+    before = LoopStats(steps=2, step_seconds=1.0, work_seconds=1.1)
+    after = LoopStats(steps=12, step_seconds=2.0, work_seconds=2.3)
+    found = SchedulerCost.between(before, after)
+    assert (found.ms_a_step, found.share) == pytest.approx((20.0, 0.2 / 1.2))
+    assert SchedulerCost.between(before, before) == SchedulerCost(0.0, 0.0)
+
+
 class Recorder:
     """A target that answers after `seconds` and writes down what it was sent, and when."""
 
@@ -82,6 +91,9 @@ class Recorder:
         if self._fail_every and len(self.sent_at) % self._fail_every == 0:
             raise QueueFullError("full")
         yield Output("r", 0, (1,) * (draft.max_tokens or 0), "")
+
+    def stats(self) -> None:
+        return None
 
 
 @asynchronous
@@ -134,7 +146,12 @@ async def test_an_engine_in_this_process_and_one_behind_a_server(tmp_path: Path)
         lambda source, config: open_echo(ECHO, source.name, config),
     ) as local:
         found = await run_load(local, load, shape)
+        stats = local.stats()
     assert (found.completed, found.output_tokens) == (6, 30)
+    assert stats.work_seconds > stats.step_seconds > 0
+    assert found.scheduler is not None and found.scheduler.ms_a_step > 0
+    assert 0 < found.scheduler.share < 1
     async with echo_server(ECHO) as server, AsyncClient(server.address) as client:
         found = await run_load(ServerTarget(client, ""), load, shape)
         assert (found.completed, found.output_tokens) == (6, 30)
+        assert found.scheduler is None

@@ -159,6 +159,12 @@ def _show(shape: Shape, measurements: Sequence[Measurement]) -> None:
     console = Console()
     console.print(table)
     for one in measurements:
+        if one.scheduler is not None:
+            console.print(
+                f"{one.load.rate or one.load.concurrency:g}: the scheduler took "
+                f"{one.scheduler.ms_a_step:.2f} ms a step, {one.scheduler.share:.1%} of the time"
+            )
+    for one in measurements:
         for status, count in one.failures.items():
             console.print(f"{count} of {one.load.num_requests} requests failed: {status}")
 
