@@ -13,7 +13,7 @@ import msgspec
 
 from trtc.protos.errors import EngineCorruptError, EngineIncompatibleError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 STEP_ABI_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 WEIGHTS_FILE = "weights.safetensors"
