@@ -74,7 +74,7 @@ class LlamaCppBuild:
             return
         cmake = shutil.which("cmake")
         if cmake is None:
-            environment.install(("cmake==4.3.1",))
+            environment.install(("cmake==4.4.4",))
             cmake = str(environment.python.with_name("cmake"))
         output = self.directory / "out"
         run_step([cmake, "-S", self.source, "-B", output, *_CMAKE_OPTIONS], self.log)
