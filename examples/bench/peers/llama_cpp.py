@@ -5,6 +5,7 @@ itself with: llama-batched-bench and llama-server.
 """
 
 import json
+import os
 import shutil
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -78,7 +79,8 @@ class LlamaCppBuild:
             cmake = str(environment.python.with_name("cmake"))
         output = self.directory / "out"
         run_step([cmake, "-S", self.source, "-B", output, *_CMAKE_OPTIONS], self.log)
-        run_step([cmake, "--build", output, "--parallel", "--target", *_TOOLS], self.log)
+        jobs = str(os.cpu_count() or 1)  # make takes "as many as there are files" from no number
+        run_step([cmake, "--build", output, "--parallel", jobs, "--target", *_TOOLS], self.log)
 
     def _unpack(self, environment: PeerEnvironment) -> None:
         download = self.directory / "download"
