@@ -9,8 +9,8 @@ contestant once, and again, `--repeats` times. Prints the medians, trtc's ratio 
 the same width and what is wanted of it, and writes report.json, report.md and report.svg.
 
 A peer that cannot be installed is named with the reason. What is installed, converted and built is
-kept for the next run; `--keep` adds to the runs of the last one, so that a long comparison can be
-made in pieces: `--only decode-16 --repeats 1 --keep`.
+kept for the next run, trtc's engines too until `--rebuild`. `--keep` adds to the runs of the last
+one, so that a long comparison can be made in pieces: `--only decode-16 --repeats 1 --keep`.
 """
 
 import argparse
@@ -64,6 +64,7 @@ class Plan:
     repeats: int
     threads: int
     keep: bool
+    rebuild: bool
 
     @property
     def directory(self) -> Path:
@@ -106,7 +107,7 @@ def prepare(plan: Plan) -> tuple[list[Contestant], dict[str, str], dict[str, Any
 
     makers: dict[str, Callable[[], tuple[Sequence[Contestant], dict[str, str]]]] = {
         "trtc": lambda: (
-            trtc_engine.prepare(setting, calibration, list(plan.dtypes)),
+            trtc_engine.prepare(setting, calibration, list(plan.dtypes), plan.rebuild),
             {"trtc": __version__},
         ),
         "llama.cpp": lambda: (
@@ -227,6 +228,7 @@ def parse(arguments: Sequence[str] | None = None) -> Plan:
     parser.add_argument("--repeats", type=int, help="default 3, with --quick 1")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--keep", action="store_true", help="add to the runs of the last time")
+    parser.add_argument("--rebuild", action="store_true", help="trtc's engines, when trtc changed")
     options = parser.parse_args(arguments)
     repeats = options.repeats if options.repeats is not None else 1 if options.quick else 3
     for name, value in (("--repeats", repeats), ("--threads", options.threads)):
@@ -241,6 +243,7 @@ def parse(arguments: Sequence[str] | None = None) -> Plan:
         repeats,
         options.threads,
         options.keep,
+        options.rebuild,
     )
 
 

@@ -17,6 +17,7 @@ def main() -> None:
         output=Path(output),
         dtype=dtype,
         target="cpu",
+        force=True,
         calib=Path(calibration[0]) if calibration else None,
         max_batch_size=int(max_batch_size),
     )

@@ -122,15 +122,17 @@ class TrtcEngine:
             yield f"127.0.0.1:{port}", server
 
 
-def prepare(setting: Setting, calibration: Path, dtypes: list[str]) -> list[TrtcEngine]:
-    """Build what has not been built yet, each in a process of its own.
+def prepare(
+    setting: Setting, calibration: Path, dtypes: list[str], rebuild: bool
+) -> list[TrtcEngine]:
+    """Build what has not been built yet, or everything, each in a process of its own.
 
     Raises:
         Unavailable: a build failed.
     """
     engines = [TrtcEngine(setting, dtype) for dtype in dtypes]
     for one in engines:
-        if not one.engine.exists():
+        if rebuild or not one.engine.exists():
             command: Command = [sys.executable, "-m", "examples.bench.peers.trtc_build"]
             command += [setting.checkpoint, one.engine, one.dtype, str(setting.work.streams)]
             command += [calibration] if one.dtype in _CALIBRATED else []
