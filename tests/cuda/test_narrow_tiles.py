@@ -20,7 +20,7 @@ needs_triton()
 from trtc.plugins.linear import cuda_narrow  # noqa: E402
 
 CASES = [
-    Case("bf16", "i4", 48, 256, 128, layout="tiles", bias=True),
+    Case("bf16", "i4", 48, 256, 128, layout="tiles", bias=True, residual=True),
     Case("bf16", "u4", 80, 384, 64, zero=True, layout="tiles", residual=True),
     Case("bf16", "i4", 37, 96, 32, layout="row_major", softcap=2.0),
     Case("bf16", "i4", 16, 40, layout="row_major", out="f32"),
@@ -96,7 +96,7 @@ def ends(case: Case, most: int) -> list[int]:
 
 
 def test_variants_cover_all_rows_of_a_site() -> None:
-    tiled, with_residual, row_major, of_i8 = CASES[0], CASES[1], CASES[2], CASES[7]
+    tiled, with_residual, row_major, of_i8 = WIDENED[0], CASES[1], CASES[2], CASES[7]
     assert ends(tiled, 2048) == [1, 8, 16, 32, 2048]
     assert ends(tiled, 50) == [1, 8, 16, 32, 50]
     assert ends(with_residual, 2048) == [1, 8, 16, 32, 64, 2048]
