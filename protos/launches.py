@@ -79,7 +79,7 @@ class Matrix(Record, frozen=True):
 
 
 class ProductCall(Record, frozen=True, tag_field="do", tag="product"):
-    """out = x @ weight.T (* input_scale * weight_scale) (+ bias), by cuBLASLt."""
+    """out = x @ weight.T (* input_scale * weight_scale) (+ residual) (+ bias), by cuBLASLt."""
 
     x: Matrix
     weight: Matrix
@@ -92,6 +92,8 @@ class ProductCall(Record, frozen=True, tag_field="do", tag="product"):
     """All of `weight_scale` is one value."""
     bias: Address | None
     """f32 [rows of the weight]."""
+    residual: Matrix | None = None
+    """Of the type of `out`, and perhaps `out` itself."""
 
 
 class CollectiveCall(Record, frozen=True, tag_field="do", tag="collective"):

@@ -9,7 +9,7 @@ def fuse_add_norm(rewriter: Rewriter) -> bool:
     """Let a norm add its input's two halves.
 
     Rule: rms_norm(Add(a, b)) -> rms_norm(a, residual=b), which also gives the sum as `total` when
-    others read it. Where linears absorb residuals (fuse_residual, for the CPU target) only sums of
+    others read it. Where linears absorb residuals (fuse_residual, on one rank) only sums of
     post norms (Gemma 2) are left.
     """
     changed = False

@@ -52,8 +52,8 @@ NATIVE_PASSES: tuple[Pass, ...] = (
 )
 """What the CPU and CUDA targets share: the source graph -> trtc's operators and Splits."""
 
-_CUDA_PASSES = tuple(step for step in NATIVE_PASSES if step is not FUSE_RESIDUAL)
-"""cuBLASLt, as torch calls it, adds no residual: the norm after it does."""
+_SHARDED_PASSES = tuple(step for step in NATIVE_PASSES if step is not FUSE_RESIDUAL)
+"""Each of several ranks has a part of the sum that the residual is added to once: a norm does."""
 
 TENSORRT_PASSES: tuple[Pass, ...] = (
     LOWER_EXPERTS,
@@ -86,5 +86,6 @@ def cuda_passes(scheme: Scheme, reader: TensorReader, ranks: int = 1) -> tuple[P
     """The CUDA target's list: activations are exact, each of several ranks gets its share, and
     4-bit weights come to lie in tiles."""
     share = (share_pre_scales(reader),) if scheme.pre_quant_scale else ()
-    shard = (ShardOverRanks(ranks),) if ranks > 1 else ()
-    return (*share, *_CUDA_PASSES, *shard, TILE_WEIGHTS)
+    if ranks == 1:
+        return (*share, *NATIVE_PASSES, TILE_WEIGHTS)
+    return (*share, *_SHARDED_PASSES, ShardOverRanks(ranks), TILE_WEIGHTS)

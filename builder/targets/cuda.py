@@ -8,7 +8,7 @@ from trtc.builder.passes.base import Pass
 from trtc.builder.passes.order import cuda_passes
 from trtc.builder.passes.transforms import ScalePerRow
 from trtc.builder.plan import make_plan
-from trtc.builder.recipes import Apply, Recipe, Shard, TensorReader
+from trtc.builder.recipes import Apply, Concat, Recipe, Shard, TensorReader
 from trtc.builder.targets.base import Compiled, CompileRequest, Progress, refuse_fp4
 from trtc.builder.targets.cuda_lowering import write_launches
 from trtc.builder.weights_file import with_external_weights, write_weights
@@ -107,9 +107,11 @@ class CudaTarget:
 
 
 def _is_uniform(scale: Recipe, reader: TensorReader) -> bool:
-    """Whether it is one scale spread over the rows of one weight; merged weights have several."""
+    """Whether it is one scale spread over all rows, or several that are equal: calibration gives
+    one scale to linears that are merged."""
     whole = scale.source if isinstance(scale, Shard) else scale
-    if not (isinstance(whole, Apply) and isinstance(whole.function, ScalePerRow)):
+    parts = whole.sources if isinstance(whole, Concat) else (whole,)
+    if not all(isinstance(one, Apply) and isinstance(one.function, ScalePerRow) for one in parts):
         return False
     values = whole.load(reader)
     return bool((values == values.reshape(-1)[0]).all())

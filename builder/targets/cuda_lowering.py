@@ -274,6 +274,7 @@ class _Resolver:
                 for argument in one.call.arguments
             ),
             bias=names.get(product.bias),
+            residual=matrix(product.residual, num_columns) if product.residual else None,
         )
 
     def _collective(

@@ -99,11 +99,13 @@ class Launch:
 
 @dataclass(frozen=True)
 class MatrixProduct:
-    """One call of cuBLASLt: out = x @ weight.T (* input_scale * weight_scale) (+ bias).
+    """One call of cuBLASLt:
+
+        out = x @ weight.T (* input_scale * weight_scale) (+ residual) (+ bias)
 
     Fields name the operator's parameters, or scratch buffers (bf16, without gaps between rows);
     "" is none. x [rows, K] and weight [N, K] are bf16 or f32 (then without scales), or f8e4m3 with
-    both scales; weight_scale is one a row of the weight.
+    both scales; weight_scale is one a row of the weight. The residual is of the type of out.
     """
 
     x: str = "x"
@@ -112,6 +114,7 @@ class MatrixProduct:
     input_scale: str = ""
     weight_scale: str = ""
     bias: str = ""
+    residual: str = ""
 
 
 @dataclass(frozen=True)

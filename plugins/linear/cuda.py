@@ -133,15 +133,17 @@ def _many_rows(site: Site) -> tuple[Launch | MatrixProduct, ...]:
     capped = float(site.attributes["softcap"]) > 0
     if not _has_library_product(site) or (capped and site.dtypes["out"] != "f32"):
         return (tiles_launch(site),)
-    names = {name: name for name in ("input_scale", "weight_scale", "bias") if site.has(name)}
+    optional = ("input_scale", "weight_scale", "bias", "residual")
+    names = {name: name for name in optional if site.has(name)}
     matrix_product = MatrixProduct(**names)
     return (matrix_product, _cap_launch(site)) if capped else (matrix_product,)
 
 
 def _has_library_product(site: Site) -> bool:
-    """Whether cuBLASLt, as torch calls it, computes all of the site but its softcap."""
+    """Whether cuBLASLt computes all of the site but its softcap."""
     x, weight, out = (site.dtypes[name] for name in ("x", "weight", "out"))
-    if x != weight or site.has("residual"):
+    softcap = float(site.attributes["softcap"])
+    if x != weight or (site.has("residual") and (site.dtypes["residual"] != out or softcap > 0)):
         return False
     if weight == "f8e4m3":
         whole = site.axes["N"] % _FP8_MULTIPLE == 0 and site.axes["K"] % _FP8_MULTIPLE == 0

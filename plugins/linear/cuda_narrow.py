@@ -172,11 +172,11 @@ def _more(site: Site) -> Iterator[Variant]:
 
 
 def _can_widen(site: Site) -> bool:
-    """cuBLASLt takes bf16 and gives bf16, with a bias and nothing else."""
+    """cuBLASLt takes bf16 and gives bf16, with a bias, a residual and nothing else."""
     return (
         site.dtypes["x"] == "bf16"
         and site.dtypes["out"] == "bf16"
-        and not site.has("residual")
+        and site.dtypes.get("residual", "bf16") == "bf16"
         and not site.has("input_scale")
         and site.attributes["softcap"] == 0
     )
@@ -197,7 +197,8 @@ def _widened(site: Site) -> Variant:
         num_warps=4,
         scratch={_WIDE: "bf16"},
     )
-    product = MatrixProduct(weight=SCRATCH + _WIDE, bias="bias" if site.has("bias") else "")
+    names = {name: name for name in ("bias", "residual") if site.has(name)}
+    product = MatrixProduct(weight=SCRATCH + _WIDE, **names)
     return Variant(
         work=(widen, product),
         max_rows=site.limits.max_num_tokens,

@@ -257,36 +257,56 @@ struct Columns {
   }
 };
 
+// The row of x that a thread's i-th sum is of.
+__device__ inline int row_of(int i) {
+  return i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;
+}
+__device__ inline bool is_inside(int row, int rows, int column) {
+  return row < rows && (N % kTileRows == 0 || column < N);
+}
+
+// What is added to a thread's sums of a tile.
+struct Residual {
+  float value[HAS_RESIDUAL ? kSums : 1];
+
+  // Before the tile's products, so that its end waits for nothing.
+  __device__ inline void load(const void* residual, int tile, int rows) {
+    if (!HAS_RESIDUAL) return;
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      const int column = Columns::column(tile, i % 4 / 2);
+      if (!is_inside(row_of(i), rows, column)) continue;
+      const long long from = static_cast<long long>(row_of(i)) * RESIDUAL_STRIDE + column;
+      value[i] = RESIDUAL_F32 ? static_cast<const float*>(residual)[from]
+                              : to_float(static_cast<const Bf16*>(residual)[from]);
+    }
+  }
+};
+
 struct Output {
   float by_input;
-  const void* residual;
   void* out;
 
-  __device__ inline void store_tile(const float (&sums)[kSums], const Columns& columns, int tile,
-                                    int rows) const {
+  __device__ inline void store_tile(const float (&sums)[kSums], const Columns& columns,
+                                    const Residual& residual, int tile, int rows) const {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
       const int which = i % 4 / 2;
       const int column = Columns::column(tile, which);
-      const int row = i / 4 * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;
-      if (row < rows && (N % kTileRows == 0 || column < N)) {
+      if (is_inside(row_of(i), rows, column)) {
         float total = sums[i];
         if (HAS_WEIGHT_SCALE) total *= columns.scale[which];
         if (HAS_INPUT_SCALE) total *= by_input;
         if (HAS_BIAS) total += columns.offset[which];
-        store(row, column, total);
+        const float softcap = SOFTCAP;
+        if (softcap != 0) total = softcap * tanhf(total / softcap);
+        if (HAS_RESIDUAL) total += residual.value[i];
+        store(row_of(i), column, total);
       }
     }
   }
 
   __device__ inline void store(int row, int column, float total) const {
-    const float softcap = SOFTCAP;
-    if (softcap != 0) total = softcap * tanhf(total / softcap);
-    if (HAS_RESIDUAL) {
-      const long long from = static_cast<long long>(row) * RESIDUAL_STRIDE + column;
-      total += RESIDUAL_F32 ? static_cast<const float*>(residual)[from]
-                            : to_float(static_cast<const Bf16*>(residual)[from]);
-    }
     const long long to = static_cast<long long>(row) * OUT_STRIDE + column;
     if (OUT_F32) {
       static_cast<float*>(out)[to] = total;
@@ -354,12 +374,14 @@ __launch_bounds__(kThreads, 1) skinny_linear(
   Columns columns{};
   if (split == 0) columns.load(first_tile, weight_scale, bias);
 #if HAS_INPUT_SCALE
-  const Output output{load_early(input_scale), residual, out};
+  const Output output{load_early(input_scale), out};
 #else
-  const Output output{1, residual, out};
+  const Output output{1, out};
 #endif
   wait_for_earlier_kernels();
   ring.ask_for_x(first_tile);
+  Residual more;
+  if (split == 0) more.load(residual, first_tile, ring.rows);
 #if CLUSTER > 1
   wait_for_cluster();
 #endif
@@ -385,7 +407,10 @@ __launch_bounds__(kThreads, 1) skinny_linear(
     }
     blocks.collect(sums, last);
 #endif
-    output.store_tile(sums, columns, tile, ring.rows);
-    if (!last) columns.load(tile + CLUSTERS, weight_scale, bias);
+    output.store_tile(sums, columns, more, tile, ring.rows);
+    if (!last) {
+      columns.load(tile + CLUSTERS, weight_scale, bias);
+      more.load(residual, tile + CLUSTERS, ring.rows);
+    }
   }
 }

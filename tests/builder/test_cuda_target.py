@@ -1,7 +1,16 @@
 """The CUDA target's refusals, which come before any kernel is compiled."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 
+from tests.support.engines import config_dict
+from tests.support.evaluate import LIMITS
+from trtc.builder.checkpoint.dummy import dummy_checkpoint
+from trtc.builder.families.registry import decoder_spec
+from trtc.builder.passes.transforms import ScalePerRow
+from trtc.builder.recipes import Apply, Concat, Constant
 from trtc.builder.targets import cuda
 from trtc.builder.targets.cuda import CudaTarget, parse_cuda_target
 from trtc.builder.targets.registry import parse_target
@@ -47,3 +56,26 @@ def test_an_sm_without_e4m3(compilers: None) -> None:
     with pytest.raises(UnsupportedError, match="sm_80 has no E4M3"):
         CudaTarget(80).check(SCHEMES["fp8"])
     CudaTarget(80).check(SCHEMES["bf16"])
+
+
+@pytest.mark.parametrize(
+    ("scales", "uniform"),
+    [
+        ((2.0,), True),
+        ((2.0, 2.0, 2.0), True),
+        ((2.0, 2.5), False),
+        (([2.0, 3.0, 2.0, 2.0],), False),
+    ],
+)
+def test_merged_weights_have_one_scale_where_calibration_gave_them_one(
+    scales: tuple[Any, ...], uniform: bool
+) -> None:
+    reader, _ = dummy_checkpoint(
+        decoder_spec(config_dict("llama"), LIMITS.max_seq_len), SCHEMES["bf16"]
+    )
+    parts = tuple(
+        Apply(ScalePerRow(4), (Constant(np.asarray(scale, np.float32)),)) for scale in scales
+    )
+    whole = parts[0] if len(parts) == 1 else Concat(parts)
+    assert cuda._is_uniform(whole, reader) == uniform
+    assert not cuda._is_uniform(parts[0].sources[0], reader)

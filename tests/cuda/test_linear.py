@@ -173,11 +173,15 @@ def run_skinny(source: CudaSource, call: KernelCall, lazy: bool = False) -> Any:
 @pytest.mark.parametrize("dtype", ["bf16", "f8e4m3"])
 def test_the_skinny_kernel_compiles_for_every_sm(sm: int, dtype: str) -> None:
     for columns, depth, out in ((4096, 14336, "bf16"), (32000, 4096, "f32")):
-        case = Case(dtype, dtype, columns, 16, input_scale=dtype == "f8e4m3", out=out)
+        adds = out == "bf16"
+        case = Case(
+            dtype, dtype, columns, 16, input_scale=dtype == "f8e4m3", residual=adds, out=out
+        )
         found = replace(
             site(replace(case, layout="row_major"), sm), axes={"N": columns, "K": depth}
         )
-        found = replace(found, strides={"x": depth, "weight": depth, "out": columns})
+        strides = {"x": depth, "weight": depth, "out": columns, "residual": columns}
+        found = replace(found, strides=strides)
         for variant in skinny.skinny_variants(found):
             (launched,) = variant.work
             assert isinstance(launched, Launch) and isinstance(launched.kernel, CudaSource)
@@ -216,7 +220,8 @@ BF16 = Case("bf16", "bf16", 4096, 4096, layout="row_major")
         (replace(BF16, bias=True), ["skinny"] * 4 + ["product"]),
         (replace(BF16, softcap=3.0, out="f32"), ["skinny"] * 4 + ["product cap"]),
         (replace(BF16, softcap=3.0), ["skinny"] * 4 + ["tile_product"]),
-        (replace(BF16, residual=True), ["skinny"] * 4 + ["tile_product"]),
+        (replace(BF16, residual=True), ["skinny"] * 4 + ["product"]),
+        (replace(BF16, residual=True, softcap=3.0), ["skinny"] * 4 + ["tile_product"]),
         (replace(FP8, out="f32"), ["skinny"] * 5 + ["tile_product"]),
         (replace(FP8, columns=4090), ["skinny"] * 5 + ["tile_product"]),
         (replace(FP8, depth=520), ["tile_product"]),

@@ -115,6 +115,8 @@ class InterpretedDevice:
             total *= _typed(product.input_scale, torch.float32)[:1]
         if product.weight_scale is not None:
             total *= _typed(product.weight_scale, torch.float32)[: total.shape[1]]
+        if product.residual is not None:
+            total += _matrix(product.residual).float()
         if product.bias is not None:
             total += _typed(product.bias, torch.float32)[: total.shape[1]]
         out = _matrix(product.out)

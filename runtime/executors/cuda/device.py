@@ -43,7 +43,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Product:
-    """out = x @ weight.T (* input_scale * weight_scale) (+ bias)."""
+    """out = x @ weight.T (* input_scale * weight_scale) (+ residual) (+ bias)."""
 
     x: Operand
     weight: Operand
@@ -53,6 +53,8 @@ class Product:
     uniform_scale: bool
     """All of `weight_scale` is one value."""
     bias: Place | None
+    residual: Operand | None = None
+    """Of the type of `out`, and perhaps `out` itself."""
 
 
 @dataclass(frozen=True)

@@ -139,4 +139,5 @@ class Program:
             weight_scale=place(work.weight_scale),
             uniform_scale=work.uniform_scale,
             bias=place(work.bias),
+            residual=None if work.residual is None else operand(work.residual),
         )

@@ -15,6 +15,7 @@ import torch
 from cuda.bindings import driver
 
 from trtc.protos.errors import EnvironmentFault
+from trtc.runtime.executors.cuda.cublaslt import CublasLt, MatrixAt, ScalesAt
 from trtc.runtime.executors.cuda.device import (
     Bytes,
     Graph,
@@ -34,9 +35,8 @@ _TORCH = {
 }
 _STATIC_SHARED_BYTES = 48 * 1024
 """More needs the function's limit raised."""
-_MAX_TENSORWISE_ROWS = 512
-"""cuBLASLt is up to twice as fast with one scale a tensor for few rows (4096 x 4096, 64 rows: 7.9
-against 14.1 us on an H200), and up to 15% faster with one a row and column for many."""
+_WORKSPACE_BYTES = 32 << 20
+"""For cuBLASLt's products, as much as it likes on this SM."""
 _STAGE_BYTES = 32 << 20
 _UPLOADERS = 4
 _SEND_SLOTS = 4
@@ -66,7 +66,6 @@ class TorchDevice:
         """Args: seat: of one of several ranks; blocks until all are there."""
         self._device = torch.device("cuda", 0 if seat is None else seat.rank)
         torch.cuda.set_device(self._device)
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._modules: list[Any] = []
         self._pool = torch.cuda.graph_pool_handle()
@@ -75,6 +74,10 @@ class TorchDevice:
         self._landings: list[tuple[torch.Tensor, torch.cuda.Event]] = []
         self._pinned: list[torch.Tensor] = []
         self._row_scales: dict[int, list[torch.Tensor]] = {}
+        self._workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
+        self._products = CublasLt(
+            str(torch.version.cuda), self._workspace.data_ptr(), _WORKSPACE_BYTES
+        )
         self._communicator = None if seat is None else NcclCommunicator(seat)
         self._abandoned = threading.Event()
 
@@ -163,40 +166,29 @@ class TorchDevice:
         )
 
     def multiply(self, product: Product) -> None:
-        x, weight, out = (_matrix(one) for one in (product.x, product.weight, product.out))
         with torch.cuda.stream(self._stream):
-            if product.x.dtype == "f8e4m3":
-                self._multiply_fp8(product, x, weight, out)
-            elif product.out.dtype == "f32" and product.x.dtype == "bf16":
-                torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
-            else:
-                torch.mm(x, weight.t(), out=out)
+            self._products.multiply(
+                _matrix(product.x),
+                _matrix(product.weight),
+                _matrix(product.out),
+                scales=self._scales(product),
+                residual=None if product.residual is None else _matrix(product.residual),
+                stream=self._stream.cuda_stream,
+            )
             if product.bias is not None:
-                out += _vector(product.bias, product.out.columns)
+                _tensor(product.out).add_(_vector(product.bias, product.out.columns))
 
-    def _multiply_fp8(
-        self, product: Product, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor
-    ) -> None:
-        assert product.input_scale is not None and product.weight_scale is not None
-        rows, columns = product.out.rows, product.out.columns
-        if product.uniform_scale and rows <= _MAX_TENSORWISE_ROWS:
-            by_input = _vector(product.input_scale, 1).reshape(())
-            by_weight = _vector(product.weight_scale, 1).reshape(())
-        else:
-            by_input = self._row_scale(product.input_scale, rows)
-            by_weight = _vector(product.weight_scale, columns).reshape(1, columns)
-        torch._scaled_mm(
-            x,
-            weight.t(),
-            scale_a=by_input,
-            scale_b=by_weight,
-            out_dtype=out.dtype,
-            use_fast_accum=True,
-            out=out,
-        )
+    def _scales(self, product: Product) -> ScalesAt | None:
+        if product.input_scale is None or product.weight_scale is None:
+            return None
+        by_weight = _address(product.weight_scale)
+        if product.uniform_scale:
+            return ScalesAt(_address(product.input_scale), by_weight, of_rows=False)
+        by_row = self._row_scale(product.input_scale, product.x.rows)
+        return ScalesAt(by_row.data_ptr(), by_weight, of_rows=True)
 
     def _row_scale(self, scale: Place, rows: int) -> torch.Tensor:
-        """A scalar scale once a row, [rows, 1], as cuBLASLt takes it beside one a column.
+        """A scalar scale once a row, as cuBLASLt takes it beside one a column.
 
         Kept, so that steps do not spread it out again; graphs hold on to those they were captured
         with, so none is ever freed.
@@ -204,7 +196,7 @@ class TorchDevice:
         kept = self._row_scales.setdefault(_address(scale), [])
         if not kept or len(kept[-1]) < rows:
             kept.append(_vector(scale, 1).expand(_power_of_two(rows)).contiguous())
-        return kept[-1][:rows].reshape(rows, 1)
+        return kept[-1]
 
     def all_reduce(self, source: Place, target: Place, num_elements: int, dtype: str) -> None:
         assert self._communicator is not None, "a device without a seat has nobody to meet"
@@ -316,6 +308,7 @@ class TorchDevice:
         for module in self._modules:
             driver.cuModuleUnload(module)
         self._modules.clear()
+        self._products.close()
         torch.cuda.empty_cache()
 
 
@@ -362,7 +355,17 @@ def _address(place: Place) -> int:
     return place.memory.tensor.data_ptr() + place.offset
 
 
-def _matrix(operand: Operand) -> torch.Tensor:
+def _matrix(operand: Operand) -> MatrixAt:
+    return MatrixAt(
+        address=_address(operand.place),
+        dtype=operand.dtype,
+        rows=operand.rows,
+        columns=operand.columns,
+        stride=operand.stride,
+    )
+
+
+def _tensor(operand: Operand) -> torch.Tensor:
     assert isinstance(operand.place.memory, TorchMemory)
     dtype = _TORCH[operand.dtype]
     skipped = operand.place.offset
