@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from examples.bench.gpu_layers import describe, errors_by_call
 from examples.bench.gpu_operators import check_operators
 from examples.bench.gpu_ranks import LLAMA_70B, kill_a_rank, opened_ranks, run_ranks
 from examples.bench.gpu_serving import run_serving
@@ -59,6 +60,8 @@ LLAMA_8B = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
+_SHOWN, _LAYER_TOLERANCE = 2, 2.0**-5
+"""Sequences whose errors are told by layer, and what a call's relative error should stay below."""
 COPY_BYTES_PER_S = 4.24e12
 """Device copy of an H200, read and write: what a decode step's floor is reckoned by."""
 PREFILL_FLOOR = 101_000
@@ -218,7 +221,13 @@ def run_operators(engine: Path, *, dummy: bool) -> list[dict[str, Any]]:
 def run_twin(directory: Path, one: Variation) -> dict[str, Any]:
     """Agreement with the greedy tokens of the CPU engine of the same scheme, given its tokens."""
     with opened(directory / f"twin-{one.name}", num_pages=256) as (_, executor):
-        return _compare_twin(directory, one, executor)
+        compared = _compare_twin(directory, one, executor)
+        for tokens in compared["parted"][:_SHOWN]:
+            print(f"  {one.name}: errors where its token after {len(tokens)} is another")
+            errors = errors_by_call(directory / f"twin-{one.name}", executor, tokens)
+            for line in describe(errors, _LAYER_TOLERANCE):
+                print(f"    {line}", flush=True)
+        return compared
 
 
 def run_rank_twin(directory: Path, one: Variation) -> dict[str, Any]:
@@ -237,7 +246,17 @@ def _compare_twin(directory: Path, one: Variation, executor: Executor) -> dict[s
         f"largest margin of one that differs {margin:.3f}",
         flush=True,
     )
-    return {"name": one.name, "agreement": float(same.mean()), "margin": margin}
+    parted = [
+        [int(token) for token in tokens[: TWIN_PROMPT + int(np.argmin(agrees))]]
+        for tokens, agrees in zip(expected["tokens"], same, strict=True)
+        if not agrees.all()
+    ]
+    return {
+        "name": one.name,
+        "agreement": float(same.mean()),
+        "margin": margin,
+        "parted": parted,
+    }
 
 
 def run_steps(directory: Path, one: Variation) -> dict[str, Any]:

@@ -7,6 +7,7 @@ GPU would see; memory starts as NaN, so that whatever is read before it was writ
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -42,6 +43,35 @@ def run_both(family: str, scheme: str, directory: str, **options: Any) -> dict[s
             error = np.abs(found[name] - wanted[name]).max() / np.abs(wanted[name]).max()
             worst = max(worst, float(error))
     return {"worst": worst, "launched": sorted(set(lowered.launched))}
+
+
+def errors_of_a_step(scheme: str, directory: str, break_layer: bool) -> list[str]:
+    """What examples/bench/gpu.py prints where a token differs, and the largest error."""
+    from examples.bench.gpu_layers import describe, errors_by_call
+
+    lowered = lower_dummy("llama", SCHEMES[scheme], Path(directory))
+    if break_layer:
+        calls = lowered.executor.program.calls
+        by_site = {call.site: call for call in calls}
+        wrong = msgspec.structs.replace(
+            by_site["layers.1.mlp.down"], variants=by_site["layers.0.mlp.down"].variants
+        )
+        lowered.executor.program.calls = tuple(
+            wrong if call.site == wrong.site else call for call in calls
+        )
+    tokens = random_prompt(11, seed=1).tolist()
+    return list(
+        describe(errors_by_call(Path(directory) / "engine", lowered.executor, tokens), 0.01)
+    )
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_errors_are_told_by_layer(broken: bool, tmp_path: Path) -> None:
+    lines = in_interpreter(errors_of_a_step, "fp32", str(tmp_path), broken)
+    assert lines[0].startswith("embedding 0.0000, layer 0 0.0000, layer 1 ")
+    assert len(lines) == 1 + broken
+    if broken:
+        assert lines[1].startswith("first beyond 0.0100: layers.1.mlp.down")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
