@@ -405,8 +405,8 @@ class TileRunner {
       // Little is done with a key or value: what comes next is asked for on the way.
       const std::int64_t mine = share.head * C::head_dim, next = share.next_head * C::head_dim;
       add_values(first, start, tokens, result, [&](std::int64_t key, std::int64_t column) {
-        __builtin_prefetch(share.next_rows->keys[key] + next + column);
-        __builtin_prefetch(share.next_rows->values[key] + next + column);
+        __builtin_prefetch(share.next_rows->keys[key] + next + column, 0, 2);
+        __builtin_prefetch(share.next_rows->values[key] + next + column, 0, 2);
         return share.rows->values[key] + mine + column;
       });
     } else {
