@@ -83,12 +83,13 @@ class ThreadPool {
       if (count > 0) body(std::int64_t{0}, count, 0);
       return;
     }
-    const std::int64_t most = std::int64_t{kPartsPerThread} * size_;
-    const std::int64_t parts = grains < most ? grains : most;
-    for_each(parts, [&](std::int64_t part, int thread) {
-      const std::int64_t begin = grains * part / parts * grain;
-      const std::int64_t end = grains * (part + 1) / parts * grain;
-      body(begin, end < count ? end : count, thread);
+    const std::int64_t round = std::int64_t{kPartsPerRound} * size_, parts = round * kRounds;
+    const bool is_fine = grains >= parts;
+    for_each(is_fine ? parts : grains < round ? grains : round, [&](std::int64_t part, int thread) {
+      const std::int64_t some = grains < round ? grains : round;
+      const std::int64_t begin = is_fine ? boundary(grains, part, round) : grains * part / some;
+      const std::int64_t end = is_fine ? boundary(grains, part + 1, round) : grains * (part + 1) / some;
+      body(begin * grain, end * grain < count ? end * grain : count, thread);
     });
   }
 
@@ -108,8 +109,18 @@ class ThreadPool {
     pthread_setaffinity_np(worker.native_handle(), sizeof set, &set);
   }
 
-  // Enough that a thread which loses its core to another process delays the others little.
-  static constexpr int kPartsPerThread = 4;
+  // Enough that a thread which loses its core to another process delays the others little. A round
+  // takes half of what is left, the last one all: threads that are out of step end together.
+  static constexpr int kPartsPerRound = 2;  // and thread
+  static constexpr int kRounds = 4;
+
+  // Where part number `part` begins, of all rounds of `round` parts.
+  static std::int64_t boundary(std::int64_t grains, std::int64_t part, std::int64_t round) {
+    constexpr std::int64_t kStart[] = {0, 4, 6, 7, 8}, kShare[] = {4, 2, 1, 1, 0};  // eighths
+    const std::int64_t number = part / round;
+    return grains * (kStart[number] * round + kShare[number] * (part % round)) / (8 * round);
+  }
+
   static constexpr std::uint64_t kCountMask = 0xffffffffu;
   static constexpr std::chrono::microseconds kSpin{100};  // longer than any gap within a step
 
