@@ -59,7 +59,7 @@ def errors_of_a_step(scheme: str, directory: str, break_layer: bool) -> list[str
         lowered.executor.program.calls = tuple(
             wrong if call.site == wrong.site else call for call in calls
         )
-    tokens = random_prompt(11, seed=1).tolist()
+    tokens = random_prompt(11, seed=1)
     return list(
         describe(errors_by_call(Path(directory) / "engine", lowered.executor, tokens), 0.01)
     )

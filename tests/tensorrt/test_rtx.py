@@ -168,7 +168,7 @@ def test_triton_is_asked_for_before_any_work(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_long_contexts_are_split_between_plans(tmp_path: Path) -> None:
-    sizes = {"num_hidden_layers": 1, "max_position_embeddings": 2048}
+    sizes: dict[str, Any] = {"num_hidden_layers": 1, "max_position_embeddings": 2048}
     checkpoint = tiny_checkpoint("llama", tmp_path, **sizes)
     options = {"target": "tensorrt-rtx:sm_89", "max_seq_len": 1024, "kv_dtype": "fp8"}
     engine = build(request(checkpoint, tmp_path / "engine", "bf16", **options)).path

@@ -74,9 +74,9 @@ class TorchDevice:
         self._landings: list[tuple[torch.Tensor, torch.cuda.Event]] = []
         self._pinned: list[torch.Tensor] = []
         self._row_scales: dict[int, list[torch.Tensor]] = {}
-        self._workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
+        self._workspace = self.allocate(_WORKSPACE_BYTES)
         self._products = CublasLt(
-            str(torch.version.cuda), self._workspace.data_ptr(), _WORKSPACE_BYTES
+            str(torch.version.cuda), self._workspace.tensor.data_ptr(), _WORKSPACE_BYTES
         )
         self._communicator = None if seat is None else NcclCommunicator(seat)
         self._abandoned = threading.Event()
