@@ -31,7 +31,7 @@ class LinearEpilogue {
   explicit LinearEpilogue(const linear_args& args) : a_(args), input_scale_(args.input_scale.scalar()) {}
 
   void operator()(std::int64_t row, std::int64_t first, std::int64_t columns, const float* sums) const {
-    for_vectors(columns, [&](std::int64_t i, auto n) {
+    for_vectors(columns, [&](std::int64_t i, auto n) TRTC_INLINE_LAMBDA {
       const std::int64_t column = first + i;
       Floats value = load(sums + i, n);
       if constexpr (kHas<typename C::weight_scale_t> && !P::kGrouped) {
