@@ -30,6 +30,7 @@ from trtc.protos.errors import (
 from trtc.runtime.emission import Delivery, LiveRequest, Sink
 from trtc.runtime.executors.base import Executor
 from trtc.runtime.kv_pool import KvPool
+from trtc.runtime.pace import Pace
 from trtc.runtime.prefix_cache import PrefixCache
 from trtc.runtime.request import GenerationRequest, TokenLogprobs
 from trtc.runtime.sampler import Int32s, Logprobs, SampledTokens
@@ -59,6 +60,9 @@ class LoopConfig:
     max_num_tokens: int | None = None
     """Tokens a step; None: the engine's limit. Smaller: steadier decodes, slower prefill."""
     prefix_cache: bool = True
+    step_target_s: float = 0.15
+    """Seconds that a step should take at most while sequences wait for their next tokens: prompts
+    are cut to fit. 0: they are not."""
     ageing_s: float = 10.0
     """Seconds of waiting that weigh as much as one step of priority."""
 
@@ -130,9 +134,8 @@ class EngineLoop:
         # The loop's thread only.
         cache = PrefixCache(KvPool(executor.num_pages, kv.page_size), enabled=config.prefix_cache)
         self._state = SchedulerState(cache, num_lanes=limits.max_batch_size)
-        self._limits = StepLimits(
-            min(limits.max_num_tokens, config.max_num_tokens or limits.max_num_tokens)
-        )
+        most = min(limits.max_num_tokens, config.max_num_tokens or limits.max_num_tokens)
+        self._pace = Pace(StepLimits(most), config.step_target_s)
         self._pipeline = StepPipeline(executor, self._state, max_context=self._bounds.max_context)
         self._sequences: dict[str, list[RunningSequence]] = {}
         """Of each live request that has left the order book."""
@@ -306,13 +309,14 @@ class EngineLoop:
         if not self._pipeline.num_in_flight:
             raise InvariantError("requests are waiting, but the scheduler finds nothing to do")
         completed = self._pipeline.complete()
+        self._pace.took(completed.num_tokens, completed.seconds)
         if self._executor.runs_ahead and not self._pipeline.num_in_flight:
             self._launch_next()  # it had to know those tokens; the device need not wait for text
         self._emit(completed.drawn, completed.tokens)
 
     def _launch_next(self) -> bool:
         """Plan the next step and launch it; False: there is none yet."""
-        step_plan = plan(self._state, self._limits)
+        step_plan = plan(self._state, self._pace.limits)
         if not step_plan.chunks:
             return False
         for sequence, _ in step_plan.admissions:

@@ -5,7 +5,8 @@ In order of rank, and within the step's token budget:
 1. each running sequence with one token left computes it (decode). If that needs a page and none is
    available, running sequences of lower rank are preempted, the one that loses least first; with
    none below it, the sequence sits this step out and keeps what it has;
-2. running sequences with more tokens left compute a chunk of them (prefill);
+2. running sequences with more tokens left compute a chunk of them (prefill), of bounded size where
+   others decode;
 3. waiting sequences are admitted while lanes and pages last, unless something was preempted.
 
 The first in rank can take every page but its own and fits the pool alone, so it always advances;
@@ -31,6 +32,8 @@ from trtc.runtime.step_plan import Admission, Chunk, StepPlan
 class StepLimits:
     max_num_tokens: int
     """Tokens in one step."""
+    max_prefill_beside_decodes: int | None = None
+    """Prompt tokens in a step that decodes as well; None: as many as fit."""
 
 
 def plan(state: SchedulerState, limits: StepLimits) -> StepPlan:
@@ -42,6 +45,8 @@ def plan(state: SchedulerState, limits: StepLimits) -> StepPlan:
     draft.decode_running()
     if draft.must_wait:
         return StepPlan()
+    if draft.chunks and limits.max_prefill_beside_decodes is not None:
+        draft.bound(limits.max_prefill_beside_decodes)
     draft.prefill_running()
     if not draft.preempted:
         draft.admit_waiting()
@@ -86,6 +91,10 @@ class _Draft:
         elif self._state.has_own_page(sequence) or self._secure_page(sequence):
             self._budget -= 1
             self.chunks.append(Chunk(sequence, sequence.num_computed, 1, sequence.num_samples))
+
+    def bound(self, max_tokens: int) -> None:
+        """Leave the rest of the step at most so many tokens."""
+        self._budget = min(self._budget, max_tokens)
 
     def prefill_running(self) -> None:
         for sequence, remaining in self._prefills:

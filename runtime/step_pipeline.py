@@ -28,6 +28,10 @@ class CompletedStep:
 
     drawn: list[Drawn]
     tokens: SampledTokens
+    num_tokens: int
+    """That it computed."""
+    seconds: float
+    """In which it was in flight and no earlier one was."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +97,13 @@ class StepPipeline:
         step = self._in_flight.popleft()
         tokens = step.pending.wait()
         now = time.perf_counter()
-        self.busy_seconds += now - max(step.launched_at, self._completed_at)
+        seconds = now - max(step.launched_at, self._completed_at)
+        self.busy_seconds += seconds
         self._completed_at = now
         self.num_completed += 1
         drawn = self._state.commit(step.plan, tokens.token_ids.tolist(), tokens.invalid_rows)
         self._builder.append(step.built, tokens.token_ids)
-        return CompletedStep(drawn, tokens)
+        return CompletedStep(drawn, tokens, step.plan.num_tokens, seconds)
 
     def drain(self) -> None:
         """Wait for all steps in flight; nobody wants what they draw.

@@ -382,3 +382,17 @@ def test_prompts_admitted_together_count_their_common_pages_once() -> None:
     step_plan = driver.step()
     assert [len(admission.matched) for admission in step_plan.admissions] == [2, 2]
     driver.run()
+
+
+def test_prompts_are_cut_beside_decodes_alone() -> None:
+    driver = Driver(replace(SPACIOUS, max_num_tokens=24))
+    limits = StepLimits(24, max_prefill_beside_decodes=5)
+    driver.submit(greedy_request("long", [3] * 20, 4))
+    alone = plan(driver.state, limits)
+    assert [chunk.num_tokens for chunk in alone.chunks] == [20]
+    driver.step()
+    driver.submit(greedy_request("late", [5] * 20, 4))
+    beside = plan(driver.state, limits)
+    assert [chunk.num_tokens for chunk in beside.chunks] == [1, 5]
+    free = plan(driver.state, StepLimits(24))
+    assert [chunk.num_tokens for chunk in free.chunks] == [1, 20]
