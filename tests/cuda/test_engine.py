@@ -81,23 +81,32 @@ def test_an_fp32_engine_is_its_graph(family: str, tmp_path: Path) -> None:
     assert len(result["launched"]) >= 6, "the engine ran other kernels than its own"
 
 
-def run_native(directory: str) -> dict[str, Any]:
+def run_native(family: str, directory: str, **sizes: int) -> dict[str, Any]:
     """The same with the kernels in CUDA C++, of a model as small as 4-bit weights may be."""
     return run_both(
-        "llama",
+        family,
         "int4_awq",
         directory,
         sm=80,
         native=True,
         num_hidden_layers=1,
         hidden_size=128,
-        intermediate_size=128,
+        **sizes,
     )
 
 
+def run_experts(directory: str) -> dict[str, Any]:
+    return run_native("qwen3_moe", directory, moe_intermediate_size=128)
+
+
+def run_dense(directory: str) -> dict[str, Any]:
+    return run_native("llama", directory, intermediate_size=128)
+
+
 @pytest.mark.slow
-def test_an_engine_of_4_bit_weights_is_its_graph(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("run", "kernel"), [(run_dense, "narrow_linear"), (run_experts, "route")])
+def test_an_engine_of_4_bit_weights_is_its_graph(run: Any, kernel: str, tmp_path: Path) -> None:
     """Rounding to bf16 aside: products sum in another order, and residuals are added after it."""
-    result = in_interpreter(run_native, str(tmp_path))
+    result = in_interpreter(run, str(tmp_path))
     assert result["worst"] < 0.03
-    assert "narrow_linear" in result["launched"]
+    assert kernel in result["launched"]
