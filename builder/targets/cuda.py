@@ -21,9 +21,6 @@ from trtc.protos.launches import LAUNCHES_FILE, launches_json
 from trtc.protos.manifest import GRAPH_FILE, PLAN_FILE, ByteLedger, TargetFacts, weights_files
 from trtc.quant.scheme import Scheme
 
-_WEIGHTS = ("f32", "bf16", "f8e4m3", "i8", "i4", "i4_f8")
-"""Element types of weights that the linears' kernels multiply."""
-
 
 @dataclass(frozen=True)
 class CudaTarget:
@@ -48,12 +45,6 @@ class CudaTarget:
         refuse_fp4(scheme, self.name)
         check_triton()
         check_nvrtc()
-        if scheme.weight not in _WEIGHTS:
-            raise UnsupportedError(
-                f"the CUDA target has no kernels for the {scheme.weight} weights of {scheme.name}",
-                field="--dtype",
-                remedy="Use fp32, bf16 or fp8, or --target cpu",
-            )
         if "f8e4m3" in (scheme.weight, scheme.activation) and self.sm not in FP8_SMS:
             raise UnsupportedError(
                 f"sm_{self.sm} has no E4M3 arithmetic",
