@@ -309,7 +309,7 @@ class EngineLoop:
         if not self._pipeline.num_in_flight:
             raise InvariantError("requests are waiting, but the scheduler finds nothing to do")
         completed = self._pipeline.complete()
-        self._pace.took(completed.num_tokens, completed.seconds)
+        self._pace.took(completed.num_tokens, completed.num_sequences, completed.seconds)
         if self._executor.runs_ahead and not self._pipeline.num_in_flight:
             self._launch_next()  # it had to know those tokens; the device need not wait for text
         self._emit(completed.drawn, completed.tokens)

@@ -6,6 +6,8 @@ from trtc.runtime.scheduler import StepLimits
 
 _LEAST_TOKENS = 32
 """Of a step that says something about the speed of prompts, and of one that is allowed."""
+_LEAST_MEAN = 4
+"""Tokens a sequence of such a step: one that mostly decodes tells of memory, not of arithmetic."""
 _WEIGHT = 0.25
 """Of the last step in the mean speed."""
 
@@ -30,9 +32,10 @@ class Pace:
         """Of the next step."""
         return self._limits
 
-    def took(self, num_tokens: int, seconds: float) -> None:
+    def took(self, num_tokens: int, num_sequences: int, seconds: float) -> None:
         """Learn from a step that is complete."""
-        if not self._target_s or num_tokens < _LEAST_TOKENS or seconds <= 0:
+        least = max(_LEAST_TOKENS, _LEAST_MEAN * num_sequences)
+        if not self._target_s or num_tokens < least or seconds <= 0:
             return
         speed = num_tokens / seconds
         known = self._tokens_per_s or speed

@@ -30,6 +30,8 @@ class CompletedStep:
     tokens: SampledTokens
     num_tokens: int
     """That it computed."""
+    num_sequences: int
+    """That had one or more of them."""
     seconds: float
     """In which it was in flight and no earlier one was."""
 
@@ -103,7 +105,8 @@ class StepPipeline:
         self.num_completed += 1
         drawn = self._state.commit(step.plan, tokens.token_ids.tolist(), tokens.invalid_rows)
         self._builder.append(step.built, tokens.token_ids)
-        return CompletedStep(drawn, tokens, step.plan.num_tokens, seconds)
+        num_sequences = len(step.plan.chunks)
+        return CompletedStep(drawn, tokens, step.plan.num_tokens, num_sequences, seconds)
 
     def drain(self) -> None:
         """Wait for all steps in flight; nobody wants what they draw.

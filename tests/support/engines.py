@@ -27,13 +27,20 @@ from trtc.builder.request import BuildRequest
 from trtc.builder.targets.base import CompileRequest
 from trtc.builder.targets.cpu import CpuTarget
 from trtc.plugins.cpu.host import object_file, runnable_isas
-from trtc.protos.manifest import GRAPH_FILE, PLAN_FILE, WEIGHTS_FILE, KvGeometry
+from trtc.protos.manifest import (
+    GRAPH_FILE,
+    PLAN_FILE,
+    WEIGHTS_FILE,
+    KvGeometry,
+    read_manifest,
+)
 from trtc.protos.plan import read_plan
 from trtc.quant.scheme import Scheme
 from trtc.runtime.executors.base import Executor, StepBatch
 from trtc.runtime.executors.cpu import CpuEngineFiles, CpuExecutor
+from trtc.runtime.executors.cpu_opening import prepare_cpu
+from trtc.runtime.executors.opening import OpenRequest
 from trtc.runtime.executors.weights import map_weights
-from trtc.runtime.session import open_session
 
 NUM_PAGES = 64
 
@@ -60,11 +67,11 @@ def build_tiny(
 
 
 def open_executor(engine: Path, *, num_threads: int = 1, num_pages: int = NUM_PAGES) -> CpuExecutor:
-    """An executor whose pool holds NaN wherever nothing has been written."""
-    executor = open_session(
-        engine, num_threads=num_threads, num_pages=num_pages, verify=False
-    ).executor
-    assert isinstance(executor, CpuExecutor)
+    """An executor whose pool holds NaN wherever nothing has been written; of as many threads as
+    are asked for, whatever the cores."""
+    opening = prepare_cpu(OpenRequest(engine, read_manifest(engine), 1, dummy_weights=False))
+    request = replace(opening.request, num_threads=num_threads)
+    executor = replace(opening, request=request).open(num_pages)
     executor._pool._pages[:] = 0xFF
     return executor
 
