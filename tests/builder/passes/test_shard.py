@@ -37,21 +37,28 @@ from trtc.builder.checkpoint.dummy import dummy_checkpoint
 from trtc.builder.families.registry import decoder_spec
 from trtc.builder.graph import GraphRequest, build_graph
 from trtc.builder.module import Module
-from trtc.builder.passes.base import run_passes
+from trtc.builder.passes.base import Pass, run_passes
 from trtc.builder.passes.order import cuda_passes
 from trtc.builder.passes.shard import ShardOverRanks, module_of_rank
 from trtc.builder.recipes import Array, OnFirstRank, Shard, TensorReader
 from trtc.protos.errors import InvariantError
-from trtc.quant.scheme import SCHEMES
+from trtc.quant.scheme import SCHEMES, Scheme
 
 
 def both(kind: Tiny, ranks: int = 2) -> tuple[Module, Module, Tensors]:
-    """The native module, the sharded one, and their checkpoint."""
+    """The native module that is sharded, the sharded one, and their checkpoint."""
     module, reader = tiny(kind)
-    whole, _ = run_passes(module, cuda_passes(scheme_of(kind), reader))
+    whole, _ = run_passes(module, before_shard(scheme_of(kind), reader, ranks))
     sharded, changed = run_passes(whole, [Loose(ShardOverRanks(ranks))])
     assert changed
     return whole, sharded, reader
+
+
+def before_shard(scheme: Scheme, reader: TensorReader, ranks: int) -> tuple[Pass, ...]:
+    """The passes of a model of several ranks up to the one that shards it."""
+    passes = cuda_passes(scheme, reader, ranks)
+    shard = next(at for at, one in enumerate(passes) if isinstance(one, ShardOverRanks))
+    return passes[:shard]
 
 
 def of_ranks(sharded: Module, reader: TensorReader, whole: Module, ranks: int = 2) -> Any:
@@ -100,7 +107,7 @@ def test_every_family_runs_on_four_ranks(family: str, scheme: str) -> None:
     dummy, quantization = dummy_checkpoint(spec, named)
     reader = LivelyReader(dummy, named)
     request = GraphRequest(named, "f32", LIMITS, quantization, 4)
-    whole, _ = run_passes(build_graph(spec, request, reader), cuda_passes(named, reader))
+    whole, _ = run_passes(build_graph(spec, request, reader), before_shard(named, reader, 4))
     sharded, _ = run_passes(whole, [Loose(ShardOverRanks(4))])
     expected = logits(whole, reader)
     found = of_ranks(sharded, reader, whole, ranks=4)
