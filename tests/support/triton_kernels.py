@@ -162,10 +162,11 @@ def _cast(cast: Any, self: Any, source: Any, target: Any) -> Any:
 
 
 def _numbers(handle: Any) -> Array:
-    """Of a tensor, whose type the interpreter may hold as bits."""
+    """Of a tensor, whose type the interpreter may hold as bits; what a comparison gave keeps the
+    type of what was compared."""
     name = handle.dtype.scalar.name
     data: Array = handle.data
-    return data.view(_FLOATS[name]) if name in _FLOATS else data
+    return data.view(_FLOATS[name]) if name in _FLOATS and data.dtype != bool else data
 
 
 def interpret(launch: Launch) -> dict[str, Array]:
