@@ -30,8 +30,9 @@ from trtc.runtime.client import AsyncClient, Client
 BITS = {"int4_awq": 4, "int8_sq": 8, "fp8": 8, "bf16": 16}
 _CALIBRATED = ("int4_awq", "int8_sq", "fp8")
 _GATHERED = "embedding.weight"
-"""The table that embeddings are looked up in: a step reads a row a token of it. The lm_head has a
-copy of its own in the layout of its kernel."""
+"""The table that embeddings are looked up in, where the lm_head has a copy of its own in the layout
+of its kernel: a step reads a row a token of it. An int8 lm_head's table is both, and has another
+name."""
 _WORKER: Command = [sys.executable, "-m", "examples.bench.peers.trtc_worker"]
 
 
