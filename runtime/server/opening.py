@@ -25,6 +25,7 @@ def open_handle(source: EngineSource, config: ServerConfig) -> EngineHandle:
             eos_token_ids=session.manifest.model.eos_token_ids,
             max_queue=config.max_queue,
             prefix_cache=config.prefix_cache,
+            step_target_s=config.step_target_s,
         ),
     )
     loop.start()

@@ -25,9 +25,9 @@ FLAGS = {
     "inspect": "engine --plan --json --verify",
     "generate": f"engine {COMPLETION} --threads --kv-bytes --dummy-weights",
     "serve": """
-        engines --host --grpc-port --http-port --no-http --threads --kv-bytes --max-queue
-        --max-streams --max-prompt-bytes --no-prefix-cache --dummy-weights --drain-timeout
-        --tls-cert --tls-key --tls-client-ca --log-level
+        engines --host --grpc-port --http-port --no-http --threads --kv-bytes --step-target
+        --max-queue --max-streams --max-prompt-bytes --no-prefix-cache --dummy-weights
+        --drain-timeout --tls-cert --tls-key --tls-client-ca --log-level
     """,
     "client": f"""
         --host --port --model {COMPLETION} --priority --timeout --tls-ca --tls-cert --tls-key

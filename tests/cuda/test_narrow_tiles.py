@@ -20,8 +20,8 @@ needs_triton()
 from trtc.plugins.linear import cuda_narrow  # noqa: E402
 
 CASES = [
-    Case("bf16", "i4", 48, 256, 128, layout="tiles", bias=True, residual=True),
-    Case("bf16", "u4", 80, 384, 64, zero=True, layout="tiles", residual=True),
+    Case("bf16", "i4", 48, 256, 128, layout="tiles", bias=True, residual=True, softcap=3.0),
+    Case("bf16", "u4", 80, 384, 64, zero=True, layout="tiles", residual=True, softcap=2.0),
     Case("bf16", "i4", 37, 96, 32, layout="row_major", softcap=2.0),
     Case("bf16", "i4", 16, 40, layout="row_major", out="f32"),
     Case("bf16", "u4", 70, 72, 16, zero=True, layout="row_major", residual=True),
@@ -35,7 +35,7 @@ CASES = [
 WIDENED = [
     Case("bf16", "i4", 48, 256, 128, layout="tiles", bias=True),
     Case("bf16", "u4", 37, 96, 32, zero=True, layout="row_major"),
-    Case("bf16", "i8", 21, 150, layout="row_major"),
+    Case("bf16", "i8", 21, 150, layout="row_major", residual=True),
 ]
 
 
@@ -62,6 +62,7 @@ def test_widened_weights_are_those_that_the_graph_rounds_to_bf16(case: Case) -> 
             "x": call.inputs["x"],
             "weight": dequantised(call, case),
             "bias": call.inputs.get("bias"),
+            "residual": call.inputs.get("residual"),
         },
     )
     assert_close(widened, run_lowered(call))
@@ -96,10 +97,10 @@ def ends(case: Case, most: int) -> list[int]:
 
 
 def test_variants_cover_all_rows_of_a_site() -> None:
-    tiled, with_residual, row_major, of_i8 = WIDENED[0], CASES[1], CASES[2], CASES[7]
+    tiled, capped, row_major, of_i8 = WIDENED[0], CASES[1], CASES[2], CASES[7]
     assert ends(tiled, 2048) == [1, 8, 16, 32, 2048]
     assert ends(tiled, 50) == [1, 8, 16, 32, 50]
-    assert ends(with_residual, 2048) == [1, 8, 16, 32, 64, 2048]
+    assert ends(capped, 2048) == [1, 8, 16, 32, 64, 2048]
     assert ends(row_major, 64) == [32, 64]
     assert ends(of_i8, 2048) == [32, 64, 2048]
 

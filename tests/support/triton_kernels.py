@@ -227,7 +227,11 @@ def _multiply(product: Any, site: Any, tensors: Mapping[str, Any]) -> None:
     depth = site.axes["K"]
     out = matrix(product.out, site.axes["N"])
     total = matrix(product.x, depth)[: len(out)].float() @ matrix(product.weight, depth).float().T
-    out[:] = (total + tensors[product.bias] if product.bias else total).to(out.dtype)
+    if product.bias:
+        total += tensors[product.bias]
+    if product.residual:
+        total += matrix(product.residual, site.axes["N"])[: len(out)].float()
+    out[:] = total.to(out.dtype)
 
 
 def scratch_of(work: Work) -> Mapping[str, int]:

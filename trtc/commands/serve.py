@@ -38,6 +38,14 @@ _LIMITS = ServiceLimits()
 @click.option("--threads", type=click.IntRange(1), help="CPU threads, an engine.")
 @click.option("--kv-bytes", type=click.IntRange(1), help="Bytes of KV pool, an engine.")
 @click.option(
+    "--step-target",
+    type=click.FloatRange(0),
+    default=_DEFAULTS.step_target_s,
+    show_default=True,
+    help="Seconds that a step should take at most while others wait for their next tokens: prompts "
+    "are cut to fit. Longer: more tokens a second; 0: never cut.",
+)
+@click.option(
     "--max-queue",
     type=click.IntRange(1),
     default=_DEFAULTS.max_queue,
@@ -88,6 +96,7 @@ def command(
     no_http: bool,
     threads: int | None,
     kv_bytes: int | None,
+    step_target: float,
     max_queue: int,
     max_streams: int,
     max_prompt_bytes: int,
@@ -108,6 +117,7 @@ def command(
         http_port=None if no_http else http_port,
         tls=_tls(tls_cert, tls_key, tls_client_ca),
         limits=ServiceLimits(max_streams=max_streams, max_prompt_bytes=max_prompt_bytes),
+        step_target_s=step_target,
         max_queue=max_queue,
         prefix_cache=not no_prefix_cache,
         num_threads=threads,

@@ -17,21 +17,25 @@ if TYPE_CHECKING:
 
 
 def first_token(job: Job) -> None:
-    """Open the engine, print one token."""
+    """Open the engine, print the first of some tokens: one alone would wait until the weights are
+    hashed, as the end of every completion does."""
     from trtc.runtime.engine import LocalEngine
 
     with LocalEngine.open(job.model, num_threads=job.threads) as engine:
-        generation = engine.generate(job.prompts[0], max_tokens=1, temperature=0.0, ignore_eos=True)
+        generation = engine.generate(job.prompts[0], max_tokens=8, temperature=0.0, ignore_eos=True)
         answer(next(generation).token_ids)
 
 
 async def generate(job: Job) -> list[RawTrace]:
-    """All prompts at once, through scheduler and engine loop, without gRPC."""
+    """All prompts at once, through scheduler and engine loop, without gRPC. Prompts are not cut to
+    what decodes beside them would like, so that all sequences come to decode together."""
     from trtc.runtime.bench.load import local_target
     from trtc.runtime.server.app import ServerConfig
     from trtc.runtime.server.opening import open_handle
 
-    config = ServerConfig(engines=(), num_threads=job.threads, prefix_cache=job.prefix_cache)
+    config = ServerConfig(
+        engines=(), num_threads=job.threads, prefix_cache=job.prefix_cache, step_target_s=0
+    )
     async with local_target(Path(job.model), config, open_handle) as target:
         await complete_all(target, [job.warmup], 2)
         return await complete_all(target, job.prompts, job.output_len)
