@@ -41,4 +41,4 @@ class Pace:
         known = self._tokens_per_s or speed
         self._tokens_per_s = known + _WEIGHT * (speed - known)
         beside = max(_LEAST_TOKENS, int(self._tokens_per_s * self._target_s))
-        self._limits = replace(self._limits, max_prefill_beside_decodes=beside)
+        self._limits = replace(self._limits, max_tokens_beside_decodes=beside)

@@ -32,8 +32,9 @@ from trtc.runtime.step_plan import Admission, Chunk, StepPlan
 class StepLimits:
     max_num_tokens: int
     """Tokens in one step."""
-    max_prefill_beside_decodes: int | None = None
-    """Prompt tokens in a step that decodes as well; None: as many as fit."""
+    max_tokens_beside_decodes: int | None = None
+    """Tokens in a step that computes prompts beside decodes, which all wait for it; None: as many
+    as fit. A quarter is the prompts' however many decode."""
 
 
 def plan(state: SchedulerState, limits: StepLimits) -> StepPlan:
@@ -45,8 +46,8 @@ def plan(state: SchedulerState, limits: StepLimits) -> StepPlan:
     draft.decode_running()
     if draft.must_wait:
         return StepPlan()
-    if draft.chunks and limits.max_prefill_beside_decodes is not None:
-        draft.bound(limits.max_prefill_beside_decodes)
+    if draft.chunks and limits.max_tokens_beside_decodes is not None:
+        draft.bound_prefill(limits.max_tokens_beside_decodes)
     draft.prefill_running()
     if not draft.preempted:
         draft.admit_waiting()
@@ -92,9 +93,10 @@ class _Draft:
             self._budget -= 1
             self.chunks.append(Chunk(sequence, sequence.num_computed, 1, sequence.num_samples))
 
-    def bound(self, max_tokens: int) -> None:
-        """Leave the rest of the step at most so many tokens."""
-        self._budget = min(self._budget, max_tokens)
+    def bound_prefill(self, max_tokens: int) -> None:
+        """Leave prompts what the decodes leave of so many tokens."""
+        room = max(max_tokens - len(self.chunks), max_tokens // 4, 1)
+        self._budget = min(self._budget, room)
 
     def prefill_running(self) -> None:
         for sequence, remaining in self._prefills:

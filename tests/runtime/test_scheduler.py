@@ -386,13 +386,15 @@ def test_prompts_admitted_together_count_their_common_pages_once() -> None:
 
 def test_prompts_are_cut_beside_decodes_alone() -> None:
     driver = Driver(replace(SPACIOUS, max_num_tokens=24))
-    limits = StepLimits(24, max_prefill_beside_decodes=5)
+    limits = StepLimits(24, max_tokens_beside_decodes=5)
     driver.submit(greedy_request("long", [3] * 20, 4))
     alone = plan(driver.state, limits)
     assert [chunk.num_tokens for chunk in alone.chunks] == [20]
     driver.step()
     driver.submit(greedy_request("late", [5] * 20, 4))
     beside = plan(driver.state, limits)
-    assert [chunk.num_tokens for chunk in beside.chunks] == [1, 5]
+    assert [chunk.num_tokens for chunk in beside.chunks] == [1, 4]
+    least = plan(driver.state, StepLimits(24, max_tokens_beside_decodes=1))
+    assert [chunk.num_tokens for chunk in least.chunks] == [1, 1]
     free = plan(driver.state, StepLimits(24))
     assert [chunk.num_tokens for chunk in free.chunks] == [1, 20]
