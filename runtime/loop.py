@@ -259,7 +259,6 @@ class EngineLoop:
             )
             error.__cause__ = failure
         self._fail_all(error)
-        self._publish_stats()
 
     def _take_orders(self) -> bool:
         """Wait for something to do, and take over submissions and aborts; False: stop."""
@@ -419,6 +418,7 @@ class EngineLoop:
             live, self._live = list(self._live.values()), {}
             self._changed.notify_all()
         self._num_failed += len(live)
+        self._publish_stats()  # before anyone is told, who may look
         for one in live:
             self._call(one, error)
 
