@@ -14,13 +14,10 @@ against its twin, the shape of Llama-3.1-70B on 2 and on 4, and a rank that is k
 """
 
 import argparse
-import asyncio
-import gc
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,17 +26,14 @@ import numpy as np
 
 from examples.bench.gpu_layers import describe, errors_by_call
 from examples.bench.gpu_operators import check_operators
-from examples.bench.gpu_ranks import LLAMA_70B, kill_a_rank, opened_ranks, run_ranks
-from examples.bench.gpu_serving import run_serving
-from examples.bench.gpu_steps import time_decode, time_prefill
-from trtc.runtime.bench.load import Shape, local_target, run_load
-from trtc.runtime.bench.measure import Load
+from examples.bench.gpu_ranks import kill_a_rank, run_ranks
+from examples.bench.gpu_serving import INPUT_LEN, OUTPUT_LEN, in_process, run_serving
+from examples.bench.gpu_steps import opened, time_engine
 from trtc.runtime.executors.base import Executor
 from trtc.runtime.executors.cuda.executor import CudaExecutor
+from trtc.runtime.executors.ranks.executor import ShardedExecutor
 from trtc.runtime.probe import greedy, sequence_logits
-from trtc.runtime.server.app import ServerConfig
-from trtc.runtime.server.opening import open_handle
-from trtc.runtime.session import Session, open_session
+from trtc.runtime.session import open_session
 
 PYLLAMA = Path(__file__).parents[1] / "models" / "pyllama"
 TWIN_PROMPTS, TWIN_PROMPT, TWIN_LENGTH = 16, 32, 96
@@ -60,10 +54,14 @@ LLAMA_8B = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
+LLAMA_70B = LLAMA_8B | {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
 _SHOWN, _LAYER_TOLERANCE = 2, 2.0**-5
 """Sequences whose errors are told by layer, and what a call's relative error should stay below."""
-COPY_BYTES_PER_S = 4.24e12
-"""Device copy of an H200, read and write: what a decode step's floor is reckoned by."""
 PREFILL_FLOOR = 101_000
 """Tokens a second that the layers' fp8 GEMMs alone allow on an H200 (14.0 GFLOP a token)."""
 
@@ -95,15 +93,14 @@ SHAPES = (
 RANK_TWINS = ("fp32", "bf16", "fp8")
 RANK_SHAPES = (2, 4)
 DECODE_BATCHES = (1, 16, 64, 128, 256)
-CONTEXT = 1024
+PREFILLS = ((64, 1024), (32, 4096))
+"""Sequences and their length."""
 VLLM_DECODE_MS = {
     "fp8": (3.32, 3.86, 6.00, 8.65, 14.60),
     "fp8-kv8": (3.42, 3.77, 5.66, 7.99, 13.20),
     "bf16": (4.92, 5.59, 7.68, 10.65, 18.03),
 }
 """vLLM 0.25.0 on the same kind of chip, measured on 2026-11-20 (docs/performance.md)."""
-VLLM_PREFILL = {(64, 1024): 81_100, (32, 4096): 74_900}
-VLLM_TTFT_4096_MS = 57.0
 VLLM_OFFLINE = {"fp8": 14_440, "fp8-kv8": 15_100}
 
 
@@ -190,22 +187,9 @@ def _build(model: Path, output: Path, one: Variation, target: str, **options: An
     print(f"{output.name}: {target} built in {time.monotonic() - began:.1f} s", flush=True)
 
 
-@contextmanager
-def opened(engine: Path, **options: Any) -> Iterator[tuple[Session, CudaExecutor]]:
-    began = time.perf_counter()
-    session = open_session(engine, **options)
-    assert isinstance(session.executor, CudaExecutor)
-    print(f"{engine.name}: opened in {time.perf_counter() - began:.2f} s", flush=True)
-    try:
-        yield session, session.executor
-    finally:
-        session.close()
-        gc.collect()
-
-
 def run_operators(engine: Path, *, dummy: bool) -> list[dict[str, Any]]:
     """Every kernel of an engine; prints the wrong ones and a line of the rest."""
-    with opened(engine, num_pages=2048, dummy_weights=dummy) as (session, executor):
+    with opened(engine, CudaExecutor, num_pages=2048, dummy_weights=dummy) as (session, executor):
         findings = list(check_operators(engine, session.manifest, executor))
     for one in findings:
         if not one.good:
@@ -220,7 +204,7 @@ def run_operators(engine: Path, *, dummy: bool) -> list[dict[str, Any]]:
 
 def run_twin(directory: Path, one: Variation) -> dict[str, Any]:
     """Agreement with the greedy tokens of the CPU engine of the same scheme, given its tokens."""
-    with opened(directory / f"twin-{one.name}", num_pages=256) as (_, executor):
+    with opened(directory / f"twin-{one.name}", CudaExecutor, num_pages=256) as (_, executor):
         compared = _compare_twin(directory, one, executor)
         for tokens in compared["parted"][:_SHOWN]:
             print(f"  {one.name}: errors where its token after {len(tokens)} is another")
@@ -232,7 +216,7 @@ def run_twin(directory: Path, one: Variation) -> dict[str, Any]:
 
 def run_rank_twin(directory: Path, one: Variation) -> dict[str, Any]:
     """The same of two ranks."""
-    with opened_ranks(directory / f"tp2-{one.name}", num_pages=256) as (_, executor):
+    with opened(directory / f"tp2-{one.name}", ShardedExecutor, num_pages=256) as (_, executor):
         return _compare_twin(directory, one, executor)
 
 
@@ -262,57 +246,31 @@ def _compare_twin(directory: Path, one: Variation, executor: Executor) -> dict[s
 def run_steps(directory: Path, one: Variation) -> dict[str, Any]:
     """Decode steps, prefills and TTFT of the 8B shape."""
     engine = directory / f"8b-{one.name}"
-    result: dict[str, Any] = {"name": one.name, "decode_ms": {}, "prefill_tok_s": {}}
-    with opened(engine, dummy_weights=True, num_pages=18000) as (session, executor):
-        weights = session.manifest.ledger.weights
-        token_bytes = executor.kv.page_bytes // executor.kv.page_size
-        for at, batch in enumerate(DECODE_BATCHES):
-            timing = time_decode(executor, batch, CONTEXT)
-            floor = (weights + batch * CONTEXT * token_bytes) / COPY_BYTES_PER_S * 1e3
-            peer = VLLM_DECODE_MS.get(one.name, (None,) * 5)[at]
-            result["decode_ms"][batch] = {**vars(timing), "floor": floor, "vllm": peer}
-            beside = f"   vLLM {peer:.2f} ({peer / timing.milliseconds:.2f}x)" if peer else ""
-            print(
-                f"  {one.name} decode {batch:3}: {timing.milliseconds:6.2f} ms"
-                f" [{timing.fastest:.2f}-{timing.slowest:.2f}]   floor {floor:.2f}"
-                f" ({floor / timing.milliseconds:.0%}){beside}",
-                flush=True,
-            )
-        for sequences, length in ((64, 1024), (32, 4096)):
-            timing = time_prefill(executor, sequences, length)
-            rate = sequences * length / timing.milliseconds * 1e3
-            result["prefill_tok_s"][f"{sequences}x{length}"] = rate
-            print(
-                f"  {one.name} prefill {sequences} x {length}: {rate:,.0f} tok/s"
-                f" ({rate / PREFILL_FLOOR:.0%} of the fp8 GEMMs' bound)",
-                flush=True,
-            )
-        timing = time_prefill(executor, 1, 4096)
-        result["ttft_4096_ms"] = vars(timing)
-        print(f"  {one.name} TTFT of 4096 tokens: {timing.milliseconds:.1f} ms", flush=True)
-    return result
+    with opened(engine, CudaExecutor, dummy_weights=True, num_pages=18000) as (session, _):
+        return time_engine(
+            one.name,
+            session,
+            batches=DECODE_BATCHES,
+            prefills=PREFILLS,
+            prefill_floor=PREFILL_FLOOR,
+            vllm_ms=dict(zip(DECODE_BATCHES, VLLM_DECODE_MS.get(one.name, ()), strict=False)),
+        )
 
 
 def run_offline(directory: Path, one: Variation, num_requests: int) -> dict[str, Any]:
     """512 in, 256 out, all at once, through the scheduler in this process."""
-    config = ServerConfig(engines=(), dummy_weights=True)
-
-    async def measure() -> Any:
-        engine = directory / f"8b-{one.name}"
-        async with local_target(engine, config, open_handle) as target:
-            load = Load(num_requests, concurrency=num_requests)
-            # The first pass captures the graphs of every bucket that the load goes through.
-            await run_load(target, load, Shape(512, 256, seed=1))
-            return await run_load(target, load, Shape(512, 256, seed=2))
-
-    measurement = asyncio.run(measure())
-    rate = measurement.completed * 256 / measurement.seconds
+    engine = directory / f"8b-{one.name}"
+    found = in_process(engine, num_requests, num_requests, dummy_weights=True)
     print(
-        f"  {one.name} offline {num_requests} x (512 in, 256 out): {rate:,.0f} output tok/s, "
-        f"failures {measurement.failures}",
+        f"  {one.name} offline {num_requests} x ({INPUT_LEN} in, {OUTPUT_LEN} out): "
+        f"{found.output_tokens_per_s:,.0f} output tok/s, failures {found.failures}",
         flush=True,
     )
-    return {"name": one.name, "output_tok_s": rate, "failures": measurement.failures}
+    return {
+        "name": one.name,
+        "output_tok_s": found.output_tokens_per_s,
+        "failures": found.failures,
+    }
 
 
 def run(directory: Path, only: Sequence[str], names: Sequence[str]) -> int:
@@ -371,7 +329,7 @@ def _run_tp(directory: Path, num_gpus: int, twins: Sequence[Variation]) -> dict[
         "rank_twins": [run_rank_twin(directory, one) for one in ranked],
         "rank_killed": [kill_a_rank(directory / f"tp2-{one.name}") for one in ranked[:1]],
         "rank_steps": [
-            run_ranks(engine, COPY_BYTES_PER_S)
+            run_ranks(engine)
             for ranks, engine in shapes.items()
             if ranks <= num_gpus and engine.exists()
         ],

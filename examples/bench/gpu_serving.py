@@ -6,7 +6,6 @@ reads. Clients are processes of their own, as a server's are.
 
 import argparse
 import asyncio
-import hashlib
 import json
 import os
 import select
@@ -25,9 +24,10 @@ import grpc
 import msgspec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from trtc.protos.manifest import CHUNK_BYTES, MANIFEST_FILE, WEIGHTS_FILE, FileFacts, read_manifest
+from trtc.builder.package import seal
+from trtc.protos.manifest import PLAN_FILE, WEIGHTS_FILE, read_manifest
 from trtc.runtime.bench.load import ServerTarget, Shape, local_target, run_load
-from trtc.runtime.bench.measure import Load
+from trtc.runtime.bench.measure import Load, Measurement
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.executors.cuda.executor import CudaExecutor
 from trtc.runtime.executors.weights import dummy_weights
@@ -46,7 +46,7 @@ def with_weights(engine: Path, output: Path) -> Path:
     """A copy of an engine that was built without weights, with random ones in a file."""
     shutil.rmtree(output, ignore_errors=True)
     shutil.copytree(engine, output)
-    data = dummy_weights(engine / "plan.json")
+    data = dummy_weights(engine / PLAN_FILE)
     text = json.dumps(
         {"weights": {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}}
     ).encode()
@@ -56,23 +56,8 @@ def with_weights(engine: Path, output: Path) -> Path:
         file.write(len(text).to_bytes(8, "little") + text)
         file.write(data.data)
     manifest = read_manifest(engine)
-    files = {**manifest.files, WEIGHTS_FILE: _facts(path)}
-    filled = msgspec.structs.replace(manifest, dummy_weights=False, files=files)
-    (output / MANIFEST_FILE).write_bytes(filled.sealed().to_json())
+    seal(output, msgspec.structs.replace(manifest, dummy_weights=False), manifest.files)
     return output
-
-
-def _facts(path: Path) -> FileFacts:
-    whole, chunks = hashlib.sha256(), []
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            whole.update(chunk)
-            chunks.append(hashlib.sha256(chunk).hexdigest())
-    return FileFacts(
-        sha256=whole.hexdigest(),
-        bytes=path.stat().st_size,
-        chunks=tuple(chunks) if len(chunks) > 1 else (),
-    )
 
 
 def cold_start(engine: Path) -> dict[str, Any]:
@@ -121,24 +106,24 @@ def memory(engine: Path) -> dict[str, Any]:
     return {"ledger_bytes": told, "given_bytes": given}
 
 
-def in_process(engine: Path, concurrency: int, num_requests: int) -> float:
-    """Output tokens a second without gRPC."""
-    config = ServerConfig(engines=())
+def in_process(
+    engine: Path, concurrency: int, num_requests: int, *, dummy_weights: bool = False
+) -> Measurement:
+    """A load without gRPC."""
+    config = ServerConfig(engines=(), dummy_weights=dummy_weights)
 
-    async def load() -> float:
+    async def measure() -> Measurement:
         async with local_target(engine, config, open_handle) as target:
             load = Load(num_requests, concurrency=concurrency)
             # The first pass captures the graphs of every bucket that the load goes through.
             await run_load(target, load, Shape(INPUT_LEN, OUTPUT_LEN, seed=1))
-            found = await run_load(target, load, Shape(INPUT_LEN, OUTPUT_LEN, seed=2))
-            assert not found.failures, found.failures
-            return found.completed * OUTPUT_LEN / found.seconds
+            return await run_load(target, load, Shape(INPUT_LEN, OUTPUT_LEN, seed=2))
 
-    return asyncio.run(load())
+    return asyncio.run(measure())
 
 
 def through_grpc(engine: Path, concurrency: int, num_requests: int) -> float:
-    """The same of a server in a process of its own, from CLIENTS client processes."""
+    """Output tokens a second of a server in a process of its own, from CLIENTS client processes."""
     with _server(engine) as url:
         _clients(url, concurrency, num_requests, seed=100)
         return _clients(url, concurrency, num_requests, seed=200)
@@ -194,7 +179,9 @@ def run_serving(engine: Path, *, concurrency: int = 256, num_requests: int = 512
     filled = with_weights(engine, engine.with_name(f"{engine.name}-filled"))
     try:
         result = {"name": engine.name, "cold_start": cold_start(filled), "memory": memory(filled)}
-        local = in_process(filled, concurrency, num_requests)
+        found = in_process(filled, concurrency, num_requests)
+        assert not found.failures, found.failures
+        local = found.output_tokens_per_s
         served = through_grpc(filled, concurrency, num_requests)
     finally:
         shutil.rmtree(filled)

@@ -1,22 +1,31 @@
 """Times steps of an opened CUDA engine: decodes at a context, prefills, without a scheduler.
 
-Every sequence's pages are its own, so that a decode reads the whole of its keys and values from
-memory. The clock is the host's, over many steps in a row, as a server runs them.
+The clock is the host's, over many steps in a row, as a server runs them.
 """
 
+import gc
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
-import numpy as np
-
+from examples.bench.batches import decode_batch, prefill_batches
 from trtc.runtime.executors.base import Executor, PendingStep, StepBatch
 from trtc.runtime.sampler import SamplingBatch
+from trtc.runtime.session import Session, open_session
 
 REPEATS = 5
 """Medians are over so many series of steps."""
+CONTEXT = 1024
+TTFT_LENGTH = 4096
+COPY_BYTES_PER_S = 4.24e12
+"""Device copy of an H200, read and write: what a decode step's floor is reckoned by."""
+
+Kind = TypeVar("Kind", bound=Executor)
 
 
 @dataclass(frozen=True)
@@ -29,71 +38,65 @@ class Timing:
     slowest: float
 
 
-def decode_batch(executor: Executor, sequences: int, context: int) -> StepBatch:
-    """One new token each for `sequences` sequences of `context` tokens, pages scattered."""
-    kv = executor.kv
-    width = -(-context // kv.page_size)
-    pages = np.random.default_rng(1).permutation(executor.num_pages)[: sequences * width]
-    table = pages.astype(np.int32).reshape(sequences, width)
-    last = context - 1
-    return StepBatch(
-        token_ids=np.random.default_rng(2).integers(0, executor.vocab_size, sequences, np.int32),
-        positions=np.full(sequences, last, np.int32),
-        slots=table[:, last // kv.page_size] * np.int32(kv.page_size)
-        + np.int32(last % kv.page_size),
-        query_start=np.arange(sequences + 1, dtype=np.int32),
-        context_lens=np.full(sequences, context, np.int32),
-        page_table=table,
-        logit_rows=np.arange(sequences, dtype=np.int32),
-    )
+@contextmanager
+def opened(engine: Path, kind: type[Kind], **options: Any) -> Iterator[tuple[Session, Kind]]:
+    """An engine whose executor is a `kind`, for the time of the block."""
+    began = time.perf_counter()
+    session = open_session(engine, **options)
+    assert isinstance(session.executor, kind)
+    print(f"{engine.name}: opened in {time.perf_counter() - began:.2f} s", flush=True)
+    try:
+        yield session, session.executor
+    finally:
+        session.close()
+        gc.collect()
 
 
-def prefill_batches(executor: Executor, sequences: int, length: int) -> list[StepBatch]:
-    """All steps that prefill `sequences` prompts of `length` tokens, as many tokens a step as it
-    takes; the last token of a prompt asks for logits."""
-    kv, most = executor.kv, executor.limits.max_num_tokens
-    width = -(-length // kv.page_size)
-    pages = np.random.default_rng(1).permutation(executor.num_pages)[: sequences * width]
-    table = pages.astype(np.int32).reshape(sequences, width)
-    left = [(number, 0) for number in range(sequences)]
-    steps = []
-    while left:
-        chunks, room = [], most
-        while left and room:
-            number, begin = left.pop(0)
-            size = min(room, length - begin)
-            chunks.append((number, begin, size))
-            room -= size
-            if begin + size < length:
-                left.insert(0, (number, begin + size))
-        steps.append(_chunk_batch(executor, table, chunks, length))
-    return steps
+def time_engine(
+    name: str,
+    session: Session,
+    *,
+    batches: Sequence[int],
+    prefills: Sequence[tuple[int, int]],
+    prefill_floor: float | None = None,
+    vllm_ms: Mapping[int, float] | None = None,
+) -> dict[str, Any]:
+    """Decodes at CONTEXT, prefills and the TTFT of an engine, printed as they come.
 
+    A decode's floor is the weights, keys and values that one GPU reads, at COPY_BYTES_PER_S.
 
-def _chunk_batch(
-    executor: Executor,
-    table: "np.ndarray[tuple[int, ...], np.dtype[np.int32]]",
-    chunks: list[tuple[int, int, int]],
-    length: int,
-) -> StepBatch:
-    size = executor.kv.page_size
-    positions = np.concatenate([np.arange(begin, begin + n) for _, begin, n in chunks])
-    owners = np.concatenate([np.full(n, number) for number, _, n in chunks])
-    ends = np.cumsum([n for _, _, n in chunks])
-    finished = [
-        end - 1 for end, (_, begin, n) in zip(ends, chunks, strict=True) if begin + n == length
-    ]
-    return StepBatch(
-        token_ids=np.random.default_rng(3).integers(
-            0, executor.vocab_size, len(positions), np.int32
-        ),
-        positions=positions.astype(np.int32),
-        slots=(table[owners, positions // size] * size + positions % size).astype(np.int32),
-        query_start=np.concatenate([[0], ends]).astype(np.int32),
-        context_lens=np.array([begin + n for _, begin, n in chunks], np.int32),
-        page_table=table[[number for number, _, _ in chunks]],
-        logit_rows=np.array(finished, np.int32),
-    )
+    Args:
+        batches: sequences of each decode.
+        prefills: sequences and their length.
+        prefill_floor: tokens a second that the hardware allows.
+        vllm_ms: vLLM's step by batch.
+    """
+    executor = session.executor
+    weights = session.manifest.ledger.weights
+    token_bytes = executor.kv.page_bytes // executor.kv.page_size
+    result: dict[str, Any] = {"name": name, "decode_ms": {}, "prefill_tok_s": {}}
+    for batch in batches:
+        timing = time_decode(executor, batch, CONTEXT)
+        floor = (weights + batch * CONTEXT * token_bytes) / COPY_BYTES_PER_S * 1e3
+        peer = (vllm_ms or {}).get(batch)
+        result["decode_ms"][batch] = {**vars(timing), "floor": floor, "vllm": peer}
+        beside = f"   vLLM {peer:.2f} ({peer / timing.milliseconds:.2f}x)" if peer else ""
+        print(
+            f"  {name} decode {batch:3}: {timing.milliseconds:6.2f} ms"
+            f" [{timing.fastest:.2f}-{timing.slowest:.2f}]   floor {floor:.2f}"
+            f" ({floor / timing.milliseconds:.0%}){beside}",
+            flush=True,
+        )
+    for sequences, length in prefills:
+        timing = time_prefill(executor, sequences, length)
+        rate = sequences * length / timing.milliseconds * 1e3
+        result["prefill_tok_s"][f"{sequences}x{length}"] = rate
+        share = f" ({rate / prefill_floor:.0%} of the fp8 GEMMs' bound)" if prefill_floor else ""
+        print(f"  {name} prefill {sequences} x {length}: {rate:,.0f} tok/s{share}", flush=True)
+    timing = time_prefill(executor, 1, TTFT_LENGTH)
+    result["ttft_4096_ms"] = vars(timing)
+    print(f"  {name} TTFT of {TTFT_LENGTH} tokens: {timing.milliseconds:.1f} ms", flush=True)
+    return result
 
 
 def time_decode(executor: Executor, sequences: int, context: int, steps: int = 30) -> Timing:

@@ -1,0 +1,76 @@
+"""Steps for benchmarks: decodes at a context, and prefills.
+
+Every sequence's pages are its own and lie scattered, so that a decode reads the whole of its keys
+and values from memory.
+"""
+
+import numpy as np
+
+from trtc.runtime.executors.base import Executor, StepBatch
+
+
+def decode_batch(executor: Executor, sequences: int, context: int) -> StepBatch:
+    """One new token each for `sequences` sequences of `context` tokens, pages scattered."""
+    kv = executor.kv
+    width = -(-context // kv.page_size)
+    pages = np.random.default_rng(1).permutation(executor.num_pages)[: sequences * width]
+    table = pages.astype(np.int32).reshape(sequences, width)
+    last = context - 1
+    return StepBatch(
+        token_ids=np.random.default_rng(2).integers(0, executor.vocab_size, sequences, np.int32),
+        positions=np.full(sequences, last, np.int32),
+        slots=table[:, last // kv.page_size] * np.int32(kv.page_size)
+        + np.int32(last % kv.page_size),
+        query_start=np.arange(sequences + 1, dtype=np.int32),
+        context_lens=np.full(sequences, context, np.int32),
+        page_table=table,
+        logit_rows=np.arange(sequences, dtype=np.int32),
+    )
+
+
+def prefill_batches(executor: Executor, sequences: int, length: int) -> list[StepBatch]:
+    """All steps that prefill `sequences` prompts of `length` tokens, as many tokens a step as it
+    takes; the last token of a prompt asks for logits."""
+    kv, most = executor.kv, executor.limits.max_num_tokens
+    width = -(-length // kv.page_size)
+    pages = np.random.default_rng(1).permutation(executor.num_pages)[: sequences * width]
+    table = pages.astype(np.int32).reshape(sequences, width)
+    left = [(number, 0) for number in range(sequences)]
+    steps = []
+    while left:
+        chunks, room = [], most
+        while left and room:
+            number, begin = left.pop(0)
+            size = min(room, length - begin)
+            chunks.append((number, begin, size))
+            room -= size
+            if begin + size < length:
+                left.insert(0, (number, begin + size))
+        steps.append(_chunk_batch(executor, table, chunks, length))
+    return steps
+
+
+def _chunk_batch(
+    executor: Executor,
+    table: "np.ndarray[tuple[int, ...], np.dtype[np.int32]]",
+    chunks: list[tuple[int, int, int]],
+    length: int,
+) -> StepBatch:
+    size = executor.kv.page_size
+    positions = np.concatenate([np.arange(begin, begin + n) for _, begin, n in chunks])
+    owners = np.concatenate([np.full(n, number) for number, _, n in chunks])
+    ends = np.cumsum([n for _, _, n in chunks])
+    finished = [
+        end - 1 for end, (_, begin, n) in zip(ends, chunks, strict=True) if begin + n == length
+    ]
+    return StepBatch(
+        token_ids=np.random.default_rng(3).integers(
+            0, executor.vocab_size, len(positions), np.int32
+        ),
+        positions=positions.astype(np.int32),
+        slots=(table[owners, positions // size] * size + positions % size).astype(np.int32),
+        query_start=np.concatenate([[0], ends]).astype(np.int32),
+        context_lens=np.array([begin + n for _, begin, n in chunks], np.int32),
+        page_table=table[[number for number, _, _ in chunks]],
+        logit_rows=np.array(finished, np.int32),
+    )
