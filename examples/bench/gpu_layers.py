@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from examples.bench.gpu_operators import CallOnDevice, send_step
+from examples.bench.gpu_operators import CallOnDevice, as_tensor, send_step
 from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.manifest import PLAN_FILE, WEIGHTS_FILE
@@ -29,7 +29,7 @@ _LAYER = re.compile(r"layers\.(\d+)\..*")
 
 
 class HostPlan:
-    """A plan of row-major weights, done by the operators' references over an empty pool."""
+    """A CUDA engine's plan, done by the operators' references over an empty pool."""
 
     def __init__(self, engine: Path, num_pages: int) -> None:
         self.plan: Plan = read_plan(engine / PLAN_FILE)
@@ -76,7 +76,7 @@ class HostPlan:
             case "weight":
                 weight = self._weights[argument.name]
                 data = self._data[weight.offset : weight.offset + weight.bytes]
-                return data.view(NUMPY_DTYPES[weight.dtype]).reshape(weight.shape)
+                return as_tensor(data, weight.dtype, weight.shape)
             case _:
                 begin = argument.column_offset
                 return self._tensors[argument.name][:, begin : begin + argument.columns]

@@ -31,8 +31,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 POISON = 0xFF
 """NaN in every floating-point type."""
 _ROUNDING = {"paged_attention": 2.0**-7, "linear": 2.0**-8}
+_ROUNDING_OF_4_BITS = 2.0**-7
 """Of a row's largest result, allowed beside an operator's own tolerance: tensor cores round softmax
-weights to bf16, and add E4M3 products in fewer bits than f32 has. A sum that cancels shows it."""
+weights to bf16, and add E4M3 products in fewer bits than f32 has; 4-bit weights are rounded to bf16
+before they are multiplied. A sum that cancels shows it."""
 STEPS: tuple[tuple[tuple[int, int], ...], ...] = (
     ((1, 1),),
     ((33, 1), (700, 1), (256, 1)),
@@ -146,7 +148,7 @@ class CallOnDevice:
             allowed = tolerance.absolute + tolerance.relative * np.abs(wanted)
             if wanted.ndim == 2:
                 largest = np.abs(wanted).max(axis=1, keepdims=True, initial=0.0)
-                allowed = allowed + _ROUNDING.get(self.call.operator, 0.0) * largest
+                allowed = allowed + self._rounding() * largest
             errors = np.abs(found - wanted)
             ratio = np.divide(
                 errors, allowed, out=np.where(errors > 0, np.inf, 0.0), where=allowed > 0
@@ -155,6 +157,11 @@ class CallOnDevice:
         return Finding(
             self.call.operator, self.call.site, number, len(batch.token_ids), worst, problem
         )
+
+    def _rounding(self) -> float:
+        if any(one.kind == "weight" and one.dtype in ("i4", "u4") for one in self.call.arguments):
+            return _ROUNDING_OF_4_BITS
+        return _ROUNDING.get(self.call.operator, 0.0)
 
     def _output_dtype(self) -> str:
         first = self._argument(self.operator.outputs[0].name)
@@ -219,14 +226,19 @@ class CallOnDevice:
         dtype = DTYPES[argument.dtype]
         size = dtype.num_bytes(int(np.prod(shape)))
         data = self.executor.program.device.fetch(place, size).wait()
-        if dtype.bits == 4:
-            nibbles = np.stack([data & 15, data >> 4], axis=-1).reshape(shape).astype(np.int8)
-            signed = np.where(nibbles > 7, nibbles - 16, nibbles) if dtype.name == "i4" else nibbles
-            return signed.astype(NUMPY_DTYPES[dtype.name])
-        array = data.view(NUMPY_DTYPES[dtype.name]).reshape(shape)
+        array = as_tensor(data, dtype.name, shape)
         if argument.kind in ("buffer", "logits"):
             array = array[:, argument.column_offset : argument.column_offset + argument.columns]
         return array
+
+
+def as_tensor(data: Array, dtype: str, shape: tuple[int, ...]) -> Array:
+    """Bytes as elements of a type; two of 4 bits a byte, the first in the lower half."""
+    if DTYPES[dtype].bits != 4:
+        return data.view(NUMPY_DTYPES[dtype]).reshape(shape)
+    nibbles = np.stack([data & 15, data >> 4], axis=-1).reshape(shape).astype(np.int8)
+    values = np.where(nibbles > 7, nibbles - 16, nibbles) if dtype == "i4" else nibbles
+    return values.astype(NUMPY_DTYPES[dtype])
 
 
 def send_step(executor: CudaExecutor, batch: StepBatch) -> Bucket:
