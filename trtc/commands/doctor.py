@@ -45,7 +45,7 @@ GPU_PACKAGES = (
 )  # fmt: skip
 _UNPROVEN = (
     "plans on a GPU were never seen by trtc's own tests: their kernel choice, speed, refitting, "
-    "CUDA graphs; nor the kernels that split attention",
+    "CUDA graphs",
     "On a GPU host: trtc compile BUNDLE, then trtc serve; what is proved without: docs/tensorrt.md",
 )
 """What is wanting, and how it is proved."""
