@@ -42,6 +42,8 @@ class LocalGeneration(Iterator[Output]):
     def sink(self, delivery: Delivery) -> None:
         """Where the loop's thread leaves what it has."""
         self._deliveries.put(delivery)
+        if self._late_check is not None:
+            self._late_check.begin()
 
     def __next__(self) -> Output:
         while (output := next(self._outputs, None)) is None:
@@ -109,7 +111,7 @@ class LocalEngine:
     ) -> "LocalEngine":
         """Verify and load an engine directory; for arguments and errors see `open_session`.
 
-        Weights are hashed while the first tokens are made: see LocalGeneration.
+        Weights are hashed from the first token on: see LocalGeneration.
         """
         session = open_session(
             Path(engine),

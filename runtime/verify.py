@@ -4,7 +4,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -47,25 +47,38 @@ def verify_files(
 
 
 class LateCheck:
-    """Compares the hashes of some files in threads of its own, which make way for others."""
+    """Compares the hashes of some files in threads of its own, which make way for others.
+
+    Nothing is hashed before somebody calls `begin` or `wait`: a first token, which has the cores to
+    itself, comes sooner.
+    """
 
     def __init__(self, engine: Path, manifest: Manifest, names: Collection[str]) -> None:
-        """Start hashing.
-
+        """
         Raises:
             EngineCorruptError: the manifest's chunks do not cover a file.
         """
-        pieces = [piece for name in names for piece in _pieces(name, manifest.files[name])]
+        self._engine = engine
+        self._pieces = [piece for name in names for piece in _pieces(name, manifest.files[name])]
         self._pool = ThreadPoolExecutor(_num_threads(), "trtc-verify", initializer=_make_way)
-        self._checks = [self._pool.submit(_compare, engine, piece) for piece in pieces]
-        self._pool.shutdown(wait=False)
+        self._checks: list[Future[None]] = []
+        self._beginning = threading.Lock()
+
+    def begin(self) -> None:
+        """Start hashing. Idempotent."""
+        with self._beginning:
+            if not self._checks:
+                self._checks = [
+                    self._pool.submit(_compare, self._engine, piece) for piece in self._pieces
+                ]
 
     def wait(self) -> None:
-        """Return when all files are as the manifest says.
+        """Begin, and return when all files are as the manifest says.
 
         Raises:
             EngineCorruptError: one is not; the message names it.
         """
+        self.begin()
         for check in self._checks:
             check.result()
 

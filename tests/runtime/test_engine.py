@@ -241,6 +241,9 @@ class Damaged:
     def __init__(self) -> None:
         self.failure: EngineCorruptError | None = None
 
+    def begin(self) -> None:
+        pass
+
     def wait(self) -> None:
         self.failure = EngineCorruptError("differs", field="weights.safetensors")
         raise self.failure

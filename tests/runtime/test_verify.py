@@ -98,5 +98,8 @@ def test_a_late_check_that_is_closed_hashes_no_more(
 
     monkeypatch.setattr("trtc.runtime.verify.num_usable_cores", lambda: 1)
     monkeypatch.setattr("trtc.runtime.verify._compare", compare)
-    LateCheck(large.parent, manifest_of(large, file_facts(large)), [large.name]).close()
+    check = LateCheck(large.parent, manifest_of(large, file_facts(large)), [large.name])
+    assert not hashed
+    check.begin()
+    check.close()
     assert len(hashed) < 3
