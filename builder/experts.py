@@ -1,10 +1,11 @@
 """Weights of routed experts: every expert's linears stacked into the tensors of trtc.moe."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from trtc.builder.passes.transforms import RequantizeToE4M3
 from trtc.builder.recipes import Apply, Array, Cast, Concat, Recipe, Stack, TensorReader
 from trtc.builder.spec import LinearSpec, MoeMlpSpec
 from trtc.builder.weights import LinearWeights, Tensor, linear_weights
@@ -30,13 +31,16 @@ def expert_weights(
 ) -> ExpertWeights:
     """Stack gate and up as [E, 2I, H] and down as [E, H, I], with their scales.
 
+    4-bit weights under FP8 activations become the E4M3 weights that they are multiplied as.
+
     Raises:
-        UnsupportedError: biases or 4-bit weights under FP8 activations, which trtc.moe lacks.
+        UnsupportedError: biases or FP4 weights, which trtc.moe lacks.
         CheckpointError: experts quantised in different ways.
     """
 
     def weights(linear: LinearSpec) -> LinearWeights:
-        return linear_weights(linear, quantized, dtype, reader)
+        found = linear_weights(linear, quantized, dtype, reader)
+        return _as_e4m3(found, dtype) if found.format == "i4_f8" else found
 
     gates = [weights(expert.gate) for expert in mlp.experts]
     ups = [weights(expert.up) for expert in mlp.experts]
@@ -70,9 +74,9 @@ def _check_uniform(mlp: MoeMlpSpec, linears: list[LinearWeights]) -> None:
         raise UnsupportedError("biases of routed experts are not supported", field=name)
     if any(linear.scale_2 is not None for linear in linears):
         raise UnsupportedError(
-            "routed experts cannot have 4-bit weights under FP8 or FP4 activations",
+            "routed experts cannot have FP4 weights",
             field=name,
-            remedy="Use int4_awq or fp8 for models with routed experts",
+            remedy="Use int4_awq, w4a8_awq or fp8 for models with routed experts",
         )
     if len({(one.format, one.weight.dtype, one.group_size) for one in linears}) > 1:
         raise CheckpointError(
@@ -80,6 +84,22 @@ def _check_uniform(mlp: MoeMlpSpec, linears: list[LinearWeights]) -> None:
             field=name,
             remedy="Quantise all experts of the layer alike",
         )
+
+
+def _as_e4m3(linear: LinearWeights, dtype: str) -> LinearWeights:
+    """W4A8 with the weight that its QuantizeLinear would make, as fold_weight_quantization does."""
+    parts = [linear.weight, linear.scale, linear.scale_2, linear.zero]
+    recipes = tuple(part.recipe for part in parts if part is not None)
+    weight = Apply(RequantizeToE4M3(through=dtype), recipes)
+    return replace(
+        linear,
+        weight=Tensor(weight, "f8e4m3", linear.weight.shape),
+        format="f8e4m3",
+        scale=linear.scale_2,
+        zero=None,
+        scale_2=None,
+        group_size=None,
+    )
 
 
 def _as(tensor: Tensor | None, dtype: str) -> Tensor | None:

@@ -297,6 +297,7 @@ CASES: Mapping[str, Case] = {
     "int4 with zero points": Case("i4", group_size=32, zero_point=True),
     "int4 by channel": Case("i4"),
     "w4a8": Case("i4_f8", group_size=32, input_scale=True, pre_scale=True),
+    "w4a8 weights": Case("i4_f8", group_size=32),
 }
 MAX_CODE = {"f8e4m3": 448.0, "i8": 127.0, "i4": 7.0, "i4_f8": 7.0}
 
@@ -446,7 +447,14 @@ def test_quantised_linears_multiply_as_transformers_does_with_the_same_rounding(
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
 @pytest.mark.parametrize(
-    "name", ["fp8 weights by channel", "int8 weights", "int4 with zero points", "int4 by channel"]
+    "name",
+    [
+        "fp8 weights by channel",
+        "int8 weights",
+        "int4 with zero points",
+        "int4 by channel",
+        "w4a8 weights",
+    ],
 )
 def test_quantised_experts_multiply_as_transformers_does_with_their_values(
     name: str, family: str, tmp_path: Path
@@ -550,9 +558,9 @@ def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         quantised_module(path, quantization, made)
 
 
-def test_experts_with_4_bit_weights_under_fp8_are_refused() -> None:
+def test_experts_with_fp4_weights_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="routed experts"):
-        dummy_module("mixtral", "w4a8_awq", hidden_size=128, intermediate_size=128)
+        dummy_module("mixtral", "nvfp4", hidden_size=128, intermediate_size=128)
 
 
 def test_experts_quantised_in_different_ways_are_refused(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ MOE: dict[str, Any] = {**LLAMA, "moe_intermediate_size": 128}
         ("qwen3_moe", "fp8", None, False),
         ("qwen3_moe", "int8_sq", None, False),
         ("qwen3_moe", "int4_awq", None, False),
+        ("qwen3_moe", "w4a8_awq", None, False),
     ],
 )
 def test_engine_equals_the_evaluator(

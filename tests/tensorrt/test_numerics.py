@@ -51,6 +51,7 @@ CASES = {
     # In bf16 a router's near tie may fall to another expert, which changes a whole row.
     ("qwen3_moe", "fp8", "f8e4m3"): (1e-4, 0.3),
     ("qwen3_moe", "int4_awq", "bf16"): (1e-4, 0.06),
+    ("qwen3_moe", "w4a8_awq", "bf16"): (1e-4, 0.3),
     ("mixtral", "int8_sq", "bf16"): (1e-4, 0.5),
 }
 
