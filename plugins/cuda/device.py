@@ -41,6 +41,22 @@ def row_and_columns(COLUMNS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.const
 
 
 @triton.jit
+def activated(gate, GELU_TANH: tl.constexpr):
+    """silu(gate), or gelu in its tanh form."""
+    exponent = gate
+    if GELU_TANH:
+        # x / 2 * (1 + tanh(u)) = x * sigmoid(2 u), which does not cancel; 2 sqrt(2 / pi).
+        exponent = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    return gate / (1.0 + tl.exp(-exponent))
+
+
+@triton.jit
+def softcapped(values, SOFTCAP: tl.constexpr):
+    """SOFTCAP * tanh(values / SOFTCAP), where tanh(x) = 2 sigmoid(2 x) - 1."""
+    return SOFTCAP * (2.0 * tl.sigmoid(2.0 * values / SOFTCAP) - 1.0)
+
+
+@triton.jit
 def quantized(values, pre_scale, out_scale, THROUGH: tl.constexpr, OUT: tl.constexpr):
     """plugins/rounding.py's `quantize` of f32 `values`, bit for bit.
 

@@ -5,6 +5,7 @@ themselves. Scales multiply sums, a group of channels at a time.
 """
 
 import math
+from collections.abc import Mapping
 
 import triton
 import triton.language as tl
@@ -15,12 +16,28 @@ _MIN_DEPTH = 16
 """Channels that one product of the tensor cores sums."""
 
 
-def depth_block(group_size: int, most: int) -> int:
-    """Channels that are multiplied at once: up to `most`, of one group.
+def weight_constants(attributes: Mapping[str, int | float | str], most: int) -> dict[str, int]:
+    """How a kernel reads the weights of a site: constants of `product` and `weight_tile`.
+
+    Args:
+        attributes: of the operator: weight_dtype, group_size and layout.
+        most: channels that a program may multiply at once.
 
     Raises:
         UnsupportedError: groups that are too small to be summed apart by the tensor cores.
     """
+    weight, group = attributes["weight_dtype"], int(attributes["group_size"])
+    return {
+        "GROUP": group,
+        "NIBBLES": weight in ("i4", "u4"),
+        "SIGNED": weight == "i4",
+        "TILES": attributes["layout"] == "tiles",
+        "BLOCK_K": _depth_block(group, most),
+    }
+
+
+def _depth_block(group_size: int, most: int) -> int:
+    """Channels that are multiplied at once: up to `most`, of one group."""
     block = math.gcd(group_size, most) if group_size else most
     if block < _MIN_DEPTH:
         raise UnsupportedError(

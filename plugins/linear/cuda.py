@@ -9,7 +9,12 @@ many        cuBLASLt where it takes the site, the softcap of its logits applied 
 import triton
 import triton.language as tl
 
-from trtc.plugins.cuda.device import launch_dependents, row_and_columns, wait_for_inputs
+from trtc.plugins.cuda.device import (
+    launch_dependents,
+    row_and_columns,
+    softcapped,
+    wait_for_inputs,
+)
 from trtc.plugins.cuda.launch import Extent, Launch, MatrixProduct, Site, Variant
 from trtc.plugins.cuda.specialise import count_index, site_launch, vector
 from trtc.plugins.linear.cuda_narrow import lower_narrow
@@ -109,12 +114,6 @@ def cap(
     if row < num_rows:
         at = out + row * OUT_STRIDE + column
         tl.store(at, softcapped(tl.load(at, mask=inside, other=0.0), SOFTCAP), mask=inside)
-
-
-@triton.jit
-def softcapped(values, SOFTCAP: tl.constexpr):
-    """SOFTCAP * tanh(values / SOFTCAP), where tanh(x) = 2 sigmoid(2 x) - 1."""
-    return SOFTCAP * (2.0 * tl.sigmoid(2.0 * values / SOFTCAP) - 1.0)
 
 
 def lower(site: Site) -> tuple[Variant, ...]:

@@ -10,7 +10,6 @@ source graph's DequantizeLinear rounds it too. int8 x is always multiplied the s
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import triton
 
@@ -28,7 +27,7 @@ from trtc.plugins.cuda.launch import (
 )
 from trtc.plugins.cuda.scratch import scratch_launch
 from trtc.plugins.cuda.specialise import OVERLAP_SM, count_index
-from trtc.plugins.cuda.weights import depth_block
+from trtc.plugins.cuda.weights import weight_constants
 from trtc.plugins.linear.cuda_narrow_kernels import multiply_narrow, widen_weight
 from trtc.plugins.linear.narrow_tactics import (
     Few,
@@ -191,7 +190,7 @@ def _widened(site: Site) -> Variant:
         {"COLUMNS": columns, "DEPTH": depth, **constants, "BLOCK_N": _WIDEN_ROWS},
         (
             Extent(times=triton.cdiv(columns, _WIDEN_ROWS)),
-            Extent(times=triton.cdiv(depth, int(constants["BLOCK_K"]))),
+            Extent(times=triton.cdiv(depth, constants["BLOCK_K"])),
             ONE,
         ),
         num_warps=4,
@@ -206,18 +205,8 @@ def _widened(site: Site) -> Variant:
     )
 
 
-def _weight_constants(site: Site) -> dict[str, Any]:
-    """How weights are read; the constants of weights.py."""
-    weight = site.attributes["weight_dtype"]
-    group = int(site.attributes["group_size"])
-    most = 32 if site.dtypes["x"] == "f32" else CHANNELS
-    return {
-        "GROUP": group,
-        "NIBBLES": weight in ("i4", "u4"),
-        "SIGNED": weight == "i4",
-        "TILES": site.attributes["layout"] == "tiles",
-        "BLOCK_K": depth_block(group, most),
-    }
+def _weight_constants(site: Site) -> dict[str, int]:
+    return weight_constants(site.attributes, 32 if site.dtypes["x"] == "f32" else CHANNELS)
 
 
 def _group(site: Site) -> int:

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from trtc.plugins.cuda.device import launch_dependents, wait_for_inputs
+from trtc.plugins.cuda.device import launch_dependents, softcapped, wait_for_inputs
 from trtc.plugins.cuda.weights import group_values, product, weight_tile
 
 
@@ -55,8 +55,7 @@ def multiply_narrow(
         if bias is not None:
             total = total + tl.load(bias + column)[None, :]
         if SOFTCAP > 0:
-            # tanh(x) = 2 sigmoid(2 x) - 1
-            total = SOFTCAP * (2.0 * tl.sigmoid(2.0 * total / SOFTCAP) - 1.0)
+            total = softcapped(total, SOFTCAP)
         inside = is_row[:, None] & is_column[None, :]
         at = row.to(tl.int64)[:, None]
         if residual is not None:

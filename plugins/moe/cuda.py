@@ -22,7 +22,7 @@ from trtc.plugins.cuda.compile import SHARED_BYTES
 from trtc.plugins.cuda.launch import ONE, Extent, Grid, Launch, Site, Variant
 from trtc.plugins.cuda.scratch import scratch_launch
 from trtc.plugins.cuda.specialise import count_index, power_of_two, vector
-from trtc.plugins.cuda.weights import depth_block
+from trtc.plugins.cuda.weights import weight_constants
 from trtc.plugins.moe.cuda_kernels import combine, down, gate_up, gather, route
 from trtc.protos.dtypes import DTYPES
 from trtc.protos.errors import UnsupportedError
@@ -250,19 +250,13 @@ class _Call:
 
     def _product(self) -> dict[str, Any]:
         """What the two products have in common; see plugins/cuda/weights.py."""
-        attributes = self.site.attributes
-        weight, group = attributes["weight_dtype"], int(attributes["group_size"])
         channels = self.tile.depth_bytes * 8 // DTYPES[self.given_dtype].bits
         roomy = SHARED_BYTES[self.site.sm] > _ROOMY_SHARED_BYTES
         return {
             **self._routing(),
             "CAPACITY": self.capacity,
-            "GROUP": group,
-            "NIBBLES": weight in ("i4", "u4"),
-            "SIGNED": weight == "i4",
-            "TILES": attributes["layout"] == "tiles",
+            **weight_constants(self.site.attributes, channels),
             "BLOCK_M": self.tile.block_m,
-            "BLOCK_K": depth_block(group, channels),
             "STAGES": self.tile.num_stages if roomy else 2,
         }
 

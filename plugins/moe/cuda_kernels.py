@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from trtc.plugins.cuda.device import (
+    activated,
     launch_dependents,
     quantized,
     row_and_columns,
@@ -203,25 +204,16 @@ def gate_up(
             both = both * tl.load(gate_up_input_scale + expert)
         both = both.to(THROUGH).to(tl.float32)
         gate, up = tl.split(tl.reshape(both, BLOCK_M, BLOCK_N, 2))
-        activated = activate(gate, GELU_TANH).to(THROUGH).to(tl.float32) * up
+        inner = activated(gate, GELU_TANH).to(THROUGH).to(tl.float32) * up
         column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         by_column = None
         if down_pre_scale is not None:
             scales = down_pre_scale + expert.to(tl.int64) * COLUMNS + column
             by_column = tl.load(scales, mask=column < COLUMNS, other=1.0)[None, :]
         by = None if down_input_scale is None else tl.load(down_input_scale + expert)
-        result = quantized(activated, by_column, by, THROUGH, hidden.dtype.element_ty)
+        result = quantized(inner, by_column, by, THROUGH, hidden.dtype.element_ty)
         at = pairs.to(tl.int64)[:, None] * COLUMNS + column[None, :]
         tl.store(hidden + at, result, mask=(m < found)[:, None] & (column < COLUMNS)[None, :])
-
-
-@triton.jit
-def activate(gate, GELU_TANH: tl.constexpr):
-    exponent = gate
-    if GELU_TANH:
-        # x / 2 * (1 + tanh(u)) = x * sigmoid(2 u), which does not cancel; 2 sqrt(2 / pi).
-        exponent = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    return gate / (1.0 + tl.exp(-exponent))
 
 
 @triton.jit

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from trtc.plugins.cuda.device import (
+    activated,
     launch_dependents,
     quantized,
     row_and_columns,
@@ -41,12 +42,7 @@ def swiglu(
     if row < num_rows:
         x = tl.load(gate + row * GATE_STRIDE + column, mask=inside, other=0.0).to(tl.float32)
         factor = tl.load(up + row * UP_STRIDE + column, mask=inside, other=0.0).to(tl.float32)
-        exponent = x
-        if GELU_TANH:
-            # x / 2 * (1 + tanh(u)) = x * sigmoid(2 u), which does not cancel; 2 sqrt(2 / pi).
-            exponent = 1.5957691216057308 * (x + 0.044715 * x * x * x)
-        activated = x / (1.0 + tl.exp(-exponent))
-        product = activated.to(gate.dtype.element_ty).to(tl.float32) * factor
+        product = activated(x, GELU_TANH).to(gate.dtype.element_ty).to(tl.float32) * factor
         result = quantized(product, by_column, by, gate.dtype.element_ty, out.dtype.element_ty)
         tl.store(out + row * OUT_STRIDE + column, result, mask=inside)
 
