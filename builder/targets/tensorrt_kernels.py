@@ -96,7 +96,7 @@ def _tactics(one: _Specialisation) -> list[tuple[int, int, KernelSource]]:
     """(tactic, rows of a block, source)."""
     from trtc.plugins.attention_combine import cuda_one_launch as attention_combine
     from trtc.plugins.attention_split import cuda_one_launch as attention_split
-    from trtc.plugins.cuda.attention_tiles import TACTICS, block_q
+    from trtc.plugins.cuda.attention_one_launch import TACTICS, block_q
     from trtc.plugins.kv_write import cuda as kv_write
     from trtc.plugins.paged_attention import cuda_one_launch as paged_attention
 

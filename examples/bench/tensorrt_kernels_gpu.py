@@ -39,7 +39,7 @@ def make(directory: Path, sm: int) -> None:
     from trtc.plugins.attention_combine import cuda_one_launch as attention_combine
     from trtc.plugins.attention_pieces import most_pieces
     from trtc.plugins.attention_split import cuda_one_launch as attention_split
-    from trtc.plugins.cuda.attention_tiles import TACTICS, block_q
+    from trtc.plugins.cuda.attention_one_launch import TACTICS, block_q
     from trtc.plugins.cuda.compile import compile_kernel
     from trtc.plugins.kv_write import cuda as kv_write
     from trtc.plugins.paged_attention import cuda_one_launch as paged_attention

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 from trtc.plugins.attention_pieces import PIECE_ALIGNMENT, PIECE_KEYS
-from trtc.plugins.cuda.attention_tiles import DECODE, pieces_of
+from trtc.plugins.cuda.attention_one_launch import DECODE
+from trtc.plugins.cuda.attention_tiles import padded_head, pieces_of
 from trtc.plugins.cuda.compile import KernelParameter, KernelSource
 
 _PREFILL_HEADS = 8
@@ -113,7 +114,7 @@ def kernel(
             "NUM_HEADS": num_heads,
             "HEADS": 1 if tactic == DECODE else _PREFILL_HEADS,
             "HEAD_DIM": head_dim,
-            "HEAD_PAD": max(16, triton.next_power_of_2(head_dim)),
+            "HEAD_PAD": padded_head(head_dim),
             "WINDOW": int(attributes["window"]),
             "PIECES": pieces,
             "PIECES_PAD": triton.next_power_of_2(pieces),

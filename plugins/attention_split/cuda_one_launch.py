@@ -11,13 +11,8 @@ import triton
 import triton.language as tl
 
 from trtc.plugins.attention_pieces import PIECE_ALIGNMENT, PIECE_KEYS
-from trtc.plugins.cuda.attention_tiles import (
-    attend_keys,
-    find_sequence,
-    first_key,
-    pieces_of,
-    tile_of,
-)
+from trtc.plugins.cuda.attention_one_launch import attention_source
+from trtc.plugins.cuda.attention_tiles import attend_keys, find_sequence, first_key, pieces_of
 from trtc.plugins.cuda.compile import KernelParameter, KernelSource
 
 
@@ -120,43 +115,19 @@ def kernel(
         attributes: of the operator, complete.
         tactic: DECODE or PREFILL; both are right for every batch.
     """
-    head_dim, num_kv_heads = int(attributes["head_dim"]), int(attributes["num_kv_heads"])
-    group = int(attributes["num_heads"]) // num_kv_heads
-    tile = tile_of(dtypes, head_dim, group, tactic)
-    assert PIECE_ALIGNMENT % tile.block_n == 0, "a piece begins where a block of keys does"
-    return KernelSource(
-        function=attention_split,
-        parameters=(
-            KernelParameter("q", dtypes["q"]),
-            KernelParameter("pool", dtypes["pool"]),
-            KernelParameter("query_start", "i32"),
-            KernelParameter("context_lens", "i32"),
-            KernelParameter("page_table", "i32"),
-            KernelParameter("k_scale", "f32"),
-            KernelParameter("v_scale", "f32"),
-            KernelParameter("num_sequences", "i32", is_pointer=False),
-            KernelParameter("table_width", "i32", is_pointer=False),
-            KernelParameter("out", dtypes["q"]),
-            KernelParameter("partial", "f32"),
-            KernelParameter("stats", "f32"),
-        ),
+    source = attention_source(
+        attention_split,
+        dtypes,
+        attributes,
+        page_size,
+        tactic,
+        partial_results=(KernelParameter("partial", "f32"), KernelParameter("stats", "f32")),
         constants={
-            "NUM_KV_HEADS": num_kv_heads,
-            "GROUP": group,
-            "GROUP_PAD": triton.next_power_of_2(group),
-            "HEAD_DIM": head_dim,
-            "HEAD_PAD": max(16, triton.next_power_of_2(head_dim)),
-            "PAGE_SIZE": page_size,
             "PIECES": int(attributes["pieces"]),
             "PIECE_KEYS": PIECE_KEYS,
             "PIECE_ALIGNMENT": PIECE_ALIGNMENT,
-            "BLOCK_M": tile.block_m,
-            "BLOCK_N": tile.block_n,
-            "SCALE": float(attributes["scale"]),
-            "WINDOW": int(attributes["window"]),
-            "SOFTCAP": float(attributes["softcap"]),
-            "PRECISION": "ieee",
         },
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
     )
+    block_n = int(source.constants["BLOCK_N"])
+    assert PIECE_ALIGNMENT % block_n == 0, "a piece begins where a block of keys does"
+    return source

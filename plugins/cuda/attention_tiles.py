@@ -20,11 +20,7 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
-from trtc.plugins.cuda.compile import KernelSource
-
-DECODE, PREFILL = 1, 2
-"""Tactics: few rows a sequence, or many."""
-TACTICS = (DECODE, PREFILL)
+from trtc.plugins.cuda.specialise import power_of_two
 
 
 @dataclass(frozen=True)
@@ -37,27 +33,38 @@ class Tile:
     num_stages: int
 
 
-def tile_of(dtypes: Mapping[str, str], head_dim: int, group: int, tactic: int) -> Tile:
-    """The tile of a tactic, small enough for the shared memory of every SM.
+def padded_head(head_dim: int) -> int:
+    """Channels of a head in a tile."""
+    return max(16, power_of_two(head_dim))
+
+
+def tile_constants(
+    attributes: Mapping[str, int | float | str],
+    *,
+    head_dim: int,
+    num_kv_heads: int,
+    page_size: int,
+    tile: Tile,
+) -> dict[str, int | float]:
+    """Constants of every kernel that takes tiles.
 
     Args:
-        dtypes: element type of `q`.
-        group: query heads of a KV head.
+        attributes: of the operator: num_heads, scale, window and softcap.
     """
-    head_pad = max(16, triton.next_power_of_2(head_dim))
-    group_pad = triton.next_power_of_2(group)
-    if dtypes["q"] == "f32":
-        block_m = 16 if tactic == DECODE or head_pad > 128 else 32
-        return Tile(max(block_m, group_pad), 16, num_warps=4, num_stages=1)
-    block_m = 16 if tactic == DECODE else 64 if head_pad <= 128 else 32
-    stages = 2 if head_pad <= (128 if tactic == DECODE else 64) else 1
-    block_n = 64 if head_pad <= 64 else 32
-    return Tile(max(block_m, group_pad), block_n, num_warps=4, num_stages=stages)
-
-
-def block_q(source: KernelSource) -> int:
-    """New tokens of a sequence that one program takes."""
-    return int(source.constants["BLOCK_M"]) // int(source.constants["GROUP_PAD"])
+    group = int(attributes["num_heads"]) // num_kv_heads
+    return {
+        "NUM_KV_HEADS": num_kv_heads,
+        "GROUP": group,
+        "GROUP_PAD": power_of_two(group),
+        "HEAD_DIM": head_dim,
+        "HEAD_PAD": padded_head(head_dim),
+        "PAGE_SIZE": page_size,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "SCALE": float(attributes["scale"]),
+        "WINDOW": int(attributes["window"]),
+        "SOFTCAP": float(attributes["softcap"]),
+    }
 
 
 @triton.jit

@@ -1,12 +1,16 @@
 """Attention of whole steps in Triton, for SMs and element types without a kernel of their own:
 tiles of plugins/cuda/attention_tiles.py with the quantisation after them."""
 
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 
-from trtc.plugins.cuda.attention_tiles import attend, find_sequence
+from trtc.plugins.cuda.attention_tiles import (
+    Tile,
+    attend,
+    find_sequence,
+    padded_head,
+    tile_constants,
+)
 from trtc.plugins.cuda.compile import SHARED_BYTES, KernelParameter, KernelSource
 from trtc.plugins.cuda.device import launch_dependents, quantized, wait_for_inputs
 from trtc.plugins.cuda.launch import DIMS, ONE, Extent, Launch, Site
@@ -27,16 +31,6 @@ _PARAMETERS = (
 )
 _SMALL_SHARED_BYTES = 100 << 10
 """Of a block, on SMs that have little more for all their blocks."""
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Rows and keys that a program multiplies at once."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
 
 
 @triton.jit
@@ -115,7 +109,7 @@ def attention_prefill(
 
 def prefill(site: Site, *, least_new: int) -> Launch:
     """Right for every step, but for sequences with fewer than `least_new` new tokens."""
-    head_dim, num_kv_heads = site.kv.head_dim, site.kv.num_kv_heads
+    num_kv_heads = site.kv.num_kv_heads
     group = int(site.attributes["num_heads"]) // num_kv_heads
     group_pad = triton.next_power_of_2(group)
     tile = tile_of(site, group_pad)
@@ -126,21 +120,17 @@ def prefill(site: Site, *, least_new: int) -> Launch:
         function=attention_prefill,
         parameters=tuple(KernelParameter(name, dtypes[name]) for name in present),
         constants={
-            "NUM_KV_HEADS": num_kv_heads,
-            "GROUP": group,
-            "GROUP_PAD": group_pad,
-            "HEAD_DIM": head_dim,
-            "HEAD_PAD": max(16, triton.next_power_of_2(head_dim)),
-            "PAGE_SIZE": site.kv.page_size,
+            **tile_constants(
+                site.attributes,
+                head_dim=site.kv.head_dim,
+                num_kv_heads=num_kv_heads,
+                page_size=site.kv.page_size,
+                tile=tile,
+            ),
             "TABLE_WIDTH": site.table_width,
             "Q_STRIDE": site.strides["q"],
             "OUT_STRIDE": site.strides["out"],
             "LEAST_NEW": least_new,
-            "BLOCK_M": tile.block_m,
-            "BLOCK_N": tile.block_n,
-            "SCALE": float(site.attributes["scale"]),
-            "WINDOW": int(site.attributes["window"]),
-            "SOFTCAP": float(site.attributes["softcap"]),
             "OVERLAPS": overlaps,
         },
         num_warps=tile.num_warps,
@@ -154,7 +144,7 @@ def prefill(site: Site, *, least_new: int) -> Launch:
 
 def tile_of(site: Site, group_pad: int) -> Tile:
     """Large tiles where the shared memory holds them; f32 is multiplied without tensor cores."""
-    head_pad = max(16, triton.next_power_of_2(site.kv.head_dim))
+    head_pad = padded_head(site.kv.head_dim)
     small = SHARED_BYTES[site.sm] < _SMALL_SHARED_BYTES
     if site.dtypes["q"] == "f32":
         tile = Tile(16 if head_pad > 128 else 32, 16, num_warps=4, num_stages=1)

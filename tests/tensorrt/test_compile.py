@@ -22,7 +22,7 @@ needs_triton()
 from trtc.plugins.attention_combine import cuda_one_launch as attention_combine  # noqa: E402
 from trtc.plugins.attention_pieces import MAX_PIECES  # noqa: E402
 from trtc.plugins.attention_split import cuda_one_launch as attention_split  # noqa: E402
-from trtc.plugins.cuda.attention_tiles import DECODE, PREFILL  # noqa: E402
+from trtc.plugins.cuda.attention_one_launch import DECODE, PREFILL  # noqa: E402
 from trtc.plugins.kv_write import cuda as kv_write  # noqa: E402
 from trtc.plugins.paged_attention import cuda_one_launch as paged_attention  # noqa: E402
 

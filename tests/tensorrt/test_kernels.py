@@ -13,7 +13,7 @@ from trtc.plugins.rounding import cast
 
 needs_triton()
 
-from trtc.plugins.cuda.attention_tiles import TACTICS, block_q  # noqa: E402
+from trtc.plugins.cuda.attention_one_launch import TACTICS, block_q  # noqa: E402
 from trtc.plugins.paged_attention import cuda_one_launch as paged_attention  # noqa: E402
 
 MIXED = [Sequence(1, 1), Sequence(37, 1), Sequence(21, 21), Sequence(50, 13), Sequence(5, 0)]

@@ -14,7 +14,7 @@ needs_triton()
 
 from trtc.plugins.attention_combine import cuda_one_launch as attention_combine  # noqa: E402
 from trtc.plugins.attention_split import cuda_one_launch as attention_split  # noqa: E402
-from trtc.plugins.cuda.attention_tiles import TACTICS, block_q  # noqa: E402
+from trtc.plugins.cuda.attention_one_launch import TACTICS, block_q  # noqa: E402
 from trtc.plugins.paged_attention import cuda_one_launch as paged_attention  # noqa: E402
 
 PIECES = 3
