@@ -2,156 +2,59 @@
 
     python -m examples.bench.cpu_step ENGINE [ENGINE ...] [--threads 2] [--batches 1,4,16]
 
-Every engine runs decode steps at each batch size and a prefill step, in turns with the others and
-with two measurements of the machine: reading memory, and `vpdpbusd` from registers. Medians of the
-turns. "weights" are the bytes of weights that a step reads over its time; TOP/s counts two
-operations a weight and token.
+Every engine runs decode steps at each batch size and the steps of a prefill, in turns with the
+others and with measurements of the machine: reading memory, and the dot products of AVX-512 from
+registers. Medians of the turns. "weights" are the bytes of weights that the steps read over their
+time; TOP/s counts two operations a weight and token.
 """
 
 import argparse
-import ctypes
 import json
 import statistics
-import subprocess
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-import trtc.plugins
-from trtc.builder.targets.cxx import find_compiler
-from trtc.plugins.cpu.host import runnable_isas
-from trtc.plugins.cpu.isa import CXX_FLAGS, ISAS
+from examples.bench.batches import decode_batch, prefill_batches
+from examples.bench.peers.machine import prepare
 from trtc.protos.manifest import PLAN_FILE, read_manifest
 from trtc.protos.plan import Call, Plan, read_plan
-from trtc.runtime.executors.base import StepBatch
+from trtc.runtime.executors.base import Executor, StepBatch
 from trtc.runtime.executors.cpu import CpuExecutor
 from trtc.runtime.session import open_session
 
-PLUGINS = Path(trtc.plugins.__file__).resolve().parent
-_READ_BYTES = 256 << 20
-_DOT_ROUNDS = 1 << 22
-
-_MACHINE = """
-#include <chrono>
-#include <cstring>
-#include "cpu/simd.hpp"
-#include "cpu/thread_pool.hpp"
-
-using namespace trtc::gemm;
-
-template <class Body>
-double seconds_of(Body&& body) {
-  const auto begin = std::chrono::steady_clock::now();
-  body();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-// Seconds to read `bytes` once with all threads.
-extern "C" double read_seconds(const std::byte* data, std::int64_t bytes, int threads) {
-  static volatile std::int32_t sink;
-  trtc::ThreadPool pool(threads);
-  pool.run([](int) {});
-  return seconds_of([&] {
-    pool.parallel_for(bytes / 64, 4096, [&](std::int64_t begin, std::int64_t end, int) {
-      I32x16 sums[4] = {splat(-1), splat(-1), splat(-1), splat(-1)};
-      for (std::int64_t i = begin; i + 4 <= end; i += 4) {
-        for (int j = 0; j < 4; ++j) sums[j] = bit_and(sums[j], load_cells(data + (i + j) * 64));
-      }
-      std::int32_t lanes[16];
-      store(lanes, bit_and(bit_and(sums[0], sums[1]), bit_and(sums[2], sums[3])));
-      sink = lanes[0];
-    });
-  });
-}
-
-// Seconds of `rounds` times 12 int8 dot products of 16 lanes by 4 on each thread.
-extern "C" double dot_seconds(std::int64_t rounds, int threads) {
-  static volatile std::int32_t sink;
-  trtc::ThreadPool pool(threads);
-  pool.run([](int) {});
-  return seconds_of([&] {
-    pool.run([&](int) {
-      const std::uint32_t x = 0x01020304;
-      const auto cell = byte_cell(&x);
-      I32x16 sums[12], w = splat(0x05060708);
-#pragma GCC unroll 12
-      for (int j = 0; j < 12; ++j) sums[j] = splat(j);
-      for (std::int64_t i = 0; i < rounds; ++i) {
-#pragma GCC unroll 12
-        for (int j = 0; j < 12; ++j) dot_u8i8(sums[j], w, cell);
-      }
-      std::int32_t lanes[16];
-#pragma GCC unroll 12
-      for (int j = 0; j < 12; ++j) {
-        store(lanes, sums[j]);
-        sink = lanes[0];
-      }
-    });
-  });
-}
-"""
-
-
-class Machine:
-    """What the processor and its memory do in this very minute."""
-
-    def __init__(self, work: Path, threads: int) -> None:
-        source, library = work / "machine.cpp", work / "machine.so"
-        source.write_text(_MACHINE)
-        isa = ISAS[runnable_isas()[0]]
-        flags = (*CXX_FLAGS, *isa.compiler_flags, "-O3", f"-I{PLUGINS}")
-        subprocess.run([*find_compiler().command, *flags, source, "-o", library], check=True)
-        self._library = ctypes.CDLL(str(library))
-        self._library.read_seconds.restype = self._library.dot_seconds.restype = ctypes.c_double
-        self._memory = np.full(_READ_BYTES + 64, 1, np.uint8)
-        self._threads = threads
-
-    def read_bytes_per_s(self) -> float:
-        data = self._memory.ctypes.data
-        address = ctypes.c_void_p(data + -data % 64)
-        seconds = self._library.read_seconds(address, ctypes.c_int64(_READ_BYTES), self._threads)
-        return _READ_BYTES / float(seconds)
-
-    def ops_per_s(self) -> float:
-        seconds = self._library.dot_seconds(ctypes.c_int64(_DOT_ROUNDS), self._threads)
-        return _DOT_ROUNDS * 12 * 128 * self._threads / float(seconds)
+_MACHINE_SECONDS = 0.1
+"""Of each of its figures in a turn."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """A step of `batch` sequences with `new` tokens each, after `context` tokens."""
+    """Sequences of `length` tokens each, of which the last or, in a prefill, all are computed."""
 
-    batch: int
-    new: int
-    context: int
+    sequences: int
+    length: int
+    is_prefill: bool = False
 
     @property
     def name(self) -> str:
-        return f"decode {self.batch}" if self.new == 1 else f"prefill {self.batch}x{self.new}"
+        count = self.sequences
+        return f"prefill {count}x{self.length}" if self.is_prefill else f"decode {count}"
 
-    def step(self, page_size: int, vocab_size: int) -> StepBatch:
-        rng = np.random.default_rng(self.batch)
-        length = self.context + self.new
-        pages = -(-length // page_size)
-        table = rng.permutation(self.batch * pages).astype(np.int32).reshape(self.batch, pages)
-        positions = np.tile(np.arange(self.context, length, dtype=np.int32), self.batch)
-        owner = np.repeat(np.arange(self.batch), self.new)
-        slots = table[owner, positions // page_size] * page_size + positions % page_size
-        query_start = np.arange(self.batch + 1, dtype=np.int32) * self.new
-        return StepBatch(
-            token_ids=rng.integers(0, vocab_size, len(positions), np.int32),
-            positions=positions,
-            slots=slots.astype(np.int32),
-            query_start=query_start,
-            context_lens=np.full(self.batch, length, np.int32),
-            page_table=table,
-            logit_rows=query_start[1:] - 1,
-        )
+    @property
+    def num_tokens(self) -> int:
+        """Computed, of all sequences."""
+        return self.sequences * (self.length if self.is_prefill else 1)
+
+    def steps(self, executor: Executor) -> list[StepBatch]:
+        """One of decodes; of a prefill as many as the engine takes."""
+        if self.is_prefill:
+            return prefill_batches(executor, self.sequences, self.length)
+        return [decode_batch(executor, self.sequences, self.length)]
 
 
 class Engine:
@@ -160,7 +63,7 @@ class Engine:
     def __init__(self, path: Path, threads: int, loads: Sequence[Load]) -> None:
         manifest = read_manifest(path)
         page_size = manifest.kv.page_size
-        pages = max(load.batch * -(-(load.context + load.new) // page_size) for load in loads)
+        pages = max(load.sequences * -(-load.length // page_size) for load in loads)
         executor = open_session(
             path,
             num_threads=threads,
@@ -172,35 +75,42 @@ class Engine:
         self.name = path.name
         self._executor = executor
         self.plan = read_plan(path / PLAN_FILE)
-        self._steps = {load: load.step(page_size, executor.vocab_size) for load in loads}
+        self.steps = {load: load.steps(executor) for load in loads}
         self.whole: dict[Load, list[float]] = defaultdict(list)
         self.calls: dict[Load, list[np.ndarray]] = defaultdict(list)
-        for step in self._steps.values():
-            executor.logits(step)
+        for load in loads:
+            self._run(load)
 
     def measure(self, load: Load, seconds: float) -> None:
-        """Run a load's step for about `seconds`; then once more, call by call."""
-        step, times = self._steps[load], list[float]()
+        """Run a load's steps for about `seconds`; then once more, call by call."""
+        times = list[float]()
         while sum(times) < seconds or not times:
             begin = time.perf_counter()
-            self._executor.logits(step)
+            self._run(load)
             times.append(time.perf_counter() - begin)
         self.whole[load].append(statistics.median(times))
-        self.calls[load].append(self._executor.time_calls(step, len(self.plan.calls)))
+        num_calls = len(self.plan.calls)
+        by_step = [self._executor.time_calls(step, num_calls) for step in self.steps[load]]
+        self.calls[load].append(np.sum(by_step, axis=0))
+
+    def _run(self, load: Load) -> None:
+        for step in self.steps[load]:
+            self._executor.logits(step)
 
 
-def weight_bytes(plan: Plan, call: Call) -> int:
-    """Bytes of the weights that a call reads whole."""
+def weight_bytes(plan: Plan, call: Call, num_steps: int) -> int:
+    """Bytes of the weights that a call reads whole: for logits in the last step, else in each."""
     sizes = {weight.name: weight.bytes for weight in plan.weights}
     if call.operator != "linear":
         return 0
-    return sum(sizes[one.name] for one in call.arguments if one.kind == "weight")
+    times = 1 if call.axes["M"] == "R" else num_steps
+    return times * sum(sizes[one.name] for one in call.arguments if one.kind == "weight")
 
 
 def operations(call: Call, load: Load) -> int:
     if call.operator != "linear":
         return 0
-    rows = load.batch if call.axes["M"] == "R" else load.batch * load.new
+    rows = load.sequences if call.axes["M"] == "R" else load.num_tokens
     return 2 * rows * int(call.attributes["N"]) * int(call.axes["K"])
 
 
@@ -218,19 +128,30 @@ def report(engine: Engine, load: Load) -> list[str]:
     for call, spent in zip(plan.calls, seconds, strict=True):
         sums = by_kind[kind_of(call)]
         sums[0] += spent
-        sums[1] += weight_bytes(plan, call)
+        sums[1] += weight_bytes(plan, call, len(engine.steps[load]))
         sums[2] += operations(call, load)
     bytes_read = sum(sums[1] for sums in by_kind.values())
     done = sum(sums[2] for sums in by_kind.values())
     lines = [
         f"{engine.name}, {load.name}: {median * 1e3:.2f} ms, "
-        f"{load.batch * load.new / median:.1f} tok/s, "
+        f"{load.num_tokens / median:.1f} tok/s, "
         f"weights {bytes_read / median / 1e9:.1f} GB/s, {done / median / 1e12:.3f} TOP/s"
     ]
     for name, (spent, size, ops) in sorted(by_kind.items(), key=lambda item: -item[1][0]):
         rates = f"{size / spent / 1e9:6.1f} GB/s {ops / spent / 1e12:6.3f} TOP/s" if ops else ""
         lines.append(f"    {name:<28} {spent * 1e3:9.3f} ms {rates}")
     return lines
+
+
+def describe(machine: Mapping[str, Sequence[float]]) -> str:
+    """What the machine could do: figures of peers/machine.py, those that the CPU has."""
+    reads = machine["read_bytes_s"]
+    said = [f"reads {statistics.median(reads) / 1e9:.1f} GB/s (best {max(reads) / 1e9:.1f})"]
+    for name, extension in (("int8", "VNNI"), ("bf16", "BF16")):
+        found = machine.get(f"{name}_ops_s")
+        rate = f"{statistics.median(found) / 1e12:.2f} TOP/s" if found else "not in this CPU"
+        said.append(f"{name} dot products (AVX-512 {extension}) {rate}")
+    return ", ".join(said)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -248,22 +169,20 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    loads = [Load(int(batch), 1, options.context) for batch in options.batches.split(",")]
+    loads = [Load(int(batch), options.context + 1) for batch in options.batches.split(",")]
     if options.prefill:
-        loads.append(Load(1, options.prefill, 0))
+        loads.append(Load(1, options.prefill, is_prefill=True))
     engines = [Engine(path, options.threads, loads) for path in options.engines]
-    reads, dots = list[float](), list[float]()
+    machine: dict[str, list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as work:
-        machine = Machine(Path(work), options.threads)
+        bounds = prepare(Path(work), options.threads, Path(work, "log"), _MACHINE_SECONDS)
         for _ in range(options.turns):
             for load in loads:
-                reads.append(machine.read_bytes_per_s())
-                dots.append(machine.ops_per_s())
+                for figure, value in bounds.measure().items():
+                    machine[figure].append(value)
                 for engine in engines:
                     engine.measure(load, options.seconds)
-    read, peak = statistics.median(reads), statistics.median(dots)
-    print(f"machine, {options.threads} threads: reads {read / 1e9:.1f} GB/s (best ", end="")
-    print(f"{max(reads) / 1e9:.1f}), int8 dot products {peak / 1e12:.2f} TOP/s")
+    print(f"machine, {options.threads} threads: {describe(machine)}")
     for load in loads:
         for engine in engines:
             print("\n".join(report(engine, load)))
@@ -272,7 +191,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             engine.name: {load.name: statistics.median(engine.whole[load]) for load in loads}
             for engine in engines
         }
-        document = {"read_bytes_per_s": read, "ops_per_s": peak, "seconds": medians}
+        document = {
+            "machine": {name: statistics.median(values) for name, values in machine.items()},
+            "seconds": medians,
+        }
         options.json.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -18,14 +18,16 @@ class Machine:
 
     program: Path
     threads: int
+    seconds: float
+    """That each figure is measured for."""
 
     def measure(self) -> Figures:
         """read_bytes_s, int8_ops_s, bf16_ops_s; those that the CPU has."""
-        figures = run([self.program, str(self.threads), str(_SECONDS)]).last_json()
+        figures = run([self.program, str(self.threads), str(self.seconds)]).last_json()
         return {name: value for name, value in figures.items() if value is not None}
 
 
-def prepare(directory: Path, threads: int, log: Path) -> Machine:
+def prepare(directory: Path, threads: int, log: Path, seconds: float = _SECONDS) -> Machine:
     """Compile for this CPU.
 
     Raises:
@@ -38,7 +40,7 @@ def prepare(directory: Path, threads: int, log: Path) -> Machine:
     program = directory / "machine"
     flags = ["-std=c++20", "-O3", "-march=native", "-pthread"]
     run_step([compiler, *flags, _SOURCE, "-o", program], log)
-    return Machine(program, threads)
+    return Machine(program, threads, seconds)
 
 
 def facts(threads: int) -> dict[str, object]:
