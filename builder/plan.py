@@ -14,6 +14,7 @@ import onnx
 from trtc.builder.fills import dummy_fill
 from trtc.builder.memory import Life, align, place
 from trtc.builder.module import TRTC_DOMAIN, Module
+from trtc.plugins.layouts import WEIGHTS
 from trtc.plugins.op import Extent, FusedOp, Parameter, TensorType
 from trtc.protos.dtypes import BY_ONNX, DTYPES, DTypeName
 from trtc.protos.errors import InvariantError
@@ -23,7 +24,8 @@ Kind = Literal["buffer", "weight", "step", "pool", "logits"]
 
 _IN_TILES = frozenset(
     f"{weight}{part}"
-    for weight in ("weight", "gate_up", "down")
+    for weights in WEIGHTS.values()
+    for weight in weights
     for part in ("", "_scale", "_zero")
 )
 """Parameters that the layout `tiles` reorders."""

@@ -21,6 +21,7 @@ The scales and zero points [N, G] of a packed weight keep their shape, but each 
 transposed: [G, 16] panel after panel, the last with as many columns as it has.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,9 @@ from trtc.protos.errors import CheckpointError
 
 Array = NDArray[Any]
 
+WEIGHTS: Mapping[str, tuple[str, ...]] = {"linear": ("weight",), "moe": ("gate_up", "down")}
+"""Operators with an attribute `layout` -> the weights that it is the order of, this one or another.
+Their scales and zero points of groups, <weight>_scale and <weight>_zero, lie as they do."""
 PANEL = 16
 """Output columns a panel."""
 BLOCK = 64

@@ -21,7 +21,7 @@ from trtc.builder.graph_writer import onnx_type
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of, site_of
 from trtc.builder.passes.rewriter import Rewriter
-from trtc.builder.recipes import Array, Reshape
+from trtc.builder.recipes import Array
 
 Extents = Sequence[int | str]
 
@@ -96,16 +96,9 @@ class _Experts:
             input_of(self._node, f"{which}_{part}")
             for part in ("scale", "input_scale", "pre_scale")
         )
-        assert weight is not None
         experts, n, k = (int(extent) for extent in weight.shape)
         if pre_scale is not None:
-            factors = self._rewriter.derived(
-                f"{pre_scale.name}.rows",
-                _Reshaped((experts, 1, k)),
-                [pre_scale],
-                "f32",
-                (experts, 1, k),
-            )
+            factors = self._rewriter.reshaped(f"{pre_scale.name}.rows", pre_scale, (experts, 1, k))
             factors = self._rewriter.as_type(factors, self._dtype)
             x = self._make(
                 "Mul", f"experts.{which}.pre_scale", [x, factors], self._dtype, self._batched(k)
@@ -128,13 +121,7 @@ class _Experts:
         """x in units of each expert's scale, rounded to codes."""
         name = f"experts.{which}.input"
         code, shape = str(self._node.attrs["act_quant"]), self._batched(k)
-        units = self._rewriter.derived(
-            f"{scale.name}.units",
-            _Reshaped((self._num_experts, 1, 1)),
-            [scale],
-            "f32",
-            (self._num_experts, 1, 1),
-        )
+        units = self._rewriter.reshaped(f"{scale.name}.units", scale, (self._num_experts, 1, 1))
         one = self._rewriter.constant("experts.one", np.ones((), np.float32), "f32")
         wide = self._cast(f"{name}_f32", x, "f32")
         quotient = self._make("Div", f"{name}_units", [wide, units], "f32", shape)
@@ -176,12 +163,7 @@ class _Experts:
                 output_dtype=output_dtype,
             )
         experts, n, k = shape
-        rows = self._rewriter.weight(
-            f"{weight.name}.rows",
-            Reshape(self._rewriter.recipes[weight.name], (experts * n, k)),
-            dtype_of(weight),
-            (experts * n, k),
-        )
+        rows = self._rewriter.reshaped(f"{weight.name}.rows", weight, (experts * n, k))
         scales = self._rewriter.derived(
             f"{scale.name}.rows",
             _RowScales(experts, n),
@@ -264,16 +246,6 @@ class _Experts:
         output = self._rewriter.variable(f"{full}.out", dtype, shape)
         self._rewriter.node(op, full, inputs, [output], attributes)
         return output
-
-
-@dataclass(frozen=True)
-class _Reshaped:
-    """The same values under another shape."""
-
-    shape: tuple[int, ...]
-
-    def __call__(self, values: Array) -> Array:
-        return values.reshape(self.shape)
 
 
 @dataclass(frozen=True)

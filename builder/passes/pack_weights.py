@@ -4,9 +4,7 @@ from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of
 from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.passes.transforms import Pack, PackColumns
-from trtc.plugins.layouts import packed_bytes
-
-_WEIGHTS = {"linear": ("weight",), "moe": ("gate_up", "down")}
+from trtc.plugins.layouts import WEIGHTS, packed_bytes
 
 
 def pack_weights(rewriter: Rewriter) -> bool:
@@ -21,7 +19,7 @@ def pack_weights(rewriter: Rewriter) -> bool:
     Other embedding tables stay row-major for the lookup, those too that are the lm_head as well.
     """
     changed = False
-    for op, names in _WEIGHTS.items():
+    for op, names in WEIGHTS.items():
         for node in rewriter.fused_nodes(op):
             if node.attrs["layout"] == "row_major":
                 for name in names:

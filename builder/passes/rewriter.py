@@ -27,7 +27,7 @@ from trtc.builder.passes.matching import (
     output_of,
     same_recipe,
 )
-from trtc.builder.recipes import Apply, Cast, Constant, Recipe
+from trtc.builder.recipes import Apply, Cast, Constant, Recipe, Reshape
 from trtc.plugins.op import TensorType
 from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import cast
@@ -171,6 +171,17 @@ class Rewriter:
             dtype,
             tensor.shape,
             None if value is None else cast(value, dtype),
+        )
+
+    def reshaped(self, name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """A weight under another shape, of as many elements."""
+        value = self.value(tensor)
+        return self.weight(
+            name,
+            Reshape(self.recipes[tensor.name], shape),
+            dtype_of(tensor),
+            shape,
+            None if value is None else value.reshape(shape),
         )
 
     def variable(self, name: str, dtype: str, shape: Sequence[int | str]) -> Tensor:

@@ -4,9 +4,8 @@ from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of
 from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.passes.transforms import Tile
+from trtc.plugins.layouts import WEIGHTS
 from trtc.plugins.tiles import CHANNELS, fits
-
-_WEIGHTS = {"linear": ("weight",), "moe": ("gate_up", "down")}
 
 
 def tile_weights(rewriter: Rewriter) -> bool:
@@ -19,7 +18,7 @@ def tile_weights(rewriter: Rewriter) -> bool:
     Types and shapes stay.
     """
     changed = False
-    for op, names in _WEIGHTS.items():
+    for op, names in WEIGHTS.items():
         for node in rewriter.fused_nodes(op):
             if _matches(node, names):
                 for name in names:
