@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from examples.bench.peers.processes import RunFailed
+from examples.bench.peers.processes import Finished, RunFailed
 
 Kind = Literal["generate", "first_token", "chat"]
 
@@ -34,8 +34,6 @@ class Job:
     """Whether what an earlier prompt left may be used again."""
     step_tokens: int = 512
     """OpenVINO: tokens of one step, prompts cut to fit."""
-    cache_dir: str = ""
-    """OpenVINO: where compiled models are kept between starts; empty: nowhere."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -57,6 +55,15 @@ class RawTrace:
 def answer(value: object) -> None:
     """Print the answer as the last line."""
     print(json.dumps(value), flush=True)
+
+
+def answer_traces(traces: Sequence[RawTrace]) -> None:
+    answer([asdict(trace) for trace in traces])
+
+
+def read_traces(done: Finished) -> list[RawTrace]:
+    """What a worker gave to `answer_traces`."""
+    return [RawTrace(**trace) for trace in done.last_json()]
 
 
 Complete = Callable[[Sequence[int], int], list[int]]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from examples.bench.peers.contestants import Figures, Setting, decode_figures, stream_figures
 from examples.bench.peers.environment import PeerEnvironment
-from examples.bench.peers.jobs import Job, Kind, RawTrace
+from examples.bench.peers.jobs import Job, Kind, read_traces
 from examples.bench.peers.processes import Command, Finished, run, run_step, seconds_to_first_line
 
 REQUIREMENTS = (
@@ -52,7 +52,7 @@ class OpenVino:
     def decode(self, batch: int, seed: int) -> Figures:
         work = self.setting.work
         done = self._run("generate", work.prompts(batch, work.prompt_len, seed), work.decode_len)
-        return decode_figures(_traces(done), work.prompt_len, done.peak_rss)
+        return decode_figures(read_traces(done), work.prompt_len, done.peak_rss)
 
     def start(self, seed: int) -> Figures:
         prompts = self.setting.work.prompts(1, self.setting.work.start_len, seed)
@@ -63,7 +63,7 @@ class OpenVino:
         work = self.setting.work
         prompts = work.prompts(work.streams, work.prompt_len, seed)
         done = self._run("generate", prompts, work.stream_len)
-        return stream_figures(_traces(done), done.peak_rss)
+        return stream_figures(read_traces(done), done.peak_rss)
 
     def chat(self, seed: int, *, reuse: bool) -> Figures:
         work = self.setting.work
@@ -127,7 +127,3 @@ def _export(one: OpenVino) -> None:
 def versions(environment: PeerEnvironment) -> dict[str, str]:
     names = [one.split("==")[0] for one in REQUIREMENTS] + ["openvino", "nncf", "transformers"]
     return {name: environment.version(name) for name in names}
-
-
-def _traces(done: Finished) -> list[RawTrace]:
-    return [RawTrace(**trace) for trace in done.last_json()]

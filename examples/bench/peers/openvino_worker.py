@@ -11,7 +11,7 @@ import numpy as np
 import openvino_genai as genai
 from openvino import Tensor
 
-from examples.bench.peers.jobs import Job, RawTrace, answer, chat_seconds, read_job
+from examples.bench.peers.jobs import Job, RawTrace, answer, answer_traces, chat_seconds, read_job
 from examples.bench.peers.processes import RunFailed
 
 _BLOCK = 32
@@ -32,8 +32,6 @@ class Pipeline:
         scheduler.max_num_batched_tokens = job.step_tokens
         scheduler.enable_prefix_caching = job.prefix_cache
         properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": job.threads, "NUM_STREAMS": 1}
-        if job.cache_dir:
-            properties["CACHE_DIR"] = job.cache_dir
         self._pipeline = genai.ContinuousBatchingPipeline(job.model, scheduler, "CPU", properties)
         self._number = 0
 
@@ -91,7 +89,7 @@ def main() -> None:
         return
     pipeline.complete(job.warmup, 2)
     if job.kind == "generate":
-        answer([vars(trace) for trace in pipeline.generate(job.prompts, job.output_len)])
+        answer_traces(pipeline.generate(job.prompts, job.output_len))
     else:
         answer(chat_seconds(pipeline.complete, job.prompts, job.output_len))
 

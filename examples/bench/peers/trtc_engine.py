@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from examples.bench.peers.contestants import Figures, Setting, decode_figures, stream_figures
-from examples.bench.peers.jobs import Job, Kind, RawTrace, chat_seconds
+from examples.bench.peers.jobs import Job, Kind, RawTrace, chat_seconds, read_traces
 from examples.bench.peers.processes import (
     Command,
     Server,
@@ -65,8 +65,7 @@ class TrtcEngine:
         work = self.setting.work
         prompts = work.prompts(batch, work.prompt_len, seed)
         done = run(_WORKER, stdin=self._job("generate", prompts, work.decode_len).to_json())
-        traces = [RawTrace(**trace) for trace in done.last_json()]
-        return decode_figures(traces, work.prompt_len, done.peak_rss)
+        return decode_figures(read_traces(done), work.prompt_len, done.peak_rss)
 
     def start(self, seed: int) -> Figures:
         prompts = self.setting.work.prompts(1, self.setting.work.start_len, seed)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from examples.bench.peers.jobs import Job, RawTrace, answer, read_job
+from examples.bench.peers.jobs import Job, RawTrace, answer, answer_traces, read_job
 from examples.bench.peers.processes import RunFailed
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def main() -> None:
     if job.kind == "first_token":
         first_token(job)
     else:
-        answer([vars(trace) for trace in asyncio.run(generate(job))])
+        answer_traces(asyncio.run(generate(job)))
 
 
 if __name__ == "__main__":
