@@ -43,6 +43,10 @@ class Attention:
     def num_tokens(self) -> int:
         return len(self.batch.q)
 
+    @property
+    def num_kv_heads(self) -> int:
+        return self.batch.pool.shape[3]
+
     def expected(self) -> NDArray[np.float32]:
         """What the reference gives before it divides by out_scale and rounds to `out_dtype`."""
         scales = {name: array for name, array in self.options.items() if len(array) == 1}
@@ -71,11 +75,10 @@ class Attention:
     def site(self, sm: int) -> Site:
         width = int(self.attributes["num_heads"]) * int(self.attributes["head_dim"])
         _, _, page_size, num_kv_heads, head_dim = self.batch.pool.shape
-        pool = _NAMES[self.batch.pool.dtype]
+        dtypes = dtype_names(self.batch)
         return Site(
             dtypes={
-                "q": _NAMES[self.batch.q.dtype],
-                "pool": pool,
+                **dtypes,
                 **dict.fromkeys(("query_start", "context_lens", "page_table"), "i32"),
                 **dict.fromkeys(self.options, "f32"),
                 "out": self.attributes["out_dtype"],
@@ -89,7 +92,7 @@ class Attention:
                 page_size=page_size,
                 num_kv_heads=num_kv_heads,
                 head_dim=head_dim,
-                dtype=pool,  # type: ignore[arg-type]
+                dtype=dtypes["pool"],  # type: ignore[arg-type]
             ),
             limits=Limits(
                 max_batch_size=len(self.batch.context_lens) + _STALE_SEQUENCES,
@@ -133,6 +136,11 @@ class Attention:
         for beside in (out[:, -_GUARD:], out[self.num_tokens :]):
             assert (np.ascontiguousarray(beside).view(np.uint8) == 0xFF).all(), "written past rows"
         return np.ascontiguousarray(out[: self.num_tokens, :-_GUARD])
+
+
+def dtype_names(batch: Batch) -> dict[str, str]:
+    """Element types of `q` and `pool` by their names in protos/dtypes.py."""
+    return {"q": _NAMES[batch.q.dtype], "pool": _NAMES[batch.pool.dtype]}
 
 
 def make_call(sequences: list[Sequence], **case: Any) -> Attention:
