@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from tests.support.device_sampling import sample_by_stages, sampling_arrays, stage_work
 from tests.support.sampling_oracle import (
+    Case,
     Float32s,
+    cases,
     counts_of,
     distribution,
     edited,
@@ -35,34 +37,15 @@ def drawn(logits: Float32s, batch: SamplingBatch) -> list[int]:
 
 
 @settings(max_examples=25)
-@given(
-    rows=st.lists(params_strategy, min_size=1, max_size=6),
-    vocab=st.sampled_from([10, 128, 129, 700, LARGE_VOCAB]),
-    data_seed=st.integers(0, 2**32 - 1),
-    spread=st.sampled_from([0.5, 3.0, 15.0]),
-)
-def test_tokens_are_those_of_the_host(
-    rows: list[SamplingParams], vocab: int, data_seed: int, spread: float
-) -> None:
-    rng = np.random.default_rng(data_seed)
-    logits = (rng.normal(size=(len(rows), vocab)) * spread).astype(np.float32)
-    prompts = [rng.integers(0, vocab, 8).tolist() for _ in rows]
-    outputs = [rng.integers(0, vocab, row).tolist() for row in range(len(rows))]
-    positions = [len(output) for output in outputs]
-    counts = {
-        row: counts_of(prompts[row], outputs[row])
-        for row, params in enumerate(rows)
-        if is_penalised(params)
-    }
-    batch = SamplingBatch.of(rows, position=positions, counts=counts)
-    expected = sample(logits, batch).token_ids.tolist()
+@given(case=cases([10, 128, 129, 700, LARGE_VOCAB]))
+def test_tokens_are_those_of_the_host(case: Case) -> None:
+    batch = case.batch
+    expected = sample(case.logits, batch).token_ids.tolist()
     random = uniforms(batch.seed, batch.sequence, batch.position)
-    for row, token in enumerate(drawn(logits, batch)):
+    for row, token in enumerate(drawn(case.logits, batch)):
         if token != expected[row]:
-            given = (prompts[row], outputs[row]) if row in counts else ([], [])
-            scores = edited(logits[row], rows[row], *given)
-            assert rows[row].temperature > 0
-            assert is_borderline(scores, rows[row], float(random[row]))
+            assert case.params[row].temperature > 0
+            assert is_borderline(case.scores(row), case.params[row], float(random[row]))
 
 
 NARROW = (

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.support.sampling_oracle import (
-    counts_of,
+    Case,
+    cases,
     distribution,
     edited,
     invert,
     is_likely,
-    is_penalised,
     params_strategy,
 )
 from trtc.runtime.philox import uniforms
@@ -25,36 +25,19 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 @settings(max_examples=300)
-@given(
-    rows=st.lists(params_strategy, min_size=1, max_size=6),
-    vocab=st.sampled_from([10, 128, 129, 700]),
-    data_seed=st.integers(0, 2**32 - 1),
-    spread=st.sampled_from([0.5, 3.0, 15.0]),
-)
-def test_tokens_are_those_of_the_oracle(
-    rows: list[SamplingParams], vocab: int, data_seed: int, spread: float
-) -> None:
-    rng = np.random.default_rng(data_seed)
-    logits = (rng.normal(size=(len(rows), vocab)) * spread).astype(np.float32)
-    prompts = [rng.integers(0, vocab, 8).tolist() for _ in rows]
-    outputs = [rng.integers(0, vocab, row).tolist() for row in range(len(rows))]
-    positions = [len(output) for output in outputs]
-    counts = {
-        row: counts_of(prompts[row], outputs[row])
-        for row, params in enumerate(rows)
-        if is_penalised(params)
-    }
-    before = logits.copy()
-    tokens = sample(logits, SamplingBatch.of(rows, position=positions, counts=counts)).token_ids
-    assert (logits == before).all()
-    for row, params in enumerate(rows):
-        scores = edited(logits[row], params, prompts[row], outputs[row])
+@given(case=cases([10, 128, 129, 700]))
+def test_tokens_are_those_of_the_oracle(case: Case) -> None:
+    before = case.logits.copy()
+    tokens = sample(case.logits, case.batch).token_ids
+    assert (case.logits == before).all()
+    for row, params in enumerate(case.params):
+        scores = case.scores(row)
         if params.temperature == 0:
             assert scores[tokens[row]] >= max(scores) - 1e-4
             continue
         probabilities = distribution(scores, params)
         random = uniforms(
-            np.array([params.seed], np.uint64), np.array([0]), np.array([positions[row]])
+            np.array([params.seed], np.uint64), np.array([0]), np.array([len(case.outputs[row])])
         )
         expected, nearest = invert(probabilities, float(random[0]))
         near_a_border = nearest < 1e-4  # there rounding may choose the neighbour

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from trtc.runtime.request import SamplingParams
-from trtc.runtime.sampler import TokenCounts
+from trtc.runtime.sampler import SamplingBatch, TokenCounts
 
 Float32s = NDArray[np.float32]
 
@@ -25,6 +26,52 @@ params_strategy = st.builds(
     seed=st.integers(0, 2**64 - 1),
 )
 """Every kind of row; biases are on tokens 0 to 9."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows after prompts and outputs of their own; row n has drawn n tokens."""
+
+    params: tuple[SamplingParams, ...]
+    logits: Float32s
+    prompts: tuple[list[int], ...]
+    outputs: tuple[list[int], ...]
+
+    @property
+    def batch(self) -> SamplingBatch:
+        counts = {
+            row: counts_of(self.prompts[row], self.outputs[row])
+            for row, params in enumerate(self.params)
+            if is_penalised(params)
+        }
+        positions = [len(output) for output in self.outputs]
+        return SamplingBatch.of(self.params, position=positions, counts=counts)
+
+    def scores(self, row: int) -> list[float]:
+        return edited(self.logits[row], self.params[row], self.prompts[row], self.outputs[row])
+
+
+def cases(vocab_sizes: Sequence[int]) -> st.SearchStrategy[Case]:
+    """One to six rows of every kind, with logits near each other and far apart."""
+    return st.builds(
+        _random_case,
+        params=st.lists(params_strategy, min_size=1, max_size=6),
+        vocab_size=st.sampled_from(vocab_sizes),
+        data_seed=st.integers(0, 2**32 - 1),
+        spread=st.sampled_from([0.5, 3.0, 15.0]),
+    )
+
+
+def _random_case(
+    params: list[SamplingParams], vocab_size: int, data_seed: int, spread: float
+) -> Case:
+    rng = np.random.default_rng(data_seed)
+    return Case(
+        params=tuple(params),
+        logits=(rng.normal(size=(len(params), vocab_size)) * spread).astype(np.float32),
+        prompts=tuple(rng.integers(0, vocab_size, 8).tolist() for _ in params),
+        outputs=tuple(rng.integers(0, vocab_size, row).tolist() for row in range(len(params))),
+    )
 
 
 def is_penalised(params: SamplingParams) -> bool:
