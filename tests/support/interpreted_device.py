@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from tests.support import cuda_on_cpu
+from tests.support.library_product import library_product
 from trtc.builder.evaluator import Exchange, alone
 from trtc.plugins.cuda.cpp import CudaSource
 from trtc.runtime.executors.cuda.device import Kernel, Operand, Place, Product
@@ -109,18 +110,17 @@ class InterpretedDevice:
             source.function[grid](**by_name)
 
     def multiply(self, product: Product) -> None:
-        x, weight = _matrix(product.x).float(), _matrix(product.weight).float()
-        total = x @ weight.t()
-        if product.input_scale is not None:
-            total *= _typed(product.input_scale, torch.float32)[:1]
-        if product.weight_scale is not None:
-            total *= _typed(product.weight_scale, torch.float32)[: total.shape[1]]
-        if product.residual is not None:
-            total += _matrix(product.residual).float()
-        if product.bias is not None:
-            total += _typed(product.bias, torch.float32)[: total.shape[1]]
         out = _matrix(product.out)
-        out.copy_(total)
+        columns = out.shape[1]
+        library_product(
+            out,
+            _matrix(product.x),
+            _matrix(product.weight),
+            input_scale=_vector(product.input_scale, 1),
+            weight_scale=_vector(product.weight_scale, columns),
+            residual=None if product.residual is None else _matrix(product.residual),
+            bias=_vector(product.bias, columns),
+        )
         self.launched.append("product")
 
     def all_reduce(self, source: Place, target: Place, num_elements: int, dtype: str) -> None:
@@ -180,6 +180,10 @@ def _typed(place: Place, dtype: torch.dtype) -> torch.Tensor:
     assert isinstance(place.memory, HostMemory)
     rest = place.memory.tensor[place.offset :]
     return rest[: len(rest) // dtype.itemsize * dtype.itemsize].view(dtype)
+
+
+def _vector(place: Place | None, length: int) -> torch.Tensor | None:
+    return None if place is None else _typed(place, torch.float32)[:length]
 
 
 def _matrix(operand: Operand) -> torch.Tensor:

@@ -15,6 +15,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from tests.support.library_product import library_product
+
 Array = NDArray[Any]
 
 # numpy cannot hand these to torch: they travel as integers of the same width.
@@ -217,21 +219,27 @@ def _given(tensor: Any, name: str, dtype: str) -> Any:
 
 
 def _multiply(product: Any, site: Any, tensors: Mapping[str, Any]) -> None:
-    """What cuBLASLt does: f32 sums, rounded once. Operands in scratch are bf16 without gaps."""
+    """A MatrixProduct of a site. Operands in scratch are bf16 without gaps."""
 
     def matrix(name: str, width: int) -> Any:
         if name.startswith("scratch."):
             return tensors[name].view(torch.bfloat16).reshape(-1, width)
         return tensors[name][:, :width]
 
-    depth = site.axes["K"]
-    out = matrix(product.out, site.axes["N"])
-    total = matrix(product.x, depth)[: len(out)].float() @ matrix(product.weight, depth).float().T
-    if product.bias:
-        total += tensors[product.bias]
-    if product.residual:
-        total += matrix(product.residual, site.axes["N"])[: len(out)].float()
-    out[:] = total.to(out.dtype)
+    def vector(name: str) -> Any:
+        return tensors[name] if name else None
+
+    columns, depth = site.axes["N"], site.axes["K"]
+    out = matrix(product.out, columns)
+    library_product(
+        out,
+        matrix(product.x, depth)[: len(out)],
+        matrix(product.weight, depth),
+        input_scale=vector(product.input_scale),
+        weight_scale=vector(product.weight_scale),
+        residual=matrix(product.residual, columns)[: len(out)] if product.residual else None,
+        bias=vector(product.bias),
+    )
 
 
 def scratch_of(work: Work) -> Mapping[str, int]:
