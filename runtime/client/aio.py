@@ -2,43 +2,24 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Self, Unpack
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
 
 from trtc.protos.errors import CancelledError
 from trtc.protos.trtc.v1 import inference_pb2 as pb
+from trtc.runtime.client import calls
+from trtc.runtime.client.calls import AnswerT, Call, RequestT, ResponseT
 from trtc.runtime.completion import Collector, Result
 from trtc.runtime.draft import RequestDraft
-from trtc.runtime.generate_options import (
-    GenerateOptions,
-    chat_messages,
-    draft_of_chat,
-    draft_of_prompt,
-)
+from trtc.runtime.generate_options import GenerateOptions, draft_of_chat, draft_of_prompt
 from trtc.runtime.model_info import ModelInfo
 from trtc.runtime.request import Output
 from trtc.runtime.wire.channel import CLIENT_OPTIONS, ClientTls
 from trtc.runtime.wire.failures import to_error
-from trtc.runtime.wire.messages import (
-    chat_to_wire,
-    draft_to_wire,
-    info_from_wire,
-    output_from_wire,
-)
-from trtc.runtime.wire.methods import (
-    ABORT,
-    DETOKENIZE,
-    GENERATE,
-    GET_MODEL_INFO,
-    TOKENIZE,
-    Method,
-)
-
-RequestT = TypeVar("RequestT", bound=Message)
-ResponseT = TypeVar("ResponseT", bound=Message)
+from trtc.runtime.wire.messages import draft_to_wire, output_from_wire
+from trtc.runtime.wire.methods import GENERATE
 
 
 class AsyncGeneration(AsyncIterator[Output]):
@@ -115,11 +96,7 @@ class AsyncClient:
             if tls is None
             else grpc.aio.secure_channel(address, tls.credentials(), options=CLIENT_OPTIONS)
         )
-        self._generate = self._channel.unary_stream(
-            GENERATE.path,
-            request_serializer=GENERATE.request.SerializeToString,
-            response_deserializer=GENERATE.response.FromString,
-        )
+        self._generate = GENERATE.over(self._channel.unary_stream)
 
     def generate(
         self,
@@ -152,28 +129,22 @@ class AsyncClient:
         self, text: str, *, model: str = "", add_special_tokens: bool = True
     ) -> tuple[int, ...]:
         """The token ids that `generate` would give the engine for `text`."""
-        request = pb.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
-        return tuple((await self._unary(TOKENIZE, request)).token_ids)
+        return await self._ask(calls.tokenize(text, model, add_special_tokens))
 
     async def tokenize_chat(
         self, messages: Sequence[Mapping[str, str]], *, model: str = ""
     ) -> tuple[int, ...]:
         """The token ids that `chat` would give the engine for `messages`."""
-        request = pb.TokenizeRequest(model=model, chat=chat_to_wire(chat_messages(messages)))
-        return tuple((await self._unary(TOKENIZE, request)).token_ids)
+        return await self._ask(calls.tokenize_chat(messages, model))
 
     async def detokenize(
         self, token_ids: Sequence[int], *, model: str = "", keep_special_tokens: bool = False
     ) -> str:
-        request = pb.DetokenizeRequest(
-            model=model, token_ids=token_ids, keep_special_tokens=keep_special_tokens
-        )
-        return (await self._unary(DETOKENIZE, request)).text
+        return await self._ask(calls.detokenize(token_ids, model, keep_special_tokens))
 
     async def info(self, model: str = "") -> tuple[ModelInfo, ...]:
         """The engine called `model`, or all of them."""
-        reply = await self._unary(GET_MODEL_INFO, pb.GetModelInfoRequest(model=model))
-        return tuple(info_from_wire(one) for one in reply.models)
+        return await self._ask(calls.info(model))
 
     async def abort(self, request_id: str, *, model: str = "") -> None:
         """End a running request; its stream closes with finish reason ABORTED.
@@ -181,20 +152,15 @@ class AsyncClient:
         Raises:
             UnknownRequestError: no such request is running.
         """
-        request = pb.AbortRequest(model=model, request_id=request_id)
-        await self._unary(ABORT, request)
+        await self._ask(calls.abort(request_id, model))
 
-    async def _unary(self, method: Method[RequestT, ResponseT], request: RequestT) -> ResponseT:
-        call = self._channel.unary_unary(
-            method.path,
-            request_serializer=method.request.SerializeToString,
-            response_deserializer=method.response.FromString,
-        )
+    async def _ask(self, call: Call[RequestT, ResponseT, AnswerT]) -> AnswerT:
+        send = call.method.over(self._channel.unary_unary)
         try:
-            response: ResponseT = await call(request, timeout=self._timeout)
+            response: ResponseT = await send(call.request, timeout=self._timeout)
         except grpc.RpcError as failure:
             raise to_error(failure, self.address) from failure
-        return response
+        return call.read(response)
 
     async def close(self) -> None:
         """Close the connection; running generations are cancelled."""

@@ -2,42 +2,23 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, Unpack, cast
+from typing import Protocol, Self, Unpack, cast
 
 import grpc
-from google.protobuf.message import Message
 
 from trtc.protos.errors import UnavailableError
 from trtc.protos.trtc.v1 import inference_pb2 as pb
+from trtc.runtime.client import calls
+from trtc.runtime.client.calls import AnswerT, Call, RequestT, ResponseT
 from trtc.runtime.completion import Collector, Result
 from trtc.runtime.draft import RequestDraft
-from trtc.runtime.generate_options import (
-    GenerateOptions,
-    chat_messages,
-    draft_of_chat,
-    draft_of_prompt,
-)
+from trtc.runtime.generate_options import GenerateOptions, draft_of_chat, draft_of_prompt
 from trtc.runtime.model_info import ModelInfo
 from trtc.runtime.request import Output
 from trtc.runtime.wire.channel import CLIENT_OPTIONS, ClientTls
 from trtc.runtime.wire.failures import to_error
-from trtc.runtime.wire.messages import (
-    chat_to_wire,
-    draft_to_wire,
-    info_from_wire,
-    output_from_wire,
-)
-from trtc.runtime.wire.methods import (
-    ABORT,
-    DETOKENIZE,
-    GENERATE,
-    GET_MODEL_INFO,
-    TOKENIZE,
-    Method,
-)
-
-RequestT = TypeVar("RequestT", bound=Message)
-ResponseT = TypeVar("ResponseT", bound=Message)
+from trtc.runtime.wire.messages import draft_to_wire, output_from_wire
+from trtc.runtime.wire.methods import GENERATE
 
 
 class ResponseCall(Iterator[pb.GenerateResponse], Protocol):
@@ -114,11 +95,7 @@ class Client:
             if tls is None
             else grpc.secure_channel(address, tls.credentials(), options=CLIENT_OPTIONS)
         )
-        self._generate = self._channel.unary_stream(
-            GENERATE.path,
-            request_serializer=GENERATE.request.SerializeToString,
-            response_deserializer=GENERATE.response.FromString,
-        )
+        self._generate = GENERATE.over(self._channel.unary_stream)
 
     def generate(
         self,
@@ -151,29 +128,22 @@ class Client:
         self, text: str, *, model: str = "", add_special_tokens: bool = True
     ) -> tuple[int, ...]:
         """The token ids that `generate` would give the engine for `text`."""
-        request = pb.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
-        return tuple(self._unary(TOKENIZE, request).token_ids)
+        return self._ask(calls.tokenize(text, model, add_special_tokens))
 
     def tokenize_chat(
         self, messages: Sequence[Mapping[str, str]], *, model: str = ""
     ) -> tuple[int, ...]:
         """The token ids that `chat` would give the engine for `messages`."""
-        request = pb.TokenizeRequest(model=model, chat=chat_to_wire(chat_messages(messages)))
-        return tuple(self._unary(TOKENIZE, request).token_ids)
+        return self._ask(calls.tokenize_chat(messages, model))
 
     def detokenize(
         self, token_ids: Sequence[int], *, model: str = "", keep_special_tokens: bool = False
     ) -> str:
-        request = pb.DetokenizeRequest(
-            model=model, token_ids=token_ids, keep_special_tokens=keep_special_tokens
-        )
-        return self._unary(DETOKENIZE, request).text
+        return self._ask(calls.detokenize(token_ids, model, keep_special_tokens))
 
     def info(self, model: str = "") -> tuple[ModelInfo, ...]:
         """The engine called `model`, or all of them."""
-        request = pb.GetModelInfoRequest(model=model)
-        reply = self._unary(GET_MODEL_INFO, request)
-        return tuple(info_from_wire(one) for one in reply.models)
+        return self._ask(calls.info(model))
 
     def abort(self, request_id: str, *, model: str = "") -> None:
         """End a running request; its stream closes with finish reason ABORTED.
@@ -181,20 +151,15 @@ class Client:
         Raises:
             UnknownRequestError: no such request is running.
         """
-        request = pb.AbortRequest(model=model, request_id=request_id)
-        self._unary(ABORT, request)
+        self._ask(calls.abort(request_id, model))
 
-    def _unary(self, method: Method[RequestT, ResponseT], request: RequestT) -> ResponseT:
-        call = self._channel.unary_unary(
-            method.path,
-            request_serializer=method.request.SerializeToString,
-            response_deserializer=method.response.FromString,
-        )
+    def _ask(self, call: Call[RequestT, ResponseT, AnswerT]) -> AnswerT:
+        send = call.method.over(self._channel.unary_unary)
         try:
-            response: ResponseT = call(request, timeout=self._timeout)
+            response: ResponseT = send(call.request, timeout=self._timeout)
         except grpc.RpcError as failure:
             raise to_error(failure, self.address) from failure
-        return response
+        return call.read(response)
 
     def wait_ready(self, timeout: float) -> None:
         """Wait until the server takes connections.

@@ -1,5 +1,6 @@
 """The methods of trtc.v1.Inference as a typed table, from which server and clients are made."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -11,6 +12,7 @@ SERVICE = "trtc.v1.Inference"
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
+StubT = TypeVar("StubT")
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,14 @@ class Method(Generic[RequestT, ResponseT]):
     @property
     def path(self) -> str:
         return f"/{SERVICE}/{self.name}"
+
+    def over(self, connect: Callable[..., StubT]) -> StubT:
+        """The method as a call of a channel: `channel.unary_unary` or `channel.unary_stream`."""
+        return connect(
+            self.path,
+            request_serializer=self.request.SerializeToString,
+            response_deserializer=self.response.FromString,
+        )
 
 
 GENERATE = Method("Generate", pb.GenerateRequest, pb.GenerateResponse)

@@ -1,0 +1,65 @@
+"""The calls with one reply: what is asked, and what the reply means. Clients differ in waiting."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from trtc.protos.trtc.v1 import inference_pb2 as pb
+from trtc.runtime.generate_options import chat_messages
+from trtc.runtime.model_info import ModelInfo
+from trtc.runtime.wire.messages import chat_to_wire, info_from_wire
+from trtc.runtime.wire.methods import ABORT, DETOKENIZE, GET_MODEL_INFO, TOKENIZE, Method
+
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+AnswerT = TypeVar("AnswerT")
+
+
+@dataclass(frozen=True)
+class Call(Generic[RequestT, ResponseT, AnswerT]):
+    method: Method[RequestT, ResponseT]
+    request: RequestT
+    read: Callable[[ResponseT], AnswerT]
+
+
+def tokenize(
+    text: str, model: str, add_special_tokens: bool
+) -> Call[pb.TokenizeRequest, pb.TokenizeResponse, tuple[int, ...]]:
+    request = pb.TokenizeRequest(model=model, text=text, add_special_tokens=add_special_tokens)
+    return Call(TOKENIZE, request, _token_ids)
+
+
+def tokenize_chat(
+    messages: Sequence[Mapping[str, str]], model: str
+) -> Call[pb.TokenizeRequest, pb.TokenizeResponse, tuple[int, ...]]:
+    request = pb.TokenizeRequest(model=model, chat=chat_to_wire(chat_messages(messages)))
+    return Call(TOKENIZE, request, _token_ids)
+
+
+def detokenize(
+    token_ids: Sequence[int], model: str, keep_special_tokens: bool
+) -> Call[pb.DetokenizeRequest, pb.DetokenizeResponse, str]:
+    request = pb.DetokenizeRequest(
+        model=model, token_ids=token_ids, keep_special_tokens=keep_special_tokens
+    )
+    return Call(DETOKENIZE, request, lambda reply: reply.text)
+
+
+def info(
+    model: str,
+) -> Call[pb.GetModelInfoRequest, pb.GetModelInfoResponse, tuple[ModelInfo, ...]]:
+    request = pb.GetModelInfoRequest(model=model)
+    return Call(
+        GET_MODEL_INFO, request, lambda reply: tuple(info_from_wire(one) for one in reply.models)
+    )
+
+
+def abort(request_id: str, model: str) -> Call[pb.AbortRequest, pb.AbortResponse, None]:
+    request = pb.AbortRequest(model=model, request_id=request_id)
+    return Call(ABORT, request, lambda reply: None)
+
+
+def _token_ids(reply: pb.TokenizeResponse) -> tuple[int, ...]:
+    return tuple(reply.token_ids)
