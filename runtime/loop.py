@@ -57,8 +57,6 @@ class LoopConfig:
     eos_token_ids: tuple[int, ...] = ()
     max_queue: int = 1024
     """Requests that may wait; one more is refused with QueueFullError."""
-    max_num_tokens: int | None = None
-    """Tokens a step; None: the engine's limit. Smaller: steadier decodes, slower prefill."""
     prefix_cache: bool = True
     step_target_s: float = 0.15
     """Seconds that a step should take at most while sequences wait for their next tokens: prompts
@@ -134,8 +132,7 @@ class EngineLoop:
         # The loop's thread only.
         cache = PrefixCache(KvPool(executor.num_pages, kv.page_size), enabled=config.prefix_cache)
         self._state = SchedulerState(cache, num_lanes=limits.max_batch_size)
-        most = min(limits.max_num_tokens, config.max_num_tokens or limits.max_num_tokens)
-        self._pace = Pace(StepLimits(most), config.step_target_s)
+        self._pace = Pace(StepLimits(limits.max_num_tokens), config.step_target_s)
         self._pipeline = StepPipeline(executor, self._state, max_context=self._bounds.max_context)
         self._sequences: dict[str, list[RunningSequence]] = {}
         """Of each live request that has left the order book."""

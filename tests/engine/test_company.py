@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from tests.engine.conftest import Engines
+from tests.support.small_steps import with_small_steps
 from trtc.runtime.engine import LocalEngine
 from trtc.runtime.generate_options import GenerateOptions
 from trtc.runtime.loop import LoopConfig
-from trtc.runtime.session import open_session
+from trtc.runtime.session import Session, open_session
 
 
-def open_local(engine: Path, *, num_pages: int, config: LoopConfig) -> LocalEngine:
-    session = open_session(engine, num_threads=1, num_pages=num_pages)
-    return LocalEngine(session, config)
+def opened(engine: Path, num_pages: int) -> Session:
+    return open_session(engine, num_threads=1, num_pages=num_pages)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
@@ -30,10 +30,10 @@ def test_tokens_equal_solo_runs(tiny_engines: Engines, family: str) -> None:
         (prompt, GenerateOptions(max_tokens=20, seed=at, n=1 + at % 3, ignore_eos=True))
         for at, prompt in enumerate(prompts)
     ]
-    with open_local(engine, num_pages=64, config=LoopConfig(prefix_cache=False)) as alone:
+    with LocalEngine(opened(engine, 64), LoopConfig(prefix_cache=False)) as alone:
         solo = [alone.generate(prompt, **options).result() for prompt, options in requests]
-    crowd = LoopConfig(max_num_tokens=11)
-    with open_local(engine, num_pages=9, config=crowd) as engine_in_company:
+    crowd = with_small_steps(opened(engine, 9), 11)
+    with LocalEngine(crowd, LoopConfig()) as engine_in_company:
         running = [engine_in_company.generate(prompt, **options) for prompt, options in requests]
         together = [generation.result() for generation in running]
         stats = engine_in_company.stats()

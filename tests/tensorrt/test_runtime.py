@@ -17,6 +17,7 @@ from tests.support.engines import build_tiny, engine_stepper
 from tests.support.fake_gpu import FakeGpu
 from tests.support.models import random_prompt, tiny_checkpoint
 from tests.support.plan_engines import build_plans, compile_dummy_rtx, fake_machine, run_interpreted
+from tests.support.small_steps import with_small_steps
 from tests.support.steps import Stepper
 from tests.support.triton_kernels import needs_triton
 from trtc.builder.evaluator import Evaluator
@@ -89,7 +90,7 @@ def opened(
 
 def run_together(session: Session, requests: Requests) -> tuple[list[tuple[int, ...]], LoopStats]:
     """All requests at once; their tokens, and the loop's counters."""
-    with LocalEngine(session, LoopConfig(max_num_tokens=20)) as engine:
+    with LocalEngine(with_small_steps(session, 20), LoopConfig()) as engine:
         running = [
             engine.generate(prompt, max_tokens=n, temperature=0.0, ignore_eos=True)
             for prompt, n in requests
