@@ -1,4 +1,9 @@
-"""A GPU as an executor sees it: addresses, copies, kernels and graphs, in order on one stream.
+"""A GPU as its driver gives it: addresses, copies, kernels and graphs, in order on one stream.
+
+TensorRT's executor works with it, because TensorRT computes by itself and asks for just that: bare
+addresses, and the handle of a stream to put its work on. The executor of CUDA engines computes
+through a device that does more and shows less (executors/cuda/device.py): products and sums over
+ranks, but neither addresses nor a stream. One contract would hold what either half never calls.
 
 Nothing that takes time returns done: work is put on the stream, and `synchronize` waits for it.
 Until then host arrays that take part may be neither read nor written.
@@ -18,7 +23,7 @@ ALIGNMENT = 256
 
 
 @dataclass(frozen=True)
-class Kernel:
+class DriverKernel:
     """A loaded function and the shape of its blocks."""
 
     handle: int
@@ -27,7 +32,7 @@ class Kernel:
     shared_bytes: int
 
 
-class Device(Protocol):
+class DriverDevice(Protocol):
     """One GPU, one context, one stream that is not the default one.
 
     Every method raises EnvironmentFault when the driver refuses.
@@ -67,7 +72,7 @@ class Device(Protocol):
     def zero(self, address: int, num_bytes: int) -> None: ...
 
     def launch(
-        self, kernel: Kernel, grid: tuple[int, int], arguments: Sequence[int | np.int32]
+        self, kernel: DriverKernel, grid: tuple[int, int], arguments: Sequence[int | np.int32]
     ) -> None:
         """Start a kernel: addresses are plain integers, scalars are int32."""
         ...

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from trtc.protos.errors import EnvironmentFault
-from trtc.runtime.device.base import ALIGNMENT, Bytes, Kernel
+from trtc.runtime.device.base import ALIGNMENT, Bytes, DriverKernel
 
 _INSTALL = "pip install 'trtc[tensorrt]'"
 
@@ -44,8 +44,8 @@ def load_driver() -> Any:
     return driver
 
 
-class CudaDevice:
-    """GPU `ordinal` of this process, in its primary context (implements Device)."""
+class CudaDriverDevice:
+    """GPU `ordinal` of this process, in its primary context (implements DriverDevice)."""
 
     def __init__(self, ordinal: int = 0) -> None:
         """Open the GPU and make it current.
@@ -114,7 +114,7 @@ class CudaDevice:
         self._call("cuMemsetD8Async", address, 0, num_bytes, self._stream)
 
     def launch(
-        self, kernel: Kernel, grid: tuple[int, int], arguments: Sequence[int | np.int32]
+        self, kernel: DriverKernel, grid: tuple[int, int], arguments: Sequence[int | np.int32]
     ) -> None:
         values = [_packed(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))

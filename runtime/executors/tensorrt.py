@@ -14,7 +14,7 @@ import numpy as np
 from trtc.protos.errors import InvariantError
 from trtc.protos.manifest import KvGeometry, Limits
 from trtc.protos.stages import Stages
-from trtc.runtime.device.base import Device
+from trtc.runtime.device.base import DriverDevice
 from trtc.runtime.executors.base import Float32s, PendingStep, StepBatch
 from trtc.runtime.executors.tensorrt_graphs import GraphCache
 from trtc.runtime.executors.tensorrt_launch import LoadedLaunch
@@ -41,7 +41,7 @@ class TensorRtExecutor:
 
     def __init__(
         self,
-        device: Device,
+        device: DriverDevice,
         stages: Stages,
         loaded: Sequence[LoadedStage],
         *,

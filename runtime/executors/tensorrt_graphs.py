@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from trtc.runtime.device.base import Device
+from trtc.runtime.device.base import DriverDevice
 from trtc.runtime.executors.tensorrt_step import StepSizes
 
 MAX_GRAPHS = 64
@@ -23,7 +23,7 @@ class GraphCache:
     after it, when the library has settled on these shapes; from then on it is replayed.
     """
 
-    def __init__(self, device: Device, can_capture: Callable[[int], bool]) -> None:
+    def __init__(self, device: DriverDevice, can_capture: Callable[[int], bool]) -> None:
         """`can_capture` says whether the work of a profile can be recorded now."""
         self._device = device
         self._can_capture = can_capture

@@ -7,7 +7,7 @@ import numpy as np
 from trtc.plugins.cuda.launches import GRIDS
 from trtc.protos.bundle import KernelFacts
 from trtc.protos.stages import Launch
-from trtc.runtime.device.base import Device, Kernel
+from trtc.runtime.device.base import DriverDevice, DriverKernel
 
 _SCALARS: Mapping[str, str] = {"num_sequences": "B", "table_width": "P"}
 """Scalar parameters of kernels -> what they say of the step."""
@@ -18,9 +18,9 @@ class LoadedLaunch:
 
     def __init__(
         self,
-        device: Device,
+        device: DriverDevice,
         launch: Launch,
-        kernels: Sequence[tuple[KernelFacts, Kernel]],
+        kernels: Sequence[tuple[KernelFacts, DriverKernel]],
         page_size: int,
     ) -> None:
         """`kernels` are those of the SM at hand, as `launch.kernels` counts them."""

@@ -7,7 +7,7 @@ import numpy as np
 from trtc.protos.dtypes import DTYPES
 from trtc.protos.manifest import KvGeometry, Limits
 from trtc.protos.stages import TENSOR_ALIGNMENT, Stages
-from trtc.runtime.device.base import Device
+from trtc.runtime.device.base import DriverDevice
 from trtc.runtime.executors.tensorrt_step import STEP_SHAPES, Shape, StepInputs
 
 Tensors = Mapping[str, tuple[str, Shape]]
@@ -36,7 +36,7 @@ class EngineMemory:
 
     def __init__(
         self,
-        device: Device,
+        device: DriverDevice,
         stages: Stages,
         limits: Limits,
         vocab_size: int,
@@ -78,7 +78,7 @@ class EngineMemory:
                 self._device.copy(pool + target * size, pool + source * size, size)
 
 
-def _upload_constants(device: Device, constants: Mapping[str, float]) -> dict[str, int]:
+def _upload_constants(device: DriverDevice, constants: Mapping[str, float]) -> dict[str, int]:
     """Scalars a TENSOR_ALIGNMENT apart, because kernels load from aligned addresses."""
     staging = device.host_buffer(max(1, len(constants)) * TENSOR_ALIGNMENT)
     base = device.allocate(staging.nbytes)
@@ -92,7 +92,7 @@ def _upload_constants(device: Device, constants: Mapping[str, float]) -> dict[st
     return addresses
 
 
-def _allocate_pools(device: Device, kv: KvGeometry, num_pages: int) -> list[int]:
+def _allocate_pools(device: DriverDevice, kv: KvGeometry, num_pages: int) -> list[int]:
     """Address of each layer's pool, cleared: a GPU hands out what others have left behind."""
     stride = -(-num_pages * kv.layer_page_bytes // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
     base = device.allocate(kv.num_layers * stride)

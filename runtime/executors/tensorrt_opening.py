@@ -19,8 +19,8 @@ from trtc.protos.bundle import RECIPE_FILE, KernelFacts, max_pool_pages, read_re
 from trtc.protos.errors import EngineCorruptError, EngineIncompatibleError, EnvironmentFault
 from trtc.protos.manifest import GRAPH_FILE, WEIGHTS_FILE, Manifest
 from trtc.protos.stages import STAGES_FILE, Segment, Stages, read_stages
-from trtc.runtime.device.base import Device, Kernel
-from trtc.runtime.device.cuda_driver import CudaDevice
+from trtc.runtime.device.base import DriverDevice, DriverKernel
+from trtc.runtime.device.cuda_driver import CudaDriverDevice
 from trtc.runtime.executors.opening import OpenRequest
 from trtc.runtime.executors.tensorrt import LoadedStage, TensorRtExecutor
 from trtc.runtime.executors.tensorrt_launch import LoadedLaunch
@@ -32,8 +32,8 @@ _POOL_SHARE = 0.9
 """A GPU is the engine's alone; the rest is for the plans' scratch memory and the library."""
 
 
-def open_device() -> Device:
-    return CudaDevice()
+def open_device() -> DriverDevice:
+    return CudaDriverDevice()
 
 
 def prepare_tensorrt(request: OpenRequest) -> "TensorRtOpening":
@@ -142,7 +142,7 @@ class _Loader:
     def __init__(
         self,
         trt: Any,
-        device: Device,
+        device: DriverDevice,
         engine: Path,
         manifest: Manifest,
         stages: Stages,
@@ -166,10 +166,10 @@ class _Loader:
             for stage in self._stages.stages
         ]
 
-    def _load_kernel(self, facts: KernelFacts) -> Kernel:
+    def _load_kernel(self, facts: KernelFacts) -> DriverKernel:
         code = (self._engine / facts.cubin).read_bytes()
         handle = self._device.load_kernel(code, facts.entry)
-        return Kernel(handle, facts.num_threads, facts.shared_bytes)
+        return DriverKernel(handle, facts.num_threads, facts.shared_bytes)
 
     def _load_plan(self, segment: Segment) -> LoadedPlan:
         """Deserialise; the plan's bytes are mapped, and the library copies what it keeps."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trtc.protos.stages import TENSOR_ALIGNMENT
-from trtc.runtime.device.base import Device
+from trtc.runtime.device.base import DriverDevice
 from trtc.runtime.executors.base import Int32s, StepBatch
 
 Shape = tuple[int | str, ...]
@@ -54,7 +54,7 @@ def resolve(shape: Shape, extents: Mapping[str, int]) -> tuple[int, ...]:
 class StepInputs:
     """The step's inputs at fixed addresses, filled by one copy from page-locked memory."""
 
-    def __init__(self, device: Device, largest: Mapping[str, int]) -> None:
+    def __init__(self, device: DriverDevice, largest: Mapping[str, int]) -> None:
         """Allocate for steps of the `largest` extent of each axis."""
         self._device = device
         self._max_width = largest["P"]

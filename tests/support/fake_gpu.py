@@ -1,4 +1,4 @@
-"""A GPU made of host memory that keeps a GPU's rules (implements runtime.device.base.Device).
+"""A GPU made of host memory that keeps a GPU's rules (implements runtime.device.base.DriverDevice).
 
 Work waits on the stream until someone synchronises, so whoever reads or overwrites too early gets
 wrong bytes. Memory starts as NaN. Every address must lie in an allocation. Kernels are known by
@@ -19,7 +19,7 @@ from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.bundle import KernelFacts
 from trtc.protos.errors import EnvironmentFault
-from trtc.runtime.device.base import ALIGNMENT, Bytes, Kernel
+from trtc.runtime.device.base import ALIGNMENT, Bytes, DriverKernel
 
 Array = NDArray[Any]
 Work = Callable[[], None]
@@ -59,7 +59,7 @@ class FakeGpu:
         self._thread = threading.get_ident()
         self.closed = False
 
-    # Device
+    # DriverDevice
 
     @property
     def stream(self) -> int:
@@ -112,7 +112,7 @@ class FakeGpu:
         self.enqueue("zero", lambda: self.view(address, num_bytes).fill(0))
 
     def launch(
-        self, kernel: Kernel, grid: tuple[int, int], arguments: Sequence[int | np.int32]
+        self, kernel: DriverKernel, grid: tuple[int, int], arguments: Sequence[int | np.int32]
     ) -> None:
         known = self._functions[kernel.handle]
         facts = known.facts

@@ -11,7 +11,7 @@ from tests.support.triton_kernels import Work, launches_of, programs
 from trtc.plugins.cuda.compile import compile_kernel
 from trtc.plugins.cuda.gpu import device_sm
 from trtc.plugins.cuda.launch import Launch
-from trtc.runtime.executors.cuda.device import Device, Kernel, Place
+from trtc.runtime.executors.cuda.device import Kernel, Place, ProgramDevice
 
 Array = NDArray[Any]
 
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 class Gpu:
     """A device, and the kernels that it has loaded."""
 
-    device: Device
+    device: ProgramDevice
     sm: int
     _loaded: dict[str, Kernel] = field(default_factory=dict)
 

@@ -65,7 +65,7 @@ class _Fetched:
 
 @dataclass
 class InterpretedDevice:
-    """Implements Device; a cubin is the key of its source."""
+    """Implements ProgramDevice; a cubin is the key of its source."""
 
     sources: Mapping[str, Any]
     """Key (as the cubin's text) -> KernelSource or CudaSource."""

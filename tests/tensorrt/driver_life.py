@@ -14,8 +14,8 @@ import numpy as np
 
 from trtc.plugins.cuda.gpu import device_sm
 from trtc.protos.errors import EnvironmentFault
-from trtc.runtime.device.base import Kernel
-from trtc.runtime.device.cuda_driver import CudaDevice
+from trtc.runtime.device.base import DriverKernel
+from trtc.runtime.device.cuda_driver import CudaDriverDevice
 
 CUBIN = b"\x7fELF and more"
 FLOATS = 64
@@ -31,7 +31,7 @@ def error_of(function: Any, *arguments: Any) -> str:
 
 def main() -> None:
     stub = ctypes.CDLL("libcuda.so.1")
-    device = CudaDevice()
+    device = CudaDriverDevice()
     free = device.free_bytes()
     x, y = device.allocate(4 * FLOATS), device.allocate(4 * FLOATS)
     taken = free - device.free_bytes()
@@ -40,7 +40,7 @@ def main() -> None:
     values[:] = np.arange(FLOATS)
     device.upload(x, host)
     device.zero(y, 4 * FLOATS)
-    kernel = Kernel(device.load_kernel(CUBIN, "axpy"), num_threads=16, shared_bytes=16)
+    kernel = DriverKernel(device.load_kernel(CUBIN, "axpy"), num_threads=16, shared_bytes=16)
 
     def work() -> None:
         device.launch(kernel, (2, 2), [y, x, np.int32(-3)])
@@ -81,7 +81,7 @@ def main() -> None:
         "out_of_memory": error_of(device.allocate, 1 << 30),
         "no_image": error_of(device.load_kernel, b"text", "axpy"),
         "no_entry": error_of(device.load_kernel, CUBIN, "other"),
-        "no_device": error_of(CudaDevice, 1),
+        "no_device": error_of(CudaDriverDevice, 1),
         "alive": stub.stub_alive(),
     }
     device.close()

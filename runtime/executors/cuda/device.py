@@ -1,6 +1,9 @@
-"""What the CUDA executor asks of a device: memory, launches, products, graphs, copies.
+"""What a program (program.py) runs on: memory, launches, products, collectives, graphs, copies.
 
-`TorchDevice` (torch_device.py) is a GPU; tests stand in a device that interprets the kernels.
+`TorchDevice` (torch_device.py) is a GPU; tests stand in a device that interprets the kernels. Not
+the contract of runtime/device/base.py, which is the driver's: here no address is seen, so that
+memory may be torch's or an array of the interpreter's, and copies have staging memory of their own,
+so that the host may write the next step's inputs while the last ones are under way.
 """
 
 from collections.abc import Callable, Sequence
@@ -97,7 +100,7 @@ class Download(Protocol):
         ...
 
 
-class Device(Protocol):
+class ProgramDevice(Protocol):
     """One GPU and one queue of work: everything runs in the order it was asked for."""
 
     def allocate(self, num_bytes: int) -> Memory:

@@ -18,7 +18,7 @@ from trtc.protos.launches import StepBlock
 from trtc.protos.manifest import KvGeometry, Limits
 from trtc.runtime.executors.base import Float32s, PendingStep, StepBatch
 from trtc.runtime.executors.cuda.buckets import Bucket, Buckets
-from trtc.runtime.executors.cuda.device import Device, Download, Graph, Place
+from trtc.runtime.executors.cuda.device import Download, Graph, Place, ProgramDevice
 from trtc.runtime.executors.cuda.program import CudaEngineFiles, Program
 from trtc.runtime.executors.cuda.sampling import DeviceSampler
 from trtc.runtime.executors.cuda.step_inputs import fill_sampling, fill_step
@@ -41,7 +41,7 @@ class CudaExecutor:
     def __init__(
         self,
         files: CudaEngineFiles,
-        device: Device,
+        device: ProgramDevice,
         *,
         limits: Limits,
         kv: KvGeometry,
@@ -150,7 +150,7 @@ class CudaExecutor:
         """A GPU's failure shows when it is used."""
 
     def abandon(self) -> None:
-        """See Device.abandon."""
+        """See ProgramDevice.abandon."""
         self._device.abandon()
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from trtc.protos.launches import (
 )
 from trtc.protos.manifest import KvGeometry
 from trtc.runtime.executors.cuda.buckets import Bucket, Tactics, grid_of
-from trtc.runtime.executors.cuda.device import Bytes, Device, Memory, Operand, Place, Product
+from trtc.runtime.executors.cuda.device import Bytes, Memory, Operand, Place, Product, ProgramDevice
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Program:
     def __init__(
         self,
         files: CudaEngineFiles,
-        device: Device,
+        device: ProgramDevice,
         *,
         kv: KvGeometry,
         vocab_size: int,

@@ -12,7 +12,7 @@ from trtc.plugins.sampling.tensors import DRAW, DRAW_FILTERED, EDIT, LOGPROBS, R
 from trtc.protos.launches import SamplingPlan, SamplingTensor
 from trtc.runtime.executors.base import Int32s
 from trtc.runtime.executors.cuda.buckets import Bucket
-from trtc.runtime.executors.cuda.device import Device, Download, Graph, Place
+from trtc.runtime.executors.cuda.device import Download, Graph, Place, ProgramDevice
 from trtc.runtime.executors.cuda.program import Program
 from trtc.runtime.sampler import NO_LOGPROBS, Logprobs, SampledTokens, SamplingBatch
 
@@ -98,7 +98,7 @@ class DeviceSampler:
 
     def __init__(self, program: Program, plan: SamplingPlan, vocab_size: int) -> None:
         self._program = program
-        self._device: Device = program.device
+        self._device: ProgramDevice = program.device
         self._plan = plan
         self._vocab_size = vocab_size
         self._graphs: dict[tuple[int, tuple[str, ...]], Graph] = {}

@@ -60,7 +60,7 @@ class TorchMemory:
 
 
 class TorchDevice:
-    """CUDA device 0 of this process, or that of a rank (implements Device)."""
+    """CUDA device 0 of this process, or that of a rank (implements ProgramDevice)."""
 
     def __init__(self, seat: Seat | None = None) -> None:
         """Args: seat: of one of several ranks; blocks until all are there."""
