@@ -379,10 +379,10 @@ class FakeLlama(BaseHTTPRequestHandler):
         if not body["stream"]:
             self.wfile.write(json.dumps({"tokens": self.tokens}).encode())
             return
-        for token in self.tokens:
-            event = json.dumps({"content": "", "tokens": [token], "stop": False})
+        # The second token ends amid a character.
+        for predicted, stop in ((1, False), (3, False), (3, True)):
+            event = json.dumps({"content": "", "tokens_predicted": predicted, "stop": stop})
             self.wfile.write(f"data: {event}\n\n".encode())
-        self.wfile.write(b'data: {"content": "", "tokens": [], "stop": true}\n\n')
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Nothing on the test's stderr."""
@@ -407,7 +407,7 @@ def test_the_client_of_llama_server_counts_tokens_not_texts() -> None:
         assert client.is_ready()
         assert client.complete([1, 2], 3, reuse=True) == [5, 6, 7]
         traces = client.streams([[1], [2]], 3)
-        assert [[count for _, count in trace.arrivals] for trace in traces] == [[1, 1, 1]] * 2
+        assert [[count for _, count in trace.arrivals] for trace in traces] == [[1, 2]] * 2
         with pytest.raises(RunFailed, match="3 of 4 tokens"):
             client.stream([1], 4)
         with pytest.raises(RunFailed, match="answered 400"):

@@ -33,19 +33,21 @@ class LlamaServer:
             connection.close()
 
     def stream(self, prompt: Sequence[int], output_len: int) -> RawTrace:
-        """One completion, event by event."""
-        trace = RawTrace(time.perf_counter(), [])
+        """One completion, event by event. A token that ends amid a character has no event of its
+        own: it comes with the next."""
+        trace, came = RawTrace(time.perf_counter(), []), 0
         connection = self._post(prompt, output_len, reuse=False, stream=True)
         try:
             for line in _ok(connection):
                 if not line.startswith(b"data: {"):
                     continue
                 now = time.perf_counter()
-                if tokens := json.loads(line[6:]).get("tokens"):
-                    trace.arrivals.append((now, len(tokens)))
+                predicted = json.loads(line[6:])["tokens_predicted"]
+                if predicted > came:
+                    trace.arrivals.append((now, predicted - came))
+                    came = predicted
         finally:
             connection.close()
-        came = sum(tokens for _, tokens in trace.arrivals)
         if came != output_len:
             raise RunFailed(f"llama-server sent {came} of {output_len} tokens")
         return trace
