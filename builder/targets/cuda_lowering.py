@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from trtc.builder.memory import align
 from trtc.builder.targets.cuda_step import Numbered, grid_axes, plan_sampling, step_block
 from trtc.plugins.cuda.compile import CompiledKernel, KernelSource, compile_kernel
@@ -223,6 +225,9 @@ class _Resolver:
         for name, num_bytes in variant.scratch.items():
             names[SCRATCH + name] = Address(space="scratch", offset=end)
             end = align(end + num_bytes)
+        for name, (buffer, skipped) in variant.views.items():
+            begin = names[SCRATCH + buffer]
+            names[SCRATCH + name] = msgspec.structs.replace(begin, offset=begin.offset + skipped)
         self.scratch_bytes = max(self.scratch_bytes, end)
         return tuple(self._part(one, part, names) for part in work)
 

@@ -19,7 +19,7 @@ from trtc.protos.manifest import KvGeometry, Limits
 DIMS = "dims"
 """Kernel argument: i32 [4] on the device: tokens, sequences, logit rows of this step, and 0."""
 SCRATCH = "scratch."
-"""Prefix of the arguments that are buffers of `Variant.scratch`."""
+"""Prefix of the arguments that are buffers of `Variant.scratch`, or `Variant.views` of them."""
 
 Axis = launches.Axis
 """What a grid may grow with: tokens (T), sequences (B), logit rows (R) of the captured bucket, or
@@ -142,6 +142,8 @@ class Variant:
     kind: StepKind = "any"
     scratch: Mapping[str, int] = field(default_factory=dict)
     """Bytes of temporary buffers, which live for this call only."""
+    views: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """Places within them, by names of their own: (buffer, bytes from its start)."""
 
 
 Lower = Callable[[Site], tuple[Variant, ...]]
