@@ -6,6 +6,7 @@ from trtc.plugins.all_reduce.op import ALL_REDUCE
 from trtc.plugins.attention_combine.op import ATTENTION_COMBINE
 from trtc.plugins.attention_split.op import ATTENTION_SPLIT
 from trtc.plugins.embedding.op import EMBEDDING
+from trtc.plugins.gated_linear.op import GATED_LINEAR
 from trtc.plugins.gather_rows.op import GATHER_ROWS
 from trtc.plugins.kv_write.op import KV_WRITE
 from trtc.plugins.linear.op import LINEAR
@@ -29,6 +30,7 @@ REGISTRY: dict[str, FusedOp] = {
         ATTENTION_SPLIT,
         ATTENTION_COMBINE,
         SWIGLU,
+        GATED_LINEAR,
         MOE,
         QUANTIZE,
         GATHER_ROWS,

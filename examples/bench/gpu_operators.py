@@ -30,11 +30,11 @@ from trtc.runtime.executors.cuda.step_inputs import fill_step
 Array = np.ndarray[Any, np.dtype[Any]]
 POISON = 0xFF
 """NaN in every floating-point type."""
-_ROUNDING = {"paged_attention": 2.0**-7, "linear": 2.0**-8}
+_ROUNDING = {"paged_attention": 2.0**-7, "linear": 2.0**-8, "gated_linear": 2.0**-7}
 _ROUNDING_OF_4_BITS = 2.0**-7
 """Of a row's largest result, allowed beside an operator's own tolerance: tensor cores round softmax
 weights to bf16, and add E4M3 products in fewer bits than f32 has; 4-bit weights are rounded to bf16
-before they are multiplied. A sum that cancels shows it."""
+before they are multiplied. A sum that cancels shows it, and a product of two sums both."""
 STEPS: tuple[tuple[tuple[int, int], ...], ...] = (
     ((1, 1),),
     ((33, 1), (700, 1), (256, 1)),

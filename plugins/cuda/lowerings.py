@@ -14,6 +14,7 @@ def lowerings() -> Mapping[str, Lower]:
     from trtc.plugins.all_gather import cuda as all_gather
     from trtc.plugins.all_reduce import cuda as all_reduce
     from trtc.plugins.embedding import cuda as embedding
+    from trtc.plugins.gated_linear import cuda as gated_linear
     from trtc.plugins.gather_rows import cuda as gather_rows
     from trtc.plugins.linear import cuda as linear
     from trtc.plugins.moe import cuda as moe
@@ -28,6 +29,7 @@ def lowerings() -> Mapping[str, Lower]:
         "all_gather": all_gather.lower,
         "all_reduce": all_reduce.lower,
         "embedding": embedding.lower,
+        "gated_linear": gated_linear.lowering(linear.lower, swiglu.lower),
         "gather_rows": gather_rows.lower,
         "linear": linear.lower,
         "moe": moe.lower,

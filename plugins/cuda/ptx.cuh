@@ -145,6 +145,18 @@ __device__ inline unsigned pack_f16(float low, float high) {
   return packed;
 }
 
+// Four floats to E4M3, saturating, the first in the lowest byte.
+__device__ inline unsigned pack_e4m3(float a, float b, float c, float d) {
+  unsigned packed = 0;
+#if __CUDA_ARCH__ >= 890
+  asm("{.reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; "
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; mov.b32 %0, {low, high};}"
+      : "=r"(packed)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+#endif
+  return packed;
+}
+
 // Four E4M3 values to f16, exactly: the low two and the high two.
 __device__ inline uint2 e4m3_to_f16(unsigned four) {
   uint2 pairs = {0, 0};

@@ -95,7 +95,7 @@ struct Block {
   std::vector<std::deque<std::vector<Product>>> products;  // by warpgroup; the last one is open
   Meeting all, named[16];
   std::vector<const void*> inputs;  // of the lanes of a meeting, by thread
-  std::map<unsigned, std::vector<std::vector<Copy>>> landings;  // of copies, by barrier
+  std::map<unsigned, std::vector<std::function<void()>>> landings;  // of copies, by barrier
   int running = 0, current = 0;
   ucontext_t scheduler;
 };

@@ -45,6 +45,7 @@ inline void store_in_block(unsigned remote, float4 values) {
 inline void arrive_in_block(unsigned remote) {
   arrive_at(*reinterpret_cast<Barrier*>(place_in_block(remote)));
 }
+inline void release_in_block(unsigned remote) { arrive_in_block(remote); }
 inline void wait_for_blocks(unsigned barrier, unsigned parity) { wait_at(barrier, parity); }
 
 }  // namespace trtc

@@ -6,8 +6,8 @@
 namespace trtc {
 
 struct Barrier {
-  std::uint16_t count, missing;
-  std::uint32_t phase;
+  std::uint16_t count, missing, phase;
+  std::int16_t expected;  // bytes to be copied, in units of 16; those that came first are negative
 };
 
 inline Barrier& barrier_at(unsigned address) {
@@ -16,14 +16,18 @@ inline Barrier& barrier_at(unsigned address) {
 
 inline void make_barrier(unsigned barrier, int count) {
   const auto size = static_cast<std::uint16_t>(count);
-  barrier_at(barrier) = {size, size, 0};
+  barrier_at(barrier) = {size, size, 0, 0};
 }
 
-inline void arrive_at(Barrier& one) {
-  if (--one.missing == 0) {
+inline void end_phase_if_due(Barrier& one) {
+  if (one.missing == 0 && one.expected == 0) {
     one.missing = one.count;
     ++one.phase;
   }
+}
+inline void arrive_at(Barrier& one) {
+  --one.missing;
+  end_phase_if_due(one);
 }
 inline void arrive(unsigned barrier) { arrive_at(barrier_at(barrier)); }
 
@@ -31,19 +35,17 @@ inline void arrive(unsigned barrier) { arrive_at(barrier_at(barrier)); }
 inline void arrive_when_copied(unsigned barrier) {
   if (!cuda_on_cpu::lazy) return arrive(barrier);
   auto& groups = cuda_on_cpu::block.fibers[cuda_on_cpu::block.current].groups;
-  auto& landings = cuda_on_cpu::block.landings[barrier];
-  landings.emplace_back();
-  for (const auto& group : groups) {
-    landings.back().insert(landings.back().end(), group.begin(), group.end());
-  }
+  cuda_on_cpu::block.landings[barrier].push_back([barrier, landing = groups] {
+    for (const auto& group : landing) {
+      for (const auto& copy : group) copy.run();
+    }
+    arrive(barrier);
+  });
   groups.assign(1, {});
 }
 
 inline void land(unsigned barrier) {
-  for (const auto& copies : std::exchange(cuda_on_cpu::block.landings[barrier], {})) {
-    for (const auto& copy : copies) copy.run();
-    arrive(barrier);
-  }
+  for (const auto& landing : std::exchange(cuda_on_cpu::block.landings[barrier], {})) landing();
 }
 
 inline void wait_at(unsigned barrier, unsigned parity) {
@@ -75,6 +77,10 @@ inline unsigned panel_offset(int row, int chunk) { return row * 128 + ((chunk ^ 
 
 inline unsigned long long operand_in_panels(unsigned address, unsigned panel_bytes) {
   return static_cast<unsigned long long>(panel_bytes) << 32 | address;
+}
+
+inline unsigned long long along_row(unsigned long long operand, unsigned bytes) {
+  return operand + bytes;
 }
 
 // Element (line, along) of an operand: of a row, or of a column that runs down the panels' rows.

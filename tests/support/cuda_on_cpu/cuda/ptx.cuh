@@ -147,6 +147,10 @@ inline unsigned pack_bf16(float low, float high) {
 inline unsigned pack_f16(float low, float high) {
   return round_to<F16>(low).bits | static_cast<unsigned>(round_to<F16>(high).bits) << 16;
 }
+inline unsigned pack_e4m3(float a, float b, float c, float d) {
+  return round_to<E4m3>(a).bits | round_to<E4m3>(b).bits << 8 | round_to<E4m3>(c).bits << 16 |
+         static_cast<unsigned>(round_to<E4m3>(d).bits) << 24;
+}
 inline uint2 e4m3_to_f16(unsigned four) {
   float value[4];
   for (int i = 0; i < 4; ++i) {

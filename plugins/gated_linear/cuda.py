@@ -1,0 +1,193 @@
+"""gated_linear on a GPU.
+
+few rows    what `linear` and `swiglu` are lowered to, one after the other
+many        gated_sm90.cu, where there is one for the SM and the sizes
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import msgspec
+
+from trtc.plugins.cuda.compile import KernelParameter
+from trtc.plugins.cuda.cpp import CudaSource
+from trtc.plugins.cuda.launch import (
+    DIMS,
+    ONE,
+    SCRATCH,
+    Collective,
+    Extent,
+    Launch,
+    Lower,
+    MatrixProduct,
+    Site,
+    Variant,
+)
+from trtc.plugins.cuda.specialise import count_index
+from trtc.protos.dtypes import DTYPES
+
+SM = 90
+FEW_ROWS = 512
+"""Up to so many cuBLASLt and the activation after it are as fast (H200, Llama-3.1-8B's shape, hot,
+microseconds):
+
+| rows | 512 | 768 | 1024 | 2048 | 4096 | 8192 |
+|---|---|---|---|---|---|---|
+| two steps | 110 | 166 | 209 | 405 | 797 | 1,612 |
+| gated_sm90.cu | 112 | 163 | 198 | 382 | 752 | 1,490 |
+"""
+_TILE = 128
+"""Columns of out, and bytes of K, that the kernel takes at once."""
+_STAGES = 4
+_GROUP = 16
+"""Tiles below each other before the next columns: 8 were 1% slower, 4 4%, 32 up to 6%."""
+_CLUSTER = 2
+_PROGRAMS = 132
+"""As many multiprocessors as a chip of this SM has."""
+_THREADS = 384
+_MAP_BYTES = 128
+_PRODUCT = "product"
+_MAPS = "maps"
+
+
+def lowering(product: Lower, activation: Lower) -> Lower:
+    """The `lower` of this operator.
+
+    Args:
+        product: that of linear; operators do not import each other.
+        activation: that of swiglu.
+    """
+
+    def lower(site: Site) -> tuple[Variant, ...]:
+        most = site.limits.max_num_tokens
+        if not available(site):
+            return _two_steps(site, product, activation, most)
+        few = _two_steps(site, product, activation, min(most, FEW_ROWS))
+        return few if most <= FEW_ROWS else (*few, _fused(site))
+
+    return lower
+
+
+def available(site: Site) -> bool:
+    """Whether gated_sm90.cu takes the site: whole tiles, and rows that its copies can begin at."""
+    return site.sm == SM and site.axes["I"] % _TILE == 0 and site.axes["K"] % _TILE == 0
+
+
+def _fused(site: Site) -> Variant:
+    return Variant(
+        work=(fused_launch(site),),
+        max_rows=site.limits.max_num_tokens,
+        scratch={_MAPS: _PROGRAMS * 2 * _MAP_BYTES},
+    )
+
+
+def fused_launch(site: Site) -> Launch:
+    """One kernel for any number of rows."""
+    types = {
+        **{name: site.dtypes[name] for name in ("x", "weight")},
+        **dict.fromkeys(("weight_scale", "input_scale", "out_scale"), "f32"),
+        DIMS: "i32",
+        "out": site.dtypes["out"],
+        SCRATCH + _MAPS: "u8",
+    }
+    shared = _shared_bytes()
+    source = CudaSource(
+        file="gated_linear/gated_sm90.cu",
+        entry="gated_linear",
+        parameters=tuple(
+            KernelParameter(name.removeprefix(SCRATCH), dtype) for name, dtype in types.items()
+        ),
+        constants={
+            "K": site.axes["K"],
+            "I": site.axes["I"],
+            "X_STRIDE": site.strides["x"],
+            "OUT_STRIDE": site.strides["out"],
+            "GELU_TANH": int(site.attributes["activation"] == "gelu_tanh"),
+            "COUNT": count_index(site.rows),
+            "STAGES": _STAGES,
+            "GROUP": _GROUP,
+            "CLUSTER": _CLUSTER,
+            "PROGRAMS": _PROGRAMS,
+            "SHARED_BYTES": shared,
+        },
+        num_threads=_THREADS,
+        shared_bytes=shared,
+    )
+    return Launch(
+        kernel=source,
+        arguments=tuple(types),
+        grid=(Extent(times=_PROGRAMS), ONE, ONE),
+        overlaps=True,
+    )
+
+
+def _shared_bytes() -> int:
+    """Panels of x, gate and up by stage; factors, barriers and maps. A multiple of 1024."""
+    return _STAGES * 3 * _TILE * _TILE + 5 * 1024
+
+
+def _two_steps(site: Site, product: Lower, activation: Lower, max_rows: int) -> tuple[Variant, ...]:
+    """Both products into a scratch buffer, gate's columns before up's, and from there."""
+    width = site.axes["I"]
+    limits = msgspec.structs.replace(site.limits, max_num_tokens=max_rows)
+    products = product(_product_site(replace(site, limits=limits)))
+    (gate,) = activation(_activation_site(replace(site, limits=limits)))
+    view = DTYPES["bf16"].num_bytes(width)
+    names = {"out": _PRODUCT}
+    parts = {"gate": _PRODUCT, "up": "up"}
+    return tuple(
+        Variant(
+            work=(
+                *(_renamed(one, names) for one in variant.work),
+                *(_renamed(one, parts) for one in gate.work),
+            ),
+            max_rows=variant.max_rows,
+            scratch={_PRODUCT: 2 * view * variant.max_rows},
+            views={"up": (_PRODUCT, view)},
+        )
+        for variant in products
+    )
+
+
+def _product_site(site: Site) -> Site:
+    width = 2 * site.axes["I"]
+    return replace(
+        site,
+        dtypes={name: site.dtypes[name] for name in ("x", "weight", "weight_scale", "input_scale")}
+        | {"out": "bf16"},
+        strides={**site.strides, "out": width},
+        attributes={
+            "N": width,
+            "group_size": 0,
+            "weight_dtype": site.attributes["weight_dtype"],
+            "layout": "row_major",
+            "activation": "exact",
+            "softcap": 0.0,
+            "out_dtype": "bf16",
+        },
+    )
+
+
+def _activation_site(site: Site) -> Site:
+    width = 2 * site.axes["I"]
+    types = {name: site.dtypes[name] for name in ("out_scale", "out")}
+    return replace(
+        site,
+        dtypes={"gate": "bf16", "up": "bf16", **types},
+        strides={**site.strides, "gate": width, "up": width},
+        attributes={
+            "activation": site.attributes["activation"],
+            "out_dtype": site.dtypes["out"],
+        },
+    )
+
+
+def _renamed(
+    work: Launch | MatrixProduct | Collective, scratch: Mapping[str, str]
+) -> Launch | MatrixProduct:
+    """The same with some of its operator's parameters in scratch memory."""
+    places = {name: SCRATCH + buffer for name, buffer in scratch.items()}
+    if isinstance(work, MatrixProduct):
+        return replace(work, out=places[work.out])
+    assert isinstance(work, Launch)
+    return replace(work, arguments=tuple(places.get(name, name) for name in work.arguments))

@@ -1,0 +1,26 @@
+"""The first half of a gated MLP in one: two linears of one input, and the activation over both."""
+
+from trtc.plugins.gated_linear.reference import reference
+from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
+
+GATED_LINEAR = FusedOp(
+    name="gated_linear",
+    summary="out = quantize(activation(x @ gate.T) * (x @ up.T)), products scaled as linear's",
+    inputs=(
+        Parameter("x", ("M", "K"), ("f8e4m3",)),
+        # [2 I, K], row-major: all rows of gate, then all of up.
+        Parameter("weight", ("N", "K"), ("f8e4m3",), role="weight"),
+        Parameter("weight_scale", ("N", "G"), ("f32",), role="weight"),
+        Parameter("input_scale", (), ("f32",), role="weight"),
+        Parameter("out_scale", (), ("f32",), role="weight"),
+    ),
+    outputs=(Parameter("out", ("M", "I"), ("f8e4m3",)),),
+    attributes=(
+        Attribute("I", "int"),
+        Attribute("weight_dtype", "enum", choices=("f8e4m3",), cpp_enum="DType"),
+        Attribute("activation", "enum", choices=("silu", "gelu_tanh"), cpp_enum="Activation"),
+    ),
+    reference=reference,
+    # What rounds both products to bf16 in between, and what does not, may round to neighbours.
+    tolerances={"f8e4m3": Tolerance(1 / 512, 1 / 8)},
+)

@@ -1,0 +1,161 @@
+"""What gated_linear is lowered to: its kernel on the CPU, thread by thread, and its variants."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.support.cuda_on_cpu import launch as launch_on_cpu
+from tests.support.cuda_on_cpu import poisoned
+from tests.support.kernels import KernelCall, assert_close
+from tests.support.operands import random_array, scalar
+from tests.support.triton_kernels import needs_triton
+from tests.support.weights import random_scales, random_weight
+from trtc.plugins.cuda.cpp import CudaSource
+from trtc.plugins.cuda.launch import Launch, Lower, MatrixProduct, Site, Variant
+from trtc.plugins.gated_linear.op import GATED_LINEAR
+from trtc.plugins.rounding import NUMPY_DTYPES
+from trtc.protos.manifest import Limits
+
+needs_triton()
+
+from tests.support.lowered import site_of  # noqa: E402
+from trtc.plugins.cuda.lowerings import lowerings  # noqa: E402
+from trtc.plugins.cuda.nvrtc import compile_cuda  # noqa: E402
+from trtc.plugins.gated_linear import cuda  # noqa: E402
+
+Array = NDArray[Any]
+
+WIDTH, DEPTH = 256, 384
+LOWER: Lower = lowerings()["gated_linear"]
+
+
+def make_call(rows: int, activation: str = "silu", width: int = WIDTH) -> KernelCall:
+    rng = np.random.default_rng(11)
+    weight = random_weight(rng, 2 * width, DEPTH, dtype="f8e4m3")
+    scales = random_scales(rng, 2 * width, depth=DEPTH, group=0, dtype="f8e4m3", x_dtype="f8e4m3")
+    return KernelCall(
+        GATED_LINEAR,
+        {"I": width, "weight_dtype": "f8e4m3", "activation": activation},
+        {
+            "x": random_array(rng, rows, DEPTH, dtype="f8e4m3"),
+            "weight": weight,
+            "weight_scale": scales,
+            "input_scale": scalar(1.75),
+            "out_scale": scalar(0.03125),
+        },
+    )
+
+
+def make_site(sm: int = 90, width: int = WIDTH, most_rows: int = 4096) -> Site:
+    site = site_of(make_call(3, width=width), "tokens", sm)
+    return replace(site, limits=Limits(64, 1024, most_rows))
+
+
+def source_of(call: KernelCall, programs: int) -> CudaSource:
+    """The kernel with so many programs: idle ones take their time here."""
+    kernel = cuda.fused_launch(site_of(call, "tokens", 90)).kernel
+    assert isinstance(kernel, CudaSource)
+    return replace(kernel, constants={**kernel.constants, "PROGRAMS": programs, "GROUP": 1})
+
+
+def run(call: KernelCall, *, programs: int = 2, lazy: bool = False) -> Array:
+    """Of a poisoned out with more rows and columns, which must stay."""
+    source = source_of(call, programs)
+    x = call.inputs["x"]
+    assert x is not None
+    rows, stale = len(x), 5
+    stale_x = poisoned((rows + stale, DEPTH), x.dtype)
+    stale_x[:rows] = x
+    width, stride = int(source.constants["I"]), int(source.constants["OUT_STRIDE"])
+    out = poisoned((rows + stale, stride), NUMPY_DTYPES["f8e4m3"])
+    maps = np.zeros(programs * 2 * 128 + 128, np.uint8)
+    begin = -maps.ctypes.data % 128
+    arrays = {
+        **call.inputs,
+        "x": stale_x,
+        "dims": np.array([rows, 0, 0, 0], np.int32),
+        "out": out,
+        "maps": maps[begin:],
+    }
+    arguments = [arrays[parameter.name] for parameter in source.parameters]
+    launch_on_cpu(
+        source,
+        [array for array in arguments if array is not None],
+        (programs, 1, 1),
+        lazy=lazy,
+        late=[stale_x],
+    )
+    untouched = poisoned(out.shape, out.dtype)
+    untouched[:rows, :width] = out[:rows, :width]
+    assert out.tobytes() == untouched.tobytes(), "written beside the result"
+    return out[:rows, :width]
+
+
+@pytest.mark.parametrize(
+    ("rows", "activation", "programs", "lazy"),
+    [(300, "silu", 2, True), (300, "silu", 4, False), (129, "gelu_tanh", 2, False)],
+)
+def test_the_kernel_agrees_with_the_reference(
+    rows: int, activation: str, programs: int, lazy: bool
+) -> None:
+    """Four tiles, or two, by one cluster or two; the second block has few rows, or one."""
+    call = make_call(rows, activation)
+    assert_close(call, {"out": run(call, programs=programs, lazy=lazy)})
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    call = make_call(260)
+    whole = run(call)
+    x = call.inputs["x"]
+    assert x is not None
+    some = run(replace(call, inputs={**call.inputs, "x": np.ascontiguousarray(x[255:258])}))
+    assert some.tobytes() == np.ascontiguousarray(whole[255:258]).tobytes()
+
+
+def test_few_rows_are_multiplied_and_gated_in_two_steps() -> None:
+    *few, many = LOWER(make_site())
+    assert [variant.max_rows for variant in few] == [8, 16, 32, 64, 128, 512]
+    for variant in few:
+        product, gate = variant.work
+        assert written(product) == "scratch.product"
+        assert isinstance(gate, Launch)
+        assert {"scratch.product", "scratch.up", "out"} <= set(gate.arguments)
+        assert variant.scratch == {"product": variant.max_rows * 2 * WIDTH * 2}
+        assert variant.views == {"up": ("product", WIDTH * 2)}
+    assert entry(many) == "gated_linear" and many.max_rows == 4096
+
+
+def written(work: object) -> str:
+    if isinstance(work, MatrixProduct):
+        return work.out
+    assert isinstance(work, Launch)
+    return work.arguments[-1]
+
+
+def entry(variant: Variant) -> str:
+    (launched,) = variant.work
+    assert isinstance(launched, Launch) and isinstance(launched.kernel, CudaSource)
+    return launched.kernel.entry
+
+
+@pytest.mark.parametrize(
+    "site",
+    [make_site(sm=89), make_site(sm=100), make_site(width=WIDTH + 64), make_site(most_rows=512)],
+    ids=["another SM", "a later SM", "part of a tile", "few tokens at most"],
+)
+def test_two_steps_for_all_rows(site: Site) -> None:
+    variants = LOWER(site)
+    assert all(len(variant.work) == 2 for variant in variants)
+    assert variants[-1].max_rows == site.limits.max_num_tokens
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_the_kernel_compiles(activation: str) -> None:
+    kernel = source_of(make_call(1, activation), programs=132)
+    constants = {**kernel.constants, "K": 4096, "I": 14336, "X_STRIDE": 4096, "OUT_STRIDE": 14336}
+    compiled = compile_cuda(replace(kernel, constants=constants), 90)
+    for instruction in (b"wgmma", b"tensormap.cp_fenceproxy", b"multicast", b"griddepcontrol.wait"):
+        assert instruction in compiled.ptx
