@@ -4,6 +4,7 @@ from trtc.builder.passes.base import Pass
 from trtc.builder.passes.fill_kv_scales import FILL_KV_SCALES
 from trtc.builder.passes.fold_weight_quantization import FOLD_WEIGHT_QUANTIZATION
 from trtc.builder.passes.fuse_add_norm import FUSE_ADD_NORM
+from trtc.builder.passes.fuse_gated_linear import FUSE_GATED_LINEAR
 from trtc.builder.passes.fuse_quantize import FUSE_QUANTIZE
 from trtc.builder.passes.fuse_residual import FUSE_RESIDUAL
 from trtc.builder.passes.fuse_rope_kv_write import FUSE_ROPE_KV_WRITE
@@ -55,6 +56,8 @@ NATIVE_PASSES: tuple[Pass, ...] = (
 _SHARDED_PASSES = tuple(step for step in NATIVE_PASSES if step is not FUSE_RESIDUAL)
 """Each of several ranks has a part of the sum that the residual is added to once: a norm does."""
 
+_CUDA_PASSES = (FUSE_GATED_LINEAR, TILE_WEIGHTS)
+
 TENSORRT_PASSES: tuple[Pass, ...] = (
     LOWER_EXPERTS,
     FILL_KV_SCALES,
@@ -83,9 +86,9 @@ def narrows_lm_head(scheme: Scheme, exact_lm_head: bool) -> bool:
 
 
 def cuda_passes(scheme: Scheme, reader: TensorReader, ranks: int = 1) -> tuple[Pass, ...]:
-    """The CUDA target's list: activations are exact, each of several ranks gets its share, and
-    4-bit weights come to lie in tiles."""
+    """The CUDA target's list: activations are exact, each of several ranks gets its share, both
+    products of a gated MLP stay on the chip, and 4-bit weights come to lie in tiles."""
     share = (share_pre_scales(reader),) if scheme.pre_quant_scale else ()
     if ranks == 1:
-        return (*share, *NATIVE_PASSES, TILE_WEIGHTS)
-    return (*share, *_SHARDED_PASSES, ShardOverRanks(ranks), TILE_WEIGHTS)
+        return (*share, *NATIVE_PASSES, *_CUDA_PASSES)
+    return (*share, *_SHARDED_PASSES, ShardOverRanks(ranks), *_CUDA_PASSES)

@@ -1,0 +1,75 @@
+"""Gate, up and the activation over them as one operator, where both are static E4M3."""
+
+from trtc.builder.passes.base import Rewrite
+from trtc.builder.passes.matching import Node, dtype_of, input_of, is_fused, producer
+from trtc.builder.passes.rewriter import Rewriter
+
+_GIVEN = ("weight", "weight_scale", "input_scale")
+_ABSENT = ("weight_zero", "bias", "residual")
+_PLAIN = {"layout": "row_major", "group_size": 0, "softcap": 0.0, "out_dtype": "bf16"}
+
+
+def fuse_gated_linear(rewriter: Rewriter) -> bool:
+    """Keep both products from memory.
+
+    Rule: swiglu(Split(linear(x, [gate; up])); out_dtype=f8e4m3) -> gated_linear(x, [gate; up])
+    for halves of a row-major E4M3 linear of E4M3 x with bf16 out, with both scales and nothing
+    else in its epilogue, that nobody else reads, and a swiglu with an out_scale alone.
+    """
+    changed = False
+    for swiglu in rewriter.fused_nodes("swiglu"):
+        linear = _products(rewriter, swiglu)
+        if linear is None or not _is_plain(linear) or not _is_quantized(swiglu):
+            continue
+        rewriter.fused(
+            "gated_linear",
+            linear.name,
+            inputs={
+                "x": linear.inputs[0],
+                "out_scale": input_of(swiglu, "out_scale"),
+                **{name: input_of(linear, name) for name in _GIVEN},
+            },
+            outputs={"out": swiglu.outputs[0]},
+            attributes={
+                "I": linear.attrs["N"] // 2,
+                "weight_dtype": linear.attrs["weight_dtype"],
+                "activation": swiglu.attrs["activation"],
+            },
+        )
+        changed = True
+    return changed
+
+
+def _products(rewriter: Rewriter, swiglu: Node) -> Node | None:
+    """The linear whose first half is gate and whose second is up, for this swiglu alone."""
+    halves = [input_of(swiglu, name) for name in ("gate", "up")]
+    split = producer(halves[0], "Split")
+    if split is None or list(map(id, split.outputs)) != list(map(id, halves)):
+        return None
+    linear = producer(split.inputs[0])
+    alone = all(rewriter.sole_consumer(tensor) for tensor in (*halves, split.inputs[0]))
+    return linear if alone and is_fused(linear, "linear") else None
+
+
+def _is_plain(linear: Node) -> bool:
+    return (
+        dtype_of(linear.inputs[0]) == linear.attrs["weight_dtype"] == "f8e4m3"
+        and all(linear.attrs[name] == value for name, value in _PLAIN.items())
+        and all(input_of(linear, name) is not None for name in _GIVEN)
+        and all(input_of(linear, name) is None for name in _ABSENT)
+    )
+
+
+def _is_quantized(swiglu: Node) -> bool:
+    return (
+        swiglu.attrs["out_dtype"] == "f8e4m3"
+        and input_of(swiglu, "out_scale") is not None
+        and input_of(swiglu, "pre_scale") is None
+    )
+
+
+FUSE_GATED_LINEAR = Rewrite(
+    "fuse_gated_linear",
+    fuse_gated_linear,
+    requires=frozenset({"merge_linears", "lower_swiglu", "fuse_quantize"}),
+)
