@@ -119,7 +119,7 @@ class LocalEngine:
             kv_bytes=kv_bytes,
             dummy_weights=dummy_weights,
             verify=verify,
-            late_weights=True,
+            quick_start=True,
         )
         return cls(session)
 

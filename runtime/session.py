@@ -93,7 +93,7 @@ def open_session(
     num_pages: int | None = None,
     dummy_weights: bool = False,
     verify: bool = True,
-    late_weights: bool = False,
+    quick_start: bool = False,
 ) -> Session:
     """Verify an engine and load it.
 
@@ -105,8 +105,9 @@ def open_session(
             sequences of max_seq_len, within a share of the memory that is free.
         dummy_weights: fill in random weights, for an engine that was built without any.
         verify: False skips the hashes (not the sizes) of files whose integrity is known.
-        late_weights: hash a CPU engine's weights while it runs already; the caller must ask
-            `Session.late_check` before it vouches for any result.
+        quick_start: leave what can wait until the first token has come, a CPU engine's weights'
+            hashes above all; the caller must ask `Session.late_check` before it vouches for any
+            result.
 
     Raises:
         EngineCorruptError: a file is missing, or differs from the manifest.
@@ -120,11 +121,11 @@ def open_session(
         raise RequestError(f"is {num_threads}", field="--threads", remedy="Give 1 or more")
     with ExitStack() as undo:
         prepare = KINDS[manifest.target.kind]
-        opening = prepare(OpenRequest(engine, manifest, num_threads, dummy_weights))
+        opening = prepare(OpenRequest(engine, manifest, num_threads, dummy_weights, quick_start))
         undo.callback(opening.close)
         pages = _num_pages(manifest, opening, kv_bytes, num_pages)
         _check_listed(manifest, opening)
-        late = _late_files(manifest) if verify and late_weights else ()
+        late = _late_files(manifest) if verify and quick_start else ()
         verify_files(engine, manifest, hashes=verify, later=late)
         check = LateCheck(engine, manifest, late) if late else None
         if check is not None:

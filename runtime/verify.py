@@ -1,7 +1,6 @@
 """Do an engine's files match its manifest? Asked before anything is mapped or loaded."""
 
 import hashlib
-import os
 import threading
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,12 +9,12 @@ from pathlib import Path, PurePosixPath
 
 from trtc.protos.errors import EngineCorruptError
 from trtc.protos.manifest import CHUNK_BYTES, MANIFEST_FILE, FileFacts, Manifest
+from trtc.runtime.background import make_way
 from trtc.runtime.machine import num_usable_cores
 
 REBUILD = "Build the engine again, or copy it again from where it was built"
 _MAX_THREADS = 16
 _BLOCK_BYTES = 1 << 23
-_LATE_NICENESS = 10
 
 
 def verify_files(
@@ -60,7 +59,7 @@ class LateCheck:
         """
         self._engine = engine
         self._pieces = [piece for name in names for piece in _pieces(name, manifest.files[name])]
-        self._pool = ThreadPoolExecutor(_num_threads(), "trtc-verify", initializer=_make_way)
+        self._pool = ThreadPoolExecutor(_num_threads(), "trtc-verify", initializer=make_way)
         self._checks: list[Future[None]] = []
         self._beginning = threading.Lock()
 
@@ -95,12 +94,6 @@ class LateCheck:
 
 def _num_threads() -> int:
     return min(_MAX_THREADS, num_usable_cores())
-
-
-def _make_way() -> None:
-    """Kernels come first. On Linux both calls are about the calling thread."""
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LATE_NICENESS)
 
 
 @dataclass(frozen=True)

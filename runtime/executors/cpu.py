@@ -1,7 +1,6 @@
 """Runs a compiled CPU engine: one foreign call a step, during which the GIL is free."""
 
 import ctypes
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from trtc.protos.errors import EngineIncompatibleError, EnvironmentFault, InvariantError
 from trtc.protos.manifest import STEP_ABI_VERSION, KvGeometry, Limits
 from trtc.runtime.executors.base import Float32s, Int32s, PendingStep, StepBatch
+from trtc.runtime.executors.cpu_pool import KvPool
 from trtc.runtime.sampler import SampledTokens, SamplingBatch, sample
 
 _INVALID_ARGUMENT = 1
@@ -98,12 +98,14 @@ class CpuExecutor:
         num_pages: int,
         num_threads: int,
         cpus: Sequence[int] = (),
+        quick_start: bool = False,
     ) -> None:
         """Open the shared object and allocate the pool.
 
         Args:
             num_pages: pages of the pool; the system hands out its memory as it is touched.
             cpus: one logical CPU a thread to pin workers to, or empty.
+            quick_start: touch nothing of the pool ahead of the first step.
 
         Raises:
             EngineIncompatibleError: the shared object belongs to another plan.
@@ -115,7 +117,7 @@ class CpuExecutor:
         self._num_pages = num_pages
         self._weights = files.weights
         self._library = _open_library(files)
-        self._pool = _KvPool(kv, num_pages)
+        self._pool = KvPool(kv, num_pages)
         cpu_array = np.asarray(cpus, np.int32)
         options = _Options(
             weights=files.weights.ctypes.data,
@@ -132,6 +134,8 @@ class CpuExecutor:
                 remedy="Use fewer threads or free some memory",
             )
         self._logits_buffer = np.empty((0, vocab_size), np.float32)
+        if not quick_start:
+            self._pool.touch_ahead(0)
 
     @property
     def limits(self) -> Limits:
@@ -219,43 +223,11 @@ class CpuExecutor:
             raise InvariantError(f"the engine refused a step: {self._last_error()}")
         if status:
             raise EnvironmentFault(f"the engine failed: {self._last_error()}")
+        self._pool.touch_ahead(int(batch.slots.max()) // self._kv.page_size + 1)
 
     def _last_error(self) -> str:
         text: bytes = self._library.trtc_engine_last_error()
         return text.decode(errors="replace")
-
-
-class _KvPool:
-    """All layers' pages in one mapping that the system fills with zeroes as it is touched."""
-
-    def __init__(self, kv: KvGeometry, num_pages: int) -> None:
-        try:
-            # Private: shared memory gets no huge pages, and attention walks many small ones.
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            self._memory = mmap.mmap(-1, num_pages * kv.page_bytes, flags=flags)
-        except OSError as error:
-            raise EnvironmentFault(
-                f"no memory for a KV pool of {num_pages * kv.page_bytes / 1e9:.2f} GB",
-                field="--kv-bytes",
-                remedy="Give a smaller pool",
-            ) from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
-        self._pages = np.frombuffer(self._memory, np.uint8).reshape(
-            kv.num_layers, num_pages, kv.layer_page_bytes
-        )
-        base = self._pages.ctypes.data
-        self.pointers = base + np.arange(kv.num_layers, dtype=np.uint64) * np.uint64(
-            self._pages[0].nbytes
-        )
-        """[layers] address of each layer's pool, as the step ABI takes them."""
-
-    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self._pages[:, list(targets)] = self._pages[:, list(sources)]
-
-    def close(self) -> None:
-        del self._pages
-        self._memory.close()
 
 
 def _contiguous(array: Int32s) -> Int32s:

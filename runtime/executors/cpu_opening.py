@@ -70,6 +70,7 @@ class CpuOpening:
             num_threads=num_threads,
             # With cores to spare, the system places the threads beside those of other processes.
             cpus=cores if num_threads == len(cores) else (),
+            quick_start=self.request.quick_start,
         )
 
 

@@ -23,6 +23,8 @@ class OpenRequest:
     num_threads: int | None
     """CPU threads; None: the physical cores that this process may use."""
     dummy_weights: bool
+    quick_start: bool = False
+    """Whether the first token comes before all that can wait until it has come."""
 
 
 class Opening(Protocol):

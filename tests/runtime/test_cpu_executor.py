@@ -18,7 +18,8 @@ from tests.support.models import random_prompt, tiny_checkpoint
 from trtc.protos.errors import EnvironmentFault, InvariantError
 from trtc.protos.plan import read_plan
 from trtc.runtime.executors.base import StepBatch
-from trtc.runtime.executors.cpu import CpuExecutor, _KvPool, _Step
+from trtc.runtime.executors.cpu import CpuExecutor, _Step
+from trtc.runtime.executors.cpu_pool import KvPool
 from trtc.runtime.probe import solo_batch
 
 
@@ -246,7 +247,7 @@ def test_threads_that_the_system_refuses_end_no_process(engine: Path) -> None:
 
 def test_a_pool_beyond_the_address_space(executor: CpuExecutor) -> None:
     with pytest.raises(EnvironmentFault, match="--kv-bytes"):
-        _KvPool(executor.kv, 1 << 45)
+        KvPool(executor.kv, 1 << 45)
 
 
 def test_the_step_struct_is_the_one_in_the_header() -> None:

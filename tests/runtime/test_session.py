@@ -102,9 +102,9 @@ def test_of_a_damaged_engine_only_weights_may_be_loaded_before_it_shows(
     (engine / name).write_bytes(content)
     if name != "weights.safetensors":
         with pytest.raises(EngineCorruptError, match="sha256"):
-            open_session(engine, num_pages=8, late_weights=True)
+            open_session(engine, num_pages=8, quick_start=True)
         return
-    with closing(open_session(engine, num_pages=8, late_weights=True)) as opened:
+    with closing(open_session(engine, num_pages=8, quick_start=True)) as opened:
         assert opened.late_check is not None
         with pytest.raises(EngineCorruptError, match="sha256") as caught:
             opened.late_check.wait()

@@ -1,0 +1,141 @@
+"""The KV pool of a CPU engine: one mapping, whose memory the system gives as it is touched.
+
+A huge page's first touch zeroes 2 MB, in every layer at once; on a virtual machine whose host has
+to find the memory first, that made one step in seven take 90 ms longer. So memory is asked for some
+way ahead of its use, by a thread that makes way for others.
+"""
+
+import ctypes
+import mmap
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from trtc.protos.errors import EnvironmentFault
+from trtc.protos.manifest import KvGeometry
+from trtc.runtime.background import make_way
+
+_HUGE_PAGE = 1 << 21
+_AHEAD_BYTES = 1 << 28
+"""Of the pool, touched beyond what has been used: what a load may take before the thread has had
+time to go on, and little beside the weights."""
+_MADV_POPULATE_WRITE = 23
+"""Linux 5.14: give a range its memory and change nothing in it."""
+
+
+class KvPool:
+    """All layers' pages; contents [layers, pages, page bytes]."""
+
+    def __init__(self, kv: KvGeometry, num_pages: int) -> None:
+        """
+        Raises:
+            EnvironmentFault: the system has no room for the mapping.
+        """
+        try:
+            # Private: shared memory gets no huge pages, and attention walks many small ones.
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            self._memory = mmap.mmap(-1, num_pages * kv.page_bytes, flags=flags)
+        except OSError as error:
+            raise EnvironmentFault(
+                f"no memory for a KV pool of {num_pages * kv.page_bytes / 1e9:.2f} GB",
+                field="--kv-bytes",
+                remedy="Give a smaller pool",
+            ) from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._pages = np.frombuffer(self._memory, np.uint8).reshape(
+            kv.num_layers, num_pages, kv.layer_page_bytes
+        )
+        base = self._pages.ctypes.data
+        self.pointers = base + np.arange(kv.num_layers, dtype=np.uint64) * np.uint64(
+            self._pages[0].nbytes
+        )
+        """[layers] address of each layer's pool, as the step ABI takes them."""
+        self._block = max(1, _HUGE_PAGE // kv.layer_page_bytes)
+        self._ahead = -(-_AHEAD_BYTES // kv.page_bytes)
+        self._toucher = _Toucher(num_pages, self._block, self._touch)
+
+    def touch_ahead(self, page: int) -> None:
+        """Pages before this one have been used; soon touch some of those behind it.
+
+        The scheduler takes pages from the first one on, so that those never used lie behind all
+        that were.
+        """
+        self._toucher.go_to(page + self._ahead)
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self._pages[:, list(targets)] = self._pages[:, list(sources)]
+
+    def close(self) -> None:
+        self._toucher.close()
+        del self._pages
+        self._memory.close()
+
+    def _touch(self, begin: int, end: int) -> bool:
+        """Have all layers' pages [begin, end) backed by memory; False: this system cannot."""
+        size, whole = self._pages.shape[2], len(self._memory)
+        base = int(self.pointers[0])
+        for layer in self.pointers.tolist():
+            first = (layer - base + begin * size) & -mmap.PAGESIZE
+            last = min(whole, layer - base + end * size)
+            if _madvise()(base + first, last - first, _MADV_POPULATE_WRITE):
+                return False
+        return True
+
+
+class _Toucher:
+    """Touches pages in order up to where it was last told to go, in a thread of its own."""
+
+    def __init__(self, num_pages: int, block: int, touch: Callable[[int, int], bool]) -> None:
+        """
+        Args:
+            block: pages that are touched at once.
+            touch: told [begin, end); False ends it all.
+        """
+        self._num_pages = num_pages
+        self._block = block
+        self._touch = touch
+        self._done = self._goal = 0
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def go_to(self, page: int) -> None:
+        """Touch all pages before this one, some time soon."""
+        goal = min(page, self._num_pages)
+        if goal <= self._goal:
+            return
+        with self._changed:
+            self._goal = goal
+            self._changed.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="trtc-kv-pool", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Return when nothing is touched any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        make_way()
+        while self._done < self._num_pages:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._done < self._goal)
+                if self._closed:
+                    return
+            end = min(self._done + self._block, self._num_pages)
+            if not self._touch(self._done, end):
+                return
+            self._done = end
+
+
+def _madvise() -> Callable[[int, int, int], int]:
+    """The C library's: mmap.madvise knows no such advice, and would hold the GIL meanwhile."""
+    call = ctypes.CDLL(None).madvise
+    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return call
