@@ -38,7 +38,7 @@ class BuildRequest:
     exact_activations: bool = False
     """4-bit weights multiply bf16 activations instead of dynamically rounded int8 ones."""
     exact_lm_head: bool = False
-    """The lm_head of a quantised model keeps the activations' type, also on the CPU."""
+    """The lm_head of a quantised model keeps the activations' type, whatever the target."""
     dummy_weights: bool = False
     """Write plan and kernels only; random weights are filled in at load."""
     max_batch_size: int = 64

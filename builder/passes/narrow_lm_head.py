@@ -1,4 +1,4 @@
-"""An int8 lm_head: the CPU target's choice for quantised models, where bf16 is half of a step."""
+"""An int8 lm_head: the native targets' choice where bf16 would be a large part of a step."""
 
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of

@@ -85,10 +85,20 @@ def narrows_lm_head(scheme: Scheme, exact_lm_head: bool) -> bool:
     return not exact_lm_head and scheme.dtype == "bf16" != scheme.weight
 
 
-def cuda_passes(scheme: Scheme, reader: TensorReader, ranks: int = 1) -> tuple[Pass, ...]:
-    """The CUDA target's list: activations are exact, each of several ranks gets its share, both
-    products of a gated MLP stay on the chip, and 4-bit weights come to lie in tiles."""
+def cuda_passes(
+    scheme: Scheme, reader: TensorReader, ranks: int = 1, *, exact_lm_head: bool
+) -> tuple[Pass, ...]:
+    """The CUDA target's list: activations are exact, the lm_head beside 4-bit weights is int8
+    unless asked for exact, each of several ranks gets its share, both products of a gated MLP stay
+    on the chip, and 4-bit weights come to lie in tiles."""
     share = (share_pre_scales(reader),) if scheme.pre_quant_scale else ()
+    narrow = (NARROW_LM_HEAD,) if narrows_lm_head_on_cuda(scheme, exact_lm_head) else ()
     if ranks == 1:
-        return (*share, *NATIVE_PASSES, *_CUDA_PASSES)
-    return (*share, *_SHARDED_PASSES, ShardOverRanks(ranks), *_CUDA_PASSES)
+        return (*share, *NATIVE_PASSES, *narrow, *_CUDA_PASSES)
+    return (*share, *_SHARDED_PASSES, *narrow, ShardOverRanks(ranks), *_CUDA_PASSES)
+
+
+def narrows_lm_head_on_cuda(scheme: Scheme, exact_lm_head: bool) -> bool:
+    """Whether the CUDA target stores the lm_head as int8: beside 4-bit weights, whose steps of few
+    sequences it is a fifth of. For many rows cuBLASLt's bf16 product is faster."""
+    return narrows_lm_head(scheme, exact_lm_head) and scheme.weight == "i4"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import onnx
 
 from trtc.builder.passes.base import Pass
-from trtc.builder.passes.order import cuda_passes
+from trtc.builder.passes.order import cuda_passes, narrows_lm_head_on_cuda
 from trtc.builder.passes.transforms import ScalePerRow
 from trtc.builder.plan import make_plan
 from trtc.builder.recipes import Apply, Concat, Recipe, Shard, TensorReader
@@ -53,7 +53,9 @@ class CudaTarget:
             )
 
     def passes(self, request: CompileRequest) -> tuple[Pass, ...]:
-        return cuda_passes(request.scheme, request.reader, request.ranks)
+        return cuda_passes(
+            request.scheme, request.reader, request.ranks, exact_lm_head=request.exact_lm_head
+        )
 
     def compile(self, request: CompileRequest, progress: Progress) -> Compiled:
         progress("planning")
@@ -94,6 +96,9 @@ class CudaTarget:
                 activations=launches.fixed_bytes(plan.vocab_size),
                 page=plan.kv.page_bytes,
             ),
+            lm_head="i8"
+            if narrows_lm_head_on_cuda(request.scheme, request.exact_lm_head)
+            else None,
         )
 
 

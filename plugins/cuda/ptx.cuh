@@ -73,6 +73,11 @@ __device__ inline void stream_async(unsigned shared, const void* global, int byt
                : "memory");
 }
 
+// A copy of four bytes.
+__device__ inline void copy_async_4(unsigned shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
+}
+
 __device__ inline uint4 load_shared(unsigned shared) {
   uint4 words;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -112,6 +117,15 @@ __device__ inline void wait_for_copies() {
 __device__ inline unsigned mask_and_flip(unsigned word, unsigned mask, unsigned flip) {
   unsigned result;
   asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(result) : "r"(word), "r"(mask), "r"(flip));
+  return result;
+}
+
+// a - b of two bf16 each.
+__device__ inline unsigned subtract_bf16(unsigned a, unsigned b) {
+  unsigned result;
+  asm("{.reg .b32 one; mov.b32 one, 0xbf80bf80; fma.rn.bf16x2 %0, %2, one, %1;}"
+      : "=r"(result)
+      : "r"(a), "r"(b));
   return result;
 }
 

@@ -12,6 +12,7 @@ from trtc.plugins.cuda.specialise import by_columns
 def embedding(
     token_ids,
     table,
+    table_scale,
     dims,
     out,
     COUNT: tl.constexpr,
@@ -20,10 +21,12 @@ def embedding(
     TABLE_STRIDE: tl.constexpr,
     OUT_STRIDE: tl.constexpr,
     SCALE: tl.constexpr,
+    GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     VECTOR: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
+    """GROUP: columns that share one of table_scale."""
     launch_dependents(OVERLAPS)
     row, column = row_and_columns(COLUMNS, BLOCK, VECTOR)
     inside = column < COLUMNS
@@ -34,6 +37,10 @@ def embedding(
         token = tl.load(token_ids + row)
         token = tl.minimum(tl.maximum(token, 0), NUM_TOKEN_IDS - 1).to(tl.int64)
         values = tl.load(table + token * TABLE_STRIDE + column, mask=inside, other=0.0)
+        if table_scale is not None:
+            GROUPS: tl.constexpr = (COLUMNS + GROUP - 1) // GROUP
+            scales = table_scale + token * GROUPS + column // GROUP
+            values = values.to(tl.float32) * tl.load(scales, mask=inside, other=0.0)
         values = values.to(out.dtype.element_ty)
         if SCALE != 1.0:
             scale = tl.full([BLOCK], SCALE, tl.float32).to(out.dtype.element_ty).to(tl.float32)
@@ -52,5 +59,6 @@ def lower(site: Site) -> tuple[Variant, ...]:
             "TABLE_STRIDE": site.strides["table"],
             "OUT_STRIDE": site.strides["out"],
             "SCALE": float(site.attributes["scale"]),
+            "GROUP": int(site.attributes["group_size"]),
         },
     )

@@ -36,7 +36,7 @@ from trtc.plugins.linear.narrow_tactics import (
     shared_bytes,
     widen_from,
 )
-from trtc.plugins.tiles import CHANNELS
+from trtc.plugins.tiles import CHANNELS, ROWS
 
 _WIDE = "wide_weight"
 """Scratch buffer: bf16 [N, K]."""
@@ -65,7 +65,7 @@ def lower_narrow(site: Site) -> tuple[Variant, ...]:
 
 def _few(site: Site) -> Iterator[Variant]:
     """narrow.cu, by ascending rows."""
-    if site.attributes["layout"] == "tiles" and site.dtypes["x"] == "bf16":
+    if site.dtypes["x"] == "bf16" and (site.attributes["layout"] == "tiles" or _has_rows(site)):
         yield from few_variants(
             site,
             few_tactics(
@@ -73,9 +73,21 @@ def _few(site: Site) -> Iterator[Variant]:
                 site.axes["N"],
                 site.axes["K"],
                 _group(site),
+                weight_bits=_weight_bits(site),
                 has_zero=site.has("weight_zero"),
             ),
         )
+
+
+def _has_rows(site: Site) -> bool:
+    """Whether narrow.cu takes a row-major weight: int8, in whole tiles of large groups."""
+    is_signed = site.attributes["weight_dtype"] == "i8" and not site.has("input_scale")
+    whole_groups = _group(site) % CHANNELS == 0 and site.axes["K"] % _group(site) == 0
+    return is_signed and whole_groups and site.axes["N"] % ROWS == 0
+
+
+def _weight_bits(site: Site) -> int:
+    return 8 if site.attributes["weight_dtype"] == "i8" else 4
 
 
 def few_variants(site: Site, tactics: Iterable[Few]) -> Iterator[Variant]:
@@ -93,18 +105,23 @@ def few_variants(site: Site, tactics: Iterable[Few]) -> Iterator[Variant]:
             num_threads=few.num_threads,
             shared_bytes=_few_shared_bytes(site, few),
         )
-        blocks = few.cluster * -(-site.axes["N"] // few.block_rows)
         launch = Launch(
             kernel=kernel,
             arguments=arguments,
-            grid=(Extent(times=blocks), ONE, ONE),
+            grid=(Extent(times=few.blocks(site.axes["N"])), ONE, ONE),
             overlaps=site.sm >= OVERLAP_SM,
         )
         yield Variant(work=(launch,), max_rows=few.rows)
 
 
 def _few_shared_bytes(site: Site, few: Few) -> int:
-    return shared_bytes(few, site.axes["K"], _group(site), has_zero=site.has("weight_zero"))
+    return shared_bytes(
+        few,
+        site.axes["K"],
+        _group(site),
+        weight_bits=_weight_bits(site),
+        has_zero=site.has("weight_zero"),
+    )
 
 
 def _few_constants(site: Site, few: Few) -> dict[str, int | float | str]:
@@ -116,6 +133,7 @@ def _few_constants(site: Site, few: Few) -> dict[str, int | float | str]:
     return {
         "N": site.axes["N"],
         "K": depth,
+        "BYTES": int(_weight_bits(site) == 8),
         "GROUP": group,
         "GROUPS": depth // group,
         "ROWS": few.rows,
@@ -130,7 +148,7 @@ def _few_constants(site: Site, few: Few) -> dict[str, int | float | str]:
         "RESIDUAL_STRIDE": site.strides.get("residual", 0),
         "OUT_TYPE": CPP_TYPES[site.dtypes["out"]],
         "RESIDUAL_TYPE": CPP_TYPES[site.dtypes.get("residual", "f32")],
-        "SIGNED": int(site.attributes["weight_dtype"] == "i4"),
+        "SIGNED": int(site.attributes["weight_dtype"] != "u4"),
         "HAS_ZERO": int(site.has("weight_zero")),
         "HAS_BIAS": int(site.has("bias")),
         "HAS_RESIDUAL": int(site.has("residual")),

@@ -1,5 +1,6 @@
 // out = softcap(x @ ((weight - zero) * weight_scale).T + bias) + residual for bf16 x, 4-bit weights
-// in tiles (plugins/tiles.py) and so few rows of x that reading the weights takes all the time.
+// in tiles (plugins/tiles.py) or row-major int8 ones, and so few rows of x that reading the weights
+// takes all the time.
 //
 // A block takes 16 * ROW_TILES rows of the weight for each of its ROW_WARPS columns of warps, and K
 // is split over the SPLITS warps of a column and over the blocks of a cluster. The parts of a sum
@@ -8,16 +9,18 @@
 // begins before it waits for the kernels before this one, and meets the others only to add up.
 //
 // Weights are the first operand of the tensor cores. For each 128 channels lane (g, t) has a
-// quarter of what is scaled alike, a part, of rows g and g + 8: eight nibbles a word. A product may
-// take the channels in any order, so nibbles i and i + 4 of a word make pair i of a fragment, and
-// x, which the block keeps in shared memory, is put into that order when it is stored.
+// quarter of what is scaled alike, a part, of rows g and g + 8: runs of eight channels, a word of
+// nibbles or two words of bytes each. A product may take the channels in any order, so nibbles i and
+// i + 4 of a word, or bytes i and i + 2, make a pair of a fragment, and x, which the block keeps in
+// shared memory, is put into that order when it is stored.
 //
 // A nibble n becomes a number by its bits alone: in the mantissa of a power of two it adds n times
 // the worth of its lowest bit there, 0x4300 | n is the bf16 128 + n and 0x4180 | n << 3 is 16 + n.
 // What the products have too much depends on x alone, and is where their sums begin: all products
-// are exact, and scales multiply f32 sums.
+// are exact, and scales multiply f32 sums. A byte is the difference of two such numbers, which is
+// exact in bf16, so its products have nothing too much.
 //
-// Macros: N, K; GROUP (channels that share a scale: 32, 64, or a multiple of 128), GROUPS; ROWS
+// Macros: N, K; BYTES (int8 weights, else nibbles); GROUP (channels that share a scale: 32, 64, or a multiple of 128), GROUPS; ROWS
 // (of x at most: a power of two), ROW_TILES, ROW_WARPS, SPLITS, CLUSTER, STAGES, MIN_BLOCKS; X_STRIDE, OUT_STRIDE,
 // RESIDUAL_STRIDE; OUT_TYPE, RESIDUAL_TYPE; SIGNED, HAS_ZERO, HAS_BIAS, HAS_RESIDUAL (0 or 1);
 // SOFTCAP (0: none); COUNT (which of dims counts the rows).
@@ -30,13 +33,15 @@ using namespace trtc;
 using u8 = unsigned char;
 
 constexpr int kTileRows = 16, kTileChannels = 128;
-constexpr int kTileBytes = kTileRows * kTileChannels / 2;
-constexpr int kRowBytes = kTileChannels / 2;
+constexpr int kRowBytes = BYTES ? kTileChannels : kTileChannels / 2;
+constexpr int kTileBytes = kTileRows * kRowBytes;
 
 constexpr int kParts = GROUP < kTileChannels ? kTileChannels / GROUP : 1;
 constexpr int kGroupTiles = GROUP < kTileChannels ? 1 : GROUP / kTileChannels;
-constexpr int kWords = 4 / kParts;    // that a lane has of a part of a row
-constexpr int kEights = 16 / kParts;  // runs of eight channels of a part
+constexpr int kEights = 16 / kParts;      // runs of eight channels of a part
+constexpr int kLaneEights = kEights / 4;  // that a lane has of a row
+constexpr int kEightWords = BYTES ? 2 : 1;
+constexpr int kWords = kLaneEights * kEightWords;
 constexpr int kChunks = K / kTileChannels;
 constexpr int kSplitChunks = (kChunks + CLUSTER * SPLITS - 1) / (CLUSTER * SPLITS);
 constexpr int kBlockChunks = kSplitChunks * SPLITS;
@@ -44,6 +49,7 @@ constexpr int kWarpRows = kTileRows * ROW_TILES;
 constexpr int kBlockRows = kWarpRows * ROW_WARPS;
 constexpr int kThreads = 32 * ROW_WARPS * SPLITS;
 constexpr int kAhead = STAGES - 1;
+static_assert(!BYTES || (SIGNED && !HAS_ZERO && kParts == 1), "int8 is signed, in large groups");
 static_assert(N % kTileRows == 0 && K % kTileChannels == 0 && kBlockRows <= N, "tiles are whole");
 
 constexpr int kScaleBytes = kTileRows * 4, kZeroBytes = kTileRows;  // of one group of a tile
@@ -54,9 +60,9 @@ constexpr int kRingBytes = ROW_WARPS * SPLITS * STAGES * kStageBytes;
 
 constexpr int kXTiles = (ROWS + 7) / 8;
 constexpr int kXTileRows = ROWS < 8 ? ROWS : 8;
-constexpr int kXTileBytes = kXTileRows * 4 * 16;  // of each word of each lane
-constexpr int kXWordBytes = kXTiles * kXTileBytes;
-constexpr int kXChunkBytes = kParts * kWords * kXWordBytes;
+constexpr int kXTileBytes = kXTileRows * 4 * 16;  // of one eight of each lane
+constexpr int kXEightBytes = kXTiles * kXTileBytes;
+constexpr int kXChunkBytes = kParts * kLaneEights * kXEightBytes;
 constexpr int kExcessBytes = kXTiles * 8 * 8;  // of a part: what its products have too much
 constexpr int kExcessAt = kRingBytes + kBlockChunks * kXChunkBytes;
 
@@ -75,15 +81,39 @@ __device__ constexpr int shift_of(int i) { return i == 0 ? 0 : 4 * i - 3; }
 __device__ constexpr unsigned base_of(int i) { return 128u >> place_of(i); }
 
 // Pair i of a word of nibbles; signed ones with their sign bit flipped are 8 more.
-__device__ inline unsigned pair_of(unsigned word, int i) {
+__device__ inline unsigned nibbles_of(unsigned word, int i) {
   const int place = place_of(i);
   const unsigned exponent = 127 + 7 - place;
   const unsigned one = exponent << 7 | (SIGNED ? 8u << place : 0u);
   return mask_and_flip(word >> shift_of(i), 0x000f000fu << place, one * 0x00010001u);
 }
 
-__device__ inline void read_words(unsigned (&words)[kWords], const u8* from) {
-  if constexpr (kWords == 4) {
+// Pair i of a word of int8: 128 + the low seven bits, less 128, or 256 if the sign bit is set.
+__device__ inline unsigned bytes_of(unsigned word, int i) {
+  const unsigned bytes = word >> 8 * i;
+  return subtract_bf16(mask_and_flip(bytes, 0x007f007fu, 0x43004300u),
+                       mask_and_flip(bytes, 0x00800080u, 0x43004300u));
+}
+
+// Pair i of a lane's j-th eight.
+__device__ inline unsigned pair_of(const unsigned (&words)[kWords], int j, int i) {
+  return BYTES ? bytes_of(words[kEightWords * j + i / 2], i % 2) : nibbles_of(words[j], i);
+}
+
+// Lane t's words of a part of a row of a tile. The 16 bytes of rows of bytes are not in their order
+// (see Stream): lanes that read together meet different banks.
+__device__ inline void read_words(unsigned (&words)[kWords], const u8* tile, int row, int part,
+                                  int t) {
+  const u8* from = tile + row * kRowBytes + (part * 4 + t) * 4 * kWords;
+  if constexpr (BYTES) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const u8* chunk = tile + row * kRowBytes + ((2 * t + i) ^ row % 8) * 16;
+      const uint4 four = *reinterpret_cast<const uint4*>(chunk);
+      words[4 * i] = four.x, words[4 * i + 1] = four.y;
+      words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
+    }
+  } else if constexpr (kWords == 4) {
     const uint4 four = *reinterpret_cast<const uint4*>(from);
     words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
   } else if constexpr (kWords == 2) {
@@ -102,8 +132,10 @@ struct Eight {
 };
 
 __device__ inline Eight eight_of(uint4 w) {
-  const unsigned pairs[4] = {__byte_perm(w.x, w.z, 0x5410), __byte_perm(w.x, w.z, 0x7632),
-                             __byte_perm(w.y, w.w, 0x5410), __byte_perm(w.y, w.w, 0x7632)};
+  // Channels i and i + 4 of the eight, or i and i + 2 of its halves.
+  const unsigned second = BYTES ? w.y : w.z, third = BYTES ? w.z : w.y;
+  const unsigned pairs[4] = {__byte_perm(w.x, second, 0x5410), __byte_perm(w.x, second, 0x7632),
+                             __byte_perm(third, w.w, 0x5410), __byte_perm(third, w.w, 0x7632)};
   Eight eight{{pairs[0], pairs[1], pairs[2], pairs[3]}, 0.f, 0.f};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -144,13 +176,15 @@ struct Operand {
   }
 
   __device__ inline void store(int row, int run, uint4 values) const {
-    const int part = run / kEights, owner = run % kEights / kWords, word = run % kWords;
+    const int part = run / kEights, owner = run % kEights / kLaneEights;
     Eight eight = eight_of(values);
-    const int at = (part * kWords + word) * kXWordBytes + row / 8 * kXTileBytes;
+    const int mine = part * kLaneEights + run % kLaneEights;
+    const int at = mine * kXEightBytes + row / 8 * kXTileBytes;
     if (row < rows) {
       store_shared(shared_address(shared) + kRingBytes + at + (row % 8 * 4 + owner) * 16,
                    eight.pairs);
     }
+    if (BYTES) return;
 #pragma unroll
     for (int step = 1; step < kEights; step *= 2) {
       eight.based += __shfl_xor_sync(0xffffffffu, eight.based, step);
@@ -163,13 +197,14 @@ struct Operand {
   }
 };
 
-// What a warp reads of the weights of its rows: tiles that follow each other in memory.
+// What a warp reads of the weights of its rows: tiles that follow each other in memory, or rows.
 struct Stream {
   const u8 *weight, *scale, *zero;
   unsigned lane;
   unsigned long long policy;
 
   __device__ inline void copy(unsigned stage, int chunk) const {
+    if (BYTES) return copy_rows(stage, chunk);
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
       const u8* tile = weight + (static_cast<long long>(r) * kChunks + chunk) * kTileBytes;
@@ -189,6 +224,20 @@ struct Stream {
       }
     }
   }
+
+  // Row-major bytes: eight lanes copy 128 channels of a row, sixteen a scale of each row.
+  __device__ inline void copy_rows(unsigned stage, int chunk) const {
+    const int sixteen = lane % 8;
+#pragma unroll
+    for (int at = lane / 8; at < kWarpRows; at += 4) {
+      const u8* from = weight + static_cast<long long>(at) * K + chunk * kRowBytes + sixteen * 16;
+      stream_async(stage + at * kRowBytes + (sixteen ^ at % 8) * 16, from, 16, policy);
+    }
+#pragma unroll
+    for (int at = lane; at < kWarpRows; at += 32) {
+      copy_async_4(stage + kScalesAt + at * 4, scale + (at * GROUPS + chunk / kGroupTiles) * 4);
+    }
+  }
 };
 
 // What a lane is: rows g and g + 8 of each tile of the weight, rows 2 t and 2 t + 1 of each of x.
@@ -204,13 +253,13 @@ struct Lane {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = half * 8 + g;
-        read_words(words[r][half],
-                   stage + r * kTileBytes + row * kRowBytes + (part * 4 + t) * 4 * kWords);
+        read_words(words[r][half], stage + r * kTileBytes, row, part, t);
         float over = SIGNED ? 8.f : 0.f;
         if (HAS_ZERO) over = stage[kZerosAt + (r * kParts + part) * kZeroBytes + row];
 #pragma unroll
         for (int i = 0; i < kXTiles; ++i) {
-          const float4 two = *reinterpret_cast<const float4*>(excess_at + i * 64);
+          float4 two = {};
+          if (!BYTES) two = *reinterpret_cast<const float4*>(excess_at + i * 64);
           sums[r][i][2 * half] = -two.x - over * two.y;
           sums[r][i][2 * half + 1] = -two.z - over * two.w;
         }
@@ -221,7 +270,7 @@ struct Lane {
   // sums += words . x
   __device__ inline void multiply(Sums& sums, const Words& words) {
 #pragma unroll
-    for (int j = 0; j < kWords; ++j, x_at += kXWordBytes) {
+    for (int j = 0; j < kLaneEights; ++j, x_at += kXEightBytes) {
       uint4 b[kXTiles];
 #pragma unroll
       for (int i = 0; i < kXTiles; ++i) b[i] = load_shared(x_at + i * kXTileBytes);
@@ -231,7 +280,7 @@ struct Lane {
         for (int step = 0; step < 2; ++step) {
           unsigned a[4];
 #pragma unroll
-          for (int k = 0; k < 4; ++k) a[k] = pair_of(words[r][k % 2][j], 2 * step + k / 2);
+          for (int k = 0; k < 4; ++k) a[k] = pair_of(words[r][k % 2], j, 2 * step + k / 2);
 #pragma unroll
           for (int i = 0; i < kXTiles; ++i) {
             multiply_16x8x16<Bf16>(sums[r][i], a, step == 0 ? b[i].x : b[i].z,

@@ -41,6 +41,10 @@ class Few:
         """Of a block."""
         return 32 * self.row_warps * self.splits
 
+    def blocks(self, columns: int) -> int:
+        """Of a weight with so many rows."""
+        return self.cluster * -(-columns // self.block_rows)
+
 
 @dataclass(frozen=True)
 class More:
@@ -53,10 +57,10 @@ class More:
     num_stages: int
 
 
-def shared_bytes(few: Few, depth: int, group_size: int, *, has_zero: bool) -> int:
+def shared_bytes(few: Few, depth: int, group_size: int, *, weight_bits: int, has_zero: bool) -> int:
     """Dynamic shared memory of narrow.cu: the rings and x, then the parts of the sums instead."""
     groups = CHANNELS // group_size if group_size < CHANNELS else 1
-    stage = few.row_tiles * ROWS * (CHANNELS // 2 + groups * (4 + has_zero))
+    stage = few.row_tiles * ROWS * (CHANNELS * weight_bits // 8 + groups * (4 + has_zero))
     ring = few.row_warps * few.splits * few.stages * stage
     chunks = few.splits * -(-depth // CHANNELS // (few.cluster * few.splits))
     x = chunks * (few.rows * 2 * CHANNELS + groups * -(-few.rows // 8) * 64)
@@ -65,22 +69,27 @@ def shared_bytes(few: Few, depth: int, group_size: int, *, has_zero: bool) -> in
 
 
 def few_tactics(
-    sm: int, columns: int, depth: int, group_size: int, *, has_zero: bool
+    sm: int, columns: int, depth: int, group_size: int, *, weight_bits: int, has_zero: bool
 ) -> Iterator[Few]:
     """By ascending rows, as far as x fits into shared memory."""
     for rows in _FEW_ROWS:
-        measured = _MEASURED.get((depth, columns), {}).get(rows) if sm == _MEASURED_SM else None
-        few: Few | None = measured or _cut(sm, columns, depth, rows)
+        measured = None
+        if sm == _MEASURED_SM and weight_bits == 4:
+            measured = _MEASURED.get((depth, columns), {}).get(rows)
+        few: Few | None = measured or _cut(sm, columns, depth, rows, weight_bits)
         while few is not None and few.block_rows <= columns:
-            if shared_bytes(few, depth, group_size, has_zero=has_zero) <= SHARED_BYTES[sm]:
+            taken = shared_bytes(few, depth, group_size, weight_bits=weight_bits, has_zero=has_zero)
+            if taken <= SHARED_BYTES[sm]:
                 yield few
                 break
             few = _spread(few, sm)
 
 
-def _cut(sm: int, columns: int, depth: int, rows: int) -> Few:
+def _cut(sm: int, columns: int, depth: int, rows: int, weight_bits: int) -> Few:
     """One block a multiprocessor if it goes evenly: every warp has one part, and none waits."""
     warps = _WARPS if rows < _MANY_ROWS else _WARPS_OF_MANY_ROWS
+    # With stages of twice the bytes half as many warps have as much in flight.
+    warps = warps * 4 // weight_bits
     tiles = -(-columns // ROWS // _MULTIPROCESSORS[sm])
     row_warps = min(tiles, warps // 2)
     splits = max(1, min(warps // row_warps, depth // CHANNELS))

@@ -5,7 +5,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.elementwise import ROWS, epilogue, grid, like, rms_norm, sliced, swiglu
+from tests.support.elementwise import (
+    ROWS,
+    epilogue,
+    grid,
+    int8_tables,
+    like,
+    rms_norm,
+    sliced,
+    swiglu,
+)
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.lowered import RowAxis, run_lowered
 from tests.support.operands import random_array, scalar
@@ -129,6 +138,12 @@ def test_embedding_converts_and_stays_in_its_table(
     wild = like(call, token_ids=np.array([-1, 11, 1 << 30, 3], np.int32))
     held = like(call, token_ids=np.array([0, 10, 10, 3], np.int32))
     assert run_lowered(wild)["out"].tobytes() == held.reference()["out"].tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_an_int8_table_is_scaled_by_groups(dtype: str) -> None:
+    rows_of_groups, _ = int8_tables(np.random.default_rng(5), dtype, 72)
+    assert_close(rows_of_groups, run_lowered(rows_of_groups))
 
 
 def test_the_epilogue_of_swiglu_takes_either_scale() -> None:

@@ -52,16 +52,18 @@ def test_narrow_linears_compile(sm: int) -> None:
 
 
 @pytest.mark.parametrize("sm", SMS)
-@pytest.mark.parametrize("has_zero", [False, True])
+@pytest.mark.parametrize(("bits", "has_zero"), [(4, False), (4, True), (8, False)])
 @pytest.mark.parametrize(
     ("columns", "depth"), [(16, 128), (1152, 896), (6144, 4096), (57344, 8192), (8192, 28672)]
 )
-def test_tactics_fit(sm: int, columns: int, depth: int, has_zero: bool) -> None:
-    tactics = list(few_tactics(sm, columns, depth, 128, has_zero=has_zero))
+def test_tactics_fit(sm: int, columns: int, depth: int, bits: int, has_zero: bool) -> None:
+    tactics = list(few_tactics(sm, columns, depth, 128, weight_bits=bits, has_zero=has_zero))
     assert [few.rows for few in tactics] == sorted(few.rows for few in tactics)
     assert tactics[0].rows == 1
     for few in tactics:
-        assert shared_bytes(few, depth, 128, has_zero=has_zero) <= SHARED_BYTES[sm]
+        assert (
+            shared_bytes(few, depth, 128, weight_bits=bits, has_zero=has_zero) <= SHARED_BYTES[sm]
+        )
         assert few.block_rows <= columns
         assert few.num_threads <= 1024
         assert few.cluster == 1 or sm >= 90

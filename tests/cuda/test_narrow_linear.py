@@ -1,4 +1,5 @@
-"""Linears with 4-bit weights in tiles: the CUDA C++ kernel on the CPU, against the reference."""
+"""Linears with 4-bit weights in tiles, or int8 ones: the CUDA C++ kernel on the CPU, against the
+reference."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ from trtc.plugins.linear import cuda_narrow  # noqa: E402
 from trtc.plugins.linear.narrow_tactics import Few  # noqa: E402
 
 TILES: dict[str, Any] = {"layout": "tiles"}
+ROWS: dict[str, Any] = {"layout": "row_major"}
 CASES = [
     (Case("bf16", "i4", 64, 512, 128, **TILES), Few(8, 1, 2, 2, 3)),
     (Case("bf16", "i4", 80, 384, **TILES, bias=True, out="f32"), Few(1, 2, 1, 2, 2)),
@@ -31,6 +33,9 @@ CASES = [
     (Case("bf16", "u4", 32, 512, 256, **TILES), Few(16, 2, 1, 2, 2)),
     (Case("bf16", "u4", 32, 768, 128, zero=True, **TILES), Few(8, 1, 1, 2, 2, 2)),
     (Case("bf16", "i4", 32, 256, 32, **TILES, residual=True, out="f32"), Few(8, 1, 2, 1, 4)),
+    (Case("bf16", "i8", 48, 512, 128, **ROWS, out="f32"), Few(1, 1, 3, 2, 3)),
+    (Case("bf16", "i8", 80, 384, **ROWS, bias=True, residual=True), Few(8, 2, 1, 3, 2)),
+    (Case("bf16", "i8", 32, 768, 256, **ROWS, softcap=2.0, out="f32"), Few(16, 1, 1, 2, 3, 2)),
 ]
 GUARD = 24
 STALE = 2

@@ -42,7 +42,9 @@ class EvaluatedExecutor:
 
     def __init__(self, kind: Tiny, rank: int = 0, ranks: int = 1, mesh: Mesh | None = None) -> None:
         module, reader = tiny(kind)
-        module, _ = run_passes(module, cuda_passes(scheme_of(kind), reader, ranks))
+        module, _ = run_passes(
+            module, cuda_passes(scheme_of(kind), reader, ranks, exact_lm_head=False)
+        )
         exchange: Exchange = alone if mesh is None else mesh.exchange
         self._run = Evaluator(module_of_rank(module, rank), reader, exchange).run
         self._kv, self._limits, self._mesh = module.kv, module.limits, mesh

@@ -51,7 +51,8 @@ _DEFAULTS = BuildRequest(model="", output=Path())
 @click.option(
     "--exact-lm-head",
     is_flag=True,
-    help="Keep a quantised model's lm_head in bf16; on CPUs it is int8 otherwise.",
+    help="Keep a quantised model's lm_head in bf16; otherwise it is int8 on CPUs, and beside 4-bit "
+    "weights on GPUs.",
 )
 @click.option(
     "--dummy-weights",

@@ -132,6 +132,22 @@ def test_narrow_activations_and_lm_head_are_choices(
     assert {attributes(node)["activation"] for node in layers} == {expected}
 
 
+@pytest.mark.parametrize("scheme", ["fp32", "bf16", "fp8", "int4_awq", "w4a8_awq"])
+@pytest.mark.parametrize("exact_head", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_on_gpus_the_lm_head_is_int8_beside_4_bit_weights(
+    scheme: str, exact_head: bool, ranks: int
+) -> None:
+    kind = Tiny(scheme, tied=True)
+    module, reader = tiny(kind)
+    passes = cuda_passes(scheme_of(kind), reader, ranks, exact_lm_head=exact_head)
+    result, _ = run_passes(module, passes)
+    head, lookup = nodes(result, "linear")[-1], nodes(result, "embedding")[0]
+    narrows = scheme == "int4_awq" and not exact_head
+    assert (attributes(head)["weight_dtype"] == "i8") is narrows
+    assert ("table_scale" in given(lookup)) is narrows
+
+
 def test_int8_with_equal_pre_scales_is_as_few_kernels_as_without() -> None:
     _, result = lowered(Tiny("int8_sq", pre_scales=True, equal_pre_scales=True))
     counts = ops(result)
@@ -145,7 +161,7 @@ def test_names_are_unique_and_requirements_are_met(scheme: str) -> None:
     named, reader = SCHEMES[scheme], tiny(Tiny())[1]
     for passes in (
         cpu_passes(named, reader, exact_activations=False, exact_lm_head=False),
-        cuda_passes(named, reader, ranks=2),
+        cuda_passes(named, reader, ranks=2, exact_lm_head=False),
     ):
         names = [step.name for step in passes]
         assert len(set(names)) == len(names)

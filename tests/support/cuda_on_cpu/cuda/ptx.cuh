@@ -28,15 +28,21 @@ inline void let_next_kernel_start() {}
 inline float load_early(const float* address) { return *address; }
 inline unsigned long long evict_first() { return 0; }
 
-inline void copy_async_16(unsigned to, const void* from, int bytes) {
-  if (to % 16 || reinterpret_cast<std::uintptr_t>(from) % 16) {
-    cuda_on_cpu::fail("a copy of 16 bytes is not aligned");
+template <int kBytes>
+inline void copy_async(unsigned to, const void* from, int bytes) {
+  if (to % kBytes || reinterpret_cast<std::uintptr_t>(from) % kBytes) {
+    cuda_on_cpu::fail("a copy is not aligned");
   }
-  const cuda_on_cpu::Copy copy{shared_bytes + to, from, bytes, 16};
+  const cuda_on_cpu::Copy copy{shared_bytes + to, from, bytes, kBytes};
   if (!cuda_on_cpu::lazy) copy.run();
   auto& fiber = cuda_on_cpu::block.fibers[cuda_on_cpu::block.current];
   if (cuda_on_cpu::lazy) fiber.groups.back().push_back(copy);
 }
+
+inline void copy_async_16(unsigned to, const void* from, int bytes) {
+  copy_async<16>(to, from, bytes);
+}
+inline void copy_async_4(unsigned to, const void* from) { copy_async<4>(to, from, 4); }
 
 inline void stream_async(unsigned to, const void* from, int bytes, unsigned long long) {
   copy_async_16(to, from, bytes);
@@ -81,6 +87,16 @@ inline void wait_for_copies() {
 
 inline unsigned mask_and_flip(unsigned word, unsigned mask, unsigned flip) {
   return (word & mask) ^ flip;
+}
+
+inline unsigned subtract_bf16(unsigned a, unsigned b) {
+  unsigned result = 0;
+  for (int half = 0; half < 2; ++half) {
+    const float one = __uint_as_float(a >> 16 * half << 16);
+    const float other = __uint_as_float(b >> 16 * half << 16);
+    result |= __float_as_uint(one - other) >> 16 << 16 * half;
+  }
+  return result;
 }
 
 inline float infinity() { return INFINITY; }
