@@ -87,6 +87,11 @@ __device__ inline uint4 load_shared(unsigned shared) {
   return words;
 }
 
+__device__ inline void store_shared(unsigned shared, uint2 words) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(shared), "r"(words.x), "r"(words.y)
+               : "memory");
+}
+
 __device__ inline void store_shared(unsigned shared, uint4 words) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(words.x), "r"(words.y),
                "r"(words.z), "r"(words.w)
@@ -127,6 +132,11 @@ __device__ inline unsigned subtract_bf16(unsigned a, unsigned b) {
       : "=r"(result)
       : "r"(a), "r"(b));
   return result;
+}
+
+// The sum of four signed bytes.
+__device__ inline int sum_bytes(unsigned word) {
+  return __dp4a(static_cast<int>(word), 0x01010101, 0);
 }
 
 __device__ inline float infinity() { return __uint_as_float(0x7f800000u); }
@@ -253,6 +263,15 @@ __device__ inline void multiply_16x8x16<E4m3>(float (&d)[4], const unsigned (&a)
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #endif
+}
+
+// The same of signed bytes, for a [16, 32] and b [32, 8], with four elements where those have two.
+__device__ inline void multiply_16x8x32(int (&d)[4], const unsigned (&a)[4], unsigned b0,
+                                        unsigned b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 }  // namespace trtc

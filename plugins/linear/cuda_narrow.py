@@ -4,8 +4,9 @@
     more    multiply_narrow: tiles of weights become operands in registers
     many    widen_weight: the weight is dequantised to bf16 once, and cuBLASLt multiplies
 
-The first two give exact products. The third rounds a dequantised weight to bf16, which is where the
-source graph's DequantizeLinear rounds it too. int8 x is always multiplied the second way.
+The first two give exact products; for one row, of numbers that differ from x by less than a 2^30th
+of the largest nearby. The third rounds a dequantised weight to bf16, which is where the source
+graph's DequantizeLinear rounds it too. int8 x is always multiplied the second way.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,6 +32,7 @@ from trtc.plugins.cuda.weights import weight_constants
 from trtc.plugins.linear.cuda_narrow_kernels import multiply_narrow, widen_weight
 from trtc.plugins.linear.narrow_tactics import (
     Few,
+    Weight,
     few_tactics,
     more_tactics,
     shared_bytes,
@@ -68,14 +70,7 @@ def _few(site: Site) -> Iterator[Variant]:
     if site.dtypes["x"] == "bf16" and (site.attributes["layout"] == "tiles" or _has_rows(site)):
         yield from few_variants(
             site,
-            few_tactics(
-                site.sm,
-                site.axes["N"],
-                site.axes["K"],
-                _group(site),
-                weight_bits=_weight_bits(site),
-                has_zero=site.has("weight_zero"),
-            ),
+            few_tactics(site.sm, _weight(site)),
         )
 
 
@@ -86,8 +81,14 @@ def _has_rows(site: Site) -> bool:
     return is_signed and whole_groups and site.axes["N"] % ROWS == 0
 
 
-def _weight_bits(site: Site) -> int:
-    return 8 if site.attributes["weight_dtype"] == "i8" else 4
+def _weight(site: Site) -> Weight:
+    return Weight(
+        columns=site.axes["N"],
+        depth=site.axes["K"],
+        group_size=_group(site),
+        bits=8 if site.attributes["weight_dtype"] == "i8" else 4,
+        has_zero=site.has("weight_zero"),
+    )
 
 
 def few_variants(site: Site, tactics: Iterable[Few]) -> Iterator[Variant]:
@@ -103,7 +104,7 @@ def few_variants(site: Site, tactics: Iterable[Few]) -> Iterator[Variant]:
             ),
             constants=_few_constants(site, few),
             num_threads=few.num_threads,
-            shared_bytes=_few_shared_bytes(site, few),
+            shared_bytes=shared_bytes(few, _weight(site)),
         )
         launch = Launch(
             kernel=kernel,
@@ -114,28 +115,20 @@ def few_variants(site: Site, tactics: Iterable[Few]) -> Iterator[Variant]:
         yield Variant(work=(launch,), max_rows=few.rows)
 
 
-def _few_shared_bytes(site: Site, few: Few) -> int:
-    return shared_bytes(
-        few,
-        site.axes["K"],
-        _group(site),
-        weight_bits=_weight_bits(site),
-        has_zero=site.has("weight_zero"),
-    )
-
-
 def _few_constants(site: Site, few: Few) -> dict[str, int | float | str]:
     depth, group = site.axes["K"], _group(site)
+    weight = _weight(site)
     # With half of a multiprocessor's registers for rings and sums of few rows.
     is_small = few.row_tiles == 1 and few.rows * few.num_threads <= _MAX_SUMS
-    has_room = 2 * _few_shared_bytes(site, few) <= SHARED_BYTES[site.sm]
+    has_room = 2 * shared_bytes(few, weight) <= SHARED_BYTES[site.sm]
     fits_twice = is_small and 2 * few.num_threads <= 1024 and has_room
     return {
         "N": site.axes["N"],
         "K": depth,
-        "BYTES": int(_weight_bits(site) == 8),
+        "BYTES": int(weight.bits == 8),
         "GROUP": group,
         "GROUPS": depth // group,
+        "DIGITS": int(few.digits),
         "ROWS": few.rows,
         "ROW_TILES": few.row_tiles,
         "ROW_WARPS": few.row_warps,

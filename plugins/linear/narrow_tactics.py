@@ -30,6 +30,8 @@ class Few:
     splits: int
     stages: int
     cluster: int = 1
+    digits: bool = False
+    """Products of narrow_digits.cuh, for scales of 128 channels or more."""
 
     @property
     def block_rows(self) -> int:
@@ -57,43 +59,75 @@ class More:
     num_stages: int
 
 
-def shared_bytes(few: Few, depth: int, group_size: int, *, weight_bits: int, has_zero: bool) -> int:
+@dataclass(frozen=True)
+class Weight:
+    """What narrow.cu multiplies with: [columns, depth], a scale for each group_size channels."""
+
+    columns: int
+    depth: int
+    group_size: int
+    bits: int = 4
+    has_zero: bool = False
+
+
+def shared_bytes(few: Few, weight: Weight) -> int:
     """Dynamic shared memory of narrow.cu: the rings and x, then the parts of the sums instead."""
-    groups = CHANNELS // group_size if group_size < CHANNELS else 1
-    stage = few.row_tiles * ROWS * (CHANNELS * weight_bits // 8 + groups * (4 + has_zero))
+    groups = CHANNELS // weight.group_size if weight.group_size < CHANNELS else 1
+    scales = groups * (4 + weight.has_zero)
+    stage = few.row_tiles * ROWS * (CHANNELS * weight.bits // 8 + scales)
     ring = few.row_warps * few.splits * few.stages * stage
-    chunks = few.splits * -(-depth // CHANNELS // (few.cluster * few.splits))
-    x = chunks * (few.rows * 2 * CHANNELS + groups * -(-few.rows // 8) * 64)
+    chunks = few.splits * -(-weight.depth // CHANNELS // (few.cluster * few.splits))
+    if few.digits:
+        x = chunks * (few.rows * 4 * CHANNELS + -(-few.rows // 2) * 48)
+    else:
+        x = chunks * (few.rows * 2 * CHANNELS + groups * -(-few.rows // 8) * 64)
     parts = few.splits * few.rows * (few.block_rows + 4) * 4
     return max(ring + x, parts)
 
 
-def few_tactics(
-    sm: int, columns: int, depth: int, group_size: int, *, weight_bits: int, has_zero: bool
-) -> Iterator[Few]:
+def few_tactics(sm: int, weight: Weight) -> Iterator[Few]:
     """By ascending rows, as far as x fits into shared memory."""
     for rows in _FEW_ROWS:
-        measured = None
-        if sm == _MEASURED_SM and weight_bits == 4:
-            measured = _MEASURED.get((depth, columns), {}).get(rows)
-        few: Few | None = measured or _cut(sm, columns, depth, rows, weight_bits)
-        while few is not None and few.block_rows <= columns:
-            taken = shared_bytes(few, depth, group_size, weight_bits=weight_bits, has_zero=has_zero)
-            if taken <= SHARED_BYTES[sm]:
-                yield few
-                break
-            few = _spread(few, sm)
+        fitting = (_fitted(few, sm, weight) for few in _wanted(sm, weight, rows))
+        few = next((few for few in fitting if few is not None), None)
+        if few is not None:
+            yield few
 
 
-def _cut(sm: int, columns: int, depth: int, rows: int, weight_bits: int) -> Few:
+def _wanted(sm: int, weight: Weight, rows: int) -> Iterator[Few]:
+    """Best first."""
+    if sm == _MEASURED_SM and weight.bits == 4:
+        measured = _MEASURED.get((weight.depth, weight.columns), {}).get(rows)
+        if measured is not None and (not measured.digits or _has_digits(weight)):
+            yield measured
+    cut = _cut(sm, weight, rows)
+    if rows == 1 and _has_digits(weight):
+        yield replace(cut, digits=True)
+    yield cut
+
+
+def _has_digits(weight: Weight) -> bool:
+    return weight.bits == 4 and weight.group_size % CHANNELS == 0
+
+
+def _cut(sm: int, weight: Weight, rows: int) -> Few:
     """One block a multiprocessor if it goes evenly: every warp has one part, and none waits."""
     warps = _WARPS if rows < _MANY_ROWS else _WARPS_OF_MANY_ROWS
     # With stages of twice the bytes half as many warps have as much in flight.
-    warps = warps * 4 // weight_bits
-    tiles = -(-columns // ROWS // _MULTIPROCESSORS[sm])
+    warps = warps * 4 // weight.bits
+    tiles = -(-weight.columns // ROWS // _MULTIPROCESSORS[sm])
     row_warps = min(tiles, warps // 2)
-    splits = max(1, min(warps // row_warps, depth // CHANNELS))
+    splits = max(1, min(warps // row_warps, weight.depth // CHANNELS))
     return Few(rows, 1, row_warps, splits, _STAGES)
+
+
+def _fitted(few: Few | None, sm: int, weight: Weight) -> Few | None:
+    """The tactic, or the next one of _spread that fits into shared memory."""
+    while few is not None and few.block_rows <= weight.columns:
+        if shared_bytes(few, weight) <= SHARED_BYTES[sm]:
+            return few
+        few = _spread(few, sm)
+    return None
 
 
 def _spread(few: Few, sm: int) -> Few | None:
@@ -131,13 +165,13 @@ def widen_from(columns: int) -> int:
 
 _MEASURED_SM = 90
 _MEASURED: Mapping[tuple[int, int], Mapping[int, Few]] = {
-    (4096, 4096): {1: Few(1, 1, 2, 16, 3)},
-    (4096, 6144): {1: Few(1, 1, 3, 4, 9)},
+    (4096, 4096): {1: Few(1, 1, 2, 16, 3, digits=True)},
+    (4096, 6144): {1: Few(1, 1, 3, 8, 3, digits=True)},
     (4096, 28672): {
-        1: Few(1, 1, 7, 2, 4),
+        1: Few(1, 1, 7, 2, 6, digits=True),
         8: Few(8, 2, 7, 2, 3),
         16: Few(16, 2, 14, 1, 3, 2),
     },
-    (14336, 4096): {1: Few(1, 1, 2, 8, 6)},
+    (14336, 4096): {1: Few(1, 1, 2, 8, 4, 2, digits=True)},
 }
 """(K, N) -> rows -> the fastest of those tried on an H200, in whole steps; sizes of an 8B model."""

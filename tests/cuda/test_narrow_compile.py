@@ -11,7 +11,7 @@ from trtc.plugins.cuda.launch import Launch, Site, Variant
 needs_triton()
 
 from trtc.plugins.linear import cuda_narrow  # noqa: E402
-from trtc.plugins.linear.narrow_tactics import few_tactics, shared_bytes  # noqa: E402
+from trtc.plugins.linear.narrow_tactics import Weight, few_tactics, shared_bytes  # noqa: E402
 
 
 def linear_site(sm: int, columns: int, depth: int) -> Site:
@@ -57,13 +57,12 @@ def test_narrow_linears_compile(sm: int) -> None:
     ("columns", "depth"), [(16, 128), (1152, 896), (6144, 4096), (57344, 8192), (8192, 28672)]
 )
 def test_tactics_fit(sm: int, columns: int, depth: int, bits: int, has_zero: bool) -> None:
-    tactics = list(few_tactics(sm, columns, depth, 128, weight_bits=bits, has_zero=has_zero))
+    weight = Weight(columns, depth, 128, bits, has_zero)
+    tactics = list(few_tactics(sm, weight))
     assert [few.rows for few in tactics] == sorted(few.rows for few in tactics)
     assert tactics[0].rows == 1
     for few in tactics:
-        assert (
-            shared_bytes(few, depth, 128, weight_bits=bits, has_zero=has_zero) <= SHARED_BYTES[sm]
-        )
+        assert shared_bytes(few, weight) <= SHARED_BYTES[sm]
         assert few.block_rows <= columns
         assert few.num_threads <= 1024
         assert few.cluster == 1 or sm >= 90

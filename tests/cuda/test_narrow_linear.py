@@ -33,6 +33,10 @@ CASES = [
     (Case("bf16", "u4", 32, 512, 256, **TILES), Few(16, 2, 1, 2, 2)),
     (Case("bf16", "u4", 32, 768, 128, zero=True, **TILES), Few(8, 1, 1, 2, 2, 2)),
     (Case("bf16", "i4", 32, 256, 32, **TILES, residual=True, out="f32"), Few(8, 1, 2, 1, 4)),
+    (Case("bf16", "i4", 64, 512, 128, **TILES, out="f32"), Few(1, 1, 2, 2, 3, digits=True)),
+    (Case("bf16", "i4", 64, 640, 128, **TILES, bias=True), Few(2, 2, 2, 2, 3, digits=True)),
+    (Case("bf16", "u4", 48, 768, 256, zero=True, **TILES), Few(4, 1, 1, 3, 2, digits=True)),
+    (Case("bf16", "u4", 32, 512, **TILES, residual=True), Few(1, 2, 1, 1, 2, 2, digits=True)),
     (Case("bf16", "i8", 48, 512, 128, **ROWS, out="f32"), Few(1, 1, 3, 2, 3)),
     (Case("bf16", "i8", 80, 384, **ROWS, bias=True, residual=True), Few(8, 2, 1, 3, 2)),
     (Case("bf16", "i8", 32, 768, 256, **ROWS, softcap=2.0, out="f32"), Few(16, 1, 1, 2, 3, 2)),
@@ -61,7 +65,11 @@ def run(call: KernelCall, few: Few, *, lazy: bool) -> np.ndarray:
     arrays |= {"out": out, DIMS: np.array([rows, 0, 0, 0], np.int32)}
     assert isinstance(launch.kernel, CudaSource)
     given = [np.ascontiguousarray(arrays[name]) for name in launch.arguments]
-    late = [array for name, array in zip(launch.arguments, given, strict=True) if name == "x"]
+    late = [
+        array
+        for name, array in zip(launch.arguments, given, strict=True)
+        if name in ("x", "residual")
+    ]
     cuda_on_cpu.launch(launch.kernel, given, (launch.grid[0].times, 1, 1), lazy=lazy, late=late)
     out = given[launch.arguments.index("out")]
     columns = call.attributes["N"]
@@ -73,7 +81,7 @@ def run(call: KernelCall, few: Few, *, lazy: bool) -> np.ndarray:
 def aligned_strides(call: KernelCall) -> dict[str, int]:
     """Rows begin at multiples of 16 bytes."""
     strides = {"x": call.inputs["x"].shape[1] + 32, "out": int(call.attributes["N"]) + GUARD}
-    return {**strides, "residual": int(call.attributes["N"]) + 40}
+    return {**strides, "residual": strides["out"]}
 
 
 def with_stride(array: np.ndarray, stride: int, stale: int) -> np.ndarray:
@@ -89,7 +97,36 @@ def test_kernel_agrees_with_reference(case: Case, few: Few, lazy: bool) -> None:
     assert_close(call, {"out": run(call, few, lazy=lazy)})
 
 
-@pytest.mark.parametrize(("case", "few"), CASES[4:8:3], ids=lambda part: str(part))
+DIGITS = Case("bf16", "u4", 48, 512, 128, zero=True, **TILES, out="f32")
+
+
+def test_digits_take_numbers_of_any_size() -> None:
+    call = linear_call(np.random.default_rng(8), DIGITS, rows=2)
+    x = call.inputs["x"]
+    assert x is not None
+    x[0, :128] = (x[0, :128].astype(np.float32) * 1e30).astype(x.dtype)
+    x[0, 128:256] = 0
+    x[1, :384] = (x[1, :384].astype(np.float32) * 1e-30).astype(x.dtype)
+    x[1, 384:] = 0
+    x[1, 384:386] = 1.0, 2.0**-20
+    few = Few(2, 1, 3, 2, 3, digits=True)
+    assert_close(call, {"out": run(call, few, lazy=True)})
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_digits_keep_what_is_not_a_number_in_its_row(value: float) -> None:
+    few = Few(2, 1, 3, 2, 3, digits=True)
+    call = linear_call(np.random.default_rng(9), DIGITS, rows=2)
+    expected = run(call, few, lazy=True)[1]
+    x = call.inputs["x"]
+    assert x is not None
+    x[0, 130] = value
+    found = run(call, few, lazy=True)
+    assert np.isnan(found[0]).all()
+    assert found[1].tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(("case", "few"), CASES[4:11:3], ids=lambda part: str(part))
 def test_a_row_does_not_depend_on_the_others_nor_on_the_most_there_may_be(
     case: Case, few: Few
 ) -> None:

@@ -340,6 +340,8 @@ inline unsigned __float_as_uint(float x) {
   std::memcpy(&bits, &x, 4);
   return bits;
 }
+inline float __int_as_float(int bits) { return __uint_as_float(static_cast<unsigned>(bits)); }
+inline int __float2int_rn(float x) { return static_cast<int>(std::nearbyint(x)); }
 inline int atomicAdd(int* counter, int by) { return std::exchange(*counter, *counter + by); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }

@@ -54,6 +54,7 @@ inline uint4 load_shared(unsigned from) {
   return words;
 }
 
+inline void store_shared(unsigned to, uint2 words) { std::memcpy(shared_bytes + to, &words, 8); }
 inline void store_shared(unsigned to, uint4 words) { std::memcpy(shared_bytes + to, &words, 16); }
 
 inline uint4 load_matrices(unsigned from) {
@@ -97,6 +98,12 @@ inline unsigned subtract_bf16(unsigned a, unsigned b) {
     result |= __float_as_uint(one - other) >> 16 << 16 * half;
   }
   return result;
+}
+
+inline int sum_bytes(unsigned word) {
+  int sum = 0;
+  for (int i = 0; i < 4; ++i) sum += static_cast<signed char>(word >> 8 * i);
+  return sum;
 }
 
 inline float infinity() { return INFINITY; }
@@ -216,6 +223,27 @@ inline void multiply_16x8x16(float (&d)[4], const unsigned (&a)[4], unsigned b0,
           sum += left[lane / 4 + i / 2 * 8][k] * right[k][lane % 4 * 2 + i % 2];
         }
         lanes[lane]->d[i] = sum;
+      }
+    }
+  });
+}
+
+inline void multiply_16x8x32(int (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  struct Lane {
+    int* d;
+    unsigned a[4], b[2];
+  };
+  Lane mine{d, {a[0], a[1], a[2], a[3]}, {b0, b1}};
+  cuda_on_cpu::exchange_warp(mine, [](auto& lanes) {
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4, half = i / 2, column = lane % 4 * 2 + i % 2;
+        for (int k = 0; k < 32; ++k) {
+          const unsigned left = lanes[row * 4 + k % 16 / 4]->a[half + k / 16 * 2];
+          const unsigned right = lanes[column * 4 + k % 16 / 4]->b[k / 16];
+          lanes[lane]->d[i] += static_cast<signed char>(left >> 8 * (k % 4)) *
+                               static_cast<signed char>(right >> 8 * (k % 4));
+        }
       }
     }
   });
