@@ -72,6 +72,17 @@ struct Operand {
 __device__ inline float value_of(float x) { return x; }
 __device__ inline float value_of(Bf16 x) { return to_float(x); }
 
+// What is added to the i-th result of a block.
+struct Residual {
+  const RESIDUAL_TYPE* values;
+  int first_n;
+
+  __device__ inline float of(int i) const {
+    const long long row = i / kBlockRows;
+    return value_of(values[row * RESIDUAL_STRIDE + first_n + i % kBlockRows]);
+  }
+};
+
 __device__ inline void meet_cluster() {
 #if CLUSTER > 1
   arrive_at_cluster();
@@ -127,9 +138,11 @@ __launch_bounds__(kThreads, MIN_BLOCKS) narrow_linear(
 #else
   const int rank = 0;
 #endif
-  // The last block begins early enough to be whole: rows of two blocks get the same result twice.
+  // The last block begins early enough to be whole, and leaves what the one before it has too: its
+  // residual may be gone, where the result takes its place.
   const int block = blockIdx.x / CLUSTER;
   const int first_n = (block + 1) * kBlockRows <= N ? block * kBlockRows : N - kBlockRows;
+  const int skipped = block * kBlockRows - first_n;
   const int first_row = warp % ROW_WARPS * kWarpRows;
   const int first_chunk = rank * kBlockChunks;
   const int begin = first_chunk + warp / ROW_WARPS * kSplitChunks;
@@ -149,6 +162,12 @@ __launch_bounds__(kThreads, MIN_BLOCKS) narrow_linear(
   }
   let_next_kernel_start();
   wait_for_earlier_kernels();
+#if HAS_RESIDUAL
+  // Of this thread's first result, and early: the end waits for nothing then.
+  const Residual more{residual, first_n};
+  const int mine = rank * kThreads + threadIdx.x;
+  const float first_more = mine < rows * kBlockRows ? more.of(mine) : 0.f;
+#endif
   const int left = kChunks - first_chunk;
   const int num_chunks = CLUSTER == 1 ? kChunks : left < kBlockChunks ? left : kBlockChunks;
   // The last blocks of a cluster may have none.
@@ -157,7 +176,7 @@ __launch_bounds__(kThreads, MIN_BLOCKS) narrow_linear(
   operand.store_all();
   __syncthreads();
 
-  Lane mine(shared_bytes + kRingBytes, begin - first_chunk);
+  Lane products(shared_bytes + kRingBytes, begin - first_chunk);
   int stage = 0;
   for (int chunk = begin; chunk < end; ++chunk) {
     // All lanes have read what the stage before this one held: it takes another chunk.
@@ -169,17 +188,18 @@ __launch_bounds__(kThreads, MIN_BLOCKS) narrow_linear(
     __syncwarp();
     const u8* at = shared_bytes + (warp * STAGES + stage) * kStageBytes;
     stage = stage + 1 == STAGES ? 0 : stage + 1;
-    mine.add_chunk(at);
+    products.add_chunk(at);
   }
 
   // All have read x and their stages for the last time: their memory takes the parts of the sums.
   float* parts = reinterpret_cast<float*>(shared_bytes);
   __syncthreads();
-  mine.store(parts + warp / ROW_WARPS * kPartFloats + first_row);
+  products.store(parts + warp / ROW_WARPS * kPartFloats + first_row);
   meet_cluster();
   const int step = CLUSTER * kThreads;
   for (int index = rank * kThreads + threadIdx.x; index < rows * kBlockRows; index += step) {
     const int row = index / kBlockRows, column = index % kBlockRows, n = first_n + column;
+    if (column < skipped) continue;
     float total = add_parts(parts + row * kPartStride + column);
 #if HAS_BIAS
     total += bias[n];
@@ -187,7 +207,7 @@ __launch_bounds__(kThreads, MIN_BLOCKS) narrow_linear(
     const float softcap = SOFTCAP;
     if (softcap != 0) total = softcap * tanhf(total / softcap);
 #if HAS_RESIDUAL
-    total += value_of(residual[static_cast<long long>(row) * RESIDUAL_STRIDE + n]);
+    total += index == mine ? first_more : more.of(index);
 #endif
     out[static_cast<long long>(row) * OUT_STRIDE + n] = round_to<OUT_TYPE>(total);
   }

@@ -45,8 +45,12 @@ GUARD = 24
 STALE = 2
 
 
-def run(call: KernelCall, few: Few, *, lazy: bool) -> np.ndarray:
-    """`out` of the kernel with the tactic `few`, in a bucket of STALE rows more than there are."""
+def run(call: KernelCall, few: Few, *, lazy: bool, in_place: bool = False) -> np.ndarray:
+    """`out` of the kernel with the tactic `few`, in a bucket of STALE rows more than there are.
+
+    Args:
+        in_place: the residual lies where `out` comes.
+    """
     rows = len(call.inputs["x"])
     site = replace(site_of(call, "tokens", 90), strides=aligned_strides(call))
     (launch,) = (
@@ -63,16 +67,20 @@ def run(call: KernelCall, few: Few, *, lazy: bool) -> np.ndarray:
         if array is not None
     }
     arrays |= {"out": out, DIMS: np.array([rows, 0, 0, 0], np.int32)}
+    columns = int(call.attributes["N"])
+    if in_place:
+        out[:rows, :columns] = arrays["residual"][:rows, :columns]
     assert isinstance(launch.kernel, CudaSource)
     given = [np.ascontiguousarray(arrays[name]) for name in launch.arguments]
+    if in_place:
+        given[launch.arguments.index("residual")] = given[launch.arguments.index("out")]
     late = [
         array
         for name, array in zip(launch.arguments, given, strict=True)
-        if name in ("x", "residual")
+        if name == "x" or (name == "residual" and not in_place)
     ]
     cuda_on_cpu.launch(launch.kernel, given, (launch.grid[0].times, 1, 1), lazy=lazy, late=late)
     out = given[launch.arguments.index("out")]
-    columns = call.attributes["N"]
     untouched = [out[:, columns:], out[rows:]]
     assert all((np.ascontiguousarray(part).view(np.uint8) == 0xFF).all() for part in untouched)
     return np.ascontiguousarray(out[:rows, :columns])
@@ -95,6 +103,14 @@ def with_stride(array: np.ndarray, stride: int, stale: int) -> np.ndarray:
 def test_kernel_agrees_with_reference(case: Case, few: Few, lazy: bool) -> None:
     call = linear_call(np.random.default_rng(5), case, rows=few.rows)
     assert_close(call, {"out": run(call, few, lazy=lazy)})
+
+
+@pytest.mark.parametrize("few", [Few(2, 1, 3, 2, 3), Few(1, 1, 3, 1, 2, 2)], ids=str)
+def test_a_residual_that_the_result_replaces_is_added_once(few: Few) -> None:
+    """80 rows of the weight are not whole blocks of 48."""
+    case = Case("bf16", "i4", 80, 512, 128, **TILES, residual=True)
+    call = linear_call(np.random.default_rng(7), case, rows=few.rows)
+    assert_close(call, {"out": run(call, few, lazy=False, in_place=True)})
 
 
 DIGITS = Case("bf16", "u4", 48, 512, 128, zero=True, **TILES, out="f32")
