@@ -1,6 +1,7 @@
 """Launches of Triton kernels, whose parameters are tensors by name."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from trtc.plugins.cuda.compile import MAX_SHARED_BYTES, KernelParameter, KernelSource
@@ -15,9 +16,21 @@ _VECTOR_BYTES = 16
 """The widest load or store of a thread."""
 _COUNTS = {"tokens": 0, "sequences": 1, "rows": 2}
 """Where `dims` counts an axis."""
-_BLOCK, _BLOCK_WARPS = 2048, 4
-"""Columns of a program that takes a part of a row, and its warps: with half of either, E4M3 was
-written at two thirds of the speed (H200)."""
+_FEW_ROWS = 8
+"""Up to so many, all programs of a step run at once."""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """What a program takes of a row."""
+
+    block: int
+    """Columns."""
+    num_warps: int
+
+
+MANY_ROWS = Programs(2048, 4)
+"""With half of either, E4M3 was written at two thirds of the speed (H200)."""
 
 
 def triton_launch(
@@ -82,6 +95,7 @@ def by_columns(
     vector_of: str,
     constants: Mapping[str, int | float | bool | str],
     axis: Literal["tokens", "rows"] | None = None,
+    few_rows: Programs = MANY_ROWS,
 ) -> tuple[Variant, ...]:
     """One launch of a function whose programs take a part of a row each: COLUMNS, BLOCK and VECTOR
     are device.row_and_columns', and COUNT says where `dims` counts the rows.
@@ -90,23 +104,32 @@ def by_columns(
         columns: of a row.
         vector_of: the parameter of which a thread loads 16 bytes at once.
         axis: what the rows are, if not the site's.
+        few_rows: programs where there are few rows.
     """
     axis = axis or site.rows
-    block = min(_BLOCK, power_of_two(columns))
-    launch = site_launch(
-        site,
-        function,
-        constants={
-            "COUNT": count_index(axis),
-            "COLUMNS": columns,
-            "BLOCK": block,
-            "VECTOR": vector(site.dtypes[vector_of]),
-            **constants,
-        },
-        programs=Extent(axis, times=-(-columns // block)),
-        num_warps=_BLOCK_WARPS,
-    )
-    return only(site, launch)
+    widest = power_of_two(columns)
+
+    def launch_of(programs: Programs) -> Launch:
+        block = min(programs.block, widest)
+        return site_launch(
+            site,
+            function,
+            constants={
+                "COUNT": count_index(axis),
+                "COLUMNS": columns,
+                "BLOCK": block,
+                "VECTOR": vector(site.dtypes[vector_of]),
+                **constants,
+            },
+            programs=Extent(axis, times=-(-columns // block)),
+            num_warps=programs.num_warps,
+        )
+
+    most = site.limits.max_num_tokens
+    many = Variant(work=(launch_of(MANY_ROWS),), max_rows=most)
+    if few_rows.block >= min(MANY_ROWS.block, widest) or most <= _FEW_ROWS:
+        return (many,)
+    return (Variant(work=(launch_of(few_rows),), max_rows=_FEW_ROWS), many)
 
 
 def only(site: Site, launch: Launch) -> tuple[Variant, ...]:

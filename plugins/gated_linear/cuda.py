@@ -131,7 +131,7 @@ def _two_steps(site: Site, product: Lower, activation: Lower, max_rows: int) -> 
     width = site.axes["I"]
     limits = msgspec.structs.replace(site.limits, max_num_tokens=max_rows)
     products = product(_product_site(replace(site, limits=limits)))
-    (gate,) = activation(_activation_site(replace(site, limits=limits)))
+    gates = activation(_activation_site(replace(site, limits=limits)))
     view = DTYPES["bf16"].num_bytes(width)
     names = {"out": _PRODUCT}
     parts = {"gate": _PRODUCT, "up": "up"}
@@ -139,7 +139,7 @@ def _two_steps(site: Site, product: Lower, activation: Lower, max_rows: int) -> 
         Variant(
             work=(
                 *(_renamed(one, names) for one in variant.work),
-                *(_renamed(one, parts) for one in gate.work),
+                *(_renamed(one, parts) for one in _for_rows(gates, variant.max_rows).work),
             ),
             max_rows=variant.max_rows,
             scratch={_PRODUCT: 2 * view * variant.max_rows},
@@ -147,6 +147,10 @@ def _two_steps(site: Site, product: Lower, activation: Lower, max_rows: int) -> 
         )
         for variant in products
     )
+
+
+def _for_rows(variants: tuple[Variant, ...], rows: int) -> Variant:
+    return next(one for one in variants if one.max_rows >= rows)
 
 
 def _product_site(site: Site) -> Site:

@@ -11,7 +11,7 @@ from trtc.plugins.cuda.device import (
     wait_for_inputs,
 )
 from trtc.plugins.cuda.launch import Site, Variant
-from trtc.plugins.cuda.specialise import by_columns
+from trtc.plugins.cuda.specialise import Programs, by_columns
 
 
 @triton.jit
@@ -47,12 +47,17 @@ def swiglu(
         tl.store(out + row * OUT_STRIDE + column, result, mask=inside)
 
 
+_FEW_ROWS = Programs(512, 2)
+"""Programs of so few columns save 0.4 microseconds at one row of 14336 columns (H200)."""
+
+
 def lower(site: Site) -> tuple[Variant, ...]:
     return by_columns(
         site,
         swiglu,
         columns=site.axes["I"],
         vector_of="gate",
+        few_rows=_FEW_ROWS,
         constants={
             "GATE_STRIDE": site.strides["gate"],
             "UP_STRIDE": site.strides["up"],

@@ -59,7 +59,21 @@ CASES: dict[str, tuple[Lower, Any]] = {
     "embedding": (
         embedding.lower,
         lambda sm: site(
-            sm, {"token_ids": "i32", "table": "bf16", "out": "bf16"}, {"H": K, "V": 9}, scale=1.0
+            sm,
+            {"token_ids": "i32", "table": "bf16", "out": "bf16"},
+            {"H": K, "V": 9},
+            scale=1.0,
+            group_size=0,
+        ),
+    ),
+    "embedding-i8": (
+        embedding.lower,
+        lambda sm: site(
+            sm,
+            {"token_ids": "i32", "table": "i8", "table_scale": "f32", "out": "bf16"},
+            {"H": K, "V": 9},
+            scale=1.0,
+            group_size=128,
         ),
     ),
     "rms_norm-e4m3": (

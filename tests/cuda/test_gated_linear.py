@@ -128,6 +128,13 @@ def test_few_rows_are_multiplied_and_gated_in_two_steps() -> None:
     assert entry(many) == "gated_linear" and many.max_rows == 4096
 
 
+def test_few_rows_are_gated_by_the_activation_for_few() -> None:
+    first, second, *_ = LOWER(make_site(width=4096))
+    gates = first.work[-1], second.work[-1]
+    programs = [gate.grid[0].times for gate in gates if isinstance(gate, Launch)]
+    assert programs == [4096 // 512, 4096 // 2048]
+
+
 def written(work: object) -> str:
     if isinstance(work, MatrixProduct):
         return work.out
