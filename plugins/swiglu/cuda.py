@@ -48,7 +48,7 @@ def swiglu(
 
 
 _FEW_ROWS = Programs(512, 2)
-"""Programs of so few columns save 0.4 microseconds at one row of 14336 columns (H200)."""
+"""Programs of so few columns saved 0.4 microseconds at one row of 14336 (H200, with four warps)."""
 
 
 def lower(site: Site) -> tuple[Variant, ...]:
