@@ -252,7 +252,7 @@ def run_steps(directory: Path, one: Variation) -> dict[str, Any]:
             session,
             batches=DECODE_BATCHES,
             prefills=PREFILLS,
-            prefill_floor=PREFILL_FLOOR,
+            prefill_floor=PREFILL_FLOOR if one.dtype == "fp8" else None,
             vllm_ms=dict(zip(DECODE_BATCHES, VLLM_DECODE_MS.get(one.name, ()), strict=False)),
         )
 
