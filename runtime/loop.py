@@ -58,7 +58,7 @@ class LoopConfig:
     max_queue: int = 1024
     """Requests that may wait; one more is refused with QueueFullError."""
     prefix_cache: bool = True
-    step_target_s: float = 0.18
+    step_target_s: float = 0.17
     """Seconds that a step should take at most while sequences wait for their next tokens: prompts
     are cut to fit. 0: they are not."""
     ageing_s: float = 10.0

@@ -27,9 +27,9 @@ from examples.bench.peers import llama_cpp, machine, openvino_genai, trtc_engine
 from examples.bench.peers.checkpoint import LLAMA_1B, SMALL, write_calibration, write_checkpoint
 from examples.bench.peers.contestants import Contestant, Figures, Setting
 from examples.bench.peers.environment import PeerEnvironment
+from examples.bench.peers.failures import RunFailed, Unavailable
 from examples.bench.peers.llama_cpp import LlamaCppBuild
 from examples.bench.peers.plot import ratio_plot
-from examples.bench.peers.processes import RunFailed, Unavailable
 from examples.bench.peers.report import Report
 from examples.bench.peers.results import MACHINE, Sample, append, load, rows
 from examples.bench.peers.work import Work
@@ -42,7 +42,7 @@ WORKLOADS: Mapping[str, Measure] = {
     "decode-1": lambda one, seed: one.decode(1, seed),
     "decode-4": lambda one, seed: one.decode(4, seed),
     "decode-16": lambda one, seed: one.decode(16, seed),
-    "start": lambda one, seed: one.start(seed),
+    "start": lambda one, seed: _second_start(one, seed),
     "chat": lambda one, seed: one.chat(seed, reuse=True),
     "chat-no-reuse": lambda one, seed: one.chat(seed, reuse=False),
     "streams": lambda one, seed: one.streams(seed),
@@ -149,6 +149,12 @@ def run_all(
             for one in [*takers[shift:], *takers[:shift]]:
                 measure = partial(WORKLOADS[workload], one, seed)
                 yield _attempt(workload, one.name, one.runtime, one.bits, seed, measure)
+
+
+def _second_start(one: Contestant, seed: int) -> Figures:
+    """Other contestants' models may have driven files out of the page cache since the last one."""
+    one.start(seed + 1)
+    return one.start(seed)
 
 
 def _attempt(

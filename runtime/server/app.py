@@ -60,7 +60,7 @@ class ServerConfig:
     max_queue: int = 1024
     """Requests that may wait, an engine."""
     prefix_cache: bool = True
-    step_target_s: float = 0.18
+    step_target_s: float = 0.17
     """What a step should take at most while sequences wait for their next tokens; 0: anything."""
     num_threads: int | None = None
     kv_bytes: int | None = None

@@ -26,18 +26,11 @@ from examples.bench.peers.checkpoint import (
     write_checkpoint,
 )
 from examples.bench.peers.contestants import decode_figures, stream_figures
+from examples.bench.peers.failures import RunFailed, Unavailable
 from examples.bench.peers.jobs import RawTrace, chat_seconds
 from examples.bench.peers.llama_server import LlamaServer
 from examples.bench.peers.plot import ratio_plot, times_better
-from examples.bench.peers.processes import (
-    RunFailed,
-    Unavailable,
-    free_port,
-    run,
-    run_step,
-    seconds_to_first_line,
-    serving,
-)
+from examples.bench.peers.processes import free_port, run, run_step, seconds_to_first_line, serving
 from examples.bench.peers.report import Report
 from examples.bench.peers.results import MACHINE, Sample, append, load, medians, rows
 from examples.bench.peers.work import Work

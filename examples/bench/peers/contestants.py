@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Protocol
 
 from examples.bench.peers.checkpoint import ModelShape
+from examples.bench.peers.failures import RunFailed
 from examples.bench.peers.jobs import RawTrace
-from examples.bench.peers.processes import RunFailed
 from examples.bench.peers.work import Work
 from trtc.runtime.bench.measure import Load, Trace, measure
 

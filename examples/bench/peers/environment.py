@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from examples.bench.peers.processes import Unavailable, run_step
+from examples.bench.peers.failures import Unavailable
+from examples.bench.peers.processes import run_step
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What a worker process is asked to do, as JSON on its stdin.
 
-The workers run in the contestants' own environments: nothing but the standard library here.
+The workers run in the contestants' own environments: nothing but the standard library here, and
+little of it, since what is imported delays a cold start.
 """
 
 import json
@@ -8,9 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from examples.bench.peers.processes import Finished, RunFailed
+from examples.bench.peers.failures import RunFailed
+
+if TYPE_CHECKING:
+    from examples.bench.peers.processes import Finished
 
 Kind = Literal["generate", "first_token", "chat"]
 
@@ -61,7 +65,7 @@ def answer_traces(traces: Sequence[RawTrace]) -> None:
     answer([asdict(trace) for trace in traces])
 
 
-def read_traces(done: Finished) -> list[RawTrace]:
+def read_traces(done: "Finished") -> list[RawTrace]:
     """What a worker gave to `answer_traces`."""
     return [RawTrace(**trace) for trace in done.last_json()]
 

@@ -17,14 +17,7 @@ from examples.bench.peers.contestants import Figures, Setting, stream_figures
 from examples.bench.peers.environment import PeerEnvironment
 from examples.bench.peers.jobs import chat_seconds
 from examples.bench.peers.llama_server import LlamaServer
-from examples.bench.peers.processes import (
-    Command,
-    Server,
-    free_port,
-    run,
-    run_step,
-    serving,
-)
+from examples.bench.peers.processes import Command, Server, free_port, run, run_step, serving
 
 PACKAGE = "llama-cpp-python==0.3.36"
 CONVERTER_REQUIREMENTS = (

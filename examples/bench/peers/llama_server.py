@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from examples.bench.peers.failures import RunFailed
 from examples.bench.peers.jobs import RawTrace
-from examples.bench.peers.processes import RunFailed, http_ok
+from examples.bench.peers.processes import http_ok
 
 _TIMEOUT_S = 600.0
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from examples.bench.peers.contestants import Figures
-from examples.bench.peers.processes import Unavailable, run, run_step
+from examples.bench.peers.failures import Unavailable
+from examples.bench.peers.processes import run, run_step
 
 _SOURCE = Path(__file__).with_name("machine.cpp")
 _SECONDS = 0.5

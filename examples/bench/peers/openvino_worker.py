@@ -11,8 +11,8 @@ import numpy as np
 import openvino_genai as genai
 from openvino import Tensor
 
+from examples.bench.peers.failures import RunFailed
 from examples.bench.peers.jobs import Job, RawTrace, answer, answer_traces, chat_seconds, read_job
-from examples.bench.peers.processes import RunFailed
 
 _BLOCK = 32
 """Tokens of a KV block on CPUs."""

@@ -13,19 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from examples.bench.peers.failures import RunFailed, Unavailable
+
 ROOT = Path(__file__).parents[3]
 """Where `python -m examples...` finds this package."""
 Command = list[str | Path]
 _POLL_S = 0.02
 _END_S = 30.0
-
-
-class Unavailable(Exception):
-    """A contestant that cannot take part here; the message says why."""
-
-
-class RunFailed(Exception):
-    """A command or server that did not do what it was started for."""
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,12 @@
 Modules are imported where they are used: those that serve are no part of a cold start.
 """
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from examples.bench.peers.failures import RunFailed
 from examples.bench.peers.jobs import Job, RawTrace, answer, answer_traces, read_job
-from examples.bench.peers.processes import RunFailed
 
 if TYPE_CHECKING:
     from trtc.runtime.bench.load import Target
@@ -44,6 +43,8 @@ async def generate(job: Job) -> list[RawTrace]:
 async def complete_all(
     target: "Target", prompts: Sequence[Sequence[int]], output_len: int
 ) -> list[RawTrace]:
+    import asyncio
+
     from trtc.runtime.bench.load import trace_request
 
     async with asyncio.TaskGroup() as group:
@@ -76,6 +77,8 @@ def main() -> None:
     if job.kind == "first_token":
         first_token(job)
     else:
+        import asyncio
+
         answer_traces(asyncio.run(generate(job)))
 
 
