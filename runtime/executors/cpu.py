@@ -15,6 +15,9 @@ from trtc.runtime.executors.cpu_pool import KvPool
 from trtc.runtime.sampler import SampledTokens, SamplingBatch, sample
 
 _INVALID_ARGUMENT = 1
+_MOST_AHEAD = 1 << 28
+"""Bytes of the KV pool asked for ahead of their use: what a load may take before the thread that
+asks has had time to go on; of small models a third of the weights, so that it stays little."""
 
 Float64s = NDArray[np.float64]
 
@@ -117,7 +120,7 @@ class CpuExecutor:
         self._num_pages = num_pages
         self._weights = files.weights
         self._library = _open_library(files)
-        self._pool = KvPool(kv, num_pages)
+        self._pool = KvPool(kv, num_pages, min(_MOST_AHEAD, files.weights.nbytes // 3))
         cpu_array = np.asarray(cpus, np.int32)
         options = _Options(
             weights=files.weights.ctypes.data,

@@ -17,9 +17,6 @@ from trtc.protos.manifest import KvGeometry
 from trtc.runtime.background import make_way
 
 _HUGE_PAGE = 1 << 21
-_AHEAD_BYTES = 1 << 28
-"""Of the pool, touched beyond what has been used: what a load may take before the thread has had
-time to go on, and little beside the weights."""
 _MADV_POPULATE_WRITE = 23
 """Linux 5.14: give a range its memory and change nothing in it."""
 
@@ -27,8 +24,11 @@ _MADV_POPULATE_WRITE = 23
 class KvPool:
     """All layers' pages; contents [layers, pages, page bytes]."""
 
-    def __init__(self, kv: KvGeometry, num_pages: int) -> None:
+    def __init__(self, kv: KvGeometry, num_pages: int, ahead_bytes: int) -> None:
         """
+        Args:
+            ahead_bytes: of the pool, touched beyond what has been used.
+
         Raises:
             EnvironmentFault: the system has no room for the mapping.
         """
@@ -53,7 +53,7 @@ class KvPool:
         )
         """[layers] address of each layer's pool, as the step ABI takes them."""
         self._block = max(1, _HUGE_PAGE // kv.layer_page_bytes)
-        self._ahead = -(-_AHEAD_BYTES // kv.page_bytes)
+        self._ahead = -(-ahead_bytes // kv.page_bytes)
         self._toucher = _Toucher(num_pages, self._block, self._touch)
 
     def touch_ahead(self, page: int) -> None:

@@ -247,7 +247,7 @@ def test_threads_that_the_system_refuses_end_no_process(engine: Path) -> None:
 
 def test_a_pool_beyond_the_address_space(executor: CpuExecutor) -> None:
     with pytest.raises(EnvironmentFault, match="--kv-bytes"):
-        KvPool(executor.kv, 1 << 45)
+        KvPool(executor.kv, 1 << 45, ahead_bytes=0)
 
 
 def test_the_step_struct_is_the_one_in_the_header() -> None:

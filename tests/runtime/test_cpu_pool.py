@@ -22,7 +22,7 @@ TINY = KvGeometry(num_layers=2, num_kv_heads=1, head_dim=24, page_size=4, dtype=
 
 @contextmanager
 def open_pool(kv: KvGeometry, num_pages: int) -> Iterator[KvPool]:
-    pool = KvPool(kv, num_pages)
+    pool = KvPool(kv, num_pages, ahead_bytes=3 * 4 * MIB)
     try:
         yield pool
     finally:
@@ -45,12 +45,6 @@ def until(done: Callable[[], bool]) -> bool:
     return done()
 
 
-@pytest.fixture
-def little_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_pool, "_AHEAD_BYTES", 3 * 4 * MIB)
-
-
-@pytest.mark.usefixtures("little_ahead")
 def test_memory_comes_some_way_ahead_of_its_use_in_every_layer() -> None:
     with open_pool(WIDE, 1024) as pool:
         assert not resident(pool, 0)
@@ -63,7 +57,6 @@ def test_memory_comes_some_way_ahead_of_its_use_in_every_layer() -> None:
         assert all(resident(pool, layer) <= 16 * MIB for layer in range(3))
 
 
-@pytest.mark.usefixtures("little_ahead")
 def test_a_pool_is_touched_to_its_end_and_no_byte_changes() -> None:
     with open_pool(TINY, 1000) as pool:
         size = 2 * 1000 * 384
