@@ -159,7 +159,7 @@ class CallOnDevice:
         )
 
     def _rounding(self) -> float:
-        if any(one.kind == "weight" and one.dtype in ("i4", "u4") for one in self.call.arguments):
+        if self.call.operator == "linear" and self.call.attributes["weight_dtype"] in ("i4", "u4"):
             return _ROUNDING_OF_4_BITS
         return _ROUNDING.get(self.call.operator, 0.0)
 
