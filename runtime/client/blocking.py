@@ -9,7 +9,7 @@ import grpc
 from trtc.protos.errors import UnavailableError
 from trtc.protos.trtc.v1 import inference_pb2 as pb
 from trtc.runtime.client import calls
-from trtc.runtime.client.calls import AnswerT, Call, RequestT, ResponseT
+from trtc.runtime.client.calls import AnswerT, Call
 from trtc.runtime.completion import Collector, Result
 from trtc.runtime.draft import RequestDraft
 from trtc.runtime.generate_options import GenerateOptions, draft_of_chat, draft_of_prompt
@@ -18,7 +18,7 @@ from trtc.runtime.request import Output
 from trtc.runtime.wire.channel import CLIENT_OPTIONS, ClientTls
 from trtc.runtime.wire.failures import to_error
 from trtc.runtime.wire.messages import draft_to_wire, output_from_wire
-from trtc.runtime.wire.methods import GENERATE
+from trtc.runtime.wire.methods import GENERATE, RequestT, ResponseT
 
 
 class ResponseCall(Iterator[pb.GenerateResponse], Protocol):

@@ -4,16 +4,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from google.protobuf.message import Message
-
 from trtc.protos.trtc.v1 import inference_pb2 as pb
 from trtc.runtime.generate_options import chat_messages
 from trtc.runtime.model_info import ModelInfo
 from trtc.runtime.wire.messages import chat_to_wire, info_from_wire
-from trtc.runtime.wire.methods import ABORT, DETOKENIZE, GET_MODEL_INFO, TOKENIZE, Method
+from trtc.runtime.wire.methods import (
+    ABORT,
+    DETOKENIZE,
+    GET_MODEL_INFO,
+    TOKENIZE,
+    Method,
+    RequestT,
+    ResponseT,
+)
 
-RequestT = TypeVar("RequestT", bound=Message)
-ResponseT = TypeVar("ResponseT", bound=Message)
 AnswerT = TypeVar("AnswerT")
 
 
