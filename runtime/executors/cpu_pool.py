@@ -52,9 +52,9 @@ class KvPool:
             self._pages[0].nbytes
         )
         """[layers] address of each layer's pool, as the step ABI takes them."""
-        self._block = max(1, _HUGE_PAGE // kv.layer_page_bytes)
         self._ahead = -(-ahead_bytes // kv.page_bytes)
-        self._toucher = _Toucher(num_pages, self._block, self._touch)
+        block = max(1, _HUGE_PAGE // kv.layer_page_bytes)
+        self._toucher = _Toucher(num_pages, block, self._touch)
 
     def touch_ahead(self, page: int) -> None:
         """Pages before this one have been used; soon touch some of those behind it.
@@ -74,12 +74,11 @@ class KvPool:
 
     def _touch(self, begin: int, end: int) -> bool:
         """Have all layers' pages [begin, end) backed by memory; False: this system cannot."""
-        size, whole = self._pages.shape[2], len(self._memory)
-        base = int(self.pointers[0])
+        madvise, size = _madvise(), self._pages.shape[2]
         for layer in self.pointers.tolist():
-            first = (layer - base + begin * size) & -mmap.PAGESIZE
-            last = min(whole, layer - base + end * size)
-            if _madvise()(base + first, last - first, _MADV_POPULATE_WRITE):
+            # The mapping itself begins with a page of memory, so none before it is touched.
+            first = (layer + begin * size) & -mmap.PAGESIZE
+            if madvise(first, layer + end * size - first, _MADV_POPULATE_WRITE):
                 return False
         return True
 
