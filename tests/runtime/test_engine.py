@@ -240,9 +240,10 @@ class Damaged:
 
     def __init__(self) -> None:
         self.failure: EngineCorruptError | None = None
+        self.begun = False
 
     def begin(self) -> None:
-        pass
+        self.begun = True
 
     def wait(self) -> None:
         self.failure = EngineCorruptError("differs", field="weights.safetensors")
@@ -258,10 +259,13 @@ class Damaged:
 
 def test_no_completion_ends_well_on_damaged_weights() -> None:
     """What had come before the hashes were compared is taken back, and nothing is begun anew."""
-    session = replace(echo_session(), late_check=cast(LateCheck, Damaged()))
+    damaged = Damaged()
+    session = replace(echo_session(), late_check=cast(LateCheck, damaged))
     with LocalEngine(session) as engine:
+        assert not damaged.begun
         generation = engine.generate([5, 6, 7], max_tokens=4, ignore_eos=True)
         with pytest.raises(EngineCorruptError, match="differs"):
             generation.result()
         with pytest.raises(EngineCorruptError, match="differs"):
             engine.generate([5, 6, 7], max_tokens=4)
+    assert damaged.begun
