@@ -179,7 +179,7 @@ class LaunchPlan(Record, frozen=True, kw_only=True):
 
 
 class Tactic(Record, frozen=True):
-    """The variant that was fastest for some calls in buckets of so many rows."""
+    """The variant of some calls that made steps of so many rows fastest."""
 
     sites: tuple[str, ...]
     kind: Literal["decode", "mixed"]
@@ -187,8 +187,9 @@ class Tactic(Record, frozen=True):
     variant: int
     """Index into `CallLaunches.variants`."""
     microseconds: float
+    """Of a whole step with it."""
     default_microseconds: float
-    """Of the first variant that fits, which runs untuned."""
+    """Of the same step with the first variant that fits, which runs untuned."""
 
 
 class TacticTable(Record, frozen=True):

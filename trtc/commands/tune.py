@@ -23,7 +23,7 @@ from trtc.protos.manifest import MANIFEST_FILE, FileFacts, Manifest, read_manife
 @click.option("--dummy-weights", is_flag=True, help="Fill in random weights.")
 @click.option("--json", "as_json", is_flag=True, help="Print the tactics as one JSON document.")
 def command(engine: Path, dummy_weights: bool, as_json: bool) -> None:
-    """Measure which kernels are fastest for ENGINE on this GPU, and keep that in ENGINE.
+    """Measure with which kernels ENGINE's steps are fastest on this GPU, and keep that in ENGINE.
 
     Without it an engine uses the table that trtc was made with. Tuning again replaces what was
     found before; results change by rounding only.
@@ -104,8 +104,8 @@ def _show(engine: Path, table: TacticTable) -> None:
         console.print(f"{engine} on {table.device}: nothing is faster than what it had")
         return
     shown = Table(box=box.SIMPLE, title=f"{engine} on {table.device}")
-    for heading in ("calls", "step", "rows", "before", "now"):
-        shown.add_column(heading, justify="left" if heading in ("calls", "step") else "right")
+    for heading in ("calls", "steps", "rows", "a step before", "now"):
+        shown.add_column(heading, justify="left" if heading in ("calls", "steps") else "right")
     for one in table.tactics:
         more = f" and {len(one.sites) - 1} more" if len(one.sites) > 1 else ""
         shown.add_row(

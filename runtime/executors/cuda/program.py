@@ -74,10 +74,11 @@ class Program:
             "sampling": device.allocate(launches.sampling.bytes),
         }
 
-    def run(self, bucket: Bucket) -> None:
-        """Ask the device for a whole step."""
+    def run(self, bucket: Bucket, tactics: Tactics | None = None) -> None:
+        """Ask the device for a whole step, done as the engine's tactics say, or others."""
+        chosen = tactics or self._tactics
         for call in self.calls:
-            self.run_call(call, self._tactics.pick(call, bucket), bucket)
+            self.run_call(call, chosen.pick(call, bucket), bucket)
 
     def run_call(self, call: CallLaunches, variant: CallVariant, bucket: Bucket) -> None:
         """Ask the device for one call, done in one way."""

@@ -1,0 +1,160 @@
+"""Tuning by whole steps, on a device whose kernels take the time that a table says."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trtc.protos.launches import (
+    CallLaunches,
+    CallVariant,
+    GridAxis,
+    KernelCall,
+    KernelCode,
+    LaunchPlan,
+    SamplingPlan,
+    StepBlock,
+    TacticTable,
+)
+from trtc.protos.manifest import KvGeometry
+from trtc.runtime.executors.cuda.buckets import Bucket, Tactics
+from trtc.runtime.executors.cuda.device import Graph, Kernel
+from trtc.runtime.executors.cuda.program import CudaEngineFiles, Program
+from trtc.runtime.executors.cuda.tuning import classes_of, tune_bucket
+
+MILLISECOND = 1e-3
+KERNELS = ("qkv_slow", "qkv_fast", "qkv_huge", "o_alone", "o_beside")
+DECODE = Bucket("decode", tokens=8, sequences=8, rows=8, splits=1)
+PREFILL = Bucket("mixed", tokens=300, sequences=1, rows=1, splits=1)
+
+Price = Callable[[Sequence[str]], float]
+"""Names of a step's kernels, in their order -> what it takes, in seconds."""
+
+
+@dataclass
+class PricedDevice:
+    """Implements as much of ProgramDevice as a step of kernels needs, with a clock of its own."""
+
+    price: Price
+    now: float = 0.0
+    asked: list[str] = field(default_factory=list)
+    recording: list[str] | None = None
+
+    def load(self, cubin: bytes, entry: str, num_threads: int, shared_bytes: int) -> Kernel:
+        return Kernel(cubin, entry, num_threads, shared_bytes)
+
+    def allocate(self, num_bytes: int) -> Any:
+        return np.zeros(num_bytes, np.uint8)
+
+    def upload(self, data: Any) -> Any:
+        return data
+
+    def launch(self, kernel: Kernel, grid: Any, arguments: Any, *, overlaps: bool) -> None:
+        (self.asked if self.recording is None else self.recording).append(kernel.name)
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        assert self.asked, "nothing has run before the capture"
+        self.recording = []
+        work()
+        recorded, self.recording = self.recording, None
+        return _Recorded(self, recorded)
+
+    def wait(self) -> None:
+        if self.asked:
+            self.now += self.price(self.asked)
+        self.asked.clear()
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    device: PricedDevice
+    kernels: Sequence[str]
+
+    def replay(self) -> None:
+        self.device.wait()
+        self.device.asked += self.kernels
+
+
+def variant(kernel: str, max_rows: int = 512) -> CallVariant:
+    call = KernelCall(KERNELS.index(kernel), (), (GridAxis(), GridAxis(), GridAxis()), True)
+    return CallVariant(kind="any", max_rows=max_rows, work=(call,))
+
+
+def calls_of_a_layer(layer: int) -> tuple[CallLaunches, ...]:
+    qkv = (variant("qkv_slow", 64), variant("qkv_fast"), variant("qkv_huge"))
+    return (
+        CallLaunches(site=f"layers.{layer}.qkv", rows="tokens", variants=qkv),
+        CallLaunches(
+            site=f"layers.{layer}.o",
+            rows="tokens",
+            variants=(variant("o_beside"), variant("o_alone")),
+        ),
+    )
+
+
+def open_program(engine: Path, price: Price) -> tuple[Program, PricedDevice]:
+    for name in KERNELS:
+        (engine / name).write_bytes(b"")
+    launches = LaunchPlan(
+        sm=90,
+        split_keys=256,
+        max_splits=1,
+        kernels=tuple(KernelCode(name, name, 32, 0) for name in KERNELS),
+        calls=(*calls_of_a_layer(0), *calls_of_a_layer(1)),
+        sampling=SamplingPlan(stages={}, tensors={}, bytes=1),
+        step=StepBlock(offsets={}, num_elements=1, table_width=1, max_rows=1),
+        arena_bytes=1,
+        scratch_bytes=1,
+    )
+    kv = KvGeometry(num_layers=1, page_size=1, num_kv_heads=1, head_dim=1, dtype="bf16")
+    device: Any = PricedDevice(price)
+    files = CudaEngineFiles(engine, launches, np.zeros(1, np.uint8))
+    return Program(files, device, kv=kv, vocab_size=1, num_pages=1), device
+
+
+def price(kernels: Sequence[str]) -> float:
+    """`o_alone` takes less than `o_beside`, unless what is before it would have overlapped."""
+    costs = {"qkv_slow": 3.0, "qkv_fast": 2.0, "qkv_huge": 9.0, "o_alone": 1.0, "o_beside": 1.2}
+    waits = sum(0.5 for name in kernels if name == "o_alone" and "qkv_fast" in kernels)
+    return (sum(costs[name] for name in kernels) + waits) * MILLISECOND
+
+
+def test_a_variant_is_kept_that_makes_the_step_faster(tmp_path: Path) -> None:
+    program, device = open_program(tmp_path, price)
+    found = tune_bucket(program, classes_of(program.calls), DECODE, lambda: device.now)
+    (qkv,) = found
+    assert qkv.sites == ("layers.0.qkv", "layers.1.qkv")
+    assert (qkv.kind, qkv.rows, qkv.variant) == ("decode", 8, 1)
+    assert qkv.default_microseconds == pytest.approx(2 * (3.0 + 1.2) * 1000)
+    assert qkv.microseconds == pytest.approx(2 * (2.0 + 1.2) * 1000)
+
+
+def test_what_is_kept_runs_as_fast_as_was_measured(tmp_path: Path) -> None:
+    program, device = open_program(tmp_path, price)
+    found = tune_bucket(program, classes_of(program.calls), DECODE, lambda: device.now)
+    device.wait()
+    began = device.now
+    program.run(DECODE, Tactics(TacticTable(device="", tactics=tuple(found))))
+    device.wait()
+    assert device.now - began == pytest.approx(found[-1].microseconds * 1e-6)
+
+
+def test_calls_without_a_choice_are_not_measured(tmp_path: Path) -> None:
+    def price_of_prefill(kernels: Sequence[str]) -> float:
+        assert "qkv_slow" not in kernels, "it is not for so many rows"
+        return price(kernels)
+
+    program, device = open_program(tmp_path, price_of_prefill)
+    (qkv, o) = classes_of(program.calls)
+    assert qkv.others(PREFILL) == [2]
+    found = tune_bucket(program, [o], PREFILL, lambda: device.now)
+    assert found == [], "beside the fast qkv it is slower"
+
+
+def test_noise_changes_nothing(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    program, device = open_program(tmp_path, lambda kernels: float(rng.normal(1, 0.002)))
+    assert tune_bucket(program, classes_of(program.calls), DECODE, lambda: device.now) == []
