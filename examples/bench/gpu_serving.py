@@ -10,20 +10,17 @@ import json
 import os
 import select
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc
 import msgspec
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from examples.bench.served import trtc_server
 from trtc.builder.package import seal
 from trtc.protos.manifest import PLAN_FILE, WEIGHTS_FILE, read_manifest
 from trtc.runtime.bench.load import ServerTarget, Shape, local_target, run_load
@@ -124,9 +121,9 @@ def in_process(
 
 def through_grpc(engine: Path, concurrency: int, num_requests: int) -> float:
     """Output tokens a second of a server in a process of its own, from CLIENTS client processes."""
-    with _server(engine) as url:
-        _clients(url, concurrency, num_requests, seed=100)
-        return _clients(url, concurrency, num_requests, seed=200)
+    with trtc_server(engine, "--log-level", "warning") as served:
+        _clients(served.address, concurrency, num_requests, seed=100)
+        return _clients(served.address, concurrency, num_requests, seed=200)
 
 
 def _clients(url: str, concurrency: int, num_requests: int, *, seed: int) -> float:
@@ -149,29 +146,6 @@ async def _client(url: str, concurrency: int, num_requests: int, seed: int) -> d
         found = await run_load(target, load, Shape(INPUT_LEN, OUTPUT_LEN, seed))
         assert not found.failures, found.failures
         return {"begin": begin, "end": time.time(), "completed": found.completed}
-
-
-@contextmanager
-def _server(engine: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "trtc", "serve", str(engine), "--grpc-port", "18001"]
-    with subprocess.Popen([*command, "--no-http", "--log-level", "warning"]) as process:
-        url = "127.0.0.1:18001"
-        try:
-            _wait_serving(url)
-            yield url
-        finally:
-            process.send_signal(signal.SIGTERM)
-
-
-def _wait_serving(url: str) -> None:
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    serving = health_pb2.HealthCheckResponse.SERVING
-    with grpc.insecure_channel(url) as channel:
-        health = health_pb2_grpc.HealthStub(channel)
-        while health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True).status != serving:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"the server was not ready in {_START_TIMEOUT_S} s")
-            time.sleep(0.1)
 
 
 def run_serving(engine: Path, *, concurrency: int = 256, num_requests: int = 512) -> dict[str, Any]:

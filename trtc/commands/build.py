@@ -30,7 +30,7 @@ _DEFAULTS = BuildRequest(model="", output=Path())
 )
 @click.option(
     "--target",
-    help="cpu, cpu:ISA[,ISA...], tensorrt:sm_NN or tensorrt-rtx:sm_NN[,sm_NN...]. "
+    help="cpu, cpu:ISA[,ISA...], cuda:sm_NN, tensorrt:sm_NN or tensorrt-rtx:sm_NN[,sm_NN...]. "
     "Default: the best for this machine.",
 )
 @click.option("--force", is_flag=True, help="Replace an engine that is at --output.")

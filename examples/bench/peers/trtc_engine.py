@@ -4,8 +4,8 @@ import asyncio
 import json
 import struct
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,16 +13,13 @@ from examples.bench.peers.contestants import Figures, Setting, decode_figures, s
 from examples.bench.peers.jobs import Job, Kind, RawTrace, chat_seconds, read_traces
 from examples.bench.peers.processes import (
     Command,
-    Server,
-    free_port,
-    http_ok,
     python_env,
     run,
     run_step,
     seconds_to_first_line,
-    serving,
 )
 from examples.bench.peers.trtc_worker import complete_all
+from examples.bench.served import TrtcServer, trtc_server
 from trtc.protos.manifest import WEIGHTS_FILE
 from trtc.runtime.bench.load import ServerTarget
 from trtc.runtime.client import AsyncClient, Client
@@ -75,22 +72,22 @@ class TrtcEngine:
     def streams(self, seed: int) -> Figures:
         """Over gRPC."""
         work = self.setting.work
-        with self._serving() as (address, server):
+        with self._serving() as served:
             traces = asyncio.run(
                 _streams(
-                    address,
+                    served.address,
                     work.warmup(),
                     work.prompts(work.streams, work.prompt_len, seed),
                     work.stream_len,
                 )
             )
-            return stream_figures(traces, server.peak_rss())
+            return stream_figures(traces, served.server.peak_rss())
 
     def chat(self, seed: int, *, reuse: bool) -> Figures:
         """Over gRPC."""
         work = self.setting.work
         more = () if reuse else ("--no-prefix-cache",)
-        with self._serving(*more) as (address, _), Client(address) as client:
+        with self._serving(*more) as served, Client(served.address) as client:
 
             def complete(prompt: Sequence[int], output_len: int) -> list[int]:
                 done = client.generate(
@@ -105,21 +102,8 @@ class TrtcEngine:
         warmup = self.setting.work.warmup()
         return Job(kind, str(self.engine), prompts, output_len, self.setting.threads, warmup)
 
-    @contextmanager
-    def _serving(self, *more: str) -> Iterator[tuple[str, Server]]:
-        port, http_port = free_port(), free_port()
-        command: Command = [
-            sys.executable,
-            "-m",
-            "trtc",
-            "serve",
-            self.engine,
-            "--grpc-port",
-            str(port),
-        ]
-        command += ["--http-port", str(http_port), "--threads", str(self.setting.threads), *more]
-        with serving(command, lambda: http_ok(http_port, "/readyz")) as server:
-            yield f"127.0.0.1:{port}", server
+    def _serving(self, *more: str) -> AbstractContextManager[TrtcServer]:
+        return trtc_server(self.engine, "--threads", str(self.setting.threads), *more)
 
 
 def prepare(

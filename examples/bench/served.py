@@ -1,0 +1,34 @@
+"""`trtc serve` in a process of its own, for the time of a block."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from examples.bench.peers.processes import Command, Server, free_port, http_ok, serving
+
+
+@dataclass(frozen=True)
+class TrtcServer:
+    """Where it answers, and its process."""
+
+    address: str
+    """gRPC."""
+    metrics_url: str
+    server: Server
+
+
+@contextmanager
+def trtc_server(engine: Path, *options: str) -> Iterator[TrtcServer]:
+    """A server of one engine on free ports of loopback, from when it is ready until SIGTERM.
+
+    Raises:
+        RunFailed: it ended, or was not ready in time.
+    """
+    port, http_port = free_port(), free_port()
+    command: Command = [sys.executable, "-m", "trtc", "serve", engine]
+    command += ["--grpc-port", str(port), "--http-port", str(http_port), *options]
+    with serving(command, lambda: http_ok(http_port, "/readyz")) as server:
+        metrics_url = f"http://127.0.0.1:{http_port}/metrics"
+        yield TrtcServer(f"127.0.0.1:{port}", metrics_url, server)
