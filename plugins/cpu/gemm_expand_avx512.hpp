@@ -10,6 +10,10 @@
 
 namespace trtc::gemm {
 
+// Whether a product's weights are widened to bf16.
+template <class Of>
+constexpr bool kWidens = Of::kPath == Path::bf16 && Of::kExpands;
+
 // E4M3 codes to 2^-8 of their values in bf16, exactly, from the low or the high byte of each word.
 // With that factor a normal number only needs its bits moved and a constant filled in. The eight
 // subnormals come from a table: vdpbf16ps would take bf16 subnormals for zeros.
@@ -50,7 +54,7 @@ TRTC_INLINE __m512i small_integers() {
 
 // One block as pairs of bf16: out[k / 2] has 16 columns. zero: int32 of this panel's columns.
 template <DType kWeight, bool kHasZero>
-TRTC_INLINE void expand_bf16(const std::byte* from, const std::int32_t* zero,
+TRTC_INLINE void widen_block(const std::byte* from, const std::int32_t* zero,
                              I32x16 (&out)[block_depth(kWeight) / 2]) {
   const __m512i block = _mm512_loadu_si512(from);
   if constexpr (kWeight == DType::f8e4m3) {

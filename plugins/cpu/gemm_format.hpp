@@ -23,11 +23,16 @@ constexpr int kBlockBytes = 64;
 enum class Path {
   f32,   // one float; fused multiply-add
   bf16,  // two bf16; fp32 sums of exact products (machines with vdpbf16ps)
-  i8,    // four int8 against unsigned bytes; one int32 sum over K
-  dynamic,  // four int8, rounded by row and group, against bytes or nibbles; an int32 sum a group
+  i8,    // int8 against unsigned bytes; one int32 sum over K
+  dynamic,  // int8, rounded by row and group, against bytes or nibbles; an int32 sum a group
 };
 
-constexpr int cell_depth(Path path) { return path == Path::f32 ? 1 : path == Path::bf16 ? 2 : 4; }
+// k a cell covers. Where products of bytes are made of words, a cell has two bytes widened to them.
+constexpr int cell_depth(Path path, DType weight) {
+  if (path == Path::f32) return 1;
+  const bool words = path == Path::bf16 || (kBytesAreWords && weight == DType::i8);
+  return words ? 2 : 4;
+}
 
 // k a block of packed weights covers.
 constexpr int block_depth(DType weight) {
@@ -67,7 +72,7 @@ constexpr int max_height(Path) { return 12; }
 constexpr int kPanels = 1;
 constexpr int kPanelsOfFewRows = 2;
 constexpr int kFewRows = 3;
-constexpr int max_height(Path path) { return path == Path::f32 ? 6 : 4; }
+constexpr int max_height(Path) { return 6; }
 #else
 constexpr int kPanels = 1;
 constexpr int kPanelsOfFewRows = 1;
@@ -92,9 +97,10 @@ struct Product {
   static constexpr bool kGrouped = kPath == Path::dynamic || kGroup > 0;
   static constexpr int kBlockDepth = block_depth(kWeight);
   // Blocks that a block of weights widens to before it is multiplied.
-  static constexpr int kExpansion = kPath == Path::i8 || kPath == Path::dynamic ? 1 : kBlockDepth / cell_depth(kPath);
+  static constexpr int kCellDepth = cell_depth(kPath, kWeight);
+  static constexpr int kExpansion = kPath == Path::i8 || kPath == Path::dynamic ? 1 : kBlockDepth / kCellDepth;
   static constexpr bool kExpands = kExpansion > 1;
-  static constexpr int kCellsPerBlock = kBlockDepth / cell_depth(kPath);
+  static constexpr int kCellsPerBlock = kBlockDepth / kCellDepth;
   static constexpr int kMaxHeight = max_height(kPath);
   // Times the sum of a row's int8: what unsigned codes of weights have too little, to start a sum
   // with; with zero points, what is to be multiplied with those first.

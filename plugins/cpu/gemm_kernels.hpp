@@ -2,6 +2,7 @@
 #pragma once
 
 #include <iterator>
+#include <type_traits>
 #include <utility>
 
 #include "gemm_format.hpp"
@@ -75,6 +76,15 @@ TRTC_INLINE void add_products(const Step<P>& s, Multiply&& multiply) {
   }
 }
 
+// sum += the products of a block's lanes and a cell.
+template <Path kPath>
+TRTC_INLINE void dot_floats(F32x16& sum, I32x16 w, Cell x) {
+#ifdef TRTC_AVX512
+  if constexpr (kPath == Path::bf16) return dot_bf16(sum, w, x);
+#endif
+  return dot_f32(sum, w, x);
+}
+
 // Floating-point products of weights that are ready to multiply: as they are stored, or kExpansion
 // times as large.
 template <Path kPath, bool kGrouped, int kExpansion>
@@ -93,26 +103,17 @@ struct FloatKernel {
         }
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
-          const auto cell = float_cell(x + r);
+          const Cell cell = broadcast_cell(x + r);
 #pragma GCC unroll 4
-          for (int p = 0; p < P; ++p) multiply_cell(sums[r][p], block[p], cell);
+          for (int p = 0; p < P; ++p) dot_floats<kPath>(sums[r][p], block[p], cell);
         }
       }
     });
   }
-
- private:
-  template <class Cell>
-  TRTC_INLINE static void multiply_cell(F32x16& sum, I32x16 w, Cell x) {
-#ifdef TRTC_AVX512
-    if constexpr (kPath == Path::bf16) return dot_bf16(sum, w, x);
-#endif
-    return dot_f32(sum, w, x);
-  }
 };
 
-#ifdef TRTC_AVX512
-// The same of narrow weights that widen to bf16 in registers: few rows are one tile, which has no
+#if defined(TRTC_AVX512) || defined(TRTC_AVX2)
+// The same of narrow weights that widen in registers: few rows are one tile, which has no
 // other to share widened weights with, and writing them down takes longer than its products. (With
 // more rows there are no registers left for it.)
 template <class Of>
@@ -128,12 +129,12 @@ struct WideningKernel {
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
           fetch<kStreams<P>>(s.ahead[p] + i * kBlockBytes);
-          I32x16 pairs[n];
-          expand_bf16<Of::kWeight, Of::kHasZero>(s.w + p * s.panel_stride + i * kBlockBytes, zero(p), pairs);
+          I32x16 wide[n];
+          widen_block<Of::kWeight, Of::kHasZero>(s.w + p * s.panel_stride + i * kBlockBytes, zero(p), wide);
 #pragma GCC unroll 4
           for (int j = 0; j < n; ++j) {
 #pragma GCC unroll 4
-            for (int r = 0; r < R; ++r) dot_bf16(sums[r][p], pairs[j], float_cell(x + j * R + r));
+            for (int r = 0; r < R; ++r) dot_floats<Of::kPath>(sums[r][p], wide[j], broadcast_cell(x + j * R + r));
           }
         }
       }
@@ -142,54 +143,68 @@ struct WideningKernel {
 };
 #endif
 
-// sums += blocks [begin, end) by the cells from x on, one a block and row.
-template <int R, int P>
-TRTC_INLINE void multiply_bytes(I32x16 (&sums)[R][P], const Step<P>& s, const std::uint32_t* x, std::int64_t begin,
-                                std::int64_t end) {
-  for (std::int64_t i = begin; i < end; ++i, x += R) {
-    I32x16 block[P];
+// The parts in which a block of codes is multiplied.
+template <bool kNibbles>
+struct Codes {
+  static constexpr int kParts = kNibbles || kBytesAreWords ? 2 : 1;
+
+  template <int part>
+  TRTC_INLINE static I32x16 part_of(I32x16 block) {
+    if constexpr (!kNibbles) return byte_part<part>(block);
+    return bit_and(part == 0 ? block : shift_right<4>(block), splat(0x0f0f0f0f));
+  }
+  TRTC_INLINE static void dot(I32x16& sum, I32x16 part, Cell x) {
+    if constexpr (kNibbles) return dot_nibbles(sum, part, x);
+    return dot_bytes(sum, part, x);
+  }
+};
+
+// Calls dot(sum, part of a block, cell) for blocks [begin, end), a cell a part and row from x on.
+template <bool kNibbles, int R, int P, class Dot>
+TRTC_INLINE void each_product(I32x16 (&sums)[R][P], const Step<P>& s, const std::uint32_t* x, std::int64_t begin,
+                              std::int64_t end, Dot&& dot) {
+  using Of = Codes<kNibbles>;
+  for (std::int64_t i = begin; i < end; ++i, x += Of::kParts * R) {
+    const std::byte* w = s.w + i * kBlockBytes;
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) {
-      fetch<kStreams<P>>(s.ahead[p] + i * kBlockBytes);
-      block[p] = load_cells(s.w + p * s.panel_stride + i * kBlockBytes);
-    }
+    for (int p = 0; p < P; ++p) fetch<kStreams<P>>(s.ahead[p] + i * kBlockBytes);
+    // Each part is read again: a tile of sums leaves few registers.
+    const auto multiply = [&]<int part>(std::integral_constant<int, part>) TRTC_INLINE_LAMBDA {
+      I32x16 codes[P];
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) codes[p] = Of::template part_of<part>(load_cells(w + p * s.panel_stride));
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const auto cell = byte_cell(x + r);
+      for (int r = 0; r < R; ++r) {
+        const Cell cell = broadcast_cell(x + part * R + r);
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) dot_u8i8(sums[r][p], block[p], cell);
-    }
+        for (int p = 0; p < P; ++p) dot(sums[r][p], codes[p], cell);
+      }
+    };
+    multiply(std::integral_constant<int, 0>{});
+    if constexpr (Of::kParts == 2) multiply(std::integral_constant<int, 1>{});
   }
 }
 
-// The same for nibbles: two cells a block and row, the second for the high nibbles.
-template <int R, int P>
-TRTC_INLINE void multiply_nibbles(I32x16 (&sums)[R][P], const Step<P>& s, const std::uint32_t* x, std::int64_t begin,
-                                  std::int64_t end) {
-  const I32x16 low = splat(0x0f0f0f0f);
-  for (std::int64_t i = begin; i < end; ++i, x += 2 * R) {
-    const std::byte* w = s.w + i * kBlockBytes;
-    I32x16 block[P];
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) {
-      fetch<kStreams<P>>(s.ahead[p] + i * kBlockBytes);
-      block[p] = bit_and(load_cells(w + p * s.panel_stride), low);
+// sums += blocks [begin, end) by the cells from x on.
+template <bool kNibbles, int R, int P>
+TRTC_INLINE void multiply_codes(I32x16 (&sums)[R][P], const Step<P>& s, const std::uint32_t* x, std::int64_t begin,
+                                std::int64_t end) {
+#ifdef TRTC_AVX2
+  if constexpr (kNibbles) {
+    constexpr std::int64_t kBlocks = kWordProducts / Codes<true>::kParts;
+    for (; begin < end; begin += kBlocks, x += kWordProducts * R) {
+      I32x16 words[R][P];
+      each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { words[r][p] = splat(0); });
+      each_product<true>(words, s, x, begin, begin + kBlocks < end ? begin + kBlocks : end,
+                         [](I32x16& sum, I32x16 w, Cell cell) TRTC_INLINE_LAMBDA { dot_in_words(sum, w, cell); });
+      each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { add_words(sums[r][p], words[r][p]); });
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const auto cell = nibble_cell(x + r);
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) dot_u4i8(sums[r][p], block[p], cell);
-    }
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) block[p] = bit_and(shift_right<4>(load_cells(w + p * s.panel_stride)), low);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const auto cell = nibble_cell(x + R + r);
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) dot_u4i8(sums[r][p], block[p], cell);
-    }
+    return;
   }
+#endif
+  each_product<kNibbles>(sums, s, x, begin, end, [](I32x16& sum, I32x16 w, Cell cell) TRTC_INLINE_LAMBDA {
+    Codes<kNibbles>::dot(sum, w, cell);
+  });
 }
 
 // int8 by int8: totals are int32 and exact.
@@ -199,7 +214,7 @@ struct ByteKernel {
     auto* totals = reinterpret_cast<std::int32_t*>(s.totals);
     I32x16 sums[R][P];
     each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { sums[r][p] = load(totals + r * P * kPanel + p * kPanel); });
-    multiply_bytes<R, P>(sums, s, s.x, 0, s.cells);
+    multiply_codes<false>(sums, s, s.x, 0, s.cells / Codes<false>::kParts);
     each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { store(totals + r * P * kPanel + p * kPanel, sums[r][p]); });
   }
 };
@@ -224,14 +239,15 @@ struct DynamicKernel {
       });
       const std::uint32_t* x = s.x + begin * R;
       const std::int64_t first = begin / n, last = (begin + cells) / n - 1;
-      if constexpr (n == 1) multiply_bytes<R, P>(sums, s, x, first, last);
-      if constexpr (n == 2) multiply_nibbles<R, P>(sums, s, x, first, last);
+      multiply_codes<kNibbles>(sums, s, x, first, last);
       finish<R, P>(sums, s, x + (last - first) * n * R, last, group);
     });
   }
 
  private:
+  static constexpr bool kNibbles = Of::kBlockDepth == 8;
   static constexpr int n = Of::kCellsPerBlock;
+  static_assert(n == Codes<kNibbles>::kParts);
 
   // The last block of a group, each row followed by its scaling: products go on meanwhile, where
   // scaling all sums in one go would keep them waiting.
@@ -248,13 +264,17 @@ struct DynamicKernel {
       w_scale[p] = s.w_scale[p] + group * kPanel;
       fetch<kStreams<P>>(s.ahead[p] + last * kBlockBytes);
       const I32x16 block = load_cells(s.w + p * s.panel_stride + last * kBlockBytes);
-      codes[0][p] = n == 1 ? block : bit_and(block, splat(0x0f0f0f0f));
-      if constexpr (n == 2) codes[1][p] = bit_and(shift_right<4>(block), splat(0x0f0f0f0f));
+      codes[0][p] = Codes<kNibbles>::template part_of<0>(block);
+      if constexpr (n == 2) codes[1][p] = Codes<kNibbles>::template part_of<1>(block);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
-      for (int j = 0; j < n; ++j) multiply_row<P>(sums[r], codes[j], x + j * R + r);
+      for (int j = 0; j < n; ++j) {
+        const Cell cell = broadcast_cell(x + j * R + r);
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) Codes<kNibbles>::dot(sums[r][p], codes[j][p], cell);
+      }
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {
         float* total = totals + (r * P + p) * kPanel;
@@ -263,24 +283,16 @@ struct DynamicKernel {
       }
     }
   }
-
-  template <int P>
-  TRTC_INLINE static void multiply_row(I32x16 (&sums)[P], const I32x16 (&codes)[P], const std::uint32_t* x) {
-    if constexpr (n == 1) {
-      const auto cell = byte_cell(x);
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) dot_u8i8(sums[p], codes[p], cell);
-    } else {
-      const auto cell = nibble_cell(x);
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) dot_u4i8(sums[p], codes[p], cell);
-    }
-  }
 };
 
 // Whether a step of kStep panels of product Of takes narrow weights as they are stored.
+#if defined(TRTC_AVX512) || defined(TRTC_AVX2)
 template <class Of, int kStep>
-constexpr bool kWidensInRegisters = Of::kPath == Path::bf16 && Of::kExpands && kStreams<kStep>;
+constexpr bool kWidensInRegisters = kWidens<Of> && kStreams<kStep>;
+#else
+template <class Of, int kStep>
+constexpr bool kWidensInRegisters = false;
+#endif
 
 template <class Of, int kStep>
 struct KernelOf {
@@ -296,7 +308,7 @@ template <class Of, int kStep>
 struct KernelOf<Of, kStep> {
   using type = DynamicKernel<Of>;
 };
-#ifdef TRTC_AVX512
+#if defined(TRTC_AVX512) || defined(TRTC_AVX2)
 template <class Of, int kStep>
   requires(kWidensInRegisters<Of, kStep>)
 struct KernelOf<Of, kStep> {

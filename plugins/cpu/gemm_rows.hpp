@@ -108,14 +108,19 @@ inline constexpr std::array<std::uint16_t, 256> kF8e4m3ToBf16 = make_f8e4m3_tabl
 inline std::uint32_t exact_bf16(bf16 x) { return x.bits; }
 inline std::uint32_t exact_bf16(f8e4m3 x) { return kF8e4m3ToBf16[x.bits]; }
 
+// The word of an int8.
+inline std::uint32_t exact_word(std::int8_t x) { return static_cast<std::uint16_t>(x); }
+
 // The cell of x[0..valid), valid at most the cell's depth.
-template <Path kPath, class X>
+template <class P, class X>
 TRTC_INLINE std::uint32_t make_cell(const X* x, std::int64_t valid) {
-  if constexpr (kPath == Path::f32) {
+  if constexpr (P::kPath == Path::f32) {
     if constexpr (std::is_same_v<X, float>) return std::bit_cast<std::uint32_t>(*x);
     if constexpr (!std::is_same_v<X, float>) return exact_bf16(*x) << 16;
-  } else if constexpr (kPath == Path::bf16) {
+  } else if constexpr (P::kPath == Path::bf16) {
     return exact_bf16(x[0]) | (valid > 1 ? exact_bf16(x[1]) << 16 : 0);
+  } else if constexpr (P::kCellDepth == 2) {
+    return exact_word(x[0]) | (valid > 1 ? exact_word(x[1]) << 16 : 0);
   } else {
     std::uint32_t cell = 0;
     std::memcpy(&cell, x, static_cast<std::size_t>(valid < 4 ? valid : 4));
@@ -125,14 +130,14 @@ TRTC_INLINE std::uint32_t make_cell(const X* x, std::int64_t valid) {
 }
 
 // One row's cells, `stride` apart, zeros after the last.
-template <Path kPath, class X>
-void write_cells(const X* x, std::int64_t depth, std::int64_t cells, std::int64_t stride, std::uint32_t* out) {
-  constexpr int kDepth = cell_depth(kPath);
+template <class P, class X>
+void write_cells(const X* x, std::int64_t depth, std::int64_t stride, std::uint32_t* out) {
+  constexpr int kDepth = P::kCellDepth;
   const std::int64_t whole = depth / kDepth;
-  for (std::int64_t i = 0; i < whole; ++i) out[i * stride] = make_cell<kPath>(x + i * kDepth, kDepth);
+  for (std::int64_t i = 0; i < whole; ++i) out[i * stride] = make_cell<P>(x + i * kDepth, kDepth);
   std::int64_t written = whole;
-  if (whole * kDepth < depth) out[written++ * stride] = make_cell<kPath>(x + whole * kDepth, depth - whole * kDepth);
-  for (; written < cells; ++written) out[written * stride] = 0;
+  if (whole * kDepth < depth) out[written++ * stride] = make_cell<P>(x + whole * kDepth, depth - whole * kDepth);
+  for (; written < P::cells(depth); ++written) out[written * stride] = 0;
 }
 
 // count values to int8 by their largest magnitude: out = round(x * 127 / largest). Returns the worth
@@ -159,7 +164,7 @@ inline std::int32_t sum_of(const std::int8_t* x, std::int64_t count) {
 // Packs row r of a tile. quantized: depth bytes for Path::dynamic.
 template <class P>
 void pack_row(const PackedRows& tile, int r, const typename P::X* x, std::int8_t* quantized) {
-  const std::int64_t depth = tile.depth, cells = P::cells(depth);
+  const std::int64_t depth = tile.depth;
   if constexpr (P::kPath == Path::dynamic) {
     const std::int64_t groups = P::groups(depth), width = P::kGroup > 0 ? P::kGroup : depth;
     for (std::int64_t g = 0; g < groups; ++g) {
@@ -167,10 +172,10 @@ void pack_row(const PackedRows& tile, int r, const typename P::X* x, std::int8_t
       tile.scale[g * tile.height + r] = quantize_group(x + first, last - first, quantized + first);
       tile.offset[g * tile.height + r] = P::kSumOffset * sum_of(quantized + first, last - first);
     }
-    write_cells<P::kPath>(quantized, depth, cells, tile.height, tile.cells + r);
+    write_cells<P>(quantized, depth, tile.height, tile.cells + r);
   } else {
     if constexpr (P::kPath == Path::i8) tile.offset[r] = P::kSumOffset * sum_of(x, depth);
-    write_cells<P::kPath>(x, depth, cells, tile.height, tile.cells + r);
+    write_cells<P>(x, depth, tile.height, tile.cells + r);
   }
 }
 

@@ -5,8 +5,10 @@
 
 #include "gemm_format.hpp"
 #include "vector.hpp"
-#ifdef TRTC_AVX512
+#if defined(TRTC_AVX512)
 #include "gemm_expand_avx512.hpp"
+#elif defined(TRTC_AVX2)
+#include "gemm_expand_avx2.hpp"
 #endif
 
 namespace trtc::gemm {
@@ -99,11 +101,11 @@ void expand_blocks(const std::byte* in, std::int64_t first, std::int64_t last, s
                    const std::int32_t* zero, std::byte* out) {
   for (std::int64_t block = first; block < last; ++block, in += kBlockBytes, out += P::kExpansion * kBlockBytes) {
     const std::int32_t* zeros = P::kHasZero ? zero + block / group_blocks * kPanel : nullptr;
-#ifdef TRTC_AVX512
-    if constexpr (P::kPath == Path::bf16) {
-      I32x16 pairs[P::kExpansion];
-      expand_bf16<P::kWeight, P::kHasZero>(in, zeros, pairs);
-      for (int i = 0; i < P::kExpansion; ++i) store_cells(out + i * kBlockBytes, pairs[i]);
+#if defined(TRTC_AVX512) || defined(TRTC_AVX2)
+    if constexpr (kWidens<P>) {
+      I32x16 wide[P::kExpansion];
+      widen_block<P::kWeight, P::kHasZero>(in, zeros, wide);
+      for (int i = 0; i < P::kExpansion; ++i) store_cells(out + i * kBlockBytes, wide[i]);
       continue;
     }
 #endif

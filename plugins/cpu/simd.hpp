@@ -4,8 +4,10 @@
 // of steps: these types are what the innermost loops of matrix products are written in (vector.hpp
 // is for everything else). The three implementations have the same functions:
 //   TRTC_AVX512   AVX-512 F/BW/DQ/VL with VNNI and BF16: one register; adds dot_bf16
-//   TRTC_AVX2     AVX2 and FMA: two registers
+//   TRTC_AVX2     AVX2 and FMA: two registers; adds sums of nibbles' products in words
 //   otherwise     plain loops
+// Products of codes take a part of a block at a time, each with a cell of its own: nibbles the low and
+// the high ones, bytes what byte_part gives (all of it, or as words when kBytesAreWords).
 // Results may differ in the last bits between them (fused or separate multiply-add, bf16 pairs),
 // never between calls of one build.
 #pragma once

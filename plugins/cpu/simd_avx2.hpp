@@ -3,7 +3,6 @@
 
 #include <immintrin.h>
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -63,45 +62,62 @@ TRTC_INLINE void fetch(const std::byte* p) {
   _mm_prefetch(reinterpret_cast<const char*>(p), kSoon ? _MM_HINT_T0 : _MM_HINT_T1);
 }
 
-// One cell of x in every lane, as the products below take it.
-struct FloatCell {
-  __m256 v;
-};
-struct ByteCell {
-  __m256i even, odd;  // its bytes as words
-};
-struct NibbleCell {
+// One cell of x in every lane. Written down, as the products of codes are: GCC 12 would load cells of
+// several rows ahead and add products to each other before the sums, and spill sums to have room.
+struct Cell {
   __m256i v;
 };
-TRTC_INLINE FloatCell float_cell(const std::uint32_t* x) { return {_mm256_set1_ps(std::bit_cast<float>(*x))}; }
-TRTC_INLINE ByteCell byte_cell(const std::uint32_t* x) {
-  const __m256i cell = _mm256_set1_epi32(static_cast<std::int32_t>(*x));
-  return {_mm256_srai_epi16(_mm256_slli_epi16(cell, 8), 8), _mm256_srai_epi16(cell, 8)};
-}
-TRTC_INLINE NibbleCell nibble_cell(const std::uint32_t* x) {
-  return {_mm256_set1_epi32(static_cast<std::int32_t>(*x))};
+TRTC_INLINE Cell broadcast_cell(const std::uint32_t* x) {
+  Cell cell;
+  asm volatile("vpbroadcastd %1, %0" : "=x"(cell.v) : "m"(*x));
+  return cell;
 }
 
-// sum += w0*x0 + w1*x1 + w2*x2 + w3*x3 over the bytes of each lane of w (unsigned) and of x (signed).
-// vpmaddubsw would saturate, so bytes are widened to words first.
-TRTC_INLINE void dot_u8i8(I32x16& sum, I32x16 w, ByteCell x) {
-  const auto half = [&](__m256i s, __m256i a) {
-    const __m256i low = _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(0xff)), x.even);
-    return _mm256_add_epi32(s, _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_srli_epi16(a, 8), x.odd)));
-  };
-  sum = {half(sum.lo, w.lo), half(sum.hi, w.hi)};
+// Unsigned bytes by int8. vpmaddubsw would saturate, so both are words: the even bytes of a block and
+// its odd ones, each by a cell of two int8 that were widened when they were packed.
+constexpr bool kBytesAreWords = true;
+template <int part>
+TRTC_INLINE I32x16 byte_part(I32x16 block) {
+  const __m256i low = _mm256_set1_epi16(0xff);
+  if constexpr (part == 0) return {_mm256_and_si256(block.lo, low), _mm256_and_si256(block.hi, low)};
+  return {_mm256_srli_epi16(block.lo, 8), _mm256_srli_epi16(block.hi, 8)};
 }
-// The same for w in 0..15: pairs of products stay below 2^12, so vpmaddubsw is exact.
-TRTC_INLINE void dot_u4i8(I32x16& sum, I32x16 w, NibbleCell x) {
-  const auto half = [&](__m256i s, __m256i a) {
-    return _mm256_add_epi32(s, _mm256_madd_epi16(_mm256_maddubs_epi16(a, x.v), _mm256_set1_epi16(1)));
-  };
-  sum = {half(sum.lo, w.lo), half(sum.hi, w.hi)};
+// sum += the products of the words of each lane of w and of x.
+TRTC_INLINE void dot_bytes(__m256i& sum, __m256i w, __m256i x) {
+  __m256i product;
+  asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(product) : "x"(w), "x"(x));
+}
+TRTC_INLINE void dot_bytes(I32x16& sum, I32x16 w, Cell x) {
+  dot_bytes(sum.lo, w.lo, x.v);
+  dot_bytes(sum.hi, w.hi, x.v);
+}
+
+// Nibbles by int8: pairs of products stay below 2^12, so vpmaddubsw is exact, and eight of them may be
+// added up as words.
+constexpr int kWordProducts = 8;
+TRTC_INLINE void dot_in_words(__m256i& words, __m256i w, __m256i x) {
+  __m256i product;
+  asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(words), "=&x"(product) : "x"(w), "x"(x));
+}
+TRTC_INLINE void dot_in_words(I32x16& words, I32x16 w, Cell x) {
+  dot_in_words(words.lo, w.lo, x.v);
+  dot_in_words(words.hi, w.hi, x.v);
+}
+TRTC_INLINE void add_words(I32x16& sum, I32x16 words) {
+  const __m256i one = _mm256_set1_epi16(1);
+  sum = {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(words.lo, one)),
+         _mm256_add_epi32(sum.hi, _mm256_madd_epi16(words.hi, one))};
+}
+TRTC_INLINE void dot_nibbles(I32x16& sum, I32x16 w, Cell x) {
+  I32x16 words = splat(0);
+  dot_in_words(words, w, x);
+  add_words(sum, words);
 }
 
 // sum += w * x, x a float.
-TRTC_INLINE void dot_f32(F32x16& sum, I32x16 w, FloatCell x) {
-  sum = multiply_add(as_f32(w), {x.v, x.v}, sum);
+TRTC_INLINE void dot_f32(F32x16& sum, I32x16 w, Cell x) {
+  const __m256 v = _mm256_castsi256_ps(x.v);
+  sum = multiply_add(as_f32(w), {v, v}, sum);
 }
 
 }  // namespace trtc::gemm

@@ -63,16 +63,17 @@ TRTC_INLINE Cell broadcast_cell(const std::uint32_t* x) {
   asm volatile("vpbroadcastd %1, %0" : "=v"(cell.v) : "m"(*x));
   return cell;
 }
-TRTC_INLINE Cell float_cell(const std::uint32_t* x) { return broadcast_cell(x); }
-TRTC_INLINE Cell byte_cell(const std::uint32_t* x) { return broadcast_cell(x); }
-TRTC_INLINE Cell nibble_cell(const std::uint32_t* x) { return broadcast_cell(x); }
 
-// sum += w0*x0 + w1*x1 + w2*x2 + w3*x3 over the bytes of each lane of w (unsigned) and of x (signed).
-TRTC_INLINE void dot_u8i8(I32x16& sum, I32x16 w, Cell x) {
+// Unsigned bytes by int8, four a lane.
+constexpr bool kBytesAreWords = false;
+template <int>
+TRTC_INLINE I32x16 byte_part(I32x16 block) {
+  return block;
+}
+TRTC_INLINE void dot_bytes(I32x16& sum, I32x16 w, Cell x) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(w.v), "v"(x.v));
 }
-// The same for w in 0..15.
-TRTC_INLINE void dot_u4i8(I32x16& sum, I32x16 w, Cell x) { dot_u8i8(sum, w, x); }
+TRTC_INLINE void dot_nibbles(I32x16& sum, I32x16 w, Cell x) { dot_bytes(sum, w, x); }
 // sum += w0*x0 + w1*x1 over the bf16 of each lane of w and of x.
 TRTC_INLINE void dot_bf16(F32x16& sum, I32x16 w, Cell x) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(sum.v) : "v"(w.v), "v"(x.v));

@@ -84,13 +84,16 @@ TRTC_INLINE void fetch(const std::byte* p) {
 struct Cell {
   std::uint32_t bits;
 };
-TRTC_INLINE Cell float_cell(const std::uint32_t* x) { return {*x}; }
-TRTC_INLINE Cell byte_cell(const std::uint32_t* x) { return {*x}; }
-TRTC_INLINE Cell nibble_cell(const std::uint32_t* x) { return {*x}; }
+TRTC_INLINE Cell broadcast_cell(const std::uint32_t* x) { return {*x}; }
 
-// sum += w0*x0 + w1*x1 + w2*x2 + w3*x3 over the bytes of each lane of w (unsigned) and of x (signed).
-// Sums wrap as the machine's do: offsets that are taken back later may pass 2^31 on the way.
-TRTC_INLINE void dot_u8i8(I32x16& sum, I32x16 w, Cell x) {
+// Unsigned bytes by int8, four a lane. Sums wrap as the machine's do: offsets that are taken back
+// later may pass 2^31 on the way.
+constexpr bool kBytesAreWords = false;
+template <int>
+TRTC_INLINE I32x16 byte_part(I32x16 block) {
+  return block;
+}
+TRTC_INLINE void dot_bytes(I32x16& sum, I32x16 w, Cell x) {
   for (int i = 0; i < 4; ++i) {
     const int factor = static_cast<std::int8_t>(x.bits >> (8 * i));
     for (int lane = 0; lane < 16; ++lane) {
@@ -99,8 +102,7 @@ TRTC_INLINE void dot_u8i8(I32x16& sum, I32x16 w, Cell x) {
     }
   }
 }
-// The same for w in 0..15.
-TRTC_INLINE void dot_u4i8(I32x16& sum, I32x16 w, Cell x) { dot_u8i8(sum, w, x); }
+TRTC_INLINE void dot_nibbles(I32x16& sum, I32x16 w, Cell x) { dot_bytes(sum, w, x); }
 
 // sum += w * x, x a float.
 TRTC_INLINE void dot_f32(F32x16& sum, I32x16 w, Cell x) {

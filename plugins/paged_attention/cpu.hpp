@@ -190,7 +190,7 @@ Floats multiply_word(Floats sum, const std::uint32_t* q, Words k) {
 #ifdef TRTC_AVX512
   if constexpr (kDots) {
     gemm::F32x16 total{(__m512)sum};
-    gemm::dot_bf16(total, {(__m512i)k}, gemm::float_cell(q));
+    gemm::dot_bf16(total, {(__m512i)k}, gemm::broadcast_cell(q));
     return (Floats)total.v;
   }
 #endif

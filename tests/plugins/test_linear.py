@@ -16,13 +16,14 @@ from tests.support.kernels import (
 )
 from tests.support.linear_calls import CASES, Case, linear_call, take_rows
 from tests.support.operands import random_array
-from tests.support.weights import in_memory, stored
+from tests.support.weights import in_memory, stored, stored_groups
 from trtc.plugins.linear.op import LINEAR
 from trtc.plugins.rounding import NUMPY_DTYPES
 
 CALLS = [linear_call(np.random.default_rng(40 + i), case) for i, case in enumerate(CASES)]
 EVERY_CODE = Case("bf16", "f8e4m3", 254, 1, out="f32")
 EXTREMES = Case("i8", "i8", 16, 2049, input_scale=True, out="f32")
+NIBBLE_EXTREMES = Case("bf16", "i4", 16, 264, 128, activation="dynamic_i8", out="f32")
 
 
 def every_code_call() -> KernelCall:
@@ -45,10 +46,25 @@ def extremes_call() -> KernelCall:
     return replace(call, inputs=inputs)
 
 
+def nibble_extremes_call() -> KernelCall:
+    """Codes of 15 or 0 by int8 of 127 or -127: what sums of fewer bits would overflow by."""
+    call = linear_call(np.random.default_rng(0), NIBBLE_EXTREMES, rows=3)
+    x = np.array([[-1], [1], [-1]], NUMPY_DTYPES["bf16"]).repeat(264, axis=1)
+    weight = np.full((16, 264), 7, NUMPY_DTYPES["i4"])
+    weight[1::2] = -8
+    scales = stored_groups(np.ones((16, 3), np.float32), "packed")
+    inputs = {"x": x, "weight": stored(weight, "i4", "packed"), "weight_scale": scales}
+    return replace(call, inputs=inputs)
+
+
 @pytest.fixture(scope="module", params=available_isas())
 def library(request: pytest.FixtureRequest) -> KernelLibrary:
     return compile_kernels(
-        [in_memory(call) for call in [*CALLS, every_code_call(), extremes_call()]], request.param
+        [
+            in_memory(call)
+            for call in [*CALLS, every_code_call(), extremes_call(), nibble_extremes_call()]
+        ],
+        request.param,
     )
 
 
@@ -92,6 +108,12 @@ def test_every_e4m3_value_is_exact(library):
 def test_int8_sums_are_exact(library):
     call = extremes_call()
     assert np.array_equal(library.run(call)["out"], call.reference()["out"])
+
+
+def test_sums_of_the_largest_nibbles_do_not_overflow(library):
+    out = library.run(in_memory(nibble_extremes_call()))["out"]
+    columns = np.where(np.arange(16) % 2, -8, 7) * 264
+    assert np.allclose(out, np.array([[-1], [1], [-1]]) * columns, rtol=1e-6)
 
 
 def test_nan_activations_stay_in_their_row(library):
