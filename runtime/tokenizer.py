@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.decoders import Decoder
 
 from trtc.protos.errors import EngineIncompatibleError, InvalidRequestError, NoTokenizerError
 from trtc.runtime.chat_template import ChatTemplate
@@ -157,7 +158,7 @@ class _Pieces:
 
     def __init__(self, fast: FastTokenizer) -> None:
         self._fast = fast
-        decoders = _decoder_types(json.loads(fast.to_str())["decoder"])
+        decoders = _decoder_types(fast.decoder)
         unknown = sorted(decoders - _SUPPORTED_DECODERS)
         if unknown:
             raise EngineIncompatibleError(
@@ -204,12 +205,17 @@ class _Pieces:
         return self._fast.decode(token_ids, skip_special_tokens=False).encode()
 
 
-def _decoder_types(decoder: dict[str, Any] | None) -> set[str]:
-    """Names of all decoders in the (nested) description."""
+def _decoder_types(decoder: Decoder | None) -> set[str]:
+    """Names of all decoders, also in a sequence of them."""
     if decoder is None:
         return {"none"}  # would join tokens with spaces: no generative model wants that
-    nested = [_decoder_types(part) for part in decoder.get("decoders", ())]
-    return {str(decoder["type"])}.union(*nested)
+    # Its part of tokenizer.json; the whole takes as long to write and read again as to load.
+    return _types_in(json.loads(decoder.__getstate__()))
+
+
+def _types_in(description: dict[str, Any]) -> set[str]:
+    nested = [_types_in(part) for part in description.get("decoders", ())]
+    return {str(description["type"])}.union(*nested)
 
 
 def _byte_level_alphabet() -> dict[str, int]:
@@ -234,7 +240,7 @@ def _spelt_bytes(token: str, alphabet: Mapping[str, int]) -> bytes:
 
 def _load_fast(path: Path) -> FastTokenizer:
     try:
-        return FastTokenizer.from_str(path.read_text(encoding="utf-8"))
+        return FastTokenizer.from_buffer(path.read_bytes())
     except Exception as error:  # the library raises nothing narrower
         raise EngineIncompatibleError(
             f"cannot be read ({error})",
