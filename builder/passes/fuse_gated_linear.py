@@ -1,7 +1,8 @@
 """Gate, up and the activation over them as one operator, where both are static E4M3."""
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.matching import Node, dtype_of, input_of, is_fused, producer
+from trtc.builder.passes.gated_product import gated_product
+from trtc.builder.passes.matching import Node, dtype_of, input_of
 from trtc.builder.passes.rewriter import Rewriter
 
 _GIVEN = ("weight", "weight_scale", "input_scale")
@@ -18,7 +19,7 @@ def fuse_gated_linear(rewriter: Rewriter) -> bool:
     """
     changed = False
     for swiglu in rewriter.fused_nodes("swiglu"):
-        linear = _products(rewriter, swiglu)
+        linear = gated_product(rewriter, swiglu)
         if linear is None or not _is_plain(linear) or not _is_quantized(swiglu):
             continue
         rewriter.fused(
@@ -38,17 +39,6 @@ def fuse_gated_linear(rewriter: Rewriter) -> bool:
         )
         changed = True
     return changed
-
-
-def _products(rewriter: Rewriter, swiglu: Node) -> Node | None:
-    """The linear whose first half is gate and whose second is up, for this swiglu alone."""
-    halves = [input_of(swiglu, name) for name in ("gate", "up")]
-    split = producer(halves[0], "Split")
-    if split is None or list(map(id, split.outputs)) != list(map(id, halves)):
-        return None
-    linear = producer(split.inputs[0])
-    alone = all(rewriter.sole_consumer(tensor) for tensor in (*halves, split.inputs[0]))
-    return linear if alone and is_fused(linear, "linear") else None
 
 
 def _is_plain(linear: Node) -> bool:

@@ -1,6 +1,7 @@
 """The table of contents of the compiler: which passes run for which target, in order."""
 
 from trtc.builder.passes.base import Pass
+from trtc.builder.passes.enclose_linears import ENCLOSE_LINEARS
 from trtc.builder.passes.fill_kv_scales import FILL_KV_SCALES
 from trtc.builder.passes.fold_weight_quantization import FOLD_WEIGHT_QUANTIZATION
 from trtc.builder.passes.fuse_add_norm import FUSE_ADD_NORM
@@ -56,7 +57,7 @@ NATIVE_PASSES: tuple[Pass, ...] = (
 _SHARDED_PASSES = tuple(step for step in NATIVE_PASSES if step is not FUSE_RESIDUAL)
 """Each of several ranks has a part of the sum that the residual is added to once: a norm does."""
 
-_CUDA_PASSES = (FUSE_GATED_LINEAR, TILE_WEIGHTS)
+_CUDA_PASSES = (FUSE_GATED_LINEAR, TILE_WEIGHTS, ENCLOSE_LINEARS)
 
 TENSORRT_PASSES: tuple[Pass, ...] = (
     LOWER_EXPERTS,
@@ -90,7 +91,8 @@ def cuda_passes(
 ) -> tuple[Pass, ...]:
     """The CUDA target's list: activations are exact, the lm_head beside 4-bit weights is int8
     unless asked for exact, each of several ranks gets its share, both products of a gated MLP stay
-    on the chip, and 4-bit weights come to lie in tiles."""
+    on the chip, and 4-bit weights come to lie in tiles, in one call with the norms and gates beside
+    them."""
     share = (share_pre_scales(reader),) if scheme.pre_quant_scale else ()
     narrow = (NARROW_LM_HEAD,) if narrows_lm_head_on_cuda(scheme, exact_lm_head) else ()
     if ranks == 1:

@@ -31,6 +31,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 POISON = 0xFF
 """NaN in every floating-point type."""
 _ROUNDING = {"paged_attention": 2.0**-7, "linear": 2.0**-8, "gated_linear": 2.0**-7}
+_OF_4_BITS = ("linear", "enclosed_linear")
 _ROUNDING_OF_4_BITS = 2.0**-7
 """Of a row's largest result, allowed beside an operator's own tolerance: tensor cores round softmax
 weights to bf16, and add E4M3 products in fewer bits than f32 has; 4-bit weights are rounded to bf16
@@ -159,8 +160,10 @@ class CallOnDevice:
         )
 
     def _rounding(self) -> float:
-        if self.call.operator == "linear" and self.call.attributes["weight_dtype"] in ("i4", "u4"):
-            return _ROUNDING_OF_4_BITS
+        is_narrow = self.call.attributes.get("weight_dtype") in ("i4", "u4")
+        if self.call.operator in _OF_4_BITS and is_narrow:
+            is_gated = self.call.attributes.get("gate", "none") != "none"
+            return _ROUNDING_OF_4_BITS * (1 + is_gated)
         return _ROUNDING.get(self.call.operator, 0.0)
 
     def _output_dtype(self) -> str:

@@ -14,9 +14,11 @@ def lowerings() -> Mapping[str, Lower]:
     from trtc.plugins.all_gather import cuda as all_gather
     from trtc.plugins.all_reduce import cuda as all_reduce
     from trtc.plugins.embedding import cuda as embedding
+    from trtc.plugins.enclosed_linear import cuda as enclosed_linear
     from trtc.plugins.gated_linear import cuda as gated_linear
     from trtc.plugins.gather_rows import cuda as gather_rows
     from trtc.plugins.linear import cuda as linear
+    from trtc.plugins.linear.cuda_narrow import enclosed_variant
     from trtc.plugins.moe import cuda as moe
     from trtc.plugins.paged_attention import cuda as paged_attention
     from trtc.plugins.quantize import cuda as quantize
@@ -29,6 +31,9 @@ def lowerings() -> Mapping[str, Lower]:
         "all_gather": all_gather.lower,
         "all_reduce": all_reduce.lower,
         "embedding": embedding.lower,
+        "enclosed_linear": enclosed_linear.lowering(
+            rms_norm.lower, linear.lower, swiglu.lower, enclosed_variant
+        ),
         "gated_linear": gated_linear.lowering(linear.lower, swiglu.lower),
         "gather_rows": gather_rows.lower,
         "linear": linear.lower,

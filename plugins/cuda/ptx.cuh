@@ -50,6 +50,14 @@ __device__ inline float load_early(const float* address) {
   return value;
 }
 
+__device__ inline float4 load_early(const float4* address) {
+  float4 four;
+  asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+               : "l"(address));
+  return four;
+}
+
 // Marks lines as the first to leave the L2 cache: for what is read once.
 __device__ inline unsigned long long evict_first() {
   unsigned long long policy;

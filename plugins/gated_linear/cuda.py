@@ -4,26 +4,15 @@ few rows    what `linear` and `swiglu` are lowered to, one after the other
 many        gated_sm90.cu, where there is one for the SM and the sizes
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import msgspec
 
 from trtc.plugins.cuda.compile import KernelParameter
 from trtc.plugins.cuda.cpp import CudaSource
-from trtc.plugins.cuda.launch import (
-    DIMS,
-    ONE,
-    SCRATCH,
-    Collective,
-    Extent,
-    Launch,
-    Lower,
-    MatrixProduct,
-    Site,
-    Variant,
-)
+from trtc.plugins.cuda.launch import DIMS, ONE, SCRATCH, Extent, Launch, Lower, Site, Variant
 from trtc.plugins.cuda.specialise import count_index
+from trtc.plugins.cuda.steps import for_rows, renamed
 from trtc.protos.dtypes import DTYPES
 
 SM = 90
@@ -133,13 +122,13 @@ def _two_steps(site: Site, product: Lower, activation: Lower, max_rows: int) -> 
     products = product(_product_site(replace(site, limits=limits)))
     gates = activation(_activation_site(replace(site, limits=limits)))
     view = DTYPES["bf16"].num_bytes(width)
-    names = {"out": _PRODUCT}
-    parts = {"gate": _PRODUCT, "up": "up"}
+    names = {"out": SCRATCH + _PRODUCT}
+    parts = {"gate": SCRATCH + _PRODUCT, "up": SCRATCH + "up"}
     return tuple(
         Variant(
             work=(
-                *(_renamed(one, names) for one in variant.work),
-                *(_renamed(one, parts) for one in _for_rows(gates, variant.max_rows).work),
+                *renamed(variant.work, names),
+                *renamed(for_rows(gates, variant.max_rows).work, parts),
             ),
             max_rows=variant.max_rows,
             scratch={_PRODUCT: 2 * view * variant.max_rows},
@@ -147,10 +136,6 @@ def _two_steps(site: Site, product: Lower, activation: Lower, max_rows: int) -> 
         )
         for variant in products
     )
-
-
-def _for_rows(variants: tuple[Variant, ...], rows: int) -> Variant:
-    return next(one for one in variants if one.max_rows >= rows)
 
 
 def _product_site(site: Site) -> Site:
@@ -184,14 +169,3 @@ def _activation_site(site: Site) -> Site:
             "out_dtype": site.dtypes["out"],
         },
     )
-
-
-def _renamed(
-    work: Launch | MatrixProduct | Collective, scratch: Mapping[str, str]
-) -> Launch | MatrixProduct:
-    """The same with some of its operator's parameters in scratch memory."""
-    places = {name: SCRATCH + buffer for name, buffer in scratch.items()}
-    if isinstance(work, MatrixProduct):
-        return replace(work, out=places[work.out])
-    assert isinstance(work, Launch)
-    return replace(work, arguments=tuple(places.get(name, name) for name in work.arguments))

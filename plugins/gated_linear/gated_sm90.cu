@@ -14,6 +14,7 @@
 //
 // Macros: K, I; X_STRIDE, OUT_STRIDE; GELU_TANH (else silu); COUNT (which of dims counts the rows);
 // STAGES; GROUP (see Tiles); CLUSTER (2), PROGRAMS (blocks); SHARED_BYTES.
+#include "cuda/activation.cuh"
 #include "cuda/cluster.cuh"
 #include "cuda/hopper.cuh"
 #include "cuda/tensor_map.cuh"
@@ -29,7 +30,6 @@ constexpr int kPanelBytes = 128 * kDepth;
 constexpr int kStepBytes = 3 * kPanelBytes;  // x, gate and up
 constexpr int kConsumers = 256, kProducers = 128;  // threads, of which one warp of producers works
 constexpr int kSums = 128;  // a thread's: half of them gate's, then up's
-constexpr float kLog2E = 1.4426950408889634f;
 static_assert(CLUSTER == 2, "one block copies gate, one up");
 static_assert(I % kTileColumns == 0 && K % kDepth == 0);
 
@@ -148,16 +148,12 @@ struct Output {
   float by_gate, by_both;  // what Factors are, beside the scales of a column
 
   __device__ Factors factors(float gate_scale, float up_scale) const {
-    return {(GELU_TANH ? by_gate : -kLog2E * by_gate) * gate_scale, by_both * gate_scale * up_scale};
+    return {(GELU_TANH ? by_gate : -kLog2OfE * by_gate) * gate_scale, by_both * gate_scale * up_scale};
   }
 
   // activation(gate) * up / out_scale, where activation(x) = x / (1 + 2^power)
   __device__ static float gated(float gate, float up, float by, float by_both) {
-    float power = gate * by;
-    if (GELU_TANH) {
-      // x / 2 * (1 + tanh(u)) = x * sigmoid(2 u), which does not cancel; 2 sqrt(2 / pi).
-      power = -kLog2E * 1.5957691216057308f * (power + 0.044715f * power * power * power);
-    }
+    const float power = GELU_TANH ? gelu_power(gate * by) : gate * by;
     return gate * up * by_both * reciprocal_approx(1.f + exp2_approx(power));
   }
 

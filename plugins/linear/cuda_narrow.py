@@ -43,8 +43,21 @@ from trtc.plugins.tiles import CHANNELS, ROWS
 _WIDE = "wide_weight"
 """Scratch buffer: bf16 [N, K]."""
 _WIDEN_ROWS = 64
-_FEW_PARAMETERS = ("x", "weight", "weight_scale", "weight_zero", "bias", "residual")
-"""Of narrow.cu, before dims and out."""
+_FEW_PARAMETERS = (
+    "x",
+    "norm_weight",
+    "norm_pre_scale",
+    "weight",
+    "weight_scale",
+    "weight_zero",
+    "bias",
+    "residual",
+    "gate_pre_scale",
+)
+"""Of narrow.cu, before dims and out; norm and gate are enclosed_linear's."""
+_GATES = {"none": 0, "silu": 1, "gelu_tanh": 2}
+_MAX_NORM_EIGHTS = 2
+"""Runs of eight channels whose squares a thread has registers for."""
 _MAX_SUMS = 8 * 512
 """Rows of x times threads of a block of narrow.cu that two blocks' registers have room for."""
 
@@ -88,7 +101,33 @@ def _weight(site: Site) -> Weight:
         group_size=_group(site),
         bits=8 if site.attributes["weight_dtype"] == "i8" else 4,
         has_zero=site.has("weight_zero"),
+        gated=_gate(site) != "none",
+        normed=site.has("norm_weight"),
     )
+
+
+def _gate(site: Site) -> str:
+    return str(site.attributes.get("gate", "none"))
+
+
+def enclosed_variant(site: Site) -> Variant | None:
+    """One row of a linear in tiles in one launch of narrow.cu, with the norm of x before it and the
+    gate of its halves after it, if the site has them.
+
+    Args:
+        site: a linear's, with enclosed_linear's other inputs and attributes.
+
+    Returns:
+        None where x does not fit into shared memory, or its squares not into registers, or where
+        gate and up share a tile.
+    """
+    if _gate(site) != "none" and site.axes["N"] // 2 % ROWS:
+        return None
+    tactics = (few for few in few_tactics(site.sm, _weight(site)) if few.rows == 1)
+    if site.has("norm_weight"):
+        most = 8 * _MAX_NORM_EIGHTS
+        tactics = (few for few in tactics if site.axes["K"] <= most * few.num_threads)
+    return next(few_variants(site, tactics), None)
 
 
 def few_variants(site: Site, tactics: Iterable[Few]) -> Iterator[Variant]:
@@ -147,6 +186,11 @@ def _few_constants(site: Site, few: Few) -> dict[str, int | float | str]:
         "HAS_RESIDUAL": int(site.has("residual")),
         "SOFTCAP": float(site.attributes["softcap"]),
         "COUNT": count_index(site.rows),
+        "HAS_NORM": int(weight.normed),
+        "HAS_NORM_PRE_SCALE": int(site.has("norm_pre_scale")),
+        "EPS": float(site.attributes.get("eps", 0.0)),
+        "GATE": _GATES[_gate(site)],
+        "HAS_GATE_PRE_SCALE": int(site.has("gate_pre_scale")),
     }
 
 

@@ -1,6 +1,7 @@
 // out = softcap(x @ ((weight - zero) * weight_scale).T + bias) + residual for bf16 x, 4-bit weights
 // in tiles (plugins/tiles.py) or row-major int8 ones, and so few rows of x that reading the weights
-// takes all the time.
+// takes all the time. Beside it, for plugins/enclosed_linear: one row of x may be normalised first
+// (narrow_norm.cuh), and halves of the result may be gate and up, of which out is the gated product.
 //
 // A block takes 16 * ROW_TILES rows of the weight for each of its ROW_WARPS columns of warps, and K
 // is split over the SPLITS warps of a column and over the blocks of a cluster. The parts of a sum
@@ -17,7 +18,9 @@
 // narrow_bf16.cuh); GROUP (channels that share a scale: 32, 64, or a multiple of 128), GROUPS; ROWS
 // (of x at most: a power of two), ROW_TILES, ROW_WARPS, SPLITS, CLUSTER, STAGES, MIN_BLOCKS;
 // X_STRIDE, OUT_STRIDE, RESIDUAL_STRIDE; OUT_TYPE, RESIDUAL_TYPE; SIGNED, HAS_ZERO, HAS_BIAS,
-// HAS_RESIDUAL (0 or 1); SOFTCAP (0: none); COUNT (which of dims counts the rows).
+// HAS_RESIDUAL (0 or 1); SOFTCAP (0: none); COUNT (which of dims counts the rows); HAS_NORM,
+// HAS_NORM_PRE_SCALE, EPS (of the norm); GATE (0: none, 1: silu, 2: gelu_tanh), HAS_GATE_PRE_SCALE.
+#include "cuda/activation.cuh"
 #include "cuda/cluster.cuh"
 #include "cuda/ptx.cuh"
 #include "linear/narrow_tiles.cuh"
@@ -26,12 +29,12 @@
 #else
 #include "linear/narrow_bf16.cuh"
 #endif
+#include "linear/narrow_norm.cuh"
 
 namespace {
 
 using namespace trtc;
 
-constexpr int kThreads = 32 * ROW_WARPS * SPLITS;
 constexpr int kAhead = STAGES - 1;
 constexpr int kPartFloats = ROWS * kPartStride;
 constexpr int kLoads = 4;  // of x that a thread has in flight
@@ -78,8 +81,8 @@ struct Residual {
   int first_n;
 
   __device__ inline float of(int i) const {
-    const long long row = i / kBlockRows;
-    return value_of(values[row * RESIDUAL_STRIDE + first_n + i % kBlockRows]);
+    const long long row = i / kBlockOut;
+    return value_of(values[row * RESIDUAL_STRIDE + first_n + i % kBlockOut]);
   }
 };
 
@@ -110,6 +113,20 @@ __device__ inline float add_parts(const float* place) {
   return total;
 }
 
+// The result of row n of the weight, from the place of its parts.
+__device__ inline float result_of(const float* place, const float* bias, int n) {
+  float total = add_parts(place);
+  if (HAS_BIAS) total += bias[n];
+  const float softcap = SOFTCAP;
+  return softcap != 0 ? softcap * tanhf(total / softcap) : total;
+}
+
+// activation(gate) * up, times a scale, rounded where plugins/swiglu rounds.
+__device__ inline float gated(float gate, float up, float pre_scale) {
+  const float product = rounded(activated<GATE == 2>(rounded(gate))) * rounded(up);
+  return HAS_GATE_PRE_SCALE ? rounded(product) * pre_scale : product;
+}
+
 }  // namespace
 
 extern "C" __global__ void
@@ -117,7 +134,14 @@ extern "C" __global__ void
 __cluster_dims__(CLUSTER, 1, 1)
 #endif
 __launch_bounds__(kThreads, MIN_BLOCKS) narrow_linear(
-    const Bf16* __restrict__ x, const u8* __restrict__ weight, const u8* __restrict__ weight_scale,
+    const Bf16* __restrict__ x,
+#if HAS_NORM
+    const float* __restrict__ norm_weight,
+#endif
+#if HAS_NORM_PRE_SCALE
+    const float* __restrict__ norm_pre_scale,
+#endif
+    const u8* __restrict__ weight, const u8* __restrict__ weight_scale,
 #if HAS_ZERO
     const u8* __restrict__ weight_zero,
 #endif
@@ -127,9 +151,18 @@ __launch_bounds__(kThreads, MIN_BLOCKS) narrow_linear(
 #if HAS_RESIDUAL
     const RESIDUAL_TYPE* residual,
 #endif
+#if HAS_GATE_PRE_SCALE
+    const float* __restrict__ gate_pre_scale,
+#endif
     const int* __restrict__ dims, OUT_TYPE* out) {
+#if HAS_NORM && !HAS_NORM_PRE_SCALE
+  const float* norm_pre_scale = nullptr;
+#endif
 #if !HAS_ZERO
   const u8* weight_zero = nullptr;
+#endif
+#if !HAS_BIAS
+  const float* bias = nullptr;
 #endif
   extern __shared__ __align__(128) u8 shared_bytes[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -141,15 +174,17 @@ __launch_bounds__(kThreads, MIN_BLOCKS) narrow_linear(
   // The last block begins early enough to be whole, and leaves what the one before it has too: its
   // residual may be gone, where the result takes its place.
   const int block = blockIdx.x / CLUSTER;
-  const int first_n = (block + 1) * kBlockRows <= N ? block * kBlockRows : N - kBlockRows;
-  const int skipped = block * kBlockRows - first_n;
+  const int last_n = kOutColumns - kBlockOut;
+  const int first_n = block * kBlockOut < last_n ? block * kBlockOut : last_n;
+  const int skipped = block * kBlockOut - first_n;
   const int first_row = warp % ROW_WARPS * kWarpRows;
+  const int weight_row = first_n + first_row + (first_row < kBlockOut ? 0 : kUpAfter);
   const int first_chunk = rank * kBlockChunks;
   const int begin = first_chunk + warp / ROW_WARPS * kSplitChunks;
   const int end = begin + kSplitChunks < kChunks ? begin + kSplitChunks : kChunks;
   const unsigned shared = shared_address(shared_bytes);
-  const unsigned ring = shared + warp * STAGES * kStageBytes;
-  const long long tile = (first_n + first_row) / kTileRows;
+  const unsigned ring = shared + kRingAt + warp * STAGES * kStageBytes;
+  const long long tile = weight_row / kTileRows;
   const Stream stream{weight + tile * kChunks * kTileBytes,
                       weight_scale + tile * GROUPS * kScaleBytes,
                       weight_zero + (HAS_ZERO ? tile * GROUPS * kZeroBytes : 0),
@@ -161,22 +196,35 @@ __launch_bounds__(kThreads, MIN_BLOCKS) narrow_linear(
     commit_copies();
   }
   let_next_kernel_start();
+  // What this thread's first result needs beside its sum comes early: the end waits for nothing then.
+  const int mine = rank * kThreads + threadIdx.x;
+#if HAS_NORM
+  const Norm norm(norm_weight);
+#endif
+#if HAS_GATE_PRE_SCALE
+  const float first_pre_scale =
+      mine < rows * kBlockOut ? load_early(gate_pre_scale + first_n + mine % kBlockOut) : 0.f;
+#endif
   wait_for_earlier_kernels();
 #if HAS_RESIDUAL
-  // Of this thread's first result, and early: the end waits for nothing then.
   const Residual more{residual, first_n};
-  const int mine = rank * kThreads + threadIdx.x;
-  const float first_more = mine < rows * kBlockRows ? more.of(mine) : 0.f;
+  const float first_more = mine < rows * kBlockOut ? more.of(mine) : 0.f;
 #endif
   const int left = kChunks - first_chunk;
   const int num_chunks = CLUSTER == 1 ? kChunks : left < kBlockChunks ? left : kBlockChunks;
+  u8* const x_shared = shared_bytes + kOperandAt;
+#if HAS_NORM
+  norm.store_row(x_shared, reinterpret_cast<float*>(shared_bytes), x, norm_pre_scale,
+                 {first_chunk, num_chunks});
+#else
   // The last blocks of a cluster may have none.
-  const Operand operand{shared_bytes + kRingBytes, x + first_chunk * kTileChannels,
+  const Operand operand{x_shared, x + first_chunk * kTileChannels,
                         CLUSTER == 1 || left > 0 ? rows : 0, num_chunks * 16};
   operand.store_all();
+#endif
   __syncthreads();
 
-  Lane products(shared_bytes + kRingBytes, begin - first_chunk);
+  Lane products(x_shared, begin - first_chunk);
   int stage = 0;
   for (int chunk = begin; chunk < end; ++chunk) {
     // All lanes have read what the stage before this one held: it takes another chunk.
@@ -186,7 +234,7 @@ __launch_bounds__(kThreads, MIN_BLOCKS) narrow_linear(
     commit_copies();
     wait_for_copies<kAhead>();
     __syncwarp();
-    const u8* at = shared_bytes + (warp * STAGES + stage) * kStageBytes;
+    const u8* at = shared_bytes + kRingAt + (warp * STAGES + stage) * kStageBytes;
     stage = stage + 1 == STAGES ? 0 : stage + 1;
     products.add_chunk(at);
   }
@@ -197,19 +245,23 @@ __launch_bounds__(kThreads, MIN_BLOCKS) narrow_linear(
   products.store(parts + warp / ROW_WARPS * kPartFloats + first_row);
   meet_cluster();
   const int step = CLUSTER * kThreads;
-  for (int index = rank * kThreads + threadIdx.x; index < rows * kBlockRows; index += step) {
-    const int row = index / kBlockRows, column = index % kBlockRows, n = first_n + column;
+  for (int index = mine; index < rows * kBlockOut; index += step) {
+    const int row = index / kBlockOut, column = index % kBlockOut, n = first_n + column;
     if (column < skipped) continue;
-    float total = add_parts(parts + row * kPartStride + column);
-#if HAS_BIAS
-    total += bias[n];
+    const float* const place = parts + row * kPartStride + column;
+    float result = result_of(place, bias, n);
+#if GATE
+    float pre_scale = 1.f;
+#if HAS_GATE_PRE_SCALE
+    pre_scale = index == mine ? first_pre_scale : gate_pre_scale[n];
 #endif
-    const float softcap = SOFTCAP;
-    if (softcap != 0) total = softcap * tanhf(total / softcap);
+    const float up = result_of(place + kBlockOut, bias, kOutColumns + n);
+    result = gated(result, up, pre_scale);
+#endif
 #if HAS_RESIDUAL
-    total += index == mine ? first_more : more.of(index);
+    result += index == mine ? first_more : more.of(index);
 #endif
-    out[static_cast<long long>(row) * OUT_STRIDE + n] = round_to<OUT_TYPE>(total);
+    out[static_cast<long long>(row) * OUT_STRIDE + n] = round_to<OUT_TYPE>(result);
   }
 #if CLUSTER > 1
   meet_cluster();  // The others may still read this block's parts.

@@ -17,6 +17,8 @@ _MANY_ROWS, _WARPS_OF_MANY_ROWS = 32, 12
 _STAGES, _MIN_STAGES = 4, 3
 _FEW_ROWS = (1, 8, 16, 32)
 _ANY = 1 << 30
+_NORM_BYTES = 32 * 4
+"""Of the squares' sums."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,15 @@ class Weight:
     group_size: int
     bits: int = 4
     has_zero: bool = False
+    gated: bool = False
+    """Half of its rows are gate, half up, and a block takes the same of both."""
+    normed: bool = False
+    """Every block normalises x first."""
 
 
 def shared_bytes(few: Few, weight: Weight) -> int:
-    """Dynamic shared memory of narrow.cu: the rings and x, then the parts of the sums instead."""
+    """Dynamic shared memory of narrow.cu: sums of the norm, rings and x, then the parts of the sums
+    of the products instead."""
     groups = CHANNELS // weight.group_size if weight.group_size < CHANNELS else 1
     scales = groups * (4 + weight.has_zero)
     stage = few.row_tiles * ROWS * (CHANNELS * weight.bits // 8 + scales)
@@ -82,7 +89,7 @@ def shared_bytes(few: Few, weight: Weight) -> int:
     else:
         x = chunks * (few.rows * 2 * CHANNELS + groups * -(-few.rows // 8) * 64)
     parts = few.splits * few.rows * (few.block_rows + 4) * 4
-    return max(ring + x, parts)
+    return max(_NORM_BYTES * weight.normed + ring + x, parts)
 
 
 def few_tactics(sm: int, weight: Weight) -> Iterator[Few]:
@@ -97,7 +104,8 @@ def few_tactics(sm: int, weight: Weight) -> Iterator[Few]:
 def _wanted(sm: int, weight: Weight, rows: int) -> Iterator[Few]:
     """Best first."""
     if sm == _MEASURED_SM and weight.bits == 4:
-        measured = _MEASURED.get((weight.depth, weight.columns), {}).get(rows)
+        table = _MEASURED_GATED if weight.gated else _MEASURED
+        measured = table.get((weight.depth, weight.columns), {}).get(rows)
         if measured is not None and (not measured.digits or _has_digits(weight)):
             yield measured
     cut = _cut(sm, weight, rows)
@@ -117,6 +125,8 @@ def _cut(sm: int, weight: Weight, rows: int) -> Few:
     warps = warps * 4 // weight.bits
     tiles = -(-weight.columns // ROWS // _MULTIPROCESSORS[sm])
     row_warps = min(tiles, warps // 2)
+    if weight.gated:
+        row_warps += row_warps % 2
     splits = max(1, min(warps // row_warps, weight.depth // CHANNELS))
     return Few(rows, 1, row_warps, splits, _STAGES)
 
@@ -175,3 +185,7 @@ _MEASURED: Mapping[tuple[int, int], Mapping[int, Few]] = {
     (14336, 4096): {1: Few(1, 1, 2, 8, 4, 2, digits=True)},
 }
 """(K, N) -> rows -> the fastest of those tried on an H200, in whole steps; sizes of an 8B model."""
+_MEASURED_GATED: Mapping[tuple[int, int], Mapping[int, Few]] = {
+    (4096, 28672): {1: Few(1, 1, 14, 2, 6, digits=True)},
+}
+"""The same of gate and up, of which a block takes the same columns."""

@@ -9,6 +9,7 @@ namespace trtc {
 
 using u8 = unsigned char;
 
+constexpr int kThreads = 32 * ROW_WARPS * SPLITS;
 constexpr int kTileRows = 16, kTileChannels = 128;
 constexpr int kRowBytes = BYTES ? kTileChannels : kTileChannels / 2;
 constexpr int kTileBytes = kTileRows * kRowBytes;
@@ -27,13 +28,25 @@ constexpr int kBlockRows = kWarpRows * ROW_WARPS;
 static_assert(!BYTES || (SIGNED && !HAS_ZERO && kParts == 1), "int8 is signed, in large groups");
 static_assert(N % kTileRows == 0 && K % kTileChannels == 0 && kBlockRows <= N, "tiles are whole");
 
+// Of out, all and those of a block: with a gate half of a block's rows are gate's, and the others are
+// up's of the same columns, which lie that many rows after where they would without.
+constexpr int kOutColumns = GATE ? N / 2 : N;
+constexpr int kBlockOut = GATE ? kBlockRows / 2 : kBlockRows;
+constexpr int kUpAfter = kOutColumns - kBlockOut;
+static_assert(!GATE || (ROW_WARPS % 2 == 0 && kOutColumns % kTileRows == 0), "a warp has either");
+
 constexpr int kScaleBytes = kTileRows * 4, kZeroBytes = kTileRows;  // of one group of a tile
 constexpr int kScalesAt = ROW_TILES * kTileBytes;
 constexpr int kZerosAt = kScalesAt + ROW_TILES * kParts * kScaleBytes;
 constexpr int kStageBytes = kZerosAt + HAS_ZERO * ROW_TILES * kParts * kZeroBytes;
-constexpr int kRingBytes = ROW_WARPS * SPLITS * STAGES * kStageBytes;
+// Shared memory: sums of the warps, rings, x.
+constexpr int kRingAt = HAS_NORM ? 32 * 4 : 0;
+constexpr int kOperandAt = kRingAt + ROW_WARPS * SPLITS * STAGES * kStageBytes;
 
 constexpr int kPartStride = kBlockRows + 4;  // f32 of a row of x; lanes write to different banks
+
+// As bf16 has it.
+__device__ inline float rounded(float x) { return to_float(round_to<Bf16>(x)); }
 
 // Of a lane, for its rows of the weight.
 using Words = unsigned[ROW_TILES][2][kWords];

@@ -7,19 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support import cuda_on_cpu
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.linear_calls import Case, linear_call, take_rows
 from tests.support.lowered import site_of
 from tests.support.triton_kernels import needs_triton
-from tests.support.weights import in_memory
-from trtc.plugins.cuda.cpp import CudaSource
-from trtc.plugins.cuda.launch import DIMS, Launch
-from trtc.plugins.rounding import NUMPY_DTYPES
 
 needs_triton()
 
-from trtc.plugins.linear import cuda_narrow  # noqa: E402
+from tests.support.narrow_launch import run_few  # noqa: E402
 from trtc.plugins.linear.narrow_tactics import Few  # noqa: E402
 
 TILES: dict[str, Any] = {"layout": "tiles"}
@@ -41,61 +36,10 @@ CASES = [
     (Case("bf16", "i8", 80, 384, **ROWS, bias=True, residual=True), Few(8, 2, 1, 3, 2)),
     (Case("bf16", "i8", 32, 768, 256, **ROWS, softcap=2.0, out="f32"), Few(16, 1, 1, 2, 3, 2)),
 ]
-GUARD = 24
-STALE = 2
 
 
 def run(call: KernelCall, few: Few, *, lazy: bool, in_place: bool = False) -> np.ndarray:
-    """`out` of the kernel with the tactic `few`, in a bucket of STALE rows more than there are.
-
-    Args:
-        in_place: the residual lies where `out` comes.
-    """
-    rows = len(call.inputs["x"])
-    site = replace(site_of(call, "tokens", 90), strides=aligned_strides(call))
-    (launch,) = (
-        part
-        for variant in cuda_narrow.few_variants(site, [few])
-        for part in variant.work
-        if isinstance(part, Launch)
-    )
-    dtype = NUMPY_DTYPES[site.dtypes["out"]]
-    out = cuda_on_cpu.poisoned((rows + STALE, site.strides["out"]), dtype)
-    arrays = {
-        name: with_stride(array, site.strides[name], STALE) if name in ("x", "residual") else array
-        for name, array in in_memory(call).inputs.items()
-        if array is not None
-    }
-    arrays |= {"out": out, DIMS: np.array([rows, 0, 0, 0], np.int32)}
-    columns = int(call.attributes["N"])
-    if in_place:
-        out[:rows, :columns] = arrays["residual"][:rows, :columns]
-    assert isinstance(launch.kernel, CudaSource)
-    given = [np.ascontiguousarray(arrays[name]) for name in launch.arguments]
-    if in_place:
-        given[launch.arguments.index("residual")] = given[launch.arguments.index("out")]
-    late = [
-        array
-        for name, array in zip(launch.arguments, given, strict=True)
-        if name == "x" or (name == "residual" and not in_place)
-    ]
-    cuda_on_cpu.launch(launch.kernel, given, (launch.grid[0].times, 1, 1), lazy=lazy, late=late)
-    out = given[launch.arguments.index("out")]
-    untouched = [out[:, columns:], out[rows:]]
-    assert all((np.ascontiguousarray(part).view(np.uint8) == 0xFF).all() for part in untouched)
-    return np.ascontiguousarray(out[:rows, :columns])
-
-
-def aligned_strides(call: KernelCall) -> dict[str, int]:
-    """Rows begin at multiples of 16 bytes."""
-    strides = {"x": call.inputs["x"].shape[1] + 32, "out": int(call.attributes["N"]) + GUARD}
-    return {**strides, "residual": strides["out"]}
-
-
-def with_stride(array: np.ndarray, stride: int, stale: int) -> np.ndarray:
-    buffer = cuda_on_cpu.poisoned((len(array) + stale, stride), array.dtype)
-    buffer[: len(array), : array.shape[1]] = array
-    return buffer
+    return run_few(call, site_of(call, "tokens", 90), few, lazy=lazy, in_place=in_place)
 
 
 @pytest.mark.parametrize("lazy", [False, True])

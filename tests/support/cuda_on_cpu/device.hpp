@@ -345,6 +345,7 @@ inline int __float2int_rn(float x) { return static_cast<int>(std::nearbyint(x));
 inline int atomicAdd(int* counter, int by) { return std::exchange(*counter, *counter + by); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fsqrt_rn(float x) { return std::sqrt(x); }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   const std::uint64_t both = (static_cast<std::uint64_t>(b) << 32) | a;
   unsigned result = 0;
