@@ -58,6 +58,16 @@ __device__ inline float4 load_early(const float4* address) {
   return four;
 }
 
+// The same of what kernels before this one wrote.
+__device__ inline uint4 load_now(const uint4* address) {
+  uint4 four;
+  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w)
+               : "l"(address)
+               : "memory");
+  return four;
+}
+
 // Marks lines as the first to leave the L2 cache: for what is read once.
 __device__ inline unsigned long long evict_first() {
   unsigned long long policy;

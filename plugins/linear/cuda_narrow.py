@@ -174,6 +174,7 @@ def _few_constants(site: Site, few: Few) -> dict[str, int | float | str]:
         "SPLITS": few.splits,
         "CLUSTER": few.cluster,
         "STAGES": few.stages,
+        "EARLY": few.early,
         "MIN_BLOCKS": 2 if fits_twice else 1,
         "X_STRIDE": site.strides["x"],
         "OUT_STRIDE": site.strides["out"],

@@ -35,7 +35,9 @@ namespace {
 
 using namespace trtc;
 
-constexpr int kAhead = STAGES - 1;
+// Stages that are on their way at most: all, where no chunk takes the place of another.
+constexpr int kAhead = kSplitChunks <= STAGES ? STAGES : STAGES - 1;
+constexpr int kEarly = EARLY > 0 && EARLY < kAhead ? EARLY : kAhead;
 constexpr int kPartFloats = ROWS * kPartStride;
 constexpr int kLoads = 4;  // of x that a thread has in flight
 
@@ -45,28 +47,42 @@ struct Operand {
   const Bf16* x;  // the first chunk of the first row
   int rows, row_eights;
 
-  // All of the block take part.
-  __device__ inline void store_all() const {
-    const int lane = static_cast<int>(threadIdx.x) % 32, size = rows * row_eights;
+  // All of the block take part. `meanwhile` is called while the first of x are on their way.
+  template <class Meanwhile>
+  __device__ inline void store_all(Meanwhile meanwhile) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    uint4 eights[kLoads];
+    load(eights, threadIdx.x);
+    meanwhile();
+    store(eights, threadIdx.x);
     // Whole warps, for the shuffles.
-    for (int first = threadIdx.x; first - lane < size; first += kLoads * kThreads) {
-      uint4 eights[kLoads];
+    for (int first = threadIdx.x + kLoads * kThreads; first - lane < rows * row_eights;
+         first += kLoads * kThreads) {
+      load(eights, first);
+      store(eights, first);
+    }
+  }
+
+  __device__ inline void load(uint4 (&eights)[kLoads], int first) const {
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        const int index = first + i * kThreads, row = index / row_eights;
-        eights[i] = uint4{0, 0, 0, 0};
-        if (index < size) {
-          const Bf16* from = x + static_cast<long long>(row) * X_STRIDE + index % row_eights * 8;
-          eights[i] = *reinterpret_cast<const uint4*>(from);
-        }
+    for (int i = 0; i < kLoads; ++i) {
+      const int index = first + i * kThreads, row = index / row_eights;
+      eights[i] = uint4{0, 0, 0, 0};
+      if (index < rows * row_eights) {
+        const Bf16* from = x + static_cast<long long>(row) * X_STRIDE + index % row_eights * 8;
+        eights[i] = load_now(reinterpret_cast<const uint4*>(from));
       }
+    }
+  }
+
+  __device__ inline void store(const uint4 (&eights)[kLoads], int first) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        const int index = first + i * kThreads;
-        const int row = index / row_eights;
-        if (index - lane < size) {
-          store_eight(shared, row, index % row_eights, eights[i], row < rows);
-        }
+    for (int i = 0; i < kLoads; ++i) {
+      const int index = first + i * kThreads;
+      const int row = index / row_eights;
+      if (index - lane < rows * row_eights) {
+        store_eight(shared, row, index % row_eights, eights[i], row < rows);
       }
     }
   }
@@ -190,21 +206,22 @@ __launch_bounds__(kThreads, MIN_BLOCKS) narrow_linear(
                       weight_zero + (HAS_ZERO ? tile * GROUPS * kZeroBytes : 0),
                       static_cast<unsigned>(lane), evict_first()};
   const int rows = dims[COUNT] < ROWS ? dims[COUNT] : ROWS;
-#pragma unroll
-  for (int stage = 0; stage < kAhead; ++stage) {
-    if (begin + stage < end) stream.copy(ring + stage * kStageBytes, begin + stage);
-    commit_copies();
-  }
-  let_next_kernel_start();
   // What this thread's first result needs beside its sum comes early: the end waits for nothing then.
   const int mine = rank * kThreads + threadIdx.x;
 #if HAS_NORM
-  const Norm norm(norm_weight);
+  Norm norm(norm_weight);
 #endif
 #if HAS_GATE_PRE_SCALE
   const float first_pre_scale =
       mine < rows * kBlockOut ? load_early(gate_pre_scale + first_n + mine % kBlockOut) : 0.f;
 #endif
+  const auto ask_for = [&](int stage) {
+    if (begin + stage < end) stream.copy(ring + stage * kStageBytes, begin + stage);
+    commit_copies();
+  };
+#pragma unroll
+  for (int stage = 0; stage < kEarly; ++stage) ask_for(stage);
+  let_next_kernel_start();
   wait_for_earlier_kernels();
 #if HAS_RESIDUAL
   const Residual more{residual, first_n};
@@ -213,14 +230,21 @@ __launch_bounds__(kThreads, MIN_BLOCKS) narrow_linear(
   const int left = kChunks - first_chunk;
   const int num_chunks = CLUSTER == 1 ? kChunks : left < kBlockChunks ? left : kBlockChunks;
   u8* const x_shared = shared_bytes + kOperandAt;
+  // What has been asked for before x comes before it.
+  const auto ask_for_more = [&] {
+#pragma unroll
+    for (int stage = kEarly; stage < kAhead; ++stage) ask_for(stage);
+  };
 #if HAS_NORM
-  norm.store_row(x_shared, reinterpret_cast<float*>(shared_bytes), x, norm_pre_scale,
-                 {first_chunk, num_chunks});
+  norm.load(x);
+  ask_for_more();
+  norm.store(x_shared, reinterpret_cast<float*>(shared_bytes), norm_pre_scale,
+             {first_chunk, num_chunks});
 #else
   // The last blocks of a cluster may have none.
   const Operand operand{x_shared, x + first_chunk * kTileChannels,
                         CLUSTER == 1 || left > 0 ? rows : 0, num_chunks * 16};
-  operand.store_all();
+  operand.store_all(ask_for_more);
 #endif
   __syncthreads();
 

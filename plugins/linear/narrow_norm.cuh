@@ -34,6 +34,7 @@ __device__ inline float block_sum(float x, float* sums) {
 
 struct Norm {
   float factors[kNormEights][8] = {};  // the norm's weight, beside this thread's part of the row
+  uint4 eights[kNormEights];
 
   __device__ inline static int index_of(int i) { return static_cast<int>(threadIdx.x) + i * kThreads; }
 
@@ -52,19 +53,24 @@ struct Norm {
     }
   }
 
-  // All of the block take part. `sums` has room for one float a warp.
-  __device__ inline void store_row(u8* operand, float* sums, const Bf16* x, const float* pre_scale,
-                                   ChunkRange chunks) const {
-    uint4 eights[kNormEights];
-    float squares = 0.f;
+  __device__ inline void load(const Bf16* x) {
 #pragma unroll
     for (int i = 0; i < kNormEights; ++i) {
       eights[i] = uint4{0, 0, 0, 0};
       if (index_of(i) < kRowEights) {
-        eights[i] = *reinterpret_cast<const uint4*>(x + index_of(i) * 8);
+        eights[i] = load_now(reinterpret_cast<const uint4*>(x) + index_of(i));
       }
+    }
+  }
+
+  // All of the block take part. `sums` has room for one float a warp.
+  __device__ inline void store(u8* operand, float* sums, const float* pre_scale,
+                               ChunkRange chunks) const {
+    float squares = 0.f;
 #pragma unroll
-      for (int j = 0; j < 8; ++j) squares = fmaf(element(eights[i], j), element(eights[i], j), squares);
+    for (int i = 0; i < kNormEights; ++i) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) squares = fmaf(element(i, j), element(i, j), squares);
     }
     const float eps = EPS;
     const float mean_square = __fdiv_rn(block_sum(squares, sums), K);
@@ -78,7 +84,7 @@ struct Norm {
       float normed[8];
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        normed[j] = rounded(element(eights[i], j) * scale * factors[i][j]);
+        normed[j] = rounded(element(i, j) * scale * factors[i][j]);
         if (HAS_NORM_PRE_SCALE && inside) normed[j] *= pre_scale[index_of(i) * 8 + j];
       }
       const int run = index_of(i) - chunks.first * 16;
@@ -89,7 +95,8 @@ struct Norm {
     }
   }
 
-  __device__ inline static float element(const uint4& eight, int j) {
+  __device__ inline float element(int i, int j) const {
+    const uint4& eight = eights[i];
     const unsigned pair = j < 4 ? (j < 2 ? eight.x : eight.y) : (j < 6 ? eight.z : eight.w);
     return __uint_as_float(j % 2 ? pair & 0xffff0000u : pair << 16);
   }

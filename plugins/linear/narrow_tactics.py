@@ -34,6 +34,8 @@ class Few:
     cluster: int = 1
     digits: bool = False
     """Products of narrow_digits.cuh, for scales of 128 channels or more."""
+    early: int = 0
+    """Stages that a warp asks for before x: x comes after them. 0: all."""
 
     @property
     def block_rows(self) -> int:

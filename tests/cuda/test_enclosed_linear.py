@@ -25,14 +25,14 @@ from trtc.plugins.linear.narrow_tactics import Few  # noqa: E402
 
 LOWER: Lower = lowerings()["enclosed_linear"]
 CASES = [
-    (Enclosed(64, 512), Few(1, 1, 2, 2, 3, digits=True)),
+    (Enclosed(64, 512), Few(1, 1, 2, 2, 2, digits=True)),
     (Enclosed(48, 768, "u4", bias=True), Few(1, 1, 1, 2, 3, 2, digits=True)),
     (Enclosed(80, 640, norm_pre_scale=True), Few(1, 1, 2, 1, 2, 2, digits=True)),
     (Enclosed(32, 256, "u4", group=64), Few(1, 1, 1, 2, 3)),
     (Enclosed(128, 512, norm=False, gate="silu"), Few(1, 1, 4, 2, 3, digits=True)),
     (Enclosed(160, 384, norm=False, gate="gelu_tanh", bias=True), Few(2, 1, 4, 1, 2, digits=True)),
     (Enclosed(96, 512, "u4", norm=False, gate="silu", gate_pre_scale=True), Few(8, 1, 2, 2, 3)),
-    (Enclosed(128, 512, gate="silu", gate_pre_scale=True), Few(1, 2, 2, 1, 4, 2, digits=True)),
+    (Enclosed(128, 512, gate="silu", gate_pre_scale=True), Few(1, 2, 2, 1, 3, 1, digits=True, early=1)),
     (Enclosed(96, 640, "u4", gate="gelu_tanh", norm_pre_scale=True), Few(1, 1, 4, 1, 3)),
 ]
 

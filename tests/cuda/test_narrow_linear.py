@@ -32,6 +32,8 @@ CASES = [
     (Case("bf16", "i4", 64, 640, 128, **TILES, bias=True), Few(2, 2, 2, 2, 3, digits=True)),
     (Case("bf16", "u4", 48, 768, 256, zero=True, **TILES), Few(4, 1, 1, 3, 2, digits=True)),
     (Case("bf16", "u4", 32, 512, **TILES, residual=True), Few(1, 2, 1, 1, 2, 2, digits=True)),
+    (Case("bf16", "i4", 32, 1280, 128, **TILES), Few(8, 1, 1, 2, 4, early=2)),
+    (Case("bf16", "i4", 32, 512, 128, **TILES), Few(1, 1, 2, 2, 2, digits=True, early=1)),
     (Case("bf16", "i8", 48, 512, 128, **ROWS, out="f32"), Few(1, 1, 3, 2, 3)),
     (Case("bf16", "i8", 80, 384, **ROWS, bias=True, residual=True), Few(8, 2, 1, 3, 2)),
     (Case("bf16", "i8", 32, 768, 256, **ROWS, softcap=2.0, out="f32"), Few(16, 1, 1, 2, 3, 2)),

@@ -26,11 +26,15 @@ inline void forget(unsigned&) {}
 inline void wait_for_earlier_kernels() { cuda_on_cpu::settle_late(); }
 inline void let_next_kernel_start() {}
 inline float load_early(const float* address) { return *address; }
-inline float4 load_early(const float4* address) {
-  float4 four;
-  std::memcpy(&four, address, sizeof(four));  // an array of a test begins anywhere
+// An array of a test begins anywhere.
+template <class Four>
+inline Four load_four(const Four* address) {
+  Four four;
+  std::memcpy(&four, address, sizeof(four));
   return four;
 }
+inline float4 load_early(const float4* address) { return load_four(address); }
+inline uint4 load_now(const uint4* address) { return load_four(address); }
 inline unsigned long long evict_first() { return 0; }
 
 template <int kBytes>
