@@ -17,6 +17,7 @@ from trtc.plugins.cuda.cpp import CudaSource
 from trtc.plugins.cuda.launch import (
     DIMS,
     MAX_SPLITS,
+    NEXT_WEIGHT,
     SCRATCH,
     SPLIT_KEYS,
     Collective,
@@ -55,6 +56,7 @@ class _LoweredCall:
     call: Call
     site: Site
     variants: tuple[Variant, ...]
+    next_weight: Argument | None
 
 
 def write_launches(
@@ -75,7 +77,11 @@ def write_launches(
         UnsupportedError: the SM lacks what a kernel needs.
         InvariantError: a kernel does not compile.
     """
-    lowered = [_lower(call, plan, sm, lowerings) for call in plan.calls]
+    next_weights = [*(_tiled_weight(call) for call in plan.calls[1:]), None]
+    lowered = [
+        _lower(call, plan, sm, lowerings, next_weight)
+        for call, next_weight in zip(plan.calls, next_weights, strict=True)
+    ]
     kernels = _KernelTable(sm)
     block = step_block(plan)
     sampling = plan_sampling(plan, sm, block, kernels.add)
@@ -101,7 +107,21 @@ def write_launches(
     )
 
 
-def _lower(call: Call, plan: Plan, sm: int, lowerings: Mapping[str, Lower]) -> _LoweredCall:
+def _tiled_weight(call: Call) -> Argument | None:
+    """The weight of a call that is one product with 4-bit weights."""
+    return next(
+        (one for one in call.arguments if one.parameter == "weight" and one.dtype in ("i4", "u4")),
+        None,
+    )
+
+
+def _lower(
+    call: Call,
+    plan: Plan,
+    sm: int,
+    lowerings: Mapping[str, Lower],
+    next_weight: Argument | None,
+) -> _LoweredCall:
     lower = lowerings.get(call.operator)
     if lower is None:
         raise InvariantError(f"no CUDA kernels for {call.operator}", field=call.site)
@@ -118,11 +138,16 @@ def _lower(call: Call, plan: Plan, sm: int, lowerings: Mapping[str, Lower]) -> _
         kv=plan.kv,
         limits=plan.limits,
         sm=sm,
+        next_weight_bytes=0 if next_weight is None else _weight_bytes(plan, next_weight),
     )
     variants = lower(site)
     if not variants or variants[-1].kind != "any":
         raise InvariantError("no variant fits every step", field=call.site)
-    return _LoweredCall(call, site, variants)
+    return _LoweredCall(call, site, variants, next_weight)
+
+
+def _weight_bytes(plan: Plan, argument: Argument) -> int:
+    return next(weight.bytes for weight in plan.weights if weight.name == argument.name)
 
 
 def _rows(call: Call) -> Literal["tokens", "rows"]:
@@ -221,6 +246,8 @@ class _Resolver:
     ) -> tuple[LaunchedWork, ...]:
         names = {argument.parameter: self._address(argument) for argument in one.call.arguments}
         names[DIMS] = Address(space="step", name=DIMS)
+        if one.next_weight is not None:
+            names[NEXT_WEIGHT] = self._address(one.next_weight)
         end = 0
         for name, num_bytes in variant.scratch.items():
             names[SCRATCH + name] = Address(space="scratch", offset=end)

@@ -18,6 +18,8 @@ from trtc.protos.manifest import KvGeometry, Limits
 
 DIMS = "dims"
 """Kernel argument: i32 [4] on the device: tokens, sequences, logit rows of this step, and 0."""
+NEXT_WEIGHT = "next_weight"
+"""Kernel argument: the weight in tiles of the call that comes next; see `Site.next_weight_bytes`."""
 SCRATCH = "scratch."
 """Prefix of the arguments that are buffers of `Variant.scratch`, or `Variant.views` of them."""
 
@@ -71,6 +73,8 @@ class Site:
     kv: KvGeometry
     limits: Limits
     sm: int
+    next_weight_bytes: int = 0
+    """Of NEXT_WEIGHT, which may be fetched while memory is idle; 0: the next call has none."""
 
     @property
     def table_width(self) -> int:

@@ -75,6 +75,13 @@ __device__ inline unsigned long long evict_first() {
   return policy;
 }
 
+// Has memory bring bytes, a multiple of 16, to the L2 cache.
+__device__ inline void prefetch_to_l2(const void* global, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+#endif
+}
+
 // Starts a copy of 16 bytes from global to shared memory; only `bytes` of them are read, the rest is
 // zeros.
 __device__ inline void copy_async_16(unsigned shared, const void* global, int bytes) {

@@ -18,6 +18,7 @@ from trtc.plugins.cuda.compile import SHARED_BYTES, KernelParameter
 from trtc.plugins.cuda.cpp import CPP_TYPES, CudaSource
 from trtc.plugins.cuda.launch import (
     DIMS,
+    NEXT_WEIGHT,
     ONE,
     SCRATCH,
     Extent,
@@ -55,6 +56,7 @@ _FEW_PARAMETERS = (
     "gate_pre_scale",
 )
 """Of narrow.cu, before dims and out; norm and gate are enclosed_linear's."""
+_TYPES_BESIDE = {DIMS: "i32", NEXT_WEIGHT: "u8"}
 _GATES = {"none": 0, "silu": 1, "gelu_tanh": 2}
 _MAX_NORM_EIGHTS = 2
 """Runs of eight channels whose squares a thread has registers for."""
@@ -134,12 +136,14 @@ def few_variants(site: Site, tactics: Iterable[Few]) -> Iterator[Variant]:
     """One launch of narrow.cu each, cut as the tactic says."""
     for few in tactics:
         present = tuple(name for name in _FEW_PARAMETERS if site.has(name))
-        arguments = (*present, DIMS, "out")
+        following = (NEXT_WEIGHT,) if _next_bytes(site, few) else ()
+        arguments = (*present, *following, DIMS, "out")
         kernel = CudaSource(
             file="linear/narrow.cu",
             entry="narrow_linear",
             parameters=tuple(
-                KernelParameter(name, site.dtypes.get(name, "i32")) for name in arguments
+                KernelParameter(name, _TYPES_BESIDE.get(name) or site.dtypes[name])
+                for name in arguments
             ),
             constants=_few_constants(site, few),
             num_threads=few.num_threads,
@@ -152,6 +156,11 @@ def few_variants(site: Site, tactics: Iterable[Few]) -> Iterator[Variant]:
             overlaps=site.sm >= OVERLAP_SM,
         )
         yield Variant(work=(launch,), max_rows=few.rows)
+
+
+def _next_bytes(site: Site, few: Few) -> int:
+    """Of the next call's weight, if the tactic has some of it brought to L2."""
+    return site.next_weight_bytes if few.next_share and site.sm >= OVERLAP_SM else 0
 
 
 def _few_constants(site: Site, few: Few) -> dict[str, int | float | str]:
@@ -192,6 +201,8 @@ def _few_constants(site: Site, few: Few) -> dict[str, int | float | str]:
         "EPS": float(site.attributes.get("eps", 0.0)),
         "GATE": _GATES[_gate(site)],
         "HAS_GATE_PRE_SCALE": int(site.has("gate_pre_scale")),
+        "NEXT_BYTES": _next_bytes(site, few),
+        "NEXT_SHARE": few.next_share,
     }
 
 

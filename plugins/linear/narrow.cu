@@ -19,7 +19,8 @@
 // (of x at most: a power of two), ROW_TILES, ROW_WARPS, SPLITS, CLUSTER, STAGES, MIN_BLOCKS;
 // X_STRIDE, OUT_STRIDE, RESIDUAL_STRIDE; OUT_TYPE, RESIDUAL_TYPE; SIGNED, HAS_ZERO, HAS_BIAS,
 // HAS_RESIDUAL (0 or 1); SOFTCAP (0: none); COUNT (which of dims counts the rows); HAS_NORM,
-// HAS_NORM_PRE_SCALE, EPS (of the norm); GATE (0: none, 1: silu, 2: gelu_tanh), HAS_GATE_PRE_SCALE.
+// HAS_NORM_PRE_SCALE, EPS (of the norm); GATE (0: none, 1: silu, 2: gelu_tanh), HAS_GATE_PRE_SCALE;
+// NEXT_BYTES (of the next call's weight, or 0), NEXT_SHARE (KB of each 16 KB of it that are fetched).
 #include "cuda/activation.cuh"
 #include "cuda/cluster.cuh"
 #include "cuda/ptx.cuh"
@@ -35,8 +36,9 @@ namespace {
 
 using namespace trtc;
 
+constexpr bool kWhole = kSplitChunks <= STAGES;  // a ring has all of its warp's chunks
 // Stages that are on their way at most: all, where no chunk takes the place of another.
-constexpr int kAhead = kSplitChunks <= STAGES ? STAGES : STAGES - 1;
+constexpr int kAhead = kWhole ? STAGES : STAGES - 1;
 constexpr int kEarly = EARLY > 0 && EARLY < kAhead ? EARLY : kAhead;
 constexpr int kPartFloats = ROWS * kPartStride;
 constexpr int kLoads = 4;  // of x that a thread has in flight
@@ -101,6 +103,16 @@ struct Residual {
     return value_of(values[row * RESIDUAL_STRIDE + first_n + i % kBlockOut]);
   }
 };
+
+// Brings the first part of each 16 KB of the next call's weight to L2: what its warps ask for first.
+__device__ inline void prefetch_next(const u8* next) {
+  constexpr int kStretch = 16 << 10, kStretches = NEXT_BYTES / kStretch;
+  if (threadIdx.x % 32 != 0) return;
+  const int warp = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
+  for (int i = warp; i < kStretches; i += gridDim.x * (kThreads / 32)) {
+    prefetch_to_l2(next + static_cast<long long>(i) * kStretch, NEXT_SHARE * 1024);
+  }
+}
 
 __device__ inline void meet_cluster() {
 #if CLUSTER > 1
@@ -170,6 +182,9 @@ __launch_bounds__(kThreads, MIN_BLOCKS) narrow_linear(
 #if HAS_GATE_PRE_SCALE
     const float* __restrict__ gate_pre_scale,
 #endif
+#if NEXT_BYTES
+    const u8* __restrict__ next_weight,
+#endif
     const int* __restrict__ dims, OUT_TYPE* out) {
 #if HAS_NORM && !HAS_NORM_PRE_SCALE
   const float* norm_pre_scale = nullptr;
@@ -230,10 +245,13 @@ __launch_bounds__(kThreads, MIN_BLOCKS) narrow_linear(
   const int left = kChunks - first_chunk;
   const int num_chunks = CLUSTER == 1 ? kChunks : left < kBlockChunks ? left : kBlockChunks;
   u8* const x_shared = shared_bytes + kOperandAt;
-  // What has been asked for before x comes before it.
+  // x comes after what has been asked for before it, and all this while it is on its way.
   const auto ask_for_more = [&] {
 #pragma unroll
     for (int stage = kEarly; stage < kAhead; ++stage) ask_for(stage);
+#if NEXT_BYTES
+    prefetch_next(next_weight);
+#endif
   };
 #if HAS_NORM
   norm.load(x);

@@ -36,6 +36,8 @@ class Few:
     """Products of narrow_digits.cuh, for scales of 128 channels or more."""
     early: int = 0
     """Stages that a warp asks for before x: x comes after them. 0: all."""
+    next_share: int = 0
+    """KB of each 16 KB of the next call's weight that are brought to L2 once x has been asked for."""
 
     @property
     def block_rows(self) -> int:
@@ -112,7 +114,7 @@ def _wanted(sm: int, weight: Weight, rows: int) -> Iterator[Few]:
             yield measured
     cut = _cut(sm, weight, rows)
     if rows == 1 and _has_digits(weight):
-        yield replace(cut, digits=True)
+        yield replace(cut, digits=True, early=1)
     yield cut
 
 
@@ -177,17 +179,17 @@ def widen_from(columns: int) -> int:
 
 _MEASURED_SM = 90
 _MEASURED: Mapping[tuple[int, int], Mapping[int, Few]] = {
-    (4096, 4096): {1: Few(1, 1, 2, 16, 3, digits=True)},
-    (4096, 6144): {1: Few(1, 1, 3, 8, 3, digits=True)},
+    (4096, 4096): {1: Few(1, 1, 2, 16, 2, digits=True, next_share=2)},
+    (4096, 6144): {1: Few(1, 1, 3, 8, 3, digits=True, early=1)},
     (4096, 28672): {
         1: Few(1, 1, 7, 2, 6, digits=True),
         8: Few(8, 2, 7, 2, 3),
         16: Few(16, 2, 14, 1, 3, 2),
     },
-    (14336, 4096): {1: Few(1, 1, 2, 8, 4, 2, digits=True)},
+    (14336, 4096): {1: Few(1, 1, 2, 16, 4, digits=True, early=2)},
 }
 """(K, N) -> rows -> the fastest of those tried on an H200, in whole steps; sizes of an 8B model."""
 _MEASURED_GATED: Mapping[tuple[int, int], Mapping[int, Few]] = {
-    (4096, 28672): {1: Few(1, 1, 14, 2, 6, digits=True)},
+    (4096, 28672): {1: Few(1, 1, 14, 2, 4, digits=True, early=1)},
 }
 """The same of gate and up, of which a block takes the same columns."""

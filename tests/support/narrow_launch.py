@@ -1,5 +1,6 @@
 """Run plugins/linear/narrow.cu on the CPU, thread by thread."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,13 +22,22 @@ _GUARD = 24
 _STALE = 2
 
 
-def run_few(call: KernelCall, site: Site, few: Few, *, lazy: bool, in_place: bool = False) -> Array:
+def run_few(
+    call: KernelCall,
+    site: Site,
+    few: Few,
+    *,
+    lazy: bool,
+    in_place: bool = False,
+    beside: Mapping[str, Array] | None = None,
+) -> Array:
     """`out` of the kernel with the tactic `few`, in a bucket of _STALE rows more than there are.
 
     Args:
         site: of the call, as narrow.cu has it; its strides do not matter.
         lazy: copies to shared memory happen when they are waited for, instead of at once.
         in_place: the residual lies where `out` comes.
+        beside: arguments that are not the call's.
 
     Raises:
         AssertionError: the kernel wrote beside its result.
@@ -44,7 +54,7 @@ def run_few(call: KernelCall, site: Site, few: Few, *, lazy: bool, in_place: boo
         for name, array in in_memory(call).inputs.items()
         if array is not None
     }
-    arrays |= {"out": out, DIMS: np.array([rows, 0, 0, 0], np.int32)}
+    arrays |= {"out": out, DIMS: np.array([rows, 0, 0, 0], np.int32), **(beside or {})}
     if in_place:
         out[:rows, :columns] = arrays["residual"][:rows, :columns]
     given = [np.ascontiguousarray(arrays[name]) for name in launch.arguments]

@@ -35,6 +35,12 @@ inline Four load_four(const Four* address) {
 }
 inline float4 load_early(const float4* address) { return load_four(address); }
 inline uint4 load_now(const uint4* address) { return load_four(address); }
+inline void prefetch_to_l2(const void* global, unsigned bytes) {
+  // What lies there is only looked at, so that a tool that checks addresses can object.
+  volatile unsigned char seen = static_cast<const unsigned char*>(global)[0];
+  seen = static_cast<const unsigned char*>(global)[bytes - 1];
+  (void)seen;
+}
 inline unsigned long long evict_first() { return 0; }
 
 template <int kBytes>
