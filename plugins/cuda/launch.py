@@ -19,7 +19,7 @@ from trtc.protos.manifest import KvGeometry, Limits
 DIMS = "dims"
 """Kernel argument: i32 [4] on the device: tokens, sequences, logit rows of this step, and 0."""
 NEXT_WEIGHT = "next_weight"
-"""Kernel argument: the weight in tiles of the call that comes next; see `Site.next_weight_bytes`."""
+"""Kernel argument: the next call's weight in tiles; see `Site.next_weight_bytes`."""
 SCRATCH = "scratch."
 """Prefix of the arguments that are buffers of `Variant.scratch`, or `Variant.views` of them."""
 

@@ -37,7 +37,7 @@ class Few:
     early: int = 0
     """Stages that a warp asks for before x: x comes after them. 0: all."""
     next_share: int = 0
-    """KB of each 16 KB of the next call's weight that are brought to L2 once x has been asked for."""
+    """KB of each 16 KB of the next call's weight that are brought to L2 while x is awaited."""
 
     @property
     def block_rows(self) -> int:
@@ -186,10 +186,10 @@ _MEASURED: Mapping[tuple[int, int], Mapping[int, Few]] = {
         8: Few(8, 2, 7, 2, 3),
         16: Few(16, 2, 14, 1, 3, 2),
     },
-    (14336, 4096): {1: Few(1, 1, 2, 16, 4, digits=True, early=2)},
+    (14336, 4096): {1: Few(1, 1, 2, 16, 4, digits=True)},
 }
 """(K, N) -> rows -> the fastest of those tried on an H200, in whole steps; sizes of an 8B model."""
 _MEASURED_GATED: Mapping[tuple[int, int], Mapping[int, Few]] = {
-    (4096, 28672): {1: Few(1, 1, 14, 2, 4, digits=True, early=1)},
+    (4096, 28672): {1: Few(1, 1, 14, 2, 5, digits=True, early=1)},
 }
 """The same of gate and up, of which a block takes the same columns."""

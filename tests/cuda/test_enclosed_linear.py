@@ -32,7 +32,10 @@ CASES = [
     (Enclosed(128, 512, norm=False, gate="silu"), Few(1, 1, 4, 2, 3, digits=True)),
     (Enclosed(160, 384, norm=False, gate="gelu_tanh", bias=True), Few(2, 1, 4, 1, 2, digits=True)),
     (Enclosed(96, 512, "u4", norm=False, gate="silu", gate_pre_scale=True), Few(8, 1, 2, 2, 3)),
-    (Enclosed(128, 512, gate="silu", gate_pre_scale=True), Few(1, 2, 2, 1, 3, 1, digits=True, early=1)),
+    (
+        Enclosed(128, 512, gate="silu", gate_pre_scale=True),
+        Few(1, 2, 2, 1, 3, 1, digits=True, early=1),
+    ),
     (Enclosed(96, 640, "u4", gate="gelu_tanh", norm_pre_scale=True), Few(1, 1, 4, 1, 3)),
 ]
 

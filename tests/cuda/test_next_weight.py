@@ -90,7 +90,9 @@ def make_plan() -> Plan:
     )
 
 
-def argument(parameter: str, kind: Any, name: str, dtype: Any = "bf16", size: int = SIZE) -> Argument:
+def argument(
+    parameter: str, kind: Any, name: str, dtype: Any = "bf16", size: int = SIZE
+) -> Argument:
     return Argument(
         parameter=parameter, kind=kind, name=name, dtype=dtype, row_stride=size, columns=size
     )
@@ -114,9 +116,7 @@ def linear(name: str, x: str, out: str) -> Call:
     )  # fmt: skip
 
 
-def test_it_is_that_of_the_very_next_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_that_of_the_very_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def not_compiled(source: Any, sm: int) -> CompiledKernel:
         return CompiledKernel("kernel", source.parameters, 32, 0, sm, "", "", b"", b"")
 
