@@ -1,7 +1,7 @@
 """4-bit linears in one with the norm before them and the gate after them."""
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.gated_product import gated_product
+from trtc.builder.passes.fuse_gated_linear import gated_product
 from trtc.builder.passes.matching import Node, dtype_of, input_of, is_fused, producer
 from trtc.builder.passes.rewriter import Rewriter
 

@@ -1,8 +1,7 @@
 """Gate, up and the activation over them as one operator, where both are static E4M3."""
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.gated_product import gated_product
-from trtc.builder.passes.matching import Node, dtype_of, input_of
+from trtc.builder.passes.matching import Node, dtype_of, input_of, is_fused, producer
 from trtc.builder.passes.rewriter import Rewriter
 
 _GIVEN = ("weight", "weight_scale", "input_scale")
@@ -39,6 +38,17 @@ def fuse_gated_linear(rewriter: Rewriter) -> bool:
         )
         changed = True
     return changed
+
+
+def gated_product(rewriter: Rewriter, swiglu: Node) -> Node | None:
+    """The linear whose first half is gate and whose second is up, for this swiglu alone."""
+    halves = [input_of(swiglu, name) for name in ("gate", "up")]
+    split = producer(halves[0], "Split")
+    if split is None or list(map(id, split.outputs)) != list(map(id, halves)):
+        return None
+    linear = producer(split.inputs[0])
+    alone = all(rewriter.sole_consumer(tensor) for tensor in (*halves, split.inputs[0]))
+    return linear if alone and is_fused(linear, "linear") else None
 
 
 def _is_plain(linear: Node) -> bool:

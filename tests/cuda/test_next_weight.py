@@ -56,14 +56,13 @@ def make_plan() -> Plan:
     """Three linears of the same size, another operator before the last."""
     weights, end = [], 0
     for name in "abc":
-        for kind, dtype, shape in (
-            ("weight", "i4", (SIZE, SIZE)),
-            ("weight_scale", "f32", (SIZE, GROUPS)),
-        ):
-            size = shape[0] * shape[1] * 4 // (8 if dtype == "i4" else 1)
-            fill: Any = Fill(element=dtype)
-            one: Any = (f"{name}.{kind}", dtype, shape, "row_major", end, size, fill)
-            weights.append(Weight(*one))
+        kinds: tuple[tuple[str, Any, int, int], ...] = (
+            ("weight", "i4", SIZE, SIZE * SIZE // 2),
+            ("weight_scale", "f32", GROUPS, SIZE * GROUPS * 4),
+        )
+        for kind, dtype, columns, size in kinds:
+            shape, fill = (SIZE, columns), Fill(element=dtype)
+            weights.append(Weight(f"{name}.{kind}", dtype, shape, "row_major", end, size, fill))
             end += size
     row = 2 * SIZE * LIMITS.max_num_tokens
     buffers = tuple(
