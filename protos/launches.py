@@ -19,6 +19,8 @@ from trtc.protos.manifest import Record
 LAUNCHES_FILE = "launches.json"
 KERNELS_DIR = "kernels"
 TACTICS_PREFIX = "tactics-"
+TILE_MAP_BYTES = 128
+"""Of a tensor map on the device, which begins at a multiple of it."""
 
 _R = TypeVar("_R", bound=Record)
 
@@ -58,6 +60,17 @@ class KernelCode(Record, frozen=True):
     """Dynamic shared memory of a launch; over 48 KB the function's limit is raised first."""
 
 
+class TileMap(Record, frozen=True):
+    """A tensor map of the copy engine of sm_90 (cuTensorMapEncodeTiled), made when the engine is
+    opened: bytes in up to five dimensions, copied in tiles into panels that are swizzled by 128."""
+
+    address: Address
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    """Bytes, of every dimension but the first."""
+    box: tuple[int, ...]
+
+
 class KernelCall(Record, frozen=True, tag_field="do", tag="kernel"):
     kernel: int
     """Index into `LaunchPlan.kernels`."""
@@ -65,6 +78,8 @@ class KernelCall(Record, frozen=True, tag_field="do", tag="kernel"):
     grid: tuple[GridAxis, GridAxis, GridAxis]
     overlaps: bool
     """Launch with programmatic stream serialisation."""
+    maps: tuple[TileMap, ...] = ()
+    """Their addresses follow the arguments."""
 
 
 class Matrix(Record, frozen=True):
@@ -171,11 +186,18 @@ class LaunchPlan(Record, frozen=True, kw_only=True):
     scratch_bytes: int
     """Temporary buffers of the call that needs most."""
 
+    def tile_maps(self) -> tuple[TileMap, ...]:
+        """Those of all kernels, each once."""
+        works = (work for call in self.calls for variant in call.variants for work in variant.work)
+        kernels = (work for work in works if isinstance(work, KernelCall))
+        return tuple(dict.fromkeys(one for kernel in kernels for one in kernel.maps))
+
     def fixed_bytes(self, vocab_size: int) -> int:
         """Device memory beside weights and pool."""
         logits = 4 * self.step.max_rows * vocab_size
         step = 4 * self.step.num_elements
-        return self.arena_bytes + self.scratch_bytes + step + logits + self.sampling.bytes
+        maps = TILE_MAP_BYTES * len(self.tile_maps())
+        return self.arena_bytes + self.scratch_bytes + step + logits + self.sampling.bytes + maps
 
 
 class Tactic(Record, frozen=True):

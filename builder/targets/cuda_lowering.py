@@ -41,6 +41,7 @@ from trtc.protos.launches import (
     LaunchPlan,
     Matrix,
     ProductCall,
+    TileMap,
 )
 from trtc.protos.launches import Work as LaunchedWork
 from trtc.protos.plan import Argument, Call, Plan
@@ -271,13 +272,17 @@ class _Resolver:
         self, one: _LoweredCall, part: Numbered, names: Mapping[str, Address]
     ) -> KernelCall:
         launch = part.launch
-        if len(launch.arguments) != len(launch.kernel.parameters):
+        if len(launch.arguments) + len(launch.maps) != len(launch.kernel.parameters):
             raise InvariantError("a launch has too few or too many arguments", field=one.call.site)
         return KernelCall(
             kernel=part.kernel,
             arguments=tuple(names[name] for name in launch.arguments),
             grid=grid_axes(launch.grid),
             overlaps=launch.overlaps,
+            maps=tuple(
+                TileMap(names[one.parameter], one.sizes, one.strides, one.box)
+                for one in launch.maps
+            ),
         )
 
     def _product(

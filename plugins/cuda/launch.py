@@ -86,19 +86,36 @@ class Site:
 
 
 @dataclass(frozen=True)
+class TileMap:
+    """Where the copy engine of sm_90 finds a parameter: bytes in up to five dimensions, and the
+    tile that a copy takes of them, as in cuda/tensor_map.cuh's Tiled."""
+
+    parameter: str
+    sizes: tuple[int, ...]
+    """The first of bytes; what a copy finds beyond is zeros."""
+    strides: tuple[int, ...]
+    """Bytes, a multiple of 16, from one to the next of every dimension but the first."""
+    box: tuple[int, ...]
+    """The first is 128 bytes, a row of a panel in shared memory."""
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel launch."""
 
     kernel: KernelSource | CudaSource
     arguments: tuple[str, ...]
-    """What each of the kernel's parameters is: a parameter of the operator, DIMS, or SCRATCH and
-    the name of a scratch buffer. Every one is an address."""
+    """What each of the kernel's parameters but `maps` is: a parameter of the operator, DIMS, or
+    SCRATCH and the name of a scratch buffer. Every one is an address."""
     grid: Grid
     overlaps: bool = False
     """Launched with programmatic stream serialisation: it may start before the kernel before it
     has ended, and waits for it itself (griddepcontrol.wait) before it reads what that wrote. Step
     inputs, `dims` and pages of earlier steps it may read before it waits: nothing that writes them
     lets the next kernel start early."""
+    maps: tuple[TileMap, ...] = ()
+    """The kernel's last parameters: addresses of tensor maps that are made when the engine is
+    opened, which costs a kernel that makes its own a microsecond."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from tests.support import cuda_on_cpu
 from tests.support.library_product import library_product
 from trtc.builder.evaluator import Exchange, alone
 from trtc.plugins.cuda.cpp import CudaSource
-from trtc.runtime.executors.cuda.device import Kernel, Operand, Place, Product
+from trtc.runtime.executors.cuda.device import Kernel, Operand, Place, Product, Tiles
 
 Bytes = NDArray[np.uint8]
 
@@ -79,6 +79,13 @@ class InterpretedDevice:
 
     def upload(self, data: Bytes) -> HostMemory:
         return HostMemory(torch.from_numpy(data.copy()))
+
+    def map_tiles(self, tiles: Sequence[Tiles]) -> HostMemory:
+        maps = b"".join(
+            cuda_on_cpu.tile_map(_array(one.place).ctypes.data, one.sizes, one.strides, one.box)
+            for one in tiles
+        )
+        return HostMemory(torch.frombuffer(bytearray(maps), dtype=torch.uint8))
 
     def load(self, cubin: bytes, entry: str, num_threads: int, shared_bytes: int) -> Kernel:
         return Kernel(self.sources[cubin.decode()], entry, num_threads, shared_bytes)

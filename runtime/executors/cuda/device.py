@@ -61,6 +61,16 @@ class Product:
 
 
 @dataclass(frozen=True)
+class Tiles:
+    """Bytes of memory as a tensor map sees them; see protos/launches.py's TileMap."""
+
+    place: Place
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Kernel:
     """A loaded kernel, by the device's own handle."""
 
@@ -113,6 +123,14 @@ class ProgramDevice(Protocol):
 
     def upload(self, data: Bytes) -> Memory:
         """Memory that holds a copy of `data`; returns when the host's copy is free to change."""
+        ...
+
+    def map_tiles(self, tiles: Sequence[Tiles]) -> Memory:
+        """Their tensor maps, one after another, each of TILE_MAP_BYTES.
+
+        Raises:
+            EnvironmentFault: the driver makes no such map.
+        """
         ...
 
     def load(self, cubin: bytes, entry: str, num_threads: int, shared_bytes: int) -> Kernel:

@@ -1,10 +1,12 @@
 """A launch plan on a device: code loaded, memory allocated, addresses resolved."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trtc.protos.dtypes import DTYPES
 from trtc.protos.launches import (
+    TILE_MAP_BYTES,
     Address,
     CallLaunches,
     CallVariant,
@@ -14,10 +16,19 @@ from trtc.protos.launches import (
     Matrix,
     ProductCall,
     TacticTable,
+    TileMap,
 )
 from trtc.protos.manifest import KvGeometry
 from trtc.runtime.executors.cuda.buckets import Bucket, Tactics, grid_of
-from trtc.runtime.executors.cuda.device import Bytes, Memory, Operand, Place, Product, ProgramDevice
+from trtc.runtime.executors.cuda.device import (
+    Bytes,
+    Memory,
+    Operand,
+    Place,
+    Product,
+    ProgramDevice,
+    Tiles,
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,7 @@ class Program:
             "logits": device.allocate(4 * launches.step.max_rows * vocab_size),
             "sampling": device.allocate(launches.sampling.bytes),
         }
+        self._maps = self._make_maps(launches.tile_maps())
 
     def run(self, bucket: Bucket, tactics: Tactics | None = None) -> None:
         """Ask the device for a whole step, done as the engine's tactics say, or others."""
@@ -95,7 +107,10 @@ class Program:
         self.device.launch(
             self._kernels[work.kernel],
             grid_of(work.grid, bucket),
-            [self.place(address) for address in work.arguments],
+            [
+                *(self.place(address) for address in work.arguments),
+                *(self._maps[one] for one in work.maps),
+            ],
             overlaps=work.overlaps,
         )
 
@@ -108,8 +123,17 @@ class Program:
         return Place(self.spaces[address.space], offset)
 
     def close(self) -> None:
+        self._maps.clear()
         self.spaces.clear()
         self.device.close()
+
+    def _make_maps(self, maps: Sequence[TileMap]) -> dict[TileMap, Place]:
+        if not maps:
+            return {}
+        memory = self.device.map_tiles(
+            [Tiles(self.place(one.address), one.sizes, one.strides, one.box) for one in maps]
+        )
+        return {one: Place(memory, at * TILE_MAP_BYTES) for at, one in enumerate(maps)}
 
     def _collect(self, work: CollectiveCall, rows: int) -> None:
         source, target = self.place(work.source), self.place(work.target)

@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from cuda.bindings import driver
 
 from trtc.protos.errors import EnvironmentFault
+from trtc.protos.launches import TILE_MAP_BYTES
 from trtc.runtime.executors.cuda.cublaslt import CublasLt, MatrixAt, ScalesAt
 from trtc.runtime.executors.cuda.device import (
     Bytes,
@@ -21,6 +23,7 @@ from trtc.runtime.executors.cuda.device import (
     Place,
     Product,
     Seat,
+    Tiles,
 )
 from trtc.runtime.executors.cuda.nccl import NcclCommunicator
 from trtc.runtime.executors.cuda.torch_memory import TorchMemory, address, matrix, part, vector
@@ -69,6 +72,9 @@ class TorchDevice:
         memory = self.allocate(len(data))
         self._transfers.fill(memory, data)
         return memory
+
+    def map_tiles(self, tiles: Sequence[Tiles]) -> TorchMemory:
+        return self.upload(np.frombuffer(b"".join(tile_map(one) for one in tiles), np.uint8))
 
     def load(self, cubin: bytes, entry: str, num_threads: int, shared_bytes: int) -> Kernel:
         module = _checked(driver.cuModuleLoadData(cubin), f"{entry}: the driver refuses the code")
@@ -204,6 +210,31 @@ class _TorchGraph:
     def replay(self) -> None:
         with torch.cuda.stream(self.stream):
             self.graph.replay()
+
+
+def tile_map(tiles: Tiles) -> bytes:
+    """The tensor map of some tiles.
+
+    Raises:
+        EnvironmentFault: the driver makes no such map.
+    """
+    encoded = _checked(
+        driver.cuTensorMapEncodeTiled(
+            driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            len(tiles.sizes),
+            address(tiles.place),
+            [driver.cuuint64_t(size) for size in tiles.sizes],
+            [driver.cuuint64_t(stride) for stride in tiles.strides],
+            [driver.cuuint32_t(length) for length in tiles.box],
+            [driver.cuuint32_t(1)] * len(tiles.sizes),
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        ),
+        "tensor map",
+    )
+    return ctypes.string_at(encoded.getPtr(), TILE_MAP_BYTES)
 
 
 def _power_of_two(number: int) -> int:

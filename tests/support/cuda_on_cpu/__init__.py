@@ -16,6 +16,14 @@ Array = NDArray[Any]
 
 _PLUGINS = Path(trtc.plugins.__file__).resolve().parent
 _HERE = Path(__file__).resolve().parent
+_TENSOR_MAP = np.dtype(
+    {
+        "names": ["bytes", "sizes", "strides", "box"],
+        "formats": ["u8", ("u4", 5), ("u8", 5), ("u4", 5)],
+        "offsets": [0, 8, 32, 72],
+        "itemsize": 128,
+    }
+)
 _FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-Wall", "-Wno-unknown-pragmas", "-Werror")
 
 
@@ -53,6 +61,25 @@ def launch(
         ctypes.c_int(len(late)),
     )
     assert failure is None, f"{source.entry}: {failure.decode()}"
+
+
+def tile_map(
+    address: int, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]
+) -> bytes:
+    """A TensorMap of cuda/tensor_map.cuh here: five dimensions, the missing ones in the middle.
+
+    Args: as those of protos/launches.py's TileMap.
+    """
+    missing = 5 - len(sizes)
+
+    def spread(values: Sequence[int], other: int) -> list[int]:
+        return [*values[:-1], *([other] * missing), values[-1]]
+
+    fields = np.zeros(1, _TENSOR_MAP)
+    fields["bytes"] = address
+    fields["sizes"], fields["box"] = spread(sizes, 1), spread(box, 1)
+    fields["strides"] = spread((1, *strides), 0)
+    return fields.tobytes()
 
 
 def _unit(source: CudaSource) -> str:

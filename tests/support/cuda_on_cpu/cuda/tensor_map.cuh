@@ -101,4 +101,11 @@ inline void copy_tile(unsigned shared, const TensorMap* map, unsigned barrier, i
   copy_tile_to_blocks(shared, map, barrier, column, row, here);
 }
 
+inline void stream_tile(unsigned shared, const TensorMap* map, unsigned barrier, int column, int last,
+                        unsigned long long) {
+  copy_tile(shared, map, barrier, column, last);
+}
+
+inline void prefetch_map(const TensorMap*) {}
+
 }  // namespace trtc
