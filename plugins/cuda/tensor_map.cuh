@@ -97,7 +97,22 @@ __device__ inline void copy_tile(unsigned shared, const TensorMap* map, unsigned
       : "memory");
 }
 
-// The same of five dimensions, at 0 in those between the first and the last, to these addresses of
+// The same of five dimensions, at 0 in those between the first and the last, by an L2 policy.
+__device__ inline void stream_tile(unsigned shared, const TensorMap* map, unsigned barrier, int column,
+                                   int last, unsigned long long policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %6, %6, %6, %4}], [%2], %5;" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(column), "r"(last), "l"(policy), "r"(0)
+      : "memory");
+}
+
+// Has the map at hand for copies to come.
+__device__ inline void prefetch_map(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// A tile of five dimensions, at 0 in those between the first and the last, to these addresses of
 // every block of the cluster that `blocks` has a bit of, and counted at the barrier of each.
 __device__ inline void copy_tile_to_blocks(unsigned shared, const TensorMap* map, unsigned barrier,
                                            int column, int last, unsigned short blocks) {

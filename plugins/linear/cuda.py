@@ -2,6 +2,7 @@
 
 integers    cuda_narrow.py, whatever the rows
 few rows    skinny.cu, cut by the tables of skinny.py
+more        streamed.cu, cut by those of streamed.py, where there is one for the SM and the sizes
 many        cuBLASLt where it takes the site, the softcap of its logits applied after it;
             a tile kernel that takes every site else
 """
@@ -18,7 +19,8 @@ from trtc.plugins.cuda.device import (
 from trtc.plugins.cuda.launch import Extent, Launch, MatrixProduct, Site, Variant
 from trtc.plugins.cuda.specialise import count_index, site_launch, vector
 from trtc.plugins.linear.cuda_narrow import lower_narrow
-from trtc.plugins.linear.skinny import skinny_variants
+from trtc.plugins.linear.skinny import skinny_launches
+from trtc.plugins.linear.streamed import streamed_launches
 
 _BLOCK = 1024
 """Elements of a row that a program of `cap` takes."""
@@ -125,7 +127,18 @@ def lower(site: Site) -> tuple[Variant, ...]:
     if site.attributes["weight_dtype"] in _INTEGERS:
         return lower_narrow(site)
     many = Variant(work=_many_rows(site), max_rows=site.limits.max_num_tokens)
-    return (*skinny_variants(site), many)
+    return (*_few_rows(site), many)
+
+
+def _few_rows(site: Site) -> tuple[Variant, ...]:
+    """By ascending rows, up to the site's limit. streamed.py's tables have only what was faster
+    there than in skinny.cu."""
+    most = site.limits.max_num_tokens
+    launches = sorted((skinny_launches(site) | streamed_launches(site)).items())
+    enough = next((at for at, (rows, _) in enumerate(launches, 1) if rows >= most), len(launches))
+    return tuple(
+        Variant(work=(launch,), max_rows=min(rows, most)) for rows, launch in launches[:enough]
+    )
 
 
 def _many_rows(site: Site) -> tuple[Launch | MatrixProduct, ...]:

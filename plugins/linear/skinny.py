@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from trtc.plugins.cuda.compile import SHARED_BYTES, KernelParameter
 from trtc.plugins.cuda.cpp import CudaSource
-from trtc.plugins.cuda.launch import DIMS, ONE, Extent, Launch, Site, Variant
+from trtc.plugins.cuda.launch import DIMS, ONE, Extent, Launch, Site
 from trtc.plugins.cuda.specialise import OVERLAP_SM, count_index
 from trtc.protos.dtypes import DTYPES
 
@@ -75,14 +75,9 @@ _CUTS: Mapping[int, tuple[Cut, ...]] = {
 """Of SMs on which nothing was measured: only where reading the weights must take longest."""
 
 
-def skinny_variants(site: Site) -> tuple[Variant, ...]:
-    """By ascending rows, up to the site's limit; none where the kernel cannot run."""
-    most = site.limits.max_num_tokens
-    cuts = _cuts(site)
-    enough = next((number for number, cut in enumerate(cuts, 1) if cut.rows >= most), len(cuts))
-    return tuple(
-        Variant(work=(_launch(site, cut),), max_rows=min(cut.rows, most)) for cut in cuts[:enough]
-    )
+def skinny_launches(site: Site) -> dict[int, Launch]:
+    """By the rows they are for at most; none where the kernel cannot run."""
+    return {cut.rows: _launch(site, cut) for cut in _cuts(site)}
 
 
 def _cuts(site: Site) -> tuple[Cut, ...]:
@@ -94,11 +89,11 @@ def _cuts(site: Site) -> tuple[Cut, ...]:
         return _CUTS[site.sm]
     return tuple(
         Cut(cut.rows, cut.row_groups, cut.teams, _cluster(cut, columns, row_bytes))
-        for cut in _CUTS_90[dtype, _shape(columns)]
+        for cut in _CUTS_90[dtype, shape(columns)]
     )
 
 
-def _shape(columns: int) -> str:
+def shape(columns: int) -> str:
     """How many SMs tiles of 64 rows keep busy: half of them at most, all at most, or more."""
     tiles = -(-columns // _GROUP_ROWS)
     if tiles <= MULTIPROCESSORS[90] // 2:

@@ -138,8 +138,8 @@ def test_a_row_of_the_skinny_kernel_does_not_depend_on_the_others(case: Case, ro
 
 def two_clusters(found: Site, rows: int) -> CudaSource:
     """The kernel for so many rows, with fewer clusters than there are tiles, and short rings."""
-    (launched,) = next(v.work for v in skinny.skinny_variants(found) if v.max_rows == rows)
-    assert isinstance(launched, Launch) and isinstance(launched.kernel, CudaSource)
+    launched = skinny.skinny_launches(found)[rows]
+    assert isinstance(launched.kernel, CudaSource)
     constants = {**launched.kernel.constants, "CLUSTERS": 2, "STAGES": 2}
     return replace(launched.kernel, constants=constants)
 
@@ -182,9 +182,8 @@ def test_the_skinny_kernel_compiles_for_every_sm(sm: int, dtype: str) -> None:
         )
         strides = {"x": depth, "weight": depth, "out": columns, "residual": columns}
         found = replace(found, strides=strides)
-        for variant in skinny.skinny_variants(found):
-            (launched,) = variant.work
-            assert isinstance(launched, Launch) and isinstance(launched.kernel, CudaSource)
+        for launched in skinny.skinny_launches(found).values():
+            assert isinstance(launched.kernel, CudaSource)
             if dtype == "f8e4m3" and sm not in FP8_SMS:
                 with pytest.raises(UnsupportedError, match="no E4M3"):
                     compile_cuda(launched.kernel, sm)
@@ -211,18 +210,21 @@ FP8 = Case("f8e4m3", "f8e4m3", 4096, 4096, input_scale=True, layout="row_major")
 BF16 = Case("bf16", "bf16", 4096, 4096, layout="row_major")
 
 
+FEW = ["skinny"] * 2 + ["streamed"] * 3
+
+
 @pytest.mark.parametrize(
     ("case", "kinds"),
     [
-        (FP8, ["skinny"] * 5 + ["product"]),
-        (BF16, ["skinny"] * 4 + ["product"]),
-        (replace(BF16, out="f32"), ["skinny"] * 4 + ["product"]),
-        (replace(BF16, bias=True), ["skinny"] * 4 + ["product"]),
-        (replace(BF16, softcap=3.0, out="f32"), ["skinny"] * 4 + ["product cap"]),
-        (replace(BF16, softcap=3.0), ["skinny"] * 4 + ["tile_product"]),
-        (replace(BF16, residual=True), ["skinny"] * 4 + ["product"]),
-        (replace(BF16, residual=True, softcap=3.0), ["skinny"] * 4 + ["tile_product"]),
-        (replace(FP8, out="f32"), ["skinny"] * 5 + ["tile_product"]),
+        (FP8, [*FEW, "product"]),
+        (BF16, [*FEW, "product"]),
+        (replace(BF16, out="f32"), [*FEW, "product"]),
+        (replace(BF16, bias=True), [*FEW, "product"]),
+        (replace(BF16, softcap=3.0, out="f32"), [*FEW, "product cap"]),
+        (replace(BF16, softcap=3.0), [*FEW, "tile_product"]),
+        (replace(BF16, residual=True), [*FEW, "product"]),
+        (replace(BF16, residual=True, softcap=3.0), [*FEW, "tile_product"]),
+        (replace(FP8, out="f32"), [*FEW, "tile_product"]),
         (replace(FP8, columns=4090), ["skinny"] * 5 + ["tile_product"]),
         (replace(FP8, depth=520), ["tile_product"]),
         (replace(BF16, depth=523), ["product"]),
@@ -246,7 +248,7 @@ def variant_kind(work: tuple[Launch | MatrixProduct | Collective, ...]) -> str:
         if isinstance(one, MatrixProduct):
             names.append("product")
         elif isinstance(one.kernel, CudaSource):
-            names.append("skinny")
+            names.append(one.kernel.entry.removesuffix("_linear"))
         else:
             names.append(str(one.kernel.function.fn.__name__))
     return " ".join(names)
