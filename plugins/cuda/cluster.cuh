@@ -34,6 +34,15 @@ __device__ inline float load_from_block(unsigned remote) {
   return value;
 }
 
+__device__ inline float4 load_four_from_block(unsigned remote) {
+  float4 values;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(values.x), "=f"(values.y), "=f"(values.z), "=f"(values.w)
+               : "r"(remote)
+               : "memory");
+  return values;
+}
+
 __device__ inline void store_in_block(unsigned remote, float4 values) {
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "f"(values.x),
                "f"(values.y), "f"(values.z), "f"(values.w)

@@ -119,6 +119,11 @@ template <class T, int kColumns>
 __device__ inline void multiply_registers(float (&d)[kColumns / 2], const unsigned (&a)[4],
                                           unsigned long long b);
 
+// d [64, kColumns] += a . b^T, the same for b [kColumns, 16].
+template <class T, int kColumns>
+__device__ inline void multiply_registers_by_rows(float (&d)[kColumns / 2], const unsigned (&a)[4],
+                                                  unsigned long long b);
+
 #define REGISTERS_4 "%0, %1, %2, %3"
 #define REGISTERS_8 REGISTERS_4 ", %4, %5, %6, %7"
 #define REGISTERS_16 REGISTERS_8 \
@@ -150,15 +155,21 @@ __device__ inline void multiply_registers(float (&d)[kColumns / 2], const unsign
                  : FLOATS_##COUNT(d, 0)                                                          \
                  : "l"(a), "l"(b), "r"(add));                                                    \
   }
-#define MULTIPLY_REGISTERS(T, TYPE, COLUMNS, COUNT, A, B)                                        \
+#define MULTIPLY_REGISTERS(NAME, T, TYPE, COLUMNS, COUNT, A, B, DOWN_COLUMNS)                    \
   template <>                                                                                    \
-  __device__ inline void multiply_registers<T, COLUMNS>(                                         \
-      float (&d)[COUNT], const unsigned (&a)[4], unsigned long long b) {                         \
+  __device__ inline void NAME<T, COLUMNS>(float (&d)[COUNT], const unsigned (&a)[4],             \
+                                          unsigned long long b) {                                \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32." TYPE "." TYPE " {"      \
-                 REGISTERS_##COUNT "}, " A ", " B ", 1, 1, 1, 1;"                                \
+                 REGISTERS_##COUNT "}, " A ", " B ", 1, 1, 1, " DOWN_COLUMNS ";"                 \
                  : FLOATS_##COUNT(d, 0)                                                          \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                          \
   }
+#define MULTIPLY_ALL_REGISTERS(NAME, T, TYPE, DOWN_COLUMNS)                                      \
+  MULTIPLY_REGISTERS(NAME, T, TYPE, 8, 4, "{%4, %5, %6, %7}", "%8", DOWN_COLUMNS)                \
+  MULTIPLY_REGISTERS(NAME, T, TYPE, 16, 8, "{%8, %9, %10, %11}", "%12", DOWN_COLUMNS)            \
+  MULTIPLY_REGISTERS(NAME, T, TYPE, 32, 16, "{%16, %17, %18, %19}", "%20", DOWN_COLUMNS)         \
+  MULTIPLY_REGISTERS(NAME, T, TYPE, 64, 32, "{%32, %33, %34, %35}", "%36", DOWN_COLUMNS)         \
+  MULTIPLY_REGISTERS(NAME, T, TYPE, 128, 64, "{%64, %65, %66, %67}", "%68", DOWN_COLUMNS)
 #define MULTIPLY_ALL_SHARED(T, TYPE, DEPTH, MORE)                                                \
   MULTIPLY_SHARED(T, TYPE, DEPTH, 8, 4, "%4", "%5", "%6", MORE)                                  \
   MULTIPLY_SHARED(T, TYPE, DEPTH, 16, 8, "%8", "%9", "%10", MORE)                                \
@@ -168,10 +179,8 @@ __device__ inline void multiply_registers(float (&d)[kColumns / 2], const unsign
   MULTIPLY_SHARED(T, TYPE, DEPTH, 256, 128, "%128", "%129", "%130", MORE)
 #define MULTIPLY(T, TYPE)                                                                        \
   MULTIPLY_ALL_SHARED(T, TYPE, "k16", ", 0, 0")                                                  \
-  MULTIPLY_REGISTERS(T, TYPE, 16, 8, "{%8, %9, %10, %11}", "%12")                                \
-  MULTIPLY_REGISTERS(T, TYPE, 32, 16, "{%16, %17, %18, %19}", "%20")                             \
-  MULTIPLY_REGISTERS(T, TYPE, 64, 32, "{%32, %33, %34, %35}", "%36")                             \
-  MULTIPLY_REGISTERS(T, TYPE, 128, 64, "{%64, %65, %66, %67}", "%68")
+  MULTIPLY_ALL_REGISTERS(multiply_registers, T, TYPE, "1")                                       \
+  MULTIPLY_ALL_REGISTERS(multiply_registers_by_rows, T, TYPE, "0")
 
 MULTIPLY(Bf16, "bf16")
 MULTIPLY(F16, "f16")
@@ -179,6 +188,7 @@ MULTIPLY_ALL_SHARED(E4m3, "e4m3", "k32", "")
 
 #undef MULTIPLY
 #undef MULTIPLY_ALL_SHARED
+#undef MULTIPLY_ALL_REGISTERS
 #undef MULTIPLY_REGISTERS
 #undef MULTIPLY_SHARED
 

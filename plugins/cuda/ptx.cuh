@@ -89,7 +89,9 @@ __device__ inline void copy_async_16(unsigned shared, const void* global, int by
                : "memory");
 }
 
-// The same of whole lines of 128 bytes that nobody else reads.
+// The same of whole lines of 128 bytes that nobody else reads. `shared` must be the thread's own: with
+// an address that ptxas knows to be the same for all lanes it makes an illegal instruction of the
+// policy (NVRTC 13.0, sm_90a).
 __device__ inline void stream_async(unsigned shared, const void* global, int bytes,
                                     unsigned long long policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(
@@ -156,6 +158,13 @@ __device__ inline unsigned subtract_bf16(unsigned a, unsigned b) {
   asm("{.reg .b32 one; mov.b32 one, 0xbf80bf80; fma.rn.bf16x2 %0, %2, one, %1;}"
       : "=r"(result)
       : "r"(a), "r"(b));
+  return result;
+}
+
+// a * b + c of two bf16 each, rounded once.
+__device__ inline unsigned multiply_add_bf16(unsigned a, unsigned b, unsigned c) {
+  unsigned result;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
   return result;
 }
 

@@ -1,12 +1,13 @@
-"""linear with integer weights on a GPU. Three ways, by rows:
+"""linear with integer weights on a GPU. Four ways, by rows:
 
-    few     narrow.cu: 4-bit weights in tiles, as fast as memory gives them
-    more    multiply_narrow: tiles of weights become operands in registers
-    many    widen_weight: the weight is dequantised to bf16 once, and cuBLASLt multiplies
+    few         narrow.cu: 4-bit weights in tiles or int8 ones, as fast as memory gives them
+    on sm_90    narrow_sm90.cu: the same weights, by the products of warpgroups
+    more        multiply_narrow: tiles of weights become operands in registers
+    many        widen_weight: the weight is dequantised to bf16 once, and cuBLASLt multiplies
 
-The first two give exact products; for one row, of numbers that differ from x by less than a 2^30th
-of the largest nearby. The third rounds a dequantised weight to bf16, which is where the source
-graph's DequantizeLinear rounds it too. int8 x is always multiplied the second way.
+All but the last give exact products; for one row, of numbers that differ from x by less than a
+2^30th of the largest nearby. The last rounds a dequantised weight to bf16, which is where the
+source graph's DequantizeLinear rounds it too. int8 x is always multiplied the third way.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,6 +32,7 @@ from trtc.plugins.cuda.scratch import scratch_launch
 from trtc.plugins.cuda.specialise import OVERLAP_SM, count_index
 from trtc.plugins.cuda.weights import weight_constants
 from trtc.plugins.linear.cuda_narrow_kernels import multiply_narrow, widen_weight
+from trtc.plugins.linear.narrow_sm90 import SM, cut_variants, cuts, few_rows
 from trtc.plugins.linear.narrow_tactics import (
     Few,
     Weight,
@@ -71,9 +73,13 @@ def lower_narrow(site: Site) -> tuple[Variant, ...]:
         UnsupportedError: groups that are too small to be summed apart by the tensor cores.
     """
     most = site.limits.max_num_tokens
-    first_wide = widen_from(site.axes["N"]) if _can_widen(site) else most + 1
+    ours = (*_few(site), *_on_sm90(site))
+    first_wide = most + 1
+    if _can_widen(site):
+        last = max((variant.max_rows for variant in ours), default=0)
+        first_wide = max(widen_from(site.axes["N"]), last + 1)
     variants: list[Variant] = []
-    for variant in (*_few(site), *_more(site)):
+    for variant in (*ours, *_more(site)):
         end = min(variant.max_rows, most, first_wide - 1)
         if not variants or end > variants[-1].max_rows:
             variants.append(replace(variant, max_rows=end))
@@ -82,15 +88,27 @@ def lower_narrow(site: Site) -> tuple[Variant, ...]:
 
 def _few(site: Site) -> Iterator[Variant]:
     """narrow.cu, by ascending rows."""
-    if site.dtypes["x"] == "bf16" and (site.attributes["layout"] == "tiles" or _has_rows(site)):
-        yield from few_variants(
-            site,
-            few_tactics(site.sm, _weight(site)),
-        )
+    if _is_ours(site):
+        weight = _weight(site)
+        last = few_rows(weight) if site.sm == SM else None
+        tactics = few_tactics(site.sm, weight)
+        yield from few_variants(site, (few for few in tactics if last is None or few.rows <= last))
+
+
+def _on_sm90(site: Site) -> Iterator[Variant]:
+    """narrow_sm90.cu, by ascending rows."""
+    if site.sm == SM and _is_ours(site):
+        weight = _weight(site)
+        yield from cut_variants(site, weight, cuts(weight))
+
+
+def _is_ours(site: Site) -> bool:
+    """Whether the CUDA C++ kernels take the site."""
+    return site.dtypes["x"] == "bf16" and (site.attributes["layout"] == "tiles" or _has_rows(site))
 
 
 def _has_rows(site: Site) -> bool:
-    """Whether narrow.cu takes a row-major weight: int8, in whole tiles of large groups."""
+    """Whether they take a row-major weight: int8, in whole tiles of large groups."""
     is_signed = site.attributes["weight_dtype"] == "i8" and not site.has("input_scale")
     whole_groups = _group(site) % CHANNELS == 0 and site.axes["K"] % _group(site) == 0
     return is_signed and whole_groups and site.axes["N"] % ROWS == 0

@@ -89,18 +89,20 @@ def test_a_row_does_not_depend_on_the_others() -> None:
         assert some.tobytes() == np.ascontiguousarray(whole[rows]).tobytes()
 
 
-def ends(case: Case, most: int) -> list[int]:
+def ends(case: Case, most: int, sm: int = 90) -> list[int]:
     """Rows up to which each variant runs."""
     call = linear_call(np.random.default_rng(0), case)
-    site = replace(site_of(call, "tokens", 90), limits=Limits(64, 1024, most))
+    site = replace(site_of(call, "tokens", sm), limits=Limits(64, 1024, most))
     return [variant.max_rows for variant in cuda_narrow.lower_narrow(site)]
 
 
 def test_variants_cover_all_rows_of_a_site() -> None:
     tiled, capped, row_major, of_i8 = WIDENED[0], CASES[1], CASES[2], CASES[7]
-    assert ends(tiled, 2048) == [1, 8, 16, 32, 2048]
+    assert ends(tiled, 2048) == [1, 8, 16, 32, 64, 128, 256, 2048]
     assert ends(tiled, 50) == [1, 8, 16, 32, 50]
-    assert ends(capped, 2048) == [1, 8, 16, 32, 64, 2048]
+    assert ends(tiled, 50, sm=80) == [1, 8, 16, 32, 50]
+    assert ends(tiled, 2048, sm=80) == [1, 8, 16, 32, 2048]
+    assert ends(capped, 2048) == [1, 8, 16, 32, 64, 128, 256, 2048]
     assert ends(row_major, 64) == [32, 64]
     assert ends(of_i8, 2048) == [32, 64, 2048]
 

@@ -1,6 +1,6 @@
-"""Run plugins/linear/narrow.cu on the CPU, thread by thread."""
+"""Run the CUDA C++ linears with integer weights on the CPU, thread by thread."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from tests.support import cuda_on_cpu
 from tests.support.kernels import KernelCall
 from tests.support.weights import in_memory
 from trtc.plugins.cuda.cpp import CudaSource
-from trtc.plugins.cuda.launch import DIMS, Launch, Site
+from trtc.plugins.cuda.launch import DIMS, Launch, Site, Variant
 from trtc.plugins.linear.cuda_narrow import few_variants
 from trtc.plugins.linear.narrow_tactics import Few
 from trtc.plugins.rounding import NUMPY_DTYPES
@@ -31,10 +31,31 @@ def run_few(
     in_place: bool = False,
     beside: Mapping[str, Array] | None = None,
 ) -> Array:
-    """`out` of the kernel with the tactic `few`, in a bucket of _STALE rows more than there are.
+    """`out` of narrow.cu with the tactic `few`: see run_linear."""
+    return run_linear(
+        call,
+        site,
+        lambda aligned: few_variants(aligned, [few]),
+        lazy=lazy,
+        in_place=in_place,
+        beside=beside,
+    )
+
+
+def run_linear(
+    call: KernelCall,
+    site: Site,
+    variants: Callable[[Site], Iterator[Variant]],
+    *,
+    lazy: bool,
+    in_place: bool = False,
+    beside: Mapping[str, Array] | None = None,
+) -> Array:
+    """`out` of the one launch that there is, in a bucket of _STALE rows more than the call's.
 
     Args:
-        site: of the call, as narrow.cu has it; its strides do not matter.
+        site: of the call, as the kernel has it; its strides do not matter.
+        variants: of a site, a single one.
         lazy: copies to shared memory happen when they are waited for, instead of at once.
         in_place: the residual lies where `out` comes.
         beside: arguments that are not the call's.
@@ -44,7 +65,7 @@ def run_few(
     """
     rows, columns = (int(extent) for extent in call.output_types["out"].shape)
     site = replace(site, strides=_aligned_strides(site, columns))
-    (variant,) = few_variants(site, [few])
+    (variant,) = variants(site)
     (launch,) = variant.work
     assert isinstance(launch, Launch) and isinstance(launch.kernel, CudaSource)
     dtype = NUMPY_DTYPES[site.dtypes["out"]]

@@ -38,6 +38,12 @@ inline float load_from_block(unsigned remote) {
   return value;
 }
 
+inline float4 load_four_from_block(unsigned remote) {
+  float4 values;
+  std::memcpy(&values, place_in_block(remote), sizeof(values));
+  return values;
+}
+
 inline void store_in_block(unsigned remote, float4 values) {
   std::memcpy(place_in_block(remote), &values, sizeof(values));
 }

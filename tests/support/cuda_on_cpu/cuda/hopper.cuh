@@ -160,20 +160,22 @@ inline void multiply_shared(float (&d)[kColumns / 2], unsigned long long a, unsi
   });
 }
 
+// d += a . b, with element (k, column) of b by `at`.
 template <class T, int kColumns>
-inline void multiply_registers(float (&d)[kColumns / 2], const unsigned (&a)[4],
-                               unsigned long long b) {
+inline void multiply_fragments(float (&d)[kColumns / 2], const unsigned (&a)[4],
+                               unsigned long long b, float (*at)(unsigned long long, int, int)) {
   struct Lane {
     float* d;
     const unsigned* a;
     unsigned long long b;
+    float (*at)(unsigned long long, int, int);
   };
-  Lane mine{d, a, b};
+  Lane mine{d, a, b, at};
   multiply<Lane>(mine, [](const std::vector<Lane>& lanes) {
     float left[64][16], right[16][kColumns];
     for (int k = 0; k < 16; ++k) {
       for (int column = 0; column < kColumns; ++column) {
-        right[k][column] = element<T>(lanes[0].b, k, column);
+        right[k][column] = lanes[0].at(lanes[0].b, k, column);
       }
     }
     for (int lane = 0; lane < 128; ++lane) {
@@ -192,6 +194,20 @@ inline void multiply_registers(float (&d)[kColumns / 2], const unsigned (&a)[4],
         }
       }
     }
+  });
+}
+
+template <class T, int kColumns>
+inline void multiply_registers(float (&d)[kColumns / 2], const unsigned (&a)[4],
+                               unsigned long long b) {
+  multiply_fragments<T, kColumns>(d, a, b, element<T>);
+}
+
+template <class T, int kColumns>
+inline void multiply_registers_by_rows(float (&d)[kColumns / 2], const unsigned (&a)[4],
+                                       unsigned long long b) {
+  multiply_fragments<T, kColumns>(d, a, b, [](unsigned long long operand, int k, int column) {
+    return element<T>(operand, column, k);
   });
 }
 

@@ -101,6 +101,11 @@ inline void wait_for_copies() {
   }
 }
 
+template <class T>
+inline T round_to(float x);
+template <>
+inline Bf16 round_to<Bf16>(float x);
+
 inline unsigned mask_and_flip(unsigned word, unsigned mask, unsigned flip) {
   return (word & mask) ^ flip;
 }
@@ -111,6 +116,18 @@ inline unsigned subtract_bf16(unsigned a, unsigned b) {
     const float one = __uint_as_float(a >> 16 * half << 16);
     const float other = __uint_as_float(b >> 16 * half << 16);
     result |= __float_as_uint(one - other) >> 16 << 16 * half;
+  }
+  return result;
+}
+
+inline unsigned multiply_add_bf16(unsigned a, unsigned b, unsigned c) {
+  const auto half_of = [](unsigned pair, int half) {
+    return __uint_as_float(pair >> 16 * half << 16);
+  };
+  unsigned result = 0;
+  for (int half = 0; half < 2; ++half) {
+    const float exact = std::fma(half_of(a, half), half_of(b, half), half_of(c, half));
+    result |= round_to<Bf16>(exact).bits << 16 * half;
   }
   return result;
 }
