@@ -76,7 +76,8 @@ def _enclose(rewriter: Rewriter, linear: Node, norm: Node | None, swiglu: Node |
         attributes["eps"] = norm.attrs["eps"]
     if swiglu is not None:
         inputs["gate_pre_scale"] = input_of(swiglu, "pre_scale")
-        attributes |= {"I": linear.attrs["N"] // 2, "gate": swiglu.attrs["activation"]}
+        attributes |= {"I": linear.attrs["N"] // 2, "gated": 1}
+        attributes["activation"] = swiglu.attrs["activation"]
         out = swiglu.outputs[0]
     rewriter.fused("enclosed_linear", linear.name, inputs, {"out": out}, attributes)
 

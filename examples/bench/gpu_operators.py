@@ -162,8 +162,7 @@ class CallOnDevice:
     def _rounding(self) -> float:
         is_narrow = self.call.attributes.get("weight_dtype") in ("i4", "u4")
         if self.call.operator in _OF_4_BITS and is_narrow:
-            is_gated = self.call.attributes.get("gate", "none") != "none"
-            return _ROUNDING_OF_4_BITS * (1 + is_gated)
+            return _ROUNDING_OF_4_BITS * (1 + int(self.call.attributes.get("gated", 0)))
         return _ROUNDING.get(self.call.operator, 0.0)
 
     def _output_dtype(self) -> str:

@@ -63,7 +63,7 @@ def _steps(
 
 
 def _is_gated(site: Site) -> bool:
-    return site.attributes["gate"] != "none"
+    return bool(site.attributes["gated"])
 
 
 def _product_places(site: Site) -> Mapping[str, str]:
@@ -85,7 +85,8 @@ def _linear_attributes(site: Site) -> dict[str, int | float | str]:
 
 def fused_site(site: Site) -> Site:
     """A linear's, with the inputs and attributes that this operator has beside it."""
-    beside = {name: site.attributes[name] for name in ("eps", "gate")}
+    gate = site.attributes["activation"] if _is_gated(site) else "none"
+    beside = {"eps": site.attributes["eps"], "gate": gate}
     return replace(site, attributes=_linear_attributes(site) | beside)
 
 
@@ -122,5 +123,5 @@ def _gate_site(site: Site) -> Site:
         site,
         dtypes={"gate": _TYPE, "up": _TYPE, **pre_scale, "out": _TYPE},
         strides={"gate": width, "up": width, "out": site.strides["out"]},
-        attributes={"activation": site.attributes["gate"], "out_dtype": _TYPE},
+        attributes={"activation": site.attributes["activation"], "out_dtype": _TYPE},
     )

@@ -25,7 +25,11 @@ ENCLOSED_LINEAR = FusedOp(
         Attribute("group_size", "int", 0),
         Attribute("weight_dtype", "enum", choices=("i4", "u4"), cpp_enum="DType"),
         Attribute("eps", "float", 0.0),
-        Attribute("gate", "enum", "none", choices=("none", "silu", "gelu_tanh")),
+        # 1: with a gate, whose activation is the next one.
+        Attribute("gated", "int", 0),
+        Attribute(
+            "activation", "enum", "silu", choices=("silu", "gelu_tanh"), cpp_enum="Activation"
+        ),
     ),
     reference=reference,
     # Roundings of x that fall the other way add up in a sum; those of both products multiply.

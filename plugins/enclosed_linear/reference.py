@@ -28,7 +28,8 @@ def reference(
     group_size: int,
     weight_dtype: str,
     eps: float,
-    gate: str,
+    gated: int,
+    activation: str,
 ) -> tuple[Array]:
     """Return what the operators there are of the three give, [M, I]."""
     if norm_weight is not None:
@@ -42,11 +43,11 @@ def reference(
     if bias is not None:
         total = total + bias.astype(np.float32)
     product = cast(total, _THROUGH)
-    if gate == "none":
+    if not gated:
         return (product,)
     gates, ups = (half.astype(np.float32) for half in (product[:, :I], product[:, I:]))
-    gated = cast(activate(gates, gate), _THROUGH).astype(np.float32) * ups
-    return (quantize(gated, gate_pre_scale, None, _THROUGH, through=_THROUGH),)
+    result = cast(activate(gates, activation), _THROUGH).astype(np.float32) * ups
+    return (quantize(result, gate_pre_scale, None, _THROUGH, through=_THROUGH),)
 
 
 def _normed(x: Array, weight: Array, pre_scale: Array | None, eps: float) -> Array:

@@ -7,15 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.compiled import KV, LIMITS, compiled
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.linear_calls import Case, linear_call, take_rows
 from tests.support.lowered import site_of
-from tests.support.narrow_launch import run_linear
-from trtc.plugins.cuda.compile import SHARED_BYTES
+from tests.support.triton_kernels import needs_triton
 from trtc.plugins.cuda.launch import Site, Variant
-from trtc.plugins.linear.narrow_sm90 import Cut, cut_variants, cuts
 from trtc.plugins.linear.narrow_tactics import Weight
+
+needs_triton()
+
+from tests.support.compiled import KV, LIMITS, compiled  # noqa: E402
+from tests.support.narrow_launch import run_linear  # noqa: E402
+from trtc.plugins.cuda.compile import SHARED_BYTES  # noqa: E402
+from trtc.plugins.linear.narrow_sm90 import Cut, cut_variants, cuts  # noqa: E402
 
 TILES: dict[str, Any] = {"layout": "tiles"}
 ROWS: dict[str, Any] = {"layout": "row_major"}

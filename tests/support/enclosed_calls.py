@@ -54,6 +54,7 @@ def enclosed_call(rng: np.random.Generator, case: Enclosed, rows: int = 1) -> Ke
         "group_size": case.group,
         "weight_dtype": case.weight,
         "eps": 1e-5,
-        "gate": case.gate,
+        "gated": int(case.gate != "none"),
+        "activation": "silu" if case.gate == "none" else case.gate,
     }
     return KernelCall(ENCLOSED_LINEAR, attributes, inputs)
