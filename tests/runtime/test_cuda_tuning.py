@@ -9,15 +9,20 @@ import numpy as np
 import pytest
 
 from trtc.protos.launches import (
+    Address,
     CallLaunches,
     CallVariant,
     GridAxis,
     KernelCall,
     KernelCode,
     LaunchPlan,
+    Matrix,
+    ProductCall,
     SamplingPlan,
     StepBlock,
     TacticTable,
+    TileMap,
+    Work,
 )
 from trtc.protos.manifest import KvGeometry
 from trtc.runtime.executors.cuda.buckets import Bucket, Tactics
@@ -115,11 +120,42 @@ def open_program(engine: Path, price: Price) -> tuple[Program, PricedDevice]:
     return Program(files, device, kv=kv, vocab_size=1, num_pages=1), device
 
 
+def calls_of_all_kinds(layer: int) -> tuple[CallLaunches, ...]:
+    """A kernel with a tensor map, and a product that adds a residual: each layer's own tensors."""
+    weight, x = Address("weights", offset=layer << 20), Address("arena", offset=layer << 8)
+    grid = (GridAxis(), GridAxis(), GridAxis())
+    maps = (TileMap(weight, sizes=(64, 8), strides=(64,), box=(64, 8)),)
+    matrix = Matrix(x, "bf16", columns=64, stride=64)
+    product = ProductCall(
+        x=matrix,
+        weight=Matrix(weight, "bf16", columns=64, stride=64, rows=64),
+        out=matrix,
+        input_scale=None,
+        weight_scale=None,
+        uniform_scale=False,
+        bias=None,
+        residual=matrix,
+    )
+    works: dict[str, Work] = {"mapped": KernelCall(0, (x,), grid, True, maps), "product": product}
+    return tuple(
+        CallLaunches(f"layers.{layer}.{name}", "tokens", (CallVariant("any", 512, (work,)),))
+        for name, work in works.items()
+    )
+
+
 def price(kernels: Sequence[str]) -> float:
     """`o_alone` takes less than `o_beside`, unless what is before it would have overlapped."""
     costs = {"qkv_slow": 3.0, "qkv_fast": 2.0, "qkv_huge": 9.0, "o_alone": 1.0, "o_beside": 1.2}
     waits = sum(0.5 for name in kernels if name == "o_alone" and "qkv_fast" in kernels)
     return (sum(costs[name] for name in kernels) + waits) * MILLISECOND
+
+
+def test_layers_that_differ_in_their_tensors_alone_are_one_class() -> None:
+    classes = classes_of((*calls_of_all_kinds(0), *calls_of_all_kinds(1)))
+    assert [one.sites for one in classes] == [
+        ("layers.0.mapped", "layers.1.mapped"),
+        ("layers.0.product", "layers.1.product"),
+    ]
 
 
 def test_a_variant_is_kept_that_makes_the_step_faster(tmp_path: Path) -> None:
