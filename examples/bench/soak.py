@@ -26,6 +26,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from examples.bench.peers.processes import current_rss
 from examples.bench.served import TrtcServer, trtc_server
 from trtc.protos.errors import TrtcError
 from trtc.runtime.client import AsyncClient
@@ -180,13 +181,15 @@ async def watch(served: TrtcServer, tally: Tally, readings: list[Reading], every
     while True:
         await asyncio.sleep(every)
         seconds = time.monotonic() - began
-        reading = Reading(seconds, rss_bytes(served.server.process.pid), gpu_bytes())
+        # Beside the clients, which would wait for it.
+        gpu, scraped = await asyncio.to_thread(lambda: (gpu_bytes(), metrics(served)))
+        reading = Reading(seconds, current_rss(served.server.process.pid), gpu)
         readings.append(reading)
         rate = (tally.tokens - before) / every
         before = tally.tokens
         print(
             f"  {seconds:6.0f} s: {tally.line()}; {rate:,.0f} output tok/s; "
-            f"{metrics(served)['trtc_num_preemptions_total']:.0f} preemptions; "
+            f"{scraped['trtc_num_preemptions_total']:.0f} preemptions; "
             f"process {reading.rss / 1e9:.2f} GB, GPU {reading.gpu / 1e9:.2f} GB",
             flush=True,
         )
@@ -198,14 +201,6 @@ def metrics(served: TrtcServer) -> dict[str, float]:
         text = answer.read().decode()
     families = text_string_to_metric_families(text)
     return {one.name: one.value for family in families for one in family.samples}
-
-
-def rss_bytes(pid: int) -> int:
-    """VmRSS of a process."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def gpu_bytes() -> int:

@@ -197,12 +197,21 @@ def peak_rss(pid: int) -> int:
 
     getrusage would not do: a child's figure there starts at its parent's size.
     """
+    return _memory(pid, "VmHWM")
+
+
+def current_rss(pid: int) -> int:
+    """VmRSS in bytes; 0 for a process that has ended."""
+    return _memory(pid, "VmRSS")
+
+
+def _memory(pid: int, name: str) -> int:
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0
     for line in status.splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return 0
 
