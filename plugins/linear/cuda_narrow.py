@@ -16,7 +16,7 @@ from dataclasses import replace
 import triton
 
 from trtc.plugins.cuda.compile import SHARED_BYTES, KernelParameter
-from trtc.plugins.cuda.cpp import CPP_TYPES, CudaSource
+from trtc.plugins.cuda.cpp import CudaSource
 from trtc.plugins.cuda.launch import (
     DIMS,
     NEXT_WEIGHT,
@@ -41,6 +41,7 @@ from trtc.plugins.linear.narrow_tactics import (
     shared_bytes,
     widen_from,
 )
+from trtc.plugins.linear.tiled_products import integer_macros
 from trtc.plugins.tiles import CHANNELS, ROWS
 
 _WIDE = "wide_weight"
@@ -182,18 +183,13 @@ def _next_bytes(site: Site, few: Few) -> int:
 
 
 def _few_constants(site: Site, few: Few) -> dict[str, int | float | str]:
-    depth, group = site.axes["K"], _group(site)
     weight = _weight(site)
     # With half of a multiprocessor's registers for rings and sums of few rows.
     is_small = few.row_tiles == 1 and few.rows * few.num_threads <= _MAX_SUMS
     has_room = 2 * shared_bytes(few, weight) <= SHARED_BYTES[site.sm]
     fits_twice = is_small and 2 * few.num_threads <= 1024 and has_room
     return {
-        "N": site.axes["N"],
-        "K": depth,
-        "BYTES": int(weight.bits == 8),
-        "GROUP": group,
-        "GROUPS": depth // group,
+        **integer_macros(site, weight),
         "DIGITS": int(few.digits),
         "ROWS": few.rows,
         "ROW_TILES": few.row_tiles,
@@ -203,17 +199,6 @@ def _few_constants(site: Site, few: Few) -> dict[str, int | float | str]:
         "STAGES": few.stages,
         "EARLY": few.early,
         "MIN_BLOCKS": 2 if fits_twice else 1,
-        "X_STRIDE": site.strides["x"],
-        "OUT_STRIDE": site.strides["out"],
-        "RESIDUAL_STRIDE": site.strides.get("residual", 0),
-        "OUT_TYPE": CPP_TYPES[site.dtypes["out"]],
-        "RESIDUAL_TYPE": CPP_TYPES[site.dtypes.get("residual", "f32")],
-        "SIGNED": int(site.attributes["weight_dtype"] != "u4"),
-        "HAS_ZERO": int(site.has("weight_zero")),
-        "HAS_BIAS": int(site.has("bias")),
-        "HAS_RESIDUAL": int(site.has("residual")),
-        "SOFTCAP": float(site.attributes["softcap"]),
-        "COUNT": count_index(site.rows),
         "HAS_NORM": int(weight.normed),
         "HAS_NORM_PRE_SCALE": int(site.has("norm_pre_scale")),
         "EPS": float(site.attributes.get("eps", 0.0)),

@@ -4,16 +4,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from trtc.plugins.cuda.compile import SHARED_BYTES, KernelParameter
-from trtc.plugins.cuda.cpp import CPP_TYPES, CudaSource
+from trtc.plugins.cuda.cpp import CudaSource
 from trtc.plugins.cuda.launch import DIMS, ONE, Extent, Launch, Site, Variant
-from trtc.plugins.cuda.specialise import count_index
 from trtc.plugins.linear.narrow_tactics import Weight
+from trtc.plugins.linear.tiled_products import (
+    GROUP_ROWS,
+    GROUP_THREADS,
+    MULTIPROCESSORS,
+    even_clusters,
+    integer_macros,
+    shape,
+)
 from trtc.plugins.tiles import CHANNELS
 
 SM = 90
-_MULTIPROCESSORS = 132
-_GROUP_ROWS = 64
-_GROUP_THREADS = 128
 _PRODUCERS = 128
 _BARRIER_BYTES = 16
 """Of a stage."""
@@ -39,11 +43,11 @@ class Cut:
 
     @property
     def tile_rows(self) -> int:
-        return _GROUP_ROWS * self.row_groups
+        return GROUP_ROWS * self.row_groups
 
     @property
     def num_threads(self) -> int:
-        return _PRODUCERS + self.teams * self.row_groups * _GROUP_THREADS
+        return _PRODUCERS + self.teams * self.row_groups * GROUP_THREADS
 
     @property
     def max_rows(self) -> int:
@@ -54,7 +58,7 @@ class Cut:
         groups = max(1, CHANNELS // weight.group_size)
         row = CHANNELS * weight.bits // 8 + groups * (4 + weight.has_zero)
         stage = self.rows * 2 * CHANNELS + self.tile_rows * row
-        return -(-stage // _PANEL_ALIGNMENT) * _PANEL_ALIGNMENT
+        return _aligned(stage)
 
     def part_bytes(self) -> int:
         """Of the sums, that the teams of a block leave where the rings were."""
@@ -70,14 +74,14 @@ class Cut:
         stages = self.stages(weight)
         ring = max(stages * self.stage_bytes(weight), self.part_bytes())
         barriers = stages * _BARRIER_BYTES
-        return -(-(ring + barriers) // _PANEL_ALIGNMENT) * _PANEL_ALIGNMENT
+        return _aligned(ring + barriers)
 
     def clusters(self, columns: int) -> int:
         """One an item where K is split; else so many that all have as many items, or nearly."""
         items = -(-columns // self.tile_rows) * self.row_blocks
         if self.teams * self.cluster > 1:
             return items
-        return -(-items // -(-items // _MULTIPROCESSORS))
+        return even_clusters(items, MULTIPROCESSORS[SM])
 
 
 _CUTS: Mapping[tuple[str, int], tuple[Cut, ...]] = {
@@ -126,15 +130,7 @@ def few_rows(weight: Weight) -> int | None:
 
 
 def _kind(weight: Weight) -> tuple[str, int]:
-    return _shape(weight.columns), weight.bits
-
-
-def _shape(columns: int) -> str:
-    """How many SMs tiles of 64 rows keep busy: half of them at most, all at most, or more."""
-    tiles = -(-columns // _GROUP_ROWS)
-    if tiles <= _MULTIPROCESSORS // 2:
-        return "narrow"
-    return "medium" if tiles <= _MULTIPROCESSORS else "wide"
+    return shape(weight.columns), weight.bits
 
 
 def _aligned(num_bytes: int) -> int:
@@ -156,11 +152,7 @@ def _launch(site: Site, weight: Weight, cut: Cut) -> Launch:
         entry="narrow_linear",
         parameters=tuple(KernelParameter(name, site.dtypes.get(name, "i32")) for name in arguments),
         constants={
-            "N": weight.columns,
-            "K": weight.depth,
-            "BYTES": int(weight.bits == 8),
-            "GROUP": weight.group_size,
-            "GROUPS": weight.depth // weight.group_size,
+            **integer_macros(site, weight),
             "ROWS": cut.rows,
             "ROW_BLOCKS": cut.row_blocks,
             "ROW_GROUPS": cut.row_groups,
@@ -169,17 +161,6 @@ def _launch(site: Site, weight: Weight, cut: Cut) -> Launch:
             "CLUSTER": cut.cluster,
             "CLUSTERS": clusters,
             "SHARED_BYTES": cut.shared_bytes(weight),
-            "X_STRIDE": site.strides["x"],
-            "OUT_STRIDE": site.strides["out"],
-            "RESIDUAL_STRIDE": site.strides.get("residual", 0),
-            "OUT_TYPE": CPP_TYPES[site.dtypes["out"]],
-            "RESIDUAL_TYPE": CPP_TYPES[site.dtypes.get("residual", "f32")],
-            "SIGNED": int(site.attributes["weight_dtype"] != "u4"),
-            "HAS_ZERO": int(site.has("weight_zero")),
-            "HAS_BIAS": int(site.has("bias")),
-            "HAS_RESIDUAL": int(site.has("residual")),
-            "SOFTCAP": float(site.attributes["softcap"]),
-            "COUNT": count_index(site.rows),
         },
         num_threads=cut.num_threads,
         shared_bytes=cut.shared_bytes(weight),

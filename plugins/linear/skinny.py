@@ -6,16 +6,21 @@ from dataclasses import dataclass
 from trtc.plugins.cuda.compile import SHARED_BYTES, KernelParameter
 from trtc.plugins.cuda.cpp import CudaSource
 from trtc.plugins.cuda.launch import DIMS, ONE, Extent, Launch, Site
-from trtc.plugins.cuda.specialise import OVERLAP_SM, count_index
+from trtc.plugins.cuda.specialise import OVERLAP_SM
+from trtc.plugins.linear.tiled_products import (
+    GROUP_ROWS,
+    GROUP_THREADS,
+    MULTIPROCESSORS,
+    OPTIONAL,
+    even_clusters,
+    float_macros,
+    shape,
+)
 from trtc.protos.dtypes import DTYPES
 
-MULTIPROCESSORS: Mapping[int, int] = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 188}
-"""Of the SM's data centre GPUs. With others some stand idle, or take two blocks: no error."""
 _ROW_BYTES = 128
 """Of a row, that a segment has."""
 _CHUNK_BYTES = 16
-_GROUP_ROWS = 64
-_GROUP_THREADS = 128
 _MOST_STAGES = 8
 _LEAD = 12
 _DEEP_BYTES = 8192
@@ -32,11 +37,11 @@ class Cut:
 
     @property
     def tile_rows(self) -> int:
-        return _GROUP_ROWS * self.row_groups
+        return GROUP_ROWS * self.row_groups
 
     @property
     def num_threads(self) -> int:
-        return self.teams * self.row_groups * _GROUP_THREADS
+        return self.teams * self.row_groups * GROUP_THREADS
 
     def shared_bytes(self, stages: int) -> int:
         """The rings, the sums of all teams but one and all blocks but one, and two barriers."""
@@ -50,9 +55,7 @@ class Cut:
 
     def clusters(self, columns: int, sm: int) -> int:
         """So many that all have the same number of tiles, or nearly."""
-        tiles = -(-columns // self.tile_rows)
-        rounds = -(-tiles // (MULTIPROCESSORS[sm] // self.cluster))
-        return -(-tiles // rounds)
+        return even_clusters(-(-columns // self.tile_rows), MULTIPROCESSORS[sm] // self.cluster)
 
 
 _FEW_ROWS = (Cut(8), Cut(16), Cut(32))
@@ -93,14 +96,6 @@ def _cuts(site: Site) -> tuple[Cut, ...]:
     )
 
 
-def shape(columns: int) -> str:
-    """How many SMs tiles of 64 rows keep busy: half of them at most, all at most, or more."""
-    tiles = -(-columns // _GROUP_ROWS)
-    if tiles <= MULTIPROCESSORS[90] // 2:
-        return "narrow"
-    return "medium" if tiles <= MULTIPROCESSORS[90] else "wide"
-
-
 def _cluster(cut: Cut, columns: int, row_bytes: int) -> int:
     """With 8 rows, two blocks a tile pay where rows are long and more SMs get work by it."""
     if cut.rows > 8 or row_bytes < _DEEP_BYTES:
@@ -112,12 +107,9 @@ def _cluster(cut: Cut, columns: int, row_bytes: int) -> int:
 def _launch(site: Site, cut: Cut) -> Launch:
     clusters = cut.clusters(site.axes["N"], site.sm)
     stages = cut.stages(site.sm)
-    optional = ("weight_scale", "input_scale", "bias", "residual")
-    arguments = ("x", "weight", *(name for name in optional if site.has(name)), DIMS, "out")
-    constants: dict[str, int | float | str] = {
-        "N": site.axes["N"],
-        "K": site.axes["K"],
-        "E4M3": int(site.dtypes["weight"] == "f8e4m3"),
+    arguments = ("x", "weight", *(name for name in OPTIONAL if site.has(name)), DIMS, "out")
+    constants = {
+        **float_macros(site),
         "ROWS": cut.rows,
         "ROW_GROUPS": cut.row_groups,
         "TEAMS": cut.teams,
@@ -127,13 +119,6 @@ def _launch(site: Site, cut: Cut) -> Launch:
         "LEAD": _LEAD,
         "WARPGROUP_PRODUCTS": int(site.sm == 90),
         "X_STRIDE": site.strides["x"],
-        "OUT_STRIDE": site.strides["out"],
-        "RESIDUAL_STRIDE": site.strides.get("residual", 0),
-        "OUT_F32": int(site.dtypes["out"] == "f32"),
-        "RESIDUAL_F32": int(site.dtypes.get("residual") == "f32"),
-        **{f"HAS_{name.upper()}": int(site.has(name)) for name in optional},
-        "SOFTCAP": float(site.attributes["softcap"]),
-        "COUNT": count_index(site.rows),
     }
     return Launch(
         kernel=CudaSource(

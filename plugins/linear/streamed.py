@@ -6,15 +6,20 @@ from dataclasses import dataclass
 from trtc.plugins.cuda.compile import KernelParameter
 from trtc.plugins.cuda.cpp import CudaSource
 from trtc.plugins.cuda.launch import DIMS, ONE, Extent, Launch, Site, TileMap
-from trtc.plugins.cuda.specialise import count_index
-from trtc.plugins.linear.skinny import MULTIPROCESSORS, shape
+from trtc.plugins.linear.tiled_products import (
+    GROUP_ROWS,
+    GROUP_THREADS,
+    MULTIPROCESSORS,
+    OPTIONAL,
+    even_clusters,
+    float_macros,
+    shape,
+)
 from trtc.protos.dtypes import DTYPES
 
 SM = 90
 _SEGMENT_BYTES = 128
 _CHUNK_BYTES = 16
-_GROUP_ROWS = 64
-_GROUP_THREADS = 128
 _COPY_THREADS = 64
 """Of two warps; with more than 128 rows all four of a group, which then hand on registers."""
 _HANDING_ON_ROWS = 128
@@ -36,13 +41,13 @@ class Cut:
 
     @property
     def tile_rows(self) -> int:
-        return _GROUP_ROWS * self.row_groups
+        return GROUP_ROWS * self.row_groups
 
     @property
     def num_threads(self) -> int:
-        multiplying = self.teams * self.row_groups * _GROUP_THREADS
-        hands_on = self.rows > _HANDING_ON_ROWS and multiplying > _GROUP_THREADS
-        return multiplying + (_GROUP_THREADS if hands_on else _COPY_THREADS)
+        multiplying = self.teams * self.row_groups * GROUP_THREADS
+        hands_on = self.rows > _HANDING_ON_ROWS and multiplying > GROUP_THREADS
+        return multiplying + (GROUP_THREADS if hands_on else _COPY_THREADS)
 
     @property
     def shared_bytes(self) -> int:
@@ -52,9 +57,7 @@ class Cut:
 
     def clusters(self, columns: int) -> int:
         """So many that all have the same number of tiles, or nearly."""
-        tiles = -(-columns // self.tile_rows)
-        rounds = -(-tiles // (MULTIPROCESSORS[SM] // self.splits))
-        return -(-tiles // rounds)
+        return even_clusters(-(-columns // self.tile_rows), MULTIPROCESSORS[SM] // self.splits)
 
 
 _CUTS: Mapping[tuple[str, str], tuple[Cut, ...]] = {
@@ -137,13 +140,10 @@ def _cuts(site: Site) -> tuple[Cut, ...]:
 
 def streamed_launch(site: Site, cut: Cut) -> Launch:
     clusters = cut.clusters(site.axes["N"])
-    optional = ("weight_scale", "input_scale", "bias", "residual")
-    arguments = (*(name for name in optional if site.has(name)), DIMS, "out")
+    arguments = (*(name for name in OPTIONAL if site.has(name)), DIMS, "out")
     maps = (_x_map(site, cut), _weight_map(site, cut))
-    constants: dict[str, int | float | str] = {
-        "N": site.axes["N"],
-        "K": site.axes["K"],
-        "E4M3": int(site.dtypes["weight"] == "f8e4m3"),
+    constants = {
+        **float_macros(site),
         "ROWS": cut.rows,
         "ROW_GROUPS": cut.row_groups,
         "TEAMS": cut.teams,
@@ -153,13 +153,6 @@ def streamed_launch(site: Site, cut: Cut) -> Launch:
         "STAGES": cut.stages,
         "X_STAGES": cut.x_stages,
         "RUN": cut.run,
-        "OUT_STRIDE": site.strides["out"],
-        "RESIDUAL_STRIDE": site.strides.get("residual", 0),
-        "OUT_F32": int(site.dtypes["out"] == "f32"),
-        "RESIDUAL_F32": int(site.dtypes.get("residual") == "f32"),
-        **{f"HAS_{name.upper()}": int(site.has(name)) for name in optional},
-        "SOFTCAP": float(site.attributes["softcap"]),
-        "COUNT": count_index(site.rows),
         "SHARED_BYTES": cut.shared_bytes,
     }
     parameters = (*arguments, *(one.parameter for one in maps))
