@@ -10,12 +10,13 @@ from trtc.quant.scheme import CheckpointQuantization, QuantizedLinear, Scheme
 def check_sharding(
     spec: DecoderSpec, scheme: Scheme, quantization: CheckpointQuantization | None, ranks: int
 ) -> None:
-    """Ranks must have as many heads, channels, words and groups of scales as each other.
+    """Ranks must have as many heads, channels, words and groups of scales as each other; one alone
+    may have a last group that is shorter.
 
     Raises:
         RequestError: something does not divide; the remedy is the most ranks that do.
     """
-    problem = _problem(spec, scheme, quantization, ranks)
+    problem = _problem(spec, scheme, quantization, ranks) if ranks > 1 else ""
     if not problem:
         return
     fewer = ranks

@@ -75,6 +75,11 @@ def test_what_does_not_divide_is_refused_by_name(
     assert caught.value.remedy == remedy
 
 
+def test_one_rank_shares_with_nobody() -> None:
+    """Whether a scheme takes such sizes is not for --tp to say."""
+    check("int4_awq", 1, intermediate_size=200, vocab_size=1001)
+
+
 def test_experts_share_their_own_width() -> None:
     check("bf16", 4, moe_intermediate_size=32)
     with pytest.raises(RequestError, match="intermediate size, 36,"):
