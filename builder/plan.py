@@ -326,7 +326,11 @@ def _layout(parameter: str, value: _Value, attributes: Mapping[str, int | float 
         return "tiles" if parameter in _IN_TILES else "row_major"
     # A u8 tensor that is no zero point is bytes of a packed weight.
     packed = value.dtype == "u8" and not parameter.endswith("_zero")
-    return f"packed_{attributes.get('weight_dtype', 'i8')}" if packed else "row_major"
+    if not packed:
+        return "row_major"
+    if attributes.get("layout") == "planes":
+        return "planes"
+    return f"packed_{attributes.get('weight_dtype', 'i8')}"
 
 
 def _check_rows(operator: FusedOp, axes: Mapping[str, Extent]) -> None:

@@ -17,6 +17,10 @@ with an offset because x86's `vpdpbusd` multiplies unsigned by signed bytes and 
 the signed operand from memory, which is the activation; kernels take the offset back through the
 sum of the activations. Missing columns and k are zeros.
 
+The layout `planes` is of int8 weights of at most MOST_IN_PLANES whose largest sums are looked for:
+two i4 weights, each packed as above, of which w = 16 * coarse + fine. The first alone says which
+sums cannot be the largest.
+
 The scales and zero points [N, G] of a packed weight keep their shape, but each panel's are
 transposed: [G, 16] panel after panel, the last with as many columns as it has.
 """
@@ -42,6 +46,8 @@ BLOCK = 64
 BLOCK_DEPTH = {"f32": 1, "bf16": 2, "f8e4m3": 4, "i8": 4, "i4": 8, "u4": 8}
 """k a block, by weight type."""
 _CELL_ORDER = (0, 2, 1, 3)
+MOST_IN_PLANES = 119
+"""Magnitude of int8 weights that two signed nibbles, of 16 and of 1, make up."""
 
 
 def packed_bytes(num_columns: int, depth: int, dtype: str) -> int:
@@ -70,6 +76,27 @@ def pack(weight: Array, dtype: str) -> Array:
     padded[:num_columns, :depth] = weight.view(padded.dtype) if _is_float(dtype) else weight
     cells = _encode(padded, dtype).reshape(panels, PANEL, blocks, -1)
     return np.ascontiguousarray(cells.transpose(0, 2, 1, 3)).view(np.uint8).reshape(-1)
+
+
+def pack_planes(weight: Array) -> Array:
+    """The bytes of an int8 weight [N, K] in layout planes; K is a multiple of 8.
+
+    Raises:
+        AssertionError: a magnitude is above MOST_IN_PLANES.
+    """
+    codes = weight.astype(np.int16)
+    assert weight.shape[1] % BLOCK_DEPTH["i4"] == 0, weight.shape
+    assert int(np.abs(codes).max(initial=0)) <= MOST_IN_PLANES
+    coarse = (codes + 8) >> 4
+    planes = (coarse, codes - 16 * coarse)
+    return np.concatenate([pack(plane.astype(NUMPY_DTYPES["i4"]), "i4") for plane in planes])
+
+
+def unpack_planes(packed: Array, num_columns: int, depth: int) -> Array:
+    """The [num_columns, depth] int8 weight that `pack_planes` was given."""
+    planes = packed.view(np.uint8).reshape(2, -1)
+    coarse, fine = (unpack(plane, num_columns, depth, "i4").astype(np.int8) for plane in planes)
+    return 16 * coarse + fine
 
 
 def unpack(packed: Array, num_columns: int, depth: int, dtype: str) -> Array:

@@ -14,7 +14,7 @@ import msgspec
 from trtc.protos.errors import EngineCorruptError, EngineIncompatibleError
 
 SCHEMA_VERSION = 3
-STEP_ABI_VERSION = 1
+STEP_ABI_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 WEIGHTS_FILE = "weights.safetensors"
 GRAPH_FILE = "graph.onnx"

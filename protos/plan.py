@@ -48,7 +48,7 @@ class Weight(Record, frozen=True):
     shape: tuple[int, ...]
     """As stored: packed weights are rows of bytes."""
     layout: str
-    """`row_major`; `packed_<weight dtype>`: plugins/layouts.py says how; or `tiles`:
+    """`row_major`; `packed_<weight dtype>` or `planes`: plugins/layouts.py says how; or `tiles`:
     plugins/tiles.py."""
     offset: int
     """Bytes from the start of the data section; a multiple of 64."""

@@ -95,6 +95,16 @@ class SamplingBatch:
     def num_rows(self) -> int:
         return len(self.temperature)
 
+    @property
+    def only_largest(self) -> bool:
+        """Whether `sample` looks for each row's largest logit and at nothing else."""
+        return not (
+            self.temperature.any()
+            or len(self.seen.rows)
+            or len(self.bias.rows)
+            or (self.num_logprobs != NO_LOGPROBS).any()
+        )
+
     @classmethod
     def greedy(cls, num_rows: int) -> "SamplingBatch":
         """The most likely token of each of `num_rows` rows, without log-probabilities."""

@@ -3,8 +3,8 @@
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of
 from trtc.builder.passes.rewriter import Rewriter
-from trtc.builder.passes.transforms import Pack, PackColumns
-from trtc.plugins.layouts import WEIGHTS, packed_bytes
+from trtc.builder.passes.transforms import Pack, PackColumns, PackPlanes
+from trtc.plugins.layouts import BLOCK_DEPTH, WEIGHTS, packed_bytes
 
 
 def pack_weights(rewriter: Rewriter) -> bool:
@@ -12,8 +12,9 @@ def pack_weights(rewriter: Rewriter) -> bool:
 
     Rules:
         linear(x, weight [N, K]; row_major)                   -> linear(x, u8 [bytes]; packed)
+        the same that gives the graph's logits from i8 groups -> linear(x, u8 [bytes]; planes)
         moe(x, _, gate_up [E, 2I, H], down [E, H, I]; ...)    -> the same, expert after expert
-        embedding(ids, an i8 weight of whole blocks)          -> embedding(ids, u8 [V, H])
+        embedding(ids, an i8 weight of whole blocks)          -> embedding(ids, u8 [V, H]; ...)
     Scales and zero points of groups go with their panels.
 
     Other embedding tables stay row-major for the lookup, those too that are the lm_head as well.
@@ -22,28 +23,41 @@ def pack_weights(rewriter: Rewriter) -> bool:
     for op, names in WEIGHTS.items():
         for node in rewriter.fused_nodes(op):
             if node.attrs["layout"] == "row_major":
+                layout = "planes" if _is_searched(rewriter, node) else "packed"
                 for name in names:
-                    _pack(rewriter, node, name)
+                    _pack(rewriter, node, name, layout)
                     _pack_columns(rewriter, node, f"{name}_scale")
                     _pack_columns(rewriter, node, f"{name}_zero")
-                node.attrs["layout"] = "packed"
+                node.attrs["layout"] = layout
                 changed = True
     return changed
 
 
-def _pack(rewriter: Rewriter, node: Node, name: str) -> None:
+def _is_searched(rewriter: Rewriter, node: Node) -> bool:
+    """Whether steps may ask for the largest results only, in a layout that takes the weight."""
+    if node.op != "linear" or not rewriter.is_output(node.outputs[0]):
+        return False
+    weight, attrs = input_of(node, "weight"), node.attrs
+    assert weight is not None, f"{node.name} has no weight"
+    if attrs["weight_dtype"] != "i8" or attrs["activation"] != "dynamic_i8":
+        return False
+    return bool(attrs["group_size"]) and weight.shape[1] % BLOCK_DEPTH["i4"] == 0
+
+
+def _pack(rewriter: Rewriter, node: Node, name: str, layout: str) -> None:
     weight = input_of(node, name)
     assert weight is not None, f"{node.name} has no {name}"
     dtype = node.attrs["weight_dtype"]
     *experts, num_columns, depth = weight.shape
     size = packed_bytes(num_columns, depth, dtype) * (experts[0] if experts else 1)
     lookups = _lookups(weight) if dtype == "i8" and size == num_columns * depth else []
-    shape = (num_columns, depth) if lookups else (size,)
-    function = Pack(dtype, keeps_shape=bool(lookups))
+    shape, keeps_shape = ((num_columns, depth), True) if lookups else ((size,), False)
+    function = PackPlanes(keeps_shape) if layout == "planes" else Pack(dtype, keeps_shape)
     packed = rewriter.derived(f"{weight.name}.packed", function, (weight,), "u8", shape)
     rewriter.set_input(node, name, packed)
     for lookup in lookups:
         rewriter.set_input(lookup, "table", packed)
+        lookup.attrs["layout"] = layout
         _pack_columns(rewriter, lookup, "table_scale")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.plugins.layouts import pack, pack_columns
+from trtc.plugins.layouts import MOST_IN_PLANES, pack, pack_columns, pack_planes
 from trtc.plugins.rounding import cast
 from trtc.plugins.tiles import tile
 
@@ -77,6 +77,17 @@ class Pack:
 
 
 @dataclass(frozen=True)
+class PackPlanes:
+    """int8 [N, K] -> the bytes of layout planes, as Pack."""
+
+    keeps_shape: bool = False
+
+    def __call__(self, weight: Array) -> Array:
+        packed = pack_planes(weight)
+        return packed.reshape(weight.shape) if self.keeps_shape else packed
+
+
+@dataclass(frozen=True)
 class PackColumns:
     """Scales or zero points [N, G], or [E, N, G], of a packed weight."""
 
@@ -104,7 +115,8 @@ class GroupCodes:
 
 @dataclass(frozen=True)
 class GroupScales:
-    """The scales [N, G] of GroupCodes: each group's largest magnitude is 127."""
+    """The scales [N, G] of GroupCodes: each group's largest magnitude is MOST_IN_PLANES, so that
+    layout planes takes its codes."""
 
     group: int
 
@@ -119,7 +131,7 @@ class GroupScales:
 
 
 def _group_scale(part: Array) -> Array:
-    scale: Array = np.max(np.abs(part), axis=1, keepdims=True) / np.float32(127)
+    scale: Array = np.max(np.abs(part), axis=1, keepdims=True) / np.float32(MOST_IN_PLANES)
     return scale
 
 

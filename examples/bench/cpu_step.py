@@ -26,10 +26,13 @@ from trtc.protos.manifest import PLAN_FILE, read_manifest
 from trtc.protos.plan import Call, Plan, read_plan
 from trtc.runtime.executors.base import Executor, StepBatch
 from trtc.runtime.executors.cpu import CpuExecutor
+from trtc.runtime.sampler import SamplingBatch
 from trtc.runtime.session import open_session
 
 _MACHINE_SECONDS = 0.1
 """Of each of its figures in a turn."""
+_SEARCHED_ROWS = 8
+"""kSearchedRows of plugins/linear/search.hpp."""
 
 
 @dataclass(frozen=True)
@@ -95,16 +98,21 @@ class Engine:
 
     def _run(self, load: Load) -> None:
         for step in self.steps[load]:
-            self._executor.logits(step)
+            self._executor.launch(step, SamplingBatch.greedy(len(step.logit_rows))).wait()
 
 
-def weight_bytes(plan: Plan, call: Call, num_steps: int) -> int:
-    """Bytes of the weights that a call reads whole: for logits in the last step, else in each."""
-    sizes = {weight.name: weight.bytes for weight in plan.weights}
+def weight_bytes(plan: Plan, call: Call, load: Load, num_steps: int) -> int:
+    """Bytes of the weights that a call reads: for logits in the last step, else in each; of two
+    planes the one that is read whole where the largest logits are searched for."""
     if call.operator != "linear":
         return 0
     times = 1 if call.axes["M"] == "R" else num_steps
-    return times * sum(sizes[one.name] for one in call.arguments if one.kind == "weight")
+    searches = load.sequences <= _SEARCHED_ROWS
+    weights = {weight.name: weight for weight in plan.weights}
+    read = [weights[one.name] for one in call.arguments if one.kind == "weight"]
+    return times * sum(
+        one.bytes // (2 if one.layout == "planes" and searches else 1) for one in read
+    )
 
 
 def operations(call: Call, load: Load) -> int:
@@ -128,7 +136,7 @@ def report(engine: Engine, load: Load) -> list[str]:
     for call, spent in zip(plan.calls, seconds, strict=True):
         sums = by_kind[kind_of(call)]
         sums[0] += spent
-        sums[1] += weight_bytes(plan, call, len(engine.steps[load]))
+        sums[1] += weight_bytes(plan, call, load, len(engine.steps[load]))
         sums[2] += operations(call, load)
     bytes_read = sum(sums[1] for sums in by_kind.values())
     done = sum(sums[2] for sums in by_kind.values())

@@ -20,6 +20,8 @@ struct Context {
   ThreadPool& threads;
   std::byte* scratch;  // 64-byte aligned
   std::size_t scratch_bytes;
+  // Of each row of the step's result nothing will be asked but where its largest value is, and that.
+  bool only_largest = false;
 };
 
 // Rows of a row-wise kernel that are worth handing to another thread: a few microseconds of work.

@@ -57,6 +57,7 @@ struct trtc_engine_step_t {
   void* const* pools;                // [layers] of [num_pages, 2, page_size, kv_heads, head_dim]
   std::int64_t num_pages;
   float* logits;  // [R, vocab]
+  std::int64_t only_largest;  // not 0: of a row's logits only the largest, and where it is, has to be right
 };
 
 enum trtc_engine_status_t : std::int32_t {
@@ -68,7 +69,7 @@ enum trtc_engine_status_t : std::int32_t {
 
 namespace trtc::engine {
 
-constexpr int kAbiVersion = 1;
+constexpr int kAbiVersion = 2;
 constexpr int kMaxArguments = 24;
 constexpr int kMaxExtents = 6;
 constexpr int kMaxThreads = 1024;
@@ -212,7 +213,7 @@ class Engine {
     validate(plan_.limits, step);
     const std::int64_t extents[] = {step.num_tokens, step.num_sequences, step.num_logit_rows, step.page_table_width,
                                     step.num_pages};
-    Context context{threads_, scratch_.data(), scratch_bytes_};
+    Context context{threads_, scratch_.data(), scratch_bytes_, step.only_largest != 0};
     for (std::int64_t i = 0; i < plan_.num_calls; ++i) {
       const Call& call = plan_.calls[i];
       View views[kMaxArguments] = {};

@@ -99,7 +99,7 @@ class PanelStep {
  private:
   // Whether kernels take the weights from where they are stored, and only once.
   static constexpr bool kFromMemory =
-      kStreams<P> && Of::kLayout == Layout::packed && (!Of::kExpands || kWidensInRegisters<Of, P>);
+      kStreams<P> && Of::kLayout != Layout::row_major && (!Of::kExpands || kWidensInRegisters<Of, P>);
 
   // Finds scales and zero points of the columns, as kernels read them.
   void load_scales() {
@@ -107,7 +107,7 @@ class PanelStep {
     for (int p = 0; p < P; ++p) {
       const std::int64_t panel = first_panel_ + (p < count_ ? p : 0), place = p * groups * kPanel;
       if constexpr (Of::kGrouped) {
-        const bool is_ready = Of::kLayout == Layout::packed && (panel + 1) * kPanel <= w_.columns;
+        const bool is_ready = Of::kLayout != Layout::row_major && (panel + 1) * kPanel <= w_.columns;
         scale_[p] = is_ready ? w_.scale + panel * groups * kPanel : ws_.scale + place;
         if (!is_ready) load_columns<Of::kLayout>(w_.scale, w_.columns, groups, panel, ws_.scale + place);
       }
@@ -168,6 +168,7 @@ class PanelStep {
           .x = tile.cells + first * Of::kCellsPerBlock * x_.height,
           .w = blocks.data,
           .panel_stride = blocks.panel_stride,
+          .fine = Of::packed_bytes(w_.columns, w_.depth),
           .ahead = {},
           .cells = (last - first) * Of::kCellsPerBlock,
           .group_cells = group_blocks * Of::kCellsPerBlock,
@@ -179,7 +180,7 @@ class PanelStep {
       };
       // The first tiles share the work of fetching the next range; what is here already costs nothing.
       for (int p = 0; p < P; ++p) {
-        const bool fetches = Of::kLayout == Layout::packed && (x_.tiles == 1 || t == p);
+        const bool fetches = Of::kLayout != Layout::row_major && (x_.tiles == 1 || t == p);
         step.w_scale[p] = Of::kGrouped ? scale_[p] + group * kPanel : nullptr;
         step.ahead[p] = fetches ? stored(p, ahead) : blocks.data;
       }

@@ -49,6 +49,9 @@ constexpr int block_depth(DType weight) {
 constexpr int kByteOrder[] = {0, 2, 1, 3};
 constexpr int cell_shift(int i) { return 8 * kByteOrder[i % 4] + 4 * (i / 4); }
 
+// What bytes made of both nibbles of layout planes are more than their values: 8 more in each nibble.
+constexpr int kPlanesOffset = 16 * 8 + 8;
+
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 template <class X, DType kWeight, Multiply kMultiply>
@@ -95,7 +98,8 @@ struct Product {
   static constexpr std::int64_t kGroup = kGroup_;
   // Whether sums are scaled group by group inside the kernel.
   static constexpr bool kGrouped = kPath == Path::dynamic || kGroup > 0;
-  static constexpr int kBlockDepth = block_depth(kWeight);
+  static constexpr bool kPlanes = kLayout == Layout::planes;
+  static constexpr int kBlockDepth = kPlanes ? 8 : block_depth(kWeight);
   // Blocks that a block of weights widens to before it is multiplied.
   static constexpr int kCellDepth = cell_depth(kPath, kWeight);
   static constexpr int kExpansion = kPath == Path::i8 || kPath == Path::dynamic ? 1 : kBlockDepth / kCellDepth;
@@ -104,13 +108,18 @@ struct Product {
   static constexpr int kMaxHeight = max_height(kPath);
   // Times the sum of a row's int8: what unsigned codes of weights have too little, to start a sum
   // with; with zero points, what is to be multiplied with those first.
-  static constexpr std::int32_t kSumOffset = kHasZero ? -1 : kWeight == DType::i8 ? -128 : kWeight == DType::i4 ? -8 : 0;
+  static constexpr std::int32_t kSumOffset = kHasZero                 ? -1
+                                             : kPlanes                ? -kPlanesOffset
+                                             : kWeight == DType::i8 ? -128
+                                             : kWeight == DType::i4 ? -8
+                                                                    : 0;
   // What sums are multiplied with at the end: E4M3 widens to bf16 most cheaply with a smaller exponent.
   static constexpr float kSumScale = kWeight == DType::f8e4m3 && kPath == Path::bf16 ? 0x1p8f : 1.f;
 
   static_assert(kGroup % kBlockDepth == 0, "a group is a whole number of blocks");
   static_assert(kPath != Path::i8 || (kWeight == DType::i8 && kGroup == 0), "int8 activations need int8 weights");
   static_assert(kPath != Path::dynamic || kBlockDepth == 8 || kWeight == DType::i8, "dynamic_i8 is for integers");
+  static_assert(!kPlanes || (kPath == Path::dynamic && kWeight == DType::i8), "planes are of int8 by int8");
   static_assert(!kHasZero || kWeight == DType::u4, "only u4 weights have zero points");
 
   static constexpr std::int64_t blocks(std::int64_t depth) { return ceil_div(depth, kBlockDepth); }
@@ -119,13 +128,14 @@ struct Product {
   static constexpr std::int64_t group_blocks(std::int64_t depth) {
     return kGroup > 0 ? kGroup / kBlockDepth : blocks(depth);
   }
+  // Of layout planes: of each.
   static constexpr std::int64_t packed_bytes(std::int64_t columns, std::int64_t depth) {
     return ceil_div(columns, kPanel) * blocks(depth) * kBlockBytes;
   }
   // Blocks of a panel that are multiplied at a time: what stays in the first-level cache while all
   // tiles pass. Whole groups only.
   static constexpr std::int64_t range_blocks(std::int64_t depth) {
-    const std::int64_t fits = 128 / kExpansion;
+    const std::int64_t fits = 128 / kExpansion / (kPlanes ? 2 : 1);
     if (!kGrouped) return fits;
     const std::int64_t group = group_blocks(depth);
     return fits > group ? fits / group * group : group;
@@ -133,7 +143,7 @@ struct Product {
   // Blocks between what few rows multiply and what they fetch: of four panels a few kilobytes, the
   // latency of memory at its full speed. Whole groups.
   static constexpr std::int64_t ahead_blocks(std::int64_t depth) {
-    constexpr std::int64_t kAhead = 32;
+    constexpr std::int64_t kAhead = kPlanes ? 16 : 32;
     if (!kGrouped) return kAhead;
     const std::int64_t group = group_blocks(depth);
     return kAhead > group ? kAhead / group * group : group;

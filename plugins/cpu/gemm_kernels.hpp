@@ -21,6 +21,7 @@ struct Step {
   const std::uint32_t* x;        // [cells][R]
   const std::byte* w;            // blocks of the first panel
   std::int64_t panel_stride;     // bytes from one panel's blocks to the next's
+  std::int64_t fine;             // bytes from a block of layout planes to the one of the other plane
   const std::byte* ahead[P];     // for each panel: where as many blocks are that will be needed later
   std::int64_t cells;            // of the range
   std::int64_t group_cells;      // of a group; the last may have fewer
@@ -143,67 +144,98 @@ struct WideningKernel {
 };
 #endif
 
-// The parts in which a block of codes is multiplied.
-template <bool kNibbles>
-struct Codes {
-  static constexpr int kParts = kNibbles || kBytesAreWords ? 2 : 1;
+// How integer weights are stored: a block of bytes, of nibbles, or of the high nibbles of bytes whose
+// low ones are in another block (layout planes).
+enum class Stored { bytes, nibbles, planes };
 
-  template <int part>
-  TRTC_INLINE static I32x16 part_of(I32x16 block) {
-    if constexpr (!kNibbles) return byte_part<part>(block);
-    return bit_and(part == 0 ? block : shift_right<4>(block), splat(0x0f0f0f0f));
+template <class Of>
+constexpr Stored kStoredAs = Of::kPlanes ? Stored::planes : Of::kBlockDepth == 8 ? Stored::nibbles : Stored::bytes;
+
+// The parts in which a block of codes is multiplied.
+template <Stored kStored>
+struct Codes {
+  static constexpr int kPartsOfBytes = kBytesAreWords ? 2 : 1;
+  static constexpr int kParts = kStored == Stored::nibbles ? 2 : kStored == Stored::planes ? 2 * kPartsOfBytes : kPartsOfBytes;
+
+  template <int P>
+  TRTC_INLINE static void fetch_ahead(const Step<P>& s, int p, std::int64_t block) {
+    const std::byte* ahead = s.ahead[p] + block * kBlockBytes;
+    fetch<kStreams<P>>(ahead);
+    if constexpr (kStored == Stored::planes) fetch<kStreams<P>>(ahead + s.fine);
   }
+
+  // Of the block at w.
+  template <int part, int P>
+  TRTC_INLINE static I32x16 load_part(const Step<P>& s, const std::byte* w) {
+    const I32x16 block = load_cells(w);
+    if constexpr (kStored == Stored::bytes) return byte_part<part>(block);
+    if constexpr (kStored == Stored::nibbles) {
+      return bit_and(part == 0 ? block : shift_right<4>(block), splat(0x0f0f0f0f));
+    }
+    constexpr bool kFirst = part < kPartsOfBytes;  // of the two cells that a block has of a column
+    const I32x16 fine = load_cells(w + s.fine), high_nibbles = splat(static_cast<std::int32_t>(0xf0f0f0f0));
+    return byte_part<part % kPartsOfBytes>(kFirst ? select_bits(high_nibbles, shift_left<4>(block), fine)
+                                                  : select_bits(high_nibbles, block, shift_right<4>(fine)));
+  }
+
   TRTC_INLINE static void dot(I32x16& sum, I32x16 part, Cell x) {
-    if constexpr (kNibbles) return dot_nibbles(sum, part, x);
+    if constexpr (kStored == Stored::nibbles) return dot_nibbles(sum, part, x);
     return dot_bytes(sum, part, x);
+  }
+
+  // Calls each(part) for all of them, each an integral_constant.
+  template <class Each>
+  TRTC_INLINE static void each_part(Each&& each) {
+    each(std::integral_constant<int, 0>{});
+    if constexpr (kParts > 1) each(std::integral_constant<int, 1>{});
+    if constexpr (kParts > 2) each(std::integral_constant<int, 2>{});
+    if constexpr (kParts > 3) each(std::integral_constant<int, 3>{});
   }
 };
 
 // Calls dot(sum, part of a block, cell) for blocks [begin, end), a cell a part and row from x on.
-template <bool kNibbles, int R, int P, class Dot>
+template <Stored kStored, int R, int P, class Dot>
 TRTC_INLINE void each_product(I32x16 (&sums)[R][P], const Step<P>& s, const std::uint32_t* x, std::int64_t begin,
                               std::int64_t end, Dot&& dot) {
-  using Of = Codes<kNibbles>;
+  using Of = Codes<kStored>;
   for (std::int64_t i = begin; i < end; ++i, x += Of::kParts * R) {
     const std::byte* w = s.w + i * kBlockBytes;
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) fetch<kStreams<P>>(s.ahead[p] + i * kBlockBytes);
+    for (int p = 0; p < P; ++p) Of::fetch_ahead(s, p, i);
     // Each part is read again: a tile of sums leaves few registers.
-    const auto multiply = [&]<int part>(std::integral_constant<int, part>) TRTC_INLINE_LAMBDA {
+    Of::each_part([&]<int part>(std::integral_constant<int, part>) TRTC_INLINE_LAMBDA {
       I32x16 codes[P];
 #pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) codes[p] = Of::template part_of<part>(load_cells(w + p * s.panel_stride));
+      for (int p = 0; p < P; ++p) codes[p] = Of::template load_part<part>(s, w + p * s.panel_stride);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         const Cell cell = broadcast_cell(x + part * R + r);
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) dot(sums[r][p], codes[p], cell);
       }
-    };
-    multiply(std::integral_constant<int, 0>{});
-    if constexpr (Of::kParts == 2) multiply(std::integral_constant<int, 1>{});
+    });
   }
 }
 
 // sums += blocks [begin, end) by the cells from x on.
-template <bool kNibbles, int R, int P>
+template <Stored kStored, int R, int P>
 TRTC_INLINE void multiply_codes(I32x16 (&sums)[R][P], const Step<P>& s, const std::uint32_t* x, std::int64_t begin,
                                 std::int64_t end) {
 #ifdef TRTC_AVX2
-  if constexpr (kNibbles) {
-    constexpr std::int64_t kBlocks = kWordProducts / Codes<true>::kParts;
+  if constexpr (kStored == Stored::nibbles) {
+    constexpr std::int64_t kBlocks = kWordProducts / Codes<kStored>::kParts;
     for (; begin < end; begin += kBlocks, x += kWordProducts * R) {
       I32x16 words[R][P];
       each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { words[r][p] = splat(0); });
-      each_product<true>(words, s, x, begin, begin + kBlocks < end ? begin + kBlocks : end,
+      each_product<kStored>(words, s, x, begin, begin + kBlocks < end ? begin + kBlocks : end,
                          [](I32x16& sum, I32x16 w, Cell cell) TRTC_INLINE_LAMBDA { dot_in_words(sum, w, cell); });
       each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { add_words(sums[r][p], words[r][p]); });
     }
     return;
   }
 #endif
-  each_product<kNibbles>(sums, s, x, begin, end, [](I32x16& sum, I32x16 w, Cell cell) TRTC_INLINE_LAMBDA {
-    Codes<kNibbles>::dot(sum, w, cell);
+  each_product<kStored>(sums, s, x, begin, end, [](I32x16& sum, I32x16 w, Cell cell) TRTC_INLINE_LAMBDA {
+    Codes<kStored>::dot(sum, w, cell);
   });
 }
 
@@ -214,7 +246,7 @@ struct ByteKernel {
     auto* totals = reinterpret_cast<std::int32_t*>(s.totals);
     I32x16 sums[R][P];
     each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { sums[r][p] = load(totals + r * P * kPanel + p * kPanel); });
-    multiply_codes<false>(sums, s, s.x, 0, s.cells / Codes<false>::kParts);
+    multiply_codes<Stored::bytes>(sums, s, s.x, 0, s.cells / Codes<Stored::bytes>::kParts);
     each_sum<R, P>([&](int r, int p) TRTC_INLINE_LAMBDA { store(totals + r * P * kPanel + p * kPanel, sums[r][p]); });
   }
 };
@@ -239,15 +271,15 @@ struct DynamicKernel {
       });
       const std::uint32_t* x = s.x + begin * R;
       const std::int64_t first = begin / n, last = (begin + cells) / n - 1;
-      multiply_codes<kNibbles>(sums, s, x, first, last);
+      multiply_codes<kStored>(sums, s, x, first, last);
       finish<R, P>(sums, s, x + (last - first) * n * R, last, group);
     });
   }
 
  private:
-  static constexpr bool kNibbles = Of::kBlockDepth == 8;
+  static constexpr Stored kStored = kStoredAs<Of>;
   static constexpr int n = Of::kCellsPerBlock;
-  static_assert(n == Codes<kNibbles>::kParts);
+  static_assert(n == Codes<kStored>::kParts);
 
   // The last block of a group, each row followed by its scaling: products go on meanwhile, where
   // scaling all sums in one go would keep them waiting.
@@ -262,18 +294,19 @@ struct DynamicKernel {
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
       w_scale[p] = s.w_scale[p] + group * kPanel;
-      fetch<kStreams<P>>(s.ahead[p] + last * kBlockBytes);
-      const I32x16 block = load_cells(s.w + p * s.panel_stride + last * kBlockBytes);
-      codes[0][p] = Codes<kNibbles>::template part_of<0>(block);
-      if constexpr (n == 2) codes[1][p] = Codes<kNibbles>::template part_of<1>(block);
+      Codes<kStored>::fetch_ahead(s, p, last);
+      const std::byte* block = s.w + p * s.panel_stride + last * kBlockBytes;
+      Codes<kStored>::each_part([&]<int part>(std::integral_constant<int, part>) TRTC_INLINE_LAMBDA {
+        codes[part][p] = Codes<kStored>::template load_part<part>(s, block);
+      });
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int j = 0; j < n; ++j) {
         const Cell cell = broadcast_cell(x + j * R + r);
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) Codes<kNibbles>::dot(sums[r][p], codes[j][p], cell);
+        for (int p = 0; p < P; ++p) Codes<kStored>::dot(sums[r][p], codes[j][p], cell);
       }
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {

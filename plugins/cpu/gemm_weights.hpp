@@ -14,7 +14,7 @@
 namespace trtc::gemm {
 
 // The weights of one product. Scales and zero points are as stored: [columns, groups], or for packed
-// weights [groups, 16] panel after panel (plugins/layouts.py).
+// weights, and those in planes, [groups, 16] panel after panel (plugins/layouts.py).
 struct Weights {
   const std::byte* data;
   const float* scale;
@@ -118,8 +118,8 @@ template <Layout kLayout, class From, class To>
 void load_columns(const From* from, std::int64_t columns, std::int64_t groups, std::int64_t panel, To* to) {
   const std::int64_t first = panel * kPanel;
   const std::int64_t valid = columns - first < kPanel ? columns - first : kPanel;
-  const std::int64_t of_column = kLayout == Layout::packed ? 1 : groups;
-  const std::int64_t of_group = kLayout == Layout::packed ? valid : 1;
+  const std::int64_t of_column = kLayout == Layout::row_major ? groups : 1;
+  const std::int64_t of_group = kLayout == Layout::row_major ? 1 : valid;
   from += first * groups;
   for (std::int64_t g = 0; g < groups; ++g) {
     for (std::int64_t c = 0; c < kPanel; ++c) {

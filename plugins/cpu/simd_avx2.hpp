@@ -48,6 +48,15 @@ TRTC_INLINE I32x16 multiply(I32x16 a, I32x16 b) {
 TRTC_INLINE I32x16 bit_and(I32x16 a, I32x16 b) {
   return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)};
 }
+// The bits of a where the mask has ones, else those of b.
+TRTC_INLINE I32x16 select_bits(I32x16 mask, I32x16 a, I32x16 b) {
+  return {_mm256_or_si256(_mm256_and_si256(mask.lo, a.lo), _mm256_andnot_si256(mask.lo, b.lo)),
+          _mm256_or_si256(_mm256_and_si256(mask.hi, a.hi), _mm256_andnot_si256(mask.hi, b.hi))};
+}
+template <int n>
+TRTC_INLINE I32x16 shift_left(I32x16 x) {
+  return {_mm256_slli_epi32(x.lo, n), _mm256_slli_epi32(x.hi, n)};
+}
 template <int n>
 TRTC_INLINE I32x16 shift_right(I32x16 x) {
   return {_mm256_srli_epi32(x.lo, n), _mm256_srli_epi32(x.hi, n)};

@@ -37,6 +37,14 @@ TRTC_INLINE F32x16 multiply_add(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_f
 
 TRTC_INLINE I32x16 multiply(I32x16 a, I32x16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 TRTC_INLINE I32x16 bit_and(I32x16 a, I32x16 b) { return {_mm512_and_si512(a.v, b.v)}; }
+// The bits of a where the mask has ones, else those of b.
+TRTC_INLINE I32x16 select_bits(I32x16 mask, I32x16 a, I32x16 b) {
+  return {_mm512_ternarylogic_epi32(mask.v, a.v, b.v, 0xca)};
+}
+template <int n>
+TRTC_INLINE I32x16 shift_left(I32x16 x) {
+  return {_mm512_slli_epi32(x.v, n)};
+}
 template <int n>
 TRTC_INLINE I32x16 shift_right(I32x16 x) {
   return {_mm512_srli_epi32(x.v, n)};

@@ -61,6 +61,15 @@ TRTC_INLINE I32x16 multiply(I32x16 a, I32x16 b) {
 TRTC_INLINE I32x16 bit_and(I32x16 a, I32x16 b) {
   return detail::each_lane<I32x16>([&](int i) { return a.v[i] & b.v[i]; });
 }
+// The bits of a where the mask has ones, else those of b.
+TRTC_INLINE I32x16 select_bits(I32x16 mask, I32x16 a, I32x16 b) {
+  return detail::each_lane<I32x16>([&](int i) { return (mask.v[i] & a.v[i]) | (~mask.v[i] & b.v[i]); });
+}
+template <int n>
+TRTC_INLINE I32x16 shift_left(I32x16 x) {
+  return detail::each_lane<I32x16>(
+      [&](int i) { return static_cast<std::int32_t>(static_cast<std::uint32_t>(x.v[i]) << n); });
+}
 template <int n>
 TRTC_INLINE I32x16 shift_right(I32x16 x) {
   return detail::each_lane<I32x16>(

@@ -3,6 +3,7 @@
 // Conversions agree bit for bit with the scalar ones of types.hpp.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -44,6 +45,17 @@ inline Floats fma(Floats a, Floats b, Floats c) {
   return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
   return a * b + c;
+#endif
+}
+
+inline Floats square_root(Floats x) {
+#if defined(TRTC_WIDE)
+  return (Floats)_mm512_maskz_sqrt_ps(0xffff, (__m512)x);  // with a mask: see `widened`
+#elif defined(__AVX2__) && defined(__FMA__)
+  return (Floats)_mm256_sqrt_ps((__m256)x);
+#else
+  for (int i = 0; i < kLanes; ++i) x[i] = std::sqrt(x[i]);
+  return x;
 #endif
 }
 

@@ -14,13 +14,27 @@ struct embedding_args {
 
 namespace detail {
 
-// Row `id` of an int8 table, packed or not, as floats.
+// The int8 of column i of a panel's column, from the panel's first block on (plugins/layouts.py).
+template <class C>
+int panel_code(const std::uint8_t* panel, std::int64_t column, std::int64_t i) {
+  constexpr std::int64_t kPlane = C::V * C::H / 2;
+  constexpr int kDepth = C::layout == Layout::planes ? 8 : 4;  // of a block
+  const std::uint8_t* cell = panel + i / kDepth * gemm::kBlockBytes + column * 4 + gemm::kByteOrder[i % 4];
+  if constexpr (C::layout == Layout::planes) {
+    const auto code = [&](const std::uint8_t* plane) { return (*plane >> (i % 8 / 4 * 4) & 15) - 8; };
+    return 16 * code(cell) + code(cell + kPlane);
+  }
+  return *cell - 128;
+}
+
+// Row `id` of an int8 table as floats.
 template <class C>
 void widen_table_row(const embedding_args& a, std::int64_t id, float* out) {
-  constexpr bool kPacked = std::is_same_v<typename C::table_t, std::uint8_t>;
+  constexpr bool kPacked = C::layout != Layout::row_major;
   constexpr std::int64_t kGroups = gemm::ceil_div(C::H, C::group_size);
-  constexpr std::int64_t kCells = gemm::kPanel * 4;  // bytes of a block
-  static_assert(!kPacked || (C::V % gemm::kPanel == 0 && C::H % 4 == 0), "a packed table has whole blocks");
+  constexpr bool kPlanes = C::layout == Layout::planes;
+  constexpr std::int64_t kPanelBytes = gemm::kPanel * C::H / (kPlanes ? 2 : 1);
+  static_assert(!kPacked || (C::V % gemm::kPanel == 0 && C::H % (kPlanes ? 8 : 4) == 0), "whole blocks");
   const std::int64_t panel = id / gemm::kPanel, column = id % gemm::kPanel;
   const float* scale = a.table_scale.row<const float>(0) +
                        (kPacked ? panel * gemm::kPanel * kGroups + column : id * kGroups);
@@ -28,8 +42,7 @@ void widen_table_row(const embedding_args& a, std::int64_t id, float* out) {
   for (std::int64_t i = 0; i < C::H; ++i) {
     const float factor = scale[i / C::group_size * (kPacked ? gemm::kPanel : 1)];
     if constexpr (kPacked) {
-      const std::uint8_t* cell = bytes + panel * gemm::kPanel * C::H + i / 4 * kCells + column * 4;
-      out[i] = static_cast<float>(cell[gemm::kByteOrder[i % 4]] - 128) * factor;
+      out[i] = static_cast<float>(panel_code<C>(bytes + panel * kPanelBytes, column, i)) * factor;
     } else {
       out[i] = static_cast<float>(static_cast<std::int8_t>(bytes[id * C::H + i])) * factor;
     }

@@ -8,15 +8,22 @@ EMBEDDING = FusedOp(
     summary="out = (table * table_scale)[token_ids] * scale",
     inputs=(
         Parameter("token_ids", ("M",), ("i32",), role="step"),
-        # u8: int8 packed as plugins/layouts.py says, V and H of whole blocks.
+        # u8: int8 in a layout of plugins/layouts.py, V and H of whole blocks.
         Parameter("table", ("V", "H"), ("f32", "bf16", "i8", "u8"), role="weight"),
-        # Of an int8 table: one a group of group_size columns, packed like the table.
+        # Of an int8 table: one a group of group_size columns, in the same layout.
         Parameter("table_scale", ("V", "G"), ("f32",), role="weight", optional=True),
     ),
     outputs=(Parameter("out", ("M", "H"), ("f32", "bf16"), dtype_from="out_dtype"),),
     attributes=(
         Attribute("scale", "float", default=1.0),
         Attribute("group_size", "int", 0),
+        Attribute(
+            "layout",
+            "enum",
+            "row_major",
+            choices=("row_major", "packed", "planes"),
+            cpp_enum="Layout",
+        ),
         Attribute("out_dtype", "enum", choices=("f32", "bf16"), cpp_enum="DType"),
     ),
     reference=reference,

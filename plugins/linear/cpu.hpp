@@ -5,52 +5,12 @@
 
 #include "cpu/context.hpp"
 #include "cpu/gemm.hpp"
-#include "cpu/vector.hpp"
+#include "linear/epilogue.hpp"
+#include "linear/search.hpp"
 
 namespace trtc {
 
-struct linear_args {
-  View x, weight, weight_scale, weight_zero, input_scale, bias, residual, out;
-  std::int64_t M;
-};
-
 namespace detail {
-
-template <class C>
-using LinearProduct = gemm::Product<typename C::x_t, C::weight_dtype, C::activation, C::group_size,
-                                    !std::is_same_v<typename C::weight_zero_t, none>, C::layout>;
-
-// Everything after the sums of one row and up to 16 columns.
-template <class C>
-class LinearEpilogue {
-  using P = LinearProduct<C>;
-  template <class T>
-  static constexpr bool kHas = !std::is_same_v<T, none>;
-
- public:
-  explicit LinearEpilogue(const linear_args& args) : a_(args), input_scale_(args.input_scale.scalar()) {}
-
-  void operator()(std::int64_t row, std::int64_t first, std::int64_t columns, const float* sums) const {
-    for_vectors(columns, [&](std::int64_t i, auto n) TRTC_INLINE_LAMBDA {
-      const std::int64_t column = first + i;
-      Floats value = load(sums + i, n);
-      if constexpr (kHas<typename C::weight_scale_t> && !P::kGrouped) {
-        value = value * load(a_.weight_scale.row<const float>(0) + column, n);
-      }
-      if constexpr (kHas<typename C::input_scale_t>) value = value * input_scale_;
-      if constexpr (kHas<typename C::bias_t>) value = value + load(a_.bias.row<const float>(0) + column, n);
-      if constexpr (C::softcap != 0.f) value = C::softcap * tanh(value / C::softcap);
-      if constexpr (kHas<typename C::residual_t>) {
-        value = value + load(a_.residual.row<const typename C::residual_t>(row) + column, n);
-      }
-      store(a_.out.row<typename C::out_t>(row) + column, value, n);
-    });
-  }
-
- private:
-  const linear_args& a_;
-  float input_scale_;
-};
 
 // The scratch area of a call: packed activations, then a workspace a thread.
 template <class C>
@@ -95,8 +55,7 @@ void linear_chunk(Context& ctx, const linear_args& a, const LinearScratch<C>& sc
     const auto row_of = [&](std::int64_t row) { return a.x.row<const typename C::x_t>(first_row + row); };
     for (std::int64_t tile = begin; tile < end; ++tile) gemm::pack_tile<P>(x, tile, quantized, row_of);
   });
-  const gemm::Weights weights{a.weight.row<const std::byte>(0), a.weight_scale.row<const float>(0),
-                              a.weight_zero.row<const std::uint8_t>(0), C::N, C::K};
+  const gemm::Weights weights = linear_weights<C>(a);
   const LinearEpilogue<C> epilogue(a);
   const auto finish = [&](std::int64_t row, std::int64_t column, std::int64_t columns, const float* sums) {
     epilogue(first_row + row, column, columns, sums);
@@ -111,7 +70,10 @@ void linear_chunk(Context& ctx, const linear_args& a, const LinearScratch<C>& sc
 
 template <class C>
 std::size_t linear_scratch(std::int64_t max_rows, int num_threads) {
-  return detail::LinearScratch<C>(nullptr, max_rows).bytes(num_threads);
+  const std::size_t bytes = detail::LinearScratch<C>(nullptr, max_rows).bytes(num_threads);
+  if constexpr (C::layout != Layout::planes) return bytes;
+  const std::size_t searched = detail::SearchScratch<C>(nullptr, num_threads).bytes();
+  return bytes > searched ? bytes : searched;
 }
 
 template <class C>
@@ -120,6 +82,9 @@ void linear(Context& ctx, const linear_args& a) {
   static_assert(!P::kGrouped || !std::is_same_v<typename C::weight_scale_t, none>, "groups have scales");
   static_assert(C::layout == Layout::packed || P::kBlockDepth < 8 || C::K % 2 == 0, "a row is whole bytes");
   if (a.M == 0) return;
+  if constexpr (C::layout == Layout::planes) {
+    if (ctx.only_largest && a.M <= detail::kSearchedRows) return detail::search_linear<C>(ctx, a);
+  }
   const gemm::Tiling tiling = gemm::tile_rows<P>(a.M);
   const detail::LinearScratch<C> scratch(ctx.scratch, a.M);
   for (std::int64_t tile = 0; tile < tiling.tiles; tile += tiling.chunk_tiles) {

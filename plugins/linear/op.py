@@ -8,8 +8,8 @@ LINEAR = FusedOp(
     summary="out = softcap(x @ (weight * weight_scale).T * input_scale + bias) + residual",
     inputs=(
         Parameter("x", ("M", "K"), ("f32", "bf16", "f8e4m3", "i8")),
-        # [N, K] in layout row_major; in layout packed the bytes of plugins/layouts.py. In layout
-        # tiles (4-bit) weight, scale and zero are in the order of plugins/tiles.py.
+        # [N, K] in layout row_major; in layouts packed and planes the bytes of plugins/layouts.py.
+        # In layout tiles (4-bit) weight, scale and zero are in the order of plugins/tiles.py.
         Parameter(
             "weight",
             ("N", "K"),
@@ -17,7 +17,7 @@ LINEAR = FusedOp(
             role="weight",
         ),
         # One a row of the weight (G = 1), or one a group of group_size input channels; in layout
-        # packed in the order of plugins/layouts.py.
+        # packed or planes in the order of plugins/layouts.py.
         Parameter("weight_scale", ("N", "G"), ("f32",), role="weight", optional=True),
         Parameter("weight_zero", ("N", "G"), ("u8",), role="weight", optional=True),
         Parameter("input_scale", (), ("f32",), role="weight", optional=True),
@@ -40,7 +40,7 @@ LINEAR = FusedOp(
             "layout",
             "enum",
             "row_major",
-            choices=("row_major", "packed", "tiles"),
+            choices=("row_major", "packed", "planes", "tiles"),
             cpp_enum="Layout",
         ),
         # dynamic_i8: bf16 x is rounded to int8 by row and group; for integer weights only.

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.plugins.layouts import unpack, unpack_columns
+from trtc.plugins.layouts import unpack, unpack_columns, unpack_planes
 from trtc.plugins.products import scaled_product
 from trtc.plugins.rounding import cast
 from trtc.plugins.tiles import CHANNELS, untile, untile_groups
@@ -31,8 +31,11 @@ def reference(
     out_dtype: str,
 ) -> tuple[Array]:
     """Return x @ dequantised(weight).T * input_scale (+ bias) [softcapped] (+ residual), [M, N]."""
+    if layout == "planes":
+        weight = unpack_planes(weight, N, x.shape[1])
     if layout == "packed":
         weight = unpack(weight, N, x.shape[1], weight_dtype)
+    if layout in ("packed", "planes"):
         weight_scale = None if weight_scale is None else unpack_columns(weight_scale)
         weight_zero = None if weight_zero is None else unpack_columns(weight_zero)
     if layout == "tiles":

@@ -64,6 +64,7 @@ class _Step(ctypes.Structure):
         ("pools", ctypes.c_void_p),
         ("num_pages", ctypes.c_int64),
         ("logits", ctypes.c_void_p),
+        ("only_largest", ctypes.c_int64),
     )
 
 
@@ -165,7 +166,7 @@ class CpuExecutor:
         if len(self._logits_buffer) < rows:
             self._logits_buffer = np.empty((rows, self._vocab_size), np.float32)
         logits = self._logits_buffer[:rows]
-        self._step(batch, logits)
+        self._step(batch, logits, only_largest=sampling.only_largest)
         return _Done(sample(logits, sampling))
 
     def logits(self, batch: StepBatch) -> Float32s:
@@ -174,10 +175,10 @@ class CpuExecutor:
         return result
 
     def time_calls(self, batch: StepBatch, num_calls: int) -> Float64s:
-        """Run a step and return the seconds of each of the plan's calls: for profiles."""
+        """Run a greedy step and return the seconds of each of the plan's calls: for profiles."""
         logits = np.empty((len(batch.logit_rows), self._vocab_size), np.float32)
         seconds = np.zeros(num_calls, np.float64)
-        self._step(batch, logits, seconds)
+        self._step(batch, logits, only_largest=True, seconds=seconds)
         return seconds
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -192,8 +193,16 @@ class CpuExecutor:
             self._engine = None
             self._pool.close()
 
-    def _step(self, batch: StepBatch, logits: Float32s, seconds: Float64s | None = None) -> None:
-        """Write the logits and, where there is room for them, the seconds of each call."""
+    def _step(
+        self,
+        batch: StepBatch,
+        logits: Float32s,
+        *,
+        only_largest: bool = False,
+        seconds: Float64s | None = None,
+    ) -> None:
+        """Write the logits, of which only each row's largest need be right if nothing else will be
+        looked at, and, where there is room for them, the seconds of each call."""
         if self._engine is None:
             raise InvariantError("the executor is closed")
         # Kept in a list, so that arrays made contiguous here outlive the call.
@@ -215,6 +224,7 @@ class CpuExecutor:
             self._pool.pointers.ctypes.data,
             self._num_pages,
             logits.ctypes.data,
+            int(only_largest),
         )
         if seconds is None:
             status = self._library.trtc_engine_step(self._engine, ctypes.byref(step))

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from examples.bench import cpu_peers
 from examples.bench.peers import machine, openvino_genai, trtc_engine
@@ -285,16 +283,20 @@ def test_the_calibration_file_is_the_least_that_a_build_takes(tmp_path: Path) ->
     assert sum(map(len, samples)) == MIN_TOKENS
 
 
-def test_a_table_that_is_only_looked_up_in_is_not_read_by_a_step(tmp_path: Path) -> None:
-    save_file(
-        {
-            "embedding.weight": np.zeros((10, 4), np.float32),
-            "embedding.weight.packed": np.zeros(160, np.uint8),
-            "layers.0.mlp.down.weight.packed": np.zeros(7, np.uint8),
-        },
-        tmp_path / "weights.safetensors",
-    )
-    assert trtc_engine.read_bytes(tmp_path / "weights.safetensors") == 167
+@pytest.mark.parametrize(("dtype", "has_planes"), [("bf16", False), ("int8_sq", True)])
+def test_what_a_step_of_one_sequence_reads(tmp_path: Path, dtype: str, has_planes: bool) -> None:
+    """All but a table that is only looked up in, and of an int8 lm_head one plane."""
+    from tests.support.engines import build_tiny
+    from tests.support.models import tiny_checkpoint
+    from trtc.protos.plan import read_plan
+
+    build_tiny(tiny_checkpoint("llama", tmp_path), tmp_path / "engine", dtype)
+    plan = read_plan(tmp_path / "engine" / "plan.json")
+    sizes = {weight.name: weight.bytes for weight in plan.weights}
+    lm_head = sum(weight.bytes for weight in plan.weights if weight.layout == "planes")
+    assert (lm_head > 0) is has_planes
+    read = sum(sizes.values()) - sizes["embedding.weight"] - lm_head // 2
+    assert trtc_engine.read_bytes(plan) == read
 
 
 # --- processes ----------------------------------------------------------------------------------

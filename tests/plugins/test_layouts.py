@@ -8,13 +8,16 @@ from hypothesis import strategies as st
 from trtc.plugins.layouts import (
     BLOCK,
     BLOCK_DEPTH,
+    MOST_IN_PLANES,
     PANEL,
     pack,
     pack_columns,
+    pack_planes,
     packed_bytes,
     unpack,
     unpack_columns,
     unpack_experts,
+    unpack_planes,
 )
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.errors import CheckpointError
@@ -72,6 +75,23 @@ def test_a_block_is_one_cell_a_column():
     i4[column, 8:] = [1, 2, 3, 4, 5, 6, 7, -8]
     cell = pack(i4.astype(NUMPY_DTYPES["i4"]), "i4")[first : first + 4].tolist()
     assert cell == [0x9 | 0xD0, 0xB | 0xF0, 0xA | 0xE0, 0xC | 0x00]
+
+
+def test_planes_are_the_high_and_the_low_nibbles() -> None:
+    every = np.arange(-MOST_IN_PLANES, MOST_IN_PLANES + 1, dtype=np.int8)
+    weight = np.resize(every, (20, 24))
+    packed = pack_planes(weight)
+    assert packed.nbytes == 2 * packed_bytes(20, 24, "i4")
+    assert np.array_equal(unpack_planes(packed, 20, 24), weight)
+    coarse = unpack(packed[: packed.nbytes // 2], 20, 24, "i4").astype(np.int16)
+    assert np.abs(weight - 16 * coarse).max() <= 8
+    assert not coarse[np.abs(weight) < 8].any()
+
+
+@pytest.mark.parametrize("weight", [np.full((1, 8), 120, np.int8), np.zeros((1, 4), np.int8)])
+def test_planes_take_small_codes_and_whole_blocks(weight: np.ndarray) -> None:
+    with pytest.raises(AssertionError):
+        pack_planes(weight)
 
 
 def test_nan_weights_are_refused():

@@ -21,6 +21,8 @@ from trtc.runtime.executors.base import StepBatch
 from trtc.runtime.executors.cpu import CpuExecutor, _Step
 from trtc.runtime.executors.cpu_pool import KvPool
 from trtc.runtime.probe import solo_batch
+from trtc.runtime.request import SamplingParams
+from trtc.runtime.sampler import SamplingBatch
 
 
 @pytest.fixture(scope="module")
@@ -248,6 +250,28 @@ def test_threads_that_the_system_refuses_end_no_process(engine: Path) -> None:
 def test_a_pool_beyond_the_address_space(executor: CpuExecutor) -> None:
     with pytest.raises(EnvironmentFault, match="--kv-bytes"):
         KvPool(executor.kv, 1 << 45, ahead_bytes=0)
+
+
+@pytest.mark.parametrize("scheme", ["int8_sq", "fp8"])
+def test_greedy_steps_draw_the_largest_of_all_logits(scheme: str, tmp_path: Path) -> None:
+    """They look for it in half of the lm_head; other steps, and `logits`, read all of it."""
+    build_tiny(tiny_checkpoint("llama", tmp_path), tmp_path / "engine", scheme)
+    plan = read_plan(tmp_path / "engine" / "plan.json")
+    assert [weight.name for weight in plan.weights if weight.layout == "planes"]
+    opened = open_executor(tmp_path / "engine", num_threads=2)
+    for tokens in (1, 5, 8, 9, 20):
+        batch = batch_of(opened, tokens)
+        drawn = opened.launch(batch, SamplingBatch.greedy(tokens)).wait().token_ids
+        every = opened.logits(batch)
+        assert np.array_equal(drawn, every.argmax(axis=1))
+        asked = SamplingBatch.of([SamplingParams(temperature=0.0)], num_logprobs=[3])
+        last = replace(batch, logit_rows=batch.logit_rows[-1:])
+        logprobs = opened.launch(last, asked).wait().logprobs
+        assert logprobs is not None
+        exact = every[-1].astype(np.float64)
+        exact -= exact.max() + np.log(np.exp(exact - exact.max()).sum())
+        assert np.allclose(logprobs.top[0], np.sort(exact)[::-1][:3], atol=1e-5)
+    opened.close()
 
 
 def test_the_step_struct_is_the_one_in_the_header() -> None:

@@ -19,7 +19,7 @@ from tests.support.sampling_oracle import (
 )
 from trtc.runtime.philox import uniforms
 from trtc.runtime.request import SamplingParams
-from trtc.runtime.sampler import Float32s, SamplingBatch, sample
+from trtc.runtime.sampler import Float32s, SamplingBatch, TokenCounts, sample
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -197,6 +197,19 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
         likeliest = np.argsort(-expected, kind="stable")[:number]
         assert result.logprobs.top_ids[at, :number].tolist() == likeliest.tolist()
         assert result.logprobs.top[at, :number] == pytest.approx(expected[likeliest], abs=1e-4)
+
+
+def test_what_looks_at_more_than_the_largest_logit() -> None:
+    plain = SamplingParams(temperature=0.0)
+    assert SamplingBatch.of([plain, plain]).only_largest
+    for other in (
+        SamplingParams(temperature=0.5),
+        SamplingParams(temperature=0.0, logit_bias={3: 1.0}),
+    ):
+        assert not SamplingBatch.of([plain, other]).only_largest
+    assert not SamplingBatch.of([plain], num_logprobs=[0]).only_largest
+    seen = TokenCounts(np.array([1], np.int32), np.array([2], np.int32))
+    assert not SamplingBatch.of([plain], counts={0: seen}).only_largest
 
 
 def test_nobody_asked_for_logprobs() -> None:

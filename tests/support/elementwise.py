@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.support.kernels import KernelCall
 from tests.support.operands import Array, random_array, scalar
-from trtc.plugins.layouts import pack, pack_columns
+from trtc.plugins.layouts import MOST_IN_PLANES, pack, pack_columns, pack_planes
 from trtc.plugins.registry import REGISTRY
 
 ROWS = 7
@@ -81,23 +81,26 @@ def movers(rng: np.random.Generator, dtype: str, width: int) -> list[KernelCall]
 
 
 def int8_tables(rng: np.random.Generator, dtype: str, width: int) -> list[KernelCall]:
-    """Lookups in a table of 32 rows, as codes and, where blocks are whole, packed."""
+    """Lookups in a table of 32 rows, as codes and, where blocks are whole, packed and in planes."""
     codes = rng.integers(-128, 128, (32, width)).astype(np.int8)
     scales = rng.uniform(0.5, 1.5, (32, -(-width // 16))).astype(np.float32)
-    tables = [(codes, scales)]
+    tables = [("row_major", codes, scales)]
     if width % 4 == 0:
-        tables.append((pack(codes, "i8").reshape(codes.shape), pack_columns(scales)))
+        tables.append(("packed", pack(codes, "i8").reshape(codes.shape), pack_columns(scales)))
+    if width % 8 == 0:
+        codes = np.clip(codes, -MOST_IN_PLANES, MOST_IN_PLANES)
+        tables.append(("planes", pack_planes(codes).reshape(codes.shape), pack_columns(scales)))
     return [
         KernelCall(
             REGISTRY["embedding"],
-            {"scale": 2.25, "group_size": 16, "out_dtype": dtype},
+            {"scale": 2.25, "group_size": 16, "layout": layout, "out_dtype": dtype},
             {
                 "token_ids": np.array([31, 0, 17, 17], np.int32),
                 "table": table,
                 "table_scale": table_scales,
             },
         )
-        for table, table_scales in tables
+        for layout, table, table_scales in tables
     ]
 
 

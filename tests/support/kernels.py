@@ -94,8 +94,13 @@ class KernelLibrary:
         self._library.pool_create.restype = ctypes.c_void_p
         self._symbols = symbols
 
-    def run(self, call: KernelCall, num_threads: int = 1) -> dict[str, Array]:
+    def run(
+        self, call: KernelCall, num_threads: int = 1, *, only_largest: bool = False
+    ) -> dict[str, Array]:
         """The outputs of one call, from poisoned memory.
+
+        Args:
+            only_largest: as Context has it.
 
         Raises:
             AssertionError: the kernel wrote beside its outputs.
@@ -114,7 +119,7 @@ class KernelLibrary:
             array = array if array is not None else arrays.get(parameter.name)
             if array is not None:
                 view.data, view.row_stride = array.ctypes.data, _row_stride(array)
-        self._call(number, views, extents, num_threads)
+        self._call(number, views, extents, num_threads, only_largest)
         return {
             name: _checked(buffers[name], output, f"{call.op.name}.{name}")
             for name, output in call.output_types.items()
@@ -124,7 +129,14 @@ class KernelLibrary:
         axes = call.op.bind_axes(call.types, call.attributes)
         return [int(axes[axis]) for axis in call.op.row_axes]
 
-    def _call(self, number: int, views: Any, extents: Sequence[int], num_threads: int) -> None:
+    def _call(
+        self,
+        number: int,
+        views: Any,
+        extents: Sequence[int],
+        num_threads: int,
+        only_largest: bool,
+    ) -> None:
         rows = (ctypes.c_int64 * len(extents))(*extents)
         scratch_of = self._library[f"scratch_{number}"]
         scratch_of.restype = ctypes.c_size_t
@@ -134,7 +146,12 @@ class KernelLibrary:
         pool = ctypes.c_void_p(self._library.pool_create(ctypes.c_int(num_threads)))
         try:
             self._library[f"run_{number}"](
-                pool, ctypes.c_void_p(aligned), ctypes.c_size_t(scratch_bytes), views, rows
+                pool,
+                ctypes.c_void_p(aligned),
+                ctypes.c_size_t(scratch_bytes),
+                views,
+                rows,
+                ctypes.c_bool(only_largest),
             )
         finally:
             self._library.pool_destroy(pool)
@@ -188,8 +205,8 @@ extern "C" std::size_t scratch_{number}(std::int64_t rows, int num_threads) {{
   return trtc::{op.name}_scratch<{name}>(rows, num_threads);
 }}
 extern "C" void run_{number}(trtc::ThreadPool* threads, std::byte* scratch, std::size_t bytes,
-                             const trtc::View* v, const std::int64_t* n) {{
-  trtc::Context context{{*threads, scratch, bytes}};
+                             const trtc::View* v, const std::int64_t* n, bool only_largest) {{
+  trtc::Context context{{*threads, scratch, bytes, only_largest}};
   trtc::{op.name}<{name}>(context, {{{", ".join(views + extents)}}});
 }}"""
 

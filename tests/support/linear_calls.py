@@ -62,6 +62,9 @@ CASES = [
     Case("bf16", "i8", 97, 1092, 128, activation="dynamic_i8", out="f32"),
     Case("bf16", "i8", 17, 70, activation="dynamic_i8"),
     Case("bf16", "i8", 40, 48, 16, activation="dynamic_i8", layout="row_major"),
+    Case("bf16", "i8", 97, 1096, 128, activation="dynamic_i8", layout="planes", out="f32"),
+    Case("bf16", "i8", 16, 24, 8, activation="dynamic_i8", layout="planes", softcap=3.0, out="f32"),
+    Case("bf16", "i8", 170, 264, 128, activation="dynamic_i8", layout="planes", bias=True),
     # For the references of narrow schemes in fp32 graphs.
     Case("f32", "f8e4m3", 17, 33, out="f32"),
     Case("f32", "i8", 16, 12, out="f32"),

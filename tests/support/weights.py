@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.kernels import KernelCall
-from trtc.plugins.layouts import pack, pack_columns
+from trtc.plugins.layouts import MOST_IN_PLANES, pack, pack_columns, pack_planes
 from trtc.plugins.rounding import NUMPY_DTYPES, cast
 from trtc.plugins.tiles import CHANNELS, tile
 
@@ -38,12 +38,14 @@ def random_scales(
 def stored(weight: Array, dtype: str, layout: str) -> Array:
     if layout == "tiles":
         return tile(weight, CHANNELS)
+    if layout == "planes":
+        return pack_planes(np.clip(weight, -MOST_IN_PLANES, MOST_IN_PLANES))
     return pack(weight, dtype) if layout == "packed" else weight
 
 
 def stored_groups(values: Array, layout: str) -> Array:
     """Scales or zero points [..., N, G] as they lie beside a weight that is `stored`."""
-    if layout == "packed":
+    if layout in ("packed", "planes"):
         return pack_columns(values)
     return tile(values, 1) if layout == "tiles" else values
 

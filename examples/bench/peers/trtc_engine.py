@@ -1,8 +1,6 @@
 """trtc: engines built from the same checkpoint, run through trtc_worker and `trtc serve`."""
 
 import asyncio
-import json
-import struct
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -20,7 +18,8 @@ from examples.bench.peers.processes import (
 )
 from examples.bench.peers.trtc_worker import complete_all
 from examples.bench.served import TrtcServer, trtc_server
-from trtc.protos.manifest import WEIGHTS_FILE
+from trtc.protos.manifest import PLAN_FILE
+from trtc.protos.plan import Plan, read_plan
 from trtc.runtime.bench.load import ServerTarget
 from trtc.runtime.client import AsyncClient, Client
 
@@ -55,7 +54,7 @@ class TrtcEngine:
 
     @property
     def read_bytes(self) -> int:
-        return read_bytes(self.engine / WEIGHTS_FILE)
+        return read_bytes(read_plan(self.engine / PLAN_FILE))
 
     def decode(self, batch: int, seed: int) -> Figures:
         """Through scheduler and engine loop in one process."""
@@ -124,17 +123,14 @@ def prepare(
     return engines
 
 
-def read_bytes(weights: Path) -> int:
-    """Bytes of a safetensors file's tensors, less the table of embeddings that is looked up in."""
-    with weights.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        tensors = json.loads(file.read(length))
-    sizes: dict[str, int] = {
-        name: facts["data_offsets"][1] - facts["data_offsets"][0]
-        for name, facts in tensors.items()
-        if name != "__metadata__"
-    }
-    return sum(sizes.values()) - sizes.get(_GATHERED, 0)
+def read_bytes(plan: Plan) -> int:
+    """Of the weights that a greedy step of one sequence reads: not the table that embeddings are
+    looked up in, and of the lm_head's two planes one."""
+    return sum(
+        weight.bytes // (2 if weight.layout == "planes" else 1)
+        for weight in plan.weights
+        if weight.name != _GATHERED
+    )
 
 
 async def _streams(

@@ -17,7 +17,9 @@ from tests.builder.passes.tiny import (
 )
 from trtc.builder.passes.narrow_lm_head import GROUP, NARROW_LM_HEAD
 from trtc.builder.passes.pack_weights import PACK_WEIGHTS
+from trtc.builder.passes.select_cpu_activation import SELECT_CPU_ACTIVATION
 from trtc.builder.passes.transforms import GroupCodes, GroupScales
+from trtc.plugins.layouts import MOST_IN_PLANES
 
 
 @pytest.mark.parametrize("kind", [Tiny("bf16"), Tiny("int4_awq", tied=True)], ids=str)
@@ -73,19 +75,26 @@ def test_codes_times_scales_are_within_half_a_step(depth: int) -> None:
     assert codes.dtype == np.int8 and scales.shape == (7, -(-depth // GROUP))
     wide = np.repeat(scales, GROUP, axis=1)[:, :depth]
     assert np.all(np.abs(codes * wide - weight) <= wide * 0.5001)
-    assert np.abs(codes).max() == 127
+    assert np.abs(codes).max() == MOST_IN_PLANES
     assert not codes[3].any()
 
 
 @pytest.mark.parametrize(("vocab", "is_whole"), [(40, False), (48, True)])
+@pytest.mark.parametrize("is_exact", [True, False])
 def test_packing_keeps_a_table_of_whole_blocks_in_one_place(
-    vocab: int, is_whole: bool, monkeypatch: pytest.MonkeyPatch
+    vocab: int, is_whole: bool, is_exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Either way both readers see the weights that they saw before."""
+    """Either way both readers see the weights that they saw before; those that int8 activations are
+    multiplied with lie in planes."""
     monkeypatch.setattr("tests.builder.passes.tiny.VOCAB", vocab)
     old, reader = before(NARROW_LM_HEAD, Tiny("bf16", tied=True))
     narrow, _ = NARROW_LM_HEAD(old)
+    if not is_exact:
+        narrow, _ = SELECT_CPU_ACTIVATION(narrow)
     packed, _ = PACK_WEIGHTS(narrow)
     assert np.array_equal(logits(narrow, reader), logits(packed, reader))
     head, lookup = nodes(packed, "linear")[-1], nodes(packed, "embedding")[0]
     assert (given(lookup)["table"] == given(head)["weight"]) is is_whole
+    assert attributes(head)["layout"] == ("packed" if is_exact else "planes")
+    if is_whole:
+        assert attributes(lookup)["layout"] == attributes(head)["layout"]
