@@ -1,33 +1,38 @@
-"""Gate, up and the activation over them as one operator, where both are static E4M3."""
+"""Gate, up and the activation over them as one operator: in bf16, or where both are static E4M3."""
+
+from collections.abc import Mapping
 
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, dtype_of, input_of, is_fused, producer
 from trtc.builder.passes.rewriter import Rewriter
 
-_GIVEN = ("weight", "weight_scale", "input_scale")
-_ABSENT = ("weight_zero", "bias", "residual")
+_SCALES: Mapping[str, tuple[str, ...]] = {"bf16": (), "f8e4m3": ("weight_scale", "input_scale")}
+"""Of a linear, by the type of its weight."""
+_OTHERS = ("weight_scale", "input_scale", "weight_zero", "bias", "residual")
 _PLAIN = {"layout": "row_major", "group_size": 0, "softcap": 0.0, "out_dtype": "bf16"}
 
 
 def fuse_gated_linear(rewriter: Rewriter) -> bool:
     """Keep both products from memory.
 
-    Rule: swiglu(Split(linear(x, [gate; up])); out_dtype=f8e4m3) -> gated_linear(x, [gate; up])
-    for halves of a row-major E4M3 linear of E4M3 x with bf16 out, with both scales and nothing
-    else in its epilogue, that nobody else reads, and a swiglu with an out_scale alone.
+    Rule: swiglu(Split(linear(x, [gate; up])); out_dtype=D) -> gated_linear(x, [gate; up])
+    for halves of a row-major linear of x and weight in D with bf16 out, that nobody else reads:
+    where D is f8e4m3 with both scales and a swiglu with an out_scale, where it is bf16 without any,
+    and with nothing else in either's epilogue.
     """
     changed = False
     for swiglu in rewriter.fused_nodes("swiglu"):
         linear = gated_product(rewriter, swiglu)
-        if linear is None or not _is_plain(linear) or not _is_quantized(swiglu):
+        if linear is None or not _is_plain(linear) or not _is_alike(swiglu, linear):
             continue
+        given = ("weight", *_SCALES[str(linear.attrs["weight_dtype"])])
         rewriter.fused(
             "gated_linear",
             linear.name,
             inputs={
                 "x": linear.inputs[0],
                 "out_scale": input_of(swiglu, "out_scale"),
-                **{name: input_of(linear, name) for name in _GIVEN},
+                **{name: input_of(linear, name) for name in given},
             },
             outputs={"out": swiglu.outputs[0]},
             attributes={
@@ -52,18 +57,22 @@ def gated_product(rewriter: Rewriter, swiglu: Node) -> Node | None:
 
 
 def _is_plain(linear: Node) -> bool:
+    dtype = linear.attrs["weight_dtype"]
+    scales = _SCALES.get(dtype)
     return (
-        dtype_of(linear.inputs[0]) == linear.attrs["weight_dtype"] == "f8e4m3"
+        scales is not None
+        and dtype_of(linear.inputs[0]) == dtype
         and all(linear.attrs[name] == value for name, value in _PLAIN.items())
-        and all(input_of(linear, name) is not None for name in _GIVEN)
-        and all(input_of(linear, name) is None for name in _ABSENT)
+        and all((input_of(linear, name) is not None) == (name in scales) for name in _OTHERS)
     )
 
 
-def _is_quantized(swiglu: Node) -> bool:
+def _is_alike(swiglu: Node, linear: Node) -> bool:
+    """Whether a swiglu gives what the linear takes."""
+    is_quantized = linear.attrs["weight_dtype"] == "f8e4m3"
     return (
-        swiglu.attrs["out_dtype"] == "f8e4m3"
-        and input_of(swiglu, "out_scale") is not None
+        swiglu.attrs["out_dtype"] == linear.attrs["weight_dtype"]
+        and (input_of(swiglu, "out_scale") is not None) == is_quantized
         and input_of(swiglu, "pre_scale") is None
     )
 

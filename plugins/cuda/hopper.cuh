@@ -133,9 +133,10 @@ __device__ inline void multiply_registers_by_rows(float (&d)[kColumns / 2], cons
 #define REGISTERS_64 REGISTERS_32 \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define REGISTERS_128 REGISTERS_64 \
+#define REGISTERS_96 REGISTERS_64 \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
-  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95" \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define REGISTERS_128 REGISTERS_96 \
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
   ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define FLOATS_4(d, n) "+f"(d[n]), "+f"(d[n + 1]), "+f"(d[n + 2]), "+f"(d[n + 3])
@@ -143,6 +144,7 @@ __device__ inline void multiply_registers_by_rows(float (&d)[kColumns / 2], cons
 #define FLOATS_16(d, n) FLOATS_8(d, n), FLOATS_8(d, n + 8)
 #define FLOATS_32(d, n) FLOATS_16(d, n), FLOATS_16(d, n + 16)
 #define FLOATS_64(d, n) FLOATS_32(d, n), FLOATS_32(d, n + 32)
+#define FLOATS_96(d, n) FLOATS_64(d, n), FLOATS_32(d, n + 64)
 #define FLOATS_128(d, n) FLOATS_64(d, n), FLOATS_64(d, n + 64)
 
 #define MULTIPLY_SHARED(T, TYPE, DEPTH, COLUMNS, COUNT, A, B, ADD, MORE)                         \
@@ -176,6 +178,7 @@ __device__ inline void multiply_registers_by_rows(float (&d)[kColumns / 2], cons
   MULTIPLY_SHARED(T, TYPE, DEPTH, 32, 16, "%16", "%17", "%18", MORE)                             \
   MULTIPLY_SHARED(T, TYPE, DEPTH, 64, 32, "%32", "%33", "%34", MORE)                             \
   MULTIPLY_SHARED(T, TYPE, DEPTH, 128, 64, "%64", "%65", "%66", MORE)                            \
+  MULTIPLY_SHARED(T, TYPE, DEPTH, 192, 96, "%96", "%97", "%98", MORE)                            \
   MULTIPLY_SHARED(T, TYPE, DEPTH, 256, 128, "%128", "%129", "%130", MORE)
 #define MULTIPLY(T, TYPE)                                                                        \
   MULTIPLY_ALL_SHARED(T, TYPE, "k16", ", 0, 0")                                                  \

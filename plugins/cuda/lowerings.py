@@ -19,6 +19,7 @@ def lowerings() -> Mapping[str, Lower]:
     from trtc.plugins.gather_rows import cuda as gather_rows
     from trtc.plugins.linear import cuda as linear
     from trtc.plugins.linear.cuda_narrow import enclosed_variant
+    from trtc.plugins.linear.streamed_gated import gated_launches
     from trtc.plugins.moe import cuda as moe
     from trtc.plugins.paged_attention import cuda as paged_attention
     from trtc.plugins.quantize import cuda as quantize
@@ -34,7 +35,7 @@ def lowerings() -> Mapping[str, Lower]:
         "enclosed_linear": enclosed_linear.lowering(
             rms_norm.lower, linear.lower, swiglu.lower, enclosed_variant
         ),
-        "gated_linear": gated_linear.lowering(linear.lower, swiglu.lower),
+        "gated_linear": gated_linear.lowering(linear.lower, swiglu.lower, gated_launches),
         "gather_rows": gather_rows.lower,
         "linear": linear.lower,
         "moe": moe.lower,

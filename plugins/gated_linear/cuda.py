@@ -1,9 +1,11 @@
 """gated_linear on a GPU.
 
-few rows    what `linear` and `swiglu` are lowered to, one after the other
-many        gated_sm90.cu, where there is one for the SM and the sizes
+few rows    linear's kernel with the activation at its end, where there is one
+many        gated_sm90.cu, where there is one for the SM, the sizes and the type
+else        what `linear` and `swiglu` are lowered to, one after the other
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -17,8 +19,8 @@ from trtc.protos.dtypes import DTYPES
 
 SM = 90
 FEW_ROWS = 512
-"""Up to so many cuBLASLt and the activation after it are as fast (H200, Llama-3.1-8B's shape, hot,
-microseconds):
+"""Up to so many, beyond those that one launch of linear's is for, cuBLASLt and the activation after
+it are as fast (H200, Llama-3.1-8B's shape, hot, microseconds):
 
 | rows | 512 | 768 | 1024 | 2048 | 4096 | 8192 |
 |---|---|---|---|---|---|---|
@@ -36,30 +38,48 @@ _PROGRAMS = 132
 _THREADS = 384
 _MAP_BYTES = 128
 _PRODUCT = "product"
+_PRODUCT_INPUTS = ("x", "weight", "weight_scale", "input_scale")
 _MAPS = "maps"
 
 
-def lowering(product: Lower, activation: Lower) -> Lower:
+OneLaunch = Callable[[Site], Mapping[int, Launch]]
+
+
+def lowering(product: Lower, activation: Lower, one_launch: OneLaunch) -> Lower:
     """The `lower` of this operator.
 
     Args:
         product: that of linear; operators do not import each other.
         activation: that of swiglu.
+        one_launch: linear's, by the rows they are for at most, for sites of this operator.
     """
 
     def lower(site: Site) -> tuple[Variant, ...]:
         most = site.limits.max_num_tokens
-        if not available(site):
-            return _two_steps(site, product, activation, most)
-        few = _two_steps(site, product, activation, min(most, FEW_ROWS))
-        return few if most <= FEW_ROWS else (*few, _fused(site))
+        last = min(most, FEW_ROWS) if available(site) else most
+        steps = _two_steps(site, product, activation, last)
+        few = _with_launches(steps, one_launch(site), last)
+        return few if last == most else (*few, _fused(site))
 
     return lower
 
 
+def _with_launches(
+    steps: tuple[Variant, ...], launches: Mapping[int, Launch], most: int
+) -> tuple[Variant, ...]:
+    """By ascending rows, up to `most`: for as many rows one launch, or the steps."""
+    variants = {variant.max_rows: variant for variant in steps}
+    for rows, launch in sorted(launches.items(), reverse=True):
+        end = min(rows, most)
+        variants[end] = Variant(work=(launch,), max_rows=end)
+    return tuple(variant for _, variant in sorted(variants.items()))
+
+
 def available(site: Site) -> bool:
-    """Whether gated_sm90.cu takes the site: whole tiles, and rows that its copies can begin at."""
-    return site.sm == SM and site.axes["I"] % _TILE == 0 and site.axes["K"] % _TILE == 0
+    """Whether gated_sm90.cu takes the site: E4M3, whole tiles, and rows that its copies can begin
+    at."""
+    whole = site.axes["I"] % _TILE == 0 and site.axes["K"] % _TILE == 0
+    return site.sm == SM and site.dtypes["weight"] == "f8e4m3" and whole
 
 
 def _fused(site: Site) -> Variant:
@@ -142,7 +162,7 @@ def _product_site(site: Site) -> Site:
     width = 2 * site.axes["I"]
     return replace(
         site,
-        dtypes={name: site.dtypes[name] for name in ("x", "weight", "weight_scale", "input_scale")}
+        dtypes={name: site.dtypes[name] for name in _PRODUCT_INPUTS if site.has(name)}
         | {"out": "bf16"},
         strides={**site.strides, "out": width},
         attributes={
@@ -159,7 +179,7 @@ def _product_site(site: Site) -> Site:
 
 def _activation_site(site: Site) -> Site:
     width = 2 * site.axes["I"]
-    types = {name: site.dtypes[name] for name in ("out_scale", "out")}
+    types = {name: site.dtypes[name] for name in ("out_scale", "out") if site.has(name)}
     return replace(
         site,
         dtypes={"gate": "bf16", "up": "bf16", **types},

@@ -33,11 +33,7 @@ constexpr int kSums = 128;  // a thread's: half of them gate's, then up's
 static_assert(CLUSTER == 2, "one block copies gate, one up");
 static_assert(I % kTileColumns == 0 && K % kDepth == 0);
 
-// What sums of one column of out are multiplied by.
-struct Factors {
-  float gate;  // that of gate, to the exponent of the activation: see Output
-  float both;  // the product of both, to the quotient of out_scale
-};
+using Gated = GatedUnit<GELU_TANH>;
 
 struct Shared {
   alignas(1024) unsigned char x[STAGES][kPanelBytes];
@@ -145,17 +141,7 @@ struct Output {
   E4m3* out;
   int num_rows;
   const float* weight_scale;
-  float by_gate, by_both;  // what Factors are, beside the scales of a column
-
-  __device__ Factors factors(float gate_scale, float up_scale) const {
-    return {(GELU_TANH ? by_gate : -kLog2OfE * by_gate) * gate_scale, by_both * gate_scale * up_scale};
-  }
-
-  // activation(gate) * up / out_scale, where activation(x) = x / (1 + 2^power)
-  __device__ static float gated(float gate, float up, float by, float by_both) {
-    const float power = GELU_TANH ? gelu_power(gate * by) : gate * by;
-    return gate * up * by_both * reciprocal_approx(1.f + exp2_approx(power));
-  }
+  Gated unit;
 
   // Half of a tile's columns: this thread's 16 of rows `row` and `row` + 8, from `column` on.
   __device__ void store(const float* gate, const float* up, const Factors* columns, int row,
@@ -168,10 +154,10 @@ struct Output {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int at = 8 * word + 2 * i;
-        words[i][word] = pack_e4m3(gated(gate[at], up[at], a.x, a.y),
-                                   gated(gate[at + 1], up[at + 1], a.z, a.w),
-                                   gated(gate[at + 4], up[at + 4], b.x, b.y),
-                                   gated(gate[at + 5], up[at + 5], b.z, b.w));
+        words[i][word] = pack_e4m3(Gated::of(gate[at], up[at], a.x, a.y),
+                                   Gated::of(gate[at + 1], up[at + 1], a.z, a.w),
+                                   Gated::of(gate[at + 4], up[at + 4], b.x, b.y),
+                                   Gated::of(gate[at + 5], up[at + 5], b.z, b.w));
       }
     }
 #pragma unroll
@@ -207,7 +193,7 @@ __device__ inline void consume(Shared& shared, const Output& output, int rank) {
     }
     // By turns: another warp may still be at the tile before, but at none before that.
     Factors* const factors = shared.factors[group][round % 2];
-    factors[thread % 128] = output.factors(gate_scale, up_scale);
+    factors[thread % 128] = output.unit.factors(gate_scale, up_scale);
     wait_for_products<0>();
     settle(sums);
     release(shared.empty[previous]);
@@ -254,8 +240,7 @@ gated_linear(const E4m3* x, const E4m3* weight, const float* weight_scale, const
     }
   } else {
     take_registers<232>();
-    const float by = *input_scale;
-    consume(shared, {out, num_rows, weight_scale, by, __fdiv_rn(by * by, *out_scale)}, rank);
+    consume(shared, {out, num_rows, weight_scale, Gated(*input_scale, *out_scale)}, rank);
   }
   // The other block arrives at this one's barriers until it is through with its last tile.
   arrive_at_cluster();

@@ -1,4 +1,4 @@
-"""A gated linear unit from its quantised input to its quantised output, rounded once."""
+"""A gated linear unit from its input to its output, quantised or not, rounded once."""
 
 from typing import Any
 
@@ -15,9 +15,9 @@ Array = NDArray[Any]
 def reference(
     x: Array,
     weight: Array,
-    weight_scale: Array,
-    input_scale: Array,
-    out_scale: Array,
+    weight_scale: Array | None,
+    input_scale: Array | None,
+    out_scale: Array | None,
     *,
     I: int,  # noqa: E741
     weight_dtype: str,
@@ -25,6 +25,7 @@ def reference(
 ) -> tuple[Array]:
     """Return quantize(activation(gate) * up) of gate, up = x @ (weight * scales).T, [M, I]."""
     products = scaled_product(x, weight, weight_scale, None, 0, "exact")
-    products = products * input_scale.astype(np.float32)
+    if input_scale is not None:
+        products = products * input_scale.astype(np.float32)
     gated = activate(products[:, :I], activation) * products[:, I:]
-    return (quantize(gated, None, out_scale, "f8e4m3", through="f32"),)
+    return (quantize(gated, None, out_scale, weight_dtype, through="f32"),)

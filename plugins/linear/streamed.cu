@@ -14,15 +14,18 @@
 // on their number.
 //
 // Macros: N (a multiple of 16), K; E4M3 (weights and x, else bf16); ROWS (of x at most: 16, 32, 64,
-// 128, 256), ROW_GROUPS, TEAMS, SPLITS (as CLUSTER); STAGES, X_STAGES; CLUSTERS (which take every so
-// many-th tile; with several parts one tile each); RUN (segments that are summed by the tensor cores
-// before f32 sums take them, 0: all); OUT_STRIDE, RESIDUAL_STRIDE; OUT_F32, RESIDUAL_F32,
+// 128, 192, 256), ROW_GROUPS, TEAMS, SPLITS (as CLUSTER); STAGES, X_STAGES; CLUSTERS (which take every
+// so many-th tile; with several parts one tile each); RUN (segments that are summed by the tensor
+// cores before f32 sums take them, 0: all); OUT_STRIDE, RESIDUAL_STRIDE; OUT_F32, RESIDUAL_F32,
 // HAS_WEIGHT_SCALE, HAS_INPUT_SCALE, HAS_BIAS, HAS_RESIDUAL (0 or 1); SOFTCAP (0: none); COUNT (which
-// of dims counts the rows); SHARED_BYTES.
+// of dims counts the rows); SHARED_BYTES; GATED (1: out is what linear/streamed_gated.cuh says).
 #include "cuda/cluster.cuh"
 #include "cuda/hopper.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/tensor_map.cuh"
+#if GATED
+#include "linear/streamed_gated.cuh"
+#endif
 
 namespace {
 
@@ -53,6 +56,9 @@ struct Shared {
   unsigned char x[X_STAGES][kXBytes];
   unsigned long long weights_full[STAGES], weights_empty[STAGES];
   unsigned long long x_full[X_STAGES], x_empty[X_STAGES];
+#if GATED
+  Outbox<2 * kOwned> outboxes[TEAMS * ROW_GROUPS];
+#endif
 };
 static_assert(sizeof(Shared) <= SHARED_BYTES);
 
@@ -246,6 +252,7 @@ __device__ inline void meet_blocks() {
   }
 }
 
+#if !GATED
 // The two neighbouring columns of out that a thread has sums of, and what belongs to them.
 struct Columns {
   int first;
@@ -269,6 +276,8 @@ struct Output {
   const void* residual;
   void* out;
   int rows;
+
+  __device__ inline Columns columns(int first) const { return Columns(first, weight_scale, bias); }
 
   // The row of x that a thread's i-th sum is of; sums i and i + 2 are of its two columns.
   __device__ inline static int row_of(int i) {
@@ -323,6 +332,9 @@ struct Output {
     }
   }
 };
+#else
+using Output = GatedOutput<2 * kOwned>;
+#endif
 
 __device__ inline void consume(Shared& shared, const Share& share, const Output& output, int split) {
   const int team = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kTeamThreads, 0);
@@ -332,11 +344,12 @@ __device__ inline void consume(Shared& shared, const Share& share, const Output&
   consumer.skip(team);
   for (int tile = share.first_tile; tile < kTiles; tile += CLUSTERS) {
     const int in_tile = thread / 32 * 16 + thread % 32 / 4 * 2;  // see the order of rows below
-    const Columns columns(tile * kTileRows + in_tile, output.weight_scale, output.bias);
+    const Columns columns = output.columns(tile * kTileRows + in_tile);
     float sums[kSums];
     consumer.multiply(sums);
     if constexpr (kParts == 1) {
-      constexpr int kSome = ROWS > 64 ? 8 : kSums;  // residuals that there are registers for
+      // Residuals that there are registers for.
+      constexpr int kSome = ROWS > 64 && !GATED ? 8 : kSums;
 #pragma unroll
       for (int i = 0; i < kSums; i += kSome) {
         float more[HAS_RESIDUAL ? kSome : 4];
@@ -360,7 +373,9 @@ __device__ inline void consume(Shared& shared, const Share& share, const Output&
 }  // namespace
 
 // Rows 16 a + 2 r + b of the weight (a map of (bytes, r, b, 1, a)) lie in rows 16 a + 8 b + r of a
-// stage, so that a thread's sums of a row of x are of neighbouring columns. x's map is (bytes, rows).
+// stage, so that a thread's sums of a row of x are of neighbouring columns: of out, or (GATED), with
+// rows 8 a + r of gate in place of those with b = 0, and of up with b = 1, of one of gate and the same
+// of up. x's map is (bytes, rows).
 extern "C" __global__ void
 #if CLUSTER > 1
 __cluster_dims__(CLUSTER, 1, 1)
@@ -378,15 +393,18 @@ __launch_bounds__(kThreads, 1) streamed_linear(
 #if HAS_RESIDUAL
     const void* residual,
 #endif
+#if HAS_OUT_SCALE
+    const float* __restrict__ out_scale,
+#endif
     const int* dims, void* out, const TensorMap* x, const TensorMap* weight) {
 #if !HAS_WEIGHT_SCALE
   const float* weight_scale = nullptr;
 #endif
 #if !HAS_BIAS
-  const float* bias = nullptr;
+  [[maybe_unused]] const float* bias = nullptr;
 #endif
 #if !HAS_RESIDUAL
-  const void* residual = nullptr;
+  [[maybe_unused]] const void* residual = nullptr;
 #endif
   let_next_kernel_start();
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
@@ -431,7 +449,17 @@ __launch_bounds__(kThreads, 1) streamed_linear(
     const float by_input = 1;
 #endif
     const int rows = dims[COUNT];
+#if GATED
+#if HAS_OUT_SCALE
+    const float by_out = load_early(out_scale);
+#else
+    const float by_out = 1;
+#endif
+    const Output output{weight_scale, Unit(by_input, by_out), out, rows, shared.outboxes};
+#else
+    const Output output{weight_scale, bias, by_input, residual, out, rows};
+#endif
     wait_for_earlier_kernels();
-    consume(shared, share, {weight_scale, bias, by_input, residual, out, rows}, split);
+    consume(shared, share, output, split);
   }
 }

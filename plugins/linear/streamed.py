@@ -11,6 +11,7 @@ from trtc.plugins.linear.tiled_products import (
     GROUP_THREADS,
     MULTIPROCESSORS,
     OPTIONAL,
+    Macros,
     even_clusters,
     float_macros,
     shape,
@@ -23,7 +24,7 @@ _CHUNK_BYTES = 16
 _COPY_THREADS = 64
 """Of two warps; with more than 128 rows all four of a group, which then hand on registers."""
 _HANDING_ON_ROWS = 128
-_INTERLEAVED = 16
+INTERLEAVED = 16
 """Rows of the weight that the order in shared memory is of."""
 
 
@@ -54,6 +55,11 @@ class Cut:
         """Both rings and two barriers a stage, in whole kilobytes."""
         rings = (self.stages * self.tile_rows + self.x_stages * self.rows) * _SEGMENT_BYTES
         return -(-(rings + 16 * (self.stages + self.x_stages)) // 1024) * 1024
+
+    @property
+    def weight_box(self) -> tuple[int, ...]:
+        """Of a map whose second and third dimensions are the order of rows in a stage."""
+        return (_SEGMENT_BYTES, 8, 2, 1, self.tile_rows // INTERLEAVED)
 
     def clusters(self, columns: int) -> int:
         """So many that all have the same number of tiles, or nearly."""
@@ -124,26 +130,44 @@ def streamed_launches(site: Site) -> dict[int, Launch]:
 
 
 def _cuts(site: Site) -> tuple[Cut, ...]:
+    return cuts_of(site, _CUTS, INTERLEAVED)
+
+
+def cuts_of(
+    site: Site, table: Mapping[tuple[str, str], tuple[Cut, ...]], multiple: int
+) -> tuple[Cut, ...]:
+    """Those of a table like _CUTS that can run, if the weight has a multiple of so many rows."""
     dtype, columns = site.dtypes["weight"], site.axes["N"]
     row_bytes = DTYPES[dtype].num_bytes(site.axes["K"])
-    if (
-        site.sm != SM
-        or site.dtypes["x"] != dtype
-        or columns % _INTERLEAVED
-        or row_bytes % _CHUNK_BYTES
-    ):
+    if site.sm != SM or site.dtypes["x"] != dtype or columns % multiple or row_bytes % _CHUNK_BYTES:
         return ()
     segments = -(-row_bytes // _SEGMENT_BYTES)
-    cuts = _CUTS.get((dtype, shape(columns)), ())
+    cuts = table.get((dtype, shape(columns)), ())
     return tuple(cut for cut in cuts if cut.splits * cut.teams <= segments)
 
 
 def streamed_launch(site: Site, cut: Cut) -> Launch:
+    inputs = tuple(name for name in OPTIONAL if site.has(name))
+    return launch_of(site, cut, inputs, _weight_map(site, cut), float_macros(site) | {"GATED": 0})
+
+
+def launch_of(
+    site: Site, cut: Cut, inputs: tuple[str, ...], weight: TileMap, macros: Macros, beside: int = 0
+) -> Launch:
+    """One of streamed.cu.
+
+    Args:
+        inputs: its parameters before dims.
+        weight: how the rows of the weight come to lie in a stage.
+        macros: those that `cut` does not give.
+        beside: bytes of shared memory beside what `cut` says.
+    """
     clusters = cut.clusters(site.axes["N"])
-    arguments = (*(name for name in OPTIONAL if site.has(name)), DIMS, "out")
-    maps = (_x_map(site, cut), _weight_map(site, cut))
+    arguments = (*inputs, DIMS, "out")
+    maps = (_x_map(site, cut), weight)
+    shared_bytes = cut.shared_bytes + beside
     constants = {
-        **float_macros(site),
+        **macros,
         "ROWS": cut.rows,
         "ROW_GROUPS": cut.row_groups,
         "TEAMS": cut.teams,
@@ -153,7 +177,7 @@ def streamed_launch(site: Site, cut: Cut) -> Launch:
         "STAGES": cut.stages,
         "X_STAGES": cut.x_stages,
         "RUN": cut.run,
-        "SHARED_BYTES": cut.shared_bytes,
+        "SHARED_BYTES": shared_bytes,
     }
     parameters = (*arguments, *(one.parameter for one in maps))
     return Launch(
@@ -165,7 +189,7 @@ def streamed_launch(site: Site, cut: Cut) -> Launch:
             ),
             constants=constants,
             num_threads=cut.num_threads,
-            shared_bytes=cut.shared_bytes,
+            shared_bytes=shared_bytes,
         ),
         arguments=arguments,
         grid=(Extent(times=clusters * cut.splits), ONE, ONE),
@@ -190,10 +214,10 @@ def _x_map(site: Site, cut: Cut) -> TileMap:
 def _weight_map(site: Site, cut: Cut) -> TileMap:
     """Row 16 a + 2 r + b of the weight is at (r, b, 0, a), and copied in that order, r fastest."""
     row = DTYPES[site.dtypes["weight"]].num_bytes(site.axes["K"])
-    sixteen = _INTERLEAVED * row
+    sixteen = INTERLEAVED * row
     return TileMap(
         parameter="weight",
-        sizes=(row, 8, 2, 1, site.axes["N"] // _INTERLEAVED),
+        sizes=(row, 8, 2, 1, site.axes["N"] // INTERLEAVED),
         strides=(2 * row, row, sixteen, sixteen),
-        box=(_SEGMENT_BYTES, 8, 2, 1, cut.tile_rows // _INTERLEAVED),
+        box=cut.weight_box,
     )

@@ -9,13 +9,11 @@ from numpy.typing import NDArray
 
 from tests.support.cuda_on_cpu import launch as launch_on_cpu
 from tests.support.cuda_on_cpu import poisoned
+from tests.support.gated_calls import gated_call
 from tests.support.kernels import KernelCall, assert_close
-from tests.support.operands import random_array, scalar
 from tests.support.triton_kernels import needs_triton
-from tests.support.weights import random_scales, random_weight
 from trtc.plugins.cuda.cpp import CudaSource
 from trtc.plugins.cuda.launch import Launch, Lower, MatrixProduct, Site, Variant
-from trtc.plugins.gated_linear.op import GATED_LINEAR
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.manifest import Limits
 
@@ -33,20 +31,7 @@ LOWER: Lower = lowerings()["gated_linear"]
 
 
 def make_call(rows: int, activation: str = "silu", width: int = WIDTH) -> KernelCall:
-    rng = np.random.default_rng(11)
-    weight = random_weight(rng, 2 * width, DEPTH, dtype="f8e4m3")
-    scales = random_scales(rng, 2 * width, depth=DEPTH, group=0, dtype="f8e4m3", x_dtype="f8e4m3")
-    return KernelCall(
-        GATED_LINEAR,
-        {"I": width, "weight_dtype": "f8e4m3", "activation": activation},
-        {
-            "x": random_array(rng, rows, DEPTH, dtype="f8e4m3"),
-            "weight": weight,
-            "weight_scale": scales,
-            "input_scale": scalar(1.75),
-            "out_scale": scalar(0.03125),
-        },
-    )
+    return gated_call(rows, width, DEPTH, activation=activation)
 
 
 def make_site(sm: int = 90, width: int = WIDTH, most_rows: int = 4096) -> Site:
@@ -133,6 +118,43 @@ def test_few_rows_are_gated_by_the_activation_for_few() -> None:
     gates = first.work[-1], second.work[-1]
     programs = [gate.grid[0].times for gate in gates if isinstance(gate, Launch)]
     assert programs == [4096 // 512, 4096 // 2048]
+
+
+def kernels(site: Site) -> list[tuple[int, list[str]]]:
+    """What each variant runs, by the rows that it is for."""
+    return [(variant.max_rows, [name_of(one) for one in variant.work]) for variant in LOWER(site)]
+
+
+def test_some_rows_of_wide_products_are_gated_where_they_are_multiplied() -> None:
+    """By streamed.cu, in place of two steps for as many."""
+    few, streamed = ["skinny_linear", "swiglu"], ["streamed_linear"]
+    at_once = [(rows, streamed) for rows in (16, 32, 64, 128, 192, 256)]
+    library = ["product", "swiglu"]
+    wide = make_site(width=8192)
+    assert kernels(wide) == [(8, few), *at_once, (512, library), (4096, ["gated_linear"])]
+    for most in (300, 40):
+        shorter = replace(wide, limits=Limits(64, 1024, most))
+        fit = [one for one in at_once if one[0] <= most]
+        last = library if most == 300 else streamed
+        assert kernels(shorter) == [(8, few), *fit, (most, last)]
+
+
+def test_bf16_is_gated_in_the_same_kernel_or_in_two_steps() -> None:
+    site = site_of(gated_call(3, 8192, 256, dtype="bf16"), "tokens", 90)
+    site = replace(site, limits=Limits(64, 1024, 4096))
+    few, library = ["skinny_linear", "swiglu"], ["product", "swiglu"]
+    at_once = [(rows, ["streamed_linear"]) for rows in (16, 32, 64, 128, 192, 256)]
+    assert kernels(site) == [(8, few), *at_once, (4096, library)]
+    before = kernels(replace(site, sm=89))
+    assert [work for _, work in before] == [few, few, library]
+
+
+def name_of(work: object) -> str:
+    if isinstance(work, MatrixProduct):
+        return "product"
+    assert isinstance(work, Launch)
+    kernel = work.kernel
+    return kernel.entry if isinstance(kernel, CudaSource) else kernel.function.__name__
 
 
 def written(work: object) -> str:

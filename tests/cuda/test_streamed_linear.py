@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.support.cuda_on_cpu import launch as launch_on_cpu
-from tests.support.cuda_on_cpu import poisoned, tile_map
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.linear_calls import Case, linear_call, take_rows
+from tests.support.streamed_launch import run_streamed, stale_rows
 from tests.support.triton_kernels import needs_triton
 from trtc.plugins.cuda.cpp import CudaSource
 from trtc.plugins.cuda.launch import Launch, Site
@@ -52,49 +51,19 @@ def make_site(case: Case, sm: int = 90, most_rows: int = 4096) -> Site:
 
 
 def run(case: Case, cut: Cut, call: KernelCall, *, lazy: bool = False) -> Array:
-    """`out`, from poisoned memory; rows after the real ones are stale and must stay."""
-    launched = streamed_launch(make_site(case), cut)
-    source = launched.kernel
-    assert isinstance(source, CudaSource)
-    x = call.inputs["x"]
-    assert x is not None
-    count, columns = len(x), case.columns
-    stale = poisoned((cut.rows, case.depth + 16), x.dtype)
-    stale[:count, : case.depth] = x
-    out = poisoned((count + 1, columns + 16), NUMPY_DTYPES[case.out])
-    arrays = {
-        **call.inputs,
-        "x": stale,
-        "dims": np.array([count, 0, 0, 0], np.int32),
-        "out": out,
-    }
-    residual = call.inputs.get("residual")
+    site = make_site(case)
+    inputs, residual = dict(call.inputs), call.inputs.get("residual")
     if residual is not None:
-        wide = poisoned((count, columns + 16), residual.dtype)
-        wide[:, :columns] = residual
-        arrays["residual"] = wide
-    given = [np.ascontiguousarray(arrays[name]) for name in launched.arguments]
-    given[launched.arguments.index("out")] = out
-    launch_on_cpu(
-        source,
-        [*given, *(map_of(launched, arrays, at) for at in range(2))],
-        (launched.grid[0].times, 1, 1),
+        inputs["residual"] = stale_rows(residual, len(residual), site.strides["residual"])
+    return run_streamed(
+        streamed_launch(site, cut),
+        cut,
+        inputs,
+        case.columns,
+        out=NUMPY_DTYPES[case.out],
+        strides=site.strides,
         lazy=lazy,
-        late=[stale],
     )
-    untouched = poisoned(out.shape, out.dtype)
-    untouched[:count, :columns] = out[:count, :columns]
-    assert out.tobytes() == untouched.tobytes(), "written beside the result"
-    return out[:count, :columns]
-
-
-def map_of(launched: Launch, arrays: dict[str, Any], number: int) -> Array:
-    one = launched.maps[number]
-    content = tile_map(arrays[one.parameter].ctypes.data, one.sizes, one.strides, one.box)
-    room = np.zeros(256, np.uint8)
-    begin = -room.ctypes.data % 128
-    room[begin : begin + 128] = np.frombuffer(content, np.uint8)
-    return room[begin : begin + 128]
 
 
 @pytest.mark.parametrize(

@@ -35,20 +35,27 @@ def test_swiglu(rng, activation):
     np.testing.assert_allclose(out, (activated * torch.tensor(up)).numpy(), atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["f8e4m3", "bf16"])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_gated_linear(rng, activation):
-    """Every result is one of the two E4M3 numbers around the exact value."""
-    x, weight = (random_array(rng, *shape, dtype="f8e4m3") for shape in ((3, 24), (80, 24)))
-    scale = rng.uniform(0.1, 0.3, (80, 1)).astype(np.float32)
+def test_gated_linear(rng, activation, dtype):
+    """Every result is one of the two numbers of its type around the exact value."""
+    x, weight = (random_array(rng, *shape, dtype=dtype) for shape in ((3, 24), (80, 24)))
+    scale, by, out_scale = rng.uniform(0.1, 0.3, (80, 1)).astype(np.float32), 0.7, 0.05
+    is_quantized = dtype == "f8e4m3"
+    if not is_quantized:
+        scale, by, out_scale = np.ones((80, 1), np.float32), 1.0, 1.0
+    scales = (scale, np.float32(by), np.float32(out_scale))
     (out,) = REGISTRY["gated_linear"].reference(
-        x, weight, scale, np.float32(0.7), np.float32(0.05),
-        I=40, weight_dtype="f8e4m3", activation=activation,
+        x, weight, *(scales if is_quantized else (None, None, None)),
+        I=40, weight_dtype=dtype, activation=activation,
     )  # fmt: skip
     exact = torch.tensor(weight.astype(np.float64) * scale).t()
-    gate, up = (torch.tensor(x.astype(np.float64)) @ exact * 0.7).chunk(2, dim=1)
+    gate, up = (torch.tensor(x.astype(np.float64)) @ exact * by).chunk(2, dim=1)
     activated = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
-    expected = (activated * up / 0.05).clamp(-448, 448).numpy()
-    np.testing.assert_allclose(out.astype(np.float64), expected, rtol=1 / 16, atol=2.0**-10)
+    expected = activated * up / out_scale
+    expected = (expected.clamp(-448, 448) if is_quantized else expected).numpy()
+    relative, least = (1 / 16, 2.0**-10) if is_quantized else (1 / 256, 1e-6)
+    np.testing.assert_allclose(out.astype(np.float64), expected, rtol=relative, atol=least)
 
 
 def test_rotation_turns_pairs_by_their_angles(rng):

@@ -36,12 +36,14 @@ from trtc.builder.passes.order import cuda_passes
         Tiny("fp8", per_tensor=True, fused=True),
         Tiny("fp8", gemma=True),
         Tiny("w4a8_awq"),
+        Tiny("bf16"),
+        Tiny("bf16", gemma=True),
     ],
     ids=str,
 )
 def test_gate_up_and_their_activation_become_one(kind: Tiny) -> None:
-    """Without rounding to bf16 in between some E4M3 values fall to their other neighbour, which in
-    so small a model is much: as a whole the result must be as near to f32's as it was."""
+    """Without rounding to bf16 in between some values fall to their other neighbour, which in E4M3
+    and so small a model is much: as a whole the result must be as near to f32's as it was."""
     old, new = assert_preserves(FUSE_GATED_LINEAR, kind, tolerance=0.2)
     exact = logits(*tiny(replace(kind, dtype="f32")))
     reader = tiny(kind)[1]
@@ -55,16 +57,17 @@ def test_gate_up_and_their_activation_become_one(kind: Tiny) -> None:
     assert node.name == "layers.0.mlp.gate_up"
     assert attributes(node) == {
         "I": WIDTH,
-        "weight_dtype": "f8e4m3",
+        "weight_dtype": "bf16" if kind.scheme == "bf16" else "f8e4m3",
         "activation": "gelu_tanh" if kind.gemma else "silu",
     }
-    assert set(given(node)) == {"x", "weight", "weight_scale", "input_scale", "out_scale"}
+    scales = set() if kind.scheme == "bf16" else {"weight_scale", "input_scale", "out_scale"}
+    assert set(given(node)) == {"x", "weight", *scales}
 
 
 @pytest.mark.parametrize(
     "kind",
     [
-        Tiny("bf16"),
+        Tiny("fp32"),
         Tiny("int8_sq"),
         Tiny("fp8", dtype="f32"),
         Tiny("fp8", experts=4),
@@ -73,16 +76,17 @@ def test_gate_up_and_their_activation_become_one(kind: Tiny) -> None:
     ids=str,
 )
 def test_other_models_stay(kind: Tiny) -> None:
-    """Other types, products that are not rounded to bf16, experts, and two linears."""
+    """Other types and products that are not rounded to bf16, experts, and two linears."""
     module, _ = before(FUSE_GATED_LINEAR, kind)
     assert_unchanged(FUSE_GATED_LINEAR, module)
 
 
 @pytest.mark.parametrize(
-    "case", ["", "bias", "pre-scale", "halves turned", "unequal use", "read elsewhere", "bf16 out"]
+    "case", ["", "bias", "pre-scale", "halves turned", "unequal use", "read elsewhere", "other out"]
 )
-def test_what_must_hold(case: str) -> None:
-    module = hand(case)
+@pytest.mark.parametrize("dtype", ["f8e4m3", "bf16"])
+def test_what_must_hold(dtype: str, case: str) -> None:
+    module = hand(dtype, case)
     if case:
         assert_unchanged(FUSE_GATED_LINEAR, module)
     else:
@@ -90,16 +94,21 @@ def test_what_must_hold(case: str) -> None:
         assert changed and ops(new) == {"trtc.gated_linear": 1}
 
 
-def hand(case: str) -> Module:
+def test_bf16_with_a_scale_stays() -> None:
+    assert_unchanged(FUSE_GATED_LINEAR, hand("bf16", "scale"))
+
+
+def hand(dtype: str, case: str) -> Module:
     """linear, Split and swiglu as the pass takes them, but for what `case` says."""
-    graph = Hand()
-    weight = graph.weight("w", 2 * WIDTH, HIDDEN, dtype="f8e4m3")
-    scale, one = graph.weight("s", 2 * WIDTH, 1), graph.constant("one", 0.5)
+    graph, is_quantized = Hand(), dtype == "f8e4m3"
+    weight = graph.weight("w", 2 * WIDTH, HIDDEN, dtype=dtype)
+    scale = graph.weight("s", 2 * WIDTH, 1) if is_quantized or case == "scale" else None
+    one = graph.constant("one", 0.5)
     bias = graph.weight("b", 2 * WIDTH) if case == "bias" else None
-    x = graph.input("x", "T", HIDDEN, dtype="f8e4m3")
+    x = graph.input("x", "T", HIDDEN, dtype=dtype)
     product = graph.node(
-        "linear", "l", [x, weight, scale, None, one, bias], "T", 2 * WIDTH, dtype="bf16",
-        N=2 * WIDTH, group_size=0, weight_dtype="f8e4m3",
+        "linear", "l", [x, weight, scale, None, one if is_quantized else None, bias], "T",
+        2 * WIDTH, dtype="bf16", N=2 * WIDTH, group_size=0, weight_dtype=dtype,
         layout="row_major", activation="exact", softcap=0.0, out_dtype="bf16",
     )  # fmt: skip
     sizes = graph.constant("sizes", [WIDTH, WIDTH], "i64")
@@ -112,11 +121,11 @@ def hand(case: str) -> Module:
     if case == "unequal use":
         up = gate
     pre_scale = graph.weight("p", WIDTH) if case == "pre-scale" else None
-    dtype = "bf16" if case == "bf16 out" else "f8e4m3"
-    out_scale = None if case == "bf16 out" else one
+    gives_e4m3 = is_quantized != (case == "other out")
+    out_dtype = "f8e4m3" if gives_e4m3 else "bf16"
     out = graph.node(
-        "swiglu", "g", [gate, up, pre_scale, out_scale], "T", WIDTH, dtype=dtype,
-        activation="silu", out_dtype=dtype,
+        "swiglu", "g", [gate, up, pre_scale, one if gives_e4m3 else None], "T", WIDTH,
+        dtype=out_dtype, activation="silu", out_dtype=out_dtype,
     )  # fmt: skip
     return graph.module(*([out, gate] if case == "read elsewhere" else [out]))
 

@@ -1,0 +1,64 @@
+"""Run streamed.cu's launches on the CPU, with tensor maps as the runtime makes them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.support.cuda_on_cpu import launch as launch_on_cpu
+from tests.support.cuda_on_cpu import poisoned, tile_map
+from trtc.plugins.cuda.cpp import CudaSource
+from trtc.plugins.cuda.launch import DIMS, Launch
+from trtc.plugins.linear.streamed import Cut
+
+Array = NDArray[Any]
+
+
+def stale_rows(x: Array, rows: int, stride: int) -> Array:
+    """A buffer for so many rows, of which the first are x."""
+    buffer = poisoned((rows, stride), x.dtype)
+    buffer[: len(x), : x.shape[1]] = x
+    return buffer
+
+
+def run_streamed(
+    launched: Launch,
+    cut: Cut,
+    inputs: Mapping[str, Array | None],
+    columns: int,
+    *,
+    out: np.dtype[Any],
+    strides: Mapping[str, int],
+    lazy: bool = False,
+) -> Array:
+    """`out`, from poisoned memory; rows after the real ones are stale and must stay."""
+    source, x = launched.kernel, inputs["x"]
+    assert isinstance(source, CudaSource) and x is not None
+    stale, result = (
+        stale_rows(x, cut.rows, strides["x"]),
+        poisoned((len(x) + 1, strides["out"]), out),
+    )
+    arrays = {**inputs, "x": stale, DIMS: np.array([len(x), 0, 0, 0], np.int32)}
+    given = [np.ascontiguousarray(arrays[name]) for name in launched.arguments if name != "out"]
+    given.insert(launched.arguments.index("out"), result)
+    launch_on_cpu(
+        source,
+        [*given, *(_map_of(launched, arrays, at) for at in range(2))],
+        (launched.grid[0].times, 1, 1),
+        lazy=lazy,
+        late=[stale],
+    )
+    untouched = poisoned(result.shape, result.dtype)
+    untouched[: len(x), :columns] = result[: len(x), :columns]
+    assert result.tobytes() == untouched.tobytes(), "written beside the result"
+    return result[: len(x), :columns]
+
+
+def _map_of(launched: Launch, arrays: Mapping[str, Any], number: int) -> Array:
+    one = launched.maps[number]
+    content = tile_map(arrays[one.parameter].ctypes.data, one.sizes, one.strides, one.box)
+    room = np.zeros(256, np.uint8)
+    begin = -room.ctypes.data % 128
+    room[begin : begin + 128] = np.frombuffer(content, np.uint8)
+    return room[begin : begin + 128]
