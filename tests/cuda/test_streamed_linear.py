@@ -158,6 +158,7 @@ def test_variants_of_both_kernels_ascend_to_what_a_step_can_have() -> None:
     assert most(found) == few
     assert most(replace(found, limits=Limits(64, 1024, 40))) == [*few[:3], (40, streamed)]
     assert most(replace(found, limits=Limits(64, 1024, 12))) == [(8, skinny), (12, skinny)]
+    assert most(sized(PLAIN, 4096, 14336)) == [few[0], *few[2:]]
     wide = [(8, skinny), *((rows, streamed) for rows in (16, 32, 64, 128, 256))]
     assert most(sized(PLAIN, 28672, 4096)) == wide
 
