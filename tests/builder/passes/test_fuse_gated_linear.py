@@ -130,8 +130,9 @@ def hand(dtype: str, case: str) -> Module:
     return graph.module(*([out, gate] if case == "read elsewhere" else [out]))
 
 
-def test_each_of_several_ranks_has_some_columns_of_both() -> None:
-    kind = Tiny("fp8")
+@pytest.mark.parametrize("scheme", ["fp8", "bf16"])
+def test_each_of_several_ranks_has_some_columns_of_both(scheme: str) -> None:
+    kind = Tiny(scheme)
     module, reader = tiny(kind)
     sharded, _ = run_passes(
         module, cuda_passes(scheme_of(kind), reader, ranks=2, exact_lm_head=False)
