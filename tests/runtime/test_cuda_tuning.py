@@ -178,6 +178,23 @@ def test_what_is_kept_runs_as_fast_as_was_measured(tmp_path: Path) -> None:
     assert device.now - began == pytest.approx(found[-1].microseconds * 1e-6)
 
 
+def test_a_variant_that_is_far_slower_runs_a_few_times_only(tmp_path: Path) -> None:
+    """Most variants are for other numbers of rows: timed as long as likely ones they would take
+    nine tenths of the time."""
+    runs = {"qkv_fast": 0, "qkv_huge": 0}
+
+    def counted(kernels: Sequence[str]) -> float:
+        for name in runs:
+            runs[name] += name in kernels
+        return price(kernels)
+
+    program, device = open_program(tmp_path, counted)
+    (qkv, _) = classes_of(program.calls)
+    (found,) = tune_bucket(program, [qkv], DECODE, lambda: device.now)
+    assert found.variant == 1
+    assert runs["qkv_huge"] <= 4 < 7 <= runs["qkv_fast"]
+
+
 def test_calls_without_a_choice_are_not_measured(tmp_path: Path) -> None:
     def price_of_prefill(kernels: Sequence[str]) -> float:
         assert "qkv_slow" not in kernels, "it is not for so many rows"

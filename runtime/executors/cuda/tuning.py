@@ -39,6 +39,9 @@ _SERIES_SECONDS = 0.02
 _MIN_GAIN = 0.005
 """A step must become so much faster for a variant to be kept. Two graphs of the same step differ by
 0.2% at most when they take turns (H200)."""
+_HOPELESS = 1.1
+"""A variant with which one step takes so much longer is not timed any further: most variants are
+for other numbers of rows."""
 _PlacedT = TypeVar("_PlacedT", Matrix, TileMap)
 Progress = Callable[[str], None]
 Clock = Callable[[], float]
@@ -73,7 +76,7 @@ def tune(executor: CudaExecutor, device: str, progress: Progress) -> TacticTable
         keys = [(one.sites, bucket.kind, one.rows(bucket)) for one in classes]
         undecided = [one for one, key in zip(classes, keys, strict=True) if key not in decided]
         decided |= set(keys)
-        progress(f"{bucket.kind} of {bucket.tokens} tokens")
+        progress(f"{bucket.tokens}-token {bucket.kind} steps")
         executor.logits(batch)
         tactics += tune_bucket(executor.program, undecided, bucket)
     return TacticTable(device=device, tactics=tuple(tactics))
@@ -115,9 +118,14 @@ def tune_bucket(
 def _race(
     program: Program, bucket: Bucket, runners: Sequence[Sequence[Tactic]], clock: Clock
 ) -> list[float]:
-    """Microseconds of a step with each list of tactics: medians of series that take turns."""
+    """Microseconds of a step with each of two lists of tactics: medians of series that take turns,
+    unless the second is hopeless."""
     graphs = [_capture(program, bucket, tactics) for tactics in runners]
+    for graph in graphs:
+        graph.replay()  # the first one of a graph brings it to the device
     first = [_seconds(program, graph, 1, clock) for graph in graphs]
+    if first[1] > _HOPELESS * first[0]:
+        return [seconds * 1e6 for seconds in first]
     repeats = max(1, round(_SERIES_SECONDS / min(first)))
     series = [
         [_seconds(program, graph, repeats, clock) for graph in graphs] for _ in range(_SERIES)
