@@ -32,7 +32,7 @@ from trtc.runtime.session import open_session
 _MACHINE_SECONDS = 0.1
 """Of each of its figures in a turn."""
 _SEARCHED_ROWS = 8
-"""kSearchedRows of plugins/linear/search.hpp."""
+"""kSearchedRows of plugins/linear/search.hpp with AVX-512."""
 
 
 @dataclass(frozen=True)

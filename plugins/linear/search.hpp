@@ -22,7 +22,12 @@
 namespace trtc::detail {
 
 // More rows are multiplied about as fast by both planes at once, as memory is not what they wait for.
+// (AVX2 takes half as many instructions for nibbles as for bytes.)
+#ifdef TRTC_AVX2
+constexpr std::int64_t kSearchedRows = 16;
+#else
 constexpr std::int64_t kSearchedRows = 8;
+#endif
 constexpr float kDeviations = 6.f;
 constexpr float kFineMeanSquare = 21.5f;  // of -8 ... 7
 
