@@ -71,9 +71,11 @@ void linear_chunk(Context& ctx, const linear_args& a, const LinearScratch<C>& sc
 template <class C>
 std::size_t linear_scratch(std::int64_t max_rows, int num_threads) {
   const std::size_t bytes = detail::LinearScratch<C>(nullptr, max_rows).bytes(num_threads);
-  if constexpr (C::layout != Layout::planes) return bytes;
-  const std::size_t searched = detail::SearchScratch<C>(nullptr, num_threads).bytes();
-  return bytes > searched ? bytes : searched;
+  if constexpr (C::layout == Layout::planes) {
+    const std::size_t searched = detail::SearchScratch<C>(nullptr, num_threads).bytes();
+    return bytes > searched ? bytes : searched;
+  }
+  return bytes;
 }
 
 template <class C>

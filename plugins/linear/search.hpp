@@ -11,7 +11,6 @@
 // apart.)
 #pragma once
 
-#include <cmath>
 #include <limits>
 
 #include "cpu/context.hpp"
