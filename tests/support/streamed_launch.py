@@ -1,4 +1,4 @@
-"""Run streamed.cu's launches on the CPU, with tensor maps as the runtime makes them."""
+"""streamed.cu's launches: compiled, and run on the CPU with tensor maps as the runtime's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,11 +8,24 @@ from numpy.typing import NDArray
 
 from tests.support.cuda_on_cpu import launch as launch_on_cpu
 from tests.support.cuda_on_cpu import poisoned, tile_map
+from trtc.plugins.cuda.compile import CompiledKernel
 from trtc.plugins.cuda.cpp import CudaSource
 from trtc.plugins.cuda.launch import DIMS, Launch
 from trtc.plugins.linear.streamed import Cut
 
 Array = NDArray[Any]
+
+
+def compile_streamed(launched: Launch) -> CompiledKernel:
+    """For sm_90: products of warpgroups that the copy engine feeds, a block an SM."""
+    from trtc.plugins.cuda.nvrtc import compile_cuda
+
+    assert isinstance(launched.kernel, CudaSource)
+    kernel = compile_cuda(launched.kernel, 90)
+    for instruction in (b"wgmma", b"cp.async.bulk.tensor.5d", b"griddepcontrol.wait"):
+        assert instruction in kernel.ptx
+    assert launched.grid[0].times <= 132
+    return kernel
 
 
 def stale_rows(x: Array, rows: int, stride: int) -> Array:
