@@ -293,10 +293,13 @@ def _facts(report: Report) -> list[tuple[str, str]]:
             f"{limits.max_batch_size} sequences and {limits.max_num_tokens:,} tokens a step",
         ),
     ]
-    if report.scheme.name.startswith(("int4", "w4a8")):
+    if report.target.kind == "cpu" and report.scheme.name.startswith(("int4", "w4a8", "fp8")):
         exact = report.scheme.exact_activations
         facts.append(
-            ("Activations", "exact" if exact else "rounded to int8 a token and group, where faster")
+            (
+                "Activations",
+                "the scheme's" if exact else "rounded to int8, a scale a token and group",
+            )
         )
     if report.scheme.lm_head == "i8":
         facts.append(("lm_head", "int8, a scale for each group of 128"))

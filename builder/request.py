@@ -36,7 +36,7 @@ class BuildRequest:
     max_kl: float | None = None
     """Nats a token; more, against the unquantised model, fails the build."""
     exact_activations: bool = False
-    """4-bit weights multiply bf16 activations instead of dynamically rounded int8 ones."""
+    """4-bit and E4M3 weights multiply the scheme's activations on CPUs, not dynamic int8 ones."""
     exact_lm_head: bool = False
     """The lm_head of a quantised model keeps the activations' type, whatever the target."""
     dummy_weights: bool = False

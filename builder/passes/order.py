@@ -1,6 +1,7 @@
 """The table of contents of the compiler: which passes run for which target, in order."""
 
 from trtc.builder.passes.base import Pass
+from trtc.builder.passes.drop_e4m3_rounding import DROP_E4M3_ROUNDING
 from trtc.builder.passes.enclose_linears import ENCLOSE_LINEARS
 from trtc.builder.passes.fill_kv_scales import FILL_KV_SCALES
 from trtc.builder.passes.fold_weight_quantization import FOLD_WEIGHT_QUANTIZATION
@@ -21,6 +22,7 @@ from trtc.builder.passes.match_scale_types import MATCH_SCALE_TYPES
 from trtc.builder.passes.merge_linears import MERGE_LINEARS
 from trtc.builder.passes.narrow_lm_head import NARROW_LM_HEAD
 from trtc.builder.passes.pack_weights import PACK_WEIGHTS
+from trtc.builder.passes.regroup_e4m3 import REGROUP_E4M3
 from trtc.builder.passes.select_cpu_activation import SELECT_CPU_ACTIVATION
 from trtc.builder.passes.shard import ShardOverRanks
 from trtc.builder.passes.share_pre_scales import share_pre_scales
@@ -72,13 +74,14 @@ def cpu_passes(
     scheme: Scheme, reader: TensorReader, *, exact_activations: bool, exact_lm_head: bool
 ) -> tuple[Pass, ...]:
     """The CPU target's list: packed weights and, unless asked for exact ones, an int8 lm_head of
-    quantised models and int8 activations for 4-bit weights and for it. `reader` compares vectors of
-    scales, and reads nothing else."""
+    quantised models, and int8 activations for it and for weights of 4 bits and of E4M3, which are
+    stored as int8. `reader` compares vectors of scales, and reads nothing else."""
     narrow = (NARROW_LM_HEAD,) if narrows_lm_head(scheme, exact_lm_head) else ()
-    selects = not exact_activations and (scheme.weight == "i4" or narrow)
-    select = (SELECT_CPU_ACTIVATION,) if selects else ()
     share = (share_pre_scales(reader),) if scheme.pre_quant_scale else ()
-    return (*share, *NATIVE_PASSES, *narrow, *select, PACK_WEIGHTS)
+    if exact_activations or scheme.dtype != "bf16" or scheme.weight == "bf16":
+        return (*share, *NATIVE_PASSES, *narrow, PACK_WEIGHTS)
+    rounded = (REGROUP_E4M3, *narrow, SELECT_CPU_ACTIVATION)
+    return (*share, DROP_E4M3_ROUNDING, *NATIVE_PASSES, *rounded, PACK_WEIGHTS)
 
 
 def narrows_lm_head(scheme: Scheme, exact_lm_head: bool) -> bool:

@@ -261,6 +261,11 @@ class Rewriter:
         for former in producers:
             _remove_unread(former, self._output_names)
 
+    def clear_input(self, node: Node, parameter: str) -> None:
+        """Leave out one optional input of a node of trtc's."""
+        if input_of(node, parameter) is not None:
+            self.set_input(node, parameter, gs.Variable.empty())
+
     def take_output(self, node: Node, tensor: Tensor) -> None:
         """Let `node` produce `tensor` as its first output, which another node made until now."""
         producers = list(tensor.inputs)

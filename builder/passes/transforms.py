@@ -4,7 +4,7 @@ They are frozen records, not closures: two equal transforms of equal sources are
 passes can see that.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from trtc.plugins.layouts import MOST_IN_PLANES, pack, pack_columns, pack_planes
 from trtc.plugins.rounding import cast
 from trtc.plugins.tiles import tile
+from trtc.protos.errors import CheckpointError
 
 Array = NDArray[Any]
 
@@ -95,44 +96,79 @@ class PackColumns:
         return pack_columns(values)
 
 
+GroupScale = Callable[[Array], Array]
+"""Parts [rows, group] of a weight in f32 -> the scales [rows, 1] of their codes."""
+
+
+def scale_in_planes(part: Array) -> Array:
+    """The largest magnitude becomes MOST_IN_PLANES, so that layout planes takes the codes."""
+    scale: Array = np.max(np.abs(part), axis=1, keepdims=True) / np.float32(MOST_IN_PLANES)
+    return scale
+
+
+def power_of_two_scale(part: Array) -> Array:
+    """The power of two that makes the largest magnitude a code of 64 to 127.
+
+    Numbers of 4 significant bits, as E4M3 has, then have integer codes of at most 120 as far down
+    as three binades below the largest.
+    """
+    largest = np.max(np.abs(part), axis=1, keepdims=True)
+    _, exponent = np.frexp(largest)  # largest = mantissa in [0.5, 1) times 2^exponent
+    scale: Array = np.where(largest > 0, np.ldexp(np.float32(1), exponent - 7), np.float32(0))
+    return scale
+
+
 @dataclass(frozen=True)
 class GroupCodes:
-    """int8 codes of a weight [N, K]: value = code * the scale of its row and group of K."""
+    """int8 codes of a weight [..., K]: value = code * the scale of its row and group of K.
+
+    Raises:
+        CheckpointError: a value is NaN or infinite.
+    """
 
     group: int
+    scale_of: GroupScale = scale_in_planes
 
     def __call__(self, weight: Array) -> Array:
         codes = np.empty(weight.shape, np.int8)
-        for rows in _slices(weight):
-            for first in range(0, weight.shape[1], self.group):
-                columns = slice(first, first + self.group)
-                part = weight[rows, columns].astype(np.float32)
-                scale = _group_scale(part)
-                scale[scale == 0] = 1
-                codes[rows, columns] = np.rint(part / scale)
+        rows = codes.reshape(-1, weight.shape[-1])
+        for place, part in _groups(weight, self.group):
+            if not np.all(np.isfinite(part)):
+                raise CheckpointError(
+                    "a weight holds NaN or infinity", remedy="Quantise the checkpoint again"
+                )
+            scale = self.scale_of(part)
+            scale[scale == 0] = 1
+            rows[place] = np.rint(part / scale)
         return codes
 
 
 @dataclass(frozen=True)
 class GroupScales:
-    """The scales [N, G] of GroupCodes: each group's largest magnitude is MOST_IN_PLANES, so that
-    layout planes takes its codes."""
+    """The scales [..., G] of GroupCodes; times those [..., 1] that the weight has, if it has."""
 
     group: int
+    scale_of: GroupScale = scale_in_planes
 
-    def __call__(self, weight: Array) -> Array:
-        groups = range(0, weight.shape[1], self.group)
-        scales = np.empty((len(weight), len(groups)), np.float32)
-        for rows in _slices(weight):
-            for index, first in enumerate(groups):
-                part = weight[rows, first : first + self.group].astype(np.float32)
-                scales[rows, index : index + 1] = _group_scale(part)
+    def __call__(self, weight: Array, *row_scale: Array) -> Array:
+        *rows, depth = weight.shape
+        scales = np.empty((*rows, -(-depth // self.group)), np.float32)
+        by_row = scales.reshape(-1, scales.shape[-1])
+        for (some, columns), part in _groups(weight, self.group):
+            index = columns.start // self.group
+            by_row[some, index : index + 1] = self.scale_of(part)
+        for factor in row_scale:
+            scales *= factor
         return scales
 
 
-def _group_scale(part: Array) -> Array:
-    scale: Array = np.max(np.abs(part), axis=1, keepdims=True) / np.float32(MOST_IN_PLANES)
-    return scale
+def _groups(weight: Array, group: int) -> Iterator[tuple[tuple[slice, slice], Array]]:
+    """Each group of K of some rows, as (place in [rows, K], its values [rows, group] in f32)."""
+    by_row = weight.reshape(-1, weight.shape[-1])
+    for rows in _slices(by_row):
+        for first in range(0, by_row.shape[1], group):
+            columns = slice(first, min(first + group, by_row.shape[1]))
+            yield (rows, columns), by_row[rows, columns].astype(np.float32)
 
 
 def _slices(weight: Array) -> Iterator[slice]:

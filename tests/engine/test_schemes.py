@@ -25,14 +25,18 @@ MOE: dict[str, Any] = {**LLAMA, "moe_intermediate_size": 128}
         ("llama", "bf16", None, False),
         ("llama", "bf16", "f8e4m3", False),
         ("llama", "fp8", "f8e4m3", False),
+        ("llama", "fp8", "f8e4m3", True),
         ("llama", "int8_sq", None, False),
         ("llama", "int4_awq", None, False),
         ("llama", "int4_awq", None, True),
         ("llama", "w4a8_awq", None, False),
+        ("llama", "w4a8_awq", None, True),
         ("qwen3_moe", "fp8", None, False),
+        ("qwen3_moe", "fp8", None, True),
         ("qwen3_moe", "int8_sq", None, False),
         ("qwen3_moe", "int4_awq", None, False),
         ("qwen3_moe", "w4a8_awq", None, False),
+        ("qwen3_moe", "w4a8_awq", None, True),
     ],
 )
 def test_engine_equals_the_evaluator(

@@ -46,7 +46,7 @@ _DEFAULTS = BuildRequest(model="", output=Path())
 @click.option(
     "--exact-activations",
     is_flag=True,
-    help="Multiply 4-bit weights with bf16 activations, not int8 ones.",
+    help="On CPUs: multiply 4-bit and E4M3 weights with the scheme's activations, not int8 ones.",
 )
 @click.option(
     "--exact-lm-head",

@@ -115,7 +115,7 @@ def test_the_given_module_is_not_altered() -> None:
     assert dict(module.recipes) == recipes_before
 
 
-@pytest.mark.parametrize("scheme", ["fp32", "bf16", "fp8", "int4_awq"])
+@pytest.mark.parametrize("scheme", ["fp32", "bf16", "fp8", "int4_awq", "w4a8_awq"])
 @pytest.mark.parametrize("exact_head", [False, True])
 @pytest.mark.parametrize("exact", [False, True])
 def test_narrow_activations_and_lm_head_are_choices(
@@ -125,11 +125,16 @@ def test_narrow_activations_and_lm_head_are_choices(
     module, reader = tiny(kind)
     passes = cpu_passes(scheme_of(kind), reader, exact_activations=exact, exact_lm_head=exact_head)
     *layers, head = nodes(run_passes(module, passes)[0], "linear")
-    narrows = scheme in ("fp8", "int4_awq") and not exact_head
+    narrows = scheme in ("fp8", "int4_awq", "w4a8_awq") and not exact_head
     assert (attributes(head)["weight_dtype"] == "i8") is narrows
     assert (attributes(head)["activation"] == "dynamic_i8") is (narrows and not exact)
-    expected = "dynamic_i8" if scheme == "int4_awq" and not exact else "exact"
+    rounds = scheme in ("fp8", "int4_awq", "w4a8_awq") and not exact
+    expected = "dynamic_i8" if rounds else "exact"
     assert {attributes(node)["activation"] for node in layers} == {expected}
+    stored = {"fp8": "i8", "w4a8_awq": "i4"}
+    if rounds and scheme in stored:
+        assert {attributes(node)["weight_dtype"] for node in layers} == {stored[scheme]}
+        assert len(layers) == 2 * 4 and "trtc.quantize" not in ops(lowered(kind, exact=False)[1])
 
 
 @pytest.mark.parametrize("scheme", ["fp32", "bf16", "fp8", "int4_awq", "w4a8_awq"])
