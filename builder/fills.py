@@ -23,8 +23,8 @@ _CONSTANTS = {
     "down_input_scale": 1 / 32,
 }
 """Scales of activations: near one when unscaled, so +-4 as int8 and +-14 as E4M3."""
-_RANDOM_BITS_STD = {"i8": 73.9, "i4": 4.6, "u4": 6.5, "f8e4m3": 0.45}
-"""Standard deviation of random codes (u4: with a random zero point)."""
+_RANDOM_BITS_STD = {"i8": 73.9, "i4": 4.6, "u4": 6.5, "f8e4m3": 0.45, "bf16": 0.72}
+"""Standard deviation of random codes (u4: with a random zero point; bf16: in layout compact)."""
 _BOUNDED = ("cos", "sin", "table")
 
 
@@ -40,6 +40,8 @@ def dummy_fill(
     gain = math.sqrt(depth) if isinstance(depth, int) else 1.0
     if parameter in ("weight", "gate_up", "down"):
         # Uniform in +-a has the standard deviation a / sqrt(3).
+        if attributes.get("layout") == "compact":
+            return Fill(element="compact")
         element: DTypeName = weight_dtype  # type: ignore[assignment]
         return Fill(element=element, spread=math.sqrt(3) / gain)
     if parameter in ("weight_scale", "gate_up_scale", "down_scale"):

@@ -328,8 +328,8 @@ def _layout(parameter: str, value: _Value, attributes: Mapping[str, int | float 
     packed = value.dtype == "u8" and not parameter.endswith("_zero")
     if not packed:
         return "row_major"
-    if attributes.get("layout") == "planes":
-        return "planes"
+    if attributes.get("layout") in ("planes", "compact"):
+        return str(attributes["layout"])
     return f"packed_{attributes.get('weight_dtype', 'i8')}"
 
 

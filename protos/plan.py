@@ -31,11 +31,13 @@ class Fill(Record, frozen=True):
     """What `--dummy-weights` puts into a weight, so that every activation stays finite.
 
     Floating-point elements are uniform in `center` +- `spread`; 8- and 4-bit elements are random
-    bits (E4M3 without its exponent's top bit, so never NaN) and take their size from their scale.
+    bits (E4M3 without its exponent's top bit, so never NaN; compact without the small numbers)
+    and take their size from their scale.
     """
 
-    element: DTypeName
-    """Logical element type: of the values inside when the weight is packed."""
+    element: DTypeName | Literal["compact"]
+    """Logical element type: of the values inside when the weight is packed; compact: bf16 in the
+    bytes of plugins/compact.py."""
     center: float = 0.0
     spread: float = 0.0
 
@@ -48,8 +50,8 @@ class Weight(Record, frozen=True):
     shape: tuple[int, ...]
     """As stored: packed weights are rows of bytes."""
     layout: str
-    """`row_major`; `packed_<weight dtype>` or `planes`: plugins/layouts.py says how; or `tiles`:
-    plugins/tiles.py."""
+    """`row_major`; `packed_<weight dtype>` or `planes`: plugins/layouts.py says how; `compact`:
+    plugins/compact.py; or `tiles`: plugins/tiles.py."""
     offset: int
     """Bytes from the start of the data section; a multiple of 64."""
     bytes: int

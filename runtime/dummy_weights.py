@@ -57,6 +57,11 @@ def _f8e4m3(random: np.random.Generator, fill: Fill) -> NDArray[np.uint8]:
     return _integers(random, fill) & np.uint8(~_E4M3_EXPONENT_TOP & 0xFF)
 
 
+def _compact(random: np.random.Generator, fill: Fill) -> NDArray[np.uint8]:
+    # With the third bit of each nibble set none stands for zero or a number below 2^-7.
+    return _integers(random, fill) | np.uint8(0x44)
+
+
 def _integers(random: np.random.Generator, fill: Fill) -> NDArray[np.uint8]:
     return random.integers(0, 256, _BLOCK_BYTES, np.uint8)
 
@@ -70,6 +75,7 @@ _MAKERS: dict[str, Callable[[np.random.Generator, Fill], NDArray[np.uint8]]] = {
     "f32": _f32,
     "bf16": _bf16,
     "f8e4m3": _f8e4m3,
+    "compact": _compact,
     "i8": _integers,
     "i4": _integers,
     "u4": _integers,

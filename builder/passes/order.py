@@ -1,6 +1,7 @@
 """The table of contents of the compiler: which passes run for which target, in order."""
 
 from trtc.builder.passes.base import Pass
+from trtc.builder.passes.compact_weights import COMPACT_WEIGHTS
 from trtc.builder.passes.drop_e4m3_rounding import DROP_E4M3_ROUNDING
 from trtc.builder.passes.enclose_linears import ENCLOSE_LINEARS
 from trtc.builder.passes.fill_kv_scales import FILL_KV_SCALES
@@ -73,15 +74,16 @@ TENSORRT_PASSES: tuple[Pass, ...] = (
 def cpu_passes(
     scheme: Scheme, reader: TensorReader, *, exact_activations: bool, exact_lm_head: bool
 ) -> tuple[Pass, ...]:
-    """The CPU target's list: packed weights and, unless asked for exact ones, an int8 lm_head of
-    quantised models, and int8 activations for it and for weights of 4 bits and of E4M3, which are
-    stored as int8. `reader` compares vectors of scales, and reads nothing else."""
+    """The CPU target's list: packed weights, those in bf16 in 12 bits, and, unless asked for exact
+    ones, an int8 lm_head of quantised models, and int8 activations for it and for weights of 4 bits
+    and of E4M3, which are stored as int8. `reader` compares vectors of scales, and reads nothing
+    else."""
     narrow = (NARROW_LM_HEAD,) if narrows_lm_head(scheme, exact_lm_head) else ()
     share = (share_pre_scales(reader),) if scheme.pre_quant_scale else ()
     if exact_activations or scheme.dtype != "bf16" or scheme.weight == "bf16":
-        return (*share, *NATIVE_PASSES, *narrow, PACK_WEIGHTS)
+        return (*share, *NATIVE_PASSES, *narrow, COMPACT_WEIGHTS, PACK_WEIGHTS)
     rounded = (REGROUP_E4M3, *narrow, SELECT_CPU_ACTIVATION)
-    return (*share, DROP_E4M3_ROUNDING, *NATIVE_PASSES, *rounded, PACK_WEIGHTS)
+    return (*share, DROP_E4M3_ROUNDING, *NATIVE_PASSES, *rounded, COMPACT_WEIGHTS, PACK_WEIGHTS)
 
 
 def narrows_lm_head(scheme: Scheme, exact_lm_head: bool) -> bool:

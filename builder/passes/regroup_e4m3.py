@@ -3,12 +3,7 @@
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, dtype_of, input_of
 from trtc.builder.passes.rewriter import Rewriter
-from trtc.builder.passes.transforms import (
-    GroupCodes,
-    GroupScales,
-    power_of_two_scale,
-    scale_in_planes,
-)
+from trtc.builder.passes.transforms import GroupCodes, GroupScales, power_of_two_scale
 from trtc.plugins.layouts import WEIGHTS
 
 GROUP = 128
@@ -25,7 +20,6 @@ def regroup_e4m3(rewriter: Rewriter) -> bool:
 
     A group's scale is the power of two that makes integers of the four highest binades of E4M3 in
     it: only weights below an eighth of their group's largest are rounded, by at most 1/128 of it.
-    Weights that give the logits are rounded by 1/238 of it, as those of an int8 lm_head are.
     The accuracy report counts it, and exact activations leave this pass out.
     """
     changed = False
@@ -43,13 +37,16 @@ def _regroup(rewriter: Rewriter, node: Node, name: str) -> None:
     weight, scale = input_of(node, name), input_of(node, f"{name}_scale")
     assert weight is not None and scale is not None, f"{node.name} lacks {name} or its scale"
     *rows, depth = weight.shape
-    scale_of = scale_in_planes if rewriter.is_output(node.outputs[0]) else power_of_two_scale
     codes = rewriter.derived(
-        f"{weight.name}.i8", GroupCodes(GROUP, scale_of), (weight,), "i8", tuple(weight.shape)
+        f"{weight.name}.i8",
+        GroupCodes(GROUP, power_of_two_scale),
+        (weight,),
+        "i8",
+        tuple(weight.shape),
     )
     scales = rewriter.derived(
         f"{scale.name}.groups",
-        GroupScales(GROUP, scale_of),
+        GroupScales(GROUP, power_of_two_scale),
         (weight, scale),
         "f32",
         (*rows, -(-depth // GROUP)),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trtc.plugins.compact import compact_scales, pack_compact
 from trtc.plugins.layouts import MOST_IN_PLANES, pack, pack_columns, pack_planes
 from trtc.plugins.rounding import cast
 from trtc.plugins.tiles import tile
@@ -86,6 +87,22 @@ class PackPlanes:
     def __call__(self, weight: Array) -> Array:
         packed = pack_planes(weight)
         return packed.reshape(weight.shape) if self.keeps_shape else packed
+
+
+@dataclass(frozen=True)
+class PackCompact:
+    """bf16 [N, K], or [E, N, K], -> the bytes of plugins/compact.py."""
+
+    def __call__(self, weight: Array) -> Array:
+        return pack_compact(weight)
+
+
+@dataclass(frozen=True)
+class CompactScales:
+    """The scales [..., N, 1] of PackCompact."""
+
+    def __call__(self, weight: Array) -> Array:
+        return compact_scales(weight)
 
 
 @dataclass(frozen=True)

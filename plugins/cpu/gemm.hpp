@@ -28,13 +28,13 @@ struct Workspace {
 
 template <class Of>
 Workspace carve_workspace(Carver& carver, std::int64_t padded_rows, std::int64_t depth) {
-  const std::int64_t range = Of::range_blocks(depth) * kMostPanels * kBlockBytes;
+  const std::int64_t blocks = Of::range_blocks(depth) * kMostPanels;
   const std::int64_t few = kFewRows * kMostPanels, many = padded_rows * kPanels;
   const std::int64_t scales = Of::groups(depth) * kMostPanels * kPanel;
   Workspace ws{};
   ws.totals = carver.take<float>((few > many ? few : many) * kPanel);
-  if (Of::kLayout == Layout::row_major) ws.gathered = carver.take<std::byte>(range);
-  if (Of::kExpands) ws.expanded = carver.take<std::byte>(range * Of::kExpansion);
+  if (Of::kLayout == Layout::row_major) ws.gathered = carver.take<std::byte>(blocks * kBlockBytes);
+  if (Of::kExpands) ws.expanded = carver.take<std::byte>(blocks * kBlockBytes * Of::kExpansion);
   if (Of::kGrouped) ws.scale = carver.take<float>(scales);
   if (Of::kHasZero) ws.zero = carver.take<std::int32_t>(scales);
   if (Of::kPath == Path::dynamic) ws.quantized = carver.take<std::int8_t>(depth);
@@ -131,15 +131,15 @@ class PanelStep {
     const std::int64_t blocks = Of::blocks(w_.depth);
     std::int64_t panel = first_panel_ + p;
     if (block >= blocks) panel += P, block = 0;
-    return w_.data + (panel < end_ ? panel : first_panel_) * blocks * kBlockBytes + block * kBlockBytes;
+    return w_.data + ((panel < end_ ? panel : first_panel_) * blocks + block) * Of::kStoredBytes;
   }
 
   // Blocks [first, last) of K.
   Blocks load_blocks(std::int64_t first, std::int64_t last) {
-    const std::int64_t depth_bytes = Of::blocks(w_.depth) * kBlockBytes;
+    const std::int64_t depth_bytes = Of::blocks(w_.depth) * Of::kStoredBytes;
     const std::int64_t range_bytes = Of::range_blocks(w_.depth) * kBlockBytes;
     const bool single = count_ < P;
-    Blocks blocks{w_.data + first_panel_ * depth_bytes + first * kBlockBytes, single ? 0 : depth_bytes};
+    Blocks blocks{w_.data + first_panel_ * depth_bytes + first * Of::kStoredBytes, single ? 0 : depth_bytes};
     if constexpr (Of::kLayout == Layout::row_major) {
       for (int p = 0; p < count_; ++p) {
         gather_blocks<Of>(w_, first_panel_ + p, first, last, ws_.gathered + p * range_bytes);

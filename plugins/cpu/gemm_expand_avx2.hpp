@@ -39,4 +39,31 @@ TRTC_INLINE void widen_block(const std::byte* from, const std::int32_t*, I32x16 
   }
 }
 
+// One block of layout compact as floats: out[k] has 16 columns.
+TRTC_INLINE void widen_compact(const std::byte* from, I32x16 (&out)[8]) {
+  const __m128i high_bytes = _mm_load_si128(reinterpret_cast<const __m128i*>(kCompactHighBytes));
+  const __m256i table = _mm256_broadcastsi128_si256(high_bytes), mask = _mm256_set1_epi8(15);
+  const __m256i odd = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+  const I32x16 nibbles = load_cells(from + 2 * kBlockBytes);
+  // Of 8 columns: bytes for four k -> floats of these.
+  const auto join = [&](__m256i low, __m256i codes, __m256i(&floats)[4]) {
+    const __m256i high = _mm256_shuffle_epi8(table, _mm256_and_si256(codes, mask));
+    const __m256i first = _mm256_unpacklo_epi8(low, high), second = _mm256_unpackhi_epi8(low, high);
+    floats[0] = _mm256_slli_epi32(first, 16);
+    floats[1] = _mm256_and_si256(first, odd);
+    floats[2] = _mm256_slli_epi32(second, 16);
+    floats[3] = _mm256_and_si256(second, odd);
+  };
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    const I32x16 bytes = load_cells(from + half * kBlockBytes);
+    const auto codes = [&](__m256i cells) { return half == 0 ? cells : _mm256_srli_epi16(cells, 4); };
+    __m256i lo[4], hi[4];
+    join(bytes.lo, codes(nibbles.lo), lo);
+    join(bytes.hi, codes(nibbles.hi), hi);
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) out[half * 4 + k] = {lo[k], hi[k]};
+  }
+}
+
 }  // namespace trtc::gemm

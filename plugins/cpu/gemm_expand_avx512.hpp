@@ -80,6 +80,20 @@ TRTC_INLINE void widen_block(const std::byte* from, const std::int32_t* zero,
   }
 }
 
+// One block of layout compact as pairs of bf16.
+TRTC_INLINE void widen_compact(const std::byte* from, I32x16 (&out)[4]) {
+  const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kCompactHighBytes)));
+  const __m512i nibbles = _mm512_loadu_si512(from + 2 * kBlockBytes), mask = _mm512_set1_epi8(15);
+  const auto join = [&](const std::byte* bytes, __m512i codes, I32x16* pairs) {
+    const __m512i low = _mm512_loadu_si512(bytes);
+    const __m512i high = _mm512_shuffle_epi8(table, _mm512_and_si512(codes, mask));
+    pairs[0] = {_mm512_unpacklo_epi8(low, high)};
+    pairs[1] = {_mm512_unpackhi_epi8(low, high)};
+  };
+  join(from, nibbles, out);
+  join(from + kBlockBytes, _mm512_srli_epi16(nibbles, 4), out + 2);
+}
+
 }  // namespace trtc::gemm
 
 #pragma GCC diagnostic pop

@@ -1,6 +1,7 @@
 // How a matrix product is carried out, decided from its element types at compile time.
 //
-// Weights are panels of 16 columns made of 64-byte blocks of 16 cells (plugins/layouts.py).
+// Weights are panels of 16 columns made of 64-byte blocks of 16 cells (plugins/layouts.py), or in
+// layout compact of 192-byte blocks that widen to such (plugins/compact.py).
 // Activations are cut into tiles of a few rows, each a sequence of 4-byte cells, one a row, that a
 // kernel broadcasts against a block. Per (row, column) there is one accumulator that walks K from
 // first to last, whatever the number of rows, tiles or threads: a row's result depends on nothing
@@ -52,6 +53,10 @@ constexpr int cell_shift(int i) { return 8 * kByteOrder[i % 4] + 4 * (i / 4); }
 // What bytes made of both nibbles of layout planes are more than their values: 8 more in each nibble.
 constexpr int kPlanesOffset = 16 * 8 + 8;
 
+// The high bytes of bf16 numbers that the nibbles of layout compact stand for.
+alignas(16) constexpr std::uint8_t kCompactHighBytes[16] = {0x00, 0x39, 0x3a, 0x3b, 0x3c, 0x3d, 0x3e, 0x3f,
+                                                            0x80, 0xb9, 0xba, 0xbb, 0xbc, 0xbd, 0xbe, 0xbf};
+
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 template <class X, DType kWeight, Multiply kMultiply>
@@ -99,7 +104,10 @@ struct Product {
   // Whether sums are scaled group by group inside the kernel.
   static constexpr bool kGrouped = kPath == Path::dynamic || kGroup > 0;
   static constexpr bool kPlanes = kLayout == Layout::planes;
-  static constexpr int kBlockDepth = kPlanes ? 8 : block_depth(kWeight);
+  static constexpr bool kCompact = kLayout == Layout::compact;
+  static constexpr int kBlockDepth = kPlanes || kCompact ? 8 : block_depth(kWeight);
+  // As it is stored.
+  static constexpr int kStoredBytes = kCompact ? 3 * kBlockBytes : kBlockBytes;
   // Blocks that a block of weights widens to before it is multiplied.
   static constexpr int kCellDepth = cell_depth(kPath, kWeight);
   static constexpr int kExpansion = kPath == Path::i8 || kPath == Path::dynamic ? 1 : kBlockDepth / kCellDepth;
@@ -120,6 +128,7 @@ struct Product {
   static_assert(kPath != Path::i8 || (kWeight == DType::i8 && kGroup == 0), "int8 activations need int8 weights");
   static_assert(kPath != Path::dynamic || kBlockDepth == 8 || kWeight == DType::i8, "dynamic_i8 is for integers");
   static_assert(!kPlanes || (kPath == Path::dynamic && kWeight == DType::i8), "planes are of int8 by int8");
+  static_assert(!kCompact || (kWeight == DType::bf16 && !kGrouped), "compact are bf16, with a scale a column");
   static_assert(!kHasZero || kWeight == DType::u4, "only u4 weights have zero points");
 
   static constexpr std::int64_t blocks(std::int64_t depth) { return ceil_div(depth, kBlockDepth); }
@@ -130,7 +139,7 @@ struct Product {
   }
   // Of layout planes: of each.
   static constexpr std::int64_t packed_bytes(std::int64_t columns, std::int64_t depth) {
-    return ceil_div(columns, kPanel) * blocks(depth) * kBlockBytes;
+    return ceil_div(columns, kPanel) * blocks(depth) * kStoredBytes;
   }
   // Blocks of a panel that are multiplied at a time: what stays in the first-level cache while all
   // tiles pass. Whole groups only.
@@ -143,7 +152,7 @@ struct Product {
   // Blocks between what few rows multiply and what they fetch: of four panels a few kilobytes, the
   // latency of memory at its full speed. Whole groups.
   static constexpr std::int64_t ahead_blocks(std::int64_t depth) {
-    constexpr std::int64_t kAhead = kPlanes ? 16 : 32;
+    constexpr std::int64_t kAhead = kPlanes ? 16 : kCompact ? 12 : 32;
     if (!kGrouped) return kAhead;
     const std::int64_t group = group_blocks(depth);
     return kAhead > group ? kAhead / group * group : group;

@@ -87,8 +87,8 @@ TRTC_INLINE void dot_floats(F32x16& sum, I32x16 w, Cell x) {
 }
 
 // Floating-point products of weights that are ready to multiply: as they are stored, or kExpansion
-// times as large.
-template <Path kPath, bool kGrouped, int kExpansion>
+// times as large, of blocks of kStoredBytes.
+template <Path kPath, bool kGrouped, int kExpansion, int kStoredBytes>
 struct FloatKernel {
   template <int R, int P>
   static void run(const Step<P>& s) {
@@ -99,7 +99,7 @@ struct FloatKernel {
         I32x16 block[P];
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
-          fetch<kStreams<P>>(s.ahead[p] + i / kExpansion * kBlockBytes);
+          fetch<kStreams<P>>(s.ahead[p] + i * kStoredBytes / kExpansion);
           block[p] = load_cells(s.w + p * s.panel_stride + i * kBlockBytes);
         }
 #pragma GCC unroll 16
@@ -129,9 +129,11 @@ struct WideningKernel {
       for (std::int64_t i = begin / n; i < (begin + cells) / n; ++i, x += n * R) {
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
-          fetch<kStreams<P>>(s.ahead[p] + i * kBlockBytes);
+          const std::byte* ahead = s.ahead[p] + i * Of::kStoredBytes;
+#pragma GCC unroll 3
+          for (int line = 0; line < Of::kStoredBytes; line += kBlockBytes) fetch<kStreams<P>>(ahead + line);
           I32x16 wide[n];
-          widen_block<Of::kWeight, Of::kHasZero>(s.w + p * s.panel_stride + i * kBlockBytes, zero(p), wide);
+          widen<Of>(s.w + p * s.panel_stride + i * Of::kStoredBytes, zero(p), wide);
 #pragma GCC unroll 4
           for (int j = 0; j < n; ++j) {
 #pragma GCC unroll 4
@@ -329,7 +331,7 @@ constexpr bool kWidensInRegisters = false;
 
 template <class Of, int kStep>
 struct KernelOf {
-  using type = FloatKernel<Of::kPath, Of::kGrouped, Of::kExpansion>;
+  using type = FloatKernel<Of::kPath, Of::kGrouped, Of::kExpansion, Of::kStoredBytes>;
 };
 template <class Of, int kStep>
   requires(Of::kPath == Path::i8)

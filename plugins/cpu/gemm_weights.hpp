@@ -1,6 +1,7 @@
 // Weights on their way into a kernel: row-major rows gathered into blocks, narrow types widened.
 #pragma once
 
+#include <bit>
 #include <cstring>
 
 #include "gemm_format.hpp"
@@ -65,6 +66,15 @@ void gather_blocks(const Weights& w, std::int64_t panel, std::int64_t first, std
   }
 }
 
+#if defined(TRTC_AVX512) || defined(TRTC_AVX2)
+// One block as the cells that kernels multiply, in registers.
+template <class Of>
+TRTC_INLINE void widen(const std::byte* from, const std::int32_t* zero, I32x16 (&out)[Of::kExpansion]) {
+  if constexpr (Of::kCompact) return widen_compact(from, out);
+  if constexpr (!Of::kCompact) widen_block<Of::kWeight, Of::kHasZero>(from, zero, out);
+}
+#endif
+
 // One block as floats: out[k][16]. zero: int32 of this panel's columns, when there are zero points.
 template <DType kWeight, bool kHasZero>
 void expand_f32(const std::byte* block, const std::int32_t* zero, float* out) {
@@ -94,21 +104,37 @@ void expand_f32(const std::byte* block, const std::int32_t* zero, float* out) {
   }
 }
 
+// One block of layout compact as floats: out[k][16].
+inline void expand_compact_f32(const std::byte* block, float* out) {
+  for (int k = 0; k < 8; ++k) {
+    for (int c = 0; c < kPanel; ++c) {
+      const int place = c / 4 * 16 + k % 4 / 2 * 8 + c % 4 * 2 + k % 2;
+      const int nibble = static_cast<int>(block[2 * kBlockBytes + place]) >> (k / 4 * 4) & 15;
+      const std::uint32_t low = static_cast<std::uint32_t>(block[k / 4 * kBlockBytes + place]);
+      out[k * kPanel + c] = std::bit_cast<float>(low << 16 | std::uint32_t{kCompactHighBytes[nibble]} << 24);
+    }
+  }
+}
+
 // Widens blocks [first, last) of a panel, given from `in` on, to what the kernel multiplies.
 // zero: [groups][16] int32, of this panel's columns.
 template <class P>
 void expand_blocks(const std::byte* in, std::int64_t first, std::int64_t last, std::int64_t group_blocks,
                    const std::int32_t* zero, std::byte* out) {
-  for (std::int64_t block = first; block < last; ++block, in += kBlockBytes, out += P::kExpansion * kBlockBytes) {
+  for (std::int64_t block = first; block < last; ++block, in += P::kStoredBytes, out += P::kExpansion * kBlockBytes) {
     const std::int32_t* zeros = P::kHasZero ? zero + block / group_blocks * kPanel : nullptr;
 #if defined(TRTC_AVX512) || defined(TRTC_AVX2)
     if constexpr (kWidens<P>) {
       I32x16 wide[P::kExpansion];
-      widen_block<P::kWeight, P::kHasZero>(in, zeros, wide);
+      widen<P>(in, zeros, wide);
       for (int i = 0; i < P::kExpansion; ++i) store_cells(out + i * kBlockBytes, wide[i]);
       continue;
     }
 #endif
+    if constexpr (P::kCompact) {
+      expand_compact_f32(in, reinterpret_cast<float*>(out));
+      continue;
+    }
     expand_f32<P::kWeight, P::kHasZero>(in, zeros, reinterpret_cast<float*>(out));
   }
 }

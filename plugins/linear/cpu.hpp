@@ -82,7 +82,7 @@ template <class C>
 void linear(Context& ctx, const linear_args& a) {
   using P = detail::LinearProduct<C>;
   static_assert(!P::kGrouped || !std::is_same_v<typename C::weight_scale_t, none>, "groups have scales");
-  static_assert(C::layout == Layout::packed || P::kBlockDepth < 8 || C::K % 2 == 0, "a row is whole bytes");
+  static_assert(C::layout != Layout::row_major || P::kBlockDepth < 8 || C::K % 2 == 0, "a row is whole bytes");
   if (a.M == 0) return;
   if constexpr (C::layout == Layout::planes) {
     if (ctx.only_largest && a.M <= detail::kSearchedRows) return detail::search_linear<C>(ctx, a);

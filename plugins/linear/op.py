@@ -8,7 +8,8 @@ LINEAR = FusedOp(
     summary="out = softcap(x @ (weight * weight_scale).T * input_scale + bias) + residual",
     inputs=(
         Parameter("x", ("M", "K"), ("f32", "bf16", "f8e4m3", "i8")),
-        # [N, K] in layout row_major; in layouts packed and planes the bytes of plugins/layouts.py.
+        # [N, K] in layout row_major; in layouts packed and planes the bytes of plugins/layouts.py,
+        # in layout compact (bf16) those of plugins/compact.py.
         # In layout tiles (4-bit) weight, scale and zero are in the order of plugins/tiles.py.
         Parameter(
             "weight",
@@ -40,7 +41,7 @@ LINEAR = FusedOp(
             "layout",
             "enum",
             "row_major",
-            choices=("row_major", "packed", "planes", "tiles"),
+            choices=("row_major", "packed", "planes", "compact", "tiles"),
             cpp_enum="Layout",
         ),
         # dynamic_i8: bf16 x is rounded to int8 by row and group; for integer weights only.

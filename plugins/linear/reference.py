@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trtc.plugins.compact import unpack_compact
 from trtc.plugins.layouts import unpack, unpack_columns, unpack_planes
 from trtc.plugins.products import scaled_product
 from trtc.plugins.rounding import cast
@@ -33,6 +34,8 @@ def reference(
     """Return x @ dequantised(weight).T * input_scale (+ bias) [softcapped] (+ residual), [M, N]."""
     if layout == "planes":
         weight = unpack_planes(weight, N, x.shape[1])
+    if layout == "compact":
+        weight = unpack_compact(weight, N, x.shape[1])
     if layout == "packed":
         weight = unpack(weight, N, x.shape[1], weight_dtype)
     if layout in ("packed", "planes"):

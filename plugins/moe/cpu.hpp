@@ -51,12 +51,12 @@ struct Half {
 
   static_assert(!kStatic || kPresent<InputScale>, "static quantisation needs a scale an expert");
   static_assert(!P::kGrouped || kPresent<Scale>, "groups have scales");
-  static_assert(C::layout == Layout::packed || P::kBlockDepth < 8 || kDepth % 2 == 0, "a row is whole bytes");
+  static_assert(C::layout != Layout::row_major || P::kBlockDepth < 8 || kDepth % 2 == 0, "a row is whole bytes");
 
   View weight, scale, zero, input_scale, pre_scale;
 
   gemm::Weights weights(std::int64_t expert) const {
-    const std::int64_t bytes = C::layout == Layout::packed ? P::packed_bytes(kColumns, kDepth)
+    const std::int64_t bytes = C::layout != Layout::row_major ? P::packed_bytes(kColumns, kDepth)
                                                            : kColumns * gemm::row_bytes<C::weight_dtype>(kDepth);
     const std::int64_t scales = expert * kColumns * P::groups(kDepth);
     return {weight.row<const std::byte>(0) + expert * bytes,

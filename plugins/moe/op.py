@@ -11,8 +11,9 @@ MOE = FusedOp(
     inputs=(
         Parameter("x", ("M", "H"), ("f32", "bf16")),
         Parameter("router_logits", ("M", "E"), ("f32",)),
-        # Gate rows before up rows. In layout packed: the experts' packed bytes one after another;
-        # in layout tiles (4-bit) the weights, scales and zeros of each as plugins/tiles.py says.
+        # Gate rows before up rows. In layouts packed and compact: the experts' bytes one after
+        # another; in layout tiles (4-bit) the weights, scales and zeros of each as plugins/tiles.py
+        # says.
         Parameter("gate_up", ("E", "2*I", "H"), _WEIGHTS, role="weight"),
         Parameter("down", ("E", "H", "I"), _WEIGHTS, role="weight"),
         Parameter("gate_up_scale", ("E", "2*I", "GH"), ("f32",), role="weight", optional=True),
@@ -42,7 +43,7 @@ MOE = FusedOp(
             "layout",
             "enum",
             "row_major",
-            choices=("row_major", "packed", "tiles"),
+            choices=("row_major", "packed", "compact", "tiles"),
             cpp_enum="Layout",
         ),
         # How each expert's inputs are rounded; static scales for f8e4m3 and i8.

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.plugins.activations import activate
+from trtc.plugins.compact import unpack_compact_experts
 from trtc.plugins.layouts import unpack_columns, unpack_experts
 from trtc.plugins.products import scaled_product
 from trtc.plugins.rounding import cast, quantize
@@ -42,6 +43,9 @@ def reference(
     """Return sum over a row's experts of probability * down(act(gate) * up), [M, H] + residual."""
     hidden, num_experts = x.shape[1], router_logits.shape[1]
     through = str(x.dtype)
+    if layout == "compact":
+        gate_up = unpack_compact_experts(gate_up, num_experts, 2 * I, hidden)
+        down = unpack_compact_experts(down, num_experts, hidden, I)
     if layout == "packed":
         gate_up = unpack_experts(gate_up, num_experts, 2 * I, hidden, weight_dtype)
         down = unpack_experts(down, num_experts, hidden, I, weight_dtype)

@@ -8,6 +8,7 @@ import numpy as np
 from tests.support.kernels import KernelCall
 from tests.support.operands import random_array, scalar
 from tests.support.weights import random_scales, random_weight, stored, stored_groups
+from trtc.plugins.compact import compact_scales
 from trtc.plugins.cuda.launch import Site, Variant
 from trtc.plugins.linear.op import LINEAR
 
@@ -45,6 +46,9 @@ CASES = [
     Case("bf16", "bf16", 17, 64, out="f32", softcap=2.0),
     Case("bf16", "bf16", 100, 521, bias=True, residual=True),
     Case("bf16", "bf16", 33, 31, layout="row_major"),
+    Case("bf16", "bf16", 1, 3, layout="compact", out="f32"),
+    Case("bf16", "bf16", 97, 1093, layout="compact", bias=True, residual=True),
+    Case("bf16", "bf16", 40, 264, layout="compact", softcap=2.0, out="f32"),
     Case("bf16", "f8e4m3", 17, 270, input_scale=True),
     Case("f8e4m3", "f8e4m3", 100, 521, input_scale=True, bias=True),
     Case("f8e4m3", "f8e4m3", 16, 5, input_scale=True, out="f32", layout="row_major"),
@@ -84,7 +88,9 @@ def linear_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> Kerne
         "x": x[:, 3 : 3 + case.depth],
         "weight": stored(weight, case.weight, case.layout),
     }
-    if case.weight not in ("f32", "bf16"):
+    if case.layout == "compact":
+        inputs["weight_scale"] = compact_scales(weight)
+    elif case.weight not in ("f32", "bf16"):
         scales = random_scales(
             rng, case.columns, depth=case.depth, group=case.group, dtype=case.weight, x_dtype=case.x
         )

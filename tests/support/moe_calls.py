@@ -8,6 +8,7 @@ import numpy as np
 from tests.support.kernels import KernelCall
 from tests.support.operands import random_array
 from tests.support.weights import random_scales, random_weight, stored, stored_groups
+from trtc.plugins.compact import compact_scales
 from trtc.plugins.moe.op import MOE
 
 ROWS, EXPERTS = 40, 5
@@ -37,6 +38,7 @@ CASES = [
     Case("f32", "f32", 24, 20, residual=False, renormalize=0),
     Case("f32", "f32", 17, 33, layout="row_major", top_k=EXPERTS, activation="gelu_tanh"),
     Case("bf16", "bf16", 48, 24, top_k=1),
+    Case("bf16", "bf16", 48, 41, layout="compact"),
     Case("bf16", "f8e4m3", 48, 40, quant="f8e4m3"),
     Case("bf16", "i8", 33, 24, quant="i8", pre_scale=True),
     Case("bf16", "i4", 64, 32, 32, pre_scale=True),
@@ -54,7 +56,9 @@ def moe_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> KernelCa
     for name, columns, depth in halves:
         weight = random_weight(rng, EXPERTS, columns, depth, dtype=case.weight)
         inputs[name] = stored(weight, case.weight, case.layout)
-        if case.weight not in ("f32", "bf16"):
+        if case.layout == "compact":
+            inputs[f"{name}_scale"] = compact_scales(weight)
+        elif case.weight not in ("f32", "bf16"):
             scales = random_scales(
                 rng, EXPERTS, columns, depth=depth, group=case.group, dtype=case.weight, x_dtype=""
             )

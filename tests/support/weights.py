@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.kernels import KernelCall
+from trtc.plugins.compact import pack_compact
 from trtc.plugins.layouts import MOST_IN_PLANES, pack, pack_columns, pack_planes
 from trtc.plugins.rounding import NUMPY_DTYPES, cast
 from trtc.plugins.tiles import CHANNELS, tile
@@ -38,6 +39,8 @@ def random_scales(
 def stored(weight: Array, dtype: str, layout: str) -> Array:
     if layout == "tiles":
         return tile(weight, CHANNELS)
+    if layout == "compact":
+        return pack_compact(weight)
     if layout == "planes":
         return pack_planes(np.clip(weight, -MOST_IN_PLANES, MOST_IN_PLANES))
     return pack(weight, dtype) if layout == "packed" else weight
