@@ -110,6 +110,7 @@ class PanelStep {
         const bool is_ready = Of::kLayout != Layout::row_major && (panel + 1) * kPanel <= w_.columns;
         scale_[p] = is_ready ? w_.scale + panel * groups * kPanel : ws_.scale + place;
         if (!is_ready) load_columns<Of::kLayout>(w_.scale, w_.columns, groups, panel, ws_.scale + place);
+        ahead_scale_[p] = panel + P < end_ ? w_.scale + (panel + P) * groups * kPanel : scale_[p];
       }
       if constexpr (Of::kHasZero) {
         load_columns<Of::kLayout>(w_.zero, w_.columns, groups, panel, ws_.zero + place);
@@ -173,6 +174,7 @@ class PanelStep {
           .cells = (last - first) * Of::kCellsPerBlock,
           .group_cells = group_blocks * Of::kCellsPerBlock,
           .w_scale = {},
+          .ahead_scale = {},
           .w_zero = Of::kHasZero ? ws_.zero + group * kPanel : nullptr,
           .zero_stride = Of::groups(w_.depth) * kPanel,
           .x_scale = Of::kPath == Path::dynamic ? tile.scale + group * x_.height : nullptr,
@@ -182,6 +184,7 @@ class PanelStep {
       for (int p = 0; p < P; ++p) {
         const bool fetches = Of::kLayout != Layout::row_major && (x_.tiles == 1 || t == p);
         step.w_scale[p] = Of::kGrouped ? scale_[p] + group * kPanel : nullptr;
+        step.ahead_scale[p] = Of::kGrouped ? ahead_scale_[p] + group * kPanel : nullptr;
         step.ahead[p] = fetches ? stored(p, ahead) : blocks.data;
       }
       kernel_(step);
@@ -194,7 +197,8 @@ class PanelStep {
   std::int64_t first_panel_;
   std::int64_t end_;
   int count_;
-  const float* scale_[P];  // [groups][16]
+  const float* scale_[P];        // [groups][16]
+  const float* ahead_scale_[P];  // of the next step's panels
   void (*kernel_)(const Step<P>&);
 };
 

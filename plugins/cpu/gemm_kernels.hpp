@@ -26,6 +26,7 @@ struct Step {
   std::int64_t cells;            // of the range
   std::int64_t group_cells;      // of a group; the last may have fewer
   const float* w_scale[P];       // [groups][16]
+  const float* ahead_scale[P];   // those that the next step will need
   const std::int32_t* w_zero;    // [groups][16], of the first panel
   std::int64_t zero_stride;      // elements from one panel's zero points to the next's
   const float* x_scale;          // [groups][R]
@@ -296,6 +297,7 @@ struct DynamicKernel {
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
       w_scale[p] = s.w_scale[p] + group * kPanel;
+      fetch<kStreams<P>>(reinterpret_cast<const std::byte*>(s.ahead_scale[p] + group * kPanel));
       Codes<kStored>::fetch_ahead(s, p, last);
       const std::byte* block = s.w + p * s.panel_stride + last * kBlockBytes;
       Codes<kStored>::each_part([&]<int part>(std::integral_constant<int, part>) TRTC_INLINE_LAMBDA {
