@@ -43,7 +43,7 @@ _ONE = 127
 _LEAST = 114
 """Those of SMALLEST."""
 _SLICE = 1 << 10
-"""Panels that are packed at a time, so that an lm_head is not held in fp32."""
+"""Panels that are packed at a time: an lm_head's bits are not held several times over."""
 
 
 def compact_bytes(num_columns: int, depth: int) -> int:
