@@ -4,7 +4,7 @@ in tiles."""
 from trtc.plugins.cuda.launch import Site, Variant
 from trtc.plugins.paged_attention import cuda_prefill, cuda_prefill_sm90
 from trtc.plugins.paged_attention.cuda_cpp import supports
-from trtc.plugins.paged_attention.cuda_split import split
+from trtc.plugins.paged_attention.cuda_split import lengths, split
 
 
 def lower(site: Site) -> tuple[Variant, ...]:
@@ -13,11 +13,13 @@ def lower(site: Site) -> tuple[Variant, ...]:
         # f32, for comparisons with other engines, and sizes that no model has.
         return (Variant(work=(cuda_prefill.prefill(site, least_new=1),), max_rows=max_rows),)
     on_sm90 = cuda_prefill_sm90.available(site)
-    one_token = split(site, counter=on_sm90)
     more = cuda_prefill_sm90.prefill(site) if on_sm90 else cuda_prefill.prefill(site, least_new=2)
+    decodes = [(rows, split(site, counter=on_sm90, times=times)) for rows, times in lengths(site)]
+    _, shortest = decodes[0]
     return (
-        Variant(
-            work=one_token.launches, max_rows=max_rows, kind="decode", scratch=one_token.scratch
+        *(
+            Variant(work=one.launches, max_rows=rows, kind="decode", scratch=one.scratch)
+            for rows, one in decodes
         ),
-        Variant(work=(*one_token.launches, more), max_rows=max_rows, scratch=one_token.scratch),
+        Variant(work=(*shortest.launches, more), max_rows=max_rows, scratch=shortest.scratch),
     )

@@ -42,26 +42,21 @@ def row_bytes(site: Site) -> int:
     return site.kv.head_dim * DTYPES[site.dtypes["pool"]].bits // 8
 
 
-def split_keys(site: Site) -> int:
-    """Keys of the shortest piece: twice as many where rows of K and V are short, for as many bytes
-    to read beside the sums that a piece leaves behind."""
-    return SPLIT_KEYS * splits_of_piece(site)
-
-
 def splits_of_piece(site: Site) -> int:
-    """Steps of the axis "splits" in one piece."""
+    """Steps of the axis "splits" in the shortest piece: twice as many where rows of K and V are
+    short, for as many bytes to read beside the sums that a piece leaves behind."""
     return 1 if row_bytes(site) >= _LONG_ROW_BYTES else 2
 
 
-def max_pieces(site: Site) -> int:
-    """Pieces of the longest sequence."""
+def max_pieces(site: Site, times: int = 1) -> int:
+    """Pieces of the longest sequence, where a piece is `times` as long as the shortest."""
     window, longest = int(site.attributes["window"]), site.limits.max_seq_len
     keys = min(longest, window + TILE - 1) if window else longest
-    return -(-splits(keys) // splits_of_piece(site))
+    return -(-splits(keys) // (times * splits_of_piece(site)))
 
 
-def constants(site: Site) -> dict[str, int | float | str]:
-    """The macros of context.cuh."""
+def constants(site: Site, times: int = 1) -> dict[str, int | float | str]:
+    """The macros of context.cuh, where a piece is `times` as long as the shortest."""
     return {
         "NUM_HEADS": int(site.attributes["num_heads"]),
         "NUM_KV_HEADS": site.kv.num_kv_heads,
@@ -75,8 +70,8 @@ def constants(site: Site) -> dict[str, int | float | str]:
         "SCALE": float(site.attributes["scale"]),
         "WINDOW": int(site.attributes["window"]),
         "SOFTCAP": float(site.attributes["softcap"]),
-        "SPLIT_KEYS": split_keys(site),
-        "MAX_PIECES": max_pieces(site),
+        "SPLIT_KEYS": SPLIT_KEYS * times * splits_of_piece(site),
+        "MAX_PIECES": max_pieces(site, times),
         **{f"HAS_{name.upper()}": int(site.has(name)) for name in OPTIONAL},
     }
 

@@ -1,6 +1,6 @@
 """Attention of sequences with one new token: how split.cu and combine.cu are launched."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from trtc.plugins.cuda.compile import SHARED_BYTES
@@ -23,6 +23,28 @@ from trtc.plugins.paged_attention.cuda_cpp import (
 
 _HEADS_TIMES_ELEMENTS = 16 * 128
 """Sums that a warp has room for in its registers; heads are padded to 8 or 16."""
+_LONGER: tuple[tuple[int, int], ...] = ((768, 2), (1024, 4))
+"""Beyond so many programs, if a sequence had one piece, pieces are so many times as long as the
+shortest: what they leave behind is written and read again, and is less then, and there are enough
+programs without them. Decode steps of Llama-3.1-8B (8 programs a sequence) on an H200, one chip,
+milliseconds, at 1024 tokens and in brackets at 64 to 1984 tokens:
+
+| weights, pool | sequences | shortest | 2 x | 4 x | 8 x |
+|---|---|---|---|---|---|
+| fp8, bf16 | 64 | 4.59 (4.59) | 4.60 (4.58) | 4.65 (4.65) | 4.65 (4.81) |
+| fp8, bf16 | 128 | 6.94 (7.05) | 6.87 (6.92) | 6.89 (6.93) | 6.88 (7.07) |
+| fp8, bf16 | 192 | 9.67 | 9.61 | 9.60 | 9.60 |
+| fp8, bf16 | 256 | 12.10 (12.04) | 11.85 (11.68) | 11.67 (11.66) | 11.68 (11.71) |
+| bf16, bf16 | 128 | 8.81 | 8.71 | 8.69 | 8.70 |
+| bf16, bf16 | 256 | 14.75 | 14.46 | 14.33 | 14.32 |
+| fp8, E4M3 | 64 | 3.68 | 3.64 | 3.65 | 3.66 |
+| fp8, E4M3 | 128 | 5.11 (5.12) | 5.04 (5.13) | 5.04 (5.24) | 5.04 (5.24) |
+| fp8, E4M3 | 256 | 8.44 (8.36) | 8.31 (8.23) | 8.29 (8.28) | 8.24 (8.27) |
+
+(The longer ones with two stages, the shortest as `tile_of` has them.)
+"""
+_STAGES, _LONGER_STAGES = 4, 2
+"""At most."""
 _COMBINE_THREADS = 128
 _WARP_BYTES = 19000
 """Of K and V on their way to one warp."""
@@ -48,15 +70,29 @@ class Tile:
     """Tiles of each warp that are on their way from memory."""
 
 
-def split(site: Site, *, counter: bool) -> Split:
+def lengths(site: Site) -> Iterator[tuple[int, int]]:
+    """By ascending sequences, up to how many of them in a decode step pieces should be so many
+    times as long as the shortest."""
+    most, times = site.limits.max_batch_size, 1
+    for num_programs, longer in _LONGER:
+        rows = num_programs // _programs(site)
+        if rows >= most:
+            break
+        yield rows, times
+        times = longer
+    yield most, times
+
+
+def split(site: Site, *, counter: bool, times: int = 1) -> Split:
     """Right for every step: sequences with other than one new token are passed over.
 
     Args:
         counter: the second launch sets COUNTER to 0.
+        times: how many times as long as the shortest a piece is.
     """
-    rows = site.limits.max_batch_size * max_pieces(site) * int(site.attributes["num_heads"])
+    rows = site.limits.max_batch_size * max_pieces(site, times) * int(site.attributes["num_heads"])
     return Split(
-        launches=(_split_launch(site, tile_of(site)), _combine_launch(site, counter)),
+        launches=(_split_launch(site, times), _combine_launch(site, counter, times)),
         scratch={
             PARTIAL: rows * site.kv.head_dim * 4,
             STATS: rows * 2 * 4,
@@ -65,8 +101,10 @@ def split(site: Site, *, counter: bool) -> Split:
     )
 
 
-def tile_of(site: Site) -> Tile:
-    """What was fastest on an H200 for Llama-3.1-8B's heads, by microseconds a layer at 1024 tokens
+def tile_of(site: Site, times: int = 1) -> Tile:
+    """For pieces `times` as long as the shortest; longer ones: see _LONGER.
+
+    What was fastest on an H200 for Llama-3.1-8B's heads, by microseconds a layer at 1024 tokens
     (pools of many layers in turn, in a CUDA graph; one KV head a program throughout). Other rows
     get as many bytes under way, and SMs with less shared memory half of them.
 
@@ -84,13 +122,23 @@ def tile_of(site: Site) -> Tile:
     | E4M3, 512 | 4 x 4 | 7.9 | 12.2 | 40.1 | 75.1 | 147 |
     """
     under_way = _WARP_BYTES if SHARED_BYTES[site.sm] > _SMALL_SHARED_BYTES else _WARP_BYTES // 2
-    return Tile(warps=4, stages=max(1, min(4, under_way // _stage_bytes(site))))
+    most = _STAGES if times == 1 else _LONGER_STAGES
+    return Tile(warps=4, stages=max(1, min(most, under_way // _stage_bytes(site))))
 
 
-def _split_launch(site: Site, tile: Tile) -> Launch:
-    heads = group(site)
-    head_tiles = -(-heads // (16 if site.kv.head_dim <= _HEADS_TIMES_ELEMENTS // 16 else 8))
-    heads_of_tile = -(-heads // head_tiles)
+def _head_tiles(site: Site) -> int:
+    """Programs that share the query heads of a KV head."""
+    return -(-group(site) // (16 if site.kv.head_dim <= _HEADS_TIMES_ELEMENTS // 16 else 8))
+
+
+def _programs(site: Site) -> int:
+    """Of a piece of a sequence."""
+    return site.kv.num_kv_heads * _head_tiles(site)
+
+
+def _split_launch(site: Site, times: int) -> Launch:
+    tile, head_tiles = tile_of(site, times), _head_tiles(site)
+    heads_of_tile = -(-group(site) // head_tiles)
     padded_heads = -(-heads_of_tile // 8) * 8
     sums = padded_heads * (site.kv.head_dim + 4) * 4
     shared = tile.warps * (max(tile.stages * _stage_bytes(site), sums) + 8 * padded_heads)
@@ -101,7 +149,7 @@ def _split_launch(site: Site, tile: Tile) -> Launch:
         entry="attention_split",
         parameters=parameters(site, names),
         constants={
-            **constants(site),
+            **constants(site, times),
             "HEAD_TILES": head_tiles,
             "WARPS": tile.warps,
             "STAGES": tile.stages,
@@ -111,14 +159,14 @@ def _split_launch(site: Site, tile: Tile) -> Launch:
         shared_bytes=shared,
     )
     grid = (
-        Extent(times=site.kv.num_kv_heads * head_tiles),
+        Extent(times=_programs(site)),
         Extent("sequences"),
-        Extent("splits", block=splits_of_piece(site)),
+        Extent("splits", block=times * splits_of_piece(site)),
     )
     return launch(site, source, grid)
 
 
-def _combine_launch(site: Site, counter: bool) -> Launch:
+def _combine_launch(site: Site, counter: bool, times: int) -> Launch:
     num_heads = int(site.attributes["num_heads"])
     heads = max(1, _COMBINE_THREADS // (site.kv.head_dim // 4))
     scales = [name for name in OPTIONAL if name != "k_scale"]
@@ -128,7 +176,7 @@ def _combine_launch(site: Site, counter: bool) -> Launch:
         file="paged_attention/combine.cu",
         entry="attention_combine",
         parameters=parameters(site, names),
-        constants={**constants(site), "HEADS": heads, "HAS_COUNTER": int(counter)},
+        constants={**constants(site, times), "HEADS": heads, "HAS_COUNTER": int(counter)},
         num_threads=_COMBINE_THREADS,
         shared_bytes=0,
     )

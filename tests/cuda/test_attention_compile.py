@@ -73,9 +73,10 @@ def check(launch: Launch, kernel: CompiledKernel, sm: int) -> str:
 )
 def test_cuda_kernels_compile(name: str, sm: int) -> None:
     site = make_site(sm, **CASES[name])
-    decode, every = lower(site)
-    assert (decode.kind, every.kind) == ("decode", "any")
-    assert every.work[:2] == decode.work
+    *decodes, every = lower(site)
+    assert [one.kind for one in decodes] == ["decode"] * len(decodes)
+    assert every.kind == "any"
+    assert every.work[:2] == decodes[0].work
     cuda = [one for one in every.work if isinstance(one, Launch)]
     kernels = [one for one in cuda if isinstance(one.kernel, CudaSource)]
     assert len(kernels) == (3 if sm == 90 else 2)
@@ -89,8 +90,19 @@ def test_cuda_kernels_compile(name: str, sm: int) -> None:
             assert "wgmma.mma_async" in ptx
 
 
+@pytest.mark.parametrize("name", ["llama-3", "llama-3 fp8"])
+def test_kernels_of_longer_pieces_compile(name: str) -> None:
+    _, *longer, _ = lower(make_site(90, **CASES[name]))
+    assert [one.max_rows for one in longer] == [128, 256]
+    for decode in longer:
+        for launch in decode.work:
+            assert isinstance(launch, Launch)
+            assert isinstance(launch.kernel, CudaSource)
+            check(launch, compile_cuda(launch.kernel, 90), 90)
+
+
 def test_e4m3_is_refused_where_there_is_none() -> None:
-    decode, _ = lower(make_site(80, **CASES["llama-3 fp8"]))
+    decode, *_ = lower(make_site(80, **CASES["llama-3 fp8"]))
     for launch in decode.work:
         assert isinstance(launch, Launch)
         assert isinstance(launch.kernel, CudaSource)

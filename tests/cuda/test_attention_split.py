@@ -1,5 +1,6 @@
 """Sequences with one new token: split.cu and combine.cu on the CPU, thread by thread."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from tests.support.attention_case import Sequence
 from tests.support.attention_launches import KV_SCALES, assert_close, make_call, part, run_cuda
 from tests.support.triton_kernels import needs_triton
 from trtc.plugins.paged_attention.op import PAGED_ATTENTION
+from trtc.protos.manifest import Limits
 
 needs_triton()
 
@@ -43,6 +45,46 @@ def test_a_decode_step_is_its_reference(case: dict[str, Any], lazy: bool) -> Non
         expected = call.expected()
         error = np.abs(out.astype(np.float32) - expected)
         assert (error <= tolerance.absolute + tolerance.relative * np.abs(expected)).all()
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "rows"),
+    [
+        (32, 8, [96, 128, 512]),
+        (8, 2, [384, 512]),
+        (16, 16, [48, 64, 512]),
+        (64, 2, [192, 256, 512]),
+    ],
+)
+def test_pieces_are_longer_where_there_are_enough_programs(
+    heads: int, kv_heads: int, rows: list[int]
+) -> None:
+    """Of (sequences, KV heads, 16 of a KV head's query heads)."""
+    site = make_call([Sequence(1, 1)], heads=heads, kv_heads=kv_heads, head_dim=128).site(90)
+    *decodes, every = lower(replace(site, limits=Limits(512, 8192, 8192)))
+    assert [one.max_rows for one in decodes] == rows
+    pieces = [32, 16, 8][: len(rows)]
+    assert [one.scratch["stats"] for one in decodes] == [512 * heads * 8 * many for many in pieces]
+    assert (every.max_rows, every.scratch) == (8192, decodes[0].scratch)
+
+
+@pytest.mark.parametrize("pool", ["bf16", "f8e4m3"])
+@pytest.mark.parametrize("longer", [1, 2])
+def test_a_decode_step_in_longer_pieces_is_its_reference(pool: str, longer: int) -> None:
+    """Of 512 keys and 1024, in E4M3 twice as many: contexts of one piece, just that, and more."""
+    call = make_call(
+        [Sequence(context, 1) for context in (1, 512, 1024, 1025, 2060)],
+        heads=2,
+        kv_heads=1,
+        head_dim=128,
+        pool=pool,
+        by=KV_SCALES if pool == "f8e4m3" else {},
+    )
+    site = replace(call.site(90), limits=Limits(2048, 2064, 2048))
+    variant = lower(site)[longer]
+    assert variant.kind == "decode"
+    weights = 2.0**-11 if pool == "f8e4m3" else 2.0**-15
+    assert_close(call, run_cuda(call, site, variant), np.arange(5), weights=weights)
 
 
 def test_a_sequence_alone_gives_the_same_bits() -> None:
