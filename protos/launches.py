@@ -80,6 +80,8 @@ class KernelCall(Record, frozen=True, tag_field="do", tag="kernel"):
     """Launch with programmatic stream serialisation."""
     maps: tuple[TileMap, ...] = ()
     """Their addresses follow the arguments."""
+    least_splits: int = 0
+    """Left out in buckets of fewer splits, where it has nothing to do."""
 
 
 class Matrix(Record, frozen=True):

@@ -279,6 +279,7 @@ class _Resolver:
             arguments=tuple(names[name] for name in launch.arguments),
             grid=grid_axes(launch.grid),
             overlaps=launch.overlaps,
+            least_splits=launch.least_splits,
             maps=tuple(
                 TileMap(names[one.parameter], one.sizes, one.strides, one.box)
                 for one in launch.maps

@@ -14,12 +14,12 @@ def lower(site: Site) -> tuple[Variant, ...]:
         return (Variant(work=(cuda_prefill.prefill(site, least_new=1),), max_rows=max_rows),)
     on_sm90 = cuda_prefill_sm90.available(site)
     more = cuda_prefill_sm90.prefill(site) if on_sm90 else cuda_prefill.prefill(site, least_new=2)
-    decodes = [(rows, split(site, counter=on_sm90, times=times)) for rows, times in lengths(site)]
-    _, shortest = decodes[0]
+    decodes = [(rows, split(site, times=times)) for rows, times in lengths(site)]
+    mixed = split(site, counter=on_sm90)
     return (
         *(
             Variant(work=one.launches, max_rows=rows, kind="decode", scratch=one.scratch)
             for rows, one in decodes
         ),
-        Variant(work=(*shortest.launches, more), max_rows=max_rows, scratch=shortest.scratch),
+        Variant(work=(*mixed.launches, more), max_rows=max_rows, scratch=mixed.scratch),
     )

@@ -76,7 +76,7 @@ def test_cuda_kernels_compile(name: str, sm: int) -> None:
     *decodes, every = lower(site)
     assert [one.kind for one in decodes] == ["decode"] * len(decodes)
     assert every.kind == "any"
-    assert every.work[:2] == decodes[0].work
+    assert every.work[0] == decodes[0].work[0]
     cuda = [one for one in every.work if isinstance(one, Launch)]
     kernels = [one for one in cuda if isinstance(one.kernel, CudaSource)]
     assert len(kernels) == (3 if sm == 90 else 2)

@@ -9,6 +9,7 @@ import pytest
 from tests.support.attention_case import Sequence
 from tests.support.attention_launches import KV_SCALES, assert_close, make_call, part, run_cuda
 from tests.support.triton_kernels import needs_triton
+from trtc.plugins.cuda.launch import Launch
 from trtc.plugins.paged_attention.op import PAGED_ATTENTION
 from trtc.protos.manifest import Limits
 
@@ -48,24 +49,34 @@ def test_a_decode_step_is_its_reference(case: dict[str, Any], lazy: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "rows"),
+    ("pool", "heads", "kv_heads", "rows"),
     [
-        (32, 8, [96, 128, 512]),
-        (8, 2, [384, 512]),
-        (16, 16, [48, 64, 512]),
-        (64, 2, [192, 256, 512]),
+        ("bf16", 32, 8, [96, 128, 512]),
+        ("bf16", 8, 2, [384, 512]),
+        ("bf16", 64, 2, [192, 256, 512]),
+        ("f8e4m3", 32, 8, [64, 128, 512]),
+        ("f8e4m3", 16, 16, [32, 64, 512]),
     ],
 )
 def test_pieces_are_longer_where_there_are_enough_programs(
-    heads: int, kv_heads: int, rows: list[int]
+    pool: str, heads: int, kv_heads: int, rows: list[int]
 ) -> None:
-    """Of (sequences, KV heads, 16 of a KV head's query heads)."""
-    site = make_call([Sequence(1, 1)], heads=heads, kv_heads=kv_heads, head_dim=128).site(90)
+    """Programs of a sequence: for each KV head, and for each 16 of its query heads."""
+    case = {"pool": pool, "heads": heads, "kv_heads": kv_heads, "head_dim": 128}
+    site = make_call([Sequence(1, 1)], **case).site(90)
     *decodes, every = lower(replace(site, limits=Limits(512, 8192, 8192)))
+    assert [one.kind for one in decodes] == ["decode"] * len(decodes)
     assert [one.max_rows for one in decodes] == rows
-    pieces = [32, 16, 8][: len(rows)]
-    assert [one.scratch["stats"] for one in decodes] == [512 * heads * 8 * many for many in pieces]
-    assert (every.max_rows, every.scratch) == (8192, decodes[0].scratch)
+    shortest = 1 if pool == "bf16" else 2
+    splits = [times * shortest for times in (1, 2, 4)][: len(rows)]
+    stats = [512 * (32 // length) * heads * 8 for length in splits]
+    assert [one.scratch["stats"] for one in decodes] == stats
+    assert every.max_rows == 8192
+    assert every.scratch == {**decodes[0].scratch, "counter": 4}
+    # Where sequences have one piece, the second launch has nothing to do but to set a counter.
+    seconds = [one.work[1] for one in (*decodes, every)]
+    least = [one.least_splits for one in seconds if isinstance(one, Launch)]
+    assert least == [*(length + 1 for length in splits), 0]
 
 
 @pytest.mark.parametrize("pool", ["bf16", "f8e4m3"])

@@ -61,3 +61,11 @@ def test_maps_are_read_back_and_an_older_plan_has_none(tmp_path: Path) -> None:
     assert b"maps" not in older
     (tmp_path / LAUNCHES_FILE).write_bytes(older)
     assert read_launches(tmp_path).tile_maps() == ()
+
+
+def test_an_older_plan_leaves_nothing_out(tmp_path: Path) -> None:
+    plan = plan_of(kernel_call())
+    older = launches_json(plan).replace(b'"least_splits":0,', b"")
+    assert b"least_splits" not in older
+    (tmp_path / LAUNCHES_FILE).write_bytes(older)
+    assert read_launches(tmp_path) == plan

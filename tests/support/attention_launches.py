@@ -207,6 +207,8 @@ def run_cuda(call: Attention, site: Site, variant: Variant, *, lazy: bool = Fals
     for launch in variant.work:
         assert isinstance(launch, Launch)
         assert isinstance(launch.kernel, CudaSource)
+        if bucket["splits"] < launch.least_splits:
+            continue
         cuda_on_cpu.launch(
             launch.kernel,
             [arrays[name] for name in launch.arguments],

@@ -103,7 +103,9 @@ class Program:
                 self._collect(work, bucket.extent(call.rows))
 
     def launch(self, work: KernelCall, bucket: Bucket) -> None:
-        """Ask the device for one kernel."""
+        """Ask the device for one kernel, unless it has nothing to do in the bucket."""
+        if bucket.splits < work.least_splits:
+            return
         self.device.launch(
             self._kernels[work.kernel],
             grid_of(work.grid, bucket),
