@@ -8,26 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.kernel_programs import NamingDevice, open_program
 from trtc.protos.launches import (
     Address,
     CallLaunches,
     CallVariant,
     GridAxis,
     KernelCall,
-    KernelCode,
-    LaunchPlan,
     Matrix,
     ProductCall,
-    SamplingPlan,
-    StepBlock,
     TacticTable,
     TileMap,
     Work,
 )
-from trtc.protos.manifest import KvGeometry
 from trtc.runtime.executors.cuda.buckets import Bucket, Tactics
 from trtc.runtime.executors.cuda.device import Graph, Kernel
-from trtc.runtime.executors.cuda.program import CudaEngineFiles, Program
+from trtc.runtime.executors.cuda.program import Program
 from trtc.runtime.executors.cuda.tuning import classes_of, tune_bucket
 
 MILLISECOND = 1e-3
@@ -40,22 +36,12 @@ Price = Callable[[Sequence[str]], float]
 
 
 @dataclass
-class PricedDevice:
-    """Implements as much of ProgramDevice as a step of kernels needs, with a clock of its own."""
+class PricedDevice(NamingDevice):
+    """Has graphs, and a clock of its own."""
 
-    price: Price
+    price: Price = field(kw_only=True)
     now: float = 0.0
-    asked: list[str] = field(default_factory=list)
     recording: list[str] | None = None
-
-    def load(self, cubin: bytes, entry: str, num_threads: int, shared_bytes: int) -> Kernel:
-        return Kernel(cubin, entry, num_threads, shared_bytes)
-
-    def allocate(self, num_bytes: int) -> Any:
-        return np.zeros(num_bytes, np.uint8)
-
-    def upload(self, data: Any) -> Any:
-        return data
 
     def launch(self, kernel: Kernel, grid: Any, arguments: Any, *, overlaps: bool) -> None:
         (self.asked if self.recording is None else self.recording).append(kernel.name)
@@ -100,24 +86,10 @@ def calls_of_a_layer(layer: int) -> tuple[CallLaunches, ...]:
     )
 
 
-def open_program(engine: Path, price: Price) -> tuple[Program, PricedDevice]:
-    for name in KERNELS:
-        (engine / name).write_bytes(b"")
-    launches = LaunchPlan(
-        sm=90,
-        split_keys=256,
-        max_splits=1,
-        kernels=tuple(KernelCode(name, name, 32, 0) for name in KERNELS),
-        calls=(*calls_of_a_layer(0), *calls_of_a_layer(1)),
-        sampling=SamplingPlan(stages={}, tensors={}, bytes=1),
-        step=StepBlock(offsets={}, num_elements=1, table_width=1, max_rows=1),
-        arena_bytes=1,
-        scratch_bytes=1,
-    )
-    kv = KvGeometry(num_layers=1, page_size=1, num_kv_heads=1, head_dim=1, dtype="bf16")
-    device: Any = PricedDevice(price)
-    files = CudaEngineFiles(engine, launches, np.zeros(1, np.uint8))
-    return Program(files, device, kv=kv, vocab_size=1, num_pages=1), device
+def two_layers(engine: Path, price: Price) -> tuple[Program, PricedDevice]:
+    device = PricedDevice(price=price)
+    calls = (*calls_of_a_layer(0), *calls_of_a_layer(1))
+    return open_program(engine, device, KERNELS, calls), device
 
 
 def calls_of_all_kinds(layer: int) -> tuple[CallLaunches, ...]:
@@ -159,7 +131,7 @@ def test_layers_that_differ_in_their_tensors_alone_are_one_class() -> None:
 
 
 def test_a_variant_is_kept_that_makes_the_step_faster(tmp_path: Path) -> None:
-    program, device = open_program(tmp_path, price)
+    program, device = two_layers(tmp_path, price)
     found = tune_bucket(program, classes_of(program.calls), DECODE, lambda: device.now)
     (qkv,) = found
     assert qkv.sites == ("layers.0.qkv", "layers.1.qkv")
@@ -169,7 +141,7 @@ def test_a_variant_is_kept_that_makes_the_step_faster(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_runs_as_fast_as_was_measured(tmp_path: Path) -> None:
-    program, device = open_program(tmp_path, price)
+    program, device = two_layers(tmp_path, price)
     found = tune_bucket(program, classes_of(program.calls), DECODE, lambda: device.now)
     device.wait()
     began = device.now
@@ -188,7 +160,7 @@ def test_a_variant_that_is_far_slower_runs_a_few_times_only(tmp_path: Path) -> N
             runs[name] += name in kernels
         return price(kernels)
 
-    program, device = open_program(tmp_path, counted)
+    program, device = two_layers(tmp_path, counted)
     (qkv, _) = classes_of(program.calls)
     (found,) = tune_bucket(program, [qkv], DECODE, lambda: device.now)
     assert found.variant == 1
@@ -200,7 +172,7 @@ def test_calls_without_a_choice_are_not_measured(tmp_path: Path) -> None:
         assert "qkv_slow" not in kernels, "it is not for so many rows"
         return price(kernels)
 
-    program, device = open_program(tmp_path, price_of_prefill)
+    program, device = two_layers(tmp_path, price_of_prefill)
     (qkv, o) = classes_of(program.calls)
     assert qkv.others(PREFILL) == [2]
     found = tune_bucket(program, [o], PREFILL, lambda: device.now)
@@ -209,5 +181,5 @@ def test_calls_without_a_choice_are_not_measured(tmp_path: Path) -> None:
 
 def test_noise_changes_nothing(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
-    program, device = open_program(tmp_path, lambda kernels: float(rng.normal(1, 0.002)))
+    program, device = two_layers(tmp_path, lambda kernels: float(rng.normal(1, 0.002)))
     assert tune_bucket(program, classes_of(program.calls), DECODE, lambda: device.now) == []
