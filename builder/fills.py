@@ -39,9 +39,9 @@ def dummy_fill(
     depth = axes.get(_DEPTH.get(parameter, ""), 1)
     gain = math.sqrt(depth) if isinstance(depth, int) else 1.0
     if parameter in ("weight", "gate_up", "down"):
-        # Uniform in +-a has the standard deviation a / sqrt(3).
         if attributes.get("layout") == "compact":
             return Fill(element="compact")
+        # Uniform in +-a has the standard deviation a / sqrt(3).
         element: DTypeName = weight_dtype  # type: ignore[assignment]
         return Fill(element=element, spread=math.sqrt(3) / gain)
     if parameter in ("weight_scale", "gate_up_scale", "down_scale"):

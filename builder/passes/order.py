@@ -80,7 +80,7 @@ def cpu_passes(
     else."""
     narrow = (NARROW_LM_HEAD,) if narrows_lm_head(scheme, exact_lm_head) else ()
     share = (share_pre_scales(reader),) if scheme.pre_quant_scale else ()
-    if exact_activations or scheme.dtype != "bf16" or scheme.weight == "bf16":
+    if exact_activations:
         return (*share, *NATIVE_PASSES, *narrow, COMPACT_WEIGHTS, PACK_WEIGHTS)
     rounded = (REGROUP_E4M3, *narrow, SELECT_CPU_ACTIVATION)
     return (*share, DROP_E4M3_ROUNDING, *NATIVE_PASSES, *rounded, COMPACT_WEIGHTS, PACK_WEIGHTS)
