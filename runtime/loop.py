@@ -13,7 +13,7 @@ one error.
 import heapq
 import itertools
 import logging
-import secrets
+import os
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -451,7 +451,8 @@ class EngineLoop:
 def _with_seed(request: GenerationRequest) -> GenerationRequest:
     if request.sampling.seed is not None:
         return request
-    return replace(request, sampling=replace(request.sampling, seed=secrets.randbits(64)))
+    seed = int.from_bytes(os.urandom(8), "little")
+    return replace(request, sampling=replace(request.sampling, seed=seed))
 
 
 def _logprobs_by_row(

@@ -6,12 +6,14 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from trtc.protos.errors import EnvironmentFault, TrtcError
+from trtc.runtime.startup import quick_imports
 from trtc.version import __version__
 
 EXIT_INTERRUPTED = 130
@@ -27,6 +29,8 @@ class Subcommand:
     help: str
     extra: str = ""
     """The optional dependency set that the command needs ("" when plain trtc is enough)."""
+    runs_engines: bool = False
+    """Whether its process does little else."""
 
 
 SUBCOMMANDS: dict[str, Subcommand] = {
@@ -37,10 +41,12 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "inspect": Subcommand("Show what an engine is made of."),
     "quantize": Subcommand("Quantise a checkpoint into another checkpoint.", extra="build"),
     "eval": Subcommand("Measure an engine's accuracy on a text."),
-    "generate": Subcommand("Complete a prompt with an engine, in this process."),
-    "serve": Subcommand("Serve engines over gRPC."),
+    "generate": Subcommand("Complete a prompt with an engine, in this process.", runs_engines=True),
+    "serve": Subcommand("Serve engines over gRPC.", runs_engines=True),
     "client": Subcommand("Complete a prompt with a running server."),
-    "bench": Subcommand("Measure latency and throughput of an engine or a server."),
+    "bench": Subcommand(
+        "Measure latency and throughput of an engine or a server.", runs_engines=True
+    ),
     "doctor": Subcommand("Say what this machine can build and run, and why not the rest."),
 }
 
@@ -82,7 +88,8 @@ def _load(name: str) -> click.Command:
         raise EnvironmentFault(
             "this installation does not have the command", field=name, remedy="Install trtc again"
         )
-    command = importlib.import_module(module_name).command
+    with quick_imports() if SUBCOMMANDS[name].runs_engines else nullcontext():
+        command = importlib.import_module(module_name).command
     assert isinstance(command, click.Command)
     return command
 

@@ -2,7 +2,8 @@
 
 A huge page's first touch zeroes 2 MB, in every layer at once; on a virtual machine whose host has
 to find the memory first, that made one step in seven take 90 ms longer. So memory is asked for some
-way ahead of its use, by a thread that makes way for others.
+way ahead of its use, by a thread that makes way for others. A first step that nobody could wait
+longer for touches small pages, which that thread makes huge ones afterwards.
 """
 
 import ctypes
@@ -19,6 +20,8 @@ from trtc.runtime.background import make_way
 _HUGE_PAGE = 1 << 21
 _MADV_POPULATE_WRITE = 23
 """Linux 5.14: give a range its memory and change nothing in it."""
+_MADV_COLLAPSE = 25
+"""Linux 6.1: put what a range holds into huge pages."""
 
 
 class KvPool:
@@ -42,8 +45,6 @@ class KvPool:
                 field="--kv-bytes",
                 remedy="Give a smaller pool",
             ) from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._pages = np.frombuffer(self._memory, np.uint8).reshape(
             kv.num_layers, num_pages, kv.layer_page_bytes
         )
@@ -55,13 +56,19 @@ class KvPool:
         self._ahead = -(-ahead_bytes // kv.page_bytes)
         block = max(1, _HUGE_PAGE // kv.layer_page_bytes)
         self._toucher = _Toucher(num_pages, block, self._touch)
+        self._num_small: int | None = None
+        """Pages that were used before huge pages were asked for; None: they have not been yet."""
 
     def touch_ahead(self, page: int) -> None:
         """Pages before this one have been used; soon touch some of those behind it.
 
         The scheduler takes pages from the first one on, so that those never used lie behind all
-        that were.
+        that were. What is touched before the first call is given in small pages.
         """
+        if self._num_small is None:
+            self._num_small = page
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._toucher.go_to(page + self._ahead)
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -75,11 +82,16 @@ class KvPool:
     def _touch(self, begin: int, end: int) -> bool:
         """Have all layers' pages [begin, end) backed by memory; False: this system cannot."""
         madvise, size = _madvise(), self._pages.shape[2]
-        for layer in self.pointers.tolist():
+        base, *_ = layers = self.pointers.tolist()
+        for layer in layers:
             # The mapping itself begins with a page of memory, so none before it is touched.
             first = (layer + begin * size) & -mmap.PAGESIZE
             if madvise(first, layer + end * size - first, _MADV_POPULATE_WRITE):
                 return False
+            if begin < (self._num_small or 0):
+                # A kernel that cannot at once does so in its own time.
+                lowest = max(base, layer & -_HUGE_PAGE)
+                madvise(lowest, layer + end * size - lowest, _MADV_COLLAPSE)
         return True
 
 

@@ -34,6 +34,41 @@ def test_help_lists_every_subcommand_and_imports_none(capsys: pytest.CaptureFixt
         assert f"  {name} " in result.stdout
 
 
+_COUNT_THREADS = """
+import os
+from click.testing import CliRunner
+from trtc.cli import cli
+assert CliRunner().invoke(cli, [{command!r}, "--help"]).exit_code == 0
+import numpy
+print(len(os.listdir("/proc/self/task")))
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: one thread anyway")
+@pytest.mark.parametrize(
+    ("command", "environment", "is_one"),
+    [
+        ("generate", {}, True),
+        ("serve", {}, True),
+        ("bench", {}, True),
+        ("generate", {"OPENBLAS_NUM_THREADS": "2"}, False),
+        ("doctor", {}, False),
+    ],
+)
+def test_commands_that_run_engines_start_no_threads_for_products(
+    command: str, environment: dict[str, str], is_one: bool
+) -> None:
+    inherited = {name: value for name, value in os.environ.items() if "NUM_THREADS" not in name}
+    result = subprocess.run(
+        [sys.executable, "-c", _COUNT_THREADS.format(command=command)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=inherited | environment,
+    )
+    assert (int(result.stdout) == 1) == is_one
+
+
 def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "Commands:" in capsys.readouterr().err

@@ -2,9 +2,11 @@
 
 import ctypes
 import mmap
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from trtc.runtime.executors import cpu_pool
 from trtc.runtime.executors.cpu_pool import KvPool
 
 MIB = 1 << 20
+THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 WIDE = KvGeometry(num_layers=3, num_kv_heads=8, head_dim=128, page_size=16, dtype="bf16")
 """64 KiB a page and layer: 32 pages a huge page."""
 TINY = KvGeometry(num_layers=2, num_kv_heads=1, head_dim=24, page_size=4, dtype="bf16")
@@ -67,6 +70,39 @@ def test_a_pool_is_touched_to_its_end_and_no_byte_changes() -> None:
         assert until(lambda: resident(pool, 1) >= 1000 * 384)
         np.testing.assert_array_equal(written, np.arange(size, dtype=np.uint32) % 251)
         del written, data
+
+
+def huge_bytes(pool: KvPool) -> int:
+    """Bytes of the pool's mapping that are in huge pages."""
+    begin = int(pool.pointers[0])
+    entries = re.split(
+        r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.M
+    )
+    for entry in entries[1:]:
+        low, high = (int(bound, 16) for bound in entry.split(" ")[0].split("-"))
+        if low <= begin < high:
+            return int(re.search(r"AnonHugePages: +(\d+) kB", entry)[1]) << 10
+    raise AssertionError("the pool is not mapped")
+
+
+@pytest.mark.skipif("[madvise]" not in THP.read_text(), reason=f"{THP} is not madvise")
+def test_a_first_step_gets_small_pages_which_become_huge_later() -> None:
+    num_used = 50
+    size = num_used * WIDE.layer_page_bytes
+    pattern = np.arange(size, dtype=np.uint32) % 251
+    with open_pool(WIDE, 1024) as pool:
+        used = [
+            np.ctypeslib.as_array((ctypes.c_ubyte * size).from_address(int(layer)))
+            for layer in pool.pointers
+        ]
+        for pages in used:
+            pages[:] = pattern
+        assert huge_bytes(pool) == 0 and resident(pool, 0) == size
+        pool.touch_ahead(num_used)
+        assert until(lambda: huge_bytes(pool) >= 3 * (size + 4 * MIB))
+        for pages in used:
+            np.testing.assert_array_equal(pages, pattern)
+        del pages, used
 
 
 def test_a_pool_that_closes_is_touched_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
