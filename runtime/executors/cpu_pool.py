@@ -16,6 +16,7 @@ import numpy as np
 from trtc.protos.errors import EnvironmentFault
 from trtc.protos.manifest import KvGeometry
 from trtc.runtime.background import make_way
+from trtc.runtime.executors.huge_pages import advise_huge_pages
 
 _HUGE_PAGE = 1 << 21
 _MADV_POPULATE_WRITE = 23
@@ -67,8 +68,7 @@ class KvPool:
         """
         if self._num_small is None:
             self._num_small = page
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                self._memory.madvise(mmap.MADV_HUGEPAGE)
+            advise_huge_pages(self._memory)
         self._toucher.go_to(page + self._ahead)
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:

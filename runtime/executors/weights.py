@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from trtc.protos.errors import EngineCorruptError
 from trtc.protos.plan import read_plan
+from trtc.runtime.executors.huge_pages import advise_huge_pages
 from trtc.runtime.verify import REBUILD
 
 _ALIGNMENT = 64
@@ -21,6 +22,7 @@ def map_weights(path: Path, num_bytes: int) -> NDArray[np.uint8]:
     """
     with path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    advise_huge_pages(mapping)
     begin = 8 + int.from_bytes(mapping[:8], "little")
     if begin % _ALIGNMENT or len(mapping) - begin != num_bytes:
         raise EngineCorruptError(

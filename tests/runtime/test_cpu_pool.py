@@ -2,21 +2,21 @@
 
 import ctypes
 import mmap
-import re
+import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.support.smaps import THP, kilobytes, mapping_entry
 from trtc.protos.manifest import KvGeometry
 from trtc.runtime.executors import cpu_pool
 from trtc.runtime.executors.cpu_pool import KvPool
 
 MIB = 1 << 20
-THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+KERNEL = tuple(int(part) for part in platform.release().split(".")[:2])
 WIDE = KvGeometry(num_layers=3, num_kv_heads=8, head_dim=128, page_size=16, dtype="bf16")
 """64 KiB a page and layer: 32 pages a huge page."""
 TINY = KvGeometry(num_layers=2, num_kv_heads=1, head_dim=24, page_size=4, dtype="bf16")
@@ -74,18 +74,13 @@ def test_a_pool_is_touched_to_its_end_and_no_byte_changes() -> None:
 
 def huge_bytes(pool: KvPool) -> int:
     """Bytes of the pool's mapping that are in huge pages."""
-    begin = int(pool.pointers[0])
-    entries = re.split(
-        r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.M
-    )
-    for entry in entries[1:]:
-        low, high = (int(bound, 16) for bound in entry.split(" ")[0].split("-"))
-        if low <= begin < high:
-            return int(re.search(r"AnonHugePages: +(\d+) kB", entry)[1]) << 10
-    raise AssertionError("the pool is not mapped")
+    return kilobytes(mapping_entry(int(pool.pointers[0])), "AnonHugePages") << 10
 
 
-@pytest.mark.skipif("[madvise]" not in THP.read_text(), reason=f"{THP} is not madvise")
+@pytest.mark.skipif(
+    not THP.exists() or "[madvise]" not in THP.read_text(), reason=f"{THP} is not madvise"
+)
+@pytest.mark.skipif(KERNEL < (6, 1), reason="Linux before 6.1 makes no huge pages at once")
 def test_a_first_step_gets_small_pages_which_become_huge_later() -> None:
     num_used = 50
     size = num_used * WIDE.layer_page_bytes
