@@ -38,7 +38,7 @@ _CHUNK_ELEMENTS = 1 << 20
 """Logits worked on at once, so that the copies stay near the cache."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TokenCounts:
     """Tokens that a sequence has seen: what its penalties look at."""
 
@@ -48,7 +48,7 @@ class TokenCounts:
     """[D] how often each occurs in the output; 0: in the prompt only."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SparseRows:
     """Values for a few tokens of a few rows, as coordinates."""
 
@@ -60,7 +60,7 @@ class SparseRows:
     """[X]"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SamplingBatch:
     """How to draw one token for each of R logit rows."""
 
@@ -148,7 +148,7 @@ class SamplingBatch:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Logprobs:
     """Log-probabilities of the Q rows that asked for them, in nats."""
 
@@ -164,7 +164,7 @@ class Logprobs:
     """[Q] how many the row asked for."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SampledTokens:
     """What one step drew."""
 

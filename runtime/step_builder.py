@@ -32,7 +32,7 @@ from trtc.runtime.sequence import Sequence
 from trtc.runtime.step_plan import StepPlan
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BuiltStep:
     """A step ready to launch."""
 

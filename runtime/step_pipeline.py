@@ -22,7 +22,7 @@ from trtc.runtime.step_builder import BuiltStep, StepBuilder
 from trtc.runtime.step_plan import StepPlan
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CompletedStep:
     """What a step drew, as the scheduler's state took it over."""
 
@@ -36,7 +36,7 @@ class CompletedStep:
     """In which it was in flight and no earlier one was."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _StepInFlight:
     plan: StepPlan
     built: BuiltStep

@@ -14,14 +14,16 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import Decoder
 
 from trtc.protos.errors import EngineIncompatibleError, InvalidRequestError, NoTokenizerError
-from trtc.runtime.chat_template import ChatTemplate
+
+if TYPE_CHECKING:
+    from trtc.runtime.chat_template import ChatTemplate
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -37,7 +39,7 @@ class Tokenizer:
     """Thread-safe: nothing changes after `load` but the table of pieces, whose entries never do."""
 
     def __init__(
-        self, fast: FastTokenizer, *, template: ChatTemplate | None, special_ids: frozenset[int]
+        self, fast: FastTokenizer, *, template: "ChatTemplate | None", special_ids: frozenset[int]
     ) -> None:
         self._fast = fast
         self._template = template
@@ -249,7 +251,7 @@ def _load_fast(path: Path) -> FastTokenizer:
         ) from error
 
 
-def _load_template(directory: Path) -> ChatTemplate | None:
+def _load_template(directory: Path) -> "ChatTemplate | None":
     """The template of chat_template.jinja, else of tokenizer_config.json, else None."""
     config = _read_config(directory / CONFIG_FILE)
     path = directory / TEMPLATE_FILE
@@ -259,6 +261,8 @@ def _load_template(directory: Path) -> ChatTemplate | None:
         source = named.get("default")
     if not isinstance(source, str):
         return None
+    from trtc.runtime.chat_template import ChatTemplate  # not every start has a use for it
+
     return ChatTemplate(source, special_tokens=_special_tokens(config))
 
 

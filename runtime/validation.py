@@ -5,8 +5,8 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from trtc.plugins.sampling.tensors import MAX_LOGPROBS
 from trtc.protos.errors import DeadlineError, InvalidRequestError
+from trtc.protos.requests import MAX_LOGPROBS
 from trtc.runtime.draft import RequestDraft
 from trtc.runtime.request import GenerationRequest, SamplingParams
 

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from trtc.protos.errors import EnvironmentFault, TrtcError
-from trtc.runtime.startup import quick_imports
+from trtc.runtime.startup import quick_start
 from trtc.version import __version__
 
 EXIT_INTERRUPTED = 130
@@ -88,7 +88,7 @@ def _load(name: str) -> click.Command:
         raise EnvironmentFault(
             "this installation does not have the command", field=name, remedy="Install trtc again"
         )
-    with quick_imports() if SUBCOMMANDS[name].runs_engines else nullcontext():
+    with quick_start() if SUBCOMMANDS[name].runs_engines else nullcontext():
         command = importlib.import_module(module_name).command
     assert isinstance(command, click.Command)
     return command

@@ -20,7 +20,6 @@ from trtc.plugins.sampling.tensors import (
     DRAW_FILTERED,
     EDIT,
     LOGPROBS,
-    MAX_LOGPROBS,
     RESTORE,
     SEARCH_PART,
     SEARCH_UNROLLED,
@@ -29,6 +28,7 @@ from trtc.plugins.sampling.tensors import (
     sampling_tensors,
     search_parts,
 )
+from trtc.protos.requests import MAX_LOGPROBS
 
 _BLOCKS = 32
 """Blocks of logits a program of `block_stats`."""

@@ -14,6 +14,8 @@ Rows are the R logit rows of the step; every kernel reads how many are real from
 from dataclasses import dataclass
 from typing import Literal
 
+from trtc.protos.requests import MAX_LOGPROBS
+
 EDIT = "edit"
 DRAW = "draw"
 DRAW_FILTERED = "draw_filtered"
@@ -22,8 +24,6 @@ LOGPROBS = "logprobs"
 TAKE_SAMPLED = "take_sampled"
 STAGES = (EDIT, DRAW, DRAW_FILTERED, RESTORE, LOGPROBS, TAKE_SAMPLED)
 
-MAX_LOGPROBS = 20
-"""Likeliest tokens that a row may ask for."""
 BLOCK = 128
 """Logits summed in one go: a row is searched by block, then inside one block."""
 CANDIDATE_BLOCKS = 128

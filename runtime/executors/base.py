@@ -23,7 +23,7 @@ NO_SOURCE = -1
 """In `StepBatch.token_sources`: `token_ids` has the token."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepBatch:
     """One ragged batch: T tokens of B sequences, prefill chunks and decodes mixed, no padding."""
 

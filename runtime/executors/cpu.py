@@ -68,7 +68,7 @@ class _Step(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CpuEngineFiles:
     """What a session has verified and hands over."""
 
@@ -79,7 +79,7 @@ class CpuEngineFiles:
     """SHA-256 of plan.json, which must be the one compiled in."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Done:
     """A finished step: this executor computes when it is launched."""
 

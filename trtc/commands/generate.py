@@ -6,6 +6,7 @@ import click
 
 from trtc.commands.completion import complete, completion_options
 from trtc.runtime.engine import LocalEngine
+from trtc.runtime.startup import quick_start
 
 
 @click.command()
@@ -20,9 +21,11 @@ def command(
     engine: Path, threads: int | None, kv_bytes: int | None, dummy_weights: bool, **options: object
 ) -> None:
     """Complete a prompt with ENGINE, in this process."""
-    complete(
-        lambda: LocalEngine.open(
-            engine, num_threads=threads, kv_bytes=kv_bytes, dummy_weights=dummy_weights
-        ),
-        **options,
-    )
+
+    def open_engine() -> LocalEngine:
+        with quick_start():
+            return LocalEngine.open(
+                engine, num_threads=threads, kv_bytes=kv_bytes, dummy_weights=dummy_weights
+            )
+
+    complete(open_engine, **options)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from examples.bench.peers.failures import RunFailed
 from examples.bench.peers.jobs import Job, RawTrace, answer, answer_traces, read_job
-from trtc.runtime.startup import quick_imports
+from trtc.runtime.startup import quick_start
 
 if TYPE_CHECKING:
     from trtc.runtime.bench.load import Target
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 def first_token(job: Job) -> None:
     """Open the engine, print the first of some tokens: one alone would wait until the weights are
     hashed, as the end of every completion does."""
-    with quick_imports():  # as `trtc generate` does
+    with quick_start():  # as `trtc generate` does
         from trtc.runtime.engine import LocalEngine
 
-    with LocalEngine.open(job.model, num_threads=job.threads) as engine:
+        engine = LocalEngine.open(job.model, num_threads=job.threads)
+    with engine:
         generation = engine.generate(job.prompts[0], max_tokens=8, temperature=0.0, ignore_eos=True)
         answer(next(generation).token_ids)
 
@@ -30,7 +31,7 @@ def first_token(job: Job) -> None:
 async def generate(job: Job) -> list[RawTrace]:
     """All prompts at once, through scheduler and engine loop, without gRPC. Prompts are not cut to
     what decodes beside them would like, so that all sequences come to decode together."""
-    with quick_imports():  # as `trtc serve` does
+    with quick_start():  # as `trtc serve` does
         from trtc.runtime.bench.load import local_target
         from trtc.runtime.server.app import ServerConfig
         from trtc.runtime.server.opening import open_handle
