@@ -261,12 +261,10 @@ class EngineLoop:
         """Wait for something to do, and take over submissions and aborts; False: stop."""
         with self._changed:
             self._wait_for_work()
-            submitted, self._submitted = self._submitted, []
             aborted, self._aborted = self._aborted, []
             if self._stopping:
                 return False
-        for live in submitted:
-            self._enqueue(live)
+        self._enqueue_submitted()
         for request_id in aborted:
             self._end_aborted(request_id)
         self._end_overdue()
@@ -289,6 +287,12 @@ class EngineLoop:
     def _has_work(self) -> bool:
         return self._state.has_work or self._pipeline.num_in_flight > 0
 
+    def _enqueue_submitted(self) -> None:
+        with self._changed:
+            submitted, self._submitted = self._submitted, []
+        for live in submitted:
+            self._enqueue(live)
+
     def _enqueue(self, live: LiveRequest) -> None:
         request, number = live.request, next(self._numbers)
         rank = rank_of(request.priority, live.submitted_at, number, self._config.ageing_s)
@@ -299,16 +303,24 @@ class EngineLoop:
             heapq.heappush(self._deadlines, (request.deadline, number, live))
 
     def _advance(self) -> None:
-        """Launch all that can be, then take in the oldest step and tell what it drew."""
-        while self._pipeline.has_room and self._launch_next():
-            pass
+        """Launch all that can be, take in the oldest step, and tell what it drew.
+
+        Telling gives other threads work, which would keep the interpreter from a launch. So one
+        that returns at once, as with an executor that runs ahead, comes before it.
+        """
+        self._launch_all()
         if not self._pipeline.num_in_flight:
             raise InvariantError("requests are waiting, but the scheduler finds nothing to do")
         completed = self._pipeline.complete()
         self._pace.took(completed.num_tokens, completed.num_sequences, completed.seconds)
-        if self._executor.runs_ahead and not self._pipeline.num_in_flight:
-            self._launch_next()  # it had to know those tokens; the device need not wait for text
+        if self._executor.runs_ahead:
+            self._enqueue_submitted()  # whoever came meanwhile is not to wait for a step more
+            self._launch_all()
         self._emit(completed.drawn, completed.tokens)
+
+    def _launch_all(self) -> None:
+        while self._pipeline.has_room and self._launch_next():
+            pass
 
     def _launch_next(self) -> bool:
         """Plan the next step and launch it; False: there is none yet."""

@@ -8,7 +8,7 @@ With an executor that runs ahead, the next step is planned, built and launched w
 way, so that the device need not wait for the host:
 
     device    step 1          | step 2          | step 3          |
-    host      launch 2 | wait | tell 1, launch 3 | wait | tell 2, launch 4 | ...
+    host      launch 2 | wait | launch 3, tell 1 | wait | launch 4, tell 2 | ...
 """
 
 import time

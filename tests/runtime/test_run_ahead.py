@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from trtc.runtime.executors.base import PendingStep, StepBatch
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.loop import Delivery, LoopConfig
 from trtc.runtime.request import FinishReason, GenerationRequest, SamplingParams
-from trtc.runtime.sampler import SamplingBatch
+from trtc.runtime.sampler import SampledTokens, SamplingBatch
 
 TINY = EchoOptions(
     vocab_size=64, num_pages=12, page_size=4, max_batch_size=5, max_seq_len=48, max_num_tokens=10
@@ -105,8 +106,16 @@ class Telling(LazyEcho):
         return super().launch(batch, sampling)
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(seed=0), PENALISED])
-def test_the_next_step_is_launched_before_the_last_one_is_told(sampling: SamplingParams) -> None:
+@pytest.mark.parametrize(
+    ("sampling", "order"),
+    [
+        (SamplingParams(seed=0), "launch launch launch told launch told told told"),
+        (PENALISED, "launch launch told launch told launch told told"),
+    ],
+)
+def test_all_that_can_be_launched_is_before_a_step_is_told(
+    sampling: SamplingParams, order: str
+) -> None:
     executor = Telling(ROOMY)
     with running_loop(executor=executor) as loop:
         inbox = Inbox()
@@ -117,8 +126,36 @@ def test_the_next_step_is_launched_before_the_last_one_is_told(sampling: Samplin
 
         loop.submit(GenerationRequest("r", (1, 2), sampling, max_tokens=4), sink)
         inbox.result()
-    ahead = ["launch", "launch", "told", "launch", "told", "launch", "told", "told"]
-    assert executor.events == ahead
+    assert executor.events == order.split()
+
+
+class Doorbell(LazyEcho):
+    """Calls `ring` while the first step is waited for, and writes down the sizes of its steps."""
+
+    def __init__(self, options: EchoOptions) -> None:
+        super().__init__(options)
+        self.sizes: list[int] = []
+        self.ring: Callable[[], object] = lambda: None
+
+    def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
+        self.sizes.append(len(batch.token_ids))
+        return super().launch(batch, sampling)
+
+    def compute(self, batch: StepBatch, sampling: SamplingBatch) -> SampledTokens:
+        if self.num_steps == 0:
+            self.ring()
+        return super().compute(batch, sampling)
+
+
+def test_who_comes_during_a_step_is_in_the_next_that_is_launched() -> None:
+    executor = Doorbell(ROOMY)
+    late: list[Inbox] = []
+    with running_loop(executor=executor) as loop:
+        executor.ring = lambda: late.append(loop.send(greedy_request("late", [4, 5, 6], 1)))
+        first = loop.send(greedy_request("first", [1, 2], 4))
+        first.wait()
+        late[0].wait()
+    assert executor.sizes == [2, 1, 1 + 3, 1]
 
 
 def draw_request(number: int, rng: random.Random, *, text: bool) -> GenerationRequest:
