@@ -13,6 +13,7 @@ from trtc.protos.errors import TrtcError
 from trtc.runtime.bench.measure import Load, Measurement, SchedulerCost, Trace, measure
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.draft import RequestDraft
+from trtc.runtime.interpreter import few_collections
 from trtc.runtime.loop import LoopStats
 from trtc.runtime.model_info import ModelInfo
 from trtc.runtime.request import Output, SamplingParams
@@ -94,7 +95,8 @@ async def local_target(
     try:
         service.add(handle)
         service.set_ready(name)
-        yield LocalTarget(service, name, handle.loop.stats)
+        with few_collections():
+            yield LocalTarget(service, name, handle.loop.stats)
     finally:
         await asyncio.to_thread(handle.loop.stop)
         service.close()

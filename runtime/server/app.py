@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc.aio
 
 from trtc.protos.errors import EnvironmentFault, RequestError, TrtcError
+from trtc.runtime.interpreter import few_collections
 from trtc.runtime.loop import LoopStats
 from trtc.runtime.server.canary import why_canaries_fail
 from trtc.runtime.server.grpc import InferenceServicer, bind, make_server
@@ -122,7 +123,8 @@ class Server:
         try:
             await self.start()
             self._announce()
-            await self._stopping.wait()
+            with few_collections():
+                await self._stopping.wait()
             _log.info("draining open_streams=%d", self.service.num_open)
         finally:
             await self.close()

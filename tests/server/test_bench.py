@@ -1,6 +1,7 @@
 """The load generator: what it sends, when, and what it makes of the answers."""
 
 import asyncio
+import gc
 import itertools
 import time
 from collections.abc import AsyncIterator
@@ -147,6 +148,8 @@ async def test_an_engine_in_this_process_and_one_behind_a_server(tmp_path: Path)
     ) as local:
         found = await run_load(local, load, shape)
         stats = local.stats()
+        assert gc.get_freeze_count() > 0, "no search for garbage goes through all of the engine"
+    assert gc.get_freeze_count() == 0
     assert (found.completed, found.output_tokens) == (6, 30)
     assert stats.work_seconds > stats.step_seconds > 0
     assert found.scheduler is not None and found.scheduler.ms_a_step > 0

@@ -1,6 +1,7 @@
 """Start, ports, TLS, draining, death."""
 
 import asyncio
+import gc
 import logging
 import os
 import re
@@ -240,6 +241,18 @@ async def test_a_killed_rank_ends_the_server_within_seconds() -> None:
         await asyncio.wait_for(running, 20)
     assert time.monotonic() - began < 10
     assert not any(Path(f"/proc/{pid}").exists() for pid in groups[0].pids)
+
+
+@asynchronous
+async def test_while_a_server_runs_searches_for_garbage_leave_out_what_it_opened() -> None:
+    server = Server(
+        CONFIG, opener=lambda source, config: open_echo(EchoEngine(), source.name, config)
+    )
+    running = asyncio.create_task(server.run())
+    await eventually(lambda: gc.get_freeze_count() > 0, "it serves")
+    server.stop()
+    await asyncio.wait_for(running, 20)
+    assert gc.get_freeze_count() == 0
 
 
 @asynchronous
