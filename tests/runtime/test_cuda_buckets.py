@@ -55,6 +55,20 @@ def test_a_long_context_falls_into_no_more_pieces_than_are_launched() -> None:
     assert found == [1, 2, 64, 64, 64, 64]
 
 
+def test_steps_of_many_rows_waste_little() -> None:
+    """Where products are most of a step, the rows that are not there cost as much as the others."""
+    roomy = Buckets(Limits(512, 3000, 5000), split_keys=256, max_splits=64, max_rows=512)
+    for tokens in range(513, 2049):
+        bucket = roomy.of(num_tokens=tokens, num_sequences=1, num_rows=1, longest_context=3000)
+        assert bucket.tokens - tokens < min(256, tokens / 4)
+    for sequences in range(129, 385):
+        bucket = roomy.of(
+            num_tokens=sequences, num_sequences=sequences, num_rows=sequences, longest_context=600
+        )
+        assert bucket.kind == "decode"
+        assert bucket.sequences <= 4 / 3 * sequences
+
+
 def test_a_large_step_wastes_less_than_a_third() -> None:
     for tokens in range(17, 5001):
         bucket = BUCKETS.of(num_tokens=tokens, num_sequences=1, num_rows=1, longest_context=3000)
