@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from trtc.protos.errors import EnvironmentFault, TrtcError
-from trtc.runtime.startup import quick_start
+from trtc.runtime.interpreter import quick_start
 from trtc.version import __version__
 
 EXIT_INTERRUPTED = 130

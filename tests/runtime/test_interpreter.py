@@ -1,11 +1,11 @@
-"""Python's collections of garbage while engines run."""
+"""Python's collections of garbage while engines start and run."""
 
 import gc
 import weakref
 
 import pytest
 
-from trtc.runtime.interpreter import few_collections
+from trtc.runtime.interpreter import few_collections, quick_start
 
 
 class Ring:
@@ -35,3 +35,34 @@ def test_an_error_ends_the_block_too() -> None:
         raise ZeroDivisionError
     assert gc.get_freeze_count() == 0
     assert gc.get_threshold() == threshold
+
+
+def test_a_start_looks_for_no_garbage_and_leaves_python_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    try:
+        with quick_start():
+            assert not gc.isenabled()
+            made = weakref.ref(Ring())
+        assert gc.isenabled()
+        gc.collect()
+        assert made() is not None, "what there is by the end is never looked at"
+    finally:
+        gc.unfreeze()
+    gc.collect()
+    assert made() is None
+
+
+def test_a_start_in_a_process_without_collections_starts_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    gc.disable()
+    try:
+        with quick_start():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+        gc.unfreeze()

@@ -6,7 +6,7 @@ import click
 
 from trtc.commands.completion import complete, completion_options
 from trtc.runtime.engine import LocalEngine
-from trtc.runtime.startup import quick_start
+from trtc.runtime.interpreter import quick_start
 
 
 @click.command()

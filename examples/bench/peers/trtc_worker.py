@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from examples.bench.peers.failures import RunFailed
 from examples.bench.peers.jobs import Job, RawTrace, answer, answer_traces, read_job
-from trtc.runtime.startup import quick_start
+from trtc.runtime.interpreter import quick_start
 
 if TYPE_CHECKING:
     from trtc.runtime.bench.load import Target
