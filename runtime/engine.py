@@ -18,7 +18,7 @@ from trtc.runtime.request import GenerationRequest, Output
 from trtc.runtime.session import Session, open_session
 from trtc.runtime.tokenizer import Tokenizer
 from trtc.runtime.validation import finish_draft
-from trtc.runtime.verify import LateCheck
+from trtc.runtime.verify import HashCheck
 
 
 class LocalGeneration(Iterator[Output]):
@@ -29,7 +29,7 @@ class LocalGeneration(Iterator[Output]):
     """
 
     def __init__(
-        self, request_id: str, loop: EngineLoop, late_check: LateCheck | None = None
+        self, request_id: str, loop: EngineLoop, late_check: HashCheck | None = None
     ) -> None:
         self.request_id = request_id
         self._loop = loop

@@ -1,9 +1,10 @@
 """Open an engine: verify everything, then map weights and load code.
 
-    manifest -> versions -> machine -> memory -> sizes -> hashes -> map, load
+    manifest -> versions -> sizes -> machine -> memory -> hashes -> map, load
 
 Nothing of the engine is mapped or executed before the last arrow; only weights, which are data, may
-be hashed after it, by a caller that answers for nothing until they are.
+be hashed after it, by a caller that answers for nothing until they are. Hashing begins once sizes
+are right: looking at the machine may import libraries for seconds.
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ from trtc.protos.manifest import (
 from trtc.runtime.executors.base import Executor
 from trtc.runtime.executors.opening import Opening, OpenRequest, Prepare
 from trtc.runtime.tokenizer import Tokenizer
-from trtc.runtime.verify import REBUILD, LateCheck, verify_files
+from trtc.runtime.verify import REBUILD, HashCheck, check_sizes
 
 
 def _prepare_cpu(request: OpenRequest) -> Opening:
@@ -76,7 +77,7 @@ class Session:
     executor: Executor
     tokenizer: Tokenizer | None
     """None: the checkpoint had none, and the engine takes token ids only."""
-    late_check: LateCheck | None = None
+    late_check: HashCheck | None = None
     """Hashes that are still being compared; None: all have been."""
 
     def close(self) -> None:
@@ -119,22 +120,28 @@ def open_session(
     _check_dummy(manifest, dummy_weights)
     if num_threads is not None and num_threads < 1:
         raise RequestError(f"is {num_threads}", field="--threads", remedy="Give 1 or more")
+    check_sizes(engine, manifest)
+    late = _late_files(manifest) if verify and quick_start else ()
+    early = [name for name in manifest.files if verify and name not in late]
     with ExitStack() as undo:
+        early_check = HashCheck(engine, manifest, early)
+        undo.callback(early_check.close)
+        early_check.begin()
         prepare = KINDS[manifest.target.kind]
         opening = prepare(OpenRequest(engine, manifest, num_threads, dummy_weights, quick_start))
         undo.callback(opening.close)
         pages = _num_pages(manifest, opening, kv_bytes, num_pages)
         _check_listed(manifest, opening)
-        late = _late_files(manifest) if verify and quick_start else ()
-        verify_files(engine, manifest, hashes=verify, later=late)
-        check = LateCheck(engine, manifest, late) if late else None
-        if check is not None:
-            undo.callback(check.close)
+        early_check.wait()
+        early_check.close()
+        late_check = HashCheck(engine, manifest, late) if late else None
+        if late_check is not None:
+            undo.callback(late_check.close)
         executor = opening.open(pages)
         undo.callback(executor.close)
         tokenizer = Tokenizer.load(engine / TOKENIZER_DIR) if manifest.has_tokenizer else None
         undo.pop_all()
-    return Session(engine, manifest, executor, tokenizer, check)
+    return Session(engine, manifest, executor, tokenizer, late_check)
 
 
 def pages_per_sequence(kv: KvGeometry, limits: Limits) -> int:

@@ -17,39 +17,34 @@ _MAX_THREADS = 16
 _BLOCK_BYTES = 1 << 23
 
 
-def verify_files(
-    engine: Path, manifest: Manifest, *, hashes: bool = True, later: Collection[str] = ()
-) -> None:
+def verify_files(engine: Path, manifest: Manifest) -> None:
     """Compare every file's size, then every file's SHA-256, with the manifest.
 
-    Args:
-        hashes: False stops after the sizes, which cost nothing.
-        later: files whose hashes a LateCheck will compare.
+    Raises:
+        EngineCorruptError: names the file.
+    """
+    check_sizes(engine, manifest)
+    check = HashCheck(engine, manifest, manifest.files)
+    try:
+        check.wait()
+    finally:
+        check.close()
+
+
+def check_sizes(engine: Path, manifest: Manifest) -> None:
+    """Compare every file's size with the manifest, which costs nothing.
 
     Raises:
         EngineCorruptError: names the file.
     """
     for name, facts in manifest.files.items():
         _check_size(engine, name, facts)
-    if not hashes:
-        return
-    pieces = [
-        piece
-        for name, facts in manifest.files.items()
-        if name not in later
-        for piece in _pieces(name, facts)
-    ]
-    # Hashing frees the GIL.
-    with ThreadPoolExecutor(_num_threads()) as pool:
-        for _ in pool.map(lambda piece: _compare(engine, piece), pieces):
-            pass
 
 
-class LateCheck:
+class HashCheck:
     """Compares the hashes of some files in threads of its own, which make way for others.
 
-    Nothing is hashed before somebody calls `begin` or `wait`: a first token, which has the cores to
-    itself, comes sooner.
+    Nothing is hashed before somebody calls `begin` or `wait`. Hashing frees the GIL.
     """
 
     def __init__(self, engine: Path, manifest: Manifest, names: Collection[str]) -> None:

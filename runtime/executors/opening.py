@@ -28,7 +28,7 @@ class OpenRequest:
 
 
 class Opening(Protocol):
-    """An engine that fits this machine, and of which nothing but the manifest has been read."""
+    """An engine that fits this machine, and of which nothing has been loaded."""
 
     @property
     def files(self) -> tuple[str, ...]:

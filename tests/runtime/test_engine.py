@@ -28,7 +28,7 @@ from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.request import FinishReason
 from trtc.runtime.session import Session
 from trtc.runtime.tokenizer import Tokenizer
-from trtc.runtime.verify import LateCheck
+from trtc.runtime.verify import HashCheck
 
 OPTIONS = EchoOptions(vocab_size=4096, num_pages=200, never=(0, 1, 2, 3))
 
@@ -260,7 +260,7 @@ class Damaged:
 def test_no_completion_ends_well_on_damaged_weights() -> None:
     """What had come before the hashes were compared is taken back, and nothing is begun anew."""
     damaged = Damaged()
-    session = replace(echo_session(), late_check=cast(LateCheck, damaged))
+    session = replace(echo_session(), late_check=cast(HashCheck, damaged))
     with LocalEngine(session) as engine:
         assert not damaged.begun
         generation = engine.generate([5, 6, 7], max_tokens=4, ignore_eos=True)

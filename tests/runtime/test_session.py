@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import threading
 import typing
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -28,6 +29,7 @@ from trtc.protos.manifest import Manifest, TargetFacts, read_manifest
 from trtc.runtime import session
 from trtc.runtime.executors import cpu_opening
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
+from trtc.runtime.executors.opening import Opening, OpenRequest
 from trtc.runtime.machine import available_bytes, num_usable_cores, usable_cores
 from trtc.runtime.probe import Probe, greedy, sequence_logits
 from trtc.runtime.session import open_session
@@ -48,6 +50,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(built: Path, tmp_path: Path) -> Path:
     """A copy to damage."""
     return Path(shutil.copytree(built, tmp_path / "engine"))
+
+
+def flip_bit(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 0x10
+    path.write_bytes(content)
 
 
 def reseal(engine: Path, change: Callable[[Manifest], Manifest]) -> None:
@@ -85,9 +93,8 @@ def test_one_flipped_bit_anywhere_is_found(
     engine: Path, name: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forbid_loading(monkeypatch)
-    content = bytearray((engine / name).read_bytes())
-    content[{"first": 0, "middle": len(content) // 2, "last": -1}[place]] ^= 0x10
-    (engine / name).write_bytes(content)
+    size = (engine / name).stat().st_size
+    flip_bit(engine / name, {"first": 0, "middle": size // 2, "last": -1}[place])
     with pytest.raises(EngineCorruptError, match="sha256") as caught:
         open_session(engine, num_pages=8)
     assert caught.value.field == str(engine / name)
@@ -97,9 +104,7 @@ def test_one_flipped_bit_anywhere_is_found(
 def test_of_a_damaged_engine_only_weights_may_be_loaded_before_it_shows(
     engine: Path, name: str
 ) -> None:
-    content = bytearray((engine / name).read_bytes())
-    content[-1] ^= 0x10
-    (engine / name).write_bytes(content)
+    flip_bit(engine / name, -1)
     if name != "weights.safetensors":
         with pytest.raises(EngineCorruptError, match="sha256"):
             open_session(engine, num_pages=8, quick_start=True)
@@ -109,6 +114,26 @@ def test_of_a_damaged_engine_only_weights_may_be_loaded_before_it_shows(
         with pytest.raises(EngineCorruptError, match="sha256") as caught:
             opened.late_check.wait()
     assert caught.value.field == str(engine / name)
+
+
+def test_files_are_hashed_while_the_machine_is_looked_at(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed = threading.Event()
+
+    def compare(engine: Path, piece: object) -> None:
+        hashed.set()
+
+    def prepare(request: OpenRequest) -> Opening:
+        assert hashed.wait(10)
+        raise EnvironmentFault("no such machine")
+
+    monkeypatch.setattr("trtc.runtime.verify._compare", compare)
+    monkeypatch.setattr(session, "KINDS", {"cpu": prepare})
+    with pytest.raises(EnvironmentFault, match="no such machine"):
+        open_session(built, num_pages=8)
+    names = [thread.name for thread in threading.enumerate()]
+    assert not any(name.startswith("trtc-verify") for name in names)
 
 
 @pytest.mark.parametrize("position", [0.01, 0.3, 0.6, 0.95])
@@ -356,7 +381,7 @@ def test_what_an_opening_began_is_undone_when_it_fails(
     prepared = Prepared()
     monkeypatch.setattr("trtc.runtime.session.KINDS", {"cpu": lambda request: prepared})
     if fault == "file":
-        (engine / "plan.json").write_bytes(b"torn")
+        flip_bit(engine / "plan.json", 0)
     if fault == "tokenizer":
         reseal(engine, lambda m: msgspec.structs.replace(m, has_tokenizer=True))
     with pytest.raises(TrtcError, match=message):

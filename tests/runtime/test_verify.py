@@ -11,7 +11,7 @@ from tests.support.manifests import tiny_manifest
 from trtc.builder.package import file_facts
 from trtc.protos.errors import EngineCorruptError
 from trtc.protos.manifest import CHUNK_BYTES, FileFacts, Manifest
-from trtc.runtime.verify import LateCheck, verify_files
+from trtc.runtime.verify import HashCheck, verify_files
 
 
 @pytest.fixture
@@ -64,8 +64,8 @@ def test_chunks_that_do_not_cover_the_file_are_refused(large: Path) -> None:
         verify_files(large.parent, manifest_of(large, short))
 
 
-def test_a_late_check_passes_what_is_whole(large: Path) -> None:
-    check = LateCheck(large.parent, manifest_of(large, file_facts(large)), [large.name])
+def test_a_check_of_hashes_passes_what_is_whole(large: Path) -> None:
+    check = HashCheck(large.parent, manifest_of(large, file_facts(large)), [large.name])
     check.wait()
     check.raise_failure()
     check.close()
@@ -73,13 +73,12 @@ def test_a_late_check_passes_what_is_whole(large: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 2 * CHUNK_BYTES + 4])
-def test_a_late_check_names_the_file_that_is_not(large: Path, at: int) -> None:
+def test_a_check_of_hashes_names_the_file_that_is_not(large: Path, at: int) -> None:
     manifest = manifest_of(large, file_facts(large))
     with large.open("r+b") as file:
         file.seek(at)
         file.write(b"y")
-    verify_files(large.parent, manifest, later=[large.name])
-    check = LateCheck(large.parent, manifest, [large.name])
+    check = HashCheck(large.parent, manifest, [large.name])
     for ask in (check.wait, check.raise_failure):
         with pytest.raises(EngineCorruptError, match="sha256") as caught:
             ask()
@@ -87,7 +86,7 @@ def test_a_late_check_names_the_file_that_is_not(large: Path, at: int) -> None:
     check.close()
 
 
-def test_a_late_check_that_is_closed_hashes_no_more(
+def test_a_check_of_hashes_that_is_closed_hashes_no_more(
     large: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed = []
@@ -98,7 +97,7 @@ def test_a_late_check_that_is_closed_hashes_no_more(
 
     monkeypatch.setattr("trtc.runtime.verify.num_usable_cores", lambda: 1)
     monkeypatch.setattr("trtc.runtime.verify._compare", compare)
-    check = LateCheck(large.parent, manifest_of(large, file_facts(large)), [large.name])
+    check = HashCheck(large.parent, manifest_of(large, file_facts(large)), [large.name])
     assert not hashed
     check.begin()
     check.close()
