@@ -90,7 +90,7 @@ class KvPool:
                 return False
             if begin < (self._num_small or 0):
                 # A kernel that cannot at once does so in its own time.
-                lowest = max(base, layer & -_HUGE_PAGE)
+                lowest = max(base, first & -_HUGE_PAGE)
                 madvise(lowest, layer + end * size - lowest, _MADV_COLLAPSE)
         return True
 
