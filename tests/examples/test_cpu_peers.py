@@ -23,7 +23,7 @@ from examples.bench.peers.checkpoint import (
     write_calibration,
     write_checkpoint,
 )
-from examples.bench.peers.contestants import decode_figures, stream_figures
+from examples.bench.peers.contestants import Setting, decode_figures, stream_figures
 from examples.bench.peers.failures import RunFailed, Unavailable
 from examples.bench.peers.jobs import RawTrace, chat_seconds
 from examples.bench.peers.llama_server import LlamaServer
@@ -32,6 +32,7 @@ from examples.bench.peers.processes import free_port, run, run_step, seconds_to_
 from examples.bench.peers.report import Report
 from examples.bench.peers.results import MACHINE, Sample, append, load, medians, rows
 from examples.bench.peers.work import Work
+from tests.support.manifests import tiny_manifest
 
 TINY = ModelShape("tiny", 128, 256, 2, 2, 1, 4096)
 
@@ -281,6 +282,28 @@ def test_the_calibration_file_is_the_least_that_a_build_takes(tmp_path: Path) ->
     write_calibration(tmp_path / "c.jsonl", TINY)
     samples = read_texts(tmp_path / "c.jsonl").samples
     assert sum(map(len, samples)) == MIN_TOKENS
+
+
+def test_engines_that_are_missing_or_of_another_trtc_are_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[Path] = []
+    monkeypatch.setattr(
+        trtc_engine, "run_step", lambda command, log, environment: built.append(command[4])
+    )
+    setting = Setting(
+        TINY, Work(vocab=4096), 2, tmp_path / "checkpoint", tmp_path, tmp_path / "logs"
+    )
+    engines = {dtype: tmp_path / "engines" / dtype for dtype in ("bf16", "fp8", "int8_sq")}
+    for dtype in ("bf16", "fp8"):
+        engines[dtype].mkdir(parents=True)
+        (engines[dtype] / "manifest.json").write_bytes(tiny_manifest().sealed().to_json())
+    old = json.loads((engines["fp8"] / "manifest.json").read_text())
+    (engines["fp8"] / "manifest.json").write_text(json.dumps(old | {"schema_version": 1}))
+    trtc_engine.prepare(setting, tmp_path / "c.jsonl", list(engines), rebuild=False)
+    assert built == [engines["fp8"], engines["int8_sq"]]
+    trtc_engine.prepare(setting, tmp_path / "c.jsonl", ["bf16"], rebuild=True)
+    assert built[2:] == [engines["bf16"]]
 
 
 @pytest.mark.parametrize(("dtype", "has_planes"), [("bf16", False), ("int8_sq", True)])

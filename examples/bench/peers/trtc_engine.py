@@ -18,7 +18,8 @@ from examples.bench.peers.processes import (
 )
 from examples.bench.peers.trtc_worker import complete_all
 from examples.bench.served import TrtcServer, trtc_server
-from trtc.protos.manifest import PLAN_FILE
+from trtc.protos.errors import EngineError
+from trtc.protos.manifest import PLAN_FILE, read_manifest
 from trtc.protos.plan import Plan, read_plan
 from trtc.runtime.bench.load import ServerTarget
 from trtc.runtime.client import AsyncClient, Client
@@ -108,19 +109,28 @@ class TrtcEngine:
 def prepare(
     setting: Setting, calibration: Path, dtypes: list[str], rebuild: bool
 ) -> list[TrtcEngine]:
-    """Build what has not been built yet, or everything, each in a process of its own.
+    """Build what has not been built yet, or by a trtc that wrote other engines, or everything, each
+    in a process of its own.
 
     Raises:
         Unavailable: a build failed.
     """
     engines = [TrtcEngine(setting, dtype) for dtype in dtypes]
     for one in engines:
-        if rebuild or not one.engine.exists():
+        if rebuild or not _is_readable(one.engine):
             command: Command = [sys.executable, "-m", "examples.bench.peers.trtc_build"]
             command += [setting.checkpoint, one.engine, one.dtype, str(setting.work.streams)]
             command += [calibration] if one.dtype in _CALIBRATED else []
             run_step(command, setting.logs / "trtc.log", python_env())
     return engines
+
+
+def _is_readable(engine: Path) -> bool:
+    try:
+        read_manifest(engine)
+    except EngineError:
+        return False
+    return True
 
 
 def read_bytes(plan: Plan) -> int:
