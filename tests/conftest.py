@@ -1,6 +1,8 @@
 """Settings that hold for every test."""
 
+import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,3 +26,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not os.path.exists("/dev/nvidiactl"):  # noqa: PTH110 (a device node)
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU on this machine"))
+
+
+@pytest.fixture(autouse=True)
+def no_objects_stay_frozen() -> Iterator[None]:
+    """Commands of trtc's own programs freeze what there is for good, and here run in a process that
+    goes on: other tests count frozen objects, or what a collection finds."""
+    yield
+    gc.unfreeze()

@@ -41,15 +41,13 @@ def test_a_start_looks_for_no_garbage_and_leaves_python_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
-    try:
-        with quick_start():
-            assert not gc.isenabled()
-            made = weakref.ref(Ring())
-        assert gc.isenabled()
-        gc.collect()
-        assert made() is not None, "what there is by the end is never looked at"
-    finally:
-        gc.unfreeze()
+    with quick_start():
+        assert not gc.isenabled()
+        made = weakref.ref(Ring())
+    assert gc.isenabled()
+    gc.collect()
+    assert made() is not None, "what there is by the end is never looked at"
+    gc.unfreeze()
     gc.collect()
     assert made() is None
 
@@ -65,4 +63,3 @@ def test_a_start_in_a_process_without_collections_starts_none(
         assert not gc.isenabled()
     finally:
         gc.enable()
-        gc.unfreeze()
