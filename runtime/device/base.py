@@ -3,7 +3,8 @@
 TensorRT's executor works with it, because TensorRT computes by itself and asks for just that: bare
 addresses, and the handle of a stream to put its work on. The executor of CUDA engines computes
 through a device that does more and shows less (executors/cuda/device.py): products and sums over
-ranks, but neither addresses nor a stream. One contract would hold what either half never calls.
+ranks, but neither addresses nor a stream. On a GPU that one works through the same driver
+(cuda_driver.py), but one contract would hold what either half never calls.
 
 Nothing that takes time returns done: work is put on the stream, and `synchronize` waits for it.
 Until then host arrays that take part may be neither read nor written.

@@ -1,7 +1,7 @@
 """A GPU through the CUDA driver API, as cuda-bindings gives it."""
 
 import ctypes
-import importlib
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,116 +9,98 @@ import numpy as np
 
 from trtc.protos.errors import EnvironmentFault
 from trtc.runtime.device.base import ALIGNMENT, Bytes, DriverKernel
-
-_INSTALL = "pip install 'trtc[tensorrt]'"
-
-
-def load_driver() -> Any:
-    """The module `cuda.bindings.driver` over an initialised driver.
-
-    Raises:
-        EnvironmentFault: the package, the driver or a GPU is missing.
-    """
-    try:
-        driver = importlib.import_module("cuda.bindings.driver")
-    except ImportError as error:
-        raise EnvironmentFault(
-            f"is needed to run on a GPU and does not load ({error})",
-            field="cuda-bindings",
-            remedy=_INSTALL,
-        ) from error
-    try:
-        (status,) = driver.cuInit(0)
-    except RuntimeError as error:  # what cuda-bindings says when libcuda.so.1 is not to be found
-        raise EnvironmentFault(
-            f"does not load ({error})",
-            field="libcuda.so.1",
-            remedy="Install NVIDIA's driver; in a container, start it with GPUs (--gpus all)",
-        ) from error
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise EnvironmentFault(
-            f"has no GPU to give ({_describe(driver, status)})",
-            field="the CUDA driver",
-            remedy="See nvidia-smi; in a container, start it with GPUs (--gpus all)",
-        )
-    return driver
+from trtc.runtime.device.driver_api import DriverApi, DriverRefusal
 
 
 class CudaDriverDevice:
     """GPU `ordinal` of this process, in its primary context (implements DriverDevice)."""
 
-    def __init__(self, ordinal: int = 0) -> None:
+    def __init__(self, api: DriverApi, ordinal: int = 0) -> None:
         """Open the GPU and make it current.
 
         Raises:
             EnvironmentFault: there is none, or the driver refuses.
         """
-        self._driver = load_driver()
-        self._device = self._call("cuDeviceGet", ordinal)
-        self._context = self._call("cuDevicePrimaryCtxRetain", self._device)
+        self._api = api
+        self.driver = api.driver
+        """The module cuda.bindings.driver, for its types."""
+        self._bound = threading.local()
+        """`is_current`: this thread has the context."""
+        self._device = api.call("cuDeviceGet", ordinal)
+        self._context = api.call("cuDevicePrimaryCtxRetain", self._device)
         self._memory: list[Any] = []
         self._host_memory: list[int] = []
         self._modules: list[Any] = []
         self._graphs: dict[int, Any] = {}
+        self._events: list[int] = []
         self._closed = False
         self.make_current()
-        flags = self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-        self._stream = self._call("cuStreamCreate", flags.value)
+        flags = self.driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self._stream = self.call("cuStreamCreate", flags.value)
 
     @property
     def stream(self) -> int:
         return int(self._stream)
 
     def make_current(self) -> None:
-        self._call("cuCtxSetCurrent", self._context)
+        self._api.call("cuCtxSetCurrent", self._context)
+        self._bound.is_current = True
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """DriverApi.call with the GPU bound to this thread, whichever it is."""
+        if not getattr(self._bound, "is_current", False):
+            self.make_current()
+        return self._api.call(function, *arguments)
 
     def free_bytes(self) -> int:
-        free, _ = self._call("cuMemGetInfo")
+        free, _ = self.call("cuMemGetInfo")
         return int(free)
 
     def allocate(self, num_bytes: int) -> int:
-        status, address = self._driver.cuMemAlloc(max(num_bytes, ALIGNMENT))
-        if status == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        try:
+            address = self.call("cuMemAlloc", max(num_bytes, ALIGNMENT))
+        except DriverRefusal as error:
+            if error.status != "CUDA_ERROR_OUT_OF_MEMORY":
+                raise
             raise EnvironmentFault(
                 f"{num_bytes / 1e9:.2f} GB do not fit the {self.free_bytes() / 1e9:.2f} GB of GPU "
                 "memory that are free",
                 field="--kv-bytes",
                 remedy="Give a smaller KV pool, or free the GPU",
-            )
-        self._check("cuMemAlloc", status)
+            ) from error
         self._memory.append(address)
         return int(address)
 
     def host_buffer(self, num_bytes: int) -> Bytes:
-        address = int(self._call("cuMemHostAlloc", num_bytes, 0))
+        address = int(self.call("cuMemHostAlloc", num_bytes, 0))
         self._host_memory.append(address)
         return np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address))
 
     def load_kernel(self, code: bytes, entry: str) -> int:
-        module = self._call("cuModuleLoadData", code)
+        module = self.call("cuModuleLoadData", code)
         self._modules.append(module)
-        return int(self._call("cuModuleGetFunction", module, entry.encode()))
+        return int(self.call("cuModuleGetFunction", module, entry.encode()))
 
     def upload(self, address: int, source: Bytes) -> None:
         size = source.nbytes
-        self._call("cuMemcpyHtoDAsync", address, source.ctypes.data, size, self._stream)
+        self.call("cuMemcpyHtoDAsync", address, source.ctypes.data, size, self._stream)
 
     def download(self, target: Bytes, address: int) -> None:
         size = target.nbytes
-        self._call("cuMemcpyDtoHAsync", target.ctypes.data, address, size, self._stream)
+        self.call("cuMemcpyDtoHAsync", target.ctypes.data, address, size, self._stream)
 
     def copy(self, target: int, source: int, num_bytes: int) -> None:
-        self._call("cuMemcpyDtoDAsync", target, source, num_bytes, self._stream)
+        self.call("cuMemcpyDtoDAsync", target, source, num_bytes, self._stream)
 
     def zero(self, address: int, num_bytes: int) -> None:
-        self._call("cuMemsetD8Async", address, 0, num_bytes, self._stream)
+        self.call("cuMemsetD8Async", address, 0, num_bytes, self._stream)
 
     def launch(
         self, kernel: DriverKernel, grid: tuple[int, int], arguments: Sequence[int | np.int32]
     ) -> None:
         values = [_packed(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        self._call(
+        self.call(
             "cuLaunchKernel",
             kernel.handle,
             *(*grid, 1),
@@ -130,32 +112,62 @@ class CudaDriverDevice:
         )
 
     def capture(self, work: Callable[[], None]) -> int | None:
-        mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        self._call("cuStreamBeginCapture", self._stream, mode)
-        recorded = True
+        try:
+            return self.record(work)
+        except EnvironmentFault:
+            return None
+
+    def record(self, work: Callable[[], None]) -> int:
+        """As `capture`, for work that can be recorded.
+
+        Raises:
+            EnvironmentFault: it cannot, or the driver refuses.
+        """
+        mode = self.driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self.call("cuStreamBeginCapture", self._stream, mode)
         try:
             work()
-        except EnvironmentFault:
-            recorded = False
-        status, graph = self._driver.cuStreamEndCapture(self._stream)
-        if status != self._driver.CUresult.CUDA_SUCCESS:
-            return None
-        if not recorded:
-            self._call("cuGraphDestroy", graph)
-            return None
-        executable = self._call("cuGraphInstantiate", graph, 0)
-        self._call("cuGraphDestroy", graph)
+        except BaseException:
+            _, unfinished = self.driver.cuStreamEndCapture(self._stream)
+            if int(unfinished):
+                self.call("cuGraphDestroy", unfinished)
+            raise
+        graph = self.call("cuStreamEndCapture", self._stream)
+        executable = self.call("cuGraphInstantiate", graph, 0)
+        self.call("cuGraphDestroy", graph)
         self._graphs[int(executable)] = executable
         return int(executable)
 
     def replay(self, graph: int) -> None:
-        self._call("cuGraphLaunch", self._graphs[graph], self._stream)
+        self.call("cuGraphLaunch", self._graphs[graph], self._stream)
 
     def drop_graph(self, graph: int) -> None:
-        self._call("cuGraphExecDestroy", self._graphs.pop(graph))
+        self.call("cuGraphExecDestroy", self._graphs.pop(graph))
 
     def synchronize(self) -> None:
-        self._call("cuStreamSynchronize", self._stream)
+        self.call("cuStreamSynchronize", self._stream)
+
+    def event(self) -> int:
+        """A mark for the stream, held until `close`; it counts as come before it is first set."""
+        flags = self.driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        self._events.append(int(self.call("cuEventCreate", flags.value)))
+        return self._events[-1]
+
+    def set_event(self, event: int) -> None:
+        """It comes when all that is on the stream now is done."""
+        self.call("cuEventRecord", event, self._stream)
+
+    def has_come(self, event: int) -> bool:
+        try:
+            self.call("cuEventQuery", event)
+        except DriverRefusal as error:
+            if error.status != "CUDA_ERROR_NOT_READY":
+                raise
+            return False
+        return True
+
+    def await_event(self, event: int) -> None:
+        self.call("cuEventSynchronize", event)
 
     def close(self) -> None:
         if self._closed:
@@ -165,35 +177,18 @@ class CudaDriverDevice:
         for graph in list(self._graphs):
             self.drop_graph(graph)
         for module in self._modules:
-            self._call("cuModuleUnload", module)
+            self.call("cuModuleUnload", module)
         for address in self._memory:
-            self._call("cuMemFree", address)
+            self.call("cuMemFree", address)
         for host_address in self._host_memory:
-            self._call("cuMemFreeHost", host_address)
-        self._call("cuStreamDestroy", self._stream)
-        self._call("cuDevicePrimaryCtxRelease", self._device)
-
-    def _call(self, function: str, *arguments: Any) -> Any:
-        """What a driver function gives beside its status: nothing, a value, or several."""
-        status, *values = getattr(self._driver, function)(*arguments)
-        self._check(function, status)
-        return values[0] if len(values) == 1 else values
-
-    def _check(self, function: str, status: Any) -> None:
-        if status != self._driver.CUresult.CUDA_SUCCESS:
-            raise EnvironmentFault(
-                f"{function} failed: {_describe(self._driver, status)}",
-                field="the CUDA driver",
-                remedy="See nvidia-smi and dmesg; a GPU that has failed needs a new process",
-            )
+            self.call("cuMemFreeHost", host_address)
+        for event in self._events:
+            self.call("cuEventDestroy", event)
+        self.call("cuStreamDestroy", self._stream)
+        self.call("cuDevicePrimaryCtxRelease", self._device)
 
 
 def _packed(argument: int | np.int32) -> Any:
     if isinstance(argument, np.int32):
         return ctypes.c_int32(int(argument))
     return ctypes.c_uint64(argument)
-
-
-def _describe(driver: Any, status: Any) -> str:
-    _, text = driver.cuGetErrorString(status)
-    return f"{status.name}: {text.decode()}" if text else str(status)

@@ -21,6 +21,7 @@ from trtc.protos.manifest import GRAPH_FILE, WEIGHTS_FILE, Manifest
 from trtc.protos.stages import STAGES_FILE, Segment, Stages, read_stages
 from trtc.runtime.device.base import DriverDevice, DriverKernel
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
+from trtc.runtime.device.driver_api import DriverApi
 from trtc.runtime.executors.opening import OpenRequest
 from trtc.runtime.executors.tensorrt import LoadedStage, TensorRtExecutor
 from trtc.runtime.executors.tensorrt_launch import LoadedLaunch
@@ -33,7 +34,7 @@ _POOL_SHARE = 0.9
 
 
 def open_device() -> DriverDevice:
-    return CudaDriverDevice()
+    return CudaDriverDevice(DriverApi("tensorrt"))
 
 
 def prepare_tensorrt(request: OpenRequest) -> "TensorRtOpening":

@@ -16,6 +16,7 @@ from trtc.plugins.cuda.gpu import device_sm
 from trtc.protos.errors import EnvironmentFault
 from trtc.runtime.device.base import DriverKernel
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
+from trtc.runtime.device.driver_api import DriverApi
 
 CUBIN = b"\x7fELF and more"
 FLOATS = 64
@@ -31,7 +32,8 @@ def error_of(function: Any, *arguments: Any) -> str:
 
 def main() -> None:
     stub = ctypes.CDLL("libcuda.so.1")
-    device = CudaDriverDevice()
+    api = DriverApi("tensorrt")
+    device = CudaDriverDevice(api)
     free = device.free_bytes()
     x, y = device.allocate(4 * FLOATS), device.allocate(4 * FLOATS)
     taken = free - device.free_bytes()
@@ -81,7 +83,7 @@ def main() -> None:
         "out_of_memory": error_of(device.allocate, 1 << 30),
         "no_image": error_of(device.load_kernel, b"text", "axpy"),
         "no_entry": error_of(device.load_kernel, CUBIN, "other"),
-        "no_device": error_of(CudaDriverDevice, 1),
+        "no_device": error_of(CudaDriverDevice, api, 1),
         "alive": stub.stub_alive(),
     }
     device.close()

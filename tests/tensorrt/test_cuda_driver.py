@@ -1,34 +1,15 @@
 """runtime/device/cuda_driver.py through the real cuda-bindings, over a driver of host memory."""
 
-import json
-import shutil
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.tensorrt_stubs import run_over_stubs
-
-SOURCE = Path(__file__).parent.parent / "support" / "libcuda.c"
+from tests.support.driver_stub import run_over_driver
 
 
 @pytest.fixture(scope="module")
 def life(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    pytest.importorskip(
-        "cuda.bindings", reason="make test-tensorrt installs it", exc_type=ImportError
-    )
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("the driver of host memory needs a C compiler")
-    directory = tmp_path_factory.mktemp("libcuda")
-    library = directory / "libcuda.so.1"
-    flags = ["-shared", "-fPIC", "-Wall", "-Werror", "-Wl,-soname,libcuda.so.1"]
-    subprocess.run([compiler, *flags, str(SOURCE), "-o", str(library)], check=True)
-    result = run_over_stubs(directory, "-m", "tests.tensorrt.driver_life")
-    assert result.returncode == 0, result.stderr
-    document: dict[str, Any] = json.loads(result.stdout)
-    return document
+    return run_over_driver(tmp_path_factory.mktemp("libcuda"), "tests.tensorrt.driver_life")
 
 
 def test_memory_is_aligned_counted_and_copied(life: dict[str, Any]) -> None:
@@ -53,7 +34,7 @@ def test_capturing_runs_nothing_and_replaying_all(life: dict[str, Any]) -> None:
 
 
 def test_failures_are_named(life: dict[str, Any]) -> None:
-    assert life["out_of_memory"].startswith("--kv-bytes: 1.07 GB do not fit the 0.00 GB of GPU")
+    assert life["out_of_memory"].startswith("--kv-bytes: 1.07 GB do not fit the 0.07 GB of GPU")
     assert "cuModuleLoadData failed" in life["no_image"]
     assert "cuModuleGetFunction failed" in life["no_entry"]
     assert "cuDeviceGet failed" in life["no_device"]

@@ -27,7 +27,7 @@ from trtc.protos.errors import (
     TrtcError,
 )
 from trtc.protos.manifest import Manifest, read_manifest
-from trtc.runtime.device import cuda_driver
+from trtc.runtime.device.driver_api import DriverApi
 from trtc.runtime.executors import tensorrt_opening
 from trtc.runtime.session import open_session
 
@@ -283,7 +283,7 @@ def test_what_the_library_will_not_do_is_an_error_with_its_reason(
 def test_without_cuda_bindings_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
     with pytest.raises(EnvironmentFault, match=r"^cuda-bindings: .*trtc\[tensorrt\]"):
-        cuda_driver.CudaDriverDevice()
+        DriverApi("tensorrt")
 
 
 def test_without_a_driver_it_is_named() -> None:
@@ -291,4 +291,4 @@ def test_without_a_driver_it_is_named() -> None:
     if device_sm() is not None:
         pytest.skip("this machine has a GPU")
     with pytest.raises(EnvironmentFault, match=r"^(libcuda\.so\.1|the CUDA driver): "):
-        cuda_driver.CudaDriverDevice()
+        DriverApi("tensorrt")

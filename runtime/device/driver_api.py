@@ -1,0 +1,74 @@
+"""The CUDA driver API as cuda-bindings gives it; what the driver refuses is an EnvironmentFault."""
+
+import importlib
+from typing import Any
+
+from trtc.protos.errors import EnvironmentFault
+
+
+class DriverRefusal(EnvironmentFault):
+    """A driver function's status is not success."""
+
+    def __init__(self, function: str, status: str, meaning: str) -> None:
+        super().__init__(
+            f"{function} failed: {meaning}",
+            field="the CUDA driver",
+            remedy="See nvidia-smi and dmesg; a GPU that has failed needs a new process",
+        )
+        self.status = status
+        """Its name in CUresult."""
+
+
+class DriverApi:
+    """The functions of an initialised driver, by name."""
+
+    def __init__(self, extra: str) -> None:
+        """
+        Args:
+            extra: of trtc, that brings cuda-bindings: "cuda".
+
+        Raises:
+            EnvironmentFault: the package, the driver or a GPU is missing.
+        """
+        self.driver = _import_driver(extra)
+        """The module cuda.bindings.driver."""
+        try:
+            (status,) = self.driver.cuInit(0)
+        except RuntimeError as error:  # what cuda-bindings says without libcuda.so.1
+            raise EnvironmentFault(
+                f"does not load ({error})",
+                field="libcuda.so.1",
+                remedy="Install NVIDIA's driver; in a container, start it with GPUs (--gpus all)",
+            ) from error
+        if status != self.driver.CUresult.CUDA_SUCCESS:
+            raise EnvironmentFault(
+                f"has no GPU to give ({self._describe(status)})",
+                field="the CUDA driver",
+                remedy="See nvidia-smi; in a container, start it with GPUs (--gpus all)",
+            )
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """What a driver function gives beside its status: nothing, a value, or several.
+
+        Raises:
+            DriverRefusal: the driver refuses, or tells of work that has failed.
+        """
+        status, *values = getattr(self.driver, function)(*arguments)
+        if status != self.driver.CUresult.CUDA_SUCCESS:
+            raise DriverRefusal(function, status.name, self._describe(status))
+        return values[0] if len(values) == 1 else values
+
+    def _describe(self, status: Any) -> str:
+        _, text = self.driver.cuGetErrorString(status)
+        return f"{status.name}: {text.decode()}" if text else str(status)
+
+
+def _import_driver(extra: str) -> Any:
+    try:
+        return importlib.import_module("cuda.bindings.driver")
+    except ImportError as error:
+        raise EnvironmentFault(
+            f"is needed to run on a GPU and does not load ({error})",
+            field="cuda-bindings",
+            remedy=f"pip install 'trtc[{extra}]'",
+        ) from error
