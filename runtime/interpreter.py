@@ -1,7 +1,8 @@
 """How a process that runs engines has Python behave. Of the whole process: one block at a time.
 
 Objects that refer to each other in circles are found by looking at all others, with every thread
-standing still: 0.1 to 0.2 s once torch is loaded, while a decode step takes a tenth of that.
+standing still: 0.1 to 0.2 s with a large library like torch loaded, while a decode step takes a
+tenth of that.
 """
 
 import gc

@@ -29,8 +29,10 @@ from examples.bench.gpu_operators import check_operators
 from examples.bench.gpu_ranks import kill_a_rank, run_ranks
 from examples.bench.gpu_serving import INPUT_LEN, OUTPUT_LEN, in_process, run_serving
 from examples.bench.gpu_steps import opened, time_engine
+from trtc.runtime.device.driver_api import DriverApi
 from trtc.runtime.executors.base import Executor
 from trtc.runtime.executors.cuda.executor import CudaExecutor
+from trtc.runtime.executors.cuda.opening import device_name
 from trtc.runtime.executors.ranks.executor import ShardedExecutor
 from trtc.runtime.probe import greedy, sequence_logits
 from trtc.runtime.session import open_session
@@ -274,15 +276,13 @@ def run_offline(directory: Path, one: Variation, num_requests: int) -> dict[str,
 
 
 def run(directory: Path, only: Sequence[str], names: Sequence[str]) -> int:
-    import torch
-
+    api = DriverApi("cuda")
     results: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
+        "device": device_name(),
+        "driver": api.call("cuDriverGetVersion"),
         "date": time.strftime("%Y-%m-%d"),
     }
-    print(f"{results['device']}, torch {results['torch']}, {results['date']}")
+    print(f"{results['device']}, a driver for CUDA {results['driver']}, {results['date']}")
     wanted = [one for one in SHAPES if not names or one.name in names]
     twins = [one for one in TWINS if not names or one.name in names]
     if "twins" in only:
@@ -309,7 +309,7 @@ def run(directory: Path, only: Sequence[str], names: Sequence[str]) -> int:
             run_serving(directory / f"8b-{one.name}") for one in wanted if one.name in VLLM_OFFLINE
         ]
     if "tp" in only:
-        results |= _run_tp(directory, torch.cuda.device_count(), twins)
+        results |= _run_tp(directory, api.call("cuDeviceGetCount"), twins)
     (directory / "results.json").write_text(json.dumps(results, indent=1))
     wrong = [one for one in results.get("operators", ()) if one["problem"] or one["worst"] > 1]
     compared = [*results.get("twins", ()), *results.get("rank_twins", ())]

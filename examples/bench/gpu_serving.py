@@ -26,6 +26,8 @@ from trtc.protos.manifest import PLAN_FILE, WEIGHTS_FILE, read_manifest
 from trtc.runtime.bench.load import ServerTarget, Shape, local_target, run_load
 from trtc.runtime.bench.measure import Load, Measurement
 from trtc.runtime.client import AsyncClient
+from trtc.runtime.device.cuda_driver import CudaDriverDevice
+from trtc.runtime.device.driver_api import DriverApi
 from trtc.runtime.executors.cuda.executor import CudaExecutor
 from trtc.runtime.executors.weights import dummy_weights
 from trtc.runtime.server.app import ServerConfig
@@ -82,20 +84,18 @@ def cold_start(engine: Path) -> dict[str, Any]:
 
 def memory(engine: Path) -> dict[str, Any]:
     """What the GPU has given once the engine is open, beside what its ledger says."""
-    import torch
-
-    torch.cuda.init()  # type: ignore[no-untyped-call]
-    torch.empty(1, device="cuda")
-    before = torch.cuda.mem_get_info()[0]
+    gpu = CudaDriverDevice(DriverApi("cuda"))  # with its context, which is not the engine's
+    before = gpu.free_bytes()
     session = open_session(engine)
     try:
         executor = session.executor
         assert isinstance(executor, CudaExecutor)
-        given = before - torch.cuda.mem_get_info()[0]
+        given = before - gpu.free_bytes()
         ledger = session.manifest.ledger
         told = ledger.weights + ledger.activations + executor.num_pages * ledger.page
     finally:
         session.close()
+        gpu.close()
     print(
         f"  memory: the ledger says {told / 1e9:.3f} GB, the GPU gave {given / 1e9:.3f} GB"
         f" ({given / told - 1:+.2%})"

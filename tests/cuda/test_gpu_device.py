@@ -1,22 +1,27 @@
-"""The device by torch, on a GPU: copies there and back, graphs, and what outlives a capture."""
+"""The device on a GPU: copies there and back, graphs, and products as cuBLASLt does them."""
 
 import gc
+from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from trtc.runtime.executors.cuda.device import Place
+from trtc.runtime.device.cuda_driver import CudaDriverDevice
+from trtc.runtime.device.driver_api import DriverApi
+from trtc.runtime.executors.cuda.device import Operand, Place, Product
+from trtc.runtime.executors.cuda.gpu_device import GpuDevice
 
 pytestmark = pytest.mark.gpu
 
 BYTES = 4096
+ROWS, COLUMNS, DEPTH = 48, 80, 256
+NUMPY = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f8e4m3": ml_dtypes.float8_e4m3fn}
 
 
 @pytest.fixture(scope="module")
 def device():  # type: ignore[no-untyped-def]
-    from trtc.runtime.executors.cuda.torch_device import TorchDevice
-
-    return TorchDevice()
+    return GpuDevice(CudaDriverDevice(DriverApi("cuda")))
 
 
 def pattern(seed: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
@@ -55,3 +60,63 @@ def test_garbage_of_steps_may_be_collected_while_a_graph_is_captured(device) -> 
     graph.replay()
     for _ in range(4):
         np.testing.assert_array_equal(device.fetch(Place(target, 0), BYTES).wait(), pattern(2))
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+@pytest.mark.parametrize("has_residual", [True, False])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("types", [("f32", "f32"), ("bf16", "bf16"), ("f8e4m3", "bf16")])
+def test_products_agree_with_sums_in_f64(  # type: ignore[no-untyped-def]
+    device, types: tuple[str, str], has_bias: bool, has_residual: bool, uniform: bool
+) -> None:
+    dtype, out_dtype = types
+    rng = np.random.default_rng()
+    x, weight = (
+        rng.standard_normal((rows, DEPTH)).astype(NUMPY[dtype]) for rows in (ROWS, COLUMNS)
+    )
+    residual = rng.standard_normal((ROWS, COLUMNS)).astype(NUMPY[out_dtype])
+    bias = rng.standard_normal(COLUMNS).astype(np.float32)
+    input_scale = np.array([0.03], np.float32)
+    weight_scale = rng.uniform(0.5, 2, COLUMNS).astype(np.float32)
+    if uniform:
+        weight_scale[:] = weight_scale[0]
+
+    def place(array) -> Place:  # type: ignore[no-untyped-def]
+        return Place(device.upload(np.ascontiguousarray(array).reshape(-1).view(np.uint8)), 0)
+
+    def operand(array, name: str) -> Operand:  # type: ignore[no-untyped-def]
+        rows, columns = array.shape
+        return Operand(place(array), name, rows, columns, columns)
+
+    expected = x.astype(np.float64) @ weight.astype(np.float64).T
+    scaled = dtype == "f8e4m3"
+    if scaled:
+        expected *= input_scale.astype(np.float64) * weight_scale
+    expected += has_residual * residual.astype(np.float64) + has_bias * bias
+    product = Product(
+        x=operand(x, dtype),
+        weight=operand(weight, dtype),
+        out=operand(np.full_like(residual, np.nan), out_dtype),
+        input_scale=place(input_scale) if scaled else None,
+        weight_scale=place(weight_scale) if scaled else None,
+        uniform_scale=uniform,
+        bias=place(bias) if has_bias else None,
+        residual=operand(residual, out_dtype) if has_residual else None,
+    )
+    for graph in (False, True):
+        for rows in (ROWS, 16):
+            fewer = replace(
+                product,
+                x=replace(product.x, rows=rows),
+                out=replace(product.out, rows=rows),
+                residual=replace(product.residual, rows=rows) if product.residual else None,
+            )
+            if graph:
+                device.capture(lambda fewer=fewer: device.multiply(fewer)).replay()
+            else:
+                device.multiply(fewer)
+            data = device.fetch(product.out.place, residual[:rows].nbytes).wait()
+            found = data.view(NUMPY[out_dtype]).reshape(rows, COLUMNS).astype(np.float64)
+            tolerance = 1e-5 if out_dtype == "f32" else 2.0**-6
+            largest = np.abs(expected).max()
+            assert np.abs(found - expected[:rows]).max() < tolerance * largest

@@ -42,6 +42,8 @@ class PricedDevice(NamingDevice):
     price: Price = field(kw_only=True)
     now: float = 0.0
     recording: list[str] | None = None
+    num_graphs: int = 0
+    """That are captured and not dropped."""
 
     def launch(self, kernel: Kernel, grid: Any, arguments: Any, *, overlaps: bool) -> None:
         (self.asked if self.recording is None else self.recording).append(kernel.name)
@@ -51,6 +53,7 @@ class PricedDevice(NamingDevice):
         self.recording = []
         work()
         recorded, self.recording = self.recording, None
+        self.num_graphs += 1
         return _Recorded(self, recorded)
 
     def wait(self) -> None:
@@ -67,6 +70,9 @@ class _Recorded:
     def replay(self) -> None:
         self.device.wait()
         self.device.asked += self.kernels
+
+    def drop(self) -> None:
+        self.device.num_graphs -= 1
 
 
 def variant(kernel: str, max_rows: int = 512) -> CallVariant:
@@ -138,6 +144,7 @@ def test_a_variant_is_kept_that_makes_the_step_faster(tmp_path: Path) -> None:
     assert (qkv.kind, qkv.rows, qkv.variant) == ("decode", 8, 1)
     assert qkv.default_microseconds == pytest.approx(2 * (3.0 + 1.2) * 1000)
     assert qkv.microseconds == pytest.approx(2 * (2.0 + 1.2) * 1000)
+    assert device.num_graphs == 0
 
 
 def test_what_is_kept_runs_as_fast_as_was_measured(tmp_path: Path) -> None:
@@ -165,6 +172,7 @@ def test_a_variant_that_is_far_slower_runs_a_few_times_only(tmp_path: Path) -> N
     (found,) = tune_bucket(program, [qkv], DECODE, lambda: device.now)
     assert found.variant == 1
     assert runs["qkv_huge"] <= 4 < 7 <= runs["qkv_fast"]
+    assert device.num_graphs == 0
 
 
 def test_calls_without_a_choice_are_not_measured(tmp_path: Path) -> None:

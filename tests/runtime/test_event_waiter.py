@@ -5,26 +5,31 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import torch
 
 from trtc.protos.errors import EnvironmentFault
-from trtc.runtime.executors.cuda.torch_transfers import EventWaiter
+from trtc.runtime.device.driver_api import DriverRefusal
+from trtc.runtime.executors.cuda.gpu_transfers import EventWaiter
+
+EVENT = 0x5
+FAILURE = DriverRefusal("cuEventQuery", "CUDA_ERROR_UNKNOWN", "unknown")
 
 
 @dataclass
-class FakeEvent:
-    """Comes after it was asked for `queries_left` times; never, if that is None."""
+class StandInGpu:
+    """Its event comes after it was asked for `queries_left` times; never, if that is None."""
 
     queries_left: int | None = None
     failure: Exception | None = None
-    was_synchronized: bool = False
+    was_awaited: bool = False
 
-    def synchronize(self) -> None:
+    def await_event(self, event: int) -> None:
+        assert event == EVENT
         if self.failure is not None:
             raise self.failure
-        self.was_synchronized = True
+        self.was_awaited = True
 
-    def query(self) -> bool:
+    def has_come(self, event: int) -> bool:
+        assert event == EVENT
         if self.failure is not None:
             raise self.failure
         if self.queries_left is None:
@@ -34,31 +39,31 @@ class FakeEvent:
 
 
 def test_a_device_alone_leaves_the_waiting_to_the_driver() -> None:
-    event: Any = FakeEvent()
-    EventWaiter(is_rank=False).wait(event)
-    assert event.was_synchronized
+    gpu: Any = StandInGpu()
+    EventWaiter(gpu, is_rank=False).wait(EVENT)
+    assert gpu.was_awaited
 
 
 def test_a_rank_looks_until_its_event_has_come() -> None:
-    event: Any = FakeEvent(queries_left=3)
-    EventWaiter(is_rank=True).wait(event)
-    assert event.queries_left == -1
-    assert not event.was_synchronized
+    gpu: Any = StandInGpu(queries_left=3)
+    EventWaiter(gpu, is_rank=True).wait(EVENT)
+    assert gpu.queries_left == -1
+    assert not gpu.was_awaited
 
 
 def test_a_rank_that_is_abandoned_stops_waiting() -> None:
-    waiter, event = EventWaiter(is_rank=True), FakeEvent()
+    gpu: Any = StandInGpu()
+    waiter = EventWaiter(gpu, is_rank=True)
     timer = threading.Timer(0.05, waiter.abandon)
     timer.start()
-    with pytest.raises(EnvironmentFault, match="the GPU was abandoned"):
-        waiter.wait(event)  # type: ignore[arg-type]
+    with pytest.raises(EnvironmentFault, match="the GPU was abandoned") as caught:
+        waiter.wait(EVENT)
+    assert caught.value.remedy == "Restart the server"
     timer.join()
 
 
 @pytest.mark.parametrize("is_rank", [False, True])
 def test_a_failed_gpu_is_a_fault_of_the_environment(is_rank: bool) -> None:
-    event: Any = FakeEvent(failure=torch.AcceleratorError("CUDA error: unknown\nand more"))
-    with pytest.raises(EnvironmentFault, match="the GPU failed: CUDA error: unknown") as caught:
-        EventWaiter(is_rank=is_rank).wait(event)
-    assert "more" not in str(caught.value)
-    assert caught.value.remedy == "Restart the server"
+    gpu: Any = StandInGpu(failure=FAILURE)
+    with pytest.raises(EnvironmentFault, match=r"CUDA_ERROR_UNKNOWN|unknown"):
+        EventWaiter(gpu, is_rank=is_rank).wait(EVENT)

@@ -2,6 +2,8 @@
 
 import ctypes
 import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,20 +67,26 @@ STREAM = 0x7FFF12345678
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """Loaded under NCCL's name, as torch loads the real one."""
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("nccl")
     source, target = directory / "nccl.cpp", directory / "libnccl.so.2"
     source.write_text(LIBRARY)
     command = [*find_compiler().command, "-shared", "-fPIC", "-Wl,-soname,libnccl.so.2"]
     subprocess.run([*command, str(source), "-o", str(target)], check=True)
-    return ctypes.CDLL(str(target), mode=ctypes.RTLD_GLOBAL)
+    return target
+
+
+@pytest.fixture
+def library(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+    monkeypatch.setattr(nccl, "load_vendor_library", lambda name: ctypes.CDLL(str(compiled)))
+    return ctypes.CDLL(str(compiled))
 
 
 def test_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl, "_LIBRARY", "libnccl.so.none")
-    with pytest.raises(EnvironmentFault, match="needs NCCL"):
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
+    with pytest.raises(EnvironmentFault, match=r"trtc\[cuda\]") as caught:
         nccl.make_rendezvous()
+    assert caught.value.field == "libnccl"
 
 
 def test_calls_arrive_as_they_were_made(library: ctypes.CDLL) -> None:

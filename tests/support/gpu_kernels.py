@@ -11,7 +11,10 @@ from tests.support.triton_kernels import Work, launches_of, programs
 from trtc.plugins.cuda.compile import compile_kernel
 from trtc.plugins.cuda.gpu import device_sm
 from trtc.plugins.cuda.launch import Launch
+from trtc.runtime.device.cuda_driver import CudaDriverDevice
+from trtc.runtime.device.driver_api import DriverApi
 from trtc.runtime.executors.cuda.device import Kernel, Place, ProgramDevice
+from trtc.runtime.executors.cuda.gpu_device import GpuDevice
 
 Array = NDArray[Any]
 
@@ -26,11 +29,9 @@ class Gpu:
 
     @classmethod
     def open(cls) -> "Gpu":
-        from trtc.runtime.executors.cuda.torch_device import TorchDevice
-
         sm = device_sm()
         assert sm is not None, "no GPU"
-        return cls(TorchDevice(), sm)
+        return cls(GpuDevice(CudaDriverDevice(DriverApi("cuda"))), sm)
 
     def run(self, work: Work) -> dict[str, Array]:
         """Every array after the launches, by argument name."""

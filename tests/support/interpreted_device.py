@@ -54,6 +54,9 @@ class _Replayed:
     def replay(self) -> None:
         self.work()
 
+    def drop(self) -> None:
+        """It holds nothing."""
+
 
 @dataclass(frozen=True)
 class _Fetched:

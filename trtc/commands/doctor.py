@@ -134,7 +134,7 @@ def _cuda(*, has_gpu: bool) -> Iterator[Finding]:
         if not _version(name).startswith(wanted) or not _version(name)
     ]
     yield _target("build", "cuda", lacks, "pip install 'trtc[build,cuda-build]'")
-    lacks = [name for name in ("torch", "cuda-bindings") if not _version(name)]
+    lacks = [name for name in ("cuda-bindings", "nvidia-cublas") if not _version(name)]
     lacks += [] if has_gpu else ["an NVIDIA GPU"]
     yield _target("run", "cuda", lacks, "pip install 'trtc[cuda]' on a machine with a GPU")
 

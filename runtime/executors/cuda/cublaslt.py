@@ -1,7 +1,7 @@
-"""Matrix products by cuBLASLt itself, which is in every process that has torch.
+"""Matrix products by cuBLASLt, through its C interface.
 
-torch's own calls of it add no residual to an E4M3 product. cuBLAS stores by columns, so a row-major
-out [M, N] is its D [N, M], the weight its A, transposed, and x its B.
+cuBLAS stores by columns, so a row-major out [M, N] is its D [N, M], the weight its A, transposed,
+and x its B.
 """
 
 import ctypes
@@ -14,11 +14,11 @@ _TYPES = {"f32": 0, "bf16": 14, "f8e4m3": 28}
 """cudaDataType_t."""
 _COMPUTE_F32 = 68
 """cublasComputeType_t: sums in f32, and products of f32 without TF32."""
-_TRANS_A, _TRANS_B, _A_SCALE, _B_SCALE, _FAST_SUMS, _A_SCALE_MODE, _B_SCALE_MODE = (
-    *(3, 4, 17, 18, 25),
-    *(31, 32),
-)
+_TRANS_A, _EPILOGUE, _BIAS, _A_SCALE, _B_SCALE = 3, 7, 8, 17, 18
+_FAST_SUMS, _BIAS_TYPE, _A_SCALE_MODE, _B_SCALE_MODE = 25, 26, 31, 32
 """cublasLtMatmulDescAttributes_t."""
+_ADD_BIAS = 4
+"""CUBLASLT_EPILOGUE_BIAS."""
 _TRANSPOSED = 1
 _SCALE_OF_ROWS = 3
 """CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F: one a row of A and one a column of B."""
@@ -73,6 +73,17 @@ class ScalesAt:
 
 
 @dataclass(frozen=True)
+class BiasAt:
+    """Address of one value a column of out, aligned to 16 bytes.
+
+    Of the type of out, but bf16 beside products of E4M3.
+    """
+
+    address: int
+    dtype: str
+
+
+@dataclass(frozen=True)
 class _Plan:
     """How products of one shape are done."""
 
@@ -85,22 +96,16 @@ class _Plan:
 class CublasLt:
     """cuBLASLt on the device that is current when this is made."""
 
-    def __init__(self, cuda_version: str, workspace: int, workspace_bytes: int) -> None:
+    def __init__(self, library: ctypes.CDLL, workspace: int, workspace_bytes: int) -> None:
         """
         Args:
-            cuda_version: of torch, such as "13.0".
+            library: libcublasLt.
             workspace: address of memory for one product at a time.
 
         Raises:
-            EnvironmentFault: the library is missing or refuses the device.
+            EnvironmentFault: the library refuses the device.
         """
-        name = f"libcublasLt.so.{cuda_version.split('.')[0]}"
-        try:
-            self._library = ctypes.CDLL(name)
-        except OSError as error:
-            raise EnvironmentFault(
-                str(error), field="cuBLASLt", remedy="pip install 'trtc[cuda]'"
-            ) from error
+        self._library = library
         self._workspace = ctypes.c_void_p(workspace)
         self._workspace_bytes = workspace_bytes
         self._handle = ctypes.c_void_p()
@@ -114,19 +119,22 @@ class CublasLt:
         out: MatrixAt,
         *,
         scales: ScalesAt | None,
+        bias: BiasAt | None,
         residual: MatrixAt | None,
         stream: int,
     ) -> None:
-        """Enqueue out = x @ weight.T (times the scales) (+ residual), rounded once.
+        """Enqueue out = x @ weight.T (times the scales) (+ residual) (+ bias), rounded once.
 
         x [M, K] and weight [N, K] are of one type: f32, bf16, or f8e4m3 with scales. The residual
         is of the type of out [M, N] and may be out.
         """
         added = residual or out
-        plan = self._plan(x, weight, added, out, scales)
+        plan = self._plan(x, weight, added, out, scales, bias)
         if scales is not None:
             self._set(plan.description, _A_SCALE, ctypes.c_uint64(scales.weight))
             self._set(plan.description, _B_SCALE, ctypes.c_uint64(scales.x))
+        if bias is not None:
+            self._set(plan.description, _BIAS, ctypes.c_uint64(bias.address))
         one, share = ctypes.c_float(1), ctypes.c_float(0 if residual is None else 1)
         a, b, c, d = plan.layouts
         self._call(
@@ -144,23 +152,30 @@ class CublasLt:
         self._call("Destroy", self._handle)
 
     def _plan(
-        self, x: MatrixAt, weight: MatrixAt, added: MatrixAt, out: MatrixAt, scales: ScalesAt | None
+        self,
+        x: MatrixAt,
+        weight: MatrixAt,
+        added: MatrixAt,
+        out: MatrixAt,
+        scales: ScalesAt | None,
+        bias: BiasAt | None,
     ) -> _Plan:
         """Asked of cuBLASLt once a shape, whatever the addresses."""
         matrices = (weight, x, added, out)
         key = (
             *((one.dtype, one.rows, one.columns, one.stride, one.alignment) for one in matrices),
             scales is not None and scales.of_rows,
+            bias is not None and bias.dtype,
         )
         if key not in self._plans:
-            description = self._describe(scales)
+            description = self._describe(scales, bias)
             layouts = tuple(self._layout(one) for one in matrices)
             offers = self._offers(description, layouts, matrices)
             algorithm = self._pick(offers, matrices, scales)
             self._plans[key] = _Plan(description, layouts, algorithm)
         return self._plans[key]
 
-    def _describe(self, scales: ScalesAt | None) -> ctypes.c_void_p:
+    def _describe(self, scales: ScalesAt | None, bias: BiasAt | None) -> ctypes.c_void_p:
         description = ctypes.c_void_p()
         self._call("MatmulDescCreate", ctypes.byref(description), _COMPUTE_F32, _TYPES["f32"])
         self._set(description, _TRANS_A, ctypes.c_int32(_TRANSPOSED))
@@ -171,6 +186,10 @@ class CublasLt:
             if scales.of_rows:
                 self._set(description, _A_SCALE_MODE, ctypes.c_int32(_SCALE_OF_ROWS))
                 self._set(description, _B_SCALE_MODE, ctypes.c_int32(_SCALE_OF_ROWS))
+        if bias is not None:
+            self._set(description, _EPILOGUE, ctypes.c_uint32(_ADD_BIAS))
+            self._set(description, _BIAS, ctypes.c_uint64(bias.address))
+            self._set(description, _BIAS_TYPE, ctypes.c_int32(_TYPES[bias.dtype]))
         return description
 
     def _layout(self, matrix: MatrixAt) -> ctypes.c_void_p:

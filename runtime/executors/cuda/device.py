@@ -1,9 +1,9 @@
 """What a program (program.py) runs on: memory, launches, products, collectives, graphs, copies.
 
-`TorchDevice` (torch_device.py) is a GPU; tests stand in a device that interprets the kernels. Not
+`GpuDevice` (gpu_device.py) is a GPU; tests stand in a device that interprets the kernels. Not
 the contract of runtime/device/base.py, which is the driver's: here no address is seen, so that
-memory may be torch's or an array of the interpreter's, and copies have staging memory of their own,
-so that the host may write the next step's inputs while the last ones are under way.
+memory may be an array of the interpreter's, and copies have staging memory of their own, so that
+the host may write the next step's inputs while the last ones are under way.
 """
 
 from collections.abc import Callable, Sequence
@@ -95,6 +95,10 @@ class Graph(Protocol):
 
     def replay(self) -> None:
         """Enqueue it; returns at once."""
+        ...
+
+    def drop(self) -> None:
+        """Free it, when all its work is done; `close` of its device frees what is left."""
         ...
 
 

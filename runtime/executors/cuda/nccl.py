@@ -1,7 +1,6 @@
 """NCCL by its C interface: collectives on any stream, so that they are captured with all the rest.
 
-torch.distributed would bring a rendezvous over TCP, a stream of its own and a watchdog that knows
-nothing of captured graphs; four functions of the library are enough.
+Five functions of the library are enough.
 """
 
 import ctypes
@@ -9,8 +8,8 @@ from typing import ClassVar
 
 from trtc.protos.errors import EnvironmentFault
 from trtc.runtime.executors.cuda.device import Seat
+from trtc.runtime.executors.cuda.vendor_library import load_vendor_library
 
-_LIBRARY = "libnccl.so.2"
 _ID_BYTES = 128
 _SUCCESS = 0
 _SUM = 0
@@ -85,15 +84,8 @@ class NcclCommunicator:
 
 
 def _load() -> ctypes.CDLL:
-    """The library that torch brought and has loaded already, with its functions' types."""
-    try:
-        library = ctypes.CDLL(_LIBRARY)
-    except OSError as error:
-        raise EnvironmentFault(
-            f"an engine on several GPUs needs NCCL ({error})",
-            field=_LIBRARY,
-            remedy="Install a CUDA build of PyTorch, which brings it",
-        ) from error
+    """The library with its functions' types."""
+    library = load_vendor_library("nccl")
     pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     library.ncclGetUniqueId.argtypes = [ctypes.POINTER(_UniqueId)]
     library.ncclCommInitRank.argtypes = [ctypes.POINTER(pointer), number, _UniqueId, number]

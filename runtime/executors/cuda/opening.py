@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Any
 
 from trtc.protos.errors import EngineCorruptError, EngineIncompatibleError, EnvironmentFault
 from trtc.protos.launches import (
@@ -14,8 +13,11 @@ from trtc.protos.launches import (
     read_tactics,
 )
 from trtc.protos.manifest import PLAN_FILE, Manifest, weights_files
+from trtc.runtime.device.cuda_driver import CudaDriverDevice
+from trtc.runtime.device.driver_api import DriverApi
 from trtc.runtime.executors.cuda.device import Seat
 from trtc.runtime.executors.cuda.executor import CudaExecutor
+from trtc.runtime.executors.cuda.gpu_device import GpuDevice
 from trtc.runtime.executors.cuda.program import CudaEngineFiles
 from trtc.runtime.executors.opening import Opening, OpenRequest
 from trtc.runtime.executors.weights import dummy_weights, map_weights
@@ -34,6 +36,7 @@ class CudaOpening:
     """A CUDA engine on the GPU that it was built for (implements Opening)."""
 
     request: OpenRequest
+    gpu: CudaDriverDevice
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -48,13 +51,13 @@ class CudaOpening:
         return None
 
     def free_bytes(self) -> int:
-        return room_for_pool(self.request, gpu_free_bytes(0))
+        return room_for_pool(self.request, self.gpu.free_bytes())
 
     def close(self) -> None:
-        """Nothing was made ready."""
+        self.gpu.close()
 
     def open(self, num_pages: int) -> CudaExecutor:
-        return open_executor(self.request, num_pages)
+        return open_executor(self.request, num_pages, self.gpu)
 
 
 def engine_files(request: OpenRequest) -> tuple[str, ...]:
@@ -72,20 +75,20 @@ def room_for_pool(request: OpenRequest, free_bytes: int) -> int:
     return free_bytes - ledger.weights - ledger.activations - reserved
 
 
-def open_executor(request: OpenRequest, num_pages: int, seat: Seat | None = None) -> CudaExecutor:
-    """Load an engine, or one rank of it, onto a GPU.
+def open_executor(
+    request: OpenRequest, num_pages: int, gpu: CudaDriverDevice, seat: Seat | None = None
+) -> CudaExecutor:
+    """Load an engine, or one rank of it, onto a GPU, which the executor closes.
 
     Raises:
         EngineCorruptError: it names code that its manifest does not list.
-        EnvironmentFault: too little memory, or a driver that refuses.
+        EnvironmentFault: a library is missing, too little memory, or a driver that refuses.
     """
     engine, manifest = request.engine, request.manifest
     launches = read_launches(engine)
     for code in launches.kernels:
         if code.file not in manifest.files:
             raise EngineCorruptError("is not listed", field=f"manifest.json: files.{code.file}")
-    from trtc.runtime.executors.cuda.torch_device import TorchDevice
-
     weights = weights_files(manifest.target.tp)[0 if seat is None else seat.rank]
     return CudaExecutor(
         CudaEngineFiles(
@@ -96,7 +99,7 @@ def open_executor(request: OpenRequest, num_pages: int, seat: Seat | None = None
             else map_weights(engine / weights, manifest.ledger.weights),
             tactics=_tactics(request),
         ),
-        TorchDevice(seat),
+        GpuDevice(gpu, seat),
         limits=manifest.limits,
         kv=manifest.kv,
         vocab_size=manifest.model.vocab_size,
@@ -109,48 +112,23 @@ def _tactics(request: OpenRequest) -> TacticTable | None:
     return read_tactics(request.engine / names[0]) if names else None
 
 
-def gpu_free_bytes(index: int) -> int:
-    """Free memory of a GPU, which this process then uses."""
-    import torch
-
-    free, _ = torch.cuda.mem_get_info(index)
-    return int(free)
-
-
 def device_name() -> str:
     """What the driver calls the GPU."""
-    import torch
-
-    name: str = torch.cuda.get_device_name()
-    return name
+    api = DriverApi("cuda")
+    name: bytes = api.call("cuDeviceGetName", 256, api.call("cuDeviceGet", 0))
+    return name.split(b"\0")[0].decode()
 
 
 def prepare_cuda(request: OpenRequest) -> Opening:
     """Check the GPUs and their driver.
 
     Raises:
-        EnvironmentFault: no PyTorch with CUDA, too few GPUs, GPUs that do not reach each other's
-            memory, or a driver that is too old.
+        EnvironmentFault: no cuda-bindings, no driver or one that is too old, too few GPUs, or GPUs
+            that do not reach each other's memory.
         EngineIncompatibleError: a GPU of another SM.
     """
-    install = "pip install 'trtc[cuda]' on a machine with an NVIDIA GPU"
-    try:
-        import torch
-        from cuda.bindings import driver
-    except ImportError as error:
-        raise EnvironmentFault(
-            f"a CUDA engine needs PyTorch and cuda-bindings ({error})",
-            field="manifest.json: target.kind",
-            remedy=install,
-        ) from error
-    if not torch.cuda.is_available():
-        raise EnvironmentFault(
-            "a CUDA engine needs an NVIDIA GPU, its driver and a CUDA build of PyTorch, and "
-            f"torch {torch.__version__} finds none",
-            field="manifest.json: target.kind",
-            remedy="Serve it where there is a GPU, or build with --target cpu",
-        )
-    _, version = driver.cuDriverGetVersion()
+    api = DriverApi("cuda")
+    version = api.call("cuDriverGetVersion")
     if version < _MIN_DRIVER:
         raise EnvironmentFault(
             f"it is for CUDA {version // 1000}.{version % 1000 // 10}, and the engine's code needs "
@@ -159,27 +137,27 @@ def prepare_cuda(request: OpenRequest) -> Opening:
             remedy="Install driver 580 or newer",
         )
     ranks = request.manifest.target.tp
-    _check_gpus(request.manifest, torch)
+    _check_gpus(request.manifest, api)
     if ranks == 1:
-        return CudaOpening(request)
+        return CudaOpening(request, CudaDriverDevice(api))
     from trtc.runtime.executors.cuda.sharded_opening import start_ranks
 
-    return start_ranks(request)
+    return start_ranks(request, api)
 
 
-def _check_gpus(manifest: Manifest, torch: Any) -> None:
+def _check_gpus(manifest: Manifest, api: DriverApi) -> None:
     """Every rank has a GPU of the engine's SM, and all reach each other's memory."""
     ranks, archs = manifest.target.tp, manifest.target.archs
-    visible = torch.cuda.device_count()
+    visible = api.call("cuDeviceGetCount")
     if visible < ranks:
         raise EnvironmentFault(
             f"the engine runs on {ranks} GPUs, and this machine shows {visible}",
             field="manifest.json: target.tp",
             remedy=f"Serve it where there are {ranks}, or build with a smaller --tp",
         )
-    for index in range(ranks):
-        major, minor = torch.cuda.get_device_capability(index)
-        found = f"sm_{major}{minor}"
+    devices = [api.call("cuDeviceGet", index) for index in range(ranks)]
+    for index, device in enumerate(devices):
+        found = f"sm_{_capability(api, device)}"
         if found not in archs:
             named = "this GPU" if ranks == 1 else f"GPU {index}"
             raise EngineIncompatibleError(
@@ -188,10 +166,23 @@ def _check_gpus(manifest: Manifest, torch: Any) -> None:
                 remedy=f"Build with --target cuda:{found}",
             )
     for one, other in permutations(range(ranks), 2):
-        if not torch.cuda.can_device_access_peer(one, other):
+        if not api.call("cuDeviceCanAccessPeer", devices[one], devices[other]):
             raise EnvironmentFault(
                 f"GPU {one} does not reach the memory of GPU {other}",
                 field="manifest.json: target.tp",
                 remedy="Choose linked GPUs with CUDA_VISIBLE_DEVICES (`nvidia-smi topo -p2p r` "
                 "tells which are), or build without --tp",
             )
+
+
+def _capability(api: DriverApi, device: object) -> int:
+    """Compute capability of a GPU: 90."""
+    attributes = api.driver.CUdevice_attribute
+    major, minor = (
+        api.call("cuDeviceGetAttribute", attribute, device)
+        for attribute in (
+            attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        )
+    )
+    return int(10 * major + minor)

@@ -7,34 +7,40 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from trtc.protos.manifest import read_manifest
+from trtc.runtime.device.cuda_driver import CudaDriverDevice
+from trtc.runtime.device.driver_api import DriverApi
 from trtc.runtime.executors.cuda.device import Seat
 from trtc.runtime.executors.cuda.executor import CudaExecutor
-from trtc.runtime.executors.cuda.opening import gpu_free_bytes, open_executor
+from trtc.runtime.executors.cuda.opening import open_executor
 from trtc.runtime.executors.opening import OpenRequest
 from trtc.runtime.executors.ranks.link import Link
 from trtc.runtime.executors.ranks.messages import Open, Order
 from trtc.runtime.executors.ranks.worker import serve_rank
 
 
-@dataclass(frozen=True)
 class CudaRank:
     """One GPU (implements RankHost)."""
 
-    rank: int
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    @cached_property
+    def _gpu(self) -> CudaDriverDevice:
+        return CudaDriverDevice(DriverApi("cuda"), self._rank)
 
     def free_bytes(self) -> int:
-        return gpu_free_bytes(self.rank)
+        return self._gpu.free_bytes()
 
     def open(self, order: Open) -> CudaExecutor:
         engine = Path(order.engine)
         manifest = read_manifest(engine)
         request = OpenRequest(engine, manifest, None, order.dummy_weights)
         seat = Seat(order.rank, manifest.target.tp, order.rendezvous)
-        return open_executor(request, order.num_pages, seat)
+        return open_executor(request, order.num_pages, self._gpu, seat)
 
 
 def command(rank: int) -> Sequence[str]:

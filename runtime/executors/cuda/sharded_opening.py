@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
+from trtc.protos.errors import EnvironmentFault
+from trtc.runtime.device.cuda_driver import CudaDriverDevice
+from trtc.runtime.device.driver_api import DriverApi
 from trtc.runtime.executors.cuda.device import Seat
 from trtc.runtime.executors.cuda.nccl import make_rendezvous
 from trtc.runtime.executors.cuda.opening import (
     POOL_SHARE,
     engine_files,
-    gpu_free_bytes,
     open_executor,
     room_for_pool,
 )
@@ -23,6 +25,8 @@ class ShardedOpening:
 
     request: OpenRequest
     group: RankGroup
+    gpu: CudaDriverDevice
+    """Of rank 0."""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -38,11 +42,12 @@ class ShardedOpening:
 
     def free_bytes(self) -> int:
         """Of the GPU that has least."""
-        least = min(gpu_free_bytes(0), *self.group.free_bytes())
+        least = min(self.gpu.free_bytes(), *self.group.free_bytes())
         return room_for_pool(self.request, least)
 
     def close(self) -> None:
         self.group.close()
+        self.gpu.close()
 
     def open(self, num_pages: int) -> ShardedExecutor:
         ranks = self.request.manifest.target.tp
@@ -53,11 +58,16 @@ class ShardedOpening:
             num_pages=num_pages,
             dummy_weights=self.request.dummy_weights,
             rendezvous=seat.rendezvous,
-            local=lambda: open_executor(self.request, num_pages, seat),
+            local=lambda: open_executor(self.request, num_pages, self.gpu, seat),
         )
 
 
-def start_ranks(request: OpenRequest) -> ShardedOpening:
+def start_ranks(request: OpenRequest, api: DriverApi) -> ShardedOpening:
     """Raises: EnvironmentFault: the system refuses to start their processes."""
     ranks = request.manifest.target.tp
-    return ShardedOpening(request, RankGroup([command(rank) for rank in range(1, ranks)]))
+    group = RankGroup([command(rank) for rank in range(1, ranks)])
+    try:
+        return ShardedOpening(request, group, CudaDriverDevice(api))
+    except EnvironmentFault:
+        group.close()
+        raise

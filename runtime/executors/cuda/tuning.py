@@ -121,15 +121,19 @@ def _race(
     """Microseconds of a step with each of two lists of tactics: medians of series that take turns,
     unless the second is hopeless."""
     graphs = [_capture(program, bucket, tactics) for tactics in runners]
-    for graph in graphs:
-        graph.replay()  # the first one of a graph brings it to the device
-    first = [_seconds(program, graph, 1, clock) for graph in graphs]
-    if first[1] > _HOPELESS * first[0]:
-        return [seconds * 1e6 for seconds in first]
-    repeats = max(1, round(_SERIES_SECONDS / min(first)))
-    series = [
-        [_seconds(program, graph, repeats, clock) for graph in graphs] for _ in range(_SERIES)
-    ]
+    try:
+        for graph in graphs:
+            graph.replay()  # the first one of a graph brings it to the device
+        first = [_seconds(program, graph, 1, clock) for graph in graphs]
+        if first[1] > _HOPELESS * first[0]:
+            return [seconds * 1e6 for seconds in first]
+        repeats = max(1, round(_SERIES_SECONDS / min(first)))
+        series = [
+            [_seconds(program, graph, repeats, clock) for graph in graphs] for _ in range(_SERIES)
+        ]
+    finally:
+        for graph in graphs:
+            graph.drop()
     return [statistics.median(times) * 1e6 for times in zip(*series, strict=True)]
 
 

@@ -1,0 +1,145 @@
+"""Copies between host and device through page-locked memory, in the order of a GPU's stream."""
+
+import itertools
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+
+import numpy as np
+
+from trtc.protos.errors import EnvironmentFault
+from trtc.runtime.device.cuda_driver import CudaDriverDevice
+from trtc.runtime.executors.cuda.device import Bytes, Place
+from trtc.runtime.executors.cuda.gpu_memory import address
+
+_STAGE_BYTES = 32 << 20
+_UPLOADERS = 4
+_SEND_SLOTS = 4
+"""Steps whose inputs may wait in page-locked memory at once."""
+_POLL_S = 20e-6
+"""Between two looks at an event that another rank's end could keep from ever coming."""
+
+
+class EventWaiter:
+    """Waits for events of one GPU, until it is abandoned.
+
+    Args:
+        is_rank: whether another device's end can keep an event from ever coming.
+    """
+
+    def __init__(self, gpu: CudaDriverDevice, *, is_rank: bool) -> None:
+        self._gpu = gpu
+        self._is_rank = is_rank
+        self._abandoned = threading.Event()
+
+    def abandon(self) -> None:
+        """A rank's waits end with an EnvironmentFault. From any thread."""
+        self._abandoned.set()
+
+    def wait(self, event: int) -> None:
+        """Block until the work before an event is done.
+
+        Raises:
+            EnvironmentFault: the GPU failed, or was abandoned.
+        """
+        if not self._is_rank:
+            self._gpu.await_event(event)
+            return
+        while not self._gpu.has_come(event):
+            if self._abandoned.is_set():
+                raise EnvironmentFault("the GPU was abandoned", remedy="Restart the server")
+            time.sleep(_POLL_S)
+
+
+class GpuTransfers:
+    """The copies of one stream. Page-locked memory, which takes long to get, is kept for good."""
+
+    def __init__(self, gpu: CudaDriverDevice, waiter: EventWaiter) -> None:
+        self._gpu = gpu
+        self._waiter = waiter
+        self._slots = [(gpu.host_buffer(1), gpu.event()) for _ in range(_SEND_SLOTS)]
+        self._next_slot = 0
+        self._landings: list[tuple[Bytes, int]] = []
+
+    def fill(self, target: int, data: Bytes) -> None:
+        """Copy `data` to an address, and wait for it. Several threads fill the page-locked memory:
+        a mapped file is read at their speed."""
+        stages = itertools.cycle(self._stages)
+        with ThreadPoolExecutor(_UPLOADERS) as pool:
+            pending: deque[tuple[int, int, Future[Bytes]]] = deque()
+            for begin in range(0, len(data), _STAGE_BYTES):
+                if len(pending) == _UPLOADERS:
+                    self._send_stage(*pending.popleft())
+                buffer, event = next(stages)
+                staged = pool.submit(self._stage, data[begin : begin + _STAGE_BYTES], buffer, event)
+                pending.append((target + begin, event, staged))
+            while pending:
+                self._send_stage(*pending.popleft())
+        self._gpu.synchronize()
+
+    def _stage(self, piece: Bytes, buffer: Bytes, event: int) -> Bytes:
+        self._gpu.await_event(event)
+        np.copyto(buffer[: len(piece)], piece)
+        return buffer[: len(piece)]
+
+    def _send_stage(self, target: int, event: int, staged: "Future[Bytes]") -> None:
+        self._gpu.upload(target, staged.result())
+        self._gpu.set_event(event)
+
+    @cached_property
+    def _stages(self) -> list[tuple[Bytes, int]]:
+        return [(self._gpu.host_buffer(_STAGE_BYTES), self._gpu.event()) for _ in range(_UPLOADERS)]
+
+    def send(self, data: Bytes, target: Place) -> None:
+        """Enqueue a copy of `data`, which may change after it."""
+        stage, event = self._slot(len(data))
+        stage[: len(data)] = data
+        self._gpu.upload(address(target), stage[: len(data)])
+        self._gpu.set_event(event)
+
+    def _slot(self, num_bytes: int) -> tuple[Bytes, int]:
+        """Page-locked memory whose last copy is over."""
+        self._next_slot = (self._next_slot + 1) % _SEND_SLOTS
+        stage, event = self._slots[self._next_slot]
+        self._waiter.wait(event)
+        if len(stage) < num_bytes:
+            stage = self._gpu.host_buffer(num_bytes)
+            self._slots[self._next_slot] = (stage, event)
+        return stage, event
+
+    def fetch(self, source: Place, num_bytes: int) -> "GpuDownload":
+        """Enqueue a copy to the host."""
+        target, event = self._landing(num_bytes)
+        self._gpu.download(target[:num_bytes], address(source))
+        self._gpu.set_event(event)
+        return GpuDownload(self, target, event, num_bytes)
+
+    def _landing(self, num_bytes: int) -> tuple[Bytes, int]:
+        """Page-locked memory that no download waits in."""
+        for at, (target, _) in enumerate(self._landings):
+            if len(target) >= num_bytes:
+                return self._landings.pop(at)
+        return self._gpu.host_buffer(num_bytes), self._gpu.event()
+
+    def land(self, target: Bytes, event: int, num_bytes: int) -> Bytes:
+        """Wait for a download and copy it out of its memory, which the next one may have."""
+        self._waiter.wait(event)
+        data: Bytes = target[:num_bytes].copy()
+        self._landings.append((target, event))
+        return data
+
+
+class GpuDownload:
+    """A copy into a landing, which is given back once it has been read (implements Download)."""
+
+    def __init__(self, transfers: GpuTransfers, target: Bytes, event: int, num_bytes: int) -> None:
+        self._transfers = transfers
+        self._landing = (target, event, num_bytes)
+        self._result: Bytes | None = None
+
+    def wait(self) -> Bytes:
+        if self._result is None:
+            self._result = self._transfers.land(*self._landing)
+        return self._result

@@ -1,0 +1,27 @@
+"""NVIDIA's libraries beside the driver: found in their wheels, a toolkit or the system."""
+
+import ctypes
+
+from trtc.protos.errors import EnvironmentFault
+
+
+def load_vendor_library(name: str) -> ctypes.CDLL:
+    """
+    Args:
+        name: of the file without its prefix and version: "cublasLt".
+
+    Raises:
+        EnvironmentFault: there is none.
+    """
+    try:
+        return ctypes.CDLL(_find(name))
+    except (ImportError, OSError, RuntimeError) as error:
+        raise EnvironmentFault(
+            str(error).splitlines()[0], field=f"lib{name}", remedy="pip install 'trtc[cuda]'"
+        ) from error
+
+
+def _find(name: str) -> str:
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+
+    return str(load_nvidia_dynamic_lib(name).abs_path)
