@@ -36,9 +36,10 @@ class DriverApi:
             (status,) = self.driver.cuInit(0)
         except RuntimeError as error:  # what cuda-bindings says without libcuda.so.1
             raise EnvironmentFault(
-                f"does not load ({error})",
+                f"an engine for GPUs needs NVIDIA's driver, which does not load ({error})",
                 field="libcuda.so.1",
-                remedy="Install NVIDIA's driver; in a container, start it with GPUs (--gpus all)",
+                remedy="Install the driver; in a container, start it with GPUs (--gpus all); "
+                "without a GPU, build with --target cpu",
             ) from error
         if status != self.driver.CUresult.CUDA_SUCCESS:
             raise EnvironmentFault(
@@ -68,7 +69,7 @@ def _import_driver(extra: str) -> Any:
         return importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
         raise EnvironmentFault(
-            f"is needed to run on a GPU and does not load ({error})",
+            f"an engine for GPUs needs it, and it does not load ({error})",
             field="cuda-bindings",
             remedy=f"pip install 'trtc[{extra}]'",
         ) from error
