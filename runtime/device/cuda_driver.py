@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trtc.protos.errors import EnvironmentFault
+from trtc.protos.errors import EnvironmentFault, InvariantError
 from trtc.runtime.device.base import ALIGNMENT, Bytes, DriverKernel
 from trtc.runtime.device.driver_api import DriverApi, DriverRefusal
 
@@ -43,11 +43,13 @@ class CudaDriverDevice:
         return int(self._stream)
 
     def make_current(self) -> None:
+        self._check_open()
         self._api.call("cuCtxSetCurrent", self._context)
         self._bound.is_current = True
 
     def call(self, function: str, *arguments: Any) -> Any:
         """DriverApi.call with the GPU bound to this thread, whichever it is."""
+        self._check_open()
         if not getattr(self._bound, "is_current", False):
             self.make_current()
         return self._api.call(function, *arguments)
@@ -172,8 +174,13 @@ class CudaDriverDevice:
     def close(self) -> None:
         if self._closed:
             return
-        self._closed = True
         self.make_current()
+        try:
+            self._free()
+        finally:
+            self._closed = True
+
+    def _free(self) -> None:
         for graph in list(self._graphs):
             self.drop_graph(graph)
         for module in self._modules:
@@ -186,6 +193,10 @@ class CudaDriverDevice:
             self.call("cuEventDestroy", event)
         self.call("cuStreamDestroy", self._stream)
         self.call("cuDevicePrimaryCtxRelease", self._device)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvariantError("the GPU is closed: its addresses and handles mean nothing")
 
 
 def _packed(argument: int | np.int32) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from trtc.plugins.cuda.gpu import device_sm
-from trtc.protos.errors import EnvironmentFault
+from trtc.protos.errors import TrtcError
 from trtc.runtime.device.base import DriverKernel
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
 from trtc.runtime.device.driver_api import DriverApi
@@ -25,7 +25,7 @@ FLOATS = 64
 def error_of(function: Any, *arguments: Any) -> str:
     try:
         function(*arguments)
-    except EnvironmentFault as error:
+    except TrtcError as error:
         return str(error)
     return ""
 
@@ -89,6 +89,7 @@ def main() -> None:
     device.close()
     device.close()
     document["alive_after_close"] = stub.stub_alive()
+    document["after_close"] = [error_of(device.synchronize), error_of(device.make_current)]
     sys.stdout.write(json.dumps(document))
 
 

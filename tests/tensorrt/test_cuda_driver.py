@@ -43,6 +43,7 @@ def test_failures_are_named(life: dict[str, Any]) -> None:
 def test_nothing_is_left_after_close(life: dict[str, Any]) -> None:
     assert life["alive"] > 0
     assert life["alive_after_close"] == 0
+    assert all(told.startswith("the GPU is closed") for told in life["after_close"])
 
 
 def test_the_driver_says_which_gpu_it_is(life: dict[str, Any]) -> None:
