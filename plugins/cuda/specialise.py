@@ -132,11 +132,6 @@ def by_columns(
     return (Variant(work=(launch_of(few_rows),), max_rows=_FEW_ROWS), many)
 
 
-def only(site: Site, launch: Launch) -> tuple[Variant, ...]:
-    """One launch for every step."""
-    return (Variant(work=(launch,), max_rows=site.limits.max_num_tokens),)
-
-
 def count_index(axis: str) -> int:
     """Which of `dims` counts the real rows of "tokens", "sequences" or "rows"."""
     return _COUNTS[axis]
