@@ -146,6 +146,10 @@ class CudaDriverDevice:
     def drop_graph(self, graph: int) -> None:
         self.call("cuGraphExecDestroy", self._graphs.pop(graph))
 
+    def drop_graphs(self) -> None:
+        for graph in list(self._graphs):
+            self.drop_graph(graph)
+
     def synchronize(self) -> None:
         self.call("cuStreamSynchronize", self._stream)
 
@@ -181,8 +185,7 @@ class CudaDriverDevice:
             self._closed = True
 
     def _free(self) -> None:
-        for graph in list(self._graphs):
-            self.drop_graph(graph)
+        self.drop_graphs()
         for module in self._modules:
             self.call("cuModuleUnload", module)
         for address in self._memory:

@@ -20,7 +20,7 @@ from trtc.protos.launches import TILE_MAP_BYTES
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
 from trtc.runtime.device.driver_api import DriverApi
 from trtc.runtime.executors.cuda import gpu_device
-from trtc.runtime.executors.cuda.device import Operand, Place, Product, Tiles
+from trtc.runtime.executors.cuda.device import Operand, Place, Product, Seat, Tiles
 from trtc.runtime.executors.cuda.gpu_device import GpuDevice
 from trtc.runtime.executors.cuda.gpu_memory import address
 
@@ -60,6 +60,29 @@ def in_another_thread(work: Any) -> list[Any]:
     thread = threading.Thread(target=lambda: found.append(work()))
     thread.start()
     thread.join()
+    return found
+
+
+def graphs_of_a_rank_that_ends(stub: ctypes.CDLL) -> list[int]:
+    """How many there are before `close`, and when its membership ends."""
+    found = []
+
+    class Membership:
+        def __init__(self, seat: Seat) -> None:
+            pass
+
+        def abort(self) -> None:
+            found.append(stub.stub_graphs())
+
+    with (
+        patch.object(gpu_device, "load_vendor_library", lambda name: Library()),
+        patch.object(gpu_device, "NcclCommunicator", Membership),
+    ):
+        device = GpuDevice(CudaDriverDevice(DriverApi("cuda")), Seat(0, 2, b""))
+    memory = device.allocate(8)
+    device.capture(lambda: device.copy(Place(memory, 0), Place(memory, 4), 4))
+    found.append(stub.stub_graphs())
+    device.close()
     return found
 
 
@@ -149,6 +172,7 @@ def main() -> None:
         document["out_of_memory"] = str(error)
     document["alive"] = stub.stub_alive()
     device.close()
+    document["graphs_of_a_rank_that_ends"] = graphs_of_a_rank_that_ends(stub)
     document["alive_after_close"] = stub.stub_alive()
     sys.stdout.write(json.dumps(document))
 

@@ -52,6 +52,11 @@ def test_too_little_memory_is_told(life: dict[str, Any]) -> None:
     assert life["out_of_memory"].startswith("--kv-bytes: 1.07 GB do not fit the 0.0")
 
 
+def test_a_membership_ends_when_no_graph_refers_to_it(life: dict[str, Any]) -> None:
+    """NCCL waits for graphs that captured its work, and would for good."""
+    assert life["graphs_of_a_rank_that_ends"] == [1, 0]
+
+
 def test_nothing_is_left_after_close(life: dict[str, Any]) -> None:
     assert life["alive"] > 0
     assert life["alive_after_close"] == 0

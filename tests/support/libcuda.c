@@ -16,6 +16,7 @@
 #define CAPTURE_UNSUPPORTED 900
 #define CAPTURE_INVALIDATED 901
 #define RELAXED 2
+#define ALIGNMENT 256
 
 static const size_t kTotal = 64 << 20;
 static size_t used;
@@ -86,12 +87,16 @@ static int f_cuMemAlloc(uint64_t *address, size_t bytes) {
   if (used + bytes > kTotal) return OUT_OF_MEMORY;
   used += bytes;
   live_memory++;
-  *address = (uint64_t)(uintptr_t)aligned_alloc(256, (bytes + 255) / 256 * 256);
+  size_t *header = aligned_alloc(ALIGNMENT, ALIGNMENT + (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+  *header = bytes;
+  *address = (uint64_t)(uintptr_t)header + ALIGNMENT;
   return SUCCESS;
 }
 static int f_cuMemFree(uint64_t address) {
+  size_t *header = (size_t *)(uintptr_t)(address - ALIGNMENT);
   live_memory--;
-  free((void *)(uintptr_t)address);
+  used -= *header;
+  free(header);
   return SUCCESS;
 }
 static int f_cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {

@@ -172,6 +172,7 @@ class GpuDevice:
 
     def close(self) -> None:
         self.wait()
+        self._gpu.drop_graphs()  # NCCL ends no membership that graphs refer to, and waits for them
         if self._communicator is not None:
             self._communicator.abort()
         self._products.close()
