@@ -26,21 +26,31 @@ struct Divider {
 };
 
 // Rounds to bf16, multiplies by `pre_scale` (null: none; rounding again), divides by `out_scale`
-// (null: none) and rounds to Out: columns `column` to `column + 3` of a row.
+// (null: none) and rounds to Out. One stores many times: the compiler cannot know that no store changes
+// the scale.
 template <class Out>
-__device__ inline void store_quantized(Out* row, int column, const float (&x)[4],
-                                       const float* pre_scale, const float* out_scale) {
-  Four<Out> four;
-  const Divider divide(out_scale != nullptr ? *out_scale : 1.f);
-  for (int i = 0; i < 4; ++i) {
-    float value = to_float(round_to<Bf16>(x[i]));
-    if (pre_scale != nullptr) {
-      value = to_float(round_to<Bf16>(value * pre_scale[column + i]));
+struct Quantizer {
+  const float *pre_scale, *out_scale;
+  Divider divide;
+
+  __device__ inline Quantizer(const float* pre_scale, const float* out_scale)
+      : pre_scale(pre_scale),
+        out_scale(out_scale),
+        divide(out_scale != nullptr ? *out_scale : 1.f) {}
+
+  // Columns `column` to `column + 3` of a row.
+  __device__ inline void store(Out* row, int column, const float (&x)[4]) const {
+    Four<Out> four;
+    for (int i = 0; i < 4; ++i) {
+      float value = to_float(round_to<Bf16>(x[i]));
+      if (pre_scale != nullptr) {
+        value = to_float(round_to<Bf16>(value * pre_scale[column + i]));
+      }
+      if (out_scale != nullptr) value = divide(value);
+      four.element[i] = round_to<Out>(value);
     }
-    if (out_scale != nullptr) value = divide(value);
-    four.element[i] = round_to<Out>(value);
+    *reinterpret_cast<Four<Out>*>(row + column) = four;
   }
-  *reinterpret_cast<Four<Out>*>(row + column) = four;
-}
+};
 
 }  // namespace trtc

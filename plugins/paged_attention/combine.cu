@@ -78,6 +78,6 @@ attention_combine(const int* query_start, const int* context_lens, V_SCALE_PARAM
   }
   const float by = value_or_one(v_scale) / total;
   const float result[4] = {sum[0] * by, sum[1] * by, sum[2] * by, sum[3] * by};
-  store_quantized(out + static_cast<long long>(row) * OUT_STRIDE, head * HEAD_DIM + d, result,
-                  pre_scale, out_scale);
+  Quantizer<Out>(pre_scale, out_scale)
+      .store(out + static_cast<long long>(row) * OUT_STRIDE, head * HEAD_DIM + d, result);
 }

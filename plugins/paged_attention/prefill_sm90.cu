@@ -453,12 +453,14 @@ __device__ inline void store(const Rows& rows, const float (&sums)[HEAD_DIM / 2]
                              const float* out_scale) {
   const int t = threadIdx.x % 4;
   const bool odd = t % 2;
+  const Quantizer<Out> quantizer(pre_scale, out_scale);
+  const float scale = value_or_one(v_scale);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     float total = rows.total[i];
     total += __shfl_xor_sync(0xffffffffu, total, 1);
     total += __shfl_xor_sync(0xffffffffu, total, 2);
-    const float by = value_or_one(v_scale) / total;
+    const float by = scale / total;
     const int row = Rows::number(i), token = row / kGroup;
     const int head = tile.kv_head * kGroup + row % kGroup;
     Out* const to = out + static_cast<long long>(tile.first_row + token) * OUT_STRIDE;
@@ -472,8 +474,7 @@ __device__ inline void store(const Rows& rows, const float (&sums)[HEAD_DIM / 2]
       const float four[4] = {odd ? theirs[0] : mine[0], odd ? theirs[1] : mine[1],
                              odd ? mine[0] : theirs[0], odd ? mine[1] : theirs[1]};
       if (token < tile.num_tokens) {
-        store_quantized(to, head * HEAD_DIM + column + (odd ? 6 + 2 * t : 2 * t), four, pre_scale,
-                        out_scale);
+        quantizer.store(to, head * HEAD_DIM + column + (odd ? 6 + 2 * t : 2 * t), four);
       }
     }
   }

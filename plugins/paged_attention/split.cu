@@ -418,8 +418,8 @@ attention_split(const Bf16* q, const unsigned char* pool, const int* query_start
     if (pieces.count == 1) {
       const float by = value_or_one(v_scale) / total;
       const float result[4] = {sum[0] * by, sum[1] * by, sum[2] * by, sum[3] * by};
-      store_quantized(out + static_cast<long long>(row) * OUT_STRIDE, (head + column) * HEAD_DIM + d,
-                      result, pre_scale, out_scale);
+      Quantizer<Out>(pre_scale, out_scale)
+          .store(out + static_cast<long long>(row) * OUT_STRIDE, (head + column) * HEAD_DIM + d, result);
     } else {
       const long long place =
           (static_cast<long long>(sequence) * MAX_PIECES + piece) * NUM_HEADS + head + column;
