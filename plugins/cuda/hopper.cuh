@@ -75,8 +75,9 @@ __device__ inline unsigned long long operand_in_panels(unsigned address, unsigne
          (kEightRows >> 4) << 32 | kSwizzle128;
 }
 
-// The operand that begins so many bytes (a multiple of 32, less than 128) further along its rows.
-__device__ inline unsigned long long along_row(unsigned long long operand, unsigned bytes) {
+// The operand that begins so many bytes further: along its rows (a multiple of 32, less than 128), or
+// eight rows or a panel on (multiples of 1024).
+__device__ inline unsigned long long further(unsigned long long operand, unsigned bytes) {
   return operand + (bytes >> 4);
 }
 

@@ -131,8 +131,8 @@ __device__ inline void multiply_step(float (&sums)[kSums], const Shared& shared,
   begin_products();
 #pragma unroll
   for (int part = 0; part < kDepth / 32; ++part) {
-    multiply_shared<E4m3, 2 * kTileColumns>(sums, along_row(x, 32 * part),
-                                            along_row(weight, 32 * part), add || part > 0);
+    multiply_shared<E4m3, 2 * kTileColumns>(sums, further(x, 32 * part),
+                                            further(weight, 32 * part), add || part > 0);
   }
   commit_products();
 }

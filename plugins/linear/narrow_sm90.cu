@@ -226,7 +226,7 @@ struct Products {
           const int channels = 32 * turn + 16 * step;
           const auto panel = operand_in_panels(x + channels / 64 * kPanelBytes, 0);
           multiply_registers_by_rows<Bf16, ROWS>(sums, a[turn % 2][step],
-                                                 along_row(panel, channels % 64 * 2));
+                                                 further(panel, channels % 64 * 2));
         }
         commit_products();
       }

@@ -146,7 +146,7 @@ struct Consumer {
     begin_products();
 #pragma unroll
     for (int bytes = 0; bytes < kSegmentBytes; bytes += 32) {
-      multiply_shared<Element, ROWS>(sums, along_row(weights, bytes), along_row(x, bytes),
+      multiply_shared<Element, ROWS>(sums, further(weights, bytes), further(x, bytes),
                                      add || bytes > 0);
     }
     commit_products();

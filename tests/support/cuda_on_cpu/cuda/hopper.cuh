@@ -79,7 +79,7 @@ inline unsigned long long operand_in_panels(unsigned address, unsigned panel_byt
   return static_cast<unsigned long long>(panel_bytes) << 32 | address;
 }
 
-inline unsigned long long along_row(unsigned long long operand, unsigned bytes) {
+inline unsigned long long further(unsigned long long operand, unsigned bytes) {
   return operand + bytes;
 }
 
