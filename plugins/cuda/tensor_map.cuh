@@ -97,6 +97,24 @@ __device__ inline void copy_tile(unsigned shared, const TensorMap* map, unsigned
       : "memory");
 }
 
+// The same of three and four dimensions.
+__device__ inline void copy_tile(unsigned shared, const TensorMap* map, unsigned barrier, int column,
+                                 int second, int last) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(column), "r"(second), "r"(last)
+      : "memory");
+}
+__device__ inline void copy_tile(unsigned shared, const TensorMap* map, unsigned barrier, int column,
+                                 int second, int third, int last) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(column), "r"(second), "r"(third), "r"(last)
+      : "memory");
+}
+
 // The same of five dimensions, at 0 in those between the first and the last, by an L2 policy.
 __device__ inline void stream_tile(unsigned shared, const TensorMap* map, unsigned barrier, int column,
                                    int last, unsigned long long policy) {

@@ -4,7 +4,16 @@ from collections.abc import Sequence
 
 from trtc.plugins.cuda.compile import KernelParameter
 from trtc.plugins.cuda.cpp import CPP_TYPES, CudaSource
-from trtc.plugins.cuda.launch import DIMS, SCRATCH, SPLIT_KEYS, Grid, Launch, Site, splits
+from trtc.plugins.cuda.launch import (
+    DIMS,
+    SCRATCH,
+    SPLIT_KEYS,
+    Grid,
+    Launch,
+    Site,
+    TileMap,
+    splits,
+)
 from trtc.plugins.cuda.specialise import OVERLAP_SM
 from trtc.protos.dtypes import DTYPES
 
@@ -82,14 +91,16 @@ def parameters(site: Site, names: Sequence[str]) -> tuple[KernelParameter, ...]:
     return tuple(KernelParameter(name, dtypes[name]) for name in names if name in dtypes)
 
 
-def launch(site: Site, source: CudaSource, grid: Grid) -> Launch:
-    """A launch whose arguments are called as the kernel's parameters are."""
+def launch(site: Site, source: CudaSource, grid: Grid, maps: tuple[TileMap, ...] = ()) -> Launch:
+    """A launch whose arguments are called as the kernel's parameters are, but for those of `maps`,
+    which come last."""
+    addresses = source.parameters[: len(source.parameters) - len(maps)]
     return Launch(
         kernel=source,
         arguments=tuple(
-            SCRATCH + one.name if one.name in _SCRATCH_TYPES else one.name
-            for one in source.parameters
+            SCRATCH + one.name if one.name in _SCRATCH_TYPES else one.name for one in addresses
         ),
         grid=grid,
         overlaps=site.sm >= OVERLAP_SM,
+        maps=maps,
     )

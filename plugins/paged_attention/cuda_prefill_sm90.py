@@ -1,10 +1,10 @@
 """Attention of sequences with several new tokens: how prefill_sm90.cu is launched."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trtc.plugins.cuda.compile import SHARED_BYTES
 from trtc.plugins.cuda.cpp import CudaSource
-from trtc.plugins.cuda.launch import DIMS, ONE, Extent, Launch, Site
+from trtc.plugins.cuda.launch import DIMS, ONE, Extent, Launch, Site, TileMap
 from trtc.plugins.paged_attention.cuda_cpp import (
     COUNTER,
     OPTIONAL,
@@ -15,6 +15,7 @@ from trtc.plugins.paged_attention.cuda_cpp import (
     row_bytes,
     supports,
 )
+from trtc.protos.dtypes import DTYPES
 
 SM = 90
 _ROWS = 128
@@ -22,6 +23,11 @@ _ROWS = 128
 _THREADS = 384
 _ALIGNMENT = 1024
 """Bytes. Of the panels, and so of all shared memory's size."""
+_PANEL_BYTES = 128
+"""Of a row of a panel in shared memory."""
+_PLANES = 1 << 30
+"""Keys or values of a page, as many as coordinates reach: how many pages a pool has is known when
+an engine is opened."""
 _PROGRAMS = 132
 """As many multiprocessors as a chip of this SM has; programs take tiles until there are none."""
 
@@ -34,6 +40,8 @@ class Tile:
     """Keys of a product."""
     stages: int
     """Blocks of keys in shared memory."""
+    raw_stages: int
+    """Blocks of E4M3 there, before they are widened."""
     producer_registers: int
     consumer_registers: int
     """Of a thread: 128 producers and 256 consumers share 65536."""
@@ -54,7 +62,8 @@ def prefill(site: Site) -> Launch:
     tile = tile_of(site)
     shared = _shared_bytes(site, tile)
     steps = ("query_start", "context_lens", "page_table")
-    names = ("q", "pool", *steps, *OPTIONAL, DIMS, "out", COUNTER)
+    maps = (_query_map(site), *_pool_maps(site, tile))
+    names = (*steps, *OPTIONAL, DIMS, "out", COUNTER, *(one.parameter for one in maps))
     source = CudaSource(
         file="paged_attention/prefill_sm90.cu",
         entry="attention_prefill",
@@ -64,6 +73,7 @@ def prefill(site: Site) -> Launch:
             "TOKENS": _ROWS // group(site),
             "BLOCK_N": tile.block_n,
             "STAGES": tile.stages,
+            "RAW_STAGES": tile.raw_stages,
             "PRODUCER_REGISTERS": tile.producer_registers,
             "CONSUMER_REGISTERS": tile.consumer_registers,
             "SHARED_BYTES": shared,
@@ -72,38 +82,73 @@ def prefill(site: Site) -> Launch:
         num_threads=_THREADS,
         shared_bytes=shared,
     )
-    return launch(site, source, (Extent(times=_PROGRAMS), ONE, ONE))
+    return launch(site, source, (Extent(times=_PROGRAMS), ONE, ONE), maps)
+
+
+def _query_map(site: Site) -> TileMap:
+    """[tokens, heads, bytes of a head], by the heads of a group."""
+    q = DTYPES[site.dtypes["q"]]
+    head = q.num_bytes(site.kv.head_dim)
+    tokens, heads = site.limits.max_num_tokens, int(site.attributes["num_heads"])
+    return TileMap(
+        parameter="q",
+        sizes=(head, heads, tokens),
+        strides=(head, q.num_bytes(site.strides["q"])),
+        box=(_PANEL_BYTES, group(site), _ROWS // group(site)),
+    )
+
+
+def _pool_maps(site: Site, tile: Tile) -> tuple[TileMap, TileMap]:
+    """[keys or values of a page, KV heads, tokens, bytes of a head], by what a block has of a page,
+    and by single tokens."""
+    head, page_size = row_bytes(site), site.kv.page_size
+    token = site.kv.num_kv_heads * head
+
+    def by(tokens: int) -> TileMap:
+        return TileMap(
+            parameter="pool",
+            sizes=(head, page_size, site.kv.num_kv_heads, _PLANES),
+            strides=(token, head, page_size * token),
+            box=(_PANEL_BYTES, tokens, 1, 1),
+        )
+
+    return by(min(page_size, tile.block_n)), by(1)
 
 
 def tile_of(site: Site) -> Tile:
     """What was fastest on an H200 for Llama-3.1-8B's heads, by TFLOP/s over causal prompts (128
     keys, E4M3 out, the launches for sequences with one new token included).
 
-    | pool, stages | 1 x 4096 | 2 x 4096 | 8 x 1024 | 1 x 8192 | 16 x 512 |
+    | pool | 1 x 4096 | 2 x 4096 | 1 x 8192 | 8 x 1024 | 16 x 512 |
     |---|---|---|---|---|---|
-    | bf16, 2 | 495 | 515 | 356 | 556 | 234 |
-    | bf16, 3 | 481 | 512 | 357 | 555 | 240 |
-    | bf16, 2, groups not in turns | 497 | 507 | 354 | 521 | 254 |
-    | E4M3, 2 | 441 | 451 | 317 | 485 | 228 |
-    | E4M3, 2, groups not in turns | 440 | 450 | 317 | 495 | 230 |
+    | bf16, 56 and 224 registers | 618 | 600 | 616 | 449 | 320 |
+    | bf16, 40 and 232 registers | 617 | 607 | 613 | 448 | 321 |
+    | E4M3, 72 and 216 registers | 561 | 565 | 601 | 400 | 285 |
+    | E4M3, 88 and 208 registers | 555 | 557 | 581 | 393 | 283 |
+    | E4M3, a block before it is widened | 548 | 555 | 576 | 393 | 282 |
 
-    Before copies arrived by themselves these were 429, 439, 310, 466 and 220 (bf16). Then 56 and
-    224 registers were better than 88 and 208 for bf16, and worse for E4M3; 64 keys were 10 to 15%
-    slower.
+    Three stages and groups that take turns at the tensor cores changed nothing; three groups with
+    blocks of 64 keys were 5 to 50% slower.
     """
-    wide = site.dtypes["pool"] == "f8e4m3"
-    return Tile(
+    widens = site.dtypes["pool"] == "f8e4m3"
+    tile = Tile(
         block_n=128 if site.kv.head_dim <= 128 else 64,
         stages=2,
-        producer_registers=88 if wide else 56,
-        consumer_registers=208 if wide else 224,
+        raw_stages=2 if widens else 0,
+        producer_registers=72 if widens else 56,
+        consumer_registers=216 if widens else 224,
     )
+    if tile.raw_stages and _shared_bytes(site, tile) > SHARED_BYTES[SM]:
+        return replace(tile, raw_stages=1)
+    return tile
 
 
 def _shared_bytes(site: Site, tile: Tile) -> int:
-    """Queries, stages of K and V in panels of 64 columns, E4M3 as it is stored, and bookkeeping."""
-    panel_bytes = -(-site.kv.head_dim // 64) * 128
-    raw = tile.block_n * row_bytes(site) if site.dtypes["pool"] == "f8e4m3" else 16
+    """Queries, stages of K and V in panels, E4M3 in panels of its own, and bookkeeping."""
+    panel_bytes = -(-site.kv.head_dim // 64) * _PANEL_BYTES
+    raw_bytes = -(-row_bytes(site) // _PANEL_BYTES) * _PANEL_BYTES
+    rows = _ROWS + 2 * tile.stages * tile.block_n
     bookkeeping = 1024 + 4 * site.limits.max_batch_size
-    used = (_ROWS + 2 * tile.stages * tile.block_n) * panel_bytes + 2 * raw + bookkeeping
+    raw = 2 * tile.raw_stages * tile.block_n * raw_bytes
+    used = rows * panel_bytes + raw + bookkeeping
     return -(-used // _ALIGNMENT) * _ALIGNMENT

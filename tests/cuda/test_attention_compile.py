@@ -24,6 +24,7 @@ from trtc.protos.manifest import Limits
 
 needs_triton()
 
+from trtc.plugins.paged_attention import cuda_prefill_sm90  # noqa: E402
 from trtc.plugins.paged_attention.cuda import lower  # noqa: E402
 from trtc.plugins.paged_attention.cuda_prefill import prefill  # noqa: E402
 
@@ -62,7 +63,7 @@ def check(launch: Launch, kernel: CompiledKernel, sm: int) -> str:
     assert kernel.cubin.startswith(b"\x7fELF")
     assert kernel.shared_bytes <= SHARED_BYTES[sm]
     _, declared, _ = find_entry(ptx, kernel.entry)
-    assert len(declared) == len(launch.arguments)
+    assert len(declared) == len(launch.arguments) + len(launch.maps)
     assert launch.overlaps == (sm >= 90) == ("griddepcontrol.wait" in ptx)
     return ptx
 
@@ -88,6 +89,17 @@ def test_cuda_kernels_compile(name: str, sm: int) -> None:
             assert "mma.sync.aligned.m16n8k16" in ptx
         if launch.kernel.entry == "attention_prefill":
             assert "wgmma.mma_async" in ptx
+            assert "cp.async.bulk.tensor.4d" in ptx
+
+
+@pytest.mark.parametrize(("batch", "stages"), [(256, 2), (2048, 1)])
+def test_what_is_widened_has_fewer_stages_beside_many_sequences(batch: int, stages: int) -> None:
+    site = make_site(90, batch=batch, **CASES["llama-3 fp8"])
+    assert cuda_prefill_sm90.available(site)
+    assert cuda_prefill_sm90.tile_of(site).raw_stages == stages
+    launch = cuda_prefill_sm90.prefill(site)
+    assert isinstance(launch.kernel, CudaSource)
+    check(launch, compile_cuda(launch.kernel, 90), 90)
 
 
 @pytest.mark.parametrize("name", ["llama-3", "llama-3 fp8"])

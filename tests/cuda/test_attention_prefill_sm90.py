@@ -84,6 +84,24 @@ def test_a_row_depends_neither_on_its_chunk_nor_on_the_batch(window: int) -> Non
         assert np.array_equal(found, together[begin + first : begin + last])
 
 
+@pytest.mark.parametrize("pool", ["bf16", "f8e4m3"])
+def test_keys_that_no_window_reaches_may_be_anything(pool: str) -> None:
+    """Their pages too: within a page that a window begins in, and in pages before."""
+    window, sequence = 45, Sequence(200, 20)
+    call = make_call([sequence], window=window, pool=pool)
+    site = call.site(90)
+    expected = run_cuda(call, site, lower(site)[-1])
+    first = sequence.context - sequence.new - window + 1
+    page_size = call.batch.pool.shape[2]
+    assert first % page_size and first > 2 * page_size
+    table = call.batch.page_table[0]
+    nan = call.batch.pool.dtype.type(np.nan)
+    call.batch.pool[table[: first // page_size]] = nan
+    call.batch.pool[table[first // page_size], :, : first % page_size] = nan
+    table[: first // page_size] = 1 << 24
+    assert np.array_equal(run_cuda(call, site, lower(site)[-1]), expected)
+
+
 def test_programs_share_the_tiles_whatever_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
     call = make_call([Sequence(300, 300), Sequence(70, 70)])
     found = []

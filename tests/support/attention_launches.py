@@ -211,7 +211,10 @@ def run_cuda(call: Attention, site: Site, variant: Variant, *, lazy: bool = Fals
             continue
         cuda_on_cpu.launch(
             launch.kernel,
-            [arrays[name] for name in launch.arguments],
+            [
+                *(arrays[name] for name in launch.arguments),
+                *(cuda_on_cpu.map_array(one, arrays[one.parameter]) for one in launch.maps),
+            ],
             tuple(programs(extent, bucket) for extent in launch.grid),  # type: ignore[arg-type]
             lazy=lazy,
             late=read[launch.kernel.entry],

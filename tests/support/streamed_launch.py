@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.cuda_on_cpu import launch as launch_on_cpu
-from tests.support.cuda_on_cpu import poisoned, tile_map
+from tests.support.cuda_on_cpu import map_array, poisoned
 from trtc.plugins.cuda.compile import CompiledKernel
 from trtc.plugins.cuda.cpp import CudaSource
 from trtc.plugins.cuda.launch import DIMS, Launch
@@ -57,7 +57,7 @@ def run_streamed(
     given.insert(launched.arguments.index("out"), result)
     launch_on_cpu(
         source,
-        [*given, *(_map_of(launched, arrays, at) for at in range(2))],
+        [*given, *(map_array(one, arrays[one.parameter]) for one in launched.maps)],
         (launched.grid[0].times, 1, 1),
         lazy=lazy,
         late=[stale],
@@ -66,12 +66,3 @@ def run_streamed(
     untouched[: len(x), :columns] = result[: len(x), :columns]
     assert result.tobytes() == untouched.tobytes(), "written beside the result"
     return result[: len(x), :columns]
-
-
-def _map_of(launched: Launch, arrays: Mapping[str, Any], number: int) -> Array:
-    one = launched.maps[number]
-    content = tile_map(arrays[one.parameter].ctypes.data, one.sizes, one.strides, one.box)
-    room = np.zeros(256, np.uint8)
-    begin = -room.ctypes.data % 128
-    room[begin : begin + 128] = np.frombuffer(content, np.uint8)
-    return room[begin : begin + 128]

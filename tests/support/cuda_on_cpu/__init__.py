@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 import trtc.plugins
 from tests.support.shared_objects import compile_shared_object
 from trtc.plugins.cuda.cpp import CudaSource
+from trtc.plugins.cuda.launch import TileMap
 
 Array = NDArray[Any]
 
@@ -80,6 +81,15 @@ def tile_map(
     fields["sizes"], fields["box"] = spread(sizes, 1), spread(box, 1)
     fields["strides"] = spread((1, *strides), 0)
     return fields.tobytes()
+
+
+def map_array(one: TileMap, parameter: Array) -> Array:
+    """The map of an array, aligned as kernels take it."""
+    content = tile_map(parameter.ctypes.data, one.sizes, one.strides, one.box)
+    room = np.zeros(2 * len(content), np.uint8)
+    begin = -room.ctypes.data % len(content)
+    room[begin : begin + len(content)] = np.frombuffer(content, np.uint8)
+    return room[begin : begin + len(content)]
 
 
 def _unit(source: CudaSource) -> str:
