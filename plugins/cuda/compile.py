@@ -36,6 +36,9 @@ SHARED_BYTES: Mapping[int, int] = {
     120: 99 << 10,
 }
 """What a block may have at most, its launch's limit raised (cuFuncSetAttribute)."""
+MULTIPROCESSORS: Mapping[int, int] = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 188}
+"""Of each SM's data centre GPUs: work is cut for so many. With others some stand idle, or take two
+blocks: no error."""
 TRITON_VERSION = "3.6.0"
 """It decides the PTX, and with it the oldest driver: bundles say which made them."""
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import msgspec
 
-from trtc.plugins.cuda.compile import KernelParameter
+from trtc.plugins.cuda.compile import MULTIPROCESSORS, KernelParameter
 from trtc.plugins.cuda.cpp import CudaSource
 from trtc.plugins.cuda.launch import DIMS, ONE, SCRATCH, Extent, Launch, Lower, Site, Variant
 from trtc.plugins.cuda.specialise import count_index
@@ -33,8 +33,7 @@ _STAGES = 4
 _GROUP = 16
 """Tiles below each other before the next columns: 8 were 1% slower, 4 4%, 32 up to 6%."""
 _CLUSTER = 2
-_PROGRAMS = 132
-"""As many multiprocessors as a chip of this SM has."""
+_PROGRAMS = MULTIPROCESSORS[SM]
 _THREADS = 384
 _MAP_BYTES = 128
 _PRODUCT = "product"

@@ -3,14 +3,13 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from trtc.plugins.cuda.compile import SHARED_BYTES, KernelParameter
+from trtc.plugins.cuda.compile import MULTIPROCESSORS, SHARED_BYTES, KernelParameter
 from trtc.plugins.cuda.cpp import CudaSource
 from trtc.plugins.cuda.launch import DIMS, ONE, Extent, Launch, Site, Variant
 from trtc.plugins.linear.narrow_tactics import Weight
 from trtc.plugins.linear.tiled_products import (
     GROUP_ROWS,
     GROUP_THREADS,
-    MULTIPROCESSORS,
     even_clusters,
     integer_macros,
     shape,

@@ -3,11 +3,9 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from trtc.plugins.cuda.compile import SHARED_BYTES
+from trtc.plugins.cuda.compile import MULTIPROCESSORS, SHARED_BYTES
 from trtc.plugins.tiles import CHANNELS, ROWS
 
-_MULTIPROCESSORS: Mapping[int, int] = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 170}
-"""Of the largest GPU of each SM."""
 _CLUSTER_SM = 90
 _MAX_CLUSTER = 8
 _WARPS = 16
@@ -127,7 +125,7 @@ def _cut(sm: int, weight: Weight, rows: int) -> Few:
     warps = _WARPS if rows < _MANY_ROWS else _WARPS_OF_MANY_ROWS
     # With stages of twice the bytes half as many warps have as much in flight.
     warps = warps * 4 // weight.bits
-    tiles = -(-weight.columns // ROWS // _MULTIPROCESSORS[sm])
+    tiles = -(-weight.columns // ROWS // MULTIPROCESSORS[sm])
     row_warps = min(tiles, warps // 2)
     if weight.gated:
         row_warps += row_warps % 2
@@ -159,7 +157,7 @@ def more_tactics(sm: int, columns: int, x_dtype: str) -> tuple[More, ...]:
     """By ascending rows; the last one is for any number. Enough programs for a GPU come first."""
     if x_dtype == "f32":
         return (More(_ANY, 32, 32, 4, 2),)
-    widest = columns // _MULTIPROCESSORS[sm]
+    widest = columns // MULTIPROCESSORS[sm]
     block_n = 128 if widest >= 128 else 64 if widest >= 64 else 32
     stages = 4 if SHARED_BYTES[sm] > 128 << 10 else 2
     return (

@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trtc.plugins.cuda.compile import SHARED_BYTES, KernelParameter
+from trtc.plugins.cuda.compile import MULTIPROCESSORS, SHARED_BYTES, KernelParameter
 from trtc.plugins.cuda.cpp import CudaSource
 from trtc.plugins.cuda.launch import DIMS, ONE, Extent, Launch, Site
 from trtc.plugins.cuda.specialise import OVERLAP_SM
 from trtc.plugins.linear.tiled_products import (
     GROUP_ROWS,
     GROUP_THREADS,
-    MULTIPROCESSORS,
     OPTIONAL,
     even_clusters,
     float_macros,

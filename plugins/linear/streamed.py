@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trtc.plugins.cuda.compile import KernelParameter
+from trtc.plugins.cuda.compile import MULTIPROCESSORS, KernelParameter
 from trtc.plugins.cuda.cpp import CudaSource
 from trtc.plugins.cuda.launch import DIMS, ONE, Extent, Launch, Site, TileMap
 from trtc.plugins.linear.tiled_products import (
     GROUP_ROWS,
     GROUP_THREADS,
-    MULTIPROCESSORS,
     OPTIONAL,
     Macros,
     even_clusters,

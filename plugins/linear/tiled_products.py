@@ -1,15 +1,12 @@
 """What the CUDA C++ kernels of products have in common: how tiles of the weight's rows are shared
 out, and their macros."""
 
-from collections.abc import Mapping
-
+from trtc.plugins.cuda.compile import MULTIPROCESSORS
 from trtc.plugins.cuda.cpp import CPP_TYPES
 from trtc.plugins.cuda.launch import Site
 from trtc.plugins.cuda.specialise import count_index
 from trtc.plugins.linear.narrow_tactics import Weight
 
-MULTIPROCESSORS: Mapping[int, int] = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 188}
-"""Of the SM's data centre GPUs. With others some stand idle, or take two blocks: no error."""
 GROUP_ROWS = 64
 """Of the weight, that four warps multiply."""
 GROUP_THREADS = 128

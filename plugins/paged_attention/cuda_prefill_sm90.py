@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from trtc.plugins.cuda.compile import SHARED_BYTES
+from trtc.plugins.cuda.compile import MULTIPROCESSORS, SHARED_BYTES
 from trtc.plugins.cuda.cpp import CudaSource
 from trtc.plugins.cuda.launch import DIMS, ONE, Extent, Launch, Site, TileMap
 from trtc.plugins.paged_attention.cuda_cpp import (
@@ -28,8 +28,8 @@ _PANEL_BYTES = 128
 _PLANES = 1 << 30
 """Keys or values of a page, as many as coordinates reach: how many pages a pool has is known when
 an engine is opened."""
-_PROGRAMS = 132
-"""As many multiprocessors as a chip of this SM has; programs take tiles until there are none."""
+_PROGRAMS = MULTIPROCESSORS[SM]
+"""They take tiles until there are none."""
 
 
 @dataclass(frozen=True)
