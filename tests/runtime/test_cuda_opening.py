@@ -68,16 +68,11 @@ class Machine:
         module: Any = ModuleType("cuda.bindings.driver")
         module.CUresult = Result
         module.CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=SimpleNamespace(value=1))
-        module.CUdevice_attribute = SimpleNamespace(
-            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=0,
-            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=1,
-        )
         module.cuInit = lambda flags: (Result(self.init),)
         module.cuGetErrorString = lambda status: (0, b"no device")
         module.cuDriverGetVersion = lambda: (0, self.driver)
         module.cuDeviceGetCount = lambda: (0, self.visible)
         module.cuDeviceGet = lambda ordinal: (0, ordinal)
-        module.cuDeviceGetAttribute = lambda which, device: (0, self.capability[device][which])
         module.cuDeviceGetName = lambda length, device: (0, b"NVIDIA H200\0".ljust(length))
         module.cuDeviceCanAccessPeer = lambda one, other: (0, (one, other) not in self.unreachable)
         module.cuDevicePrimaryCtxRetain = self._retain
@@ -87,6 +82,10 @@ class Machine:
         module.cuStreamDestroy = lambda stream: (0,)
         module.cuMemGetInfo = lambda: (0, self.free, 141 << 30)
         return module  # type: ignore[no-any-return]
+
+    def sm(self, ordinal: int) -> int:
+        major, minor = self.capability[ordinal]
+        return 10 * major + minor
 
     def _retain(self, device: int) -> tuple[int, int]:
         self.contexts += 1
@@ -101,6 +100,7 @@ class Machine:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine()
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", machine.module())
+    monkeypatch.setattr(opening, "device_sm", machine.sm)
     return machine
 
 

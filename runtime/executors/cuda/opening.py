@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from itertools import permutations
 
+from trtc.plugins.cuda.gpu import device_sm
 from trtc.protos.errors import EngineCorruptError, EngineIncompatibleError, EnvironmentFault
 from trtc.protos.launches import (
     KERNELS_DIR,
@@ -155,9 +156,8 @@ def _check_gpus(manifest: Manifest, api: DriverApi) -> None:
             field="manifest.json: target.tp",
             remedy=f"Serve it where there are {ranks}, or build with a smaller --tp",
         )
-    devices = [api.call("cuDeviceGet", index) for index in range(ranks)]
-    for index, device in enumerate(devices):
-        found = f"sm_{_capability(api, device)}"
+    for index in range(ranks):
+        found = f"sm_{device_sm(index)}"
         if found not in archs:
             named = "this GPU" if ranks == 1 else f"GPU {index}"
             raise EngineIncompatibleError(
@@ -165,6 +165,7 @@ def _check_gpus(manifest: Manifest, api: DriverApi) -> None:
                 field="manifest.json: target.archs",
                 remedy=f"Build with --target cuda:{found}",
             )
+    devices = [api.call("cuDeviceGet", index) for index in range(ranks)]
     for one, other in permutations(range(ranks), 2):
         if not api.call("cuDeviceCanAccessPeer", devices[one], devices[other]):
             raise EnvironmentFault(
@@ -173,16 +174,3 @@ def _check_gpus(manifest: Manifest, api: DriverApi) -> None:
                 remedy="Choose linked GPUs with CUDA_VISIBLE_DEVICES (`nvidia-smi topo -p2p r` "
                 "tells which are), or build without --tp",
             )
-
-
-def _capability(api: DriverApi, device: object) -> int:
-    """Compute capability of a GPU: 90."""
-    attributes = api.driver.CUdevice_attribute
-    major, minor = (
-        api.call("cuDeviceGetAttribute", attribute, device)
-        for attribute in (
-            attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-            attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-        )
-    )
-    return int(10 * major + minor)
