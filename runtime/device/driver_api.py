@@ -55,9 +55,13 @@ class DriverApi:
             DriverRefusal: the driver refuses, or tells of work that has failed.
         """
         status, *values = getattr(self.driver, function)(*arguments)
+        self.check(function, status)
+        return values[0] if len(values) == 1 else values
+
+    def check(self, function: str, status: Any) -> None:
+        """Raises: DriverRefusal: the status, which a function gave, is not success."""
         if status != self.driver.CUresult.CUDA_SUCCESS:
             raise DriverRefusal(function, status.name, self._describe(status))
-        return values[0] if len(values) == 1 else values
 
     def _describe(self, status: Any) -> str:
         _, text = self.driver.cuGetErrorString(status)

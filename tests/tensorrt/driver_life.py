@@ -70,6 +70,13 @@ def main() -> None:
     second = device.capture(work)
     assert second is not None
     device.drop_graph(second)
+    event = device.event()
+    before_set = device.has_come(event)
+    stub.stub_delay(2)
+    device.set_event(event)
+    asked = [device.has_come(event) for _ in range(4)]
+    device.set_event(event)
+    device.await_event(event)
     document = {
         "sm": device_sm(),
         "stream": device.stream,
@@ -80,6 +87,7 @@ def main() -> None:
         "replayed": replayed,
         "copied": copied,
         "refused": [refused, failing],
+        "come": [before_set, *asked, device.has_come(event)],
         "out_of_memory": error_of(device.allocate, 1 << 30),
         "no_image": error_of(device.load_kernel, b"text", "axpy"),
         "no_entry": error_of(device.load_kernel, CUBIN, "other"),

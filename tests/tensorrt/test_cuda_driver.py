@@ -33,6 +33,11 @@ def test_capturing_runs_nothing_and_replaying_all(life: dict[str, Any]) -> None:
     assert life["refused"] == [None, None]
 
 
+def test_events_come_when_work_is_done_and_at_once_when_awaited(life: dict[str, Any]) -> None:
+    """Asked before it is set, four times while the driver says "not yet" twice, and once after."""
+    assert life["come"] == [True, False, False, True, True, True]
+
+
 def test_failures_are_named(life: dict[str, Any]) -> None:
     assert life["out_of_memory"].startswith("--kv-bytes: 1.07 GB do not fit the 0.07 GB of GPU")
     assert "cuModuleLoadData failed" in life["no_image"]
