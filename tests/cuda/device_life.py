@@ -6,7 +6,6 @@ The real cuda-bindings run in between. Prints one JSON document.
 """
 
 import ctypes
-import gc
 import json
 import sys
 import threading
@@ -148,11 +147,7 @@ def main() -> None:
         bias=Place(bias, 0),
     )
 
-    def multiply() -> None:
-        device.multiply(product)
-        gc.collect()
-
-    device.capture(multiply)
+    device.capture(lambda: device.multiply(product))
     document["scales"] = floats_at(library.described[18], 4)
     document["bias"] = bits_at(library.described[8], 4)
     made = library.described[18], library.described[8]
@@ -163,8 +158,8 @@ def main() -> None:
     tiles = Tiles(Place(x, 16), sizes=(64, 3), strides=(128,), box=(64, 2))
     maps = device.map_tiles([tiles, tiles])
     content = device.fetch(Place(maps, TILE_MAP_BYTES), TILE_MAP_BYTES).wait().view(np.uint64)
-    document["map"] = [*content[:1], content[1] - address(Place(x, 0)), *content[2:7]]
-    document["map"] = [int(one) for one in document["map"]]
+    rank, begin, *others = (int(one) for one in content[:7])
+    document["map"] = [rank, begin - address(Place(x, 0)), *others]
 
     try:
         device.allocate(1 << 30)

@@ -5,7 +5,9 @@ import pytest
 from trtc.protos.errors import EnvironmentFault
 from trtc.runtime.executors.cuda.vendor_library import load_vendor_library
 
-pathfinder = pytest.importorskip("cuda.pathfinder", exc_type=ImportError)
+pathfinder = pytest.importorskip(
+    "cuda.pathfinder", reason="make test-cuda installs it", exc_type=ImportError
+)
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

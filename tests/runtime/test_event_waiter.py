@@ -65,5 +65,7 @@ def test_a_rank_that_is_abandoned_stops_waiting() -> None:
 @pytest.mark.parametrize("is_rank", [False, True])
 def test_a_failed_gpu_is_a_fault_of_the_environment(is_rank: bool) -> None:
     gpu: Any = StandInGpu(failure=FAILURE)
-    with pytest.raises(EnvironmentFault, match=r"CUDA_ERROR_UNKNOWN|unknown"):
+    with pytest.raises(EnvironmentFault, match="cuEventQuery failed: unknown") as caught:
         EventWaiter(gpu, is_rank=is_rank).wait(EVENT)
+    assert caught.value is FAILURE
+    assert "a new process" in caught.value.remedy
