@@ -23,7 +23,7 @@ _CONSTANTS = {
     "down_input_scale": 1 / 32,
 }
 """Scales of activations: near one when unscaled, so +-4 as int8 and +-14 as E4M3."""
-_RANDOM_BITS_STD = {"i8": 73.9, "i4": 4.6, "u4": 6.5, "f8e4m3": 0.45, "bf16": 0.72}
+_RANDOM_BITS_STD = {"i8": 73.9, "i4": 4.6, "u4": 6.5, "f8e4m3": 0.6, "bf16": 0.72}
 """Standard deviation of random codes (u4: with a random zero point; bf16: in layout compact)."""
 _BOUNDED = ("cos", "sin", "table")
 

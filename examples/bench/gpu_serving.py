@@ -18,18 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from examples.bench.gpu_weights import with_weights
 from examples.bench.served import trtc_server
-from trtc.builder.package import seal
-from trtc.protos.manifest import PLAN_FILE, WEIGHTS_FILE, read_manifest
 from trtc.runtime.bench.load import ServerTarget, Shape, local_target, run_load
 from trtc.runtime.bench.measure import Load, Measurement
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
 from trtc.runtime.device.driver_api import DriverApi
 from trtc.runtime.executors.cuda.executor import CudaExecutor
-from trtc.runtime.executors.weights import dummy_weights
 from trtc.runtime.server.app import ServerConfig
 from trtc.runtime.server.opening import open_handle
 from trtc.runtime.session import open_session
@@ -38,25 +34,6 @@ INPUT_LEN, OUTPUT_LEN = 512, 256
 CLIENTS = 4
 START_REPEATS = 3
 _START_TIMEOUT_S = 120
-_ALIGNMENT = 64
-
-
-def with_weights(engine: Path, output: Path) -> Path:
-    """A copy of an engine that was built without weights, with random ones in a file."""
-    shutil.rmtree(output, ignore_errors=True)
-    shutil.copytree(engine, output)
-    data = dummy_weights(engine / PLAN_FILE)
-    text = json.dumps(
-        {"weights": {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}}
-    ).encode()
-    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
-    path = output / WEIGHTS_FILE
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.write(data.data)
-    manifest = read_manifest(engine)
-    seal(output, msgspec.structs.replace(manifest, dummy_weights=False), manifest.files)
-    return output
 
 
 def cold_start(engine: Path) -> dict[str, Any]:

@@ -1,0 +1,91 @@
+"""What every engine is asked to do on a GPU, and how its figures follow from the times.
+
+Workers run this in their own environments: nothing but the standard library here.
+"""
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+
+PREFILLS = ((64, 1024), (32, 4096))
+"""Prompts and their length."""
+FIRST_TOKEN_LENGTH = 4096
+DECODE_BATCHES = (1, 16, 64, 128, 256)
+DECODE_CONTEXT = 1024
+OFFLINE = (512, 512, 256)
+"""Requests, prompt tokens, new tokens."""
+PARTS = ("prefill", "first token", "decode", "offline")
+_BEGIN, _STEPS = 65, 128
+"""Tokens after which decodes count, more than the steps that the prompts take; how many count."""
+
+Timed = Callable[[int, int, int], float]
+"""(requests, prompt tokens, new tokens) -> seconds until all tokens have come, of requests that are
+sent at once, greedy, without end-of-sequence tokens; prompts are others each time."""
+
+
+@dataclass(frozen=True)
+class GpuJob:
+    """What a worker is given on its stdin."""
+
+    model: str
+    """An engine, or a checkpoint."""
+    fp8_kv: bool
+    dummy_weights: bool
+    """Whether weights come from the runtime's own way to run without any."""
+    parts: tuple[str, ...]
+    """Of PARTS."""
+    repeats: int = 3
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def read_gpu_job() -> GpuJob:
+    return GpuJob(**json.load(sys.stdin))
+
+
+def answer_figures(figures: dict[str, float]) -> None:
+    """Print them as the last line."""
+    print(json.dumps(figures), flush=True)
+
+
+def measure(timed: Timed, parts: Sequence[str], repeats: int) -> dict[str, float]:
+    """Medians of `repeats` runs, each kind of work having run once before."""
+    found: dict[str, float] = {}
+    if "prefill" in parts:
+        for requests, length in PREFILLS:
+            seconds = _median(partial(timed, requests, length, 1), repeats)
+            found[f"prefill {requests} x {length}, tok/s"] = requests * length / seconds
+    if "first token" in parts:
+        seconds = _median(partial(timed, 1, FIRST_TOKEN_LENGTH, 1), 2 * repeats + 1)
+        found[f"first token of {FIRST_TOKEN_LENGTH}, ms"] = seconds * 1e3
+    if "decode" in parts:
+        for batch in DECODE_BATCHES:
+            found[f"decode of {batch}, ms"] = 1e3 * decode_seconds(timed, batch, repeats)
+    if "offline" in parts:
+        requests, length, new = OFFLINE
+        seconds = _median(partial(timed, requests, length, new), repeats)
+        found[f"offline {requests} x ({length} in, {new} out), tok/s"] = requests * new / seconds
+    return found
+
+
+def decode_seconds(timed: Timed, batch: int, repeats: int) -> float:
+    """Of a step in which `batch` sequences decode, at DECODE_CONTEXT tokens in the middle.
+
+    Two loads that differ in `_STEPS` tokens a sequence alone: prompts, the steps that they share
+    with decodes, and the steps of the sequences that end last are the same in both.
+    """
+    prompt = DECODE_CONTEXT - _BEGIN - _STEPS // 2
+    timed(batch, prompt, _BEGIN + _STEPS)
+    steps = [
+        timed(batch, prompt, _BEGIN + _STEPS) - timed(batch, prompt, _BEGIN) for _ in range(repeats)
+    ]
+    return statistics.median(steps) / _STEPS
+
+
+def _median(run: Callable[[], float], repeats: int) -> float:
+    run()
+    return statistics.median(run() for _ in range(repeats))

@@ -1,0 +1,59 @@
+"""vLLM's side of a measurement on a GPU, run by the Python of its environment, a GpuJob on stdin.
+
+Its offline API with its own defaults, but for prefix caching, which is off, and limits that are
+trtc's.
+"""
+
+import random
+import time
+
+from vllm import LLM, SamplingParams
+
+from examples.bench.peers.failures import RunFailed
+from examples.bench.peers.gpu_work import GpuJob, answer_figures, measure, read_gpu_job
+
+_STEP_TOKENS = 8192
+_SEQUENCES = 512
+
+
+class Engine:
+    """A checkpoint, opened."""
+
+    def __init__(self, job: GpuJob) -> None:
+        self._llm = LLM(
+            model=job.model,
+            skip_tokenizer_init=True,
+            load_format="dummy" if job.dummy_weights else "auto",
+            kv_cache_dtype="fp8" if job.fp8_kv else "auto",
+            enable_prefix_caching=False,
+            max_model_len=_STEP_TOKENS,
+            max_num_batched_tokens=_STEP_TOKENS,
+            max_num_seqs=_SEQUENCES,
+        )
+        self._vocab = self._llm.llm_engine.model_config.get_vocab_size()
+        self._random = random.Random(0)
+
+    def timed(self, requests: int, input_len: int, output_len: int) -> float:
+        ids = range(self._vocab)
+        prompts = [
+            {"prompt_token_ids": self._random.choices(ids, k=input_len)} for _ in range(requests)
+        ]
+        sampling = SamplingParams(
+            temperature=0.0, max_tokens=output_len, ignore_eos=True, detokenize=False
+        )
+        began = time.perf_counter()
+        replies = self._llm.generate(prompts, sampling, use_tqdm=False)
+        seconds = time.perf_counter() - began
+        lengths = {len(reply.outputs[0].token_ids) for reply in replies}
+        if lengths != {output_len}:
+            raise RunFailed(f"{lengths} tokens came instead of {output_len}")
+        return seconds
+
+
+def main() -> None:
+    job = read_gpu_job()
+    answer_figures(measure(Engine(job).timed, job.parts, job.repeats))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""The comparison with vLLM on a GPU: everything in it but vLLM and the GPU."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from examples.bench.gpu_peers import table
+from examples.bench.gpu_weights import fill_like_vllm, vllm_e4m3_dummies, with_weights
+from examples.bench.peers.gpu_work import PARTS, GpuJob, measure, read_gpu_job
+from examples.bench.peers.vllm_checkpoint import write_configuration, write_fp8_checkpoint
+from trtc import build
+from trtc.protos.plan import Fill, Weight
+from trtc.runtime.dummy_weights import fill_weights
+from trtc.runtime.engine import LocalEngine
+
+SHAPE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+SCALES = (".weight_scale", ".input_scale")
+
+
+# --- the work -----------------------------------------------------------------------------------
+
+
+class Simulated:
+    """An engine that takes prompts by steps of 8192 tokens beside whoever decodes.
+
+    A step takes 1 ms for each sequence that decodes, and 10 for the prompts."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int, int]] = []
+
+    def timed(self, requests: int, input_len: int, output_len: int) -> float:
+        self.asked.append((requests, input_len, output_len))
+        waiting, left, milliseconds = requests, [0] * requests, 0.0
+        while waiting or any(left):
+            milliseconds += sum(map(bool, left)) + 10 * bool(waiting)
+            left = [max(0, one - 1) for one in left]
+            starting = min(waiting, 8192 // input_len)
+            first = requests - waiting
+            left[first : first + starting] = [output_len - 1] * starting
+            waiting -= starting
+        return milliseconds / 1e3
+
+
+def test_a_decode_is_what_full_steps_take_whatever_the_prompts_and_the_end_cost() -> None:
+    found = measure(Simulated().timed, ["decode"], repeats=1)
+    assert found == {
+        f"decode of {batch}, ms": pytest.approx(batch) for batch in (1, 16, 64, 128, 256)
+    }
+
+
+def test_decodes_have_the_context_that_is_told_in_the_middle() -> None:
+    engine = Simulated()
+    measure(engine.timed, ["decode"], repeats=1)
+    for (_, prompt, new), (_, same, fewer) in zip(
+        engine.asked[1::3], engine.asked[2::3], strict=True
+    ):
+        assert prompt == same
+        assert prompt + (new + fewer) / 2 == 1024
+
+
+def test_rates_and_first_tokens_are_medians_of_runs_that_follow_one() -> None:
+    seconds = iter([99.0, 4.0, 2.0, 1.0, 99.0, 8.0, 4.0, 2.0])
+    found = measure(lambda *_: next(seconds), ["prefill"], repeats=3)
+    assert found == {
+        "prefill 64 x 1024, tok/s": 64 * 1024 / 2.0,
+        "prefill 32 x 4096, tok/s": 32 * 4096 / 4.0,
+    }
+    seconds = iter([99.0, 0.05, 0.04, 0.06, 99.0, 8.0])
+    found = measure(lambda *_: next(seconds), ["first token", "offline"], repeats=1)
+    assert found["first token of 4096, ms"] == pytest.approx(50)
+    assert found["offline 512 x (512 in, 256 out), tok/s"] == 512 * 256 / 8.0
+
+
+def test_a_job_reaches_its_worker_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    job = GpuJob("model", fp8_kv=True, dummy_weights=False, parts=PARTS, repeats=2)
+    given = tmp_path / "job"
+    given.write_text(job.to_json())
+    with given.open() as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        read = read_gpu_job()
+    assert (read.model, read.fp8_kv, read.dummy_weights, tuple(read.parts), read.repeats) == (
+        "model",
+        True,
+        False,
+        PARTS,
+        2,
+    )
+
+
+def ratios(lines: Sequence[str]) -> list[str]:
+    return [line.split()[-1] for line in lines[1:]]
+
+
+def test_a_ratio_says_how_many_times_as_fast_trtc_is() -> None:
+    vllm = {"decode of 1, ms": 3.0, "prefill 64 x 1024, tok/s": 80_000.0}
+    trtc = {"decode of 1, ms": 2.0, "prefill 64 x 1024, tok/s": 100_000.0}
+    assert ratios(table("fp8", vllm, trtc)) == ["1.50x", "1.25x"]
+
+
+# --- weights ------------------------------------------------------------------------------------
+
+
+def test_dummies_like_vllms_are_what_torch_rounds_the_same_numbers_to() -> None:
+    found = vllm_e4m3_dummies()
+    values = np.random.Generator(np.random.Philox(0)).uniform(-1e-3, 1e-3, len(found))
+    expected = torch.from_numpy(values).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    np.testing.assert_array_equal(found, expected)
+    assert np.mean(found & 0x7F == 0) == pytest.approx(0.977, abs=0.002)
+
+
+def test_only_e4m3_weights_are_made_like_vllms() -> None:
+    size = 1 << 16
+    fills = (Fill(element="i8"), Fill(element="f8e4m3"), Fill(element="bf16"))
+    weights = [
+        Weight(fill.element, "u8", (size,), "row_major", at * size, size, fill)
+        for at, fill in enumerate(fills)
+    ]
+    before = fill_weights(weights, 3 * size)
+    data = before.copy()
+    fill_like_vllm(data, weights)
+    np.testing.assert_array_equal(data[:size], before[:size])
+    np.testing.assert_array_equal(data[size : 2 * size], vllm_e4m3_dummies()[:size])
+    np.testing.assert_array_equal(data[2 * size :], before[2 * size :])
+
+
+def test_an_engine_says_the_same_with_its_dummies_from_a_file(tmp_path: Path) -> None:
+    model = write_configuration(tmp_path / "model", SHAPE, fp8=False)
+    engine = tmp_path / "engine"
+    build(model=model, output=engine, dtype="fp8", target="cpu", dummy_weights=True)
+    said = []
+    for one in (engine, with_weights(engine, tmp_path / "filled")):
+        with LocalEngine.open(one, dummy_weights=one == engine) as opened:
+            said.append(
+                opened.generate([1, 2, 3], max_tokens=8, temperature=0.0, ignore_eos=True).result()
+            )
+    assert len(said[0].token_ids) == 8
+    assert said[0].token_ids == said[1].token_ids
+
+
+def test_a_checkpoint_has_a_llamas_tensors_and_a_scale_for_each_linear(tmp_path: Path) -> None:
+    directory = write_fp8_checkpoint(tmp_path, SHAPE)
+    index = json.loads((directory / "model.safetensors.index.json").read_text())["weight_map"]
+    with torch.device("meta"):
+        llama = AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE))
+    expected = {name: tuple(one.shape) for name, one in llama.state_dict().items()}
+    tensors: dict[str, torch.Tensor] = {}
+    for file in set(index.values()):
+        with safe_open(directory / file, "pt") as opened:
+            tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    plain = {name: tuple(one.shape) for name, one in tensors.items() if not name.endswith(SCALES)}
+    assert plain == expected
+    assert set(index) == set(tensors)
+    linears = [name for name in plain if "_proj" in name]
+    assert len(linears) == 14
+    for name in linears:
+        weight, scale = tensors[name].float(), tensors[f"{name}_scale"]
+        assert scale.shape == ()
+        assert tensors[name].dtype == torch.float8_e4m3fn
+        gain = float((weight * scale).std()) * weight.shape[1] ** 0.5
+        assert gain == pytest.approx(1, abs=0.1)
+    assert tensors["lm_head.weight"].dtype == torch.bfloat16
