@@ -102,7 +102,8 @@ VLLM_DECODE_MS = {
     "fp8-kv8": (3.42, 3.77, 5.66, 7.99, 13.20),
     "bf16": (4.92, 5.59, 7.68, 10.65, 18.03),
 }
-"""vLLM 0.25.0 on the same kind of chip, measured on 2026-11-20 (docs/performance.md)."""
+"""vLLM 0.25.0 on the same kind of chip, measured on 2026-11-20, its E4M3 weights nearly all zeros;
+`gpu_peers.py` runs it on the same chip with either kind of weights (docs/performance.md)."""
 VLLM_OFFLINE = {"fp8": 14_440, "fp8-kv8": 15_100}
 
 

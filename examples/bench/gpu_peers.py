@@ -88,7 +88,7 @@ def table(title: str, vllm: Figures, trtc: Figures) -> list[str]:
     lines = [f"{title:42} {'vLLM':>10} {'trtc':>10} {'ratio':>7}"]
     for name, ours in trtc.items():
         theirs = vllm[name]
-        ratio = theirs / ours if name.endswith("ms") else ours / theirs
+        ratio = ours / theirs if name.endswith("tok/s") else theirs / ours
         digits = 2 if ours < 1000 else 0
         lines.append(f"  {name:40} {theirs:10,.{digits}f} {ours:10,.{digits}f} {ratio:6.2f}x")
     return lines
@@ -104,11 +104,11 @@ def compare(
     """Exit status: 1 if a runtime failed, which ends its match alone."""
     found: dict[str, dict[str, Figures]] = {}
     failed = 0
-    print(device_name(), flush=True)
     for match in matches:
         try:
-            vllm = match.vllm(python, directory, parts, repeats)
             trtc = match.trtc(directory, parts, repeats)
+            print(f"{match.title}, trtc: {json.dumps(trtc)}", flush=True)
+            vllm = match.vllm(python, directory, parts, repeats)
         except RunFailed as failure:
             print(f"{match.title}: {failure}", flush=True)
             failed = 1
@@ -139,6 +139,7 @@ def main() -> int:
         for weights in given.weights
         if engine != "bf16" or weights == "random"
     ]
+    print(device_name(), flush=True)
     return compare(given.directory, python, matches, tuple(given.parts), given.repeats)
 
 

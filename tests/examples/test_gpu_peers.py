@@ -1,7 +1,9 @@
 """The comparison with vLLM on a GPU: everything in it but vLLM and the GPU."""
 
 import json
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +12,10 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from examples.bench import gpu_peers
 from examples.bench.gpu_peers import table
 from examples.bench.gpu_weights import fill_like_vllm, vllm_e4m3_dummies, with_weights
+from examples.bench.peers.failures import RunFailed
 from examples.bench.peers.gpu_work import PARTS, GpuJob, measure, read_gpu_job
 from examples.bench.peers.vllm_checkpoint import write_configuration, write_fp8_checkpoint
 from trtc import build
@@ -62,8 +66,12 @@ class Simulated:
         return milliseconds / 1e3
 
 
+def job(*parts: str, repeats: int) -> GpuJob:
+    return GpuJob("model", fp8_kv=False, dummy_weights=True, parts=parts, repeats=repeats)
+
+
 def test_a_decode_is_what_full_steps_take_whatever_the_prompts_and_the_end_cost() -> None:
-    found = measure(Simulated().timed, ["decode"], repeats=1)
+    found = measure(Simulated().timed, job("decode", repeats=1))
     assert found == {
         f"decode of {batch}, ms": pytest.approx(batch) for batch in (1, 16, 64, 128, 256)
     }
@@ -71,7 +79,7 @@ def test_a_decode_is_what_full_steps_take_whatever_the_prompts_and_the_end_cost(
 
 def test_decodes_have_the_context_that_is_told_in_the_middle() -> None:
     engine = Simulated()
-    measure(engine.timed, ["decode"], repeats=1)
+    measure(engine.timed, job("decode", repeats=1))
     for (_, prompt, new), (_, same, fewer) in zip(
         engine.asked[1::3], engine.asked[2::3], strict=True
     ):
@@ -81,31 +89,30 @@ def test_decodes_have_the_context_that_is_told_in_the_middle() -> None:
 
 def test_rates_and_first_tokens_are_medians_of_runs_that_follow_one() -> None:
     seconds = iter([99.0, 4.0, 2.0, 1.0, 99.0, 8.0, 4.0, 2.0])
-    found = measure(lambda *_: next(seconds), ["prefill"], repeats=3)
+    found = measure(lambda *_: next(seconds), job("prefill", repeats=3))
     assert found == {
         "prefill 64 x 1024, tok/s": 64 * 1024 / 2.0,
         "prefill 32 x 4096, tok/s": 32 * 4096 / 4.0,
     }
     seconds = iter([99.0, 0.05, 0.04, 0.06, 99.0, 8.0])
-    found = measure(lambda *_: next(seconds), ["first token", "offline"], repeats=1)
+    found = measure(lambda *_: next(seconds), job("first token", "offline", repeats=1))
     assert found["first token of 4096, ms"] == pytest.approx(50)
     assert found["offline 512 x (512 in, 256 out), tok/s"] == 512 * 256 / 8.0
 
 
 def test_a_job_reaches_its_worker_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    job = GpuJob("model", fp8_kv=True, dummy_weights=False, parts=PARTS, repeats=2)
+    sent = GpuJob("model", fp8_kv=True, dummy_weights=False, parts=PARTS, repeats=2)
     given = tmp_path / "job"
-    given.write_text(job.to_json())
+    given.write_text(sent.to_json())
     with given.open() as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
         read = read_gpu_job()
-    assert (read.model, read.fp8_kv, read.dummy_weights, tuple(read.parts), read.repeats) == (
-        "model",
-        True,
-        False,
-        PARTS,
-        2,
-    )
+    assert replace(read, parts=tuple(read.parts)) == sent
+
+
+def test_a_start_counts_from_when_the_job_was_sent() -> None:
+    asked = replace(job("start", repeats=1), sent_at=time.time() - 7)
+    assert measure(lambda *_: 0.0, asked) == {"start to first token, s": pytest.approx(7, abs=1)}
 
 
 def ratios(lines: Sequence[str]) -> list[str]:
@@ -113,9 +120,67 @@ def ratios(lines: Sequence[str]) -> list[str]:
 
 
 def test_a_ratio_says_how_many_times_as_fast_trtc_is() -> None:
-    vllm = {"decode of 1, ms": 3.0, "prefill 64 x 1024, tok/s": 80_000.0}
-    trtc = {"decode of 1, ms": 2.0, "prefill 64 x 1024, tok/s": 100_000.0}
-    assert ratios(table("fp8", vllm, trtc)) == ["1.50x", "1.25x"]
+    names = ("start to first token, s", "decode of 1, ms", "prefill 64 x 1024, tok/s")
+    vllm = dict(zip(names, (60.0, 3.0, 80_000.0), strict=True))
+    trtc = dict(zip(names, (3.0, 2.0, 100_000.0), strict=True))
+    assert ratios(table("fp8", vllm, trtc)) == ["20.00x", "1.50x", "1.25x"]
+
+
+class Workers:
+    """In the place of worker processes: what they are given, and what the disk holds then."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, tuple[GpuJob, set[str]]] = {}
+
+    def run(self, python: str | Path, module: str, job: GpuJob) -> dict[str, float]:
+        if python == Path("broken"):
+            raise RunFailed("no CUDA here")
+        self.given[module] = job, {path.suffix for path in Path(job.model).iterdir()}
+        return {"decode of 1, ms": 1.0 if module == "trtc_gpu_worker" else 1.5}
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With an engine without weights of a small shape, under the name of a large one."""
+    monkeypatch.setattr(gpu_peers, "LLAMA_8B", SHAPE)
+    model = write_configuration(tmp_path / "model", SHAPE, fp8=False)
+    build(model=model, output=tmp_path / "8b-fp8", dtype="fp8", target="cpu", dummy_weights=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize("weights", gpu_peers.WEIGHTS)
+def test_both_are_given_weights_of_the_same_kind(
+    directory: Path,
+    weights: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    workers = Workers()
+    monkeypatch.setattr(gpu_peers, "_worker", workers.run)
+    matches = [gpu_peers.Match("fp8", weights)]
+    assert gpu_peers.compare(directory, Path("python"), matches, ("decode",), 2) == 0
+    assert ratios(capsys.readouterr().out.splitlines()[1:]) == ["1.50x"]
+    ours, files = workers.given["trtc_gpu_worker"]
+    theirs, checkpoint = workers.given["vllm_worker"]
+    # What one draws by itself the other reads from a file.
+    assert ours.dummy_weights == (weights == "random") == (".safetensors" not in files)
+    assert theirs.dummy_weights == (weights == "zeros") == (".safetensors" not in checkpoint)
+    assert not (directory / "8b-fp8-zeros").exists()
+    (found,) = json.loads((directory / "peers.json").read_text()).items()
+    assert found == (
+        f"fp8, {weights} weights",
+        {"vllm": {"decode of 1, ms": 1.5}, "trtc": {"decode of 1, ms": 1.0}},
+    )
+
+
+def test_a_runtime_that_fails_is_told_and_ends_its_match_alone(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_peers, "_worker", Workers().run)
+    matches = [gpu_peers.Match("fp8", "random")]
+    assert gpu_peers.compare(directory, Path("broken"), matches, ("decode",), 2) == 1
+    assert "fp8, random weights: no CUDA here" in capsys.readouterr().out
+    assert json.loads((directory / "peers.json").read_text()) == {}
 
 
 # --- weights ------------------------------------------------------------------------------------

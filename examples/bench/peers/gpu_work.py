@@ -6,18 +6,20 @@ Workers run this in their own environments: nothing but the standard library her
 import json
 import statistics
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from functools import partial
 
 PREFILLS = ((64, 1024), (32, 4096))
 """Prompts and their length."""
 FIRST_TOKEN_LENGTH = 4096
+_START_LENGTH = 16
 DECODE_BATCHES = (1, 16, 64, 128, 256)
 DECODE_CONTEXT = 1024
 OFFLINE = (512, 512, 256)
 """Requests, prompt tokens, new tokens."""
-PARTS = ("prefill", "first token", "decode", "offline")
+PARTS = ("start", "prefill", "first token", "decode", "offline")
 _BEGIN, _STEPS = 65, 128
 """Tokens after which decodes count, more than the steps that the prompts take; how many count."""
 
@@ -38,6 +40,8 @@ class GpuJob:
     parts: tuple[str, ...]
     """Of PARTS."""
     repeats: int = 3
+    sent_at: float = field(default_factory=time.time)
+    """Seconds since 1970; a process is started for the job then."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -52,9 +56,14 @@ def answer_figures(figures: dict[str, float]) -> None:
     print(json.dumps(figures), flush=True)
 
 
-def measure(timed: Timed, parts: Sequence[str], repeats: int) -> dict[str, float]:
-    """Medians of `repeats` runs, each kind of work having run once before."""
+def measure(timed: Timed, job: GpuJob) -> dict[str, float]:
+    """Medians of `job.repeats` runs, each kind of work having run once before, but for the start,
+    which is from the job's being sent until an opened engine has given a token."""
     found: dict[str, float] = {}
+    parts, repeats = job.parts, job.repeats
+    if "start" in parts:
+        timed(1, _START_LENGTH, 1)
+        found["start to first token, s"] = time.time() - job.sent_at
     if "prefill" in parts:
         for requests, length in PREFILLS:
             seconds = _median(partial(timed, requests, length, 1), repeats)

@@ -16,7 +16,7 @@ async def figures(job: GpuJob) -> dict[str, float]:
     config = ServerConfig(engines=(), dummy_weights=job.dummy_weights, prefix_cache=False)
     async with local_target(Path(job.model), config, open_handle) as target:
         loop = asyncio.get_running_loop()
-        return await asyncio.to_thread(measure, Engine(target, loop).timed, job.parts, job.repeats)
+        return await asyncio.to_thread(measure, Engine(target, loop).timed, job)
 
 
 class Engine:

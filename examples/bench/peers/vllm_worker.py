@@ -4,8 +4,11 @@ Its offline API with its own defaults, but for prefix caching, which is off, and
 trtc's.
 """
 
+import os
 import random
 import time
+
+os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the answer
 
 from vllm import LLM, SamplingParams
 
@@ -23,6 +26,7 @@ class Engine:
         self._llm = LLM(
             model=job.model,
             skip_tokenizer_init=True,
+            generation_config="vllm",
             load_format="dummy" if job.dummy_weights else "auto",
             kv_cache_dtype="fp8" if job.fp8_kv else "auto",
             enable_prefix_caching=False,
@@ -30,7 +34,7 @@ class Engine:
             max_num_batched_tokens=_STEP_TOKENS,
             max_num_seqs=_SEQUENCES,
         )
-        self._vocab = self._llm.llm_engine.model_config.get_vocab_size()
+        self._vocab = self._llm.llm_engine.vllm_config.model_config.get_vocab_size()
         self._random = random.Random(0)
 
     def timed(self, requests: int, input_len: int, output_len: int) -> float:
@@ -52,7 +56,7 @@ class Engine:
 
 def main() -> None:
     job = read_gpu_job()
-    answer_figures(measure(Engine(job).timed, job.parts, job.repeats))
+    answer_figures(measure(Engine(job).timed, job))
 
 
 if __name__ == "__main__":
