@@ -26,13 +26,32 @@ from examples.bench.peers.environment import PeerEnvironment
 from examples.bench.peers.failures import RunFailed
 from examples.bench.peers.gpu_work import PARTS, GpuJob
 from examples.bench.peers.processes import run
-from examples.bench.peers.vllm_checkpoint import write_configuration, write_fp8_checkpoint
+from examples.bench.peers.vllm_checkpoint import (
+    INDEX_FILE,
+    write_configuration,
+    write_fp8_checkpoint,
+)
 from trtc.runtime.executors.cuda.opening import device_name
 
 VLLM = ("vllm==0.25.0", "torch==2.11.0")
 ENGINES = ("fp8", "fp8-kv8", "bf16")
 WEIGHTS = ("random", "zeros")
 Figures = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all matches share."""
+
+    directory: Path
+    """With trtc's engines, and for what is made of them."""
+    vllm: Path
+    """Python of its environment."""
+    parts: tuple[str, ...]
+    repeats: int
+
+    def job(self, model: Path, *, fp8_kv: bool, dummy_weights: bool) -> GpuJob:
+        return GpuJob(str(model), fp8_kv, dummy_weights, self.parts, self.repeats)
 
 
 @dataclass(frozen=True)
@@ -46,35 +65,32 @@ class Match:
     def title(self) -> str:
         return f"{self.engine}, {self.weights} weights"
 
-    @property
-    def fp8(self) -> bool:
-        return self.engine != "bf16"
-
-    def trtc(self, directory: Path, parts: tuple[str, ...], repeats: int) -> Figures:
-        engine = directory / f"8b-{self.engine}"
+    def trtc(self, setting: Setting) -> Figures:
+        engine = setting.directory / f"8b-{self.engine}"
         if self.weights == "random":
-            return _worker(
-                sys.executable, "trtc_gpu_worker", self._job(engine, True, parts, repeats)
-            )
-        filled = with_weights(engine, directory / f"8b-{self.engine}-zeros", like_vllm=True)
+            return self._run(sys.executable, "trtc_gpu_worker", setting, engine, dummy=True)
+        filled = with_weights(engine, engine.with_name(f"{engine.name}-zeros"), like_vllm=True)
         try:
-            return _worker(
-                sys.executable, "trtc_gpu_worker", self._job(filled, False, parts, repeats)
-            )
+            return self._run(sys.executable, "trtc_gpu_worker", setting, filled, dummy=False)
         finally:
             shutil.rmtree(filled)
 
-    def vllm(self, python: Path, directory: Path, parts: tuple[str, ...], repeats: int) -> Figures:
-        own = self.weights == "zeros" or not self.fp8
-        model = directory / f"vllm-{'fp8' if self.fp8 else 'bf16'}{'' if own else '-random'}"
-        if own:
-            write_configuration(model, LLAMA_8B, fp8=self.fp8)
-        elif not model.exists():
+    def vllm(self, setting: Setting) -> Figures:
+        fp8 = self.engine != "bf16"
+        if self.weights == "zeros" or not fp8:
+            model = setting.directory / f"vllm-{'fp8' if fp8 else 'bf16'}"
+            write_configuration(model, LLAMA_8B, fp8=fp8)
+            return self._run(setting.vllm, "vllm_worker", setting, model, dummy=True)
+        model = setting.directory / "vllm-fp8-random"
+        if not (model / INDEX_FILE).exists():
             write_fp8_checkpoint(model, LLAMA_8B)
-        return _worker(python, "vllm_worker", self._job(model, own, parts, repeats))
+        return self._run(setting.vllm, "vllm_worker", setting, model, dummy=False)
 
-    def _job(self, model: Path, dummy: bool, parts: tuple[str, ...], repeats: int) -> GpuJob:
-        return GpuJob(str(model), self.engine == "fp8-kv8", dummy, parts, repeats)
+    def _run(
+        self, python: str | Path, module: str, setting: Setting, model: Path, *, dummy: bool
+    ) -> Figures:
+        fp8_kv = self.engine == "fp8-kv8"
+        return _worker(python, module, setting.job(model, fp8_kv=fp8_kv, dummy_weights=dummy))
 
 
 def _worker(python: str | Path, module: str, job: GpuJob) -> Figures:
@@ -94,28 +110,22 @@ def table(title: str, vllm: Figures, trtc: Figures) -> list[str]:
     return lines
 
 
-def compare(
-    directory: Path,
-    python: Path,
-    matches: Sequence[Match],
-    parts: tuple[str, ...],
-    repeats: int,
-) -> int:
+def compare(setting: Setting, matches: Sequence[Match]) -> int:
     """Exit status: 1 if a runtime failed, which ends its match alone."""
     found: dict[str, dict[str, Figures]] = {}
     failed = 0
     for match in matches:
         try:
-            trtc = match.trtc(directory, parts, repeats)
+            trtc = match.trtc(setting)
             print(f"{match.title}, trtc: {json.dumps(trtc)}", flush=True)
-            vllm = match.vllm(python, directory, parts, repeats)
+            vllm = match.vllm(setting)
         except RunFailed as failure:
             print(f"{match.title}: {failure}", flush=True)
             failed = 1
             continue
         found[match.title] = {"vllm": vllm, "trtc": trtc}
         print("\n".join(table(match.title, vllm, trtc)), flush=True)
-    (directory / "peers.json").write_text(json.dumps(found, indent=1))
+    (setting.directory / "peers.json").write_text(json.dumps(found, indent=1))
     return failed
 
 
@@ -140,7 +150,7 @@ def main() -> int:
         if engine != "bf16" or weights == "random"
     ]
     print(device_name(), flush=True)
-    return compare(given.directory, python, matches, tuple(given.parts), given.repeats)
+    return compare(Setting(given.directory, python, tuple(given.parts), given.repeats), matches)
 
 
 if __name__ == "__main__":

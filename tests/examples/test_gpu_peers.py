@@ -17,7 +17,11 @@ from examples.bench.gpu_peers import table
 from examples.bench.gpu_weights import fill_like_vllm, vllm_e4m3_dummies, with_weights
 from examples.bench.peers.failures import RunFailed
 from examples.bench.peers.gpu_work import PARTS, GpuJob, measure, read_gpu_job
-from examples.bench.peers.vllm_checkpoint import write_configuration, write_fp8_checkpoint
+from examples.bench.peers.vllm_checkpoint import (
+    INDEX_FILE,
+    write_configuration,
+    write_fp8_checkpoint,
+)
 from trtc import build
 from trtc.protos.plan import Fill, Weight
 from trtc.runtime.dummy_weights import fill_weights
@@ -157,8 +161,8 @@ def test_both_are_given_weights_of_the_same_kind(
 ) -> None:
     workers = Workers()
     monkeypatch.setattr(gpu_peers, "_worker", workers.run)
-    matches = [gpu_peers.Match("fp8", weights)]
-    assert gpu_peers.compare(directory, Path("python"), matches, ("decode",), 2) == 0
+    setting = gpu_peers.Setting(directory, Path("python"), ("decode",), 2)
+    assert gpu_peers.compare(setting, [gpu_peers.Match("fp8", weights)]) == 0
     assert ratios(capsys.readouterr().out.splitlines()[1:]) == ["1.50x"]
     ours, files = workers.given["trtc_gpu_worker"]
     theirs, checkpoint = workers.given["vllm_worker"]
@@ -177,8 +181,8 @@ def test_a_runtime_that_fails_is_told_and_ends_its_match_alone(
     directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gpu_peers, "_worker", Workers().run)
-    matches = [gpu_peers.Match("fp8", "random")]
-    assert gpu_peers.compare(directory, Path("broken"), matches, ("decode",), 2) == 1
+    setting = gpu_peers.Setting(directory, Path("broken"), ("decode",), 2)
+    assert gpu_peers.compare(setting, [gpu_peers.Match("fp8", "random")]) == 1
     assert "fp8, random weights: no CUDA here" in capsys.readouterr().out
     assert json.loads((directory / "peers.json").read_text()) == {}
 
@@ -225,7 +229,7 @@ def test_an_engine_says_the_same_with_its_dummies_from_a_file(tmp_path: Path) ->
 
 def test_a_checkpoint_has_a_llamas_tensors_and_a_scale_for_each_linear(tmp_path: Path) -> None:
     directory = write_fp8_checkpoint(tmp_path, SHAPE)
-    index = json.loads((directory / "model.safetensors.index.json").read_text())["weight_map"]
+    index = json.loads((directory / INDEX_FILE).read_text())["weight_map"]
     with torch.device("meta"):
         llama = AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE))
     expected = {name: tuple(one.shape) for name, one in llama.state_dict().items()}

@@ -15,6 +15,8 @@ from trtc.protos.dtypes import DTypeName
 from trtc.protos.plan import Weight
 from trtc.runtime.dummy_weights import fill_weights
 
+INDEX_FILE = "model.safetensors.index.json"
+"""Of a checkpoint's tensors; written last."""
 _STATIC_FP8 = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
 _TYPES: Mapping[DTypeName, torch.dtype] = {
     "f8e4m3": torch.float8_e4m3fn,
@@ -43,7 +45,7 @@ def write_fp8_checkpoint(directory: Path, config: Mapping[str, Any]) -> Path:
         save_file(tensors, directory / name, {"format": "pt"})
         names.update(dict.fromkeys(tensors, name))
     index = {"metadata": {}, "weight_map": names}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    (directory / INDEX_FILE).write_text(json.dumps(index))
     return directory
 
 
