@@ -27,8 +27,17 @@ import numpy as np
 from examples.bench.gpu_layers import describe, errors_by_call
 from examples.bench.gpu_operators import check_operators
 from examples.bench.gpu_ranks import kill_a_rank, run_ranks
-from examples.bench.gpu_serving import INPUT_LEN, OUTPUT_LEN, in_process, run_serving
+from examples.bench.gpu_serving import in_process, run_serving
 from examples.bench.gpu_steps import opened, time_engine
+from examples.bench.peers.gpu_work import (
+    DECODE_BATCHES,
+    INPUT_LEN,
+    MAX_SEQUENCES,
+    MAX_TOKENS,
+    OFFLINE_REQUESTS,
+    OUTPUT_LEN,
+    PREFILLS,
+)
 from trtc.runtime.device.driver_api import DriverApi
 from trtc.runtime.executors.base import Executor
 from trtc.runtime.executors.cuda.executor import CudaExecutor
@@ -94,9 +103,6 @@ SHAPES = (
 )
 RANK_TWINS = ("fp32", "bf16", "fp8")
 RANK_SHAPES = (2, 4)
-DECODE_BATCHES = (1, 16, 64, 128, 256)
-PREFILLS = ((64, 1024), (32, 4096))
-"""Sequences and their length."""
 VLLM_DECODE_MS = {
     "fp8": (3.32, 3.86, 6.00, 8.65, 14.60),
     "fp8-kv8": (3.42, 3.77, 5.66, 7.99, 13.20),
@@ -120,9 +126,9 @@ def make(directory: Path, sm: int, only: Sequence[str], model: Path = PYLLAMA) -
             one,
             f"cuda:sm_{sm}",
             dummy_weights=True,
-            max_batch_size=512,
-            max_seq_len=8192,
-            max_num_tokens=8192,
+            max_batch_size=MAX_SEQUENCES,
+            max_seq_len=MAX_TOKENS,
+            max_num_tokens=MAX_TOKENS,
         )
     if "tp" in only:
         _make_ranks(directory, sm)
@@ -260,12 +266,12 @@ def run_steps(directory: Path, one: Variation) -> dict[str, Any]:
         )
 
 
-def run_offline(directory: Path, one: Variation, num_requests: int) -> dict[str, Any]:
+def run_offline(directory: Path, one: Variation) -> dict[str, Any]:
     """512 in, 256 out, all at once, through the scheduler in this process."""
     engine = directory / f"8b-{one.name}"
-    found = in_process(engine, num_requests, num_requests, dummy_weights=True)
+    found = in_process(engine, OFFLINE_REQUESTS, OFFLINE_REQUESTS, dummy_weights=True)
     print(
-        f"  {one.name} offline {num_requests} x ({INPUT_LEN} in, {OUTPUT_LEN} out): "
+        f"  {one.name} offline {OFFLINE_REQUESTS} x ({INPUT_LEN} in, {OUTPUT_LEN} out): "
         f"{found.output_tokens_per_s:,.0f} output tok/s, failures {found.failures}",
         flush=True,
     )
@@ -303,7 +309,7 @@ def run(directory: Path, only: Sequence[str], names: Sequence[str]) -> int:
         results["steps"] = [run_steps(directory, one) for one in wanted]
     if "offline" in only:
         results["offline"] = [
-            run_offline(directory, one, 512) for one in wanted if one.name in VLLM_OFFLINE
+            run_offline(directory, one) for one in wanted if one.name in VLLM_OFFLINE
         ]
     if "serving" in only:
         results["serving"] = [

@@ -1,7 +1,7 @@
 """trtc beside vLLM on one GPU, in turns: the shape of Llama-3.1-8B.
 
     python -m examples.bench.gpu make DIR --only steps      anywhere: trtc's engines
-    python -m examples.bench.gpu_peers DIR                  on the GPU
+    python -m examples.bench.gpu_peers DIR                  on the GPU, with trtc[build,cuda]
 
 Installs vLLM with pip in an environment under DIR, unless `--vllm` names the Python of one. Both
 are given the same work by their APIs in their own processes, one after the other; prints medians
@@ -26,11 +26,8 @@ from examples.bench.peers.environment import PeerEnvironment
 from examples.bench.peers.failures import RunFailed
 from examples.bench.peers.gpu_work import PARTS, GpuJob
 from examples.bench.peers.processes import run
-from examples.bench.peers.vllm_checkpoint import (
-    INDEX_FILE,
-    write_configuration,
-    write_fp8_checkpoint,
-)
+from examples.bench.peers.vllm_checkpoint import write_configuration, write_fp8_checkpoint
+from trtc.builder.checkpoint.reader import INDEX_FILE
 from trtc.runtime.executors.cuda.opening import device_name
 
 VLLM = ("vllm==0.25.0", "torch==2.11.0")

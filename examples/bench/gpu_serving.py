@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.bench.gpu_weights import with_weights
+from examples.bench.peers.gpu_work import INPUT_LEN, OUTPUT_LEN
 from examples.bench.served import trtc_server
 from trtc.runtime.bench.load import ServerTarget, Shape, local_target, run_load
 from trtc.runtime.bench.measure import Load, Measurement
@@ -30,7 +31,6 @@ from trtc.runtime.server.app import ServerConfig
 from trtc.runtime.server.opening import open_handle
 from trtc.runtime.session import open_session
 
-INPUT_LEN, OUTPUT_LEN = 512, 256
 CLIENTS = 4
 START_REPEATS = 3
 _START_TIMEOUT_S = 120

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from examples.bench.batches import decode_batch, prefill_batches
+from examples.bench.peers.gpu_work import DECODE_CONTEXT, FIRST_TOKEN_LENGTH
 from trtc.runtime.executors.base import Executor, PendingStep, StepBatch
 from trtc.runtime.sampler import SamplingBatch
 from trtc.runtime.session import Session, open_session
 
 REPEATS = 5
 """Medians are over so many series of steps."""
-CONTEXT = 1024
-TTFT_LENGTH = 4096
 COPY_BYTES_PER_S = 4.24e12
 """Device copy of an H200, read and write: what a decode step's floor is reckoned by."""
 
@@ -61,7 +60,7 @@ def time_engine(
     prefill_floor: float | None = None,
     vllm_ms: Mapping[int, float] | None = None,
 ) -> dict[str, Any]:
-    """Decodes at CONTEXT, prefills and the TTFT of an engine, printed as they come.
+    """Decodes at DECODE_CONTEXT, prefills and the TTFT of an engine, printed as they come.
 
     A decode's floor is the weights, keys and values that one GPU reads, at COPY_BYTES_PER_S.
 
@@ -76,8 +75,8 @@ def time_engine(
     token_bytes = executor.kv.page_bytes // executor.kv.page_size
     result: dict[str, Any] = {"name": name, "decode_ms": {}, "prefill_tok_s": {}}
     for batch in batches:
-        timing = time_decode(executor, batch, CONTEXT)
-        floor = (weights + batch * CONTEXT * token_bytes) / COPY_BYTES_PER_S * 1e3
+        timing = time_decode(executor, batch, DECODE_CONTEXT)
+        floor = (weights + batch * DECODE_CONTEXT * token_bytes) / COPY_BYTES_PER_S * 1e3
         peer = (vllm_ms or {}).get(batch)
         result["decode_ms"][batch] = {**vars(timing), "floor": floor, "vllm": peer}
         beside = f"   vLLM {peer:.2f} ({peer / timing.milliseconds:.2f}x)" if peer else ""
@@ -93,9 +92,9 @@ def time_engine(
         result["prefill_tok_s"][f"{sequences}x{length}"] = rate
         share = f" ({rate / prefill_floor:.0%} of the fp8 GEMMs' bound)" if prefill_floor else ""
         print(f"  {name} prefill {sequences} x {length}: {rate:,.0f} tok/s{share}", flush=True)
-    timing = time_prefill(executor, 1, TTFT_LENGTH)
+    timing = time_prefill(executor, 1, FIRST_TOKEN_LENGTH)
     result["ttft_4096_ms"] = vars(timing)
-    print(f"  {name} TTFT of {TTFT_LENGTH} tokens: {timing.milliseconds:.1f} ms", flush=True)
+    print(f"  {name} TTFT of {FIRST_TOKEN_LENGTH} tokens: {timing.milliseconds:.1f} ms", flush=True)
     return result
 
 

@@ -13,24 +13,19 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from examples.bench import gpu_peers
+from examples.bench.gpu import LLAMA_8B
 from examples.bench.gpu_peers import table
 from examples.bench.gpu_weights import fill_like_vllm, vllm_e4m3_dummies, with_weights
 from examples.bench.peers.failures import RunFailed
 from examples.bench.peers.gpu_work import PARTS, GpuJob, measure, read_gpu_job
-from examples.bench.peers.vllm_checkpoint import (
-    INDEX_FILE,
-    write_configuration,
-    write_fp8_checkpoint,
-)
+from examples.bench.peers.vllm_checkpoint import write_configuration, write_fp8_checkpoint
 from trtc import build
+from trtc.builder.checkpoint.reader import INDEX_FILE
 from trtc.protos.plan import Fill, Weight
 from trtc.runtime.dummy_weights import fill_weights
 from trtc.runtime.engine import LocalEngine
 
-SHAPE = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_act": "silu",
+SHAPE = LLAMA_8B | {
     "hidden_size": 128,
     "intermediate_size": 256,
     "num_hidden_layers": 2,
@@ -38,10 +33,6 @@ SHAPE = {
     "num_key_value_heads": 2,
     "vocab_size": 512,
     "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
 }
 SCALES = (".weight_scale", ".input_scale")
 

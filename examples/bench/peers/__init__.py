@@ -1,1 +1,1 @@
-"""trtc's CPU engines beside other CPU runtimes: one checkpoint, the same tokens, runs in turns."""
+"""trtc's engines beside other runtimes: one checkpoint, the same tokens, runs in turns."""

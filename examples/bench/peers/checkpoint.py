@@ -10,12 +10,11 @@ from typing import Any
 TOKENIZER_MODEL = Path(__file__).parents[2] / "models" / "pyllama"
 """Its byte-level BPE; ids beyond it are tokens without a text."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-_HEAD_DIM = 64
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A Llama with tied embeddings, as Llama-3.2-1B is."""
+    """A Llama; with tied embeddings, as Llama-3.2-1B is, where it is written here."""
 
     name: str
     hidden: int
@@ -24,11 +23,12 @@ class ModelShape:
     heads: int
     kv_heads: int
     vocab: int
+    head_dim: int = 64
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
         """(out, in) features of a layer's linears, by their place in the layer."""
-        attention, kv = self.heads * _HEAD_DIM, self.kv_heads * _HEAD_DIM
+        attention, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return {
             "self_attn.q_proj": (attention, self.hidden),
             "self_attn.k_proj": (kv, self.hidden),
@@ -55,7 +55,7 @@ class ModelShape:
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads,
-            "head_dim": _HEAD_DIM,
+            "head_dim": self.head_dim,
             "vocab_size": self.vocab,
             "max_position_embeddings": 4096,
             "rms_norm_eps": 1e-5,
@@ -96,7 +96,7 @@ def write_checkpoint(directory: Path, shape: ModelShape) -> None:
         name: torch.ones(size, dtype=torch.bfloat16)
         if len(size) == 1
         else draw(size, 0.02 if "embed" in name else size[1] ** -0.5)
-        for name, size in _tensor_sizes(shape)
+        for name, size in tensor_sizes(shape)
     }
     save_file(tensors, unfinished / "model.safetensors", metadata={"format": "pt"})
     (unfinished / "config.json").write_text(json.dumps(shape.config(), indent=1))
@@ -113,7 +113,8 @@ def write_calibration(path: Path, shape: ModelShape, windows: int = 8, length: i
     path.write_text("".join(json.dumps({"token_ids": row.tolist()}) + "\n" for row in ids))
 
 
-def _tensor_sizes(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+def tensor_sizes(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Of all tensors by name, layer after layer, but an lm_head."""
     yield "model.embed_tokens.weight", (shape.vocab, shape.hidden)
     yield "model.norm.weight", (shape.hidden,)
     for layer in range(shape.layers):

@@ -17,8 +17,9 @@ FIRST_TOKEN_LENGTH = 4096
 _START_LENGTH = 16
 DECODE_BATCHES = (1, 16, 64, 128, 256)
 DECODE_CONTEXT = 1024
-OFFLINE = (512, 512, 256)
-"""Requests, prompt tokens, new tokens."""
+OFFLINE_REQUESTS, INPUT_LEN, OUTPUT_LEN = 512, 512, 256
+MAX_SEQUENCES, MAX_TOKENS = 512, 8192
+"""What an engine takes: sequences, and tokens of a sequence as of a step."""
 PARTS = ("start", "prefill", "first token", "decode", "offline")
 _BEGIN, _STEPS = 65, 128
 """Tokens after which decodes count, more than the steps that the prompts take; how many count."""
@@ -51,11 +52,6 @@ def read_gpu_job() -> GpuJob:
     return GpuJob(**json.load(sys.stdin))
 
 
-def answer_figures(figures: dict[str, float]) -> None:
-    """Print them as the last line."""
-    print(json.dumps(figures), flush=True)
-
-
 def measure(timed: Timed, job: GpuJob) -> dict[str, float]:
     """Medians of `job.repeats` runs, each kind of work having run once before, but for the start,
     which is from the job's being sent until an opened engine has given a token."""
@@ -75,9 +71,9 @@ def measure(timed: Timed, job: GpuJob) -> dict[str, float]:
         for batch in DECODE_BATCHES:
             found[f"decode of {batch}, ms"] = 1e3 * decode_seconds(timed, batch, repeats)
     if "offline" in parts:
-        requests, length, new = OFFLINE
-        seconds = _median(partial(timed, requests, length, new), repeats)
-        found[f"offline {requests} x ({length} in, {new} out), tok/s"] = requests * new / seconds
+        seconds = _median(partial(timed, OFFLINE_REQUESTS, INPUT_LEN, OUTPUT_LEN), repeats)
+        name = f"offline {OFFLINE_REQUESTS} x ({INPUT_LEN} in, {OUTPUT_LEN} out), tok/s"
+        found[name] = OFFLINE_REQUESTS * OUTPUT_LEN / seconds
     return found
 
 

@@ -5,7 +5,8 @@ import asyncio
 from pathlib import Path
 
 from examples.bench.peers.failures import RunFailed
-from examples.bench.peers.gpu_work import GpuJob, answer_figures, measure, read_gpu_job
+from examples.bench.peers.gpu_work import GpuJob, measure, read_gpu_job
+from examples.bench.peers.jobs import answer
 from trtc.runtime.bench.load import LocalTarget, Shape, local_target, run_load
 from trtc.runtime.bench.measure import Load
 from trtc.runtime.server.app import ServerConfig
@@ -39,7 +40,7 @@ class Engine:
 
 
 def main() -> None:
-    answer_figures(asyncio.run(figures(read_gpu_job())))
+    answer(asyncio.run(figures(read_gpu_job())))
 
 
 if __name__ == "__main__":

@@ -4,19 +4,20 @@
 import json
 import math
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
+from examples.bench.peers.checkpoint import ModelShape, tensor_sizes
+from trtc.builder.checkpoint.reader import INDEX_FILE
 from trtc.builder.fills import dummy_fill
 from trtc.protos.dtypes import DTypeName
 from trtc.protos.plan import Weight
 from trtc.runtime.dummy_weights import fill_weights
 
-INDEX_FILE = "model.safetensors.index.json"
-"""Of a checkpoint's tensors; written last."""
 _STATIC_FP8 = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
 _TYPES: Mapping[DTypeName, torch.dtype] = {
     "f8e4m3": torch.float8_e4m3fn,
@@ -37,47 +38,45 @@ def write_configuration(directory: Path, config: Mapping[str, Any], *, fp8: bool
 
 
 def write_fp8_checkpoint(directory: Path, config: Mapping[str, Any]) -> Path:
-    """The same with E4M3 linears, one scale a tensor, and all else in bf16; a file a layer."""
+    """The same with E4M3 linears, one scale a tensor, and all else in bf16; a file a layer. Its
+    INDEX_FILE is written last."""
     write_configuration(directory, config, fp8=True)
     names: dict[str, str] = {}
-    for number, tensors in enumerate(_files(config)):
-        name = f"model-{number:05}.safetensors"
-        save_file(tensors, directory / name, {"format": "pt"})
-        names.update(dict.fromkeys(tensors, name))
+    for number, (_, layer) in enumerate(groupby(_sizes(config), lambda one: one[0].split(".")[:3])):
+        tensors = {name: tensor for one in layer for name, tensor in _stored(*one)}
+        file = f"model-{number:05}.safetensors"
+        save_file(tensors, directory / file, {"format": "pt"})
+        names.update(dict.fromkeys(tensors, file))
     index = {"metadata": {}, "weight_map": names}
     (directory / INDEX_FILE).write_text(json.dumps(index))
     return directory
 
 
-def _files(config: Mapping[str, Any]) -> Iterator[dict[str, torch.Tensor]]:
-    hidden, vocab = config["hidden_size"], config["vocab_size"]
-    yield {
-        "model.embed_tokens.weight": _tensor("table", "bf16", (vocab, hidden)),
-        "model.norm.weight": _tensor("norm", "bf16", (hidden,)),
-        "lm_head.weight": _tensor("weight", "bf16", (vocab, hidden)),
-    }
-    for layer in range(config["num_hidden_layers"]):
-        yield dict(_layer(config, f"model.layers.{layer}"))
+def _sizes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    shape = ModelShape(
+        name=config["model_type"],
+        hidden=config["hidden_size"],
+        intermediate=config["intermediate_size"],
+        layers=config["num_hidden_layers"],
+        heads=config["num_attention_heads"],
+        kv_heads=config["num_key_value_heads"],
+        vocab=config["vocab_size"],
+        head_dim=config["hidden_size"] // config["num_attention_heads"],
+    )
+    yield from tensor_sizes(shape)
+    yield "lm_head.weight", (shape.vocab, shape.hidden)
 
 
-def _layer(config: Mapping[str, Any], layer: str) -> Iterator[tuple[str, torch.Tensor]]:
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    head = hidden // config["num_attention_heads"]
-    kv = config["num_key_value_heads"] * head
-    for norm in ("input_layernorm", "post_attention_layernorm"):
-        yield f"{layer}.{norm}.weight", _tensor("norm", "bf16", (hidden,))
-    for name, shape in {
-        "self_attn.q_proj": (hidden, hidden),
-        "self_attn.k_proj": (kv, hidden),
-        "self_attn.v_proj": (kv, hidden),
-        "self_attn.o_proj": (hidden, hidden),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }.items():
-        yield f"{layer}.{name}.weight", _tensor("weight", "f8e4m3", shape)
-        yield f"{layer}.{name}.weight_scale", _tensor("weight_scale", "f32", (), depth=shape[1])
-        yield f"{layer}.{name}.input_scale", _tensor("input_scale", "f32", ())
+def _stored(name: str, size: tuple[int, ...]) -> Iterator[tuple[str, torch.Tensor]]:
+    """A weight, and its scales if it is a layer's linear."""
+    if "_proj" in name:
+        yield name, _tensor("weight", "f8e4m3", size)
+        yield f"{name}_scale", _tensor("weight_scale", "f32", (), depth=size[1])
+        yield name.replace(".weight", ".input_scale"), _tensor("input_scale", "f32", ())
+    elif len(size) == 1:
+        yield name, _tensor("norm", "bf16", size)
+    else:
+        yield name, _tensor("table" if "embed" in name else "weight", "bf16", size)
 
 
 def _tensor(

@@ -5,7 +5,6 @@ trtc's.
 """
 
 import os
-import random
 import time
 
 os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the answer
@@ -13,10 +12,15 @@ os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is fo
 from vllm import LLM, SamplingParams
 
 from examples.bench.peers.failures import RunFailed
-from examples.bench.peers.gpu_work import GpuJob, answer_figures, measure, read_gpu_job
-
-_STEP_TOKENS = 8192
-_SEQUENCES = 512
+from examples.bench.peers.gpu_work import (
+    MAX_SEQUENCES,
+    MAX_TOKENS,
+    GpuJob,
+    measure,
+    read_gpu_job,
+)
+from examples.bench.peers.jobs import answer
+from examples.bench.peers.work import Work
 
 
 class Engine:
@@ -30,17 +34,18 @@ class Engine:
             load_format="dummy" if job.dummy_weights else "auto",
             kv_cache_dtype="fp8" if job.fp8_kv else "auto",
             enable_prefix_caching=False,
-            max_model_len=_STEP_TOKENS,
-            max_num_batched_tokens=_STEP_TOKENS,
-            max_num_seqs=_SEQUENCES,
+            max_model_len=MAX_TOKENS,
+            max_num_batched_tokens=MAX_TOKENS,
+            max_num_seqs=MAX_SEQUENCES,
         )
-        self._vocab = self._llm.llm_engine.vllm_config.model_config.get_vocab_size()
-        self._random = random.Random(0)
+        self._work = Work(self._llm.llm_engine.vllm_config.model_config.get_vocab_size())
+        self._seed = 0
 
     def timed(self, requests: int, input_len: int, output_len: int) -> float:
-        ids = range(self._vocab)
+        self._seed += 1
         prompts = [
-            {"prompt_token_ids": self._random.choices(ids, k=input_len)} for _ in range(requests)
+            {"prompt_token_ids": prompt}
+            for prompt in self._work.prompts(requests, input_len, self._seed)
         ]
         sampling = SamplingParams(
             temperature=0.0, max_tokens=output_len, ignore_eos=True, detokenize=False
@@ -56,7 +61,7 @@ class Engine:
 
 def main() -> None:
     job = read_gpu_job()
-    answer_figures(measure(Engine(job).timed, job))
+    answer(measure(Engine(job).timed, job))
 
 
 if __name__ == "__main__":
