@@ -7,12 +7,17 @@ A bundle is an engine directory whose manifest says `tensorrt`:
     recipe.json                         everything else that decides the plan (this file)
 """
 
+import math
 from pathlib import Path
 
 import msgspec
 
 from trtc.protos.errors import EngineCorruptError
-from trtc.protos.manifest import KvGeometry, Limits, Record
+from trtc.protos.files import UnreadableError, read_json
+from trtc.protos.kv import CacheLayout
+from trtc.protos.manifest import Limits
+from trtc.protos.numbers import Count, Index
+from trtc.protos.record import Record
 
 RECIPE_FILE = "recipe.json"
 KERNELS_DIR = "kernels"
@@ -27,7 +32,7 @@ class Profile(Record, frozen=True):
     """One optimisation profile: (min, opt, max) of each axis that varies."""
 
     name: str
-    extents: dict[str, tuple[int, int, int]]
+    extents: dict[str, tuple[Index, Index, Index]]
     """Axis symbol of the graph's inputs (T, B, P, R, num_pages) -> its range."""
 
 
@@ -39,14 +44,14 @@ class KernelFacts(Record, frozen=True):
     """Element types that specialise it, by parameter."""
     attributes: dict[str, int | float | str]
     """Of the node, complete."""
-    tactic: int
+    tactic: Count
     """From 1. Any tactic is right for every shape."""
     entry: str
     parameters: tuple[str, ...]
     """In order: tensors by name, then i32 scalars, then the outputs."""
-    num_threads: int
-    shared_bytes: int
-    rows: int
+    num_threads: Count
+    shared_bytes: Index
+    rows: Index
     """New tokens of a sequence that one block takes (paged_attention, attention_split), or heads
     of a row (attention_combine)."""
     ptx_target: str
@@ -60,19 +65,19 @@ class Recipe(Record, frozen=True, kw_only=True):
     """How `trtc compile` makes the plan."""
 
     tensorrt_major: int = TENSORRT_MAJOR
-    sm: int
-    pool: KvGeometry
+    sm: Count
+    pool: CacheLayout
     profiles: tuple[Profile, ...]
     optimization_level: int = 3
     workspace_bytes: int = 4 << 30
     kernels: tuple[KernelFacts, ...]
 
 
-def max_pool_pages(limits: Limits, kv: KvGeometry) -> int:
+def max_pool_pages(limits: Limits, kv: CacheLayout) -> int:
     """Pages of the largest pool that plans are made for: twice what a full batch needs, within
     the element count that TensorRT can address."""
-    width = -(-limits.max_seq_len // kv.page_size)
-    page_elements = 2 * kv.page_size * kv.num_kv_heads * kv.head_dim
+    width = kv.pages_for(limits.max_seq_len)
+    page_elements = max(math.prod(kv.pool_shape(one.entry)[1:]) for one in kv.places)
     return min(2 * limits.max_batch_size * width, MAX_ELEMENTS // page_elements)
 
 
@@ -84,8 +89,8 @@ def read_recipe(bundle: Path) -> Recipe:
     """
     path = bundle / RECIPE_FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Recipe)
-    except (OSError, msgspec.DecodeError) as error:
+        return read_json(path, Recipe)
+    except UnreadableError as error:
         raise EngineCorruptError(
             str(error), field=str(path), remedy="Build the bundle again, or copy it again"
         ) from error

@@ -10,21 +10,27 @@ TrtcError
 │   └── OutputError        the output directory
 ├── EngineError          an engine directory that may not be loaded          exit 4
 │   ├── EngineCorruptError
-│   └── EngineIncompatibleError
+│   ├── EngineIncompatibleError
+│   └── EngineUntrustedError   not signed by a trusted key, or not the engine that was asked for
 ├── EnvironmentFault     this machine lacks something                        exit 5
-├── ServeError           one request's error, with its gRPC status           exit 6
-│   ├── InvalidRequestError        INVALID_ARGUMENT
-│   ├── QueueFullError             RESOURCE_EXHAUSTED
-│   ├── DeadlineError              DEADLINE_EXCEEDED
-│   ├── CancelledError             CANCELLED
-│   ├── NoTokenizerError           FAILED_PRECONDITION
-│   ├── UnknownModelError          NOT_FOUND
-│   ├── UnknownRequestError        NOT_FOUND
-│   └── UnavailableError           UNAVAILABLE (draining, or the engine loop has died)
+├── ServeError           one request's error                                 exit 6
+│   ├── InvalidRequestError    its fields
+│   ├── QueueFullError         a limit on requests, streams or tokens is reached
+│   ├── DeadlineError          its time is over
+│   ├── CancelledError         by its client
+│   ├── NoTokenizerError       text for an engine that takes token ids only
+│   ├── UnknownModelError
+│   ├── UnknownRequestError
+│   └── UnavailableError       draining, or the engine loop has died
 └── InvariantError       a bug in trtc                                       exit 70
+
+Protocols have codes of their own for these: each maps the tree by a table (`by_class`).
 """
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import ClassVar, TypeVar
+
+T = TypeVar("T")
 
 
 class TrtcError(Exception):
@@ -37,7 +43,6 @@ class TrtcError(Exception):
     """
 
     exit_code: ClassVar[int] = 1
-    grpc_status: ClassVar[str] = "INTERNAL"
 
     def __init__(self, problem: str, *, field: str = "", remedy: str = "") -> None:
         self.problem = problem
@@ -52,7 +57,6 @@ class TrtcError(Exception):
 
 class UserError(TrtcError):
     exit_code = 2
-    grpc_status = "INVALID_ARGUMENT"
 
 
 class RequestError(UserError):
@@ -81,7 +85,6 @@ class OutputError(UserError):
 
 class EngineError(TrtcError):
     exit_code = 4
-    grpc_status = "FAILED_PRECONDITION"
 
 
 class EngineCorruptError(EngineError):
@@ -92,9 +95,12 @@ class EngineIncompatibleError(EngineError):
     pass
 
 
+class EngineUntrustedError(EngineError):
+    pass
+
+
 class EnvironmentFault(TrtcError):
     exit_code = 5
-    grpc_status = "FAILED_PRECONDITION"
 
 
 class ServeError(TrtcError):
@@ -102,36 +108,51 @@ class ServeError(TrtcError):
 
 
 class InvalidRequestError(ServeError):
-    grpc_status = "INVALID_ARGUMENT"
+    pass
 
 
 class QueueFullError(ServeError):
-    grpc_status = "RESOURCE_EXHAUSTED"
+    """
+    Args:
+        limit: which limit was reached, for metrics; not known to clients.
+    """
+
+    def __init__(self, problem: str, *, field: str = "", remedy: str = "", limit: str = "") -> None:
+        super().__init__(problem, field=field, remedy=remedy)
+        self.limit = limit
 
 
 class DeadlineError(ServeError):
-    grpc_status = "DEADLINE_EXCEEDED"
+    pass
 
 
 class CancelledError(ServeError):
-    grpc_status = "CANCELLED"
+    pass
 
 
 class NoTokenizerError(ServeError):
-    grpc_status = "FAILED_PRECONDITION"
+    pass
 
 
 class UnknownModelError(ServeError):
-    grpc_status = "NOT_FOUND"
+    pass
 
 
 class UnknownRequestError(ServeError):
-    grpc_status = "NOT_FOUND"
+    pass
 
 
 class UnavailableError(ServeError):
-    grpc_status = "UNAVAILABLE"
+    pass
 
 
 class InvariantError(TrtcError):
     exit_code = 70
+
+
+def by_class(table: Mapping[type[TrtcError], T], error: TrtcError, otherwise: T) -> T:
+    """The table's entry for the error's class, or for the nearest class that it derives from."""
+    for kind in type(error).__mro__:
+        if kind in table:
+            return table[kind]
+    return otherwise

@@ -7,14 +7,19 @@ in the directory is found before anything is mapped or loaded.
 
 import hashlib
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from trtc.protos.errors import EngineCorruptError, EngineIncompatibleError
+from trtc.protos.files import UnreadableError, decode_json, read_file
+from trtc.protos.kv import CacheLayout, KvDType
+from trtc.protos.numbers import Count, Index, Size, TokenId
+from trtc.protos.record import Record
+from trtc.protos.sampling import NO_DEFAULTS, SamplingDefaults
 
-SCHEMA_VERSION = 3
-STEP_ABI_VERSION = 2
+SCHEMA_VERSION = 5
+STEP_ABI_VERSION = 3
 MANIFEST_FILE = "manifest.json"
 WEIGHTS_FILE = "weights.safetensors"
 GRAPH_FILE = "graph.onnx"
@@ -22,10 +27,9 @@ PLAN_FILE = "plan.json"
 TOKENIZER_DIR = "tokenizer"
 REPORT_JSON = "report.json"
 REPORT_HTML = "report.html"
-
-
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A frozen, strictly decoded record."""
+SBOM_FILE = "sbom.cdx.json"
+SIGNATURE_FILE = "manifest.sig"
+"""Not listed in the manifest, which it signs."""
 
 
 def weights_files(tp: int) -> tuple[str, ...]:
@@ -41,24 +45,31 @@ class ModelFacts(Record, frozen=True):
     family: str
     architecture: str
     """`architectures[0]` of config.json, as in Transformers."""
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_parameters: int
-    max_position_embeddings: int
-    bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
-    pad_token_id: int | None
+    vocab_size: Count
+    hidden_size: Count
+    num_layers: Count
+    num_parameters: Size
+    max_position_embeddings: Count
+    bos_token_id: TokenId | None
+    eos_token_ids: tuple[TokenId, ...]
+    pad_token_id: TokenId | None
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
+    revision: str | None = None
+    """Commit of a model from the Hugging Face hub."""
 
 
 class SchemeFacts(Record, frozen=True):
     name: str
     """Name in quant/scheme.py: fp32, bf16, fp8, int8_sq, int4_awq, ..."""
-    kv_dtype: Literal["f32", "bf16", "f8e4m3"]
+    kv_dtype: KvDType
     source: str
     """`inline` when this build calibrated, else the imported format: modelopt, awq, gptq, ..."""
     exact_activations: bool
     calibration_sha256: str | None
+    exact_weights: bool = False
+    """Whether bf16 weights keep 16 bits on CPUs."""
+    kept: tuple[str, ...] = ()
+    """Linears that this build left in bf16, because --keep names them or one that must be alike."""
     lm_head: Literal["f32", "bf16", "i8"] = "bf16"
     """Element type of the lm_head's weights: i8 where the CPU target narrowed them."""
 
@@ -67,53 +78,49 @@ class TargetFacts(Record, frozen=True, omit_defaults=True):
     kind: Literal["cpu", "cuda", "tensorrt", "tensorrt_rtx"]
     name: str
     """As given to --target, resolved: `cpu:x86-64-v4`."""
-    archs: tuple[str, ...]
+    archs: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     """ISA levels or SMs that this engine holds code for, best first."""
     toolchain: str
     """Compiler and version, or driver/TensorRT/Triton versions."""
     plan_version: str = ""
     """Exact version of the library that made the plans, which alone can open them; "": no plans."""
-    tp: int = 1
+    tp: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     """Ranks of tensor parallelism, each a process with a device of its own. Of more than one,
     `ledger` and `kv` are one rank's, and so is each of `weights_files`."""
 
 
-class KvGeometry(Record, frozen=True):
-    """Pool of one layer: [num_pages, 2, page_size, num_kv_heads, head_dim]; 0 is K, 1 is V."""
-
-    num_layers: int
-    page_size: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: Literal["f32", "bf16", "f8e4m3"]
-
-    @property
-    def layer_page_bytes(self) -> int:
-        """Bytes of one page of one layer."""
-        element = {"f32": 4, "bf16": 2, "f8e4m3": 1}[self.dtype]
-        return 2 * self.page_size * self.num_kv_heads * self.head_dim * element
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one page across all layers."""
-        return self.num_layers * self.layer_page_bytes
-
-
 class Limits(Record, frozen=True):
-    max_batch_size: int
+    max_batch_size: Count
     """Sequences in one step (B)."""
-    max_seq_len: int
+    max_seq_len: Count
     """Prompt and completion tokens of one sequence."""
-    max_num_tokens: int
+    max_num_tokens: Count
     """Tokens in one step (T)."""
+    rope_switch: int | None = None
+    """Of a model whose rotary factors depend on a sequence's length (longrope): tokens up to which
+    a sequence uses the first rows of the rotary tables. Longer ones use the rows from this one on.
+    None: one row a position."""
+
+    @property
+    def num_positions(self) -> int:
+        """Rows of the rotary tables, which the step's `positions` index."""
+        return self.max_seq_len + (self.rope_switch or 0)
+
+    def position_offset(self, length: int) -> int:
+        """What is added to the positions of a sequence that has `length` tokens after a step.
+
+        Keys in the cache were rotated by one set of factors: a sequence that grows beyond
+        `rope_switch` is computed anew.
+        """
+        return self.rope_switch if self.rope_switch is not None and length > self.rope_switch else 0
 
 
 class ByteLedger(Record, frozen=True):
     """What the engine will take, so that the pool can be sized in bytes before anything loads."""
 
-    weights: int
-    activations: int
-    page: int
+    weights: Size
+    activations: Size
+    page: Size
 
 
 class LayerError(Record, frozen=True):
@@ -128,8 +135,13 @@ class LayerError(Record, frozen=True):
 class AccuracyFacts(Record, frozen=True):
     """Against the unquantised checkpoint; `kl` and `top1` are None when there was none to read."""
 
+    text: str
+    """Name of the text's file, `default` (what ships with trtc), or `model` when the model wrote it
+    itself."""
     text_sha256: str
-    tokens: int
+    """Of the file's bytes; of the token ids when the model wrote them."""
+    tokens: Size
+    """Positions measured: each with the token that follows it."""
     perplexity: float
     reference_perplexity: float | None
     kl: float | None
@@ -137,17 +149,22 @@ class AccuracyFacts(Record, frozen=True):
     top1: float | None
     """Share of positions with the same most likely token."""
     measured_on: str
-    """What ran: `cpu:x86-64-v4`, or the CPU twin of a GPU engine."""
+    """What ran: the engine itself, by its target (`cpu:x86-64-v4`), or its CPU twin
+    (`cpu:x86-64-v3 twin`)."""
     layers: tuple[LayerError, ...] = ()
 
 
 class Canary(Record, frozen=True):
-    """A prompt and the greedy tokens that the engine gave for it at build."""
+    """A prompt and the greedy tokens that were recorded for it at build."""
 
-    prompt_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
+    prompt_ids: Annotated[tuple[Index, ...], msgspec.Meta(min_length=1)]
+    token_ids: Annotated[tuple[Index, ...], msgspec.Meta(min_length=1)]
+    margins: tuple[float, ...] = ()
+    """Logits by which each token led the second best; (): not recorded."""
 
 
+_MAX_BYTES = 64 << 20
+"""Of manifest.json; the hashes of a terabyte's chunks are a megabyte."""
 CHUNK_BYTES = 64 << 20
 """Large files are hashed in chunks as well, so that a loader checks them on all cores."""
 
@@ -155,9 +172,20 @@ CHUNK_BYTES = 64 << 20
 class FileFacts(Record, frozen=True):
     sha256: str
     """Of the whole file, as `sha256sum` gives it."""
-    bytes: int
+    bytes: Size
     chunks: tuple[str, ...] = ()
     """SHA-256 of every CHUNK_BYTES of a file that is longer; the last chunk may be shorter."""
+
+
+class Provenance(Record, frozen=True):
+    """What an engine was made of and by."""
+
+    checkpoint: dict[str, str]
+    """File name -> SHA-256, of what the model was read from."""
+    packages: dict[str, str]
+    """Distribution -> version, of those that shape an engine."""
+    options: dict[str, str]
+    """Fields of the build request other than the defaults; of paths the last part."""
 
 
 class Manifest(Record, frozen=True, kw_only=True):
@@ -167,7 +195,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     model: ModelFacts
     scheme: SchemeFacts
     target: TargetFacts
-    kv: KvGeometry
+    kv: CacheLayout
     limits: Limits
     ledger: ByteLedger
     has_tokenizer: bool
@@ -175,6 +203,10 @@ class Manifest(Record, frozen=True, kw_only=True):
     """True when weights are not in the engine and random ones are filled in at load."""
     accuracy: AccuracyFacts | None = None
     canaries: tuple[Canary, ...] = ()
+    canary_tolerance: float = 0.0
+    """Logits. A canary's token after the first that led by less may be another one here, because
+    sums round differently; 0: every token must be the same."""
+    provenance: Provenance | None = None
     files: dict[str, FileFacts]
     """POSIX path relative to the engine -> facts; every file but the manifest."""
     digest: str = ""
@@ -203,18 +235,31 @@ def read_manifest(engine: Path) -> Manifest:
         EngineCorruptError: missing, unreadable or altered manifest.
         EngineIncompatibleError: written for another schema or step ABI.
     """
-    path = engine / MANIFEST_FILE
+    return decode_manifest(engine, manifest_bytes(engine))
+
+
+def manifest_bytes(engine: Path) -> bytes:
+    """`manifest.json` as it is on the disk.
+
+    Raises:
+        EngineCorruptError: missing or unreadable.
+    """
     try:
-        text = path.read_bytes()
-    except OSError as error:
+        return read_file(engine / MANIFEST_FILE, _MAX_BYTES)
+    except UnreadableError as error:
         raise EngineCorruptError(
-            f"cannot read {MANIFEST_FILE} ({error.strerror})",
+            f"{MANIFEST_FILE} {error}",
             field=str(engine),
             remedy="Give a directory written by `trtc build`",
         ) from error
+
+
+def decode_manifest(engine: Path, text: bytes) -> Manifest:
+    """The manifest in the bytes of `manifest.json`; for errors see `read_manifest`."""
+    path = engine / MANIFEST_FILE
     rebuild = "Build the engine again, or copy it again from where it was built"
     try:
-        versions = msgspec.json.decode(text, type=_Versions)
+        versions = decode_json(text, _Versions)
         for name, found, known in (
             ("schema_version", versions.schema_version, SCHEMA_VERSION),
             ("step_abi_version", versions.step_abi_version, STEP_ABI_VERSION),
@@ -225,11 +270,35 @@ def read_manifest(engine: Path) -> Manifest:
                     field=f"{MANIFEST_FILE}: {name}",
                     remedy="Build it with this trtc, or serve it with the one that built it",
                 )
-        manifest = msgspec.json.decode(text, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        manifest = decode_json(text, Manifest)
+    except UnreadableError as error:
         raise EngineCorruptError(str(error), field=str(path), remedy=rebuild) from error
     if manifest.digest != manifest._content_digest():
         raise EngineCorruptError(
             "the content does not match its digest", field=f"{path}: digest", remedy=rebuild
         )
+    _check_names(manifest)
+    _check_canaries(manifest)
     return manifest
+
+
+def _check_names(manifest: Manifest) -> None:
+    for name in manifest.files:
+        parts = name.split("/")
+        if "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
+            raise EngineCorruptError(f"{name!r} leads out of the engine", field=MANIFEST_FILE)
+
+
+def _check_canaries(manifest: Manifest) -> None:
+    """They run before a server is ready: one that does not fit would fail in the kernels."""
+    vocab_size, max_seq_len = manifest.model.vocab_size, manifest.limits.max_seq_len
+    for number, canary in enumerate(manifest.canaries):
+        problem = ""
+        if max(canary.prompt_ids + canary.token_ids) >= vocab_size:
+            problem = f"has a token outside the vocabulary of {vocab_size}"
+        elif len(canary.prompt_ids) + len(canary.token_ids) > max_seq_len:
+            problem = f"is longer than max_seq_len, which is {max_seq_len}"
+        elif canary.margins and len(canary.margins) != len(canary.token_ids):
+            problem = f"has {len(canary.margins)} margins for {len(canary.token_ids)} tokens"
+        if problem:
+            raise EngineCorruptError(problem, field=f"{MANIFEST_FILE}: canaries[{number}]")

@@ -10,7 +10,12 @@ from typing import Literal
 import msgspec
 
 from trtc.protos.dtypes import DTYPES, DTypeName
-from trtc.protos.manifest import KvGeometry, Limits, Record
+from trtc.protos.errors import EngineCorruptError
+from trtc.protos.files import UnreadableError, read_json
+from trtc.protos.kv import CacheLayout
+from trtc.protos.manifest import Limits
+from trtc.protos.numbers import Count, Index, Size
+from trtc.protos.record import Record
 
 Rows = Literal["T", "B", "B+1", "R", "1"]
 """Extent of a tensor's leading axis: tokens, sequences, logit rows, or one."""
@@ -22,8 +27,8 @@ class Buffer(Record, frozen=True):
     name: str
     dtype: DTypeName
     rows: Rows
-    columns: int
-    offset: int
+    columns: Count
+    offset: Size
     """Bytes from the arena's start; a multiple of 64. Buffers whose lives overlap never do."""
 
 
@@ -47,22 +52,23 @@ class Weight(Record, frozen=True):
 
     name: str
     dtype: DTypeName
-    shape: tuple[int, ...]
+    shape: tuple[Index, ...]
     """As stored: packed weights are rows of bytes."""
     layout: str
     """`row_major`; `packed_<weight dtype>` or `planes`: plugins/layouts.py says how; `compact`:
     plugins/compact.py; or `tiles`: plugins/tiles.py."""
-    offset: int
+    offset: Size
     """Bytes from the start of the data section; a multiple of 64."""
-    bytes: int
+    bytes: Size
     fill: Fill
 
 
 class Argument(Record, frozen=True):
     """One tensor argument of a call.
 
-    `kind` says where `name` is looked up: a buffer, a weight, a step input (token_ids, ...), the
-    KV pool of layer `index`, or the step's logits. A view of some columns of a wider buffer has
+    `kind` says where `name` is looked up: a buffer, a weight, a step input (token_ids, ...; where
+    each group of the cache layout has its own, that of group `index`), the
+    KV pool's region `index`, or the step's logits. A view of some columns of a wider buffer has
     `column_offset` and `row_stride` in elements.
     """
 
@@ -70,10 +76,10 @@ class Argument(Record, frozen=True):
     kind: Literal["buffer", "weight", "step", "pool", "logits"]
     name: str
     dtype: DTypeName
-    index: int = 0
-    column_offset: int = 0
-    row_stride: int = 0
-    columns: int = 0
+    index: Index = 0
+    column_offset: Index = 0
+    row_stride: Index = 0
+    columns: Index = 0
 
 
 class Call(Record, frozen=True):
@@ -92,13 +98,13 @@ class Call(Record, frozen=True):
 
 class Plan(Record, frozen=True):
     limits: Limits
-    kv: KvGeometry
-    vocab_size: int
+    kv: CacheLayout
+    vocab_size: Count
     buffers: tuple[Buffer, ...]
     weights: tuple[Weight, ...]
     calls: tuple[Call, ...]
-    arena_bytes: int
-    weights_bytes: int
+    arena_bytes: Size
+    weights_bytes: Size
     """Length of the data section of weights.safetensors."""
 
     def to_json(self) -> bytes:
@@ -106,7 +112,17 @@ class Plan(Record, frozen=True):
 
 
 def read_plan(path: Path) -> Plan:
-    return msgspec.json.decode(path.read_bytes(), type=Plan)
+    """Decode plan.json; its hash is checked by whoever opens the engine.
+
+    Raises:
+        EngineCorruptError: unreadable, or not a plan.
+    """
+    try:
+        return read_json(path, Plan)
+    except UnreadableError as error:
+        raise EngineCorruptError(
+            str(error), field=str(path), remedy="Build the engine again, or copy it again"
+        ) from error
 
 
 def max_rows(rows: str, limits: Limits) -> int:

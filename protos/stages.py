@@ -17,8 +17,11 @@ import msgspec
 
 from trtc.protos.bundle import KernelFacts, Profile
 from trtc.protos.errors import EngineCorruptError
-from trtc.protos.manifest import KvGeometry, Record
+from trtc.protos.files import UnreadableError, read_json
+from trtc.protos.kv import CacheLayout
+from trtc.protos.numbers import Index, Size
 from trtc.protos.plan import Buffer
+from trtc.protos.record import Record
 
 STAGES_FILE = "stages.json"
 PLANS_DIR = "plans"
@@ -43,17 +46,17 @@ class Launch(Record, frozen=True, tag="launch"):
     op: str
     arguments: dict[str, str]
     """Tensor parameter of the kernel -> tensor or constant; scalars come from the step."""
-    kernels: tuple[int, ...]
+    kernels: tuple[Index, ...]
     """For each profile, which of an SM's kernels."""
 
 
 class Stages(Record, frozen=True, kw_only=True):
-    pool: KvGeometry
+    pool: CacheLayout
     profiles: tuple[Profile, ...]
     """In the order that every plan numbers them."""
     buffers: tuple[Buffer, ...]
     """Offsets are multiples of TENSOR_ALIGNMENT."""
-    arena_bytes: int
+    arena_bytes: Size
     constants: dict[str, float]
     """f32 scalars that kernels read: scales of the pools."""
     stages: tuple[Segment | Launch, ...]
@@ -74,8 +77,8 @@ def read_stages(engine: Path) -> Stages:
     """
     path = engine / STAGES_FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Stages)
-    except (OSError, msgspec.DecodeError) as error:
+        return read_json(path, Stages)
+    except UnreadableError as error:
         raise EngineCorruptError(
             str(error), field=str(path), remedy="Build the engine again, or copy it again"
         ) from error

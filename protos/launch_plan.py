@@ -14,7 +14,9 @@ from typing import Literal, TypeVar
 import msgspec
 
 from trtc.protos.errors import EngineCorruptError
-from trtc.protos.manifest import Record
+from trtc.protos.files import UnreadableError, read_json
+from trtc.protos.numbers import Count, Index, Size
+from trtc.protos.record import Record
 
 LAUNCHES_FILE = "launches.json"
 KERNELS_DIR = "kernels"
@@ -30,22 +32,22 @@ Axis = Literal["tokens", "sequences", "rows", "splits", "one"]
 class Address(Record, frozen=True):
     """Where a tensor lies on the device: `offset` bytes into a space.
 
-    weights, arena, scratch, logits and sampling are one allocation each; `pool` is layer `index`'s
-    KV pool; `step` is the step input `name` (token_ids, ..., or dims).
+    weights, arena, scratch, logits and sampling are one allocation each; `pool` is the KV pool,
+    region `index`; `step` is the step input `name` (token_ids, ..., or dims).
     """
 
     space: Literal["weights", "arena", "scratch", "pool", "step", "logits", "sampling"]
     name: str = ""
-    index: int = 0
-    offset: int = 0
+    index: Index = 0
+    offset: Size = 0
 
 
 class GridAxis(Record, frozen=True):
     """Programs along an axis: times * (ceil(axis / block) + plus)."""
 
     axis: Axis = "one"
-    block: int = 1
-    times: int = 1
+    block: Count = 1
+    times: Count = 1
     plus: Axis | None = None
 
 
@@ -55,13 +57,13 @@ class KernelCode(Record, frozen=True):
     file: str
     """Cubin, relative to the engine."""
     entry: str
-    num_threads: int
-    shared_bytes: int
+    num_threads: Count
+    shared_bytes: Index
     """Dynamic shared memory of a launch; over 48 KB the function's limit is raised first."""
 
 
 class TileMap(Record, frozen=True):
-    """A tensor map of the copy engine of sm_90 (cuTensorMapEncodeTiled), made when the engine is
+    """A tensor map of TMA (cuTensorMapEncodeTiled), made when the engine is
     opened: bytes in up to five dimensions, copied in tiles into panels that are swizzled by 128."""
 
     address: Address
@@ -72,15 +74,15 @@ class TileMap(Record, frozen=True):
 
 
 class KernelCall(Record, frozen=True, tag_field="do", tag="kernel"):
-    kernel: int
+    kernel: Index
     """Index into `LaunchPlan.kernels`."""
     arguments: tuple[Address, ...]
     grid: tuple[GridAxis, GridAxis, GridAxis]
     overlaps: bool
-    """Launch with programmatic stream serialisation."""
+    """Programmatic dependent launch (PDL)."""
     maps: tuple[TileMap, ...] = ()
     """Their addresses follow the arguments."""
-    least_splits: int = 0
+    least_splits: Index = 0
     """Left out in buckets of fewer splits, where it has nothing to do."""
 
 
@@ -89,10 +91,10 @@ class Matrix(Record, frozen=True):
 
     address: Address
     dtype: str
-    columns: int
-    stride: int
+    columns: Count
+    stride: Count
     """Elements from a row to the next."""
-    rows: int = 0
+    rows: Index = 0
 
 
 class ProductCall(Record, frozen=True, tag_field="do", tag="product"):
@@ -121,7 +123,7 @@ class CollectiveCall(Record, frozen=True, tag_field="do", tag="collective"):
     target: Address
     """As large as the source, or for all_gather as every rank's, one after another."""
     dtype: str
-    columns: int
+    columns: Count
     """Elements of a row; the next follows without a gap."""
 
 
@@ -132,7 +134,7 @@ class CallVariant(Record, frozen=True):
     """One way to run a call, for buckets of up to `max_rows` rows."""
 
     kind: Literal["decode", "any"]
-    max_rows: int
+    max_rows: Index
     work: tuple[Work, ...]
 
 
@@ -147,23 +149,23 @@ class CallLaunches(Record, frozen=True):
 class StepBlock(Record, frozen=True):
     """The step's inputs as one block of int32, sent to the device in one copy."""
 
-    offsets: dict[str, int]
+    offsets: dict[str, Index]
     """Input (`dims` and the step ABI's names) -> its first element; page_table comes last."""
-    num_elements: int
-    table_width: int
+    num_elements: Count
+    table_width: Count
     """Pages of a row of `page_table`."""
-    max_rows: int
+    max_rows: Count
     """Logit rows of one step."""
 
 
 class SamplingTensor(Record, frozen=True):
     """A tensor of the sampler that is not part of the step block."""
 
-    offset: int
+    offset: Size
     """Bytes into the space `sampling`."""
-    rows: int
+    rows: Index
     """Room for so many."""
-    columns: int
+    columns: Index
 
 
 class SamplingPlan(Record, frozen=True):
@@ -171,21 +173,21 @@ class SamplingPlan(Record, frozen=True):
 
     stages: dict[str, tuple[KernelCall, ...]]
     tensors: dict[str, SamplingTensor]
-    bytes: int
+    bytes: Size
 
 
 class LaunchPlan(Record, frozen=True, kw_only=True):
-    sm: int
-    split_keys: int
-    """Keys a piece of split attention takes: the axis `splits` is the longest context over this,"""
-    max_splits: int
-    """but never more, where pieces become longer."""
+    sm: Count
+    split_keys: Count
+    """Keys a split of split attention takes: the axis `splits` is the longest context over this,"""
+    max_splits: Count
+    """but never more, where splits become longer."""
     kernels: tuple[KernelCode, ...]
     calls: tuple[CallLaunches, ...]
     sampling: SamplingPlan
     step: StepBlock
-    arena_bytes: int
-    scratch_bytes: int
+    arena_bytes: Size
+    scratch_bytes: Size
     """Temporary buffers of the call that needs most."""
 
     def tile_maps(self) -> tuple[TileMap, ...]:
@@ -207,8 +209,8 @@ class Tactic(Record, frozen=True):
 
     sites: tuple[str, ...]
     kind: Literal["decode", "mixed"]
-    rows: int
-    variant: int
+    rows: Index
+    variant: Index
     """Index into `CallLaunches.variants`."""
     microseconds: float
     """Of a whole step with it."""
@@ -257,8 +259,8 @@ def read_launches(engine: Path) -> LaunchPlan:
 
 def _read(path: Path, kind: type[_R]) -> _R:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError) as error:
+        return read_json(path, kind)
+    except UnreadableError as error:
         raise EngineCorruptError(
             str(error), field=str(path), remedy="Build the engine again, or copy it again"
         ) from error

@@ -1,0 +1,96 @@
+"""Which outputs trtc may write over, and directories that appear as outputs once they are whole."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtc.protos.errors import OutputError
+from trtc.protos.staging import (
+    Staging,
+    absolute,
+    exchange_with_output,
+    put_in_place,
+    settle,
+    staging,
+    sync,
+)
+
+
+@dataclass(frozen=True)
+class OutputKind:
+    """What a command writes, and replaces with --force."""
+
+    name: str
+    """`an engine`."""
+    why_foreign: Callable[[Path], str | None]
+    """Why a directory is not of this kind, as a clause; None: it is."""
+    option: str = "--output"
+    """Where the user names the output."""
+
+
+def refuse_occupied(output: Path, kind: OutputKind, *, force: bool) -> None:
+    """Refuse an output that may not be replaced; an empty directory is not in the way.
+
+    Raises:
+        OutputError: it exists and `force` is off, or it is not `kind` and so not ours to replace.
+    """
+    if not output.exists() and not output.is_symlink():
+        return
+    if output.is_dir() and not output.is_symlink() and not any(output.iterdir()):
+        return
+    if not force:
+        raise OutputError(
+            "exists already",
+            field=str(output),
+            remedy=f"Choose another {kind.option}, or give --force",
+        )
+    _refuse_foreign(output, kind, output)
+
+
+@contextmanager
+def new_directory(
+    output: Path,
+    kind: OutputKind,
+    *,
+    force: bool,
+    beside: Path | None = None,
+) -> Iterator[Path]:
+    """A directory to write into, which becomes `output` if the body ends well.
+
+    Args:
+        beside: of what the directory is a hidden sibling until then, on the output's file system;
+            None: of the output.
+
+    Raises:
+        OutputError: the output is in the way, another trtc is writing it, or the disk refuses.
+    """
+    output = absolute(output)
+    refuse_occupied(output, kind, force=force)
+    with staging(output, None if beside is None else absolute(beside)) as place:
+        yield place.new
+        publish(place, kind, force=force)
+
+
+def publish(place: Staging, kind: OutputKind, *, force: bool) -> None:
+    """Bring a staged directory to the disk and put it in its place, in one step.
+
+    Raises:
+        OutputError: something has come in the way meanwhile.
+    """
+    settle(place.new)
+    if not put_in_place(place):
+        refuse_occupied(place.output, kind, force=force)
+        exchange_with_output(place, lambda old: _refuse_foreign(old, kind, place.output))
+    sync(place.output.parent)
+
+
+def _refuse_foreign(directory: Path, kind: OutputKind, output: Path) -> None:
+    """Raises OutputError if `directory`, which is or was at `output`, is not of `kind`."""
+    problem = kind.why_foreign(directory)
+    if problem is not None:
+        raise OutputError(
+            f"is not {kind.name} ({problem}), and --force replaces nothing else",
+            field=str(output),
+            remedy=f"Choose another {kind.option}, or remove it yourself",
+        )

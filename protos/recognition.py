@@ -1,0 +1,83 @@
+"""Which directories trtc wrote, so that nothing else is ever replaced.
+
+A directory is trtc's if it holds a record (a JSON object with the SHA-256 of its own content under
+`digest`) and nothing that the record does not list. The check reads no schema: it knows what other
+versions of trtc wrote as well.
+"""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from trtc.protos.files import UnreadableError, read_json
+
+_MAX_RECORD_BYTES = 64 << 20
+
+
+def why_foreign(directory: Path, record: str, also: tuple[str, ...] = ()) -> str | None:
+    """Why `directory` is not trtc's to replace, as a clause; None: it is.
+
+    Files that the record lists may be missing, as in a copy that was interrupted: nothing is lost
+    with them. One of another size has been written by somebody else.
+
+    Args:
+        record: name of the record, such as `manifest.json`.
+        also: names beside the record that it cannot list.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    if directory.is_symlink() or not directory.is_dir():
+        return "it is not a directory"
+    sizes = _listed_sizes(directory / record)
+    if sizes is None:
+        return f"it has no {record} that trtc wrote"
+    parents = {str(parent) for name in sizes for parent in PurePosixPath(name).parents}
+    for name, info in _entries(directory):
+        if stat.S_ISDIR(info.st_mode):
+            is_known = name in parents
+        else:
+            is_known = name == record or name in also or name in sizes
+            if is_known and not stat.S_ISREG(info.st_mode):
+                return f"{name} in it is not a regular file"
+            if name in sizes and info.st_size != sizes[name]:
+                return f"{name} in it has been changed"
+        if not is_known:
+            return f"it holds {name}, which {record} does not list"
+    return None
+
+
+def record_digest(content: Mapping[str, Any]) -> str:
+    """SHA-256 of a record's canonical JSON with an empty `digest`."""
+    blank = {**content, "digest": ""}
+    return hashlib.sha256(msgspec.json.encode(blank, order="sorted")).hexdigest()
+
+
+def _listed_sizes(record: Path) -> dict[str, int] | None:
+    """Bytes of each file that a record lists; None: it is not a record of trtc's."""
+    try:
+        content = read_json(record, dict[str, Any], _MAX_RECORD_BYTES)
+        if content["digest"] != record_digest(content) or "trtc_version" not in content:
+            return None
+        return {name: facts["bytes"] for name, facts in content["files"].items()}
+    except UnreadableError:
+        return None
+    except (KeyError, TypeError, AttributeError, ValueError):  # JSON of another shape
+        return None
+
+
+def _entries(directory: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Everything below `directory`, as POSIX paths relative to it; links are not followed."""
+    waiting = [directory]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in sorted(entries, key=lambda one: one.name):
+                info = entry.stat(follow_symlinks=False)
+                yield Path(entry.path).relative_to(directory).as_posix(), info
+                if stat.S_ISDIR(info.st_mode):
+                    waiting.append(Path(entry.path))

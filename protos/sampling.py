@@ -1,0 +1,178 @@
+"""The parameters of sampling: name, type, default, range and meaning, each declared once.
+
+    SamplingOptions     what a request says
+    SamplingDefaults    what the model's authors say: for requests that do not
+    SamplingParams      what holds, and the defaults where neither says
+
+Validation, command line, keyword arguments, Triton's inputs, the step's sampling columns and the
+sampler's tensors follow from SAMPLING_PARAMETERS; the messages of the wire have its names.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypedDict
+
+import msgspec
+
+FLOAT32_MAX = 3.4028234663852886e38
+
+
+@dataclass(frozen=True)
+class Range:
+    """Values of a number; `most` of infinity stands for any that is finite in float32."""
+
+    least: float
+    most: float
+    above_least: bool = False
+    """Whether `least` itself is outside."""
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.least if self.above_least else value >= self.least
+        return above and value <= min(self.most, FLOAT32_MAX)  # false for NaN
+
+    def __str__(self) -> str:
+        lower = f"above {self.least}" if self.above_least else f"at least {self.least}"
+        return f"{lower} and {'finite' if self.most == math.inf else f'at most {self.most}'}"
+
+
+def _parameter(default: float, values: Range, meaning: str, *, model_may_say: bool = False) -> Any:
+    facts = {
+        "kind": type(default),
+        "default": default,
+        "values": values,
+        "meaning": meaning,
+        "model_may_say": model_may_say,
+    }
+    return field(default=default, metadata=facts)
+
+
+_PENALTY = Range(-2.0, 2.0)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are drawn. Defaults draw from the model's own distribution."""
+
+    temperature: float = _parameter(
+        1.0, Range(0.0, math.inf), "0 takes the likeliest token", model_may_say=True
+    )
+    top_k: int = _parameter(
+        0, Range(0, 2**31 - 1), "draw from the k likeliest tokens, 0: from all", model_may_say=True
+    )
+    top_p: float = _parameter(
+        1.0,
+        Range(0.0, 1.0, above_least=True),
+        "draw from the fewest tokens that have this probability together",
+        model_may_say=True,
+    )
+    min_p: float = _parameter(
+        0.0,
+        Range(0.0, 1.0),
+        "leave out tokens less likely than this share of the likeliest",
+        model_may_say=True,
+    )
+    repetition_penalty: float = _parameter(
+        1.0,
+        Range(0.0, math.inf, above_least=True),
+        "divides positive logits of tokens seen before, and multiplies negative ones",
+        model_may_say=True,
+    )
+    presence_penalty: float = _parameter(
+        0.0, _PENALTY, "taken from the logits of tokens drawn before"
+    )
+    frequency_penalty: float = _parameter(
+        0.0, _PENALTY, "taken from the logits of tokens for each time that they were drawn"
+    )
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    """None: drawn when the request is admitted."""
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether the tokens seen so far change the logits."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Fields of SamplingParams that the caller gave. The others are the model's defaults, or else
+    the runtime's."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int
+
+
+@dataclass(frozen=True)
+class SamplingParameter:
+    """One number of SamplingParams."""
+
+    name: str
+    kind: type[int] | type[float]
+    default: float
+    values: Range
+    meaning: str
+    model_may_say: bool
+    """Whether it may be in generation_config.json, under the same name."""
+
+    @property
+    def dtype(self) -> Literal["i32", "f32"]:
+        """Of its column, one value a row."""
+        return "i32" if self.kind is int else "f32"
+
+    @property
+    def default_said(self) -> str:
+        return (
+            f"the model's own, or {self.default:g}" if self.model_may_say else f"{self.default:g}"
+        )
+
+
+SAMPLING_PARAMETERS: tuple[SamplingParameter, ...] = tuple(
+    SamplingParameter(one.name, **one.metadata) for one in fields(SamplingParams) if one.metadata
+)
+
+
+class SamplingDefaults(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    """What the model's authors set for requests that do not say; None: nothing."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a value out of range, which makes a decoder's ValidationError."""
+        for name, value in self.sampling().items():
+            _check(name, value, _OF_MODEL[name])
+        if self.max_tokens is not None:
+            _check("max_tokens", self.max_tokens, _MAX_TOKENS)
+
+    def sampling(self) -> dict[str, float]:
+        """Those of SamplingParams that are set, by name."""
+        given = {name: getattr(self, name) for name in _OF_MODEL}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+_OF_MODEL = {one.name: one.values for one in SAMPLING_PARAMETERS if one.model_may_say}
+_MAX_TOKENS = Range(1, 2**31 - 1)
+
+NO_DEFAULTS = SamplingDefaults()
+
+
+def _check(name: str, value: float, values: Range) -> None:
+    if value not in values:
+        raise ValueError(f"{name} is {value}, not {values}")

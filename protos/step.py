@@ -1,0 +1,123 @@
+"""What a step is given: every input and every sampling column, declared once.
+
+    T   tokens of the step           R   rows of logits
+    B   sequences                    P   pages of the longest context
+
+Graphs, plans, generated code, executors and ranks take names, element types, shapes and order from
+these tables. What they do with an input follows from its shape. Sampling has columns of R values:
+one for each of protos/sampling.py's parameters, and what a draw needs besides.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from trtc.protos.dtypes import DTypeName
+from trtc.protos.sampling import SAMPLING_PARAMETERS
+
+Symbol = Literal["T", "B", "B+1", "P", "R"]
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """An array of runtime/executors/base.py's StepBatch."""
+
+    name: str
+    shape: tuple[Symbol, ...]
+    meaning: str
+    dtype: DTypeName = "i32"
+    in_graph: bool = True
+    """Whether every model computes with it. Otherwise it is there only where the executor runs
+    ahead of the host."""
+    per_group: bool = False
+    """Whether each group of the cache layout has its own: StepBatch holds them one after the other,
+    a graph has an input for each."""
+
+    @property
+    def is_table(self) -> bool:
+        """Whether its rows are as long as the step needs: kernels are given their stride."""
+        return self.shape[-1] == "P"
+
+
+STEP_INPUTS: tuple[StepInput, ...] = (
+    StepInput("token_ids", ("T",), "the tokens"),
+    StepInput("positions", ("T",), "of each token in its sequence, from 0"),
+    StepInput(
+        "slots",
+        ("T",),
+        "page * page_size + offset: where each token's K and V go",
+        per_group=True,
+    ),
+    StepInput("query_start", ("B+1",), "prefix sums of new tokens a sequence"),
+    StepInput("context_lens", ("B",), "tokens of each sequence after this step"),
+    StepInput(
+        "page_table",
+        ("B", "P"),
+        "page ids; those past a sequence's context, or before its window, are not read",
+        per_group=True,
+    ),
+    StepInput("logit_rows", ("R",), "which of the T rows need logits, ascending"),
+    StepInput("token_sources", ("T",), "logit row of the step before, or -1", in_graph=False),
+)
+"""In the order of a graph's inputs, and of `trtc_engine_step_t`."""
+
+GRAPH_INPUTS: tuple[StepInput, ...] = tuple(one for one in STEP_INPUTS if one.in_graph)
+
+
+def group_input(name: str, group: int) -> str:
+    """The graph's name of a group's own input."""
+    return name if group == 0 else f"{name}_{group}"
+
+
+def graph_inputs(num_groups: int) -> Iterator[tuple[str, StepInput, int]]:
+    """(name in the graph, input, group) of every input, those of further groups last."""
+    for group in range(max(1, num_groups)):
+        for one in GRAPH_INPUTS:
+            if group == 0 or one.per_group:
+                yield group_input(one.name, group), one, group
+
+
+def in_block_order(inputs: Iterable[StepInput]) -> tuple[StepInput, ...]:
+    """The order in one block of device memory that is sent up to where the step ends in it: short
+    inputs first, then those as long as the step has tokens, and tables, the longest, last."""
+    return tuple(sorted(inputs, key=lambda one: (one.is_table, "T" in one.shape)))
+
+
+@dataclass(frozen=True)
+class SamplingColumn:
+    """One value for each row of logits: an [R] array of runtime's SamplingBatch."""
+
+    name: str
+    dtype: Literal["f32", "i32", "i64", "u64"]
+    meaning: str
+
+    @property
+    def device_dtype(self) -> Literal["f32", "i32"] | None:
+        """The same; None for what has 64 bits: a device is given one random number for that."""
+        return self.dtype if self.dtype == "f32" or self.dtype == "i32" else None
+
+
+SAMPLING_COLUMNS: tuple[SamplingColumn, ...] = (
+    *(SamplingColumn(one.name, one.dtype, one.meaning) for one in SAMPLING_PARAMETERS),
+    SamplingColumn("seed", "u64", "of the request"),
+    SamplingColumn("sequence", "i64", "index within the request, 0 to n - 1"),
+    SamplingColumn("position", "i64", "index in the sequence's output, from 0"),
+    SamplingColumn("num_logprobs", "i32", "likeliest tokens to report; -1: not even the drawn one"),
+)
+
+
+@dataclass(frozen=True)
+class SparseColumn:
+    """Values for a few tokens of a few rows: the SparseRows of runtime's SamplingBatch."""
+
+    name: str
+    values: str
+    """What a device calls them, after the name."""
+    dtype: Literal["f32", "i32"]
+    meaning: str
+
+
+SPARSE_COLUMNS: tuple[SparseColumn, ...] = (
+    SparseColumn("seen", "counts", "i32", "tokens that penalties look at: times in the output"),
+    SparseColumn("bias", "values", "f32", "added to the logits"),
+)
