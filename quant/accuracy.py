@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from trtc.protos.errors import AccuracyError, InvariantError
 from trtc.protos.manifest import AccuracyFacts, LayerError
+from trtc.quant.calibration_text import TokenSet
 
 Float32s = NDArray[np.float32]
 Float64s = NDArray[np.float64]
@@ -35,10 +36,18 @@ class Accuracy:
     """Share of positions with the same most likely token."""
 
     def facts(
-        self, text_sha256: str, measured_on: str, layers: tuple[LayerError, ...] = ()
+        self, texts: TokenSet, measured_on: str, layers: tuple[LayerError, ...] = ()
     ) -> AccuracyFacts:
+        """These figures as the manifest records them.
+
+        Args:
+            texts: what was measured on.
+            measured_on: what ran: `cpu:x86-64-v4`.
+            layers: errors of the quantised linears.
+        """
         return AccuracyFacts(
-            text_sha256=text_sha256,
+            text=texts.source,
+            text_sha256=texts.sha256,
             tokens=self.tokens,
             perplexity=self.perplexity,
             reference_perplexity=self.reference_perplexity,

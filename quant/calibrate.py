@@ -1,13 +1,14 @@
 """Quantise a checkpoint with nvidia-modelopt into a unified Hugging Face checkpoint."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.manifest import LayerError
+from trtc.protos.progress import Progress, Step
 from trtc.quant.calibration_text import (
     MIN_TOKENS,
     TOKENIZER_FILE,
@@ -18,11 +19,10 @@ from trtc.quant.calibration_text import (
     read_texts,
     tokenize,
 )
-from trtc.quant.evaluation import SELF_SAMPLE_LENGTH, heldout_set
+from trtc.quant.device import Placement, on_best_device
+from trtc.quant.evaluation import SELF_SAMPLE_LENGTH, heldout_set, part_of
 from trtc.quant.reference_model import load_model, sample_sequences
 from trtc.quant.scheme import Scheme
-
-Progress = Callable[[str], None]
 
 _COPIED_FILES = (
     TOKENIZER_FILE,
@@ -54,6 +54,10 @@ class CalibrationFacts:
     """On held-out text, in the order of the model."""
     starved_experts: tuple[str, ...] = ()
     """Experts that calibration text hardly reached, calibrated on all tokens of their layer."""
+    device: str = "CPU"
+    """What computed: `CPU`, or the GPU's name. Their rounding differs."""
+    kept: tuple[str, ...] = ()
+    """Linears that were left unquantised because `keep` names them, or one that must be alike."""
 
 
 def quantize_checkpoint(
@@ -63,6 +67,8 @@ def quantize_checkpoint(
     calibration: Path | None,
     output_dir: Path,
     progress: Progress,
+    heldout: TokenSet | None = None,
+    keep: Sequence[str] = (),
 ) -> CalibrationFacts:
     """Write `model_dir`, quantised by `scheme`, as a unified Hugging Face checkpoint.
 
@@ -73,8 +79,12 @@ def quantize_checkpoint(
         kv_dtype: f8e4m3 adds scales for an FP8 KV cache.
         calibration: .jsonl or text; None for the text that ships with trtc.
         output_dir: made if absent; its files are overwritten.
+        heldout: tokens to measure the layers on, of which a part is taken; None: of the text that
+            ships with trtc.
+        keep: globs of linears that stay bf16.
 
     Raises:
+        RequestError: a glob of `keep` that names no linear.
         UnsupportedError: a model that the scheme cannot quantise, with the linear's name.
         CalibrationError: text that is too small or unreadable.
         CheckpointError: a damaged checkpoint.
@@ -88,28 +98,58 @@ def quantize_checkpoint(
     # Read before any work, so that a bad file costs no time; torch and modelopt cost seconds.
     texts = default_calibration() if calibration is None else read_texts(calibration)
     from trtc.quant import modelopt_ptq as ptq
+
+    kept = ptq.check_quantizable(model_dir, scheme, keep)
+    progress(Step("loading the checkpoint"))
+    model = load_model(model_dir, "bfloat16")
+    with on_best_device(model) as placement:
+        return _quantize(
+            model,
+            model_dir,
+            scheme,
+            kv_dtype,
+            texts,
+            output_dir,
+            progress,
+            heldout,
+            placement,
+            kept,
+        )
+
+
+def _quantize(
+    model: Any,
+    model_dir: Path,
+    scheme: Scheme,
+    kv_dtype: str,
+    texts: Texts,
+    output_dir: Path,
+    progress: Progress,
+    heldout: TokenSet | None,
+    placement: Placement,
+    kept: tuple[str, ...],
+) -> CalibrationFacts:
+    from trtc.quant import modelopt_ptq as ptq
     from trtc.quant.experts import separate_experts
     from trtc.quant.layer_error import measure_layers
 
-    ptq.check_quantizable(model_dir, scheme)
-    progress("loading the checkpoint")
-    model = load_model(model_dir, "bfloat16")
     facts = model.config.get_text_config()
     window = min(WINDOW, facts.max_position_embeddings)
-    config = ptq.modelopt_config(scheme, kv_dtype)
+    config = ptq.modelopt_config(scheme, kv_dtype, kept)
     tokens = _calibration_set(model, model_dir, texts, window, _MAX_TOKENS[ptq.method_of(config)])
-    heldout = heldout_set(model_dir, facts.vocab_size, window, model=model)
+    heldout = heldout or heldout_set(model_dir, facts.vocab_size, window, model=model)
     experts = separate_experts(model)
     starved = ptq.mark_starved(model, experts, tokens)
-    progress(f"calibrating {scheme.name} on {tokens.num_tokens} tokens")
-    ptq.calibrate(model, config, tokens, experts)
-    progress("measuring every layer on held-out text")
-    layers = measure_layers(model, heldout.sequences)
-    progress("writing the quantised checkpoint")
+    phase = f"calibrating {scheme.name} on {tokens.num_tokens} tokens, {placement}"
+    ptq.calibrate(model, config, tokens, experts, phase, progress)
+    layers = measure_layers(model, part_of(heldout).sequences, progress)
+    progress(Step("writing the quantised checkpoint"))
     output_dir.mkdir(parents=True, exist_ok=True)
     ptq.export(model, output_dir)
     _copy_files(model_dir, output_dir)
-    return CalibrationFacts(tokens.source, tokens.sha256, tokens.num_tokens, layers, starved)
+    return CalibrationFacts(
+        tokens.source, tokens.sha256, tokens.num_tokens, layers, starved, placement.name, kept
+    )
 
 
 def _calibration_set(

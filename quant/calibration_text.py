@@ -4,17 +4,22 @@ Padding would enter every activation statistic, so samples are joined into one s
 (each with the special tokens that the tokenizer adds) and the stream is cut into equal windows.
 """
 
+import codecs
 import hashlib
+import io
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from trtc.protos.errors import CalibrationError
+from trtc.protos.files import MAX_JSON_BYTES, UnreadableError, decode_json, read_file
+from trtc.protos.panics import tokenizer_failures
 
 TOKENIZER_FILE = "tokenizer.json"
 CALIBRATION_TEXT = Path(__file__).parent / "data" / "calibration.txt"
@@ -24,9 +29,16 @@ MIN_TOKENS = 4096
 """A static scale is the largest activation ever seen, 99.9th percentile and above: with fewer than
 a few thousand tokens it is set by chance. AWQ's authors and nvidia-modelopt use 16 or more windows
 of 256 tokens and more; 16 * 256 is this floor."""
+MIN_EVAL_TOKENS = 512
+"""Below, the mean divergence of a healthy engine varies by its own size from text to text."""
 WINDOW = 512
+_MAX_BYTES = 256 << 20
 _MAX_CHARACTERS = 8_000_000
 """Text read of a file; far more than any calibration uses."""
+_MAX_LINE_BYTES = 4 * (_MAX_CHARACTERS + 1)
+"""More than `_MAX_CHARACTERS`, whatever they are."""
+_MARK = b"\xef\xbb\xbf"
+_UTF8 = codecs.getincrementaldecoder("utf-8")
 
 Int32s = NDArray[np.int32]
 
@@ -56,9 +68,13 @@ class TokenSet:
         return sum(len(sequence) for sequence in self.sequences)
 
 
+_TokenId = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
+"""What the arrays hold; which of them the model has is asked later."""
+
+
 class _Record(msgspec.Struct, frozen=True):
     text: str | None = None
-    token_ids: tuple[int, ...] | None = None
+    token_ids: tuple[_TokenId, ...] | None = None
 
 
 def read_texts(path: Path, option: str = "--calib") -> Texts:
@@ -70,17 +86,15 @@ def read_texts(path: Path, option: str = "--calib") -> Texts:
         CalibrationError: unreadable file; a line that is not UTF-8 or not such JSON; no text.
     """
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise CalibrationError(
-            f"cannot be read ({error.strerror})", field=f"{option} {path}"
-        ) from error
+        content = read_file(path, _MAX_BYTES)
+    except UnreadableError as error:
+        raise CalibrationError(str(error), field=f"{option} {path}") from error
     where = f"{option} {path}"
     lines = _lines(content, where)
     if path.suffix in (".jsonl", ".ndjson"):
         distinct = tuple(dict.fromkeys(_records(lines, where)))
     else:
-        distinct = ("\n".join(line for _, line in lines),)
+        distinct = ("".join(line for _, line in lines)[:_MAX_CHARACTERS],)
     if not any(not isinstance(sample, str) or sample.strip() for sample in distinct):
         raise CalibrationError(
             "has no text in it", field=where, remedy=f"It needs at least {MIN_TOKENS} tokens"
@@ -94,7 +108,8 @@ def default_calibration() -> Texts:
 
 
 def default_heldout() -> Texts:
-    """Shipped text that is not in `default_calibration`, to measure accuracy on."""
+    """Prose, code and several languages, none of it in `default_calibration`, to measure accuracy
+    on."""
     return _shipped(HELDOUT_TEXT)
 
 
@@ -104,11 +119,17 @@ def _shipped(path: Path) -> Texts:
 
 
 def _lines(content: bytes, where: str) -> Iterator[tuple[int, str]]:
-    """Numbered lines of at most `_MAX_CHARACTERS` in all."""
+    """Numbered lines with their ends, up to the one that makes `_MAX_CHARACTERS` in all; of a line
+    that is longer than that alone, the beginning."""
+    stream = io.BytesIO(content)
+    stream.seek(len(_MARK) if content.startswith(_MARK) else 0)
     read = 0
-    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+    for number in itertools.count(1):
+        line = stream.readline(_MAX_LINE_BYTES)
+        if not line or read > _MAX_CHARACTERS:
+            return
         try:
-            text = line.decode("utf-8")
+            text = _UTF8().decode(line, final=len(line) < _MAX_LINE_BYTES)
         except UnicodeDecodeError as error:
             raise CalibrationError(
                 f"line {number} is not UTF-8 (byte {error.start + 1} of the line)",
@@ -117,17 +138,21 @@ def _lines(content: bytes, where: str) -> Iterator[tuple[int, str]]:
             ) from error
         yield number, text
         read += len(text)
-        if read > _MAX_CHARACTERS:
-            return
 
 
 def _records(lines: Iterator[tuple[int, str]], where: str) -> Iterator[str | tuple[int, ...]]:
     for number, line in lines:
         if not line.strip():
             continue
+        if len(line) > _MAX_CHARACTERS:
+            raise CalibrationError(
+                f"line {number} has more than {_MAX_CHARACTERS} characters",
+                field=where,
+                remedy="Give one sample a line",
+            )
         try:
-            record = msgspec.json.decode(line, type=_Record)
-        except msgspec.DecodeError as error:
+            record = decode_json(line.encode(), _Record)
+        except UnreadableError as error:
             raise CalibrationError(
                 f'line {number} is not JSON with a "text" ({error})', field=where
             ) from error
@@ -158,7 +183,7 @@ def tokenize(
     Args:
         model_dir: holds tokenizer.json, which samples of token ids do not need.
         min_tokens: the fewest that mean anything.
-        tail: keep the shorter window at the end.
+        tail: the last window may be shorter, so that no token of `max_tokens` is left out.
 
     Raises:
         CalibrationError: too few tokens; ids beyond the vocabulary; text without a tokenizer.
@@ -208,19 +233,30 @@ def _encode(written: Sequence[str], model_dir: Path, field: str) -> list[tuple[i
         )
     from tokenizers import Tokenizer
 
-    tokenizer: Any = Tokenizer.from_file(str(file))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return [tuple(encoding.ids) for encoding in tokenizer.encode_batch(list(written))]
+    def as_error(problem: str) -> CalibrationError:
+        return CalibrationError(
+            f"needs a tokenizer to be read with, and {file} cannot be read ({problem})",
+            field=field,
+            remedy='Mend the tokenizer, or give .jsonl lines with "token_ids"',
+        )
+
+    with tokenizer_failures(as_error):
+        tokenizer: Any = Tokenizer.from_buffer(read_file(file, MAX_JSON_BYTES))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return [tuple(encoding.ids) for encoding in tokenizer.encode_batch(list(written))]
 
 
 def _windows(stream: Int32s, window: int, max_tokens: int, tail: bool) -> tuple[Int32s, ...]:
     count = max(1, len(stream) // window)
-    wanted = min(count, max(1, max_tokens // window))
+    needed = -(-max_tokens // window) if tail else max_tokens // window
+    wanted = min(count, max(1, needed))
     starts = [(i * count // wanted) * window for i in range(wanted)]
-    size = min(window, max_tokens)
-    windows = [stream[start : start + size] for start in starts]
-    rest = stream[count * window :][: max_tokens - wanted * size]
-    if tail and wanted == count and len(rest) > 1:  # one token predicts nothing
-        windows.append(rest)
-    return tuple(windows)
+    windows = [stream[start : start + window] for start in starts]
+    if tail and needed > count:
+        windows.append(stream[count * window :])
+    excess = sum(map(len, windows)) - max_tokens
+    if excess > 0:
+        windows[-1] = windows[-1][:-excess]
+    # One token predicts nothing.
+    return tuple(windows[:1]) + tuple(part for part in windows[1:] if len(part) > 1)

@@ -1,9 +1,11 @@
 """Which tokens an engine is measured on: held-out text, or what the model itself writes."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trtc.quant.calibration_text import (
+    MIN_EVAL_TOKENS,
     TOKENIZER_FILE,
     WINDOW,
     TokenSet,
@@ -14,7 +16,8 @@ from trtc.quant.calibration_text import (
 from trtc.quant.reference_model import load_model, reference_dtype, sample_sequences
 
 MAX_TOKENS = 4096
-"""Held-out tokens that a build measures on: enough for KL to settle to a few per cent."""
+"""Held-out tokens that a build measures on by default: enough for KL to settle to a few per
+cent."""
 HELDOUT_SEED = 2
 SELF_SAMPLE_LENGTH = 128
 
@@ -25,6 +28,7 @@ def heldout_set(
     max_seq_len: int,
     text: Path | None = None,
     model: Any = None,
+    tokens: int | None = None,
 ) -> TokenSet:
     """Held-out windows for a checkpoint; without a tokenizer, sequences sampled from the model.
 
@@ -32,17 +36,40 @@ def heldout_set(
         max_seq_len: longest sequence that the engine takes.
         text: .jsonl or text instead of what ships with trtc.
         model: the unquantised Transformers model, where it is loaded already.
+        tokens: how many, all of which the text must have; None: up to 4096, of a text with at
+            least MIN_EVAL_TOKENS.
 
     Raises:
         CalibrationError: unreadable text, or too little of it.
     """
     window = min(WINDOW, max_seq_len)
+    wanted = tokens or MAX_TOKENS
     if text is None and not (model_dir / TOKENIZER_FILE).is_file():
         length = min(window, SELF_SAMPLE_LENGTH)
-        count = max(1, MAX_TOKENS // length)
+        count = max(1, wanted // length)
         model = model or load_model(model_dir, reference_dtype(model_dir))
         return sample_sequences(model, count=count, length=length, seed=HELDOUT_SEED)
-    return text_set(model_dir, vocab_size, max_seq_len, text, max_tokens=MAX_TOKENS)
+    option = "--eval-text"
+    return tokenize(
+        default_heldout() if text is None else read_texts(text, option),
+        model_dir,
+        vocab_size,
+        window=window,
+        max_tokens=wanted,
+        min_tokens=MIN_EVAL_TOKENS if tokens is None else tokens,
+        tail=True,
+        option=option,
+    )
+
+
+def part_of(texts: TokenSet, max_tokens: int = MAX_TOKENS) -> TokenSet:
+    """At most `max_tokens` of the windows, spread evenly; at least one window."""
+    if texts.num_tokens <= max_tokens:
+        return texts
+    count = len(texts.sequences)
+    wanted = max(1, count * max_tokens // texts.num_tokens)
+    chosen = tuple(texts.sequences[i * count // wanted] for i in range(wanted))
+    return replace(texts, sequences=chosen)
 
 
 def text_set(

@@ -9,7 +9,10 @@ import torch
 from torch.nn import functional
 
 from trtc.protos.manifest import LayerError
+from trtc.protos.progress import Progress, counted
 from trtc.quant.calibration_text import Int32s
+from trtc.quant.device import device_of
+from trtc.quant.wide_linears import wide_linears
 
 _SILENT_DB = 200.0
 """Reported when quantisation changes nothing: more than f32 can resolve."""
@@ -51,7 +54,9 @@ class _Meter:
         )
 
 
-def measure_layers(model: Any, sequences: Sequence[Int32s]) -> tuple[LayerError, ...]:
+def measure_layers(
+    model: Any, sequences: Sequence[Int32s], report: Progress = lambda step: None
+) -> tuple[LayerError, ...]:
     """Errors of every quantised linear of a modelopt model, in its order.
 
     Each linear is compared on the input that it gets in the quantised model, so that a figure
@@ -63,9 +68,10 @@ def measure_layers(model: Any, sequences: Sequence[Int32s]) -> tuple[LayerError,
         if _is_quantized_linear(module)
     ]
     handles = [module.register_forward_hook(meter) for meter, module in meters]
-    for ids in _batches(sequences):
-        with torch.inference_mode():
-            model.base_model(ids, use_cache=False)
+    phase = "measuring every layer on held-out text"
+    for ids in counted(_batches(sequences), phase, len(sequences), "sequences", report):
+        with torch.inference_mode(), wide_linears():
+            model.base_model(ids.to(device_of(model)), use_cache=False)
     for handle in handles:
         handle.remove()
     results = (meter.result() for meter, _ in meters)

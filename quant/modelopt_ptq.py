@@ -1,7 +1,10 @@
 """The border to nvidia-modelopt: its config, calibration and export, made quiet and checked."""
 
 import copy
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,17 @@ import transformers
 from torch import nn
 
 from trtc.protos.errors import CalibrationError, UnsupportedError
+from trtc.protos.progress import Progress, Step
 from trtc.quant import nvfp4
+from trtc.quant.awq import Forward, with_fast_search
 from trtc.quant.calibration_text import TokenSet
+from trtc.quant.device import device_of
 from trtc.quant.experts import STARVED_TOKENS, SeparateExperts, prepare_export, separate_experts
+from trtc.quant.keep import kept_linears
 from trtc.quant.quiet import quiet_libraries
 from trtc.quant.reference_model import load_config
 from trtc.quant.scheme import Scheme
+from trtc.quant.wide_linears import wide_linears
 
 _BATCH = 4
 _BAD_WEIGHTS = "The checkpoint is damaged there, or dead; check it in bf16 first"
@@ -24,10 +32,17 @@ _E2M1_BITS = (2, 1)
 _NEVER_QUANTIZED = ("*lm_head*", "*router*", "*mlp.gate.*", "*block_sparse_moe.gate.*")
 
 
-def check_quantizable(model_dir: Path, scheme: Scheme) -> None:
+def check_quantizable(model_dir: Path, scheme: Scheme, keep: Sequence[str] = ()) -> tuple[str, ...]:
     """Refuse a model whose linears do not fit the scheme, before weights are read.
 
+    Args:
+        keep: globs of linears that stay unquantised.
+
+    Returns:
+        The linears that stay unquantised.
+
     Raises:
+        RequestError: a glob that names no linear.
         UnsupportedError: names the linear and its size.
         CheckpointError: unreadable config.json.
     """
@@ -35,11 +50,14 @@ def check_quantizable(model_dir: Path, scheme: Scheme) -> None:
     with quiet_libraries(), torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     separate_experts(model)
+    kept = kept_linears(keep, [name for name, _ in _quantized_linears(model)])
     group = scheme.group_size
     if group is None:
-        return
+        return kept
     remedy = "Use --dtype fp8 or int8_sq, which take any size"
     for name, linear in _quantized_linears(model):
+        if name in kept:
+            continue
         if linear.in_features % group:
             raise UnsupportedError(
                 f"has {linear.in_features} input features, no multiple of {scheme.name}'s group "
@@ -53,16 +71,22 @@ def check_quantizable(model_dir: Path, scheme: Scheme) -> None:
                 field=name,
                 remedy=remedy,
             )
+    return kept
 
 
 def _quantized_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and "layers." in name:
+        is_linear = isinstance(module, nn.Linear) and "layers." in name
+        if is_linear and not any(fnmatchcase(f"{name}.", rule) for rule in _NEVER_QUANTIZED):
             yield name, module
 
 
-def modelopt_config(scheme: Scheme, kv_dtype: str) -> dict[str, Any]:
-    """modelopt's config: the last rule that matches a quantiser wins."""
+def modelopt_config(scheme: Scheme, kv_dtype: str, kept: Sequence[str] = ()) -> dict[str, Any]:
+    """modelopt's config: the last rule that matches a quantiser wins.
+
+    Args:
+        kept: names of linears that stay unquantised.
+    """
     assert scheme.modelopt is not None
     with quiet_libraries():
         import modelopt.torch.quantization as mtq
@@ -72,14 +96,15 @@ def modelopt_config(scheme: Scheme, kv_dtype: str) -> dict[str, Any]:
             kv = copy.deepcopy(mtq.FP8_KV_CFG["quant_cfg"])
             config = mtq.update_quant_cfg_with_kv_cache_quant(config, kv)
         if scheme.weight == "f4e2m1":
-            _round_on_cpu(config)
+            _round_anywhere(config)
     config["quant_cfg"] += [
-        {"quantizer_name": pattern, "enable": False} for pattern in _NEVER_QUANTIZED
+        {"quantizer_name": pattern, "enable": False}
+        for pattern in (*_NEVER_QUANTIZED, *(f"{name}.*" for name in kept))
     ]
     return config
 
 
-def _round_on_cpu(config: dict[str, Any]) -> None:
+def _round_anywhere(config: dict[str, Any]) -> None:
     """Let NVFP4 quantisers call ours: modelopt's own kernel needs a GPU."""
     from modelopt.torch.quantization.nn.modules import tensor_quantizer
 
@@ -96,12 +121,12 @@ def method_of(config: dict[str, Any]) -> str:
     return str(algorithm["method"] if isinstance(algorithm, dict) else algorithm)
 
 
-def run_decoder(model: Any, tokens: TokenSet) -> None:
+def run_decoder(model: Any, tokens: TokenSet, batch: int = _BATCH) -> None:
     """Run the windows through the model without its lm_head, which nobody calibrates."""
-    for begin in range(0, len(tokens.sequences), _BATCH):
-        ids = torch.from_numpy(np.stack(tokens.sequences[begin : begin + _BATCH]).astype(np.int64))
-        with torch.inference_mode():
-            model.base_model(ids, use_cache=False)
+    for begin in range(0, len(tokens.sequences), batch):
+        ids = torch.from_numpy(np.stack(tokens.sequences[begin : begin + batch]).astype(np.int64))
+        with torch.inference_mode(), wide_linears():
+            model.base_model(ids.to(device_of(model)), use_cache=False)
 
 
 def mark_starved(
@@ -125,7 +150,12 @@ def mark_starved(
 
 
 def calibrate(
-    model: Any, config: dict[str, Any], tokens: TokenSet, experts: tuple[SeparateExperts, ...]
+    model: Any,
+    config: dict[str, Any],
+    tokens: TokenSet,
+    experts: tuple[SeparateExperts, ...],
+    phase: str,
+    report: Progress,
 ) -> None:
     """Quantise `model` in place: what it computes from now on is what the export will hold.
 
@@ -142,7 +172,8 @@ def calibrate(
         ]
         for layer in experts:
             layer.collecting = True
-        mtq.quantize(model, config, lambda quantized: run_decoder(quantized, tokens))
+        with _counting_layers(model, _num_batches(config, tokens), phase, report):
+            mtq.quantize(model, config, _forward_loop(config, tokens))
         for layer in experts:
             layer.collecting = False
         for guard in guards:
@@ -150,6 +181,40 @@ def calibrate(
         _check_scales(model)
         # The export does this too: once done, what is measured is what is shipped.
         requantize_resmooth_fused_llm_layers(model)
+
+
+@contextmanager
+def _counting_layers(model: Any, batches: int, phase: str, report: Progress) -> Iterator[None]:
+    """Progress each decoder layer that a batch has gone through."""
+    total = batches * len(model.base_model.layers)
+    done = itertools.count(1)
+
+    def count(*_: Any) -> None:
+        report(Step(phase, min(next(done), total), total, "layers"))
+
+    report(Step(phase, 0, total, "layers"))
+    hooks = [layer.register_forward_hook(count) for layer in model.base_model.layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _num_batches(config: dict[str, Any], tokens: TokenSet) -> int:
+    """How often calibration runs the decoder."""
+    batches = -(-len(tokens.sequences) // _BATCH)
+    return batches + 1 if method_of(config) == "awq_lite" else batches
+
+
+def _forward_loop(config: dict[str, Any], tokens: TokenSet) -> Forward:
+    def run(model: Any) -> None:
+        run_decoder(model, tokens)
+
+    def run_at_once(model: Any) -> None:
+        run_decoder(model, tokens, batch=len(tokens.sequences))
+
+    return with_fast_search(run, run_at_once) if method_of(config) == "awq_lite" else run
 
 
 class _Guard:

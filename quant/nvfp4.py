@@ -1,4 +1,4 @@
-"""NVFP4 on a CPU: nvidia-modelopt rounds to it on a GPU alone, and asks here instead."""
+"""NVFP4 on any device: nvidia-modelopt rounds to it on a GPU alone, and asks here instead."""
 
 from typing import Any
 
@@ -22,14 +22,16 @@ def fake_quantize(x: torch.Tensor, quantizer: Any) -> torch.Tensor:
     unit = quantizer.amax.float() / (_E2M1_MAX * _E4M3_MAX)
     blocks = x.float().reshape(*x.shape[:-1], -1, _BLOCK)
     scale = blocks.abs().amax(-1, keepdim=True) / _E2M1_MAX / unit
-    scale = torch.where(scale == 0, torch.ones(()), scale.clamp(_E4M3_MIN, _E4M3_MAX))
+    scale = torch.where(
+        scale == 0, torch.ones((), device=scale.device), scale.clamp(_E4M3_MIN, _E4M3_MAX)
+    )
     scale = scale.to(torch.float8_e4m3fn).float() * unit
     rounded: torch.Tensor = _round_e2m1(blocks / scale) * scale
     return rounded.reshape(x.shape).to(x.dtype)
 
 
 def _round_e2m1(x: torch.Tensor) -> torch.Tensor:
-    values = torch.tensor(_E2M1)
+    values = torch.tensor(_E2M1, device=x.device)
     edges = (values[1:] + values[:-1]) / 2
     size = x.abs().clamp(max=_E2M1_MAX)
     code = torch.searchsorted(edges, size)

@@ -4,7 +4,8 @@ What is not understood is an error that names it: weights read by the wrong rule
 answer nonsense, and leaving quantisation out would hide what the user asked for.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from trtc.protos.errors import CheckpointError, UnsupportedError
@@ -13,7 +14,7 @@ from trtc.quant.formats.compressed_tensors import read_compressed_tensors
 from trtc.quant.formats.fp8 import read_fp8
 from trtc.quant.formats.gptq import read_gptq
 from trtc.quant.formats.modelopt import read_modelopt
-from trtc.quant.formats.stored import unsupported
+from trtc.quant.formats.stored import CONFIG_FIELD, shown, unsupported
 from trtc.quant.scheme import CheckpointQuantization
 
 Reader = Callable[
@@ -47,12 +48,28 @@ def read_quantization(
     """
     declared = config.get("quantization_config")
     if hf_quant_config is not None:
-        found = read_modelopt(_object(hf_quant_config.get("quantization"), "quantization"), tensors)
-    elif declared is not None:
-        found = _read_declared(_object(declared, "quantization_config"), tensors)
-    else:
-        _check_unquantized(tensors)
-        return None
+        with _called("hf_quant_config.json: quantization"):
+            return _checked(read_modelopt(_object(hf_quant_config.get("quantization")), tensors))
+    if declared is not None:
+        with _called("config.json: quantization_config"):
+            return _checked(_read_declared(_object(declared), tensors))
+    _check_unquantized(tensors)
+    return None
+
+
+@contextmanager
+def _called(name: str) -> Iterator[None]:
+    """Errors of the config name its file."""
+    try:
+        yield
+    except (CheckpointError, UnsupportedError) as error:
+        if not error.field.startswith(CONFIG_FIELD):
+            raise
+        field = name + error.field.removeprefix(CONFIG_FIELD)
+        raise type(error)(error.problem, field=field, remedy=error.remedy) from error
+
+
+def _checked(found: CheckpointQuantization) -> CheckpointQuantization:
     for prefix in found.linears:
         if "layers." not in prefix:
             raise UnsupportedError(
@@ -64,7 +81,7 @@ def read_quantization(
     if not found.linears and found.kv_dtype is None:
         raise CheckpointError(
             f"says that the checkpoint is quantised ({found.source}), but no weight is",
-            field="quantization_config",
+            field=CONFIG_FIELD,
             remedy="Config and weights are not of one export: download or export both again",
         )
     return found
@@ -79,9 +96,9 @@ def _read_declared(
     return READERS[method](declared, tensors)
 
 
-def _object(value: Any, field: str) -> Mapping[str, Any]:
+def _object(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise CheckpointError(f"is {value!r}, not an object", field=field)
+        raise CheckpointError(f"is {shown(value)}, not an object", field=CONFIG_FIELD)
     return value
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from trtc.protos.errors import CheckpointError, UnsupportedError
 from trtc.quant.calibration_text import Int32s, TokenSet
+from trtc.quant.device import device_of, on_best_device
 from trtc.quant.quiet import quiet_libraries
 
 Float32s = NDArray[np.float32]
@@ -107,11 +108,12 @@ def reference_logits(model_dir: Path, sequences: Sequence[Int32s]) -> Iterator[F
     import torch
 
     model = load_model(model_dir, reference_dtype(model_dir))
-    for sequence in sequences:
-        with torch.inference_mode():
-            ids = torch.from_numpy(sequence.astype(np.int64))[None]
-            logits = model(ids, use_cache=False).logits[0]
-        yield logits.float().numpy()
+    with on_best_device(model) as placement:
+        for sequence in sequences:
+            with torch.inference_mode():
+                ids = torch.from_numpy(sequence.astype(np.int64))[None].to(placement.device)
+                logits = model(ids, use_cache=False).logits[0]
+            yield logits.float().cpu().numpy()
 
 
 def sample_sequences(model: Any, *, count: int, length: int, seed: int) -> TokenSet:
@@ -132,12 +134,13 @@ def sample_sequences(model: Any, *, count: int, length: int, seed: int) -> Token
     generator = torch.Generator().manual_seed(seed)
     vocab_size = model.config.get_text_config().vocab_size
     tokens = torch.randint(0, vocab_size, (count, 1), generator=generator)
-    columns, cache = [tokens], None
+    columns, cache, device = [tokens], None, device_of(model)
     with torch.inference_mode():
         for _ in range(length - 1):
-            step = model(columns[-1], past_key_values=cache, use_cache=True)
+            step = model(columns[-1].to(device), past_key_values=cache, use_cache=True)
             cache = step.past_key_values
-            logits = step.logits[:, -1].float()
+            # Drawn on the CPU, whose random numbers are the same everywhere.
+            logits = step.logits[:, -1].float().cpu()
             if not bool(logits.isfinite().all()):
                 raise CheckpointError(
                     "gives logits that are not finite",

@@ -1,9 +1,10 @@
-"""Write calibration.txt and heldout.txt from the project's own sources and prose.
+"""Write calibration.txt from the project's own sources and prose.
 
     python -m trtc.quant.data.make
 
-Files are told apart by a hash of their path, so that no file is in both. The texts are committed:
-they change an engine's bytes, and so only when somebody means them to.
+Files that heldout.txt may quote, chosen by a hash of their path, are left out, so that no file is
+in both. The texts are committed: they change an engine's bytes, and so only when somebody means
+them to.
 """
 
 import hashlib
@@ -16,7 +17,6 @@ ROOT = DATA.resolve().parents[1]
 FOLDERS = ("builder", "docs", "examples", "plugins", "protos", "quant", "runtime", "tests", "trtc")
 SUFFIXES = (".py", ".hpp", ".md")
 CALIBRATION_BYTES = 180_000
-HELDOUT_BYTES = 36_000
 _FILE_BYTES = 6_000
 """Of one file, so that no part of the project speaks for all of it."""
 _HELDOUT_SHARE = 5
@@ -24,10 +24,8 @@ _HELDOUT_SHARE = 5
 
 def main() -> None:
     paths = sorted(_sources(), key=lambda path: _hash(path))
-    heldout = [path for path in paths if int(_hash(path)[:8], 16) % _HELDOUT_SHARE == 0]
-    calibration = [path for path in paths if path not in heldout]
+    calibration = [path for path in paths if int(_hash(path)[:8], 16) % _HELDOUT_SHARE != 0]
     (DATA / "calibration.txt").write_text(_joined(calibration, CALIBRATION_BYTES))
-    (DATA / "heldout.txt").write_text(_joined(heldout, HELDOUT_BYTES))
 
 
 def _sources() -> Iterator[Path]:

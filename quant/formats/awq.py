@@ -12,13 +12,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from trtc.quant.formats.ignored import IgnoredModules
 from trtc.quant.formats.stored import (
     SCALE_DTYPES,
     Array,
     StoredTensors,
-    check_not_ignored,
     expect,
     num_groups,
+    positive_size,
     unsupported,
 )
 from trtc.quant.pack import unpack_awq
@@ -35,23 +36,22 @@ def read_awq(
         CheckpointError: tensors that are missing or contradict the config.
     """
     expect(config, "bits", 4, default=config.get("w_bit"))
-    version = str(config.get("version", "gemm")).lower()
-    if version != "gemm":
-        raise unsupported("version", config["version"], "'gemm'")
+    version = config.get("version", "gemm")
+    if not isinstance(version, str) or version.lower() != "gemm":
+        raise unsupported("version", version, "'gemm'")
     group_size = config.get("group_size", config.get("q_group_size"))
-    if not isinstance(group_size, int) or (group_size <= 0 and group_size != -1):
-        raise unsupported("group_size", group_size, "a positive number or -1")
+    size = None if group_size == -1 else positive_size("group_size", group_size)
     stored = StoredTensors(tensors)
-    kept = [str(name) for name in config.get("modules_to_not_convert") or ()]
+    kept = IgnoredModules(config, "modules_to_not_convert")
     linears = {}
     for prefix in stored.prefixes("qweight"):
-        check_not_ignored(prefix, kept)
-        linears[prefix] = _linear(stored, prefix, None if group_size == -1 else group_size)
+        kept.check(prefix)
+        linears[prefix] = _linear(stored, prefix, size)
     return CheckpointQuantization(
         source="awq",
         scheme=replace(
             SCHEMES["int4_awq"],
-            group_size=None if group_size == -1 else group_size,
+            group_size=size,
             pre_quant_scale=False,
         ),
         linears=linears,

@@ -17,15 +17,17 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
+from trtc.quant.formats.ignored import IgnoredModules
 from trtc.quant.formats.stored import (
     DYNAMIC_NOTE,
     Array,
     StoredTensors,
     block_scale,
     block_size,
-    check_not_ignored,
     expect,
+    mapping,
     num_groups,
+    positive_size,
     unsupported,
 )
 from trtc.quant.pack import offset_bytes, offset_nibbles, unpack_words
@@ -65,17 +67,15 @@ def read_compressed_tensors(
     """
     _refuse_extras(config)
     group = _only_group(config)
-    name = str(group.get("format") or config.get("format"))
-    if name not in _FORMATS:
-        raise unsupported("format", name, ", ".join(_FORMATS))
-    weights = _weights(name, group.get("weights"))
-    activations = _activations(group.get("input_activations"), weights)
-    kv_dtype = _kv_dtype(config.get("kv_cache_scheme"))
+    name = expect({"format": group.get("format") or config.get("format")}, "format", *_FORMATS)
+    weights = _weights(name, mapping(group, "weights"))
+    activations = _activations(mapping(group, "input_activations"), weights)
+    kv_dtype = _kv_dtype(mapping(config, "kv_cache_scheme"))
     stored = StoredTensors(tensors)
-    ignored = [str(pattern) for pattern in config.get("ignore") or ()]
+    ignored = IgnoredModules(config, "ignore")
     linears = {}
     for prefix in stored.prefixes("weight_packed" if weights.packed else "weight_scale"):
-        check_not_ignored(prefix, ignored)
+        ignored.check(prefix)
         linears[prefix] = _linear(stored, prefix, weights, activations == "static")
     return CheckpointQuantization(
         source="compressed-tensors",
@@ -88,7 +88,7 @@ def read_compressed_tensors(
 
 
 def _refuse_extras(config: Mapping[str, Any]) -> None:
-    sparsity = config.get("sparsity_config") or {}
+    sparsity = mapping(config, "sparsity_config")
     if sparsity.get("format", "dense") != "dense":
         raise unsupported("sparsity_config.format", sparsity["format"], "dense weights")
     if transform := config.get("transform_config"):
@@ -96,18 +96,17 @@ def _refuse_extras(config: Mapping[str, Any]) -> None:
 
 
 def _only_group(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    groups = list((config.get("config_groups") or {}).values())
+    named = mapping(config, "config_groups")
+    groups = [mapping(named, name, "config_groups.") for name in named]
     settings = [{k: v for k, v in group.items() if k != "targets"} for group in groups]
     if not groups or any(other != settings[0] for other in settings):
-        raise unsupported(
-            "config_groups", sorted(config.get("config_groups") or {}), "one group of settings"
-        )
+        raise unsupported("config_groups", sorted(named), "one group of settings")
     if groups[0].get("output_activations"):
         raise unsupported("output_activations", groups[0]["output_activations"], "none")
     return dict(settings[0])
 
 
-def _weights(name: str, declared: Mapping[str, Any] | None) -> _Weights:
+def _weights(name: str, declared: Mapping[str, Any]) -> _Weights:
     if not declared:
         raise unsupported("weights", declared, "quantised weights")
     kind = expect(declared, "type", "int", "float", default="int")
@@ -129,7 +128,9 @@ def _weights(name: str, declared: Mapping[str, Any] | None) -> _Weights:
         bits,
         symmetric,
         strategy,
-        declared.get("group_size") if strategy == "group" else None,
+        positive_size("weights.group_size", declared.get("group_size"))
+        if strategy == "group"
+        else None,
         block_size("weights.block_structure", declared.get("block_structure"))
         if strategy == "block"
         else None,
@@ -142,7 +143,7 @@ def _default_strategy(declared: Mapping[str, Any]) -> str:
 
 
 def _activations(
-    declared: Mapping[str, Any] | None, weights: _Weights
+    declared: Mapping[str, Any], weights: _Weights
 ) -> Literal["none", "static", "dynamic"]:
     if not declared:
         return "none"
@@ -172,8 +173,8 @@ def _scheme(weights: _Weights, activations: str) -> Any:
     return replace(SCHEMES[name], group_size=group_size, pre_quant_scale=False)
 
 
-def _kv_dtype(declared: Mapping[str, Any] | None) -> Literal["f8e4m3"] | None:
-    if declared is None:
+def _kv_dtype(declared: Mapping[str, Any]) -> Literal["f8e4m3"] | None:
+    if not declared:
         return None
     kind = (declared.get("type"), declared.get("num_bits"), declared.get("strategy", "tensor"))
     if kind != ("float", 8, "tensor") or declared.get("dynamic"):

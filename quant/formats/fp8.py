@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from trtc.quant.formats.ignored import IgnoredModules
 from trtc.quant.formats.stored import (
     DYNAMIC_NOTE,
     StoredTensors,
     block_scale,
     block_size,
-    check_not_ignored,
     expect,
     unsupported,
 )
@@ -42,14 +42,11 @@ def read_fp8(
     if static and block is not None:
         raise unsupported("activation_scheme", "static", "'dynamic' with weight_block_size")
     stored = StoredTensors(tensors)
-    kept = [
-        str(name)
-        for name in config.get("modules_to_not_convert") or config.get("ignored_layers") or ()
-    ]
+    kept = IgnoredModules(config, "modules_to_not_convert", "ignored_layers")
     linears = {}
     for prefix in stored.prefixes("weight"):
         if stored.dtype(f"{prefix}.weight") == _WEIGHT:
-            check_not_ignored(prefix, kept)
+            kept.check(prefix)
             linears[prefix] = _linear(stored, prefix, block, static)
     kv_scales = stored.kv_scales()
     return CheckpointQuantization(

@@ -25,6 +25,7 @@ from trtc.quant.formats.stored import (
     StoredTensors,
     expect,
     num_groups,
+    positive_size,
     unsupported,
 )
 from trtc.quant.pack import offset_bytes, offset_nibbles, unpack_words
@@ -77,15 +78,12 @@ def _layout(config: Mapping[str, Any]) -> _Layout:
     if config.get("dynamic"):
         raise unsupported("dynamic", config["dynamic"], "the same bits for every module")
     group_size = config.get("group_size")
-    if not isinstance(group_size, int) or (group_size <= 0 and group_size != -1):
-        raise unsupported("group_size", group_size, "a positive number or -1")
-    scattered = config.get("desc_act") and not config.get("static_groups") and group_size != -1
+    size = None if group_size == -1 else positive_size("group_size", group_size)
+    scattered = config.get("desc_act") and not config.get("static_groups") and size is not None
     if scattered:
         raise unsupported("desc_act", True, "desc_act false, static_groups, or group_size -1")
     name = expect(config, "checkpoint_format", *_FORMATS, default=config.get("format", "gptq"))
-    return _Layout(
-        bits, None if group_size == -1 else group_size, symmetric, 1 if name == "gptq" else 0
-    )
+    return _Layout(bits, size, symmetric, 1 if name == "gptq" else 0)
 
 
 def _linear(stored: StoredTensors, prefix: str, layout: _Layout) -> QuantizedLinear:

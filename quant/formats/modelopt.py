@@ -20,13 +20,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trtc.quant.formats.ignored import IgnoredModules
 from trtc.quant.formats.stored import (
     DYNAMIC_NOTE,
     SCALE_DTYPES,
     StoredTensors,
     as_f32,
-    check_not_ignored,
+    mapping,
     num_groups,
+    positive_size,
+    shown,
     unsupported,
 )
 from trtc.quant.pack import unpack_e2m1_pairs, unpack_row_pairs
@@ -78,12 +81,12 @@ def read_modelopt(
     if algorithm is None:
         raise unsupported("quant_algo", name, ", ".join(_ALGORITHMS))
     group_size = _group_size(config, algorithm)
-    excluded = [str(pattern) for pattern in config.get("exclude_modules", config.get("ignore", []))]
+    excluded = IgnoredModules(config, "exclude_modules", "ignore")
     linears = {}
     for prefix in stored.prefixes("weight"):
         if stored.dtype(f"{prefix}.weight") in SCALE_DTYPES:
             continue
-        check_not_ignored(prefix, excluded)
+        excluded.check(prefix)
         linears[prefix] = _linear(stored, prefix, algorithm, group_size)
     return CheckpointQuantization(
         source="modelopt",
@@ -97,10 +100,10 @@ def read_modelopt(
 
 def _kv_dtype(config: Mapping[str, Any]) -> Any:
     algorithm = config.get("kv_cache_quant_algo")
-    scheme = config.get("kv_cache_scheme")
-    if algorithm is None and scheme is not None:
+    scheme = mapping(config, "kv_cache_scheme")
+    if algorithm is None and scheme:
         is_fp8 = (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)
-        algorithm = "FP8" if is_fp8 else str(scheme)
+        algorithm = "FP8" if is_fp8 else shown(scheme)
     if algorithm not in _KV_ALGORITHMS:
         raise unsupported("kv_cache_quant_algo", algorithm, "FP8")
     return "f8e4m3" if algorithm == "FP8" else None
@@ -112,10 +115,9 @@ def _group_size(config: Mapping[str, Any], algorithm: _Algorithm) -> int | None:
     if config.get("has_zero_point"):
         raise unsupported("has_zero_point", True, "symmetric weights")
     # config.json's copy of the config leaves the group size out: it is the scheme's own then.
-    group_size = config.get("group_size", SCHEMES[algorithm.scheme].group_size)
-    if not isinstance(group_size, int) or group_size <= 0:
-        raise unsupported("group_size", group_size, "a positive number")
-    return group_size
+    return positive_size(
+        "group_size", config.get("group_size", SCHEMES[algorithm.scheme].group_size)
+    )
 
 
 def _linear(

@@ -1,7 +1,8 @@
 """What every format reader needs: stored tensors checked by name, and scales in canonical shape."""
 
 import re
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,12 @@ from trtc.quant.scheme import TensorSource
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
+CONFIG_FIELD = "quantization_config"
+"""What readers call the config; whoever knows its file says so."""
 SCALE_DTYPES = ("F32", "BF16", "F16")
+_MAX_SHOWN = 160
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = 80
 _KV_SCALE = re.compile(r"\.layers\.(\d+)\.self_attn\.(?:\w+\.)?([kv])_scale$")
 
 
@@ -112,11 +118,17 @@ def num_groups(name: str, columns: int, group_size: int) -> int:
     return columns // group_size
 
 
+def shown(value: object) -> str:
+    """A value of a config as an error says it: its beginning, if it is long."""
+    text = _SHOWN.repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
 def unsupported(field: str, value: object, known: str) -> UnsupportedError:
     """An error that names a quantisation field, its value and what would be understood."""
     return UnsupportedError(
-        f"is {value!r}, which trtc does not read",
-        field=f"quantization_config.{field}",
+        f"is {shown(value)}, which trtc does not read",
+        field=f"{CONFIG_FIELD}.{field}",
         remedy=f"It reads {known}. Or build from the unquantised checkpoint with --dtype",
     )
 
@@ -134,33 +146,36 @@ def expect(config: Mapping[str, Any], field: str, *allowed: object, default: obj
     return value
 
 
-def check_not_ignored(prefix: str, ignored: Sequence[str]) -> None:
-    """Hold the weights to the list of modules that the config leaves unquantised.
-
-    Only whole names and regular expressions ("re:...") count: exporters write wildcards and parts
-    of names that match more than they left out, and the stored tensors leave no doubt.
-
-    Raises:
-        CheckpointError: a module on the list is quantised.
-    """
-    listed = any(
-        re.fullmatch(pattern.removeprefix("re:"), prefix) is not None
-        if pattern.startswith("re:")
-        else prefix == pattern or prefix.endswith(f".{pattern}")
-        for pattern in ignored
-    )
-    if listed:
-        raise CheckpointError(
-            "is quantised in the weights, but the quantization config excludes it",
-            field=prefix,
-            remedy="Config and weights are not of one export: download or export both again",
-        )
-
-
 DYNAMIC_NOTE = (
     "activations that the checkpoint would round anew for every token stay bf16, which is more "
     "exact"
 )
+
+
+def mapping(config: Mapping[str, Any], field: str, parent: str = "") -> Mapping[str, Any]:
+    """A field that must be an object, or null, or absent; the latter two are the empty one.
+
+    Raises:
+        UnsupportedError: it is something else.
+    """
+    value = config.get(field)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise unsupported(f"{parent}{field}", value, "an object")
+    return value
+
+
+def positive_size(field: str, value: Any) -> int:
+    """A size that must be a positive number.
+
+    Raises:
+        UnsupportedError: it is something else.
+    """
+    if not _positive(value):
+        raise unsupported(field, value, "a positive number")
+    assert isinstance(value, int)
+    return value
 
 
 def block_size(field: str, value: Any) -> tuple[int, int] | None:
@@ -191,7 +206,7 @@ def block_scale(
 
 def rows_of_blocks(scale: Array, *, rows: int, block_rows: int) -> Array:
     """[N, G] f32 of scales [N / block_rows, G]."""
-    return np.repeat(scale.astype(np.float32), block_rows, axis=0)[:rows]
+    return np.repeat(scale.astype(np.float32), min(block_rows, rows), axis=0)[:rows]
 
 
 def as_f32(array: Array) -> Array:

@@ -1,0 +1,101 @@
+"""Where a Transformers model runs: on a GPU that holds all of it, else on the CPU."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from trtc.protos.errors import EnvironmentFault
+from trtc.quant.quiet import quiet_libraries
+
+_WORK_SHARE = 0.25
+"""Of the weights' bytes: what calibration holds besides them, such as a linear in f32."""
+_WORK_BYTES = 2 << 30
+"""Activations and the library's own workspace."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that torch sees."""
+
+    device: str
+    """torch's name, such as `cuda:0`."""
+    name: str
+    """The maker's, such as `NVIDIA H200`."""
+    free_bytes: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a model runs, and why it is not a GPU if there is one."""
+
+    device: str
+    """torch's name."""
+    name: str
+    """`CPU`, or the GPU's."""
+    note: str = ""
+    """Why the GPU that is there is not used; "": it is, or there is none."""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.note})" if self.note else self.name
+
+
+def choose_device(weight_bytes: int, gpus: Sequence[Gpu]) -> Placement:
+    """The GPU with the most free memory if a model of `weight_bytes` fits there, else the CPU."""
+    needed = weight_bytes + int(weight_bytes * _WORK_SHARE) + _WORK_BYTES
+    largest = max(gpus, key=lambda gpu: gpu.free_bytes, default=None)
+    if largest is None:
+        return Placement("cpu", "CPU")
+    if largest.free_bytes < needed:
+        free, wanted = largest.free_bytes / 1e9, needed / 1e9
+        note = f"{largest.name} has {free:.1f} GB free, and {wanted:.1f} GB are needed"
+        return Placement("cpu", "CPU", note)
+    return Placement(largest.device, largest.name)
+
+
+def visible_gpus() -> tuple[Gpu, ...]:
+    """The GPUs that torch can compute on; CUDA_VISIBLE_DEVICES hides some."""
+    import torch
+
+    with quiet_libraries():
+        if not torch.cuda.is_available():
+            return ()
+        found = []
+        for index in range(torch.cuda.device_count()):
+            free, _ = torch.cuda.mem_get_info(index)
+            found.append(Gpu(f"cuda:{index}", torch.cuda.get_device_name(index), free))
+        return tuple(found)
+
+
+@contextmanager
+def on_best_device(model: Any) -> Iterator[Placement]:
+    """Move a model to where it runs fastest; at the end of the block a GPU's memory is free again,
+    and the model on it can no longer be used.
+
+    Raises:
+        EnvironmentFault: the GPU ran out of memory after all.
+    """
+    import torch
+
+    size = sum(one.numel() * one.element_size() for one in model.parameters())
+    placement = choose_device(size, visible_gpus())
+    if placement.device == "cpu":
+        yield placement
+        return
+    try:
+        model.to(placement.device)
+        yield placement
+    except torch.OutOfMemoryError as error:
+        raise EnvironmentFault(
+            "ran out of memory",
+            field=placement.name,
+            remedy="Free some, or hide the GPU with CUDA_VISIBLE_DEVICES= to use the CPU",
+        ) from error
+    finally:
+        model.to("meta")
+        torch.cuda.empty_cache()
+
+
+def device_of(model: Any) -> Any:
+    """The torch device of a model's parameters."""
+    return next(model.parameters()).device
