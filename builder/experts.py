@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trtc.builder.passes.transforms import RequantizeToE4M3
 from trtc.builder.recipes import Apply, Array, Cast, Concat, Recipe, Stack, TensorReader
 from trtc.builder.spec import LinearSpec, MoeMlpSpec
+from trtc.builder.transforms import RequantizeToE4M3
 from trtc.builder.weights import LinearWeights, Tensor, linear_weights
 from trtc.protos.errors import CheckpointError, UnsupportedError
 from trtc.quant.scheme import QuantizedLinear

@@ -11,10 +11,11 @@ to the activation type first.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from trtc.builder.cache import cache_layout
 from trtc.builder.experts import expert_weights
 from trtc.builder.graph_writer import Attribute, GraphWriter, Value, onnx_type
 from trtc.builder.module import TENSORRT_DOMAIN, TRTC_DOMAIN, Module
@@ -39,7 +40,8 @@ from trtc.builder.weights import (
 )
 from trtc.plugins.rounding import cast
 from trtc.protos.errors import UnsupportedError
-from trtc.protos.manifest import KvGeometry, Limits
+from trtc.protos.manifest import Limits
+from trtc.protos.step import graph_inputs, group_input
 from trtc.quant.scheme import CheckpointQuantization, Scheme
 
 DEFAULT_PAGE_SIZE = 16
@@ -56,6 +58,8 @@ class GraphRequest:
     quantization: CheckpointQuantization | None = None
     page_size: int = DEFAULT_PAGE_SIZE
     """Tokens of a KV page."""
+    window_groups: bool = False
+    """Whether pages that a window has left are let go: see Target."""
 
 
 def build_graph(spec: DecoderSpec, request: GraphRequest, reader: TensorReader) -> Module:
@@ -85,15 +89,8 @@ def _check_quantized_linears(
             )
 
 
-@dataclass(frozen=True)
-class _StepInputs:
-    token_ids: Value
-    positions: Value
-    slots: Value
-    query_start: Value
-    context_lens: Value
-    page_table: Value
-    logit_rows: Value
+_StepInputs = Mapping[str, Value]
+"""By the names of protos/step.py."""
 
 
 class _SourceGraph:
@@ -104,26 +101,25 @@ class _SourceGraph:
         self._dtype = request.scheme.dtype
         self._quantized = request.quantization.linears if request.quantization else {}
         self._writer = GraphWriter(reader)
+        self._groups: dict[int, int] = {}
+        """Layer -> its group of the cache layout."""
         self._ropes: dict[RopeSpec, tuple[Value, Value]] = {}
 
     def build(self) -> Module:
-        attention = self._spec.layers[0].attention
-        kv_shapes = {
-            (one.attention.num_kv_heads, one.attention.head_dim) for one in self._spec.layers
-        }
-        assert len(kv_shapes) == 1, "the pools of all layers have one geometry"
-        kv = KvGeometry(
-            num_layers=len(self._spec.layers),
-            page_size=self._request.page_size,
-            num_kv_heads=attention.num_kv_heads,
-            head_dim=attention.head_dim,
-            dtype=self._request.kv_dtype,  # type: ignore[arg-type]
+        kv = cache_layout(
+            self._spec,
+            self._request.page_size,
+            self._request.kv_dtype,  # type: ignore[arg-type]
+            window_groups=self._request.window_groups,
         )
-        steps = self._step_inputs()
-        pool_shape = ("num_pages", 2, kv.page_size, kv.num_kv_heads, kv.head_dim)
+        self._groups = {place.entry.layer: place.group for place in kv.places}
+        steps = {
+            name: self._writer.input(name, one.dtype, one.shape)
+            for name, one, _ in graph_inputs(len(kv.groups))
+        }
         pools = [
-            self._writer.input(f"kv_{index}", kv.dtype, pool_shape)
-            for index in range(kv.num_layers)
+            self._writer.input(place.name, place.entry.dtype, kv.pool_shape(place.entry))
+            for place in kv.places
         ]
         positions = self._positions(steps)
         hidden = self._embedding(steps)
@@ -135,23 +131,10 @@ class _SourceGraph:
         model, recipes = self._writer.finish([logits, *written])
         return Module(model, recipes, kv, self._request.limits)
 
-    def _step_inputs(self) -> _StepInputs:
-        shapes: Mapping[str, tuple[str, ...]] = {
-            "token_ids": ("T",),
-            "positions": ("T",),
-            "slots": ("T",),
-            "query_start": ("B+1",),
-            "context_lens": ("B",),
-            "page_table": ("B", "P"),
-            "logit_rows": ("R",),
-        }
-        return _StepInputs(
-            **{name: self._writer.input(name, "i32", shape) for name, shape in shapes.items()}
-        )
-
     def _positions(self, steps: _StepInputs) -> Value:
         """[1, T] int64, as RotaryEmbedding wants them."""
-        wide = self._writer.node("Cast", "rope.positions", [steps.positions], "i64", ("T",), to=7)
+        positions = steps["positions"]
+        wide = self._writer.node("Cast", "rope.positions", [positions], "i64", ("T",), to=7)
         return self._unsqueeze("rope.positions_row", wide)
 
     def _embedding(self, steps: _StepInputs) -> Value:
@@ -160,7 +143,7 @@ class _SourceGraph:
         hidden = self._writer.node(
             "Gather",
             "embedding.gather",
-            [table, steps.token_ids],
+            [table, steps["token_ids"]],
             dtype,
             ("T", spec.hidden_size),
             axis=0,
@@ -211,7 +194,7 @@ class _SourceGraph:
         positions: Value,
         steps: _StepInputs,
     ) -> tuple[Value, Value]:
-        site = f"layers.{index}.attention"
+        site, group = f"layers.{index}.attention", self._groups[index]
         q = self._linear(f"{site}.q", spec.q, x)
         k = self._linear(f"{site}.k", spec.k, x)
         v = self._linear(f"{site}.v", spec.v, x)
@@ -225,7 +208,7 @@ class _SourceGraph:
         written = self._writer.node(
             "kv_write",
             f"{site}.kv_write",
-            [k, v, pool, steps.slots, *scales],
+            [k, v, pool, steps[group_input("slots", group)], *scales],
             pool.dtype,
             pool.shape,
             domain=TRTC_DOMAIN,
@@ -236,7 +219,14 @@ class _SourceGraph:
         attended = self._writer.node(
             "paged_attention",
             f"{site}.paged_attention",
-            [q, written, steps.query_start, steps.context_lens, steps.page_table, *scales],
+            [
+                q,
+                written,
+                steps["query_start"],
+                steps["context_lens"],
+                steps[group_input("page_table", group)],
+                *scales,
+            ],
             self._dtype,
             q.shape,
             domain=TRTC_DOMAIN,
@@ -288,14 +278,20 @@ class _SourceGraph:
 
     def _rope_tables(self, rope: RopeSpec) -> tuple[Value, Value]:
         if rope not in self._ropes:
-            number, length = len(self._ropes), self._request.limits.max_seq_len
-            shape = (length, rope.rotary_dim // 2)
-            factor = rope.attention_factor
-            cos = Tensor(RopeTable(rope.inv_freq, factor, length, "cos"), "f32", shape)
-            sin = Tensor(RopeTable(rope.inv_freq, factor, length, "sin"), "f32", shape)
+            number = len(self._ropes)
+            cos = RopeTable(
+                rope.inv_freq,
+                rope.attention_factor,
+                self._request.limits.max_seq_len,
+                "cos",
+                rope.short_inv_freq,
+                rope.short_length or 0,
+            )
+            sin = replace(cos, function="sin")
+            shape = (cos.short_length + cos.length, rope.rotary_dim // 2)
             self._ropes[rope] = (
-                self._writer.weight(f"rope.{number}.cos", cos),
-                self._writer.weight(f"rope.{number}.sin", sin),
+                self._writer.weight(f"rope.{number}.cos", Tensor(cos, "f32", shape)),
+                self._writer.weight(f"rope.{number}.sin", Tensor(sin, "f32", shape)),
             )
         return self._ropes[rope]
 
@@ -350,7 +346,7 @@ class _SourceGraph:
         rows = self._writer.node(
             "Gather",
             "logit_rows.gather",
-            [hidden, steps.logit_rows],
+            [hidden, steps["logit_rows"]],
             hidden.dtype,
             ("R", spec.hidden_size),
             axis=0,

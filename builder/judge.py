@@ -1,8 +1,9 @@
 """The build's own verdict on an engine: accuracy on held-out text, and canary prompts."""
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -11,9 +12,11 @@ import numpy as np
 from trtc.builder.probe import EngineProbe, Float32s, Int32s
 from trtc.protos.errors import AccuracyError
 from trtc.protos.manifest import AccuracyFacts, Canary, LayerError
+from trtc.protos.progress import Progress, counted
 from trtc.quant.accuracy import measure
 from trtc.quant.calibration_text import TokenSet
 from trtc.quant.reference_model import reference_logits
+from trtc.quant.scheme import Scheme
 
 _MAX_LOGITS_BYTES = 128 << 20
 _MIN_WINDOW = 128
@@ -21,8 +24,15 @@ _CANARY_LENGTHS = (5, 17, 40)
 """Within a page, over a page's border, and over several."""
 _CANARY_TOKENS = 16
 _CANARY_MARGIN = 0.3
-"""Logits by which a canary's token must lead: another instruction set rounds differently, and a
-healthy engine must give the same tokens there."""
+"""Logits by which a token of a CPU engine's canary must lead: another instruction set rounds
+differently, and a healthy engine must give the same tokens there."""
+_LONGEST_CANARY = 88
+_SEARCHED_TEXTS, _PER_LENGTH = 8, 3
+"""Texts that are searched for prompts, and prompts of each range of lengths."""
+_TOLERANCES = {"f32": 0.3, "bf16": 0.3, "i8": 0.75, "f8e4m3": 1.5, "f4e2m1": 1.5}
+"""Canary tolerance in logits, by the narrowest type that activations, keys and values are rounded
+to: at least twice the largest margin at which a GPU engine gave another token than its CPU twin
+(docs/lab/cuda-steps.md). A value that falls to the other neighbour is off by a step of its type."""
 
 
 def judge_accuracy(
@@ -33,6 +43,7 @@ def judge_accuracy(
     layers: tuple[LayerError, ...],
     measured_on: str,
     scratch: Path,
+    report: Progress = lambda step: None,
 ) -> AccuracyFacts:
     """Measure an engine against its unquantised checkpoint.
 
@@ -47,14 +58,24 @@ def judge_accuracy(
         AccuracyError: logits that are not finite.
     """
     sequences = texts.sequences
+    total = len(sequences)
+    ours = counted(
+        probe.logits(engine, sequences),
+        f"measuring accuracy on {texts.num_tokens} held-out tokens with {measured_on}",
+        total,
+        "sequences",
+        report,
+    )
     if reference is None:
-        accuracy = measure(probe.logits(engine, sequences), None, sequences)
-        return accuracy.facts(texts.sha256, measured_on, layers)
+        accuracy = measure(ours, None, sequences)
+        return accuracy.facts(texts, measured_on, layers)
     with tempfile.TemporaryFile(dir=scratch) as file:
-        spooled = [_spool(file, logits) for logits in reference_logits(reference, sequences)]
+        phase = "running the unquantised model on held-out text"
+        logits = counted(reference_logits(reference, sequences), phase, total, "sequences", report)
+        spooled = [_spool(file, rows) for rows in logits]
         theirs = (rows.read() for rows in spooled)
-        accuracy = measure(probe.logits(engine, sequences), theirs, sequences)
-    return accuracy.facts(texts.sha256, measured_on, layers)
+        accuracy = measure(ours, theirs, sequences)
+    return accuracy.facts(texts, measured_on, layers)
 
 
 def window_tokens(vocab_size: int, max_seq_len: int) -> int:
@@ -104,26 +125,89 @@ def check_budget(accuracy: AccuracyFacts, max_kl: float | None) -> None:
         )
 
 
+def canary_tolerance(scheme: Scheme, kv_dtype: str) -> float:
+    """Logits by which a token must lead, so that rounding in another order does not change it."""
+    return max(_TOLERANCES[scheme.activation], _TOLERANCES[kv_dtype])
+
+
 def make_canaries(
-    probe: EngineProbe, engine: Path, texts: Iterable[Int32s], max_seq_len: int
+    probe: EngineProbe,
+    engine: Path,
+    texts: Sequence[Int32s],
+    max_seq_len: int,
+    tolerance: float,
 ) -> tuple[Canary, ...]:
-    """Prompts and the greedy tokens that a healthy engine gives for them on any machine."""
-    canaries = []
-    for length, text in zip(_CANARY_LENGTHS, texts, strict=False):
-        prompt = [int(token) for token in text[: min(length, max_seq_len - 1)]]
-        tokens = probe.greedy(engine, prompt, min(_CANARY_TOKENS, max_seq_len - len(prompt)))
-        sure = tokens[: _sure_tokens(probe, engine, prompt, tokens)]
-        if sure:
-            canaries.append(Canary(prompt_ids=tuple(prompt), token_ids=sure))
-    return tuple(canaries)
+    """Prompts and the greedy tokens that a healthy engine gives for them on any machine.
+
+    Args:
+        tolerance: as `Manifest.canary_tolerance`. 0: the tokens end where one leads by little,
+            because another instruction set may give another one there. Otherwise that is for the
+            check to see to, and prompts are chosen whose next token leads by most.
+
+    Returns:
+        Prompts whose first token leads by the tolerance; () if there are too few of them.
+    """
+    if tolerance == 0:
+        prompts = [
+            text[: min(length, max_seq_len - 1)].tolist()
+            for length, text in zip(_CANARY_LENGTHS, texts, strict=False)
+        ]
+        recorded = _record(probe, engine, prompts, max_seq_len)
+        return tuple(_sure_part(canary) for canary in recorded if _num_sure(canary, _CANARY_MARGIN))
+    prompts = _confident_prompts(probe, engine, texts, max_seq_len)
+    recorded = _record(probe, engine, prompts, max_seq_len)
+    sure = tuple(canary for canary in recorded if _num_sure(canary, tolerance))
+    return sure if len(sure) >= len(_CANARY_LENGTHS) else ()
 
 
-def _sure_tokens(
-    probe: EngineProbe, engine: Path, prompt: Sequence[int], tokens: Sequence[int]
-) -> int:
-    """How many leading tokens led by the margin."""
-    sequence = np.array([*prompt, *tokens[:-1]], np.int32)
-    logits = next(iter(probe.logits(engine, [sequence])))[len(prompt) - 1 :]
-    best = np.sort(logits, axis=1)[:, -2:]
-    sure = best[:, 1] - best[:, 0] >= _CANARY_MARGIN
-    return len(tokens) if bool(sure.all()) else int(np.argmin(sure))
+def _record(
+    probe: EngineProbe, engine: Path, prompts: Sequence[Sequence[int]], max_seq_len: int
+) -> Iterator[Canary]:
+    room = max_seq_len - max(map(len, prompts), default=0)
+    return probe.canaries(engine, prompts, min(_CANARY_TOKENS, room))
+
+
+def _confident_prompts(
+    probe: EngineProbe, engine: Path, texts: Sequence[Int32s], max_seq_len: int
+) -> list[list[int]]:
+    """Beginnings of different texts, or of later parts where texts are few, of each range of
+    lengths those whose next token leads by most."""
+    bounds = (*_CANARY_LENGTHS, _LONGEST_CANARY)
+    length = min(_LONGEST_CANARY, max_seq_len - 1)
+    parts = (
+        text[begin : begin + length]
+        for begin in range(0, max(map(len, texts), default=0), length)
+        for text in texts
+        if begin < len(text)
+    )
+    heads = list(islice(parts, _SEARCHED_TEXTS))
+    leads = []
+    for logits in probe.logits(engine, heads):
+        best = np.partition(logits, -2, axis=1)[:, -2:]
+        leads.append(best[:, 1] - best[:, 0])
+    prompts = []
+    for shortest, longest in pairwise(bounds):
+        ranked = sorted(
+            (-float(lead[shortest:longest].max()), number)
+            for number, lead in enumerate(leads)
+            if len(lead) > shortest
+        )
+        for _, number in ranked[:_PER_LENGTH]:
+            last = shortest + int(leads[number][shortest:longest].argmax())
+            prompts.append(heads[number][: last + 1].tolist())
+    return prompts
+
+
+def _num_sure(canary: Canary, margin: float) -> int:
+    """How many leading tokens lead by the margin."""
+    unsure = (at for at, lead in enumerate(canary.margins) if lead < margin)
+    return next(unsure, len(canary.margins))
+
+
+def _sure_part(canary: Canary) -> Canary:
+    count = _num_sure(canary, _CANARY_MARGIN)
+    return Canary(
+        prompt_ids=canary.prompt_ids,
+        token_ids=canary.token_ids[:count],
+        margins=canary.margins[:count],
+    )

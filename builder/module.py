@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import onnx
 
 from trtc.builder.recipes import Recipe
-from trtc.protos.manifest import KvGeometry, Limits
+from trtc.protos.kv import CacheLayout
+from trtc.protos.manifest import Limits
 
 TRTC_DOMAIN = "trtc"
 TENSORRT_DOMAIN = "trt"
@@ -23,13 +24,12 @@ class Module:
     those of at most 16 elements are inline as well, so that a pass can see that two scales are
     equal without a checkpoint.
 
-    Graph inputs: token_ids, positions, slots [T]; query_start [B+1]; context_lens [B];
-    page_table [B, P]; logit_rows [R] (all int32), kv_0 ... kv_{L-1}
-    [pages, 2, page_size, kv_heads, head_dim]. Outputs: logits [R, vocab] float32, then
-    kv_0_out ... (the same memory as kv_i).
+    Graph inputs: those of protos/step.py, then for each entry of `kv` its layer's kv_i
+    [pages, planes, page_size, kv_heads, head_dim]. Outputs: logits [R, vocab] float32, then
+    kv_i_out ... (the same memory as kv_i).
     """
 
     model: onnx.ModelProto
     recipes: Mapping[str, Recipe]
-    kv: KvGeometry
+    kv: CacheLayout
     limits: Limits

@@ -6,41 +6,55 @@ Nothing is seen under the output's name until the last step, and nothing is left
 """
 
 import math
-import shutil
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from trtc.builder.checkpoint.resolve import resolve_model
+from trtc.builder.checkpoint.resolve import hub_commit, resolve_model
+from trtc.builder.checkpoint.tokenizer_conversion import with_fast_tokenizer
 from trtc.builder.checkpoint.verify import expected_tensors
 from trtc.builder.graph import GraphRequest, build_graph
-from trtc.builder.judge import check_budget, judge_accuracy, make_canaries, window_tokens
-from trtc.builder.package import Workspace, check_output, publish, seal, workspace
+from trtc.builder.judge import (
+    canary_tolerance,
+    check_budget,
+    judge_accuracy,
+    make_canaries,
+    window_tokens,
+)
+from trtc.builder.package import check_output, publish, seal, workspace
 from trtc.builder.passes.base import run_passes
 from trtc.builder.probe import EngineProbe
+from trtc.builder.provenance import provenance_of
 from trtc.builder.report import Report, make_report, write_report
 from trtc.builder.request import BuildRequest
+from trtc.builder.sbom import write_sbom
 from trtc.builder.sharding import check_sharding
 from trtc.builder.source import ModelSource, calibrated_source, open_source
 from trtc.builder.targets.base import Compiled, CompileRequest, Target
 from trtc.builder.targets.registry import parse_target
-from trtc.protos.errors import EnvironmentFault, RequestError
+from trtc.builder.twin import Twin, compile_twin, seal_twin, why_no_twin
+from trtc.protos.errors import CheckpointError, EnvironmentFault, RequestError
+from trtc.protos.files import MAX_JSON_BYTES, UnreadableError, read_file
 from trtc.protos.manifest import (
     TOKENIZER_DIR,
+    AccuracyFacts,
     Limits,
     Manifest,
     ModelFacts,
+    Provenance,
     SchemeFacts,
 )
+from trtc.protos.progress import Progress, Step
+from trtc.protos.staging import Staging
 from trtc.quant.calibrate import CalibrationFacts, quantize_checkpoint
+from trtc.quant.calibration_text import TokenSet
 from trtc.quant.evaluation import heldout_set
+from trtc.quant.keep import parse_keep
 from trtc.version import __version__
-
-Progress = Callable[[str], None]
-"""Called with what is being done now."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +76,16 @@ class _Job:
     target: Target
     source: ModelSource
     probe: EngineProbe | None
-    """None: the engine is not measured."""
+    """None: nothing is measured."""
     reference: Path | None
     """The unquantised checkpoint, when there is one to measure against."""
+    texts: TokenSet | None
+    """What to measure on, where that needs no model to write it."""
     progress: Progress
+    notes: tuple[str, ...]
+    """What the user should know before the work begins."""
+    commit: str | None
+    """Of a model from the hub."""
 
 
 def build(
@@ -73,12 +93,15 @@ def build(
     *,
     probe: EngineProbe | None = None,
     progress: Progress = lambda message: None,
+    notice: Callable[[str], None] = lambda note: None,
     target: Target | None = None,
 ) -> BuildResult:
     """Compile a checkpoint into an engine directory.
 
     Args:
         probe: runs the engine to measure it; None leaves accuracy and canaries out.
+        notice: called before the work begins with each note that is known by then; the report has
+            all notes.
         target: instead of the one that `request.target` names.
 
     Raises:
@@ -88,20 +111,32 @@ def build(
         EnvironmentFault: this machine lacks something.
     """
     began = time.monotonic()
-    job = _open_job(request, probe, progress, target)
-    with workspace(request.output, force=request.force) as work:
+    with ExitStack() as stack:
+        job = _open_job(request, probe, progress, target, stack)
+        for note in job.notes:
+            notice(note)
+        work = stack.enter_context(workspace(request.output, force=request.force))
+        checkpoint = job.source.checkpoint.path
         calibration = _calibrate(job, work)
         if calibration is not None:
             job = replace(job, source=calibrated_source(job.source, work.scratch / "quantized"))
-        compiled = _compile(job, work)
+        draft = _draft(job, work)
+        compiled = _compile(job, draft)
+        progress(Step("hashing the checkpoint"))
+        provenance = provenance_of(request, checkpoint, compiled.facts.kind)
+        twin = _compile_twin(job, draft, compiled)
         job.source.release()
-        _copy_tokenizer(job.source, work.engine)
-        manifest = seal(work.engine, _manifest(job, calibration, compiled))
-        judged = _judge(job, work, manifest, calibration)
-        notes = _notes(job, calibration, compiled)
+        _copy_tokenizer(job.source, work.new)
+        unsealed = _manifest(job, calibration, compiled, provenance)
+        write_sbom(work.new, unsealed.model, unsealed.target, provenance)
+        manifest = seal(work.new, unsealed)
+        if twin is not None:
+            seal_twin(twin, manifest)
+        judged = _judge(job, work, twin, manifest, calibration)
+        notes = _notes(job, calibration, compiled, judged.accuracy)
         report = make_report(judged, calibration, notes)
-        write_report(report, work.engine)
-        progress("publishing")
+        write_report(report, work.new)
+        progress(Step("publishing"))
         final = publish(work, judged, force=request.force, known=manifest.files)
     return BuildResult(request.output, final, report, time.monotonic() - began)
 
@@ -111,23 +146,30 @@ def _open_job(
     probe: EngineProbe | None,
     progress: Progress,
     target: Target | None,
+    stack: ExitStack,
 ) -> _Job:
-    """Everything that can be refused is refused here."""
+    """Everything that can be refused is refused here. `stack` removes what the job has made."""
     request.check()
     target = parse_target(request.target) if target is None else target
     check_output(request.output, force=request.force)
-    progress(f"reading {request.model}")
-    source = open_source(request)
+    progress(Step(f"reading {request.model}"))
+    weights = not request.dummy_weights
+    # Once: a branch may move, and the answers may take seconds.
+    found = resolve_model(request.model, request.revision, weights=weights)
+    model = stack.enter_context(with_fast_tokenizer(found))
+    source = open_source(replace(request, model=str(model), revision=None))
     target.check(source.scheme)
     _check_ranks(request, target, source)
+    tried = _try_tokenizer(source, probe)
     reference = _reference(request, source)
-    if not target.runs_here or request.dummy_weights:
+    unmeasured = _why_unmeasured(request, target, source, probe)
+    if unmeasured:
         probe = None
     if request.max_kl is not None and probe is None:
         raise EnvironmentFault(
-            f"cannot be measured: this machine does not run {target.name}",
+            f"cannot be measured: {unmeasured}",
             field="--max-kl",
-            remedy="Build on a machine that does, or leave --max-kl out",
+            remedy=f"Build on a machine that runs {target.name}, or leave --max-kl out",
         )
     if request.max_kl is not None and reference is None:
         raise RequestError(
@@ -135,7 +177,38 @@ def _open_job(
             field="--max-kl",
             remedy="Give the unquantised checkpoint with --reference",
         )
-    return _Job(request, target, source, probe, reference, progress)
+    texts = None if probe is None else _texts(request, source, reference)
+    notes = (*_early_notes(request, source, unmeasured), *tried)
+    return _Job(
+        request, target, source, probe, reference, texts, progress, notes, hub_commit(found)
+    )
+
+
+def _try_tokenizer(source: ModelSource, probe: EngineProbe | None) -> tuple[str, ...]:
+    """Before the first use here, which has no limits."""
+    if probe is None or not source.checkpoint.has_tokenizer:
+        return ()
+    return probe.check_tokenizer(source.checkpoint.path)
+
+
+def _why_unmeasured(
+    request: BuildRequest, target: Target, source: ModelSource, probe: EngineProbe | None
+) -> str:
+    if request.dummy_weights:
+        return "the engine has no weights"
+    if request.eval_tokens == 0:
+        return "--eval-tokens is 0"
+    if probe is None:
+        return "there is nothing to run an engine with"
+    if _measures_itself(request, target):
+        return ""
+    why = why_no_twin(source.scheme)
+    return why and f"this machine does not run {target.name}, and {why}"
+
+
+def _measures_itself(request: BuildRequest, target: Target) -> bool:
+    """Whether the engine is run, not its twin; one of several ranks is not an engine."""
+    return target.runs_here and request.tp == 1
 
 
 def _check_ranks(request: BuildRequest, target: Target, source: ModelSource) -> None:
@@ -148,6 +221,23 @@ def _check_ranks(request: BuildRequest, target: Target, source: ModelSource) -> 
     check_sharding(source.spec, source.scheme, source.quantization, request.tp)
 
 
+def _texts(request: BuildRequest, source: ModelSource, reference: Path | None) -> TokenSet | None:
+    """What to measure on; None where the model itself has to write it."""
+    if request.eval_text is None and not source.checkpoint.has_tokenizer:
+        return None
+    return _heldout(request, source, reference)
+
+
+def _heldout(request: BuildRequest, source: ModelSource, reference: Path | None) -> TokenSet:
+    return heldout_set(
+        source.checkpoint.path if source.checkpoint.has_tokenizer or not reference else reference,
+        source.spec.vocab_size,
+        window_tokens(source.spec.vocab_size, source.max_seq_len),
+        request.eval_text,
+        tokens=request.eval_tokens,
+    )
+
+
 def _reference(request: BuildRequest, source: ModelSource) -> Path | None:
     if request.dummy_weights:
         return None
@@ -156,7 +246,7 @@ def _reference(request: BuildRequest, source: ModelSource) -> Path | None:
     return source.checkpoint.path if source.quantization is None else None
 
 
-def _calibrate(job: _Job, work: Workspace) -> CalibrationFacts | None:
+def _calibrate(job: _Job, work: Staging) -> CalibrationFacts | None:
     """Quantise into a checkpoint of its own, unless there is nothing to quantise."""
     if not job.source.needs_calibration:
         return None
@@ -167,32 +257,52 @@ def _calibrate(job: _Job, work: Workspace) -> CalibrationFacts | None:
         job.request.calib,
         work.scratch / "quantized",
         job.progress,
+        job.texts,
+        parse_keep(job.request.keep),
     )
 
 
-def _compile(job: _Job, work: Workspace) -> Compiled:
-    """Write the graph, rewrite it for the target, and let the target lower it."""
+def _draft(job: _Job, work: Staging) -> CompileRequest:
+    """Write the graph, which no pass has rewritten yet."""
     request, source = job.request, job.source
     limits = _limits(job)
-    job.progress("writing the graph")
+    job.progress(Step("writing the graph"))
     graph_request = GraphRequest(
-        source.scheme, source.kv_dtype, limits, source.quantization, request.page_size
+        source.scheme,
+        source.kv_dtype,
+        limits,
+        source.quantization,
+        request.page_size,
+        window_groups=job.target.window_groups,
     )
-    draft = CompileRequest(
+    return CompileRequest(
         module=build_graph(source.spec, graph_request, source.reader),
         reader=source.reader,
         scheme=source.scheme,
         limits=limits,
         exact_activations=request.exact_activations,
         exact_lm_head=request.exact_lm_head,
+        exact_weights=request.exact_weights,
         dummy_weights=request.dummy_weights,
-        workdir=work.engine,
+        workdir=work.new,
         scratch=work.scratch,
         ranks=request.tp,
     )
-    job.progress("rewriting the graph")
+
+
+def _compile(job: _Job, draft: CompileRequest) -> Compiled:
+    """Rewrite the graph for the target, and let the target lower it."""
+    job.progress(Step("rewriting the graph"))
     module, _ = run_passes(draft.module, job.target.passes(draft))
     return job.target.compile(replace(draft, module=module), job.progress)
+
+
+def _compile_twin(job: _Job, draft: CompileRequest, compiled: Compiled) -> Twin | None:
+    """What is measured in the engine's place; None when the engine is, or nothing."""
+    if job.probe is None or _measures_itself(job.request, job.target):
+        return None
+    job.progress(Step(f"making the CPU twin of {job.target.name} to measure it with"))
+    return compile_twin(replace(draft, workdir=draft.scratch / "twin"), compiled, job.progress)
 
 
 def _limits(job: _Job) -> Limits:
@@ -200,6 +310,7 @@ def _limits(job: _Job) -> Limits:
         max_batch_size=job.request.max_batch_size,
         max_seq_len=job.source.max_seq_len,
         max_num_tokens=job.request.max_num_tokens,
+        rope_switch=job.source.spec.rope_switch,
     )
 
 
@@ -208,10 +319,19 @@ def _copy_tokenizer(source: ModelSource, engine: Path) -> None:
         return
     (engine / TOKENIZER_DIR).mkdir()
     for path in source.checkpoint.tokenizer_files:
-        shutil.copyfile(path, engine / TOKENIZER_DIR / path.name)
+        try:
+            content = read_file(path, MAX_JSON_BYTES)
+        except UnreadableError as error:
+            raise CheckpointError(str(error), field=str(path)) from error
+        (engine / TOKENIZER_DIR / path.name).write_bytes(content)
 
 
-def _manifest(job: _Job, calibration: CalibrationFacts | None, compiled: Compiled) -> Manifest:
+def _manifest(
+    job: _Job,
+    calibration: CalibrationFacts | None,
+    compiled: Compiled,
+    provenance: Provenance,
+) -> Manifest:
     """What is known before the engine has run."""
     source, spec = job.source, job.source.spec
     shapes = expected_tensors(spec).values()
@@ -229,6 +349,8 @@ def _manifest(job: _Job, calibration: CalibrationFacts | None, compiled: Compile
             bos_token_id=spec.bos_token_id,
             eos_token_ids=spec.eos_token_ids,
             pad_token_id=spec.pad_token_id,
+            sampling_defaults=source.checkpoint.sampling_defaults,
+            revision=job.commit,
         ),
         scheme=SchemeFacts(
             name=source.scheme.name,
@@ -237,8 +359,10 @@ def _manifest(job: _Job, calibration: CalibrationFacts | None, compiled: Compile
             if calibration is not None or source.quantization is None
             else source.quantization.source,
             exact_activations=job.request.exact_activations,
+            exact_weights=job.request.exact_weights,
             lm_head=compiled.lm_head or source.scheme.dtype,
             calibration_sha256=calibration.sha256 if calibration is not None else None,
+            kept=calibration.kept if calibration is not None else (),
         ),
         target=compiled.facts,
         kv=compiled.kv,
@@ -246,59 +370,85 @@ def _manifest(job: _Job, calibration: CalibrationFacts | None, compiled: Compile
         ledger=compiled.ledger,
         has_tokenizer=source.checkpoint.has_tokenizer,
         dummy_weights=job.request.dummy_weights,
+        provenance=provenance,
         files={},
     )
 
 
 def _judge(
-    job: _Job, work: Workspace, manifest: Manifest, calibration: CalibrationFacts | None
+    job: _Job,
+    work: Staging,
+    twin: Twin | None,
+    manifest: Manifest,
+    calibration: CalibrationFacts | None,
 ) -> Manifest:
-    """Run the engine under construction: what did it cost, and what does it say?"""
+    """Run the engine under construction, or its twin: what did quantisation cost, and which tokens
+    does it give?"""
     if job.probe is None:
         return manifest
-    source = job.source
-    texts = None
-    if job.reference is not None or source.checkpoint.has_tokenizer:
-        job.progress("choosing held-out text")
-        texts = heldout_set(
-            job.reference or source.checkpoint.path,
-            source.spec.vocab_size,
-            window_tokens(source.spec.vocab_size, source.max_seq_len),
-        )
+    source, texts = job.source, job.texts
+    if texts is None and job.reference is not None:
+        job.progress(Step("letting the model write held-out text"))
+        texts = _heldout(job.request, source, job.reference)
     if texts is None:
         return manifest
-    job.progress(f"measuring accuracy on {texts.num_tokens} held-out tokens")
+    subject, name = (twin.path, twin.name) if twin else (work.new, job.target.name)
     accuracy = judge_accuracy(
         job.probe,
-        work.engine,
+        subject,
         texts,
         job.reference,
         calibration.layers if calibration is not None else (),
-        job.target.name,
+        name,
         work.scratch,
+        job.progress,
     )
     check_budget(accuracy, job.request.max_kl)
-    job.progress("recording canaries")
-    canaries = make_canaries(job.probe, work.engine, texts.sequences, source.max_seq_len)
-    return msgspec.structs.replace(manifest, accuracy=accuracy, canaries=canaries)
+    job.progress(Step("recording canaries"))
+    is_exact = twin is None and manifest.target.kind == "cpu"
+    tolerance = 0.0 if is_exact else canary_tolerance(source.scheme, source.kv_dtype)
+    canaries = make_canaries(job.probe, subject, texts.sequences, source.max_seq_len, tolerance)
+    return msgspec.structs.replace(
+        manifest, accuracy=accuracy, canaries=canaries, canary_tolerance=tolerance
+    )
 
 
-def _notes(job: _Job, calibration: CalibrationFacts | None, compiled: Compiled) -> tuple[str, ...]:
-    notes = list(compiled.notes)
-    unknown = job.source.unknown_tensors
+def _early_notes(request: BuildRequest, source: ModelSource, unmeasured: str) -> tuple[str, ...]:
+    """What is known before the work begins."""
+    notes = []
+    longest = source.spec.max_position_embeddings
+    if request.max_seq_len is None and source.max_seq_len < longest:
+        notes.append(
+            f"sequences are limited to {source.max_seq_len:,} of the model's {longest:,} tokens; "
+            f"--max-seq-len {longest} keeps them all"
+        )
+    unknown = source.unknown_tensors
     if unknown:
         more = "" if len(unknown) <= 3 else f" and {len(unknown) - 3} more"
         notes.append(f"tensors that the model does not use: {', '.join(unknown[:3])}{more}")
-    if job.source.quantization is not None:
-        notes += job.source.quantization.notes
+    if source.quantization is not None:
+        notes += source.quantization.notes
+    if not source.checkpoint.has_tokenizer:
+        notes.append("the checkpoint has no tokenizer: the engine takes token ids only")
+    if unmeasured and not request.dummy_weights:
+        notes.append(f"accuracy is not measured: {unmeasured}")
+    return tuple(notes)
+
+
+def _notes(
+    job: _Job,
+    calibration: CalibrationFacts | None,
+    compiled: Compiled,
+    accuracy: AccuracyFacts | None,
+) -> tuple[str, ...]:
+    notes = [*job.notes, *compiled.notes]
     if calibration is not None and calibration.starved_experts:
         starved = len(calibration.starved_experts)
         notes.append(
             f"experts that the calibration text hardly reached: {starved}; "
             "they were calibrated on all tokens of their layer"
         )
-    if not job.source.checkpoint.has_tokenizer:
-        notes.append("the checkpoint has no tokenizer: the engine takes token ids only")
-    if not job.target.runs_here:
-        notes.append(f"this machine does not run {job.target.name}: accuracy was not measured")
+    calibrated_on = None if calibration is None else calibration.sha256
+    if accuracy is not None and accuracy.text_sha256 == calibrated_on:
+        notes.append("accuracy was measured on the calibration text, which flatters it")
     return tuple(notes)

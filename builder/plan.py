@@ -19,6 +19,7 @@ from trtc.plugins.op import Extent, FusedOp, Parameter, TensorType
 from trtc.protos.dtypes import BY_ONNX, DTYPES, DTypeName
 from trtc.protos.errors import InvariantError
 from trtc.protos.plan import Argument, Buffer, Call, Plan, Rows, Weight, max_rows
+from trtc.protos.step import graph_inputs
 
 Kind = Literal["buffer", "weight", "step", "pool", "logits"]
 
@@ -29,15 +30,6 @@ _IN_TILES = frozenset(
     for part in ("", "_scale", "_zero")
 )
 """Parameters that the layout `tiles` reorders."""
-_STEP_INPUTS: dict[str, tuple[Extent, ...]] = {
-    "token_ids": ("T",),
-    "positions": ("T",),
-    "slots": ("T",),
-    "query_start": ("B+1",),
-    "context_lens": ("B",),
-    "page_table": ("B", "P"),
-    "logit_rows": ("R",),
-}
 
 
 @dataclass(frozen=True)
@@ -303,13 +295,12 @@ class _Planner:
 
 def _graph_inputs(module: Module) -> dict[str, _Value]:
     values = {
-        name: _Value("step", name, "i32", shape, row_stride=1)
-        for name, shape in _STEP_INPUTS.items()
+        name: _Value("step", one.name, one.dtype, one.shape, row_stride=1, index=group)
+        for name, one, group in graph_inputs(len(module.kv.groups))
     }
-    kv = module.kv
-    shape: tuple[Extent, ...] = ("num_pages", 2, kv.page_size, kv.num_kv_heads, kv.head_dim)
-    for index in range(kv.num_layers):
-        values[f"kv_{index}"] = _Value("pool", f"kv_{index}", kv.dtype, shape, index=index)
+    for one in module.kv.places:
+        shape = module.kv.pool_shape(one.entry)
+        values[one.name] = _Value("pool", one.name, one.entry.dtype, shape, index=one.region)
     return values
 
 

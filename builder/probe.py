@@ -10,6 +10,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trtc.protos.manifest import Canary
+
 Int32s = NDArray[np.int32]
 Float32s = NDArray[np.float32]
 
@@ -17,10 +19,21 @@ Float32s = NDArray[np.float32]
 class EngineProbe(Protocol):
     """Runs an engine directory on this machine."""
 
+    def check_tokenizer(self, directory: Path) -> tuple[str, ...]:
+        """Try a checkpoint's tokenizer and chat template; notes on what an engine cannot use.
+
+        Raises:
+            CheckpointError: the tokenizer does not work.
+        """
+        ...
+
     def logits(self, engine: Path, sequences: Sequence[Int32s]) -> Iterator[Float32s]:
         """Logits [len, vocab] of every position of every sequence, one sequence at a time."""
         ...
 
-    def greedy(self, engine: Path, prompt_ids: Sequence[int], max_tokens: int) -> tuple[int, ...]:
-        """The likeliest continuation, without a stop at an end-of-sequence token."""
+    def canaries(
+        self, engine: Path, prompts: Sequence[Sequence[int]], max_tokens: int
+    ) -> Iterator[Canary]:
+        """Each prompt with its likeliest continuation and the margins, one prompt at a time; an
+        end-of-sequence token does not stop it."""
         ...

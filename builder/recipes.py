@@ -7,6 +7,7 @@ near the size of the largest tensor. Passes that merge or split weights compose 
 Arrays are numpy with ml_dtypes' element types (bfloat16, float8_e4m3fn, int4, uint4).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -33,6 +34,32 @@ class Recipe(Protocol):
     def load(self, reader: TensorReader) -> Array: ...
 
 
+class OfOne(ABC):
+    """A recipe made from one other."""
+
+    source: Recipe
+
+    def load(self, reader: TensorReader) -> Array:
+        return self.of(self.source.load(reader))
+
+    @abstractmethod
+    def of(self, source: Array) -> Array:
+        """The tensor, given its source's."""
+
+
+class OfMany(ABC):
+    """A recipe made from several others."""
+
+    sources: tuple[Recipe, ...]
+
+    def load(self, reader: TensorReader) -> Array:
+        return self.of(*(source.load(reader) for source in self.sources))
+
+    @abstractmethod
+    def of(self, *sources: Array) -> Array:
+        """The tensor, given its sources' in their order."""
+
+
 @dataclass(frozen=True)
 class Load:
     """A tensor of the checkpoint, as stored."""
@@ -44,35 +71,35 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Rows:
+class Rows(OfOne):
     """Rows [begin, end) of a tensor."""
 
     source: Recipe
     begin: int
     end: int
 
-    def load(self, reader: TensorReader) -> Array:
-        return self.source.load(reader)[self.begin : self.end]
+    def of(self, source: Array) -> Array:
+        return source[self.begin : self.end]
 
 
 @dataclass(frozen=True)
-class Concat:
+class Concat(OfMany):
     """Tensors joined along their first axis."""
 
     sources: tuple[Recipe, ...]
 
-    def load(self, reader: TensorReader) -> Array:
-        return np.concatenate([source.load(reader) for source in self.sources], axis=0)
+    def of(self, *sources: Array) -> Array:
+        return np.concatenate(sources, axis=0)
 
 
 @dataclass(frozen=True)
-class Stack:
+class Stack(OfMany):
     """Tensors of one shape stacked along a new first axis (experts)."""
 
     sources: tuple[Recipe, ...]
 
-    def load(self, reader: TensorReader) -> Array:
-        return np.stack([source.load(reader) for source in self.sources])
+    def of(self, *sources: Array) -> Array:
+        return np.stack(sources)
 
 
 @dataclass(frozen=True)
@@ -86,58 +113,69 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Cast:
+class Cast(OfOne):
     """A tensor rounded to another element type (a name of protos/dtypes.py)."""
 
     source: Recipe
     dtype: str
 
-    def load(self, reader: TensorReader) -> Array:
-        values = self.source.load(reader)
-        return values if values.dtype == NUMPY_DTYPES[self.dtype] else cast(values, self.dtype)
+    def of(self, source: Array) -> Array:
+        return source if source.dtype == NUMPY_DTYPES[self.dtype] else cast(source, self.dtype)
 
 
 @dataclass(frozen=True)
-class Reshape:
+class Reshape(OfOne):
     """The same elements under another shape."""
 
     source: Recipe
     shape: tuple[int, ...]
 
-    def load(self, reader: TensorReader) -> Array:
-        return self.source.load(reader).reshape(self.shape)
+    def of(self, source: Array) -> Array:
+        return source.reshape(self.shape)
 
 
 @dataclass(frozen=True)
 class RopeTable:
-    """cos or sin of every position's angles: [length, rotary_dim / 2] f32."""
+    """cos or sin of every position's angles: [short_length + length, rotary_dim / 2] f32.
+
+    Positions 0 to short_length - 1 by `short_inv_freq`, then 0 to length - 1 by `inv_freq`.
+    """
 
     inv_freq: tuple[float, ...]
     attention_factor: float
     length: int
     function: Literal["cos", "sin"]
+    short_inv_freq: tuple[float, ...] = ()
+    short_length: int = 0
 
     def load(self, reader: TensorReader) -> Array:
-        # In f32 throughout, as models are trained: at far positions the rounding shows.
-        positions = np.arange(self.length, dtype=np.float32)[:, None]
-        angles = positions * np.asarray(self.inv_freq, dtype=np.float32)
+        angles = _angles(self.inv_freq, self.length)
+        if self.short_length:
+            angles = np.concatenate((_angles(self.short_inv_freq, self.short_length), angles))
         table = np.cos(angles) if self.function == "cos" else np.sin(angles)
         return table * np.float32(self.attention_factor)
 
 
+def _angles(inv_freq: tuple[float, ...], length: int) -> Array:
+    """[length, len(inv_freq)]. In f32 throughout, as models are trained: at far positions the
+    rounding shows."""
+    positions = np.arange(length, dtype=np.float32)[:, None]
+    return positions * np.asarray(inv_freq, dtype=np.float32)
+
+
 @dataclass(frozen=True)
-class Apply:
+class Apply(OfMany):
     """A pure function of tensors: unpacking, dequantising, casting, packing for a kernel."""
 
     function: Callable[..., Array]
     sources: tuple[Recipe, ...]
 
-    def load(self, reader: TensorReader) -> Array:
-        return self.function(*(source.load(reader) for source in self.sources))
+    def of(self, *sources: Array) -> Array:
+        return self.function(*sources)
 
 
 @dataclass(frozen=True)
-class Shard:
+class Shard(OfOne):
     """What one rank of a sharded model has of a tensor: of each part along an axis its own piece.
 
     The parts are what was merged into the tensor (q, k and v): a rank has some heads of each.
@@ -150,50 +188,57 @@ class Shard:
     ranks: int
     rank: int = 0
 
-    def load(self, reader: TensorReader) -> Array:
-        return self.of(self.source.load(reader))
-
-    def of(self, whole: Array) -> Array:
+    def of(self, source: Array) -> Array:
         """The rank's pieces, one after another; a view of the whole if there is one part."""
         pieces, begin = [], 0
         for part in self.parts:
             size = part // self.ranks
             first = begin + self.rank * size
-            pieces.append(whole[(slice(None),) * self.axis + (slice(first, first + size),)])
+            pieces.append(source[(slice(None),) * self.axis + (slice(first, first + size),)])
             begin += part
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=self.axis)
 
 
 @dataclass(frozen=True)
-class OnFirstRank:
+class OnFirstRank(OfOne):
     """A tensor on rank 0 and zeros on the others: what must be added once to a sum over ranks."""
 
     source: Recipe
     rank: int = 0
 
-    def load(self, reader: TensorReader) -> Array:
-        return self.of(self.source.load(reader))
-
-    def of(self, whole: Array) -> Array:
-        return whole if self.rank == 0 else np.zeros_like(whole)
+    def of(self, source: Array) -> Array:
+        return source if self.rank == 0 else np.zeros_like(source)
 
 
 def recipe_of_rank(recipe: Recipe, rank: int) -> Recipe:
-    """The same tensor on another rank."""
+    """The same tensor on another rank, however deep in the recipe the ranks differ."""
+    changes: dict[str, Any] = {}
     if isinstance(recipe, Shard | OnFirstRank):
-        return replace(recipe, rank=rank)
-    if isinstance(recipe, Apply):
-        return replace(recipe, sources=tuple(recipe_of_rank(one, rank) for one in recipe.sources))
-    return recipe
+        changes["rank"] = rank
+    if isinstance(recipe, OfOne):
+        changes["source"] = recipe_of_rank(recipe.source, rank)
+    if isinstance(recipe, OfMany):
+        changes["sources"] = tuple(recipe_of_rank(source, rank) for source in recipe.sources)
+    one: Any = recipe  # every recipe that is made from others is a dataclass
+    return replace(one, **changes) if changes else recipe
 
 
 def load_ranks(recipe: Recipe, ranks: int, reader: TensorReader) -> Iterator[Array]:
-    """A tensor on every rank, one after another; what it is cut from is made once."""
-    if isinstance(recipe, Shard | OnFirstRank):
-        whole = recipe.source.load(reader)
-        yield from (replace(recipe, rank=rank).of(whole) for rank in range(ranks))
-    elif isinstance(recipe, Apply) and recipe_of_rank(recipe, ranks - 1) != recipe:
-        sources = [load_ranks(one, ranks, reader) for one in recipe.sources]
-        yield from (recipe.function(*pieces) for pieces in zip(*sources, strict=True))
-    else:
+    """A tensor on every rank, one after another; what the ranks share is made once."""
+    if not _differs_by_rank(recipe):
         yield from [recipe.load(reader)] * ranks
+        return
+    of_ranks = [load_ranks(source, ranks, reader) for source in _sources(recipe)]
+    for rank, sources in enumerate(zip(*of_ranks, strict=True)):
+        of_rank: Any = recipe_of_rank(recipe, rank)
+        yield of_rank.of(*sources)
+
+
+def _differs_by_rank(recipe: Recipe) -> bool:
+    return isinstance(recipe, Shard | OnFirstRank) or any(map(_differs_by_rank, _sources(recipe)))
+
+
+def _sources(recipe: Recipe) -> tuple[Recipe, ...]:
+    if isinstance(recipe, OfMany):
+        return recipe.sources
+    return (recipe.source,) if isinstance(recipe, OfOne) else ()

@@ -22,20 +22,21 @@ from trtc.builder.report_plot import (
     short_name,
     worst_strip,
 )
+from trtc.protos.kv import CacheLayout
 from trtc.protos.manifest import (
     REPORT_HTML,
     REPORT_JSON,
     AccuracyFacts,
     ByteLedger,
-    KvGeometry,
     LayerError,
     Limits,
     Manifest,
     ModelFacts,
-    Record,
     SchemeFacts,
     TargetFacts,
 )
+from trtc.protos.record import Record
+from trtc.protos.units import count, size, split_size
 from trtc.quant.calibrate import CalibrationFacts
 
 _TEMPLATE = Path(__file__).parent / "report.html"
@@ -47,6 +48,8 @@ _VERDICTS = (
 _COMPARED = ("Divergence (KL)", "Same first choice")
 """Figures that need the unquantised model."""
 _WORST_IN_TERMINAL = 3
+_BLOCKS = "░▒▓█"
+"""Of the terminal's map, calm to noisy."""
 _MAP_COLUMNS = 48
 """Layers across in the terminal; of more, neighbours share a column by their noisiest."""
 
@@ -65,7 +68,7 @@ class Report(Record, frozen=True):
     model: ModelFacts
     scheme: SchemeFacts
     target: TargetFacts
-    kv: KvGeometry
+    kv: CacheLayout
     limits: Limits
     ledger: ByteLedger
     accuracy: AccuracyFacts | None
@@ -118,7 +121,7 @@ def report_html(report: Report) -> str:
         title=escape(f"{model.name} in {report.scheme.name}"),
         model=escape(model.name),
         subtitle=escape(
-            f"{model.architecture}, {_count(model.num_parameters)} parameters in "
+            f"{model.architecture}, {count(model.num_parameters)} parameters in "
             f"{model.num_layers} layers"
         ),
         chips="".join(f"<li>{name} <b>{escape(value)}</b></li>" for name, value in _chips(report)),
@@ -197,7 +200,7 @@ def verdict(kl: float) -> str:
 
 
 def _size_card(report: Report) -> tuple[str, str, str]:
-    value, unit = _size(_weights_bytes(report))
+    value, unit = split_size(_weights_bytes(report))
     return ("Weights", f"{value} <small>{unit}</small>", _beside_bf16(report))
 
 
@@ -237,13 +240,18 @@ def _sections(report: Report) -> list[str]:
         sections.append(
             _section(
                 "Where it hurts most",
-                "The noisiest linears. These are the ones to keep in higher precision.",
+                f"The noisiest linears. {_keep_advice(layers)} leaves the first unquantised.",
                 worst_strip(layers),
             )
         )
     sections.append(_ledger_section(report))
     sections.append(_facts_section(report))
     return sections
+
+
+def _keep_advice(layers: Sequence[LayerError]) -> str:
+    worst = min(layers, key=lambda layer: (layer.sqnr_db, layer.layer))
+    return f"--keep '{worst.layer}=bf16'"
 
 
 def _section(title: str, introduction: str, figure: str) -> str:
@@ -255,24 +263,24 @@ def _section(title: str, introduction: str, figure: str) -> str:
 
 def _ledger_section(report: Report) -> str:
     ledger, kv, ranks = report.ledger, report.kv, report.target.tp
-    pages = -(-report.limits.max_seq_len // kv.page_size)
+    pages = kv.pages_of_sequence(report.limits.max_seq_len)
     context = pages * ledger.page
     parts = [
-        ("weights", ledger.weights, _bytes(ledger.weights)),
-        ("activations", ledger.activations, _bytes(ledger.activations)),
+        ("weights", ledger.weights, size(ledger.weights)),
+        ("activations", ledger.activations, size(ledger.activations)),
         (
             "one full context",
             context,
-            f"{_bytes(context)} = {pages:,} pages of {_bytes(ledger.page)}",
+            f"{size(context)} = {pages:,} pages of {size(ledger.page)}",
         ),
     ]
     bf16 = _bf16_bytes(report) // ranks
     each = f"On each of the {ranks} GPUs. " if ranks > 1 else ""
     return _section(
         "Where the bytes go",
-        f"{each}The dashed outline is what the weights would take in bf16 ({_bytes(bf16)}). Every "
+        f"{each}The dashed outline is what the weights would take in bf16 ({size(bf16)}). Every "
         f"sequence takes KV pages of {kv.page_size} tokens as it grows, up to one full context.",
-        byte_bars(parts, (f"bf16: {_bytes(bf16)}", bf16)),
+        byte_bars(parts, (f"bf16: {size(bf16)}", bf16)),
     )
 
 
@@ -301,16 +309,19 @@ def _facts(report: Report) -> list[tuple[str, str]]:
                 "the scheme's" if exact else "rounded to int8, a scale a token and group",
             )
         )
+    if report.scheme.kept:
+        facts.append(("Kept in bf16", escape(", ".join(report.scheme.kept))))
     if report.scheme.lm_head == "i8":
         facts.append(("lm_head", "int8, a scale for each group of 128"))
     if calibration is not None:
-        facts.append(("Calibrated on", _text(calibration.source, calibration.tokens)))
+        facts.append(("Calibrated on", escape(_text(calibration.source, calibration.tokens))))
         facts.append(("Calibration text", f"<code>{escape(calibration.sha256)}</code>"))
     if calibration is not None and calibration.starved_experts:
         names = ", ".join(short_expert(name) for name in calibration.starved_experts)
         facts.append(("Experts hardly reached", escape(names)))
     if accuracy is not None:
         facts.append(("Measured on", escape(accuracy.measured_on)))
+        facts.append(("Measured with", escape(_text(accuracy.text, accuracy.tokens))))
         facts.append(("Held-out text", f"<code>{escape(accuracy.text_sha256)}</code>"))
     facts += [("Note", escape(note)) for note in report.notes]
     return facts
@@ -318,7 +329,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
 
 def _text(source: str, tokens: int) -> str:
     named = {"default": "trtc's own text", "model": "text that the model wrote itself"}
-    return f"{escape(named.get(source, source))}, {tokens:,} tokens"
+    return f"{named.get(source, source)}, {tokens:,} tokens"
 
 
 def short_expert(name: str) -> str:
@@ -343,23 +354,26 @@ def summary(report: Report) -> RenderableType:
 def _summary_rows(report: Report) -> list[tuple[str, Text]]:
     scheme, accuracy = report.scheme, report.accuracy
     rows = [
-        ("model", Text(f"{report.model.name} ({_count(report.model.num_parameters)} parameters)")),
+        ("model", Text(f"{report.model.name} ({count(report.model.num_parameters)} parameters)")),
         ("scheme", Text(f"{scheme.name}, KV cache {scheme.kv_dtype}")),
         ("target", Text(report.target.name)),
         (
             "weights",
-            Text(f"{_bytes(_weights_bytes(report))}, {_beside_bf16(report)}"),
+            Text(f"{size(_weights_bytes(report))}, {_beside_bf16(report)}"),
         ),
         (
             "KV cache",
-            Text(f"{_bytes(report.ledger.page)} a page of {report.kv.page_size} tokens"),
+            Text(f"{size(report.ledger.page)} a page of {report.kv.page_size} tokens"),
         ),
     ]
+    if scheme.kept:
+        rows.append(("kept in bf16", Text(f"{len(scheme.kept)} linears")))
     if report.target.tp > 1:
-        weights = _bytes(report.ledger.weights)
+        weights = size(report.ledger.weights)
         rows.append(("ranks", Text(f"{report.target.tp} GPUs, each with {weights} of weights")))
     if accuracy is None:
         return rows
+    rows.append(("measured on", Text(_measured(accuracy))))
     before = accuracy.reference_perplexity
     compared = f" ({before:.3f} before)" if before is not None else ""
     rows.append(("perplexity", Text(f"{accuracy.perplexity:.3f}{compared}")))
@@ -371,6 +385,11 @@ def _summary_rows(report: Report) -> list[tuple[str, Text]]:
         told = "; ".join(f"{short_name(e.layer)} {e.sqnr_db:.1f} dB" for e in worst)
         rows.append(("noisiest", Text(told)))
     return rows
+
+
+def _measured(accuracy: AccuracyFacts) -> str:
+    """What ran on which text."""
+    return f"{accuracy.measured_on}: {_text(accuracy.text, accuracy.tokens)}"
 
 
 def _terminal_map(layers: Sequence[LayerError]) -> list[Text]:
@@ -388,26 +407,13 @@ def _terminal_map(layers: Sequence[LayerError]) -> list[Text]:
         if worst:
             line = Text(f"{kind:>8}  ")
             for column in range(-(-num_layers // share)):
-                colour = colours[SHADES.shade(worst[column])] if column in worst else ""
-                line.append("██" if column in worst else "  ", style=colour)
+                shade = SHADES.shade(worst[column]) if column in worst else None
+                if shade is None:
+                    line.append("  ")
+                else:
+                    # Density says what colour says, for terminals and logs without colours.
+                    block = _BLOCKS[shade * len(_BLOCKS) // len(colours)]
+                    line.append(2 * block, style=colours[shade])
             lines.append(line)
-    lines.append(Text(f"{'':>8}  brighter is noisier: {SHADES.low:g} to {SHADES.high:g} dB", "dim"))
+    lines.append(Text(f"{'':>8}  denser is noisier: {SHADES.low:g} to {SHADES.high:g} dB", "dim"))
     return lines
-
-
-def _count(number: int) -> str:
-    for size, unit in ((1_000_000_000, "B"), (1_000_000, "M"), (1_000, "K")):
-        if number >= size:
-            return f"{number / size:.1f}{unit}"
-    return str(number)
-
-
-def _size(size: int) -> tuple[str, str]:
-    for factor, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= factor:
-            return f"{size / factor:.2f}", unit
-    return str(size), "bytes"
-
-
-def _bytes(size: int) -> str:
-    return " ".join(_size(size))

@@ -1,16 +1,20 @@
 """What a build is asked for: frozen, and checked at the door before any work."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from trtc.protos.errors import RequestError
+from trtc.protos.kv import KvDType
+from trtc.quant.calibration_text import MIN_EVAL_TOKENS
+from trtc.quant.keep import parse_keep
 from trtc.quant.scheme import BUILDABLE, scheme_named
 
-KV_DTYPES = {"fp32": "f32", "bf16": "bf16", "fp8": "f8e4m3"}
+KV_DTYPES: dict[str, KvDType] = {"fp32": "f32", "bf16": "bf16", "fp8": "f8e4m3"}
 """`--kv-dtype` -> element type of the pool."""
 DEFAULT_MAX_SEQ_LEN = 4096
-"""At most, when `max_seq_len` is not given and the model could do more."""
+"""At most, when `max_seq_len` is not given and the model could do more, which the build says."""
 _PAGE_SIZES = (8, 16, 32, 64, 128)
 _RANKS = (1, 2, 4, 8)
 
@@ -22,6 +26,8 @@ class BuildRequest:
     model: str
     """A checkpoint directory, or a name on the Hugging Face hub."""
     output: Path
+    revision: str | None = None
+    """Branch, tag or commit of a model on the hub; None: its main branch."""
     dtype: str | None = None
     """A name of quant/scheme.py; None: bf16, or the checkpoint's own when it is quantised."""
     kv_dtype: str | None = None
@@ -35,10 +41,19 @@ class BuildRequest:
     """Calibration text; None: the text that ships with trtc."""
     max_kl: float | None = None
     """Nats a token; more, against the unquantised model, fails the build."""
+    keep: tuple[str, ...] = ()
+    """`GLOB=bf16`: linears, by their names in Transformers, that calibration does not quantise."""
+    eval_text: Path | None = None
+    """Text that accuracy is measured on; None: the text that ships with trtc."""
+    eval_tokens: int | None = None
+    """Tokens that accuracy is measured on, spread evenly over the text; None: 4096. 0: nothing is
+    measured, and no canaries are recorded."""
     exact_activations: bool = False
     """4-bit and E4M3 weights multiply the scheme's activations on CPUs, not dynamic int8 ones."""
     exact_lm_head: bool = False
     """The lm_head of a quantised model keeps the activations' type, whatever the target."""
+    exact_weights: bool = False
+    """bf16 weights keep all 16 bits on CPUs, instead of 12 that round the smallest."""
     dummy_weights: bool = False
     """Write plan and kernels only; random weights are filled in at load."""
     max_batch_size: int = 64
@@ -89,23 +104,47 @@ class BuildRequest:
         self._check_quantisation()
 
     def _check_quantisation(self) -> None:
+        parse_keep(self.keep)
+        if self.keep and self.dummy_weights:
+            raise RequestError(
+                "dummy weights are of one scheme", field="--keep", remedy="Leave one of the two out"
+            )
         if self.dtype is not None:
             scheme = scheme_named(self.dtype)
             if self.calib is not None and scheme.name in BUILDABLE and scheme.modelopt is None:
                 raise RequestError(
                     f"{scheme.name} needs no calibration", field="--calib", remedy="Leave it out"
                 )
+        self._check_evaluation()
+
+    def _check_evaluation(self) -> None:
         if self.max_kl is not None and not (self.max_kl >= 0 and math.isfinite(self.max_kl)):
             raise RequestError(f"is {self.max_kl}", field="--max-kl", remedy="Give 0 or more")
+        if self.eval_tokens and self.eval_tokens < MIN_EVAL_TOKENS:
+            raise RequestError(
+                f"is {self.eval_tokens}, too few to mean anything",
+                field="--eval-tokens",
+                remedy=f"Give at least {MIN_EVAL_TOKENS}, or 0 to measure nothing",
+            )
+        measured = {"--max-kl": self.max_kl, "--eval-text": self.eval_text}
+        if self.eval_tokens == 0:
+            _refuse_given(measured, "--eval-tokens 0")
         if self.dummy_weights:
-            for field, value in (
-                ("--calib", self.calib),
-                ("--max-kl", self.max_kl),
-                ("--reference", self.reference),
-            ):
-                if value is not None:
-                    raise RequestError(
-                        "there is nothing to measure with --dummy-weights",
-                        field=field,
-                        remedy="Leave one of the two out",
-                    )
+            options = {
+                **measured,
+                "--calib": self.calib,
+                "--eval-tokens": self.eval_tokens,
+                "--reference": self.reference,
+            }
+            _refuse_given(options, "--dummy-weights")
+
+
+def _refuse_given(options: Mapping[str, object], other: str) -> None:
+    """Refuse options that ask for a measurement beside `other`, which rules it out."""
+    for field, value in options.items():
+        if value is not None:
+            raise RequestError(
+                f"there is nothing to measure with {other}",
+                field=field,
+                remedy="Leave one of the two out",
+            )

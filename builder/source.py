@@ -3,21 +3,20 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from trtc.builder.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from trtc.builder.checkpoint.dummy import dummy_checkpoint
 from trtc.builder.checkpoint.reader import SafetensorsReader
-from trtc.builder.checkpoint.verify import check_tensors, settle_embeddings
+from trtc.builder.checkpoint.verify import check_tensors, settle_embeddings, settle_prefix
 from trtc.builder.families.registry import checkpoint_spec
 from trtc.builder.recipes import TensorReader
 from trtc.builder.request import DEFAULT_MAX_SEQ_LEN, KV_DTYPES, BuildRequest
 from trtc.builder.spec import DecoderSpec
 from trtc.protos.errors import RequestError, UnsupportedError
+from trtc.protos.kv import KvDType
 from trtc.quant.prequantized import read_quantization
 from trtc.quant.scheme import CheckpointQuantization, Scheme, scheme_named
 
-KvDType = Literal["f32", "bf16", "f8e4m3"]
 _DEFAULT_DTYPE = "bf16"
 
 
@@ -51,7 +50,7 @@ def open_source(request: BuildRequest) -> ModelSource:
     Raises:
         CheckpointError, UnsupportedError, RequestError: as the parts say.
     """
-    checkpoint = open_checkpoint(request.model, weights=not request.dummy_weights)
+    checkpoint = open_checkpoint(request.model, request.revision, weights=not request.dummy_weights)
     max_seq_len = request.max_seq_len or _default_max_seq_len(checkpoint)
     spec = checkpoint_spec(checkpoint, max_seq_len)
     if request.dummy_weights:
@@ -68,7 +67,7 @@ def open_source(request: BuildRequest) -> ModelSource:
         )
     reader = checkpoint.open_weights()
     quantization = read_quantization(checkpoint.config, checkpoint.hf_quant_config, reader.tensors)
-    spec = settle_embeddings(spec, reader)
+    spec = settle_embeddings(settle_prefix(spec, reader), reader)
     scheme = _scheme(request, quantization)
     if scheme.modelopt is None and quantization is None and scheme.group_size is not None:
         raise UnsupportedError(
@@ -106,7 +105,12 @@ def _default_max_seq_len(checkpoint: Checkpoint) -> int:
 
 def _scheme(request: BuildRequest, quantization: CheckpointQuantization | None) -> Scheme:
     if quantization is None:
-        return scheme_named(request.dtype or _DEFAULT_DTYPE)
+        scheme = scheme_named(request.dtype or _DEFAULT_DTYPE)
+        if request.keep and scheme.modelopt is None:
+            raise RequestError(
+                f"--dtype {scheme.name} quantises nothing", field="--keep", remedy="Leave it out"
+            )
+        return scheme
     if request.dtype is not None and request.dtype != quantization.scheme.name:
         raise RequestError(
             f"is {request.dtype}, but the checkpoint is quantised as {quantization.scheme.name} "
@@ -118,6 +122,12 @@ def _scheme(request: BuildRequest, quantization: CheckpointQuantization | None) 
         raise RequestError(
             "the checkpoint is quantised already", field="--calib", remedy="Leave it out"
         )
+    if request.keep:
+        raise RequestError(
+            "the checkpoint is quantised already, and the unquantised weights are not in it",
+            field="--keep",
+            remedy="Give the unquantised checkpoint",
+        )
     return quantization.scheme
 
 
@@ -125,6 +135,6 @@ def _kv_dtype(
     request: BuildRequest, scheme: Scheme, quantization: CheckpointQuantization | None
 ) -> KvDType:
     if request.kv_dtype is not None:
-        return KV_DTYPES[request.kv_dtype]  # type: ignore[return-value]
+        return KV_DTYPES[request.kv_dtype]
     declared = None if quantization is None else quantization.kv_dtype
     return declared or scheme.dtype

@@ -6,6 +6,8 @@ Shapes: T tokens, H hidden_size, Hq/Hkv query/KV heads, D head_dim, I intermedia
 from dataclasses import dataclass, field
 from typing import Literal
 
+from trtc.protos.errors import UnsupportedError
+
 Activation = Literal["silu", "gelu_tanh"]
 
 
@@ -42,6 +44,10 @@ class RopeSpec:
     rotary_dim: int
     inv_freq: tuple[float, ...]
     attention_factor: float = 1.0
+    short_inv_freq: tuple[float, ...] = ()
+    """Longrope: what sequences of up to `short_length` tokens use instead of `inv_freq`."""
+    short_length: int | None = None
+    """None: all sequences use `inv_freq`."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,21 @@ class DecoderSpec:
     pad_token_id: int | None = None
     ignored_tensors: tuple[str, ...] = field(default_factory=tuple)
     """Regular expressions of checkpoint tensors that are known and not needed."""
+
+    @property
+    def rope_switch(self) -> int | None:
+        """Tokens up to which a sequence uses longrope's short factors; None: one set of factors.
+
+        Raises:
+            UnsupportedError: layers switch at different lengths.
+        """
+        lengths = {layer.attention.rope.short_length for layer in self.layers}
+        if len(lengths) > 1:
+            raise UnsupportedError(
+                "layers switch between rotary factors at different lengths",
+                field="config.json: rope_parameters",
+            )
+        return lengths.pop()
 
     @property
     def linears(self) -> tuple[LinearSpec, ...]:

@@ -7,7 +7,7 @@ with the spaces that the format allows until the data section itself is aligned.
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from trtc.protos.dtypes import DTYPES
 from trtc.protos.errors import InvariantError, OutputError
 from trtc.protos.manifest import WEIGHTS_FILE
 from trtc.protos.plan import Weight
+from trtc.protos.progress import Progress, Step
 
 _LENGTH_BYTES = 8
 """A safetensors file begins with the length of its JSON header, little-endian."""
@@ -55,7 +56,7 @@ def write_weights(
     weights: Sequence[Weight],
     recipes: Mapping[str, Recipe],
     reader: TensorReader,
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> None:
     """Make and write one tensor at a time: memory stays near the size of the largest.
 
@@ -81,7 +82,7 @@ def write_weights(
         for file in files:
             file.write(head)
         for number, weight in enumerate(weights, 1):
-            progress(f"weights {number}/{len(weights)}  {weight.name}")
+            progress(Step("writing weights", number, len(weights), "tensors"))
             arrays = load_ranks(recipes[weight.name], len(files), reader)
             for file, array in zip(files, arrays, strict=True):
                 file.write(bytes(len(head) + weight.offset - file.tell()))

@@ -6,7 +6,7 @@ from trtc.plugins.all_reduce.op import ALL_REDUCE
 from trtc.plugins.attention_combine.op import ATTENTION_COMBINE
 from trtc.plugins.attention_split.op import ATTENTION_SPLIT
 from trtc.plugins.embedding.op import EMBEDDING
-from trtc.plugins.enclosed_linear.op import ENCLOSED_LINEAR
+from trtc.plugins.fused_linear.op import FUSED_LINEAR
 from trtc.plugins.gated_linear.op import GATED_LINEAR
 from trtc.plugins.gather_rows.op import GATHER_ROWS
 from trtc.plugins.kv_write.op import KV_WRITE
@@ -32,7 +32,7 @@ REGISTRY: dict[str, FusedOp] = {
         ATTENTION_COMBINE,
         SWIGLU,
         GATED_LINEAR,
-        ENCLOSED_LINEAR,
+        FUSED_LINEAR,
         MOE,
         QUANTIZE,
         GATHER_ROWS,

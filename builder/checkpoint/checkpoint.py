@@ -5,17 +5,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from trtc.builder.checkpoint.reader import SafetensorsReader
-from trtc.builder.checkpoint.resolve import resolve_model
+from trtc.builder.checkpoint.resolve import model_name, resolve_model
+from trtc.builder.checkpoint.sampling_defaults import sampling_defaults
+from trtc.builder.families.config import token_ids
 from trtc.protos.errors import CheckpointError
+from trtc.protos.files import (
+    UnreadableError,
+    check_unique_keys,
+    decode_json,
+    read_file,
+)
+from trtc.protos.sampling import SamplingDefaults
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
 QUANT_CONFIG_FILE = "hf_quant_config.json"
 """nvidia-modelopt's."""
 TOKENIZER_FILE = "tokenizer.json"
+_MAX_CONFIG_BYTES = 16 << 20
+"""Lists of modules that are not quantised make the largest."""
 _TOKENIZER_FILES = (
     TOKENIZER_FILE,
     "tokenizer_config.json",
@@ -37,6 +46,8 @@ class Checkpoint:
     config: Mapping[str, Any]
     """config.json; the text part of it when it describes several."""
     generation_config: Mapping[str, Any]
+    sampling_defaults: SamplingDefaults
+    """What generation_config.json says of sampling."""
     hf_quant_config: Mapping[str, Any] | None
     tokenizer_files: tuple[Path, ...]
     """Files that the engine's tokenizer/ folder holds; empty without tokenizer.json."""
@@ -55,15 +66,11 @@ class Checkpoint:
         return next(iter(self._token_ids(key)), None)
 
     def _token_ids(self, key: str) -> tuple[int, ...]:
+        name = GENERATION_CONFIG_FILE
         value = self.generation_config.get(key)
         if value is None:
-            value = self.config.get(key)
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-            raise CheckpointError(
-                f"is {value!r}, not token ids", field=f"{self.path / CONFIG_FILE}: {key}"
-            )
-        return tuple(ids)
+            name, value = CONFIG_FILE, self.config.get(key)
+        return token_ids(value, f"{self.path / name}: {key}")
 
     def open_weights(self) -> SafetensorsReader:
         """Map the weights and check every header.
@@ -90,19 +97,16 @@ def open_checkpoint(model: str, revision: str | None = None, *, weights: bool = 
     text_config = config.get("text_config")
     if isinstance(text_config, dict):
         config = {**config, **text_config, "architectures": config.get("architectures")}
+    generation_config = _read_optional(path / GENERATION_CONFIG_FILE) or {}
     return Checkpoint(
         path=path,
-        name=_name(model, path),
+        name=model_name(path),
         config=config,
-        generation_config=_read_optional(path / GENERATION_CONFIG_FILE) or {},
+        generation_config=generation_config,
+        sampling_defaults=sampling_defaults(generation_config, str(path / GENERATION_CONFIG_FILE)),
         hf_quant_config=_read_optional(path / QUANT_CONFIG_FILE),
         tokenizer_files=_tokenizer_files(path),
     )
-
-
-def _name(model: str, path: Path) -> str:
-    """A hub snapshot lies in a folder named after its commit, which says nothing to people."""
-    return path.resolve().name if Path(model).expanduser().is_dir() else model.rpartition("/")[2]
 
 
 def _tokenizer_files(path: Path) -> tuple[Path, ...]:
@@ -118,12 +122,19 @@ def _read_optional(path: Path) -> dict[str, Any] | None:
 def _read_object(path: Path) -> dict[str, Any]:
     remedy = "Give a directory that save_pretrained() wrote"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot be read ({error.strerror})", field=str(path), remedy=remedy
-        ) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        content = read_file(path, _MAX_CONFIG_BYTES)
+    except UnreadableError as error:
+        raise CheckpointError(str(error), field=str(path), remedy=remedy) from error
+    try:
+        decoded = decode_json(content, dict[str, Any])
+    except UnreadableError as error:
         raise CheckpointError(
             f"is not a JSON object ({error})", field=str(path), remedy=remedy
         ) from error
+    try:
+        check_unique_keys(content)
+    except UnreadableError as error:
+        raise CheckpointError(
+            f"is ambiguous: {error}", field=str(path), remedy="Remove one of the two"
+        ) from error
+    return decoded

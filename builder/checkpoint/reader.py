@@ -8,9 +8,17 @@ import msgspec
 from trtc.builder.checkpoint.safetensors import MappedFile, StoredTensor
 from trtc.builder.recipes import Array
 from trtc.protos.errors import CheckpointError
+from trtc.protos.files import (
+    MAX_JSON_BYTES,
+    UnreadableError,
+    check_unique_keys,
+    decode_json,
+    read_file,
+)
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_MAX_FILE_NAME = 128
 _PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -121,17 +129,19 @@ def _read_index(directory: Path) -> Mapping[str, str]:
     if not path.is_file():
         raise _no_weights(directory)
     try:
-        weight_map = msgspec.json.decode(path.read_bytes(), type=_Index).weight_map
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        content = read_file(path, MAX_JSON_BYTES)
+        weight_map = decode_json(content, _Index).weight_map
+        check_unique_keys(content)
+    except UnreadableError as error:
         raise CheckpointError(
             f"is not a safetensors index ({error})",
             field=str(path),
             remedy="Download the file again",
         ) from error
     for file in weight_map.values():
-        if Path(file).name != file:
+        if Path(file).name != file or len(file) > _MAX_FILE_NAME:
             raise CheckpointError(
-                f"names the shard {file!r}, which is not a file name",
+                f"names the shard {file[:80]!r}, which is not a file name",
                 field=str(path),
                 remedy="Shards must lie beside their index",
             )

@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-from trtc.protos.errors import CheckpointError
+from trtc.protos.errors import CheckpointError, RequestError
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_WANTED = ("*.json", "*.jinja", "*.safetensors")
+_WANTED = ("*.json", "*.jinja", "tokenizer.model", "*.safetensors")
 """Never pickles, never code."""
 _UNWANTED = ("consolidated*", "original/*")
 """A second copy of the weights, in the layout of the model's own code."""
@@ -21,10 +21,17 @@ def resolve_model(model: str, revision: str | None = None, *, weights: bool = Tr
         weights: False fetches only the configuration (--dummy-weights).
 
     Raises:
+        RequestError: a revision of a directory.
         CheckpointError: neither a directory nor a name that the hub or its cache has.
     """
     path = Path(model).expanduser()
     if path.is_dir():
+        if revision is not None:
+            raise RequestError(
+                f"is {revision!r}, and {model} is a directory",
+                field="--revision",
+                remedy="Leave it out, or give a name on the Hugging Face hub",
+            )
         return path
     if path.exists():
         raise CheckpointError(
@@ -38,7 +45,22 @@ def resolve_model(model: str, revision: str | None = None, *, weights: bool = Tr
             field=f"--model {model}",
             remedy="Give a model directory, or owner/name of a model on the Hugging Face hub",
         )
-    return _download(model, revision, _WANTED if weights else _WANTED[:2])
+    return _download(model, revision, _WANTED if weights else _WANTED[:-1])
+
+
+def hub_commit(directory: Path) -> str | None:
+    """The commit that a directory of the hub's cache holds; None: it is another directory."""
+    return directory.name if directory.parent.name == "snapshots" else None
+
+
+def model_name(directory: Path) -> str:
+    """Of the directory, or of the model on the hub: a snapshot in the hub's cache lies in a folder
+    named after its commit, which says nothing to people."""
+    resolved = directory.resolve()
+    repository = resolved.parent.parent.name
+    if hub_commit(resolved) is None or not repository.startswith("models--"):
+        return resolved.name
+    return repository.rpartition("--")[2]  # models--owner--name
 
 
 def _download(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:

@@ -6,11 +6,13 @@ Format (github.com/huggingface/safetensors): u64 little-endian header length n, 
 
 import math
 import mmap
+import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import msgspec
@@ -18,9 +20,15 @@ import numpy as np
 
 from trtc.builder.recipes import Array
 from trtc.protos.errors import CheckpointError
+from trtc.protos.files import UnreadableError, check_unique_keys, decode_json, open_regular
 
 _MAX_HEADER_BYTES = 100_000_000
 """The format's own limit: a corrupt length must not make the builder read gigabytes of JSON."""
+
+_MAX_NAME_CHARACTERS = 512
+_MAX_DIMENSIONS = 16
+_MAX_SIZE = 1 << 48
+"""Of one dimension: also those of tensors without elements must be sizes."""
 
 _NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -72,16 +80,28 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         CheckpointError: missing, truncated or corrupt file; unknown element type; tensors that
             overlap, leave gaps or do not match their shape.
     """
+    with _opened(path) as file:
+        return _read_header(file, path)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Raises: CheckpointError: not a regular file that can be read."""
+    remedy = "Check the path and its permissions, or download the checkpoint again"
     try:
-        with path.open("rb") as file:
-            file_bytes = path.stat().st_size
-            header_bytes, text = _header_text(file, file_bytes, path)
+        with open_regular(path) as file:
+            yield file
+    except UnreadableError as error:
+        raise CheckpointError(str(error), field=str(path), remedy=remedy) from error
     except OSError as error:
         raise CheckpointError(
-            f"cannot be read ({error.strerror})",
-            field=str(path),
-            remedy="Check the path and its permissions, or download the checkpoint again",
+            f"cannot be read ({error.strerror})", field=str(path), remedy=remedy
         ) from error
+
+
+def _read_header(file: BinaryIO, path: Path) -> dict[str, StoredTensor]:
+    file_bytes = os.fstat(file.fileno()).st_size
+    header_bytes, text = _header_text(file, file_bytes, path)
     data_begin = 8 + header_bytes
     tensors = [
         _tensor(name, entry, data_begin, path) for name, entry in _entries(text, path).items()
@@ -95,7 +115,7 @@ def _damaged(path: Path, problem: str) -> CheckpointError:
     return CheckpointError(problem, field=str(path), remedy="Download or copy the file again")
 
 
-def _header_text(file: Any, file_bytes: int, path: Path) -> tuple[int, bytes]:
+def _header_text(file: BinaryIO, file_bytes: int, path: Path) -> tuple[int, bytes]:
     prefix = file.read(8)
     if len(prefix) < 8:
         raise _damaged(path, f"is truncated: {file_bytes} bytes cannot hold a safetensors header")
@@ -112,14 +132,20 @@ def _header_text(file: Any, file_bytes: int, path: Path) -> tuple[int, bytes]:
 
 def _entries(text: bytes, path: Path) -> dict[str, _Entry]:
     try:
-        raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        raw = decode_json(text, dict[str, msgspec.Raw])
         raw.pop("__metadata__", None)
-        return {name: msgspec.json.decode(entry, type=_Entry) for name, entry in raw.items()}
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        entries = {name: decode_json(bytes(entry), _Entry) for name, entry in raw.items()}
+        check_unique_keys(text)
+        return entries
+    except UnreadableError as error:
         raise _damaged(path, f"has a corrupt header ({error})") from error
 
 
 def _tensor(name: str, entry: _Entry, data_begin: int, path: Path) -> StoredTensor:
+    if len(name) > _MAX_NAME_CHARACTERS:
+        raise _damaged(path, f"names a tensor with {len(name)} characters")
+    if len(entry.shape) > _MAX_DIMENSIONS or any(size > _MAX_SIZE for size in entry.shape):
+        raise _damaged(path, f"tensor {name} has a shape that no tensor has")
     if entry.dtype not in _NUMPY_DTYPES:
         raise CheckpointError(
             f"tensor {name} has element type {entry.dtype!r}, which trtc cannot read",
@@ -167,8 +193,8 @@ class MappedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.tensors = read_header(path)
-        with path.open("rb") as file:
+        with _opened(path) as file:
+            self.tensors = _read_header(file, path)
             self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def view(self, name: str) -> Array:

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from trtc.builder.checkpoint.reader import SafetensorsReader
 from trtc.builder.spec import DecoderSpec, LinearSpec, MoeMlpSpec, NormSpec
@@ -10,6 +11,9 @@ from trtc.protos.errors import CheckpointError
 from trtc.quant.scheme import CheckpointQuantization
 
 Shape = tuple[int, ...]
+T = TypeVar("T")
+_PREFIXES = ("model.", "language_model.model.", "model.language_model.")
+"""What the names of a text model's tensors begin with."""
 
 
 def expected_tensors(spec: DecoderSpec) -> dict[str, Shape]:
@@ -63,6 +67,40 @@ def check_tensors(
     )
     _check_biases(spec, unknown)
     return unknown
+
+
+def settle_prefix(spec: DecoderSpec, reader: SafetensorsReader) -> DecoderSpec:
+    """The names of a text model's tensors inside a model of several parts.
+
+    Published checkpoints call them `language_model.model.*`, newer Transformers
+    `model.language_model.*`.
+    """
+    for prefix in _PREFIXES:
+        found = _renamed(spec, prefix)
+        if found.embedding in reader:
+            return found
+    return spec
+
+
+def _renamed(value: T, prefix: str) -> T:
+    """A spec, or a part of one, whose tensors' names begin with `prefix` in place of `model.`."""
+
+    def rename(name: str) -> str:
+        return prefix + name.removeprefix("model.") if name.startswith("model.") else name
+
+    if isinstance(value, LinearSpec):
+        return dataclasses.replace(value, name=rename(value.name))
+    if isinstance(value, NormSpec):
+        return dataclasses.replace(value, weight=rename(value.weight))
+    if isinstance(value, tuple):
+        return type(value)(_renamed(one, prefix) for one in value)
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    parts: dict[str, Any] = {name: _renamed(part, prefix) for name, part in fields.items()}
+    if isinstance(value, DecoderSpec):
+        parts["embedding"] = rename(value.embedding)
+    return dataclasses.replace(value, **parts)
 
 
 def settle_embeddings(spec: DecoderSpec, reader: SafetensorsReader) -> DecoderSpec:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 
-from trtc.builder.families.config import Config
+from trtc.builder.families.config import Config, shown
 from trtc.builder.spec import (
     Activation,
     AttentionSpec,
@@ -138,7 +138,7 @@ def window_by_layer_type(config: Config, index: int, default_type: str) -> int |
     if kind == "sliding_attention":
         return config.integer("sliding_window")
     raise UnsupportedError(
-        f"layer type {kind!r} is not supported",
+        f"layer type {shown(kind)} is not supported",
         field="config.json: layer_types",
         remedy="trtc knows full_attention and sliding_attention",
     )

@@ -30,8 +30,7 @@ def qwen_window(config: Config, index: int) -> int | None:
     windowed = config.flag("use_sliding_window", False)
     if not windowed:
         return None
-    first = config.get("max_window_layers")
-    first = 28 if first is None else int(first)
+    first = config.integer("max_window_layers", 28, least=0)
     return common.window_by_layer_type(
         config, index, "sliding_attention" if index >= first else "full_attention"
     )

@@ -5,8 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trtc.builder.checkpoint.checkpoint import Checkpoint
-from trtc.builder.families.config import Config
+from trtc.builder.families.bounds import MAX_EXPERTS_OF_ALL_LAYERS
+from trtc.builder.families.config import Config, shown
 from trtc.builder.families.gemma2 import gemma2
+from trtc.builder.families.gemma3 import gemma3
 from trtc.builder.families.llama import llama
 from trtc.builder.families.mistral import mistral
 from trtc.builder.families.mixtral import mixtral
@@ -23,6 +25,8 @@ FAMILIES: Mapping[str, Callable[[Config, int], DecoderSpec]] = {
     "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,
     "Gemma2ForCausalLM": gemma2,
+    "Gemma3ForCausalLM": gemma3,
+    "Gemma3ForConditionalGeneration": gemma3,
     "Phi3ForCausalLM": phi3,
     "Qwen3MoeForCausalLM": qwen3_moe,
     "MixtralForCausalLM": mixtral,
@@ -51,12 +55,13 @@ def decoder_spec(config: Mapping[str, Any], max_seq_len: int) -> DecoderSpec:
     family = FAMILIES.get(str(architectures[0]))
     if family is None:
         raise UnsupportedError(
-            f"{architectures[0]!r} is not supported",
+            f"{shown(architectures[0])} is not supported",
             field="config.json: architectures",
             remedy=f"trtc builds {', '.join(FAMILIES)}",
         )
+    _check_experts(Config(config))
     spec = family(Config(config), max_seq_len)
-    _check_shapes(spec)
+    _check_heads(spec)
     if not 1 <= max_seq_len <= spec.max_position_embeddings:
         raise RequestError(
             f"{max_seq_len} is not between 1 and the model's max_position_embeddings "
@@ -77,10 +82,26 @@ def checkpoint_spec(checkpoint: Checkpoint, max_seq_len: int) -> DecoderSpec:
     )
 
 
-def _check_shapes(spec: DecoderSpec) -> None:
-    attention = spec.layers[0].attention
-    if attention.num_heads % attention.num_kv_heads:
-        raise CheckpointError(
-            f"{attention.num_kv_heads} does not divide the {attention.num_heads} heads",
-            field="config.json: num_key_value_heads",
-        )
+def _check_experts(config: Config) -> None:
+    """Each field's bound leaves room for more linears than can be listed."""
+    layers = config.integer("num_hidden_layers")
+    for key in ("num_local_experts", "num_experts"):
+        experts = config.optional_integer(key) or 0
+        if layers * experts > MAX_EXPERTS_OF_ALL_LAYERS:
+            raise CheckpointError(
+                f"is {experts} in each of {layers} layers, more than "
+                f"{MAX_EXPERTS_OF_ALL_LAYERS} together",
+                field=f"config.json: {key}",
+            )
+
+
+def _check_heads(spec: DecoderSpec) -> None:
+    """Each layer's heads share its KV heads equally."""
+    for index, layer in enumerate(spec.layers):
+        attention = layer.attention
+        if attention.num_heads % attention.num_kv_heads:
+            raise CheckpointError(
+                f"{attention.num_kv_heads} does not divide the {attention.num_heads} heads "
+                f"of layer {index}",
+                field="config.json: num_key_value_heads",
+            )

@@ -7,12 +7,13 @@ yarn (arXiv:2309.00071) and longrope (arXiv:2402.13753).
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.builder.families.config import Config
+from trtc.builder.families.config import Config, shown
 from trtc.builder.spec import RopeSpec
 from trtc.protos.errors import CheckpointError, UnsupportedError
 
@@ -31,7 +32,8 @@ def rope_spec(
 
     Args:
         head_dim: D.
-        max_seq_len: decides between longrope's short and long factors: an engine is built for one.
+        max_seq_len: of the engine. Up to longrope's original length it needs the short factors
+            only; beyond, both sets.
         default_theta: the family's base when the config has none.
         renamed: older names of rope types in this family.
 
@@ -41,10 +43,11 @@ def rope_spec(
     """
     parameters = _parameters(config)
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    kind = kind if isinstance(kind, str) else shown(kind)
     kind = (renamed or {}).get(kind, kind)
     if kind not in _SCALINGS:
         raise UnsupportedError(
-            f"rope type {kind!r} is not supported",
+            f"rope type {shown(kind)} is not supported",
             field="config.json: rope_parameters",
             remedy=f"trtc knows {', '.join(sorted(_SCALINGS))}",
         )
@@ -60,12 +63,49 @@ def rope_spec(
         )
     plain = 1.0 / theta ** (np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
     scaling = _Scaling(parameters, config, theta, rotary_dim, max_seq_len)
-    inv_freq, attention_factor = _SCALINGS[kind](plain, scaling)
-    return RopeSpec(
-        rotary_dim=rotary_dim,
-        inv_freq=tuple(float(f) for f in inv_freq.astype(np.float32)),
-        attention_factor=attention_factor,
-    )
+    with np.errstate(all="ignore"):
+        inv_freq, attention_factor = _SCALINGS[kind](plain, scaling)
+        _check_finite(inv_freq.astype(np.float32), np.asarray(attention_factor))
+        spec = RopeSpec(rotary_dim, _rounded(inv_freq), attention_factor)
+        if kind != "longrope" or max_seq_len <= scaling.original:
+            return spec
+        short = plain / scaling.factors("short_factor")
+        _check_finite(short.astype(np.float32))
+    return replace(spec, short_inv_freq=_rounded(short), short_length=scaling.original)
+
+
+def rope_by_layer_type(
+    config: Config, layer_type: str, head_dim: int, max_seq_len: int, *, default_theta: float
+) -> RopeSpec:
+    """The rotary embedding of one type of layer (Gemma 3).
+
+    `rope_parameters` holds an object for each type. In the flat spelling `rope_theta` and
+    `rope_scaling` are those of full attention, `rope_local_base_freq` is the base of windows.
+    """
+    fields = dict(config.fields)
+    nested = fields.get("rope_parameters")
+    if isinstance(nested, dict) and any(isinstance(one, dict) for one in nested.values()):
+        fields |= {"rope_parameters": nested.get(layer_type) or {}, "rope_scaling": None}
+    elif layer_type == "sliding_attention":
+        theta = fields.get("rope_local_base_freq")
+        fields |= {"rope_parameters": None, "rope_scaling": None, "rope_theta": theta}
+    return rope_spec(Config(fields), head_dim, max_seq_len, default_theta=default_theta)
+
+
+def _rounded(inv_freq: Frequencies) -> tuple[float, ...]:
+    return tuple(float(frequency) for frequency in inv_freq.astype(np.float32))
+
+
+def _check_finite(*rotations: Frequencies) -> None:
+    """Bounds of single numbers do not keep their quotients from being none.
+
+    Raises:
+        CheckpointError: a frequency is infinite or not a number.
+    """
+    if not all(np.isfinite(rotation).all() for rotation in rotations):
+        raise CheckpointError(
+            "gives frequencies that are not finite numbers", field="config.json: rope_parameters"
+        )
 
 
 def _parameters(config: Config) -> dict[str, Any]:
@@ -74,7 +114,7 @@ def _parameters(config: Config) -> dict[str, Any]:
         if value is None:
             continue
         if not isinstance(value, dict):
-            raise CheckpointError(f"is {value!r}, not an object", field=f"config.json: {key}")
+            raise CheckpointError(f"is {shown(value)}, not an object", field=f"config.json: {key}")
         if any(isinstance(inner, dict) for inner in value.values()):
             raise UnsupportedError(
                 "rotary parameters that differ by layer type are not supported",
@@ -113,7 +153,7 @@ class _Scaling:
                 f"has {len(values)} factors for {self.rotary_dim // 2} rotary pairs",
                 field=f"config.json: rope_parameters.{key}",
             )
-        return np.asarray(values, dtype=np.float64)
+        return np.asarray([Config({key: value}).number(key) for value in values], np.float64)
 
 
 def _default(plain: Frequencies, scaling: _Scaling) -> tuple[Frequencies, float]:
@@ -176,7 +216,7 @@ def _yarn_mscale(factor: float, mscale: float) -> float:
 
 
 def _longrope(plain: Frequencies, scaling: _Scaling) -> tuple[Frequencies, float]:
-    """One factor a pair; the long set for engines built for more than the original length."""
+    """One factor a pair: the long set if sequences may have more than the original length."""
     parameters = scaling.parameters
     is_long = scaling.max_seq_len > scaling.original
     inv_freq = plain / scaling.factors("long_factor" if is_long else "short_factor")
@@ -186,7 +226,7 @@ def _longrope(plain: Frequencies, scaling: _Scaling) -> tuple[Frequencies, float
         return inv_freq, given
     if factor <= 1:
         return inv_freq, 1.0
-    return inv_freq, math.sqrt(1 + math.log(factor) / math.log(scaling.original))
+    return inv_freq, math.sqrt(1 + math.log(factor) / math.log(max(scaling.original, 2)))
 
 
 _SCALINGS: Mapping[str, Callable[[Frequencies, _Scaling], tuple[Frequencies, float]]] = {

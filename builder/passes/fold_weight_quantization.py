@@ -3,7 +3,7 @@
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, dtype_of, is_weight, producer, site_of
 from trtc.builder.passes.rewriter import Rewriter
-from trtc.builder.passes.transforms import RequantizeToE4M3
+from trtc.builder.transforms import RequantizeToE4M3
 
 
 def fold_weight_quantization(rewriter: Rewriter) -> bool:

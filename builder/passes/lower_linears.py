@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, Tensor, dtype_of, is_weight, producer, site_of
 from trtc.builder.passes.rewriter import Rewriter
-from trtc.builder.passes.transforms import ScalePerRow, ZeroPerRow
 from trtc.builder.recipes import Cast
+from trtc.builder.transforms import ScalePerRow, ZeroPerRow
 
 _LEGAL = {
     "f32": ("f32",),

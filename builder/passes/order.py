@@ -3,11 +3,11 @@
 from trtc.builder.passes.base import Pass
 from trtc.builder.passes.compact_weights import COMPACT_WEIGHTS
 from trtc.builder.passes.drop_e4m3_rounding import DROP_E4M3_ROUNDING
-from trtc.builder.passes.enclose_linears import ENCLOSE_LINEARS
 from trtc.builder.passes.fill_kv_scales import FILL_KV_SCALES
 from trtc.builder.passes.fold_weight_quantization import FOLD_WEIGHT_QUANTIZATION
 from trtc.builder.passes.fuse_add_norm import FUSE_ADD_NORM
 from trtc.builder.passes.fuse_gated_linear import FUSE_GATED_LINEAR
+from trtc.builder.passes.fuse_linears import FUSE_LINEARS
 from trtc.builder.passes.fuse_quantize import FUSE_QUANTIZE
 from trtc.builder.passes.fuse_residual import FUSE_RESIDUAL
 from trtc.builder.passes.fuse_rope_kv_write import FUSE_ROPE_KV_WRITE
@@ -60,7 +60,7 @@ NATIVE_PASSES: tuple[Pass, ...] = (
 _SHARDED_PASSES = tuple(step for step in NATIVE_PASSES if step is not FUSE_RESIDUAL)
 """Each of several ranks has a part of the sum that the residual is added to once: a norm does."""
 
-_CUDA_PASSES = (FUSE_GATED_LINEAR, TILE_WEIGHTS, ENCLOSE_LINEARS)
+_CUDA_PASSES = (FUSE_GATED_LINEAR, TILE_WEIGHTS, FUSE_LINEARS)
 
 TENSORRT_PASSES: tuple[Pass, ...] = (
     LOWER_EXPERTS,
@@ -72,18 +72,24 @@ TENSORRT_PASSES: tuple[Pass, ...] = (
 
 
 def cpu_passes(
-    scheme: Scheme, reader: TensorReader, *, exact_activations: bool, exact_lm_head: bool
+    scheme: Scheme,
+    reader: TensorReader,
+    *,
+    exact_activations: bool,
+    exact_lm_head: bool,
+    exact_weights: bool = False,
 ) -> tuple[Pass, ...]:
-    """The CPU target's list: packed weights, those in bf16 in 12 bits, and, unless asked for exact
-    ones, an int8 lm_head of quantised models, and int8 activations for it and for weights of 4 bits
+    """The CPU target's list: packed weights and, unless asked for exact ones, bf16 weights in 12
+    bits, an int8 lm_head of quantised models, and int8 activations for it and for weights of 4 bits
     and of E4M3, which are stored as int8. `reader` compares vectors of scales, and reads nothing
     else."""
+    pack = (PACK_WEIGHTS,) if exact_weights else (COMPACT_WEIGHTS, PACK_WEIGHTS)
     narrow = (NARROW_LM_HEAD,) if narrows_lm_head(scheme, exact_lm_head) else ()
     share = (share_pre_scales(reader),) if scheme.pre_quant_scale else ()
     if exact_activations:
-        return (*share, *NATIVE_PASSES, *narrow, COMPACT_WEIGHTS, PACK_WEIGHTS)
+        return (*share, *NATIVE_PASSES, *narrow, *pack)
     rounded = (REGROUP_E4M3, *narrow, SELECT_CPU_ACTIVATION)
-    return (*share, DROP_E4M3_ROUNDING, *NATIVE_PASSES, *rounded, COMPACT_WEIGHTS, PACK_WEIGHTS)
+    return (*share, DROP_E4M3_ROUNDING, *NATIVE_PASSES, *rounded, *pack)
 
 
 def narrows_lm_head(scheme: Scheme, exact_lm_head: bool) -> bool:

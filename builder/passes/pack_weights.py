@@ -3,7 +3,7 @@
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of
 from trtc.builder.passes.rewriter import Rewriter
-from trtc.builder.passes.transforms import Pack, PackColumns, PackPlanes
+from trtc.builder.transforms import Pack, PackColumns, PackPlanes
 from trtc.plugins.layouts import BLOCK_DEPTH, WEIGHTS, packed_bytes
 
 

@@ -3,7 +3,7 @@
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, dtype_of, input_of
 from trtc.builder.passes.rewriter import Rewriter
-from trtc.builder.passes.transforms import GroupCodes, GroupScales, power_of_two_scale
+from trtc.builder.transforms import GroupCodes, GroupScales, power_of_two_scale
 from trtc.plugins.layouts import WEIGHTS
 
 GROUP = 128

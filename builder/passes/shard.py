@@ -11,7 +11,6 @@ Norms, embedding and routers are whole on every rank, and so is the residual str
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-import msgspec
 import numpy as np
 
 from trtc.builder.module import TRTC_DOMAIN, Module
@@ -50,14 +49,13 @@ class ShardOverRanks:
         if any(is_fused(node, op) for node in rewriter.graph.nodes for op in _COLLECTIVES):
             return module, False
         walk = _Walk(rewriter, self.ranks)
-        heads = walk.share(module.kv.num_kv_heads, "KV heads")
         for tensor in (*rewriter.graph.inputs, *rewriter.graph.outputs):
             if tensor.name.startswith("kv_"):
+                heads = walk.share(tensor.shape[3], "KV heads")
                 tensor.shape = [*tensor.shape[:3], heads, tensor.shape[4]]
         for node in list(rewriter.graph.nodes):
             walk.visit(node)
-        kv = msgspec.structs.replace(module.kv, num_kv_heads=heads)
-        return replace(rewriter.module(), kv=kv), True
+        return replace(rewriter.module(), kv=module.kv.of_rank(self.ranks)), True
 
 
 _COLLECTIVES = ("all_reduce", "all_gather")

@@ -1,14 +1,14 @@
-"""Attention of long contexts as two plugins: a launch of pieces, and one that combines them."""
+"""Attention of long contexts as two plugins: a launch of splits, and one that combines them."""
 
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, dtype_of, input_of
 from trtc.builder.passes.rewriter import Rewriter
-from trtc.plugins.attention_pieces import most_pieces
+from trtc.plugins.attention.split_kv import TENSORRT
 
-LEAST_PIECES = 4
-"""Of the longest context: a second launch a layer is not worth less. With pieces of 256 keys,
+LEAST_SPLITS = 4
+"""Of the longest context: a second launch a layer is not worth less. With splits of 256 keys,
 engines for 769 tokens and more are split, but not layers whose window is shorter than that."""
-_SHARED = ("num_heads", "head_dim", "window", "pieces")
+_SHARED = ("num_heads", "head_dim", "window", "splits")
 """Attributes of attention_combine."""
 
 
@@ -17,20 +17,20 @@ def split_attention(rewriter: Rewriter) -> bool:
 
     Rule: paged_attention(q, pool, ...) ->
     attention_combine(attention_split(q, pool, ...) -> rows, partial, stats; ...), where the
-    longest sequence, or what a window shows of it, falls into LEAST_PIECES pieces or more.
+    longest sequence, or what a window shows of it, falls into LEAST_SPLITS splits or more.
     """
     changed = False
     for node in rewriter.fused_nodes("paged_attention"):
-        pieces = most_pieces(rewriter.limits.max_seq_len, int(node.attrs.get("window", 0)))
-        if pieces >= LEAST_PIECES:
-            _split(rewriter, node, pieces)
+        splits = TENSORRT.most(rewriter.limits.max_seq_len, int(node.attrs.get("window", 0)))
+        if splits >= LEAST_SPLITS:
+            _split(rewriter, node, splits)
             changed = True
     return changed
 
 
-def _split(rewriter: Rewriter, node: Node, pieces: int) -> None:
+def _split(rewriter: Rewriter, node: Node, splits: int) -> None:
     assert input_of(node, "pre_scale") is None and input_of(node, "out_scale") is None
-    site, attributes = node.name.rsplit(".", 1)[0], {**node.attrs, "pieces": pieces}
+    site, attributes = node.name.rsplit(".", 1)[0], {**node.attrs, "splits": splits}
     inputs = {
         name: input_of(node, name)
         for name in ("q", "pool", "query_start", "context_lens", "page_table", "k_scale", "v_scale")

@@ -3,7 +3,7 @@
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of
 from trtc.builder.passes.rewriter import Rewriter
-from trtc.builder.passes.transforms import Tile
+from trtc.builder.transforms import Tile
 from trtc.plugins.layouts import WEIGHTS
 from trtc.plugins.tiles import CHANNELS, fits
 

@@ -1,6 +1,5 @@
 """The target contract: how a module becomes files that a device runs."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -9,11 +8,10 @@ from trtc.builder.module import Module
 from trtc.builder.passes.base import Pass
 from trtc.builder.recipes import TensorReader
 from trtc.protos.errors import UnsupportedError
-from trtc.protos.manifest import ByteLedger, KvGeometry, Limits, TargetFacts
+from trtc.protos.kv import CacheLayout
+from trtc.protos.manifest import ByteLedger, Limits, TargetFacts
+from trtc.protos.progress import Progress
 from trtc.quant.scheme import Scheme
-
-Progress = Callable[[str], None]
-"""Called with what is being done now, for the terminal."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +29,8 @@ class CompileRequest:
     scratch: Path
     """For files that the engine does not keep; on the same disk."""
     exact_lm_head: bool = False
+    exact_weights: bool = False
+    """CPU: bf16 weights keep all their bits."""
     ranks: int = 1
     """Devices that the model is spread over; at most the target's `max_ranks`."""
 
@@ -40,7 +40,7 @@ class Compiled:
     """What a target wrote into `workdir`, for the manifest."""
 
     facts: TargetFacts
-    kv: KvGeometry
+    kv: CacheLayout
     ledger: ByteLedger
     notes: tuple[str, ...] = ()
     """What the user should know, a line each."""
@@ -78,6 +78,12 @@ class Target(Protocol):
     @property
     def max_ranks(self) -> int:
         """How many devices an engine may be spread over."""
+        ...
+
+    @property
+    def window_groups(self) -> bool:
+        """Whether steps have a page table for each group of the cache layout, so that pages that a
+        window has left are let go. Otherwise every layer keeps every token."""
         ...
 
     def check(self, scheme: Scheme) -> None:

@@ -1,7 +1,7 @@
 """The CPU target: plan -> C++ -> one shared object for each instruction-set level."""
 
 import hashlib
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,15 +11,17 @@ import trtc.plugins
 from trtc.builder.passes.base import Pass
 from trtc.builder.passes.order import cpu_passes, narrows_lm_head
 from trtc.builder.plan import make_plan
-from trtc.builder.targets.base import Compiled, CompileRequest, Progress, refuse_fp4
+from trtc.builder.targets.base import Compiled, CompileRequest, refuse_fp4
 from trtc.builder.targets.cpu_codegen import generate
 from trtc.builder.targets.cxx import Compiler, find_compiler
+from trtc.builder.targets.processes import Children
 from trtc.builder.weights_file import with_external_weights, write_weights
 from trtc.plugins.cpu.host import object_file, runnable_isas
 from trtc.plugins.cpu.isa import ISAS
 from trtc.plugins.registry import REGISTRY
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.manifest import GRAPH_FILE, PLAN_FILE, WEIGHTS_FILE, ByteLedger, TargetFacts
+from trtc.protos.progress import Progress, Step, counted
 from trtc.quant.scheme import Scheme
 
 
@@ -41,6 +43,10 @@ class CpuTarget:
         return not set(self.isas).isdisjoint(runnable_isas())
 
     @property
+    def window_groups(self) -> bool:
+        return True
+
+    @property
     def max_ranks(self) -> int:
         return 1
 
@@ -56,10 +62,11 @@ class CpuTarget:
             request.reader,
             exact_activations=request.exact_activations,
             exact_lm_head=request.exact_lm_head,
+            exact_weights=request.exact_weights,
         )
 
     def compile(self, request: CompileRequest, progress: Progress) -> Compiled:
-        progress("planning")
+        progress(Step("planning"))
         plan = make_plan(request.module, REGISTRY)
         plan_json = plan.to_json()
         (request.workdir / PLAN_FILE).write_bytes(plan_json)
@@ -68,9 +75,11 @@ class CpuTarget:
         onnx.save_model(graph, str(request.workdir / GRAPH_FILE))
         compiler = find_compiler()
         # The compiler works in processes of its own while this one streams the weights.
-        with ThreadPoolExecutor(len(self.isas)) as pool:
+        # Children end before the threads that wait for them.
+        with ThreadPoolExecutor(len(self.isas)) as pool, Children() as children:
             jobs = [
-                pool.submit(self._compile_isa, compiler, source, isa, request) for isa in self.isas
+                pool.submit(self._compile_isa, compiler, source, isa, request, children)
+                for isa in self.isas
             ]
             if not request.dummy_weights:
                 write_weights(
@@ -80,8 +89,8 @@ class CpuTarget:
                     request.reader,
                     progress,
                 )
-            progress(f"compiling for {', '.join(self.isas)} with {compiler.version}")
-            for job in jobs:
+            phase = f"compiling for {', '.join(self.isas)} with {compiler.version}"
+            for job in counted(as_completed(jobs), phase, len(jobs), "instruction sets", progress):
                 job.result()
         return Compiled(
             facts=TargetFacts(
@@ -95,13 +104,18 @@ class CpuTarget:
         )
 
     def _compile_isa(
-        self, compiler: Compiler, source: str, isa: str, request: CompileRequest
+        self,
+        compiler: Compiler,
+        source: str,
+        isa: str,
+        request: CompileRequest,
+        children: Children,
     ) -> None:
         path = request.scratch / f"engine-{isa}.cpp"
         path.write_text(source)
         include = Path(next(iter(trtc.plugins.__path__))).resolve()
         output = request.workdir / object_file(isa)
-        compiler.build(path, isa, include, output, self.optimization)
+        compiler.build(path, isa, include, output, self.optimization, children)
 
 
 def parse_cpu_target(isas: str) -> CpuTarget:

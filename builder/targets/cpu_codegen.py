@@ -10,17 +10,12 @@ from dataclasses import dataclass
 from trtc.plugins.cpu.emit import config_struct
 from trtc.plugins.op import FusedOp
 from trtc.protos.dtypes import DTYPES
+from trtc.protos.manifest import STEP_ABI_VERSION
 from trtc.protos.plan import Argument, Call, Plan, max_rows
+from trtc.protos.step import GRAPH_INPUTS
 
-_STEP_ENUM = {
-    "token_ids": "kTokenIds",
-    "positions": "kPositions",
-    "slots": "kSlots",
-    "query_start": "kQueryStart",
-    "context_lens": "kContextLens",
-    "page_table": "kPageTable",
-    "logit_rows": "kLogitRows",
-}
+_STEP_NUMBERS = {one.name: number for number, one in enumerate(GRAPH_INPUTS)}
+_STEP_TABLES = {one.name for one in GRAPH_INPUTS if one.is_table}
 _EXTENT_ENUM = {
     "T": "kTokens",
     "B": "kSequences",
@@ -78,6 +73,7 @@ def generate(plan: Plan, plan_digest: str, operators: Mapping[str, FusedOp]) -> 
                 for number, kind in enumerate(kinds)
             ),
             _scratch(plan, kinds, operators),
+            _step_inputs(),
             *_tables(plan, kinds, operators),
             _plan_record(plan, plan_digest),
             "}  // namespace",
@@ -152,6 +148,25 @@ def _no_scratch(operator: str) -> str:
     return f"template <class C> std::size_t {operator}_scratch(...) {{ return 0; }}"
 
 
+def _step_inputs() -> str:
+    """The members of the step that arguments name by number; the struct begins with them in this
+    order, as its callers lay it out."""
+    struct = "trtc_engine_step_t"
+    return "\n".join(
+        [
+            "constexpr trtc::engine::StepInput kStepInputs[] = {",
+            *(f"    &{struct}::{one.name},  // [{', '.join(one.shape)}]" for one in GRAPH_INPUTS),
+            "};",
+            *(
+                f"static_assert(offsetof({struct}, {one.name}) == {number} * sizeof(void*));"
+                for number, one in enumerate(GRAPH_INPUTS)
+            ),
+            f"static_assert(offsetof({struct}, num_tokens) == sizeof kStepInputs);",
+            "",
+        ]
+    )
+
+
 def _tables(
     plan: Plan, kinds: Sequence[_Kind], operators: Mapping[str, FusedOp]
 ) -> tuple[str, str]:
@@ -181,16 +196,17 @@ def _tables(
 
 
 def _argument(slot: int, argument: Argument, offsets: Mapping[str, int]) -> str:
-    index: int | str = argument.index
+    index, group = argument.index, 0
     stride = argument.row_stride
     offset = argument.column_offset * DTYPES[argument.dtype].bits // 8
     if argument.kind == "step":
-        index = f"static_cast<std::int32_t>(trtc::engine::Step::{_STEP_ENUM[argument.name]})"
-        stride = -1 if argument.name == "page_table" else 1
+        index, group = _STEP_NUMBERS[argument.name], argument.index
+        stride = -1 if argument.name in _STEP_TABLES else 1
     elif argument.kind in ("buffer", "weight"):
         offset += offsets[argument.name]
     return (
-        f"    {{{slot}, Kind::{_KIND_ENUM[argument.kind]}, {index}, {offset}, {stride}}},"
+        f"    {{{slot}, Kind::{_KIND_ENUM[argument.kind]}, {index}, {group}, {offset}, "
+        f"{stride}}},"
         f"  // {argument.parameter} = {argument.name}"
     )
 
@@ -207,9 +223,10 @@ def _plan_record(plan: Plan, plan_digest: str) -> str:
         limits.max_num_tokens,
         limits.max_batch_size,
         limits.max_seq_len,
+        limits.num_positions,
         plan.kv.page_size,
         plan.vocab_size,
-        plan.kv.num_layers,
+        len(plan.kv.groups),
     )
     return "\n".join(
         [
@@ -217,9 +234,10 @@ def _plan_record(plan: Plan, plan_digest: str) -> str:
             "    kCalls,",
             f"    {len(plan.calls)},",
             "    kArguments,",
+            "    kStepInputs,",
             "    scratch_bytes,",
             f"    {{{', '.join(map(str, sizes))}}},",
-            f'    {{trtc::engine::kAbiVersion, TRTC_ISA, "{plan_digest}", '
+            f'    {{{STEP_ABI_VERSION}, TRTC_ISA, "{plan_digest}", '
             f"{plan.weights_bytes}, {plan.arena_bytes}}},",
             "};",
             "",

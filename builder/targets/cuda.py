@@ -6,19 +6,22 @@ import onnx
 
 from trtc.builder.passes.base import Pass
 from trtc.builder.passes.order import cuda_passes, narrows_lm_head_on_cuda
-from trtc.builder.passes.transforms import ScalePerRow
 from trtc.builder.plan import make_plan
 from trtc.builder.recipes import Apply, Concat, Recipe, Shard, TensorReader
-from trtc.builder.targets.base import Compiled, CompileRequest, Progress, refuse_fp4
+from trtc.builder.targets.base import Compiled, CompileRequest, refuse_fp4
 from trtc.builder.targets.cuda_lowering import write_launches
+from trtc.builder.targets.gpu.lowerings import lowerings
+from trtc.builder.targets.gpu.nvrtc import NVRTC_VERSION, check_nvrtc
+from trtc.builder.targets.gpu.triton import TRITON_VERSION, check_triton
+from trtc.builder.transforms import ScalePerRow
 from trtc.builder.weights_file import with_external_weights, write_weights
-from trtc.plugins.cuda.compile import FP8_SMS, SMS, TRITON_VERSION, check_triton, parse_sm
-from trtc.plugins.cuda.lowerings import lowerings
-from trtc.plugins.cuda.nvrtc import NVRTC_VERSION, check_nvrtc
+from trtc.plugins.gpu.arch import ARCHS, sm_of_target
+from trtc.plugins.gpu.probe import device_sm
 from trtc.plugins.registry import REGISTRY
 from trtc.protos.errors import UnsupportedError
-from trtc.protos.launches import LAUNCHES_FILE, launches_json
+from trtc.protos.launch_plan import LAUNCHES_FILE, launches_json
 from trtc.protos.manifest import GRAPH_FILE, PLAN_FILE, ByteLedger, TargetFacts, weights_files
+from trtc.protos.progress import Progress, Step
 from trtc.quant.scheme import Scheme
 
 
@@ -34,7 +37,11 @@ class CudaTarget:
 
     @property
     def runs_here(self) -> bool:
-        """A build needs no GPU, and so never measures on one: `trtc eval` does."""
+        """On a GPU of this SM. A build needs none, and measures the CPU twin without."""
+        return device_sm() == self.sm
+
+    @property
+    def window_groups(self) -> bool:
         return False
 
     @property
@@ -43,9 +50,9 @@ class CudaTarget:
 
     def check(self, scheme: Scheme) -> None:
         refuse_fp4(scheme, self.name)
-        check_triton()
+        check_triton("cuda-build")
         check_nvrtc()
-        if "f8e4m3" in (scheme.weight, scheme.activation) and self.sm not in FP8_SMS:
+        if "f8e4m3" in (scheme.weight, scheme.activation) and not ARCHS[self.sm].has_e4m3:
             raise UnsupportedError(
                 f"sm_{self.sm} has no E4M3 arithmetic",
                 field="--dtype",
@@ -58,7 +65,7 @@ class CudaTarget:
         )
 
     def compile(self, request: CompileRequest, progress: Progress) -> Compiled:
-        progress("planning")
+        progress(Step("planning"))
         # A step has no more logit rows than sequences (see step_block).
         plan = make_plan(request.module, REGISTRY, max_logit_rows=request.limits.max_batch_size)
         (request.workdir / PLAN_FILE).write_bytes(plan.to_json())
@@ -119,10 +126,4 @@ def parse_cuda_target(detail: str) -> CudaTarget:
     Raises:
         UnsupportedError: not an SM that kernels are compiled for, or none.
     """
-    if not detail:
-        raise UnsupportedError(
-            "says no SM",
-            field="--target",
-            remedy=f"Use one of {', '.join(f'cuda:sm_{sm}' for sm in SMS)}",
-        )
-    return CudaTarget(parse_sm(detail))
+    return CudaTarget(sm_of_target("cuda", detail))

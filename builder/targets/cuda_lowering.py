@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,14 +13,14 @@ import msgspec
 
 from trtc.builder.memory import align
 from trtc.builder.targets.cuda_step import Numbered, grid_axes, plan_sampling, step_block
-from trtc.plugins.cuda.compile import CompiledKernel, KernelSource, compile_kernel
-from trtc.plugins.cuda.cpp import CudaSource
-from trtc.plugins.cuda.launch import (
+from trtc.builder.targets.gpu.nvrtc import compile_cuda
+from trtc.builder.targets.gpu.ptx import CompiledKernel
+from trtc.builder.targets.gpu.triton import compile_kernel
+from trtc.plugins.attention import split_kv
+from trtc.plugins.gpu.lowering import (
     DIMS,
-    MAX_SPLITS,
     NEXT_WEIGHT,
     SCRATCH,
-    SPLIT_KEYS,
     Collective,
     Launch,
     Lower,
@@ -27,10 +28,10 @@ from trtc.plugins.cuda.launch import (
     Site,
     Variant,
 )
-from trtc.plugins.cuda.nvrtc import compile_cuda
+from trtc.plugins.gpu.sources import CudaSource, KernelSource
 from trtc.protos.dtypes import DTYPES
 from trtc.protos.errors import InvariantError
-from trtc.protos.launches import (
+from trtc.protos.launch_plan import (
     KERNELS_DIR,
     Address,
     CallLaunches,
@@ -43,11 +44,11 @@ from trtc.protos.launches import (
     ProductCall,
     TileMap,
 )
-from trtc.protos.launches import Work as LaunchedWork
+from trtc.protos.launch_plan import Work as LaunchedWork
 from trtc.protos.plan import Argument, Call, Plan
+from trtc.protos.progress import Progress, Step
 
 Source = KernelSource | CudaSource
-Progress = Callable[[str], None]
 _ALIGNMENT = 16
 """Bytes. Kernels load rows and views in pieces of this size."""
 
@@ -97,8 +98,8 @@ def write_launches(
     resolver = _Resolver(plan, is_uniform)
     return LaunchPlan(
         sm=sm,
-        split_keys=SPLIT_KEYS,
-        max_splits=MAX_SPLITS,
+        split_keys=split_kv.CUDA.keys,
+        max_splits=split_kv.CUDA.max_splits,
         kernels=codes,
         calls=tuple(resolver.call(one, work) for one, work in zip(lowered, works, strict=True)),
         sampling=sampling,
@@ -136,7 +137,7 @@ def _lower(
         },
         attributes=call.attributes,
         rows=_rows(call),
-        kv=plan.kv,
+        page_size=plan.kv.page_size,
         limits=plan.limits,
         sm=sm,
         next_weight_bytes=0 if next_weight is None else _weight_bytes(plan, next_weight),
@@ -179,10 +180,13 @@ class _KernelTable:
         (engine / KERNELS_DIR).mkdir()
         total = len(self._sources)
         codes = []
-        with ThreadPoolExecutor(2) as pool:
+        with ExitStack() as stack:
+            pool = ThreadPoolExecutor(2)
+            # An error or a signal waits for the kernels under way, not for all.
+            stack.callback(pool.shutdown, cancel_futures=True)
             compiled = pool.map(lambda source: compile_source(source, self._sm), self._sources)
             for number, kernel in enumerate(compiled):
-                progress(f"kernels {number + 1}/{total}  {kernel.entry}")
+                progress(Step("compiling kernels", number + 1, total, "kernels"))
                 file = f"{KERNELS_DIR}/{number:03}-{kernel.entry}.cubin"
                 (engine / file).write_bytes(kernel.cubin)
                 codes.append(

@@ -1,12 +1,13 @@
 """What surrounds a step's calls on the device: the block of inputs before, the sampler after."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from trtc.builder.memory import align
-from trtc.plugins.cuda.launch import DIMS, Extent, Grid, Launch
+from trtc.plugins.gpu.lowering import DIMS, Extent, Grid, Launch
 from trtc.plugins.sampling.tensors import sampling_tensors
-from trtc.protos.launches import (
+from trtc.protos.launch_plan import (
     Address,
     GridAxis,
     KernelCall,
@@ -16,6 +17,7 @@ from trtc.protos.launches import (
 )
 from trtc.protos.manifest import Limits
 from trtc.protos.plan import Plan
+from trtc.protos.step import STEP_INPUTS, Symbol, in_block_order
 
 _MAX_SPARSE = 1 << 20
 """Biases, and distinct tokens that penalties look at, of all rows of a step; a step with more is
@@ -33,20 +35,20 @@ class Numbered:
 def step_block(plan: Plan) -> StepBlock:
     """Room for every input at the largest step; `dims` is tokens, sequences, logit rows and 0."""
     limits = plan.limits
-    width = -(-limits.max_seq_len // plan.kv.page_size)
-    extents = {
-        DIMS: 4,
-        "query_start": limits.max_batch_size + 1,
-        "context_lens": limits.max_batch_size,
-        "logit_rows": limits.max_batch_size,
+    width = plan.kv.pages_for(limits.max_seq_len)
+    largest: Mapping[Symbol, int] = {
+        "T": limits.max_num_tokens,
+        "B": limits.max_batch_size,
+        "B+1": limits.max_batch_size + 1,
+        "P": width,
+        "R": limits.max_batch_size,
     }
+    extents = {DIMS: 4}
     for tensor in sampling_tensors(plan.vocab_size):
         if tensor.role == "input" and tensor.rows in ("rows", "rows+1"):
             extents[tensor.name] = _capacity(tensor.rows, limits) * tensor.columns
-    # Those that a step fills to its own length come last, and last of all the longest.
-    of_tokens = ("token_ids", "token_sources", "positions", "slots")
-    extents |= dict.fromkeys(of_tokens, limits.max_num_tokens)
-    extents["page_table"] = limits.max_batch_size * width
+    for one in in_block_order(STEP_INPUTS):
+        extents[one.name] = math.prod(largest[symbol] for symbol in one.shape)
     offsets, end = {}, 0
     for name, extent in extents.items():
         offsets[name] = end

@@ -4,11 +4,13 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtc.builder.targets.processes import Children
 from trtc.plugins.cpu.isa import CXX_FLAGS, ISAS
 from trtc.protos.errors import EnvironmentFault, InvariantError, OutputError
 
@@ -16,6 +18,13 @@ _CANDIDATES = ("c++", "g++", "clang++")
 _REMEDY = "Install g++ 11 or newer (Debian: apt-get install g++), or set CXX"
 _TRIAL = "#include <atomic>\n#include <bit>\nint f(std::atomic<int>& a) { a.wait(1); return a; }\n"
 
+_ENVIRONMENT = {"LC_ALL": "C"}
+_DISK_MESSAGES = (
+    "No space left",
+    "File too large",
+    "File size limit exceeded",
+    "Disk quota exceeded",
+)
 _FLAGS = (*CXX_FLAGS, "-fno-trapping-math", "-fvisibility=hidden", "-pipe", "-w")
 _LINK_FLAGS = (
     # An engine may run on a machine with an older or no C++ runtime library.
@@ -49,8 +58,19 @@ class Compiler:
                 remedy=_REMEDY,
             )
 
-    def build(self, source: Path, isa: str, include: Path, output: Path, optimization: str) -> None:
+    def build(
+        self,
+        source: Path,
+        isa: str,
+        include: Path,
+        output: Path,
+        optimization: str,
+        children: Children,
+    ) -> None:
         """Compile one source file into a shared object; the same input gives the same bytes.
+
+        Args:
+            children: where the compiler runs.
 
         Raises:
             OutputError: the disk is full.
@@ -72,12 +92,15 @@ class Compiler:
                 "-o",
                 str(output),
             ]
-            result = _run(command, cwd=source.parent, scratch=Path(scratch))
+            environment = _ENVIRONMENT | {"TMPDIR": scratch}
+            result = children.run(command, cwd=source.parent, environment=os.environ | environment)
         if result.returncode == 0:
             return
-        if "No space left" in result.stderr:
+        if _is_disk_error(result):
             raise OutputError(
-                "the disk is full", field="--output", remedy="Free some space; nothing was left"
+                f"{self.version} cannot write the code: the disk is full, or `ulimit -f` is small",
+                field="--output",
+                remedy="Free some space; nothing was left behind",
             )
         if result.returncode < 0 or "Killed" in result.stderr:
             raise EnvironmentFault(
@@ -114,25 +137,16 @@ def find_compiler() -> Compiler:
     )
 
 
-def _run(
-    command: list[str],
-    *,
-    input_text: str | None = None,
-    cwd: Path | None = None,
-    scratch: Path | None = None,
-) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"LC_ALL": "C"}
-    if scratch is not None:
-        environment["TMPDIR"] = str(scratch)
-    return subprocess.run(
-        command,
-        input=input_text,
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
+def _run(command: list[str], *, input_text: str | None = None) -> subprocess.CompletedProcess[str]:
+    """For commands that end in an instant."""
+    with Children() as children:
+        return children.run(command, input_text=input_text, environment=os.environ | _ENVIRONMENT)
+
+
+def _is_disk_error(result: subprocess.CompletedProcess[str]) -> bool:
+    status = abs(result.returncode)
+    return status in (signal.SIGXFSZ, 128 + signal.SIGXFSZ) or any(
+        message in result.stderr for message in _DISK_MESSAGES
     )
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from trtc.builder.targets.base import Target
 from trtc.builder.targets.cpu import parse_cpu_target
 from trtc.builder.targets.cuda import parse_cuda_target
-from trtc.builder.targets.tensorrt import parse_tensorrt_target
-from trtc.builder.targets.tensorrt_rtx import parse_tensorrt_rtx_target
+from trtc.builder.targets.tensorrt.rtx import parse_tensorrt_rtx_target
+from trtc.builder.targets.tensorrt.target import parse_tensorrt_target
 from trtc.protos.errors import UnsupportedError
 
 TARGETS: dict[str, Callable[[str], Target]] = {

@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from trtc.plugins.cuda.compile import KernelParameter, KernelSource
-from trtc.plugins.cuda.launch import DIMS, ONE, SCRATCH, Collective, Extent, Launch, Site, Variant
+from trtc.plugins.gpu.lowering import DIMS, ONE, SCRATCH, Collective, Extent, Launch, Site, Variant
+from trtc.plugins.gpu.sources import KernelParameter, KernelSource
 from trtc.protos.dtypes import DTYPES
 
 _BLOCK = 2048

@@ -1,6 +1,6 @@
 """all_reduce is NCCL's, in place."""
 
-from trtc.plugins.cuda.launch import Collective, Site, Variant
+from trtc.plugins.gpu.lowering import Collective, Site, Variant
 
 
 def lower(site: Site) -> tuple[Variant, ...]:

@@ -1,15 +1,15 @@
-"""One result of the pieces that attention_split left."""
+"""One result of the splits that attention_split left."""
 
 from trtc.plugins.attention_combine.reference import reference
 from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
 
 ATTENTION_COMBINE = FusedOp(
     name="attention_combine",
-    summary="out = the softmax over all pieces of a row, or the row itself if it was one piece",
+    summary="out = the softmax over all splits of a row, or the row itself if it was one split",
     inputs=(
         Parameter("rows", ("M", "num_heads*head_dim"), ("f32", "bf16")),
-        Parameter("partial", ("B", "pieces*num_heads*head_dim"), ("f32",)),
-        Parameter("stats", ("B", "2*pieces*num_heads"), ("f32",)),
+        Parameter("partial", ("B", "splits*num_heads*head_dim"), ("f32",)),
+        Parameter("stats", ("B", "2*splits*num_heads"), ("f32",)),
         Parameter("query_start", ("B+1",), ("i32",), role="step"),
         Parameter("context_lens", ("B",), ("i32",), role="step"),
     ),
@@ -18,7 +18,7 @@ ATTENTION_COMBINE = FusedOp(
         Attribute("num_heads", "int"),
         Attribute("head_dim", "int"),
         Attribute("window", "int", default=0),
-        Attribute("pieces", "int"),
+        Attribute("splits", "int"),
     ),
     reference=reference,
     tolerances={"f32": Tolerance(1e-5, 1e-4), "bf16": Tolerance(1e-4, 1 / 128)},

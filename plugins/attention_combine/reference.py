@@ -1,9 +1,9 @@
-"""The softmax over a row's keys from sums over pieces of them."""
+"""The softmax over a row's keys from sums over splits of them."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.plugins.attention_pieces import pieces as pieces_of
+from trtc.plugins.attention.split_kv import TENSORRT
 from trtc.plugins.rounding import cast
 
 Array = NDArray[np.generic]
@@ -19,19 +19,19 @@ def reference(
     num_heads: int,
     head_dim: int,
     window: int,
-    pieces: int,
+    splits: int,
 ) -> tuple[Array]:
     """Return rows, but sum(partial * 2^largest) / sum(total * 2^largest) where a row was split.
 
-    Those are the only rows of sequences that fell into several pieces; see attention_split.
+    Those are the only rows of sequences that fell into several splits; see attention_split.
     """
     out = rows.copy()
     num_sequences = len(context_lens)
-    partial = partial.reshape(num_sequences, pieces, num_heads, head_dim)
-    stats = stats.reshape(num_sequences, pieces, num_heads, 2)
+    partial = partial.reshape(num_sequences, splits, num_heads, head_dim)
+    stats = stats.reshape(num_sequences, splits, num_heads, 2)
     for sequence, context in enumerate(int(length) for length in context_lens):
         begin, end = int(query_start[sequence]), int(query_start[sequence + 1])
-        count = len(pieces_of(context, window, pieces))
+        count = len(TENSORRT.ranges(context, window, splits))
         if end - begin != 1 or count == 1:
             continue
         largest, totals = stats[sequence, :count, :, 0], stats[sequence, :count, :, 1]

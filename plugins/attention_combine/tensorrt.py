@@ -1,71 +1,26 @@
-"""trtc::attention_combine as an ahead-of-time TensorRT plugin around the CUDA kernel."""
+"""trtc::attention_combine as an ahead-of-time TensorRT plugin."""
 
 from typing import Any
 
-from trtc.plugins.cuda.qdp import Kernels, dtype_name, launch_params
+from trtc.plugins.attention_combine.op import ATTENTION_COMBINE
+from trtc.plugins.tensorrt.aot import Kernels, Node, Plugin, register_plugin
+from trtc.protos.bundle import KernelFacts
 
 
 def register(trtp: Any, kernels: Kernels, *, lazy: bool = False) -> None:
-    """Make the plugin known to TensorRT, once a process.
+    """Make the plugin known to TensorRT: see register_plugin."""
 
-    Args:
-        trtp: the module `tensorrt.plugin`.
-        lazy: leave TensorRT's registry alone (tests without the library).
-    """
-    Desc = trtp.TensorDesc
+    def launch(node: Node, kernel: KernelFacts) -> tuple[tuple[Any, Any], tuple[Any, ...]]:
+        programs = -(-node.attributes["num_heads"] // kernel.rows)
+        sequences = node.tensors["context_lens"].shape_expr[0]
+        return (node.tensors["rows"].shape_expr[0], programs), (sequences,)
 
-    @trtp.register("trtc::attention_combine", lazy_register=lazy)
-    def describe(
-        rows: Desc,
-        partial: Desc,
-        stats: Desc,
-        query_start: Desc,
-        context_lens: Desc,
-        num_heads: int,
-        head_dim: int,
-        window: int,
-        pieces: int,
-    ) -> Desc:
-        return rows.like()
-
-    @trtp.autotune("trtc::attention_combine")
-    def autotune(
-        rows: Desc,
-        partial: Desc,
-        stats: Desc,
-        query_start: Desc,
-        context_lens: Desc,
-        outputs: tuple[Desc],
-    ) -> list[trtp.AutoTuneCombination]:
-        combination = trtp.AutoTuneCombination()
-        combination.pos([0, 5], kernels.types("attention_combine", "rows"))
-        combination.pos([1, 2], "FP32")
-        combination.pos([3, 4], "INT32")
-        combination.tactics(kernels.tactics("attention_combine"))
-        return [combination]
-
-    @trtp.aot_impl("trtc::attention_combine")
-    def implement(
-        rows: Desc,
-        partial: Desc,
-        stats: Desc,
-        query_start: Desc,
-        context_lens: Desc,
-        num_heads: int,
-        head_dim: int,
-        window: int,
-        pieces: int,
-        outputs: tuple[Desc],
-        tactic: int,
-    ) -> tuple[str | bytes, str | bytes, trtp.KernelLaunchParams, trtp.SymExprs]:
-        kernel = kernels.find(
-            "attention_combine",
-            {"rows": dtype_name(rows)},
-            {"num_heads": num_heads, "head_dim": head_dim, "window": window, "pieces": pieces},
-            tactic,
-        )
-        scalars = trtp.SymIntExprs(1)
-        scalars[0] = trtp.SymInt32(context_lens.shape_expr[0])
-        programs = -(-num_heads // kernel.rows)
-        params = launch_params(trtp, kernel, (rows.shape_expr[0], programs))
-        return kernel.entry, kernels.read(kernel.ptx), params, scalars
+    plugin = Plugin(
+        op=ATTENTION_COMBINE,
+        inputs=ATTENTION_COMBINE.inputs,
+        key=("rows",),
+        same_type={"out": "rows"},
+        describe=lambda node: node.tensors["rows"].like(),
+        launch=launch,
+    )
+    register_plugin(trtp, kernels, plugin, lazy=lazy)

@@ -1,20 +1,16 @@
-"""Attention of a step, long contexts in pieces: what attention_combine makes one of."""
+"""Attention of a step, long contexts in splits: what attention_combine makes one of."""
 
 from trtc.plugins.attention_split.reference import reference
+from trtc.plugins.kv_pool import POOL
 from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
 
 ATTENTION_SPLIT = FusedOp(
     name="attention_split",
-    summary="paged_attention, but for sequences with one new token over a context of pieces: sums "
-    "over each piece in partial and stats, and nothing in out",
+    summary="paged_attention, but for sequences with one new token over a context of splits: sums "
+    "over each split in partial and stats, and nothing in out",
     inputs=(
         Parameter("q", ("M", "num_heads*head_dim"), ("f32", "bf16")),
-        Parameter(
-            "pool",
-            ("num_pages", "2", "page_size", "num_kv_heads", "head_dim"),
-            ("f32", "bf16", "f8e4m3"),
-            role="pool",
-        ),
+        POOL,
         Parameter("query_start", ("B+1",), ("i32",), role="step"),
         Parameter("context_lens", ("B",), ("i32",), role="step"),
         Parameter("page_table", ("B", "P"), ("i32",), role="step"),
@@ -23,10 +19,10 @@ ATTENTION_SPLIT = FusedOp(
     ),
     outputs=(
         Parameter("out", ("M", "num_heads*head_dim"), ("f32", "bf16"), dtype_from="out_dtype"),
-        # [B, pieces, num_heads, head_dim]: values weighted by 2^(score - largest), summed.
-        Parameter("partial", ("B", "pieces*num_heads*head_dim"), ("f32",)),
-        # [B, pieces, num_heads, 2]: the largest score times log2(e), and the sum of the weights.
-        Parameter("stats", ("B", "2*pieces*num_heads"), ("f32",)),
+        # [B, splits, num_heads, head_dim]: values weighted by 2^(score - largest), summed.
+        Parameter("partial", ("B", "splits*num_heads*head_dim"), ("f32",)),
+        # [B, splits, num_heads, 2]: the largest score times log2(e), and the sum of the weights.
+        Parameter("stats", ("B", "2*splits*num_heads"), ("f32",)),
     ),
     attributes=(
         Attribute("num_heads", "int"),
@@ -35,7 +31,7 @@ ATTENTION_SPLIT = FusedOp(
         Attribute("scale", "float"),
         Attribute("window", "int", default=0),
         Attribute("softcap", "float", default=0.0),
-        Attribute("pieces", "int"),
+        Attribute("splits", "int"),
         Attribute("out_dtype", "enum", choices=("f32", "bf16"), cpp_enum="DType"),
     ),
     reference=reference,

@@ -1,4 +1,4 @@
-"""Causal attention over a paged KV pool, the pieces of a long context apart."""
+"""Causal attention over a paged KV pool, the splits of a long context apart."""
 
 import math
 from itertools import product
@@ -6,8 +6,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.plugins.attention import read_context, weighted_values
-from trtc.plugins.attention_pieces import pieces as pieces_of
+from trtc.plugins.attention.reference import read_context, weighted_values
+from trtc.plugins.attention.split_kv import TENSORRT
 from trtc.plugins.rounding import cast
 
 Array = NDArray[np.generic]
@@ -29,7 +29,7 @@ def reference(
     scale: float,
     window: int,
     softcap: float,
-    pieces: int,
+    splits: int,
     out_dtype: str,
 ) -> tuple[Array, Array, Array]:
     """Return (out, partial, stats); see op.py. What is not defined there is zero.
@@ -38,22 +38,22 @@ def reference(
     """
     num_rows, num_sequences = len(q), len(context_lens)
     out = np.zeros((num_rows, num_heads, head_dim), np.float32)
-    partial = np.zeros((num_sequences, pieces, num_heads, head_dim), np.float32)
-    stats = np.zeros((num_sequences, pieces, num_heads, 2), np.float32)
+    partial = np.zeros((num_sequences, splits, num_heads, head_dim), np.float32)
+    stats = np.zeros((num_sequences, splits, num_heads, 2), np.float32)
     queries = q.astype(np.float32).reshape(num_rows, num_heads, head_dim)
     for sequence, context in enumerate(int(length) for length in context_lens):
         begin, end = int(query_start[sequence]), int(query_start[sequence + 1])
         keys, values = read_context(pool, page_table[sequence], context, k_scale, v_scale)
-        split = pieces_of(context, window, pieces) if end - begin == 1 else []
+        ranges = TENSORRT.ranges(context, window, splits) if end - begin == 1 else []
         for row, head in product(range(begin, end), range(num_heads)):
             kv_head, position = head // (num_heads // num_kv_heads), context - (end - row)
             first = max(0, position - window + 1) if window else 0
-            for number, (least, past) in enumerate(split or [(0, position + 1)]):
+            for number, (least, past) in enumerate(ranges or [(0, position + 1)]):
                 seen = slice(max(first, least), past)
                 largest, total, summed = weighted_values(
                     queries[row, head], keys[seen, kv_head], values[seen, kv_head], scale, softcap
                 )
-                if len(split) > 1:
+                if len(ranges) > 1:
                     partial[sequence, number, head] = summed
                     stats[sequence, number, head] = largest * _LOG2_E, total
                 else:

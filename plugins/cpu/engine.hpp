@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "context.hpp"
+#include "fault_guard.hpp"
 #include "thread_pool.hpp"
 #include "types.hpp"
 
@@ -25,7 +26,7 @@ extern "C" {
 
 // What a compiled engine says of itself; the loader compares it with the manifest.
 struct trtc_engine_info_t {
-  std::int32_t abi_version;
+  std::int32_t abi_version;  // STEP_ABI_VERSION of protos/manifest.py
   const char* isa;
   const char* plan_digest;  // SHA-256 of plan.json, in hex
   std::int64_t weights_bytes;
@@ -38,6 +39,8 @@ struct trtc_engine_options_t {
   std::int32_t num_threads;
   std::int32_t num_cpus;  // 0: do not pin
   const std::int32_t* cpus;
+  const char* fault_message;  // written to stderr when the weights cannot be read any more; null: nothing is done
+  std::int32_t fault_status;  // exit status of the process then
 };
 
 // One ragged batch; see "Step ABI" in docs. All arrays belong to the caller and are only read,
@@ -45,16 +48,16 @@ struct trtc_engine_options_t {
 struct trtc_engine_step_t {
   const std::int32_t* token_ids;     // [T]
   const std::int32_t* positions;     // [T]
-  const std::int32_t* slots;         // [T]
+  const std::int32_t* slots;         // [T] of each group of the cache layout, one after the other
   const std::int32_t* query_start;   // [B + 1]
   const std::int32_t* context_lens;  // [B]
-  const std::int32_t* page_table;    // [B, P]
+  const std::int32_t* page_table;    // [B, P] of each group
   const std::int32_t* logit_rows;    // [R]
   std::int64_t num_tokens;           // T
   std::int64_t num_sequences;        // B
   std::int64_t num_logit_rows;       // R
   std::int64_t page_table_width;     // P
-  void* const* pools;                // [layers] of [num_pages, 2, page_size, kv_heads, head_dim]
+  void* const* pools;                // [regions] of [num_pages, planes, page_size, kv_heads, head_dim]
   std::int64_t num_pages;
   float* logits;  // [R, vocab]
   std::int64_t only_largest;  // not 0: of a row's logits only the largest, and where it is, has to be right
@@ -69,28 +72,21 @@ enum trtc_engine_status_t : std::int32_t {
 
 namespace trtc::engine {
 
-constexpr int kAbiVersion = 2;
 constexpr int kMaxArguments = 24;
 constexpr int kMaxExtents = 6;
 constexpr int kMaxThreads = 1024;
 
 enum class Kind : std::uint8_t { kBuffer, kWeight, kStep, kPool, kLogits };
-enum class Step : std::int32_t {
-  kTokenIds,
-  kPositions,
-  kSlots,
-  kQueryStart,
-  kContextLens,
-  kPageTable,
-  kLogitRows,
-};
+// An input of a step. Generated code lists them, in the order of protos/step.py.
+using StepInput = const std::int32_t* trtc_engine_step_t::*;
 enum class Extent : std::uint8_t { kTokens, kSequences, kLogitRows, kTableWidth, kPages, kCount };
 
 // Where one tensor argument is.
 struct Argument {
   std::uint8_t slot;  // index among the kernel's views; the others stay null (absent optionals)
   Kind kind;
-  std::int32_t index;  // layer of a pool, or a Step
+  std::int32_t index;  // region of the pool, or number of a step input
+  std::int32_t group;  // of the cache layout, where each has its own input
   std::int64_t offset;  // bytes from the base of its kind
   std::int64_t row_stride;  // elements; -1: the page table's width
 };
@@ -106,15 +102,17 @@ struct Limits {
   std::int64_t max_tokens;
   std::int64_t max_sequences;
   std::int64_t max_seq_len;
+  std::int64_t num_positions;  // rows of the rotary tables
   std::int64_t page_size;
   std::int64_t vocab_size;
-  std::int64_t num_layers;
+  std::int64_t num_groups;  // of the cache layout
 };
 
 struct Plan {
   const Call* calls;
   std::int64_t num_calls;
   const Argument* arguments;
+  const StepInput* step_inputs;
   std::size_t (*scratch_bytes)(int num_threads);  // enough for the hungriest call
   Limits limits;
   trtc_engine_info_t info;
@@ -161,7 +159,9 @@ inline void validate(const Limits& limits, const trtc_engine_step_t& step) {
   const std::int64_t num_slots = step.num_pages * limits.page_size;
   for (std::int64_t i = 0; i < T; ++i) {
     require(step.token_ids[i] >= 0 && step.token_ids[i] < limits.vocab_size, "a token id is outside the vocabulary");
-    require(step.positions[i] >= 0 && step.positions[i] < limits.max_seq_len, "a position is outside max_seq_len");
+    require(step.positions[i] >= 0 && step.positions[i] < limits.num_positions, "a position is outside the rotary table");
+  }
+  for (std::int64_t i = 0; i < limits.num_groups * T; ++i) {
     require(step.slots[i] >= 0 && step.slots[i] < num_slots, "a slot is outside the pool");
   }
   require(step.query_start[0] == 0 && step.query_start[B] == T, "query_start does not span the tokens");
@@ -172,9 +172,11 @@ inline void validate(const Limits& limits, const trtc_engine_step_t& step) {
     require(length >= fresh && length <= limits.max_seq_len, "a context length is outside its tokens..max_seq_len");
     const std::int64_t pages = (length + limits.page_size - 1) / limits.page_size;
     require(pages <= P, "a context does not fit its row of the page table");
-    for (std::int64_t p = 0; p < pages; ++p) {
-      const std::int32_t page = step.page_table[b * P + p];
-      require(page >= 0 && page < step.num_pages, "a page id is outside the pool");
+    for (std::int64_t g = 0; g < limits.num_groups; ++g) {
+      for (std::int64_t p = 0; p < pages; ++p) {
+        const std::int32_t page = step.page_table[(g * B + b) * P + p];
+        require(page >= 0 && page < step.num_pages, "a page id is outside the pool");
+      }
     }
   }
   for (std::int64_t i = 0; i < R; ++i) {
@@ -187,6 +189,8 @@ class Engine {
   Engine(const Plan& plan, const trtc_engine_options_t& options)
       : plan_(plan),
         weights_(checked_weights(plan, options)),
+        guard_(options.weights, static_cast<std::size_t>(options.weights_bytes), options.fault_message,
+               options.fault_status),
         threads_(options.num_threads, std::vector<int>(options.cpus, options.cpus + options.num_cpus)),
         arena_(plan.info.arena_bytes),
         scratch_bytes_(plan.scratch_bytes(threads_.size())),
@@ -257,13 +261,15 @@ class Engine {
       case Kind::kStep:
         break;
     }
-    const std::int32_t* inputs[] = {step.token_ids,    step.positions,  step.slots,     step.query_start,
-                                    step.context_lens, step.page_table, step.logit_rows};
-    return reinterpret_cast<std::byte*>(const_cast<std::int32_t*>(inputs[argument.index]));
+    const bool is_table = argument.row_stride < 0;
+    const std::int64_t of_group = is_table ? step.num_sequences * step.page_table_width : step.num_tokens;
+    const std::int32_t* input = step.*plan_.step_inputs[argument.index] + argument.group * of_group;
+    return reinterpret_cast<std::byte*>(const_cast<std::int32_t*>(input));
   }
 
   const Plan& plan_;
   const std::byte* weights_;
+  FaultGuard guard_;
   ThreadPool threads_;
   PageMemory arena_;
   std::size_t scratch_bytes_;

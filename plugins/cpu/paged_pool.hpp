@@ -1,4 +1,4 @@
-// Where things are in a paged KV pool [num_pages, 2, page_size, num_kv_heads, head_dim].
+// Where things are in a paged KV pool [num_pages, planes, page_size, num_kv_heads, head_dim].
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ enum class Half : std::int64_t { keys = 0, values = 1 };
 template <class C, class Pool>
 Pool* token_in_pool(Pool* pool, Half half, std::int64_t page, std::int64_t offset) {
   constexpr std::int64_t token = C::num_kv_heads * C::head_dim;
-  return pool + ((page * 2 + static_cast<std::int64_t>(half)) * C::page_size + offset) * token;
+  return pool + ((page * C::planes + static_cast<std::int64_t>(half)) * C::page_size + offset) * token;
 }
 
 template <class C, class Pool>

@@ -5,19 +5,20 @@ many        gated_sm90.cu, where there is one for the SM, the sizes and the type
 else        what `linear` and `swiglu` are lowered to, one after the other
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import msgspec
 
-from trtc.plugins.cuda.compile import MULTIPROCESSORS, KernelParameter
-from trtc.plugins.cuda.cpp import CudaSource
-from trtc.plugins.cuda.launch import DIMS, ONE, SCRATCH, Extent, Launch, Lower, Site, Variant
-from trtc.plugins.cuda.specialise import count_index
-from trtc.plugins.cuda.steps import for_rows, renamed
+from trtc.plugins.gemm.cuda import lower_gemm
+from trtc.plugins.gemm.streamed_gated import gated_launches
+from trtc.plugins.gpu.arch import SM_90
+from trtc.plugins.gpu.composition import for_rows, renamed
+from trtc.plugins.gpu.lowering import DIMS, ONE, SCRATCH, Extent, Launch, Lower, Site, Variant
+from trtc.plugins.gpu.sources import CudaSource, KernelParameter
+from trtc.plugins.gpu.triton_launch import count_index
 from trtc.protos.dtypes import DTYPES
 
-SM = 90
 FEW_ROWS = 512
 """Up to so many, beyond those that one launch of linear's is for, cuBLASLt and the activation after
 it are as fast (H200, Llama-3.1-8B's shape, hot, microseconds):
@@ -33,7 +34,7 @@ _STAGES = 4
 _GROUP = 16
 """Tiles below each other before the next columns: 8 were 1% slower, 4 4%, 32 up to 6%."""
 _CLUSTER = 2
-_PROGRAMS = MULTIPROCESSORS[SM]
+_PROGRAMS = SM_90.multiprocessors
 _THREADS = 384
 _MAP_BYTES = 128
 _PRODUCT = "product"
@@ -41,23 +42,18 @@ _PRODUCT_INPUTS = ("x", "weight", "weight_scale", "input_scale")
 _MAPS = "maps"
 
 
-OneLaunch = Callable[[Site], Mapping[int, Launch]]
-
-
-def lowering(product: Lower, activation: Lower, one_launch: OneLaunch) -> Lower:
+def lowering(activation: Lower) -> Lower:
     """The `lower` of this operator.
 
     Args:
-        product: that of linear; operators do not import each other.
-        activation: that of swiglu.
-        one_launch: linear's, by the rows they are for at most, for sites of this operator.
+        activation: that of swiglu; operators do not import each other.
     """
 
     def lower(site: Site) -> tuple[Variant, ...]:
         most = site.limits.max_num_tokens
         last = min(most, FEW_ROWS) if available(site) else most
-        steps = _two_steps(site, product, activation, last)
-        few = _with_launches(steps, one_launch(site), last)
+        steps = _two_steps(site, activation, last)
+        few = _with_launches(steps, gated_launches(site), last)
         return few if last == most else (*few, _fused(site))
 
     return lower
@@ -78,7 +74,7 @@ def available(site: Site) -> bool:
     """Whether gated_sm90.cu takes the site: E4M3, whole tiles, and rows that its copies can begin
     at."""
     whole = site.axes["I"] % _TILE == 0 and site.axes["K"] % _TILE == 0
-    return site.sm == SM and site.dtypes["weight"] == "f8e4m3" and whole
+    return site.arch.has_wgmma and site.dtypes["weight"] == "f8e4m3" and whole
 
 
 def _fused(site: Site) -> Variant:
@@ -134,11 +130,11 @@ def _shared_bytes() -> int:
     return _STAGES * 3 * _TILE * _TILE + 5 * 1024
 
 
-def _two_steps(site: Site, product: Lower, activation: Lower, max_rows: int) -> tuple[Variant, ...]:
+def _two_steps(site: Site, activation: Lower, max_rows: int) -> tuple[Variant, ...]:
     """Both products into a scratch buffer, gate's columns before up's, and from there."""
     width = site.axes["I"]
     limits = msgspec.structs.replace(site.limits, max_num_tokens=max_rows)
-    products = product(_product_site(replace(site, limits=limits)))
+    products = lower_gemm(_product_site(replace(site, limits=limits)))
     gates = activation(_activation_site(replace(site, limits=limits)))
     view = DTYPES["bf16"].num_bytes(width)
     names = {"out": SCRATCH + _PRODUCT}

@@ -14,10 +14,10 @@
 //
 // Macros: K, I; X_STRIDE, OUT_STRIDE; GELU_TANH (else silu); COUNT (which of dims counts the rows);
 // STAGES; GROUP (see Tiles); CLUSTER (2), PROGRAMS (blocks); SHARED_BYTES.
-#include "cuda/activation.cuh"
-#include "cuda/cluster.cuh"
-#include "cuda/hopper.cuh"
-#include "cuda/tensor_map.cuh"
+#include "gpu/activation.cuh"
+#include "gpu/cluster.cuh"
+#include "gpu/hopper.cuh"
+#include "gpu/tensor_map.cuh"
 
 namespace trtc {
 

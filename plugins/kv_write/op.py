@@ -1,10 +1,8 @@
 """K and V into the paged pool, as the source graph says it; rope_kv_write fuses it."""
 
+from trtc.plugins.kv_pool import POOL, POOL_DTYPES, POOL_OUT
 from trtc.plugins.kv_write.reference import reference
 from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
-
-POOL_AXES = ("num_pages", "2", "page_size", "num_kv_heads", "head_dim")
-POOL_DTYPES = ("f32", "bf16", "f8e4m3")
 
 KV_WRITE = FusedOp(
     name="kv_write",
@@ -12,12 +10,12 @@ KV_WRITE = FusedOp(
     inputs=(
         Parameter("k", ("M", "num_kv_heads*head_dim"), ("f32", "bf16")),
         Parameter("v", ("M", "num_kv_heads*head_dim"), ("f32", "bf16")),
-        Parameter("pool", POOL_AXES, POOL_DTYPES, role="pool"),
+        POOL,
         Parameter("slots", ("M",), ("i32",), role="step"),
         Parameter("k_scale", (), ("f32",), role="weight", optional=True),
         Parameter("v_scale", (), ("f32",), role="weight", optional=True),
     ),
-    outputs=(Parameter("pool_out", POOL_AXES, POOL_DTYPES, role="pool"),),
+    outputs=(POOL_OUT,),
     attributes=(Attribute("num_kv_heads", "int"), Attribute("head_dim", "int")),
     reference=reference,
     tolerances={name: Tolerance(0.0, 0.0) for name in POOL_DTYPES},

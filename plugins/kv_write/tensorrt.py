@@ -1,69 +1,32 @@
-"""trtc::kv_write as an ahead-of-time TensorRT plugin around the CUDA kernel."""
+"""trtc::kv_write as an ahead-of-time TensorRT plugin."""
 
 from typing import Any
 
-from trtc.plugins.cuda.qdp import Kernels, dtype_name, launch_params
+from trtc.plugins.kv_write.op import KV_WRITE
+from trtc.plugins.tensorrt.aot import Kernels, Node, Plugin, register_plugin
+from trtc.protos.bundle import KernelFacts
 
 
 def register(trtp: Any, kernels: Kernels, *, alias_pools: bool, lazy: bool = False) -> None:
-    """Make the plugin known to TensorRT, once a process.
+    """Make the plugin known to TensorRT: see register_plugin.
 
     Args:
-        trtp: the module `tensorrt.plugin`.
         alias_pools: declare that the output is the input's memory.
-        lazy: leave TensorRT's registry alone (tests without the library).
     """
-    Desc = trtp.TensorDesc
 
-    @trtp.register("trtc::kv_write", lazy_register=lazy)
-    def describe(
-        k: Desc,
-        v: Desc,
-        pool: Desc,
-        slots: Desc,
-        k_scale: Desc,
-        v_scale: Desc,
-        num_kv_heads: int,
-        head_dim: int,
-    ) -> Desc:
+    def describe(node: Node) -> Any:
+        pool = node.tensors["pool"]
         return pool.aliased() if alias_pools else pool.like()
 
-    @trtp.autotune("trtc::kv_write")
-    def autotune(
-        k: Desc,
-        v: Desc,
-        pool: Desc,
-        slots: Desc,
-        k_scale: Desc,
-        v_scale: Desc,
-        outputs: tuple[Desc],
-    ) -> list[trtp.AutoTuneCombination]:
-        combination = trtp.AutoTuneCombination()
-        combination.pos([0, 1], kernels.types("kv_write", "k"))
-        combination.pos([2, 6], kernels.types("kv_write", "pool"))
-        combination.pos([3], "INT32")
-        combination.pos([4, 5], "FP32")
-        combination.tactics(kernels.tactics("kv_write"))
-        return [combination]
+    def launch(node: Node, kernel: KernelFacts) -> tuple[tuple[Any, Any], tuple[Any, ...]]:
+        return (node.tensors["slots"].shape_expr[0], 1), ()
 
-    @trtp.aot_impl("trtc::kv_write")
-    def implement(
-        k: Desc,
-        v: Desc,
-        pool: Desc,
-        slots: Desc,
-        k_scale: Desc,
-        v_scale: Desc,
-        num_kv_heads: int,
-        head_dim: int,
-        outputs: tuple[Desc],
-        tactic: int,
-    ) -> tuple[str | bytes, str | bytes, trtp.KernelLaunchParams, trtp.SymExprs]:
-        kernel = kernels.find(
-            "kv_write",
-            {"k": dtype_name(k), "pool": dtype_name(pool)},
-            {"num_kv_heads": num_kv_heads, "head_dim": head_dim},
-            tactic,
-        )
-        params = launch_params(trtp, kernel, (slots.shape_expr[0], 1))
-        return kernel.entry, kernels.read(kernel.ptx), params, trtp.SymIntExprs(0)
+    plugin = Plugin(
+        op=KV_WRITE,
+        inputs=KV_WRITE.inputs,
+        key=("k", "pool"),
+        same_type={"v": "k", "pool_out": "pool"},
+        describe=describe,
+        launch=launch,
+    )
+    register_plugin(trtp, kernels, plugin, lazy=lazy)

@@ -18,12 +18,11 @@ from typing import Any
 
 import triton
 
-from trtc.plugins.cuda.compile import SHARED_BYTES
-from trtc.plugins.cuda.launch import ONE, Extent, Grid, Launch, Site, Variant
-from trtc.plugins.cuda.scratch import scratch_launch
-from trtc.plugins.cuda.specialise import count_index, power_of_two, vector
-from trtc.plugins.cuda.weights import weight_constants
-from trtc.plugins.moe.cuda_kernels import combine, down, gate_up, gather, route
+from trtc.plugins.gemm.triton.weights import weight_constants
+from trtc.plugins.gpu.lowering import ONE, Extent, Grid, Launch, Site, Variant
+from trtc.plugins.gpu.scratch_launch import scratch_launch
+from trtc.plugins.gpu.triton_launch import count_index, power_of_two, vector
+from trtc.plugins.moe.triton import combine, down, gate_up, gather, route
 from trtc.protos.dtypes import DTYPES
 from trtc.protos.errors import UnsupportedError
 
@@ -32,7 +31,6 @@ PAIR_ROWS = 4
 _ANY = 1 << 30
 _GATHER_BLOCK = 1024
 _COLUMNS_BLOCK = 1024
-_ROOMY_SHARED_BYTES = 128 << 10
 
 
 @dataclass(frozen=True)
@@ -249,15 +247,14 @@ class _Call:
         }
 
     def _product(self) -> dict[str, Any]:
-        """What the two products have in common; see plugins/cuda/weights.py."""
+        """What the two products have in common; see plugins/gemm/triton/weights.py."""
         channels = self.tile.depth_bytes * 8 // DTYPES[self.given_dtype].bits
-        roomy = SHARED_BYTES[self.site.sm] > _ROOMY_SHARED_BYTES
         return {
             **self._routing(),
             "CAPACITY": self.capacity,
             **weight_constants(self.site.attributes, channels),
             "BLOCK_M": self.tile.block_m,
-            "STAGES": self.tile.num_stages if roomy else 2,
+            "STAGES": self.tile.num_stages if self.site.arch.has_large_shared else 2,
         }
 
     def _blocks(self, programs: int) -> Grid:

@@ -1,14 +1,14 @@
-// Puts together what split.cu left of each piece of a sequence's keys.
+// Puts together what split.cu left of each split of a sequence's keys.
 //
 // Macros: those of context.cuh, and HEADS (of a program) HAS_COUNTER.
-#include "cuda/quantize.cuh"
+#include "gpu/quantize.cuh"
 #include "paged_attention/context.cuh"
 
 namespace trtc {
 
 constexpr int kThreads = 128;
 constexpr int kHeadThreads = HEAD_DIM / 4;
-constexpr int kAtOnce = 4;  // pieces that are loaded together
+constexpr int kAtOnce = 4;  // splits that are loaded together
 static_assert(HEADS * kHeadThreads <= kThreads);
 
 // What hands out the tiles of the prefill kernel that is launched next.
@@ -40,7 +40,7 @@ attention_combine(const int* query_start, const int* context_lens, V_SCALE_PARAM
     context = context_lens[sequence];
     idle = query_start[sequence + 1] - row != 1;
   }
-  const int count = Pieces(context).count;
+  const int count = Splits(context).count;
   wait_for_earlier_kernels();
   if (counter != nullptr && blockIdx.x + blockIdx.y + threadIdx.x == 0) *counter = 0;
   if (idle || count == 1) return;
@@ -51,9 +51,9 @@ attention_combine(const int* query_start, const int* context_lens, V_SCALE_PARAM
     float4 sums[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int piece = smaller(begin + i, count - 1);
+      const int split = smaller(begin + i, count - 1);
       const long long place =
-          (static_cast<long long>(sequence) * MAX_PIECES + piece) * NUM_HEADS + head;
+          (static_cast<long long>(sequence) * MAX_SPLITS + split) * NUM_HEADS + head;
       theirs[i] = stats[place];
       sums[i] = *reinterpret_cast<const float4*>(partial + place * HEAD_DIM + d);
       if (begin + i >= count) theirs[i].x = -infinity();

@@ -1,11 +1,11 @@
-// What the kernels of paged_attention agree on: shapes, and how a context falls into pieces.
+// What the kernels of paged_attention agree on: shapes, and how a context falls into splits.
 //
 // Macros: NUM_HEADS NUM_KV_HEADS HEAD_DIM; POOL (Bf16 or E4m3) OUT; PAGE_SIZE TABLE_WIDTH;
-// Q_STRIDE OUT_STRIDE; SCALE WINDOW SOFTCAP; SPLIT_KEYS MAX_PIECES; HAS_K_SCALE HAS_V_SCALE
+// Q_STRIDE OUT_STRIDE; SCALE WINDOW SOFTCAP; SPLIT_KEYS MAX_SPLITS; HAS_K_SCALE HAS_V_SCALE
 // HAS_PRE_SCALE HAS_OUT_SCALE.
 #pragma once
 
-#include "cuda/ptx.cuh"
+#include "gpu/ptx.cuh"
 
 namespace trtc {
 
@@ -77,18 +77,18 @@ constexpr const float* pre_scale = nullptr;
 constexpr const float* out_scale = nullptr;
 #endif
 
-// The keys [first, end) that a sequence's last token sees, and the pieces they fall into. It follows
+// The keys [first, end) that a sequence's last token sees, and the splits they fall into. It follows
 // from the sequence's own length, so that no result depends on the rest of a batch.
-struct Pieces {
+struct Splits {
   int first, end;
-  int begin;   // of the first piece: a multiple of kTile
-  int length;  // keys of a piece: a multiple of SPLIT_KEYS
+  int begin;   // of the first split: a multiple of kTile
+  int length;  // keys of a split: a multiple of SPLIT_KEYS
   int count;
 
-  __device__ explicit Pieces(int context) : end(context) {
+  __device__ explicit Splits(int context) : end(context) {
     first = WINDOW > 0 ? larger(0, context - WINDOW) : 0;
     begin = first / kTile * kTile;
-    length = SPLIT_KEYS * ceil_div(end - begin, SPLIT_KEYS * MAX_PIECES);
+    length = SPLIT_KEYS * ceil_div(end - begin, SPLIT_KEYS * MAX_SPLITS);
     count = ceil_div(end - begin, length);
   }
 };

@@ -2,30 +2,18 @@
 
 from collections.abc import Sequence
 
-from trtc.plugins.cuda.compile import KernelParameter
-from trtc.plugins.cuda.cpp import CPP_TYPES, CudaSource
-from trtc.plugins.cuda.launch import (
-    DIMS,
-    SCRATCH,
-    SPLIT_KEYS,
-    Grid,
-    Launch,
-    Site,
-    TileMap,
-    splits,
-)
-from trtc.plugins.cuda.specialise import OVERLAP_SM
+from trtc.plugins.attention.split_kv import CUDA
+from trtc.plugins.gpu.lowering import DIMS, SCRATCH, Grid, Launch, Site, TileMap
+from trtc.plugins.gpu.sources import CPP_TYPES, CudaSource, KernelParameter
 from trtc.protos.dtypes import DTYPES
 
-TILE = 16
-"""Keys of one product of the tensor cores; where a window begins is rounded down to it."""
 _HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 """Whole products, and sums that fit in the registers of every SM."""
 _PAGE_KEYS = 8
 """Keys that are looked up together."""
 OPTIONAL = ("k_scale", "v_scale", "pre_scale", "out_scale")
 PARTIAL, STATS, COUNTER = "partial", "stats", "counter"
-"""Scratch buffers: f32 [sequences, pieces, heads, head_dim], f32 pairs (largest score, sum of
+"""Scratch buffers: f32 [sequences, splits, heads, head_dim], f32 pairs (largest score, sum of
 weights) beside it, and an i32."""
 _SCRATCH_TYPES = {PARTIAL: "f32", STATS: "f32", COUNTER: "i32"}
 _LONG_ROW_BYTES = 256
@@ -36,51 +24,50 @@ def supports(site: Site) -> bool:
     return (
         site.dtypes["q"] == "bf16"
         and site.dtypes["pool"] in ("bf16", "f8e4m3")
-        and site.kv.head_dim in _HEAD_DIMS
-        and site.kv.page_size % _PAGE_KEYS == 0
+        and site.axes["head_dim"] in _HEAD_DIMS
+        and site.page_size % _PAGE_KEYS == 0
     )
 
 
 def group(site: Site) -> int:
     """Query heads of a KV head."""
-    return int(site.attributes["num_heads"]) // site.kv.num_kv_heads
+    return int(site.attributes["num_heads"]) // site.axes["num_kv_heads"]
 
 
 def row_bytes(site: Site) -> int:
     """Bytes of one head's key in the pool."""
-    return site.kv.head_dim * DTYPES[site.dtypes["pool"]].bits // 8
+    return site.axes["head_dim"] * DTYPES[site.dtypes["pool"]].bits // 8
 
 
-def splits_of_piece(site: Site) -> int:
-    """Steps of the axis "splits" in the shortest piece: twice as many where rows of K and V are
-    short, for as many bytes to read beside the sums that a piece leaves behind."""
+def steps_per_split(site: Site) -> int:
+    """Steps of the axis "splits" in the shortest split: twice as many where rows of K and V are
+    short, for as many bytes to read beside the sums that a split leaves behind."""
     return 1 if row_bytes(site) >= _LONG_ROW_BYTES else 2
 
 
-def max_pieces(site: Site, times: int = 1) -> int:
-    """Pieces of the longest sequence, where a piece is `times` as long as the shortest."""
-    window, longest = int(site.attributes["window"]), site.limits.max_seq_len
-    keys = min(longest, window + TILE - 1) if window else longest
-    return -(-splits(keys) // (times * splits_of_piece(site)))
+def max_splits(site: Site, times: int = 1) -> int:
+    """Splits of the longest sequence, where a split is `times` as long as the shortest."""
+    most = CUDA.most(site.limits.max_seq_len, int(site.attributes["window"]))
+    return -(-most // (times * steps_per_split(site)))
 
 
 def constants(site: Site, times: int = 1) -> dict[str, int | float | str]:
-    """The macros of context.cuh, where a piece is `times` as long as the shortest."""
+    """The macros of context.cuh, where a split is `times` as long as the shortest."""
     return {
         "NUM_HEADS": int(site.attributes["num_heads"]),
-        "NUM_KV_HEADS": site.kv.num_kv_heads,
-        "HEAD_DIM": site.kv.head_dim,
+        "NUM_KV_HEADS": site.axes["num_kv_heads"],
+        "HEAD_DIM": site.axes["head_dim"],
         "POOL": CPP_TYPES[site.dtypes["pool"]],
         "OUT": CPP_TYPES[site.dtypes["out"]],
-        "PAGE_SIZE": site.kv.page_size,
+        "PAGE_SIZE": site.page_size,
         "TABLE_WIDTH": site.table_width,
         "Q_STRIDE": site.strides["q"],
         "OUT_STRIDE": site.strides["out"],
         "SCALE": float(site.attributes["scale"]),
         "WINDOW": int(site.attributes["window"]),
         "SOFTCAP": float(site.attributes["softcap"]),
-        "SPLIT_KEYS": SPLIT_KEYS * times * splits_of_piece(site),
-        "MAX_PIECES": max_pieces(site, times),
+        "SPLIT_KEYS": CUDA.keys * times * steps_per_split(site),
+        "MAX_SPLITS": max_splits(site, times),
         **{f"HAS_{name.upper()}": int(site.has(name)) for name in OPTIONAL},
     }
 
@@ -101,6 +88,6 @@ def launch(site: Site, source: CudaSource, grid: Grid, maps: tuple[TileMap, ...]
             SCRATCH + one.name if one.name in _SCRATCH_TYPES else one.name for one in addresses
         ),
         grid=grid,
-        overlaps=site.sm >= OVERLAP_SM,
+        overlaps=site.arch.has_pdl,
         maps=maps,
     )

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from trtc.plugins.cuda.compile import MULTIPROCESSORS, SHARED_BYTES
-from trtc.plugins.cuda.cpp import CudaSource
-from trtc.plugins.cuda.launch import DIMS, ONE, Extent, Launch, Site, TileMap
+from trtc.plugins.gpu.arch import SM_90
+from trtc.plugins.gpu.lowering import DIMS, ONE, Extent, Launch, Site, TileMap
+from trtc.plugins.gpu.sources import CudaSource
 from trtc.plugins.paged_attention.cuda_cpp import (
     COUNTER,
     OPTIONAL,
@@ -17,7 +17,6 @@ from trtc.plugins.paged_attention.cuda_cpp import (
 )
 from trtc.protos.dtypes import DTYPES
 
-SM = 90
 _ROWS = 128
 """Of a tile: tokens times the heads of a group."""
 _THREADS = 384
@@ -28,7 +27,7 @@ _PANEL_BYTES = 128
 _PLANES = 1 << 30
 """Keys or values of a page, as many as coordinates reach: how many pages a pool has is known when
 an engine is opened."""
-_PROGRAMS = MULTIPROCESSORS[SM]
+_PROGRAMS = SM_90.multiprocessors
 """They take tiles until there are none."""
 
 
@@ -50,10 +49,10 @@ class Tile:
 def available(site: Site) -> bool:
     """Whether the kernel is there and a block's shared memory holds what it needs."""
     return (
-        site.sm == SM
+        site.arch.has_wgmma
         and supports(site)
         and group(site) <= _ROWS
-        and _shared_bytes(site, tile_of(site)) <= SHARED_BYTES[SM]
+        and _shared_bytes(site, tile_of(site)) <= SM_90.shared_bytes
     )
 
 
@@ -88,7 +87,7 @@ def prefill(site: Site) -> Launch:
 def _query_map(site: Site) -> TileMap:
     """[tokens, heads, bytes of a head], by the heads of a group."""
     q = DTYPES[site.dtypes["q"]]
-    head = q.num_bytes(site.kv.head_dim)
+    head = q.num_bytes(site.axes["head_dim"])
     tokens, heads = site.limits.max_num_tokens, int(site.attributes["num_heads"])
     return TileMap(
         parameter="q",
@@ -101,13 +100,13 @@ def _query_map(site: Site) -> TileMap:
 def _pool_maps(site: Site, tile: Tile) -> tuple[TileMap, TileMap]:
     """[keys or values of a page, KV heads, tokens, bytes of a head], by what a block has of a page,
     and by single tokens."""
-    head, page_size = row_bytes(site), site.kv.page_size
-    token = site.kv.num_kv_heads * head
+    head, page_size = row_bytes(site), site.page_size
+    token = site.axes["num_kv_heads"] * head
 
     def by(tokens: int) -> TileMap:
         return TileMap(
             parameter="pool",
-            sizes=(head, page_size, site.kv.num_kv_heads, _PLANES),
+            sizes=(head, page_size, site.axes["num_kv_heads"], _PLANES),
             strides=(token, head, page_size * token),
             box=(_PANEL_BYTES, tokens, 1, 1),
         )
@@ -132,20 +131,20 @@ def tile_of(site: Site) -> Tile:
     """
     widens = site.dtypes["pool"] == "f8e4m3"
     tile = Tile(
-        block_n=128 if site.kv.head_dim <= 128 else 64,
+        block_n=128 if site.axes["head_dim"] <= 128 else 64,
         stages=2,
         raw_stages=2 if widens else 0,
         producer_registers=72 if widens else 56,
         consumer_registers=216 if widens else 224,
     )
-    if tile.raw_stages and _shared_bytes(site, tile) > SHARED_BYTES[SM]:
+    if tile.raw_stages and _shared_bytes(site, tile) > SM_90.shared_bytes:
         return replace(tile, raw_stages=1)
     return tile
 
 
 def _shared_bytes(site: Site, tile: Tile) -> int:
     """Queries, stages of K and V in panels, E4M3 in panels of its own, and bookkeeping."""
-    panel_bytes = -(-site.kv.head_dim // 64) * _PANEL_BYTES
+    panel_bytes = -(-site.axes["head_dim"] // 64) * _PANEL_BYTES
     raw_bytes = -(-row_bytes(site) // _PANEL_BYTES) * _PANEL_BYTES
     rows = _ROWS + 2 * tile.stages * tile.block_n
     bookkeeping = 1024 + 4 * site.limits.max_batch_size

@@ -3,22 +3,21 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from trtc.plugins.cuda.compile import SHARED_BYTES
-from trtc.plugins.cuda.cpp import CudaSource
-from trtc.plugins.cuda.launch import DIMS, ONE, Extent, Launch, Site
+from trtc.plugins.attention.split_kv import CUDA
+from trtc.plugins.gpu.lowering import DIMS, ONE, Extent, Launch, Site
+from trtc.plugins.gpu.sources import CudaSource
 from trtc.plugins.paged_attention.cuda_cpp import (
     COUNTER,
     OPTIONAL,
     PARTIAL,
     STATS,
-    TILE,
     constants,
     group,
     launch,
-    max_pieces,
+    max_splits,
     parameters,
     row_bytes,
-    splits_of_piece,
+    steps_per_split,
 )
 
 _HEADS_TIMES_ELEMENTS = 16 * 128
@@ -27,7 +26,7 @@ _LONGER: Mapping[int, tuple[tuple[int, int], ...]] = {
     1: ((768, 2), (1024, 4)),
     2: ((512, 2), (1024, 4)),
 }
-"""By `splits_of_piece`: beyond so many programs, if a sequence had one piece, pieces are so many
+"""By `steps_per_split`: beyond so many programs, if a sequence had one split, splits are so many
 times as long as the shortest. What they leave behind is written and read again, and is less then,
 and there are enough programs without them. Decode steps of Llama-3.1-8B (8 programs a sequence) on
 an H200, one chip, milliseconds, at 1024 tokens and in brackets at 64 to 1984 tokens:
@@ -52,8 +51,6 @@ _STAGES, _LONGER_STAGES = 4, 2
 _COMBINE_THREADS = 128
 _WARP_BYTES = 19000
 """Of K and V on their way to one warp."""
-_SMALL_SHARED_BYTES = 100 << 10
-"""Of a block, on SMs that have little more for all their blocks."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Tile:
-    """How a program of split.cu goes about its piece."""
+    """How a program of split.cu goes about its split."""
 
     warps: int
     """They take tiles of 16 keys in turn. It decides the order of sums: one for all steps."""
@@ -75,10 +72,10 @@ class Tile:
 
 
 def lengths(site: Site) -> Iterator[tuple[int, int]]:
-    """By ascending sequences, up to how many of them in a decode step pieces should be so many
+    """By ascending sequences, up to how many of them in a decode step splits should be so many
     times as long as the shortest."""
     most, times = site.limits.max_batch_size, 1
-    for num_programs, longer in _LONGER[splits_of_piece(site)]:
+    for num_programs, longer in _LONGER[steps_per_split(site)]:
         rows = num_programs // _programs(site)
         if rows >= most:
             break
@@ -92,14 +89,14 @@ def split(site: Site, *, counter: bool = False, times: int = 1) -> Split:
 
     Args:
         counter: the second launch sets COUNTER to 0; else it is left out where every sequence has
-            one piece.
-        times: how many times as long as the shortest a piece is.
+            one split.
+        times: how many times as long as the shortest a split is.
     """
-    rows = site.limits.max_batch_size * max_pieces(site, times) * int(site.attributes["num_heads"])
+    rows = site.limits.max_batch_size * max_splits(site, times) * int(site.attributes["num_heads"])
     return Split(
         launches=(_split_launch(site, times), _combine_launch(site, counter, times)),
         scratch={
-            PARTIAL: rows * site.kv.head_dim * 4,
+            PARTIAL: rows * site.axes["head_dim"] * 4,
             STATS: rows * 2 * 4,
             **({COUNTER: 4} if counter else {}),
         },
@@ -107,13 +104,13 @@ def split(site: Site, *, counter: bool = False, times: int = 1) -> Split:
 
 
 def tile_of(site: Site, times: int = 1) -> Tile:
-    """For pieces `times` as long as the shortest; longer ones: see _LONGER.
+    """For splits `times` as long as the shortest; longer ones: see _LONGER.
 
     What was fastest on an H200 for Llama-3.1-8B's heads, by microseconds a layer at 1024 tokens
     (pools of many layers in turn, in a CUDA graph; one KV head a program throughout). Other rows
     get as many bytes under way, and SMs with less shared memory half of them.
 
-    | pool, keys of a piece | warps x stages | batch 1 | 16 | 64 | 128 | 256 |
+    | pool, keys of a split | warps x stages | batch 1 | 16 | 64 | 128 | 256 |
     |---|---|---|---|---|---|---|
     | bf16, 256 | 4 x 2 | 6.1 | 20.0 | 63.5 | 128 | 262 |
     | bf16, 256 | 4 x 3 | 5.6 | 20.2 | 66.2 | 131 | 268 |
@@ -126,26 +123,26 @@ def tile_of(site: Site, times: int = 1) -> Tile:
     | E4M3, 512 | 4 x 3 | 7.3 | 12.3 | 37.3 | 71.2 | 141 |
     | E4M3, 512 | 4 x 4 | 7.9 | 12.2 | 40.1 | 75.1 | 147 |
     """
-    under_way = _WARP_BYTES if SHARED_BYTES[site.sm] > _SMALL_SHARED_BYTES else _WARP_BYTES // 2
+    under_way = _WARP_BYTES if site.arch.has_large_shared else _WARP_BYTES // 2
     most = _STAGES if times == 1 else _LONGER_STAGES
     return Tile(warps=4, stages=max(1, min(most, under_way // _stage_bytes(site))))
 
 
 def _head_tiles(site: Site) -> int:
     """Programs that share the query heads of a KV head."""
-    return -(-group(site) // (16 if site.kv.head_dim <= _HEADS_TIMES_ELEMENTS // 16 else 8))
+    return -(-group(site) // (16 if site.axes["head_dim"] <= _HEADS_TIMES_ELEMENTS // 16 else 8))
 
 
 def _programs(site: Site) -> int:
-    """Of a piece of a sequence."""
-    return site.kv.num_kv_heads * _head_tiles(site)
+    """Of a split of a sequence."""
+    return site.axes["num_kv_heads"] * _head_tiles(site)
 
 
 def _split_launch(site: Site, times: int) -> Launch:
     tile, head_tiles = tile_of(site, times), _head_tiles(site)
     heads_of_tile = -(-group(site) // head_tiles)
     padded_heads = -(-heads_of_tile // 8) * 8
-    sums = padded_heads * (site.kv.head_dim + 4) * 4
+    sums = padded_heads * (site.axes["head_dim"] + 4) * 4
     shared = tile.warps * (max(tile.stages * _stage_bytes(site), sums) + 8 * padded_heads)
     steps = ("query_start", "context_lens", "page_table")
     names = ("q", "pool", *steps, *OPTIONAL, DIMS, "out", PARTIAL, STATS)
@@ -166,14 +163,14 @@ def _split_launch(site: Site, times: int) -> Launch:
     grid = (
         Extent(times=_programs(site)),
         Extent("sequences"),
-        Extent("splits", block=times * splits_of_piece(site)),
+        Extent("splits", block=times * steps_per_split(site)),
     )
     return launch(site, source, grid)
 
 
 def _combine_launch(site: Site, counter: bool, times: int) -> Launch:
     num_heads = int(site.attributes["num_heads"])
-    heads = max(1, _COMBINE_THREADS // (site.kv.head_dim // 4))
+    heads = max(1, _COMBINE_THREADS // (site.axes["head_dim"] // 4))
     scales = [name for name in OPTIONAL if name != "k_scale"]
     counters = [COUNTER] if counter else []
     names = ("query_start", "context_lens", *scales, *counters, DIMS, PARTIAL, STATS, "out")
@@ -186,7 +183,7 @@ def _combine_launch(site: Site, counter: bool, times: int) -> Launch:
         shared_bytes=0,
     )
     grid = (Extent(times=-(-num_heads // heads)), Extent("sequences"), ONE)
-    least_splits = 0 if counter else times * splits_of_piece(site) + 1
+    least_splits = 0 if counter else times * steps_per_split(site) + 1
     return replace(launch(site, source, grid), least_splits=least_splits)
 
 
@@ -197,4 +194,4 @@ def _stage_bytes(site: Site) -> int:
     share = 4 * next((size for size in (16, 8) if row % (4 * size) == 0), 4)
     key_pitch = row if row // share % 2 else row + share
     value_pitch = -(-(row - 16) // 64) * 64 + 16
-    return TILE * (key_pitch + value_pitch)
+    return CUDA.alignment * (key_pitch + value_pitch)

@@ -1,5 +1,6 @@
 """Causal grouped-query attention over the paged KV pool, with the quantisation after it."""
 
+from trtc.plugins.kv_pool import POOL
 from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
 from trtc.plugins.paged_attention.reference import reference
 
@@ -8,12 +9,7 @@ PAGED_ATTENTION = FusedOp(
     summary="out = quantize(softmax(q . K * scale) . V), causal, over each sequence's pages",
     inputs=(
         Parameter("q", ("M", "num_heads*head_dim"), ("f32", "bf16")),
-        Parameter(
-            "pool",
-            ("num_pages", "2", "page_size", "num_kv_heads", "head_dim"),
-            ("f32", "bf16", "f8e4m3"),
-            role="pool",
-        ),
+        POOL,
         Parameter("query_start", ("B+1",), ("i32",), role="step"),
         Parameter("context_lens", ("B",), ("i32",), role="step"),
         Parameter("page_table", ("B", "P"), ("i32",), role="step"),

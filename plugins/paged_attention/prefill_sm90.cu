@@ -13,7 +13,7 @@
 //
 // Macros: those of context.cuh, and TOKENS BLOCK_N STAGES RAW_STAGES PRODUCER_REGISTERS
 // CONSUMER_REGISTERS SHARED_BYTES MAX_SEQUENCES.
-#include "cuda/quantize.cuh"
+#include "gpu/quantize.cuh"
 #include "paged_attention/prefill_sm90_copies.cuh"
 
 namespace trtc {
@@ -278,7 +278,7 @@ attention_prefill(const int* query_start, const int* context_lens, const int* pa
     for (auto& barriers_of_team : barriers.raw_full) {
       for (auto& full : barriers_of_team) make_barrier(shared_address(&full), 1);
     }
-    publish_to_products();  // and to the copy engine
+    publish_to_products();  // and to TMA
   }
   __syncthreads();
   if (threadIdx.x < kProducers) {

@@ -5,7 +5,7 @@
 // more.
 #pragma once
 
-#include "cuda/hopper.cuh"
+#include "gpu/hopper.cuh"
 #include "paged_attention/context.cuh"
 
 namespace trtc {

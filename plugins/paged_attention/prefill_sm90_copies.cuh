@@ -1,10 +1,10 @@
-// The producers of prefill_sm90.cu: they have the copy engine bring Q, K and V to shared memory.
+// The producers of prefill_sm90.cu: they have TMA bring Q, K and V to shared memory.
 //
 // It copies a panel of a page at a time: threads that copied 16 bytes each took a sixth of the time from
 // the products. A pool of E4M3 is copied as it is, and widened to f16 by the warps that had it copied.
 #pragma once
 
-#include "cuda/tensor_map.cuh"
+#include "gpu/tensor_map.cuh"
 #include "paged_attention/prefill_sm90.cuh"
 
 namespace trtc {
@@ -49,7 +49,7 @@ struct Blocks {
   }
 
   // Starts a copy and says how much it will be. V's rows that nobody may look at become zeros, since 0
-  // times what is there need not be 0; scores of such keys are thrown away. The copy engine finds zeros
+  // times what is there need not be 0; scores of such keys are thrown away. TMA finds zeros
   // beyond a page's rows.
   __device__ void copy(const Maps& maps, int block, int page, unsigned to, unsigned full) const {
     const int lane = threadIdx.x % 32, panel = lane / kPages;

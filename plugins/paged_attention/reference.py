@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.plugins.attention import read_context, weighted_values
+from trtc.plugins.attention.reference import read_context, weighted_values
 from trtc.plugins.rounding import quantize
 
 Array = NDArray[np.generic]

@@ -1,6 +1,6 @@
 // Attention of sequences with one new token, their contexts split over programs: each takes one
-// piece of a sequence's keys for one KV head and leaves (largest score, sum of weights, weighted sum
-// of V) for combine.cu, or the result where the sequence has one piece only.
+// split of a sequence's keys for one KV head and leaves (largest score, sum of weights, weighted sum
+// of V) for combine.cu, or the result where the sequence has one split only.
 //
 // What limits it is reading K and V once, so everything else stays out of the way. A warp takes
 // tiles of 16 keys in turn, STAGES of them on their way to its own part of shared memory, whole rows
@@ -14,7 +14,7 @@
 // to choose: so that every lane reads whole 4 to 16-byte chunks of the rows of K and V.
 //
 // Macros: those of context.cuh, and HEAD_TILES (programs of a KV head) WARPS STAGES SHARED_BYTES.
-#include "cuda/quantize.cuh"
+#include "gpu/quantize.cuh"
 #include "paged_attention/context.cuh"
 
 namespace trtc {
@@ -82,12 +82,12 @@ struct Item {
   }
 };
 
-// Copies this warp's tiles of a piece to its stages, each to the next one.
+// Copies this warp's tiles of a split to its stages, each to the next one.
 struct Fetcher {
   const unsigned char* head;  // of the pool's page 0, for this KV head
   const int* pages;           // of the sequence
   int first, end;             // keys that are seen
-  int next, piece_end;        // tile to copy next; all are before piece_end
+  int next, split_end;        // tile to copy next; all are before split_end
   unsigned stages;
   unsigned long long policy;
   int lane;
@@ -98,7 +98,7 @@ struct Fetcher {
 
   // Copies of an empty group where there is no tile any more.
   __device__ void fetch() {
-    if (next < piece_end) {
+    if (next < split_end) {
       if (number % 32 == 0) look_up(next + lane * kStride);
       const int2 mine = {__shfl_sync(0xffffffffu, page.x, number % 32),
                          PAGE_SIZE < kTile ? __shfl_sync(0xffffffffu, page.y, number % 32) : 0};
@@ -118,7 +118,7 @@ struct Fetcher {
   }
 
   __device__ void look_up(int tile) {
-    if (tile >= piece_end) return;
+    if (tile >= split_end) return;
     page.x = pages[tile / PAGE_SIZE];
     if (PAGE_SIZE < kTile && tile + 8 < end) page.y = pages[(tile + 8) / PAGE_SIZE];
   }
@@ -307,7 +307,7 @@ __device__ inline void score_tile(const Queries& queries, const unsigned char* k
 
 using namespace trtc;
 
-// Grid: (NUM_KV_HEADS * HEAD_TILES, sequences, pieces).
+// Grid: (NUM_KV_HEADS * HEAD_TILES, sequences, splits).
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 attention_split(const Bf16* q, const unsigned char* pool, const int* query_start,
                 const int* context_lens, const int* page_table, K_SCALE_PARAMETER V_SCALE_PARAMETER
@@ -319,7 +319,7 @@ attention_split(const Bf16* q, const unsigned char* pool, const int* query_start
   let_next_kernel_start();
 
   // Step inputs, and keys of earlier steps, are older than the kernel before this one.
-  const int sequence = blockIdx.y, piece = blockIdx.z;
+  const int sequence = blockIdx.y, split = blockIdx.z;
   bool idle = sequence >= dims[1];
   int row = 0, context = 1;
   if (!idle) {
@@ -327,8 +327,8 @@ attention_split(const Bf16* q, const unsigned char* pool, const int* query_start
     context = context_lens[sequence];
     idle = query_start[sequence + 1] - row != 1;
   }
-  const Pieces pieces(context);
-  if (idle || piece >= pieces.count) {
+  const Splits splits(context);
+  if (idle || split >= splits.count) {
     wait_for_earlier_kernels();
     return;
   }
@@ -337,16 +337,16 @@ attention_split(const Bf16* q, const unsigned char* pool, const int* query_start
   const int kv_head = blockIdx.x / HEAD_TILES, first_head = blockIdx.x % HEAD_TILES * kHeads;
   const int num_heads = smaller(kHeads, kGroup - first_head);
   const int head = kv_head * kGroup + first_head;
-  const int begin = pieces.begin + piece * pieces.length;
-  const int end = smaller(begin + pieces.length, pieces.end);
+  const int begin = splits.begin + split * splits.length;
+  const int end = smaller(begin + splits.length, splits.end);
 
   unsigned char* const mine = shared_bytes + warp * kWarpBytes;
   const int first_tile = begin + warp * kTile;
   Fetcher fetcher{
       pool + kv_head * kRowBytes,
       page_table + static_cast<long long>(sequence) * TABLE_WIDTH,
-      pieces.first,
-      pieces.end,
+      splits.first,
+      splits.end,
       first_tile,
       end,
       shared_address(mine),
@@ -356,7 +356,7 @@ attention_split(const Bf16* q, const unsigned char* pool, const int* query_start
 #pragma unroll 1
   for (int stage = 0; stage < STAGES; ++stage) {
     // The last key is the new token's.
-    if (fetcher.next + kTile >= pieces.end) wait_for_earlier_kernels();
+    if (fetcher.next + kTile >= splits.end) wait_for_earlier_kernels();
     fetcher.fetch();
   }
   wait_for_earlier_kernels();
@@ -373,11 +373,11 @@ attention_split(const Bf16* q, const unsigned char* pool, const int* query_start
     const unsigned char* const keys = mine + stage * kStageBytes;
     float scores[2][4];
     score_tile(queries, keys, scale, lane, scores);
-    if (tile < pieces.first || tile + kTile > pieces.end) {
+    if (tile < splits.first || tile + kTile > splits.end) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const int key = tile + i / 4 * 8 + 2 * lane.t + i % 2;
-        if (key < pieces.first || key >= pieces.end) scores[i / 4][i % 4] = -infinity();
+        if (key < splits.first || key >= splits.end) scores[i / 4][i % 4] = -infinity();
       }
     }
     softmax.weigh(scores, lane);
@@ -415,14 +415,14 @@ attention_split(const Bf16* q, const unsigned char* pool, const int* query_start
       sum[2] += share * theirs.z;
       sum[3] += share * theirs.w;
     }
-    if (pieces.count == 1) {
+    if (splits.count == 1) {
       const float by = value_or_one(v_scale) / total;
       const float result[4] = {sum[0] * by, sum[1] * by, sum[2] * by, sum[3] * by};
       Quantizer<Out>(pre_scale, out_scale)
           .store(out + static_cast<long long>(row) * OUT_STRIDE, (head + column) * HEAD_DIM + d, result);
     } else {
       const long long place =
-          (static_cast<long long>(sequence) * MAX_PIECES + piece) * NUM_HEADS + head + column;
+          (static_cast<long long>(sequence) * MAX_SPLITS + split) * NUM_HEADS + head + column;
       *reinterpret_cast<float4*>(partial + place * HEAD_DIM + d) = {sum[0], sum[1], sum[2], sum[3]};
       if (d == 0) stats[place] = {largest, total};
     }

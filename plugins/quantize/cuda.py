@@ -3,14 +3,9 @@
 import triton
 import triton.language as tl
 
-from trtc.plugins.cuda.device import (
-    launch_dependents,
-    quantized,
-    row_and_columns,
-    wait_for_inputs,
-)
-from trtc.plugins.cuda.launch import Site, Variant
-from trtc.plugins.cuda.specialise import by_columns
+from trtc.plugins.gpu.lowering import Site, Variant
+from trtc.plugins.gpu.triton import launch_dependents, quantized, row_and_columns, wait_for_inputs
+from trtc.plugins.gpu.triton_launch import by_columns
 
 
 @triton.jit

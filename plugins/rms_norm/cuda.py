@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import triton
 import triton.language as tl
 
-from trtc.plugins.cuda.device import launch_dependents, quantized, wait_for_inputs
-from trtc.plugins.cuda.launch import Extent, Launch, Site, Variant
-from trtc.plugins.cuda.specialise import count_index, power_of_two, site_launch, vector
+from trtc.plugins.gpu.lowering import Extent, Launch, Site, Variant
+from trtc.plugins.gpu.triton import launch_dependents, quantized, wait_for_inputs
+from trtc.plugins.gpu.triton_launch import count_index, power_of_two, site_launch, vector
 
 _MIN_BLOCK = 256
 _NUM_WARPS: Mapping[int, int] = {256: 1, 512: 2, 1024: 4, 2048: 4, 4096: 8, 8192: 8}

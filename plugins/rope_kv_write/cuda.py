@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
-from trtc.plugins.cuda.device import launch_dependents, quantized, wait_for_inputs
-from trtc.plugins.cuda.launch import Extent, Launch, Site, Variant
-from trtc.plugins.cuda.specialise import count_index, power_of_two, site_launch
+from trtc.plugins.gpu.lowering import Extent, Launch, Site, Variant
+from trtc.plugins.gpu.triton import launch_dependents, quantized, wait_for_inputs
+from trtc.plugins.gpu.triton_launch import count_index, power_of_two, site_launch
 
 _FEW_ROWS = 256
 _SMALL_TILE, _LARGE_TILE = 1024, 2048
@@ -192,7 +192,7 @@ def _launch(site: Site, tile: int) -> Launch:
             "HEAD_DIM": head_dim,
             "HALF": rotary_dim // 2,
             "EPS": float(site.attributes["eps"]),
-            "PAGE_SIZE": site.kv.page_size,
+            "PAGE_SIZE": site.page_size,
             "Q_STRIDE": site.strides["q"],
             "K_STRIDE": site.strides["k"],
             "V_STRIDE": site.strides["v"],

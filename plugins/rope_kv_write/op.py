@@ -1,10 +1,8 @@
 """Per-head norm, rotary embedding and the KV write in one walk over q, k and v."""
 
+from trtc.plugins.kv_pool import POOL, POOL_OUT
 from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
 from trtc.plugins.rope_kv_write.reference import reference
-
-POOL_AXES = ("num_pages", "2", "page_size", "num_kv_heads", "head_dim")
-POOL_DTYPES = ("f32", "bf16", "f8e4m3")
 
 ROPE_KV_WRITE = FusedOp(
     name="rope_kv_write",
@@ -21,11 +19,11 @@ ROPE_KV_WRITE = FusedOp(
         Parameter("k_norm", ("head_dim",), ("f32",), role="weight", optional=True),
         Parameter("k_scale", (), ("f32",), role="weight", optional=True),
         Parameter("v_scale", (), ("f32",), role="weight", optional=True),
-        Parameter("pool", POOL_AXES, POOL_DTYPES, role="pool"),
+        POOL,
     ),
     outputs=(
         Parameter("q_out", ("M", "num_heads*head_dim"), ("f32", "bf16"), dtype_from="q"),
-        Parameter("pool_out", POOL_AXES, POOL_DTYPES, role="pool"),
+        POOL_OUT,
     ),
     attributes=(
         Attribute("num_heads", "int"),

@@ -3,15 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from trtc.plugins.cuda.launch import DIMS, Extent, Launch
-from trtc.plugins.cuda.specialise import power_of_two, triton_launch
-from trtc.plugins.sampling.kernels.draw import draw
-from trtc.plugins.sampling.kernels.edits import edit, restore
-from trtc.plugins.sampling.kernels.logprobs import logprobs
-from trtc.plugins.sampling.kernels.search import finish, search
-from trtc.plugins.sampling.kernels.stats import block_stats
-from trtc.plugins.sampling.kernels.thresholds import thresholds
-from trtc.plugins.sampling.kernels.tokens import take_sampled
+from trtc.plugins.gpu.lowering import DIMS, Extent, Launch
+from trtc.plugins.gpu.triton_launch import power_of_two, triton_launch
 from trtc.plugins.sampling.tensors import (
     BLOCK,
     CANDIDATE_BLOCKS,
@@ -28,6 +21,13 @@ from trtc.plugins.sampling.tensors import (
     sampling_tensors,
     search_parts,
 )
+from trtc.plugins.sampling.triton.draw import draw
+from trtc.plugins.sampling.triton.edits import edit, restore
+from trtc.plugins.sampling.triton.logprobs import logprobs
+from trtc.plugins.sampling.triton.search import finish, search
+from trtc.plugins.sampling.triton.stats import block_stats
+from trtc.plugins.sampling.triton.thresholds import thresholds
+from trtc.plugins.sampling.triton.tokens import take_sampled
 from trtc.protos.requests import MAX_LOGPROBS
 
 _BLOCKS = 32

@@ -1,6 +1,6 @@
 """What the GPU sampler reads and writes, and which of its stages a step needs.
 
-The kernels mean what runtime/sampler.py means; a step runs, in this order:
+The kernels mean what runtime/sampling/sampler.py means; a step runs, in this order:
 
     EDIT                     if a row has a bias or a penalty
     DRAW or DRAW_FILTERED    the latter if a row has top-k, top-p or min-p
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trtc.protos.requests import MAX_LOGPROBS
+from trtc.protos.step import SAMPLING_COLUMNS
 
 EDIT = "edit"
 DRAW = "draw"
@@ -64,23 +65,21 @@ def search_parts(vocab_size: int) -> int:
 def sampling_tensors(vocab_size: int) -> tuple[SamplingTensor, ...]:
     """All tensors but `logits` [R, vocab_size] f32, `token_ids` [T] i32 and `dims`.
 
-    Columns of one row's parameters are named as in runtime/sampler.py's SamplingBatch. `random` is
-    a number of [0, 1) with 53 bits: the upper 26 and the lower 27. Row r's biases are the entries
-    from `bias_start[r]` to `bias_start[r + 1]`, and so with the tokens it has seen; a token occurs
-    once in each. Outputs lie next to each other, and what belongs together is fetched together.
+    Columns of one row's parameters are named as in SamplingBatch (runtime/sampling/sampler.py).
+    `random` is a number of [0, 1) with 53 bits: the upper 26 and the lower 27. Row r's biases are
+    the entries from `bias_start[r]` to `bias_start[r + 1]`, and so with the tokens it has seen; a
+    token occurs once in each. Outputs lie next to each other, and what belongs together is fetched
+    together.
     `token_sources[t]` is the row that drew token t in the step before, or -1.
     """
     blocks = num_blocks(vocab_size)
     return (
-        SamplingTensor("temperature", "f32", "rows", "input"),
-        SamplingTensor("top_k", "i32", "rows", "input"),
-        SamplingTensor("top_p", "f32", "rows", "input"),
-        SamplingTensor("min_p", "f32", "rows", "input"),
-        SamplingTensor("repetition_penalty", "f32", "rows", "input"),
-        SamplingTensor("presence_penalty", "f32", "rows", "input"),
-        SamplingTensor("frequency_penalty", "f32", "rows", "input"),
+        *(
+            SamplingTensor(one.name, one.device_dtype, "rows", "input")
+            for one in SAMPLING_COLUMNS
+            if one.device_dtype
+        ),
         SamplingTensor("random", "i32", "rows", "input", 2),
-        SamplingTensor("num_logprobs", "i32", "rows", "input"),
         SamplingTensor("bias_start", "i32", "rows+1", "input"),
         SamplingTensor("bias_token_ids", "i32", "biased", "input"),
         SamplingTensor("bias_values", "f32", "biased", "input"),

@@ -1,0 +1,42 @@
+"""The range of every number of config.json: beyond it no model of today lies, and no build ends.
+
+The largest published models stay at least a factor of four below each upper bound.
+"""
+
+from collections.abc import Mapping
+
+MAX_COUNT = 2**31 - 1
+"""Of fields that the table does not name: tokens and positions are int32."""
+MAX_EXPERTS_OF_ALL_LAYERS = 1 << 17
+INTEGERS: Mapping[str, int] = {
+    "num_hidden_layers": 1 << 10,
+    "hidden_size": 1 << 17,
+    "intermediate_size": 1 << 20,
+    "moe_intermediate_size": 1 << 20,
+    "num_attention_heads": 1 << 12,
+    "num_key_value_heads": 1 << 12,
+    "head_dim": 1 << 13,
+    "vocab_size": 1 << 22,
+    "num_local_experts": 1 << 12,
+    "num_experts": 1 << 12,
+    "num_experts_per_tok": 1 << 12,
+}
+"""Upper bound by name; the lower one is 1."""
+NUMBERS: Mapping[str, tuple[float, float]] = {
+    "rms_norm_eps": (0.0, 1.0),
+    "rope_theta": (1.001, 1e15),
+    "partial_rotary_factor": (1e-3, 1.0),
+    "factor": (1e-3, 1e6),
+    "low_freq_factor": (1e-6, 1e6),
+    "high_freq_factor": (1e-6, 1e6),
+    "beta_fast": (1e-6, 1e9),
+    "beta_slow": (1e-6, 1e9),
+    "attention_factor": (1e-6, 1e6),
+    "mscale": (0.0, 1e6),
+    "mscale_all_dim": (0.0, 1e6),
+    "query_pre_attn_scalar": (1e-3, 1e9),
+    "attn_logit_softcapping": (1e-3, 1e9),
+    "final_logit_softcapping": (1e-3, 1e9),
+}
+"""(lower, upper) bound by name, both included."""
+ANY_NUMBER = (-1e30, 1e30)

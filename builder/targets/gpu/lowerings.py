@@ -1,0 +1,43 @@
+"""Which function lowers which operator for a GPU: a literal table, imported on demand.
+
+The modules import Triton, which is there where kernels are compiled and nowhere else.
+"""
+
+from collections.abc import Mapping
+
+from trtc.plugins.gpu.lowering import Lower
+
+
+def lowerings() -> Mapping[str, Lower]:
+    """Operator -> its `lower`."""
+    from trtc.plugins.add import cuda as add
+    from trtc.plugins.all_gather import cuda as all_gather
+    from trtc.plugins.all_reduce import cuda as all_reduce
+    from trtc.plugins.embedding import cuda as embedding
+    from trtc.plugins.fused_linear import cuda as fused_linear
+    from trtc.plugins.gated_linear import cuda as gated_linear
+    from trtc.plugins.gather_rows import cuda as gather_rows
+    from trtc.plugins.linear import cuda as linear
+    from trtc.plugins.moe import cuda as moe
+    from trtc.plugins.paged_attention import cuda as paged_attention
+    from trtc.plugins.quantize import cuda as quantize
+    from trtc.plugins.rms_norm import cuda as rms_norm
+    from trtc.plugins.rope_kv_write import cuda as rope_kv_write
+    from trtc.plugins.swiglu import cuda as swiglu
+
+    return {
+        "add": add.lower,
+        "all_gather": all_gather.lower,
+        "all_reduce": all_reduce.lower,
+        "embedding": embedding.lower,
+        "fused_linear": fused_linear.lowering(rms_norm.lower, swiglu.lower),
+        "gated_linear": gated_linear.lowering(swiglu.lower),
+        "gather_rows": gather_rows.lower,
+        "linear": linear.lower,
+        "moe": moe.lower,
+        "paged_attention": paged_attention.lower,
+        "quantize": quantize.lower,
+        "rms_norm": rms_norm.lower,
+        "rope_kv_write": rope_kv_write.lower,
+        "swiglu": swiglu.lower,
+    }

@@ -1,0 +1,204 @@
+"""Pure functions of weights that recipes apply.
+
+They are frozen records, not closures: two equal transforms of equal sources are one weight, and
+passes can see that.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtc.plugins.compact import compact_scales, pack_compact
+from trtc.plugins.layouts import MOST_IN_PLANES, pack, pack_columns, pack_planes
+from trtc.plugins.rounding import cast
+from trtc.plugins.tiles import tile
+from trtc.protos.errors import CheckpointError
+
+Array = NDArray[Any]
+
+_SLICE_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True)
+class ScalePerRow:
+    """A weight scale as [rows, groups] f32, whatever it was: (), [1], [rows] or [rows, groups]."""
+
+    rows: int
+
+    def __call__(self, scale: Array) -> Array:
+        values = scale.astype(np.float32)
+        if values.size == 1:
+            return np.full((self.rows, 1), values.reshape(-1)[0], np.float32)
+        return np.ascontiguousarray(values.reshape(self.rows, -1))
+
+
+@dataclass(frozen=True)
+class ZeroPerRow:
+    """Zero points as [rows, groups] u8."""
+
+    rows: int
+
+    def __call__(self, zero: Array) -> Array:
+        return np.ascontiguousarray(zero.astype(np.uint8).reshape(self.rows, -1))
+
+
+@dataclass(frozen=True)
+class RequantizeToE4M3:
+    """Grouped 4-bit weights -> the E4M3 weights that QuantizeLinear makes of their real values.
+
+    Called with weight [N, K], scale [N, G], the E4M3 scale () and, with zero points, zero [N, G].
+    Rounds where the graph does: to `through` after DequantizeLinear, then to E4M3.
+    """
+
+    through: str
+
+    def __call__(self, weight: Array, scale: Array, scale_2: Array, *zero: Array) -> Array:
+        group = weight.shape[1] // scale.shape[1]
+        values = weight.astype(np.float32)
+        if zero:
+            values -= np.repeat(zero[0].astype(np.float32), group, axis=1)
+        values *= np.repeat(scale.astype(np.float32), group, axis=1)
+        values = cast(values, self.through).astype(np.float32)
+        return cast(values / scale_2.astype(np.float32), "f8e4m3")
+
+
+@dataclass(frozen=True)
+class Pack:
+    """[N, K], or [E, N, K], -> the bytes of plugins/layouts.py."""
+
+    dtype: str
+    keeps_shape: bool = False
+    """For bytes as many as elements: [N, K], of whose axes lookups must know."""
+
+    def __call__(self, weight: Array) -> Array:
+        packed = pack(weight, self.dtype)
+        return packed.reshape(weight.shape) if self.keeps_shape else packed
+
+
+@dataclass(frozen=True)
+class PackPlanes:
+    """int8 [N, K] -> the bytes of layout planes, as Pack."""
+
+    keeps_shape: bool = False
+
+    def __call__(self, weight: Array) -> Array:
+        packed = pack_planes(weight)
+        return packed.reshape(weight.shape) if self.keeps_shape else packed
+
+
+@dataclass(frozen=True)
+class PackCompact:
+    """bf16 [N, K], or [E, N, K], -> the bytes of plugins/compact.py."""
+
+    def __call__(self, weight: Array) -> Array:
+        return pack_compact(weight)
+
+
+@dataclass(frozen=True)
+class CompactScales:
+    """The scales [..., N, 1] of PackCompact."""
+
+    def __call__(self, weight: Array) -> Array:
+        return compact_scales(weight)
+
+
+@dataclass(frozen=True)
+class PackColumns:
+    """Scales or zero points [N, G], or [E, N, G], of a packed weight."""
+
+    def __call__(self, values: Array) -> Array:
+        return pack_columns(values)
+
+
+GroupScale = Callable[[Array], Array]
+"""Parts [rows, group] of a weight in f32 -> the scales [rows, 1] of their codes."""
+
+
+def scale_in_planes(part: Array) -> Array:
+    """The largest magnitude becomes MOST_IN_PLANES, so that layout planes takes the codes."""
+    scale: Array = np.max(np.abs(part), axis=1, keepdims=True) / np.float32(MOST_IN_PLANES)
+    return scale
+
+
+def power_of_two_scale(part: Array) -> Array:
+    """The power of two that makes the largest magnitude a code of 64 to 127.
+
+    Numbers of 4 significant bits, as E4M3 has, then have integer codes of at most 120 as far down
+    as three binades below the largest.
+    """
+    largest = np.max(np.abs(part), axis=1, keepdims=True)
+    _, exponent = np.frexp(largest)  # largest = mantissa in [0.5, 1) times 2^exponent
+    scale: Array = np.where(largest > 0, np.ldexp(np.float32(1), exponent - 7), np.float32(0))
+    return scale
+
+
+@dataclass(frozen=True)
+class GroupCodes:
+    """int8 codes of a weight [..., K]: value = code * the scale of its row and group of K.
+
+    Raises:
+        CheckpointError: a value is NaN or infinite.
+    """
+
+    group: int
+    scale_of: GroupScale = scale_in_planes
+
+    def __call__(self, weight: Array) -> Array:
+        codes = np.empty(weight.shape, np.int8)
+        rows = codes.reshape(-1, weight.shape[-1])
+        for place, part in _groups(weight, self.group):
+            if not np.all(np.isfinite(part)):
+                raise CheckpointError(
+                    "a weight holds NaN or infinity", remedy="Quantise the checkpoint again"
+                )
+            scale = self.scale_of(part)
+            scale[scale == 0] = 1
+            rows[place] = np.rint(part / scale)
+        return codes
+
+
+@dataclass(frozen=True)
+class GroupScales:
+    """The scales [..., G] of GroupCodes; times those [..., 1] that the weight has, if it has."""
+
+    group: int
+    scale_of: GroupScale = scale_in_planes
+
+    def __call__(self, weight: Array, *row_scale: Array) -> Array:
+        *rows, depth = weight.shape
+        scales = np.empty((*rows, -(-depth // self.group)), np.float32)
+        by_row = scales.reshape(-1, scales.shape[-1])
+        for (some, columns), part in _groups(weight, self.group):
+            index = columns.start // self.group
+            by_row[some, index : index + 1] = self.scale_of(part)
+        for factor in row_scale:
+            scales *= factor
+        return scales
+
+
+def _groups(weight: Array, group: int) -> Iterator[tuple[tuple[slice, slice], Array]]:
+    """Each group of K of some rows, as (place in [rows, K], its values [rows, group] in f32)."""
+    by_row = weight.reshape(-1, weight.shape[-1])
+    for rows in _slices(by_row):
+        for first in range(0, by_row.shape[1], group):
+            columns = slice(first, min(first + group, by_row.shape[1]))
+            yield (rows, columns), by_row[rows, columns].astype(np.float32)
+
+
+def _slices(weight: Array) -> Iterator[slice]:
+    """Rows at a time: an lm_head in fp32 would be the largest thing that a build holds."""
+    rows = max(1, _SLICE_ELEMENTS // weight.shape[1])
+    return (slice(first, first + rows) for first in range(0, len(weight), rows))
+
+
+@dataclass(frozen=True)
+class Tile:
+    """[..., N, columns] -> the same elements in the order of plugins/tiles.py."""
+
+    width: int
+
+    def __call__(self, array: Array) -> Array:
+        return tile(array, self.width)

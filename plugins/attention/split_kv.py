@@ -1,0 +1,48 @@
+"""Split-KV: how the keys of one sequence are shared out over programs.
+
+A split follows from a sequence's own length, so a row's sum never depends on the rest of the batch.
+Kernels have twins of `ranges`: plugins/attention/triton.py and plugins/paged_attention/context.cuh.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SplitKv:
+    """The splits of one family of kernels."""
+
+    keys: int
+    """Of the shortest split: a shorter context is one."""
+    step: int
+    """A longer split has a multiple of so many keys."""
+    alignment: int
+    """The first key is rounded down to a multiple of it, where a window leaves some out."""
+    max_splits: int
+    """The longest context falls into so many, each of more keys."""
+
+    def ranges(self, context: int, window: int, max_splits: int) -> list[tuple[int, int]]:
+        """[begin, end) of the keys of each split, for a sequence whose last token alone is new.
+
+        Args:
+            context: keys of the sequence, the new one's among them.
+            window: keys that a token sees; 0: all.
+            max_splits: of this engine, at most those of the family.
+        """
+        first = max(0, context - window) // self.alignment * self.alignment if window else 0
+        steps = -(-(context - first) // (max_splits * self.step))
+        length = max(self.keys, steps * self.step)
+        return [(begin, min(begin + length, context)) for begin in range(first, context, length)]
+
+    def most(self, max_seq_len: int, window: int = 0) -> int:
+        """Splits of the longest sequence."""
+        keys = min(max_seq_len, window + self.alignment - 1) if window else max_seq_len
+        return min(self.max_splits, -(-keys // self.keys))
+
+
+CUDA = SplitKv(keys=256, step=256, alignment=16, max_splits=64)
+"""Of split.cu. Aligned to the keys that one instruction of the tensor cores multiplies. A grid of
+a captured graph grows with `most` of its bucket's longest context, so empty programs are few."""
+TENSORRT = SplitKv(keys=256, step=64, alignment=64, max_splits=32)
+"""Of TensorRT's plugins. Aligned to the keys that any tile multiplies at once. With 8 KV heads 32
+splits are 256 programs for one sequence, more than a GPU has SMs; the partial sums, which TensorRT
+allocates for the longest context, take as many times the memory of q."""

@@ -1,0 +1,1 @@
+"""Kernels that multiply with a weight, shared by the operators that do."""

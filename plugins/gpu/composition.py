@@ -1,0 +1,28 @@
+"""What several operators are lowered to, one after the other, as the work of one call."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from trtc.plugins.gpu.lowering import Collective, Launch, MatrixProduct, Variant
+
+
+def renamed(
+    work: Iterable[Launch | MatrixProduct | Collective], places: Mapping[str, str]
+) -> tuple[Launch | MatrixProduct, ...]:
+    """The work of another operator, its parameters by the names that they have here: parameters of
+    the operator at hand, or SCRATCH and a buffer."""
+    return tuple(_renamed(one, places) for one in work)
+
+
+def _renamed(
+    work: Launch | MatrixProduct | Collective, places: Mapping[str, str]
+) -> Launch | MatrixProduct:
+    if isinstance(work, MatrixProduct):
+        return replace(work, x=places.get(work.x, work.x), out=places.get(work.out, work.out))
+    assert isinstance(work, Launch)
+    return replace(work, arguments=tuple(places.get(name, name) for name in work.arguments))
+
+
+def for_rows(variants: tuple[Variant, ...], rows: int) -> Variant:
+    """The one that runs up to so many rows."""
+    return next(one for one in variants if one.max_rows >= rows)

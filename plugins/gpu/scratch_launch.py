@@ -1,0 +1,45 @@
+"""Launches of Triton kernels over an operator's parameters and scratch buffers of their own."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from trtc.plugins.gpu.lowering import DIMS, ONE, SCRATCH, Grid, Launch, Site
+from trtc.plugins.gpu.triton_launch import triton_launch
+
+
+def scratch_launch(
+    site: Site,
+    function: Any,
+    constants: Mapping[str, int | float | bool | str],
+    grid: Grid,
+    *,
+    num_warps: int,
+    scratch: Mapping[str, str],
+    renamed: Mapping[str, str] | None = None,
+) -> Launch:
+    """A launch of a Triton function whose tensors are named as what they are.
+
+    Args:
+        constants: all but OVERLAPS.
+        scratch: element types of the buffers there are, by name. What the function has beside
+            these, the operator's parameters, DIMS and constants it goes without.
+        renamed: tensors of the function that are something else: "" is nothing.
+    """
+    known = {**site.dtypes, DIMS: "i32", **scratch}
+    sources = {name: (renamed or {}).get(name, name) for name in function.arg_names}
+    launch = triton_launch(
+        function,
+        dtypes={name: known[source] for name, source in sources.items() if source in known},
+        constants=constants,
+        programs=ONE,
+        num_warps=num_warps,
+        sm=site.sm,
+        max_shared_bytes=site.arch.shared_bytes,
+    )
+    given = [sources[name] for name in launch.arguments]
+    return replace(
+        launch,
+        arguments=tuple(SCRATCH + name if name in scratch else name for name in given),
+        grid=grid,
+    )

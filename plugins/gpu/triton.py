@@ -1,0 +1,97 @@
+"""Triton functions that the operators' kernels share.
+
+A kernel with the constant OVERLAPS may be launched by programmatic dependent launch (PDL). It then
+runs beside the end of the kernel before it:
+
+    launch_dependents    the next kernel may start as well
+    (read weights, scales, dims and other inputs that the host wrote before the step)
+    wait_for_inputs      the kernel before has ended, and what it wrote can be seen
+    (all the rest)
+
+Every program waits, also one that has nothing to do: the kernel after the next one relies on it.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def launch_dependents(OVERLAPS: tl.constexpr):
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_inputs(OVERLAPS: tl.constexpr):
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def row_and_columns(COLUMNS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
+    """The row and [BLOCK] columns of this program, of ceil(COLUMNS / BLOCK) programs a row.
+
+    A thread gets VECTOR columns next to each other.
+    """
+    PARTS: tl.constexpr = (COLUMNS + BLOCK - 1) // BLOCK
+    program = tl.program_id(0)
+    row = (program // PARTS).to(tl.int64)
+    column = program % PARTS * BLOCK + tl.arange(0, BLOCK)
+    return row, tl.max_contiguous(column, VECTOR)
+
+
+@triton.jit
+def activated(gate, GELU_TANH: tl.constexpr):
+    """silu(gate), or gelu in its tanh form."""
+    exponent = gate
+    if GELU_TANH:
+        # x / 2 * (1 + tanh(u)) = x * sigmoid(2 u), which does not cancel; 2 sqrt(2 / pi).
+        exponent = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    return gate / (1.0 + tl.exp(-exponent))
+
+
+@triton.jit
+def softcapped(values, SOFTCAP: tl.constexpr):
+    """SOFTCAP * tanh(values / SOFTCAP), where tanh(x) = 2 sigmoid(2 x) - 1."""
+    return SOFTCAP * (2.0 * tl.sigmoid(2.0 * values / SOFTCAP) - 1.0)
+
+
+@triton.jit
+def quantized(values, pre_scale, out_scale, THROUGH: tl.constexpr, OUT: tl.constexpr):
+    """plugins/rounding.py's `quantize` of f32 `values`, bit for bit.
+
+    `pre_scale` and `out_scale` are loaded values, or None.
+    """
+    values = values.to(THROUGH).to(tl.float32)
+    if pre_scale is not None:
+        values = (values * pre_scale).to(THROUGH).to(tl.float32)
+    if out_scale is None:
+        result = _saturated(values, 1.0, OUT)
+    elif OUT.is_fp8e4nv() or OUT.is_int8():
+        result = _divided(_saturated(values, out_scale, OUT), out_scale)
+    else:
+        result = tl.div_rn(values, out_scale)
+    if OUT.is_int8():
+        # Adding 1.5 * 2^23 leaves no bits for a fraction.
+        result = result + 12582912.0 - 12582912.0
+    return result.to(OUT)
+
+
+@triton.jit
+def _saturated(values, unit, OUT: tl.constexpr):
+    """`values` within OUT's range of units; NaN stays one."""
+    if OUT.is_fp8e4nv():
+        values = tl.clamp(values, -448.0 * unit, 448.0 * unit, propagate_nan=tl.PropagateNan.ALL)
+    if OUT.is_int8():
+        values = tl.clamp(values, -128.0 * unit, 127.0 * unit)
+    return values
+
+
+@triton.jit
+def _divided(values, by):
+    """values / by, rounded once: a product with the inverse and one correction by the remainder
+    (Markstein 1990), for a scalar `by` and quotients that do not overflow."""
+    inverse = tl.div_rn(1.0, by)
+    quotient = values * inverse
+    remainder = tl.fma(-quotient, by, values)
+    return tl.fma(remainder, inverse, quotient)

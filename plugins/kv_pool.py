@@ -1,0 +1,9 @@
+"""The KV pool as operators see it: a region of the cache layout, in the shape of one entry."""
+
+from trtc.plugins.op import Parameter
+
+POOL_AXES = ("num_pages", "planes", "page_size", "num_kv_heads", "head_dim")
+"""Plane 0 holds keys, plane 1 values."""
+POOL_DTYPES = ("f32", "bf16", "f8e4m3")
+POOL = Parameter("pool", POOL_AXES, POOL_DTYPES, role="pool")
+POOL_OUT = Parameter("pool_out", POOL_AXES, POOL_DTYPES, role="pool")

@@ -1,0 +1,302 @@
+"""Triton kernels of routed experts; cuda.py says how they follow each other.
+
+A pair is a row and one of its experts, row * TOP_K + rank. A block is some pairs of one expert.
+"""
+
+import triton
+import triton.language as tl
+
+from trtc.plugins.gemm.triton.weights import product
+from trtc.plugins.gpu.triton import (
+    activated,
+    launch_dependents,
+    quantized,
+    row_and_columns,
+    wait_for_inputs,
+)
+
+
+@triton.jit
+def route(
+    router_logits,
+    x,
+    gate_up_pre_scale,
+    gate_up_input_scale,
+    dims,
+    experts,
+    shares,
+    given,
+    COUNT: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERTS_PAD: tl.constexpr,
+    TOP_K: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    DEPTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LOGITS_STRIDE: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """`given` is None when experts multiply x as it is."""
+    launch_dependents(OVERLAPS)
+    pair = tl.program_id(0)
+    row = (pair // TOP_K).to(tl.int64)
+    num_rows = tl.load(dims + COUNT)
+    wait_for_inputs(OVERLAPS)
+    if row < num_rows:
+        e = tl.arange(0, EXPERTS_PAD)
+        at = router_logits + row * LOGITS_STRIDE + e
+        logits = tl.load(at, mask=e < NUM_EXPERTS, other=float("-inf"))
+        exponents = tl.exp(logits - tl.max(logits, 0))
+        total = tl.sum(exponents, 0)
+        left = logits
+        chosen = 0.0
+        expert = 0
+        share = 0.0
+        for rank in tl.static_range(TOP_K):
+            best = tl.argmax(left, 0)  # of equal ones the first
+            probability = tl.sum(tl.where(e == best, exponents, 0.0), 0) / total
+            is_mine = rank == pair % TOP_K
+            expert = tl.where(is_mine, best, expert)
+            share = tl.where(is_mine, probability, share)
+            chosen += probability
+            left = tl.where(e == best, float("-inf"), left)
+        if RENORMALIZE:
+            share = share / chosen
+        tl.store(experts + pair, expert)
+        tl.store(shares + pair, share)
+        if given is not None:
+            THROUGH: tl.constexpr = x.dtype.element_ty
+            by = None if gate_up_input_scale is None else tl.load(gate_up_input_scale + expert)
+            for begin in tl.range(0, DEPTH, BLOCK):
+                k = begin + tl.arange(0, BLOCK)
+                inside = k < DEPTH
+                values = tl.load(x + row * X_STRIDE + k, mask=inside, other=0.0).to(tl.float32)
+                by_channel = None
+                if gate_up_pre_scale is not None:
+                    scales = gate_up_pre_scale + tl.cast(expert, tl.int64) * DEPTH + k
+                    by_channel = tl.load(scales, mask=inside, other=1.0)
+                values = quantized(values, by_channel, by, THROUGH, given.dtype.element_ty)
+                tl.store(given + pair.to(tl.int64) * DEPTH + k, values, mask=inside)
+
+
+@triton.jit
+def gather(
+    experts,
+    dims,
+    counts,
+    members,
+    COUNT: tl.constexpr,
+    TOP_K: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """members [experts, CAPACITY]: the pairs that chose each expert, counts[expert] of them."""
+    launch_dependents(OVERLAPS)
+    expert = tl.program_id(0)
+    num_pairs = tl.load(dims + COUNT) * TOP_K
+    wait_for_inputs(OVERLAPS)
+    count = 0
+    for begin in tl.range(0, num_pairs, BLOCK):
+        pair = begin + tl.arange(0, BLOCK)
+        chose = tl.load(experts + pair, mask=pair < num_pairs, other=-1) == expert
+        place = count + tl.cumsum(chose.to(tl.int32), 0) - 1
+        tl.store(members + expert * CAPACITY + place, pair, mask=chose)
+        count += tl.sum(chose.to(tl.int32), 0)
+    tl.store(counts + expert, count)
+
+
+@triton.jit
+def block_of_pairs(
+    block,
+    experts,
+    counts,
+    members,
+    num_pairs,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERTS_PAD: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """(expert, [BLOCK_M] pairs, how many of them there are). None: 0.
+
+    Without counts a block is one pair, and with them a part of an expert's.
+    """
+    m = tl.arange(0, BLOCK_M)
+    if counts is None:
+        found = (block < num_pairs).to(tl.int32)
+        expert = tl.load(experts + block, mask=block < num_pairs, other=0)
+        pairs = block + m * 0
+    else:
+        e = tl.arange(0, EXPERTS_PAD)
+        sizes = tl.load(counts + e, mask=e < NUM_EXPERTS, other=0)
+        blocks = (sizes + BLOCK_M - 1) // BLOCK_M
+        ends = tl.cumsum(blocks, 0)
+        expert = tl.sum((ends <= block).to(tl.int32), 0)
+        is_it = e == expert
+        first = (block - tl.sum(tl.where(is_it, ends - blocks, 0), 0)) * BLOCK_M
+        found = tl.minimum(tl.sum(tl.where(is_it, sizes, 0), 0) - first, BLOCK_M)
+        found = tl.where(expert < NUM_EXPERTS, found, 0)
+        pairs = tl.load(members + expert * CAPACITY + first + m, mask=m < found, other=0)
+    return expert, pairs, found
+
+
+@triton.jit
+def gate_up(
+    given,
+    gate_up,
+    gate_up_scale,
+    gate_up_zero,
+    gate_up_input_scale,
+    down_pre_scale,
+    down_input_scale,
+    experts,
+    counts,
+    members,
+    dims,
+    hidden,
+    COUNT: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERTS_PAD: tl.constexpr,
+    TOP_K: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    ROWS_OF_PAIRS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GIVEN_STRIDE: tl.constexpr,
+    NIBBLES: tl.constexpr,
+    SIGNED: tl.constexpr,
+    TILES: tl.constexpr,
+    THROUGH_BF16: tl.constexpr,
+    GELU_TANH: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """hidden[pair] = activation(gate) * up of COLUMNS columns, as `down` multiplies it.
+
+    ROWS_OF_PAIRS: pairs that share a row of `given`: TOP_K when that is x itself, else 1.
+    """
+    launch_dependents(OVERLAPS)
+    num_pairs = tl.load(dims + COUNT) * TOP_K
+    wait_for_inputs(OVERLAPS)
+    expert, pairs, found = block_of_pairs(
+        tl.program_id(1), experts, counts, members, num_pairs,
+        NUM_EXPERTS, EXPERTS_PAD, CAPACITY, BLOCK_M,
+    )  # fmt: skip
+    if found > 0:
+        m = tl.arange(0, BLOCK_M)
+        OPERAND: tl.constexpr = given.dtype.element_ty
+        THROUGH: tl.constexpr = tl.bfloat16 if THROUGH_BF16 else tl.float32
+        # Gate and up of a column lie side by side; columns after the last are computed as it.
+        n = tl.program_id(0) * BLOCK_N + tl.arange(0, 2 * BLOCK_N) // 2
+        row = tl.minimum(n, COLUMNS - 1) + tl.arange(0, 2 * BLOCK_N) % 2 * COLUMNS
+        both = product(
+            given + (pairs // ROWS_OF_PAIRS).to(tl.int64) * GIVEN_STRIDE, m < found,
+            gate_up, gate_up_scale, gate_up_zero, row + expert.to(tl.int64) * (2 * COLUMNS),
+            DEPTH, GROUP, NIBBLES, SIGNED, TILES, OPERAND, BLOCK_M, 2 * BLOCK_N, BLOCK_K, STAGES,
+        )  # fmt: skip
+        if gate_up_input_scale is not None:
+            both = both * tl.load(gate_up_input_scale + expert)
+        both = both.to(THROUGH).to(tl.float32)
+        gate, up = tl.split(tl.reshape(both, BLOCK_M, BLOCK_N, 2))
+        inner = activated(gate, GELU_TANH).to(THROUGH).to(tl.float32) * up
+        column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        by_column = None
+        if down_pre_scale is not None:
+            scales = down_pre_scale + expert.to(tl.int64) * COLUMNS + column
+            by_column = tl.load(scales, mask=column < COLUMNS, other=1.0)[None, :]
+        by = None if down_input_scale is None else tl.load(down_input_scale + expert)
+        result = quantized(inner, by_column, by, THROUGH, hidden.dtype.element_ty)
+        at = pairs.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+        tl.store(hidden + at, result, mask=(m < found)[:, None] & (column < COLUMNS)[None, :])
+
+
+@triton.jit
+def down(
+    hidden,
+    down,
+    down_scale,
+    down_zero,
+    down_input_scale,
+    experts,
+    counts,
+    members,
+    dims,
+    results,
+    COUNT: tl.constexpr,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERTS_PAD: tl.constexpr,
+    TOP_K: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    DEPTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    NIBBLES: tl.constexpr,
+    SIGNED: tl.constexpr,
+    TILES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """results[pair] = hidden[pair] @ down of its expert, COLUMNS f32."""
+    launch_dependents(OVERLAPS)
+    num_pairs = tl.load(dims + COUNT) * TOP_K
+    wait_for_inputs(OVERLAPS)
+    expert, pairs, found = block_of_pairs(
+        tl.program_id(1), experts, counts, members, num_pairs,
+        NUM_EXPERTS, EXPERTS_PAD, CAPACITY, BLOCK_M,
+    )  # fmt: skip
+    if found > 0:
+        m = tl.arange(0, BLOCK_M)
+        n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        OPERAND: tl.constexpr = hidden.dtype.element_ty
+        sums = product(
+            hidden + pairs.to(tl.int64) * DEPTH, m < found,
+            down, down_scale, down_zero,
+            tl.minimum(n, COLUMNS - 1) + expert.to(tl.int64) * COLUMNS,
+            DEPTH, GROUP, NIBBLES, SIGNED, TILES, OPERAND, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
+        )  # fmt: skip
+        if down_input_scale is not None:
+            sums = sums * tl.load(down_input_scale + expert)
+        at = pairs.to(tl.int64)[:, None] * COLUMNS + n[None, :]
+        tl.store(results + at, sums, mask=(m < found)[:, None] & (n < COLUMNS)[None, :])
+
+
+@triton.jit
+def combine(
+    results,
+    shares,
+    residual,
+    dims,
+    out,
+    COUNT: tl.constexpr,
+    TOP_K: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    RESIDUAL_STRIDE: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    launch_dependents(OVERLAPS)
+    row, column = row_and_columns(COLUMNS, BLOCK, VECTOR)
+    inside = column < COLUMNS
+    num_rows = tl.load(dims + COUNT)
+    wait_for_inputs(OVERLAPS)
+    if row < num_rows:
+        total = tl.zeros([BLOCK], tl.float32)
+        for rank in tl.static_range(TOP_K):
+            pair = row * TOP_K + rank
+            result = tl.load(results + pair * COLUMNS + column, mask=inside, other=0.0)
+            total += tl.load(shares + pair) * result
+        if residual is not None:
+            more = tl.load(residual + row * RESIDUAL_STRIDE + column, mask=inside, other=0.0)
+            total += more.to(tl.float32)
+        tl.store(out + row * OUT_STRIDE + column, total.to(out.dtype.element_ty), mask=inside)
