@@ -9,17 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from trtc.protos.errors import TrtcError
+from trtc.protos.errors import TrtcError, UnknownModelError
 from trtc.runtime.bench.measure import Load, Measurement, SchedulerCost, Trace, measure
 from trtc.runtime.client import AsyncClient
-from trtc.runtime.draft import RequestDraft
-from trtc.runtime.interpreter import few_collections
-from trtc.runtime.loop import LoopStats
-from trtc.runtime.model_info import ModelInfo
-from trtc.runtime.request import Output, SamplingParams
-from trtc.runtime.server.app import EngineSource, Opener, ServerConfig
+from trtc.runtime.engine.loop import LoopStats
+from trtc.runtime.host.interpreter import few_collections
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.model_info import ModelInfo
+from trtc.runtime.requests.principal import LOCAL
+from trtc.runtime.requests.request import Output
+from trtc.runtime.server.engines import EngineConfig, EngineSource, Opener
+from trtc.runtime.server.limits import ServiceLimits
 from trtc.runtime.server.metrics import ServerMetrics
 from trtc.runtime.server.service import Service
+from trtc.runtime.wire.failures import status_name
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,12 @@ class ServerTarget:
 
     async def info(self) -> ModelInfo:
         infos = await self._client.info(self._model)
+        if len(infos) != 1:
+            raise UnknownModelError(
+                f"the server has {len(infos)} engines",
+                field="--model",
+                remedy=f"Choose one of: {', '.join(info.name for info in infos)}",
+            )
         return infos[0]
 
     def stream(self, draft: RequestDraft) -> AsyncIterator[Output]:
@@ -75,7 +84,7 @@ class LocalTarget:
         return self._service.info(self._name)[0]
 
     async def stream(self, draft: RequestDraft) -> AsyncIterator[Output]:
-        async with self._service.generate(draft) as stream:
+        async with self._service.generate(draft, principal=LOCAL) as stream:
             async for outputs in stream:
                 for output in outputs:
                     yield output
@@ -86,11 +95,11 @@ class LocalTarget:
 
 @asynccontextmanager
 async def local_target(
-    engine: Path, config: ServerConfig, opener: Opener
+    engine: Path, config: EngineConfig, opener: Opener
 ) -> AsyncIterator[LocalTarget]:
     """Open `engine` in this process for the time of the block."""
     name = engine.resolve().name
-    service = Service([name], config.limits, ServerMetrics())
+    service = Service([name], ServiceLimits(), ServerMetrics(status_name))
     handle = await asyncio.to_thread(opener, EngineSource(name, engine), config)
     try:
         service.add(handle)
@@ -160,7 +169,7 @@ async def trace_request(target: Target, draft: RequestDraft) -> Trace:
             if output.token_ids:
                 trace.arrivals.append((time.perf_counter(), len(output.token_ids)))
     except TrtcError as error:
-        trace.failure = error.grpc_status
+        trace.failure = status_name(error)
     return trace
 
 
@@ -168,7 +177,7 @@ def _draft(prompts: random.Random, info: ModelInfo, shape: Shape) -> RequestDraf
     return RequestDraft(
         token_ids=tuple(prompts.randrange(info.vocab_size) for _ in range(shape.input_len)),
         model=info.name,
-        sampling=SamplingParams(temperature=0.0),
+        sampling={"temperature": 0.0},
         max_tokens=shape.output_len,
         ignore_eos=True,
     )

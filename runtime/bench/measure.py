@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trtc.runtime.loop import LoopStats
+from trtc.runtime.engine.loop import LoopStats
 
 
 @dataclass
@@ -68,6 +68,11 @@ class Load:
     num_requests: int
     concurrency: int | None = None
     rate: float | None = None
+
+    @property
+    def name(self) -> str:
+        """`4 at once`, or `2.5 a second`."""
+        return f"{self.concurrency} at once" if self.rate is None else f"{self.rate:g} a second"
 
 
 @dataclass(frozen=True)

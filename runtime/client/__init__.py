@@ -2,7 +2,7 @@
 
 from trtc.runtime.client.aio import AsyncClient, AsyncGeneration
 from trtc.runtime.client.blocking import Client, Generation
-from trtc.runtime.generate_options import GenerateOptions
+from trtc.runtime.requests.generate_options import GenerateOptions
 from trtc.runtime.wire.channel import ClientTls
 
 __all__ = [

@@ -1,6 +1,8 @@
 """The asyncio client."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -10,46 +12,55 @@ import grpc.aio
 from trtc.protos.errors import CancelledError
 from trtc.protos.trtc.v1 import inference_pb2 as pb
 from trtc.runtime.client import calls
-from trtc.runtime.client.calls import AnswerT, Call
-from trtc.runtime.completion import Collector, Result
-from trtc.runtime.draft import RequestDraft
-from trtc.runtime.generate_options import GenerateOptions, draft_of_chat, draft_of_prompt
-from trtc.runtime.model_info import ModelInfo
-from trtc.runtime.request import Output
+from trtc.runtime.client.base import BaseClient, BaseGeneration
+from trtc.runtime.client.calls import AnswerT, Call, closed_client
+from trtc.runtime.requests.completion import Result
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.generate_options import TEMPLATE_KEYWORDS
+from trtc.runtime.requests.keywords import takes
+from trtc.runtime.requests.model_info import ModelInfo
+from trtc.runtime.requests.request import Output
+from trtc.runtime.text.chat_options import Message, TemplateOptions
 from trtc.runtime.wire.channel import CLIENT_OPTIONS, ClientTls
 from trtc.runtime.wire.failures import to_error
-from trtc.runtime.wire.messages import draft_to_wire, output_from_wire
+from trtc.runtime.wire.messages import draft_to_wire
 from trtc.runtime.wire.methods import GENERATE, RequestT, ResponseT
 
 
-class AsyncGeneration(AsyncIterator[Output]):
+class AsyncGeneration(BaseGeneration, AsyncIterator[Output]):
     """A completion on its way: iterate over its outputs, or await all of it with `result`.
 
-    Leaving it as a context manager cancels what has not come.
+    Leaving it as a context manager, or dropping it, cancels what has not come.
     """
 
     def __init__(
         self,
-        call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse],
+        call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, bytes],
         request_id: str,
         address: str,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
+        super().__init__(request_id, address)
         self._call = call
+        self._loop = loop
         self._responses = aiter(call)
-        self._address = address
-        self._collector = Collector()
         self._cancelled = False
-        self.request_id = request_id
 
     async def __anext__(self) -> Output:
         if self._cancelled:
             raise CancelledError("the request was cancelled by this client")
         try:
-            output = output_from_wire(await anext(self._responses))
+            message = await anext(self._responses)
+        except StopAsyncIteration:
+            self._collector.check_complete()
+            raise
+        except asyncio.CancelledError as cancellation:
+            if _is_tasks_own():
+                raise
+            raise CancelledError("the request was cancelled by this client") from cancellation
         except grpc.RpcError as failure:
             raise to_error(failure, self._address) from failure
-        self._collector.add(output)
-        return output
+        return self._take(message)
 
     async def result(self) -> Result:
         """Read what has not been read yet and return the whole."""
@@ -72,8 +83,21 @@ class AsyncGeneration(AsyncIterator[Output]):
     ) -> None:
         self.cancel()
 
+    def __del__(self) -> None:
+        """gRPC's own tasks refer to a running call: without this, it would run to its end."""
+        if not self._call.done():
+            # The garbage collector may be at work in another thread.
+            with contextlib.suppress(RuntimeError):  # the loop has been closed, and its calls too
+                self._loop.call_soon_threadsafe(self._call.cancel)
 
-class AsyncClient:
+
+def _is_tasks_own() -> bool:
+    """Whether a CancelledError of asyncio is meant for the running task, not for its gRPC call."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+class AsyncClient(BaseClient[AsyncGeneration]):
     """`Client` for asyncio: make it and use it inside one running event loop.
 
     Args:
@@ -89,8 +113,7 @@ class AsyncClient:
         tls: ClientTls | None = None,
         timeout: float | None = None,
     ) -> None:
-        self.address = address
-        self._timeout = timeout
+        super().__init__(address, timeout)
         self._channel = (
             grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
             if tls is None
@@ -98,32 +121,15 @@ class AsyncClient:
         )
         self._generate = GENERATE.over(self._channel.unary_stream)
 
-    def generate(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        timeout: float | None = None,
-        **options: Unpack[GenerateOptions],
-    ) -> AsyncGeneration:
-        """Complete a text or its token ids."""
-        return self.submit(draft_of_prompt(prompt, options), timeout=timeout)
-
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, str]],
-        *,
-        timeout: float | None = None,
-        **options: Unpack[GenerateOptions],
-    ) -> AsyncGeneration:
-        """Answer a conversation of `{"role": ..., "content": ...}` messages."""
-        return self.submit(draft_of_chat(messages, options), timeout=timeout)
-
     def submit(self, draft: RequestDraft, *, timeout: float | None = None) -> AsyncGeneration:
         """Send a request as it is."""
-        call = self._generate(
-            draft_to_wire(draft), timeout=self._timeout if timeout is None else timeout
-        )
-        return AsyncGeneration(call, draft.request_id, self.address)
+        loop = asyncio.get_running_loop()
+        request = draft_to_wire(draft)
+        try:
+            call = self._generate(request, timeout=self._seconds(timeout))
+        except grpc.aio.UsageError as failure:
+            raise closed_client(self.address) from failure
+        return AsyncGeneration(call, draft.request_id, self.address, loop)
 
     async def tokenize(
         self, text: str, *, model: str = "", add_special_tokens: bool = True
@@ -131,11 +137,16 @@ class AsyncClient:
         """The token ids that `generate` would give the engine for `text`."""
         return await self._ask(calls.tokenize(text, model, add_special_tokens))
 
+    @takes(TEMPLATE_KEYWORDS)
     async def tokenize_chat(
-        self, messages: Sequence[Mapping[str, str]], *, model: str = ""
+        self,
+        messages: Sequence[Message],
+        *,
+        model: str = "",
+        **options: Unpack[TemplateOptions],
     ) -> tuple[int, ...]:
-        """The token ids that `chat` would give the engine for `messages`."""
-        return await self._ask(calls.tokenize_chat(messages, model))
+        """The token ids that `chat` would give the engine."""
+        return await self._ask(calls.tokenize_chat(messages, model, options))
 
     async def detokenize(
         self, token_ids: Sequence[int], *, model: str = "", keep_special_tokens: bool = False
@@ -157,10 +168,16 @@ class AsyncClient:
     async def _ask(self, call: Call[RequestT, ResponseT, AnswerT]) -> AnswerT:
         send = call.method.over(self._channel.unary_unary)
         try:
-            response: ResponseT = await send(call.request, timeout=self._timeout)
+            reply: bytes = await send(call.request, timeout=self._timeout)
         except grpc.RpcError as failure:
             raise to_error(failure, self.address) from failure
-        return call.read(response)
+        except asyncio.CancelledError as cancellation:
+            if _is_tasks_own():
+                raise
+            raise closed_client(self.address) from cancellation
+        except grpc.aio.UsageError as failure:
+            raise closed_client(self.address) from failure
+        return call.answer(reply)
 
     async def close(self) -> None:
         """Close the connection; running generations are cancelled."""

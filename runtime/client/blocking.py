@@ -1,51 +1,53 @@
 """The blocking client."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self, Unpack, cast
 
 import grpc
 
 from trtc.protos.errors import UnavailableError
-from trtc.protos.trtc.v1 import inference_pb2 as pb
 from trtc.runtime.client import calls
-from trtc.runtime.client.calls import AnswerT, Call
-from trtc.runtime.completion import Collector, Result
-from trtc.runtime.draft import RequestDraft
-from trtc.runtime.generate_options import GenerateOptions, draft_of_chat, draft_of_prompt
-from trtc.runtime.model_info import ModelInfo
-from trtc.runtime.request import Output
+from trtc.runtime.client.base import BaseClient, BaseGeneration
+from trtc.runtime.client.calls import AnswerT, Call, closed_client
+from trtc.runtime.requests.completion import Result
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.generate_options import TEMPLATE_KEYWORDS
+from trtc.runtime.requests.keywords import takes
+from trtc.runtime.requests.model_info import ModelInfo
+from trtc.runtime.requests.request import Output
+from trtc.runtime.text.chat_options import Message, TemplateOptions
 from trtc.runtime.wire.channel import CLIENT_OPTIONS, ClientTls
 from trtc.runtime.wire.failures import to_error
-from trtc.runtime.wire.messages import draft_to_wire, output_from_wire
+from trtc.runtime.wire.messages import draft_to_wire
 from trtc.runtime.wire.methods import GENERATE, RequestT, ResponseT
 
 
-class ResponseCall(Iterator[pb.GenerateResponse], Protocol):
+class ResponseCall(Iterator[bytes], Protocol):
     """What is used of a running gRPC call."""
 
     def cancel(self) -> bool: ...
 
 
-class Generation(Iterator[Output]):
+class Generation(BaseGeneration, Iterator[Output]):
     """A completion on its way: iterate over its outputs, or wait for all of it with `result`.
 
     Leaving it as a context manager, or dropping it, cancels what has not come.
     """
 
     def __init__(self, call: ResponseCall, request_id: str, address: str) -> None:
+        super().__init__(request_id, address)
         self._call = call
-        self._address = address
-        self._collector = Collector()
-        self.request_id = request_id
 
     def __next__(self) -> Output:
         try:
-            output = output_from_wire(next(self._call))
+            message = next(self._call)
+        except StopIteration:
+            self._collector.check_complete()
+            raise
         except grpc.RpcError as failure:
             raise to_error(failure, self._address) from failure
-        self._collector.add(output)
-        return output
+        return self._take(message)
 
     def result(self) -> Result:
         """Read what has not been read yet and return the whole."""
@@ -69,7 +71,7 @@ class Generation(Iterator[Output]):
         self.cancel()
 
 
-class Client:
+class Client(BaseClient[Generation]):
     """A connection to `trtc serve`; safe to share between threads.
 
     Errors are those of trtc.protos.errors, as if the engine were in this process. Nothing is
@@ -88,8 +90,8 @@ class Client:
         tls: ClientTls | None = None,
         timeout: float | None = None,
     ) -> None:
-        self.address = address
-        self._timeout = timeout
+        super().__init__(address, timeout)
+        self._closed = False
         self._channel = (
             grpc.insecure_channel(address, options=CLIENT_OPTIONS)
             if tls is None
@@ -97,31 +99,13 @@ class Client:
         )
         self._generate = GENERATE.over(self._channel.unary_stream)
 
-    def generate(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        timeout: float | None = None,
-        **options: Unpack[GenerateOptions],
-    ) -> Generation:
-        """Complete a text or its token ids."""
-        return self.submit(draft_of_prompt(prompt, options), timeout=timeout)
-
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, str]],
-        *,
-        timeout: float | None = None,
-        **options: Unpack[GenerateOptions],
-    ) -> Generation:
-        """Answer a conversation of `{"role": ..., "content": ...}` messages."""
-        return self.submit(draft_of_chat(messages, options), timeout=timeout)
-
     def submit(self, draft: RequestDraft, *, timeout: float | None = None) -> Generation:
         """Send a request as it is."""
-        call = self._generate(
-            draft_to_wire(draft), timeout=self._timeout if timeout is None else timeout
-        )
+        request = draft_to_wire(draft)
+        try:
+            call = self._generate(request, timeout=self._seconds(timeout))
+        except ValueError as failure:
+            raise closed_client(self.address) from failure
         return Generation(cast(ResponseCall, call), draft.request_id, self.address)
 
     def tokenize(
@@ -130,11 +114,16 @@ class Client:
         """The token ids that `generate` would give the engine for `text`."""
         return self._ask(calls.tokenize(text, model, add_special_tokens))
 
+    @takes(TEMPLATE_KEYWORDS)
     def tokenize_chat(
-        self, messages: Sequence[Mapping[str, str]], *, model: str = ""
+        self,
+        messages: Sequence[Message],
+        *,
+        model: str = "",
+        **options: Unpack[TemplateOptions],
     ) -> tuple[int, ...]:
-        """The token ids that `chat` would give the engine for `messages`."""
-        return self._ask(calls.tokenize_chat(messages, model))
+        """The token ids that `chat` would give the engine."""
+        return self._ask(calls.tokenize_chat(messages, model, options))
 
     def detokenize(
         self, token_ids: Sequence[int], *, model: str = "", keep_special_tokens: bool = False
@@ -156,17 +145,21 @@ class Client:
     def _ask(self, call: Call[RequestT, ResponseT, AnswerT]) -> AnswerT:
         send = call.method.over(self._channel.unary_unary)
         try:
-            response: ResponseT = send(call.request, timeout=self._timeout)
+            reply: bytes = send(call.request, timeout=self._timeout)
         except grpc.RpcError as failure:
             raise to_error(failure, self.address) from failure
-        return call.read(response)
+        except ValueError as failure:
+            raise closed_client(self.address) from failure
+        return call.answer(reply)
 
     def wait_ready(self, timeout: float) -> None:
         """Wait until the server takes connections.
 
         Raises:
-            UnavailableError: it does not within `timeout` seconds.
+            UnavailableError: it does not within `timeout` seconds, or the client is closed.
         """
+        if self._closed:
+            raise closed_client(self.address)
         try:
             grpc.channel_ready_future(self._channel).result(timeout=timeout)
         except grpc.FutureTimeoutError as error:
@@ -178,6 +171,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connection; running generations are cancelled."""
+        self._closed = True
         self._channel.close()
 
     def __enter__(self) -> Self:

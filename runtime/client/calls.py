@@ -1,12 +1,13 @@
 """The calls with one reply: what is asked, and what the reply means. Clients differ in waiting."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from trtc.protos.errors import UnavailableError
 from trtc.protos.trtc.v1 import inference_pb2 as pb
-from trtc.runtime.generate_options import chat_messages
-from trtc.runtime.model_info import ModelInfo
+from trtc.runtime.requests.model_info import ModelInfo
+from trtc.runtime.text.chat_options import Message, TemplateOptions, chat_of
 from trtc.runtime.wire.messages import chat_to_wire, info_from_wire
 from trtc.runtime.wire.methods import (
     ABORT,
@@ -27,6 +28,15 @@ class Call(Generic[RequestT, ResponseT, AnswerT]):
     request: RequestT
     read: Callable[[ResponseT], AnswerT]
 
+    def answer(self, reply: bytes) -> AnswerT:
+        """Raises ServeError for a reply that cannot be parsed."""
+        return self.read(self.method.parse(reply))
+
+
+def closed_client(address: str) -> UnavailableError:
+    """The error of a call that begins after its client was closed."""
+    return UnavailableError("the client is closed", field=address, remedy="Make another")
+
 
 def tokenize(
     text: str, model: str, add_special_tokens: bool
@@ -36,9 +46,9 @@ def tokenize(
 
 
 def tokenize_chat(
-    messages: Sequence[Mapping[str, str]], model: str
+    messages: Sequence[Message], model: str, options: TemplateOptions
 ) -> Call[pb.TokenizeRequest, pb.TokenizeResponse, tuple[int, ...]]:
-    request = pb.TokenizeRequest(model=model, chat=chat_to_wire(chat_messages(messages)))
+    request = pb.TokenizeRequest(model=model, chat=chat_to_wire(chat_of(messages, options)))
     return Call(TOKENIZE, request, _token_ids)
 
 

@@ -3,7 +3,7 @@
     plan -> StepBatch -> launch -> PendingStep.wait -> SampledTokens -> apply
 
 Sampling belongs to the executor, because on a GPU the logits never leave the device; executors
-without a device sampler use runtime/sampler.py on the host.
+without a device sampler use runtime/sampling/sampler.py on the host.
 """
 
 from collections.abc import Sequence
@@ -13,36 +13,36 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.protos.manifest import KvGeometry, Limits
-from trtc.runtime.sampler import SampledTokens, SamplingBatch
+from trtc.protos.kv import CacheLayout
+from trtc.protos.manifest import Limits
+from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch
 
 Int32s = NDArray[np.int32]
 Float32s = NDArray[np.float32]
 
+MAX_STEPS_IN_FLIGHT = 2
+"""Of an executor that runs ahead."""
 NO_SOURCE = -1
 """In `StepBatch.token_sources`: `token_ids` has the token."""
 
 
 @dataclass(frozen=True, eq=False)
 class StepBatch:
-    """One ragged batch: T tokens of B sequences, prefill chunks and decodes mixed, no padding."""
+    """One ragged batch: T tokens of B sequences, prefill chunks and decodes mixed, no padding.
+
+    protos/step.py's STEP_INPUTS has the shape and the meaning of each array.
+    """
 
     token_ids: Int32s
-    """[T]"""
     positions: Int32s
-    """[T] position of each token in its sequence, from 0."""
     slots: Int32s
-    """[T] page * page_size + offset: where each token's K and V go."""
     query_start: Int32s
-    """[B+1] prefix sums of new tokens a sequence."""
     context_lens: Int32s
-    """[B] tokens of each sequence after this step."""
     page_table: Int32s
-    """[B, P] page ids of each sequence; entries past its context are not read."""
     logit_rows: Int32s
-    """[R] which of the T rows need logits, ascending; one occurs n times where a request forks."""
+    """One row occurs n times where a request forks."""
     token_sources: Int32s | None = None
-    """[T] tokens that the host does not know yet: the row, 0 to R - 1, of the launch before this
+    """Of tokens that the host does not know yet: the row, 0 to R - 1, of the launch before this
     one that draws it, or NO_SOURCE. Where it names a row, `token_ids` means nothing. None: the host
     knows all, as it always does with executors that do not run ahead."""
 
@@ -70,7 +70,7 @@ class Executor(Protocol):
     def limits(self) -> Limits: ...
 
     @property
-    def kv(self) -> KvGeometry: ...
+    def kv(self) -> CacheLayout: ...
 
     @property
     def vocab_size(self) -> int: ...
@@ -81,7 +81,8 @@ class Executor(Protocol):
     @property
     def runs_ahead(self) -> bool:
         """Whether `launch` returns before the step is done, so that a second step may be launched
-        meanwhile: planned, built and queued while the device computes. Never a third."""
+        meanwhile: planned, built and queued while the device computes. Never more than
+        MAX_STEPS_IN_FLIGHT are."""
         ...
 
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:

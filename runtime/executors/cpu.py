@@ -8,11 +8,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.protos.errors import EngineIncompatibleError, EnvironmentFault, InvariantError
-from trtc.protos.manifest import STEP_ABI_VERSION, KvGeometry, Limits
+from trtc.protos.errors import (
+    EngineCorruptError,
+    EngineIncompatibleError,
+    EnvironmentFault,
+    InvariantError,
+)
+from trtc.protos.kv import CacheLayout
+from trtc.protos.manifest import STEP_ABI_VERSION, Limits
+from trtc.protos.step import GRAPH_INPUTS
 from trtc.runtime.executors.base import Float32s, Int32s, PendingStep, StepBatch
 from trtc.runtime.executors.cpu_pool import KvPool
-from trtc.runtime.sampler import SampledTokens, SamplingBatch, sample
+from trtc.runtime.executors.native_code import load_code
+from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch, sample
 
 _INVALID_ARGUMENT = 1
 _MOST_AHEAD = 1 << 28
@@ -43,6 +51,8 @@ class _Options(ctypes.Structure):
         ("num_threads", ctypes.c_int32),
         ("num_cpus", ctypes.c_int32),
         ("cpus", ctypes.c_void_p),
+        ("fault_message", ctypes.c_char_p),
+        ("fault_status", ctypes.c_int32),
     )
 
 
@@ -50,13 +60,7 @@ class _Step(ctypes.Structure):
     """trtc_engine_step_t"""
 
     _fields_ = (
-        ("token_ids", ctypes.c_void_p),
-        ("positions", ctypes.c_void_p),
-        ("slots", ctypes.c_void_p),
-        ("query_start", ctypes.c_void_p),
-        ("context_lens", ctypes.c_void_p),
-        ("page_table", ctypes.c_void_p),
-        ("logit_rows", ctypes.c_void_p),
+        *((one.name, ctypes.c_void_p) for one in GRAPH_INPUTS),
         ("num_tokens", ctypes.c_int64),
         ("num_sequences", ctypes.c_int64),
         ("num_logit_rows", ctypes.c_int64),
@@ -77,6 +81,10 @@ class CpuEngineFiles:
     """Data section of weights.safetensors (mapped), or dummy weights; 64-byte aligned."""
     plan_digest: str
     """SHA-256 of plan.json, which must be the one compiled in."""
+    weights_path: Path | None = None
+    """The file that `weights` are mapped from; None: they are memory of this process."""
+    code_sha256: str | None = None
+    """Of the shared object; None: any is taken."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +105,7 @@ class CpuExecutor:
         files: CpuEngineFiles,
         *,
         limits: Limits,
-        kv: KvGeometry,
+        kv: CacheLayout,
         vocab_size: int,
         num_pages: int,
         num_threads: int,
@@ -112,7 +120,8 @@ class CpuExecutor:
             quick_start: touch nothing of the pool ahead of the first step.
 
         Raises:
-            EngineIncompatibleError: the shared object belongs to another plan.
+            EngineCorruptError: the shared object cannot be read, or is not the one of the manifest.
+            EngineIncompatibleError: it belongs to another plan.
             EnvironmentFault: the object cannot be loaded, or memory or threads ran out.
         """
         self._limits = limits
@@ -129,6 +138,8 @@ class CpuExecutor:
             num_threads=num_threads,
             num_cpus=len(cpu_array),
             cpus=cpu_array.ctypes.data,
+            fault_message=_fault_message(files.weights_path),
+            fault_status=EngineCorruptError.exit_code,
         )
         self._engine: int | None = self._library.trtc_engine_create(ctypes.byref(options))
         if not self._engine:
@@ -146,7 +157,7 @@ class CpuExecutor:
         return self._limits
 
     @property
-    def kv(self) -> KvGeometry:
+    def kv(self) -> CacheLayout:
         return self._kv
 
     @property
@@ -205,16 +216,12 @@ class CpuExecutor:
         looked at, and, where there is room for them, the seconds of each call."""
         if self._engine is None:
             raise InvariantError("the executor is closed")
+        groups = max(1, len(self._kv.groups))
+        tokens, sequences = len(batch.token_ids), len(batch.context_lens)
+        if (len(batch.slots), len(batch.page_table)) != (groups * tokens, groups * sequences):
+            raise InvariantError("a step's slots or page tables are not those of every cache group")
         # Kept in a list, so that arrays made contiguous here outlive the call.
-        arrays = [
-            _contiguous(batch.token_ids),
-            _contiguous(batch.positions),
-            _contiguous(batch.slots),
-            _contiguous(batch.query_start),
-            _contiguous(batch.context_lens),
-            _contiguous(batch.page_table),
-            _contiguous(batch.logit_rows),
-        ]
+        arrays = [_contiguous(getattr(batch, one.name)) for one in GRAPH_INPUTS]
         step = _Step(
             *(array.ctypes.data for array in arrays),
             len(batch.token_ids),
@@ -243,13 +250,25 @@ class CpuExecutor:
         return text.decode(errors="replace")
 
 
+def _fault_message(weights: Path | None) -> bytes | None:
+    """What the process says when mapped weights are gone, and it can only end."""
+    if weights is None:
+        return None
+    error = EngineCorruptError(
+        "was truncated or became unreadable while it was in use",
+        field=str(weights)[-300:],
+        remedy="Copy the engine again from where it was built",
+    )
+    return f"trtc: error: {error}".encode(errors="replace")
+
+
 def _contiguous(array: Int32s) -> Int32s:
     return np.ascontiguousarray(array, np.int32)
 
 
 def _open_library(files: CpuEngineFiles) -> ctypes.CDLL:
+    library = load_code(files.shared_object, files.code_sha256)
     try:
-        library = ctypes.CDLL(str(files.shared_object.absolute()), mode=ctypes.RTLD_LOCAL)
         library.trtc_engine_info.restype = ctypes.POINTER(_Info)
         library.trtc_engine_last_error.restype = ctypes.c_char_p
         library.trtc_engine_create.restype = ctypes.c_void_p
@@ -260,7 +279,7 @@ def _open_library(files: CpuEngineFiles) -> ctypes.CDLL:
         )
         library.trtc_engine_destroy.argtypes = (ctypes.c_void_p,)
         library.trtc_engine_destroy.restype = None
-    except (OSError, AttributeError) as error:
+    except AttributeError as error:
         raise EnvironmentFault(
             f"cannot be loaded ({error})",
             field=str(files.shared_object),

@@ -10,7 +10,7 @@ from trtc.protos.manifest import PLAN_FILE, WEIGHTS_FILE, Manifest
 from trtc.runtime.executors.cpu import CpuEngineFiles, CpuExecutor
 from trtc.runtime.executors.opening import OpenRequest
 from trtc.runtime.executors.weights import dummy_weights, map_weights
-from trtc.runtime.machine import (
+from trtc.runtime.host.machine import (
     available_bytes,
     num_usable_cores,
     num_usable_cpus,
@@ -53,15 +53,22 @@ class CpuOpening:
     def open(self, num_pages: int) -> CpuExecutor:
         engine, manifest = self.request.engine, self.request.manifest
         plan_path = engine / PLAN_FILE
+        code = object_file(self.isa)
         num_threads = self.request.num_threads or num_usable_cores()
         cores = usable_cores()
         return CpuExecutor(
             CpuEngineFiles(
-                shared_object=engine / object_file(self.isa),
+                shared_object=engine / code,
                 weights=dummy_weights(plan_path)
                 if self.request.dummy_weights
-                else map_weights(engine / WEIGHTS_FILE, manifest.ledger.weights),
+                else map_weights(
+                    engine / WEIGHTS_FILE,
+                    manifest.ledger.weights,
+                    self.request.found.get(WEIGHTS_FILE),
+                ),
                 plan_digest=hashlib.sha256(plan_path.read_bytes()).hexdigest(),
+                weights_path=None if self.request.dummy_weights else engine / WEIGHTS_FILE,
+                code_sha256=manifest.files[code].sha256 if self.request.verify else None,
             ),
             limits=manifest.limits,
             kv=manifest.kv,

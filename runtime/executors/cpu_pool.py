@@ -1,6 +1,6 @@
 """The KV pool of a CPU engine: one mapping, whose memory the system gives as it is touched.
 
-A huge page's first touch zeroes 2 MB, in every layer at once; on a virtual machine whose host has
+A huge page's first touch zeroes 2 MB, in every region at once; on a virtual machine whose host has
 to find the memory first, that made one step in seven take 90 ms longer. So memory is asked for some
 way ahead of its use, by a thread that makes way for others. A first step that nobody could wait
 longer for touches small pages, which that thread makes huge ones afterwards.
@@ -10,13 +10,14 @@ import ctypes
 import mmap
 import threading
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import numpy as np
 
 from trtc.protos.errors import EnvironmentFault
-from trtc.protos.manifest import KvGeometry
-from trtc.runtime.background import make_way
+from trtc.protos.kv import CacheLayout
 from trtc.runtime.executors.huge_pages import advise_huge_pages
+from trtc.runtime.host.background import make_way
 
 _HUGE_PAGE = 1 << 21
 _MADV_POPULATE_WRITE = 23
@@ -26,9 +27,9 @@ _MADV_COLLAPSE = 25
 
 
 class KvPool:
-    """All layers' pages; contents [layers, pages, page bytes]."""
+    """All pages: for each region of the layout an array [num_pages, bytes of a page in it]."""
 
-    def __init__(self, kv: KvGeometry, num_pages: int, ahead_bytes: int) -> None:
+    def __init__(self, kv: CacheLayout, num_pages: int, ahead_bytes: int) -> None:
         """
         Args:
             ahead_bytes: of the pool, touched beyond what has been used.
@@ -46,16 +47,13 @@ class KvPool:
                 field="--kv-bytes",
                 remedy="Give a smaller pool",
             ) from error
-        self._pages = np.frombuffer(self._memory, np.uint8).reshape(
-            kv.num_layers, num_pages, kv.layer_page_bytes
-        )
-        base = self._pages.ctypes.data
-        self.pointers = base + np.arange(kv.num_layers, dtype=np.uint64) * np.uint64(
-            self._pages[0].nbytes
-        )
-        """[layers] address of each layer's pool, as the step ABI takes them."""
+        memory = np.frombuffer(self._memory, np.uint8)
+        ends = list(accumulate(num_pages * size for size in kv.region_bytes))
+        self._regions = [region.reshape(num_pages, -1) for region in np.split(memory, ends[:-1])]
+        self.pointers = np.array([one.ctypes.data for one in self._regions], np.uint64)
+        """[regions] address of each region, as the step ABI takes them."""
         self._ahead = -(-ahead_bytes // kv.page_bytes)
-        block = max(1, _HUGE_PAGE // kv.layer_page_bytes)
+        block = max(1, _HUGE_PAGE // min(kv.region_bytes))
         self._toucher = _Toucher(num_pages, block, self._touch)
         self._num_small: int | None = None
         """Pages that were used before huge pages were asked for; None: they have not been yet."""
@@ -72,26 +70,28 @@ class KvPool:
         self._toucher.go_to(page + self._ahead)
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self._pages[:, list(targets)] = self._pages[:, list(sources)]
+        for region in self._regions:
+            region[list(targets)] = region[list(sources)]
 
     def close(self) -> None:
         self._toucher.close()
-        del self._pages
+        self._regions.clear()
         self._memory.close()
 
     def _touch(self, begin: int, end: int) -> bool:
-        """Have all layers' pages [begin, end) backed by memory; False: this system cannot."""
-        madvise, size = _madvise(), self._pages.shape[2]
-        base, *_ = layers = self.pointers.tolist()
-        for layer in layers:
+        """Have pages [begin, end) backed by memory in all regions; False: this system cannot."""
+        madvise = _madvise()
+        base, *_ = addresses = self.pointers.tolist()
+        for address, region in zip(addresses, self._regions, strict=True):
+            size = region.shape[1]
             # The mapping itself begins with a page of memory, so none before it is touched.
-            first = (layer + begin * size) & -mmap.PAGESIZE
-            if madvise(first, layer + end * size - first, _MADV_POPULATE_WRITE):
+            first = (address + begin * size) & -mmap.PAGESIZE
+            if madvise(first, address + end * size - first, _MADV_POPULATE_WRITE):
                 return False
             if begin < (self._num_small or 0):
                 # A kernel that cannot at once does so in its own time.
                 lowest = max(base, first & -_HUGE_PAGE)
-                madvise(lowest, layer + end * size - lowest, _MADV_COLLAPSE)
+                madvise(lowest, address + end * size - lowest, _MADV_COLLAPSE)
         return True
 
 

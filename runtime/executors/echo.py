@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.protos.errors import EnvironmentFault
-from trtc.protos.manifest import KvGeometry, Limits
-from trtc.runtime.executors.base import Float32s, PendingStep, StepBatch
-from trtc.runtime.sampler import SampledTokens, SamplingBatch, sample
+from trtc.protos.kv import CacheLayout, Full, Group, Window, attention_entry
+from trtc.protos.manifest import Limits
+from trtc.runtime.executors.base import Float32s, Int32s, PendingStep, StepBatch
+from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch, sample
 
 UInt64s = NDArray[np.uint64]
 
@@ -32,11 +33,15 @@ class EchoOptions:
     vocab_size: int = 512
     num_pages: int = 256
     page_size: int = 16
+    windows: tuple[int | None, ...] = (None,)
+    """Of each group of the cache layout: see CacheLayout."""
     max_batch_size: int = 64
     max_seq_len: int = 1024
     max_num_tokens: int = 256
     never: tuple[int, ...] = ()
     """Tokens that are never likely, such as the end of sequence: their logits are -1000."""
+    rope_switch: int | None = None
+    """See Limits.rope_switch."""
     step_s: float = 0.0
     """What a step takes."""
     fail_at_step: int | None = None
@@ -75,16 +80,20 @@ class EchoExecutor:
             max_batch_size=self.options.max_batch_size,
             max_seq_len=self.options.max_seq_len,
             max_num_tokens=self.options.max_num_tokens,
+            rope_switch=self.options.rope_switch,
         )
 
     @property
-    def kv(self) -> KvGeometry:
-        return KvGeometry(
-            num_layers=1,
+    def kv(self) -> CacheLayout:
+        return CacheLayout(
             page_size=self.options.page_size,
-            num_kv_heads=1,
-            head_dim=4,
-            dtype="f32",
+            groups=tuple(
+                Group(
+                    kind=Full() if window is None else Window(tokens=window),
+                    entries=(attention_entry(layer, num_kv_heads=1, head_dim=4, dtype="f32"),),
+                )
+                for layer, window in enumerate(self.options.windows)
+            ),
         )
 
     @property
@@ -107,11 +116,12 @@ class EchoExecutor:
 
     def logits(self, batch: StepBatch) -> Float32s:
         self._check(batch)
-        self._tokens[batch.slots] = batch.token_ids
-        self._positions[batch.slots] = batch.positions
+        groups = len(self.options.windows)
+        self._tokens[batch.slots] = np.tile(batch.token_ids, groups)
+        self._positions[batch.slots] = np.tile(batch.positions, groups)
         sequences = np.searchsorted(batch.query_start, batch.logit_rows, side="right") - 1
         states = [
-            self._read_state(batch, int(sequence), int(batch.positions[row]))
+            self._read_state(batch, int(sequence), int(row))
             for sequence, row in zip(sequences, batch.logit_rows, strict=True)
         ]
         return self._logits_of(np.array(states, np.uint64))
@@ -134,27 +144,49 @@ class EchoExecutor:
         """What greedy decoding of a prompt gives, computed without pages, batches or chunks."""
         token_ids = list(prompt_ids)
         for _ in range(max_tokens):
-            state = context_state(np.array(token_ids, np.int64))
+            known = np.array(token_ids, np.int64)
+            states = [context_state(known, window) for window in self.options.windows]
+            state = np.bitwise_xor.reduce(_by_group(states))
             token_ids.append(int(self._logits_of(np.array([state], np.uint64)).argmax()))
         return tuple(token_ids[len(prompt_ids) :])
 
     def _check(self, batch: StepBatch) -> None:
         options = self.options
         assert not self.closed, "the executor is closed"
+        assert len(batch.slots) == len(self.options.windows) * len(batch.token_ids)
         assert len(batch.token_ids) == batch.query_start[-1] <= options.max_num_tokens
         assert len(batch.context_lens) <= options.max_batch_size
+        assert len(batch.logit_rows) <= options.max_batch_size
+        assert (np.diff(batch.logit_rows) >= 0).all(), "logit rows are not in order"
         assert len(np.unique(batch.slots)) == len(batch.slots), "two tokens in one slot"
         assert batch.context_lens.max() <= options.max_seq_len
         assert 0 <= batch.token_ids.min() <= batch.token_ids.max() < options.vocab_size
 
-    def _read_state(self, batch: StepBatch, sequence: int, position: int) -> np.uint64:
-        """State of the context up to `position`, as this sequence's page table finds it."""
+    def _read_state(self, batch: StepBatch, sequence: int, row: int) -> np.uint64:
+        """State of the context up to a row's token, as this sequence's page tables find it."""
+        after = int(batch.query_start[sequence + 1]) - 1 - row
+        at = np.arange(int(batch.context_lens[sequence]) - after)
+        tables = batch.page_table.reshape(len(self.options.windows), len(batch.context_lens), -1)
+        states = [
+            context_state(self._read_tokens(batch, row, at, table[sequence]), window)
+            for table, window in zip(tables, self.options.windows, strict=True)
+        ]
+        state: np.uint64 = np.bitwise_xor.reduce(_by_group(states))
+        return state
+
+    def _read_tokens(
+        self, batch: StepBatch, row: int, at: NDArray[np.int64], pages: Int32s
+    ) -> NDArray[np.int64]:
+        """Tokens of the positions `at`, as one page table finds them."""
         size = self.options.page_size
-        at = np.arange(position + 1)
-        slots = batch.page_table[sequence, at // size].astype(np.int64) * size + at % size
-        found = self._positions[slots] == at
+        slots = pages[at // size].astype(np.int64) * size + at % size
+        # All of a context is rotated by one set of factors, the long one if it is too long for the
+        # other.
+        offset = int(batch.positions[row]) - int(at[-1])
+        long_enough = offset >= self.limits.position_offset(len(at))
+        found = (self._positions[slots] == at + offset) & long_enough
         # A slot that holds another position, or nothing, is read as a token that does not exist.
-        return context_state(np.where(found, self._tokens[slots], self.vocab_size + _POISON))
+        return np.where(found, self._tokens[slots], self.vocab_size + _POISON)
 
     def _logits_of(self, states: UInt64s) -> Float32s:
         vocabulary = np.arange(self.vocab_size, dtype=np.uint64)
@@ -164,11 +196,17 @@ class EchoExecutor:
         return logits
 
 
-def context_state(token_ids: NDArray[np.int64]) -> np.uint64:
-    """A hash of a context, in which the order counts."""
+def context_state(token_ids: NDArray[np.int64], window: int | None = None) -> np.uint64:
+    """A hash of a context's last `window` tokens, in which the order counts."""
     positions = np.arange(len(token_ids), dtype=np.uint64)
-    state: np.uint64 = np.bitwise_xor.reduce(mix(mix(positions) + token_ids.astype(np.uint64)))
+    hashes = mix(mix(positions) + token_ids.astype(np.uint64))
+    state: np.uint64 = np.bitwise_xor.reduce(hashes if window is None else hashes[-window:])
     return state
+
+
+def _by_group(states: Sequence[np.uint64]) -> UInt64s:
+    """The states of all groups; the same one means something else in another."""
+    return np.array([states[0], *(mix(np.array(states[1:], np.uint64)))], np.uint64)
 
 
 def mix(values: UInt64s) -> UInt64s:

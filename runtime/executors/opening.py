@@ -2,16 +2,17 @@
 
     check the machine -> size the pool -> verify the files -> open
 
-`runtime/session.py` does the second and third step the same way for every kind.
+`runtime/engine/session.py` does the second and third step the same way for every kind.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from trtc.protos.manifest import Manifest
 from trtc.runtime.executors.base import Executor
+from trtc.runtime.integrity.engine_files import FileIdentity
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,10 @@ class OpenRequest:
     dummy_weights: bool
     quick_start: bool = False
     """Whether the first token comes before all that can wait until it has come."""
+    found: Mapping[str, FileIdentity] = field(default_factory=dict)
+    """Files as they were when their hashing began; empty: any content is taken."""
+    verify: bool = True
+    """Whether code is hashed as it is loaded, so that what runs is what the manifest lists."""
 
 
 class Opening(Protocol):

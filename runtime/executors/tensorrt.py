@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trtc.protos.errors import InvariantError
-from trtc.protos.manifest import KvGeometry, Limits
+from trtc.protos.kv import CacheLayout
+from trtc.protos.manifest import Limits
 from trtc.protos.stages import Stages
 from trtc.runtime.device.base import DriverDevice
 from trtc.runtime.executors.base import Float32s, PendingStep, StepBatch
@@ -20,7 +21,7 @@ from trtc.runtime.executors.tensorrt_graphs import GraphCache
 from trtc.runtime.executors.tensorrt_launch import LoadedLaunch
 from trtc.runtime.executors.tensorrt_memory import EngineMemory
 from trtc.runtime.executors.tensorrt_plan import LoadedPlan
-from trtc.runtime.sampler import SampledTokens, SamplingBatch, sample
+from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch, sample
 
 LoadedStage = LoadedPlan | LoadedLaunch
 
@@ -82,7 +83,7 @@ class TensorRtExecutor:
         return self._limits
 
     @property
-    def kv(self) -> KvGeometry:
+    def kv(self) -> CacheLayout:
         return self._stages.pool
 
     @property
@@ -105,7 +106,8 @@ class TensorRtExecutor:
         """Plans give logits of max_batch_size rows at most: a step that wants more runs several
         times, and writes the same keys and values each time."""
         result = np.empty((len(batch.logit_rows), self._vocab_size), np.float32)
-        for begin in range(0, len(result), self._limits.max_batch_size):
+        # A step without logits is run too: its keys and values are what it is for.
+        for begin in range(0, max(1, len(result)), self._limits.max_batch_size):
             rows = slice(begin, begin + self._limits.max_batch_size)
             result[rows] = self._start(replace(batch, logit_rows=batch.logit_rows[rows]))()
         return result

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from trtc.plugins.cuda.launches import GRIDS
+from trtc.plugins.tensorrt.grids import GRIDS
 from trtc.protos.bundle import KernelFacts
 from trtc.protos.stages import Launch
 from trtc.runtime.device.base import DriverDevice, DriverKernel

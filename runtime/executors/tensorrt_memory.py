@@ -1,11 +1,13 @@
 """Where everything of an engine of plans lives on the device, by its name in the graph."""
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 
 from trtc.protos.dtypes import DTYPES
-from trtc.protos.manifest import KvGeometry, Limits
+from trtc.protos.kv import CacheLayout, Place
+from trtc.protos.manifest import Limits
 from trtc.protos.stages import TENSOR_ALIGNMENT, Stages
 from trtc.runtime.device.base import DriverDevice
 from trtc.runtime.executors.tensorrt_step import STEP_SHAPES, Shape, StepInputs
@@ -17,18 +19,18 @@ Tensors = Mapping[str, tuple[str, Shape]]
 def step_tensors(stages: Stages, vocab_size: int) -> Tensors:
     """Everything that a plan may read or write: inputs, pools, buffers and logits."""
     kv = stages.pool
-    pool = (kv.dtype, ("num_pages", 2, kv.page_size, kv.num_kv_heads, kv.head_dim))
+    pools = {place: (place.entry.dtype, kv.pool_shape(place.entry)) for place in kv.places}
     return {
         **{name: ("i32", shape) for name, shape in STEP_SHAPES.items()},
-        **{name: pool for index in range(kv.num_layers) for name in pool_names(index)},
+        **{name: pool for place, pool in pools.items() for name in pool_names(place)},
         **{one.name: (one.dtype, (one.rows, one.columns)) for one in stages.buffers},
         "logits": ("f32", ("R", vocab_size)),
     }
 
 
-def pool_names(layer: int) -> tuple[str, str]:
-    """A layer's pool as it goes in and as it comes out: one memory."""
-    return f"kv_{layer}", f"kv_{layer}_out"
+def pool_names(place: Place) -> tuple[str, str]:
+    """An entry's pool as it goes in and as it comes out: one memory."""
+    return place.name, f"{place.name}_out"
 
 
 class EngineMemory:
@@ -53,7 +55,7 @@ class EngineMemory:
             "T": limits.max_num_tokens,
             "B": limits.max_batch_size,
             "B+1": limits.max_batch_size + 1,
-            "P": -(-limits.max_seq_len // stages.pool.page_size),
+            "P": stages.pool.pages_for(limits.max_seq_len),
             "R": limits.max_batch_size,
         }
         self.inputs = StepInputs(device, largest)
@@ -67,13 +69,12 @@ class EngineMemory:
             "logits": device.allocate(logits_bytes),
         }
         self._pools = _allocate_pools(device, stages.pool, num_pages)
-        for layer, address in enumerate(self._pools):
-            self.addresses |= dict.fromkeys(pool_names(layer), address)
+        for place in stages.pool.places:
+            self.addresses |= dict.fromkeys(pool_names(place), self._pools[place.region])
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """In every layer, in the order given."""
-        size = self._kv.layer_page_bytes
-        for pool in self._pools:
+        """In every region, in the order given."""
+        for pool, size in zip(self._pools, self._kv.region_bytes, strict=True):
             for source, target in zip(sources, targets, strict=True):
                 self._device.copy(pool + target * size, pool + source * size, size)
 
@@ -92,10 +93,12 @@ def _upload_constants(device: DriverDevice, constants: Mapping[str, float]) -> d
     return addresses
 
 
-def _allocate_pools(device: DriverDevice, kv: KvGeometry, num_pages: int) -> list[int]:
-    """Address of each layer's pool, cleared: a GPU hands out what others have left behind."""
-    stride = -(-num_pages * kv.layer_page_bytes // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
-    base = device.allocate(kv.num_layers * stride)
-    device.zero(base, kv.num_layers * stride)
+def _allocate_pools(device: DriverDevice, kv: CacheLayout, num_pages: int) -> list[int]:
+    """Address of each region, cleared: a GPU hands out what others have left behind."""
+    sizes = [
+        -(-num_pages * size // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT for size in kv.region_bytes
+    ]
+    base = device.allocate(sum(sizes))
+    device.zero(base, sum(sizes))
     device.synchronize()
-    return [base + layer * stride for layer in range(kv.num_layers)]
+    return [base + begin for begin in accumulate(sizes[:-1], initial=0)]

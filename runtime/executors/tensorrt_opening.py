@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtc.plugins.cuda.gpu import device_sm
-from trtc.plugins.cuda.refit import refit_engine
-from trtc.plugins.cuda.vendor import TENSORRT, TENSORRT_RTX, Vendor, load_vendor, make_logger
+from trtc.plugins.gpu.probe import device_sm
+from trtc.plugins.tensorrt.library import TENSORRT, TENSORRT_RTX, Vendor, load_vendor, make_logger
+from trtc.plugins.tensorrt.refit import refit_engine
 from trtc.protos.bundle import RECIPE_FILE, KernelFacts, max_pool_pages, read_recipe
 from trtc.protos.errors import EngineCorruptError, EngineIncompatibleError, EnvironmentFault
 from trtc.protos.manifest import GRAPH_FILE, WEIGHTS_FILE, Manifest
+from trtc.protos.record import first_difference
 from trtc.protos.stages import STAGES_FILE, Segment, Stages, read_stages
 from trtc.runtime.device.base import DriverDevice, DriverKernel
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
@@ -27,7 +28,7 @@ from trtc.runtime.executors.tensorrt import LoadedStage, TensorRtExecutor
 from trtc.runtime.executors.tensorrt_launch import LoadedLaunch
 from trtc.runtime.executors.tensorrt_memory import step_tensors
 from trtc.runtime.executors.tensorrt_plan import LoadedPlan
-from trtc.runtime.verify import REBUILD
+from trtc.runtime.integrity.engine_files import REBUILD
 
 _POOL_SHARE = 0.9
 """A GPU is the engine's alone; the rest is for the plans' scratch memory and the library."""
@@ -209,14 +210,13 @@ def _check_geometry(engine: Path, manifest: Manifest, stages: Stages) -> None:
     if RECIPE_FILE in manifest.files:
         pools.append((RECIPE_FILE, read_recipe(engine).pool))
     for name, pool in pools:
-        for field in pool.__struct_fields__:
-            found, wanted = getattr(pool, field), getattr(manifest.kv, field)
-            if found != wanted:
-                raise EngineIncompatibleError(
-                    f"is {found}, and manifest.json says {wanted}",
-                    field=f"{name}: pool.{field}",
-                    remedy="The files are of different builds: build the engine again",
-                )
+        if pool != manifest.kv:
+            field, found, wanted = first_difference(pool, manifest.kv)
+            raise EngineIncompatibleError(
+                f"is {found}, and manifest.json says {wanted}",
+                field=f"{name}: pool{field}",
+                remedy="The files are of different builds: build the engine again",
+            )
 
 
 def _check_listed(manifest: Manifest, stages: Stages, arch: str) -> None:

@@ -1,27 +1,20 @@
 """A step's integers on their way to the device, and the sizes that choose profiles and graphs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from trtc.protos.stages import TENSOR_ALIGNMENT
+from trtc.protos.step import GRAPH_INPUTS, in_block_order
 from trtc.runtime.device.base import DriverDevice
 from trtc.runtime.executors.base import Int32s, StepBatch
 
 Shape = tuple[int | str, ...]
 """Extents, by number or by the symbol of an axis that varies."""
 
-STEP_SHAPES: Mapping[str, Shape] = {
-    "token_ids": ("T",),
-    "positions": ("T",),
-    "slots": ("T",),
-    "query_start": ("B+1",),
-    "context_lens": ("B",),
-    "logit_rows": ("R",),
-    "page_table": ("B", "P"),
-}
-"""The step's inputs, int32. The page table is last because it is largest and seldom full."""
+STEP_SHAPES: Mapping[str, Shape] = {one.name: one.shape for one in in_block_order(GRAPH_INPUTS)}
+"""The step's inputs, int32, in the order of their block."""
 
 
 @dataclass(frozen=True)
@@ -82,18 +75,10 @@ class StepInputs:
         padded = np.zeros((len(table), width), np.int32)
         padded[:, : table.shape[1]] = table
         rows = batch.logit_rows if len(batch.logit_rows) else np.zeros(1, np.int32)
-        arrays = {
-            "token_ids": batch.token_ids,
-            "positions": batch.positions,
-            "slots": batch.slots,
-            "query_start": batch.query_start,
-            "context_lens": batch.context_lens,
-            "logit_rows": rows,
-            "page_table": padded,
-        }
+        taken = replace(batch, page_table=padded, logit_rows=rows)
         end = 0
         for name, offset in self._offsets.items():
-            end = offset + self._stage(offset, arrays[name])
+            end = offset + self._stage(offset, getattr(taken, name))
         self._device.upload(self._base, self._staging[:end])
         return StepSizes(
             num_tokens=len(batch.token_ids),

@@ -1,42 +1,117 @@
-"""An engine's weights on the host: mapped from its file, or random ones in their place."""
+"""An engine's weights on the host: mapped from its file, read from it, or random ones."""
 
+import io
 import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trtc.protos.errors import EngineCorruptError
+from trtc.protos.files import UnreadableError, open_regular
 from trtc.protos.plan import read_plan
 from trtc.runtime.executors.huge_pages import advise_huge_pages
-from trtc.runtime.verify import REBUILD
+from trtc.runtime.integrity.engine_files import REBUILD, FileIdentity, changed_while_opening
 
 _ALIGNMENT = 64
 
 
-def map_weights(path: Path, num_bytes: int) -> NDArray[np.uint8]:
+def map_weights(path: Path, num_bytes: int, found: FileIdentity | None = None) -> NDArray[np.uint8]:
     """The data section of weights.safetensors, mapped and not copied.
 
+    Args:
+        found: the file whose hash is compared, which must be the one that is mapped.
+
     Raises:
-        EngineCorruptError: the data section is not `num_bytes` long, or not aligned.
+        EngineCorruptError: it cannot be read, is another file than `found`, or its data section is
+            not `num_bytes` long or not aligned.
     """
-    with path.open("rb") as file:
-        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with _opened(path) as file:
+        begin = _begin_of_data(path, file, num_bytes, found)
+        if num_bytes == 0:
+            return np.empty(0, np.uint8)
+        mapping = mmap.mmap(file.fileno(), begin + num_bytes, access=mmap.ACCESS_READ)
     advise_huge_pages(mapping)
-    begin = 8 + int.from_bytes(mapping[:8], "little")
-    if begin % _ALIGNMENT or len(mapping) - begin != num_bytes:
+    return np.frombuffer(mapping, np.uint8, offset=begin)
+
+
+class WeightsFile:
+    """The data section of weights.safetensors, for who copies it: read, and not mapped, so that a
+    file that is truncated meanwhile is an error and not SIGBUS. Thread-safe; close it."""
+
+    def __init__(self, path: Path, num_bytes: int, found: FileIdentity | None = None) -> None:
+        """As `map_weights`."""
+        with _opened(path) as file:
+            self._begin = _begin_of_data(path, file, num_bytes, found)
+            self._path = path
+            self._descriptor = os.dup(file.fileno())
+        self._num_bytes = num_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    def read(self, begin: int, target: NDArray[np.uint8]) -> None:
+        """Fill `target` with what begins at byte `begin` of the section. Frees the GIL.
+
+        Raises:
+            EngineCorruptError: the file has become shorter, or cannot be read any more.
+        """
+        rest: memoryview = target.data
+        while rest:
+            at = self._begin + begin + len(target) - len(rest)
+            try:
+                count = os.preadv(self._descriptor, [rest], at)
+            except OSError as error:
+                raise self._damaged(f"cannot be read any more ({error.strerror})") from error
+            if count == 0:
+                raise self._damaged("was truncated while it was read")
+            rest = rest[count:]
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _damaged(self, problem: str) -> EngineCorruptError:
+        return EngineCorruptError(problem, field=str(self._path), remedy=REBUILD)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[io.FileIO]:
+    try:
+        with open_regular(path) as file:
+            yield file
+    except UnreadableError as error:
+        raise EngineCorruptError(str(error), field=str(path), remedy=REBUILD) from error
+    except (OSError, ValueError) as error:
         raise EngineCorruptError(
-            f"the data section is {len(mapping) - begin} bytes at {begin}, not "
+            f"cannot be read ({error})", field=str(path), remedy=REBUILD
+        ) from error
+
+
+def _begin_of_data(path: Path, file: io.FileIO, num_bytes: int, found: FileIdentity | None) -> int:
+    status = os.fstat(file.fileno())
+    begin = 8 + int.from_bytes(os.pread(file.fileno(), 8, 0), "little")
+    if found is not None and FileIdentity.of(status) != found:
+        raise changed_while_opening(path)
+    length = status.st_size - begin
+    if begin % _ALIGNMENT or length != num_bytes:
+        raise EngineCorruptError(
+            f"the data section is {length} bytes at {begin}, not "
             f"{num_bytes} at a multiple of {_ALIGNMENT}",
             field=str(path),
             remedy=REBUILD,
         )
-    return np.frombuffer(mapping, np.uint8, offset=begin)
+    return begin
 
 
 def dummy_weights(plan_path: Path) -> NDArray[np.uint8]:
     """Random weights for a plan that was built without any."""
-    from trtc.runtime.dummy_weights import fill_weights  # numpy.random takes 10 ms to import
+    from trtc.runtime.executors.dummy_weights import (
+        fill_weights,  # numpy.random takes 10 ms to import
+    )
 
     plan = read_plan(plan_path)
     return fill_weights(plan.weights, plan.weights_bytes)

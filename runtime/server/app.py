@@ -1,34 +1,41 @@
 """A server from its configuration to its exit, in order: bind, open, verify, serve, drain, stop."""
 
 import asyncio
+import ipaddress
 import logging
+import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc.aio
 
 from trtc.protos.errors import EnvironmentFault, RequestError, TrtcError
-from trtc.runtime.interpreter import few_collections
-from trtc.runtime.loop import LoopStats
+from trtc.runtime.engine.loop import LoopStats
+from trtc.runtime.host.interpreter import few_collections
 from trtc.runtime.server.canary import why_canaries_fail
+from trtc.runtime.server.engines import EngineConfig, EngineSource, Opener
 from trtc.runtime.server.grpc import InferenceServicer, bind, make_server
 from trtc.runtime.server.handle import EngineHandle
 from trtc.runtime.server.health import Health
 from trtc.runtime.server.http import HttpServer
+from trtc.runtime.server.intake import Intake
 from trtc.runtime.server.limits import ServiceLimits
 from trtc.runtime.server.metrics import ServerMetrics
+from trtc.runtime.server.process import prepare_process
 from trtc.runtime.server.service import Service
 from trtc.runtime.wire.channel import ServerTls
+from trtc.runtime.wire.failures import status_name
 from trtc.runtime.wire.methods import SERVICE
 from trtc.version import __version__
 
 _log = logging.getLogger("trtc.server")
 
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 WATCH_INTERVAL_S = 1.0
 """How often engine loops are looked at: a dead one stops being ready within this time."""
 THREAD_SWITCH_S = 0.2e-3
@@ -37,12 +44,6 @@ decode step, and writing the tokens of hundreds of streams keeps the asyncio thr
 long; engine threads would launch their next step late."""
 FAREWELL_S = 2.0
 """For streams to carry their last message once their requests have ended."""
-
-
-@dataclass(frozen=True)
-class EngineSource:
-    name: str
-    path: Path
 
 
 @dataclass(frozen=True)
@@ -58,20 +59,9 @@ class ServerConfig:
     tls: ServerTls | None = None
     """For gRPC; the HTTP port has none."""
     limits: ServiceLimits = field(default_factory=ServiceLimits)
-    max_queue: int = 1024
-    """Requests that may wait, an engine."""
-    prefix_cache: bool = True
-    step_target_s: float = 0.17
-    """What a step should take at most while sequences wait for their next tokens; 0: anything."""
-    num_threads: int | None = None
-    kv_bytes: int | None = None
-    """Bytes of KV pool, an engine; None: what the session chooses."""
-    dummy_weights: bool = False
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """How each engine is opened."""
     drain_timeout_s: float = 30.0
-
-
-Opener = Callable[[EngineSource, ServerConfig], EngineHandle]
-"""Opens one engine and starts its loop; blocks."""
 
 
 class Server:
@@ -83,15 +73,18 @@ class Server:
 
     def __init__(self, config: ServerConfig, *, opener: Opener) -> None:
         self.config = config
-        self.metrics = ServerMetrics()
+        self.metrics = ServerMetrics(status_name)
         self._opener = opener
         self._health = Health()
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
         self._failure: TrtcError | None = None
+        self._ended: set[str] = set()
+        """Engines that will not be ready again."""
         names = [source.name for source in config.engines]
         self.service = Service(names, config.limits, self.metrics)
+        self._intake = Intake(config.limits)
         self.metrics.watch_loops(self._loop_stats)
         self._http: HttpServer | None = None
         self._grpc: grpc.aio.Server | None = None
@@ -120,6 +113,7 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         sys.setswitchinterval(THREAD_SWITCH_S)
+        prepare_process()
         try:
             await self.start()
             self._announce()
@@ -146,6 +140,7 @@ class Server:
     async def close(self) -> None:
         """Drain, then stop everything that `start` started."""
         self.service.drain()
+        self._intake.drain()
         self._health.close()
         if self._watcher is not None:
             self._watcher.cancel()
@@ -158,6 +153,7 @@ class Server:
             await self._grpc.stop(grace=FAREWELL_S)
         if self._http is not None:
             await asyncio.to_thread(self._http.close)
+        self._intake.close()
         self.service.close()
         for handle in self.service.engines.values():
             handle.close()
@@ -166,8 +162,15 @@ class Server:
     async def _listen(self) -> None:
         """Ports come first: a port in use is known before an engine is mapped."""
         config = self.config
+        if config.tls is None and not _is_loopback(config.host):
+            _log.warning(
+                "--host %s is reached from other machines, and gRPC has no TLS: prompts and tokens "
+                "travel in the clear. Give --tls-cert and --tls-key, or put a TLS proxy before it",
+                config.host,
+            )
         with self._phase("listen"):
-            self._grpc = make_server(InferenceServicer(self.service), self._health)
+            servicer = InferenceServicer(self.service, self._intake)
+            self._grpc = make_server(servicer, self._health, config.limits)
             self.grpc_port = bind(self._grpc, config.host, config.grpc_port, config.tls)
             if config.http_port is not None:
                 self._http = HttpServer(
@@ -190,7 +193,7 @@ class Server:
         if self._stopping.is_set():
             return
         with self._phase("open", engine=source.name):
-            handle = await asyncio.to_thread(self._opener, source, self.config)
+            handle = await asyncio.to_thread(self._opener, source, self.config.engine)
         self.service.add(handle)
         self.service.set_ready(source.name, "running its canaries")
         manifest = handle.manifest
@@ -228,13 +231,24 @@ class Server:
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
             for handle in self.service.engines.values():
-                dead = "its loop has died; restart the server"
-                why = self.service.why_not_ready().get(handle.name)
-                if not handle.loop.healthy() and why != dead:
-                    _log.error("not ready engine=%s reason=%s", handle.name, dead)
-                    self.service.set_ready(handle.name, dead)
-                    self._report_health()
+                if not handle.loop.healthy():
+                    self._end_readiness(handle, "its loop has died; restart the server")
+                    continue
+                try:
+                    await asyncio.to_thread(handle.raise_if_changed)
+                except TrtcError as error:
+                    self._end_readiness(handle, str(error))
+                    await asyncio.to_thread(handle.loop.stop)
             self._end_if_none_lives()
+
+    def _end_readiness(self, handle: EngineHandle, reason: str) -> None:
+        """For good: an engine that fails twice failed for the first reason."""
+        if handle.name in self._ended:
+            return
+        self._ended.add(handle.name)
+        _log.error("not ready engine=%s reason=%s", handle.name, reason)
+        self.service.set_ready(handle.name, reason)
+        self._report_health()
 
     def _end_if_none_lives(self) -> None:
         """A server without an engine is of no use; whoever started it can start another."""
@@ -287,3 +301,41 @@ def engine_sources(arguments: tuple[str, ...]) -> tuple[EngineSource, ...]:
             )
         sources[name] = EngineSource(name, Path(path))
     return tuple(sources.values())
+
+
+def pin_digests(
+    sources: tuple[EngineSource, ...], digests: tuple[str, ...]
+) -> tuple[EngineSource, ...]:
+    """Sources with the digests of `SHA256` (of one engine) or `NAME=SHA256`.
+
+    Raises:
+        RequestError: no digest, no such engine, or an engine whose digest is given twice.
+    """
+    pinned: dict[str, str] = {}
+    names = [source.name for source in sources]
+    for argument in digests:
+        name, equals, digest = argument.rpartition("=")
+        if not equals and len(names) == 1:
+            name = names[0]
+        problem = ""
+        if not _SHA256.fullmatch(digest):
+            problem = f"{digest[:80]!r} is not 64 hexadecimal digits"
+        elif name not in names:
+            problem = f"names no engine that is served: {name!r}" if name else "needs a name"
+        elif name in pinned:
+            problem = f"is given twice for {name}"
+        if problem:
+            raise RequestError(
+                problem, field="--digest", remedy="Give NAME=SHA256, as `trtc inspect` shows it"
+            )
+        pinned[name] = digest.lower()
+    return tuple(replace(source, digest=pinned.get(source.name, "")) for source in sources)
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a port that is bound to `host`; a name counts as others'
+    unless it is localhost."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

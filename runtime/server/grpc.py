@@ -1,19 +1,21 @@
 """trtc.v1.Inference over gRPC: messages in, messages out; every decision is the service's.
 
-A request that cannot be parsed (a string that is not UTF-8) would be INTERNAL in gRPC's own
-handling, before any handler runs; here parsing gives `Unreadable`, which a handler refuses with
-INVALID_ARGUMENT.
+To gRPC's server every method takes a stream of bytes, which on the wire is the same as one message:
+so a handler reads its request when its turn comes (`intake`), and what cannot be parsed is refused
+with INVALID_ARGUMENT instead of INTERNAL.
 """
 
 import asyncio
+import socket
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -24,10 +26,16 @@ from trtc.protos.errors import (
     TrtcError,
 )
 from trtc.protos.trtc.v1 import inference_pb2 as pb
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.validation import check_number_of_stop_tokens, check_prompt_length
+from trtc.runtime.server.caller import caller
 from trtc.runtime.server.health import Health
+from trtc.runtime.server.intake import Intake
+from trtc.runtime.server.limits import ServiceLimits
 from trtc.runtime.server.service import Service
 from trtc.runtime.server.streams import OutputStream
-from trtc.runtime.wire.channel import SERVER_OPTIONS, ServerTls
+from trtc.runtime.wire.bounded import parse
+from trtc.runtime.wire.channel import ServerTls, server_options
 from trtc.runtime.wire.failures import to_status
 from trtc.runtime.wire.messages import (
     chat_from_wire,
@@ -50,18 +58,14 @@ STALLED_CLIENT_S = 60
 """A client that takes no message for this long loses its stream: it holds a place of others."""
 
 
-@dataclass(frozen=True)
-class Unreadable:
-    """Bytes that are not the message that the method takes."""
-
-    problem: str
-
-
 class InferenceServicer:
     """The handlers of trtc.v1.Inference."""
 
-    def __init__(self, service: Service, *, stalled_client_s: float = STALLED_CLIENT_S) -> None:
+    def __init__(
+        self, service: Service, intake: Intake, *, stalled_client_s: float = STALLED_CLIENT_S
+    ) -> None:
         self._service = service
+        self._intake = intake
         self._stalled_client_s = stalled_client_s
 
     def handlers(self) -> "grpc.GenericRpcHandler[Any, Any]":
@@ -69,27 +73,41 @@ class InferenceServicer:
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                GENERATE.name: grpc.unary_stream_rpc_method_handler(
+                GENERATE.name: grpc.stream_stream_rpc_method_handler(
                     self.generate,
-                    request_deserializer=_reader(GENERATE.request),
                     response_serializer=GENERATE.response.SerializeToString,
                 ),
-                ABORT.name: _unary(ABORT, self.abort),
-                TOKENIZE.name: _unary(TOKENIZE, self.tokenize),
-                DETOKENIZE.name: _unary(DETOKENIZE, self.detokenize),
-                GET_MODEL_INFO.name: _unary(GET_MODEL_INFO, self.get_model_info),
+                ABORT.name: self._unary(ABORT, self.abort),
+                TOKENIZE.name: self._unary(TOKENIZE, self.tokenize),
+                DETOKENIZE.name: self._unary(DETOKENIZE, self.detokenize),
+                GET_MODEL_INFO.name: self._unary(GET_MODEL_INFO, self.get_model_info),
             },
         )
 
-    async def generate(self, request: pb.GenerateRequest | Unreadable, context: Context) -> None:
+    async def generate(self, requests: object, context: Context) -> None:
         """Writes the outputs as they come. gRPC cancels this coroutine when the client cancels,
         vanishes or runs out of time; leaving the service's context then frees the pages."""
+        principal = caller(context)
         try:
-            draft = draft_from_wire(_readable(request))
-            async with self._service.generate(draft, deadline=_deadline(context)) as stream:
+            async with AsyncExitStack() as running:
+                async with self._intake.request(context, principal, self._draft) as draft:
+                    generation = self._service.generate(
+                        draft, principal=principal, deadline=_deadline(context)
+                    )
+                    del draft
+                    stream = await running.enter_async_context(generation)
                 await self._write(stream, context)
         except TrtcError as error:
             await _abort(context, error)
+
+    def _draft(self, data: bytes) -> RequestDraft:
+        """Lengths are checked before there is a Python object for every number."""
+        request = parse(GENERATE.request, data)
+        if request.WhichOneof("prompt") == "token_ids":
+            bounds = self._service.engine(request.model).loop.bounds
+            check_prompt_length(len(request.token_ids.ids), bounds)
+        check_number_of_stop_tokens(len(request.stop_token_ids))
+        return draft_from_wire(request)
 
     async def _write(self, stream: OutputStream, context: Context) -> None:
         """A client that takes nothing makes `write` wait for as long as its connection lives. The
@@ -101,6 +119,9 @@ class InferenceServicer:
             try:
                 for output in outputs:
                     await context.write(output_to_wire(output))
+            except grpc.aio.InternalError as error:
+                # The client has gone meanwhile. gRPC would log this with a traceback.
+                raise asyncio.CancelledError from error
             finally:
                 timer.cancel()
 
@@ -113,7 +134,7 @@ class InferenceServicer:
         )
 
     async def abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        self._service.abort(request.model, request.request_id)
+        self._service.abort(request.model, request.request_id, caller(context))
         return pb.AbortResponse()
 
     async def tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
@@ -122,18 +143,23 @@ class InferenceServicer:
             raise InvalidRequestError("is missing", field="input", remedy="Give text or chat")
         if kind == "chat":
             token_ids = await self._service.tokenize_chat(
-                request.model, chat_from_wire(request.chat)
+                request.model, chat_from_wire(request.chat), caller(context)
             )
         else:
             special = not request.HasField("add_special_tokens") or request.add_special_tokens
-            token_ids = await self._service.tokenize_text(request.model, request.text, special)
+            token_ids = await self._service.tokenize_text(
+                request.model, request.text, special, caller(context)
+            )
         return pb.TokenizeResponse(token_ids=token_ids)
 
     async def detokenize(
         self, request: pb.DetokenizeRequest, context: Context
     ) -> pb.DetokenizeResponse:
         text = await self._service.detokenize(
-            request.model, tuple(request.token_ids), request.keep_special_tokens
+            request.model,
+            request.token_ids,
+            request.keep_special_tokens,
+            caller(context),
         )
         return pb.DetokenizeResponse(text=text)
 
@@ -143,13 +169,34 @@ class InferenceServicer:
         infos = self._service.info(request.model)
         return pb.GetModelInfoResponse(models=[info_to_wire(info) for info in infos])
 
+    def _unary(
+        self, method: Method[Any, Any], behaviour: Callable[[Any, Context], Awaitable[Message]]
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
+        """A handler whose known errors become statuses."""
+
+        async def handle(requests: object, context: Context) -> Message:
+            read = partial(parse, method.request)
+            try:
+                async with self._intake.request(context, caller(context), read) as request:
+                    return await behaviour(request, context)
+            except TrtcError as error:
+                await _abort(context, error)
+
+        return grpc.stream_unary_rpc_method_handler(
+            handle, response_serializer=method.response.SerializeToString
+        )
+
 
 def make_server(
-    servicer: InferenceServicer, status: Health, *, max_concurrent_rpcs: int | None = None
+    servicer: InferenceServicer, status: Health, limits: ServiceLimits
 ) -> grpc.aio.Server:
     """A server with inference, health and reflection; it listens once ports are bound."""
-    options = list(SERVER_OPTIONS)
-    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=max_concurrent_rpcs)
+    options = server_options(
+        max_connection_calls=limits.max_connection_streams,
+        max_connections=limits.max_connections,
+        max_request_bytes=limits.max_request_bytes,
+    )
+    server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers((servicer.handlers(),))
     health_pb2_grpc.add_HealthServicer_to_server(status, server)
     reflection.enable_server_reflection(
@@ -166,12 +213,13 @@ def bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None) -
     """
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
+        _try_port(host, port)
         bound = (
             server.add_insecure_port(address)
             if tls is None
             else server.add_secure_port(address, tls.credentials())
         )
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise RequestError(
             f"cannot listen on {address}",
             field="--grpc-port",
@@ -180,46 +228,22 @@ def bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None) -
     return int(bound)
 
 
-def _unary(
-    method: Method[Any, Any], behaviour: Callable[[Any, Context], Awaitable[Message]]
-) -> "grpc.RpcMethodHandler[Any, Any]":
-    """A handler whose known errors become statuses."""
-
-    async def handle(request: Message | Unreadable, context: Context) -> Message:
-        try:
-            return await behaviour(_readable(request), context)
-        except TrtcError as error:
-            await _abort(context, error)
-
-    return grpc.unary_unary_rpc_method_handler(
-        handle,
-        request_deserializer=_reader(method.request),
-        response_serializer=method.response.SerializeToString,
-    )
-
-
-def _reader(kind: type[Message]) -> Callable[[bytes], Message | Unreadable]:
-    def read(data: bytes) -> Message | Unreadable:
-        try:
-            return kind.FromString(data)
-        except DecodeError as error:
-            return Unreadable(str(error))
-
-    return read
-
-
-def _readable(request: Any) -> Any:
-    if isinstance(request, Unreadable):
-        raise InvalidRequestError(
-            f"the request is not a valid message ({request.problem})",
-            remedy="Strings must be UTF-8; use stubs generated from trtc/v1/inference.proto",
-        )
-    return request
-
-
 def _deadline(context: Context) -> float | None:
     remaining = context.time_remaining()
     return None if remaining is None else time.monotonic() + remaining
+
+
+def _try_port(host: str, port: int) -> None:
+    """Bind and let go: gRPC writes lines of its own to stderr when it cannot.
+
+    Raises:
+        OSError: the address cannot be had.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, place = found[0]
+    with socket.socket(family, kind, protocol) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        trial.bind(place)
 
 
 async def _abort(context: Context, error: TrtcError) -> NoReturn:

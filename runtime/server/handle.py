@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from trtc.protos.errors import NoTokenizerError
 from trtc.protos.manifest import Manifest
-from trtc.runtime.loop import EngineLoop
-from trtc.runtime.model_info import ModelInfo
-from trtc.runtime.tokenizer import Tokenizer
+from trtc.protos.sampling import SamplingOptions
+from trtc.runtime.engine.loop import EngineLoop
+from trtc.runtime.requests.model_info import ModelInfo
+from trtc.runtime.text.tokenizer import Tokenizer
 from trtc.version import __version__
 
 
@@ -23,6 +25,8 @@ class EngineHandle:
     loop: EngineLoop
     close: Callable[[], None]
     """Frees the executor, once the loop has stopped."""
+    raise_if_changed: Callable[[], None] = lambda: None
+    """Raises EngineCorruptError when somebody has written to a file that the engine maps."""
 
     def tokenizer_for(self, field: str) -> Tokenizer:
         """The tokenizer that `field` of a request needs.
@@ -39,7 +43,7 @@ class EngineHandle:
         return self.tokenizer
 
     def info(self) -> ModelInfo:
-        manifest = self.manifest
+        manifest, defaults = self.manifest, self.loop.bounds.defaults
         return ModelInfo(
             name=self.name,
             family=manifest.model.family,
@@ -57,4 +61,6 @@ class EngineHandle:
             num_pages=self.num_pages,
             engine_digest=manifest.digest,
             trtc_version=__version__,
+            sampling_defaults=cast(SamplingOptions, defaults.sampling()),
+            default_max_tokens=defaults.max_tokens,
         )

@@ -1,32 +1,40 @@
 """The HTTP port: /metrics for Prometheus, /healthz (the process lives), /readyz (it serves).
 
-It answers from a thread of its own, so that it still answers while the gRPC loop is busy.
+uvicorn runs in a thread of its own with its own event loop, so that the port answers while the gRPC
+loop is busy. Connections are bounded in number and in time (`http_connections`).
 """
 
+import asyncio
 import json
-import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from concurrent.futures import Future
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from trtc.protos.errors import RequestError
 
-_log = logging.getLogger("trtc.server")
+if TYPE_CHECKING:
+    import uvicorn
 
-SLOW_CLIENT_S = 5
-"""A client that takes longer than this to send or take anything is dropped."""
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Application = Callable[[MutableMapping[str, Any], Callable[[], Awaitable[Any]], Send], Any]
+
+CLOSE_S = 1
+"""How long answers under way get when the server closes."""
+BACKLOG = 128
+"""Connections that the kernel completes before they are accepted."""
 
 
 class HttpServer:
     """Answers on `host:port` until closed.
 
     Args:
-        why_not_ready: engine name -> reason, empty when ready; called from other threads.
+        why_not_ready: engine name -> reason, empty when ready; called from the HTTP thread.
 
     Raises:
         RequestError: the port cannot be had.
@@ -39,87 +47,116 @@ class HttpServer:
         registry: CollectorRegistry,
         why_not_ready: Callable[[], dict[str, str]],
     ) -> None:
-        handler = _handler(registry, why_not_ready)
-        try:
-            self._server = (_Server6 if ":" in host else _Server)((host, port), handler)
-        except OSError as error:
-            raise RequestError(
-                f"cannot listen on {host}:{port} ({error.strerror})",
-                field="--http-port",
-                remedy="Choose another port or host, or 0 for any free port",
-            ) from error
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="trtc-http", kwargs={"poll_interval": 0.1}
-        )
+        self._socket = _listen(host, port)
+        self._port = int(self._socket.getsockname()[1])
+        self._application = _application(registry, why_not_ready)
+        self._server: Future[uvicorn.Server] = Future()
+        self._thread = threading.Thread(target=self._run, name="trtc-http")
         self._thread.start()
 
     @property
     def port(self) -> int:
         """The bound port."""
-        return int(self._server.server_address[1])
+        return self._port
 
     def close(self) -> None:
-        """Stop listening and wait for the answers under way."""
-        self._server.shutdown()
+        """Stop listening; answers under way get CLOSE_S seconds, idle connections none."""
+        self._server.result().should_exit = True
         self._thread.join()
-        self._server.server_close()
+
+    def _run(self) -> None:
+        # uvicorn takes 50 ms to import: here they overlap with the opening of engines.
+        try:
+            self._server.set_result(_uvicorn(self._application))
+        except BaseException as error:
+            self._server.set_exception(error)
+            raise
+        asyncio.run(self._serve(self._server.result()))
+
+    async def _serve(self, server: "uvicorn.Server") -> None:
+        await server.serve(sockets=[self._socket])
+        for connection in server.server_state.connections.copy():
+            connection.transport.abort()
+        await asyncio.sleep(0)  # for the aborted transports to close their sockets
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = False
-    block_on_close = True
-    # Otherwise a second server could take the port of one that is closing, or share it.
-    allow_reuse_port = False
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. `create_server` sets SO_REUSEADDR and leaves SO_REUSEPORT unset, so a
+    port never has two servers."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise RequestError(
+            f"cannot listen on {host}:{port} ({error.strerror})",
+            field="--http-port",
+            remedy="Choose another port or host, or 0 for any free port",
+        ) from error
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A prober that hangs up early is no news; the default would print a traceback."""
-        _log.debug("http client went away: %s", client_address, exc_info=True)
+
+def _uvicorn(application: Application) -> "uvicorn.Server":
+    import uvicorn
+
+    from trtc.runtime.server.http_connections import BoundedConnection
+
+    return uvicorn.Server(
+        uvicorn.Config(
+            application,
+            http=BoundedConnection,
+            loop="asyncio",
+            ws="none",
+            interface="asgi3",
+            lifespan="off",
+            log_config=None,
+            log_level="error",  # a malformed request is not worth a line
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=CLOSE_S,
+        )
+    )
 
 
-class _Server6(_Server):
-    address_family = socket.AF_INET6
-
-
-def _handler(
+def _application(
     registry: CollectorRegistry, why_not_ready: Callable[[], dict[str, str]]
-) -> type[BaseHTTPRequestHandler]:
-    """A handler class bound to what it shows: http.server makes one instance a request."""
+) -> Application:
+    """The ASGI application: a table of paths."""
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = SLOW_CLIENT_S
-        server_version = "trtc"
-        sys_version = ""
+    def readyz() -> tuple[HTTPStatus, str, bytes]:
+        reasons = why_not_ready()
+        status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
+        return _json(status, {"status": "not ready" if reasons else "ready", "reasons": reasons})
 
-        def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
-            if path == "/metrics":
-                self._send(HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(registry))
-            elif path == "/healthz":
-                self._send_json(HTTPStatus.OK, {"status": "alive"})
-            elif path == "/readyz":
-                reasons = why_not_ready()
-                status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
-                self._send_json(
-                    status, {"status": "not ready" if reasons else "ready", "reasons": reasons}
-                )
-            else:
-                known = ["/metrics", "/healthz", "/readyz"]
-                self._send_json(HTTPStatus.NOT_FOUND, {"status": "no such path", "known": known})
+    pages: Mapping[str, Callable[[], tuple[HTTPStatus, str, bytes]]] = {
+        "/metrics": lambda: (HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(registry)),
+        "/healthz": lambda: _json(HTTPStatus.OK, {"status": "alive"}),
+        "/readyz": readyz,
+    }
 
-        do_HEAD = do_GET
+    async def application(
+        scope: MutableMapping[str, Any], receive: Callable[[], Awaitable[Any]], send: Send
+    ) -> None:
+        page = pages.get(scope["path"])
+        if scope["method"] not in ("GET", "HEAD"):
+            status, content_type, body = _json(
+                HTTPStatus.METHOD_NOT_ALLOWED, {"status": "only GET and HEAD"}
+            )
+        elif page is None:
+            status, content_type, body = _json(
+                HTTPStatus.NOT_FOUND, {"status": "no such path", "known": list(pages)}
+            )
+        else:
+            status, content_type, body = page()
+        headers = [
+            (b"content-type", content_type.encode()),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        await send({"type": "http.response.start", "status": int(status), "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
-        def _send_json(self, status: HTTPStatus, document: dict[str, object]) -> None:
-            self._send(status, "application/json", json.dumps(document).encode() + b"\n")
+    return application
 
-        def _send(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", content_type)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Probes and scrapes come every few seconds and say nothing new."""
-
-    return Handler
+def _json(status: HTTPStatus, document: dict[str, object]) -> tuple[HTTPStatus, str, bytes]:
+    return status, "application/json", json.dumps(document).encode() + b"\n"

@@ -10,8 +10,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from trtc.runtime.loop import LoopStats
-from trtc.runtime.request import Output
+from trtc.protos.errors import QueueFullError, TrtcError
+from trtc.runtime.engine.loop import LoopStats
+from trtc.runtime.requests.request import Output
 
 FIRST_TOKEN_BUCKETS_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -108,9 +109,14 @@ class LoopCollector(Collector):
 
 
 class ServerMetrics:
-    """Everything the server measures, in a registry of its own."""
+    """Everything the server measures, in a registry of its own.
 
-    def __init__(self) -> None:
+    Args:
+        status_name: what the protocol calls an error; requests that failed are counted by it.
+    """
+
+    def __init__(self, status_name: Callable[[TrtcError], str]) -> None:
+        self.status_name = status_name
         self.registry = CollectorRegistry()
         registry, by_model = self.registry, ("model_name",)
         self.prompt_tokens = Counter(
@@ -164,6 +170,13 @@ class ServerMetrics:
             "trtc_request_failure",
             "Requests that ended with an error, by gRPC status.",
             labelnames=("model_name", "status"),
+            registry=registry,
+        )
+        self.refused = Counter(
+            "trtc_request_refused",
+            "Requests refused for want of a place, by the limit that was reached: queue and "
+            "streams were full, or the client or its host had its share of them.",
+            labelnames=("model_name", "limit"),
             registry=registry,
         )
         self.ready = Gauge(
@@ -225,5 +238,11 @@ class RequestClock:
                 if self._first_at is not None:
                     self._metrics.decode.labels(self._model).observe(at - self._first_at)
 
-    def fail(self, status: str) -> None:
-        self._metrics.failure.labels(self._model, status).inc()
+    def refuse(self, error: TrtcError) -> None:
+        """The request was not admitted."""
+        self.fail(error)
+        if isinstance(error, QueueFullError):
+            self._metrics.refused.labels(self._model, error.limit).inc()
+
+    def fail(self, error: TrtcError) -> None:
+        self._metrics.failure.labels(self._model, self._metrics.status_name(error)).inc()

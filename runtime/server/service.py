@@ -13,21 +13,24 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 from trtc.protos.errors import (
+    CancelledError,
     InvalidRequestError,
-    QueueFullError,
     TrtcError,
     UnavailableError,
     UnknownModelError,
     UnknownRequestError,
 )
-from trtc.runtime.draft import ChatMessage, RequestDraft
-from trtc.runtime.model_info import ModelInfo
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.model_info import ModelInfo
+from trtc.runtime.requests.principal import Principal
+from trtc.runtime.requests.validation import finish_draft
+from trtc.runtime.scheduling.shares import Place, Resource, Shares
 from trtc.runtime.server.handle import EngineHandle
 from trtc.runtime.server.limits import ServiceLimits
 from trtc.runtime.server.metrics import RequestClock, ServerMetrics
 from trtc.runtime.server.prompts import Prompts
 from trtc.runtime.server.streams import Courier, OutputStream
-from trtc.runtime.validation import finish_draft
+from trtc.runtime.text.chat import Chat
 
 
 class Service:
@@ -42,10 +45,12 @@ class Service:
         self._metrics = metrics
         self._courier = Courier(asyncio.get_running_loop())
         self._not_ready = dict.fromkeys(names, "opening")
-        self._running: dict[tuple[str, str], OutputStream] = {}
-        """(engine, request id) -> its stream, until the engine lets go of it."""
-        self._places: set[object] = set()
-        """One for each open stream that a client keeps up with."""
+        self._running: set[OutputStream] = set()
+        """Streams whose requests their engines have not let go of."""
+        self._places = Shares(
+            Resource("streams", limits.max_streams, "open streams", "--max-streams")
+        )
+        """One place for each open stream that a client keeps up with."""
         self._draining = False
         self._changed = asyncio.Event()
         self._prompts = Prompts(limits)
@@ -90,11 +95,12 @@ class Service:
 
     @asynccontextmanager
     async def generate(
-        self, draft: RequestDraft, *, deadline: float | None = None
+        self, draft: RequestDraft, *, principal: Principal, deadline: float | None = None
     ) -> AsyncIterator[OutputStream]:
         """Run a draft; leaving the context early ends the request within a step.
 
         Args:
+            principal: who asks.
             deadline: time.monotonic() after which the request ends with DeadlineError.
 
         Raises:
@@ -103,62 +109,60 @@ class Service:
         """
         handle = self.engine(draft.model)
         clock = self._metrics.clock(handle.name, time.monotonic())
-        place = object()
-        self._places.add(place)
+        with _counted(clock):
+            self._check_open(handle)
+            place = self._places.take(principal)
         try:
-            try:
-                self._check_open(handle)
-                stream = await self._admit(handle, draft, deadline, clock, place)
-            except TrtcError as error:
-                clock.fail(error.grpc_status)
-                raise
+            with _counted(clock):
+                stream = await self._admit(handle, draft, principal, deadline, clock, place)
             try:
                 yield stream
             finally:
-                self._leave(handle, stream, clock)
+                self._leave(stream, clock)
         finally:
             self._free(place)
 
-    def abort(self, model: str, request_id: str) -> None:
-        """End a running request; its stream then finishes with ABORTED.
+    def abort(self, model: str, request_id: str, principal: Principal) -> None:
+        """End a running request of `principal`; its stream then finishes with ABORTED.
 
         Raises:
-            UnknownRequestError: none of that id is running.
+            UnknownRequestError: it runs none of that id.
         """
         handle = self.engine(model)
-        if not handle.loop.abort(request_id):
+        if not handle.loop.abort(request_id, principal):
             raise UnknownRequestError(
-                f"no request called {request_id[:100]!r} is running",
+                f"no request called {request_id[:100]!r} is running for this client",
                 field="request_id",
-                remedy="It may have ended; ids are those of the requests",
+                remedy="It may have ended; abort a request with the certificate, or without one "
+                "over the connection, that sent it",
             )
 
-    async def tokenize_text(self, model: str, text: str, add_special_tokens: bool) -> Sequence[int]:
+    async def tokenize_text(
+        self, model: str, text: str, add_special_tokens: bool, principal: Principal
+    ) -> Sequence[int]:
         handle = self.engine(model)
-        with self._one_more_call():
+        with self._one_more_call(principal):
             return await self._prompts.text_ids(
                 handle, text, add_special_tokens=add_special_tokens, field="text"
             )
 
-    async def tokenize_chat(self, model: str, chat: Sequence[ChatMessage]) -> Sequence[int]:
+    async def tokenize_chat(self, model: str, chat: Chat, principal: Principal) -> Sequence[int]:
         handle = self.engine(model)
-        with self._one_more_call():
-            return await self._prompts.chat_ids(handle, chat)
+        with self._one_more_call(principal):
+            return await self._prompts.chat_ids(handle, chat, principal)
 
     async def detokenize(
-        self, model: str, token_ids: Sequence[int], keep_special_tokens: bool
+        self,
+        model: str,
+        token_ids: Sequence[int],
+        keep_special_tokens: bool,
+        principal: Principal,
     ) -> str:
         handle = self.engine(model)
-        tokenizer = handle.tokenizer_for("token_ids")
-        vocab_size = handle.manifest.model.vocab_size
-        for position, token in enumerate(token_ids):
-            if token >= vocab_size:
-                raise InvalidRequestError(
-                    f"{token} is not a token",
-                    field=f"token_ids[{position}]",
-                    remedy=f"Token ids are from 0 to {vocab_size - 1}",
-                )
-        return tokenizer.decode(list(token_ids), skip_special=not keep_special_tokens)
+        with self._one_more_call(principal):
+            return await self._prompts.detokenize(
+                handle, token_ids, keep_special_tokens=keep_special_tokens
+            )
 
     def info(self, model: str) -> list[ModelInfo]:
         """The engine called `model`, or every engine when `model` is empty."""
@@ -175,7 +179,7 @@ class Service:
     async def wait_idle(self, timeout: float) -> bool:
         """Wait until no stream is open and no engine holds a request; False after `timeout`."""
         deadline = time.monotonic() + timeout
-        while self._places or self._running:
+        while self._places.num_taken or self._running:
             self._changed.clear()
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
@@ -187,7 +191,7 @@ class Service:
     @property
     def num_open(self) -> int:
         """Streams open now, without those whose clients have stopped reading."""
-        return len(self._places)
+        return self._places.num_taken
 
     def close(self) -> None:
         """Stop the tokenising threads; call it after the engine loops have stopped."""
@@ -200,22 +204,21 @@ class Service:
             )
         if reason := self._not_ready[handle.name]:
             raise _not_ready(handle.name, reason)
-        self._check_places()
 
-    def _check_places(self) -> None:
-        if len(self._places) > self._limits.max_streams:
-            raise QueueFullError(
-                f"the server has its limit of {self._limits.max_streams} open streams",
-                remedy="Try again later, or raise --max-streams",
+    def _check_priority(self, draft: RequestDraft, principal: Principal) -> None:
+        granted = self._limits.max_priority
+        if draft.priority > granted and not principal.is_trusted:
+            raise InvalidRequestError(
+                f"is {draft.priority}; this server grants at most {granted}",
+                field="priority",
+                remedy=f"Ask for {granted} or less, or start the server with --max-priority",
             )
 
     @contextmanager
-    def _one_more_call(self) -> Iterator[None]:
+    def _one_more_call(self, principal: Principal) -> Iterator[None]:
         """Long texts wait for a thread: as many may as there may be streams."""
-        place = object()
-        self._places.add(place)
+        place = self._places.take(principal)
         try:
-            self._check_places()
             yield
         finally:
             self._free(place)
@@ -224,59 +227,66 @@ class Service:
         self,
         handle: EngineHandle,
         draft: RequestDraft,
+        principal: Principal,
         deadline: float | None,
         clock: RequestClock,
-        place: object,
+        place: Place,
     ) -> OutputStream:
+        self._check_priority(draft, principal)
         request_id = draft.request_id or uuid.uuid4().hex
-        prompt_ids = await self._prompts.ids(handle, draft)
+        prompt_ids = await self._prompts.ids(handle, draft, principal)
         request = finish_draft(
             draft,
             request_id=request_id,
             prompt_ids=prompt_ids,
             deadline=deadline,
             bounds=handle.loop.bounds,
+            principal=principal,
+            share_prefixes=self._limits.share_prefixes,
         )
-        # From here to `submit` nothing awaits, so no other request can take the id meanwhile.
-        if (handle.name, request_id) in self._running:
-            raise InvalidRequestError(
-                f"a request called {request_id!r} is running",
-                field="request_id",
-                remedy="Choose another one, or leave it empty",
-            )
         stream = OutputStream(
-            request_id,
+            abort=lambda: handle.loop.cancel(number),
             max_unread_tokens=self._limits.max_unread_tokens,
-            on_failure=lambda stream: self._give_up(handle, stream, place),
-            on_end=lambda stream: self._forget(handle, stream),
+            on_failure=lambda stream: self._give_up(stream, place),
+            on_end=self._forget,
             on_output=lambda stream, outputs, at: clock.deliver(outputs, at),
         )
-        handle.loop.submit(request, lambda delivery: self._courier.post(stream, delivery))
-        self._running[handle.name, request_id] = stream
+        number = handle.loop.submit(request, lambda delivery: self._courier.post(stream, delivery))
+        self._running.add(stream)
         return stream
 
-    def _give_up(self, handle: EngineHandle, stream: OutputStream, place: object) -> None:
+    def _give_up(self, stream: OutputStream, place: Place) -> None:
         """The reader lags: whoever still writes to it may do so for ever, at its own cost only."""
         if not stream.ended:
-            handle.loop.abort(stream.request_id)
+            stream.abort()
         self._free(place)
 
-    def _free(self, place: object) -> None:
-        self._places.discard(place)
+    def _free(self, place: Place) -> None:
+        place.free()
         self._changed.set()
 
-    def _leave(self, handle: EngineHandle, stream: OutputStream, clock: RequestClock) -> None:
+    def _leave(self, stream: OutputStream, clock: RequestClock) -> None:
         if not stream.ended:
-            handle.loop.abort(stream.request_id)
+            stream.abort()
         if stream.error is not None:
-            clock.fail(stream.error.grpc_status)
+            clock.fail(stream.error)
         elif not stream.ended:
-            clock.fail("CANCELLED")
+            clock.fail(CancelledError("the client left"))
         stream.close()
 
-    def _forget(self, handle: EngineHandle, stream: OutputStream) -> None:
-        self._running.pop((handle.name, stream.request_id), None)
+    def _forget(self, stream: OutputStream) -> None:
+        self._running.discard(stream)
         self._changed.set()
+
+
+@contextmanager
+def _counted(clock: RequestClock) -> Iterator[None]:
+    """Count what the block refuses."""
+    try:
+        yield
+    except TrtcError as error:
+        clock.refuse(error)
+        raise
 
 
 def _not_ready(name: str, reason: str) -> UnavailableError:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from trtc.protos.errors import QueueFullError, TrtcError
-from trtc.runtime.loop import Delivery
-from trtc.runtime.request import Output
+from trtc.runtime.engine.loop import Delivery
+from trtc.runtime.requests.request import Output
 
 
 class Courier:
@@ -56,14 +56,15 @@ class OutputStream:
 
     def __init__(
         self,
-        request_id: str,
         *,
+        abort: Callable[[], object],
         max_unread_tokens: int,
         on_failure: Callable[["OutputStream"], object],
         on_end: Callable[["OutputStream"], object],
         on_output: Callable[["OutputStream", Sequence[Output], float], object],
     ) -> None:
-        self.request_id = request_id
+        self.abort = abort
+        """Ends the request, if it has not ended."""
         self._max_unread_tokens = max_unread_tokens
         self._on_failure = on_failure
         self._on_end = on_end
@@ -126,7 +127,9 @@ class OutputStream:
 
     def _keep(self, outputs: Sequence[Output]) -> None:
         self._pending.extend(outputs)
-        self._unread_tokens += sum(len(output.token_ids) for output in outputs)
+        self._unread_tokens += sum(
+            len(output.token_ids) + len(output.prompt_logprobs) for output in outputs
+        )
         if self._unread_tokens > self._max_unread_tokens:
             self.fail(
                 QueueFullError(
@@ -169,4 +172,5 @@ def _join(before: Output, after: Output) -> Output:
         token_ids=before.token_ids + after.token_ids,
         text=before.text + after.text,
         logprobs=before.logprobs + after.logprobs,
+        prompt_logprobs=before.prompt_logprobs + after.prompt_logprobs,
     )

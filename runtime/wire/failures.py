@@ -20,6 +20,20 @@ DOMAIN = "trtc"
 MAX_TEXT = 1000
 """Characters of a message or detail; metadata has a limit of 8 KiB in all."""
 
+_STATUS: dict[type[errors.TrtcError], grpc.StatusCode] = {
+    errors.UserError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.EngineError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.EnvironmentFault: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.CancelledError: grpc.StatusCode.CANCELLED,
+    errors.NoTokenizerError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.UnknownModelError: grpc.StatusCode.NOT_FOUND,
+    errors.UnknownRequestError: grpc.StatusCode.NOT_FOUND,
+    errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
+}
+
 _BY_NAME: dict[str, type[errors.TrtcError]] = {
     error.__name__: error
     for error in (
@@ -52,6 +66,15 @@ _BY_CODE: dict[grpc.StatusCode, type[errors.TrtcError]] = {
 """For statuses without our details: made by gRPC itself, or by something between."""
 
 
+_REFUSED_STREAM = "RST_STREAM with error code 7"
+"""RFC 9113, 7: the server has done nothing for this call. gRPC tells of it only in its text."""
+
+
+def status_name(error: errors.TrtcError) -> str:
+    """The name of an error's gRPC status; INTERNAL for what has none of its own."""
+    return errors.by_class(_STATUS, error, grpc.StatusCode.INTERNAL).name
+
+
 def to_status(error: errors.TrtcError) -> grpc.Status:
     """The status to abort a call with."""
     detail = Any()
@@ -67,7 +90,7 @@ def to_status(error: errors.TrtcError) -> grpc.Status:
         )
     )
     status = Status(
-        code=Code.Value(error.grpc_status), message=str(error)[:MAX_TEXT], details=[detail]
+        code=Code.Value(status_name(error)), message=str(error)[:MAX_TEXT], details=[detail]
     )
     return rpc_status.to_status(status)
 
@@ -81,6 +104,12 @@ def to_error(failure: grpc.RpcError, address: str) -> errors.TrtcError:
         return _BY_NAME[info.reason](said["problem"], field=said["field"], remedy=said["remedy"])
     kind = _BY_CODE.get(failure.code(), errors.ServeError)
     said_by_grpc = " ".join((failure.details() or failure.code().name).split())
+    if kind is errors.UnavailableError and _REFUSED_STREAM in said_by_grpc:
+        return errors.QueueFullError(
+            "the connection has as many open calls as the server allows",
+            field=address,
+            remedy="Try again later",
+        )
     if kind is errors.UnavailableError:
         return kind(
             f"cannot reach the server ({said_by_grpc})",

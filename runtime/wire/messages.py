@@ -1,12 +1,15 @@
 """trtc.v1 messages <-> the runtime's nouns. No decisions: only validation.py judges values."""
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from typing import Any, cast
 
 from trtc.protos.errors import InvalidRequestError, ServeError
+from trtc.protos.sampling import SamplingOptions
 from trtc.protos.trtc.v1 import inference_pb2 as pb
-from trtc.runtime.draft import ChatMessage, RequestDraft
-from trtc.runtime.model_info import ModelInfo
-from trtc.runtime.request import FinishReason, Output, SamplingParams, TokenLogprobs, Usage
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.model_info import ModelInfo
+from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
+from trtc.runtime.text.chat import MAX_MESSAGE_ITEMS, Chat, ChatMessage, ContentPart, ToolCall
 
 _REASON_TO_WIRE = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -17,22 +20,18 @@ _REASON_FROM_WIRE: dict[int, FinishReason] = {
     wire: reason for reason, wire in _REASON_TO_WIRE.items()
 }
 
+_CONVERTED = ("text", "token_ids", "chat", "sampling")
+_SAME = tuple(one.name for one in fields(RequestDraft) if one.name not in _CONVERTED)
+"""Fields that a draft and its message both have, as they are."""
+_LISTS = ("stop", "stop_token_ids")
+
 
 def draft_to_wire(draft: RequestDraft) -> pb.GenerateRequest:
     """Raises InvalidRequestError for a value that its field cannot carry (a negative count)."""
     try:
         request = pb.GenerateRequest(
-            model=draft.model,
-            request_id=draft.request_id,
-            sampling=_sampling_to_wire(draft.sampling),
-            max_tokens=draft.max_tokens,
-            stop=draft.stop,
-            stop_token_ids=draft.stop_token_ids,
-            ignore_eos=draft.ignore_eos,
-            n=draft.n,
-            logprobs=draft.logprobs,
-            priority=draft.priority,
-            include_stop=draft.include_stop,
+            **{name: getattr(draft, name) for name in _SAME},
+            sampling=pb.SamplingParams(**draft.sampling),
         )
         if draft.text is not None:
             request.text = draft.text
@@ -50,33 +49,93 @@ def draft_to_wire(draft: RequestDraft) -> pb.GenerateRequest:
 
 
 def draft_from_wire(request: pb.GenerateRequest) -> RequestDraft:
+    """What the message leaves out has RequestDraft's own defaults."""
     kind = request.WhichOneof("prompt")
+    given: dict[str, Any] = {
+        field.name: tuple(value) if field.name in _LISTS else value
+        for field, value in request.ListFields()
+        if field.name in _SAME
+    }
     return RequestDraft(
         text=request.text if kind == "text" else None,
         token_ids=tuple(request.token_ids.ids) if kind == "token_ids" else None,
         chat=chat_from_wire(request.chat) if kind == "chat" else None,
-        model=request.model,
-        request_id=request.request_id,
         sampling=_sampling_from_wire(request.sampling),
-        max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
-        stop=tuple(request.stop),
-        stop_token_ids=tuple(request.stop_token_ids),
-        ignore_eos=request.ignore_eos,
-        include_stop=request.include_stop,
-        n=request.n if request.HasField("n") else 1,
-        logprobs=request.logprobs if request.HasField("logprobs") else None,
-        priority=request.priority,
+        **given,
     )
 
 
-def chat_to_wire(messages: tuple[ChatMessage, ...]) -> pb.ChatMessages:
+def chat_to_wire(chat: Chat) -> pb.ChatMessages:
     return pb.ChatMessages(
-        messages=[pb.ChatMessage(role=one.role, content=one.content) for one in messages]
+        messages=[_message_to_wire(message) for message in chat.messages],
+        tools=chat.tools,
+        documents=chat.documents,
+        template_kwargs=chat.template_kwargs,
+        add_generation_prompt=chat.add_generation_prompt,
+        continue_final_message=chat.continue_final_message,
     )
 
 
-def chat_from_wire(chat: pb.ChatMessages) -> tuple[ChatMessage, ...]:
-    return tuple(ChatMessage(one.role, one.content) for one in chat.messages)
+def _message_to_wire(message: ChatMessage) -> pb.ChatMessage:
+    return pb.ChatMessage(
+        role=message.role,
+        content=message.content,
+        parts=[pb.ContentPart(type=part.type, text=part.text) for part in message.parts],
+        name=message.name,
+        tool_calls=[
+            pb.ToolCall(
+                id=call.id,
+                type=call.type,
+                function=pb.FunctionCall(name=call.name, arguments=call.arguments),
+            )
+            for call in message.tool_calls
+        ],
+        tool_call_id=message.tool_call_id,
+        reasoning_content=message.reasoning_content,
+    )
+
+
+def chat_from_wire(chat: pb.ChatMessages) -> Chat:
+    """Raises InvalidRequestError for a message of too many parts, before they cost memory."""
+    adds_prompt = chat.HasField("add_generation_prompt")
+    return Chat(
+        messages=tuple(
+            _message_from_wire(message, f"chat.messages[{at}]")
+            for at, message in enumerate(chat.messages)
+        ),
+        tools=chat.tools,
+        documents=chat.documents,
+        template_kwargs=chat.template_kwargs,
+        add_generation_prompt=chat.add_generation_prompt if adds_prompt else None,
+        continue_final_message=chat.continue_final_message,
+    )
+
+
+def _message_from_wire(message: pb.ChatMessage, field: str) -> ChatMessage:
+    for name, items in (("parts", message.parts), ("tool_calls", message.tool_calls)):
+        if len(items) > MAX_MESSAGE_ITEMS:
+            raise InvalidRequestError(
+                f"has {len(items)} items",
+                field=f"{field}.{name}",
+                remedy=f"Give at most {MAX_MESSAGE_ITEMS}",
+            )
+    return ChatMessage(
+        role=message.role,
+        content=message.content,
+        parts=tuple(ContentPart(part.text, part.type or "text") for part in message.parts),
+        name=message.name,
+        tool_calls=tuple(
+            ToolCall(
+                name=call.function.name,
+                arguments=call.function.arguments,
+                id=call.id,
+                type=call.type or "function",
+            )
+            for call in message.tool_calls
+        ),
+        tool_call_id=message.tool_call_id,
+        reasoning_content=message.reasoning_content,
+    )
 
 
 def output_to_wire(output: Output) -> pb.GenerateResponse:
@@ -88,6 +147,8 @@ def output_to_wire(output: Output) -> pb.GenerateResponse:
     )
     for entry in output.logprobs:
         response.logprobs.append(_logprobs_to_wire(entry))
+    for entry in output.prompt_logprobs:
+        response.prompt_logprobs.append(_logprobs_to_wire(entry))
     if output.finish_reason is not None:
         response.finished.reason = _REASON_TO_WIRE[output.finish_reason]
         response.finished.matched_stop = output.matched_stop
@@ -109,6 +170,7 @@ def output_from_wire(response: pb.GenerateResponse) -> Output:
         finish_reason=_reason_from_wire(finished.reason) if finished is not None else None,
         matched_stop=finished.matched_stop if finished is not None else "",
         usage=_usage_from_wire(response.usage) if response.HasField("usage") else None,
+        prompt_logprobs=tuple(_logprobs_from_wire(entry) for entry in response.prompt_logprobs),
     )
 
 
@@ -128,7 +190,11 @@ def info_to_wire(info: ModelInfo) -> pb.ModelInfo:
 
 def info_from_wire(info: pb.ModelInfo) -> ModelInfo:
     values = {field.name: getattr(info, field.name) for field in pb.ModelInfo.DESCRIPTOR.fields}
-    return ModelInfo(**{**values, "eos_token_ids": tuple(info.eos_token_ids)})
+    values["eos_token_ids"] = tuple(info.eos_token_ids)
+    values["sampling_defaults"] = _sampling_from_wire(info.sampling_defaults)
+    if not info.HasField("default_max_tokens"):
+        values["default_max_tokens"] = None
+    return ModelInfo(**values)
 
 
 def _usage_from_wire(usage: pb.Usage) -> Usage:
@@ -137,42 +203,29 @@ def _usage_from_wire(usage: pb.Usage) -> Usage:
 
 def _logprobs_to_wire(entry: TokenLogprobs) -> pb.TokenLogprobs:
     return pb.TokenLogprobs(
-        sampled=pb.TokenLogprob(token_id=entry.token_id, logprob=entry.logprob),
-        top=[pb.TokenLogprob(token_id=token, logprob=value) for token, value in entry.top],
+        sampled=pb.TokenLogprob(token_id=entry.token_id, logprob=entry.logprob, utf8=entry.utf8),
+        top=[
+            pb.TokenLogprob(token_id=token, logprob=value, utf8=utf8)
+            for (token, value), utf8 in zip(entry.top, entry.top_utf8, strict=True)
+        ],
     )
 
 
 def _logprobs_from_wire(entry: pb.TokenLogprobs) -> TokenLogprobs:
-    top = tuple((one.token_id, one.logprob) for one in entry.top)
-    return TokenLogprobs(entry.sampled.token_id, entry.sampled.logprob, top)
-
-
-def _sampling_to_wire(sampling: SamplingParams) -> pb.SamplingParams:
-    return pb.SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logit_bias=sampling.logit_bias,
-        seed=sampling.seed,
+    return TokenLogprobs(
+        token_id=entry.sampled.token_id,
+        logprob=entry.sampled.logprob,
+        top=tuple((one.token_id, one.logprob) for one in entry.top),
+        utf8=entry.sampled.utf8,
+        top_utf8=tuple(one.utf8 for one in entry.top),
     )
 
 
-def _sampling_from_wire(sampling: pb.SamplingParams) -> SamplingParams:
-    """Absent fields take SamplingParams' own defaults."""
-    return SamplingParams(
-        temperature=sampling.temperature if sampling.HasField("temperature") else 1.0,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
-        min_p=sampling.min_p,
-        repetition_penalty=(
-            sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
-        ),
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logit_bias=dict(sampling.logit_bias),
-        seed=sampling.seed if sampling.HasField("seed") else None,
-    )
+def _sampling_from_wire(sampling: pb.SamplingParams) -> SamplingOptions:
+    """The fields that are there, name for name."""
+    given: dict[str, Any] = {
+        field.name: getattr(sampling, field.name) for field, _ in sampling.ListFields()
+    }
+    if "logit_bias" in given:
+        given["logit_bias"] = dict(given["logit_bias"])
+    return cast(SamplingOptions, given)

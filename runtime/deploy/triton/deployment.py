@@ -28,10 +28,10 @@ from trtc.runtime.deploy.triton.requests import (
     asks_to_stop,
 )
 from trtc.runtime.deploy.triton.settings import Settings
-from trtc.runtime.loop import Delivery, LoopStats
-from trtc.runtime.request import GenerationRequest
+from trtc.runtime.engine.loop import Delivery, LoopStats
+from trtc.runtime.requests.request import GenerationRequest
+from trtc.runtime.requests.validation import finish_draft, validate
 from trtc.runtime.server.handle import EngineHandle
-from trtc.runtime.validation import finish_draft, validate
 
 _log = logging.getLogger("trtc.triton")
 
@@ -98,6 +98,7 @@ class Deployment:
             vocab_size=handle.manifest.model.vocab_size,
             eos_token_ids=frozenset(handle.manifest.model.eos_token_ids),
             exclude_input_in_output=settings.exclude_input_in_output,
+            defaults=handle.loop.bounds.defaults,
         )
         self._num_requests = 0
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

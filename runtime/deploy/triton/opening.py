@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trtc.plugins.cuda.gpu import device_sm
+from trtc.plugins.gpu.probe import device_sm
 from trtc.protos.errors import EngineIncompatibleError
 from trtc.runtime.deploy.triton.config import ENGINE_PARAMETER
 from trtc.runtime.deploy.triton.deployment import Deployment
 from trtc.runtime.deploy.triton.engines import choose_engine
 from trtc.runtime.deploy.triton.settings import Settings, read_settings
-from trtc.runtime.loop import LoopStats
-from trtc.runtime.server.app import EngineSource, ServerConfig
+from trtc.runtime.engine.loop import LoopStats
 from trtc.runtime.server.canary import why_canaries_fail
+from trtc.runtime.server.engines import EngineConfig, EngineSource
 from trtc.runtime.server.opening import open_handle
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -50,11 +50,9 @@ def open_deployment(
 def _open(
     name: str, path: Path, settings: Settings, on_stats: Callable[[LoopStats], None]
 ) -> Deployment:
-    source = EngineSource(name, path)
     handle = open_handle(
-        source,
-        ServerConfig(
-            engines=(source,),
+        EngineSource(name, path),
+        EngineConfig(
             max_queue=settings.max_queue,
             prefix_cache=settings.enable_kv_cache_reuse,
             num_threads=settings.num_threads,

@@ -11,26 +11,44 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from trtc.protos.errors import EnvironmentFault, TrtcError
+from trtc.protos.errors import (
+    CancelledError,
+    DeadlineError,
+    EngineError,
+    EnvironmentFault,
+    InvalidRequestError,
+    NoTokenizerError,
+    QueueFullError,
+    TrtcError,
+    UnavailableError,
+    UnknownModelError,
+    UnknownRequestError,
+    UserError,
+    by_class,
+)
 from trtc.runtime.deploy.triton.deployment import Call
 from trtc.runtime.deploy.triton.opening import open_deployment
 from trtc.runtime.deploy.triton.replies import Message
-from trtc.runtime.loop import LoopStats
+from trtc.runtime.engine.loop import LoopStats
 from trtc.runtime.server.metrics import LOOP_READINGS
 
 _log = logging.getLogger("trtc.triton")
 
-_ERROR_CODES = {
-    "INVALID_ARGUMENT": "INVALID_ARG",
-    "RESOURCE_EXHAUSTED": "UNAVAILABLE",
-    "DEADLINE_EXCEEDED": "CANCELLED",
-    "CANCELLED": "CANCELLED",
-    "FAILED_PRECONDITION": "UNSUPPORTED",
-    "NOT_FOUND": "NOT_FOUND",
-    "UNAVAILABLE": "UNAVAILABLE",
+_ERROR_CODES: dict[type[TrtcError], str] = {
+    UserError: "INVALID_ARG",
+    EngineError: "UNSUPPORTED",
+    EnvironmentFault: "UNSUPPORTED",
+    InvalidRequestError: "INVALID_ARG",
+    QueueFullError: "UNAVAILABLE",
+    DeadlineError: "CANCELLED",
+    CancelledError: "CANCELLED",
+    NoTokenizerError: "UNSUPPORTED",
+    UnknownModelError: "NOT_FOUND",
+    UnknownRequestError: "NOT_FOUND",
+    UnavailableError: "UNAVAILABLE",
 }
-"""A TrtcError's gRPC status -> the name of Triton's code; what is not here is INTERNAL. By name,
-because the utilities are empty when Triton imports this file to complete the configuration."""
+"""The name of Triton's code; what is not here is INTERNAL. By name, because the utilities are empty
+when Triton imports this file to complete the configuration."""
 
 
 class TritonPythonModel:
@@ -69,7 +87,7 @@ class _TritonReply:
 
     def send(self, message: Message | TrtcError, *, final: bool) -> None:
         if isinstance(message, TrtcError):
-            code = getattr(pb_utils.TritonError, _ERROR_CODES.get(message.grpc_status, "INTERNAL"))
+            code = getattr(pb_utils.TritonError, by_class(_ERROR_CODES, message, "INTERNAL"))
             response = pb_utils.InferenceResponse(error=pb_utils.TritonError(str(message), code))
         else:
             response = pb_utils.InferenceResponse(

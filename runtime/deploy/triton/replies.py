@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.runtime.deploy.triton.requests import RowRequest
-from trtc.runtime.request import FinishReason, Output
+from trtc.runtime.requests.request import FinishReason, Output
 
 Message = Mapping[str, NDArray[Any]]
 

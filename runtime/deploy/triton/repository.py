@@ -9,7 +9,8 @@ import os
 import shutil
 from pathlib import Path
 
-from trtc.protos.manifest import MANIFEST_FILE, read_manifest
+from trtc.protos.manifest import MANIFEST_FILE, SIGNATURE_FILE, read_manifest
+from trtc.protos.recognition import why_foreign
 from trtc.runtime.deploy.triton.engines import EngineSet, PackagedEngine
 
 MODEL_FILE = "model.py"
@@ -31,7 +32,8 @@ def fill_version(directory: Path, engines: EngineSet) -> None:
     """
     (directory / MODEL_FILE).write_text(_MODEL)
     for engine in engines.engines:
-        for name in (*engine.manifest.files, MANIFEST_FILE):
+        signature = (SIGNATURE_FILE,) if (engine.path / SIGNATURE_FILE).is_file() else ()
+        for name in (*engine.manifest.files, MANIFEST_FILE, *signature):
             target = directory / engine.directory / name
             target.parent.mkdir(parents=True, exist_ok=True)
             _place(engine.path / name, target)
@@ -51,6 +53,20 @@ def packaged_engines(model: Path) -> EngineSet | None:
     return EngineSet(
         tuple(PackagedEngine(path, read_manifest(path), path.name) for path in engines)
     )
+
+
+def why_foreign_version(version: Path) -> str | None:
+    """Why a directory is not a version that `fill_version` wrote, as a clause; None: it is."""
+    model = version / MODEL_FILE
+    if not model.is_file() or model.read_text(errors="replace") != _MODEL:
+        return f"it has no {MODEL_FILE} that trtc wrote"
+    for entry in sorted(version.iterdir()):
+        # The server's Python leaves a cache beside model.py.
+        if entry.name not in (MODEL_FILE, "__pycache__"):
+            problem = why_foreign(entry, MANIFEST_FILE, (SIGNATURE_FILE,))
+            if problem is not None:
+                return f"{entry.name} in it is no engine: {problem}"
+    return None
 
 
 def _place(source: Path, target: Path) -> None:

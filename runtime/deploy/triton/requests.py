@@ -6,23 +6,28 @@ the end token is not part of the output, stop words are.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trtc.protos.errors import InvalidRequestError, NoTokenizerError
+from trtc.protos.sampling import (
+    NO_DEFAULTS,
+    SAMPLING_PARAMETERS,
+    SamplingDefaults,
+    SamplingOptions,
+)
 from trtc.runtime.deploy.triton.rows import Row
 from trtc.runtime.deploy.triton.tensors import REFUSED_INPUTS
-from trtc.runtime.draft import RequestDraft
-from trtc.runtime.request import SamplingParams
-from trtc.runtime.tokenizer import Tokenizer
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.text.tokenizer import Tokenizer
 
 Tensors = Mapping[str, NDArray[Any]]
 """Input name -> array with its batch axis."""
 
-_SAMPLING_INPUTS = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-"""Those that have the names and the meaning of SamplingParams' fields."""
+_OTHER_NAMES = {"top_k": ("runtime_top_k",), "top_p": ("runtime_top_p",)}
+"""Of sampling parameters, beside their own."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class RequestReader:
     eos_token_ids: frozenset[int]
     exclude_input_in_output: bool
     """For requests that do not say."""
+    defaults: SamplingDefaults = NO_DEFAULTS
 
     def read(self, tensors: Tensors) -> list[RowRequest]:
         """One request a row of the batch; values are judged when they are submitted.
@@ -86,6 +92,7 @@ class RequestReader:
             # The engine's own end tokens need no mention.
             stop_token_ids=(*stop_token_ids, *(() if end_id is None else end_ids)),
             ignore_eos=end_id is not None,
+            min_tokens=row.value("min_tokens", "min_length") or 0,
             include_stop=True,
             n=row.value("num_return_sequences", field="n") or 1,
             logprobs=0 if log_probs else None,
@@ -102,23 +109,25 @@ class RequestReader:
             sent_as=row.sent_as,
         )
 
-    def _sampling(self, row: Row) -> SamplingParams:
-        """top_p of 0 stands for none, as does top_k; without either, the likeliest token."""
-        top_k = row.value("top_k", "runtime_top_k") or 0
-        top_p = row.value("top_p", "runtime_top_p") or 0.0
-        temperature = row.value("temperature")
-        temperature = 1.0 if temperature is None else temperature
-        if top_k == 0 and top_p == 0.0 and temperature >= 0.0:
-            temperature = 0.0
-        sent = {name: row.value(name) for name in _SAMPLING_INPUTS}
-        return SamplingParams(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p or 1.0,
-            seed=row.value("seed", "random_seed"),
-            logit_bias=self._logit_bias(row),
-            **{name: value for name, value in sent.items() if value is not None},
-        )
+    def _sampling(self, row: Row) -> SamplingOptions:
+        """What the request and the model say: top_p of 0 stands for none, as does top_k; where
+        neither says either, the likeliest token."""
+        sent = {
+            "seed": row.value("seed", "random_seed"),
+            "logit_bias": self._logit_bias(row) or None,
+            **{
+                one.name: row.value(one.name, *_OTHER_NAMES.get(one.name, ()))
+                for one in SAMPLING_PARAMETERS
+            },
+        }
+        given = {name: value for name, value in sent.items() if value is not None}
+        known = {**self.defaults.sampling(), **given}
+        narrowed = known.get("top_k") or known.get("top_p")
+        if not narrowed and known.get("temperature", 1.0) >= 0.0:
+            given["temperature"] = 0.0
+        if given.get("top_p") == 0.0:
+            given["top_p"] = 1.0
+        return cast(SamplingOptions, given)
 
     def _logit_bias(self, row: Row) -> Mapping[int, float]:
         """By words, whose tokens all get their weight, or an addend for every token."""

@@ -6,12 +6,14 @@ Both of its levels are there, so that clients of either need no change: text (it
 from these tables, requests are read by them, and an input that stands in none is refused by Triton.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trtc.protos.sampling import SAMPLING_PARAMETERS
 
 DataType = Literal[
     "TYPE_STRING", "TYPE_BOOL", "TYPE_INT32", "TYPE_UINT64", "TYPE_FP16", "TYPE_FP32"
@@ -46,6 +48,8 @@ def _no_words(row: NDArray[Any]) -> bool:
     return bool(np.all(row[..., -1, :] == -1))
 
 
+_DATA_TYPES: Mapping[str, DataType] = {"i32": "TYPE_INT32", "f32": "TYPE_FP32"}
+
 READ_INPUTS: tuple[Tensor, ...] = (
     Tensor("text_input", "TYPE_STRING"),
     Tensor("input_ids", "TYPE_INT32", (-1,)),
@@ -55,15 +59,11 @@ READ_INPUTS: tuple[Tensor, ...] = (
     Tensor("stop_words", "TYPE_STRING", (-1,)),
     Tensor("stop_words_list", "TYPE_INT32", (2, -1)),
     Tensor("end_id", "TYPE_INT32"),
-    Tensor("top_k", "TYPE_INT32"),
+    Tensor("min_tokens", "TYPE_INT32"),
+    Tensor("min_length", "TYPE_INT32"),
+    *(Tensor(one.name, _DATA_TYPES[one.dtype]) for one in SAMPLING_PARAMETERS),
     Tensor("runtime_top_k", "TYPE_INT32"),
-    Tensor("top_p", "TYPE_FP32"),
     Tensor("runtime_top_p", "TYPE_FP32"),
-    Tensor("min_p", "TYPE_FP32"),
-    Tensor("temperature", "TYPE_FP32"),
-    Tensor("repetition_penalty", "TYPE_FP32"),
-    Tensor("presence_penalty", "TYPE_FP32"),
-    Tensor("frequency_penalty", "TYPE_FP32"),
     Tensor("embedding_bias_words", "TYPE_STRING", (-1,)),
     Tensor("embedding_bias_weights", "TYPE_FP32", (-1,)),
     Tensor("embedding_bias", "TYPE_FP32", (-1,)),
@@ -108,8 +108,6 @@ REFUSED_INPUTS: tuple[RefusedInput, ...] = (
         _no_words,
         "Leave it out; embedding_bias of -100 keeps a token away",
     ),
-    RefusedInput(Tensor("min_tokens", "TYPE_INT32"), _only(0), "Leave it out, or send 0"),
-    RefusedInput(Tensor("min_length", "TYPE_INT32"), _only(0), "Leave it out, or send 0"),
     *(
         RefusedInput(Tensor(name, "TYPE_BOOL"), _only(False), "Leave it out, or send false")
         for name in ("return_context_logits", "return_generation_logits", "return_perf_metrics")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from trtc.protos.launches import Axis, CallLaunches, CallVariant, GridAxis, TacticTable
+from trtc.protos.launch_plan import Axis, CallLaunches, CallVariant, GridAxis, TacticTable
 from trtc.protos.manifest import Limits
 
 _SMALL = (

@@ -16,6 +16,35 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 
 
+class HostBytes(Protocol):
+    """Bytes that lie on the host, in memory or not."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def read(self, begin: int, target: Bytes) -> None:
+        """Fill `target` with those from `begin` on. From any thread.
+
+        Raises:
+            EngineCorruptError: they are gone.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class HostArray:
+    """Bytes of an array (implements HostBytes)."""
+
+    array: Bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.array)
+
+    def read(self, begin: int, target: Bytes) -> None:
+        np.copyto(target, self.array[begin : begin + len(target)])
+
+
 class Memory(Protocol):
     """A block of device memory."""
 
@@ -62,7 +91,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Bytes of memory as a tensor map sees them; see protos/launches.py's TileMap."""
+    """Bytes of memory as a tensor map sees them; see protos/launch_plan.py's TileMap."""
 
     place: Place
     sizes: tuple[int, ...]
@@ -125,8 +154,12 @@ class ProgramDevice(Protocol):
         """
         ...
 
-    def upload(self, data: Bytes) -> Memory:
-        """Memory that holds a copy of `data`; returns when the host's copy is free to change."""
+    def upload(self, data: HostBytes) -> Memory:
+        """Memory that holds a copy of `data`; returns when the host's is free to change.
+
+        Raises:
+            EngineCorruptError: `data` is gone.
+        """
         ...
 
     def map_tiles(self, tiles: Sequence[Tiles]) -> Memory:

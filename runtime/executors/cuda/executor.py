@@ -14,15 +14,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trtc.protos.launches import StepBlock
-from trtc.protos.manifest import KvGeometry, Limits
+from trtc.protos.kv import CacheLayout
+from trtc.protos.launch_plan import StepBlock
+from trtc.protos.manifest import Limits
 from trtc.runtime.executors.base import Float32s, PendingStep, StepBatch
 from trtc.runtime.executors.cuda.buckets import Bucket, Buckets
 from trtc.runtime.executors.cuda.device import Download, Graph, Place, ProgramDevice
 from trtc.runtime.executors.cuda.program import CudaEngineFiles, Program
 from trtc.runtime.executors.cuda.sampling import DeviceSampler
 from trtc.runtime.executors.cuda.step_inputs import fill_sampling, fill_step
-from trtc.runtime.sampler import SampledTokens, SamplingBatch, sample
+from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch, sample
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class CudaExecutor:
         device: ProgramDevice,
         *,
         limits: Limits,
-        kv: KvGeometry,
+        kv: CacheLayout,
         vocab_size: int,
         num_pages: int,
     ) -> None:
@@ -93,7 +94,7 @@ class CudaExecutor:
         return self._limits
 
     @property
-    def kv(self) -> KvGeometry:
+    def kv(self) -> CacheLayout:
         return self._kv
 
     @property
@@ -129,18 +130,20 @@ class CudaExecutor:
     def logits(self, batch: StepBatch) -> Float32s:
         """As the contract says; more rows than a step serves are asked for in several steps,
         which write the same keys and values again."""
-        parts = []
-        for begin in range(0, len(batch.logit_rows), self._layout.max_rows):
-            rows = batch.logit_rows[begin : begin + self._layout.max_rows]
-            self._step(replace(batch, logit_rows=rows))
-            logits = self._fetch_logits(len(rows)).wait().view(np.float32)
-            parts.append(logits.reshape(len(rows), self._vocab_size).copy())
-        return np.concatenate(parts)
+        result = np.empty((len(batch.logit_rows), self._vocab_size), np.float32)
+        # A step without logits is run too: its keys and values are what it is for.
+        for begin in range(0, max(1, len(result)), self._layout.max_rows):
+            rows = slice(begin, begin + self._layout.max_rows)
+            wanted = batch.logit_rows[rows]
+            self._step(replace(batch, logit_rows=wanted))
+            if len(wanted):
+                logits = self._fetch_logits(len(wanted)).wait().view(np.float32)
+                result[rows] = logits.reshape(len(wanted), self._vocab_size)
+        return result
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        size, pool = self._kv.layer_page_bytes, self._program.spaces["pool"]
-        for layer in range(self._kv.num_layers):
-            begin = layer * self._num_pages * size
+        pool = self._program.spaces["pool"]
+        for begin, size in zip(self._program.regions, self._kv.region_bytes, strict=True):
             for source, target in zip(sources, targets, strict=True):
                 self._device.copy(
                     Place(pool, begin + source * size), Place(pool, begin + target * size), size

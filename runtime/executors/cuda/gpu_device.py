@@ -9,11 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trtc.plugins.gpu.arch import DEFAULT_SHARED_BYTES
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
 from trtc.runtime.executors.cuda.cublaslt import BiasAt, CublasLt, MatrixAt, ScalesAt
 from trtc.runtime.executors.cuda.device import (
     Bytes,
     Graph,
+    HostArray,
+    HostBytes,
     Kernel,
     Operand,
     Place,
@@ -28,7 +31,6 @@ from trtc.runtime.executors.cuda.product_vectors import ProductVectors
 from trtc.runtime.executors.cuda.tile_maps import tile_map
 from trtc.runtime.executors.cuda.vendor_library import load_vendor_library
 
-_STATIC_SHARED_BYTES = 48 * 1024
 """More needs the function's limit raised."""
 _WORKSPACE_BYTES = 32 << 20
 """For cuBLASLt's products, as much as it likes on this SM."""
@@ -62,18 +64,18 @@ class GpuDevice:
         self._gpu.zero(memory.address, num_bytes)
         return memory
 
-    def upload(self, data: Bytes) -> GpuMemory:
-        memory = GpuMemory(self._gpu.allocate(len(data)), len(data))
+    def upload(self, data: HostBytes) -> GpuMemory:
+        memory = GpuMemory(self._gpu.allocate(data.num_bytes), data.num_bytes)
         self._transfers.fill(memory.address, data)
         return memory
 
     def map_tiles(self, tiles: Sequence[Tiles]) -> GpuMemory:
         maps = b"".join(tile_map(self._gpu, one) for one in tiles)
-        return self.upload(np.frombuffer(maps, np.uint8))
+        return self.upload(HostArray(np.frombuffer(maps, np.uint8)))
 
     def load(self, cubin: bytes, entry: str, num_threads: int, shared_bytes: int) -> Kernel:
         function = self._gpu.load_kernel(cubin, entry)
-        if shared_bytes > _STATIC_SHARED_BYTES:
+        if shared_bytes > DEFAULT_SHARED_BYTES:
             attributes = self._gpu.driver.CUfunction_attribute
             attribute = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._gpu.call("cuFuncSetAttribute", function, attribute, shared_bytes)

@@ -7,11 +7,9 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 
-import numpy as np
-
 from trtc.protos.errors import EnvironmentFault
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
-from trtc.runtime.executors.cuda.device import Bytes, Place
+from trtc.runtime.executors.cuda.device import Bytes, HostBytes, Place
 from trtc.runtime.executors.cuda.gpu_memory import address
 
 _STAGE_BYTES = 32 << 20
@@ -63,26 +61,31 @@ class GpuTransfers:
         self._next_slot = 0
         self._landings: list[tuple[Bytes, int]] = []
 
-    def fill(self, target: int, data: Bytes) -> None:
+    def fill(self, target: int, data: HostBytes) -> None:
         """Copy `data` to an address, and wait for it. Several threads fill the page-locked memory:
-        a mapped file is read at their speed."""
+        a file is read at their speed.
+
+        Raises:
+            EngineCorruptError: `data` is gone.
+        """
         stages = itertools.cycle(self._stages)
         with ThreadPoolExecutor(_UPLOADERS) as pool:
             pending: deque[tuple[int, int, Future[Bytes]]] = deque()
-            for begin in range(0, len(data), _STAGE_BYTES):
+            for begin in range(0, data.num_bytes, _STAGE_BYTES):
                 if len(pending) == _UPLOADERS:
                     self._send_stage(*pending.popleft())
                 buffer, event = next(stages)
-                staged = pool.submit(self._stage, data[begin : begin + _STAGE_BYTES], buffer, event)
+                piece = buffer[: min(_STAGE_BYTES, data.num_bytes - begin)]
+                staged = pool.submit(self._stage, data, begin, piece, event)
                 pending.append((target + begin, event, staged))
             while pending:
                 self._send_stage(*pending.popleft())
         self._gpu.synchronize()
 
-    def _stage(self, piece: Bytes, buffer: Bytes, event: int) -> Bytes:
+    def _stage(self, data: HostBytes, begin: int, piece: Bytes, event: int) -> Bytes:
         self._gpu.await_event(event)
-        np.copyto(buffer[: len(piece)], piece)
-        return buffer[: len(piece)]
+        data.read(begin, piece)
+        return piece
 
     def _send_stage(self, target: int, event: int, staged: "Future[Bytes]") -> None:
         self._gpu.upload(target, staged.result())

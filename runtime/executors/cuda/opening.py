@@ -3,31 +3,20 @@
 from dataclasses import dataclass
 from itertools import permutations
 
-from trtc.plugins.cuda.gpu import device_sm
-from trtc.protos.errors import EngineCorruptError, EngineIncompatibleError, EnvironmentFault
-from trtc.protos.launches import (
-    KERNELS_DIR,
-    LAUNCHES_FILE,
-    TACTICS_PREFIX,
-    TacticTable,
-    read_launches,
-    read_tactics,
-)
-from trtc.protos.manifest import PLAN_FILE, Manifest, weights_files
+from trtc.plugins.gpu.probe import device_sm
+from trtc.protos.errors import EngineIncompatibleError, EnvironmentFault
+from trtc.protos.manifest import Manifest
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
 from trtc.runtime.device.driver_api import DriverApi
-from trtc.runtime.executors.cuda.device import Seat
 from trtc.runtime.executors.cuda.executor import CudaExecutor
-from trtc.runtime.executors.cuda.gpu_device import GpuDevice
-from trtc.runtime.executors.cuda.program import CudaEngineFiles
+from trtc.runtime.executors.cuda.loading import (
+    POOL_SHARE,
+    engine_files,
+    open_executor,
+    room_for_pool,
+)
 from trtc.runtime.executors.opening import Opening, OpenRequest
-from trtc.runtime.executors.weights import dummy_weights, map_weights
 
-POOL_SHARE = 0.95
-_RESERVED_BYTES = 768 << 20
-"""Captured graphs, cuBLAS's workspace, and what the context grows by."""
-_NCCL_BYTES = 768 << 20
-"""What NCCL takes on each of several GPUs: buffers between every two."""
 _MIN_DRIVER = 13000
 """CUDA version of the oldest driver that takes the cubins, as cuDriverGetVersion counts."""
 
@@ -61,58 +50,6 @@ class CudaOpening:
         return open_executor(self.request, num_pages, self.gpu)
 
 
-def engine_files(request: OpenRequest) -> tuple[str, ...]:
-    """What the ranks of an engine load."""
-    manifest = request.manifest
-    code = (name for name in manifest.files if name.startswith((f"{KERNELS_DIR}/", TACTICS_PREFIX)))
-    weights = () if request.dummy_weights else weights_files(manifest.target.tp)
-    return (PLAN_FILE, LAUNCHES_FILE, *code, *weights)
-
-
-def room_for_pool(request: OpenRequest, free_bytes: int) -> int:
-    """What is left of a GPU's free memory when the engine is loaded."""
-    ledger = request.manifest.ledger
-    reserved = _RESERVED_BYTES + (_NCCL_BYTES if request.manifest.target.tp > 1 else 0)
-    return free_bytes - ledger.weights - ledger.activations - reserved
-
-
-def open_executor(
-    request: OpenRequest, num_pages: int, gpu: CudaDriverDevice, seat: Seat | None = None
-) -> CudaExecutor:
-    """Load an engine, or one rank of it, onto a GPU, which the executor closes.
-
-    Raises:
-        EngineCorruptError: it names code that its manifest does not list.
-        EnvironmentFault: a library is missing, too little memory, or a driver that refuses.
-    """
-    engine, manifest = request.engine, request.manifest
-    launches = read_launches(engine)
-    for code in launches.kernels:
-        if code.file not in manifest.files:
-            raise EngineCorruptError("is not listed", field=f"manifest.json: files.{code.file}")
-    weights = weights_files(manifest.target.tp)[0 if seat is None else seat.rank]
-    return CudaExecutor(
-        CudaEngineFiles(
-            engine=engine,
-            launches=launches,
-            weights=dummy_weights(engine / PLAN_FILE)
-            if request.dummy_weights
-            else map_weights(engine / weights, manifest.ledger.weights),
-            tactics=_tactics(request),
-        ),
-        GpuDevice(gpu, seat),
-        limits=manifest.limits,
-        kv=manifest.kv,
-        vocab_size=manifest.model.vocab_size,
-        num_pages=num_pages,
-    )
-
-
-def _tactics(request: OpenRequest) -> TacticTable | None:
-    names = [name for name in request.manifest.files if name.startswith(TACTICS_PREFIX)]
-    return read_tactics(request.engine / names[0]) if names else None
-
-
 def device_name() -> str:
     """What the driver calls the GPU."""
     api = DriverApi("cuda")
@@ -141,6 +78,7 @@ def prepare_cuda(request: OpenRequest) -> Opening:
     _check_gpus(request.manifest, api)
     if ranks == 1:
         return CudaOpening(request, CudaDriverDevice(api))
+    # One GPU starts without the code of several: milliseconds.
     from trtc.runtime.executors.cuda.sharded_opening import start_ranks
 
     return start_ranks(request, api)

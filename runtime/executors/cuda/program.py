@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from trtc.protos.dtypes import DTYPES
-from trtc.protos.launches import (
+from trtc.protos.kv import CacheLayout
+from trtc.protos.launch_plan import (
     TILE_MAP_BYTES,
     Address,
     CallLaunches,
@@ -18,10 +20,9 @@ from trtc.protos.launches import (
     TacticTable,
     TileMap,
 )
-from trtc.protos.manifest import KvGeometry
 from trtc.runtime.executors.cuda.buckets import Bucket, Tactics, grid_of
 from trtc.runtime.executors.cuda.device import (
-    Bytes,
+    HostBytes,
     Memory,
     Operand,
     Place,
@@ -37,8 +38,8 @@ class CudaEngineFiles:
 
     engine: Path
     launches: LaunchPlan
-    weights: Bytes
-    """Data section of weights.safetensors (mapped), or dummy weights."""
+    weights: HostBytes
+    """Data section of weights.safetensors, or dummy weights."""
     tactics: TacticTable | None = None
     """What `trtc tune` found."""
 
@@ -51,13 +52,14 @@ class Program:
         files: CudaEngineFiles,
         device: ProgramDevice,
         *,
-        kv: KvGeometry,
+        kv: CacheLayout,
         vocab_size: int,
         num_pages: int,
     ) -> None:
         """Load code and weights and allocate what a step needs.
 
         Raises:
+            EngineCorruptError: the weights are gone.
             EnvironmentFault: the GPU has too little memory, or its driver refuses the code.
         """
         launches = files.launches
@@ -65,7 +67,9 @@ class Program:
         self.calls = launches.calls
         self._tactics = Tactics(files.tactics)
         self._step = launches.step
-        self._layer_bytes = num_pages * kv.layer_page_bytes
+        sizes = (num_pages * size for size in kv.region_bytes)
+        self.regions = tuple(accumulate(sizes, initial=0))[:-1]
+        """Where in the pool each region begins."""
         self._kernels = tuple(
             device.load(
                 (files.engine / code.file).read_bytes(),
@@ -79,7 +83,7 @@ class Program:
             "weights": device.upload(files.weights),
             "arena": device.allocate(launches.arena_bytes),
             "scratch": device.allocate(max(1, launches.scratch_bytes)),
-            "pool": device.allocate(kv.num_layers * self._layer_bytes),
+            "pool": device.allocate(num_pages * kv.page_bytes),
             "step": device.allocate(4 * launches.step.num_elements),
             "logits": device.allocate(4 * launches.step.max_rows * vocab_size),
             "sampling": device.allocate(launches.sampling.bytes),
@@ -121,7 +125,7 @@ class Program:
         if address.space == "step":
             offset += 4 * self._step.offsets[address.name]
         elif address.space == "pool":
-            offset += address.index * self._layer_bytes
+            offset += self.regions[address.index]
         return Place(self.spaces[address.space], offset)
 
     def close(self) -> None:

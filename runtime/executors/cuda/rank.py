@@ -15,7 +15,7 @@ from trtc.runtime.device.cuda_driver import CudaDriverDevice
 from trtc.runtime.device.driver_api import DriverApi
 from trtc.runtime.executors.cuda.device import Seat
 from trtc.runtime.executors.cuda.executor import CudaExecutor
-from trtc.runtime.executors.cuda.opening import open_executor
+from trtc.runtime.executors.cuda.loading import open_executor
 from trtc.runtime.executors.opening import OpenRequest
 from trtc.runtime.executors.ranks.link import Link
 from trtc.runtime.executors.ranks.messages import Open, Order

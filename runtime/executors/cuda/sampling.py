@@ -9,14 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from trtc.plugins.sampling.tensors import DRAW, DRAW_FILTERED, EDIT, LOGPROBS, RESTORE, TAKE_SAMPLED
-from trtc.protos.launches import SamplingPlan, SamplingTensor
+from trtc.protos.launch_plan import SamplingPlan, SamplingTensor
+from trtc.protos.step import SPARSE_COLUMNS
 from trtc.runtime.executors.base import Int32s
 from trtc.runtime.executors.cuda.buckets import Bucket
 from trtc.runtime.executors.cuda.device import Download, Graph, Place, ProgramDevice
 from trtc.runtime.executors.cuda.program import Program
-from trtc.runtime.sampler import NO_LOGPROBS, Logprobs, SampledTokens, SamplingBatch
+from trtc.runtime.sampling.sampler import NO_LOGPROBS, Logprobs, SampledTokens, SamplingBatch
 
-_SPARSE = (("bias", "bias_token_ids", "bias_values"), ("seen", "seen_token_ids", "seen_counts"))
+_SPARSE = tuple(
+    (one.name, f"{one.name}_token_ids", f"{one.name}_{one.values}") for one in SPARSE_COLUMNS
+)
 """Attribute of SamplingBatch, and the tensors of its token ids and values."""
 
 
@@ -24,11 +27,7 @@ def stages_of(sampling: SamplingBatch, vocab_size: int) -> tuple[str, ...]:
     """What plugins/sampling/tensors.py says that a step runs."""
     edited = bool(len(sampling.bias.rows) or len(sampling.seen.rows))
     drawn = sampling.temperature > 0
-    narrowed = (
-        ((sampling.top_k > 0) & (sampling.top_k < vocab_size))
-        | (sampling.top_p < 1)
-        | (sampling.min_p > 0)
-    )
+    narrowed = sampling.narrowed(vocab_size)
     asked = bool((sampling.num_logprobs != NO_LOGPROBS).any())
     return (
         *((EDIT,) if edited else ()),

@@ -6,13 +6,13 @@ from trtc.protos.errors import EnvironmentFault
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
 from trtc.runtime.device.driver_api import DriverApi
 from trtc.runtime.executors.cuda.device import Seat
-from trtc.runtime.executors.cuda.nccl import make_rendezvous
-from trtc.runtime.executors.cuda.opening import (
+from trtc.runtime.executors.cuda.loading import (
     POOL_SHARE,
     engine_files,
     open_executor,
     room_for_pool,
 )
+from trtc.runtime.executors.cuda.nccl import make_rendezvous
 from trtc.runtime.executors.cuda.rank import command
 from trtc.runtime.executors.opening import OpenRequest
 from trtc.runtime.executors.ranks.executor import ShardedExecutor, open_ranks

@@ -3,22 +3,16 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.protos.launches import StepBlock
+from trtc.protos.launch_plan import StepBlock
+from trtc.protos.step import SAMPLING_COLUMNS, SPARSE_COLUMNS, STEP_INPUTS, in_block_order
 from trtc.runtime.executors.base import NO_SOURCE, Int32s, StepBatch
-from trtc.runtime.philox import uniforms
-from trtc.runtime.sampler import SamplingBatch, SparseRows
+from trtc.runtime.sampling.philox import uniforms
+from trtc.runtime.sampling.sampler import SamplingBatch, SparseRows
 
-_SAMPLING_COLUMNS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "num_logprobs",
-)
-"""Of SamplingBatch: f32 travels as its bits."""
+_COLUMNS = tuple(one.name for one in SAMPLING_COLUMNS if one.device_dtype)
+"""Each is of 32 bits, and travels as its bits."""
+_INPUTS = in_block_order(STEP_INPUTS)
+_PADDED = {one.name for one in STEP_INPUTS if one.shape in (("B",), ("B+1",))}
 _LOW_BITS = 27
 """Of a random number's 53."""
 
@@ -29,31 +23,33 @@ def fill_step(block: Int32s, layout: StepBlock, batch: StepBatch, num_sequences:
     Sequences after the real ones, up to `num_sequences`, are empty: no new tokens, no context.
     """
     tokens, sequences = len(batch.token_ids), len(batch.context_lens)
-    padding = num_sequences - sequences
     _put(block, layout, "dims", (tokens, sequences, len(batch.logit_rows), 0))
-    starts = np.append(batch.query_start, np.full(padding, tokens, np.int32))
-    _put(block, layout, "query_start", starts)
-    contexts = np.append(batch.context_lens, np.zeros(padding, np.int32))
-    _put(block, layout, "context_lens", contexts)
-    for name in ("logit_rows", "token_ids", "positions", "slots"):
-        _put(block, layout, name, getattr(batch, name))
-    begin = layout.offsets["token_sources"]
-    sources = batch.token_sources
-    block[begin : begin + tokens] = NO_SOURCE if sources is None else sources
-    begin = layout.offsets["page_table"]
-    end = begin + sequences * layout.table_width
-    table = block[begin:end].reshape(sequences, layout.table_width)
-    table[:, : batch.page_table.shape[1]] = batch.page_table
+    end = 0
+    for one in _INPUTS:
+        begin, values = layout.offsets[one.name], getattr(batch, one.name)
+        if values is None:
+            values = np.full(tokens, NO_SOURCE, np.int32)
+        if one.is_table:
+            end = begin + sequences * layout.table_width
+            table = block[begin:end].reshape(sequences, layout.table_width)
+            table[:, : values.shape[1]] = values
+            continue
+        end = begin + len(values)
+        block[begin:end] = values
+        if one.name in _PADDED:
+            empty = values[-1] if one.shape == ("B+1",) else 0
+            block[end : end + num_sequences - sequences] = empty
     return end
 
 
 def fill_sampling(block: Int32s, layout: StepBlock, sampling: SamplingBatch) -> None:
     """Write how each logit row is drawn, its random number included."""
-    for name in _SAMPLING_COLUMNS:
+    for name in _COLUMNS:
         _put(block, layout, name, getattr(sampling, name).view(np.int32))
     _put(block, layout, "random", _random_words(sampling))
-    _put(block, layout, "bias_start", row_starts(sampling.bias, sampling.num_rows))
-    _put(block, layout, "seen_start", row_starts(sampling.seen, sampling.num_rows))
+    for one in SPARSE_COLUMNS:
+        starts = row_starts(getattr(sampling, one.name), sampling.num_rows)
+        _put(block, layout, f"{one.name}_start", starts)
 
 
 def row_starts(entries: SparseRows, num_rows: int) -> Int32s:

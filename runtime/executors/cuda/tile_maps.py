@@ -1,8 +1,8 @@
-"""Tensor maps (CUtensorMap): how a GPU's copy engine finds tiles in a matrix."""
+"""Tensor maps (CUtensorMap): how TMA finds tiles in a matrix."""
 
 import ctypes
 
-from trtc.protos.launches import TILE_MAP_BYTES
+from trtc.protos.launch_plan import TILE_MAP_BYTES
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
 from trtc.runtime.executors.cuda.device import Tiles
 from trtc.runtime.executors.cuda.gpu_memory import address

@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from trtc.protos.launches import (
+from trtc.protos.launch_plan import (
     Address,
     CallLaunches,
     CollectiveCall,
@@ -28,6 +28,7 @@ from trtc.protos.launches import (
     TileMap,
     Work,
 )
+from trtc.protos.progress import Progress, Step
 from trtc.runtime.executors.base import StepBatch
 from trtc.runtime.executors.cuda.buckets import Bucket, Tactics, fitting_variants
 from trtc.runtime.executors.cuda.device import Graph
@@ -43,7 +44,6 @@ _HOPELESS = 1.1
 """A variant with which one step takes so much longer is not timed any further: most variants are
 for other numbers of rows."""
 _PlacedT = TypeVar("_PlacedT", Matrix, TileMap)
-Progress = Callable[[str], None]
 Clock = Callable[[], float]
 
 
@@ -76,7 +76,7 @@ def tune(executor: CudaExecutor, device: str, progress: Progress) -> TacticTable
         keys = [(one.sites, bucket.kind, one.rows(bucket)) for one in classes]
         undecided = [one for one, key in zip(classes, keys, strict=True) if key not in decided]
         decided |= set(keys)
-        progress(f"{bucket.tokens}-token {bucket.kind} steps")
+        progress(Step(f"{bucket.tokens}-token {bucket.kind} steps"))
         executor.logits(batch)
         tactics += tune_bucket(executor.program, undecided, bucket)
     return TacticTable(device=device, tactics=tuple(tactics))

@@ -7,11 +7,12 @@ from typing import Protocol
 
 import numpy as np
 
-from trtc.protos.manifest import KvGeometry, Limits
+from trtc.protos.kv import CacheLayout
+from trtc.protos.manifest import Limits
 from trtc.runtime.executors.base import Executor, Float32s, PendingStep, StepBatch
 from trtc.runtime.executors.ranks.group import RankGroup
 from trtc.runtime.executors.ranks.messages import CopyPages, Launch, Logits, Open, digest, pack
-from trtc.runtime.sampler import NO_LOGPROBS, SampledTokens, SamplingBatch
+from trtc.runtime.sampling.sampler import NO_LOGPROBS, SampledTokens, SamplingBatch
 
 
 class LocalRank(Executor, Protocol):
@@ -76,7 +77,7 @@ class ShardedExecutor:
         return self._local.limits
 
     @property
-    def kv(self) -> KvGeometry:
+    def kv(self) -> CacheLayout:
         """Of one rank's pool; pages have the same numbers on all."""
         return self._local.kv
 

@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.protos import errors
+from trtc.protos.step import SPARSE_COLUMNS
 from trtc.runtime.executors.base import StepBatch
-from trtc.runtime.sampler import SampledTokens, SamplingBatch, SparseRows
+from trtc.runtime.sampling.sampler import COLUMN_DTYPES, SampledTokens, SamplingBatch, SparseRows
 
 T = TypeVar("T", StepBatch, SamplingBatch)
 
-_DTYPES = {name: np.dtype(name) for name in ("int32", "int64", "uint64", "float32")}
-_NESTED = ("seen", "bias")
+_DTYPES = {dtype.name: dtype for dtype in map(np.dtype, COLUMN_DTYPES.values())}
+_NESTED = tuple(one.name for one in SPARSE_COLUMNS)
 """Fields of a SamplingBatch that are SparseRows."""
 
 

@@ -20,7 +20,7 @@ from typing import Protocol
 import msgspec
 
 from trtc.protos.errors import InvariantError, TrtcError
-from trtc.runtime.executors.base import Executor, PendingStep, StepBatch
+from trtc.runtime.executors.base import MAX_STEPS_IN_FLIGHT, Executor, PendingStep, StepBatch
 from trtc.runtime.executors.ranks.link import Link
 from trtc.runtime.executors.ranks.messages import (
     Close,
@@ -36,10 +36,8 @@ from trtc.runtime.executors.ranks.messages import (
     digest,
     unpack,
 )
-from trtc.runtime.sampler import SamplingBatch
+from trtc.runtime.sampling.sampler import SamplingBatch
 
-_MAX_IN_FLIGHT = 2
-"""Steps; the executor's contract allows no third."""
 _REPORT_S = 0.2
 """Between two reports of progress: rank 0 has better things to do than to read them."""
 
@@ -129,7 +127,7 @@ class _Steps:
     def __init__(self, link: Link[Order], executor: Executor) -> None:
         self._link = link
         self._executor = executor
-        self._room = threading.Semaphore(_MAX_IN_FLIGHT)
+        self._room = threading.Semaphore(MAX_STEPS_IN_FLIGHT)
         self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
         self._progress = Progress(begun=0, ended=0, digest=0)
         self._moving = threading.Lock()

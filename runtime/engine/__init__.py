@@ -1,0 +1,1 @@
+"""Opens an engine and runs its loop: plan, execute, sample, emit."""

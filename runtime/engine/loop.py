@@ -1,0 +1,557 @@
+"""One engine's loop: plan, execute, sample, apply, emit.
+
+    submit, abort --> orders --> queue --> plan --> pages --> executor --> tokens --> sinks
+    (any thread)     (lock)     └───────────────── the loop's thread ─────────────────────┘
+
+With an executor that runs ahead, the next step is launched before the last one's tokens are emitted
+(step_pipeline.py). Requests do not notice: one that ends in between is told nothing afterwards.
+
+Every request that `submit` takes ends exactly once: with an Output that carries its usage, or with
+one error.
+"""
+
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import inf
+
+from trtc.protos.errors import (
+    DeadlineError,
+    InvalidRequestError,
+    InvariantError,
+    NoTokenizerError,
+    TrtcError,
+    UnavailableError,
+)
+from trtc.protos.sampling import NO_DEFAULTS, SamplingDefaults
+from trtc.runtime.engine.emission import Delivery, LiveRequest, Sink
+from trtc.runtime.engine.step_pipeline import CompletedStep, StepPipeline
+from trtc.runtime.executors.base import Executor
+from trtc.runtime.requests.principal import LOCAL, Principal
+from trtc.runtime.requests.request import GenerationRequest, TokenLogprobs
+from trtc.runtime.requests.validation import RequestBounds, validate
+from trtc.runtime.sampling.sampler import Int32s, Logprobs
+from trtc.runtime.scheduling.deadlines import Deadlines
+from trtc.runtime.scheduling.kv_pool import KvPool
+from trtc.runtime.scheduling.pace import Pace
+from trtc.runtime.scheduling.prefix_cache import PrefixCache
+from trtc.runtime.scheduling.scheduler import StepLimits, plan
+from trtc.runtime.scheduling.scheduler_state import AGEING_S, OVERDUE_S, SchedulerState
+from trtc.runtime.scheduling.sequence import Sequence as RunningSequence
+from trtc.runtime.scheduling.sequence import rank_of
+from trtc.runtime.scheduling.shares import Resource, Shares
+from trtc.runtime.scheduling.step_plan import Scored
+from trtc.runtime.text.tokenizer import Tokenizer
+
+__all__ = ["Delivery", "EngineLoop", "LoopConfig", "LoopStats", "Sink"]
+
+_IDLE_CHECK_AFTER_S = 1.0
+"""Idle time after which the pool's integrity is checked, once, and the device again and again."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """How one engine is driven."""
+
+    eos_token_ids: tuple[int, ...] = ()
+    defaults: SamplingDefaults = NO_DEFAULTS
+    """Of requests that do not say."""
+    max_queue: int = 1024
+    """Requests that may wait; one more is refused with QueueFullError, and so is one more than a
+    client's share."""
+    prefix_cache: bool = True
+    step_target_s: float = 0.17
+    """Seconds that a step should take at most while sequences wait for their next tokens: prompts
+    are cut to fit. 0: they are not."""
+    ageing_s: float = AGEING_S
+    overdue_s: float = OVERDUE_S
+    """As in scheduler_state."""
+
+
+@dataclass(frozen=True)
+class LoopStats:
+    """A snapshot; counters grow from the loop's start."""
+
+    running: int = 0
+    """Sequences that hold pages."""
+    waiting: int = 0
+    """Sequences in the queue, preempted ones included."""
+    pages_total: int = 0
+    pages_used: int = 0
+    """Held by running sequences."""
+    pages_cached: int = 0
+    """Held only by the prefix cache: free at need."""
+    pages_free: int = 0
+    prefix_query_tokens: int = 0
+    """Tokens looked up in the prefix cache when sequences were admitted."""
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    """Tokens prefilled, recomputed ones included."""
+    generated_tokens: int = 0
+    requests_admitted: int = 0
+    """Taken by `submit`."""
+    requests_finished: int = 0
+    """Ended with a result, aborted ones included."""
+    requests_failed: int = 0
+    """Ended with an error."""
+    step_seconds: float = 0.0
+    """Time in which at least one step was in flight."""
+    work_seconds: float = 0.0
+    """Time in which the loop had work: steps, and what it does itself between them."""
+
+
+class EngineLoop:
+    """Drives one executor from one thread. All public methods may be called from any thread."""
+
+    def __init__(self, executor: Executor, tokenizer: Tokenizer | None, config: LoopConfig) -> None:
+        self._executor = executor
+        self._tokenizer = tokenizer
+        self._config = config
+        limits, kv = executor.limits, executor.kv
+        self._bounds = RequestBounds(
+            vocab_size=executor.vocab_size,
+            max_context=kv.longest_sequence(executor.num_pages, limits.max_seq_len),
+            max_sequences=limits.max_batch_size,
+            defaults=config.defaults,
+        )
+        self._eos = frozenset(config.eos_token_ids)
+        self._numbers = itertools.count()
+
+        # Shared between threads, under the lock.
+        self._changed = threading.Condition()
+        self._live: dict[int, LiveRequest] = {}
+        """By number."""
+        self._number_of: dict[tuple[Principal, str], int] = {}
+        """(principal, request id) -> number, for every live request."""
+        self._submitted: list[LiveRequest] = []
+        self._aborted: list[int] = []
+        self._queue = Shares(Resource("queue", config.max_queue, "waiting requests", "--max-queue"))
+        self._num_delivering = 0
+        """Requests that are not live any more, but whose last delivery is under way."""
+        self._refusal = ""
+        """Why requests are refused; "": they are not."""
+        self._stopping = False
+        self._failure = ""
+        self._stats = LoopStats(pages_total=executor.num_pages, pages_free=executor.num_pages)
+
+        # The loop's thread only.
+        pool = KvPool(executor.num_pages, kv.page_size, kv.windows)
+        cache = PrefixCache(pool, enabled=config.prefix_cache)
+        self._state = SchedulerState(
+            cache,
+            num_lanes=limits.max_batch_size,
+            rope_switch=limits.rope_switch,
+            ageing_s=config.ageing_s,
+            overdue_s=config.overdue_s,
+        )
+        self._pace = Pace(StepLimits(limits.max_num_tokens), config.step_target_s)
+        self._pipeline = StepPipeline(executor, self._state, max_context=self._bounds.max_context)
+        self._sequences: dict[int, list[RunningSequence]] = {}
+        """Of each live request that has left the order book."""
+        self._deadlines = Deadlines()
+        self._num_finished = 0
+        self._num_failed = 0
+        self._work_seconds = 0.0
+        self._thread = threading.Thread(target=self._run, name="trtc-engine-loop", daemon=True)
+
+    # Any thread.
+
+    @property
+    def bounds(self) -> RequestBounds:
+        """What a request may ask of this engine."""
+        return self._bounds
+
+    def start(self) -> None:
+        """Start the thread; requests may have been submitted before."""
+        self._thread.start()
+
+    def submit(self, request: GenerationRequest, sink: Sink) -> int:
+        """Queue a request. From then on `sink` is called from the loop's thread, at most once a
+        step: with the request's new Outputs (the very last carries `usage`), or exactly once, and
+        last, with a TrtcError. A sink that raises ends its request.
+
+        Returns:
+            The request's number in this loop, for `cancel`.
+
+        Raises:
+            InvalidRequestError: a field is out of range, or the principal has a live request of
+                this id.
+            NoTokenizerError: stop strings without a tokenizer.
+            DeadlineError: the deadline has passed.
+            QueueFullError: too many requests wait, of all or of this principal.
+            UnavailableError: draining, stopped or dead.
+        """
+        validate(request, self._bounds)
+        if request.stop and self._tokenizer is None:
+            raise NoTokenizerError(
+                "the engine has no tokenizer", field="stop", remedy="Give stop_token_ids"
+            )
+        live = LiveRequest(
+            _with_seed(request),
+            sink,
+            self._tokenizer,
+            number=next(self._numbers),
+            submitted_at=time.monotonic(),
+        )
+        with self._changed:
+            self._check_open(request)
+            live.place = self._queue.take(request.principal)
+            self._live[live.number] = live
+            self._number_of[live.id] = live.number
+            self._submitted.append(live)
+            self._changed.notify_all()
+        return live.number
+
+    def abort(self, request_id: str, principal: Principal = LOCAL) -> bool:
+        """End a request of `principal`; its sequences finish with ABORTED. False: none is live."""
+        with self._changed:
+            number = self._number_of.get((principal, request_id))
+        return number is not None and self.cancel(number)
+
+    def cancel(self, number: int) -> bool:
+        """`abort` for the request that `submit` gave this number, whoever sent it."""
+        with self._changed:
+            if number not in self._live:
+                return False
+            self._aborted.append(number)
+            self._changed.notify_all()
+            return True
+
+    def healthy(self) -> bool:
+        """Whether the thread runs, so that requests get answers."""
+        return self._thread.is_alive() and not self._stopping
+
+    @property
+    def failure(self) -> str:
+        """What ended the thread when nobody had stopped it; "": nothing."""
+        return self._failure
+
+    def drain(self, timeout: float | None) -> bool:
+        """Refuse new requests and wait until the live ones have ended; False at the timeout."""
+        with self._changed:
+            self._refusal = self._refusal or "the engine is draining"
+            return self._changed.wait_for(
+                lambda: not self._live and not self._num_delivering, timeout
+            )
+
+    def stop(self) -> None:
+        """End the thread after its step; live requests get UnavailableError. Idempotent. The
+        executor stays open."""
+        with self._changed:
+            self._stopping = True
+            self._refusal = self._refusal or "the engine has stopped"
+            self._changed.notify_all()
+        if self._thread.ident is None:  # never started: nobody else will tell them
+            self._fail_all(UnavailableError("the engine has stopped"))
+        elif self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def stats(self) -> LoopStats:
+        return self._stats
+
+    def _check_open(self, request: GenerationRequest) -> None:
+        if self._refusal:
+            raise UnavailableError(self._refusal, remedy="Send the request to another server")
+        if (request.principal, request.request_id) in self._number_of:
+            raise InvalidRequestError(
+                f"{request.request_id!r} is the id of a live request",
+                field="request_id",
+                remedy="Choose another, or leave it empty",
+            )
+
+    # The loop's thread.
+
+    def _run(self) -> None:
+        try:
+            while self._take_orders():
+                begin = time.perf_counter()
+                if self._has_work():
+                    self._advance()
+                    self._work_seconds += time.perf_counter() - begin
+                self._publish_stats()
+            self._pipeline.drain()
+            error = UnavailableError("the engine has stopped")
+        except Exception as failure:  # noqa: BLE001 (a thread's last frame: no request may hang)
+            _log.critical("the engine loop died", exc_info=failure)
+            self._failure = str(failure) or type(failure).__name__
+            error = UnavailableError(
+                f"the engine has failed: {failure}", remedy="Restart the server"
+            )
+            error.__cause__ = failure
+        self._fail_all(error)
+
+    def _take_orders(self) -> bool:
+        """Wait for something to do, and take over submissions and aborts; False: stop."""
+        with self._changed:
+            self._wait_for_work()
+            aborted, self._aborted = self._aborted, []
+            if self._stopping:
+                return False
+        self._enqueue_submitted()
+        for number in aborted:
+            self._end_aborted(number)
+        self._end_overdue()
+        return True
+
+    def _wait_for_work(self) -> None:
+        """Sleep while there is nothing to do, but look after the pool once and after the device."""
+
+        def has_work() -> bool:
+            orders = self._submitted or self._aborted or self._stopping
+            return bool(orders) or self._has_work()
+
+        is_checked = False
+        while not self._changed.wait_for(has_work, timeout=_IDLE_CHECK_AFTER_S):
+            self._executor.check()
+            if not is_checked:
+                self._state.check_integrity()
+                is_checked = True
+
+    def _has_work(self) -> bool:
+        return self._state.has_work or self._pipeline.num_in_flight > 0
+
+    def _enqueue_submitted(self) -> None:
+        with self._changed:
+            submitted, self._submitted = self._submitted, []
+        self._state.tick(time.monotonic())
+        for live in submitted:
+            self._enqueue(live)
+
+    def _enqueue(self, live: LiveRequest) -> None:
+        request, number = live.request, live.number
+        order = rank_of(request.priority, live.submitted_at, number, self._config.ageing_s)
+        sequence = RunningSequence(request, number=number, order=order, eos_token_ids=self._eos)
+        self._sequences[number] = [sequence]
+        self._state.enqueue(sequence)
+        if request.deadline is not None:
+            self._deadlines.add(number, request.deadline)
+
+    def _advance(self) -> None:
+        """Launch all that can be, take in the oldest step, and tell what it drew.
+
+        Telling gives other threads work, which would keep the interpreter from a launch. So one
+        that returns at once, as with an executor that runs ahead, comes before it.
+        """
+        self._launch_all()
+        if not self._pipeline.num_in_flight:
+            raise InvariantError("requests are waiting, but the scheduler finds nothing to do")
+        completed = self._pipeline.complete()
+        self._pace.took(completed.num_tokens, completed.num_sequences, completed.seconds)
+        if self._executor.runs_ahead:
+            self._enqueue_submitted()  # whoever came meanwhile is not to wait for a step more
+            self._launch_all()
+        self._emit(completed)
+
+    def _launch_all(self) -> None:
+        while self._pipeline.has_room and self._launch_next():
+            pass
+
+    def _launch_next(self) -> bool:
+        """Plan the next step and launch it; False: there is none yet."""
+        self._state.tick(time.monotonic())
+        step_plan = plan(self._state, self._pace.limits)
+        if not step_plan.chunks:
+            return False
+        for sequence, _ in step_plan.admissions:
+            live = self._live[sequence.number]
+            if live.scheduled_at is None:  # else it comes back after a preemption
+                live.scheduled_at = time.monotonic()
+            self._leave_queue(live)
+        self._pipeline.launch(step_plan)
+        return True
+
+    def _emit(self, completed: CompletedStep) -> None:
+        """Hand what a step drew to its requests, and the requests' outputs to their sinks."""
+        drawn, tokens = completed.drawn, completed.tokens
+        logprobs = _logprobs_by_row(tokens.logprobs, tokens.token_ids, self._tokenizer)
+        touched: dict[int, LiveRequest] = {}
+        stopped = []
+        for scored in completed.scored:
+            live = self._live[scored.sequence.number]
+            if live.add_prompt_logprobs(scored.position, _scores(scored, logprobs)):
+                touched[live.number] = live
+        for sequence, row, reason in drawn:
+            number, index = sequence.number, sequence.index
+            live = touched[number] = self._live[number]
+            if index and index == len(self._sequences[number]):  # a fork
+                self._sequences[number].append(sequence)
+            if live.add(index, sequence.token_ids[-1], reason, logprobs.get(row, ())):
+                stopped.append(sequence)
+        self._state.finish(stopped)
+        for number in _invalid(completed) if tokens.invalid_rows else ():
+            error = InvariantError("the model gave no finite logits")
+            touched.pop(number, None)
+            self._end_failed(self._live[number], error)
+        for live in touched.values():
+            self._deliver_outputs(live)
+
+    def _deliver_outputs(self, live: LiveRequest) -> None:
+        if live.finished:
+            cached = self._sequences[live.number][0].cached_prompt_tokens or 0
+            self._num_finished += 1
+            self._end(live, live.take_last_outputs(cached))
+        elif not self._call(live, live.take_outputs()):
+            self._num_failed += 1
+            self._forget(live)
+
+    def _end_aborted(self, number: int) -> None:
+        live = self._live.get(number)
+        if live is not None:  # else it has ended meanwhile
+            live.abort()
+            self._deliver_outputs(live)
+
+    def _end_overdue(self) -> None:
+        for number in self._deadlines.take_overdue(time.monotonic()):
+            error = DeadlineError(
+                "passed", field="deadline", remedy="Allow more time, or ask for fewer tokens"
+            )
+            self._end_failed(self._live[number], error)
+
+    def _end_failed(self, live: LiveRequest, error: TrtcError) -> None:
+        self._num_failed += 1
+        self._end(live, error)
+
+    def _end(self, live: LiveRequest, last: Delivery) -> None:
+        """A request's pages and its id are free, and it is counted, when it hears its last."""
+        with self._changed:
+            self._num_delivering += 1
+        self._forget(live)
+        self._publish_stats()
+        self._call(live, last)
+        with self._changed:
+            self._num_delivering -= 1
+            self._changed.notify_all()
+
+    def _forget(self, live: LiveRequest) -> None:
+        """Free all that a request holds."""
+        self._state.finish(self._sequences.pop(live.number))
+        self._deadlines.discard(live.number)
+        self._leave_queue(live)
+        with self._changed:
+            del self._live[live.number]
+            del self._number_of[live.id]
+            self._changed.notify_all()
+
+    def _leave_queue(self, live: LiveRequest) -> None:
+        if live.place is not None and live.place.is_taken:
+            with self._changed:
+                live.place.free()
+
+    def _call(self, live: LiveRequest, delivery: Delivery) -> bool:
+        """Call a sink; whether it took the delivery."""
+        try:
+            live.sink(delivery)
+        except Exception:  # noqa: BLE001 (a caller's fault ends its request, not the engine)
+            _log.exception("the sink of request %s raised", live.request.request_id)
+            return False
+        return True
+
+    def _fail_all(self, error: UnavailableError) -> None:
+        """End every live request; the last thing the loop does."""
+        with self._changed:
+            self._refusal = error.problem
+            self._stopping = True
+            live, self._live = list(self._live.values()), {}
+            self._number_of.clear()
+            self._changed.notify_all()
+        self._num_failed += len(live)
+        self._publish_stats()  # before anyone is told, who may look
+        for one in live:
+            self._call(one, error)
+
+    def _publish_stats(self) -> None:
+        state = self._state
+        cache, counters = state.cache, state.counters
+        num_free, num_idle = cache.pool.num_free, cache.num_idle
+        total = cache.pool.num_pages
+        self._stats = LoopStats(
+            running=len(state.running),
+            waiting=len(state.waiting) + len(self._submitted),
+            pages_total=total,
+            pages_used=total - num_free - num_idle,
+            pages_cached=num_idle,
+            pages_free=num_free,
+            prefix_query_tokens=counters.prefix_query_tokens,
+            prefix_hit_tokens=counters.prefix_hit_tokens,
+            preemptions=counters.preemptions,
+            steps=self._pipeline.num_completed,
+            prompt_tokens=counters.prefilled_tokens,
+            generated_tokens=counters.drawn_tokens,
+            requests_admitted=self._num_admitted(),
+            requests_finished=self._num_finished,
+            requests_failed=self._num_failed,
+            step_seconds=self._pipeline.busy_seconds,
+            work_seconds=self._work_seconds,
+        )
+
+    def _num_admitted(self) -> int:
+        return self._num_finished + self._num_failed + len(self._live)
+
+
+def _with_seed(request: GenerationRequest) -> GenerationRequest:
+    if request.sampling.seed is not None:
+        return request
+    seed = int.from_bytes(os.urandom(8), "little")
+    return replace(request, sampling=replace(request.sampling, seed=seed))
+
+
+def _invalid(completed: CompletedStep) -> set[int]:
+    """Numbers of the requests of which a row's logits mean nothing."""
+    invalid = completed.tokens.invalid_rows
+    drawn = {sequence.number for sequence, row, _ in completed.drawn if row in invalid}
+    return drawn | {
+        scored.sequence.number
+        for scored in completed.scored
+        if any(scored.row <= row < scored.row + scored.num_tokens for row in invalid)
+    }
+
+
+def _scores(
+    scored: Scored, logprobs: Mapping[int, tuple[TokenLogprobs, ...]]
+) -> list[TokenLogprobs]:
+    """Log-probabilities of the prompt's tokens from `scored.position` on."""
+    entries = []
+    for at in range(scored.num_tokens):
+        (entry,) = logprobs[scored.row + at]
+        token_id = scored.sequence.token_ids[scored.position + at]
+        # Another was drawn: the model cannot give this one.
+        is_possible = entry.token_id == token_id
+        entries.append(entry if is_possible else replace(entry, token_id=token_id, logprob=-inf))
+    return entries
+
+
+def _logprobs_by_row(
+    logprobs: Logprobs | None, token_ids: Int32s, tokenizer: Tokenizer | None
+) -> dict[int, tuple[TokenLogprobs, ...]]:
+    if logprobs is None:
+        return {}
+
+    def utf8_of(token_id: int) -> bytes:
+        return b"" if tokenizer is None else tokenizer.token_utf8(token_id)
+
+    by_row: dict[int, tuple[TokenLogprobs, ...]] = {}
+    for at, (row, value) in enumerate(
+        zip(logprobs.rows.tolist(), logprobs.token.tolist(), strict=True)
+    ):
+        number = logprobs.num_top[at]
+        ids, values = logprobs.top_ids[at, :number], logprobs.top[at, :number]
+        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+        token_id = int(token_ids[row])
+        by_row[row] = (
+            TokenLogprobs(
+                token_id,
+                value,
+                top,
+                tuple(utf8_of(token) for token, _ in top),
+                utf8_of(token_id),
+            ),
+        )
+    return by_row

@@ -1,0 +1,344 @@
+"""Turns a step plan into arrays, from tables with one row a lane, without a loop over tokens.
+
+    lane  tokens                  pages        sampling columns
+    0     5 17 9 2 11 ~3 . . .    8 2 . . .    temperature, top_k, ..., seed
+    1     ...
+
+The tables follow the scheduler: a sequence is written whole when it is placed on its lane, page by
+page as it grows, and token by token as they are drawn, all lanes of a step at once. If a step is
+built before that, ~row (negative, as no token is) stands for what a row of the last step draws.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtc.protos.sampling import SAMPLING_PARAMETERS
+from trtc.protos.step import SAMPLING_COLUMNS
+from trtc.runtime.executors.base import NO_SOURCE, StepBatch
+from trtc.runtime.sampling.philox import UInt64s
+from trtc.runtime.sampling.sampler import (
+    COLUMN_DTYPES,
+    NO_LOGPROBS,
+    Bools,
+    Int32s,
+    Int64s,
+    SamplingBatch,
+    SparseRows,
+    TokenCounts,
+    bias_rows,
+    seen_rows,
+)
+from trtc.runtime.scheduling.scheduler_state import Changes
+from trtc.runtime.scheduling.sequence import Sequence
+from trtc.runtime.scheduling.step_plan import StepPlan
+
+_FORCED = 3e38
+"""A bias: with it a finite logit stays finite, and is the largest."""
+
+
+@dataclass(frozen=True, eq=False)
+class BuiltStep:
+    """A step ready to launch."""
+
+    batch: StepBatch
+    sampling: SamplingBatch
+    appended_rows: Int64s
+    """[A] samples that extend a sequence on its lane: all but those that begin a fork's others,
+    which are placed on lanes of their own."""
+    appended_lanes: Int64s
+    """[A]"""
+    appended_positions: Int64s
+    """[A] where in its sequence each goes."""
+    appended_tenancies: Int64s
+    """[A] which sequence had the lane: by the time of the token it may be another's."""
+
+
+class StepBuilder:
+    """The tables of one engine."""
+
+    def __init__(
+        self, *, num_lanes: int, max_context: int, page_size: int, num_groups: int = 1
+    ) -> None:
+        self._page_size = page_size
+        self._tokens = np.zeros((num_lanes, max_context), np.int32)
+        self._pages = [
+            np.zeros((num_lanes, -(-max_context // page_size)), np.int32) for _ in range(num_groups)
+        ]
+        """Of each group of the cache layout."""
+        self._num_prompt = np.zeros(num_lanes, np.int64)
+        self._position_offsets = np.zeros(num_lanes, np.int64)
+        self._tenancies = np.zeros(num_lanes, np.int64)
+        """[num_lanes] sequences that have been placed on each lane."""
+        self._sampling = _SamplingColumns(num_lanes)
+        self._last: BuiltStep | None = None
+        """The step built last, while its tokens are not known."""
+
+    def follow(self, changes: Changes) -> None:
+        """Take over what the scheduler changed."""
+        for sequence in changes.placed:
+            if sequence.lanes:  # else it has ended since
+                self._place(sequence)
+        for sequence, begin, end in changes.grown:
+            if sequence.lanes:
+                for table, pages in zip(self._pages, sequence.pages, strict=True):
+                    if end == begin + 1:  # a decode's, by far the most
+                        table[sequence.lane, begin] = pages[begin]
+                    else:
+                        table[sequence.lane, begin:end] = pages[begin:end]
+
+    def _place(self, sequence: Sequence) -> None:
+        lane = sequence.lane
+        self._tenancies[lane] += 1
+        self._tokens[lane, : len(sequence.token_ids)] = sequence.token_ids
+        for table, pages in zip(self._pages, sequence.pages, strict=True):
+            table[lane, : len(pages)] = pages
+        self._num_prompt[lane] = sequence.num_prompt
+        self._position_offsets[lane] = sequence.position_offset
+        self._sampling.place(sequence)
+
+    def append(self, step: BuiltStep, token_ids: Int32s) -> None:
+        """Write drawn tokens [R] behind those sequences that still are on their lanes."""
+        if self._last is step:
+            self._last = None
+        lanes, rows = self._write(step, token_ids)
+        self._sampling.count(lanes, token_ids[rows])
+
+    def _write(self, step: BuiltStep, cells: Int32s) -> tuple[Int64s, Int64s]:
+        """Write one cell a row [R] behind those sequences; their lanes and rows."""
+        stays = self._tenancies[step.appended_lanes] == step.appended_tenancies
+        # A sequence as long as can be ends with its token: there is no cell for that.
+        stays &= step.appended_positions < self._tokens.shape[1]
+        lanes, rows = step.appended_lanes[stays], step.appended_rows[stays]
+        self._tokens[lanes, step.appended_positions[stays]] = cells[rows]
+        return lanes, rows
+
+    def _slots(self, token_lanes: Int64s, page: Int64s, offset: Int32s) -> Int32s:
+        """Of each group, one after the other, from each token's page and its place in it."""
+        size = np.int32(self._page_size)
+        return _joined_groups([table[token_lanes, page] * size + offset for table in self._pages])
+
+    def build(self, plan: StepPlan) -> BuiltStep:
+        """Arrays of a plan that has been applied and followed, to launch before any other."""
+        if self._last is not None:
+            self._write(self._last, ~np.arange(self._last.sampling.num_rows, dtype=np.int32))
+        sequences, *columns = zip(*plan.chunks, strict=True)
+        lanes = np.array([sequence.lane for sequence in sequences], np.int64)
+        starts, counts, samples, scored = (np.array(column, np.int64) for column in columns)
+        ends = np.cumsum(counts)
+        context_lens = starts + counts
+        token_lanes = np.repeat(lanes, counts)
+        positions = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts)
+        page, offset = np.divmod(positions, self._page_size)
+        width = -(-int(context_lens.max()) // self._page_size)
+        cells = self._tokens[token_lanes, positions]
+        token_ids, token_sources = (cells, None) if self._last is None else _split(cells)
+        rows = scored + samples
+        # A row's place among the samples of its chunk (a fork's sequences are 0 to n - 1), below 0
+        # for scored tokens; and the tokens from it to the chunk's end.
+        places = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - samples, rows)
+        back = np.where(places < 0, np.repeat(counts - scored, rows) - places, 1)
+        batch = StepBatch(
+            token_ids=token_ids,
+            token_sources=token_sources,
+            positions=(positions + self._position_offsets[token_lanes]).astype(np.int32),
+            slots=self._slots(token_lanes, page, offset.astype(np.int32)),
+            query_start=np.concatenate(([0], ends)).astype(np.int32),
+            context_lens=context_lens.astype(np.int32),
+            page_table=_joined_groups([table[lanes, :width] for table in self._pages]),
+            logit_rows=(np.repeat(ends, rows) - back).astype(np.int32),
+        )
+        row_lanes = np.repeat(lanes, rows)
+        row_positions = np.repeat(context_lens, rows) - back + 1
+        sampling = self._sampling.gather(
+            row_lanes,
+            forks=np.maximum(places, 0),
+            positions=row_positions - self._num_prompt[row_lanes],
+        )
+        if plan.scores:
+            is_scored = places < 0
+            sampling = self._sampling.scoring(
+                sampling, row_lanes, is_scored, self._tokens[row_lanes, row_positions * is_scored]
+            )
+        first_samples = np.flatnonzero(places == 0)
+        self._last = BuiltStep(
+            batch=batch,
+            sampling=sampling,
+            appended_rows=first_samples,
+            appended_lanes=row_lanes[first_samples],
+            appended_positions=row_positions[first_samples],
+            appended_tenancies=self._tenancies[row_lanes[first_samples]],
+        )
+        return self._last
+
+
+def _joined_groups(arrays: list[Int32s]) -> Int32s:
+    """The arrays of all groups, one after the other."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _split(cells: Int32s) -> tuple[Int32s, Int32s | None]:
+    """Token ids and, if any of them is pending, where they come from, of cells of the table."""
+    pending = cells < 0
+    if not pending.any():
+        return cells, None
+    return np.where(pending, 0, cells), np.where(pending, ~cells, NO_SOURCE)
+
+
+class _SamplingColumns:
+    """Each lane's sampling parameters."""
+
+    def __init__(self, num_lanes: int) -> None:
+        self._columns: dict[str, NDArray[Any]] = {
+            one.name: np.zeros(num_lanes, COLUMN_DTYPES[one.dtype])
+            for one in SAMPLING_COLUMNS
+            if one.device_dtype
+        }
+        self._seed: UInt64s = np.zeros(num_lanes, np.uint64)
+        self._index = np.zeros(num_lanes, np.int64)
+        self._num_prompt_logprobs = np.zeros(num_lanes, np.int32)
+        self._seen: dict[int, _SeenTokens] = {}
+        """Lanes with penalties."""
+        self._bias: dict[int, dict[int, float]] = {}
+        """Lanes with biases."""
+        self._early: dict[int, _EarlyBias] = {}
+        """Lanes with a least number of tokens."""
+
+    def place(self, sequence: Sequence) -> None:
+        lane, request = sequence.lane, sequence.request
+        params = request.sampling
+        assert params.seed is not None, "drawn when the request is admitted"
+        columns = self._columns
+        for one in SAMPLING_PARAMETERS:
+            columns[one.name][lane] = getattr(params, one.name)
+        self._seed[lane] = params.seed
+        self._index[lane] = sequence.index
+        columns["num_logprobs"][lane] = (
+            NO_LOGPROBS if request.logprobs is None else request.logprobs
+        )
+        self._num_prompt_logprobs[lane] = request.prompt_logprobs or 0
+        self._bias.pop(lane, None)
+        if params.logit_bias:
+            self._bias[lane] = dict(params.logit_bias)
+        self._early.pop(lane, None)
+        if request.min_tokens and sequence.stop_ids:
+            never = dict.fromkeys(sequence.stop_ids, -math.inf)
+            self._early[lane] = _EarlyBias(request.min_tokens, {**params.logit_bias, **never})
+        self._seen.pop(lane, None)
+        if params.has_penalty:
+            self._seen[lane] = _SeenTokens(sequence.token_ids, sequence.num_prompt)
+
+    def count(self, lanes: Int64s, token_ids: Int32s) -> None:
+        """Remember drawn tokens where penalties need it."""
+        if self._seen:
+            for lane, token in zip(lanes.tolist(), token_ids.tolist(), strict=True):
+                if lane in self._seen:
+                    self._seen[lane].add(token)
+
+    def gather(self, lanes: Int64s, *, forks: Int64s, positions: Int64s) -> SamplingBatch:
+        row_lanes = lanes.tolist() if self._seen or self._bias or self._early else []
+        return SamplingBatch(
+            **{name: column[lanes] for name, column in self._columns.items()},
+            seed=self._seed[lanes],
+            sequence=self._index[lanes] + forks,
+            position=positions,
+            seen=seen_rows(
+                {
+                    row: self._seen[lane].counts()
+                    for row, lane in enumerate(row_lanes)
+                    if lane in self._seen
+                }
+            ),
+            bias=bias_rows(
+                {
+                    row: bias
+                    for row, lane in enumerate(row_lanes)
+                    if (bias := self._bias_of(lane, positions[row]))
+                }
+            ),
+        )
+
+    def scoring(
+        self, sampling: SamplingBatch, lanes: Int64s, is_scored: Bools, token_ids: Int32s
+    ) -> SamplingBatch:
+        """The same, with rows [R] that score tokens which are known already.
+
+        Such a row draws its token by a bias that no logit outweighs, because every sampler reports
+        the log-probability of what it drew, from the logits before the bias.
+        """
+        scored = np.flatnonzero(is_scored)
+        kept = [_without_rows(entries, is_scored) for entries in (sampling.seen, sampling.bias)]
+        forced = bias_rows({int(row): {int(token_ids[row]): _FORCED} for row in scored})
+        return replace(
+            sampling,
+            temperature=np.where(is_scored, np.float32(0), sampling.temperature),
+            num_logprobs=np.where(
+                is_scored, self._num_prompt_logprobs[lanes], sampling.num_logprobs
+            ),
+            seen=kept[0],
+            bias=_joined(kept[1], forced),
+        )
+
+    def _bias_of(self, lane: int, position: np.int64) -> dict[int, float] | None:
+        """Of the token at `position` of a lane's output; None: none."""
+        early = self._early.get(lane)
+        if early is not None and position < early.min_tokens:
+            return early.bias
+        return self._bias.get(lane)
+
+
+def _without_rows(entries: SparseRows, dropped: Bools) -> SparseRows:
+    kept = ~dropped[entries.rows]
+    return SparseRows(entries.rows[kept], entries.token_ids[kept], entries.values[kept])
+
+
+def _joined(ours: SparseRows, theirs: SparseRows) -> SparseRows:
+    """Entries of different rows, in order of rows."""
+    rows = np.concatenate((ours.rows, theirs.rows))
+    order = np.argsort(rows, kind="stable")
+    token_ids = np.concatenate((ours.token_ids, theirs.token_ids))
+    values = np.concatenate((ours.values, theirs.values))
+    return SparseRows(rows[order], token_ids[order], values[order].astype(np.float32))
+
+
+@dataclass(frozen=True)
+class _EarlyBias:
+    """Keeps a sequence from ending before it has `min_tokens` tokens."""
+
+    min_tokens: int
+    bias: dict[int, float]
+    """The request's own, and -inf for each token that would end it."""
+
+
+class _SeenTokens:
+    """Distinct tokens of one sequence and their numbers in its output, kept as arrays."""
+
+    def __init__(self, token_ids: Iterable[int], num_prompt: int) -> None:
+        known = list(token_ids)
+        distinct = list(dict.fromkeys(known))
+        self._index = {token: at for at, token in enumerate(distinct)}
+        self._size = len(distinct)
+        self._token_ids = np.array(distinct, np.int32)
+        self._in_output: NDArray[np.int32] = np.zeros(self._size, np.int32)
+        for token in known[num_prompt:]:
+            self._in_output[self._index[token]] += 1
+
+    def add(self, token: int) -> None:
+        at = self._index.get(token)
+        if at is None:
+            at = self._index[token] = self._size
+            self._size += 1
+            if at == len(self._token_ids):
+                grown = max(64, 2 * at)
+                self._token_ids = np.resize(self._token_ids, grown)
+                self._in_output = np.resize(self._in_output, grown)
+            self._token_ids[at] = token
+            self._in_output[at] = 0
+        self._in_output[at] += 1
+
+    def counts(self) -> TokenCounts:
+        return TokenCounts(self._token_ids[: self._size], self._in_output[: self._size])

@@ -1,0 +1,281 @@
+"""An engine in this process: what `trtc.open_engine` gives and `trtc generate` uses."""
+
+import itertools
+import queue
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self, Unpack, overload
+
+from trtc.protos.errors import NoTokenizerError, TrtcError, UnavailableError, UnknownModelError
+from trtc.protos.manifest import Manifest
+from trtc.runtime.engine.loop import Delivery, EngineLoop, LoopConfig, LoopStats
+from trtc.runtime.engine.session import Session, open_session
+from trtc.runtime.integrity.verify import HashCheck
+from trtc.runtime.requests.completion import Collector, Result
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.generate_options import (
+    CHAT_KEYWORDS,
+    GENERATE_KEYWORDS,
+    ChatOptions,
+    GenerateOptions,
+    draft_of_chat,
+    submit_prompts,
+)
+from trtc.runtime.requests.keywords import names_checked, takes
+from trtc.runtime.requests.prompts import Prompt, Prompts
+from trtc.runtime.requests.request import GenerationRequest, Output
+from trtc.runtime.requests.request_defaults import GenerationConfig, request_defaults
+from trtc.runtime.requests.validation import finish_draft
+from trtc.runtime.text.chat_options import Message
+from trtc.runtime.text.tokenizer import Tokenizer
+
+
+class LocalGeneration(Iterator[Output]):
+    """A completion on its way: iterate over its outputs, or wait for all of it with `result`.
+
+    Its last output comes when the engine's weights are known to be whole, and not to have been
+    written to meanwhile; if they are not, an EngineCorruptError comes instead. Leaving it as a
+    context manager, or dropping it, ends what has not come.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        loop: EngineLoop,
+        late_check: HashCheck | None = None,
+        raise_if_changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Submits the request; raises what `EngineLoop.submit` does."""
+        self.request_id = request.request_id
+        self._raise_if_changed = raise_if_changed
+        self._loop = loop
+        self._late_check = late_check
+        self._deliveries: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+        self._outputs: Iterator[Output] = iter(())
+        self._collector = Collector()
+        self._ended = False
+        self._number: int | None = None
+        self._number = loop.submit(request, _sink(self._deliveries, late_check))
+
+    def __next__(self) -> Output:
+        while (output := next(self._outputs, None)) is None:
+            if self._ended:
+                raise StopIteration
+            self._receive()
+        self._collector.add(output)
+        return output
+
+    def _receive(self) -> None:
+        delivery = self._deliveries.get()
+        if isinstance(delivery, TrtcError):
+            self._ended = True
+            raise delivery
+        self._ended = delivery[-1].usage is not None
+        if self._ended:
+            if self._late_check is not None:
+                self._late_check.wait()
+            self._raise_if_changed()
+        self._outputs = iter(delivery)
+
+    def result(self) -> Result:
+        """Read what has not been read yet and return the whole."""
+        for _ in self:
+            pass
+        return self._collector.result()
+
+    def cancel(self) -> None:
+        """End the request; what it has given so far can still be read."""
+        if self._number is not None:
+            self._loop.cancel(self._number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.cancel()
+
+    def __del__(self) -> None:
+        if not self._ended:
+            self.cancel()
+
+
+def _sink(
+    deliveries: "queue.SimpleQueue[Delivery]", late_check: HashCheck | None
+) -> Callable[[Delivery], None]:
+    """Where the loop's thread leaves what it has; it does not keep the generation alive."""
+
+    def put(delivery: Delivery) -> None:
+        deliveries.put(delivery)
+        if late_check is not None:
+            late_check.begin()
+
+    return put
+
+
+class LocalEngine:
+    """An opened engine and its loop; safe to share between threads. Close it to free its memory."""
+
+    def __init__(
+        self,
+        session: Session,
+        config: LoopConfig | None = None,
+        *,
+        generation_config: GenerationConfig = "model",
+    ) -> None:
+        model = session.manifest.model
+        self._session = session
+        self._loop = EngineLoop(
+            session.executor,
+            session.tokenizer,
+            config
+            or LoopConfig(
+                eos_token_ids=model.eos_token_ids,
+                defaults=request_defaults(model, generation_config),
+            ),
+        )
+        self._loop.start()
+        self._numbers = itertools.count()
+        self._closed = False
+
+    @classmethod
+    @names_checked
+    def open(
+        cls,
+        engine: Path | str,
+        *,
+        num_threads: int | None = None,
+        kv_bytes: int | None = None,
+        dummy_weights: bool = False,
+        verify: bool = True,
+        generation_config: GenerationConfig = "model",
+    ) -> "LocalEngine":
+        """Verify and load an engine directory; for other arguments and errors see `open_session`.
+
+        Args:
+            generation_config: whose sampling defaults requests get: those of the model's
+                generation_config.json, or trtc's own.
+
+        Weights are hashed from the first token on: see LocalGeneration.
+        """
+        session = open_session(
+            Path(engine),
+            num_threads=num_threads,
+            kv_bytes=kv_bytes,
+            dummy_weights=dummy_weights,
+            verify=verify,
+            quick_start=True,
+        )
+        return cls(session, generation_config=generation_config)
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._session.manifest
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._session.tokenizer
+
+    @overload
+    def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> LocalGeneration: ...
+
+    @overload
+    def generate(
+        self, prompt: Prompts, **options: Unpack[GenerateOptions]
+    ) -> list[LocalGeneration]: ...
+
+    @takes(GENERATE_KEYWORDS)
+    def generate(
+        self, prompt: Prompt | Prompts, **options: Unpack[GenerateOptions]
+    ) -> LocalGeneration | list[LocalGeneration]:
+        """Complete one prompt, or several.
+
+        A text, or the token ids of one, gives one generation. A list of texts, or of lists of token
+        ids, gives a list of generations in the order of the prompts: all run at once.
+
+        Raises:
+            InvalidRequestError: a field that the engine cannot honour, by name.
+            NoTokenizerError: a text for an engine without a tokenizer.
+        """
+        return submit_prompts(prompt, options, self.submit)
+
+    @takes(CHAT_KEYWORDS)
+    def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> LocalGeneration:
+        """Answer a conversation; messages and tools have the shapes of the OpenAI API.
+
+        Raises:
+            InvalidRequestError: a field that the engine cannot honour, by name.
+            NoTokenizerError: the engine has no tokenizer.
+        """
+        return self.submit(draft_of_chat(messages, options))
+
+    def submit(self, draft: RequestDraft, *, timeout: float | None = None) -> LocalGeneration:
+        """Start a request; it runs with all others that have not ended.
+
+        Args:
+            timeout: seconds after which it ends with DeadlineError.
+        """
+        if self._closed:
+            raise UnavailableError("the engine is closed")
+        late_check = self._session.late_check
+        if late_check is not None:
+            late_check.raise_failure()
+        self._session.raise_if_changed()
+        request = self._request(draft, timeout)
+        return LocalGeneration(request, self._loop, late_check, self._session.raise_if_changed)
+
+    def stats(self) -> LoopStats:
+        return self._loop.stats()
+
+    def close(self) -> None:
+        """Stop the loop, end what runs with UnavailableError and free the engine. Idempotent."""
+        self._closed = True
+        self._loop.stop()
+        self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _request(self, draft: RequestDraft, timeout: float | None) -> GenerationRequest:
+        name = self.manifest.model.name
+        if draft.model not in ("", name):
+            raise UnknownModelError(
+                f"this engine is {name!r}, not {draft.model!r}",
+                field="model",
+                remedy="Leave it out",
+            )
+        return finish_draft(
+            draft,
+            request_id=draft.request_id or f"local-{next(self._numbers)}",
+            prompt_ids=self._prompt_ids(draft),
+            deadline=None if timeout is None else time.monotonic() + timeout,
+            bounds=self._loop.bounds,
+        )
+
+    def _prompt_ids(self, draft: RequestDraft) -> Sequence[int]:
+        if draft.token_ids is not None:
+            return draft.token_ids
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            raise NoTokenizerError(
+                "the engine was built without a tokenizer",
+                field="prompt",
+                remedy="Give token ids, or build it from a checkpoint with tokenizer.json",
+            )
+        if draft.chat is not None:
+            return tokenizer.encode_chat(draft.chat.template_input())
+        return tokenizer.encode(draft.text or "")

@@ -1,0 +1,1 @@
+"""An engine's files: whether they are those that were built, and stay so."""

@@ -1,0 +1,130 @@
+"""What an engine's files say of each other: checked before any of it becomes a size or an index.
+
+Hashes that match prove that nothing was damaged, not that whoever wrote the files was right.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from trtc.protos.dtypes import DTYPES
+from trtc.protos.errors import EngineCorruptError
+from trtc.protos.files import UnreadableError, decode_json, open_regular
+from trtc.protos.launch_plan import KernelCall, LaunchPlan
+from trtc.protos.manifest import MANIFEST_FILE, PLAN_FILE, Manifest
+from trtc.protos.plan import Plan, Weight
+from trtc.runtime.integrity.engine_files import REBUILD
+
+_ALIGNMENT = 64
+_MAX_HEADER_BYTES = 100_000_000
+"""The limit of the safetensors format."""
+
+
+class _Entry(msgspec.Struct):
+    data_offsets: tuple[int, int]
+
+
+def check_plan(manifest: Manifest, plan: Plan) -> None:
+    """Compare plan.json with the manifest, and its weights with their own bounds.
+
+    Raises:
+        EngineCorruptError: they contradict each other; the message names the field.
+    """
+    for field, found, expected in _pairs(manifest, plan):
+        if found != expected:
+            raise EngineCorruptError(
+                f"is {found}, and {PLAN_FILE} says {expected}",
+                field=f"{MANIFEST_FILE}: {field}",
+                remedy=REBUILD,
+            )
+    for weight in plan.weights:
+        _check_weight(weight, plan.weights_bytes)
+
+
+def _pairs(manifest: Manifest, plan: Plan) -> Iterator[tuple[str, object, object]]:
+    yield "model.vocab_size", manifest.model.vocab_size, plan.vocab_size
+    yield "ledger.weights", manifest.ledger.weights, plan.weights_bytes
+    for part in ("kv", "limits"):
+        ours, theirs = getattr(manifest, part), getattr(plan, part)
+        for field in ours.__struct_fields__:
+            yield f"{part}.{field}", getattr(ours, field), getattr(theirs, field)
+
+
+def _check_weight(weight: Weight, num_bytes: int) -> None:
+    needed = DTYPES[weight.dtype].num_bytes(math.prod(weight.shape))
+    problem = ""
+    if weight.offset % _ALIGNMENT:
+        problem = f"is at {weight.offset}, no multiple of {_ALIGNMENT}"
+    elif weight.offset + weight.bytes > num_bytes:
+        problem = f"ends at {weight.offset + weight.bytes}, and the weights at {num_bytes}"
+    elif weight.bytes != needed:
+        problem = f"has {weight.bytes} bytes, its shape and type need {needed}"
+    if problem:
+        raise EngineCorruptError(
+            problem, field=f"{PLAN_FILE}: weights.{weight.name}", remedy=REBUILD
+        )
+
+
+def check_weights_header(path: Path, weights: Sequence[Weight]) -> None:
+    """See that a weights file holds the plan's tensors where the plan says.
+
+    Raises:
+        EngineCorruptError: it has others, or others elsewhere, or no readable header.
+    """
+    stored = {
+        name: tuple(entry.data_offsets)
+        for name, entry in _read_entries(path).items()
+        if not name.startswith("pad.")
+    }
+    for weight in weights:
+        found = stored.pop(weight.name, None)
+        if found != (weight.offset, weight.offset + weight.bytes):
+            raise EngineCorruptError(
+                f"has tensor {weight.name} at {found}, and {PLAN_FILE} says "
+                f"{(weight.offset, weight.offset + weight.bytes)}",
+                field=str(path),
+                remedy=REBUILD,
+            )
+    if stored:
+        raise EngineCorruptError(
+            f"has tensor {min(stored)}, of which {PLAN_FILE} does not know",
+            field=str(path),
+            remedy=REBUILD,
+        )
+
+
+def _read_entries(path: Path) -> dict[str, _Entry]:
+    try:
+        with open_regular(path) as file:
+            length = int.from_bytes(os.pread(file.fileno(), 8, 0), "little")
+            if length > _MAX_HEADER_BYTES:
+                raise UnreadableError(f"claims a header of {length} bytes")
+            raw = decode_json(os.pread(file.fileno(), length, 8), dict[str, msgspec.Raw])
+        raw.pop("__metadata__", None)
+        return {name: decode_json(bytes(entry), _Entry) for name, entry in raw.items()}
+    except (UnreadableError, OSError) as error:
+        raise EngineCorruptError(str(error), field=f"{path}: header", remedy=REBUILD) from error
+
+
+def check_launches(launches: LaunchPlan) -> None:
+    """See that every index into the launch plan's own tables is within them.
+
+    Raises:
+        EngineCorruptError: one is not.
+    """
+    calls = (
+        work
+        for call in launches.calls
+        for variant in call.variants
+        for work in variant.work
+        if isinstance(work, KernelCall)
+    )
+    drawn = (work for stage in launches.sampling.stages.values() for work in stage)
+    most = max((work.kernel for work in (*calls, *drawn)), default=-1)
+    if most >= len(launches.kernels):
+        raise EngineCorruptError(
+            f"has kernel {most} of {len(launches.kernels)}", field="launches.json", remedy=REBUILD
+        )

@@ -1,0 +1,182 @@
+"""Do an engine's files match its manifest? Asked before anything is mapped or loaded."""
+
+import hashlib
+import io
+import os
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from trtc.protos.errors import EngineCorruptError
+from trtc.protos.files import UnreadableError, open_regular
+from trtc.protos.manifest import CHUNK_BYTES, FileFacts, Manifest
+from trtc.runtime.host.background import make_way
+from trtc.runtime.host.machine import num_usable_cores
+from trtc.runtime.integrity.engine_files import (
+    REBUILD,
+    FileIdentity,
+    changed_while_opening,
+    find_files,
+    refuse_unlisted,
+)
+
+_MAX_THREADS = 16
+_BLOCK_BYTES = 1 << 23
+
+
+def verify_files(engine: Path, manifest: Manifest) -> None:
+    """Compare every file's size, then every file's SHA-256, with the manifest.
+
+    Raises:
+        EngineCorruptError: names the file that differs, or that the manifest does not list.
+    """
+    refuse_unlisted(engine, manifest)
+    find_files(engine, manifest, manifest.files)
+    check = HashCheck(engine, manifest, manifest.files)
+    try:
+        check.wait()
+    finally:
+        check.close()
+
+
+class HashCheck:
+    """Compares the hashes of some files in threads of its own, which make way for others.
+
+    Nothing is hashed before somebody calls `begin` or `wait`. Hashing frees the GIL.
+    """
+
+    def __init__(
+        self,
+        engine: Path,
+        manifest: Manifest,
+        names: Collection[str],
+        found: Mapping[str, FileIdentity] = MappingProxyType({}),
+    ) -> None:
+        """
+        Args:
+            found: files that must not have been replaced or written to since they were found.
+
+        Raises:
+            EngineCorruptError: the manifest's chunks do not cover a file.
+        """
+        self._engine = engine
+        self._pieces = [
+            replace(piece, identity=found.get(name))
+            for name in names
+            for piece in pieces_of(name, manifest.files[name])
+        ]
+        self._pool = ThreadPoolExecutor(_num_threads(), "trtc-verify", initializer=make_way)
+        self._checks: list[Future[None]] = []
+        self._beginning = threading.Lock()
+
+    def begin(self) -> None:
+        """Start hashing. Idempotent."""
+        with self._beginning:
+            if not self._checks:
+                self._checks = [
+                    self._pool.submit(_compare, self._engine, piece) for piece in self._pieces
+                ]
+
+    def wait(self) -> None:
+        """Begin, and return when all files are as the manifest says.
+
+        Raises:
+            EngineCorruptError: one is not; the message names it.
+        """
+        self.begin()
+        for check in self._checks:
+            check.result()
+
+    def raise_failure(self) -> None:
+        """Raise what has been found by now, if anything."""
+        for check in self._checks:
+            if check.done():
+                check.result()
+
+    def close(self) -> None:
+        """Stop hashing. Idempotent."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _num_threads() -> int:
+    return min(_MAX_THREADS, num_usable_cores())
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive bytes of a file, and what they hash to."""
+
+    name: str
+    begin: int
+    bytes: int
+    sha256: str
+    identity: FileIdentity | None = None
+    """The file that it must be a part of; None: any."""
+
+
+def _compare(engine: Path, piece: Piece) -> None:
+    """Hash a piece.
+
+    Raises:
+        EngineCorruptError: it is not what the manifest says.
+    """
+    if _sha256(engine / piece.name, piece) != piece.sha256:
+        raise EngineCorruptError(
+            "the content differs from the manifest's sha256",
+            field=str(engine / piece.name),
+            remedy=REBUILD,
+        )
+
+
+def pieces_of(name: str, facts: FileFacts) -> Iterator[Piece]:
+    """A file, or its chunks: either way all of its bytes.
+
+    Raises:
+        EngineCorruptError: the chunks do not cover the file.
+    """
+    if not facts.chunks:
+        yield Piece(name, 0, facts.bytes, facts.sha256)
+        return
+    begins = range(0, facts.bytes, CHUNK_BYTES)
+    if len(begins) != len(facts.chunks):
+        raise EngineCorruptError(
+            f"has {len(facts.chunks)} chunks for {facts.bytes} bytes",
+            field=f"manifest.json: files.{name}",
+            remedy=REBUILD,
+        )
+    for begin, sha256 in zip(begins, facts.chunks, strict=True):
+        yield Piece(name, begin, min(CHUNK_BYTES, facts.bytes - begin), sha256)
+
+
+def _sha256(path: Path, piece: Piece) -> str:
+    try:
+        with open_regular(path) as file:
+            _check_same(path, file, piece.identity)
+            digest = hash_piece(file.fileno(), piece)
+            _check_same(path, file, piece.identity)
+            return digest
+    except UnreadableError as error:
+        raise EngineCorruptError(str(error), field=str(path), remedy=REBUILD) from error
+    except OSError as error:
+        raise EngineCorruptError(
+            f"cannot be read ({error.strerror})", field=str(path), remedy=REBUILD
+        ) from error
+
+
+def _check_same(path: Path, file: io.FileIO, identity: FileIdentity | None) -> None:
+    if identity is not None and FileIdentity.of(os.fstat(file.fileno())) != identity:
+        raise changed_while_opening(path)
+
+
+def hash_piece(descriptor: int, piece: Piece) -> str:
+    """SHA-256 of a piece, or of as much of it as there is."""
+    digest, at, end = hashlib.sha256(), piece.begin, piece.begin + piece.bytes
+    # Large blocks: a thread that makes way for others should not often hold the GIL while it does.
+    block = memoryview(bytearray(min(_BLOCK_BYTES, piece.bytes)))
+    while at < end and (count := os.preadv(descriptor, [block[: end - at]], at)):
+        digest.update(block[:count])
+        at += count
+    return digest.hexdigest()

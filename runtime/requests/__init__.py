@@ -1,0 +1,1 @@
+"""What a caller may ask for and is told, checked in one place."""

@@ -1,0 +1,38 @@
+"""A request as its caller words it: text or chat not yet tokens, defaults not yet filled in.
+
+    RequestDraft --tokenise, validate--> GenerationRequest
+
+Clients make drafts, wire formats carry them, the service finishes them.
+"""
+
+from dataclasses import dataclass, field
+
+from trtc.protos.sampling import SamplingOptions
+from trtc.runtime.text.chat import Chat
+
+
+@dataclass(frozen=True)
+class RequestDraft:
+    """Exactly one of `text`, `token_ids` and `chat` is the prompt."""
+
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    chat: Chat | None = None
+    model: str = ""
+    """Engine name; may be empty when there is one engine."""
+    request_id: str = ""
+    """Unique among the client's running requests; drawn by the server when empty."""
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    max_tokens: int | None = None
+    """New tokens a sequence; None: the model's default, or as many as fit max_seq_len."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    include_stop: bool = False
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    priority: int = 0
+    cache_salt: str = ""
+    """A secret: clients that give the same one share cached prefixes. "": the client's own."""

@@ -1,0 +1,204 @@
+"""The keyword arguments of `generate` and `chat`: the same in this process and for both clients."""
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Protocol, TypeVar, cast, get_args
+
+from trtc.protos.errors import InvalidRequestError
+from trtc.protos.sampling import SAMPLING_PARAMETERS, SamplingOptions
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.keywords import Keyword
+from trtc.runtime.requests.prompts import Prompt, Prompts, read_prompts
+from trtc.runtime.text.chat_options import TEMPLATE_OPTIONS, Message, TemplateOptions, chat_of
+
+
+class GenerateOptions(SamplingOptions, total=False):
+    """All optional; the defaults are those of RequestDraft, the model and SamplingParams."""
+
+    model: str
+    request_id: str
+    max_tokens: int | None
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    min_tokens: int
+    include_stop: bool
+    n: int
+    logprobs: int | None
+    prompt_logprobs: int | None
+    priority: int
+    cache_salt: str
+
+
+class ChatOptions(GenerateOptions, TemplateOptions, total=False):
+    """Those of `chat`."""
+
+
+_SAMPLING = frozenset(SamplingOptions.__annotations__)
+
+_DESCRIPTIONS = {
+    **{one.name: f"{one.meaning}. None: {one.default_said}." for one in SAMPLING_PARAMETERS},
+    "logit_bias": "token id to what is added to its logit; None: nothing.",
+    "seed": "equal seeds give equal tokens; None: a new one.",
+    "model": "name of the engine; may be empty where there is one.",
+    "request_id": "unique among this client's running requests; empty: a new one.",
+    "max_tokens": "new tokens a sequence; None: the model's default, or as many as fit.",
+    "stop": "texts that end a sequence.",
+    "stop_token_ids": "tokens that end a sequence.",
+    "ignore_eos": "go on after the model's end-of-sequence tokens.",
+    "min_tokens": "new tokens before which only max_tokens ends a sequence.",
+    "include_stop": "keep the stop text in the output.",
+    "n": "sequences that are drawn for the prompt.",
+    "logprobs": "likeliest tokens to report at each place, 0 to 20; None: no log-probabilities.",
+    "prompt_logprobs": "the same for the prompt's tokens.",
+    "priority": "higher ones are served first, up to what the server grants.",
+    "cache_salt": "a secret: clients that give the same one share cached prefixes.",
+    "tools": "JSON schemas of functions, for the chat template.",
+    "documents": "JSON objects, for the chat template.",
+    "chat_template_kwargs": "further variables of the chat template.",
+    "add_generation_prompt": "whether the prompt ends with the head of the assistant's message; "
+    "None: unless continue_final_message is set.",
+    "continue_final_message": "the prompt ends inside the last message, which the model goes on "
+    "with.",
+}
+
+_DEFAULTS = {field.name: field.default for field in fields(RequestDraft)} | {
+    "continue_final_message": False
+}
+
+
+def _keywords(options: Any) -> Mapping[str, Keyword]:
+    """The entries of a TypedDict; those that neither a draft nor a template needs are None."""
+    keywords = {}
+    for name, annotation in options.__annotations__.items():
+        default = _DEFAULTS.get(name)
+        annotation = annotation | None if default is None else annotation
+        keywords[name] = Keyword(annotation, default, _DESCRIPTIONS[name])
+    return keywords
+
+
+TEMPLATE_KEYWORDS = _keywords(TemplateOptions)
+GENERATE_KEYWORDS = _keywords(GenerateOptions)
+CHAT_KEYWORDS = _keywords(ChatOptions)
+
+
+_KINDS: Mapping[Any, tuple[type, str]] = {
+    bool: (bool, "True or False"),
+    float: (Real, "a number"),
+    int: (Integral, "a whole number"),
+    str: (str, "a text"),
+}
+
+
+def _kind(annotation: Any) -> tuple[type, str] | None:
+    """Of a plain value, which may be None; None: of a list or a mapping."""
+    members = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    plain = [one for one in members if one is not NoneType]
+    return _KINDS.get(plain[0]) if len(plain) == 1 else None
+
+
+_KIND_OF = {name: _kind(annotation) for name, annotation in GenerateOptions.__annotations__.items()}
+_KIND_OF["logit_bias"] = (Mapping, "a mapping of token ids to numbers")
+
+
+class Cancellable(Protocol):
+    """Any kind of generation."""
+
+    def cancel(self) -> None: ...
+
+
+GenerationT = TypeVar("GenerationT", bound=Cancellable)
+
+
+def submit_prompts(
+    prompt: Prompt | Prompts,
+    options: GenerateOptions,
+    submit: Callable[[RequestDraft], GenerationT],
+) -> GenerationT | list[GenerationT]:
+    """Start one prompt, or several at once: if one is refused, those before it are cancelled.
+
+    Raises:
+        InvalidRequestError: the prompt is of another kind, or an id is given for several.
+    """
+    prompts = read_prompts(prompt)
+    if not isinstance(prompts, list):
+        return submit(draft_of_prompt(prompts, options))
+    if options.get("request_id") and len(prompts) > 1:
+        raise InvalidRequestError(
+            f"is given for {len(prompts)} prompts",
+            field="request_id",
+            remedy="Leave it out: each generation has its own",
+        )
+    drafts = [draft_of_prompt(one, options) for one in prompts]
+    started: list[GenerationT] = []
+    try:
+        for draft in drafts:
+            started.append(submit(draft))
+    except BaseException:
+        for generation in started:
+            generation.cancel()
+        raise
+    return started
+
+
+def draft_of_prompt(prompt: Prompt, options: GenerateOptions) -> RequestDraft:
+    """A draft for a text, or for the token ids of one."""
+    if isinstance(prompt, str):
+        return RequestDraft(text=prompt, **_draft_fields(options))
+    return RequestDraft(token_ids=tuple(prompt), **_draft_fields(options))
+
+
+def draft_of_chat(messages: Sequence[Message], options: ChatOptions) -> RequestDraft:
+    """A draft for a conversation, oldest message first.
+
+    Raises:
+        InvalidRequestError: a message, or what the template is given beside it, has another shape.
+    """
+    given: dict[str, Any] = dict(options)
+    of_template: dict[str, Any] = {
+        name: given.pop(name) for name in list(given) if name in TEMPLATE_OPTIONS
+    }
+    chat = chat_of(messages, cast(TemplateOptions, of_template))
+    return RequestDraft(chat=chat, **_draft_fields(cast(GenerateOptions, given)))
+
+
+def _draft_fields(options: GenerateOptions) -> dict[str, Any]:
+    """RequestDraft's keyword arguments; the client draws the id, so that it can abort by it."""
+    given: dict[str, Any] = dict(options)
+    for name, value in given.items():
+        _check_kind(name, value)
+    sampling = {name: given.pop(name) for name in list(given) if name in _SAMPLING}
+    sampling = {name: value for name, value in sampling.items() if value is not None}
+    stop = given.pop("stop", ())
+    given["stop"] = (stop,) if isinstance(stop, str) else _listed("stop", stop, str)
+    given["stop_token_ids"] = _listed("stop_token_ids", given.pop("stop_token_ids", ()), int)
+    given["request_id"] = given.pop("request_id", "") or uuid.uuid4().hex
+    return {"sampling": sampling, **given}
+
+
+def _check_kind(name: str, value: Any) -> None:
+    expected = _KIND_OF[name]
+    if expected is None or (value is None and GENERATE_KEYWORDS[name].default is None):
+        return
+    kind, remedy = expected
+    if not isinstance(value, kind):
+        raise _other_kind(value, name, f"Give {remedy}")
+
+
+def _listed(field: str, value: Any, of: type) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise _other_kind(value, field, "Give a list")
+    kind, remedy = _KINDS[of]
+    for at, item in enumerate(value):
+        if not isinstance(item, kind):
+            raise _other_kind(item, f"{field}[{at}]", f"Give {remedy}")
+    return tuple(value)
+
+
+def _other_kind(value: Any, field: str, remedy: str) -> InvalidRequestError:
+    return InvalidRequestError(f"is a {type(value).__name__}", field=field, remedy=remedy)

@@ -1,0 +1,88 @@
+"""Keyword arguments by name: functions whose signature, help and errors spell out every one.
+
+Methods that share many options take `**options: Unpack[SomeTypedDict]`, which type checkers know.
+`takes` shows the same to `help`, `inspect.signature` and notebooks.
+"""
+
+import difflib
+import functools
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Keyword:
+    """One keyword argument, as a signature and a docstring show it."""
+
+    annotation: Any
+    default: object
+    description: str
+
+
+def names_checked(function: FunctionT) -> FunctionT:
+    """Let an unknown keyword argument raise a TypeError that names the nearest known one."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in known:
+                raise TypeError(_unexpected(function.__name__, name, known))
+        return function(*args, **kwargs)
+
+    return cast(FunctionT, call)
+
+
+def takes(keywords: Mapping[str, Keyword]) -> Callable[[FunctionT], FunctionT]:
+    """Put `keywords` in the place of a function's `**options`, in its signature and docstring.
+
+    Names are checked as by `names_checked`. A keyword that is not given is not in `options`.
+    """
+
+    def spell_out(function: FunctionT) -> FunctionT:
+        return names_checked(cast(FunctionT, _spelt_out(function, keywords)))
+
+    return spell_out
+
+
+def _spelt_out(function: Any, keywords: Mapping[str, Keyword]) -> Any:
+    signature = inspect.signature(function)
+    own = [
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    options = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=keyword.default,
+            annotation=keyword.annotation,
+        )
+        for name, keyword in keywords.items()
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *options])
+    described = [f"{name}: {keyword.description}" for name, keyword in keywords.items()]
+    head = inspect.cleandoc(function.__doc__ or "")
+    function.__doc__ = f"{head}\n\nOptions:\n{_indented(described)}\n"
+    return function
+
+
+def _indented(lines: Iterable[str]) -> str:
+    return "\n".join(
+        textwrap.fill(
+            line, 88, initial_indent="    ", subsequent_indent=" " * 8, break_on_hyphens=False
+        )
+        for line in lines
+    )
+
+
+def _unexpected(function: str, name: str, known: Iterable[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1)
+    hint = f". Did you mean {nearest[0]!r}?" if nearest else ""
+    return f"{function}() got an unexpected keyword argument {name!r}{hint}"

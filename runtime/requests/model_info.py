@@ -1,0 +1,35 @@
+"""What a server says of one of its engines."""
+
+from dataclasses import dataclass, field
+
+from trtc.protos.sampling import SamplingOptions
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    name: str
+    family: str
+    scheme: str
+    kv_dtype: str
+    target: str
+    vocab_size: int
+    max_seq_len: int
+    """Prompt and completion tokens of one sequence."""
+    max_batch_size: int
+    """Sequences in one step."""
+    max_num_tokens: int
+    """Tokens in one step."""
+    has_tokenizer: bool
+    has_chat_template: bool
+    eos_token_ids: tuple[int, ...]
+    page_size: int
+    """Tokens in one page of the KV pool."""
+    num_pages: int
+    engine_digest: str
+    """Digest of the engine's manifest."""
+    trtc_version: str
+    """Of the server."""
+    sampling_defaults: SamplingOptions = field(default_factory=SamplingOptions)
+    """Of requests that do not say; what is absent here has the runtime's default."""
+    default_max_tokens: int | None = None
+    """The same of `max_tokens`; None: as many as fit."""

@@ -1,0 +1,436 @@
+"""Draws the next token of every row of a batch, on the host, in numpy.
+
+    logits + bias -> penalties -> / temperature -> top-k -> top-p -> min-p -> inverse CDF
+
+Every filter comes down to one threshold a row: a token stays if its scaled logit reaches it, so
+tokens that tie with the last one kept stay too. The one random number of a row is a function of
+(seed, sequence index, output position): nothing else in the batch can change a token.
+
+Log-probabilities are those of the model's own distribution, the log-softmax of the raw logits
+before bias, penalties, temperature and filters, as in the OpenAI API.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtc.protos.sampling import SAMPLING_PARAMETERS, SamplingParams
+from trtc.runtime.sampling.philox import UInt64s, uniforms
+
+Bools = NDArray[np.bool_]
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+Float32s = NDArray[np.float32]
+Float64s = NDArray[np.float64]
+Element = TypeVar("Element", bound=np.generic)
+
+COLUMN_DTYPES: Mapping[str, Any] = {
+    "f32": np.float32,
+    "i32": np.int32,
+    "i64": np.int64,
+    "u64": np.uint64,
+}
+"""Of protos/step.py's names."""
+
+NO_LOGPROBS = -1
+"""In `SamplingBatch.num_logprobs`: the row asked for none."""
+
+_BLOCK = 128
+"""Probabilities summed in one go: a row is searched by block, then inside one block."""
+_TOP_CANDIDATES = 256
+"""Largest logits sorted to find a top-p threshold before the whole row is."""
+_NO_IDS: Int32s = np.zeros(0, np.int32)
+_CHUNK_ELEMENTS = 1 << 20
+"""Logits worked on at once, so that the copies stay near the cache."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenCounts:
+    """Tokens that a sequence has seen: what its penalties look at."""
+
+    token_ids: Int32s
+    """[D] distinct tokens of prompt and output."""
+    in_output: Int32s
+    """[D] how often each occurs in the output; 0: in the prompt only."""
+
+
+@dataclass(frozen=True, eq=False)
+class SparseRows:
+    """Values for a few tokens of a few rows, as coordinates."""
+
+    rows: Int32s
+    """[X]"""
+    token_ids: Int32s
+    """[X]; no (row, token) pair occurs twice."""
+    values: NDArray[np.int32] | Float32s
+    """[X]"""
+
+
+@dataclass(frozen=True, eq=False)
+class SamplingBatch:
+    """How to draw one token for each of R logit rows.
+
+    protos/step.py's SAMPLING_COLUMNS has the element type and the meaning of each array [R].
+    """
+
+    temperature: Float32s
+    top_k: Int32s
+    top_p: Float32s
+    min_p: Float32s
+    repetition_penalty: Float32s
+    presence_penalty: Float32s
+    frequency_penalty: Float32s
+    seed: UInt64s
+    sequence: Int64s
+    position: Int64s
+    num_logprobs: Int32s
+    """NO_LOGPROBS: none, not even the drawn token's."""
+    seen: SparseRows
+    """For rows with a penalty: their seen tokens; values int32: occurrences in the output."""
+    bias: SparseRows
+    """Float32 values added to the logits."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.temperature)
+
+    @property
+    def only_largest(self) -> bool:
+        """Whether `sample` looks for each row's largest logit and at nothing else."""
+        return not (
+            self.temperature.any()
+            or len(self.seen.rows)
+            or len(self.bias.rows)
+            or (self.num_logprobs != NO_LOGPROBS).any()
+        )
+
+    def narrowed(self, vocab_size: int) -> Bools:
+        """[R] whether a row with a temperature draws from fewer tokens than all."""
+        in_top_k = (self.top_k > 0) & (self.top_k < vocab_size)
+        return in_top_k | (self.top_p < 1) | (self.min_p > 0)
+
+    @classmethod
+    def greedy(cls, num_rows: int) -> "SamplingBatch":
+        """The most likely token of each of `num_rows` rows, without log-probabilities."""
+        return cls.of([SamplingParams(temperature=0.0)] * num_rows)
+
+    @classmethod
+    def of(
+        cls,
+        params: Sequence[SamplingParams],
+        *,
+        sequence: Sequence[int] | None = None,
+        position: Sequence[int] | None = None,
+        num_logprobs: Sequence[int | None] | None = None,
+        counts: Mapping[int, TokenCounts] | None = None,
+    ) -> "SamplingBatch":
+        """Columns from one SamplingParams a row.
+
+        Args:
+            params: [R]; a seed of None counts as 0.
+            sequence: [R], default 0.
+            position: [R], default 0.
+            num_logprobs: [R], default None: none.
+            counts: row -> the tokens it has seen, for rows with penalties.
+        """
+        rows = len(params)
+        asked = [None] * rows if num_logprobs is None else num_logprobs
+        return cls(
+            **{
+                one.name: _column(
+                    [getattr(row, one.name) for row in params], COLUMN_DTYPES[one.dtype]
+                )
+                for one in SAMPLING_PARAMETERS
+            },
+            seed=_column([one.seed or 0 for one in params], np.uint64),
+            sequence=_column(sequence or [0] * rows, np.int64),
+            position=_column(position or [0] * rows, np.int64),
+            num_logprobs=_column([NO_LOGPROBS if n is None else n for n in asked], np.int32),
+            seen=seen_rows(counts or {}),
+            bias=bias_rows({row: one.logit_bias for row, one in enumerate(params)}),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Logprobs:
+    """Log-probabilities of the Q rows that asked for them, in nats."""
+
+    rows: Int32s
+    """[Q] ascending."""
+    token: Float32s
+    """[Q] of the drawn token."""
+    top_ids: Int32s
+    """[Q, L] likeliest first, ties by id; entries past `num_top` are padding."""
+    top: Float32s
+    """[Q, L]"""
+    num_top: Int32s
+    """[Q] how many the row asked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class SampledTokens:
+    """What one step drew."""
+
+    token_ids: Int32s
+    """[R]"""
+    logprobs: Logprobs | None = None
+    """None when no row asked."""
+    invalid_rows: tuple[int, ...] = ()
+    """Rows whose logits hold NaN or have no finite maximum; their token ids mean nothing."""
+
+
+def seen_rows(counts: Mapping[int, TokenCounts]) -> SparseRows:
+    """Coordinates of row -> seen tokens."""
+    seen = {row: (seen.token_ids, seen.in_output) for row, seen in counts.items()}
+    return SparseRows(*_sparse(seen, np.int32))
+
+
+def bias_rows(biases: Mapping[int, Mapping[int, float]]) -> SparseRows:
+    """Coordinates of row -> token id -> bias."""
+    arrays = {
+        row: (np.fromiter(bias.keys(), np.int32), np.fromiter(bias.values(), np.float32))
+        for row, bias in biases.items()
+        if bias
+    }
+    return SparseRows(*_sparse(arrays, np.float32))
+
+
+def sample(logits: Float32s, batch: SamplingBatch) -> SampledTokens:
+    """Draw one token a row.
+
+    Args:
+        logits: [R, vocab] float32; not changed.
+        batch: R rows.
+    """
+    assert logits.ndim == 2 and len(logits) == batch.num_rows, (logits.shape, batch.num_rows)
+    token_ids = _argmax(logits)
+    invalid = ~np.isfinite(logits[np.arange(len(logits)), token_ids])
+    drawn = batch.temperature > 0
+    if drawn.any() or len(batch.seen.rows) or len(batch.bias.rows):
+        _draw_edited(logits, batch, drawn, token_ids, invalid)
+    return SampledTokens(
+        token_ids,
+        logprobs=_logprobs(logits, batch.num_logprobs, token_ids),
+        invalid_rows=tuple(np.flatnonzero(invalid).tolist()),
+    )
+
+
+def _draw_edited(
+    logits: Float32s, batch: SamplingBatch, drawn: Bools, token_ids: Int32s, invalid: Bools
+) -> None:
+    """Fill in `token_ids` of the rows that are not simply the most likely token."""
+    edited = drawn.copy()
+    edited[batch.seen.rows] = True
+    edited[batch.bias.rows] = True
+    rows = np.flatnonzero(edited & ~invalid)
+    chunk = max(1, _CHUNK_ELEMENTS // logits.shape[1])
+    for begin in range(0, len(rows), chunk):
+        part = rows[begin : begin + chunk]
+        scores = logits[part]  # a copy: the caller's logits also give the log-probabilities
+        _add_bias(scores, part, batch.bias)
+        _penalise(scores, part, batch)
+        best = _argmax(scores)
+        random = drawn[part]
+        if random.any():
+            best[random] = _draw(scores[random], batch, part[random])
+        token_ids[part] = best
+
+
+def _draw(scores: Float32s, batch: SamplingBatch, rows: Int64s) -> Int32s:
+    """Sample rows with a temperature; `scores` [r, vocab] is used up."""
+    scores -= scores.max(axis=1, keepdims=True)
+    with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf
+        scores /= batch.temperature[rows, None]
+    weights = _blocked_exp(scores)
+    threshold = _threshold(scores, weights, batch, rows)
+    if threshold is not None:
+        flat = weights.reshape(len(weights), -1)[:, : scores.shape[1]]
+        flat[scores < threshold[:, None]] = 0.0
+    random = uniforms(batch.seed[rows], batch.sequence[rows], batch.position[rows])
+    return _invert(weights, random)
+
+
+def _threshold(
+    scores: Float32s, weights: Float32s, batch: SamplingBatch, rows: Int64s
+) -> Float32s | None:
+    """[r] least score that stays, or None when every token does."""
+    vocab = scores.shape[1]
+    if not batch.narrowed(vocab)[rows].any():
+        return None
+    top_k, top_p, min_p = batch.top_k[rows], batch.top_p[rows], batch.min_p[rows]
+    top_k = np.where((top_k <= 0) | (top_k > vocab), vocab, top_k)
+    threshold = np.full(len(scores), -np.inf, np.float32)
+    sorted_rows = np.flatnonzero((top_k < vocab) | (top_p < 1))
+    if len(sorted_rows):
+        threshold[sorted_rows] = _sorted_threshold(
+            scores[sorted_rows], weights[sorted_rows], top_k[sorted_rows], top_p[sorted_rows]
+        )
+    with np.errstate(divide="ignore"):
+        np.maximum(threshold, np.log(min_p), out=threshold)  # scores are relative to the best
+    return threshold
+
+
+def _sorted_threshold(
+    scores: Float32s, weights: Float32s, top_k: NDArray[np.integer], top_p: Float32s
+) -> Float32s:
+    """Thresholds of top-k, then of top-p over what top-k left."""
+    vocab = scores.shape[1]
+    limited = top_k[top_k < vocab]
+    width = min(vocab, max(_TOP_CANDIDATES, int(limited.max()) if len(limited) else 0))
+    best = _descending(scores, width)
+    kth = np.where(top_k < vocab, best[np.arange(len(best)), np.minimum(top_k, width) - 1], -np.inf)
+    masked = weights.reshape(len(weights), -1)[:, :vocab] * (scores >= kth[:, None])
+    wanted = _row_sums(masked) * top_p
+    threshold, found = _nucleus(best, kth, wanted)
+    missing = np.flatnonzero(~found & (top_p < 1))
+    if len(missing):
+        threshold[missing], _ = _nucleus(
+            _descending(scores[missing], vocab), kth[missing], wanted[missing]
+        )
+    return np.where(top_p < 1, threshold, kth).astype(np.float32)
+
+
+def _nucleus(best: Float32s, kth: Float32s, wanted: Float64s) -> tuple[Float32s, Bools]:
+    """Score at which the mass of the sorted candidates reaches `wanted`, and whether it does."""
+    mass = np.cumsum(np.exp(best), axis=1, dtype=np.float64)
+    reached = mass >= wanted[:, None]
+    found = reached[:, -1]
+    # Not reached: rounding at the tail, when the candidates are all there are.
+    last = np.where(found, reached.argmax(axis=1), best.shape[1] - 1)
+    return np.maximum(best[np.arange(len(best)), last], kth), found
+
+
+def _descending(scores: Float32s, width: int) -> Float32s:
+    """[r, width] largest scores, largest first."""
+    vocab = scores.shape[1]
+    best = np.partition(scores, vocab - width, axis=1)[:, vocab - width :]
+    best.sort(axis=1)
+    return best[:, ::-1]
+
+
+def _blocked_exp(scores: Float32s) -> Float32s:
+    """exp(scores) as [r, blocks, _BLOCK], padded with zeros."""
+    rows, vocab = scores.shape
+    blocks = -(-vocab // _BLOCK)
+    weights = np.zeros((rows, blocks * _BLOCK), np.float32)
+    np.exp(scores, out=weights[:, :vocab])
+    return weights.reshape(rows, blocks, _BLOCK)
+
+
+def _row_sums(values: Float32s) -> Float64s:
+    """[r] sums of [r, vocab], blockwise in one fixed order."""
+    rows, vocab = values.shape
+    padded = np.zeros((rows, -(-vocab // _BLOCK) * _BLOCK), np.float32)
+    padded[:, :vocab] = values
+    blocks = padded.reshape(rows, -1, _BLOCK).sum(axis=2)
+    return np.cumsum(blocks, axis=1, dtype=np.float64)[:, -1]
+
+
+def _invert(weights: Float32s, random: Float64s) -> Int32s:
+    """Token of each row at which the running sum of [r, blocks, _BLOCK] weights passes `random`."""
+    each = np.arange(len(weights))
+    cumulative = np.cumsum(weights.sum(axis=2), axis=1, dtype=np.float64)
+    target = random * cumulative[:, -1]
+    block = _first_above(cumulative, target)
+    before = np.where(block > 0, cumulative[each, block - 1], 0.0)
+    inside = np.cumsum(weights[each, block], axis=1, dtype=np.float64)
+    return (block * _BLOCK + _first_above(inside, target - before)).astype(np.int32)
+
+
+def _first_above(cumulative: Float64s, target: Float64s) -> Int64s:
+    """[r] first index whose running sum passes the target, or the last that adds anything.
+
+    Either way the index has a positive weight; the latter answers for rounding at the end.
+    """
+    first: Int64s = np.count_nonzero(cumulative <= target[:, None], axis=1)
+    last_positive: Int64s = np.count_nonzero(cumulative < cumulative[:, -1:], axis=1)
+    nearest: Int64s = np.minimum(first, last_positive)
+    return nearest
+
+
+def _add_bias(scores: Float32s, rows: Int64s, bias: SparseRows) -> None:
+    if len(bias.rows):
+        at, picked = _positions(bias.rows, rows)
+        scores[at, bias.token_ids[picked]] += bias.values[picked]
+
+
+def _penalise(scores: Float32s, rows: Int64s, batch: SamplingBatch) -> None:
+    """Repetition over prompt and output, then presence and frequency over the output."""
+    seen = batch.seen
+    if not len(seen.rows):
+        return
+    at, picked = _positions(seen.rows, rows)
+    tokens, counts, batch_rows = seen.token_ids[picked], seen.values[picked], seen.rows[picked]
+    values = scores[at, tokens]
+    repetition = batch.repetition_penalty[batch_rows]
+    values = np.where(values > 0, values / repetition, values * repetition)
+    values -= batch.presence_penalty[batch_rows] * (counts > 0)
+    values -= batch.frequency_penalty[batch_rows] * counts
+    scores[at, tokens] = values
+
+
+def _positions(sparse: Int32s, rows: Int64s) -> tuple[Int64s, Int64s]:
+    """Where each sparse row lies in the ascending `rows`, and which sparse entries lie in it."""
+    at = np.searchsorted(rows, sparse)
+    picked = np.flatnonzero((at < len(rows)) & (rows[np.minimum(at, len(rows) - 1)] == sparse))
+    return at[picked], picked
+
+
+def _logprobs(logits: Float32s, asked: Int32s, token_ids: Int32s) -> Logprobs | None:
+    rows = np.flatnonzero(asked != NO_LOGPROBS)
+    if not len(rows):
+        return None
+    width = int(asked[rows].max())
+    token = np.empty(len(rows), np.float32)
+    top_ids = np.zeros((len(rows), width), np.int32)
+    top = np.zeros((len(rows), width), np.float32)
+    for at, row in enumerate(rows):
+        values = logits[row]
+        normaliser = _logsumexp(values)
+        token[at] = values[token_ids[row]] - normaliser
+        best = _likeliest(values, int(asked[row]))
+        top_ids[at, : len(best)] = best
+        top[at, : len(best)] = values[best] - normaliser
+    num_top = np.minimum(asked[rows], logits.shape[1])
+    return Logprobs(rows.astype(np.int32), token, top_ids, top, num_top)
+
+
+def _logsumexp(values: Float32s) -> float:
+    best = float(values.max())
+    shifted = values - np.float32(best)
+    return best + float(np.log(_row_sums(np.exp(shifted)[None])[0]))
+
+
+def _likeliest(values: Float32s, number: int) -> Int64s:
+    """Ids of the `number` largest values, largest first, ties by id."""
+    number = min(number, len(values))
+    if number == 0:
+        return np.zeros(0, np.int64)
+    least = np.partition(values, len(values) - number)[len(values) - number]
+    candidates = np.flatnonzero(values >= least)
+    return candidates[np.argsort(-values[candidates], kind="stable")][:number]
+
+
+def _argmax(values: Float32s) -> Int32s:
+    best: Int64s = values.argmax(axis=1)
+    return best.astype(np.int32)
+
+
+def _column(values: Sequence[float], dtype: type[Element]) -> NDArray[Element]:
+    return np.array(values, dtype=dtype)
+
+
+def _sparse(
+    rows: Mapping[int, tuple[Int32s, NDArray[Element]]], dtype: type[Element]
+) -> tuple[Int32s, Int32s, NDArray[Element]]:
+    if not rows:
+        return _NO_IDS, _NO_IDS, np.zeros(0, dtype)
+    lengths = [len(token_ids) for token_ids, _ in rows.values()]
+    return (
+        np.repeat(np.array(list(rows), np.int32), lengths),
+        np.concatenate([token_ids for token_ids, _ in rows.values()]),
+        np.concatenate([values for _, values in rows.values()]),
+    )

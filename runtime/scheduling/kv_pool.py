@@ -1,0 +1,98 @@
+"""The pages of the KV pool: who holds how many references to which. No bytes live here."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from trtc.protos.errors import InvariantError
+from trtc.protos.kv import held_pages
+
+
+class PageCopy(NamedTuple):
+    """A copy-on-write to perform before the next step writes. Copies are done in order."""
+
+    source: int
+    target: int
+
+
+LET_GO = 0
+"""In a page table, where the sequence holds no page any more: some page, which nothing reads."""
+
+
+class KvPool:
+    """Reference counts of pages. A page that nobody refers to is free."""
+
+    def __init__(
+        self, num_pages: int, page_size: int, windows: tuple[int | None, ...] = (None,)
+    ) -> None:
+        """For `windows` see CacheLayout."""
+        assert num_pages > 0 and page_size > 0, (num_pages, page_size)
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.windows = windows
+        self.refs = [0] * num_pages
+        """[num_pages] references to each page; to be read only."""
+        self._free = list(range(num_pages - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Pages that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.page_size)
+
+    def most_pages(self, num_tokens: int) -> int:
+        """Pages of all groups that a sequence of `num_tokens` tokens holds while it decodes."""
+        return sum(held_pages(num_tokens, self.page_size, window) for window in self.windows)
+
+    def num_outside(self, window: int | None, num_tokens: int) -> int:
+        """Pages that no token after the first `num_tokens` - 1 looks back to, but for the last of
+        them: where windows are short, a sequence's node in the prefix tree lives by that one."""
+        if window is None:
+            return 0
+        return max(0, (num_tokens - window) // self.page_size - 1)
+
+    def allocate(self, number: int) -> list[int]:
+        """Take free pages, each with one reference."""
+        assert number <= len(self._free), (number, len(self._free))
+        pages = [self._free.pop() for _ in range(number)]
+        for page in pages:
+            self.refs[page] = 1
+        return pages
+
+    def share(self, pages: Iterable[int]) -> None:
+        """Add a reference to each page; none may be free."""
+        for page in pages:
+            assert self.refs[page] > 0, f"page {page} is free"
+            self.refs[page] += 1
+
+    def release(self, page: int) -> int:
+        """Drop a reference; how many are left."""
+        left = self.refs[page] - 1
+        assert left >= 0, f"page {page} is free"
+        self.refs[page] = left
+        if left == 0:
+            self._free.append(page)
+        return left
+
+    def check_integrity(self, holdings: Iterable[Iterable[int]]) -> None:
+        """Every reference is one of `holdings`, and every other page is free exactly once.
+
+        Raises:
+            InvariantError: a page leaked, or was given away twice.
+        """
+        held: Counter[int] = Counter()
+        for pages in holdings:
+            held.update(pages)
+        for page, refs in enumerate(self.refs):
+            if refs != held[page]:
+                raise InvariantError(
+                    f"page {page} has {refs} references, {held[page]} accounted for"
+                )
+        free = Counter(self._free)
+        for page in range(self.num_pages):
+            if free[page] != (self.refs[page] == 0):
+                raise InvariantError(
+                    f"page {page} has {self.refs[page]} references and is free {free[page]} times"
+                )

@@ -1,0 +1,44 @@
+"""How many prompt tokens go beside decodes, so that nobody waits long for a next token."""
+
+from dataclasses import replace
+
+from trtc.runtime.scheduling.scheduler import StepLimits
+
+_LEAST_TOKENS = 32
+"""Of a step that says something about the speed of prompts, and of one that is allowed."""
+_LEAST_MEAN = 4
+"""Tokens a sequence of such a step: one that mostly decodes tells of memory, not of arithmetic."""
+_WEIGHT = 0.25
+"""Of the last step in the mean speed."""
+
+
+class Pace:
+    """Learns an executor's speed from its steps. One thread uses it."""
+
+    def __init__(self, limits: StepLimits, target_s: float) -> None:
+        """Begin without knowing the executor.
+
+        Args:
+            limits: of any step.
+            target_s: what a step with decodes should take at most, if its prompts can help it; 0:
+                prompts are not cut.
+        """
+        self._limits = limits
+        self._target_s = target_s
+        self._tokens_per_s = 0.0
+
+    @property
+    def limits(self) -> StepLimits:
+        """Of the next step."""
+        return self._limits
+
+    def took(self, num_tokens: int, num_sequences: int, seconds: float) -> None:
+        """Learn from a step that is complete."""
+        least = max(_LEAST_TOKENS, _LEAST_MEAN * num_sequences)
+        if not self._target_s or num_tokens < least or seconds <= 0:
+            return
+        speed = num_tokens / seconds
+        known = self._tokens_per_s or speed
+        self._tokens_per_s = known + _WEIGHT * (speed - known)
+        beside = max(_LEAST_TOKENS, int(self._tokens_per_s * self._target_s))
+        self._limits = replace(self._limits, max_tokens_beside_decodes=beside)

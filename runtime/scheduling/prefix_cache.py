@@ -1,0 +1,271 @@
+"""Keeps the KV pages of past tokens for prompts that begin with the same ones.
+
+A radix tree with one node for the tokens of a full page; an edge is those tokens. A node has a page
+for each group of the cache layout:
+
+    root of a namespace ─(5,17,9,2)─ page 8 ─(11,3,3,7)─ page 2          idle: held by no sequence
+                                         └──(11,3,4,1)─ page 9
+
+Each namespace has a tree of its own, so that nobody finds what another left; the pool and the order
+of eviction are common. A root without children is dropped: a namespace without pages costs nothing.
+
+Whoever holds a node's page of a group that keeps every token (`full`) holds those of all its
+ancestors, and lets go of the deepest first. So these pages become idle leaf first, the order of
+`_idle` is that of least recent use, and the first of them is always a leaf's: eviction takes from
+the front, and what else the leaf has goes with it.
+
+Pages of a window become idle one by one as the window leaves them. Evicted alone, they leave a gap
+(NO_PAGE). A prefix is a hit if every full group has all its pages and every window those that the
+next token looks back to.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from trtc.protos.errors import InvariantError
+from trtc.runtime.requests.principal import Namespace
+from trtc.runtime.scheduling.kv_pool import LET_GO, KvPool
+
+NO_PAGE = -1
+
+
+class Node:
+    """The cached pages of some tokens."""
+
+    __slots__ = ("children", "key", "pages", "parent")
+
+    def __init__(self, parent: "Node | None", key: tuple[int, ...], pages: list[int]) -> None:
+        self.parent = parent
+        self.key = key
+        self.pages = pages
+        """One of each group, or NO_PAGE."""
+        self.children: dict[tuple[int, ...], Node] = {}
+
+
+class Root(Node):
+    """The start of one namespace's tree; it has no pages."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: Namespace) -> None:
+        super().__init__(None, (), [])
+        self.namespace = namespace
+
+
+class PrefixCache:
+    """The trees, and allocation that evicts from it.
+
+    The cache itself refers to each of its pages once. All pages are allocated and released through
+    it, because it must know when a cached page has no other holder.
+    """
+
+    def __init__(self, pool: KvPool, *, enabled: bool = True) -> None:
+        self.pool = pool
+        self.enabled = enabled
+        self._roots: dict[Namespace, Root] = {}
+        """Those with children."""
+        self._windows = pool.windows
+        self._keeps_all = None in pool.windows
+        """Whether some group is full."""
+        self._nodes: dict[int, Node] = {}
+        """page -> its node, for every cached page."""
+        self._idle: dict[int, Node] = {}
+        """Cached pages that no sequence holds, least recently used first."""
+
+    @property
+    def num_idle(self) -> int:
+        """Cached pages that can be evicted."""
+        return len(self._idle)
+
+    @property
+    def num_available(self) -> int:
+        """Pages that `allocate` can give."""
+        return self.pool.num_free + len(self._idle)
+
+    def is_idle(self, page: int) -> bool:
+        return page in self._idle
+
+    def num_holders(self, page: int) -> int:
+        """Sequences that hold a page."""
+        return self.pool.refs[page] - (page in self._nodes)
+
+    def root(self, namespace: Namespace) -> Root:
+        """The node to insert a namespace's first pages under. Changes nothing."""
+        return self._roots.get(namespace) or Root(namespace)
+
+    def match(self, token_ids: Sequence[int], namespace: Namespace) -> list[Node]:
+        """Nodes of the longest prefix that all groups have cached in the namespace, in whole
+        pages. Changes nothing."""
+        size = self.pool.page_size
+        node: Node = self.root(namespace)
+        matched: list[Node] = []
+        for begin in range(0, len(token_ids) - size + 1, size):
+            child = node.children.get(tuple(token_ids[begin : begin + size]))
+            if child is None:
+                break
+            matched.append(child)
+            node = child
+        for group, window in enumerate(self._windows):
+            if window is not None:
+                self._trim(matched, group, window)
+        return matched
+
+    def _trim(self, matched: list[Node], group: int, window: int) -> None:
+        """Shorten a prefix until a window's last pages are all there."""
+        size, end = self.pool.page_size, len(matched)
+        at = end
+        # `at` goes back over pages that are there; a gap makes the prefix end before it.
+        while at > self.pool.num_outside(window, end * size):
+            at -= 1
+            if matched[at].pages[group] == NO_PAGE:
+                end = at
+        del matched[end:]
+
+    def first_wanted(self, matched: Sequence[Node]) -> list[int]:
+        """Of each group, the first of the matched nodes whose page is wanted."""
+        length = len(matched) * self.pool.page_size
+        return [self.pool.num_outside(window, length) for window in self._windows]
+
+    def wanted(self, matched: Sequence[Node]) -> Iterator[int]:
+        """The pages that a sequence with this prefix holds."""
+        for group, first in enumerate(self.first_wanted(matched)):
+            for node in matched[first:]:
+                yield node.pages[group]
+
+    def claim(self, matched: Sequence[Node]) -> list[list[int]]:
+        """Hold the pages of a matched prefix; for each group, its table."""
+        tables = []
+        for group, first in enumerate(self.first_wanted(matched)):
+            held = [node.pages[group] for node in matched[first:]]
+            self._hold(held)
+            tables.append([LET_GO] * first + held)
+        return tables
+
+    def _hold(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self._idle.pop(page, None)
+        self.pool.share(pages)
+
+    def insert(self, parent: Node, key: Sequence[int], pages: list[int]) -> Node:
+        """Cache pages, now full, that a sequence holds; the node of these tokens.
+
+        Args:
+            pages: of each group; the list is the cache's from now on. If a page of these tokens is
+                cached already, the caller now holds that one in place of its own, which is
+                released: two sequences computed the same page at the same time.
+        """
+        edge = tuple(key)
+        assert len(edge) == self.pool.page_size
+        if isinstance(parent, Root):  # it may have been dropped, or made a second time
+            parent = self._roots.setdefault(parent.namespace, parent)
+        node = parent.children.get(edge)
+        if node is None:
+            node = parent.children[edge] = Node(parent, edge, pages)
+            for page in pages:
+                self._nodes[page] = node
+            self.pool.share(pages)
+            return node
+        for group, page in enumerate(pages):
+            known = node.pages[group]
+            if known == page:
+                continue
+            if known == NO_PAGE:
+                node.pages[group] = page
+                self._nodes[page] = node
+                self.pool.share((page,))
+            else:
+                self._hold((known,))
+                self.release((page,))
+        return node
+
+    def allocate(self, number: int) -> list[int]:
+        """New pages, evicting the least recently used cached ones at need."""
+        assert number <= self.num_available, (number, self.num_available)
+        while self.pool.num_free < number:
+            self._evict_one()
+        return self.pool.allocate(number)
+
+    def release(self, pages: Sequence[int]) -> None:
+        """A sequence lets go of pages of a group, given in its order; cached ones stay, idle."""
+        for page in reversed(pages):
+            left = self.pool.release(page)
+            if left == 1 and (node := self._nodes.get(page)) is not None:
+                self._idle[page] = node
+
+    def clear(self) -> None:
+        """Evict every idle page."""
+        while self._idle:
+            self._evict_one()
+
+    def _evict_one(self) -> None:
+        page, node = next(iter(self._idle.items()))
+        if self._windows[node.pages.index(page)] is None:
+            assert not node.children, f"page {page} is not a leaf"
+            for other in node.pages:
+                if other != NO_PAGE:
+                    self._forget(other)
+            self._remove(node)
+            return
+        self._forget(page)
+        node.pages[node.pages.index(page)] = NO_PAGE
+        if not self._keeps_all:
+            self._prune(node)
+
+    def _forget(self, page: int) -> None:
+        del self._idle[page]
+        del self._nodes[page]
+        self.pool.release(page)
+
+    def _prune(self, node: Node) -> None:
+        """Drop a node that has neither pages nor children, and then its parent alike."""
+        while node.parent is not None and not node.children:
+            if any(page != NO_PAGE for page in node.pages):
+                return
+            parent = node.parent
+            self._remove(node)
+            node = parent
+
+    def _remove(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.key]
+        if isinstance(parent, Root) and not parent.children:
+            del self._roots[parent.namespace]
+
+    def check_integrity(self, holdings: Sequence[Sequence[int]]) -> None:
+        """The tree and the pool agree with what the sequences hold.
+
+        Raises:
+            InvariantError: they do not.
+        """
+        self.pool.check_integrity([*holdings, list(self._nodes)])
+        held = {page for pages in holdings for page in pages}
+        if self._idle.keys() != self._nodes.keys() - held:
+            raise InvariantError("the idle pages are not the cached pages without a holder")
+        reached: dict[int, Node] = {}
+        if any(not root.children for root in self._roots.values()):
+            raise InvariantError("an empty namespace is kept")
+        stack: list[Node] = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            for key, child in node.children.items():
+                pages = [page for page in child.pages if page != NO_PAGE]
+                is_empty = not pages and not child.children
+                if child.parent is not node or child.key != key or is_empty:
+                    raise InvariantError(f"the prefix tree is broken at pages {pages}")
+                if len(reached.keys() | set(pages)) < len(reached) + len(pages):
+                    raise InvariantError(f"pages {pages} are in the prefix trees twice")
+                self._check_parent(child, node, held)
+                reached |= dict.fromkeys(pages, child)
+                stack.append(child)
+        if reached != self._nodes:
+            raise InvariantError("the prefix trees do not hold exactly the cached pages")
+
+    def _check_parent(self, child: Node, parent: Node, held: set[int]) -> None:
+        for group, window in enumerate(self._windows):
+            page = child.pages[group]
+            if window is not None:
+                continue
+            if page == NO_PAGE:
+                raise InvariantError("a group that keeps every token has a gap")
+            if page in held and parent.parent is not None and parent.pages[group] not in held:
+                raise InvariantError(f"page {page} is held without its parent")

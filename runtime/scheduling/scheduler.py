@@ -1,0 +1,272 @@
+"""Decides what the next step computes. A pure decision: `scheduler_state.apply` carries it out.
+
+Within the step's token budget, running sequences in order of rank, waiting ones in fair order
+(fair_queue.py):
+
+1. each running sequence with one token left computes it (decode). If that needs a page and none is
+   available, running sequences of lower rank are preempted, the one that loses least first; with
+   none below it, the sequence sits this step out and keeps what it has;
+2. running sequences with more tokens left compute a chunk of them (prefill), of bounded size where
+   others decode, and where each of its tokens needs a logit row;
+3. waiting sequences are admitted while lanes and pages last, unless something was preempted.
+
+The first in rank can take every page but its own and fits the pool alone, so it always advances;
+ranks are given at the first admission and never change. Hence no livelock. Nobody overtakes the
+first of the queue within a step, and whoever waits becomes that in bounded time. Hence no
+starvation.
+
+While a step is in flight the next one is planned ahead: running sequences go on with tokens that
+the host does not know. Two things are left until it does, and then nothing at all is planned:
+
+- a sequence that would decode awaits its token (`Sequence.awaits_token`), or is about to be
+  computed anew by other rotary factors (`SchedulerState.outgrows_factors`). The others wait with
+  it: in steps that are planned by turns each would find half of the batch, and cost as much;
+- somebody would have to be preempted. The step in flight may end a sequence and free its pages.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from trtc.runtime.scheduling.prefix_cache import Node
+from trtc.runtime.scheduling.scheduler_state import SchedulerState
+from trtc.runtime.scheduling.sequence import Sequence
+from trtc.runtime.scheduling.step_plan import Admission, Chunk, StepPlan
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    max_num_tokens: int
+    """Tokens in one step."""
+    max_tokens_beside_decodes: int | None = None
+    """Tokens in a step that computes prompts beside decodes, which all wait for it; None: as many
+    as fit. A quarter is the prompts' however many decode."""
+
+
+def plan(state: SchedulerState, limits: StepLimits) -> StepPlan:
+    """The next step. Does not change the state.
+
+    It is empty only if nothing is left to compute, or not before the step in flight is complete.
+    """
+    draft = _Draft(state, limits)
+    draft.decode_running()
+    if draft.must_wait:
+        return StepPlan()
+    if draft.chunks and limits.max_tokens_beside_decodes is not None:
+        draft.bound_prefill(limits.max_tokens_beside_decodes)
+    draft.prefill_running()
+    if not draft.preempted:
+        draft.admit_waiting()
+    return StepPlan(
+        tuple(draft.preempted), tuple(draft.admissions), tuple(draft.chunks), scores=draft.scores
+    )
+
+
+class _Draft:
+    """A plan under way, with the pages as they would be after it."""
+
+    def __init__(self, state: SchedulerState, limits: StepLimits) -> None:
+        self._state = state
+        self._cache = state.cache
+        self._page_size = state.cache.pool.page_size
+        self._budget = limits.max_num_tokens
+        self._available = state.cache.num_available
+        self._dropped: dict[int, int] = {}
+        """page -> holders that this plan takes from it, by preemption or copy-on-write."""
+        self._claimed: set[int] = set()
+        """Idle pages that admissions of this plan hold."""
+        self._is_ahead = state.num_in_flight > 0
+        self._spare_rows = len(state.free_lanes)
+        """Logit rows of the step, as many as there are lanes, that no running sequence may need."""
+        self.scores = False
+        """Whether a chunk has scored tokens."""
+        self.must_wait = False
+        """Whether the step in flight must be complete before this one can be planned."""
+        self._prefills: list[tuple[Sequence, int]] = []
+        """Running sequences with more than one token left, and how many."""
+        self.preempted: dict[Sequence, None] = {}
+        self.admissions: list[Admission] = []
+        self.chunks: list[Chunk] = []
+
+    def decode_running(self) -> None:
+        for sequence in self._state.running:
+            if self._budget == 0 or self.must_wait:
+                return
+            remaining = sequence.num_remaining
+            if remaining > 1:
+                self._prefills.append((sequence, remaining))
+            elif remaining == 1 and sequence not in self.preempted:
+                self._decode(sequence)
+
+    def _decode(self, sequence: Sequence) -> None:
+        if sequence.num_pending and (
+            sequence.awaits_token or self._state.outgrows_factors(sequence)
+        ):
+            self.must_wait = True
+        elif self._state.has_own_page(sequence) or self._secure_page(sequence):
+            self._budget -= 1
+            self.chunks.append(Chunk(sequence, sequence.num_computed, 1, sequence.num_samples))
+
+    def bound_prefill(self, max_tokens: int) -> None:
+        """Leave prompts what the decodes leave of so many tokens."""
+        room = max(max_tokens - len(self.chunks), max_tokens // 4, 1)
+        self._budget = min(self._budget, room)
+
+    def prefill_running(self) -> None:
+        for sequence, remaining in self._prefills:
+            if self._budget == 0:
+                return
+            if sequence not in self.preempted:
+                number = self._within_pages(sequence, min(remaining, self._budget))
+                if number:
+                    self._add_chunk(sequence, sequence.num_computed, remaining, number)
+
+    def admit_waiting(self) -> None:
+        lanes = len(self._state.free_lanes)
+        if self._budget == 0 or not lanes:
+            return
+        for sequence in self._state.waiting.forecast():
+            if self._budget == 0 or min(lanes, self._spare_rows) < sequence.num_samples:
+                return
+            matched = self._match(sequence)
+            start = self._state.num_computed_after(sequence, matched)
+            remaining = len(sequence.token_ids) - start
+            number = min(remaining, self._budget)
+            if not self._take_pages(sequence, matched, start + number):
+                number = min(number, self._page_size - start % self._page_size)
+                if not self._take_pages(sequence, matched, start + number):
+                    return
+            lanes -= sequence.num_samples
+            self._spare_rows -= sequence.num_samples
+            self.admissions.append(Admission(sequence, matched))
+            self._add_chunk(sequence, start, remaining, number)
+
+    def _within_pages(self, sequence: Sequence, number: int) -> int:
+        """How many of the next `number` tokens of a prompt find pages, which are taken; maybe 0.
+
+        Full groups have all of a prompt's pages since its admission, windows get theirs here. Where
+        not one more page is to be had, sequences that rank below and sit this step out are
+        preempted.
+        """
+        start, state = sequence.num_computed, self._state
+        while state.num_missing_pages(sequence, start + number) > self._available:
+            fewer = self._fitting(sequence) - start
+            if fewer > 0:
+                number = fewer
+                break
+            busy = {chunk.sequence for chunk in self.chunks}
+            victim = None if self._is_ahead else self._find_victim(sequence, busy)
+            if victim is None:
+                return 0
+            self._preempt(victim)
+        self._available -= state.num_missing_pages(sequence, start + number)
+        return number
+
+    def _fitting(self, sequence: Sequence) -> int:
+        """Tokens that the pages of a running sequence hold, and those to be had for its windows."""
+        tables = [len(pages) for pages in sequence.pages]
+        shortest = min(tables)
+        each = self._available // tables.count(shortest)
+        return (shortest + each) * self._page_size
+
+    def _add_chunk(self, sequence: Sequence, start: int, remaining: int, number: int) -> None:
+        scored = 0
+        if sequence.scores_prompt:
+            number = self._within_rows(sequence, number, remaining)
+            scored = min(number, remaining - 1)
+            self.scores = self.scores or scored > 0
+        self._budget -= number
+        samples = sequence.num_samples if number == remaining else 0
+        self._spare_rows -= max(0, scored + samples - sequence.num_samples)
+        self.chunks.append(Chunk(sequence, start, number, samples, scored))
+
+    def _within_rows(self, sequence: Sequence, number: int, remaining: int) -> int:
+        """At most `number` tokens of a prompt, of which each needs a logit row, at least one.
+
+        A sequence has as many rows as lanes, and those that nobody else may need.
+        """
+        rows = sequence.num_samples + self._spare_rows
+        if number == remaining and remaining - 1 > self._spare_rows:
+            number = remaining - 1  # not its last one, which needs a row a sample
+        return number if number == remaining else min(number, rows)
+
+    def _match(self, sequence: Sequence) -> list[Node]:
+        """Pages of the prefix cache; a prompt that is to be scored is computed from its start."""
+        if not self._cache.enabled or sequence.scores_prompt:
+            return []
+        return self._cache.match(sequence.token_ids, self._state.namespace(sequence))
+
+    def _secure_page(self, sequence: Sequence) -> bool:
+        """Whether the sequence gets pages of its own for its next token."""
+        index = sequence.num_computed // self._page_size
+        while wanted := [pages for pages in sequence.pages if self._wants_page(pages, index)]:
+            if self._available >= len(wanted):
+                self._available -= len(wanted)
+                for pages in wanted:
+                    if index < len(pages):
+                        self._drop(pages[index])  # copied on write: one holder less
+                return True
+            victim = self._find_victim(sequence)
+            self.must_wait = self._is_ahead and victim is not None
+            if victim is None or self.must_wait:
+                return False
+            self._preempt(victim)
+        return True
+
+    def _wants_page(self, pages: list[int], index: int) -> bool:
+        return index == len(pages) or self._num_holders(pages[index]) > 1
+
+    def _num_holders(self, page: int) -> int:
+        return self._cache.num_holders(page) - self._dropped.get(page, 0)
+
+    def _drop(self, page: int) -> None:
+        self._dropped[page] = self._dropped.get(page, 0) + 1
+
+    def _find_victim(self, needy: Sequence, busy: Collection[Sequence] = ()) -> Sequence | None:
+        """Of those that rank below `needy`, the one with the fewest tokens to compute again; none
+        of `busy`.
+
+        One whose pages are all shared frees nothing, and is taken only when all are like that.
+        """
+        victim, least = None, (True, 0)
+        for other in reversed(self._state.running):
+            if other is needy:
+                break
+            if other in self.preempted or other in busy:
+                continue
+            frees = any(
+                self._num_holders(page) == 1 for held in other.held_pages() for page in held
+            )
+            loss = (not frees, other.num_computed)
+            if victim is None or loss < least:
+                victim, least = other, loss
+        return victim
+
+    def _preempt(self, victim: Sequence) -> None:
+        self.preempted[victim] = None
+        for held in victim.held_pages():
+            for page in held:
+                self._available += self._num_holders(page) == 1
+                self._drop(page)
+
+    def _take_pages(self, sequence: Sequence, matched: list[Node], end: int) -> bool:
+        """Whether the known tokens of a waiting sequence find pages, in windows those before `end`;
+        if so they are taken.
+
+        Whole prompts get their pages of full groups at once, so a prefill under way never needs
+        another. While others run, some pages stay back for their growth, lest the newcomer be
+        preempted at once.
+        """
+        new = self._state.num_new_pages(sequence, matched, end)
+        revived = [
+            page
+            for page in self._cache.wanted(matched)
+            if self._cache.is_idle(page) and page not in self._claimed
+        ]
+        num_running = len(self._state.running) + len(self.admissions)
+        # A page of each group for every fourth: a few steps' growth.
+        kept_back = -(-num_running * len(self._cache.pool.windows) // 4)
+        if new + len(revived) + kept_back > self._available:
+            return False
+        self._available -= new + len(revived)
+        self._claimed.update(revived)
+        return True

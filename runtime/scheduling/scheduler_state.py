@@ -1,0 +1,428 @@
+"""The scheduler's state and its changes: admit, allocate, copy on write, fork, preempt, finish.
+
+    plan -> apply -> launched, in flight -> commit
+
+`apply` counts a step's tokens as computed and its samples as pending; `commit` takes in what it
+drew. Steps are committed in the order in which they were applied, and one more may be applied in
+between. A sequence in flight is taken to go on. If it ends meanwhile (by its token, a stop string,
+an abort or a deadline) it lets go of its lanes and pages at once, although a step in flight still
+reads and writes those pages, and `commit` drops what that step draws for it. This is safe:
+
+- Copies and steps take effect in the order of `apply`. Whoever is given a page later writes it
+  later, and reads of it only what it wrote, copied or found in the prefix cache.
+- A page enters the prefix cache when the step that filled it is committed. A step in flight writes
+  only behind what it was given as computed, in pages that one sequence holds: never a cached page.
+  A page that it reads may be evicted meanwhile, or replaced by its equal, and given away: as above.
+- A copy on write reads its source after all earlier steps have written it.
+- Nobody is preempted while a step is in flight (scheduler.py), and nobody who has ended comes back:
+  a sequence in flight either has the pages that its step was given, or wants nothing of it.
+- A request forks in `commit`, with no later step of it in flight (`Sequence.awaits_token`).
+"""
+
+from bisect import insort
+from collections.abc import Collection, Iterable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import NamedTuple
+
+from trtc.protos.errors import InvariantError
+from trtc.runtime.requests.principal import Namespace
+from trtc.runtime.requests.request import FinishReason
+from trtc.runtime.scheduling.fair_queue import FairQueue
+from trtc.runtime.scheduling.kv_pool import PageCopy
+from trtc.runtime.scheduling.prefix_cache import Node, PrefixCache
+from trtc.runtime.scheduling.sequence import Sequence, Status, rank_of
+from trtc.runtime.scheduling.step_plan import Admission, StepPlan
+
+AGEING_S = 3.0
+"""Seconds of waiting that weigh as much as one step of priority, within a client."""
+OVERDUE_S = 60.0
+"""Seconds without an admission after which a client comes first, whatever the priorities: those of
+one client, from -10 to 10, are overcome in as long."""
+
+_by_rank = attrgetter("rank")
+
+
+class Drawn(NamedTuple):
+    """A token that a step gave to a sequence."""
+
+    sequence: Sequence
+    row: int
+    """Row of the step's samples."""
+    finish_reason: FinishReason | None
+
+
+@dataclass
+class Changes:
+    """What the loop's tables must take over."""
+
+    placed: list[Sequence] = field(default_factory=list)
+    """Sequences new on their lanes."""
+    grown: list[tuple[Sequence, int, int]] = field(default_factory=list)
+    """Sequences whose pages [begin, end) changed, of any group."""
+    copies: list[PageCopy] = field(default_factory=list)
+    """Page copies to perform, in order, before the step."""
+
+
+@dataclass
+class Counters:
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    prefilled_tokens: int = 0
+    """Recomputed ones included; decodes not."""
+    drawn_tokens: int = 0
+
+
+class SchedulerState:
+    """Queue, running sequences, lanes and pages of one engine. One thread uses it."""
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        *,
+        num_lanes: int,
+        rope_switch: int | None = None,
+        ageing_s: float = AGEING_S,
+        overdue_s: float = OVERDUE_S,
+    ) -> None:
+        """For `ageing_s` see `rank_of`, for `overdue_s` FairQueue, for `rope_switch` Limits."""
+        self.cache = cache
+        self._rope_switch = rope_switch
+        self._page_size = cache.pool.page_size
+        self._windows = cache.pool.windows
+        self._has_windows = any(window is not None for window in cache.pool.windows)
+        self.num_lanes = num_lanes
+        self.waiting = FairQueue(overdue_s)
+        self._ageing_s = ageing_s
+        self._num_admitted = 0
+        """Sequences admitted for the first time."""
+        self.running: list[Sequence] = []
+        """In order of rank."""
+        self.free_lanes = list(range(num_lanes - 1, -1, -1))
+        self.num_in_flight = 0
+        """Steps that were applied and not yet committed."""
+        self.counters = Counters()
+        self._changes = Changes()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Add a waiting sequence; alone in the pool it must fit to its full length."""
+        assert sequence.status is Status.WAITING
+        assert self.cache.pool.most_pages(sequence.max_tokens) <= self.cache.pool.num_pages
+        assert sequence.num_samples <= self.num_lanes
+        self.waiting.add(sequence)
+
+    def tick(self, now: float) -> None:
+        """Time passes: `now` is in seconds and never goes back."""
+        self.waiting.tick(now)
+
+    def take_changes(self) -> Changes:
+        """What happened since the last call."""
+        changes, self._changes = self._changes, Changes()
+        return changes
+
+    def has_own_page(self, sequence: Sequence) -> bool:
+        """Whether a running sequence has pages for its next token, and alone holds them."""
+        index = sequence.num_computed // self._page_size
+        refs = self.cache.pool.refs
+        for pages in sequence.pages:  # noqa: SIM110 - asked of every decode
+            if index >= len(pages) or refs[pages[index]] != 1:
+                return False
+        return True
+
+    def outgrows_factors(self, sequence: Sequence) -> bool:
+        """Whether a running sequence's next token makes it too long for the rotary factors that its
+        cached keys were rotated by."""
+        return (
+            self._rope_switch is not None
+            and sequence.position_offset == 0
+            and sequence.num_computed >= self._rope_switch
+        )
+
+    def namespace(self, sequence: Sequence) -> Namespace:
+        """Where a sequence that is admitted now finds and leaves cached pages: keys that were
+        rotated by other factors are other keys."""
+        if self._position_offset(len(sequence.token_ids)):
+            return ("long factors", *sequence.namespace)
+        return sequence.namespace
+
+    # Pages of an admission, as the plan counts and `apply` takes them.
+
+    def num_new_pages(self, sequence: Sequence, matched: Items[Node], end: int) -> int:
+        """Pages to allocate for all known tokens, of a window those up to `end`; one more of each
+        group when the last match is copied."""
+        pool, copied = self.cache.pool, self._is_full_hit(sequence, matched)
+        known = len(sequence.token_ids)
+        return sum(
+            max(0, pool.pages_for(known if window is None else end) - len(matched)) + copied
+            for window in self._windows
+        )
+
+    def num_missing_pages(self, sequence: Sequence, end: int) -> int:
+        """Pages that a running sequence lacks to compute its known tokens before `end`: windows get
+        theirs chunk by chunk."""
+        needed = self.cache.pool.pages_for(end)
+        return sum(max(0, needed - len(pages)) for pages in sequence.pages)
+
+    def num_computed_after(self, sequence: Sequence, matched: Items[Node]) -> int:
+        """Tokens that need no computing. The last one does: its logits are wanted."""
+        hit = len(matched) * self.cache.pool.page_size
+        return hit - self._is_full_hit(sequence, matched)
+
+    def _is_full_hit(self, sequence: Sequence, matched: Items[Node]) -> bool:
+        return len(matched) * self.cache.pool.page_size == len(sequence.token_ids)
+
+    # Before the step.
+
+    def apply(self, plan: StepPlan) -> None:
+        """Make the plan's pages ready, and take its tokens for computed: it is launched now."""
+        assert not (plan.preempted and self.num_in_flight)
+        for sequence in plan.preempted:
+            self._preempt(sequence)
+        if plan.preempted:
+            self.running = [one for one in self.running if one.status is Status.RUNNING]
+        for admission in plan.admissions:  # before anything is allocated: that may evict
+            admission.sequence.pages = self.cache.claim(admission.matched)
+            admission.sequence.num_let_go = self.cache.first_wanted(admission.matched)
+        for admission in plan.admissions:
+            self._admit(admission)
+        for sequence, start, num_tokens, num_samples, _ in plan.chunks:
+            if num_tokens == 1:
+                if not self.has_own_page(sequence):
+                    self._secure_page(sequence)
+            elif self._has_windows:
+                self._extend(sequence, self.cache.pool.pages_for(start + num_tokens))
+            sequence.num_computed = start + num_tokens
+            if num_samples:
+                sequence.num_pending += 1
+                sequence.scores_prompt = False
+        self.num_in_flight += 1
+
+    def _position_offset(self, length: int) -> int:
+        switch = self._rope_switch
+        return switch if switch is not None and length > switch else 0
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._let_go(sequence)
+        sequence.status = Status.WAITING
+        self.waiting.add(sequence)
+        self.counters.preemptions += 1
+
+    def _secure_page(self, sequence: Sequence) -> None:
+        """Pages of its own for the next token, which it does not have."""
+        index = sequence.num_computed // self._page_size
+        refs = self.cache.pool.refs
+        for pages in sequence.pages:
+            if index == len(pages):
+                pages += self.cache.allocate(1)
+            elif refs[pages[index]] > 1:
+                self._copy_on_write(pages, index)
+        self._changes.grown.append((sequence, index, index + 1))
+
+    def _extend(self, sequence: Sequence, num_pages: int) -> None:
+        """Allocate what each group lacks of so many pages."""
+        begin = num_pages
+        for pages in sequence.pages:
+            if len(pages) < num_pages:
+                begin = min(begin, len(pages))
+                pages += self.cache.allocate(num_pages - len(pages))
+        if begin < num_pages:
+            self._changes.grown.append((sequence, begin, num_pages))
+
+    def _copy_on_write(self, pages: list[int], index: int) -> None:
+        """Replace a shared page by a copy. The others keep the source at least until the copy."""
+        source = pages[index]
+        (target,) = self.cache.allocate(1)
+        pages[index] = target
+        self._changes.copies.append(PageCopy(source, target))
+        self.cache.release((source,))
+
+    def _admit(self, admission: Admission) -> None:
+        sequence, matched = admission
+        self.waiting.admit(sequence)
+        if sequence.cached_prompt_tokens is None:  # else it comes back after a preemption
+            self._num_admitted += 1
+            sequence.rank = rank_of(
+                sequence.request.priority, self.waiting.now, self._num_admitted, self._ageing_s
+            )
+        insort(self.running, sequence, key=_by_rank)
+        sequence.status = Status.RUNNING
+        sequence.lanes = [self.free_lanes.pop() for _ in range(sequence.num_samples)]
+        sequence.num_computed = self.num_computed_after(sequence, matched)
+        sequence.position_offset = self._position_offset(len(sequence.token_ids))
+        full_hit = self._is_full_hit(sequence, matched)
+        sequence.node = matched[-1] if matched else self.cache.root(self.namespace(sequence))
+        sequence.num_cached_pages = len(matched)
+        if full_hit:
+            # The page to write becomes a copy, and with it the last page of the tree's path.
+            for pages in sequence.pages:
+                self._copy_on_write(pages, len(matched) - 1)
+            sequence.node = matched[-1].parent
+            sequence.num_cached_pages -= 1
+        known = self.cache.pool.pages_for(len(sequence.token_ids))
+        for pages, window in zip(sequence.pages, self._windows, strict=True):
+            if window is None:
+                pages += self.cache.allocate(known - len(pages))
+        self._changes.placed.append(sequence)
+        self._count_hits(sequence)
+
+    def _count_hits(self, sequence: Sequence) -> None:
+        if sequence.cached_prompt_tokens is None:
+            sequence.cached_prompt_tokens = sequence.num_computed
+        self.counters.prefix_query_tokens += len(sequence.token_ids)
+        self.counters.prefix_hit_tokens += sequence.num_computed
+
+    # After the step.
+
+    def commit(
+        self, plan: StepPlan, token_ids: Items[int], invalid_rows: Collection[int] = ()
+    ) -> list[Drawn]:
+        """Take over what the oldest step in flight computed and drew.
+
+        Args:
+            token_ids: [R] one for each logit row of the plan's chunks, in order.
+            invalid_rows: rows that mean nothing; the caller must end their sequences.
+
+        Returns:
+            One entry a sample, in order, without the rows of sequences that have ended since the
+            step was planned. Sequences that finished have let go of their pages.
+        """
+        self.num_in_flight -= 1
+        drawn: list[Drawn] = []
+        row = 0
+        for sequence, start, num_tokens, num_samples, num_scored in plan.chunks:
+            if num_tokens > 1 or start < sequence.num_prompt:
+                self.counters.prefilled_tokens += num_tokens
+            first = row + num_scored
+            end = first + num_samples
+            if sequence.lanes:  # else it has ended since
+                num_full = (start + num_tokens) // self._page_size
+                valid = not invalid_rows or not any(row <= bad < end for bad in invalid_rows)
+                if num_full > sequence.num_cached_pages and self.cache.enabled and valid:
+                    self._cache_pages(sequence, num_full)
+                if self._has_windows:
+                    self._slide(sequence, start + num_tokens)
+                if num_samples:
+                    sequence.num_pending -= 1
+                    forks = self._fork(sequence) if num_samples > 1 else ()
+                    drawn.append(_give(sequence, first, token_ids[first]))
+                    for fork in forks:
+                        at = first + fork.index
+                        drawn.append(_give(fork, at, token_ids[at]))
+            row = end
+        assert row == len(token_ids), (row, len(token_ids))
+        self.counters.drawn_tokens += len(drawn)
+        self.finish([one.sequence for one in drawn if one.finish_reason is not None])
+        self._recompute_outgrown([one.sequence for one in drawn])
+        return drawn
+
+    def _recompute_outgrown(self, sequences: Iterable[Sequence]) -> None:
+        """Queue again what now needs the other rotary factors. No step in flight computes it: one
+        that outgrows its factors is not planned ahead (scheduler.py)."""
+        if self._rope_switch is None:
+            return
+        for sequence in sequences:
+            offset = self._position_offset(len(sequence.token_ids))
+            if sequence.status is Status.RUNNING and offset != sequence.position_offset:
+                self._preempt(sequence)
+        self.running = [one for one in self.running if one.status is Status.RUNNING]
+
+    def _fork(self, sequence: Sequence) -> list[Sequence]:
+        """The n - 1 other sequences of a request, sharing all pages of the prefilled prompt."""
+        lanes = sequence.lanes[1:]
+        del sequence.lanes[1:]
+        sequence.num_samples = 1
+        children = [sequence.fork(index, lane) for index, lane in enumerate(lanes, start=1)]
+        for child in children:
+            for pages in child.held_pages():
+                self.cache.pool.share(pages)
+            insort(self.running, child, key=_by_rank)
+        self._changes.placed += children
+        return children
+
+    def _cache_pages(self, sequence: Sequence, num_full: int) -> None:
+        """Cache the first pages, which completed steps have filled."""
+        size = self._page_size
+        for index in range(sequence.num_cached_pages, num_full):
+            assert sequence.node is not None
+            pages = [table[index] for table in sequence.pages]
+            tokens = sequence.token_ids[index * size : (index + 1) * size]
+            sequence.node = self.cache.insert(sequence.node, tokens, pages)
+            if sequence.node.pages != pages:
+                for table, page in zip(sequence.pages, sequence.node.pages, strict=True):
+                    table[index] = page
+                self._changes.grown.append((sequence, index, index + 1))
+        sequence.num_cached_pages = num_full
+
+    def _slide(self, sequence: Sequence, num_computed: int) -> None:
+        """Let go of pages that no window of a later token reaches. They stay cached while there is
+        room."""
+        for group, window in enumerate(self._windows):
+            first = sequence.num_let_go[group]
+            end = self.cache.pool.num_outside(window, num_computed)
+            if end > first:
+                self.cache.release(sequence.pages[group][first:end])
+                sequence.num_let_go[group] = end
+
+    def finish(self, sequences: Iterable[Sequence]) -> None:
+        """End sequences, waiting or running; those that have finished already stay so."""
+        any_ran = False
+        for sequence in sequences:
+            if sequence.status is Status.WAITING:
+                self.waiting.remove(sequence)
+            elif sequence.status is Status.RUNNING:
+                any_ran = True
+                self._let_go(sequence)
+            sequence.status = Status.FINISHED
+        if any_ran:
+            self.running = [one for one in self.running if one.status is Status.RUNNING]
+
+    def _let_go(self, sequence: Sequence) -> None:
+        """Return lanes and pages; full pages stay in the prefix cache while there is room."""
+        for pages in sequence.held_pages():
+            self.cache.release(pages)
+        self.free_lanes += sequence.lanes
+        self.waiting.release(sequence.request.principal, len(sequence.lanes))
+        sequence.pages = []
+        sequence.num_let_go = []
+        sequence.lanes = []
+        sequence.node = None
+        sequence.num_cached_pages = 0
+        sequence.num_computed = 0
+        sequence.num_pending = 0
+
+    def check_integrity(self) -> None:
+        """Pages, lanes and lists agree; for idle times and tests.
+
+        Raises:
+            InvariantError: something leaked.
+        """
+        self.cache.check_integrity([held for one in self.running for held in one.held_pages()])
+        lanes = sorted([*self.free_lanes, *(lane for one in self.running for lane in one.lanes)])
+        if lanes != list(range(self.num_lanes)):
+            raise InvariantError("a lane leaked or was given away twice")
+        self.waiting.check_integrity(self.num_lanes - len(self.free_lanes))
+        ranks = [sequence.rank for sequence in self.running]
+        if ranks != sorted(set(ranks)):
+            raise InvariantError("the running sequences are not in order")
+        for status, listed in ((Status.WAITING, self.waiting), (Status.RUNNING, self.running)):
+            if any(sequence.status is not status for sequence in listed):
+                raise InvariantError(f"a sequence that is not {status.value} is listed so")
+        for sequence in self.running:
+            needed = self.cache.pool.pages_for(sequence.num_computed)
+            if any(len(pages) < needed for pages in sequence.pages):
+                raise InvariantError("a sequence has computed tokens without pages")
+            if not 0 <= sequence.num_pending <= self.num_in_flight:
+                raise InvariantError("a sequence has pending tokens that no step in flight draws")
+        if any(one.pages or one.lanes or one.num_pending for one in self.waiting):
+            raise InvariantError("a waiting sequence holds pages or lanes, or is in flight")
+
+
+def _give(sequence: Sequence, row: int, token_id: int) -> Drawn:
+    sequence.token_ids.append(token_id)
+    return Drawn(sequence, row, sequence.finish_reason())

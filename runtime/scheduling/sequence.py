@@ -1,0 +1,159 @@
+"""One sequence on its way through the scheduler.
+
+token_ids   [ prompt ............ | output ....... ] pending
+computed    [ in the KV pool ....... )  next chunk
+pages       [ 8 | 2 | 9 | 4 ]             of each group of the cache layout
+
+"Computed" counts what the steps in flight compute. "Pending" are the tokens that they draw, known
+to the executor and not yet to the host.
+"""
+
+import enum
+from collections.abc import Iterator
+
+from trtc.runtime.requests.request import FinishReason, GenerationRequest
+from trtc.runtime.scheduling.prefix_cache import Node
+
+Rank = tuple[float, int, int]
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """Tokens, pages and place of one sequence; only the scheduler's state changes it."""
+
+    __slots__ = (
+        "cached_prompt_tokens",
+        "has_penalty",
+        "index",
+        "lanes",
+        "max_tokens",
+        "namespace",
+        "node",
+        "num_cached_pages",
+        "num_computed",
+        "num_let_go",
+        "num_pending",
+        "num_prompt",
+        "num_samples",
+        "number",
+        "order",
+        "pages",
+        "position_offset",
+        "rank",
+        "request",
+        "scores_prompt",
+        "status",
+        "stop_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        *,
+        number: int,
+        order: Rank,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self.request = request
+        self.number = number
+        """Of its request, unique in the loop; forks share it."""
+        self.namespace = request.namespace
+        self.index = 0
+        self.order = order
+        """Among the waiting sequences of its client, smaller first; see `rank_of`."""
+        self.rank: Rank = order
+        """Among running sequences, smaller first; set when it is admitted first, then constant."""
+        self.token_ids = list(request.prompt_ids)
+        self.num_prompt = len(request.prompt_ids)
+        self.max_tokens = self.num_prompt + request.max_tokens
+        """Length at which the sequence ends, prompt included."""
+        eos = frozenset() if request.ignore_eos else eos_token_ids
+        self.stop_ids = eos.union(request.stop_token_ids)
+        self.has_penalty = request.sampling.has_penalty
+        self.scores_prompt = request.prompt_logprobs is not None
+        """Whether each token of the prompt needs logits, until the last one is computed."""
+        self.num_samples = request.n
+        """Tokens to draw when all known ones are computed: n until the sequence has forked."""
+        self.num_computed = 0
+        self.num_pending = 0
+        self.pages: list[list[int]] = []
+        """Of each group, as the page table has them; []: not running."""
+        self.num_let_go: list[int] = []
+        """Of each group, how many of the first pages it no longer holds: no later token looks back
+        there."""
+        self.position_offset = 0
+        """Added to its positions while it runs: see Limits.position_offset."""
+        self.node: Node | None = None
+        """Prefix-tree node of the last cached page; None: not running."""
+        self.num_cached_pages = 0
+        self.lanes: list[int] = []
+        """The first is its own; the others are kept for its forks."""
+        self.status = Status.WAITING
+        self.cached_prompt_tokens: int | None = None
+        """Prompt tokens found in the prefix cache at the first admission; None: not yet."""
+
+    @property
+    def lane(self) -> int:
+        """Row of the loop's tables."""
+        return self.lanes[0]
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that the next step could compute; 0: the last one is pending, and ends it."""
+        length = len(self.token_ids) + self.num_pending
+        return length - self.num_computed if length < self.max_tokens else 0
+
+    @property
+    def awaits_token(self) -> bool:
+        """Whether the host must know the pending token before it can build the next step.
+
+        It need not, because the executor has the token. But penalties count the tokens seen, on
+        the host; and where a request forks, each of its sequences draws a token of its own.
+        """
+        return self.num_pending > 0 and (self.has_penalty or self.num_samples > 1)
+
+    def held_pages(self) -> Iterator[list[int]]:
+        """Of each group, the pages that it holds."""
+        for pages, first in zip(self.pages, self.num_let_go, strict=True):
+            yield pages[first:] if first else pages
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    def fork(self, index: int, lane: int) -> "Sequence":
+        """Another sequence of the same request that continues from the same tokens and pages."""
+        child = Sequence.__new__(Sequence)
+        for name in self.__slots__:
+            setattr(child, name, getattr(self, name))
+        child.index = index
+        child.order = (self.order[0], self.order[1], index)
+        child.rank = (self.rank[0], self.rank[1], index)
+        child.token_ids = list(self.token_ids)
+        child.pages = [list(pages) for pages in self.pages]
+        child.num_let_go = list(self.num_let_go)
+        child.lanes = [lane]
+        child.num_samples = 1
+        return child
+
+    def finish_reason(self) -> FinishReason | None:
+        """Why the last token ends the sequence, or None."""
+        if self.token_ids[-1] in self.stop_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.token_ids) >= self.max_tokens else None
+
+
+def rank_of(priority: int, arrival: float, number: int, ageing_s: float) -> Rank:
+    """Priority with ageing as one order that never changes.
+
+    All requests age alike: after `ageing_s` seconds a request weighs as much as one with a
+    priority higher by one that comes then. So a step of priority is worth an earlier arrival, and
+    whoever waits is overtaken only by requests that come within a bounded time: no starvation.
+    """
+    return (arrival - priority * ageing_s, number, 0)

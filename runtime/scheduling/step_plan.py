@@ -1,0 +1,65 @@
+"""What the scheduler decides about one step."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from trtc.runtime.scheduling.prefix_cache import Node
+from trtc.runtime.scheduling.sequence import Sequence
+
+
+class Chunk(NamedTuple):
+    """Tokens that a sequence computes in the step."""
+
+    sequence: Sequence
+    start: int
+    """Position of the first."""
+    num_tokens: int
+    num_samples: int
+    """Tokens to draw after the last one; 0: more of the sequence remains to be computed."""
+    num_scored: int = 0
+    """Of its first tokens: those whose logits say how likely the prompt's next token is."""
+
+
+class Scored(NamedTuple):
+    """Prompt tokens whose log-probabilities a step gives."""
+
+    sequence: Sequence
+    row: int
+    """Logit row of the first."""
+    position: int
+    """Of the first, in the prompt."""
+    num_tokens: int
+
+
+class Admission(NamedTuple):
+    """A waiting sequence that starts to run."""
+
+    sequence: Sequence
+    matched: list[Node]
+    """Pages found in the prefix cache."""
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What the next step does; valid until the state changes. Without chunks it does nothing."""
+
+    preempted: tuple[Sequence, ...] = ()
+    admissions: tuple[Admission, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+    """Decodes, then prefills, then the admitted. The logit rows of each are those of its scored
+    tokens, then one a sample."""
+    scores: bool = False
+    """Whether any chunk has scored tokens."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+    def scored(self) -> list[Scored]:
+        """Of the sequences that have not ended since the step was planned."""
+        found, row = [], 0
+        for sequence, start, _, num_samples, num_scored in self.chunks if self.scores else ():
+            if num_scored and sequence.lanes:
+                found.append(Scored(sequence, row, start + 1, num_scored))
+            row += num_scored + num_samples
+        return found

@@ -1,0 +1,101 @@
+"""A model's chat template, and the special tokens that it may name."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.text.chat_workers import ChatWorkers, RenderLimits
+
+ONLY_MESSAGES: Mapping[str, Any] = MappingProxyType(
+    {"tools": None, "documents": None, "add_generation_prompt": True}
+)
+"""Template variables of a conversation that has nothing but messages."""
+
+_END_MARK = "END_OF_THE_MESSAGE_TO_CONTINUE "
+"""Ends in a space, which shows whether the template strips messages."""
+
+
+class ChatTemplate:
+    """A template that nobody has compiled yet: the first chat starts a process that does.
+
+    Thread-safe. Close it to end its processes.
+    """
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], limits: RenderLimits | None = None
+    ) -> None:
+        self.source = source
+        self._workers = ChatWorkers(source, special_tokens, limits)
+
+    @property
+    def is_invalid(self) -> bool:
+        """Whether the template is known to be invalid: the first chat finds out."""
+        return self._workers.is_invalid
+
+    def close(self) -> None:
+        """End its processes, also those that are rendering. Idempotent."""
+        self._workers.close()
+
+    def compile(self) -> None:
+        """Find out whether the template is valid; `render` does so by itself.
+
+        Raises:
+            NoTokenizerError: it is not.
+        """
+        self._workers.compile()
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] = ONLY_MESSAGES,
+        *,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The prompt of a conversation.
+
+        Args:
+            messages: as `chat.TemplateInput` has them, oldest first.
+            variables: what else the template may read.
+            continue_final_message: the prompt ends inside the last message, which has a content.
+
+        Raises:
+            InvalidRequestError: the template refuses the messages, or goes over a bound.
+            NoTokenizerError: the template is not valid Jinja, or too long.
+            QueueFullError: the processes that render were busy for too long.
+        """
+        if not continue_final_message:
+            return self._workers.render(messages, variables)
+        marked = _with_mark(messages)
+        return _before_mark(self._workers.render(marked, variables))
+
+
+def _with_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages with a mark at the end of the last one's text."""
+    last = dict(messages[-1])
+    content = last.get("content")
+    if not content:
+        raise _not_continued("the last message has no content")
+    if isinstance(content, str):
+        last["content"] = content + _END_MARK
+    else:
+        *before, part = content
+        last["content"] = [*before, {**part, "text": part["text"] + _END_MARK}]
+    return [*messages[:-1], last]
+
+
+def _before_mark(text: str) -> str:
+    """Templates may strip a message, and with it the mark's own space and what stood before it."""
+    at = text.rfind(_END_MARK.strip())
+    if at < 0:
+        raise _not_continued("the template drops the end of the last message")
+    keeps_space = text.startswith(_END_MARK, at)
+    return text[:at] if keeps_space else text[:at].rstrip()
+
+
+def _not_continued(problem: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        problem,
+        field="chat.continue_final_message",
+        remedy="Leave it out, or end with a message whose text the template keeps",
+    )

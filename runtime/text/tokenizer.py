@@ -1,0 +1,401 @@
+"""Text to tokens and back, through the `tokenizers` library; chat through its template.
+
+Streaming text needs each token's own bytes. What a token adds to the text depends on its decoder:
+
+    ByteLevel       the characters of the token spell bytes, one each
+    ByteFallback    `<0xE2>` is one byte; other tokens are text
+    Metaspace, ...  text, less its leading space when it is the first
+
+so a token's piece is looked up once, kept, and a UTF-8 decoder joins the pieces.
+"""
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.decoders import Decoder
+
+from trtc.protos.errors import EngineIncompatibleError, InvalidRequestError, NoTokenizerError
+from trtc.protos.files import MAX_JSON_BYTES, UnreadableError, decode_json, read_file
+from trtc.protos.panics import tokenizer_failures
+
+if TYPE_CHECKING:
+    from trtc.runtime.text.chat import TemplateInput
+    from trtc.runtime.text.chat_template import ChatTemplate
+
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+
+_SUPPORTED_DECODERS = frozenset(
+    {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Sequence", "Strip"}
+)
+_SHORT = 2048
+"""Characters or tokens that are soon done. The library holds the interpreter's lock meanwhile; with
+its methods for batches, which may start threads, it does not."""
+_REPLACEMENT = "\ufffd".encode()
+"""Of a token that the library's decoder fails on: other tokens of the sequence have their text."""
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class Tokenizer:
+    """Thread-safe: nothing changes after `load` but the table of pieces, whose entries never do."""
+
+    def __init__(
+        self, fast: FastTokenizer, *, template: "ChatTemplate | None", special_ids: frozenset[int]
+    ) -> None:
+        self._fast = fast
+        self._template = template
+        self._special_ids = special_ids
+        self._pieces = _Pieces(fast)
+
+    @classmethod
+    def load(cls, directory: Path, names: Collection[str] | None = None) -> "Tokenizer":
+        """Read tokenizer.json and, where there is one, the chat template.
+
+        Args:
+            names: files that may be read, whatever else is in the directory; None: any.
+
+        Raises:
+            EngineIncompatibleError: a file is missing or broken, or of a kind not supported.
+        """
+        files = _Files(directory, names)
+        with tokenizer_failures(_cannot_be_used(directory / TOKENIZER_FILE)):
+            fast = _load_fast(files)
+            added = fast.get_added_tokens_decoder()
+            special_ids = frozenset(token for token, facts in added.items() if facts.special)
+            return cls(fast, template=_load_template(files), special_ids=special_ids)
+
+    def close(self) -> None:
+        """End the processes that render chats. Idempotent."""
+        if self._template is not None:
+            self._template.close()
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that have a text; a model's vocabulary may be padded beyond."""
+        return self._fast.get_vocab_size()
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether chats can be rendered, for all that is known."""
+        return self._template is not None and not self._template.is_invalid
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Token ids of a text.
+
+        Raises:
+            InvalidRequestError: the text holds half a surrogate pair, or the tokenizer fails on it.
+        """
+        with tokenizer_failures(_fails_on("text")):
+            try:
+                if len(text) <= _SHORT:
+                    encoding = self._fast.encode(text, add_special_tokens=add_special_tokens)
+                else:
+                    (encoding,) = self._fast.encode_batch_fast(
+                        [text], add_special_tokens=add_special_tokens
+                    )
+                return tuple(encoding.ids)
+            except (TypeError, UnicodeEncodeError) as error:
+                raise InvalidRequestError(
+                    "is not valid Unicode", field="text", remedy="Remove lone surrogates"
+                ) from error
+
+    def decode(self, token_ids: Sequence[int], skip_special: bool = True) -> str:
+        """Text of whole sequences; bytes that are not UTF-8 become U+FFFD.
+
+        Raises:
+            InvalidRequestError: the tokenizer fails on them.
+        """
+        with tokenizer_failures(_fails_on("token_ids")):
+            if len(token_ids) <= _SHORT:
+                return self._fast.decode(list(token_ids), skip_special_tokens=skip_special)
+            (text,) = self._fast.decode_batch([list(token_ids)], skip_special_tokens=skip_special)
+            return str(text)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Bytes of the text of the longest token."""
+        byte_level = self._pieces.is_byte_level
+        return max(len(t if byte_level else t.encode()) for t in self._fast.get_vocab())
+
+    def incremental_decoder(self, skip_special: bool = True) -> "IncrementalDecoder":
+        return IncrementalDecoder(self, skip_special=skip_special)
+
+    def token_text(self, token_id: int) -> str:
+        """A token by name: `<|im_end|>`; "" for an id without a token."""
+        return self._fast.id_to_token(token_id) or ""
+
+    def token_utf8(self, token_id: int) -> bytes:
+        """What a token adds to a text, special or not; empty for an id without a token."""
+        return self.piece(token_id, first=False, skip_special=False) or b""
+
+    def apply_chat_template(self, conversation: "TemplateInput") -> str:
+        """The prompt of a conversation.
+
+        Raises:
+            NoTokenizerError: the model has no chat template.
+            InvalidRequestError: the template refuses the messages, or takes too long over them.
+        """
+        if self._template is None:
+            raise NoTokenizerError(
+                "the model has no chat template", field="chat", remedy="Give a text prompt"
+            )
+        return self._template.render(
+            conversation.messages,
+            conversation.variables,
+            continue_final_message=conversation.continue_final_message,
+        )
+
+    def encode_chat(self, conversation: "TemplateInput") -> tuple[int, ...]:
+        """Token ids of a chat; the template has written its special tokens itself."""
+        return self.encode(self.apply_chat_template(conversation), add_special_tokens=False)
+
+    def piece(self, token_id: int, *, first: bool, skip_special: bool) -> bytes | None:
+        """UTF-8 (or a part of it) that a token adds to the text before it; None: it is not there.
+
+        A first token may add nothing and yet be the first: "▁" alone, whose space is stripped.
+        """
+        if skip_special and token_id in self._special_ids:
+            return None
+        return self._pieces.of(token_id, first=first)
+
+
+class IncrementalDecoder:
+    """Text of one sequence as its tokens come: always whole characters.
+
+    The pieces joined are `Tokenizer.decode` of all tokens. One exception: among byte-fallback
+    tokens, libraries replace a whole run of them if any part is not UTF-8; here only that part is.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._first = True
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that these tokens complete."""
+        return "".join([self._utf8.decode(piece) for piece in self._pieces(token_ids)])
+
+    def flush(self) -> str:
+        """The rest: U+FFFD if the tokens end inside a character. The decoder starts anew."""
+        rest = self._utf8.decode(b"", final=True)
+        self._first = True
+        return rest
+
+    def _pieces(self, token_ids: Sequence[int]) -> Iterator[bytes]:
+        for token in token_ids:
+            piece = self._tokenizer.piece(token, first=self._first, skip_special=self._skip_special)
+            if piece is not None:
+                self._first = False
+                yield piece
+
+
+class _Pieces:
+    """What each token adds to the text, found through the library and kept."""
+
+    def __init__(self, fast: FastTokenizer) -> None:
+        self._fast = fast
+        decoders = _decoder_types(fast.decoder)
+        unknown = sorted(decoders - _SUPPORTED_DECODERS)
+        if unknown:
+            raise EngineIncompatibleError(
+                f"the decoder {unknown[0]} is not supported",
+                field=f"{TOKENIZER_FILE}: decoder",
+                remedy="Use a byte-level or SentencePiece-like tokenizer",
+            )
+        self._byte_level = _byte_level_alphabet() if "ByteLevel" in decoders else None
+        self._byte_fallback = "ByteFallback" in decoders
+        self._neutral = self._find_neutral()
+        self._first: dict[int, bytes | None] = {}
+        self._later: dict[int, bytes | None] = {}
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether a character of a token stands for one byte."""
+        return self._byte_level is not None
+
+    def of(self, token_id: int, *, first: bool) -> bytes | None:
+        known = self._first if first else self._later
+        if token_id not in known:
+            try:
+                with tokenizer_failures(_fails_on("token_ids")):
+                    known[token_id] = self._find(token_id, first)
+            except InvalidRequestError:
+                known[token_id] = _REPLACEMENT
+        return known[token_id]
+
+    def _find(self, token_id: int, first: bool) -> bytes | None:
+        token = self._fast.id_to_token(token_id)
+        if token is None:
+            return None
+        if self._byte_level is not None:
+            return _spelt_bytes(token, self._byte_level)
+        if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
+            byte = bytes.fromhex(match[1])
+            return self._decode([token_id]) if first and byte.isascii() else byte
+        if first:
+            return self._decode([token_id])
+        # After a plain token nothing is stripped from this one.
+        return self._decode([self._neutral, token_id])[len(self._decode([self._neutral])) :]
+
+    def _find_neutral(self) -> int:
+        """A token that is plain text, to stand before the one in question."""
+        if self._byte_level is not None:
+            return 0
+        for token, token_id in self._fast.get_vocab(with_added_tokens=False).items():
+            if token.isascii() and token.isalpha():
+                return token_id
+        raise EngineIncompatibleError("no token is a plain word", field=TOKENIZER_FILE)
+
+    def _decode(self, token_ids: list[int]) -> bytes:
+        return self._fast.decode(token_ids, skip_special_tokens=False).encode()
+
+
+def _decoder_types(decoder: Decoder | None) -> set[str]:
+    """Names of all decoders, also in a sequence of them."""
+    if decoder is None:
+        return {"none"}  # would join tokens with spaces: no generative model wants that
+    # Its part of tokenizer.json; the whole takes as long to write and read again as to load.
+    return _types_in(json.loads(decoder.__getstate__()))
+
+
+def _types_in(description: dict[str, Any]) -> set[str]:
+    nested = [_types_in(part) for part in description.get("decoders", ())]
+    return {str(description["type"])}.union(*nested)
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Character -> byte of GPT-2's byte-level BPE.
+
+    Printable characters of Latin-1 stand for themselves; the other 68 bytes, in order, for the
+    characters from U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update({chr(0x100 + at): byte for at, byte in enumerate(others)})
+    return alphabet
+
+
+def _spelt_bytes(token: str, alphabet: Mapping[str, int]) -> bytes:
+    """Bytes that a token spells; an added token with other characters stands for itself."""
+    spelt = [alphabet.get(character) for character in token]
+    known = [byte for byte in spelt if byte is not None]
+    return bytes(known) if len(known) == len(spelt) else token.encode()
+
+
+@dataclass(frozen=True)
+class _Files:
+    """A tokenizer's directory, of which perhaps only some files may be read."""
+
+    directory: Path
+    names: Collection[str] | None
+
+    def read(self, name: str) -> bytes | None:
+        """A file's content; None: there is none, or it may not be read.
+
+        Raises:
+            EngineIncompatibleError: it is there and cannot be read.
+        """
+        path = self.directory / name
+        if not (path.exists() if self.names is None else name in self.names):
+            return None
+        try:
+            return read_file(path, MAX_JSON_BYTES)
+        except UnreadableError as error:
+            raise EngineIncompatibleError(str(error), field=str(path)) from error
+
+
+def _load_fast(files: _Files) -> FastTokenizer:
+    content = files.read(TOKENIZER_FILE)
+    if content is None:
+        raise FileNotFoundError("there is no such file")
+    return FastTokenizer.from_buffer(content)
+
+
+def _cannot_be_used(path: Path) -> Callable[[str], EngineIncompatibleError]:
+    return lambda problem: EngineIncompatibleError(
+        f"cannot be read ({problem})",
+        field=str(path),
+        remedy="Build the engine from a checkpoint with a working tokenizer.json",
+    )
+
+
+def _fails_on(field: str) -> Callable[[str], InvalidRequestError]:
+    return lambda problem: InvalidRequestError(
+        f"the model's tokenizer fails on it ({problem})", field=field
+    )
+
+
+def load_template(directory: Path) -> "ChatTemplate | None":
+    """The chat template of a checkpoint or tokenizer folder; None: there is none.
+
+    Raises:
+        EngineIncompatibleError: a file is broken.
+    """
+    return _load_template(_Files(directory, None))
+
+
+def _load_template(files: _Files) -> "ChatTemplate | None":
+    """The template of chat_template.jinja, else of tokenizer_config.json, else None."""
+    config = _read_config(files)
+    content = files.read(TEMPLATE_FILE)
+    source = config.get("chat_template") if content is None else _template_text(files, content)
+    if isinstance(source, list):  # several, by name
+        source = next(
+            (
+                entry.get("template")
+                for entry in source
+                if isinstance(entry, dict) and entry.get("name") == "default"
+            ),
+            None,
+        )
+    if not isinstance(source, str):
+        return None
+    from trtc.runtime.text.chat_template import ChatTemplate  # not every start has a use for it
+
+    return ChatTemplate(source, special_tokens=_special_tokens(config))
+
+
+def _template_text(files: _Files, content: bytes) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise EngineIncompatibleError(
+            "is not UTF-8",
+            field=str(files.directory / TEMPLATE_FILE),
+            remedy="Mend the checkpoint's tokenizer",
+        ) from error
+
+
+def _read_config(files: _Files) -> dict[str, Any]:
+    content = files.read(CONFIG_FILE)
+    if content is None:
+        return {}
+    try:
+        return decode_json(content, dict[str, Any])
+    except UnreadableError as error:
+        raise EngineIncompatibleError(
+            f"is not a JSON object ({error})",
+            field=str(files.directory / CONFIG_FILE),
+            remedy="Mend the checkpoint's tokenizer",
+        ) from error
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token` and its kin, which are strings or {"content": ...}."""
+    tokens = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token"):
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            tokens[name] = text
+    return tokens

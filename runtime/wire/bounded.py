@@ -1,0 +1,93 @@
+"""Parsing with a bound on what a message becomes: its fields are counted on the wire first.
+
+Two bytes of an empty submessage become 120 bytes of objects, and the parser holds the interpreter's
+lock for all of them. Counting stops at the limit, so it costs no more than what is accepted.
+"""
+
+from functools import cache
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from trtc.protos.errors import InvalidRequestError
+
+MAX_FIELDS = 1 << 14
+"""Fields of a message, those of its submessages included. A packed field counts once."""
+UNCOUNTED_BYTES = 1 << 12
+"""Shorter messages cannot have many."""
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+def parse(kind: type[MessageT], data: bytes) -> MessageT:
+    """The message that `data` encodes.
+
+    Raises:
+        InvalidRequestError: it is not a message of this kind, or has too many fields.
+    """
+    try:
+        if len(data) > UNCOUNTED_BYTES:
+            _check_fields(data, kind.DESCRIPTOR)
+        return kind.FromString(data)
+    except (DecodeError, IndexError) as error:
+        raise InvalidRequestError(
+            f"the request is not a valid message ({error})",
+            remedy="Strings must be UTF-8; use stubs generated from trtc/v1/inference.proto",
+        ) from error
+
+
+def _check_fields(data: bytes, descriptor: Any) -> None:
+    """Raises DecodeError or IndexError for what is no message, InvalidRequestError beyond
+    MAX_FIELDS."""
+    count = 0
+    parts = [(0, len(data), descriptor)]
+    while parts:
+        at, end, kind = parts.pop()
+        nested = _nested(kind)
+        while at < end:
+            count += 1
+            key, at = _varint(data, at)
+            wire_type = key & 7
+            if wire_type == _LENGTH:
+                size, at = _varint(data, at)
+                if key >> 3 in nested:
+                    parts.append((at, at + size, nested[key >> 3]))
+                at += size
+            elif wire_type == _VARINT:
+                _, at = _varint(data, at)
+            elif wire_type in (_FIXED32, _FIXED64):
+                at += 4 if wire_type == _FIXED32 else 8
+            else:
+                raise DecodeError(f"wire type {wire_type}")
+            if count > MAX_FIELDS:
+                raise InvalidRequestError(
+                    f"the request has more than {MAX_FIELDS} fields",
+                    remedy="Send fewer messages, stop strings or biases",
+                )
+        if at != end:
+            raise DecodeError("a field goes beyond the end of its message")
+
+
+@cache
+def _nested(kind: Any) -> dict[int, Any]:
+    """Submessages by field number; entries of maps are submessages."""
+    return {
+        field.number: field.message_type for field in kind.fields if field.message_type is not None
+    }
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number and where it ends. Raises IndexError beyond the end."""
+    byte = data[at]
+    if byte < 0x80:
+        return byte, at + 1
+    value, shift = byte & 0x7F, 7
+    while shift < 70:
+        at += 1
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at + 1
+        shift += 7
+    raise DecodeError("a number has more than ten bytes")
