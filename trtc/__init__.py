@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from trtc.protos import errors
     from trtc.protos.errors import TrtcError
     from trtc.runtime.client import AsyncClient, Client
-    from trtc.runtime.completion import Result
-    from trtc.runtime.request import Output
+    from trtc.runtime.requests.completion import Result
+    from trtc.runtime.requests.request import Output
 
 __all__ = [
     "AsyncClient",
@@ -36,8 +36,8 @@ __all__ = [
 _HOMES = {
     "AsyncClient": "trtc.runtime.client",
     "Client": "trtc.runtime.client",
-    "Output": "trtc.runtime.request",
-    "Result": "trtc.runtime.completion",
+    "Output": "trtc.runtime.requests.request",
+    "Result": "trtc.runtime.requests.completion",
     "TrtcError": "trtc.protos.errors",
     "build": "trtc.api",
     "open_engine": "trtc.api",

@@ -1,69 +1,125 @@
 """`trtc.build` and `trtc.open_engine`: the command line's work, from Python."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING
 
-from trtc.runtime.engine import LocalEngine
+from trtc.runtime.frontends.local import LocalEngine
+from trtc.runtime.requests.keywords import names_checked
+from trtc.runtime.requests.request_defaults import GenerationConfig
 
 if TYPE_CHECKING:
     from trtc.builder.pipeline import BuildResult
+    from trtc.protos.progress import Progress
 
 
-class BuildOptions(TypedDict, total=False):
-    """The options of `trtc build`, with the defaults of BuildRequest, where each is described."""
-
-    dtype: str | None
-    kv_dtype: str | None
-    target: str | None
-    force: bool
-    calib: Path | None
-    max_kl: float | None
-    exact_activations: bool
-    exact_lm_head: bool
-    dummy_weights: bool
-    max_batch_size: int
-    max_seq_len: int | None
-    max_num_tokens: int
-    page_size: int
-    reference: str | None
-    tp: int
-
-
+@names_checked
 def build(
     model: str | Path,
     output: str | Path,
     *,
-    progress: Callable[[str], None] = lambda message: None,
+    dtype: str | None = None,
+    kv_dtype: str | None = None,
+    target: str | None = None,
+    force: bool = False,
+    revision: str | None = None,
+    calib: str | Path | None = None,
+    keep: Sequence[str] = (),
+    eval_text: str | Path | None = None,
+    eval_tokens: int | None = None,
+    max_kl: float | None = None,
+    reference: str | None = None,
+    exact_activations: bool = False,
+    exact_lm_head: bool = False,
+    exact_weights: bool = False,
+    dummy_weights: bool = False,
+    max_batch_size: int = 64,
+    max_seq_len: int | None = None,
+    max_num_tokens: int = 512,
+    page_size: int = 16,
+    tp: int = 1,
+    progress: "Progress" = lambda step: None,
     num_threads: int | None = None,
-    **options: Unpack[BuildOptions],
 ) -> "BuildResult":
     """Compile a checkpoint into an engine directory and measure it.
 
     Args:
         model: a checkpoint directory, or a name on the Hugging Face hub.
         output: where the engine goes; it appears whole or not at all.
-        progress: called with what is being done now.
+        dtype: scheme of weights and activations, such as `fp8`; None: bf16, or the checkpoint's own
+            when it is quantised.
+        kv_dtype: fp32, bf16 or fp8; None: that of the activations, or what the checkpoint declares.
+        target: `cpu[:isa,...]`, `cuda:sm_90`, `tensorrt:sm_90` or `tensorrt-rtx:sm_89[,sm_120]`;
+            None: the best for this machine.
+        force: replace an engine that is there already.
+        revision: branch, tag or commit of a model on the hub; None: its main branch.
+        calib: file of calibration text; None: the text that ships with trtc.
+        keep: `GLOB=bf16` each: linears, by their names in Transformers, that calibration does not
+            quantise.
+        eval_text: file of text that accuracy is measured on; None: the text that ships with trtc.
+        eval_tokens: tokens that accuracy is measured on; None: 4096, 0: nothing is measured, and no
+            canaries are recorded.
+        max_kl: nats a token; more, against the unquantised model, fails the build.
+        reference: the unquantised checkpoint, to measure one against that came quantised.
+        exact_activations: 4-bit and E4M3 weights multiply the scheme's activations on CPUs, not
+            dynamic int8 ones.
+        exact_lm_head: the lm_head of a quantised model keeps the activations' type.
+        exact_weights: bf16 weights keep all 16 bits on CPUs, not 12.
+        dummy_weights: write plan and kernels only; random weights are filled in at load.
+        max_batch_size: sequences that a step computes at most.
+        max_seq_len: tokens of a sequence at most, its prompt included; None: what the model can do,
+            at most 4096.
+        max_num_tokens: tokens that a step computes at most.
+        page_size: tokens of a KV page: 8, 16, 32, 64 or 128.
+        tp: GPUs that the model is spread over, by tensor parallelism.
+        progress: called with what is being done now: a text, which carries how much of it is done
+            as `done`, `total` and `unit`, or None where that is not known.
         num_threads: CPU threads that measure the engine; None: the usable cores.
 
     Raises:
         UserError: an option, the checkpoint or the output is at fault.
         EnvironmentFault: this machine lacks something, such as a C++ compiler.
+        TypeError: an argument that is not one of these; it names the nearest.
     """
     from trtc.builder.pipeline import build as build_engine
     from trtc.builder.request import BuildRequest
-    from trtc.runtime.probe import Probe
+    from trtc.runtime.engine.probe import Probe
 
-    request = BuildRequest(model=str(model), output=Path(output), **options)
+    request = BuildRequest(
+        model=str(model),
+        output=Path(output),
+        revision=revision,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        target=target,
+        force=force,
+        calib=None if calib is None else Path(calib),
+        max_kl=max_kl,
+        keep=(keep,) if isinstance(keep, str) else tuple(keep),
+        eval_text=None if eval_text is None else Path(eval_text),
+        eval_tokens=eval_tokens,
+        exact_activations=exact_activations,
+        exact_lm_head=exact_lm_head,
+        exact_weights=exact_weights,
+        dummy_weights=dummy_weights,
+        max_batch_size=max_batch_size,
+        max_seq_len=max_seq_len,
+        max_num_tokens=max_num_tokens,
+        page_size=page_size,
+        reference=reference,
+        tp=tp,
+    )
     return build_engine(request, probe=Probe(num_threads), progress=progress)
 
 
+@names_checked
 def open_engine(
     engine: str | Path,
     *,
     num_threads: int | None = None,
     kv_bytes: int | None = None,
     dummy_weights: bool = False,
+    generation_config: GenerationConfig = "model",
 ) -> LocalEngine:
     """Open an engine in this process.
 
@@ -72,11 +128,17 @@ def open_engine(
         num_threads: CPU threads; None: the usable cores.
         kv_bytes: memory of the KV pool; None: enough for a full batch, if there is room.
         dummy_weights: fill in random weights, for an engine that was built without any.
+        generation_config: whose sampling defaults requests get: those of the model's
+            generation_config.json, or trtc's own.
 
     Raises:
         EngineError: the directory is damaged, or not for this machine.
         EnvironmentFault: too little memory, or the code does not load.
     """
     return LocalEngine.open(
-        engine, num_threads=num_threads, kv_bytes=kv_bytes, dummy_weights=dummy_weights
+        engine,
+        num_threads=num_threads,
+        kv_bytes=kv_bytes,
+        dummy_weights=dummy_weights,
+        generation_config=generation_config,
     )

@@ -1,5 +1,6 @@
 """The `trtc` command: a literal table of subcommands, each imported only when it is called."""
 
+import difflib
 import importlib
 import importlib.util
 import os
@@ -12,8 +13,9 @@ from typing import Any
 
 import click
 
-from trtc.protos.errors import EnvironmentFault, TrtcError
-from trtc.runtime.interpreter import quick_start
+from trtc.protos.errors import EnvironmentFault, RequestError, TrtcError
+from trtc.protos.signals import SignalExit, signals_as_exceptions
+from trtc.runtime.host.interpreter import quick_start
 from trtc.version import __version__
 
 EXIT_INTERRUPTED = 130
@@ -38,6 +40,8 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "compile": Subcommand("Compile a TensorRT bundle into its plan, on a GPU host."),
     "tune": Subcommand("Measure a CUDA engine's fastest kernels, on its GPU."),
     "package": Subcommand("Make a model of a Triton server of engines."),
+    "sign": Subcommand("Sign an engine with a private key.", extra="sign"),
+    "verify": Subcommand("Verify an engine's files, and its signature.", extra="sign"),
     "inspect": Subcommand("Show what an engine is made of."),
     "quantize": Subcommand("Quantise a checkpoint into another checkpoint.", extra="build"),
     "eval": Subcommand("Measure an engine's accuracy on a text."),
@@ -71,6 +75,17 @@ class LazyGroup(click.Group):
         if cmd_name not in SUBCOMMANDS:
             return None
         return _load(cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's, but an unknown name gets the nearest known one."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(name, SUBCOMMANDS, n=1)
+            remedy = f"Did you mean {near[0]!r}?" if near else "`trtc --help` lists the commands"
+            raise RequestError("there is no such command", field=name, remedy=remedy)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -110,10 +125,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; never raises for a known error."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        status = cli.main(arguments, prog_name="trtc", standalone_mode=False)
-    except click.ClickException as error:
+        with signals_as_exceptions():
+            status = cli.main(arguments, prog_name="trtc", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
+    except click.ClickException as error:
+        return _report(_as_request_error(error), arguments)
     except TrtcError as error:
         return _report(error, arguments)
     except ModuleNotFoundError as error:
@@ -121,8 +139,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("trtc: interrupted", err=True)
         return EXIT_INTERRUPTED
+    except SignalExit as error:
+        click.echo(f"trtc: {error.word}", err=True)
+        return error.exit_code
     # Without standalone mode click returns the status given to Context.exit, or the callback's.
     return status if isinstance(status, int) else 0
+
+
+def _as_request_error(error: click.ClickException) -> RequestError:
+    """What click refuses, in the words of every other refusal."""
+    command = ""
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        command = error.ctx.command_path
+    field = ""
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        field = error.param.opts[0] if error.param.opts else ""
+        field = field if field.startswith("-") else error.param.human_readable_name
+        problem = "is missing" if isinstance(error, click.MissingParameter) else error.message
+    elif isinstance(error, click.NoSuchOption):
+        field, problem = error.option_name, "there is no such option"
+        if error.possibilities:
+            names = ", ".join(sorted(error.possibilities))
+            return RequestError(problem, field=field, remedy=f"Did you mean {names}?")
+    else:
+        problem = error.format_message()
+    remedy = f"`{command} --help` lists the options" if command else ""
+    return RequestError(problem.rstrip("."), field=field, remedy=remedy)
 
 
 def _missing_package(error: ModuleNotFoundError, arguments: Sequence[str]) -> TrtcError:

@@ -24,10 +24,10 @@ from examples.bench.batches import decode_batch, prefill_batches
 from examples.bench.peers.machine import prepare
 from trtc.protos.manifest import PLAN_FILE, read_manifest
 from trtc.protos.plan import Call, Plan, read_plan
+from trtc.runtime.engine.session import open_session
 from trtc.runtime.executors.base import Executor, StepBatch
 from trtc.runtime.executors.cpu import CpuExecutor
-from trtc.runtime.sampler import SamplingBatch
-from trtc.runtime.session import open_session
+from trtc.runtime.sampling.sampler import SamplingBatch
 
 _MACHINE_SECONDS = 0.1
 """Of each of its figures in a turn."""

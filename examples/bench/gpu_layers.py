@@ -18,11 +18,11 @@ from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.manifest import PLAN_FILE, WEIGHTS_FILE
 from trtc.protos.plan import Argument, Call, Plan, read_plan
+from trtc.runtime.engine.probe import solo_batch
 from trtc.runtime.executors.base import StepBatch
 from trtc.runtime.executors.cuda.buckets import fitting_variants
 from trtc.runtime.executors.cuda.executor import CudaExecutor
 from trtc.runtime.executors.weights import map_weights
-from trtc.runtime.probe import solo_batch
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _LAYER = re.compile(r"layers\.(\d+)\..*")
@@ -36,8 +36,12 @@ class HostPlan:
         self._weights = {weight.name: weight for weight in self.plan.weights}
         self._data = map_weights(engine / WEIGHTS_FILE, self.plan.weights_bytes)
         kv = self.plan.kv
-        shape = (num_pages, 2, kv.page_size, kv.num_kv_heads, kv.head_dim)
-        self._pools = [np.zeros(shape, NUMPY_DTYPES[kv.dtype]) for _ in range(kv.num_layers)]
+        self._pools = {
+            one.name: np.zeros(
+                (num_pages, *kv.pool_shape(one.entry)[1:]), NUMPY_DTYPES[one.entry.dtype]
+            )
+            for one in kv.places
+        }
         self._tensors: dict[str, Array] = {}
 
     def step(self, batch: StepBatch) -> Iterator[tuple[Call, dict[str, Array]]]:
@@ -72,7 +76,7 @@ class HostPlan:
             case "step":
                 return np.asarray(getattr(batch, argument.name))
             case "pool":
-                return self._pools[argument.index]
+                return self._pools[argument.name]
             case "weight":
                 weight = self._weights[argument.name]
                 data = self._data[weight.offset : weight.offset + weight.bytes]
@@ -83,7 +87,7 @@ class HostPlan:
 
     def _write(self, argument: Argument, value: Array) -> None:
         if argument.kind == "pool":
-            self._pools[argument.index] = value
+            self._pools[argument.name] = value
             return
         shape = (len(value), argument.row_stride)
         if argument.name not in self._tensors or self._tensors[argument.name].shape != shape:

@@ -18,7 +18,7 @@ from trtc.plugins.op import FusedOp
 from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.dtypes import DTYPES
-from trtc.protos.launches import CallLaunches, CallVariant, read_launches
+from trtc.protos.launch_plan import CallLaunches, CallVariant, read_launches
 from trtc.protos.manifest import PLAN_FILE, Manifest
 from trtc.protos.plan import Argument, Call, Plan, read_plan
 from trtc.runtime.executors.base import StepBatch
@@ -31,7 +31,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 POISON = 0xFF
 """NaN in every floating-point type."""
 _ROUNDING = {"paged_attention": 2.0**-7, "linear": 2.0**-8, "gated_linear": 2.0**-7}
-_OF_4_BITS = ("linear", "enclosed_linear")
+_OF_4_BITS = ("linear", "fused_linear")
 _ROUNDING_OF_4_BITS = 2.0**-7
 """Of a row's largest result, allowed beside an operator's own tolerance: tensor cores round softmax
 weights to bf16, and add E4M3 products in fewer bits than f32 has; 4-bit weights are rounded to bf16
@@ -190,8 +190,7 @@ class CallOnDevice:
             case "logits":
                 return Place(spaces["logits"], 0)
             case "pool":
-                size = self.executor.num_pages * self.plan.kv.layer_page_bytes
-                return Place(spaces["pool"], argument.index * size)
+                return Place(spaces["pool"], self.executor.program.regions[argument.index])
             case "step":
                 return Place(spaces["step"], 4 * self.layout.offsets[argument.name])
 
@@ -200,7 +199,7 @@ class CallOnDevice:
 
     def _randomise(self, argument: Argument, bucket: Bucket) -> None:
         if argument.kind == "pool":
-            count = self.executor.num_pages * self.plan.kv.layer_page_bytes
+            count = self.executor.num_pages * self.plan.kv.region_bytes[argument.index]
             count //= DTYPES[argument.dtype].num_bytes(1)
         else:
             rows = bucket.rows if self._axis(argument) == "R" else bucket.tokens
@@ -220,13 +219,8 @@ class CallOnDevice:
             return np.asarray(getattr(batch, argument.name))
         if argument.kind == "pool":
             kv = self.plan.kv
-            shape: tuple[int, ...] = (
-                self.executor.num_pages,
-                2,
-                kv.page_size,
-                kv.num_kv_heads,
-                kv.head_dim,
-            )
+            entry = next(one.entry for one in kv.places if one.name == argument.name)
+            shape: tuple[int, ...] = (self.executor.num_pages, *kv.pool_shape(entry)[1:])
         elif argument.kind == "weight":
             shape = self.weights[argument.name].shape
         else:

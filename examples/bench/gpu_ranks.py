@@ -10,7 +10,7 @@ from examples.bench.batches import decode_batch
 from examples.bench.gpu_steps import opened, time_engine
 from trtc.protos.errors import EnvironmentFault
 from trtc.runtime.executors.ranks.executor import ShardedExecutor
-from trtc.runtime.sampler import SamplingBatch
+from trtc.runtime.sampling.sampler import SamplingBatch
 
 BATCHES = (1, 16, 64, 128)
 NUM_PAGES = 10_000

@@ -26,10 +26,10 @@ from trtc.runtime.bench.measure import Load, Measurement
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
 from trtc.runtime.device.driver_api import DriverApi
+from trtc.runtime.engine.session import open_session
 from trtc.runtime.executors.cuda.executor import CudaExecutor
-from trtc.runtime.server.app import ServerConfig
+from trtc.runtime.server.engines import EngineConfig
 from trtc.runtime.server.opening import open_handle
-from trtc.runtime.session import open_session
 
 CLIENTS = 4
 START_REPEATS = 3
@@ -84,7 +84,7 @@ def in_process(
     engine: Path, concurrency: int, num_requests: int, *, dummy_weights: bool = False
 ) -> Measurement:
     """A load without gRPC."""
-    config = ServerConfig(engines=(), dummy_weights=dummy_weights)
+    config = EngineConfig(dummy_weights=dummy_weights)
 
     async def measure() -> Measurement:
         async with local_target(engine, config, open_handle) as target:

@@ -15,9 +15,12 @@ from typing import Any, TypeVar
 
 from examples.bench.batches import decode_batch, prefill_batches
 from examples.bench.peers.gpu_work import DECODE_CONTEXT, FIRST_TOKEN_LENGTH
+from examples.bench.step_bytes import weight_bytes_read
+from trtc.protos.manifest import PLAN_FILE
+from trtc.protos.plan import read_plan
+from trtc.runtime.engine.session import Session, open_session
 from trtc.runtime.executors.base import Executor, PendingStep, StepBatch
-from trtc.runtime.sampler import SamplingBatch
-from trtc.runtime.session import Session, open_session
+from trtc.runtime.sampling.sampler import SamplingBatch
 
 REPEATS = 5
 """Medians are over so many series of steps."""
@@ -62,7 +65,8 @@ def time_engine(
 ) -> dict[str, Any]:
     """Decodes at DECODE_CONTEXT, prefills and the TTFT of an engine, printed as they come.
 
-    A decode's floor is the weights, keys and values that one GPU reads, at COPY_BYTES_PER_S.
+    A decode's floor is the weights, keys and values that one GPU reads, at COPY_BYTES_PER_S; of the
+    embedding table, the rows of its tokens.
 
     Args:
         batches: sequences of each decode.
@@ -71,12 +75,13 @@ def time_engine(
         vllm_ms: vLLM's step by batch.
     """
     executor = session.executor
-    weights = session.manifest.ledger.weights
+    plan = read_plan(session.path / PLAN_FILE)
     token_bytes = executor.kv.page_bytes // executor.kv.page_size
     result: dict[str, Any] = {"name": name, "decode_ms": {}, "prefill_tok_s": {}}
     for batch in batches:
         timing = time_decode(executor, batch, DECODE_CONTEXT)
-        floor = (weights + batch * DECODE_CONTEXT * token_bytes) / COPY_BYTES_PER_S * 1e3
+        read = weight_bytes_read(plan, batch) + batch * DECODE_CONTEXT * token_bytes
+        floor = read / COPY_BYTES_PER_S * 1e3
         peer = (vllm_ms or {}).get(batch)
         result["decode_ms"][batch] = {**vars(timing), "floor": floor, "vllm": peer}
         beside = f"   vLLM {peer:.2f} ({peer / timing.milliseconds:.2f}x)" if peer else ""

@@ -1,6 +1,5 @@
 """Weights in a file for engines that were built without any."""
 
-import json
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.builder.package import seal
+from trtc.builder.weights_file import header
 from trtc.protos.manifest import PLAN_FILE, WEIGHTS_FILE, read_manifest
 from trtc.protos.plan import Weight, read_plan
-from trtc.runtime.dummy_weights import fill_weights
+from trtc.runtime.executors.dummy_weights import fill_weights
 
-_ALIGNMENT = 64
 _BLOCK = 1 << 22
 _VLLM_SPREAD = 1e-3
 _E4M3_LEAST = 2.0**-9
@@ -32,7 +31,9 @@ def with_weights(engine: Path, output: Path, *, like_vllm: bool = False) -> Path
     data = fill_weights(plan.weights, plan.weights_bytes)
     if like_vllm:
         fill_like_vllm(data, plan.weights)
-    _write(data, output / WEIGHTS_FILE)
+    with (output / WEIGHTS_FILE).open("wb") as file:
+        file.write(header(plan.weights))
+        file.write(data.data)
     manifest = read_manifest(engine)
     seal(output, msgspec.structs.replace(manifest, dummy_weights=False), manifest.files)
     return output
@@ -56,14 +57,3 @@ def vllm_e4m3_dummies() -> NDArray[np.uint8]:
     values = np.random.Generator(np.random.Philox(0)).uniform(-_VLLM_SPREAD, _VLLM_SPREAD, _BLOCK)
     least = np.abs(values) > _E4M3_LEAST / 2
     return (np.signbit(values) * np.uint8(0x80) | least).astype(np.uint8)
-
-
-def _write(data: NDArray[np.uint8], path: Path) -> None:
-    """As a safetensors file of one tensor."""
-    text = json.dumps(
-        {"weights": {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}}
-    ).encode()
-    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.write(data.data)

@@ -28,12 +28,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from examples.bench.peers.processes import current_rss
 from examples.bench.served import TrtcServer, trtc_server
-from trtc.protos.errors import TrtcError
+from trtc.protos.errors import DeadlineError, TrtcError
+from trtc.protos.sampling import SamplingOptions
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.client.aio import AsyncGeneration
-from trtc.runtime.draft import RequestDraft
-from trtc.runtime.model_info import ModelInfo
-from trtc.runtime.request import Output, SamplingParams
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.model_info import ModelInfo
+from trtc.runtime.requests.request import Output
 
 STALLED_S = 120.0
 """A stream that gives nothing for so long stands still; a queue may be long."""
@@ -41,10 +42,10 @@ GROWTH, GROWTH_BYTES = 0.02, 64 << 20
 """Memory may vary by the larger of the two after the first quarter."""
 _PREFIXES, _PREFIX_SHARE, _CANCELLED_SHARE, _DEADLINE_SHARE = 4, 0.3, 0.1, 0.05
 _SAMPLINGS = (
-    SamplingParams(temperature=0.0),
-    SamplingParams(temperature=0.8, top_p=0.95),
-    SamplingParams(temperature=1.0, top_k=50, min_p=0.02),
-    SamplingParams(temperature=0.7, repetition_penalty=1.1, presence_penalty=0.2),
+    SamplingOptions(temperature=0.0),
+    SamplingOptions(temperature=0.8, top_p=0.95),
+    SamplingOptions(temperature=1.0, top_k=50, min_p=0.02),
+    SamplingOptions(temperature=0.7, repetition_penalty=1.1, presence_penalty=0.2),
 )
 
 
@@ -106,8 +107,8 @@ def asks(info: ModelInfo, seed: int) -> Iterator[Ask]:
             sampling=sampling,
             max_tokens=most,
             ignore_eos=True,
-            n=rng.choice((1, 1, 2)) if sampling.temperature else 1,
-            priority=rng.choice((0, 0, 1)),
+            n=rng.choice((1, 1, 2)) if sampling["temperature"] else 1,
+            priority=rng.choice((0, 0, -1)),
         )
         is_cancelled = rng.random() < _CANCELLED_SHARE
         yield Ask(
@@ -137,10 +138,10 @@ async def complete(client: AsyncClient, ask: Ask, tally: Tally) -> None:
                     tally.cancelled += 1
                     return
     except TrtcError as error:
-        if ask.timeout is not None and error.grpc_status == "DEADLINE_EXCEEDED":
+        if ask.timeout is not None and isinstance(error, DeadlineError):
             tally.late += 1
         else:
-            tally.failures[f"{error.grpc_status}: {error}"] += 1
+            tally.failures[f"{type(error).__name__}: {error}"] += 1
     except TimeoutError:
         tally.failures[f"no token for {STALLED_S:.0f} s"] += 1
     else:

@@ -25,8 +25,8 @@ from typing import Any
 RECIPE = "recipe.json"
 PAGE_SIZE = 16
 MAX_SEQ_LEN = 32768
-PIECE_KEYS = 256
-"""trtc.plugins.attention_pieces.PIECE_KEYS: `run` imports nothing of trtc."""
+SPLIT_KEYS = 256
+"""trtc.plugins.attention.split_kv.TENSORRT.keys: `run` imports nothing of trtc."""
 TORCH_TYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f8e4m3": "float8_e4m3fn"}
 TOLERANCES = {"f32": 1e-5, "f16": 1 / 512, "bf16": 1 / 128}
 """Of a row's largest absolute value."""
@@ -36,13 +36,13 @@ MIXED = ((1, 1), (300, 1), (77, 77), (150, 40), (5, 0), (1000, 3), (129, 129), (
 
 def make(directory: Path, sm: int) -> None:
     """Compile the grid and write a recipe like a bundle's."""
-    from trtc.plugins.attention_combine import cuda_one_launch as attention_combine
-    from trtc.plugins.attention_pieces import most_pieces
-    from trtc.plugins.attention_split import cuda_one_launch as attention_split
-    from trtc.plugins.cuda.attention_one_launch import TACTICS, block_q
-    from trtc.plugins.cuda.compile import compile_kernel
-    from trtc.plugins.kv_write import cuda as kv_write
-    from trtc.plugins.paged_attention import cuda_one_launch as paged_attention
+    from trtc.builder.targets.gpu.triton import compile_kernel
+    from trtc.plugins.attention.split_kv import TENSORRT
+    from trtc.plugins.attention.tensorrt_tiles import TACTICS, block_q
+    from trtc.plugins.attention_combine import tensorrt_kernel as attention_combine
+    from trtc.plugins.attention_split import tensorrt_kernel as attention_split
+    from trtc.plugins.kv_write import tensorrt_kernel as kv_write
+    from trtc.plugins.paged_attention import tensorrt_kernel as paged_attention
 
     shapes = [
         # heads, kv heads, head_dim, window, softcap, q type, pool type
@@ -107,11 +107,11 @@ def make(directory: Path, sm: int) -> None:
             "window": window,
             "softcap": softcap,
         }
-        in_pieces = {**attributes, "pieces": most_pieces(MAX_SEQ_LEN, window)}
-        shared = {name: in_pieces[name] for name in ("num_heads", "head_dim", "window", "pieces")}
+        in_splits = {**attributes, "splits": TENSORRT.most(MAX_SEQ_LEN, window)}
+        shared = {name: in_splits[name] for name in ("num_heads", "head_dim", "window", "splits")}
         for tactic in TACTICS:
             add("paged_attention", {"q": dtype, "pool": pool}, attributes, tactic)
-            add("attention_split", {"q": dtype, "pool": pool}, in_pieces, tactic)
+            add("attention_split", {"q": dtype, "pool": pool}, in_splits, tactic)
             add("attention_combine", {"rows": dtype}, shared, tactic)
     recipe = {"sm": sm, "pool": {"page_size": PAGE_SIZE}, "kernels": kernels}
     (directory / RECIPE).write_text(json.dumps(recipe, indent=1))
@@ -290,7 +290,7 @@ class Runner:
             return
         rows = self._scratch(step)
         keys = step.page_table.shape[1] * self.page_size
-        most = min(a["pieces"], -(-keys // PIECE_KEYS))
+        most = min(a["splits"], -(-keys // SPLIT_KEYS))
         grid = (tiles, most * a["num_kv_heads"])
         self._launch(self.function, self.kernel, grid, arguments | self.sums | {"out": rows})
         kernel, function = self.combine
@@ -303,7 +303,7 @@ class Runner:
         import torch
 
         a = self.kernel["attributes"]
-        heads = len(step.sequences) * a["pieces"] * a["num_heads"]
+        heads = len(step.sequences) * a["splits"] * a["num_heads"]
         if not self.sums or self.sums["stats"].numel() != 2 * heads:
             self.sums = {
                 name: torch.full((heads * width,), math.nan, device="cuda")

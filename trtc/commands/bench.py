@@ -3,7 +3,7 @@
 import asyncio
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from trtc.commands.phases import phases
 from trtc.protos.errors import RequestError
 from trtc.runtime.bench.load import ServerTarget, Shape, Target, local_target, run_load
 from trtc.runtime.bench.measure import Load, Measurement, Spread
 from trtc.runtime.client import AsyncClient
-from trtc.runtime.server.app import ServerConfig
+from trtc.runtime.requests.model_info import ModelInfo
+from trtc.runtime.server.engines import EngineConfig
 from trtc.runtime.server.opening import open_handle
 
 
@@ -63,45 +65,54 @@ def command(
         raise RequestError("give exactly one of them", field="ENGINE, --url")
     loads = _loads(concurrency, rate, requests)
     shape = Shape(input_len, output_len, secrets.randbits(31) if seed is None else seed)
-    config = ServerConfig(
-        engines=(), num_threads=threads, kv_bytes=kv_bytes, dummy_weights=dummy_weights
-    )
-    measurements = asyncio.run(_measure(engine, url, model, config, loads, shape, warmup))
+    config = EngineConfig(num_threads=threads, kv_bytes=kv_bytes, dummy_weights=dummy_weights)
+    with phases() as progress:
+        info, measurements = asyncio.run(
+            _measure(engine, url, model, config, loads, shape, warmup, progress)
+        )
     if as_json:
-        click.echo(json.dumps(_document(engine, url, shape, measurements)))
+        click.echo(json.dumps(_document(engine, url, info, shape, measurements)))
     else:
-        _show(shape, measurements)
+        _show(info, shape, measurements)
 
 
 async def _measure(
     engine: Path | None,
     url: str | None,
     model: str,
-    config: ServerConfig,
+    config: EngineConfig,
     loads: Sequence[Load],
     shape: Shape,
     warmup: int,
-) -> list[Measurement]:
+    progress: Callable[[str], None],
+) -> tuple[ModelInfo, list[Measurement]]:
     if engine is not None:
         async with local_target(engine, config, open_handle) as target:
-            return await _run_all(target, loads, shape, warmup)
+            return await _run_all(target, loads, shape, warmup, progress)
     assert url is not None
     async with AsyncClient(url) as client:
-        return await _run_all(ServerTarget(client, model), loads, shape, warmup)
+        return await _run_all(ServerTarget(client, model), loads, shape, warmup, progress)
 
 
 async def _run_all(
-    target: Target, loads: Sequence[Load], shape: Shape, warmup: int
-) -> list[Measurement]:
+    target: Target,
+    loads: Sequence[Load],
+    shape: Shape,
+    warmup: int,
+    progress: Callable[[str], None],
+) -> tuple[ModelInfo, list[Measurement]]:
     """Each load gets prompts of its own, so that no one finds another's in the prefix cache."""
+    info = await target.info()
     if warmup:
+        progress(f"warming up {info.name}: {warmup} requests")
         unlike = Shape(shape.input_len, shape.output_len, shape.seed - 1)
         await run_load(target, Load(warmup, concurrency=1), unlike)
     measurements = []
     for number, load in enumerate(loads):
+        progress(f"{number + 1}/{len(loads)} {load.name}: {load.num_requests} requests")
         own = Shape(shape.input_len, shape.output_len, shape.seed + number * 1_000_003)
         measurements.append(await run_load(target, load, own))
-    return measurements
+    return info, measurements
 
 
 def _loads(concurrency: str, rate: str, requests: int | None) -> list[Load]:
@@ -126,9 +137,15 @@ def _numbers(text: str, option: str) -> list[float]:
 
 
 def _document(
-    engine: Path | None, url: str | None, shape: Shape, measurements: Sequence[Measurement]
+    engine: Path | None,
+    url: str | None,
+    info: ModelInfo,
+    shape: Shape,
+    measurements: Sequence[Measurement],
 ) -> dict[str, Any]:
     return {
+        "model": info.name,
+        "target": info.target,
         "engine": str(engine) if engine is not None else None,
         "url": url,
         "input_len": shape.input_len,
@@ -138,10 +155,11 @@ def _document(
     }
 
 
-def _show(shape: Shape, measurements: Sequence[Measurement]) -> None:
+def _show(info: ModelInfo, shape: Shape, measurements: Sequence[Measurement]) -> None:
     """Fits 80 columns, so that logs stay readable."""
     table = Table(
-        title=f"{shape.input_len} tokens in, {shape.output_len} out; ms at p50/p95/p99",
+        title=f"{info.name}, {info.scheme} on {info.target}\n"
+        f"{shape.input_len} tokens in, {shape.output_len} out; ms at p50/p95/p99",
         caption=f"seed {shape.seed}",
         box=box.SIMPLE,
     )

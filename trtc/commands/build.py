@@ -7,37 +7,58 @@ from rich.console import Console
 from rich.markup import escape
 
 from trtc.builder.request import KV_DTYPES, BuildRequest
+from trtc.commands.checkpoint_options import calibration_options, model_options
 from trtc.commands.phases import phases
-from trtc.quant.scheme import SCHEMES
+from trtc.commands.values import one_of
+from trtc.plugins.cpu.isa import ISAS
+from trtc.plugins.gpu.arch import ARCHS, RTX_SMS
+from trtc.quant.scheme import BUILDABLE
 
 _DEFAULTS = BuildRequest(model="", output=Path())
+_TARGETS = (
+    "cpu",
+    *(f"cpu:{isa}" for isa in ISAS),
+    *(f"cuda:sm_{sm}" for sm in ARCHS),
+    *(f"tensorrt:sm_{sm}" for sm in ARCHS),
+    *(f"tensorrt-rtx:sm_{sm}" for sm in RTX_SMS),
+)
 
 
 @click.command()
-@click.option("--model", required=True, help="Checkpoint directory, or a name on the hub.")
+@model_options
 @click.option(
     "--output", required=True, type=click.Path(path_type=Path), help="Directory of the engine."
 )
 @click.option(
     "--dtype",
     metavar="SCHEME",
-    help=f"One of {', '.join(SCHEMES)}. Default: bf16, or the checkpoint's own if quantised.",
+    shell_complete=one_of(BUILDABLE),
+    help=f"One of {', '.join(BUILDABLE)}. Default: bf16, or the checkpoint's own if quantised.",
 )
 @click.option(
     "--kv-dtype",
     metavar="TYPE",
+    shell_complete=one_of(tuple(KV_DTYPES)),
     help=f"Element type of the KV pool: {', '.join(KV_DTYPES)}. Default: that of activations.",
 )
 @click.option(
     "--target",
+    shell_complete=one_of(_TARGETS),
     help="cpu, cpu:ISA[,ISA...], cuda:sm_NN, tensorrt:sm_NN or tensorrt-rtx:sm_NN[,sm_NN...]. "
     "Default: the best for this machine.",
 )
 @click.option("--force", is_flag=True, help="Replace an engine that is at --output.")
+@calibration_options
 @click.option(
-    "--calib",
+    "--eval-text",
     type=click.Path(path_type=Path),
-    help="Calibration text (.jsonl or plain). Default: text that ships with trtc.",
+    help="Text to measure accuracy on (.jsonl or plain). Default: text that ships with trtc.",
+)
+@click.option(
+    "--eval-tokens",
+    type=int,
+    metavar="N",
+    help="Tokens to measure accuracy on, spread over the text. Default: 4096. 0: do not measure.",
 )
 @click.option("--max-kl", type=float, help="Fail above this divergence, in nats a token.")
 @click.option(
@@ -53,6 +74,12 @@ _DEFAULTS = BuildRequest(model="", output=Path())
     is_flag=True,
     help="Keep a quantised model's lm_head in bf16; otherwise it is int8 on CPUs, and beside 4-bit "
     "weights on GPUs.",
+)
+@click.option(
+    "--exact-weights",
+    is_flag=True,
+    help="On CPUs: keep bf16 weights in 16 bits. Otherwise they are stored in 12, which rounds "
+    "weights below 2^-13 of the largest of their output channel.",
 )
 @click.option(
     "--dummy-weights",
@@ -97,16 +124,23 @@ def command(threads: int | None, as_json: bool, **options: object) -> None:
     """Compile a checkpoint into an engine."""
     from trtc.builder.pipeline import build
     from trtc.builder.report import summary
-    from trtc.runtime.probe import Probe
+    from trtc.runtime.engine.probe import Probe
 
     request = BuildRequest(**options)  # type: ignore[arg-type]
+    errors = Console(stderr=True)
+    noticed: list[str] = []
+
+    def notice(note: str) -> None:
+        noticed.append(note)
+        errors.print(f"note: {escape(note)}", highlight=False)
+
     with phases() as progress:
-        result = build(request, probe=Probe(threads), progress=progress)
+        result = build(request, probe=Probe(threads), progress=progress, notice=notice)
     if as_json:
         click.echo(result.manifest.to_json().decode(), nl=False)
         return
     console = Console()
     console.print(summary(result.report))
-    for note in result.report.notes:
+    for note in (note for note in result.report.notes if note not in noticed):
         console.print(f"note: {escape(note)}", highlight=False)
     console.print(f"built {escape(str(result.path))} in {result.seconds:.1f} s", highlight=False)

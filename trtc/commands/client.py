@@ -13,7 +13,12 @@ from trtc.runtime.client import Client, ClientTls
 @click.option("--port", type=click.IntRange(1, 65535), default=8001, show_default=True)
 @click.option("--model", default="", help="Engine name; may be left out when there is one.")
 @completion_options
-@click.option("--priority", type=int, default=0, help="Larger is sooner.")
+@click.option(
+    "--priority",
+    type=int,
+    default=0,
+    help="Larger is sooner; a server grants up to its --max-priority.",
+)
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds in all.")
 @click.option("--tls-ca", type=click.Path(path_type=Path), help="PEM roots to trust: use TLS.")
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="PEM certificate, for mTLS.")

@@ -29,7 +29,7 @@ def command(bundle: Path, strip: bool, alias_pools: bool, as_json: bool) -> None
     Needs TensorRT 11 and the GPU that the bundle is for. A timing cache is kept in the bundle and
     used again.
     """
-    from trtc.builder.targets.tensorrt_compile import CompileOptions, compile_bundle
+    from trtc.builder.targets.tensorrt.compile import CompileOptions, compile_bundle
 
     options = CompileOptions(strip=strip, alias_pools=alias_pools)
     with phases() as progress:

@@ -4,20 +4,22 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar, Unpack
+from typing import Any, Protocol, Unpack
 
 import click
 
+from trtc.commands.conversation import read_conversation, read_messages
+from trtc.commands.options import together
 from trtc.protos.errors import RequestError
-from trtc.runtime.completion import Result
-from trtc.runtime.generate_options import GenerateOptions
-from trtc.runtime.request import Output
-
-Command = TypeVar("Command", bound=Callable[..., object])
+from trtc.protos.sampling import SAMPLING_PARAMETERS
+from trtc.runtime.requests.completion import Result
+from trtc.runtime.requests.generate_options import ChatOptions, GenerateOptions
+from trtc.runtime.requests.request import Output
+from trtc.runtime.text.chat_options import Message
 
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 
-_OPTIONS = (
+completion_options = together(
     click.option(
         "--prompt", help=r"Text to complete; \n, \t, \r and \\ mean what they mean in Python."
     ),
@@ -32,19 +34,31 @@ _OPTIONS = (
         "--chat", is_flag=True, help="Send the text as a user's message, in the chat template."
     ),
     click.option("--system", help="With --chat: a system message before it."),
+    click.option(
+        "--messages",
+        type=click.File(encoding="utf-8"),
+        help="JSON list of a conversation's messages, as in the OpenAI API; - for standard input.",
+    ),
+    click.option(
+        "--tools",
+        type=click.File(encoding="utf-8"),
+        help="With --chat or --messages: JSON list of the tools' schemas.",
+    ),
+    click.option(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        help="With --chat or --messages: variables for the chat template, such as "
+        """'{"enable_thinking": false}'.""",
+    ),
     click.option("--max-tokens", type=int, help="New tokens; as many as fit when left out."),
-    click.option("--temperature", type=float, default=1.0, show_default=True, help="0 is greedy."),
-    click.option("--top-k", type=int, default=0, help="Draw among this many likeliest; 0: all."),
-    click.option("--top-p", type=float, default=1.0, help="Draw among this share of probability."),
-    click.option("--min-p", type=float, default=0.0, help="Least share of the likeliest's."),
-    click.option(
-        "--repetition-penalty", type=float, default=1.0, help="Above 1: repeat less; 1: off."
-    ),
-    click.option(
-        "--presence-penalty", type=float, default=0.0, help="Against tokens of the output."
-    ),
-    click.option(
-        "--frequency-penalty", type=float, default=0.0, help="The same, each time they occur."
+    # Without defaults: what is not given is the model's to say.
+    *(
+        click.option(
+            f"--{one.name.replace('_', '-')}",
+            type=one.kind,
+            help=f"{one.meaning.capitalize()}. Default: {one.default_said}.",
+        )
+        for one in SAMPLING_PARAMETERS
     ),
     click.option(
         "--logit-bias", multiple=True, metavar="ID=BIAS", help="Add to a token's logit; repeatable."
@@ -54,8 +68,10 @@ _OPTIONS = (
     click.option("--stop-token-ids", metavar="ID,ID,...", help="End at these tokens."),
     click.option("--include-stop", is_flag=True, help="Keep the stop text in the output."),
     click.option("--ignore-eos", is_flag=True, help="Go on past end-of-sequence tokens."),
+    click.option("--min-tokens", type=int, default=0, help="New tokens before anything ends it."),
     click.option("--n", type=int, default=1, help="Sequences to draw."),
     click.option("--logprobs", type=int, help="Give log-probabilities of this many likeliest."),
+    click.option("--prompt-logprobs", type=int, help="The same of the prompt's own tokens."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON document at the end."),
 )
 
@@ -73,16 +89,7 @@ class Completer(Protocol):
         self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
     ) -> Generation: ...
 
-    def chat(
-        self, messages: Sequence[Mapping[str, str]], **options: Unpack[GenerateOptions]
-    ) -> Generation: ...
-
-
-def completion_options(command: Command) -> Command:
-    """The options of a completion, in the order of the help."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Generation: ...
 
 
 def complete(completer: Callable[[], AbstractContextManager[Completer]], **options: Any) -> None:
@@ -97,31 +104,41 @@ def complete(completer: Callable[[], AbstractContextManager[Completer]], **optio
     prompt = _read_prompt(
         {
             "--prompt": _unescaped(options.pop("prompt"), raw=options.pop("raw")),
-            "--prompt-file": _read(options.pop("prompt_file")),
+            "--prompt-file": _read("--prompt-file", options.pop("prompt_file")),
             "--prompt-ids": _token_ids("--prompt-ids", options.pop("prompt_ids")),
+            "--messages": read_messages(_read("--messages", options.pop("messages"))),
         }
     )
-    messages = _messages(prompt, chat=options.pop("chat"), system=options.pop("system"))
+    conversation = read_conversation(
+        prompt,
+        chat=options.pop("chat"),
+        system=options.pop("system"),
+        tools=_read("--tools", options.pop("tools")),
+        template_kwargs=options.pop("chat_template_kwargs"),
+    )
     as_json = options.pop("as_json")
     options["logit_bias"] = dict(_bias(one) for one in options["logit_bias"])
     options["stop_token_ids"] = _token_ids("--stop-token-ids", options["stop_token_ids"]) or ()
     given: GenerateOptions = options  # type: ignore[assignment]
     with completer() as opened:
         generation = (
-            opened.chat(messages, **given) if messages else opened.generate(prompt, **given)
+            opened.generate(prompt, **given)
+            if conversation is None
+            else opened.chat(conversation.messages, **conversation.template, **given)
         )
         with generation:
             _show(generation, as_json=as_json)
 
 
-def _read_prompt(given: Mapping[str, str | tuple[int, ...] | None]) -> str | tuple[int, ...]:
+def _read_prompt(given: Mapping[str, Any]) -> Any:
+    """The one that is given: a text, token ids, or a conversation's messages."""
     prompts = [prompt for prompt in given.values() if prompt is not None]
     if len(prompts) != 1:
         raise RequestError("give exactly one of them", field=", ".join(given))
     return prompts[0]
 
 
-def _read(file: Any) -> str | None:
+def _read(option: str, file: Any) -> str | None:
     if file is None:
         return None
     try:
@@ -129,7 +146,7 @@ def _read(file: Any) -> str | None:
     except UnicodeDecodeError as error:
         raise RequestError(
             f"is not UTF-8 ({error.reason} at byte {error.start})",
-            field="--prompt-file",
+            field=option,
             remedy="Convert it to UTF-8",
         ) from error
 
@@ -139,20 +156,6 @@ def _unescaped(text: str | None, *, raw: bool) -> str | None:
     if text is None or raw:
         return text
     return re.sub(r"\\([ntr\\])", lambda match: _ESCAPES[match[1]], text)
-
-
-def _messages(
-    prompt: str | tuple[int, ...], *, chat: bool, system: str | None
-) -> list[dict[str, str]]:
-    """The conversation; empty when there is none."""
-    if not chat:
-        if system is not None:
-            raise RequestError("needs --chat", field="--system")
-        return []
-    if not isinstance(prompt, str):
-        raise RequestError("needs a text", field="--chat", remedy="Give --prompt or --prompt-file")
-    before = [] if system is None else [{"role": "system", "content": system}]
-    return [*before, {"role": "user", "content": prompt}]
 
 
 def _token_ids(option: str, text: str | None) -> tuple[int, ...] | None:

@@ -7,6 +7,7 @@ are asked to check a small program, devices are only listed.
 import importlib.metadata
 import json
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
@@ -20,14 +21,20 @@ from rich.markup import escape
 from rich.table import Table
 
 from trtc.builder.targets.cxx import Compiler, find_compiler
+from trtc.builder.targets.gpu.nvrtc import NVRTC_VERSION
+from trtc.builder.targets.gpu.triton import TRITON_VERSION
 from trtc.plugins.cpu.host import read_cpu_flags, runnable_isas
 from trtc.plugins.cpu.isa import ISAS
-from trtc.plugins.cuda.compile import RTX_SMS, SMS, TRITON_VERSION
-from trtc.plugins.cuda.nvrtc import NVRTC_VERSION
+from trtc.plugins.gpu.arch import ARCHS, RTX_SMS
 from trtc.protos.bundle import TENSORRT_MAJOR
 from trtc.protos.errors import EnvironmentFault
-from trtc.runtime.machine import available_bytes, num_usable_cores
+from trtc.runtime.host.machine import available_bytes, num_usable_cores
 from trtc.version import __version__
+
+CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+"""PyTorch's package index of wheels without CUDA."""
+NVIDIA_INDEX = "https://pypi.nvidia.com"
+"""NVIDIA's package index, which alone has TensorRT's libraries."""
 
 Verdict = Literal["yes", "no", "info"]
 GIB = 1 << 30
@@ -35,6 +42,7 @@ GIB = 1 << 30
 RUNTIME_PACKAGES = (
     "click", "grpcio", "grpcio-health-checking", "grpcio-reflection", "grpcio-status", "jinja2",
     "msgspec", "numpy", "prometheus-client", "protobuf", "rich", "safetensors", "tokenizers",
+    "uvicorn",
 )  # fmt: skip
 BUILD_PACKAGES = (
     "torch", "transformers", "nvidia-modelopt", "onnx", "onnx-graphsurgeon", "ml_dtypes",
@@ -121,8 +129,46 @@ def _gpu_targets() -> Iterator[Finding]:
     yield Finding("machine", "nvidia driver", "info", driver or "none")
     for gpu in gpus or ["none"]:
         yield Finding("machine", "gpu", "info", gpu)
+    if not gpus:
+        yield from _cuda_torch()
     yield from _cuda(has_gpu=bool(gpus))
     yield from _tensorrt(has_gpu=bool(gpus))
+
+
+def _cuda_torch() -> Iterator[Finding]:
+    """Without a GPU, torch's CUDA libraries only take space: builds never use them."""
+    libraries = {name for name in map(_name, _requires("torch")) if name.startswith("nvidia-")}
+    if not libraries:
+        return
+    installed = [one for one in importlib.metadata.distributions() if _is_of_cuda(one)]
+    size = sum(file.size or 0 for one in installed for file in one.files or ())
+    version = _version("torch").partition("+")[0]
+    yield Finding(
+        "build packages",
+        "torch for CUDA",
+        "info",
+        f"there is no GPU here, and torch's CUDA libraries take {size / GIB:.1f} GiB",
+        f"To save the space: in a new environment, pip install torch=={version} "
+        f"--index-url {CPU_TORCH_INDEX}, then trtc with its extras",
+    )
+
+
+def _is_of_cuda(distribution: importlib.metadata.Distribution) -> bool:
+    name = distribution.metadata["Name"] or ""
+    return name.startswith("nvidia-") and name not in ("nvidia-modelopt", "nvidia-ml-py")
+
+
+def _requires(package: str) -> list[str]:
+    """What an installed package requires, as it declares it; [] where it is not installed."""
+    try:
+        return importlib.metadata.requires(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+
+
+def _name(requirement: str) -> str:
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    return match[0] if match else ""
 
 
 def _cuda(*, has_gpu: bool) -> Iterator[Finding]:
@@ -142,7 +188,7 @@ def _cuda(*, has_gpu: bool) -> Iterator[Finding]:
 def _target(topic: str, name: str, lacks: list[str], remedy: str) -> Finding:
     if lacks:
         return Finding(topic, name, "no", f"needs {' and '.join(lacks)}", remedy)
-    return Finding(topic, name, "yes", ", ".join(f"sm_{sm}" for sm in SMS))
+    return Finding(topic, name, "yes", ", ".join(f"sm_{sm}" for sm in ARCHS))
 
 
 def _tensorrt(*, has_gpu: bool) -> Iterator[Finding]:
@@ -160,8 +206,8 @@ def _tensorrt(*, has_gpu: bool) -> Iterator[Finding]:
             "build",
             "tensorrt",
             (lacks_triton,),
-            f"bundles for {_sms(SMS)}",
-            "pip install 'trtc[tensorrt-build]'",
+            f"bundles for {_sms(ARCHS)}",
+            "pip install 'trtc[build,tensorrt-build]'",
         ),
         ("build", "tensorrt plan", (lacks_library, lacks_gpu), f"TensorRT {library}", ""),
         (
@@ -169,14 +215,14 @@ def _tensorrt(*, has_gpu: bool) -> Iterator[Finding]:
             "tensorrt-rtx",
             (lacks_triton, lacks_rtx),
             f"engines for {_sms(RTX_SMS)}, without a GPU",
-            "pip install 'trtc[tensorrt-build,tensorrt-rtx]'",
+            "pip install 'trtc[build,tensorrt-build,tensorrt-rtx]'",
         ),
         (
             "run",
             "tensorrt",
             (lacks_library, lacks_driver, lacks_gpu),
             f"TensorRT {library}",
-            "pip install 'trtc[tensorrt]' on a GPU host",
+            f"pip install 'trtc[tensorrt]' --extra-index-url {NVIDIA_INDEX} on a GPU host",
         ),
         (
             "run",
@@ -213,7 +259,15 @@ def _packages() -> Iterator[Finding]:
                 "" if version else remedy,
             )
     for name in GPU_PACKAGES:
-        yield Finding("gpu packages", name, "info", _version(name) or "not installed")
+        version = _version(name)
+        note = _triton_note(version) if name == "triton" and version else ""
+        yield Finding("gpu packages", name, "info", (version or "not installed") + note)
+
+
+def _triton_note(version: str) -> str:
+    if version == TRITON_VERSION:
+        return ", the supported version"
+    return f": kernels are compiled by {TRITON_VERSION} only"
 
 
 def _abilities() -> Iterator[Finding]:

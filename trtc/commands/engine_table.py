@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import msgspec
 from rich.markup import escape
 from rich.table import Table
 
 from trtc.protos.manifest import AccuracyFacts, Manifest
 from trtc.protos.plan import Argument, Plan
+from trtc.protos.units import count, size
 
-_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _WORST_LAYERS = 3
 
 
@@ -25,6 +26,7 @@ def engine_table(path: Path, manifest: Manifest) -> Table:
     each = " on each GPU" if ranks > 1 else ""
     for name, value in (
         ("model", f"{model.name} ({model.architecture}, {count(model.num_parameters)} parameters)"),
+        *([("revision", model.revision)] if model.revision else []),
         ("scheme", f"{scheme.name}, {_origin(manifest)}"),
         ("target", f"{manifest.target.name}, {manifest.target.toolchain}"),
         *([("ranks", f"{ranks} GPUs (tensor parallelism)")] if ranks > 1 else ()),
@@ -37,11 +39,13 @@ def engine_table(path: Path, manifest: Manifest) -> Table:
         ("activations", size(ledger.activations) + each),
         (
             "KV pool",
-            f"{kv.dtype}, pages of {kv.page_size} tokens, {size(ledger.page)} a page, "
-            f"{size(ledger.page * limits.max_seq_len // kv.page_size)} a full sequence{each}",
+            f"{manifest.scheme.kv_dtype}, pages of {kv.page_size} tokens, "
+            f"{size(ledger.page)} a page, "
+            f"{size(ledger.page * kv.pages_of_sequence(limits.max_seq_len))} a full sequence{each}",
         ),
         ("tokenizer", "yes" if manifest.has_tokenizer else "no: token ids only"),
-        ("canaries", f"{len(manifest.canaries)} prompts"),
+        ("sampling", _sampling_defaults(manifest)),
+        ("canaries", _canaries(manifest)),
         ("on disk", f"{size(on_disk)} in {len(manifest.files) + 1} files"),
         ("digest", manifest.digest),
     ):
@@ -49,10 +53,26 @@ def engine_table(path: Path, manifest: Manifest) -> Table:
     return table
 
 
+def provenance_lines(manifest: Manifest) -> list[str]:
+    """What an engine was made of and by."""
+    provenance = manifest.provenance
+    if provenance is None:
+        return []
+    packages = ", ".join(f"{name} {version}" for name, version in provenance.packages.items())
+    options = " ".join(f"{name}={value}" for name, value in provenance.options.items())
+    return [
+        *(f"from {name} sha256:{digest}" for name, digest in provenance.checkpoint.items()),
+        f"by {packages}",
+        f"with {options or 'defaults'}",
+    ]
+
+
 def accuracy_table(accuracy: AccuracyFacts) -> Table:
     """What quantisation cost."""
     table = Table(
-        title=f"accuracy on {accuracy.tokens} held-out tokens", title_justify="left", box=None
+        title=f"accuracy on {accuracy.tokens} held-out tokens, by {accuracy.measured_on}",
+        title_justify="left",
+        box=None,
     )
     table.add_column("")
     table.add_column("engine", justify="right")
@@ -107,6 +127,19 @@ def _short(value: float | str) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _canaries(manifest: Manifest) -> str:
+    prompts = f"{len(manifest.canaries)} prompts"
+    tolerance = manifest.canary_tolerance
+    return f"{prompts}, ties below {tolerance:g} logits" if tolerance else prompts
+
+
+def _sampling_defaults(manifest: Manifest) -> str:
+    """What requests get that do not say, from the model's generation_config.json."""
+    given = msgspec.structs.asdict(manifest.model.sampling_defaults)
+    shown = [f"{name} {value:g}" for name, value in given.items() if value is not None]
+    return ", ".join(shown) or "no defaults of the model"
+
+
 def _origin(manifest: Manifest) -> str:
     scheme = manifest.scheme
     if scheme.source != "inline":
@@ -114,19 +147,3 @@ def _origin(manifest: Manifest) -> str:
     if scheme.calibration_sha256 is not None:
         return f"calibrated on text {scheme.calibration_sha256[:12]}"
     return "nothing to calibrate"
-
-
-def size(num_bytes: int) -> str:
-    """`1.50 GB`, in powers of ten."""
-    for unit, name in _UNITS:
-        if num_bytes >= unit:
-            return f"{num_bytes / unit:.2f} {name}"
-    return f"{num_bytes} B"
-
-
-def count(number: int) -> str:
-    """`7.3M`"""
-    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if number >= unit:
-            return f"{number / unit:.1f}{name}"
-    return str(number)

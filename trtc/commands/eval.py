@@ -16,9 +16,11 @@ from trtc.protos.manifest import TOKENIZER_DIR, Manifest, read_manifest
 from trtc.quant.accuracy import Accuracy, Float32s, Int32s, measure
 from trtc.quant.calibration_text import WINDOW, TokenSet, read_texts
 from trtc.quant.evaluation import text_set
+from trtc.runtime.engine.probe import pages_of_solo, sequence_logits
+from trtc.runtime.engine.session import open_session
 from trtc.runtime.executors.base import Executor
-from trtc.runtime.probe import sequence_logits
-from trtc.runtime.session import open_session, pages_per_sequence
+
+_MAX_TOKENS = 16_384
 
 
 @click.command()
@@ -36,9 +38,8 @@ from trtc.runtime.session import open_session, pages_per_sequence
 @click.option(
     "--max-tokens",
     type=click.IntRange(2),
-    default=16_384,
-    show_default=True,
-    help="Tokens to measure on, spread evenly over a longer text.",
+    help=f"Tokens to measure on, spread evenly over the text. Default: {_MAX_TOKENS}, or all of a "
+    "shorter text.",
 )
 @click.option(
     "--window",
@@ -53,7 +54,7 @@ def command(
     engine: Path,
     text: Path | None,
     reference: str | None,
-    max_tokens: int,
+    max_tokens: int | None,
     window: int,
     threads: int | None,
     as_json: bool,
@@ -64,7 +65,13 @@ def command(
     predicted from those before it.
     """
     manifest = read_manifest(engine)
-    tokens = _tokens(engine, manifest, text, max_tokens, window)
+    tokens = _tokens(engine, manifest, text, max_tokens or _MAX_TOKENS, window)
+    if max_tokens is not None and tokens.num_tokens < max_tokens:
+        raise RequestError(
+            f"asks for {max_tokens} tokens, and the text has {tokens.num_tokens}",
+            field="--max-tokens",
+            remedy="Give a longer --text, or fewer tokens",
+        )
     checkpoint = None if reference is None else _reference(reference)
     with phases() as progress:
         progress(f"running {tokens.num_tokens} tokens")
@@ -137,11 +144,13 @@ def _measure(
     session = open_session(
         engine,
         num_threads=threads,
-        num_pages=pages_per_sequence(manifest.kv, manifest.limits),
+        num_pages=pages_of_solo(manifest.kv, manifest.limits),
         dummy_weights=manifest.dummy_weights,
     )
     try:
-        return measure(_logits(session.executor, tokens.sequences), references, tokens.sequences)
+        found = measure(_logits(session.executor, tokens.sequences), references, tokens.sequences)
+        session.raise_if_changed()
+        return found
     finally:
         session.close()
 

@@ -4,14 +4,15 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.markup import escape
 
-from trtc.commands.engine_table import accuracy_table, engine_table, plan_lines
+from trtc.commands.engine_table import accuracy_table, engine_table, plan_lines, provenance_lines
 from trtc.commands.stages_lines import stages_lines
 from trtc.protos.errors import RequestError
 from trtc.protos.manifest import PLAN_FILE, Manifest, read_manifest
 from trtc.protos.plan import read_plan
-from trtc.protos.stages import STAGES_FILE, read_stages
-from trtc.runtime.verify import verify_files
+from trtc.protos.stages import STAGES_FILE, read_stages, stages_json
+from trtc.runtime.integrity.verify import verify_files
 
 
 @click.command()
@@ -34,6 +35,8 @@ def command(engine: Path, plan: bool, as_json: bool, verify: bool) -> None:
     console.print(engine_table(engine, manifest))
     if manifest.accuracy is not None:
         console.print(accuracy_table(manifest.accuracy))
+    for line in provenance_lines(manifest):
+        console.print(escape(line), highlight=False, soft_wrap=True)
     if verify:
         console.print(f"{len(manifest.files)} files match the manifest", highlight=False)
 
@@ -43,10 +46,14 @@ def _show_plan(engine: Path, manifest: Manifest, *, as_json: bool) -> None:
     name = next((one for one in (PLAN_FILE, STAGES_FILE) if one in manifest.files), None)
     if name is None:
         raise RequestError(f"a {manifest.target.kind} engine has no plan", field="--plan")
+    if name == STAGES_FILE:
+        stages = read_stages(engine)
+        text, lines = stages_json(stages), stages_lines(stages)
+    else:
+        plan = read_plan(engine / name)
+        text, lines = plan.to_json(), plan_lines(plan)
     if as_json:
-        click.echo((engine / name).read_text(encoding="utf-8"), nl=False)
+        click.echo(text.decode(), nl=False)
         return
-    is_stages = name == STAGES_FILE
-    lines = stages_lines(read_stages(engine)) if is_stages else plan_lines(read_plan(engine / name))
     for line in lines:
         click.echo(line)

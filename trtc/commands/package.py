@@ -8,14 +8,21 @@ import click
 
 from trtc.commands.phases import phases
 from trtc.protos.errors import OutputError, RequestError
-from trtc.quant.output import OutputKind, new_directory
+from trtc.protos.outputs import OutputKind, new_directory
 from trtc.runtime.deploy.triton.config import CONFIG_FILE, config_text
 from trtc.runtime.deploy.triton.engines import EngineSet, read_engines
-from trtc.runtime.deploy.triton.repository import MODEL_FILE, fill_version, packaged_engines
-from trtc.runtime.verify import verify_files
+from trtc.runtime.deploy.triton.repository import (
+    fill_version,
+    packaged_engines,
+    why_foreign_version,
+)
+from trtc.runtime.integrity.verify import verify_files
 
-_MODEL = OutputKind("a model that trtc packaged", mark=CONFIG_FILE, option="--name")
-_VERSION = OutputKind("a version that trtc packaged", mark=MODEL_FILE, option="--version")
+_MODEL = OutputKind(
+    "a model that trtc packaged", lambda model: f"it has no {CONFIG_FILE}", "--name"
+)
+"""Only versions of a model are ever replaced."""
+_VERSION = OutputKind("a version that trtc packaged", why_foreign_version, "--version")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 

@@ -10,11 +10,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from trtc.commands.checkpoint_options import calibration_options, model_options
 from trtc.commands.phases import phases
+from trtc.commands.values import one_of
 from trtc.protos.errors import RequestError
+from trtc.protos.outputs import new_directory, refuse_occupied
 from trtc.quant.calibrate import CalibrationFacts, quantize_checkpoint
-from trtc.quant.output import check_output, new_directory
+from trtc.quant.keep import parse_keep
+from trtc.quant.record import CHECKPOINT, write_record
 from trtc.quant.scheme import BUILDABLE, SCHEMES, scheme_named
+from trtc.version import __version__
 
 SCHEME_NAMES = tuple(name for name in BUILDABLE if SCHEMES[name].modelopt is not None)
 KV_DTYPES: dict[str, Literal["bf16", "f8e4m3"]] = {"bf16": "bf16", "fp8": "f8e4m3"}
@@ -22,31 +27,36 @@ _WORST_LAYERS = 5
 
 
 @click.command()
-@click.option("--model", required=True, help="Checkpoint directory, or a name on the hub.")
+@model_options
 @click.option(
     "--output", required=True, type=click.Path(path_type=Path), help="Directory to write."
 )
-@click.option("--dtype", required=True, metavar="SCHEME", help=f"One of {', '.join(SCHEME_NAMES)}.")
+@click.option(
+    "--dtype",
+    required=True,
+    metavar="SCHEME",
+    shell_complete=one_of(SCHEME_NAMES),
+    help=f"One of {', '.join(SCHEME_NAMES)}.",
+)
 @click.option(
     "--kv-dtype",
     metavar="TYPE",
+    shell_complete=one_of(tuple(KV_DTYPES)),
     default="bf16",
     show_default=True,
     help="Type that the KV cache is to have: bf16, or fp8, which adds its scales.",
 )
-@click.option(
-    "--calib",
-    type=click.Path(path_type=Path),
-    help="Calibration text (.jsonl or plain). Default: text that ships with trtc.",
-)
+@calibration_options
 @click.option("--force", is_flag=True, help="Replace a quantised checkpoint that is at --output.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(
     model: str,
+    revision: str | None,
     output: Path,
     dtype: str,
     kv_dtype: str,
     calib: Path | None,
+    keep: tuple[str, ...],
     force: bool,
     as_json: bool,
 ) -> None:
@@ -54,7 +64,8 @@ def command(
 
     `trtc build --model` takes the result, and so do vLLM, SGLang and TensorRT-LLM.
     """
-    from trtc.builder.checkpoint.resolve import resolve_model
+    from trtc.builder.checkpoint.resolve import hub_commit, resolve_model
+    from trtc.builder.checkpoint.tokenizer_conversion import with_fast_tokenizer
 
     scheme = scheme_named(dtype)
     if dtype not in SCHEME_NAMES:
@@ -67,12 +78,30 @@ def command(
         raise RequestError(
             f"is {kv_dtype!r}", field="--kv-dtype", remedy=f"Use one of {', '.join(KV_DTYPES)}"
         )
-    check_output(output, force=force)
-    model_dir = resolve_model(model)
-    with phases() as progress, new_directory(output, force=force) as directory:
+    globs = parse_keep(keep)
+    refuse_occupied(output, CHECKPOINT, force=force)
+    found = resolve_model(model, revision)
+    with (
+        with_fast_tokenizer(found) as readable,
+        phases() as progress,
+        new_directory(output, CHECKPOINT, force=force) as directory,
+    ):
         facts = quantize_checkpoint(
-            model_dir, scheme, KV_DTYPES[kv_dtype], calib, directory, progress
+            readable,
+            scheme,
+            KV_DTYPES[kv_dtype],
+            calib,
+            directory,
+            progress,
+            keep=globs,
         )
+        record = {
+            "revision": hub_commit(found),
+            "scheme": dtype,
+            "kv_dtype": KV_DTYPES[kv_dtype],
+            **_document(facts),
+        }
+        write_record(directory, __version__, record)
     if as_json:
         click.echo(json.dumps({"output": str(output), "dtype": dtype, **_document(facts)}))
         return

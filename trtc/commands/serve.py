@@ -8,7 +8,10 @@ from pathlib import Path
 import click
 
 from trtc.protos.errors import RequestError
-from trtc.runtime.server.app import Server, ServerConfig, engine_sources
+from trtc.runtime.requests.request_defaults import GenerationConfig
+from trtc.runtime.requests.validation import MAX_PRIORITY
+from trtc.runtime.server.app import Server, ServerConfig, engine_sources, pin_digests
+from trtc.runtime.server.engines import EngineConfig
 from trtc.runtime.server.limits import ServiceLimits
 from trtc.runtime.server.opening import open_handle
 from trtc.runtime.wire.channel import ServerTls
@@ -40,7 +43,7 @@ _LIMITS = ServiceLimits()
 @click.option(
     "--step-target",
     type=click.FloatRange(0),
-    default=_DEFAULTS.step_target_s,
+    default=_DEFAULTS.engine.step_target_s,
     show_default=True,
     help="Seconds that a step should take at most while others wait for their next tokens: prompts "
     "are cut to fit. Longer: more tokens a second; 0: never cut.",
@@ -48,16 +51,37 @@ _LIMITS = ServiceLimits()
 @click.option(
     "--max-queue",
     type=click.IntRange(1),
-    default=_DEFAULTS.max_queue,
+    default=_DEFAULTS.engine.max_queue,
     show_default=True,
-    help="Requests that may wait, an engine.",
+    help="Requests that may wait, an engine; a client gets a share.",
 )
 @click.option(
     "--max-streams",
     type=click.IntRange(1),
     default=_LIMITS.max_streams,
     show_default=True,
-    help="Generate calls open at once.",
+    help="Generate calls open at once; a client gets a share.",
+)
+@click.option(
+    "--max-connection-streams",
+    type=click.IntRange(1),
+    default=_LIMITS.max_connection_streams,
+    show_default=True,
+    help="Calls open at once on one connection; clients keep further ones.",
+)
+@click.option(
+    "--max-connections",
+    type=click.IntRange(1),
+    default=_LIMITS.max_connections,
+    show_default=True,
+    help="Connections to the gRPC port.",
+)
+@click.option(
+    "--max-request-bytes",
+    type=click.IntRange(1024, 1 << 30),
+    default=_LIMITS.max_request_bytes,
+    show_default=True,
+    help="Bytes of a request, its prompt included.",
 )
 @click.option(
     "--max-prompt-bytes",
@@ -66,9 +90,28 @@ _LIMITS = ServiceLimits()
     show_default=True,
     help="Bytes of a text prompt.",
 )
+@click.option(
+    "--max-priority",
+    type=click.IntRange(-MAX_PRIORITY, MAX_PRIORITY),
+    default=_LIMITS.max_priority,
+    show_default=True,
+    help="Highest priority that clients may ask for.",
+)
+@click.option(
+    "--share-prefixes",
+    is_flag=True,
+    help="Let anonymous clients share cached prompt prefixes: all of them trust each other.",
+)
 @click.option("--no-prefix-cache", is_flag=True, help="Compute every prompt from its start.")
 @click.option(
     "--dummy-weights", is_flag=True, help="Fill engines built without weights with random ones."
+)
+@click.option(
+    "--generation-config",
+    type=click.Choice(["model", "trtc"]),
+    default="model",
+    show_default=True,
+    help="Sampling defaults of requests: of the model's generation_config.json, or trtc's own.",
 )
 @click.option(
     "--drain-timeout",
@@ -76,6 +119,23 @@ _LIMITS = ServiceLimits()
     default=_DEFAULTS.drain_timeout_s,
     show_default=True,
     help="Seconds that running requests get after SIGTERM.",
+)
+@click.option(
+    "--digest",
+    "digests",
+    multiple=True,
+    metavar="[NAME=]SHA256",
+    help="Digest of the only manifest that may be served, as `trtc inspect` shows it; NAME=SHA256 "
+    "when there are several engines.",
+)
+@click.option(
+    "--require-signature", is_flag=True, help="Serve only engines that a key of --trust has signed."
+)
+@click.option(
+    "--trust",
+    type=click.Path(path_type=Path),
+    metavar="KEYS",
+    help="PEM file of a public key, or a directory of such files.",
 )
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="PEM certificate chain.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="PEM private key.")
@@ -99,10 +159,19 @@ def command(
     step_target: float,
     max_queue: int,
     max_streams: int,
+    max_connection_streams: int,
+    max_connections: int,
+    max_request_bytes: int,
     max_prompt_bytes: int,
+    max_priority: int,
+    share_prefixes: bool,
     no_prefix_cache: bool,
     dummy_weights: bool,
+    generation_config: GenerationConfig,
     drain_timeout: float,
+    digests: tuple[str, ...],
+    require_signature: bool,
+    trust: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
@@ -111,18 +180,30 @@ def command(
     """Serve engines over gRPC until SIGTERM or Ctrl-C, which let running requests end."""
     _log_to_stderr(log_level)
     config = ServerConfig(
-        engines=engine_sources(engines),
+        engines=pin_digests(engine_sources(engines), digests),
         host=host,
         grpc_port=grpc_port,
         http_port=None if no_http else http_port,
         tls=_tls(tls_cert, tls_key, tls_client_ca),
-        limits=ServiceLimits(max_streams=max_streams, max_prompt_bytes=max_prompt_bytes),
-        step_target_s=step_target,
-        max_queue=max_queue,
-        prefix_cache=not no_prefix_cache,
-        num_threads=threads,
-        kv_bytes=kv_bytes,
-        dummy_weights=dummy_weights,
+        limits=ServiceLimits(
+            max_streams=max_streams,
+            max_connection_streams=max_connection_streams,
+            max_connections=max_connections,
+            max_request_bytes=max_request_bytes,
+            max_prompt_bytes=max_prompt_bytes,
+            max_priority=max_priority,
+            share_prefixes=share_prefixes,
+        ),
+        engine=EngineConfig(
+            max_queue=max_queue,
+            prefix_cache=not no_prefix_cache,
+            step_target_s=step_target,
+            num_threads=threads,
+            kv_bytes=kv_bytes,
+            dummy_weights=dummy_weights,
+            trust=_trust(trust, required=require_signature),
+            generation_config=generation_config,
+        ),
         drain_timeout_s=drain_timeout,
     )
     asyncio.run(_serve(config))
@@ -130,6 +211,20 @@ def command(
 
 async def _serve(config: ServerConfig) -> None:
     await Server(config, opener=open_handle).run()
+
+
+def _trust(keys: Path | None, *, required: bool) -> Path | None:
+    if required and keys is None:
+        raise RequestError(
+            "needs keys to compare with",
+            field="--require-signature",
+            remedy="Give --trust KEYS: a PEM public key, or a directory of them",
+        )
+    if keys is not None and not required:
+        raise RequestError(
+            "has no effect alone", field="--trust", remedy="Give --require-signature as well"
+        )
+    return keys
 
 
 def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> ServerTls | None:

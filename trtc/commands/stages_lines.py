@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from trtc.commands.engine_table import size
 from trtc.protos.stages import Launch, Segment, Stages
+from trtc.protos.units import size
 
 
 def stages_lines(stages: Stages) -> Iterator[str]:

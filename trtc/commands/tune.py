@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from contextlib import closing
 from pathlib import Path
 
@@ -14,8 +13,9 @@ from rich.table import Table
 
 from trtc.commands.phases import phases
 from trtc.protos.errors import OutputError, UnsupportedError
-from trtc.protos.launches import TACTICS_PREFIX, TacticTable, tactics_file, tactics_json
+from trtc.protos.launch_plan import TACTICS_PREFIX, TacticTable, tactics_file, tactics_json
 from trtc.protos.manifest import MANIFEST_FILE, FileFacts, Manifest, read_manifest
+from trtc.protos.staging import claim_directory, replace_files
 
 
 @click.command()
@@ -41,8 +41,9 @@ def command(engine: Path, dummy_weights: bool, as_json: bool) -> None:
             field="manifest.json: target.tp",
             remedy="Serve it as it is: it uses the table that trtc was made with",
         )
-    table = _measure(engine, dummy_weights)
-    store(engine, manifest, table)
+    with claim_directory(engine):
+        table = _measure(engine, dummy_weights)
+        store(engine, manifest, table)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(table)))
     else:
@@ -50,10 +51,10 @@ def command(engine: Path, dummy_weights: bool, as_json: bool) -> None:
 
 
 def _measure(engine: Path, dummy_weights: bool) -> TacticTable:
+    from trtc.runtime.engine.session import open_session
     from trtc.runtime.executors.cuda.executor import CudaExecutor
     from trtc.runtime.executors.cuda.opening import device_name
     from trtc.runtime.executors.cuda.tuning import tune
-    from trtc.runtime.session import open_session
 
     with phases() as progress:
         progress(f"opening {engine}")
@@ -76,10 +77,11 @@ def store(engine: Path, manifest: Manifest, table: TacticTable) -> Manifest:
     facts = FileFacts(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
     sealed = msgspec.structs.replace(manifest, files={**files, name: facts}).sealed()
     try:
-        _write(engine / name, content)
-        _write(engine / MANIFEST_FILE, sealed.to_json())
-        for old in manifest.files.keys() - sealed.files.keys():
-            (engine / old).unlink(missing_ok=True)
+        replace_files(
+            engine,
+            {name: content, MANIFEST_FILE: sealed.to_json()},
+            removed=sorted(manifest.files.keys() - sealed.files.keys()),
+        )
     except OSError as error:
         raise OutputError(
             f"cannot be written to ({error.strerror})",
@@ -87,15 +89,6 @@ def store(engine: Path, manifest: Manifest, table: TacticTable) -> Manifest:
             remedy="Tune a copy, or make it writable",
         ) from error
     return sealed
-
-
-def _write(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def _show(engine: Path, table: TacticTable) -> None:

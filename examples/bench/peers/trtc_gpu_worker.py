@@ -9,12 +9,12 @@ from examples.bench.peers.gpu_work import GpuJob, measure, read_gpu_job
 from examples.bench.peers.jobs import answer
 from trtc.runtime.bench.load import LocalTarget, Shape, local_target, run_load
 from trtc.runtime.bench.measure import Load
-from trtc.runtime.server.app import ServerConfig
+from trtc.runtime.server.engines import EngineConfig
 from trtc.runtime.server.opening import open_handle
 
 
 async def figures(job: GpuJob) -> dict[str, float]:
-    config = ServerConfig(engines=(), dummy_weights=job.dummy_weights, prefix_cache=False)
+    config = EngineConfig(dummy_weights=job.dummy_weights, prefix_cache=False)
     async with local_target(Path(job.model), config, open_handle) as target:
         loop = asyncio.get_running_loop()
         return await asyncio.to_thread(measure, Engine(target, loop).timed, job)

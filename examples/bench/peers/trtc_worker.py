@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 from examples.bench.peers.failures import RunFailed
 from examples.bench.peers.jobs import Job, RawTrace, answer, answer_traces, read_job
-from trtc.runtime.interpreter import quick_start
+from trtc.runtime.host.interpreter import quick_start
 
 if TYPE_CHECKING:
     from trtc.runtime.bench.load import Target
-    from trtc.runtime.draft import RequestDraft
+    from trtc.runtime.requests.draft import RequestDraft
 
 
 def first_token(job: Job) -> None:
     """Open the engine, print the first of some tokens: one alone would wait until the weights are
     hashed, as the end of every completion does."""
     with quick_start():  # as `trtc generate` does
-        from trtc.runtime.engine import LocalEngine
+        from trtc.runtime.frontends.local import LocalEngine
 
         engine = LocalEngine.open(job.model, num_threads=job.threads)
     with engine:
@@ -33,12 +33,10 @@ async def generate(job: Job) -> list[RawTrace]:
     what decodes beside them would like, so that all sequences come to decode together."""
     with quick_start():  # as `trtc serve` does
         from trtc.runtime.bench.load import local_target
-        from trtc.runtime.server.app import ServerConfig
+        from trtc.runtime.server.engines import EngineConfig
         from trtc.runtime.server.opening import open_handle
 
-    config = ServerConfig(
-        engines=(), num_threads=job.threads, prefix_cache=job.prefix_cache, step_target_s=0
-    )
+    config = EngineConfig(num_threads=job.threads, prefix_cache=job.prefix_cache, step_target_s=0)
     async with local_target(Path(job.model), config, open_handle) as target:
         await complete_all(target, [job.warmup], 2)
         return await complete_all(target, job.prompts, job.output_len)
@@ -65,12 +63,11 @@ async def complete_all(
 
 def draft(prompt: Sequence[int], output_len: int) -> "RequestDraft":
     """A greedy request that no end-of-sequence token ends."""
-    from trtc.runtime.draft import RequestDraft
-    from trtc.runtime.request import SamplingParams
+    from trtc.runtime.requests.draft import RequestDraft
 
     return RequestDraft(
         token_ids=tuple(prompt),
-        sampling=SamplingParams(temperature=0.0),
+        sampling={"temperature": 0.0},
         max_tokens=output_len,
         ignore_eos=True,
     )

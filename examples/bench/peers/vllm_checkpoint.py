@@ -16,7 +16,7 @@ from trtc.builder.checkpoint.reader import INDEX_FILE
 from trtc.builder.fills import dummy_fill
 from trtc.protos.dtypes import DTypeName
 from trtc.protos.plan import Weight
-from trtc.runtime.dummy_weights import fill_weights
+from trtc.runtime.executors.dummy_weights import fill_weights
 
 _STATIC_FP8 = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
 _TYPES: Mapping[DTypeName, torch.dtype] = {

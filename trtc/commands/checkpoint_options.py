@@ -1,0 +1,26 @@
+"""The options of commands that read a checkpoint and quantise it."""
+
+from pathlib import Path
+
+import click
+
+from trtc.commands.options import together
+
+model_options = together(
+    click.option("--model", required=True, help="Checkpoint directory, or a name on the hub."),
+    click.option("--revision", help="Branch, tag or commit of a model on the hub. Default: main."),
+)
+calibration_options = together(
+    click.option(
+        "--calib",
+        type=click.Path(path_type=Path),
+        help="Calibration text (.jsonl or plain). Default: text that ships with trtc.",
+    ),
+    click.option(
+        "--keep",
+        multiple=True,
+        metavar="LAYER_GLOB=bf16",
+        help="Do not quantise linears of these names, such as '*.layers.3.mlp.down_proj=bf16'. May "
+        "be repeated.",
+    ),
+)
