@@ -1,6 +1,7 @@
 # make demo   sets everything up, builds an engine from the bundled checkpoint, serves it, streams from it
 # make test   sets everything up, runs the whole suite
 # make check  what CI runs: format, lint, types, arrows, tests, and those of CUDA, TensorRT and Triton's server
+# make quick  format, lint, types, arrows and the tests that build no engine: for every change
 # make help   lists the rest
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ STAMP  := $(VENV)/.installed
 PYTEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format-check lint types arrows tests test-cuda test-tensorrt test-triton format proto bench clean
+.PHONY: help setup demo test quick check format-check lint types arrows tests test-cuda test-tensorrt test-triton format proto bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}make/make/p' Makefile
@@ -32,7 +33,7 @@ $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { echo 'could not make a virtual environment: install the venv module (Debian: apt-get install python3-venv)' >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e '.[build,dev]'
+	$(BIN)/python -m pip install --quiet -e '.[build,dev,sign]'
 	@touch $(STAMP)
 
 demo: setup
@@ -40,6 +41,14 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup
+
+# Tests of contracts, scheduling, sampling, text and the command line. `make test` runs all but those
+# of GPU targets and of Triton's server, which need environments of their own; `make check` those too.
+QUICK := tests/protos tests/runtime/scheduling tests/runtime/sampling tests/runtime/requests \
+  tests/runtime/text tests/runtime/engine/test_step_builder.py tests/cli/test_pages.py tests/test_house.py
+
+quick: setup format-check lint types arrows
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup -m 'not slow' $(QUICK)
 
 check: setup format-check lint types arrows tests test-cuda test-tensorrt test-triton
 
@@ -67,7 +76,8 @@ define venv_beside
 	{ $(BIN)/python $(PURELIB); echo '$(CURDIR)'; } > "$$($(1)/bin/python $(PURELIB))/trtc-main.pth"
 endef
 
-# Apart from $(VENV), whose libraries probe for triton.
+# Everything that builds for every target, in one environment: that of $(VENV), which stays without
+# the compilers for GPUs and so is a CPU-only installation, and those compilers.
 TENSORRT_VENV  ?= .venv-tensorrt
 TENSORRT_STAMP := $(TENSORRT_VENV)/.installed
 TENSORRT_PIP   := $(TENSORRT_VENV)/bin/python -m pip install --quiet --no-deps
@@ -75,7 +85,7 @@ TENSORRT_PIP   := $(TENSORRT_VENV)/bin/python -m pip install --quiet --no-deps
 $(TENSORRT_STAMP): $(STAMP)
 	$(call venv_beside,$(TENSORRT_VENV))
 	$(TENSORRT_PIP) 'setuptools>=77' wheel
-	$(TENSORRT_PIP) triton==3.6.0 cuda-bindings==13.5.0 cuda-pathfinder==1.9.0 \
+	$(TENSORRT_PIP) triton==3.7.1 cuda-bindings==13.5.0 cuda-pathfinder==1.9.0 \
 	  nvidia-cuda-nvrtc==13.0.88 tensorrt-cu13-bindings==11.4.0.106 \
 	  tensorrt-rtx-cu13-libs==1.7.1.116 tensorrt-rtx-cu13-bindings==1.7.1.116
 	$(TENSORRT_PIP) --no-build-isolation tensorrt-cu13==11.4.0.106 tensorrt-rtx-cu13==1.7.1.116

@@ -1,9 +1,11 @@
 """Habits of the house that no linter knows."""
 
+import ast
 import re
 import subprocess
 from pathlib import Path
 
+import grimp
 import pytest
 
 from trtc.plugins.registry import REGISTRY
@@ -37,21 +39,79 @@ def test_operator_folder_has_definition_and_reference(name: str) -> None:
         assert set(operator.tolerances) >= outputs & {"f32", "bf16"}
 
 
+def test_kernels_are_of_operators_that_a_plan_can_call() -> None:
+    """Plans have no kv_write (verify_native), as rope_kv_write does it. TensorRT's plugins have
+    kernels of their own."""
+    plugins = {
+        name for name in OPERATOR_FOLDERS if (ROOT / "plugins" / name / "tensorrt.py").exists()
+    }
+    in_plans = (set(OPERATOR_FOLDERS) - plugins) | {"paged_attention"}
+    for kernel in ("cpu.hpp", "cuda.py"):
+        found = {name for name in OPERATOR_FOLDERS if (ROOT / "plugins" / name / kernel).exists()}
+        assert found <= in_plans, kernel
+    for name in plugins:
+        assert (ROOT / "plugins" / name / "tensorrt_kernel.py").exists()
+
+
 def test_every_pass_has_a_test_file() -> None:
+    """test_<pass>.py, which imports the pass and has a test."""
     own = {"__init__", "base", "order"}
     passes = {path.stem for path in (ROOT / "builder" / "passes").glob("*.py")} - own
-    tested = "\n".join(
-        path.read_text() for path in (ROOT / "tests/builder/passes").glob("test_*.py")
-    )
     assert passes, "no passes found"
-    untested = {
-        name for name in passes if f"passes.{name}" not in tested and not name.startswith("_")
-    }
+    untested = {name for name in passes if not name.startswith("_") and not _is_tested(name)}
     assert not untested
+
+
+def _is_tested(name: str) -> bool:
+    page = ROOT / "tests/builder/passes" / f"test_{name}.py"
+    if not page.exists():
+        return False
+    nodes = list(ast.walk(ast.parse(page.read_text())))
+    imported = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    tests = [
+        node
+        for node in nodes
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    return f"trtc.builder.passes.{name}" in imported and bool(tests)
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    """Imports within functions count: a late one only hides a circle."""
+    graph = grimp.build_graph("trtc")
+    waiting = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+    while done := [name for name, needs in waiting.items() if not needs & waiting.keys()]:
+        for name in done:
+            del waiting[name]
+    assert not sorted(waiting), "these import each other, or what does"
 
 
 def test_buildable_schemes_are_schemes() -> None:
     assert set(BUILDABLE) <= set(SCHEMES)
+
+
+SAMPLING_PARAMETERS_OF_ONE_MEANING = (
+    *("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+"""Names that nothing else has: `top_k` is also of experts, `temperature` of what callers ask."""
+
+
+@pytest.mark.parametrize("name", SAMPLING_PARAMETERS_OF_ONE_MEANING)
+def test_a_sampling_parameter_is_spelled_in_six_files_at_most(name: str) -> None:
+    """docs/extending.md lists them."""
+    spelled = re.compile(rf"\b{name}\b")
+    packages = ("builder", "plugins", "protos", "quant", "runtime", "trtc")
+    files = [
+        str(path.relative_to(ROOT))
+        for path in tracked_files()
+        if path.relative_to(ROOT).parts[0] in packages
+        and path.suffix in (".py", ".hpp", ".cu", ".cuh", ".proto")
+        and not path.stem.endswith("_pb2")
+        and spelled.search(path.read_text())
+    ]
+    declared = {"protos/sampling.py", "protos/trtc/v1/inference.proto"}
+    assert declared < set(files)
+    assert len(files) <= 6, files
 
 
 def test_no_unfinished_work() -> None:

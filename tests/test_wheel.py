@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from examples.support import MODEL, serving
+from tests.support.wheel import build_wheel
 from trtc import build
 
-ROOT = Path(__file__).parent.parent
 BUILDER_PACKAGES = ("torch", "transformers", "onnx", "onnx_graphsurgeon", "modelopt", "ml_dtypes")
 
 
@@ -32,8 +32,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 def runtime_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with the wheel and what it depends on, nothing else."""
     home = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", home, ROOT, cwd=home)
-    (wheel,) = home.glob("trtc-*.whl")
+    wheel = build_wheel(home, {**os.environ, "PYTHONPATH": ""})
     run(sys.executable, "-m", "venv", home / "venv", cwd=home)
     python = home / "venv" / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", wheel, cwd=home)

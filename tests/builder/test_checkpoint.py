@@ -20,10 +20,11 @@ from tests.support.models import tiny_checkpoint
 from trtc.builder.checkpoint.checkpoint import open_checkpoint
 from trtc.builder.checkpoint.dummy import DummyReader, dummy_checkpoint
 from trtc.builder.checkpoint.reader import SafetensorsReader
+from trtc.builder.checkpoint.resolve import hub_commit
 from trtc.builder.checkpoint.safetensors import read_header
 from trtc.builder.checkpoint.verify import check_tensors, expected_tensors, settle_embeddings
 from trtc.builder.families.registry import checkpoint_spec, decoder_spec
-from trtc.protos.errors import CheckpointError
+from trtc.protos.errors import CheckpointError, RequestError
 from trtc.quant.scheme import SCHEMES
 
 
@@ -309,7 +310,9 @@ def test_a_hub_name_offline_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) 
 def test_a_hub_name_is_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
-    made = tiny_checkpoint("llama", tmp_path)
+    snapshots = tmp_path / "models--some-owner--some-model" / "snapshots"
+    snapshots.mkdir(parents=True)
+    made = tiny_checkpoint("llama", tmp_path).rename(snapshots / ("a" * 40))
     asked: dict[str, Any] = {}
 
     def snapshot_download(name: str, **options: Any) -> str:
@@ -321,6 +324,13 @@ def test_a_hub_name_is_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.Mo
     assert checkpoint.name == "some-model" and checkpoint.path == made
     assert asked["revision"] == "main"
     assert not any("bin" in pattern or "py" in pattern for pattern in asked["allow_patterns"])
+
+
+def test_a_directory_has_no_revisions(tmp_path: Path) -> None:
+    path = tiny_checkpoint("llama", tmp_path)
+    with pytest.raises(RequestError, match=r"--revision: is 'main', and .* is a directory"):
+        open_checkpoint(str(path), "main")
+    assert hub_commit(path) is None
 
 
 def test_a_text_config_inside_a_config_is_found(tmp_path: Path) -> None:

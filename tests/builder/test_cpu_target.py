@@ -11,6 +11,7 @@ from tests.builder.test_plan import plan_of
 from trtc.builder.targets.cpu import CpuTarget, parse_cpu_target
 from trtc.builder.targets.cpu_codegen import generate
 from trtc.builder.targets.cxx import Compiler, find_compiler
+from trtc.builder.targets.processes import Children
 from trtc.builder.targets.registry import parse_target
 from trtc.plugins.cpu.host import read_cpu_flags, runnable_isas
 from trtc.plugins.cpu.isa import ISAS
@@ -142,8 +143,8 @@ def test_a_compiler_that_fails(
     compiler = Compiler((str(script(tmp_path / "g++", text)),), "g++ 99")
     source = tmp_path / "a.cpp"
     source.write_text("")
-    with pytest.raises(error, match=message):
-        compiler.build(source, "generic", tmp_path, tmp_path / "a.so", "-O1")
+    with pytest.raises(error, match=message), Children() as children:
+        compiler.build(source, "generic", tmp_path, tmp_path / "a.so", "-O1", children)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.cpp", "g++"]
 
 
@@ -160,9 +161,9 @@ def test_objects_hold_no_path_and_need_no_cpp_runtime(tmp_path: Path) -> None:
         directory = tmp_path / name
         directory.mkdir()
         (directory / "engine.cpp").write_text(text)
-        compiler.build(
-            directory / "engine.cpp", "generic", tmp_path, directory / "engine.so", "-O1"
-        )
+        output = directory / "engine.so"
+        with Children() as children:
+            compiler.build(directory / "engine.cpp", "generic", tmp_path, output, "-O1", children)
         assert sorted(path.name for path in directory.iterdir()) == ["engine.cpp", "engine.so"]
         objects.append((directory / "engine.so").read_bytes())
     assert objects[0] == objects[1]

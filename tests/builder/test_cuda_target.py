@@ -1,5 +1,6 @@
 """The CUDA target's refusals, which come before any kernel is compiled."""
 
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -9,19 +10,19 @@ from tests.support.engines import config_dict
 from tests.support.evaluate import LIMITS
 from trtc.builder.checkpoint.dummy import dummy_checkpoint
 from trtc.builder.families.registry import decoder_spec
-from trtc.builder.passes.transforms import ScalePerRow
 from trtc.builder.recipes import Apply, Concat, Constant
 from trtc.builder.targets import cuda
 from trtc.builder.targets.cuda import CudaTarget, parse_cuda_target
 from trtc.builder.targets.registry import parse_target
+from trtc.builder.transforms import ScalePerRow
 from trtc.protos.errors import EnvironmentFault, UnsupportedError
 from trtc.quant.scheme import SCHEMES
 
 
 @pytest.fixture
 def compilers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton and NVRTC live in an environment of their own; here they are taken for granted."""
-    monkeypatch.setattr(cuda, "check_triton", lambda: None)
+    """Triton and NVRTC are optional packages; these refusals do not depend on them."""
+    monkeypatch.setattr(cuda, "check_triton", lambda extra: None)
     monkeypatch.setattr(cuda, "check_nvrtc", lambda: None)
 
 
@@ -32,13 +33,30 @@ def test_names() -> None:
             parse_cuda_target(wrong)
 
 
-def test_without_the_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> None:
-        raise EnvironmentFault("none here", field="triton", remedy="pip install")
+@pytest.mark.parametrize(
+    ("target", "extra"),
+    [
+        ("cuda:sm_90", "cuda-build"),
+        ("tensorrt:sm_90", "tensorrt-build"),
+        ("tensorrt-rtx:sm_89", "tensorrt-build"),
+    ],
+)
+@pytest.mark.parametrize("found", [None, "3.5.0"])
+def test_without_triton_the_remedy_is_the_extra_of_the_target(
+    target: str, extra: str, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name != "triton":
+            return installed(name)
+        if found is None:
+            raise metadata.PackageNotFoundError(name)
+        return found
 
-    monkeypatch.setattr(cuda, "check_triton", missing)
-    with pytest.raises(EnvironmentFault, match="triton"):
-        CudaTarget(90).check(SCHEMES["bf16"])
+    installed = metadata.version
+    monkeypatch.setattr(metadata, "version", version)
+    with pytest.raises(EnvironmentFault, match=found or "has none") as caught:
+        parse_target(target).check(SCHEMES["bf16"])
+    assert caught.value.remedy == f"pip install 'trtc[{extra}]'"
 
 
 @pytest.mark.parametrize("scheme", ["fp32", "bf16", "fp8", "int8_sq", "int4_awq", "w4a8_awq"])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from onnx import helper
 
+from tests.support.caches import new_pools
 from tests.support.evaluate import LIMITS, source_module
 from tests.support.models import random_prompt, tiny_checkpoint
 from tests.support.steps import Pages
@@ -18,9 +19,9 @@ from trtc.builder.evaluator import Evaluator
 from trtc.builder.module import OPSET, TENSORRT_DOMAIN, TRTC_DOMAIN, Module
 from trtc.builder.recipes import Array, Constant
 from trtc.plugins.rounding import NUMPY_DTYPES, cast
-from trtc.protos.manifest import KvGeometry
+from trtc.protos.kv import uniform_layout
 
-KV = KvGeometry(num_layers=0, page_size=8, num_kv_heads=1, head_dim=8, dtype="f32")
+KV = uniform_layout(num_layers=0, page_size=8, num_kv_heads=1, head_dim=8, dtype="f32")
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
@@ -269,11 +270,8 @@ def test_a_missing_attribute_is_a_bug_that_is_found() -> None:
 
 def step_inputs(module: Module, scramble: int | None = None) -> dict[str, Array]:
     pages = Pages(module.kv.page_size, 16, scramble)
-    shape = (16, 2, module.kv.page_size, module.kv.num_kv_heads, module.kv.head_dim)
     inputs: dict[str, Array] = dict(pages.step({"a": random_prompt(11), "b": random_prompt(3)}))
-    for index in range(module.kv.num_layers):
-        inputs[f"kv_{index}"] = np.zeros(shape, dtype=NUMPY_DTYPES[module.kv.dtype])
-    return inputs
+    return inputs | new_pools(module.kv, 16)
 
 
 def test_pools_given_are_left_as_they_were(tmp_path: Path) -> None:

@@ -1,26 +1,40 @@
 """Every family against Transformers, and what is refused by name."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
+import transformers
 
 from tests.support.evaluate import PAGE_SIZE, stepper
 from tests.support.models import (
     FAMILIES,
     WINDOW,
+    architecture_of,
     random_prompt,
     tiny_checkpoint,
     tiny_config,
     transformers_greedy,
     transformers_logits,
 )
+from tests.support.steps import Stepper
+from trtc.builder.checkpoint.checkpoint import open_checkpoint
+from trtc.builder.evaluator import Evaluator
+from trtc.builder.families import registry
+from trtc.builder.families.config import Config
+from trtc.builder.families.llama import llama
 from trtc.builder.families.registry import FAMILIES as ARCHITECTURES
-from trtc.builder.families.registry import decoder_spec
+from trtc.builder.families.registry import checkpoint_spec, decoder_spec
+from trtc.builder.graph import GraphRequest, build_graph
+from trtc.builder.request import BuildRequest
+from trtc.builder.source import open_source
 from trtc.builder.spec import DecoderSpec, MoeMlpSpec
 from trtc.protos.errors import CheckpointError, RequestError, TrtcError, UnsupportedError
+from trtc.protos.manifest import Limits
 
 TOLERANCE = 1e-4
 CHUNKS = (1, 7, PAGE_SIZE, 23, 64)
@@ -32,7 +46,7 @@ assert PROMPT > 2 * WINDOW and PROMPT % PAGE_SIZE
 def config_of(family: str, **fields: Any) -> dict[str, Any]:
     """config.json as Transformers would save it; a field set to ... is left out."""
     config = json.loads(tiny_config(family).to_json_string(use_diff=False))
-    config["architectures"] = [type(tiny_config(family)).__name__.replace("Config", "ForCausalLM")]
+    config["architectures"] = [architecture_of(family)]
     merged = {**config, **fields}
     return {key: value for key, value in merged.items() if value is not ...}
 
@@ -51,8 +65,7 @@ def test_logits_match_transformers_whatever_the_chunks(checkpoint: Path) -> None
 
 
 def test_greedy_decoding_gives_the_tokens_of_transformers(checkpoint: Path) -> None:
-    # Transformers changes longrope's factors under way; an engine is built for one set of them.
-    for length in (40,) if "longrope" in checkpoint.name else (1, 40):
+    for length in (1, 40):  # longrope changes its factors at 32
         prompt = random_prompt(length, seed=length)
         assert stepper(checkpoint).greedy(prompt, 64, chunk=17) == transformers_greedy(
             checkpoint, prompt, 64
@@ -79,14 +92,20 @@ def test_sequences_that_share_steps_do_not_see_each_other(checkpoint: Path) -> N
         )
 
 
-@pytest.mark.parametrize("max_seq_len", [32, 64])
-def test_longrope_takes_the_factors_of_the_length_it_is_built_for(
-    max_seq_len: int, tmp_path: Path
+@pytest.mark.parametrize(("max_seq_len", "length"), [(32, 32), (64, 20), (64, 32), (64, 33)])
+def test_longrope_takes_the_factors_of_the_sequence(
+    max_seq_len: int, length: int, tmp_path: Path
 ) -> None:
     path = tiny_checkpoint("phi3_longrope", tmp_path)
-    prompt = random_prompt(max_seq_len)
+    prompt = random_prompt(length)
     found = stepper(path, max_seq_len=max_seq_len).prefill(prompt, 11)
     np.testing.assert_allclose(found, transformers_logits(path, prompt), rtol=0, atol=TOLERANCE)
+
+
+def test_an_engine_within_longropes_original_length_has_one_set_of_factors(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(str(tiny_checkpoint("phi3_longrope", tmp_path)))
+    assert checkpoint_spec(checkpoint, 32).rope_switch is None
+    assert checkpoint_spec(checkpoint, 33).rope_switch == 32
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -105,6 +124,24 @@ def test_the_bundled_checkpoints_match_transformers(name: str) -> None:
     np.testing.assert_allclose(found, transformers_logits(path, prompt), rtol=0, atol=TOLERANCE)
 
 
+GEMMA3_ONE_BASE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+}
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "gemma2", "gemma3", "mixtral"])
+def test_pages_that_a_window_has_left_are_nobodys(family: str, tmp_path: Path) -> None:
+    """Each group has its own page table; pages out of every window go to others at once."""
+    path = tiny_checkpoint(family, tmp_path)
+    one = stepper(path, window_groups=True)
+    for number, chunk in enumerate((1, 23, 64)):
+        prompt = random_prompt(PROMPT + number, seed=number)
+        found = one.prefill(prompt, chunk, name=str(number))
+        expected = transformers_logits(path, prompt)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+
+
 # --- features that must be awake for the comparison above to mean anything ----------------------
 
 
@@ -120,6 +157,10 @@ def test_the_bundled_checkpoints_match_transformers(name: str) -> None:
         ("gemma2", {"final_logit_softcapping": None}),
         ("gemma2", {"query_pre_attn_scalar": 32}),
         ("gemma2", {"layer_types": ["full_attention"] * 4}),
+        ("gemma3", {"layer_types": ["full_attention"] * 6}),
+        ("gemma3", {"query_pre_attn_scalar": 32}),
+        ("gemma3", {"rope_parameters": {"rope_theta": 10000.0}, "rope_local_base_freq": 1000.0}),
+        ("gemma3", {"rope_parameters": GEMMA3_ONE_BASE}),
         ("phi3", {"sliding_window": None}),
         ("phi3_longrope", {"original_max_position_embeddings": 256}),
         ("qwen3_moe", {"norm_topk_prob": False}),
@@ -144,6 +185,9 @@ def flat_spelling(family: str) -> dict[str, Any]:
     """The same config as Transformers 4 wrote it."""
     config = config_of(family)
     parameters = dict(config.pop("rope_parameters"))
+    if "sliding_attention" in parameters:
+        config["rope_local_base_freq"] = parameters["sliding_attention"]["rope_theta"]
+        parameters = dict(parameters["full_attention"])
     config["rope_theta"] = parameters.pop("rope_theta")
     if "partial_rotary_factor" in parameters:
         config["partial_rotary_factor"] = parameters.pop("partial_rotary_factor")
@@ -166,6 +210,65 @@ def test_phi3_reads_su_as_longrope() -> None:
     config = flat_spelling("phi3_longrope")
     config["rope_scaling"]["type"] = "su"
     assert decoder_spec(config, 64) == decoder_spec(config_of("phi3_longrope"), 64)
+
+
+def test_gemma3s_pattern_is_five_windows_and_a_full_layer() -> None:
+    config = config_of("gemma3", layer_types=..., sliding_window_pattern=..., num_hidden_layers=13)
+    windows = [one.attention.window for one in decoder_spec(config, 64).layers]
+    assert windows == ([WINDOW] * 5 + [None]) * 2 + [WINDOW]
+    other = decoder_spec({**config, "sliding_window_pattern": 2}, 64).layers
+    assert [one.attention.window for one in other[:4]] == [WINDOW, None] * 2
+
+
+def test_what_published_gemma3_configs_leave_out() -> None:
+    """The text part of a Gemma3ForConditionalGeneration says only what differs from 4B's."""
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    spec = decoder_spec(config, 4096)
+    oracle = transformers.Gemma3TextConfig(**config)
+    attention = spec.layers[5].attention
+    assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (
+        oracle.num_attention_heads,
+        oracle.num_key_value_heads,
+        oracle.head_dim,
+    )
+    assert spec.vocab_size == oracle.vocab_size
+    assert spec.max_position_embeddings == oracle.max_position_embeddings
+    assert attention.scale == oracle.query_pre_attn_scalar**-0.5
+    full, window = attention.rope.inv_freq, spec.layers[0].attention.rope.inv_freq
+    assert full[1] * 8 == pytest.approx(1e6 ** (-1 / 128)) and full[0] == 1 / 8
+    assert window[1] == pytest.approx(1e4 ** (-1 / 128)) and window[0] == 1.0
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_a_text_model_inside_another_is_found_by_its_prefix(prefix: str, tmp_path: Path) -> None:
+    """As published (language_model.model.*), and as Transformers 5 saves it."""
+    path = tiny_checkpoint("gemma3", tmp_path)
+    whole = tmp_path / "wrapper"
+    whole.mkdir()
+    tensors = safetensors.numpy.load_file(path / "model.safetensors")
+    renamed = {prefix + name.removeprefix("model."): value for name, value in tensors.items()}
+    renamed["vision_tower.patch.weight"] = np.zeros((2, 2), np.float32)
+    safetensors.numpy.save_file(renamed, whole / "model.safetensors")
+    text = json.loads((path / "config.json").read_text())
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    (whole / "config.json").write_text(json.dumps(config))
+    source = open_source(
+        BuildRequest(model=str(whole), output=tmp_path / "e", dtype="fp32", max_seq_len=64)
+    )
+    assert source.unknown_tensors == () and source.spec.embedding == f"{prefix}embed_tokens.weight"
+    limits = Limits(max_batch_size=4, max_seq_len=64, max_num_tokens=64)
+    request = GraphRequest(source.scheme, "f32", limits, None, PAGE_SIZE)
+    module = build_graph(source.spec, request, source.reader)
+    prompt = random_prompt(PROMPT)
+    found = Stepper(Evaluator(module, source.reader).run, module.kv).prefill(prompt, 23)
+    np.testing.assert_allclose(found, transformers_logits(path, prompt), rtol=0, atol=TOLERANCE)
 
 
 def test_null_and_absent_windows_differ_for_mistral() -> None:
@@ -255,3 +358,16 @@ def test_an_unknown_architecture_lists_the_known_ones() -> None:
         decoder_spec({"architectures": ["FooForCausalLM"]}, 64)
     for architecture in ARCHITECTURES:
         assert architecture in caught.value.remedy
+
+
+def test_the_heads_of_every_layer_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def family(config: Config, max_seq_len: int) -> DecoderSpec:
+        spec = llama(config, max_seq_len)
+        last = spec.layers[-1]
+        odd = replace(last, attention=replace(last.attention, num_heads=5))
+        return replace(spec, layers=(*spec.layers[:-1], odd))
+
+    monkeypatch.setattr(registry, "FAMILIES", {"LlamaForCausalLM": family})
+    last = len(llama(Config(config_of("llama")), 64).layers) - 1
+    with pytest.raises(CheckpointError, match=f"2 does not divide the 5 heads of layer {last}"):
+        decoder_spec(config_of("llama"), 64)

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from tests.support.evaluate import LIMITS, PAGE_SIZE, source_module
 from tests.support.models import (
     FAMILIES,
+    architecture_of,
     random_prompt,
     tiny_checkpoint,
     tiny_config,
@@ -54,7 +55,7 @@ SCHEME_NAMES = ("fp32", "bf16", "fp8", "int8_sq", "int4_awq", "w4a8_awq")
 
 def spec_of(family: str, **fields: Any) -> DecoderSpec:
     config = json.loads(tiny_config(family, **fields).to_json_string(use_diff=False))
-    config["architectures"] = [type(tiny_config(family)).__name__.replace("Config", "ForCausalLM")]
+    config["architectures"] = [architecture_of(family)]
     return decoder_spec(config, LIMITS.max_seq_len)
 
 
@@ -132,7 +133,7 @@ def test_inputs_and_outputs_are_the_step_abi() -> None:
         ("", OPSET),
         (TRTC_DOMAIN, 1),
     }
-    assert module.kv.dtype == "f8e4m3" and module.kv.num_layers == 2
+    assert [one.entry.dtype for one in module.kv.places] == ["f8e4m3"] * 2
 
 
 def test_trtc_nodes_carry_what_their_operators_declare() -> None:

@@ -6,20 +6,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.support.manifests import tiny_manifest
-from trtc.builder import package
-from trtc.builder.package import Workspace, check_output, publish, seal, workspace
-from trtc.protos.errors import OutputError
-from trtc.protos.manifest import read_manifest
+from trtc.builder.package import check_output, publish, seal, workspace
+from trtc.protos import staging
+from trtc.protos.errors import EngineIncompatibleError, OutputError
+from trtc.protos.manifest import MANIFEST_FILE, read_manifest
+from trtc.protos.recognition import record_digest
+from trtc.protos.staging import Staging
 
 
 def make(output: Path, content: str = "new", *, force: bool = False) -> None:
     with workspace(output, force=force) as work:
-        (work.engine / "a").write_text(content)
-        (work.engine / "sub").mkdir()
-        (work.engine / "sub" / "b").write_text("b")
+        (work.new / "a").write_text(content)
+        (work.new / "sub").mkdir()
+        (work.new / "sub" / "b").write_text("b")
         (work.scratch / "temporary").write_text("gone")
         publish(work, tiny_manifest(), force=force)
 
@@ -40,7 +43,7 @@ def test_a_published_engine_has_its_files_and_their_hashes(tmp_path: Path) -> No
 
 def test_nothing_is_visible_before_it_is_published(tmp_path: Path) -> None:
     with workspace(tmp_path / "engine", force=False) as work:
-        (work.engine / "a").write_text("x")
+        (work.new / "a").write_text("x")
         assert not (tmp_path / "engine").exists()
 
 
@@ -48,7 +51,7 @@ def test_nothing_is_visible_before_it_is_published(tmp_path: Path) -> None:
 def test_a_failed_build_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
     output = tmp_path / "new" / "parents" / "engine"
     with pytest.raises(error), workspace(output, force=False) as work:
-        (work.engine / "a").write_text("x")
+        (work.new / "a").write_text("x")
         raise error
     assert names(tmp_path) == []
 
@@ -71,7 +74,7 @@ def test_an_engine_is_replaced_only_by_force(tmp_path: Path) -> None:
 def test_the_old_engine_stays_until_the_new_one_is_ready(tmp_path: Path) -> None:
     make(tmp_path / "engine", "old")
     with pytest.raises(RuntimeError), workspace(tmp_path / "engine", force=True) as work:
-        (work.engine / "a").write_text("half")
+        (work.new / "a").write_text("half")
         assert (tmp_path / "engine" / "a").read_text() == "old"
         raise RuntimeError
     assert (tmp_path / "engine" / "a").read_text() == "old"
@@ -82,7 +85,7 @@ def test_replacing_works_without_an_exchange(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path / "engine", "old")
-    monkeypatch.setattr(package, "_exchange", lambda first, second: False)
+    monkeypatch.setattr(staging, "_exchange", lambda first, second: False)
     make(tmp_path / "engine", force=True)
     assert (tmp_path / "engine" / "a").read_text() == "new"
     assert names(tmp_path) == ["engine"]
@@ -92,11 +95,77 @@ def test_force_replaces_no_stranger(tmp_path: Path) -> None:
     stranger = tmp_path / "home"
     stranger.mkdir()
     (stranger / "precious").write_text("x")
-    with pytest.raises(OutputError, match="is not an engine"):
+    with pytest.raises(OutputError, match="is not an engine of trtc's"):
         check_output(stranger, force=True)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(OutputError, match="is not an engine"):
+    with pytest.raises(OutputError, match="is not an engine of trtc's"):
         check_output(tmp_path / "file", force=True)
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "sub/thesis.txt", ".notes", "empty/"])
+def test_force_loses_no_file_that_is_not_the_engines(tmp_path: Path, name: str) -> None:
+    """Somebody put a file of theirs beside an engine's own."""
+    make(tmp_path / "engine", "old")
+    foreign = tmp_path / "engine" / name
+    foreign.mkdir() if name.endswith("/") else foreign.write_text("mine")
+    with pytest.raises(OutputError, match=rf"holds {name.rstrip('/')}, .*remove it yourself"):
+        make(tmp_path / "engine", force=True)
+    assert foreign.exists() and (tmp_path / "engine" / "a").read_text() == "old"
+    assert names(tmp_path) == ["engine"]
+
+
+def test_force_loses_no_file_that_comes_at_the_last_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the last look at the output, and before it is exchanged."""
+    make(tmp_path / "engine", "old")
+    exchange = staging._exchange
+
+    def late(first: Path, second: Path) -> bool:
+        if not (first / "thesis.txt").exists():
+            (second / "thesis.txt").write_text("mine")
+        return exchange(first, second)
+
+    monkeypatch.setattr(staging, "_exchange", late)
+    with pytest.raises(OutputError, match=r"holds thesis\.txt"):
+        make(tmp_path / "engine", "new", force=True)
+    assert (tmp_path / "engine" / "thesis.txt").read_text() == "mine"
+    assert (tmp_path / "engine" / "a").read_text() == "old"
+    assert names(tmp_path) == ["engine"]
+
+
+def test_a_manifest_alone_makes_no_engine(tmp_path: Path) -> None:
+    """Web applications and browser extensions have a manifest.json too."""
+    stranger = tmp_path / "app"
+    stranger.mkdir()
+    for text in ('{"name": "app"}', "{}", "[]", "", '{"digest": "0", "files": 3}', "[" * 100_000):
+        (stranger / MANIFEST_FILE).write_text(text)
+        with pytest.raises(OutputError, match=r"no manifest\.json that trtc wrote"):
+            make(stranger, force=True)
+    assert names(stranger) == [MANIFEST_FILE]
+
+
+def test_an_engine_of_another_version_is_replaced(tmp_path: Path) -> None:
+    """Its schema is unknown; its digest is over whatever its manifest says."""
+    make(tmp_path / "engine", "old")
+    path = tmp_path / "engine" / MANIFEST_FILE
+    content = msgspec.json.decode(path.read_bytes())
+    content |= {"schema_version": 99, "unheard_of": {"b": [1, 2.5, None], "a": "x"}}
+    content["digest"] = record_digest(content)
+    path.write_bytes(msgspec.json.encode(content))
+    with pytest.raises(EngineIncompatibleError):
+        read_manifest(tmp_path / "engine")
+    make(tmp_path / "engine", force=True)
+    assert (tmp_path / "engine" / "a").read_text() == "new"
+
+
+def test_a_damaged_engine_is_replaced_unless_a_file_was_changed(tmp_path: Path) -> None:
+    make(tmp_path / "engine", "old")
+    (tmp_path / "engine" / "sub" / "b").unlink()
+    make(tmp_path / "engine", "newer", force=True)
+    (tmp_path / "engine" / "a").write_text("a longer text of the user's")
+    with pytest.raises(OutputError, match="a in it has been changed"):
+        make(tmp_path / "engine", force=True)
 
 
 def test_an_empty_directory_is_no_obstacle(tmp_path: Path) -> None:
@@ -106,11 +175,12 @@ def test_an_empty_directory_is_no_obstacle(tmp_path: Path) -> None:
 
 
 def test_an_output_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    make(tmp_path / "faster", "faster")
     with (
         pytest.raises(OutputError, match="exists already"),
         workspace(tmp_path / "engine", force=False) as work,
     ):
-        make(tmp_path / "engine", "faster")
+        (tmp_path / "faster").rename(tmp_path / "engine")
         publish(work, tiny_manifest(), force=False)
     assert (tmp_path / "engine" / "a").read_text() == "faster"
     assert names(tmp_path) == ["engine"]
@@ -118,7 +188,12 @@ def test_an_output_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("number", "message"),
-    [(errno.ENOSPC, "disk is full"), (errno.EROFS, "read-only"), (errno.EDQUOT, "quota")],
+    [
+        (errno.ENOSPC, "disk is full"),
+        (errno.EROFS, "read-only"),
+        (errno.EDQUOT, "quota"),
+        (errno.EFBIG, "ulimit -f"),
+    ],
 )
 def test_disk_errors_are_said_once_and_leave_nothing(
     tmp_path: Path, number: int, message: str
@@ -144,7 +219,7 @@ def test_a_real_full_disk(tmp_path: Path) -> None:
         workspace(tmp_path / "engine", force=False) as work,
         Path("/dev/full").open("w") as device,
     ):
-        (work.engine / "a").write_text("x")
+        (work.new / "a").write_text("x")
         device.write("x")
         device.flush()
     assert names(tmp_path) == []
@@ -155,7 +230,7 @@ import sys, time
 from pathlib import Path
 from trtc.builder.package import workspace
 with workspace(Path(sys.argv[1]), force=False) as work:
-    (work.engine / "a").write_text("half")
+    (work.new / "a").write_text("half")
     print("ready", flush=True)
     time.sleep(60)
 """
@@ -166,9 +241,9 @@ def test_what_a_killed_build_left_is_removed_by_the_next(tmp_path: Path) -> None
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None and child.stdout.readline() == "ready\n"
         assert len(names(tmp_path)) == 1
-        # While it lives it is left alone.
-        with workspace(tmp_path / "engine", force=False):
-            assert len(names(tmp_path)) == 2
+        # While it lives it is left alone, and others are told.
+        with pytest.raises(OutputError, match="another trtc is writing it"):
+            make(tmp_path / "engine")
         assert len(names(tmp_path)) == 1
         child.send_signal(signal.SIGKILL)
     assert len(names(tmp_path)) == 1
@@ -177,12 +252,12 @@ def test_what_a_killed_build_left_is_removed_by_the_next(tmp_path: Path) -> None
 
 
 def test_known_hashes_are_not_computed_again(tmp_path: Path) -> None:
-    work = Workspace(tmp_path / "out", tmp_path / "engine", tmp_path / "scratch")
-    work.engine.mkdir()
-    (work.engine / "big").write_text("x")
-    first = seal(work.engine, tiny_manifest())
-    (work.engine / "report").write_text("y")
+    work = Staging(tmp_path / "out", tmp_path / "engine", tmp_path / "scratch")
+    work.new.mkdir()
+    (work.new / "big").write_text("x")
+    first = seal(work.new, tiny_manifest())
+    (work.new / "report").write_text("y")
     marked = {"big": first.files["big"]}
-    second = seal(work.engine, tiny_manifest(), marked)
+    second = seal(work.new, tiny_manifest(), marked)
     assert second.files["big"] is marked["big"]
     assert set(second.files) == {"big", "report"}

@@ -1,28 +1,35 @@
 """Whole builds: what is refused and when, what is in the engine, and that it repeats itself."""
 
 import dataclasses
+import hashlib
 import json
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import safetensors.torch
 
+from tests.quant.test_calibrate import calibration_ids, wide_checkpoint
 from tests.support.engines import build_tiny, config_dict
-from tests.support.models import tiny_checkpoint
-from trtc.builder.pipeline import build
+from tests.support.models import VOCAB_SIZE, tiny_checkpoint
+from trtc.builder.pipeline import BuildResult, build
 from trtc.builder.request import BuildRequest
 from trtc.builder.targets.cpu import CpuTarget
+from trtc.builder.targets.cxx import find_compiler
 from trtc.plugins.cpu.host import runnable_isas
 from trtc.protos.errors import (
     AccuracyError,
+    CalibrationError,
     CheckpointError,
     EnvironmentFault,
     OutputError,
@@ -30,9 +37,12 @@ from trtc.protos.errors import (
     TrtcError,
     UnsupportedError,
 )
-from trtc.protos.manifest import read_manifest
-from trtc.runtime.probe import Probe
-from trtc.runtime.verify import verify_files
+from trtc.protos.manifest import Canary, Manifest, read_manifest
+from trtc.protos.plan import read_plan
+from trtc.protos.sampling import SamplingDefaults
+from trtc.runtime.engine.probe import Probe
+from trtc.runtime.integrity.verify import verify_files
+from trtc.runtime.server.canary import compare, why_too_few
 
 TARGET = CpuTarget(runnable_isas()[:1], optimization="-O1")
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "pyllama-draft"
@@ -40,7 +50,9 @@ MODEL = Path(__file__).parents[2] / "examples" / "models" / "pyllama-draft"
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint("llama", tmp_path_factory.mktemp("model"))
+    path = tiny_checkpoint("llama", tmp_path_factory.mktemp("model"))
+    (path / "generation_config.json").write_text('{"eos_token_id": 2, "repetition_penalty": 1.1}')
+    return path
 
 
 def tree(directory: Path) -> dict[str, bytes]:
@@ -62,6 +74,8 @@ def request_of(model: object, output: Path, **options: Any) -> BuildRequest:
 def test_building_twice_gives_the_same_bytes(checkpoint: Path, tmp_path: Path) -> None:
     build_tiny(checkpoint, tmp_path / "one" / "engine", "bf16")
     build_tiny(checkpoint, tmp_path / "two" / "engine", "bf16")
+    defaults = read_manifest(tmp_path / "one" / "engine").model.sampling_defaults
+    assert defaults == SamplingDefaults(repetition_penalty=1.1)
     first = tree(tmp_path / "one" / "engine")
     assert first == tree(tmp_path / "two" / "engine")
     assert not [name for name, content in first.items() if str(tmp_path).encode() in content]
@@ -85,6 +99,7 @@ def test_a_measured_build_of_a_real_model(tmp_path: Path) -> None:
         "plan.json",
         "report.html",
         "report.json",
+        "sbom.cdx.json",
         "tokenizer/generation_config.json",
         "tokenizer/tokenizer.json",
         "tokenizer/tokenizer_config.json",
@@ -104,6 +119,95 @@ def test_a_measured_build_of_a_real_model(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["engine"]
 
 
+def test_accuracy_on_a_text_of_the_user(checkpoint: Path, tmp_path: Path) -> None:
+    text = tmp_path / "mine.jsonl"
+    rows = np.random.default_rng(1).integers(3, VOCAB_SIZE, (60, 10))
+    text.write_text("\n".join(json.dumps({"token_ids": row.tolist()}) for row in rows))
+    request = request_of(checkpoint, tmp_path / "engine", dtype="bf16", eval_text=text)
+    result = build(dataclasses.replace(request, eval_tokens=550), probe=Probe(1), target=TARGET)
+    accuracy = result.manifest.accuracy
+    assert accuracy is not None and accuracy.kl is not None
+    assert (accuracy.text, accuracy.tokens) == ("mine.jsonl", 545), "five windows predict one less"
+    assert accuracy.text_sha256 == hashlib.sha256(text.read_bytes()).hexdigest()
+    assert "mine.jsonl" in (tmp_path / "engine" / "report.html").read_text()
+    with pytest.raises(CalibrationError, match=r"has 600 tokens.*at least 700"):
+        build(dataclasses.replace(request, eval_tokens=700, force=True), probe=Probe(1))
+
+
+def test_keeping_the_noisiest_linear_lowers_the_divergence(tmp_path: Path) -> None:
+    request = request_of(MODEL, tmp_path / "all", dtype="fp8", max_seq_len=256, eval_tokens=1024)
+    before = build(request, probe=Probe(1), target=TARGET).manifest
+    assert before.accuracy is not None and before.accuracy.kl is not None
+    worst = min(before.accuracy.layers, key=lambda error: error.sqnr_db).layer
+    wanted = dataclasses.replace(request, output=tmp_path / "kept", keep=(f"{worst}=bf16",))
+    after = build(wanted, probe=Probe(1), target=TARGET).manifest
+    assert worst in after.scheme.kept
+    assert after.accuracy is not None and after.accuracy.kl is not None
+    assert after.accuracy.kl < 0.98 * before.accuracy.kl
+    measured = {error.layer for error in after.accuracy.layers}
+    assert measured == {e.layer for e in before.accuracy.layers} - set(after.scheme.kept)
+    _, _, number, *_, linear = worst.split(".")
+    site = linear.removesuffix("_proj")
+    stored = {weight_dtypes(tmp_path / name, f"layers.{number}.", site) for name in ("all", "kept")}
+    assert stored == {("i8",), ("bf16",)}, stored
+    assert "Kept in bf16" in (tmp_path / "kept" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("family", "scheme", "experts"), [("qwen3_moe", "int4_awq", 6), ("mixtral", "fp8", 4)]
+)
+def test_keeping_one_expert_keeps_those_of_its_layer(
+    family: str, scheme: str, experts: int, tmp_path: Path
+) -> None:
+    checkpoint = wide_checkpoint(family, tmp_path)
+    result = build(
+        request_of(
+            checkpoint,
+            tmp_path / "engine",
+            dtype=scheme,
+            calib=calibration_ids(tmp_path / "ids.jsonl"),
+            keep=("*layers.1.*experts.2.*=bf16",),
+        ),
+        probe=Probe(1),
+        target=TARGET,
+    )
+    kept = result.manifest.scheme.kept
+    assert len(kept) == 3 * experts, kept
+    assert all(".layers.1." in name and ".experts." in name for name in kept)
+    stored = [weight_dtypes(result.path, f"layers.{layer}.", "moe") for layer in (0, 1)]
+    assert stored == [("i4" if scheme == "int4_awq" else "i8",), ("bf16",)]
+    accuracy = result.manifest.accuracy
+    assert accuracy is not None and accuracy.kl is not None and accuracy.kl < 1
+    assert result.manifest.canaries
+
+
+def weight_dtypes(engine: Path, layer: str, site: str) -> tuple[str, ...]:
+    """How the linears of a site are stored, by the plan."""
+    calls = [
+        call
+        for call in read_plan(engine / "plan.json").calls
+        if "weight_dtype" in call.attributes and call.site.startswith(layer) and site in call.site
+    ]
+    return tuple(sorted({str(call.attributes["weight_dtype"]) for call in calls}))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "bf16", "keep": ("*=bf16",)}, "--keep: --dtype bf16 quantises nothing"),
+        ({"dtype": "fp8", "keep": ("*.down_proj=fp8",)}, "--keep.*kept in bf16 only"),
+        ({"dtype": "fp8", "keep": ("*.down=bf16",)}, r"--keep: no quantised linear.*down_proj"),
+        ({"dtype": "fp8", "dummy_weights": True, "keep": ("*=bf16",)}, "--keep"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(
+    options: dict[str, Any], message: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        build(request_of(checkpoint, tmp_path / "engine", **options), target=TARGET)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_engine_too_far_from_the_original_is_not_left(tmp_path: Path) -> None:
     request = request_of(MODEL, tmp_path / "engine", dtype="bf16", max_kl=1e-9)
     with pytest.raises(AccuracyError, match=r"nats a token.*--max-kl|--max-kl.*nats a token"):
@@ -116,6 +220,33 @@ def test_a_checkpoint_without_a_tokenizer_builds(checkpoint: Path, tmp_path: Pat
     assert not result.manifest.has_tokenizer
     assert not (tmp_path / "engine" / "tokenizer").exists()
     assert any("token ids only" in note for note in result.report.notes)
+
+
+def test_a_cut_context_is_said_before_the_work(checkpoint: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(checkpoint, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 131072}))
+    events: list[str] = []
+    request = BuildRequest(model=str(model), output=tmp_path / "engine", dtype="fp32")
+    with pytest.raises(KeyboardInterrupt):
+        build(request, progress=_until("writing", events), notice=events.append)
+    (note,) = [event for event in events if "4,096 of the model's 131,072 tokens" in event]
+    assert "--max-seq-len 131072" in note and not (tmp_path / "engine").exists()
+    asked = dataclasses.replace(request, max_seq_len=2048)
+    with pytest.raises(KeyboardInterrupt):
+        build(asked, progress=_until("writing", events := []), notice=events.append)
+    assert not any("of the model's" in event for event in events)
+
+
+def _until(phase: str, events: list[str]) -> Callable[[str], None]:
+    """A progress callback that interrupts the build where `phase` begins."""
+
+    def progress(message: str) -> None:
+        events.append(message)
+        if message.startswith(phase):
+            raise KeyboardInterrupt
+
+    return progress
 
 
 def test_several_levels_in_one_engine(checkpoint: Path, tmp_path: Path) -> None:
@@ -158,16 +289,112 @@ def test_a_quantised_checkpoint_builds_without_being_asked(tmp_path: Path) -> No
     request = request_of(quantized, tmp_path / "engine", reference=str(MODEL), max_kl=0.5)
     manifest = build(request, probe=Probe(1), target=TARGET).manifest
     assert manifest.scheme.name == "fp8" and manifest.scheme.source == "modelopt"
-    assert manifest.kv.dtype == "f8e4m3"
+    assert {one.entry.dtype for one in manifest.kv.places} == {"f8e4m3"}
     assert manifest.accuracy is not None and manifest.accuracy.kl is not None
 
     for options, message in (
         ({"dtype": "int4_awq"}, "quantised as fp8"),
         ({"max_kl": 0.1}, "--reference"),
         ({"calib": MODEL / "config.json"}, "quantised already"),
+        ({"keep": ("*.o_proj=bf16",)}, "--keep: the checkpoint is quantised already"),
     ):
         with pytest.raises(RequestError, match=message):
             build(request_of(quantized, tmp_path / "no", **options), probe=Probe(1), target=TARGET)
+
+
+# --- What this machine does not run -------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Elsewhere(CpuTarget):
+    """Code that this machine is said not to run."""
+
+    @property
+    def runs_here(self) -> bool:
+        return False
+
+
+@pytest.fixture(scope="module")
+def measured_by_twin(tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
+    request = request_of(MODEL, tmp_path_factory.mktemp("twin") / "engine", max_kl=0.5)
+    return build(
+        dataclasses.replace(request, max_seq_len=256, eval_tokens=1024),
+        probe=Probe(1),
+        target=Elsewhere(("generic",), optimization="-O1"),
+    )
+
+
+def canaries_of(engine: Path, manifest: Manifest) -> str:
+    """What serving's check says of an engine; "" when it passes."""
+    num_same = 0
+    prompts = [canary.prompt_ids for canary in manifest.canaries]
+    for canary, found in zip(
+        manifest.canaries, Probe(1).canaries(engine, prompts, 16), strict=True
+    ):
+        same, is_right = compare(found.token_ids, canary, manifest.canary_tolerance)
+        if not is_right:
+            return f"wrong at {same}"
+        num_same += same
+    return why_too_few(num_same, manifest.canaries)
+
+
+def test_an_engine_for_other_machines_is_measured_by_its_twin(
+    measured_by_twin: BuildResult,
+) -> None:
+    manifest = measured_by_twin.manifest
+    accuracy = manifest.accuracy
+    assert accuracy is not None and accuracy.kl is not None and 0 < accuracy.kl < 0.05
+    assert accuracy.measured_on == f"cpu:{TARGET.isas[0]} twin"
+    assert manifest.target.archs == ("generic",), "the twin is not what was built"
+    assert not list(measured_by_twin.path.glob("*twin*"))
+    assert not any("not measured" in note for note in measured_by_twin.report.notes)
+    assert manifest.canary_tolerance > 0 and len(manifest.canaries) >= 6
+    for canary in manifest.canaries:
+        assert len(canary.margins) == len(canary.token_ids)
+        assert canary.margins[0] >= manifest.canary_tolerance
+    assert canaries_of(measured_by_twin.path, manifest) == "", "other code of the same graph"
+
+
+def test_a_twin_too_far_from_the_original_fails_the_build(tmp_path: Path) -> None:
+    request = request_of(MODEL, tmp_path / "engine", max_kl=1e-9, eval_tokens=512)
+    with pytest.raises(AccuracyError, match="nats a token"):
+        build(request, probe=Probe(1), target=Elsewhere(("generic",), optimization="-O1"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["scale", "shuffle"])
+def test_canaries_of_a_twin_find_a_wrong_engine(
+    damage: str, measured_by_twin: BuildResult, tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad"
+    shutil.copytree(measured_by_twin.path, bad)
+    part = "down.weight.scale" if damage == "scale" else "down.weight.compact"
+    plan = read_plan(bad / "plan.json")
+    weight = next(one for one in plan.weights if part in one.name)
+    file = bad / "weights.safetensors"
+    begin = 8 + int.from_bytes(file.read_bytes()[:8], "little") + weight.offset
+    with file.open("r+b") as stored:
+        stored.seek(begin)
+        content = np.frombuffer(stored.read(weight.bytes), np.uint8).copy()
+        if damage == "scale":
+            content = (2 * content.view(np.float32)).view(np.uint8)
+        else:
+            content = np.random.default_rng(0).permutation(content)
+        stored.seek(begin)
+        stored.write(content.tobytes())
+    assert canaries_of(bad, measured_by_twin.manifest)
+
+
+def test_without_a_compiler_nothing_is_measured_and_max_kl_says_why(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    elsewhere = Elsewhere(("generic",))
+    object.__setattr__(elsewhere, "check", lambda scheme: None)
+    request = request_of(checkpoint, tmp_path / "engine", max_kl=1.0)
+    with pytest.raises(EnvironmentFault, match=r"--max-kl: cannot be measured.*does not run"):
+        build(request, probe=Probe(1), target=elsewhere)
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- What is refused at the door --------------------------------------------------------------
@@ -191,6 +418,11 @@ def test_a_quantised_checkpoint_builds_without_being_asked(tmp_path: Path) -> No
         ({"max_kl": float("nan")}, RequestError, "--max-kl"),
         ({"max_kl": -1.0}, RequestError, "--max-kl"),
         ({"dtype": "bf16", "calib": Path("x")}, RequestError, "--calib"),
+        ({"eval_tokens": 100}, RequestError, "--eval-tokens: is 100.*at least 512"),
+        ({"eval_tokens": 0, "max_kl": 1.0}, RequestError, "--max-kl"),
+        ({"eval_tokens": 0, "eval_text": Path("x")}, RequestError, "--eval-text"),
+        ({"eval_text": Path("nowhere")}, CalibrationError, "--eval-text nowhere: cannot be read"),
+        ({"dummy_weights": True, "eval_tokens": 512}, RequestError, "--eval-tokens"),
         ({"dummy_weights": True, "max_kl": 1.0}, RequestError, "--max-kl"),
         ({"dummy_weights": True, "calib": Path("x")}, RequestError, "--calib"),
     ],
@@ -201,17 +433,6 @@ def test_bad_requests_leave_nothing(
     with pytest.raises(error, match=message):
         build(request_of(checkpoint, tmp_path / "engine", **options), probe=Probe(1))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_max_kl_without_a_way_to_measure(checkpoint: Path, tmp_path: Path) -> None:
-    elsewhere = dataclasses.replace(TARGET, isas=("sve2",))
-    object.__setattr__(elsewhere, "check", lambda scheme: None)
-    with pytest.raises(EnvironmentFault, match="does not run cpu:sve2"):
-        build(
-            request_of(checkpoint, tmp_path / "engine", max_kl=1.0),
-            probe=Probe(1),
-            target=elsewhere,
-        )
 
 
 def test_missing_models_and_existing_outputs(checkpoint: Path, tmp_path: Path) -> None:
@@ -240,13 +461,16 @@ def test_an_engine_that_overflows_is_refused(tmp_path: Path) -> None:
     """A probe that returns NaN stands for a model whose activations overflow."""
 
     class Overflow:
+        def check_tokenizer(self, directory: Path) -> tuple[str, ...]:
+            return ()
+
         def logits(self, engine: Path, sequences: Sequence[Any]) -> Iterator[Any]:
             for sequence in sequences:
                 yield np.full((len(sequence), 4096), np.nan, np.float32)
 
-        def greedy(
-            self, engine: Path, prompt_ids: Sequence[int], max_tokens: int
-        ) -> tuple[int, ...]:
+        def canaries(
+            self, engine: Path, prompts: Sequence[Sequence[int]], max_tokens: int
+        ) -> Iterator[Canary]:
             raise AssertionError("an engine without accuracy has no canaries")
 
     with pytest.raises(AccuracyError, match="overflows"):
@@ -269,6 +493,76 @@ def test_a_killed_build_leaves_no_engine(tmp_path: Path) -> None:
         assert not (tmp_path / "engine").exists()
     build(request_of(MODEL, tmp_path / "engine", dtype="fp32"), target=TARGET)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["engine"]
+
+
+def runs(pid: int) -> bool:
+    """Whether a process lives; a dead one that nobody has waited for does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+_SLOW_COMPILER = """#!/bin/sh
+case "$*" in
+  *engine-*) sleep 300 & echo $! > "{pid}"; wait ;;
+  *) exec {real} "$@" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_build_told_to_end_leaves_nothing_and_no_compiler(
+    checkpoint: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """The compiler has a child of its own, as g++ has cc1plus."""
+    pid_file, compiler, place = tmp_path / "pid", tmp_path / "g++", tmp_path / "place"
+    compiler.write_text(_SLOW_COMPILER.format(pid=pid_file, real=find_compiler().command[0]))
+    compiler.chmod(0o755)
+    command = [sys.executable, "-m", "trtc", "build", "--model", str(checkpoint)]
+    command += ["--output", str(place / "engine"), "--dummy-weights", "--max-seq-len", "64"]
+    environment = os.environ | {"CXX": str(compiler)}
+    with subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        # A shell that runs the tests in the background has them ignore SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as child:
+        assert child.stderr is not None
+        while not (pid_file.exists() and pid_file.read_text()):
+            assert child.poll() is None, child.stderr.read()
+            time.sleep(0.05)
+        if number is signal.SIGTERM:
+            status = subprocess.run(
+                command, env=environment, capture_output=True, text=True, check=False
+            )
+            assert status.returncode == OutputError.exit_code
+            assert f"{place / 'engine'}: another trtc is writing it" in status.stderr
+        child.send_signal(number)
+        said = child.stderr.read().splitlines()[-1]
+    assert child.returncode == 128 + number
+    assert said in ("trtc: terminated", "trtc: interrupted")
+    assert not place.exists()
+    assert not runs(int(pid_file.read_text()))
+
+
+def test_a_limit_of_file_sizes_ends_a_build_in_one_line(checkpoint: Path, tmp_path: Path) -> None:
+    """`ulimit -f`, which ends other programs by SIGXFSZ."""
+    command = [sys.executable, "-m", "trtc", "build", "--model", str(checkpoint)]
+    command += ["--output", str(tmp_path / "engine"), "--dtype", "bf16"]
+    limit = 100_000
+    status = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert status.returncode == OutputError.exit_code
+    assert "ulimit -f" in status.stderr.splitlines()[-1], status.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_unknown_tensors_are_mentioned(checkpoint: Path, tmp_path: Path) -> None:

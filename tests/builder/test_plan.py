@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
+from tests.support.caches import kv_heads
 from tests.support.engines import config_dict
 from tests.support.evaluate import LIMITS, PAGE_SIZE
 from trtc.builder.checkpoint.dummy import DummyReader, dummy_checkpoint
@@ -18,7 +19,7 @@ from trtc.builder.plan import make_plan
 from trtc.plugins.registry import REGISTRY
 from trtc.protos.dtypes import DTYPES
 from trtc.protos.errors import InvariantError
-from trtc.protos.manifest import KvGeometry
+from trtc.protos.kv import uniform_layout
 from trtc.protos.plan import Plan, buffer_bytes, read_plan
 from trtc.quant.scheme import SCHEMES
 
@@ -166,7 +167,7 @@ def graph_of(nodes: list[onnx.NodeProto], *, columns: int = 8) -> Module:
     tokens = onnx.helper.make_tensor_value_info("token_ids", 6, ["T"])
     logits = onnx.helper.make_tensor_value_info("logits", 1, ["R", columns])
     graph = onnx.helper.make_graph([embedding, *nodes], "g", [tokens], [logits], weights)
-    kv = KvGeometry(num_layers=1, page_size=8, num_kv_heads=1, head_dim=8, dtype="f32")
+    kv = uniform_layout(num_layers=1, page_size=8, num_kv_heads=1, head_dim=8, dtype="f32")
     return Module(onnx.helper.make_model(graph), {}, kv, LIMITS)
 
 
@@ -218,4 +219,4 @@ def test_fewer_logit_rows_take_less_of_the_arena() -> None:
     for given, most in ((None, LIMITS.max_num_tokens), (4, 4)):
         plan = make_plan(module, REGISTRY, max_logit_rows=given)
         assert most * row <= plan.arena_bytes < 2 * most * row
-        assert plan.vocab_size == vocab_size and plan.kv.num_kv_heads == 1
+        assert plan.vocab_size == vocab_size and kv_heads(plan.kv) == {1}

@@ -30,10 +30,10 @@ from trtc.builder.report_plot import (
     short_name,
     worst_strip,
 )
+from trtc.protos.kv import uniform_layout
 from trtc.protos.manifest import (
     AccuracyFacts,
     ByteLedger,
-    KvGeometry,
     LayerError,
     Limits,
     Manifest,
@@ -70,6 +70,7 @@ def a_manifest(
     layers: tuple[LayerError, ...] = (), *, measured: bool = True, compared: bool = True
 ) -> Manifest:
     accuracy = AccuracyFacts(
+        text="default",
         text_sha256="cd" * 32,
         tokens=4088,
         perplexity=8.2,
@@ -104,7 +105,7 @@ def a_manifest(
         target=TargetFacts(
             kind="cpu", name="cpu:x86-64-v3", archs=("x86-64-v3",), toolchain="g++ 13"
         ),
-        kv=KvGeometry(num_layers=3, page_size=16, num_kv_heads=2, head_dim=32, dtype="bf16"),
+        kv=uniform_layout(num_layers=3, page_size=16, num_kv_heads=2, head_dim=32, dtype="bf16"),
         limits=Limits(max_batch_size=8, max_seq_len=1000, max_num_tokens=256),
         ledger=ByteLedger(weights=7_340_032, activations=1 << 20, page=24_576),
         has_tokenizer=True,
@@ -185,7 +186,7 @@ def test_headline_figures() -> None:
         "95.1",
         "8.200",
         "8.000 before, +2.50 %",
-        "7.00",
+        "7.34",
         "2.00 times smaller",
     ):
         assert figure in text
@@ -221,7 +222,7 @@ def test_unmeasured_engine_says_so() -> None:
 
 def test_byte_ledger_counts_the_pages_of_a_whole_context() -> None:
     # 1000 tokens take 63 pages of 16; 63 * 24576 bytes.
-    assert "1.48 MiB = 63 pages of 24.00 KiB" in Page(report_html(a_report())).text
+    assert "1.55 MB = 63 pages of 24.58 kB" in Page(report_html(a_report())).text
 
 
 def test_a_sharded_engine_is_measured_whole_and_told_by_rank() -> None:
@@ -231,13 +232,13 @@ def test_a_sharded_engine_is_measured_whole_and_told_by_rank() -> None:
     )
     text = Page(report_html(sharded)).text
     assert "as large as bf16" in text  # two ranks of half of that
-    assert "On each of the 2 GPUs." in text and "in bf16 (7.00 MiB)" in text
+    assert "On each of the 2 GPUs." in text and "in bf16 (7.34 MB)" in text
     console = Console(width=110, record=True, color_system=None)
     with console.capture() as capture:
         console.print(summary(sharded))
     told = capture.get()
-    assert "14.00 MiB, as large as bf16" in told
-    assert "2 GPUs, each with 7.00 MiB of weights" in told
+    assert "14.68 MB, as large as bf16" in told
+    assert "2 GPUs, each with 7.34 MB of weights" in told
 
 
 def test_starved_experts_and_notes_are_told() -> None:

@@ -1,5 +1,6 @@
 """builder/sharding.py, recipes of ranks and their files: who can have what, and who has it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,16 @@ from trtc.builder.families.registry import decoder_spec
 from trtc.builder.recipes import (
     Apply,
     Array,
+    Cast,
+    Concat,
     Constant,
     Load,
     OnFirstRank,
     Recipe,
+    Reshape,
+    Rows,
     Shard,
+    Stack,
     load_ranks,
     recipe_of_rank,
 )
@@ -162,6 +168,53 @@ def test_a_function_of_what_is_cut_is_each_rank_s() -> None:
     assert reader.reads == 1
     for rank, wanted in enumerate(expected):
         np.testing.assert_array_equal(recipe_of_rank(recipe, rank).load(reader), wanted)
+
+
+_WHOLE = np.arange(24, dtype=np.float32).reshape(6, 4)
+_CUT = Shard(Load("w"), 0, (6,), 2)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Rows(_CUT, 1, 3),
+        Cast(_CUT, "bf16"),
+        Reshape(_CUT, (4, 3)),
+        Concat((_CUT, _CUT)),
+        Stack((_CUT, Rows(Load("w"), 0, 3))),
+        Shard(_CUT, 1, (4,), 2),
+        OnFirstRank(_CUT),
+        Apply(np.add, (Cast(_CUT, "f32"), OnFirstRank(Rows(Load("w"), 0, 3)))),
+        Cast(Reshape(Concat((Rows(_CUT, 0, 1), Load("w"))), (-1,)), "f32"),
+    ],
+    ids=lambda recipe: type(recipe).__name__,
+)
+def test_ranks_differ_however_deep_the_cut_is(recipe: Recipe) -> None:
+    """Compared with the recipe over what is cut by hand."""
+    reader = Reader(_WHOLE)
+    pieces = list(load_ranks(recipe, 2, reader))
+    assert not np.array_equal(pieces[0], pieces[1])
+    for rank, piece in enumerate(pieces):
+        expected = _by_hand(recipe, rank).load(reader)
+        assert piece.dtype == expected.dtype
+        np.testing.assert_array_equal(piece, expected)
+        np.testing.assert_array_equal(recipe_of_rank(recipe, rank).load(reader), expected)
+
+
+def _by_hand(recipe: Any, rank: int) -> Recipe:
+    """The recipe with each cut replaced by its result."""
+    if recipe == _CUT:
+        return Constant(_WHOLE[3 * rank : 3 * rank + 3])
+    if hasattr(recipe, "rank"):
+        inner = _by_hand(recipe.source, rank).load(Reader(_WHOLE))
+        if isinstance(recipe, OnFirstRank):
+            return Constant(inner * (rank == 0))
+        return Constant(inner[:, 2 * rank : 2 * rank + 2])
+    if hasattr(recipe, "source"):
+        return replace(recipe, source=_by_hand(recipe.source, rank))
+    if hasattr(recipe, "sources"):
+        return replace(recipe, sources=tuple(_by_hand(one, rank) for one in recipe.sources))
+    return recipe
 
 
 def test_each_rank_has_its_file(tmp_path: Path) -> None:

@@ -6,28 +6,38 @@ import pytest
 from trtc.cli import SUBCOMMANDS, cli
 
 COMPLETION = """
-    --prompt --raw --prompt-file --prompt-ids --chat --system --max-tokens --temperature --top-k
+    --prompt --raw --prompt-file --prompt-ids --chat --system
+    --messages --tools --chat-template-kwargs --max-tokens --temperature --top-k
     --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --logit-bias --seed
-    --stop --stop-token-ids --include-stop --ignore-eos --n --logprobs --json
+    --stop --stop-token-ids --include-stop --ignore-eos --min-tokens --n --logprobs
+    --prompt-logprobs --json
 """
 
 FLAGS = {
     "build": """
-        --model --output --dtype --kv-dtype --target --force --calib --max-kl --reference
-        --exact-activations --exact-lm-head --dummy-weights --max-batch-size --max-seq-len
-        --max-num-tokens --page-size --tp --threads --json
+        --model --revision --output --dtype --kv-dtype --target --force --calib --keep
+        --eval-text
+        --eval-tokens
+        --max-kl --reference --exact-activations --exact-lm-head --exact-weights --dummy-weights
+        --max-batch-size
+        --max-seq-len --max-num-tokens --page-size --tp --threads --json
     """,
     "compile": "bundle --strip --alias-pools --json",
-    "quantize": "--model --output --dtype --kv-dtype --calib --force --json",
+    "quantize": "--model --revision --output --dtype --kv-dtype --calib --keep --force --json",
     "eval": "engine --text --reference --max-tokens --window --threads --json",
     "tune": "engine --dummy-weights --json",
     "package": "engines output --format --name --version --force --json",
+    "sign": "engine --key",
+    "verify": "engine --trust --json",
     "inspect": "engine --plan --json --verify",
-    "generate": f"engine {COMPLETION} --threads --kv-bytes --dummy-weights",
+    "generate": f"engine {COMPLETION} --threads --kv-bytes --dummy-weights --generation-config",
     "serve": """
         engines --host --grpc-port --http-port --no-http --threads --kv-bytes --step-target
-        --max-queue --max-streams --max-prompt-bytes --no-prefix-cache --dummy-weights
-        --drain-timeout --tls-cert --tls-key --tls-client-ca --log-level
+        --digest --require-signature --trust
+        --max-queue --max-streams --max-connection-streams --max-connections
+        --max-request-bytes --max-prompt-bytes --max-priority --share-prefixes --no-prefix-cache
+        --dummy-weights --generation-config --drain-timeout
+        --tls-cert --tls-key --tls-client-ca --log-level
     """,
     "client": f"""
         --host --port --model {COMPLETION} --priority --timeout --tls-ca --tls-cert --tls-key

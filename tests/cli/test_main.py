@@ -8,9 +8,10 @@ import time
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 
 import trtc.cli
-from trtc.cli import SUBCOMMANDS, main
+from trtc.cli import SUBCOMMANDS, cli, main
 from trtc.protos import errors
 from trtc.version import __version__
 
@@ -76,7 +77,45 @@ def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_subcommand_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["brew"]) == 2
-    assert "No such command 'brew'" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert err == "trtc: error: brew: there is no such command. `trtc --help` lists the commands\n"
+
+
+def test_a_misspelt_subcommand_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["biuld"]) == 2
+    assert "Did you mean 'build'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["build"], "--model: is missing"),
+        (["build", "--modle", "m"], "--modle: there is no such option. Did you mean --model"),
+        (["serve", "e", "--grpc-port", "99999"], "--grpc-port: 99999 is not in the range"),
+        (["inspect"], "ENGINE: is missing. `trtc inspect --help` lists the options"),
+    ],
+)
+def test_what_click_refuses_is_one_line_as_all_else(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("trtc: error: ") and err.count("\n") == 1 and message in err
+
+
+@pytest.mark.parametrize(
+    ("words", "last", "expected"),
+    [
+        (["build", "--dtype"], "int4", ["int4_awq"]),
+        (["build", "--target"], "cuda:sm_9", ["cuda:sm_90"]),
+        (["build", "--kv-dtype"], "", ["fp32", "bf16", "fp8"]),
+        (["quantize", "--dtype"], "fp", ["fp8"]),
+        ([], "insp", ["inspect"]),
+    ],
+)
+def test_shells_complete_values(words: list[str], last: str, expected: list[str]) -> None:
+    complete = ShellComplete(cli, {}, "trtc", "_TRTC_COMPLETE")
+    assert [item.value for item in complete.get_completions(words, last)] == expected
 
 
 def test_an_unknown_option_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from trtc import open_engine
 from trtc.cli import main
 from trtc.protos.manifest import MANIFEST_FILE, Canary, read_manifest
 from trtc.runtime.client import Client
-from trtc.runtime.probe import Probe
+from trtc.runtime.engine.probe import Probe
 
 PROMPT_IDS = (5, 17, 9)
 
@@ -164,6 +164,18 @@ def test_bad_client_options(
     assert error.count("\n") == 1
 
 
+def test_a_taken_port_is_one_line_without_those_of_grpc(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = ["serve", str(tmp_path), "--no-http", "--log-level", "error", "--grpc-port", port]
+        result = subprocess.run(
+            [sys.executable, "-m", "trtc", *command], capture_output=True, text=True, timeout=120
+        )
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"trtc: error: --grpc-port: cannot listen on 127.0.0.1:{port}.")
+    assert result.stderr.count("\n") == 1
+
+
 def test_no_server_is_one_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -274,11 +286,11 @@ def test_one_flipped_byte_is_never_served(
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["/nowhere"], 4, "cannot read manifest.json"),
+        (["/nowhere"], 4, "manifest.json cannot be read"),
         (["a/x", "b/x"], 2, "the name 'x' is given twice"),
         (["x", "--tls-cert", "c.pem"], 2, "--tls-key: is missing"),
         (["x", "--tls-client-ca", "c.pem"], 2, "--tls-cert: is missing"),
-        ([], 2, "Missing argument"),
+        ([], 2, "[NAME=]ENGINE...: is missing"),
     ],
 )
 def test_bad_serve_options(

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from tests.support.manifests import tiny_manifest
-from trtc.builder.package import file_facts
 from trtc.cli import main
 from trtc.commands.tune import store
 from trtc.protos.errors import OutputError
-from trtc.protos.launches import TACTICS_PREFIX, Tactic, TacticTable, read_tactics
+from trtc.protos.launch_plan import TACTICS_PREFIX, Tactic, TacticTable, read_tactics
 from trtc.protos.manifest import MANIFEST_FILE, Manifest, read_manifest
-from trtc.runtime.verify import verify_files
+from trtc.quant.hashing import file_facts
+from trtc.runtime.integrity.verify import verify_files
 
 
 def table_of(variant: int) -> TacticTable:

@@ -15,11 +15,11 @@ from unittest.mock import patch
 import numpy as np
 
 from trtc.protos.errors import EnvironmentFault
-from trtc.protos.launches import TILE_MAP_BYTES
+from trtc.protos.launch_plan import TILE_MAP_BYTES
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
 from trtc.runtime.device.driver_api import DriverApi
 from trtc.runtime.executors.cuda import gpu_device
-from trtc.runtime.executors.cuda.device import Operand, Place, Product, Seat, Tiles
+from trtc.runtime.executors.cuda.device import HostArray, Operand, Place, Product, Seat, Tiles
 from trtc.runtime.executors.cuda.gpu_device import GpuDevice
 from trtc.runtime.executors.cuda.gpu_memory import address
 
@@ -95,14 +95,14 @@ def main() -> None:
         data = device.fetch(Place(memory, 0), 4 * FLOATS).wait()
         return [float(one) for one in data.view(np.float32)[:3]]
 
-    x = device.upload(np.arange(FLOATS, dtype=np.float32).view(np.uint8))
+    x = device.upload(HostArray(np.arange(FLOATS, dtype=np.float32).view(np.uint8)))
     y = device.allocate(4 * FLOATS)
-    a = device.upload(np.array([-3], np.int32).view(np.uint8))
+    a = device.upload(HostArray(np.array([-3], np.int32).view(np.uint8)))
     document["uploaded"], document["allocated"] = floats(x), floats(y)
 
     large = np.random.default_rng(0).integers(0, 256, 5 << 20, np.uint8)
     with patch("trtc.runtime.executors.cuda.gpu_transfers._STAGE_BYTES", 1 << 20):
-        memory = device.upload(large)
+        memory = device.upload(HostArray(large))
     fetched = device.fetch(Place(memory, 0), len(large)).wait()
     document["staged"] = bool((fetched == large).all())
 
@@ -134,9 +134,9 @@ def main() -> None:
     document["kept"] = len({one.wait().tobytes() for one in downloads})
 
     matrix = Operand(Place(x, 0), "f8e4m3", 3, 16, 16)
-    scale = device.upload(np.array([0.25], np.float32).view(np.uint8))
+    scale = device.upload(HostArray(np.array([0.25], np.float32).view(np.uint8)))
     values = np.array([1, 1 + 2**-8, 1 + 3 * 2**-8, -2.7], np.float32)
-    bias = device.upload(values.view(np.uint8))
+    bias = device.upload(HostArray(values.view(np.uint8)))
     product = Product(
         x=matrix,
         weight=Operand(Place(x, 0), "f8e4m3", 4, 16, 16),

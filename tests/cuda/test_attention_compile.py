@@ -8,17 +8,12 @@ import pytest
 from tests.support.attention_case import Sequence
 from tests.support.attention_launches import KV_SCALES, make_call
 from tests.support.triton_kernels import needs_triton
-from trtc.plugins.cuda.compile import (
-    SHARED_BYTES,
-    SMS,
-    CompiledKernel,
-    KernelSource,
-    compile_kernel,
-    find_entry,
-)
-from trtc.plugins.cuda.cpp import CudaSource
-from trtc.plugins.cuda.launch import Launch, Site
-from trtc.plugins.cuda.nvrtc import compile_cuda
+from trtc.builder.targets.gpu.nvrtc import compile_cuda
+from trtc.builder.targets.gpu.ptx import CompiledKernel, find_entry
+from trtc.builder.targets.gpu.triton import compile_kernel
+from trtc.plugins.gpu.arch import ARCHS
+from trtc.plugins.gpu.lowering import Launch, Site
+from trtc.plugins.gpu.sources import CudaSource, KernelSource
 from trtc.protos.errors import InvariantError, UnsupportedError
 from trtc.protos.manifest import Limits
 
@@ -26,7 +21,7 @@ needs_triton()
 
 from trtc.plugins.paged_attention import cuda_prefill_sm90  # noqa: E402
 from trtc.plugins.paged_attention.cuda import lower  # noqa: E402
-from trtc.plugins.paged_attention.cuda_prefill import prefill  # noqa: E402
+from trtc.plugins.paged_attention.triton import prefill  # noqa: E402
 
 LLAMA_3 = {"heads": 32, "kv_heads": 8, "head_dim": 128}
 CASES: dict[str, dict[str, Any]] = {
@@ -61,7 +56,7 @@ def check(launch: Launch, kernel: CompiledKernel, sm: int) -> str:
     """What every launch promises; the PTX."""
     ptx = kernel.ptx.decode()
     assert kernel.cubin.startswith(b"\x7fELF")
-    assert kernel.shared_bytes <= SHARED_BYTES[sm]
+    assert kernel.shared_bytes <= ARCHS[sm].shared_bytes
     _, declared, _ = find_entry(ptx, kernel.entry)
     assert len(declared) == len(launch.arguments) + len(launch.maps)
     assert launch.overlaps == (sm >= 90) == ("griddepcontrol.wait" in ptx)
@@ -70,7 +65,7 @@ def check(launch: Launch, kernel: CompiledKernel, sm: int) -> str:
 
 @pytest.mark.parametrize(
     ("name", "sm"),
-    [(name, sm) for sm in SMS for name in (CASES if sm in (89, 90) else ON_EVERY_SM)],
+    [(name, sm) for sm in ARCHS for name in (CASES if sm in (89, 90) else ON_EVERY_SM)],
 )
 def test_cuda_kernels_compile(name: str, sm: int) -> None:
     site = make_site(sm, **CASES[name])
@@ -103,7 +98,7 @@ def test_what_is_widened_has_fewer_stages_beside_many_sequences(batch: int, stag
 
 
 @pytest.mark.parametrize("name", ["llama-3", "llama-3 fp8"])
-def test_kernels_of_longer_pieces_compile(name: str) -> None:
+def test_kernels_of_longer_splits_compile(name: str) -> None:
     _, *longer, _ = lower(make_site(90, **CASES[name]))
     assert [one.max_rows for one in longer] == [128, 256]
     for decode in longer:

@@ -9,7 +9,8 @@ import pytest
 from tests.support.attention_case import Sequence
 from tests.support.attention_launches import KV_SCALES, assert_close, make_call, part, run_cuda
 from tests.support.triton_kernels import needs_triton
-from trtc.plugins.cuda.launch import Launch
+from trtc.plugins.attention.split_kv import CUDA
+from trtc.plugins.gpu.lowering import Launch
 from trtc.plugins.paged_attention.op import PAGED_ATTENTION
 from trtc.protos.manifest import Limits
 
@@ -58,7 +59,7 @@ def test_a_decode_step_is_its_reference(case: dict[str, Any], lazy: bool) -> Non
         ("f8e4m3", 16, 16, [32, 64, 512]),
     ],
 )
-def test_pieces_are_longer_where_there_are_enough_programs(
+def test_splits_are_longer_where_there_are_enough_programs(
     pool: str, heads: int, kv_heads: int, rows: list[int]
 ) -> None:
     """Programs of a sequence: for each KV head, and for each 16 of its query heads."""
@@ -73,7 +74,7 @@ def test_pieces_are_longer_where_there_are_enough_programs(
     assert [one.scratch["stats"] for one in decodes] == stats
     assert every.max_rows == 8192
     assert every.scratch == {**decodes[0].scratch, "counter": 4}
-    # Where sequences have one piece, the second launch has nothing to do but to set a counter.
+    # Where sequences have one split, the second launch has nothing to do but to set a counter.
     seconds = [one.work[1] for one in (*decodes, every)]
     least = [one.least_splits for one in seconds if isinstance(one, Launch)]
     assert least == [*(length + 1 for length in splits), 0]
@@ -81,8 +82,8 @@ def test_pieces_are_longer_where_there_are_enough_programs(
 
 @pytest.mark.parametrize("pool", ["bf16", "f8e4m3"])
 @pytest.mark.parametrize("longer", [1, 2])
-def test_a_decode_step_in_longer_pieces_is_its_reference(pool: str, longer: int) -> None:
-    """Of 512 keys and 1024, in E4M3 twice as many: contexts of one piece, just that, and more."""
+def test_a_decode_step_in_longer_splits_is_its_reference(pool: str, longer: int) -> None:
+    """Of 512 keys and 1024, in E4M3 twice as many: contexts of one split, just that, and more."""
     call = make_call(
         [Sequence(context, 1) for context in (1, 512, 1024, 1025, 2060)],
         heads=2,
@@ -109,14 +110,14 @@ def test_a_sequence_alone_gives_the_same_bits() -> None:
         assert np.array_equal(found[0], together[sequence])
 
 
-def test_long_contexts_fall_into_a_bounded_number_of_pieces(
+def test_long_contexts_fall_into_a_bounded_number_of_splits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cuda_cpp, "splits", lambda keys: min(4, -(-keys // 256)))
+    monkeypatch.setattr(cuda_cpp, "CUDA", replace(CUDA, max_splits=4))
     call = make_call([Sequence(1100, 1), Sequence(300, 1), Sequence(50, 1)])
     site = call.site(90)
     variant = lower(site)[0]
-    assert variant.scratch["stats"] == 5 * 2 * 4 * 8, "sequences, pieces, heads, two floats"
+    assert variant.scratch["stats"] == 5 * 2 * 4 * 8, "sequences, splits, heads, two floats"
     assert_close(call, run_cuda(call, site, variant), np.arange(3), weights=2.0**-15)
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.support.attention_case import Sequence
 from tests.support.attention_launches import KV_SCALES, make_call, part, run_triton
 from tests.support.triton_kernels import INTERPRETED_SM, needs_triton
-from trtc.plugins.cuda.launch import Site, Variant
+from trtc.plugins.gpu.lowering import Site, Variant
 from trtc.plugins.paged_attention.op import PAGED_ATTENTION
 from trtc.plugins.rounding import cast
 
@@ -20,7 +20,7 @@ LOWER = "trtc.plugins.paged_attention.cuda:lower"
 
 def lower_for_chunks(site: Site) -> tuple[Variant, ...]:
     """Beside a kernel for sequences with one new token."""
-    from trtc.plugins.paged_attention.cuda_prefill import prefill
+    from trtc.plugins.paged_attention.triton import prefill
 
     return (Variant(work=(prefill(site, least_new=2),), max_rows=64),)
 

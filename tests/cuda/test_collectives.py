@@ -13,14 +13,18 @@ from tests.support.triton_kernels import needs_triton
 from trtc.builder.memory import align
 from trtc.builder.targets import cuda_lowering
 from trtc.builder.targets.cuda_lowering import write_launches
-from trtc.plugins.cuda.compile import SMS, KernelSource, compile_kernel
-from trtc.plugins.cuda.launch import Launch, Site
+from trtc.builder.targets.gpu.triton import compile_kernel
+from trtc.plugins.gpu.arch import ARCHS
+from trtc.plugins.gpu.lowering import Launch, Site
+from trtc.plugins.gpu.sources import KernelSource
 from trtc.plugins.rounding import cast
 from trtc.protos.errors import InvariantError
-from trtc.protos.launches import CollectiveCall, LaunchPlan
-from trtc.protos.manifest import KvGeometry, Limits
+from trtc.protos.kv import uniform_layout
+from trtc.protos.launch_plan import CollectiveCall, LaunchPlan
+from trtc.protos.manifest import Limits
 from trtc.protos.plan import Argument, Buffer, Call, Plan
 from trtc.runtime.executors.cuda.buckets import Bucket
+from trtc.runtime.executors.cuda.device import HostArray
 from trtc.runtime.executors.cuda.program import CudaEngineFiles, Program
 
 needs_triton()
@@ -30,7 +34,7 @@ from trtc.plugins.all_reduce import cuda as all_reduce  # noqa: E402
 
 LOWERINGS = {"all_reduce": all_reduce.lower, "all_gather": all_gather.lower}
 LIMITS = Limits(max_batch_size=6, max_seq_len=64, max_num_tokens=16)
-KV = KvGeometry(num_layers=1, page_size=8, num_kv_heads=1, head_dim=8, dtype="f32")
+KV = uniform_layout(num_layers=1, page_size=8, num_kv_heads=1, head_dim=8, dtype="f32")
 WIDTH, DTYPE = 40, "bf16"
 RANKS = (2, 4)
 
@@ -106,7 +110,7 @@ def run_ranks(engine: Path, ranks: int) -> dict[str, Any]:
 
     def run(rank: int) -> dict[str, Any]:
         device = InterpretedDevice(sources, exchange=meeting.exchange_of(rank))
-        files = CudaEngineFiles(engine, launches, np.zeros(0, np.uint8))
+        files = CudaEngineFiles(engine, launches, HostArray(np.zeros(0, np.uint8)))
         program = Program(files, device, kv=KV, vocab_size=plan.vocab_size, num_pages=1)
         random = np.random.default_rng(rank)
         hidden = cast(random.standard_normal((8, WIDTH)).astype(np.float32), DTYPE)
@@ -161,7 +165,7 @@ def test_the_plan_says_what_is_exchanged(results: dict[int, dict[str, Any]]) -> 
     assert [call.rows for call in launches.calls] == ["tokens", "rows"]
 
 
-@pytest.mark.parametrize("sm", SMS)
+@pytest.mark.parametrize("sm", ARCHS)
 def test_the_kernel_compiles_for_every_sm(sm: int) -> None:
     site = Site(
         dtypes={"x": "f32", "out": "f32"},
@@ -169,7 +173,7 @@ def test_the_kernel_compiles_for_every_sm(sm: int) -> None:
         axes={"K": 32064},
         attributes={"ranks": 4},
         rows="rows",
-        kv=KV,
+        page_size=KV.page_size,
         limits=LIMITS,
         sm=sm,
     )

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from tests.support.triton_kernels import needs_triton
-from trtc.plugins.cuda.compile import FP8_SMS, SMS, compile_kernel
-from trtc.plugins.cuda.launch import Launch, Lower, Site
+from trtc.builder.targets.gpu.triton import compile_kernel
+from trtc.plugins.gpu.arch import ARCHS
+from trtc.plugins.gpu.lowering import Launch, Lower, Site
 from trtc.protos.errors import UnsupportedError
-from trtc.protos.manifest import KvGeometry, Limits
+from trtc.protos.manifest import Limits
 
 needs_triton()
 
@@ -33,13 +34,7 @@ def site(sm: int, dtypes: dict[str, str], axes: dict[str, int], **attributes: An
         axes=axes,
         attributes=attributes,
         rows="tokens",
-        kv=KvGeometry(
-            num_layers=1,
-            page_size=16,
-            num_kv_heads=KV_HEADS,
-            head_dim=HEAD_DIM,
-            dtype=dtypes.get("pool", "bf16"),  # type: ignore[arg-type]
-        ),
+        page_size=16,
         limits=Limits(max_batch_size=256, max_seq_len=8192, max_num_tokens=8192),
         sm=sm,
     )
@@ -116,7 +111,7 @@ CASES: dict[str, tuple[Lower, Any]] = {
 }
 
 
-@pytest.mark.parametrize("sm", SMS)
+@pytest.mark.parametrize("sm", ARCHS)
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_compile(name: str, sm: int) -> None:
     lower, make = CASES[name]
@@ -126,7 +121,7 @@ def test_kernels_compile(name: str, sm: int) -> None:
     for launch in (launch for variant in variants for launch in variant.work):
         assert isinstance(launch, Launch)
         assert len(launch.arguments) == len(launch.kernel.parameters)
-        if sm not in FP8_SMS and name.endswith("e4m3"):
+        if not ARCHS[sm].has_e4m3 and name.endswith("e4m3"):
             with pytest.raises(UnsupportedError, match=f"sm_{sm} has no E4M3"):
                 compile_kernel(launch.kernel, sm)  # type: ignore[arg-type]
             continue

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from tests.support.cuda_on_cpu import launch, poisoned
-from trtc.plugins.cuda.compile import KernelParameter
-from trtc.plugins.cuda.cpp import CudaSource
+from trtc.plugins.gpu.sources import CudaSource, KernelParameter
 
 KERNEL = """
-#include "cuda/hopper.cuh"
+#include "gpu/hopper.cuh"
 using namespace trtc;
 extern "C" __global__ void copy(const float* x, float* out) {
   [[maybe_unused]] const unsigned mine = static_cast<unsigned>(threadIdx.x) * 16;

@@ -17,6 +17,7 @@ from tests.support.models import random_prompt
 from tests.support.steps import Stepper
 from tests.support.triton_kernels import needs_triton
 from trtc.quant.scheme import SCHEMES
+from trtc.runtime.engine.probe import solo_batch
 
 needs_triton()
 
@@ -66,6 +67,27 @@ def errors_of_a_step(scheme: str, directory: str, break_layer: bool) -> list[str
     )
 
 
+def logits_by_chunks(directory: str) -> tuple[list[tuple[int, ...]], float]:
+    """Shapes of logits of chunks that ask for none and for one; how far the last is from those of
+    the whole at once, in the same pages."""
+    executor = lower_dummy("llama", SCHEMES["fp32"], Path(directory)).executor
+    tokens = np.array(random_prompt(20, seed=1), np.int32)
+    whole = executor.logits(solo_batch(executor, tokens, 0, [19]))
+    other = np.array(random_prompt(20, seed=2), np.int32)
+    executor.logits(solo_batch(executor, other, 0, [19]))
+    first = executor.logits(solo_batch(executor, tokens[:12], 0, []))
+    last = executor.logits(solo_batch(executor, tokens[12:], 12, [7]))
+    return [first.shape, last.shape], float(np.abs(last - whole).max())
+
+
+def test_a_step_without_logit_rows_fills_the_cache(tmp_path: Path) -> None:
+    shapes, error = in_interpreter(logits_by_chunks, str(tmp_path))
+    assert [len(first) for first in shapes] == [2, 2]
+    assert [rows for rows, _ in shapes] == [0, 1]
+    assert shapes[0][1] == shapes[1][1] > 0
+    assert error < 1e-5
+
+
 @pytest.mark.parametrize("broken", [False, True])
 def test_errors_are_told_by_layer(broken: bool, tmp_path: Path) -> None:
     lines = in_interpreter(errors_of_a_step, "fp32", str(tmp_path), broken)
@@ -106,7 +128,7 @@ def run_dense(directory: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("run", "kernel", "near_ties"), [(run_dense, "narrow_linear", 0), (run_experts, "route", 1)]
+    ("run", "kernel", "near_ties"), [(run_dense, "mixed_input_gemm", 0), (run_experts, "route", 1)]
 )
 def test_an_engine_of_4_bit_weights_is_its_graph(
     run: Any, kernel: str, near_ties: int, tmp_path: Path

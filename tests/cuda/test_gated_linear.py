@@ -12,16 +12,16 @@ from tests.support.cuda_on_cpu import poisoned
 from tests.support.gated_calls import gated_call
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.triton_kernels import needs_triton
-from trtc.plugins.cuda.cpp import CudaSource
-from trtc.plugins.cuda.launch import Launch, Lower, MatrixProduct, Site, Variant
+from trtc.plugins.gpu.lowering import Launch, Lower, MatrixProduct, Site, Variant
+from trtc.plugins.gpu.sources import CudaSource
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.manifest import Limits
 
 needs_triton()
 
 from tests.support.lowered import site_of  # noqa: E402
-from trtc.plugins.cuda.lowerings import lowerings  # noqa: E402
-from trtc.plugins.cuda.nvrtc import compile_cuda  # noqa: E402
+from trtc.builder.targets.gpu.lowerings import lowerings  # noqa: E402
+from trtc.builder.targets.gpu.nvrtc import compile_cuda  # noqa: E402
 from trtc.plugins.gated_linear import cuda  # noqa: E402
 
 Array = NDArray[Any]

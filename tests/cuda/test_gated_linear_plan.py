@@ -13,15 +13,17 @@ from tests.support.triton_kernels import needs_triton
 from trtc.builder.memory import align
 from trtc.builder.targets.cuda_lowering import write_launches
 from trtc.protos.dtypes import DTYPES
-from trtc.protos.manifest import KvGeometry, Limits
+from trtc.protos.kv import uniform_layout
+from trtc.protos.manifest import Limits
 from trtc.protos.plan import Argument, Buffer, Call, Fill, Plan, Weight
 from trtc.runtime.executors.cuda.buckets import Bucket
+from trtc.runtime.executors.cuda.device import HostArray
 from trtc.runtime.executors.cuda.program import CudaEngineFiles, Program
 
 needs_triton()
 
 LIMITS = Limits(max_batch_size=6, max_seq_len=64, max_num_tokens=520)
-KV = KvGeometry(num_layers=1, page_size=8, num_kv_heads=1, head_dim=8, dtype="f32")
+KV = uniform_layout(num_layers=1, page_size=8, num_kv_heads=1, head_dim=8, dtype="f32")
 ROWS, WIDTH, DEPTH = 7, 128, 256
 BUCKET = Bucket("mixed", tokens=8, sequences=2, rows=2, splits=1)
 Results = list[tuple[list[str], Any]]
@@ -88,10 +90,10 @@ def _bytes(call: KernelCall, name: str) -> Any:
 def run_variants(directory: str, dtype: str) -> Results:
     """(what ran, out of the bucket's rows) of each variant."""
     from tests.support.interpreted_device import InterpretedDevice
-    from trtc.plugins.cuda.lowerings import lowerings
+    from trtc.builder.targets.gpu.lowerings import lowerings
     from trtc.plugins.gated_linear import cuda
-    from trtc.plugins.linear import streamed_gated
-    from trtc.plugins.linear.streamed import Cut
+    from trtc.plugins.gemm import streamed_gated
+    from trtc.plugins.gemm.streamed import Cut
 
     cuda._PROGRAMS = 2  # idle ones take their time here
     # The table has products that are too wide to be interpreted.
@@ -110,7 +112,7 @@ def run_variants(directory: str, dtype: str) -> Results:
     found, x = [], _bytes(call, "x")
     for variant in lowered.variants:
         device = InterpretedDevice(sources)
-        files = CudaEngineFiles(engine, launches, weights)
+        files = CudaEngineFiles(engine, launches, HostArray(weights))
         program = Program(files, device, kv=KV, vocab_size=8, num_pages=1)
         arena: Any = program.spaces["arena"]
         arena.tensor.numpy()[: len(x)] = x

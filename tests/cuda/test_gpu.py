@@ -22,13 +22,13 @@ from tests.support.sampling_oracle import (
     is_likely,
 )
 from tests.support.triton_kernels import Work, launches_of, needs_triton
-from trtc.plugins.cuda.launch import DIMS, Launch, Site
+from trtc.plugins.gpu.lowering import DIMS, Launch, Site
 from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import NUMPY_DTYPES
+from trtc.protos.sampling import SamplingParams
 from trtc.runtime.executors.cuda.device import Place
-from trtc.runtime.philox import uniforms
-from trtc.runtime.request import SamplingParams
-from trtc.runtime.sampler import SamplingBatch, sample
+from trtc.runtime.sampling.philox import uniforms
+from trtc.runtime.sampling.sampler import SamplingBatch, sample
 
 needs_triton()
 

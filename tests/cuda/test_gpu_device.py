@@ -9,7 +9,7 @@ import pytest
 
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
 from trtc.runtime.device.driver_api import DriverApi
-from trtc.runtime.executors.cuda.device import Operand, Place, Product
+from trtc.runtime.executors.cuda.device import HostArray, Operand, Place, Product
 from trtc.runtime.executors.cuda.gpu_device import GpuDevice
 
 pytestmark = pytest.mark.gpu
@@ -82,7 +82,9 @@ def test_products_agree_with_sums_in_f64(  # type: ignore[no-untyped-def]
         weight_scale[:] = weight_scale[0]
 
     def place(array) -> Place:  # type: ignore[no-untyped-def]
-        return Place(device.upload(np.ascontiguousarray(array).reshape(-1).view(np.uint8)), 0)
+        return Place(
+            device.upload(HostArray(np.ascontiguousarray(array).reshape(-1).view(np.uint8))), 0
+        )
 
     def operand(array, name: str) -> Operand:  # type: ignore[no-untyped-def]
         rows, columns = array.shape

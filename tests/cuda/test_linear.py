@@ -15,8 +15,8 @@ from tests.support.cuda_on_cpu import poisoned
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.linear_calls import Case, linear_call, take_rows
 from tests.support.triton_kernels import Work, needs_triton
-from trtc.plugins.cuda.cpp import CudaSource
-from trtc.plugins.cuda.launch import Collective, Launch, MatrixProduct, Site
+from trtc.plugins.gpu.lowering import Collective, Launch, MatrixProduct, Site
+from trtc.plugins.gpu.sources import CudaSource
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.manifest import Limits
@@ -24,9 +24,10 @@ from trtc.protos.manifest import Limits
 needs_triton()
 
 from tests.support.lowered import run_lowered, site_of  # noqa: E402
-from trtc.plugins.cuda.compile import FP8_SMS, compile_kernel  # noqa: E402
-from trtc.plugins.cuda.nvrtc import ARCHITECTURES, compile_cuda  # noqa: E402
-from trtc.plugins.linear import cuda, skinny  # noqa: E402
+from trtc.builder.targets.gpu.nvrtc import compile_cuda  # noqa: E402
+from trtc.builder.targets.gpu.triton import compile_kernel  # noqa: E402
+from trtc.plugins.gemm import cuda, skinny  # noqa: E402
+from trtc.plugins.gpu.arch import ARCHS  # noqa: E402
 
 TILES = [
     Case("f32", "f32", 80, 131, bias=True, residual=True, out="f32", layout="row_major"),
@@ -87,7 +88,7 @@ def test_the_softcap_of_logits_follows_the_product() -> None:
     """cuBLASLt's product, which the kernel then caps in place, is the reference's without a cap."""
     case = Case("bf16", "bf16", 1500, 24, softcap=2.0, out="f32", layout="row_major")
     call = dense_call(case, rows=5)
-    (product, capped) = cuda.lower(site(case, 80))[-1].work
+    (product, capped) = cuda.lower_gemm(site(case, 80))[-1].work
     assert isinstance(product, MatrixProduct) and isinstance(capped, Launch)
     plain = replace(call, attributes={**call.attributes, "softcap": 0.0})
     logits = plain.reference()["out"]
@@ -169,7 +170,7 @@ def run_skinny(source: CudaSource, call: KernelCall, lazy: bool = False) -> Any:
     return out[:count, :columns]
 
 
-@pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("sm", ARCHS)
 @pytest.mark.parametrize("dtype", ["bf16", "f8e4m3"])
 def test_the_skinny_kernel_compiles_for_every_sm(sm: int, dtype: str) -> None:
     for columns, depth, out in ((4096, 14336, "bf16"), (32000, 4096, "f32")):
@@ -184,7 +185,7 @@ def test_the_skinny_kernel_compiles_for_every_sm(sm: int, dtype: str) -> None:
         found = replace(found, strides=strides)
         for launched in skinny.skinny_launches(found).values():
             assert isinstance(launched.kernel, CudaSource)
-            if dtype == "f8e4m3" and sm not in FP8_SMS:
+            if dtype == "f8e4m3" and not ARCHS[sm].has_e4m3:
                 with pytest.raises(UnsupportedError, match="no E4M3"):
                     compile_cuda(launched.kernel, sm)
                 continue
@@ -194,14 +195,14 @@ def test_the_skinny_kernel_compiles_for_every_sm(sm: int, dtype: str) -> None:
             assert products in kernel.ptx
 
 
-@pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("sm", ARCHS)
 def test_the_tile_kernels_compile_for_every_sm(sm: int) -> None:
-    for case in (TILES[0], TILES[6] if sm in FP8_SMS else TILES[3]):
+    for case in (TILES[0], TILES[6] if ARCHS[sm].has_e4m3 else TILES[3]):
         kernel = cuda.tiles_launch(site(case, sm)).kernel
         assert not isinstance(kernel, CudaSource)
         assert compile_kernel(kernel, sm).cubin.startswith(b"\x7fELF")
     case = Case("bf16", "bf16", 128, 16, softcap=30.0, out="f32", layout="row_major")
-    capped = cuda.lower(site(case, sm))[-1].work[1]
+    capped = cuda.lower_gemm(site(case, sm))[-1].work[1]
     assert isinstance(capped, Launch) and not isinstance(capped.kernel, CudaSource)
     assert b".shared" not in compile_kernel(capped.kernel, sm).ptx
 
@@ -236,7 +237,7 @@ FEW_LONG = FEW[1:]
     ids=str,
 )
 def test_variants_of_a_site(case: Case, kinds: list[str]) -> None:
-    variants = cuda.lower(site(case, 90))
+    variants = cuda.lower_gemm(site(case, 90))
     assert [variant_kind(variant.work) for variant in variants] == kinds
     most = [variant.max_rows for variant in variants]
     assert most == sorted(set(most)) and most[-1] == 4096
@@ -257,7 +258,7 @@ def variant_kind(work: tuple[Launch | MatrixProduct | Collective, ...]) -> str:
 
 
 def test_few_tokens_need_no_kernel_for_more() -> None:
-    variants = cuda.lower(site(FP8, 90, most_rows=12))
+    variants = cuda.lower_gemm(site(FP8, 90, most_rows=12))
     assert [variant.max_rows for variant in variants] == [8, 12, 12]
     assert [variant_kind(variant.work) for variant in variants] == ["skinny", "skinny", "product"]
     (launched,) = variants[1].work

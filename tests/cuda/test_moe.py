@@ -9,7 +9,7 @@ from tests.support.kernels import KernelCall, assert_close
 from tests.support.lowered import run_lowered, site_of
 from tests.support.moe_calls import CASES, EXPERTS, ROWS, Case, moe_call, take_rows
 from tests.support.triton_kernels import needs_triton
-from trtc.plugins.cuda.launch import Site
+from trtc.plugins.gpu.lowering import Site
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.manifest import Limits
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.support.compiled import KV, LIMITS, compiled
+from tests.support.compiled import LIMITS, PAGE_SIZE, compiled
 from tests.support.triton_kernels import needs_triton
-from trtc.plugins.cuda.compile import SMS
-from trtc.plugins.cuda.launch import Site
+from trtc.plugins.gpu.arch import ARCHS
+from trtc.plugins.gpu.lowering import Site
 
 needs_triton()
 
@@ -38,14 +38,14 @@ def moe_site(sm: int, weight: str, quant: str = "none") -> Site:
             "out_dtype": "bf16",
         },
         rows="tokens",
-        kv=KV,
+        page_size=PAGE_SIZE,
         limits=LIMITS,
         sm=sm,
     )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sm", SMS)
+@pytest.mark.parametrize("sm", ARCHS)
 def test_experts_compile(sm: int) -> None:
     """4-bit weights, which take the most shared memory, in the largest blocks."""
     (variant,) = moe.lower(moe_site(sm, "i4"))[-1:]

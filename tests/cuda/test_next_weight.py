@@ -12,21 +12,22 @@ from tests.support.linear_calls import Case, linear_call
 from tests.support.lowered import site_of
 from tests.support.triton_kernels import needs_triton
 from trtc.builder.targets import cuda_lowering
-from trtc.plugins.cuda.compile import CompiledKernel
-from trtc.protos.launches import CallLaunches, KernelCall
-from trtc.protos.manifest import KvGeometry, Limits
+from trtc.builder.targets.gpu.ptx import CompiledKernel
+from trtc.protos.kv import uniform_layout
+from trtc.protos.launch_plan import CallLaunches, KernelCall
+from trtc.protos.manifest import Limits
 from trtc.protos.plan import Argument, Buffer, Call, Fill, Plan, Weight
 
 needs_triton()
 
-from tests.support.narrow_launch import run_few  # noqa: E402
-from trtc.plugins.cuda.launch import NEXT_WEIGHT  # noqa: E402
-from trtc.plugins.cuda.lowerings import lowerings  # noqa: E402
-from trtc.plugins.linear.cuda_narrow import few_variants  # noqa: E402
-from trtc.plugins.linear.narrow_tactics import Few  # noqa: E402
+from tests.support.mixed_input_launch import run_few  # noqa: E402
+from trtc.builder.targets.gpu.lowerings import lowerings  # noqa: E402
+from trtc.plugins.gemm.mixed_input import few_variants  # noqa: E402
+from trtc.plugins.gemm.mixed_input_tactics import Few  # noqa: E402
+from trtc.plugins.gpu.lowering import NEXT_WEIGHT  # noqa: E402
 
 LIMITS = Limits(max_batch_size=4, max_seq_len=64, max_num_tokens=64)
-KV = KvGeometry(num_layers=1, page_size=8, num_kv_heads=1, head_dim=8, dtype="bf16")
+KV = uniform_layout(num_layers=1, page_size=8, num_kv_heads=1, head_dim=8, dtype="bf16")
 SIZE, GROUPS = 4096, 32
 """Of weights whose tactic for one row fetches the next call's."""
 CASE = Case("bf16", "i4", 32, 512, 128, layout="tiles")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trtc.plugins.cuda import nvrtc
-from trtc.plugins.cuda.compile import SHARED_BYTES, KernelParameter
-from trtc.plugins.cuda.cpp import CudaSource
+from trtc.builder.targets.gpu import nvrtc
+from trtc.plugins.gpu.arch import ARCHS
+from trtc.plugins.gpu.sources import CudaSource, KernelParameter
 from trtc.protos.errors import EnvironmentFault, InvariantError, UnsupportedError
 
 KERNEL = """
@@ -52,11 +52,11 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("sm", nvrtc.ARCHITECTURES)
+@pytest.mark.parametrize("sm", ARCHS)
 def test_a_kernel_compiles_for_every_sm(sm: int) -> None:
     kernel = nvrtc.compile_cuda(SOURCE, sm)
     assert kernel.cubin.startswith(b"\x7fELF")
-    assert kernel.ptx_target == nvrtc.ARCHITECTURES[sm]
+    assert kernel.ptx_target == ARCHS[sm].cubin_target
     assert (kernel.num_threads, kernel.shared_bytes, kernel.sm) == (64, 256, sm)
     assert kernel.ptx.startswith(b"//")
     assert b".visible .entry scale(" in kernel.ptx
@@ -91,9 +91,9 @@ def test_an_unknown_entry_is_refused() -> None:
         nvrtc.compile_cuda(replace(SOURCE, entry="other"), 90)
 
 
-@pytest.mark.parametrize("sm", SHARED_BYTES)
+@pytest.mark.parametrize("sm", ARCHS)
 def test_more_shared_memory_than_a_block_may_have_is_refused(sm: int) -> None:
-    most = SHARED_BYTES[sm]
+    most = ARCHS[sm].shared_bytes
     assert nvrtc.compile_cuda(replace(SOURCE, shared_bytes=most), sm).shared_bytes == most
     with pytest.raises(InvariantError, match="shared memory"):
         nvrtc.compile_cuda(replace(SOURCE, shared_bytes=most + 16), sm)

@@ -1,4 +1,4 @@
-"""cuda/quantize.cuh divides as IEEE 754 does."""
+"""gpu/quantize.cuh divides as IEEE 754 does."""
 
 from pathlib import Path
 
@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from tests.support.cuda_on_cpu import launch, poisoned
-from trtc.plugins.cuda.compile import KernelParameter
-from trtc.plugins.cuda.cpp import CudaSource
+from trtc.plugins.gpu.sources import CudaSource, KernelParameter
 
 KERNEL = """
-#include "cuda/quantize.cuh"
+#include "gpu/quantize.cuh"
 using namespace trtc;
 extern "C" __global__ void divide(const float* x, const float* by, float* out) {
   wait_for_earlier_kernels();

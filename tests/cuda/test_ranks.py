@@ -11,6 +11,7 @@ import onnx
 import pytest
 import safetensors.numpy
 
+from tests.support.caches import kv_heads
 from tests.support.cuda_engines import in_interpreter, lower_ranks, stand_in_for_compiler
 from tests.support.engines import NUM_PAGES, engine_stepper
 from tests.support.models import random_prompt, tiny_checkpoint
@@ -19,12 +20,13 @@ from tests.support.triton_kernels import needs_triton
 from trtc.builder.pipeline import build
 from trtc.builder.request import BuildRequest
 from trtc.builder.targets import cuda_lowering
-from trtc.protos.manifest import KvGeometry, read_manifest
+from trtc.protos.kv import CacheLayout
+from trtc.protos.manifest import Limits, read_manifest
 from trtc.quant.scheme import SCHEMES
 from trtc.runtime.executors.base import Float32s, StepBatch
 from trtc.runtime.executors.cuda.executor import CudaExecutor
-from trtc.runtime.sampler import SamplingBatch
-from trtc.runtime.verify import verify_files
+from trtc.runtime.integrity.verify import verify_files
+from trtc.runtime.sampling.sampler import SamplingBatch
 
 needs_triton()
 
@@ -36,8 +38,12 @@ class AllRanks:
         self._executors = executors
 
     @property
-    def kv(self) -> KvGeometry:
+    def kv(self) -> CacheLayout:
         return self._executors[0].kv
+
+    @property
+    def limits(self) -> Limits:
+        return self._executors[0].limits
 
     def logits(self, batch: StepBatch) -> Float32s:
         first, *others = self._each(lambda executor: executor.logits(batch))
@@ -82,7 +88,7 @@ def run_ranks(scheme: str, directory: str, ranks: int) -> dict[str, Any]:
     return {
         "worst": worst,
         "launched": lowered.launched,
-        "heads": all_ranks.kv.num_kv_heads,
+        "heads": sorted(kv_heads(all_ranks.kv)),
         "drawn": drawn,
     }
 
@@ -90,7 +96,7 @@ def run_ranks(scheme: str, directory: str, ranks: int) -> dict[str, Any]:
 def test_an_fp32_engine_of_two_ranks_is_the_whole_graph(tmp_path: Path) -> None:
     result = in_interpreter(run_ranks, "fp32", str(tmp_path), 2)
     assert result["worst"] < 1e-5
-    assert result["heads"] == 1
+    assert result["heads"] == [1]
     first, other = result["launched"]
     assert other == first, "the ranks ran other work than each other"
     # Two a layer, and one for the logits, a step.
@@ -114,7 +120,7 @@ def test_a_build_holds_the_weights_of_every_rank(
         verify_files(output, read_manifest(output))
     one, two = (read_manifest(tmp_path / str(ranks)) for ranks in (1, 2))
     assert (one.target.tp, two.target.tp) == (1, 2)
-    assert two.kv.num_kv_heads * 2 == one.kv.num_kv_heads
+    assert {2 * heads for heads in kv_heads(two.kv)} == kv_heads(one.kv)
     assert two.ledger.page * 2 == one.ledger.page
     assert one.ledger.weights / 2 < two.ledger.weights < one.ledger.weights
     weights = {name for name in two.files if name.startswith("weights")}

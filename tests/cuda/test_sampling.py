@@ -1,5 +1,6 @@
 """The GPU sampler, by Triton's interpreter, against the host's and against its own statistics."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -22,9 +23,9 @@ from tests.support.sampling_oracle import (
 )
 from tests.support.triton_kernels import interpret_work, needs_triton
 from trtc.plugins.sampling.tensors import EDIT, RESTORE, TAKE_SAMPLED
-from trtc.runtime.philox import uniforms
-from trtc.runtime.request import SamplingParams
-from trtc.runtime.sampler import SamplingBatch, sample
+from trtc.protos.sampling import SamplingParams
+from trtc.runtime.sampling.philox import uniforms
+from trtc.runtime.sampling.sampler import SamplingBatch, sample
 
 needs_triton()
 
@@ -166,6 +167,46 @@ def test_every_bias_and_penalty_is_applied_and_taken_back() -> None:
         assert after["logits"][row] == pytest.approx(expected, rel=1e-6, abs=1e-5)
     restored = interpret_work(stage_work(RESTORE, after))["logits"]
     assert restored.tobytes() == arrays["logits"].tobytes()
+
+
+def test_masked_tokens_are_never_drawn() -> None:
+    """As with `min_tokens`; a whole block of logits and more may be masked."""
+    logits = np.random.default_rng(6).normal(size=(4, 700)).astype(np.float32)
+    logits[:, [5, 130, 131]] = 50.0
+    never = dict.fromkeys([5, *range(128, 384)], -math.inf)
+    params = [
+        SamplingParams(temperature=0.0, logit_bias=never),
+        SamplingParams(seed=1, logit_bias=never),
+        SamplingParams(seed=2, top_p=0.9, temperature=5.0, logit_bias=never),
+        SamplingParams(seed=3, top_k=300, repetition_penalty=1.3, logit_bias=never),
+    ]
+    counts = {3: counts_of([5, 130, 7], [130])}
+    batch = SamplingBatch.of(params, counts=counts, num_logprobs=[2] * 4)
+    outputs = sample_by_stages(logits, batch)
+    assert not outputs["invalid"].any()
+    assert outputs["sampled"][:, 0].tolist() == sample(logits, batch).token_ids.tolist()
+    assert not set(outputs["sampled"][:, 0].tolist()) & never.keys()
+    assert set(outputs["top_ids"][:, 0].tolist()) <= {5, 130, 131}, "those of the raw logits"
+
+
+def test_a_known_token_is_drawn_for_its_logprob() -> None:
+    """As with `prompt_logprobs`: by a bias, beside rows that draw."""
+    logits = np.random.default_rng(7).normal(size=(3, 400)).astype(np.float32) * 5
+    known = {0: 399, 2: int(logits[2].argmin())}
+    params = [
+        SamplingParams(temperature=0.0, logit_bias={399: 3e38}),
+        SamplingParams(seed=4, top_p=0.8, logit_bias={7: 2.0}),
+        SamplingParams(temperature=0.0, logit_bias={known[2]: 3e38}),
+    ]
+    batch = SamplingBatch.of(params, num_logprobs=[1, None, 0])
+    outputs = sample_by_stages(logits, batch)
+    assert not outputs["invalid"].any()
+    assert outputs["sampled"][:, 0].tolist() == sample(logits, batch).token_ids.tolist()
+    for row, token in known.items():
+        wide = logits[row].astype(np.float64)
+        expected = wide[token] - np.log(np.exp(wide).sum())
+        assert outputs["sampled"][row, 0] == token
+        assert outputs["token_logprobs"][row, 0] == pytest.approx(expected, abs=1e-4)
 
 
 def test_extreme_penalties_make_no_row_invalid() -> None:

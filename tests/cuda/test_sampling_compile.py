@@ -5,7 +5,9 @@ import re
 import pytest
 
 from tests.support.triton_kernels import needs_triton
-from trtc.plugins.cuda.compile import SMS, KernelSource, compile_kernel
+from trtc.builder.targets.gpu.triton import compile_kernel
+from trtc.plugins.gpu.arch import ARCHS
+from trtc.plugins.gpu.sources import KernelSource
 from trtc.plugins.sampling.tensors import DRAW_FILTERED, STAGES, TAKE_SAMPLED, sampling_tensors
 
 needs_triton()
@@ -26,7 +28,7 @@ def compiled_ptx(source: object, sm: int) -> str:
     return ptx
 
 
-@pytest.mark.parametrize("sm", SMS)
+@pytest.mark.parametrize("sm", ARCHS)
 def test_every_stage_compiles(sm: int) -> None:
     """But for the search for thresholds, which takes longest and has a test of its own."""
     names = {one.name for one in sampling_tensors(128_256)}
@@ -46,7 +48,7 @@ def test_every_stage_compiles(sm: int) -> None:
         assert ("griddepcontrol.launch_dependents" in ptx) == lets_start
 
 
-@pytest.mark.parametrize(("vocab", "sm"), list(zip(VOCABULARIES, SMS, strict=True)))
+@pytest.mark.parametrize(("vocab", "sm"), list(zip(VOCABULARIES, ARCHS, strict=True)))
 def test_thresholds_compile(vocab: int, sm: int) -> None:
     """Each vocabulary for one SM: small, with blocks that are not full, and large."""
     _stats, thresholds, _first, search, *_more, finish, _draw = stages(vocab, sm)[DRAW_FILTERED]

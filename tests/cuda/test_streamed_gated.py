@@ -11,9 +11,9 @@ from tests.support.gated_calls import gated_call
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.streamed_launch import compile_streamed, run_streamed
 from tests.support.triton_kernels import needs_triton
-from trtc.plugins.cuda.launch import Site
-from trtc.plugins.linear.streamed import Cut
-from trtc.plugins.linear.streamed_gated import gated_launch, gated_launches
+from trtc.plugins.gemm.streamed import Cut
+from trtc.plugins.gemm.streamed_gated import gated_launch, gated_launches
+from trtc.plugins.gpu.lowering import Site
 from trtc.plugins.rounding import NUMPY_DTYPES
 
 needs_triton()

@@ -11,16 +11,16 @@ from tests.support.kernels import KernelCall, assert_close
 from tests.support.linear_calls import Case, linear_call, take_rows
 from tests.support.streamed_launch import compile_streamed, run_streamed, stale_rows
 from tests.support.triton_kernels import needs_triton
-from trtc.plugins.cuda.cpp import CudaSource
-from trtc.plugins.cuda.launch import Launch, Site
-from trtc.plugins.linear.streamed import Cut, streamed_launch, streamed_launches
+from trtc.plugins.gemm.streamed import Cut, streamed_launch, streamed_launches
+from trtc.plugins.gpu.lowering import Launch, Site
+from trtc.plugins.gpu.sources import CudaSource
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.manifest import Limits
 
 needs_triton()
 
 from tests.support.lowered import site_of  # noqa: E402
-from trtc.plugins.linear import cuda  # noqa: E402
+from trtc.plugins.gemm import cuda  # noqa: E402
 
 Array = NDArray[Any]
 
@@ -140,7 +140,7 @@ def test_variants_of_both_kernels_ascend_to_what_a_step_can_have() -> None:
     """Of both kernels for as many rows, this one; of a step that is shorter, the smallest."""
 
     def most(site: Site) -> list[tuple[int, str]]:
-        works = [(variant.max_rows, variant.work[0]) for variant in cuda.lower(site)[:-1]]
+        works = [(variant.max_rows, variant.work[0]) for variant in cuda.lower_gemm(site)[:-1]]
         return [
             (rows, work.kernel.entry)
             for rows, work in works

@@ -24,8 +24,8 @@ from trtc.protos.errors import (
 from trtc.runtime.deploy.triton.deployment import Call, Deployment
 from trtc.runtime.deploy.triton.replies import Message, RowReplies
 from trtc.runtime.deploy.triton.settings import Settings
+from trtc.runtime.engine.loop import LoopStats
 from trtc.runtime.executors.echo import EchoOptions
-from trtc.runtime.loop import LoopStats
 
 PROMPT = [5, 17, 9]
 
@@ -121,7 +121,7 @@ def model(
         ends_idle: on the way out no page may be held.
     """
     engine = EchoEngine(options or EchoOptions(never=(EOS,)), TOKENIZER if text else None)
-    handle = open_echo(engine, "echo", replace(CONFIG, max_queue=max_queue))
+    handle = open_echo(engine, "echo", replace(CONFIG.engine, max_queue=max_queue))
     stats: list[LoopStats] = []
     deployment = Deployment(handle, Settings(cancellation_check_period_ms=5), on_stats=stats.append)
     served = Model(deployment, stats)

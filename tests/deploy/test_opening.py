@@ -13,10 +13,10 @@ from tests.support.servers import CONFIG, EchoEngine, greedy, open_echo
 from trtc.protos.errors import EngineIncompatibleError, EnvironmentFault
 from trtc.protos.manifest import Canary
 from trtc.runtime.deploy.triton import opening
-from trtc.runtime.server.app import EngineSource, ServerConfig
+from trtc.runtime.server.engines import EngineConfig, EngineSource
 from trtc.runtime.server.handle import EngineHandle
 
-Opened = list[tuple[EngineSource, ServerConfig]]
+Opened = list[tuple[EngineSource, EngineConfig]]
 
 
 def instance(
@@ -38,7 +38,7 @@ def instance(
 def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
     calls: Opened = []
 
-    def open_handle(source: EngineSource, config: ServerConfig) -> EngineHandle:
+    def open_handle(source: EngineSource, config: EngineConfig) -> EngineHandle:
         calls.append((source, config))
         return open_echo(EchoEngine(), source.name, config)
 
@@ -92,7 +92,7 @@ def test_an_engine_whose_canaries_differ_does_not_serve(
 ) -> None:
     tokens = greedy([5, 6], 4)
     canary = Canary(prompt_ids=(5, 6), token_ids=tuple(tokens if right else [1, *tokens[1:]]))
-    handle = open_echo(replace(EchoEngine(), canaries=(canary,)), "coder", CONFIG)
+    handle = open_echo(replace(EchoEngine(), canaries=(canary,)), "coder", CONFIG.engine)
     monkeypatch.setattr(opening, "open_handle", lambda source, config: handle)
     if right:
         open_and_close(instance({"engine": "engine"}))

@@ -8,8 +8,8 @@ import pytest
 
 from trtc.runtime.deploy.triton.replies import Message, Prompt, RowReplies
 from trtc.runtime.deploy.triton.requests import RowRequest
-from trtc.runtime.draft import RequestDraft
-from trtc.runtime.request import FinishReason, Output, TokenLogprobs, Usage
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
 
 EOS, IM_END = 2, 9
 PROMPT = Prompt((5, 6), "hi ")
@@ -27,7 +27,7 @@ ROW = RowRequest(
 
 
 def output(*token_ids: int, text: str = "", index: int = 0, **fields: Any) -> Output:
-    logprobs = tuple(TokenLogprobs(token, -token / 8, ()) for token in token_ids)
+    logprobs = tuple(TokenLogprobs(token, -token / 8, (), ()) for token in token_ids)
     return Output("r", index, token_ids, text, logprobs=logprobs, **fields)
 
 

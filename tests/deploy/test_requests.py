@@ -9,11 +9,11 @@ import pytest
 from tests.support.loops import PYLLAMA
 from tests.support.triton_tensors import tensor, tensors
 from trtc.protos.errors import InvalidRequestError, NoTokenizerError
+from trtc.protos.sampling import SamplingDefaults, SamplingOptions, SamplingParams
 from trtc.runtime.deploy.triton.requests import RequestReader, RowRequest, asks_to_stop
 from trtc.runtime.deploy.triton.tensors import EMPTY_INPUTS, REFUSED_INPUTS
-from trtc.runtime.draft import RequestDraft
-from trtc.runtime.request import SamplingParams
-from trtc.runtime.tokenizer import Tokenizer
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.text.tokenizer import Tokenizer
 
 EOS, IM_END = 0, 2
 READER = RequestReader(
@@ -31,18 +31,30 @@ def read(**inputs: Any) -> RowRequest:
 
 
 def sampling(**inputs: Any) -> SamplingParams:
-    return read(text_input="a", **inputs).draft.sampling
+    return SamplingParams(**read(text_input="a", **inputs).draft.sampling)
 
 
 def test_the_request_of_every_guide_to_the_backend() -> None:
     """`{"text_input": ..., "max_tokens": 20, "bad_words": "", "stop_words": ""}`"""
     row = read(text_input="What is it?", max_tokens=20, bad_words=[""], stop_words=[""])
     assert row.draft == RequestDraft(
-        text="What is it?", max_tokens=20, sampling=GREEDY, include_stop=True
+        text="What is it?", max_tokens=20, sampling={"temperature": 0.0}, include_stop=True
     )
     assert not row.stream
     assert not row.with_prompt
     assert row.end_ids == {EOS}
+
+
+def test_the_models_defaults_count_where_a_request_does_not_say() -> None:
+    reader = replace(READER, defaults=SamplingDefaults(temperature=0.6, top_p=0.9))
+
+    def given(**inputs: Any) -> SamplingOptions:
+        (row,) = reader.read(tensors(text_input="a", **inputs))
+        return row.draft.sampling
+
+    assert given() == {}
+    assert given(temperature=0.25) == {"temperature": 0.25}
+    assert given(top_p=0.0) == {"temperature": 0.0, "top_p": 1.0}
 
 
 def test_token_level_names_mean_the_same() -> None:
@@ -60,7 +72,7 @@ def test_token_level_names_mean_the_same() -> None:
     assert row.draft == RequestDraft(
         token_ids=(5, 6, 7),
         max_tokens=4,
-        sampling=SamplingParams(top_k=5, top_p=0.5, seed=2**64 - 1),
+        sampling={"top_k": 5, "top_p": 0.5, "seed": 2**64 - 1},
         stop_token_ids=(9,),
         ignore_eos=True,
         include_stop=True,
@@ -158,7 +170,7 @@ def test_embedding_bias_by_words_and_by_vocabulary_add_up() -> None:
     ).logit_bias
     assert bias == {first: 2.0 - 8.0 + 0.5, second: 2.0}
     nothing = {"text_input": tensor("text_input", ["a"]), "embedding_bias": np.empty((1, 0))}
-    assert READER.read(nothing)[0].draft.sampling.logit_bias == {}
+    assert "logit_bias" not in READER.read(nothing)[0].draft.sampling
 
 
 def test_bias_of_the_wrong_size_is_refused() -> None:
@@ -234,8 +246,6 @@ ASKING: dict[str, Any] = {
     "beam_width": 2,
     "bad_words": ["", "no"],
     "bad_words_list": [[7, 0], [1, -1]],
-    "min_tokens": 1,
-    "min_length": 5,
     "return_context_logits": True,
     "return_generation_logits": True,
     "return_perf_metrics": True,
@@ -251,8 +261,6 @@ NOT_ASKING: dict[str, Any] = {
     "beam_width": 1,
     "bad_words": [""],
     "bad_words_list": [[0, 0], [-1, -1]],
-    "min_tokens": 0,
-    "min_length": 0,
     "return_context_logits": False,
     "return_generation_logits": False,
     "return_perf_metrics": False,
@@ -260,6 +268,11 @@ NOT_ASKING: dict[str, Any] = {
     "guided_decoding_guide_type": "",
     "guided_decoding_guide": "",
 }
+
+
+@pytest.mark.parametrize("name", ["min_tokens", "min_length"])
+def test_the_least_number_of_tokens_is_read(name: str) -> None:
+    assert read(text_input="a", **{name: 5}).draft.min_tokens == 5
 
 
 def test_every_refused_input_is_tried() -> None:

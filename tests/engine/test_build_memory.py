@@ -31,7 +31,7 @@ import sys
 from pathlib import Path
 from trtc.builder.pipeline import build
 from trtc.builder.request import BuildRequest
-from trtc.runtime.probe import Probe
+from trtc.runtime.engine.probe import Probe
 request = BuildRequest(
     model=sys.argv[1], output=Path(sys.argv[2]), dtype="bf16", max_seq_len=1024, max_num_tokens=256
 )

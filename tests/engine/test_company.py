@@ -7,10 +7,11 @@ import pytest
 
 from tests.engine.conftest import Engines
 from tests.support.small_steps import with_small_steps
-from trtc.runtime.engine import LocalEngine
-from trtc.runtime.generate_options import GenerateOptions
-from trtc.runtime.loop import LoopConfig
-from trtc.runtime.session import Session, open_session
+from trtc.protos.manifest import read_manifest
+from trtc.runtime.engine.loop import LoopConfig
+from trtc.runtime.engine.session import Session, open_session
+from trtc.runtime.frontends.local import LocalEngine
+from trtc.runtime.requests.generate_options import GenerateOptions
 
 
 def opened(engine: Path, num_pages: int) -> Session:
@@ -32,7 +33,8 @@ def test_tokens_equal_solo_runs(tiny_engines: Engines, family: str) -> None:
     ]
     with LocalEngine(opened(engine, 64), LoopConfig(prefix_cache=False)) as alone:
         solo = [alone.generate(prompt, **options).result() for prompt, options in requests]
-    crowd = with_small_steps(opened(engine, 9), 11)
+    num_pages = read_manifest(engine).kv.pages_of_sequence(24 + 9 + 20) + 2
+    crowd = with_small_steps(opened(engine, num_pages), 11)
     with LocalEngine(crowd, LoopConfig()) as engine_in_company:
         running = [engine_in_company.generate(prompt, **options) for prompt, options in requests]
         together = [generation.result() for generation in running]

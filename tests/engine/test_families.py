@@ -11,6 +11,7 @@ from tests.support.engines import engine_stepper, open_executor
 from tests.support.evaluate import PAGE_SIZE
 from tests.support.models import random_prompt, transformers_greedy, transformers_logits
 from trtc.runtime.executors.cpu import CpuExecutor
+from trtc.runtime.frontends.local import LocalEngine
 
 FAMILIES = (
     "llama",
@@ -19,6 +20,7 @@ FAMILIES = (
     "qwen2",
     "qwen3",
     "gemma2",
+    "gemma3",
     "phi3",
     "phi3_longrope",
     "qwen3_moe",
@@ -62,8 +64,7 @@ def test_greedy_decoding_gives_the_tokens_of_transformers(
     engine: tuple[Path, CpuExecutor],
 ) -> None:
     checkpoint, executor = engine
-    # Transformers changes longrope's factors under way; an engine is built for one set of them.
-    for length in (40,) if "longrope" in checkpoint.name else (1, 40):
+    for length in (1, 40):  # longrope changes its factors at 32
         prompt = random_prompt(length, seed=length)
         found = engine_stepper(executor).greedy(prompt, 64, chunk=17)
         assert found == transformers_greedy(checkpoint, prompt, 64)
@@ -90,3 +91,17 @@ def test_company_changes_no_bit(engine: tuple[Path, CpuExecutor]) -> None:
     for name, prompt in prompts.items():
         alone = engine_stepper(executor, scramble=None).prefill(prompt, 30)
         np.testing.assert_array_equal(np.concatenate(found[name]), alone)
+
+
+def test_longrope_switches_under_the_loop_as_transformers_does(tiny_engines: Engines) -> None:
+    """Prompts below, at and beyond the 32 tokens where the factors change, all at once."""
+    checkpoint, directory = tiny_engines("phi3_longrope")
+    with LocalEngine.open(directory, num_threads=1) as engine:
+        prompts = [random_prompt(length, seed=length) for length in (3, 31, 32, 33, 40)]
+        running = [
+            engine.generate(prompt, max_tokens=40, temperature=0.0, ignore_eos=True)
+            for prompt in prompts
+        ]
+        for prompt, generation in zip(prompts, running, strict=True):
+            expected = transformers_greedy(checkpoint, prompt, 40)
+            assert list(generation.result().completions[0].token_ids) == expected

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
+from tests.support.caches import kv_heads
 from tests.support.evaluated_ranks import NUM_PAGES, EvaluatedExecutor, command, kind_of
 from tests.support.loops import Loop
 from tests.support.mesh import Mesh
 from tests.support.requests import greedy_request, sampled_request
 from trtc.protos.errors import UnavailableError
+from trtc.runtime.engine.loop import LoopConfig
 from trtc.runtime.executors.ranks.executor import ShardedExecutor, open_ranks
 from trtc.runtime.executors.ranks.group import Patience, RankGroup
-from trtc.runtime.loop import LoopConfig
 
 
 @contextmanager
@@ -63,7 +64,7 @@ def test_two_processes_give_the_tokens_of_one(scheme: str, tmp_path: Path) -> No
     with running(EvaluatedExecutor(kind_of(scheme))) as loop:
         expected = [loop.send(request).result() for request in requests]
     with sharded(scheme, 2, tmp_path) as executor, running(executor) as loop:
-        assert executor.kv.num_kv_heads == 1
+        assert kv_heads(executor.kv) == {1}
         found = [loop.send(request).result() for request in requests]
     for one, other in zip(found, expected, strict=True):
         assert [c.token_ids for c in one.completions] == [c.token_ids for c in other.completions]

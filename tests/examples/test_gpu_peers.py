@@ -22,8 +22,8 @@ from examples.bench.peers.vllm_checkpoint import write_configuration, write_fp8_
 from trtc import build
 from trtc.builder.checkpoint.reader import INDEX_FILE
 from trtc.protos.plan import Fill, Weight
-from trtc.runtime.dummy_weights import fill_weights
-from trtc.runtime.engine import LocalEngine
+from trtc.runtime.executors.dummy_weights import fill_weights
+from trtc.runtime.frontends.local import LocalEngine
 
 SHAPE = LLAMA_8B | {
     "hidden_size": 128,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trtc.builder.targets.cxx import find_compiler
-from trtc.plugins.cuda import gpu
+from trtc.plugins.gpu import probe as gpu
 
 DRIVER = """
 static const int sms[2][2] = {{9, 0}, {12, 1}};

@@ -9,7 +9,7 @@ from tests.support.kernels import KernelCall, KernelLibrary, available_isas, com
 from tests.support.linear_calls import Case, linear_call, take_rows
 from tests.support.operands import random_array
 from tests.support.weights import stored
-from trtc.builder.passes.transforms import GroupCodes, GroupScales
+from trtc.builder.transforms import GroupCodes, GroupScales
 from trtc.plugins.layouts import pack_columns
 from trtc.plugins.rounding import cast
 

@@ -8,36 +8,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.attention_case import Sequence, make_batch
+from trtc.plugins.attention.split_kv import CUDA, TENSORRT, SplitKv
 from trtc.plugins.attention_combine.reference import reference as combine
-from trtc.plugins.attention_pieces import (
-    MAX_PIECES,
-    PIECE_ALIGNMENT,
-    PIECE_KEYS,
-    most_pieces,
-    pieces,
-)
 from trtc.plugins.attention_split.reference import reference as split
 from trtc.plugins.paged_attention.reference import reference as whole
 
 BATCH = [Sequence(1, 1), Sequence(700, 1), Sequence(300, 30), Sequence(5, 0), Sequence(257, 1)]
 
 
-@given(st.integers(1, 200_000), st.sampled_from([0, 1, 100, 4096]), st.integers(1, MAX_PIECES))
-def test_pieces_cover_what_a_token_sees_once(context: int, window: int, most: int) -> None:
-    found = pieces(context, window, most)
+FAMILIES = st.sampled_from([CUDA, TENSORRT])
+
+
+@given(FAMILIES, st.integers(1, 200_000), st.sampled_from([0, 1, 100, 4096]), st.data())
+def test_splits_cover_what_a_token_sees_once(
+    family: SplitKv, context: int, window: int, data: st.DataObject
+) -> None:
+    most = data.draw(st.integers(1, family.max_splits))
+    found = family.ranges(context, window, most)
     assert 1 <= len(found) <= most
     assert found[0][0] <= max(0, context - window if window else 0)
     assert found[-1][1] == context
     for (begin, end), (following, _) in zip(found, [*found[1:], (context, 0)], strict=True):
-        assert begin < end == following and begin % PIECE_ALIGNMENT == 0
-        assert end == context or end - begin >= PIECE_KEYS
+        assert begin < end == following and begin % family.alignment == 0
+        assert end == context or end - begin >= family.keys
 
 
-@given(st.integers(1, 100_000), st.sampled_from([0, 100, 4096]))
-def test_no_sequence_has_more_pieces_than_the_longest(longest: int, window: int) -> None:
-    most = most_pieces(longest, window)
+@given(FAMILIES, st.integers(1, 100_000), st.sampled_from([0, 100, 4096]))
+def test_no_sequence_has_more_splits_than_the_longest(
+    family: SplitKv, longest: int, window: int
+) -> None:
+    most = family.most(longest, window)
     for context in {1, longest // 3 + 1, longest}:
-        assert len(pieces(context, window, most)) <= -(-context // PIECE_KEYS)
+        assert len(family.ranges(context, window, most)) <= -(-context // family.keys)
 
 
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (400, 0.0), (0, 3.0)])
@@ -58,12 +60,12 @@ def test_split_and_combined_it_is_paged_attention(
         "out_dtype": dtype,
     }
     (wanted,) = whole(*inputs, None, None, **attributes)
-    rows, *sums = split(*inputs, pieces=3, **attributes)
+    rows, *sums = split(*inputs, splits=3, **attributes)
     split_rows = [1, 32]
-    assert not rows[split_rows].any(), "rows in pieces are attention_combine's to write"
+    assert not rows[split_rows].any(), "rows in splits are attention_combine's to write"
     partial, stats = (one.astype(np.float32) for one in sums)
     (found,) = combine(
-        rows, partial, stats, *steps, num_heads=4, head_dim=16, window=window, pieces=3
+        rows, partial, stats, *steps, num_heads=4, head_dim=16, window=window, splits=3
     )
     others = np.setdiff1d(np.arange(len(rows)), split_rows)
     assert np.array_equal(found[others], wanted[others])

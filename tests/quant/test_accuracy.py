@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from trtc.protos.errors import AccuracyError, InvariantError
 from trtc.quant import accuracy
 from trtc.quant.accuracy import kl_divergence, log_softmax, measure, perplexity
+from trtc.quant.calibration_text import TokenSet
 
 
 def random_logits(seed: int, rows: int, vocab: int, spread: float = 3.0) -> np.ndarray:
@@ -106,7 +107,8 @@ def test_streams_are_consumed_lazily() -> None:
 def test_without_a_reference_there_is_perplexity_only() -> None:
     found = measure([random_logits(0, 4, 5)], None, [ids(0, 4, 5)])
     assert (found.kl, found.top1, found.reference_perplexity) == (None, None, None)
-    assert found.facts("ab", "cpu").kl is None
+    facts = found.facts(TokenSet("mine.txt", "ab", ()), "cpu")
+    assert (facts.kl, facts.text, facts.text_sha256) == (None, "mine.txt", "ab")
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

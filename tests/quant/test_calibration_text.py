@@ -1,6 +1,11 @@
 """Reading, checking and cutting calibration text."""
 
+import hashlib
 import json
+import os
+import subprocess
+import sys
+import time
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -161,3 +166,80 @@ def test_same_file_gives_the_same_windows() -> None:
     )
     assert one.sha256 == two.sha256
     np.testing.assert_array_equal(np.stack(one.sequences), np.stack(two.sequences))
+
+
+HOSTILE = {
+    "binary": ("a.txt", bytes(range(256)) * 64, "not UTF-8"),
+    "elf": ("a.txt", b"\x7fELF\x02\x01\x01\0\xff\xfe", "not UTF-8"),
+    "half a character": ("a.txt", "fine \u20ac".encode()[:-1], "not UTF-8"),
+    "surrogate": ("a.txt", b"\xed\xa0\x80", "not UTF-8"),
+    "empty": ("a.txt", b"", "no text"),
+    "a mark alone": ("a.txt", b"\xef\xbb\xbf", "no text"),
+    "blank": ("a.txt", b" \n\t\r\n" * 100, "no text"),
+    "no records": ("a.jsonl", b"\n" * 100, "no text"),
+    "deep": ("a.jsonl", b'{"text": ' + b"[" * 1_000_000, "line 1 is not JSON"),
+    "deep unknown": ("a.jsonl", b'{"x": ' + b"[" * 1_000_000, "line 1 is not JSON"),
+    "null": ("a.jsonl", b"null\n" * 9, "line 1 is not JSON"),
+    "an id beyond 32 bits": ("a.jsonl", b'{"token_ids": [1, 4294967296]}', "line 1 is not JSON"),
+    "an id beyond 64 bits": ("a.jsonl", b'{"token_ids": [' + b"9" * 400 + b"]}", "line 1 is not"),
+    "an id below": ("a.jsonl", b'{"token_ids": [-2147483649]}', "line 1 is not JSON"),
+    "a fraction": ("a.jsonl", b'{"token_ids": [1.5]}', "line 1 is not JSON"),
+    "endless record": (
+        "a.jsonl",
+        b'{"text": "' + b"x" * 40_000_000,
+        "line 1 has more than 8000000",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_text_is_one_line_that_names_its_file(name: str, tmp_path: Path) -> None:
+    file, content, message = HOSTILE[name]
+    path = write(tmp_path / file, content)
+    with pytest.raises(CalibrationError, match=message) as caught:
+        read_texts(path, "--eval-text")
+    assert caught.value.field == f"--eval-text {path}"
+    assert len(str(caught.value)) < 600 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "endless", "sparse"])
+def test_what_is_no_bounded_file_is_refused_at_once(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "endless":
+        path.symlink_to("/dev/zero")
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+    began = time.monotonic()
+    with pytest.raises(CalibrationError, match=r"a\.txt: (cannot be read|has 1099511627776 bytes)"):
+        read_texts(path)
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("character", ["x", "\u20ac", "\U0001f600"])
+def test_of_one_endless_line_the_beginning_is_read(character: str, tmp_path: Path) -> None:
+    content = character * (9_000_000 if character == "x" else 8_500_000)
+    texts = read_texts(write(tmp_path / "a.txt", content))
+    assert texts.samples == (content[:8_000_000],)
+    assert texts.sha256 == hashlib.sha256(content.encode()).hexdigest()
+
+
+_MEMORY = """
+import resource, sys
+from pathlib import Path
+from trtc.quant.calibration_text import read_texts
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+print(len(read_texts(Path(sys.argv[1])).samples[0]))
+"""
+
+
+def test_a_file_of_line_ends_takes_no_more_memory_than_its_bytes(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", b"a" + b"\n" * 250_000_000)
+    done = subprocess.run(
+        [sys.executable, "-c", _MEMORY, str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["8000000"], done.stderr[-600:]

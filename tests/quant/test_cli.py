@@ -137,7 +137,7 @@ def test_eval_refuses_text(
 def test_eval_of_no_engine(trtc: Run, tmp_path: Path) -> None:
     status, _, err = trtc("eval", tmp_path)
     assert status == 4
-    assert "cannot read manifest.json" in err
+    assert "manifest.json cannot be read" in err
 
 
 def test_eval_without_a_tokenizer_takes_token_ids(trtc: Run, tmp_path: Path) -> None:

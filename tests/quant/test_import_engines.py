@@ -20,7 +20,7 @@ from tests.support.quantized import (
 from trtc.builder.pipeline import build
 from trtc.builder.request import BuildRequest
 from trtc.protos.errors import CheckpointError
-from trtc.runtime.probe import Probe
+from trtc.runtime.engine.probe import Probe
 
 Linear = Callable[[str, int, int, int], tuple[dict[str, Any], Any]]
 """(prefix, rows, columns, seed) -> stored tensors and the weight that they stand for."""

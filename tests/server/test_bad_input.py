@@ -41,6 +41,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"chat": pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="x" * 20_000)])},
         "has 20004 bytes",
     ),
+    (
+        {"chat": pb.ChatMessages(messages=[pb.ChatMessage(parts=[pb.ContentPart()] * 257)])},
+        "chat.messages[0].parts: has 257 items",
+    ),
+    (
+        {"chat": pb.ChatMessages(messages=[pb.ChatMessage(tool_calls=[pb.ToolCall()] * 999)])},
+        "chat.messages[0].tool_calls: has 999 items",
+    ),
     ({"token_ids": IDS, "max_tokens": 0}, "max_tokens: is 0"),
     ({"token_ids": IDS, "max_tokens": 1022}, "max_tokens: is 1022"),
     ({"token_ids": IDS, "max_tokens": 2**32 - 1}, "max_tokens: is 4294967295"),
@@ -48,6 +56,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"token_ids": IDS, "n": 1000}, "n: is 1000"),
     ({**sampling(temperature=0.0), "n": 2}, "n: 2 sequences at temperature 0"),
     ({"token_ids": IDS, "logprobs": 1000}, "logprobs: is 1000"),
+    ({"token_ids": IDS, "prompt_logprobs": 21}, "prompt_logprobs: is 21"),
+    ({"token_ids": IDS, "max_tokens": 4, "min_tokens": 5}, "min_tokens: is 5"),
     ({"token_ids": IDS, "stop": [""]}, "stop"),
     ({"token_ids": IDS, "stop": ["x"] * 17}, "stop"),
     ({"token_ids": IDS, "stop": ["x" * 10_000]}, "stop"),
@@ -180,4 +190,4 @@ async def test_the_python_client_raises_the_same_error() -> None:
         with pytest.raises(InvalidRequestError, match=r"chat\.messages\[0\]"):
             client.chat([{"role": "user"}])
         with pytest.raises(TypeError, match="heat"):
-            client.generate([1], heat=2)  # type: ignore[call-arg]
+            client.generate([1], heat=2)  # type: ignore[call-overload]

@@ -15,12 +15,12 @@ from trtc.protos.errors import QueueFullError
 from trtc.runtime.bench.load import ServerTarget, Shape, local_target, run_load
 from trtc.runtime.bench.measure import Load, SchedulerCost, Spread, Trace, measure
 from trtc.runtime.client import AsyncClient
-from trtc.runtime.draft import RequestDraft
+from trtc.runtime.engine.loop import LoopStats
 from trtc.runtime.executors.echo import EchoOptions
-from trtc.runtime.loop import LoopStats
-from trtc.runtime.model_info import ModelInfo
-from trtc.runtime.request import Output
-from trtc.runtime.server.app import ServerConfig
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.model_info import ModelInfo
+from trtc.runtime.requests.request import Output
+from trtc.runtime.server.engines import EngineConfig
 
 
 def test_a_traces_times() -> None:
@@ -143,7 +143,7 @@ async def test_an_engine_in_this_process_and_one_behind_a_server(tmp_path: Path)
     load, shape = Load(6, concurrency=3), Shape(12, 5)
     async with local_target(
         tmp_path,
-        ServerConfig(engines=()),
+        EngineConfig(),
         lambda source, config: open_echo(ECHO, source.name, config),
     ) as local:
         found = await run_load(local, load, shape)

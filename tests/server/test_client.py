@@ -1,6 +1,8 @@
 """The blocking client, against a server in a process of its own."""
 
+import asyncio
 import gc
+import inspect
 import socket
 import time
 from collections.abc import Iterator
@@ -17,9 +19,9 @@ from trtc.protos.errors import (
     UnknownModelError,
     UnknownRequestError,
 )
-from trtc.runtime.client import Client
+from trtc.runtime.client import AsyncClient, Client
 from trtc.runtime.executors.echo import EchoOptions
-from trtc.runtime.request import FinishReason
+from trtc.runtime.requests.request import FinishReason
 
 OPTIONS = EchoOptions(num_pages=2048, never=(EOS,))
 
@@ -36,6 +38,22 @@ def client(server: ServerProcess) -> Iterator[Client]:
         yield client
 
 
+def public_methods(client: type) -> dict[str, inspect.Signature]:
+    return {
+        name: inspect.signature(method).replace(return_annotation=None)
+        for name, method in inspect.getmembers(client, inspect.isfunction)
+        if not name.startswith("_")
+    }
+
+
+def test_the_clients_are_asked_alike() -> None:
+    """They differ in what waits: `wait_ready` is the blocking client's alone."""
+    blocking = public_methods(Client)
+    assert blocking.pop("wait_ready")
+    assert blocking == public_methods(AsyncClient)
+    assert len(blocking) >= 9
+
+
 def test_stream_and_result(client: Client) -> None:
     generation = client.generate([5, 6], max_tokens=30, temperature=0.0)
     first = next(generation)
@@ -48,6 +66,21 @@ def test_stream_and_result(client: Client) -> None:
     assert document["token_ids"] == list(result.token_ids)
     assert document["finish_reason"] == "length"
     assert document["usage"]["completion_tokens"] == 30
+
+
+def test_a_list_of_prompts_is_a_list_of_generations(server: ServerProcess) -> None:
+    prompts = [[number, 7] for number in range(12)]
+    expected = [greedy(prompt, 15, OPTIONS) for prompt in prompts]
+
+    async def complete() -> list[list[int]]:
+        async with AsyncClient(server.address) as client:
+            started = client.generate(prompts, max_tokens=15, temperature=0.0)
+            return [list((await one.result()).token_ids) for one in started]
+
+    with Client(server.address) as client:
+        started = client.generate(prompts, max_tokens=15, temperature=0.0)
+        assert [list(one.result().token_ids) for one in started] == expected
+    assert asyncio.run(complete()) == expected
 
 
 def test_threads_share_a_client(client: Client) -> None:

@@ -21,6 +21,7 @@ from trtc.protos.errors import InvalidRequestError, UnavailableError
 from trtc.protos.manifest import Canary
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.executors.echo import EchoOptions
+from trtc.runtime.server.canary import compare, why_too_few
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -245,3 +246,37 @@ async def test_ipv6() -> None:
 async def test_no_http_port_when_none_is_asked() -> None:
     async with echo_server(config=replace(CONFIG, http_port=None)) as server:
         assert server.server.http_port is None
+
+
+NEAR_TIE = Canary(
+    prompt_ids=PROMPT,
+    token_ids=BAD.token_ids,
+    margins=(2.0,) * 7 + (0.1,) * (len(BAD.token_ids) - 7),
+)
+"""Another token than the engine's where it leads by a tenth of a logit."""
+
+
+@pytest.mark.parametrize(("tolerance", "passes"), [(0.5, True), (0.05, False), (0.0, False)])
+def test_a_rounding_tie_is_not_a_failure(tolerance: float, passes: bool) -> None:
+    tokens = tuple(greedy(PROMPT, len(NEAR_TIE.token_ids)))
+    assert compare(tokens, NEAR_TIE, tolerance) == (7, passes)
+
+
+def test_a_first_token_is_never_a_tie() -> None:
+    canary = Canary(prompt_ids=(1,), token_ids=(5, 6), margins=(0.0, 0.0))
+    assert compare((4, 6), canary, 1.0) == (0, False)
+    assert compare((5,), canary, 1.0) == (1, False), "a token is missing"
+    assert compare((5, 6), canary, 1.0) == (2, True)
+
+
+def test_too_few_tokens_before_ties_are_no_sign_of_health() -> None:
+    canaries = [Canary(prompt_ids=(1,), token_ids=(5,) * 16)] * 4
+    assert why_too_few(16, canaries) == ""
+    assert "15 of 64 tokens" in why_too_few(15, canaries)
+
+
+@asynchronous
+async def test_a_server_with_a_rounding_tie_serves() -> None:
+    engine = EchoEngine(canaries=(GOOD, NEAR_TIE), canary_tolerance=0.5)
+    async with echo_server(engine) as server:
+        assert server.server.service.why_not_ready() == {}

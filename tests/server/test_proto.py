@@ -13,8 +13,16 @@ PROTOS = Path(trtc.protos.__file__).parent
 
 FIELDS = {
     "TokenIds": "ids=1",
-    "ChatMessage": "role=1 content=2",
-    "ChatMessages": "messages=1",
+    "ContentPart": "type=1 text=2",
+    "FunctionCall": "name=1 arguments=2",
+    "ToolCall": "id=1 type=2 function=3",
+    "ChatMessage": """
+        role=1 content=2 parts=3 name=4 tool_calls=5 tool_call_id=6 reasoning_content=7
+    """,
+    "ChatMessages": """
+        messages=1 tools=2 documents=3 template_kwargs=4 add_generation_prompt=5
+        continue_final_message=6
+    """,
     "SamplingParams": """
         temperature=1 top_k=2 top_p=3 min_p=4 repetition_penalty=5 presence_penalty=6
         frequency_penalty=7 logit_bias=8 seed=9
@@ -22,13 +30,14 @@ FIELDS = {
     "GenerateRequest": """
         model=1 request_id=2 text=3 token_ids=4 chat=5 sampling=6 max_tokens=7 stop=8
         stop_token_ids=9 ignore_eos=10 n=11 logprobs=12 priority=13 include_stop=14
+        min_tokens=15 cache_salt=16 prompt_logprobs=17
     """,
-    "TokenLogprob": "token_id=1 logprob=2",
+    "TokenLogprob": "token_id=1 logprob=2 utf8=3",
     "TokenLogprobs": "sampled=1 top=2",
     "Usage": "prompt_tokens=1 cached_prompt_tokens=2 completion_tokens=3",
     "Finished": "reason=1 matched_stop=2",
     "GenerateResponse": """
-        request_id=1 index=2 text=3 token_ids=4 logprobs=5 finished=6 usage=7
+        request_id=1 index=2 text=3 token_ids=4 logprobs=5 finished=6 usage=7 prompt_logprobs=8
     """,
     "AbortRequest": "model=1 request_id=2",
     "AbortResponse": "",
@@ -40,7 +49,7 @@ FIELDS = {
     "ModelInfo": """
         name=1 family=2 scheme=3 kv_dtype=4 target=5 vocab_size=6 max_seq_len=7 max_batch_size=8
         max_num_tokens=9 has_tokenizer=10 has_chat_template=11 eos_token_ids=12 page_size=13
-        num_pages=14 engine_digest=15 trtc_version=16
+        num_pages=14 engine_digest=15 trtc_version=16 sampling_defaults=17 default_max_tokens=18
     """,
     "GetModelInfoResponse": "models=1",
 }

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.aio import asynchronous
 from trtc.protos.errors import QueueFullError, UnavailableError
-from trtc.runtime.request import FinishReason, Output, TokenLogprobs, Usage
+from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
 from trtc.runtime.server.streams import Courier, OutputStream, merge
 
 USAGE = Usage(3, 0, 4)
@@ -20,7 +20,7 @@ def output(index: int, *tokens: int, last: bool = False, usage: Usage | None = N
         index=index,
         token_ids=tokens,
         text="".join(chr(token) for token in tokens),
-        logprobs=tuple(TokenLogprobs(token, -1.0, ()) for token in tokens),
+        logprobs=tuple(TokenLogprobs(token, -1.0, (), ()) for token in tokens),
         finish_reason=FinishReason.LENGTH if last else None,
         usage=usage,
     )
@@ -34,7 +34,7 @@ class Watched(OutputStream):
         self.ends = 0
         self.seen = 0
         super().__init__(
-            "r",
+            abort=lambda: None,
             max_unread_tokens=max_unread_tokens,
             on_failure=lambda _: self._count("overflows"),
             on_end=lambda _: self._count("ends"),

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from trtc.protos import errors
 from trtc.protos.trtc.v1 import inference_pb2 as pb
-from trtc.runtime.draft import ChatMessage, RequestDraft
-from trtc.runtime.model_info import ModelInfo
-from trtc.runtime.request import FinishReason, Output, SamplingParams, TokenLogprobs, Usage
-from trtc.runtime.wire.failures import to_error, to_status
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.model_info import ModelInfo
+from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
+from trtc.runtime.text.chat import Chat, ChatMessage, ContentPart, ToolCall
+from trtc.runtime.wire.failures import status_name, to_error, to_status
 from trtc.runtime.wire.messages import (
     draft_from_wire,
     draft_to_wire,
@@ -26,22 +27,44 @@ from trtc.runtime.wire.messages import (
 tokens = st.integers(0, 2**32 - 1)
 text = st.text(st.characters(codec="utf-8"), max_size=20)
 numbers = st.floats(allow_nan=False)
+named = text.filter(bool)
+messages = st.builds(
+    ChatMessage,
+    role=text,
+    content=text,
+    parts=st.lists(st.builds(ContentPart, text, named), max_size=2).map(tuple),
+    name=text,
+    tool_calls=st.lists(st.builds(ToolCall, text, text, text, named), max_size=2).map(tuple),
+    tool_call_id=text,
+    reasoning_content=text,
+)
+chats = st.builds(
+    Chat,
+    messages=st.lists(messages, max_size=3).map(tuple),
+    tools=text,
+    documents=text,
+    template_kwargs=text,
+    add_generation_prompt=st.none() | st.booleans(),
+    continue_final_message=st.booleans(),
+)
 prompts = st.one_of(
     st.builds(lambda value: {"text": value}, text),
     st.builds(lambda value: {"token_ids": tuple(value)}, st.lists(tokens)),
-    st.builds(lambda value: {"chat": tuple(value)}, st.lists(st.builds(ChatMessage, text, text))),
+    st.builds(lambda value: {"chat": value}, chats),
 )
-samplings = st.builds(
-    SamplingParams,
-    temperature=numbers,
-    top_k=tokens,
-    top_p=numbers,
-    min_p=numbers,
-    repetition_penalty=numbers,
-    presence_penalty=numbers,
-    frequency_penalty=numbers,
-    logit_bias=st.dictionaries(tokens, numbers, max_size=3),
-    seed=st.none() | st.integers(0, 2**64 - 1),
+samplings = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": numbers,
+        "top_k": tokens,
+        "top_p": numbers,
+        "min_p": numbers,
+        "repetition_penalty": numbers,
+        "presence_penalty": numbers,
+        "frequency_penalty": numbers,
+        "logit_bias": st.dictionaries(tokens, numbers, min_size=1, max_size=3),
+        "seed": st.integers(0, 2**64 - 1),
+    },
 )
 
 
@@ -56,10 +79,13 @@ drafts = prompts.flatmap(
         stop=st.lists(text, max_size=3).map(tuple),
         stop_token_ids=st.lists(tokens, max_size=3).map(tuple),
         ignore_eos=st.booleans(),
+        min_tokens=tokens,
         include_stop=st.booleans(),
         n=tokens,
         logprobs=st.none() | tokens,
+        prompt_logprobs=st.none() | tokens,
         priority=st.integers(-(2**31), 2**31 - 1),
+        cache_salt=text,
     )
 )
 
@@ -85,9 +111,9 @@ def test_an_empty_message_is_a_draft_with_the_defaults() -> None:
         RequestDraft(text="a", logprobs=-1),
         RequestDraft(text="a", priority=2**31),
         RequestDraft(text="a", stop_token_ids=(-5,)),
-        RequestDraft(text="a", sampling=SamplingParams(seed=-1)),
-        RequestDraft(text="a", sampling=SamplingParams(logit_bias={-1: 0.0})),
-        RequestDraft(text="a", sampling=SamplingParams(temperature="hot")),  # type: ignore[arg-type]
+        RequestDraft(text="a", sampling={"seed": -1}),
+        RequestDraft(text="a", sampling={"logit_bias": {-1: 0.0}}),
+        RequestDraft(text="a", sampling={"temperature": "hot"}),  # type: ignore[typeddict-item]
     ],
 )
 def test_a_value_that_no_message_can_carry_is_the_callers_error(draft: RequestDraft) -> None:
@@ -107,10 +133,17 @@ logprobs32 = st.floats(max_value=0, width=32, allow_infinity=False)
         text=text,
         logprobs=st.lists(
             st.builds(
-                TokenLogprobs,
+                lambda token, logprob, utf8, top: TokenLogprobs(
+                    token,
+                    logprob,
+                    tuple((token, logprob) for token, logprob, _ in top),
+                    tuple(utf8 for *_, utf8 in top),
+                    utf8,
+                ),
                 tokens,
                 logprobs32,
-                st.lists(st.tuples(tokens, logprobs32), max_size=2).map(tuple),
+                st.binary(max_size=3),
+                st.lists(st.tuples(tokens, logprobs32, st.binary(max_size=3)), max_size=2),
             ),
             max_size=2,
         ).map(tuple),
@@ -154,24 +187,28 @@ def failed(code: grpc.StatusCode, details: str, trailers: Any = ()) -> grpc.RpcE
 
 
 SERVED = [
-    errors.InvalidRequestError,
-    errors.QueueFullError,
-    errors.DeadlineError,
-    errors.CancelledError,
-    errors.NoTokenizerError,
-    errors.UnknownModelError,
-    errors.UnknownRequestError,
-    errors.UnavailableError,
-    errors.EnvironmentFault,
-    errors.InvariantError,
+    (errors.InvalidRequestError, "INVALID_ARGUMENT"),
+    (errors.QueueFullError, "RESOURCE_EXHAUSTED"),
+    (errors.DeadlineError, "DEADLINE_EXCEEDED"),
+    (errors.CancelledError, "CANCELLED"),
+    (errors.NoTokenizerError, "FAILED_PRECONDITION"),
+    (errors.UnknownModelError, "NOT_FOUND"),
+    (errors.UnknownRequestError, "NOT_FOUND"),
+    (errors.UnavailableError, "UNAVAILABLE"),
+    (errors.EnvironmentFault, "FAILED_PRECONDITION"),
+    (errors.RequestError, "INVALID_ARGUMENT"),
+    (errors.UnsupportedError, "INVALID_ARGUMENT"),
+    (errors.EngineCorruptError, "FAILED_PRECONDITION"),
+    (errors.EngineIncompatibleError, "FAILED_PRECONDITION"),
+    (errors.InvariantError, "INTERNAL"),
 ]
 
 
-@pytest.mark.parametrize("kind", SERVED)
-def test_an_error_is_the_same_at_the_other_end(kind: type[errors.TrtcError]) -> None:
+@pytest.mark.parametrize(("kind", "code"), SERVED)
+def test_an_error_is_the_same_at_the_other_end(kind: type[errors.TrtcError], code: str) -> None:
     error = kind("is wrong ✗", field="prompt", remedy="Mend it")
     status = to_status(error)
-    assert status.code.name == error.grpc_status
+    assert status.code.name == status_name(error) == code
     assert status.details == str(error)
     back = to_error(failed(status.code, status.details, status.trailing_metadata), "h:1")
     assert type(back) is kind

@@ -11,12 +11,13 @@ from tests.support import cuda_on_cpu
 from tests.support.attention_case import Batch, Sequence, make_batch
 from tests.support.cuda_on_cpu import poisoned
 from tests.support.triton_kernels import Work, interpret_work, programs
-from trtc.plugins.cuda.cpp import CudaSource
-from trtc.plugins.cuda.launch import DIMS, SCRATCH, Launch, Site, Variant, splits
+from trtc.plugins.attention.split_kv import CUDA
+from trtc.plugins.gpu.lowering import DIMS, SCRATCH, Launch, Site, Variant
+from trtc.plugins.gpu.sources import CudaSource
 from trtc.plugins.paged_attention.cuda_cpp import PARTIAL, STATS
 from trtc.plugins.paged_attention.reference import reference
 from trtc.plugins.rounding import NUMPY_DTYPES
-from trtc.protos.manifest import KvGeometry, Limits
+from trtc.protos.manifest import Limits
 
 Array = NDArray[Any]
 
@@ -84,16 +85,10 @@ class Attention:
                 "out": self.attributes["out_dtype"],
             },
             strides={"q": width + _GUARD, "out": width + _GUARD},
-            axes={},
+            axes={"num_kv_heads": num_kv_heads, "head_dim": head_dim},
             attributes=self.attributes,
             rows="tokens",
-            kv=KvGeometry(
-                num_layers=1,
-                page_size=page_size,
-                num_kv_heads=num_kv_heads,
-                head_dim=head_dim,
-                dtype=dtypes["pool"],  # type: ignore[arg-type]
-            ),
+            page_size=page_size,
             limits=Limits(
                 max_batch_size=len(self.batch.context_lens) + _STALE_SEQUENCES,
                 max_seq_len=self.batch.page_table.shape[1] * page_size,
@@ -124,7 +119,7 @@ class Attention:
             "one": 1,
             "tokens": self.num_tokens + _STALE_TOKENS,
             "sequences": len(self.batch.context_lens) + _STALE_SEQUENCES,
-            "splits": splits(int(self.batch.context_lens.max())),
+            "splits": CUDA.most(int(self.batch.context_lens.max())),
         }
 
     def checked(self, out: Array) -> Array:

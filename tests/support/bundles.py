@@ -8,9 +8,10 @@ import onnx
 
 from trtc.builder.module import TRTC_DOMAIN, Module
 from trtc.builder.recipes import Array
-from trtc.builder.targets.tensorrt import PLUGIN_ATTRIBUTES, make_profiles
+from trtc.builder.targets.tensorrt.target import PLUGIN_ATTRIBUTES, make_profiles
 from trtc.protos.bundle import RECIPE_FILE, Recipe, read_recipe, recipe_json
-from trtc.protos.manifest import GRAPH_FILE, KvGeometry, Limits, read_manifest
+from trtc.protos.kv import CacheLayout, uniform_layout
+from trtc.protos.manifest import GRAPH_FILE, Limits, read_manifest
 
 
 class NoReader:
@@ -27,7 +28,7 @@ def bundle_module(bundle: Path) -> Module:
 
 
 def evaluable(
-    model: onnx.ModelProto, kv: KvGeometry | None = None, limits: Limits | None = None
+    model: onnx.ModelProto, kv: CacheLayout | None = None, limits: Limits | None = None
 ) -> Module:
     """A graph with its weights inside as the evaluator takes it: without TensorRT's attributes."""
     copy = onnx.ModelProto()
@@ -43,7 +44,7 @@ def evaluable(
 
 def write_kernel_bundle(directory: Path) -> Path:
     """Kernels and recipe of one layer with an FP8 pool; no graph."""
-    from trtc.builder.targets.tensorrt_kernels import write_kernels
+    from trtc.builder.targets.tensorrt.kernels import write_kernels
 
     directory.mkdir()
     pool = ("num_pages", 2, 16, 2, 64)
@@ -71,7 +72,7 @@ def write_kernel_bundle(directory: Path) -> Path:
         domain=TRTC_DOMAIN,
         num_heads=4,
         scale=0.125,
-        pieces=8,
+        splits=8,
         out_dtype="bf16",
         **sizes,
     )
@@ -82,7 +83,7 @@ def write_kernel_bundle(directory: Path) -> Path:
         domain=TRTC_DOMAIN,
         num_heads=4,
         head_dim=64,
-        pieces=8,
+        splits=8,
     )
     graph = onnx.helper.make_graph(
         [write, attend, split, combine],
@@ -91,7 +92,7 @@ def write_kernel_bundle(directory: Path) -> Path:
         [info("out", bf16, ("T", 256)), info("written", fp8, pool)],
         value_info=[info("rows", bf16, ("T", 256))],
     )
-    kv = KvGeometry(num_layers=1, page_size=16, num_kv_heads=2, head_dim=64, dtype="f8e4m3")
+    kv = uniform_layout(num_layers=1, page_size=16, num_kv_heads=2, head_dim=64, dtype="f8e4m3")
     limits = Limits(max_batch_size=4, max_seq_len=64, max_num_tokens=32)
     kernels = write_kernels(Module(onnx.helper.make_model(graph), {}, kv, limits), 90, directory)
     recipe = Recipe(

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 
-from trtc.plugins.cuda.compile import SHARED_BYTES, CompiledKernel, compile_kernel
-from trtc.plugins.cuda.cpp import CudaSource
-from trtc.plugins.cuda.launch import Launch, Variant
-from trtc.plugins.cuda.nvrtc import compile_cuda
-from trtc.protos.manifest import KvGeometry, Limits
+from trtc.builder.targets.gpu.nvrtc import compile_cuda
+from trtc.builder.targets.gpu.ptx import CompiledKernel
+from trtc.builder.targets.gpu.triton import compile_kernel
+from trtc.plugins.gpu.arch import ARCHS
+from trtc.plugins.gpu.lowering import Launch, Variant
+from trtc.plugins.gpu.sources import CudaSource
+from trtc.protos.manifest import Limits
 
-KV = KvGeometry(num_layers=1, page_size=16, num_kv_heads=8, head_dim=128, dtype="bf16")
+PAGE_SIZE = 16
 LIMITS = Limits(max_batch_size=64, max_seq_len=1024, max_num_tokens=2048)
 
 
@@ -23,7 +25,7 @@ def compiled(variant: Variant, sm: int) -> Iterator[CompiledKernel]:
                 else compile_kernel(source, sm)
             )
             assert kernel.cubin.startswith(b"\x7fELF")
-            assert kernel.shared_bytes <= SHARED_BYTES[sm]
+            assert kernel.shared_bytes <= ARCHS[sm].shared_bytes
             assert ".local" not in kernel.ptx.decode(), "indexes registers"
             assert len(kernel.parameters) == len(launch.arguments)
             yield kernel

@@ -22,9 +22,11 @@ from trtc.builder.module import Module
 from trtc.builder.passes.base import run_passes
 from trtc.builder.passes.order import cuda_passes
 from trtc.builder.targets.base import Compiled, CompileRequest
-from trtc.protos.launches import LaunchPlan, read_launches
-from trtc.protos.manifest import GRAPH_FILE, KvGeometry, weights_files
+from trtc.protos.kv import CacheLayout
+from trtc.protos.launch_plan import LaunchPlan, read_launches
+from trtc.protos.manifest import GRAPH_FILE, weights_files
 from trtc.quant.scheme import Scheme
+from trtc.runtime.executors.cuda.device import HostArray
 from trtc.runtime.executors.cuda.executor import CudaExecutor
 from trtc.runtime.executors.cuda.program import CudaEngineFiles
 from trtc.runtime.executors.weights import map_weights
@@ -45,7 +47,7 @@ class Lowered:
 
     executor: CudaExecutor
     evaluator: Evaluator
-    kv: KvGeometry
+    kv: CacheLayout
     launches: LaunchPlan
     launched: list[str]
     """Kernels and products in the order they ran."""
@@ -57,7 +59,7 @@ class LoweredRanks:
 
     executors: tuple[CudaExecutor, ...]
     evaluator: Evaluator
-    kv: KvGeometry
+    kv: CacheLayout
     """Of the whole model."""
     launched: tuple[list[str], ...]
     """By each rank."""
@@ -83,7 +85,9 @@ class _Engine:
         weights = self.path / weights_files(self.compiled.facts.tp)[rank]
         executor = CudaExecutor(
             CudaEngineFiles(
-                self.path, self.launches, map_weights(weights, self.compiled.ledger.weights)
+                self.path,
+                self.launches,
+                HostArray(map_weights(weights, self.compiled.ledger.weights)),
             ),
             device,
             limits=LIMITS,
@@ -173,7 +177,7 @@ def stand_in_for_compiler() -> dict[str, Any]:
     """Let this process write keys of sources in place of cubins; fills what it returns with the
     sources by their keys."""
     from trtc.builder.targets import cuda_lowering
-    from trtc.plugins.cuda.compile import CompiledKernel
+    from trtc.builder.targets.gpu.ptx import CompiledKernel
 
     sources: dict[str, Any] = {}
 
@@ -191,8 +195,8 @@ def interpretable(launches: LaunchPlan, engine: Path, sources: Mapping[str, Any]
     """Without the variants that have CUDA C++ in them, which no interpreter runs."""
     import msgspec
 
-    from trtc.plugins.cuda.cpp import CudaSource
-    from trtc.protos.launches import KernelCall
+    from trtc.plugins.gpu.sources import CudaSource
+    from trtc.protos.launch_plan import KernelCall
 
     native = {
         number

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from tests.support.lowered import RunWork
 from tests.support.triton_kernels import INTERPRETED_SM, Work, interpret_work
-from trtc.plugins.cuda.launch import DIMS
+from trtc.plugins.gpu.lowering import DIMS
 from trtc.plugins.sampling.tensors import (
     DRAW,
     DRAW_FILTERED,
@@ -17,8 +17,8 @@ from trtc.plugins.sampling.tensors import (
     RESTORE,
     sampling_tensors,
 )
-from trtc.runtime.philox import uniforms
-from trtc.runtime.sampler import NO_LOGPROBS, SamplingBatch, SparseRows
+from trtc.runtime.sampling.philox import uniforms
+from trtc.runtime.sampling.sampler import NO_LOGPROBS, SamplingBatch, SparseRows
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]

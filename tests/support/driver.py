@@ -5,17 +5,18 @@ from collections.abc import Sequence as Items
 
 from tests.support.lazy import LazyEcho
 from tests.support.requests import greedy_request
+from trtc.runtime.engine.step_pipeline import StepPipeline
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
-from trtc.runtime.kv_pool import KvPool
-from trtc.runtime.prefix_cache import PrefixCache
-from trtc.runtime.request import GenerationRequest
-from trtc.runtime.scheduler import StepLimits, plan
-from trtc.runtime.scheduler_state import SchedulerState
-from trtc.runtime.sequence import Sequence, Status, rank_of
-from trtc.runtime.step_pipeline import StepPipeline
-from trtc.runtime.step_plan import StepPlan
+from trtc.runtime.requests.request import GenerationRequest
+from trtc.runtime.scheduling.kv_pool import KvPool
+from trtc.runtime.scheduling.prefix_cache import PrefixCache
+from trtc.runtime.scheduling.scheduler import StepLimits, plan
+from trtc.runtime.scheduling.scheduler_state import SchedulerState
+from trtc.runtime.scheduling.sequence import Sequence, Status, rank_of
+from trtc.runtime.scheduling.step_plan import StepPlan
 
 AGEING_S = 10.0
+OVERDUE_S = 60.0
 
 
 class Driver:
@@ -25,10 +26,17 @@ class Driver:
         self, options: EchoOptions, *, prefix_cache: bool = True, ahead: bool = False
     ) -> None:
         self.executor = LazyEcho(options) if ahead else EchoExecutor(options)
-        cache = PrefixCache(KvPool(options.num_pages, options.page_size), enabled=prefix_cache)
-        self.state = SchedulerState(cache, num_lanes=options.max_batch_size)
+        pool = KvPool(options.num_pages, options.page_size, options.windows)
+        cache = PrefixCache(pool, enabled=prefix_cache)
+        self.state = SchedulerState(
+            cache,
+            num_lanes=options.max_batch_size,
+            rope_switch=options.rope_switch,
+            ageing_s=AGEING_S,
+            overdue_s=OVERDUE_S,
+        )
         self.limits = StepLimits(options.max_num_tokens)
-        max_context = min(options.max_seq_len, options.num_pages * options.page_size)
+        max_context = self.executor.kv.longest_sequence(options.num_pages, options.max_seq_len)
         self.pipeline = StepPipeline(self.executor, self.state, max_context=max_context)
         self._numbers = itertools.count()
         self.now = 0.0
@@ -38,8 +46,10 @@ class Driver:
         """All sequences of each request, finished ones too."""
 
     def submit(self, request: GenerationRequest, *, eos: frozenset[int] = frozenset()) -> Sequence:
-        rank = rank_of(request.priority, self.now, next(self._numbers), AGEING_S)
-        sequence = Sequence(request, rank=rank, eos_token_ids=eos)
+        number = next(self._numbers)
+        order = rank_of(request.priority, self.now, number, AGEING_S)
+        sequence = Sequence(request, number=number, order=order, eos_token_ids=eos)
+        self.state.tick(self.now)
         self.sequences[request.request_id] = [sequence]
         self.state.enqueue(sequence)
         return sequence
@@ -65,6 +75,7 @@ class Driver:
 
     def launch(self) -> bool:
         """Launch the next step, if there is one; nothing may wait in vain."""
+        self.state.tick(self.now)
         step_plan = plan(self.state, self.limits)
         assert step_plan.num_tokens <= self.limits.max_num_tokens
         if not step_plan.chunks:
@@ -101,11 +112,12 @@ class Driver:
 def solo_outputs(request: GenerationRequest, options: EchoOptions) -> list[list[int]]:
     """What a request gives alone: one chunk, no cache, a pool that nobody else uses."""
     length = len(request.prompt_ids) + request.max_tokens
-    pages = request.n * (-(-length // options.page_size) + 1)
+    pages = request.n * (-(-length // options.page_size) + 1) * len(options.windows)
     alone = EchoOptions(
         vocab_size=options.vocab_size,
         num_pages=pages,
         page_size=options.page_size,
+        windows=options.windows,
         max_batch_size=request.n,
         max_seq_len=options.max_seq_len,
         max_num_tokens=length + request.n,

@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from tests.support.evaluate import LIMITS, PAGE_SIZE
-from tests.support.models import tiny_config
+from tests.support.models import architecture_of, tiny_config
 from tests.support.steps import Run, Stepper
 from trtc.builder.checkpoint.dummy import DummyReader, dummy_checkpoint
 from trtc.builder.evaluator import Evaluator
@@ -27,14 +27,15 @@ from trtc.builder.request import BuildRequest
 from trtc.builder.targets.base import CompileRequest
 from trtc.builder.targets.cpu import CpuTarget
 from trtc.plugins.cpu.host import object_file, runnable_isas
+from trtc.protos.kv import CacheLayout
 from trtc.protos.manifest import (
     GRAPH_FILE,
     PLAN_FILE,
     WEIGHTS_FILE,
-    KvGeometry,
     read_manifest,
 )
 from trtc.protos.plan import read_plan
+from trtc.protos.step import GRAPH_INPUTS, group_input
 from trtc.quant.scheme import Scheme
 from trtc.runtime.executors.base import Executor, StepBatch
 from trtc.runtime.executors.cpu import CpuEngineFiles, CpuExecutor
@@ -72,20 +73,32 @@ def open_executor(engine: Path, *, num_threads: int = 1, num_pages: int = NUM_PA
     opening = prepare_cpu(OpenRequest(engine, read_manifest(engine), 1, dummy_weights=False))
     request = replace(opening.request, num_threads=num_threads)
     executor = replace(opening, request=request).open(num_pages)
-    executor._pool._pages[:] = 0xFF
+    fill_pool(executor, 0xFF)
     return executor
+
+
+def fill_pool(executor: CpuExecutor, byte: int) -> None:
+    for region in executor._pool._regions:
+        region[:] = byte
 
 
 def engine_stepper(
     executor: Executor, *, scramble: int | None = 1, num_pages: int = NUM_PAGES
 ) -> Stepper:
     """The same driver as the evaluator's, over an engine and its own pool."""
-    return Stepper(engine_run(executor), executor.kv, num_pages, scramble)
+    return Stepper(engine_run(executor), executor.kv, num_pages, scramble, executor.limits)
 
 
 def engine_run(executor: Executor) -> Run:
     def run(inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        arrays = {name: array for name, array in inputs.items() if not name.startswith("kv_")}
+        groups = range(max(1, len(executor.kv.groups)))
+        arrays = {
+            one.name: np.concatenate(
+                [inputs[group_input(one.name, group)] for group in groups if one.per_group]
+                or [inputs[one.name]]
+            )
+            for one in GRAPH_INPUTS
+        }
         pools = {f"{name}_out": pool for name, pool in inputs.items() if name.startswith("kv_")}
         return {"logits": executor.logits(StepBatch(**arrays)), **pools}
 
@@ -102,7 +115,7 @@ class Compiled:
 
     executor: CpuExecutor
     evaluator: Evaluator
-    kv: KvGeometry
+    kv: CacheLayout
 
 
 def compile_dummy(
@@ -200,5 +213,5 @@ class LivelyReader:
 def config_dict(family: str, **overrides: Any) -> dict[str, Any]:
     """A tiny config.json as Transformers writes it."""
     config = tiny_config(family, **overrides)
-    named = type(config).__name__.replace("Config", "ForCausalLM")
-    return {**json.loads(config.to_json_string(use_diff=False)), "architectures": [named]}
+    fields = json.loads(config.to_json_string(use_diff=False))
+    return {**fields, "architectures": [architecture_of(family)]}

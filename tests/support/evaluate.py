@@ -25,6 +25,7 @@ def source_module(
     quantization: CheckpointQuantization | None = None,
     max_seq_len: int = LIMITS.max_seq_len,
     page_size: int = PAGE_SIZE,
+    window_groups: bool = False,
 ) -> tuple[Module, TensorReader]:
     """The source graph of a checkpoint, and the reader of its weights."""
     checkpoint = open_checkpoint(str(path))
@@ -34,9 +35,17 @@ def source_module(
         max_batch_size=LIMITS.max_batch_size,
         max_seq_len=max_seq_len,
         max_num_tokens=LIMITS.max_num_tokens,
+        rope_switch=spec.rope_switch,
     )
     named = SCHEMES[scheme]
-    request = GraphRequest(named, kv_dtype or named.dtype, limits, quantization, page_size)
+    request = GraphRequest(
+        named,
+        kv_dtype or named.dtype,
+        limits,
+        quantization,
+        page_size,
+        window_groups=window_groups,
+    )
     return build_graph(spec, request, reader), reader
 
 
@@ -45,4 +54,5 @@ def stepper(
 ) -> Stepper:
     """The checkpoint behind a pool of scrambled pages."""
     module, reader = source_module(path, scheme, **options)
-    return Stepper(Evaluator(module, reader).run, module.kv, scramble=scramble)
+    run = Evaluator(module, reader).run
+    return Stepper(run, module.kv, scramble=scramble, limits=module.limits)

@@ -9,22 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from tests.builder.passes.tiny import Tiny, scheme_of, tiny
+from tests.support.caches import new_pools, outputs_as_inputs
 from tests.support.mesh import Mesh
 from trtc.builder.evaluator import Evaluator, Exchange, alone
 from trtc.builder.passes.base import run_passes
 from trtc.builder.passes.order import cuda_passes
 from trtc.builder.passes.shard import module_of_rank
-from trtc.builder.recipes import Array
-from trtc.plugins.rounding import NUMPY_DTYPES
-from trtc.protos.manifest import KvGeometry, Limits
+from trtc.protos.kv import CacheLayout
+from trtc.protos.manifest import Limits
 from trtc.runtime.executors.base import Float32s, PendingStep, StepBatch
 from trtc.runtime.executors.ranks.link import Link
 from trtc.runtime.executors.ranks.messages import Open, Order
 from trtc.runtime.executors.ranks.worker import serve_rank
-from trtc.runtime.sampler import SampledTokens, SamplingBatch, sample
+from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch, sample
 
 NUM_PAGES = 32
 
@@ -49,16 +47,14 @@ class EvaluatedExecutor:
         self._run = Evaluator(module_of_rank(module, rank), reader, exchange).run
         self._kv, self._limits, self._mesh = module.kv, module.limits, mesh
         self._vocab_size = module.model.graph.output[0].type.tensor_type.shape.dim[1].dim_value
-        shape = (NUM_PAGES, 2, self._kv.page_size, self._kv.num_kv_heads, self._kv.head_dim)
-        dtype = NUMPY_DTYPES[self._kv.dtype]
-        self._pools: list[Array] = [np.zeros(shape, dtype) for _ in range(self._kv.num_layers)]
+        self._pools = new_pools(self._kv, NUM_PAGES)
 
     @property
     def limits(self) -> Limits:
         return self._limits
 
     @property
-    def kv(self) -> KvGeometry:
+    def kv(self) -> CacheLayout:
         return self._kv
 
     @property
@@ -78,14 +74,13 @@ class EvaluatedExecutor:
 
     def logits(self, batch: StepBatch) -> Float32s:
         inputs = {name: array for name, array in vars(batch).items() if array is not None}
-        inputs |= {f"kv_{index}": pool for index, pool in enumerate(self._pools)}
-        outputs = self._run(inputs)
-        self._pools = [outputs[f"kv_{index}_out"] for index in range(len(self._pools))]
+        outputs = self._run(inputs | self._pools)
+        self._pools = outputs_as_inputs(self._pools, outputs)
         return outputs["logits"]
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         for source, target in zip(sources, targets, strict=True):
-            for pool in self._pools:
+            for pool in self._pools.values():
                 pool[target] = pool[source]
 
     def check(self) -> None:

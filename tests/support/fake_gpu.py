@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.plugins.attention_pieces import pieces
+from trtc.plugins.attention.split_kv import TENSORRT
 from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.bundle import KernelFacts
@@ -271,7 +271,7 @@ class FakeGpu:
         self, kernel: CubinKernel, named: dict[str, Any], grid: tuple[int, int]
     ) -> dict[str, Any]:
         arrays = self._attention(kernel, named, grid)
-        return arrays | self._pieces(kernel, named, arrays["num_sequences"])
+        return arrays | self._splits(kernel, named, arrays["num_sequences"])
 
     def _combine(
         self, kernel: CubinKernel, named: dict[str, Any], grid: tuple[int, int]
@@ -287,12 +287,12 @@ class FakeGpu:
             "context_lens": self.array(named["context_lens"], "i32", [sequences]),
             "num_sequences": sequences,
             "out": self.array(named["out"], facts.dtypes["rows"], shape),
-            **self._pieces(kernel, named, sequences),
+            **self._splits(kernel, named, sequences),
         }
 
-    def _pieces(self, kernel: CubinKernel, named: dict[str, Any], sequences: int) -> dict[str, Any]:
+    def _splits(self, kernel: CubinKernel, named: dict[str, Any], sequences: int) -> dict[str, Any]:
         a = kernel.facts.attributes
-        width = int(a["pieces"]) * int(a["num_heads"])
+        width = int(a["splits"]) * int(a["num_heads"])
         return {
             "partial": self.array(named["partial"], "f32", [sequences, width * int(a["head_dim"])]),
             "stats": self.array(named["stats"], "f32", [sequences, 2 * width]),
@@ -317,11 +317,11 @@ def run_reference(
 
 
 def _longest(facts: KernelFacts, contexts: Array, grid: tuple[int, int]) -> int:
-    """Pieces of a grid: enough for every sequence, and none that no sequence of it can have."""
-    if "pieces" not in facts.attributes:
+    """Splits of a grid: enough for every sequence, and none that no sequence of it can have."""
+    if "splits" not in facts.attributes:
         return 1
-    window, most = int(facts.attributes["window"]), int(facts.attributes["pieces"])
-    needed = max(len(pieces(int(context), window, most)) for context in contexts)
+    window, most = int(facts.attributes["window"]), int(facts.attributes["splits"])
+    needed = max(len(TENSORRT.ranges(int(context), window, most)) for context in contexts)
     given = grid[1] // int(facts.attributes["num_kv_heads"])
     assert needed <= given <= most
     return given

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.triton_kernels import Work, launches_of, programs
-from trtc.plugins.cuda.compile import compile_kernel
-from trtc.plugins.cuda.gpu import device_sm
-from trtc.plugins.cuda.launch import Launch
+from trtc.builder.targets.gpu.triton import compile_kernel
+from trtc.plugins.gpu.lowering import Launch
+from trtc.plugins.gpu.probe import device_sm
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
 from trtc.runtime.device.driver_api import DriverApi
-from trtc.runtime.executors.cuda.device import Kernel, Place, ProgramDevice
+from trtc.runtime.executors.cuda.device import HostArray, Kernel, Place, ProgramDevice
 from trtc.runtime.executors.cuda.gpu_device import GpuDevice
 
 Array = NDArray[Any]
@@ -51,7 +51,10 @@ class Gpu:
     def upload(self, arrays: Mapping[str, Array]) -> dict[str, Place]:
         return {
             name: Place(
-                self.device.upload(np.ascontiguousarray(array).reshape(-1).view(np.uint8)), 0
+                self.device.upload(
+                    HostArray(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+                ),
+                0,
             )
             for name, array in arrays.items()
         }

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from tests.support import cuda_on_cpu
 from tests.support.library_product import library_product
 from trtc.builder.evaluator import Exchange, alone
-from trtc.plugins.cuda.cpp import CudaSource
-from trtc.runtime.executors.cuda.device import Kernel, Operand, Place, Product, Tiles
+from trtc.plugins.gpu.sources import CudaSource
+from trtc.runtime.executors.cuda.device import HostBytes, Kernel, Operand, Place, Product, Tiles
 
 Bytes = NDArray[np.uint8]
 
@@ -80,8 +80,10 @@ class InterpretedDevice:
     def allocate(self, num_bytes: int) -> HostMemory:
         return HostMemory(torch.full((num_bytes,), POISON, dtype=torch.uint8))
 
-    def upload(self, data: Bytes) -> HostMemory:
-        return HostMemory(torch.from_numpy(data.copy()))
+    def upload(self, data: HostBytes) -> HostMemory:
+        copy = np.empty(data.num_bytes, np.uint8)
+        data.read(0, copy)
+        return HostMemory(torch.from_numpy(copy))
 
     def map_tiles(self, tiles: Sequence[Tiles]) -> HostMemory:
         maps = b"".join(

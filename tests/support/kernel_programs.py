@@ -7,15 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from trtc.protos.launches import (
-    CallLaunches,
-    KernelCode,
-    LaunchPlan,
-    SamplingPlan,
-    StepBlock,
-)
-from trtc.protos.manifest import KvGeometry
-from trtc.runtime.executors.cuda.device import Kernel
+from trtc.protos.kv import uniform_layout
+from trtc.protos.launch_plan import CallLaunches, KernelCode, LaunchPlan, SamplingPlan, StepBlock
+from trtc.runtime.executors.cuda.device import HostArray, Kernel
 from trtc.runtime.executors.cuda.program import CudaEngineFiles, Program
 
 
@@ -61,6 +55,6 @@ def open_program(
         arena_bytes=1,
         scratch_bytes=1,
     )
-    kv = KvGeometry(num_layers=1, page_size=1, num_kv_heads=1, head_dim=1, dtype="bf16")
-    files = CudaEngineFiles(engine, launches, np.zeros(1, np.uint8))
+    kv = uniform_layout(num_layers=1, page_size=1, num_kv_heads=1, head_dim=1, dtype="bf16")
+    files = CudaEngineFiles(engine, launches, HostArray(np.zeros(1, np.uint8)))
     return Program(files, device, kv=kv, vocab_size=1, num_pages=1)

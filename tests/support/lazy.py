@@ -8,7 +8,7 @@ import numpy as np
 
 from trtc.runtime.executors.base import NO_SOURCE, Int32s, PendingStep, StepBatch
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
-from trtc.runtime.sampler import SampledTokens, SamplingBatch
+from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch
 
 _UNKNOWN = -(10**6)
 """What stands for a token that the host does not know: no vocabulary has it."""

@@ -9,7 +9,7 @@ from tests.support.kernels import KernelCall
 from tests.support.operands import random_array, scalar
 from tests.support.weights import random_scales, random_weight, stored, stored_groups
 from trtc.plugins.compact import compact_scales
-from trtc.plugins.cuda.launch import Site, Variant
+from trtc.plugins.gpu.lowering import Site, Variant
 from trtc.plugins.linear.op import LINEAR
 
 ROWS = 33
@@ -129,14 +129,14 @@ def take_rows(call: KernelCall, rows: slice) -> KernelCall:
 
 def tile_variants(site: Site) -> tuple[Variant, ...]:
     """The tile kernel alone, as `lower` gives variants."""
-    from trtc.plugins.linear.cuda import tiles_launch
+    from trtc.plugins.gemm.cuda import tiles_launch
 
     return (Variant(work=(tiles_launch(site),), max_rows=site.limits.max_num_tokens),)
 
 
 def cap_variants(site: Site) -> tuple[Variant, ...]:
     """What follows the library's product."""
-    from trtc.plugins.linear.cuda import lower
+    from trtc.plugins.gemm.cuda import lower_gemm
 
-    variant = lower(site)[-1]
+    variant = lower_gemm(site)[-1]
     return (replace(variant, work=variant.work[1:]),)

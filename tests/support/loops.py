@@ -8,11 +8,11 @@ from pathlib import Path
 
 from tests.support.lazy import LazyEcho
 from trtc.protos.errors import TrtcError
-from trtc.runtime.completion import Result, collect
+from trtc.runtime.engine.loop import Delivery, EngineLoop, LoopConfig
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
-from trtc.runtime.loop import Delivery, EngineLoop, LoopConfig
-from trtc.runtime.request import GenerationRequest, Output
-from trtc.runtime.tokenizer import Tokenizer
+from trtc.runtime.requests.completion import Result, collect
+from trtc.runtime.requests.request import GenerationRequest, Output
+from trtc.runtime.text.tokenizer import Tokenizer
 
 PYLLAMA = Path(__file__).parents[2] / "examples" / "models" / "pyllama"
 PATIENCE_S = 30.0
@@ -70,7 +70,7 @@ class Loop(EngineLoop):
         assert not self._state.has_work
         assert not self._live
         assert not self._sequences
-        assert self._num_queued == 0
+        assert self._queue.num_taken == 0
 
 
 @contextmanager

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from tests.support.kernels import KernelCall
 from tests.support.triton_kernels import INTERPRETED_SM, Work, interpret_work
 from tests.support.weights import in_memory
-from trtc.plugins.cuda.launch import DIMS, Site
+from trtc.plugins.gpu.lowering import DIMS, Site
 from trtc.plugins.rounding import NUMPY_DTYPES
-from trtc.protos.manifest import KvGeometry, Limits
+from trtc.protos.manifest import Limits
 
 Array = NDArray[Any]
 RowAxis = Literal["tokens", "rows"]
@@ -31,20 +31,13 @@ def site_of(call: KernelCall, rows: RowAxis, sm: int) -> Site:
         strides[name] = strides[source] if source else int(output.shape[-1]) + _GUARD
     axes = call.op.bind_axes(call.types, call.attributes)
     pool = types.get("pool")
-    page_size, num_kv_heads, head_dim = pool.shape[2:] if pool else (16, 1, 64)
     return Site(
         dtypes={name: tensor.dtype for name, tensor in types.items()},
         strides=strides,
         axes={name: int(n) for name, n in axes.items() if name not in call.op.row_axes},
         attributes=call.op.complete_attributes(call.attributes),
         rows=rows,
-        kv=KvGeometry(
-            num_layers=1,
-            page_size=int(page_size),
-            num_kv_heads=int(num_kv_heads),
-            head_dim=int(head_dim),
-            dtype=pool.dtype if pool else "bf16",  # type: ignore[arg-type]
-        ),
+        page_size=int(pool.shape[2]) if pool else 16,
         limits=Limits(max_batch_size=64, max_seq_len=1024, max_num_tokens=1024),
         sm=sm,
     )

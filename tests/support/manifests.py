@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from trtc.builder.package import seal
+from trtc.protos.kv import uniform_layout
 from trtc.protos.manifest import (
     ByteLedger,
-    KvGeometry,
     Limits,
     Manifest,
     ModelFacts,
@@ -43,7 +43,7 @@ def tiny_manifest(**fields: Any) -> Manifest:
             calibration_sha256=None,
         ),
         target=TargetFacts(kind="cpu", name="cpu:generic", archs=("generic",), toolchain="g++"),
-        kv=KvGeometry(num_layers=2, page_size=8, num_kv_heads=2, head_dim=16, dtype="f32"),
+        kv=uniform_layout(num_layers=2, page_size=8, num_kv_heads=2, head_dim=16, dtype="f32"),
         limits=Limits(max_batch_size=4, max_seq_len=128, max_num_tokens=64),
         ledger=ByteLedger(weights=0, activations=0, page=4096),
         has_tokenizer=False,

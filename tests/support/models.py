@@ -84,6 +84,20 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "final_logit_softcapping": 5.0,
         },
     ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {
+            "num_hidden_layers": 6,
+            "head_dim": 32,
+            "sliding_window": WINDOW,
+            "sliding_window_pattern": 3,
+            "query_pre_attn_scalar": 24,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+            },
+        },
+    ),
     "phi3": ("Phi3Config", {"sliding_window": WINDOW}),
     "phi3_longrope": (
         "Phi3Config",
@@ -124,6 +138,12 @@ def tiny_config(family: str, **overrides: Any) -> Any:
     return getattr(transformers, class_name)(**merged)
 
 
+def architecture_of(family: str) -> str:
+    """What the variant's config.json has as its architecture."""
+    kind = type(tiny_config(family)).__name__
+    return kind.removesuffix("Config").removesuffix("Text") + "ForCausalLM"
+
+
 def tiny_checkpoint(
     family: str,
     directory: Path,
@@ -153,7 +173,7 @@ def _random_like(name: str, parameter: torch.Tensor, family: str) -> torch.Tenso
     if name.endswith("bias"):
         return 0.3 * noise
     if parameter.dim() == 1:
-        return 0.2 * noise + (0.0 if family == "gemma2" else 1.0)
+        return 0.2 * noise + (0.0 if family.startswith("gemma") else 1.0)
     if "embed_tokens" in name:
         # Small, or a tied model would do nothing but repeat its last token.
         return 0.12 * noise
@@ -185,8 +205,12 @@ def transformers_logits(
 
 
 def transformers_greedy(path: Path, ids: Sequence[int], n: int) -> list[int]:
-    """The `n` most likely tokens after `ids`, one by one, not stopping at an end token."""
+    """The `n` most likely tokens after `ids`, one by one, not stopping at an end token.
+
+    Where longrope changes its factors the cache is dropped, as Phi3's `generate` does.
+    """
     model = transformers_model(path)
+    switch = getattr(model.config, "original_max_position_embeddings", None)
     tokens = torch.tensor([list(ids)])
     cache = None
     found: list[int] = []
@@ -196,4 +220,6 @@ def transformers_greedy(path: Path, ids: Sequence[int], n: int) -> list[int]:
             cache = step.past_key_values
             found.append(int(step.logits[0, -1].argmax()))
             tokens = torch.tensor([[found[-1]]])
+            if switch is not None and len(ids) + len(found) == switch + 1:
+                cache, tokens = None, torch.tensor([[*ids, *found]])
     return found

@@ -13,13 +13,13 @@ _TOLERANCES = {"f32": (1e-5, 1e-4), "f16": (1e-3, 1 / 256)}
 
 def attend(call: Attention, tactic: int) -> Array:
     """`out` of paged_attention's kernel, poisoned where it writes nothing."""
-    from trtc.plugins.paged_attention import cuda_one_launch
+    from trtc.plugins.paged_attention import tensorrt_kernel
 
     arguments = (dtype_names(call.batch), call.attributes, call.batch.pool.shape[2], tactic)
     launch = Launch(
-        module="paged_attention.cuda_one_launch",
+        module="paged_attention.tensorrt_kernel",
         arguments=arguments,
-        grid=(num_tiles(call, cuda_one_launch.kernel(*arguments)), call.num_kv_heads, 1),
+        grid=(num_tiles(call, tensorrt_kernel.kernel(*arguments)), call.num_kv_heads, 1),
         arrays={**inputs(call), "out": np.full_like(call.batch.q, np.nan)},
     )
     return interpret(launch)["out"]
@@ -27,7 +27,7 @@ def attend(call: Attention, tactic: int) -> Array:
 
 def num_tiles(call: Attention, source: Any) -> int:
     """Programs of a kernel along the first axis."""
-    from trtc.plugins.cuda.attention_one_launch import block_q
+    from trtc.plugins.attention.tensorrt_tiles import block_q
 
     return call.num_tokens // block_q(source) + len(call.batch.context_lens)
 

@@ -1,4 +1,4 @@
-"""What the inline assembly of plugins/cuda/weights.py computes, for Triton's interpreter."""
+"""What the inline assembly of plugins/gemm/triton/weights.py computes, for Triton's interpreter."""
 
 import triton
 import triton.language as tl

@@ -20,15 +20,17 @@ from trtc.builder.checkpoint.dummy import dummy_checkpoint
 from trtc.builder.families.registry import decoder_spec
 from trtc.builder.graph import GraphRequest, build_graph
 from trtc.builder.module import Module
-from trtc.builder.package import file_facts, seal
+from trtc.builder.package import seal
 from trtc.builder.passes.base import run_passes
 from trtc.builder.pipeline import build
 from trtc.builder.recipes import TensorReader
 from trtc.builder.request import BuildRequest
-from trtc.builder.targets import tensorrt_compile, tensorrt_rtx
 from trtc.builder.targets.base import CompileRequest
+from trtc.builder.targets.tensorrt import compile as tensorrt_compile
+from trtc.builder.targets.tensorrt import rtx as tensorrt_rtx
 from trtc.plugins.registry import REGISTRY
 from trtc.protos.stages import read_stages
+from trtc.quant.hashing import file_facts
 from trtc.quant.scheme import SCHEMES
 from trtc.runtime.executors import tensorrt_opening
 
@@ -145,7 +147,7 @@ def run_interpreted(
     facts = kernel.facts
     is_write = facts.op == "kv_write"
     launch = Launch(
-        module="kv_write.cuda" if is_write else f"{facts.op}.cuda_one_launch",
+        module="kv_write.tensorrt_kernel" if is_write else f"{facts.op}.tensorrt_kernel",
         arguments=(
             facts.dtypes,
             dict(facts.attributes),

@@ -24,7 +24,7 @@ from trtc.runtime.executors.ranks.group import Patience, RankGroup
 from trtc.runtime.executors.ranks.link import Link
 from trtc.runtime.executors.ranks.messages import Open, Order
 from trtc.runtime.executors.ranks.worker import serve_rank
-from trtc.runtime.sampler import SamplingBatch
+from trtc.runtime.sampling.sampler import SamplingBatch
 
 SHORT = Patience(start=30.0, open=30.0, step=2.0, grace=1.0)
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from trtc.runtime.request import GenerationRequest, SamplingParams
+from trtc.protos.sampling import SamplingParams
+from trtc.runtime.requests.request import GenerationRequest
 
 
 def greedy_request(

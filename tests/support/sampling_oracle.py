@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from trtc.runtime.request import SamplingParams
-from trtc.runtime.sampler import SamplingBatch, TokenCounts
+from trtc.protos.sampling import SamplingParams
+from trtc.runtime.sampling.sampler import SamplingBatch, TokenCounts
 
 Float32s = NDArray[np.float32]
 

@@ -14,20 +14,18 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from trtc.protos.manifest import (
-    ByteLedger,
-    Canary,
-    Manifest,
-    ModelFacts,
-    SchemeFacts,
-    TargetFacts,
-)
+from trtc.protos.manifest import ByteLedger, Canary, Manifest, ModelFacts, SchemeFacts, TargetFacts
+from trtc.protos.sampling import NO_DEFAULTS, SamplingDefaults
+from trtc.runtime.engine.loop import EngineLoop, LoopConfig
 from trtc.runtime.executors.base import Executor
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
-from trtc.runtime.loop import EngineLoop, LoopConfig
-from trtc.runtime.server.app import EngineSource, Server, ServerConfig
+from trtc.runtime.requests.request_defaults import request_defaults
+from trtc.runtime.scheduling.scheduler_state import OVERDUE_S
+from trtc.runtime.server.app import Server, ServerConfig
+from trtc.runtime.server.engines import EngineConfig, EngineSource
 from trtc.runtime.server.handle import EngineHandle
-from trtc.runtime.tokenizer import Tokenizer
+from trtc.runtime.server.limits import ServiceLimits
+from trtc.runtime.text.tokenizer import Tokenizer
 
 TOKENIZER = Path(__file__).parents[2] / "examples" / "models" / "pyllama"
 EOS = 2
@@ -46,6 +44,9 @@ class EchoEngine:
     options: EchoOptions = field(default_factory=EchoOptions)
     tokenizer: Path | None = None
     canaries: tuple[Canary, ...] = ()
+    overdue_s: float = OVERDUE_S
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
+    canary_tolerance: float = 0.0
 
 
 def manifest(engine: EchoEngine, executor: Executor) -> Manifest:
@@ -64,6 +65,7 @@ def manifest(engine: EchoEngine, executor: Executor) -> Manifest:
             bos_token_id=None,
             eos_token_ids=(EOS,),
             pad_token_id=None,
+            sampling_defaults=engine.sampling_defaults,
         ),
         scheme=SchemeFacts(
             name="fp32",
@@ -78,34 +80,46 @@ def manifest(engine: EchoEngine, executor: Executor) -> Manifest:
         ledger=ByteLedger(weights=0, activations=0, page=executor.kv.page_bytes),
         has_tokenizer=engine.tokenizer is not None,
         canaries=engine.canaries,
+        canary_tolerance=engine.canary_tolerance,
         files={},
     ).sealed()
 
 
-def open_echo(engine: EchoEngine, name: str, config: ServerConfig) -> EngineHandle:
+def open_echo(engine: EchoEngine, name: str, config: EngineConfig) -> EngineHandle:
     return serve_executor(EchoExecutor(engine.options), engine, name, config)
 
 
 def serve_executor(
-    executor: Executor, engine: EchoEngine, name: str, config: ServerConfig
+    executor: Executor, engine: EchoEngine, name: str, config: EngineConfig
 ) -> EngineHandle:
     """The running loop of an executor that echoes."""
     tokenizer = Tokenizer.load(engine.tokenizer) if engine.tokenizer is not None else None
+    facts = manifest(engine, executor)
     loop = EngineLoop(
         executor,
         tokenizer,
         LoopConfig(
-            eos_token_ids=(EOS,), max_queue=config.max_queue, prefix_cache=config.prefix_cache
+            eos_token_ids=(EOS,),
+            defaults=request_defaults(facts.model, config.generation_config),
+            max_queue=config.max_queue,
+            prefix_cache=config.prefix_cache,
+            overdue_s=engine.overdue_s,
         ),
     )
     loop.start()
+
+    def close() -> None:
+        if tokenizer is not None:
+            tokenizer.close()
+        executor.close()
+
     return EngineHandle(
         name=name,
-        manifest=manifest(engine, executor),
+        manifest=facts,
         tokenizer=tokenizer,
         num_pages=executor.num_pages,
         loop=loop,
-        close=executor.close,
+        close=close,
     )
 
 
@@ -185,15 +199,25 @@ def _main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--drain-timeout", type=float, default=10.0)
+    parser.add_argument("--max-streams", type=int, default=ServiceLimits.max_streams)
+    parser.add_argument("--tokenizer", type=Path)
     arguments = parser.parse_args()
     logging.basicConfig(level="INFO")
-    asyncio.run(_serve(arguments.step_s, arguments.drain_timeout))
+    config = replace(
+        CONFIG,
+        drain_timeout_s=arguments.drain_timeout,
+        limits=ServiceLimits(max_streams=arguments.max_streams),
+    )
+    vocab_size = 512 if arguments.tokenizer is None else 4096
+    options = EchoOptions(
+        vocab_size=vocab_size, num_pages=2048, step_s=arguments.step_s, never=(EOS,)
+    )
+    asyncio.run(_serve(EchoEngine(options, arguments.tokenizer), config))
 
 
-async def _serve(step_s: float, drain_timeout_s: float) -> None:
-    echo = EchoEngine(EchoOptions(num_pages=2048, step_s=step_s, never=(EOS,)))
+async def _serve(echo: EchoEngine, config: ServerConfig) -> None:
     server = Server(
-        replace(CONFIG, drain_timeout_s=drain_timeout_s),
+        config,
         opener=lambda source, config: open_echo(echo, source.name, config),
     )
     running = asyncio.create_task(server.run())

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import msgspec
 
+from trtc.runtime.engine.session import Session
 from trtc.runtime.executors.base import Executor
-from trtc.runtime.session import Session
 
 
 class _SmallSteps:

@@ -6,97 +6,148 @@ outputs: the reference evaluator or a compiled engine.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.support.caches import new_pools, outputs_as_inputs
 from trtc.builder.recipes import Array
-from trtc.plugins.rounding import NUMPY_DTYPES
-from trtc.protos.manifest import KvGeometry
+from trtc.protos.kv import CacheLayout
+from trtc.protos.manifest import Limits
+from trtc.protos.step import group_input
 
 STALE = 37.0
 """What a pool holds before it is written: nobody may read it."""
 
+_GONE = 0
+"""No sequence owns this page where there are windows; nobody may read it."""
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 
 class Pages:
     """A pool's pages and the sequences that own them."""
 
-    def __init__(self, page_size: int, num_pages: int, scramble: int | None = None) -> None:
+    def __init__(
+        self,
+        page_size: int,
+        num_pages: int,
+        scramble: int | None = None,
+        limits: Limits | None = None,
+        windows: Sequence[int | None] = (None,),
+    ) -> None:
         self._page_size = page_size
-        self._free = list(range(num_pages))
+        self._windows = windows or (None,)
+        self._limits = limits
+        has_windows = any(window is not None for window in self._windows)
+        self._free = list(range(int(has_windows), num_pages))
         if scramble is not None:
             random.Random(scramble).shuffle(self._free)
-        self._owned: dict[str, list[int]] = {}
+        self._owned: dict[str, list[list[int]]] = {}
+        """Of each group of the cache layout."""
         self._lengths: dict[str, int] = {}
 
+    def restart(self, name: str) -> None:
+        """Forget a sequence's tokens; without windows it keeps its pages."""
+        self._lengths[name] = 0
+        if any(window is not None for window in self._windows):
+            pages = [page for group in self._owned.pop(name) for page in group if page != _GONE]
+            self._free = [*pages, *self._free]
+
     def step(
-        self, chunks: Mapping[str, Sequence[int]], *, all_logits: bool = True
+        self,
+        chunks: Mapping[str, Sequence[int]],
+        *,
+        all_logits: bool = True,
+        length: int | None = None,
     ) -> dict[str, NDArray[np.int32]]:
         """Append each sequence's chunk and return the step inputs, in the order given.
 
-        Logits are asked for every row, or for each sequence's last one.
+        Logits are asked for every row, or for each sequence's last one. `length`: what the
+        sequences will have, if later steps bring more of a prompt.
         """
         tokens: list[int] = []
         positions: list[int] = []
-        slots: list[int] = []
+        slots: list[list[int]] = [[] for _ in self._windows]
         starts = [0]
         for name, chunk in chunks.items():
             begin = self._lengths.get(name, 0)
             self._grow(name, begin + len(chunk))
-            pages = self._owned[name]
+            rotary = self._position_offset(length or begin + len(chunk))
             for position in range(begin, begin + len(chunk)):
                 page, offset = divmod(position, self._page_size)
-                slots.append(pages[page] * self._page_size + offset)
-                positions.append(position)
+                for group, pages in enumerate(self._owned[name]):
+                    slots[group].append(pages[page] * self._page_size + offset)
+                positions.append(position + rotary)
             tokens += chunk
             starts.append(len(tokens))
-        width = max(len(self._owned[name]) for name in chunks)
-        table = [self._owned[name] + [0] * (width - len(self._owned[name])) for name in chunks]
         rows = range(len(tokens)) if all_logits else [start - 1 for start in starts[1:]]
         arrays: dict[str, Sequence[int] | list[list[int]]] = {
             "token_ids": tokens,
             "positions": positions,
-            "slots": slots,
             "query_start": starts,
             "context_lens": [self._lengths[name] for name in chunks],
-            "page_table": table,
             "logit_rows": rows,
         }
+        for group in range(len(self._windows)):
+            arrays[group_input("slots", group)] = slots[group]
+            arrays[group_input("page_table", group)] = self._table(chunks, group)
         return {name: np.asarray(values, dtype=np.int32) for name, values in arrays.items()}
 
+    def _table(self, names: Iterable[str], group: int) -> list[list[int]]:
+        rows = [self._owned[name][group] for name in names]
+        width = max(len(row) for row in rows)
+        return [row + [0] * (width - len(row)) for row in rows]
+
+    def _position_offset(self, length: int) -> int:
+        return self._limits.position_offset(length) if self._limits is not None else 0
+
     def _grow(self, name: str, length: int) -> None:
-        owned = self._owned.setdefault(name, [])
-        while len(owned) * self._page_size < length:
-            owned.append(self._free.pop(0))
+        owned = self._owned.setdefault(name, [[] for _ in self._windows])
+        for pages, window in zip(owned, self._windows, strict=True):
+            if window is not None:
+                self._let_go(pages, (self._lengths.get(name, 0) - window + 1) // self._page_size)
+            while len(pages) * self._page_size < length:
+                pages.append(self._free.pop(0))
         self._lengths[name] = length
+
+    def _let_go(self, pages: list[int], end: int) -> None:
+        """Give what a window has left to others at once, page 0 in the table in its place."""
+        for index in range(max(0, end)):
+            if pages[index] != _GONE:
+                self._free.insert(0, pages[index])
+                pages[index] = _GONE
 
 
 class Stepper:
     """Runs chunks of several sequences against one pool."""
 
     def __init__(
-        self, run: Run, kv: KvGeometry, num_pages: int = 64, scramble: int | None = None
+        self,
+        run: Run,
+        kv: CacheLayout,
+        num_pages: int = 64,
+        scramble: int | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._run = run
-        self._pages = Pages(kv.page_size, num_pages, scramble)
-        shape = (num_pages, 2, kv.page_size, kv.num_kv_heads, kv.head_dim)
-        self.pools: list[Array] = [
-            np.full(shape, STALE, dtype=np.float32).astype(NUMPY_DTYPES[kv.dtype])
-            for _ in range(kv.num_layers)
-        ]
+        self._limits = limits
+        self._pages = Pages(kv.page_size, num_pages, scramble, limits, kv.windows)
+        self.pools = new_pools(kv, num_pages, STALE)
 
     def step(
-        self, chunks: Mapping[str, Sequence[int]], *, all_logits: bool = True
+        self,
+        chunks: Mapping[str, Sequence[int]],
+        *,
+        all_logits: bool = True,
+        length: int | None = None,
     ) -> dict[str, NDArray[np.float32]]:
-        """Logits of each sequence's chunk, [its length (or 1), vocab]."""
-        inputs: dict[str, Array] = dict(self._pages.step(chunks, all_logits=all_logits))
+        """Logits of each sequence's chunk, [its length (or 1), vocab]; for `length` see Pages."""
+        step = self._pages.step(chunks, all_logits=all_logits, length=length)
+        inputs: dict[str, Array] = dict(step)
         starts = inputs["query_start"] if all_logits else np.arange(len(chunks) + 1)
-        inputs |= {f"kv_{index}": pool for index, pool in enumerate(self.pools)}
-        outputs = self._run(inputs)
-        self.pools = [outputs[f"kv_{index}_out"] for index in range(len(self.pools))]
+        outputs = self._run(inputs | self.pools)
+        self.pools = outputs_as_inputs(self.pools, outputs)
         logits = outputs["logits"]
         return {
             name: logits[begin:end]
@@ -106,7 +157,7 @@ class Stepper:
     def prefill(self, prompt: Sequence[int], chunk: int, name: str = "a") -> NDArray[np.float32]:
         """Logits [len(prompt), vocab] of one sequence, `chunk` tokens a step."""
         pieces = [
-            self.step({name: prompt[begin : begin + chunk]})[name]
+            self.step({name: prompt[begin : begin + chunk]}, length=len(prompt))[name]
             for begin in range(0, len(prompt), chunk)
         ]
         return np.concatenate(pieces)
@@ -117,5 +168,11 @@ class Stepper:
         """The `n` most likely tokens after `prompt`, one by one."""
         found = [int(self.prefill(prompt, chunk, name)[-1].argmax())]
         while len(found) < n:
-            found.append(int(self.step({name: [found[-1]]})[name][-1].argmax()))
+            length, limits = len(prompt) + len(found), self._limits
+            if limits and limits.position_offset(length) != limits.position_offset(length - 1):
+                self._pages.restart(name)
+                logits = self.prefill([*prompt, *found], chunk, name)
+            else:
+                logits = self.step({name: [found[-1]]})[name]
+            found.append(int(logits[-1].argmax()))
         return found

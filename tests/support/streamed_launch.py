@@ -8,17 +8,17 @@ from numpy.typing import NDArray
 
 from tests.support.cuda_on_cpu import launch as launch_on_cpu
 from tests.support.cuda_on_cpu import map_array, poisoned
-from trtc.plugins.cuda.compile import CompiledKernel
-from trtc.plugins.cuda.cpp import CudaSource
-from trtc.plugins.cuda.launch import DIMS, Launch
-from trtc.plugins.linear.streamed import Cut
+from trtc.builder.targets.gpu.ptx import CompiledKernel
+from trtc.plugins.gemm.streamed import Cut
+from trtc.plugins.gpu.lowering import DIMS, Launch
+from trtc.plugins.gpu.sources import CudaSource
 
 Array = NDArray[Any]
 
 
 def compile_streamed(launched: Launch) -> CompiledKernel:
-    """For sm_90: products of warpgroups that the copy engine feeds, a block an SM."""
-    from trtc.plugins.cuda.nvrtc import compile_cuda
+    """For sm_90: WGMMA fed by TMA, a block an SM."""
+    from trtc.builder.targets.gpu.nvrtc import compile_cuda
 
     assert isinstance(launched.kernel, CudaSource)
     kernel = compile_cuda(launched.kernel, 90)

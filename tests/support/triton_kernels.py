@@ -92,7 +92,7 @@ def set_interpreted() -> None:
 
     def patch(tensor: Any, scope: Any) -> None:
         patch_tensor(tensor, scope)
-        # Triton 3.6 asks int() of an array of one element, which numpy 2.4 refuses.
+        # Triton 3.7 asks int() of an array of one element, which numpy 2.4 refuses.
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patch
@@ -108,7 +108,7 @@ def set_interpreted() -> None:
 def _replace_assembly() -> None:
     """The interpreter knows no inline assembly: a function of it, by what it computes."""
     from tests.support import plain_nibbles
-    from trtc.plugins.cuda import weights
+    from trtc.plugins.gemm.triton import weights
 
     weights.bf16_nibbles = plain_nibbles.bf16_nibbles
 
@@ -195,7 +195,7 @@ def interpret_work(work: Work) -> dict[str, Array]:
 
 
 def _interpret_work(work: Work) -> dict[str, Array]:
-    from trtc.plugins.cuda.launch import MatrixProduct
+    from trtc.plugins.gpu.lowering import MatrixProduct
 
     tensors = {name: _tensor(value) for name, value in work.arrays.items()}
     for name, num_bytes in scratch_of(work).items():

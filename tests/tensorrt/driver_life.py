@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trtc.plugins.cuda.gpu import device_sm
+from trtc.plugins.gpu.probe import device_sm
 from trtc.protos.errors import TrtcError
 from trtc.runtime.device.base import DriverKernel
 from trtc.runtime.device.cuda_driver import CudaDriverDevice

@@ -19,9 +19,9 @@ from tensorrt_bindings.plugin._lib import QDP_REGISTRY, _TemplatePluginCreator
 
 from trtc.plugins.attention_combine.tensorrt import register as register_attention_combine
 from trtc.plugins.attention_split.tensorrt import register as register_attention_split
-from trtc.plugins.cuda.qdp import Kernels
 from trtc.plugins.kv_write.tensorrt import register as register_kv_write
 from trtc.plugins.paged_attention.tensorrt import register as register_paged_attention
+from trtc.plugins.tensorrt.aot import Kernels
 from trtc.protos.bundle import KernelFacts, read_recipe
 
 TYPES = {"f32": trt.float32, "bf16": trt.bfloat16, "f8e4m3": trt.fp8}
@@ -189,7 +189,7 @@ def output_axes(kernel: KernelFacts, page_size: int) -> list[tuple[int | str, ..
 def piece_axes(kernel: KernelFacts) -> list[tuple[int | str, ...]]:
     """The shapes of partial and stats."""
     a = kernel.attributes
-    width = int(a["pieces"]) * int(a["num_heads"])
+    width = int(a["splits"]) * int(a["num_heads"])
     return [("B", width * int(a["head_dim"])), ("B", 2 * width)]
 
 

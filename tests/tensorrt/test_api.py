@@ -16,7 +16,7 @@ from tests.support.triton_kernels import needs_triton
 ROOT = Path(__file__).parent.parent.parent
 TABLE = ROOT / "tests/tensorrt/api_11_4.json"
 OBJECTS = {
-    "builder/targets/tensorrt_plan.py": {
+    "builder/targets/tensorrt/plan.py": {
         "builder": "Builder",
         "network": "INetworkDefinition",
         "parser": "OnnxParser",
@@ -26,11 +26,11 @@ OBJECTS = {
         "tensor": "ITensor",
         "flags": "NetworkDefinitionCreationFlag",
     },
-    "builder/targets/tensorrt_compile.py": {"engine": "ICudaEngine"},
-    "builder/targets/tensorrt_rtx.py": {},
-    "plugins/cuda/vendor.py": {},
-    "plugins/cuda/qdp.py": {},
-    "plugins/cuda/refit.py": {
+    "builder/targets/tensorrt/compile.py": {"engine": "ICudaEngine"},
+    "builder/targets/tensorrt/rtx.py": {},
+    "plugins/tensorrt/library.py": {},
+    "plugins/tensorrt/aot.py": {},
+    "plugins/tensorrt/refit.py": {
         "refitter": "Refitter",
         "parser": "OnnxParserRefitter",
         "error": "ParserError",
@@ -213,8 +213,8 @@ def test_the_plugins_live_through_the_ahead_of_time_cycle(alias: bool, tmp_path:
     assert split["outputs"] == ["DataType.BF16", "DataType.FLOAT", "DataType.FLOAT"]
     assert split["output_sizes"] == [[37, 256], [5, 8 * 4 * 64], [5, 8 * 4 * 2]]
     assert split["scalars"] == ["B", "P"] and split["formats"][7:] == split["outputs"]
-    pieces = "((8 min ((P * 16) ceil/ 256)) * 2)"
-    assert split["grid"] == [decode["grid"][0], pieces, "1"], "no more than a page table holds"
+    programs = "((8 min ((P * 16) ceil/ 256)) * 2)"
+    assert split["grid"] == [decode["grid"][0], programs, "1"], "no more than a page table holds"
     assert combine["outputs"] == ["DataType.BF16"] and combine["scalars"] == ["B"]
     assert combine["grid"] == ["T", "4", "1"] and combine_many["grid"] == ["T", "1", "1"]
     for one in lives:

@@ -17,11 +17,12 @@ from trtc.builder.evaluator import Evaluator
 from trtc.builder.pipeline import build
 from trtc.builder.request import BuildRequest
 from trtc.builder.targets.cpu import parse_cpu_target
-from trtc.builder.targets.tensorrt import make_profiles, parse_tensorrt_target
+from trtc.builder.targets.tensorrt.target import make_profiles, parse_tensorrt_target
 from trtc.protos.bundle import read_recipe
 from trtc.protos.errors import UnsupportedError
-from trtc.protos.manifest import KvGeometry, Limits, read_manifest
-from trtc.runtime.session import open_session
+from trtc.protos.kv import uniform_layout
+from trtc.protos.manifest import Limits, read_manifest
+from trtc.runtime.engine.session import open_session
 
 needs_triton()
 
@@ -150,7 +151,7 @@ def test_the_same_build_gives_the_same_bytes(bundle: Path, tmp_path: Path) -> No
 
 
 def test_pools_of_a_profile_stay_below_the_32_bit_limit() -> None:
-    kv = KvGeometry(num_layers=1, page_size=16, num_kv_heads=8, head_dim=128, dtype="bf16")
+    kv = uniform_layout(num_layers=1, page_size=16, num_kv_heads=8, head_dim=128, dtype="bf16")
     limits = Limits(max_batch_size=512, max_seq_len=131072, max_num_tokens=8192)
     decode, prefill = make_profiles(limits, kv)
     assert decode.extents["T"] == (1, 512, 512)

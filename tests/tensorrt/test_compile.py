@@ -6,25 +6,19 @@ from typing import Any
 import pytest
 
 from tests.support.triton_kernels import needs_triton
-from trtc.plugins.cuda.compile import (
-    FP8_SMS,
-    MAX_SHARED_BYTES,
-    SMS,
-    assemble,
-    compile_kernel,
-    parse_sm,
-    strip_hidden_parameters,
-)
+from trtc.builder.targets.gpu.ptx import assemble, strip_hidden_parameters
+from trtc.builder.targets.gpu.triton import compile_kernel
+from trtc.plugins.gpu.arch import ARCHS, DEFAULT_SHARED_BYTES, parse_sm
 from trtc.protos.errors import InvariantError, UnsupportedError
 
 needs_triton()
 
-from trtc.plugins.attention_combine import cuda_one_launch as attention_combine  # noqa: E402
-from trtc.plugins.attention_pieces import MAX_PIECES  # noqa: E402
-from trtc.plugins.attention_split import cuda_one_launch as attention_split  # noqa: E402
-from trtc.plugins.cuda.attention_one_launch import DECODE, PREFILL  # noqa: E402
-from trtc.plugins.kv_write import cuda as kv_write  # noqa: E402
-from trtc.plugins.paged_attention import cuda_one_launch as paged_attention  # noqa: E402
+from trtc.plugins.attention.split_kv import TENSORRT  # noqa: E402
+from trtc.plugins.attention.tensorrt_tiles import DECODE, PREFILL  # noqa: E402
+from trtc.plugins.attention_combine import tensorrt_kernel as attention_combine  # noqa: E402
+from trtc.plugins.attention_split import tensorrt_kernel as attention_split  # noqa: E402
+from trtc.plugins.kv_write import tensorrt_kernel as kv_write  # noqa: E402
+from trtc.plugins.paged_attention import tensorrt_kernel as paged_attention  # noqa: E402
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 CASES = [
@@ -50,50 +44,50 @@ def attention_source(pool: str, head_dim: int, tactic: int, **more: Any) -> Any:
     return paged_attention.kernel({"q": "bf16", "pool": pool}, attributes, 16, tactic)
 
 
-@pytest.mark.parametrize("sm", SMS)
+@pytest.mark.parametrize("sm", ARCHS)
 @pytest.mark.parametrize(("pool", "head_dim", "tactic"), CASES)
 def test_paged_attention_compiles(sm: int, pool: str, head_dim: int, tactic: int) -> None:
     source = attention_source(pool, head_dim, tactic)
-    if sm not in FP8_SMS and pool == "f8e4m3":
+    if not ARCHS[sm].has_e4m3 and pool == "f8e4m3":
         with pytest.raises(UnsupportedError, match=f"sm_{sm} has no E4M3"):
             compile_kernel(source, sm)
         return
     kernel = compile_kernel(source, sm)
     assert kernel.cubin.startswith(b"\x7fELF")
     assert kernel.ptx_target.removesuffix("a") == f"sm_{sm}"
-    assert kernel.shared_bytes <= MAX_SHARED_BYTES
+    assert kernel.shared_bytes <= DEFAULT_SHARED_BYTES
     assert entry_parameters(kernel.ptx.decode()) == 10
     assert re.search(r"\b(mma\.sync|wgmma|tcgen05\.mma)", kernel.ptx.decode()), "no tensor cores"
 
 
-@pytest.mark.parametrize("sm", SMS)
+@pytest.mark.parametrize("sm", ARCHS)
 @pytest.mark.parametrize(("pool", "head_dim", "tactic"), SPLIT_CASES)
 def test_attention_split_compiles(sm: int, pool: str, head_dim: int, tactic: int) -> None:
-    if sm not in FP8_SMS and pool == "f8e4m3":
+    if not ARCHS[sm].has_e4m3 and pool == "f8e4m3":
         pool = "bf16"
-    attributes = {**ATTENTION, "head_dim": head_dim, "pieces": MAX_PIECES}
+    attributes = {**ATTENTION, "head_dim": head_dim, "splits": TENSORRT.max_splits}
     source = attention_split.kernel({"q": "bf16", "pool": pool}, attributes, 16, tactic)
     kernel = compile_kernel(source, sm)
-    assert kernel.shared_bytes <= MAX_SHARED_BYTES
+    assert kernel.shared_bytes <= DEFAULT_SHARED_BYTES
     assert entry_parameters(kernel.ptx.decode()) == 12
     assert re.search(r"\b(mma\.sync|wgmma|tcgen05\.mma)", kernel.ptx.decode()), "no tensor cores"
 
 
-@pytest.mark.parametrize("sm", SMS)
+@pytest.mark.parametrize("sm", ARCHS)
 @pytest.mark.parametrize("tactic", [DECODE, PREFILL])
 def test_attention_combine_compiles(sm: int, tactic: int) -> None:
-    attributes = {"num_heads": 32, "head_dim": 128, "window": 0, "pieces": MAX_PIECES}
+    attributes = {"num_heads": 32, "head_dim": 128, "window": 0, "splits": TENSORRT.max_splits}
     source = attention_combine.kernel({"rows": "bf16"}, attributes, 16, tactic)
     kernel = compile_kernel(source, sm)
     assert kernel.ptx_target.removesuffix("a") == f"sm_{sm}"
-    assert kernel.shared_bytes <= MAX_SHARED_BYTES
+    assert kernel.shared_bytes <= DEFAULT_SHARED_BYTES
     assert entry_parameters(kernel.ptx.decode()) == 7
-    assert b".local" not in kernel.ptx, "a split row's pieces stay in registers"
+    assert b".local" not in kernel.ptx, "a split row's splits stay in registers"
 
 
-@pytest.mark.parametrize("sm", SMS)
+@pytest.mark.parametrize("sm", ARCHS)
 def test_kv_write_compiles(sm: int) -> None:
-    pool = "f8e4m3" if sm in FP8_SMS else "bf16"
+    pool = "f8e4m3" if ARCHS[sm].has_e4m3 else "bf16"
     attributes = {"num_kv_heads": 8, "head_dim": 128}
     kernel = compile_kernel(kv_write.kernel({"k": "bf16", "pool": pool}, attributes, 16), sm)
     assert entry_parameters(kernel.ptx.decode()) == 7

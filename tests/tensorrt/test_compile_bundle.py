@@ -14,10 +14,10 @@ from tests.support import fake_tensorrt
 from tests.support.models import random_prompt, tiny_checkpoint
 from tests.support.plan_engines import VERSION, fake_machine, request
 from tests.support.triton_kernels import needs_triton
-from trtc.builder.package import file_facts
 from trtc.builder.pipeline import build
-from trtc.builder.targets import tensorrt_compile
-from trtc.builder.targets.tensorrt_compile import CompileOptions, compile_bundle
+from trtc.builder.targets.gpu.triton import TRITON_VERSION
+from trtc.builder.targets.tensorrt import compile as tensorrt_compile
+from trtc.builder.targets.tensorrt.compile import CompileOptions, compile_bundle
 from trtc.cli import main
 from trtc.protos.errors import (
     EngineCorruptError,
@@ -27,8 +27,10 @@ from trtc.protos.errors import (
     UnsupportedError,
 )
 from trtc.protos.manifest import Manifest, read_manifest
-from trtc.runtime.probe import Probe, greedy
-from trtc.runtime.session import open_session
+from trtc.quant.hashing import file_facts
+from trtc.runtime.engine.probe import Probe, greedy
+from trtc.runtime.engine.session import open_session
+from trtc.runtime.server.canary import compare
 
 needs_triton()
 
@@ -77,7 +79,10 @@ def test_a_compiled_bundle_lists_its_plan(bundle: Path, monkeypatch: pytest.Monk
         assert machine.trt.library.plugins == {f"trtc::{one}" for one in operators}
     assert manifest == read_manifest(bundle)
     assert manifest.target.plan_version == VERSION
-    assert manifest.target.toolchain == f"triton 3.6.0, PTX 8.7, TensorRT {VERSION} (weights apart)"
+    assert (
+        manifest.target.toolchain
+        == f"triton {TRITON_VERSION}, PTX 8.7, TensorRT {VERSION} (weights apart)"
+    )
     assert manifest.ledger.activations == 2 * fake_tensorrt.SCRATCH_BYTES
     assert {"model.plan", "timing.cache"} <= set(manifest.files)
     assert not list(bundle.glob(".*"))
@@ -161,15 +166,28 @@ def test_a_build_where_tensorrt_is_goes_on_to_the_plan_and_measures_it(
             assert greedy(session.executor, canary.prompt_ids, length) == canary.token_ids
 
 
-def test_on_another_gpu_a_build_stops_at_the_bundle(
+def test_on_another_gpu_a_build_stops_at_the_bundle_and_measures_its_twin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What the twin said stays when the bundle is compiled, and holds for the plan."""
     checkpoint = tiny_checkpoint("llama", tmp_path, num_hidden_layers=1)
-    wanted = request(checkpoint, tmp_path / "engine", "fp32", target="tensorrt:sm_89")
+    options = {"max_kl": 0.01, "eval_tokens": 512}
+    wanted = request(checkpoint, tmp_path / "engine", "fp32", target="tensorrt:sm_89", **options)
     with fake_machine(monkeypatch, sm=90):
-        result = build(wanted, probe=Probe())
-    assert not result.manifest.target.plan_version
-    assert "no plan" in result.manifest.target.toolchain
+        result = build(wanted, probe=Probe(1))
+    bundle = result.manifest
+    assert not bundle.target.plan_version
+    assert "no plan" in bundle.target.toolchain
+    assert bundle.accuracy is not None and bundle.accuracy.measured_on.endswith(" twin")
+    assert bundle.canaries and bundle.canary_tolerance > 0
+    with fake_machine(monkeypatch):
+        compiled = compile_bundle(result.path, quiet)
+        assert compiled.accuracy == bundle.accuracy and compiled.canaries == bundle.canaries
+        assert compiled.canary_tolerance == bundle.canary_tolerance
+        with closing(open_session(result.path, num_pages=16)) as session:
+            for canary in compiled.canaries:
+                found = greedy(session.executor, canary.prompt_ids, len(canary.token_ids))
+                assert compare(found, canary, compiled.canary_tolerance)[1]
 
 
 # What is refused.

@@ -14,7 +14,7 @@ from trtc.plugins.rounding import cast
 
 needs_triton()
 
-from trtc.plugins.cuda.attention_one_launch import TACTICS  # noqa: E402
+from trtc.plugins.attention.tensorrt_tiles import TACTICS  # noqa: E402
 
 MIXED = [Sequence(1, 1), Sequence(37, 1), Sequence(21, 21), Sequence(50, 13), Sequence(5, 0)]
 SMALL: dict[str, Any] = {"page_size": 8, "dtype": "f32", "pool": "f32", "out": "f32"}
@@ -72,7 +72,7 @@ def test_kv_write_is_its_reference_bit_for_bit(
     attributes: dict[str, Any] = {"num_kv_heads": kv_heads, "head_dim": head_dim}
     (expected,) = kv_write_reference(k, v, pool, slots, k_scale, v_scale, **attributes)
     launch = Launch(
-        module="kv_write.cuda",
+        module="kv_write.tensorrt_kernel",
         arguments=({"k": dtype, "pool": pool_dtype}, attributes, 8),
         grid=(len(slots), 1, 1),
         arrays={

@@ -20,9 +20,9 @@ from trtc.builder.families.registry import checkpoint_spec
 from trtc.builder.graph import GraphRequest, build_graph
 from trtc.builder.passes.base import run_passes
 from trtc.builder.passes.order import TENSORRT_PASSES
-from trtc.builder.targets.tensorrt import make_profiles, write_graph
-from trtc.builder.targets.tensorrt_cut import cut
-from trtc.builder.targets.tensorrt_plan import BuiltPlan, PlanOptions, build_plan
+from trtc.builder.targets.tensorrt.cut import cut
+from trtc.builder.targets.tensorrt.plan import BuiltPlan, PlanOptions, build_plan
+from trtc.builder.targets.tensorrt.target import make_profiles, write_graph
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.manifest import GRAPH_FILE, Limits
 from trtc.quant.scheme import SCHEMES
@@ -32,7 +32,17 @@ trt: Any = pytest.importorskip(
 )
 
 LIMITS = Limits(max_batch_size=4, max_seq_len=64, max_num_tokens=32)
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "phi3", "mixtral", "qwen3_moe")
+FAMILIES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "mixtral",
+    "qwen3_moe",
+)
 VARIANTS = ("llama3", "llama_biased", "phi3_longrope")
 WITH_EXPERTS = ("mixtral", "qwen3_moe")
 WIDTHS = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 1}

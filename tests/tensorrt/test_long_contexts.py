@@ -1,4 +1,4 @@
-"""Engines whose contexts are attended to in pieces, from the graph to the runtime's tokens."""
+"""Engines whose contexts are attended to in splits, from the graph to the runtime's tokens."""
 
 from contextlib import closing
 from pathlib import Path
@@ -18,10 +18,10 @@ from tests.support.triton_kernels import needs_triton
 from trtc.builder.evaluator import Evaluator
 from trtc.protos.bundle import read_recipe
 from trtc.protos.stages import Launch, read_stages
-from trtc.runtime.engine import LocalEngine
-from trtc.runtime.loop import LoopConfig
-from trtc.runtime.probe import greedy
-from trtc.runtime.session import open_session
+from trtc.runtime.engine.loop import LoopConfig
+from trtc.runtime.engine.probe import greedy
+from trtc.runtime.engine.session import open_session
+from trtc.runtime.frontends.local import LocalEngine
 
 needs_triton()
 
@@ -53,7 +53,9 @@ def engines(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 @pytest.fixture(scope="module")
 def expected(engines: dict[str, Path]) -> list[tuple[int, ...]]:
-    with closing(open_session(engines["cpu"], num_threads=1, num_pages=128)) as session:
+    with closing(
+        open_session(engines["cpu"], num_threads=1, num_pages=256)
+    ) as session:  # two groups
         return [greedy(session.executor, *request) for request in REQUESTS]
 
 

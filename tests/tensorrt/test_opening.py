@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -15,10 +16,9 @@ from tests.support import fake_tensorrt
 from tests.support.models import tiny_checkpoint
 from tests.support.plan_engines import Machine, build_plans, fake_machine, request
 from tests.support.triton_kernels import needs_triton
-from trtc.builder.package import file_facts
 from trtc.builder.pipeline import build
 from trtc.cli import main
-from trtc.plugins.cuda.gpu import device_sm
+from trtc.plugins.gpu.probe import device_sm
 from trtc.protos.errors import (
     EngineCorruptError,
     EngineIncompatibleError,
@@ -27,9 +27,10 @@ from trtc.protos.errors import (
     TrtcError,
 )
 from trtc.protos.manifest import Manifest, read_manifest
+from trtc.quant.hashing import file_facts
 from trtc.runtime.device.driver_api import DriverApi
+from trtc.runtime.engine.session import open_session
 from trtc.runtime.executors import tensorrt_opening
-from trtc.runtime.session import open_session
 
 needs_triton()
 
@@ -144,20 +145,41 @@ def test_one_flipped_byte_of_a_plan_is_found(
     assert error.field == str(plan)
 
 
+def _set(planes: list[dict[str, Any]], field: str, value: Any) -> None:
+    for plane in planes:
+        plane[field] = value
+
+
 @pytest.mark.parametrize(
-    ("field", "value"), [("page_size", 16), ("head_dim", 8), ("dtype", "bf16"), ("num_layers", 2)]
+    ("change", "message"),
+    [
+        (lambda kv: kv.update(page_size=16), "page_size: is 16, and manifest.json says 8"),
+        (
+            lambda kv: _set(kv["groups"][0]["entries"][0]["planes"], "width", 8),
+            "groups[0].entries[0].planes[0].width: is 8, and manifest.json says 16",
+        ),
+        (
+            lambda kv: _set(kv["groups"][0]["entries"][0]["planes"], "dtype", "bf16"),
+            "groups[0].entries[0].planes[0].dtype: is bf16, and manifest.json says f32",
+        ),
+        (
+            lambda kv: kv["groups"][0]["entries"].append(
+                kv["groups"][0]["entries"][0] | {"layer": 7}
+            ),
+            "groups[0].entries.length: is 2, and manifest.json says 1",
+        ),
+    ],
 )
-def test_another_pool_geometry_is_named(
-    field: str, value: Any, engine: Path, monkeypatch: pytest.MonkeyPatch
+def test_another_cache_layout_is_named(
+    change: Callable[[Any], Any], message: str, engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the plans' description, and in the recipe that a bundle was compiled by."""
     names = ["stages.json"] if engine.name == "rtx" else ["recipe.json", "stages.json"]
-    found = getattr(read_manifest(engine).kv, field)
     for name in names:
-        edit(engine, name, lambda document: document["pool"].update({field: value}))
-        message = rf"{name}: pool\.{field}: is {value}, and manifest\.json says {found}"
+        edit(engine, name, lambda document: change(document["pool"]))
+        expected = re.escape(f"{name}: pool.{message}")
         with fake_machine(monkeypatch) as machine:
-            refused(machine, engine, EngineIncompatibleError, message)
+            refused(machine, engine, EngineIncompatibleError, expected)
 
 
 def test_a_manifest_of_another_pool_is_named(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +202,7 @@ def test_files_that_no_one_has_hashed_are_not_loaded(
             left = {other: facts for other, facts in files.items() if other != name}
             manifest = msgspec.structs.replace(read_manifest(engine), files=left)
             (engine / "manifest.json").write_bytes(manifest.sealed().to_json())
-            refused(machine, engine, EngineCorruptError, rf"files\.{name}: is not listed")
+            refused(machine, engine, EngineCorruptError, rf"{name}: is not listed")
 
 
 def test_a_pool_beyond_what_the_plans_take_is_named(

@@ -12,14 +12,14 @@ from tests.support.models import tiny_checkpoint
 from tests.support.plan_engines import request
 from tests.support.triton_kernels import needs_triton
 from trtc.builder.pipeline import build
-from trtc.builder.targets.tensorrt_cut import cut
-from trtc.builder.targets.tensorrt_rtx import parse_tensorrt_rtx_target
+from trtc.builder.targets.tensorrt.cut import cut
+from trtc.builder.targets.tensorrt.rtx import parse_tensorrt_rtx_target
 from trtc.cli import main
 from trtc.protos.errors import EnvironmentFault, UnsupportedError
 from trtc.protos.manifest import read_manifest
 from trtc.protos.stages import Launch, Segment, read_stages
 from trtc.quant.scheme import SCHEMES
-from trtc.runtime.verify import verify_files
+from trtc.runtime.integrity.verify import verify_files
 
 needs_triton()
 trt: Any = pytest.importorskip(
@@ -109,7 +109,8 @@ def test_inspect_shows_it(
     assert lines[0].startswith("4 plans, 6 launches")
     assert sum("paged_attention" in line for line in lines) >= LAYERS
     assert main(["inspect", str(engine), "--plan", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["pool"]["num_layers"] == LAYERS
+    (group,) = json.loads(capsys.readouterr().out)["pool"]["groups"]
+    assert len(group["entries"]) == LAYERS
 
 
 def test_the_command_line_builds_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,7 +163,7 @@ def test_what_cannot_be_is_refused(
 
 
 def test_triton_is_asked_for_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtc.plugins.cuda.compile.TRITON_VERSION", "0.0")
+    monkeypatch.setattr("trtc.builder.targets.gpu.triton.TRITON_VERSION", "0.0")
     with pytest.raises(EnvironmentFault, match=r"triton 0\.0"):
         parse_tensorrt_rtx_target("sm_89").check(SCHEMES["bf16"])
 

@@ -23,13 +23,13 @@ from tests.support.triton_kernels import needs_triton
 from trtc.builder.evaluator import Evaluator
 from trtc.protos.errors import InvariantError
 from trtc.protos.stages import read_stages
-from trtc.runtime.engine import LocalEngine
+from trtc.runtime.engine.loop import LoopConfig, LoopStats
+from trtc.runtime.engine.probe import greedy, sequence_logits
+from trtc.runtime.engine.session import Session, open_session
 from trtc.runtime.executors import tensorrt_graphs
 from trtc.runtime.executors.base import StepBatch
-from trtc.runtime.loop import LoopConfig, LoopStats
-from trtc.runtime.probe import greedy, sequence_logits
-from trtc.runtime.sampler import SamplingBatch
-from trtc.runtime.session import Session, open_session
+from trtc.runtime.frontends.local import LocalEngine
+from trtc.runtime.sampling.sampler import SamplingBatch
 
 needs_triton()
 
@@ -167,6 +167,16 @@ def step(tokens: list[int], begin: int = 0, *, samples: bool = True) -> StepBatc
         page_table=np.arange(-(-end // 8), dtype=np.int32)[None],
         logit_rows=np.asarray([len(tokens) - 1] if samples else [], np.int32),
     )
+
+
+def test_a_step_without_logit_rows_fills_the_cache(opened: tuple[Session, FakeGpu]) -> None:
+    executor = opened[0].executor
+    prompt = REQUESTS[3][0][:12]
+    wanted = executor.logits(step(prompt))
+    executor.logits(step(prompt[::-1]))
+    assert executor.logits(step(prompt[:7], samples=False)).shape == (0, wanted.shape[1])
+    found = executor.logits(step(prompt[7:], 7))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-4)
 
 
 def run(session: Session, batch: StepBatch) -> list[int]:
@@ -321,4 +331,4 @@ def test_stages_share_an_arena_and_name_one_memory_for_a_pool(engines: dict[str,
     total = sum(64 * one.columns * 4 for one in sizes.values())
     assert stages.arena_bytes < total
     assert all(one.offset % 256 == 0 for one in stages.buffers)
-    assert len(stages.plans) == stages.pool.num_layers + 1
+    assert len(stages.plans) == len(stages.pool.places) + 1

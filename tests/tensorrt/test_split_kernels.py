@@ -10,15 +10,15 @@ from tests.support.attention_case import Array, Sequence
 from tests.support.attention_launches import KV_SCALES, Attention, dtype_names, make_call, part
 from tests.support.one_launch_attention import assert_is_reference, attend, inputs, num_tiles
 from tests.support.triton_kernels import Launch, interpret, needs_triton
-from trtc.plugins.attention_pieces import PIECE_KEYS, pieces
+from trtc.plugins.attention.split_kv import TENSORRT
 
 needs_triton()
 
-from trtc.plugins.attention_combine import cuda_one_launch as attention_combine  # noqa: E402
-from trtc.plugins.attention_split import cuda_one_launch as attention_split  # noqa: E402
-from trtc.plugins.cuda.attention_one_launch import TACTICS  # noqa: E402
+from trtc.plugins.attention.tensorrt_tiles import TACTICS  # noqa: E402
+from trtc.plugins.attention_combine import tensorrt_kernel as attention_combine  # noqa: E402
+from trtc.plugins.attention_split import tensorrt_kernel as attention_split  # noqa: E402
 
-PIECES = 3
+SPLITS = 3
 MIXED = [Sequence(1, 1), Sequence(300, 1), Sequence(21, 21), Sequence(5, 0), Sequence(1000, 1)]
 SPLIT_ROWS = [1, 23]
 SMALL: dict[str, Any] = {
@@ -33,16 +33,16 @@ HALF = {"dtype": "f16", "pool": "f16", "out": "f16"}
 
 def run_split(call: Attention, tactic: int) -> dict[str, Array]:
     """out, partial and stats, poisoned where the kernel writes nothing."""
-    attributes = {**call.attributes, "pieces": PIECES}
+    attributes = {**call.attributes, "splits": SPLITS}
     arguments = (dtype_names(call.batch), attributes, call.batch.pool.shape[2], tactic)
     source = attention_split.kernel(*arguments)
-    rows = len(call.batch.context_lens) * PIECES * attributes["num_heads"]
+    rows = len(call.batch.context_lens) * SPLITS * attributes["num_heads"]
     longest = max(
-        len(pieces(int(context), attributes["window"], PIECES))
+        len(TENSORRT.ranges(int(context), attributes["window"], SPLITS))
         for context in call.batch.context_lens
     )
     launch = Launch(
-        module="attention_split.cuda_one_launch",
+        module="attention_split.tensorrt_kernel",
         arguments=arguments,
         grid=(num_tiles(call, source), call.num_kv_heads * longest, 1),
         arrays={
@@ -60,13 +60,13 @@ def run_both(call: Attention, tactic: int) -> Array:
     arguments = (
         {"rows": dtype_names(batch)["q"]},
         {name: call.attributes[name] for name in ("num_heads", "head_dim", "window")}
-        | {"pieces": PIECES},
+        | {"splits": SPLITS},
         batch.pool.shape[2],
         tactic,
     )
     heads = attention_combine.heads(attention_combine.kernel(*arguments))
     launch = Launch(
-        module="attention_combine.cuda_one_launch",
+        module="attention_combine.tensorrt_kernel",
         arguments=arguments,
         grid=(len(batch.q), -(-call.attributes["num_heads"] // heads), 1),
         arrays={
@@ -106,7 +106,7 @@ def test_what_is_not_split_has_the_bits_of_paged_attention(tactic: int, window: 
     others = np.setdiff1d(np.arange(call.num_tokens), SPLIT_ROWS)
     assert np.array_equal(made["out"][others], wanted[others])
     assert np.isnan(made["out"][SPLIT_ROWS]).all()
-    stats = made["stats"].reshape(len(MIXED), PIECES, 4, 2)
+    stats = made["stats"].reshape(len(MIXED), SPLITS, 4, 2)
     written = np.isfinite(stats).all(axis=(2, 3)).sum(axis=1)
     assert written.tolist() == [0, 2, 0, 0, 2 if window else 3]
 
@@ -118,5 +118,5 @@ def test_a_split_row_does_not_depend_on_the_rest_of_the_batch() -> None:
     alone = part(call, 1, 0, 1)
     table = np.ascontiguousarray(alone.batch.page_table[:, : -(-300 // 8)])
     narrow = replace(alone, batch=replace(alone.batch, page_table=table))
-    assert PIECE_KEYS < 300
+    assert TENSORRT.keys < 300
     assert np.array_equal(run_both(narrow, 1)[0], together[1])

@@ -24,7 +24,7 @@ from tests.support.triton_server import (
 from tests.triton.client import PATIENCE_S, ask, grpcclient, open_stream, refusal
 from trtc.cli import main
 from trtc.protos.manifest import TargetFacts
-from trtc.runtime.engine import LocalEngine
+from trtc.runtime.frontends.local import LocalEngine
 
 MODEL = "coder"
 PROMPT = "import os\n\ndef "

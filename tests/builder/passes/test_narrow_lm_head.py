@@ -18,7 +18,7 @@ from tests.builder.passes.tiny import (
 from trtc.builder.passes.narrow_lm_head import GROUP, NARROW_LM_HEAD
 from trtc.builder.passes.pack_weights import PACK_WEIGHTS
 from trtc.builder.passes.select_cpu_activation import SELECT_CPU_ACTIVATION
-from trtc.builder.passes.transforms import GroupCodes, GroupScales
+from trtc.builder.transforms import GroupCodes, GroupScales
 from trtc.plugins.layouts import MOST_IN_PLANES
 
 

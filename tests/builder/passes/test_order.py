@@ -153,6 +153,16 @@ def test_on_gpus_the_lm_head_is_int8_beside_4_bit_weights(
     assert ("table_scale" in given(lookup)) is narrows
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_exact_weights_keep_all_bits_of_bf16(exact: bool) -> None:
+    kind = Tiny("bf16")
+    module, reader = tiny(kind)
+    options = {"exact_activations": False, "exact_lm_head": False, "exact_weights": exact}
+    result, _ = run_passes(module, cpu_passes(scheme_of(kind), reader, **options))
+    layouts = {attributes(node)["layout"] for node in nodes(result, "linear")}
+    assert ("compact" in layouts) is not exact
+
+
 def test_int8_with_equal_pre_scales_is_as_few_kernels_as_without() -> None:
     _, result = lowered(Tiny("int8_sq", pre_scales=True, equal_pre_scales=True))
     counts = ops(result)

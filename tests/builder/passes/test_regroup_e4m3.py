@@ -20,8 +20,8 @@ from trtc.builder.passes.base import run_passes
 from trtc.builder.passes.drop_e4m3_rounding import DROP_E4M3_ROUNDING
 from trtc.builder.passes.order import NATIVE_PASSES
 from trtc.builder.passes.regroup_e4m3 import GROUP, REGROUP_E4M3
-from trtc.builder.passes.transforms import GroupCodes, GroupScales, power_of_two_scale
 from trtc.builder.recipes import TensorReader
+from trtc.builder.transforms import GroupCodes, GroupScales, power_of_two_scale
 from trtc.plugins.rounding import cast
 from trtc.protos.errors import CheckpointError
 

@@ -1,4 +1,4 @@
-"""builder/passes/rewriter.py and matching.py."""
+"""builder/passes/rewriter.py."""
 
 import numpy as np
 import onnx
@@ -10,13 +10,11 @@ from trtc.builder.passes.matching import (
     dtype_of,
     input_of,
     is_weight,
-    merged_site,
     producer,
-    same_recipe,
 )
 from trtc.builder.passes.rewriter import Rewriter
-from trtc.builder.passes.transforms import ScalePerRow
-from trtc.builder.recipes import Apply, Cast, Concat, Constant, Load, Rows
+from trtc.builder.recipes import Cast, Load
+from trtc.builder.transforms import ScalePerRow
 from trtc.protos.errors import InvariantError
 
 
@@ -164,32 +162,6 @@ def test_small_weights_stay_comparable() -> None:
     large = rewriter.derived("l", ScalePerRow(64), (scale,), "f32", (64, 1))
     assert rewriter.value(large) is None
     assert rewriter.same_weight(None, None) and not rewriter.same_weight(None, scale)
-
-
-def test_recipes_are_compared_as_text() -> None:
-    array = np.arange(40, dtype=np.float32)
-    assert same_recipe(Constant(array), Constant(array.copy()))
-    assert not same_recipe(Constant(array), Constant(array + 1))
-    assert not same_recipe(Constant(array), Constant(array.astype(np.int32)))
-    assert same_recipe(Concat((Load("a"), Load("b"))), Concat((Load("a"), Load("b"))))
-    assert not same_recipe(Concat((Load("a"),)), Concat((Load("a"), Load("b"))))
-    assert not same_recipe(Load("a"), Rows(Load("a"), 0, 2))
-    assert same_recipe(
-        Apply(ScalePerRow(2), (Constant(array),)), Apply(ScalePerRow(2), (Constant(array),))
-    )
-    assert not same_recipe(Apply(ScalePerRow(2), (Load("a"),)), Apply(ScalePerRow(3), (Load("a"),)))
-
-
-@pytest.mark.parametrize(
-    ("sites", "merged"),
-    [
-        (["l.0.a.q", "l.0.a.k", "l.0.a.v"], "l.0.a.qkv"),
-        (["l.0.m.gate", "l.0.m.up"], "l.0.m.gate_up"),
-        (["q", "k"], "qk"),
-    ],
-)
-def test_merged_sites(sites: list[str], merged: str) -> None:
-    assert merged_site(sites) == merged
 
 
 def test_inputs_beyond_the_written_ones_can_be_set() -> None:

@@ -18,8 +18,8 @@ from tests.builder.passes.tiny import (
 )
 from trtc.builder.module import Module
 from trtc.builder.passes.base import run_passes
-from trtc.builder.passes.split_attention import LEAST_PIECES, SPLIT_ATTENTION
-from trtc.plugins.attention_pieces import PIECE_KEYS
+from trtc.builder.passes.split_attention import LEAST_SPLITS, SPLIT_ATTENTION
+from trtc.plugins.attention.split_kv import TENSORRT
 
 
 def for_contexts_of(module: Module, max_seq_len: int) -> Module:
@@ -36,14 +36,14 @@ def test_long_contexts_are_split_and_compute_the_same(kind: Tiny) -> None:
     counts = ops(new)
     assert counts["trtc.attention_split"] == counts["trtc.attention_combine"] == 2 - windowed
     assert counts["trtc.paged_attention"] == windowed, "a window of few keys stays whole"
-    assert attributes(nodes(new, "attention_split")[0])["pieces"] == 16
+    assert attributes(nodes(new, "attention_split")[0])["splits"] == 16
     assert_same_function(old, new, reader, 1e-6)
     assert_unchanged(SPLIT_ATTENTION, new)
 
 
 def test_short_contexts_stay_whole() -> None:
     module, _ = tiny(Tiny())
-    longest = (LEAST_PIECES - 1) * PIECE_KEYS
+    longest = (LEAST_SPLITS - 1) * TENSORRT.keys
     assert_unchanged(SPLIT_ATTENTION, for_contexts_of(module, longest))
     _, changed = SPLIT_ATTENTION(for_contexts_of(module, longest + 1))
     assert changed

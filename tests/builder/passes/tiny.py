@@ -32,7 +32,8 @@ from trtc.builder.spec import (
 from trtc.builder.weights import Tensor
 from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import cast
-from trtc.protos.manifest import KvGeometry, Limits
+from trtc.protos.kv import CacheLayout, uniform_layout
+from trtc.protos.manifest import Limits
 from trtc.quant.scheme import (
     CheckpointQuantization,
     QuantizedLinear,
@@ -43,7 +44,9 @@ from trtc.quant.scheme import (
 
 HIDDEN, WIDTH, VOCAB, HEADS, KV_HEADS, HEAD_DIM, GROUP = 32, 64, 40, 4, 2, 8, 16
 LIMITS = Limits(max_batch_size=4, max_seq_len=64, max_num_tokens=64)
-KV = KvGeometry(num_layers=1, page_size=4, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype="f32")
+KV = uniform_layout(
+    num_layers=1, page_size=4, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype="f32"
+)
 
 
 class Tensors:
@@ -287,7 +290,7 @@ def logits(module: Module, reader: TensorReader) -> NDArray[np.float32]:
     return logits_of(Evaluator(module, reader).run, module.kv)
 
 
-def logits_of(run: Run, kv: KvGeometry) -> NDArray[np.float32]:
+def logits_of(run: Run, kv: CacheLayout) -> NDArray[np.float32]:
     """The same of anything that runs steps."""
     stepper = Stepper(run, kv, num_pages=16, scramble=1)
     ids = [int(i) for i in np.random.default_rng(3).integers(0, VOCAB, 24)]

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 import trtc.plugins
 from tests.support.shared_objects import compile_shared_object
-from trtc.plugins.cuda.cpp import CudaSource
-from trtc.plugins.cuda.launch import TileMap
+from trtc.plugins.gpu.lowering import TileMap
+from trtc.plugins.gpu.sources import CudaSource
 
 Array = NDArray[Any]
 
@@ -67,9 +67,9 @@ def launch(
 def tile_map(
     address: int, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]
 ) -> bytes:
-    """A TensorMap of cuda/tensor_map.cuh here: five dimensions, the missing ones in the middle.
+    """A TensorMap of gpu/tensor_map.cuh here: five dimensions, the missing ones in the middle.
 
-    Args: as those of protos/launches.py's TileMap.
+    Args: as those of protos/launch_plan.py's TileMap.
     """
     missing = 5 - len(sizes)
 

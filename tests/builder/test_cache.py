@@ -1,0 +1,84 @@
+"""Which layers share pages, and what that saves."""
+
+from typing import Any
+
+import pytest
+
+from trtc.builder.cache import cache_layout
+from trtc.builder.families.registry import decoder_spec
+from trtc.protos.kv import CacheLayout, Full, Window
+
+GEMMA3_4B: dict[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "hidden_size": 2560,
+    "intermediate_size": 10240,
+    "num_hidden_layers": 34,
+    "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    "sliding_window": 1024,
+}
+LONG = 32768
+
+
+def layout(*, window_groups: bool = True, **fields: Any) -> CacheLayout:
+    spec = decoder_spec({**GEMMA3_4B, **fields}, LONG)
+    return cache_layout(spec, 16, "bf16", window_groups=window_groups)
+
+
+def layers_of(kv: CacheLayout) -> list[tuple[int | None, list[int]]]:
+    return [
+        (window, [entry.layer for entry in group.entries])
+        for group, window in zip(kv.groups, kv.windows, strict=True)
+    ]
+
+
+def test_a_group_has_as_many_layers_as_the_rarest_kind() -> None:
+    assert layers_of(layout(num_hidden_layers=13)) == [
+        (None, [5, 11]),
+        (1024, [0, 1]),
+        (1024, [2, 3]),
+        (1024, [4, 6]),
+        (1024, [7, 8]),
+        (1024, [9, 10]),
+        (1024, [12]),
+    ]
+
+
+def test_every_layer_is_in_one_group() -> None:
+    for layers in (1, 5, 6, 11, 34, 48, 62):
+        kv = layout(num_hidden_layers=layers)
+        assert [place.entry.layer for place in kv.places] == list(range(layers))
+        assert len(kv.groups) <= 8
+
+
+def test_models_of_one_kind_have_one_group() -> None:
+    windows = layout(layer_types=["sliding_attention"] * 34)
+    assert [group.kind for group in windows.groups] == [Window(tokens=1024)]
+    full = layout(layer_types=["full_attention"] * 34)
+    assert [group.kind for group in full.groups] == [Full()]
+    assert full == layout(window_groups=False)
+
+
+def test_one_full_layer_among_many_windows_does_not_make_a_table_for_each() -> None:
+    kv = layout(layer_types=["full_attention"] + ["sliding_attention"] * 33)
+    assert len(kv.groups) <= 8
+
+
+def test_three_times_the_sequences_of_32k_tokens_in_the_same_bytes() -> None:
+    grouped, whole = layout(), layout(window_groups=False)
+    pool_bytes = 64 << 30
+
+    def sequences(kv: CacheLayout) -> int:
+        return pool_bytes // kv.page_bytes // kv.pages_of_sequence(LONG)
+
+    assert sequences(whole) == 15
+    assert sequences(grouped) >= 5 * sequences(whole)
+
+
+@pytest.mark.parametrize("window", [1, 15, 16, 17, 1024])
+def test_what_a_sequence_holds_is_bounded_by_its_window(window: int) -> None:
+    kv = layout(layer_types=["sliding_attention"] * 34, sliding_window=window)
+    held = [kv.pages_of_sequence(length) for length in range(1, 4096)]
+    assert held == sorted(held)
+    assert held[0] == 1 and window / 16 <= held[-1] <= window / 16 + 4
+    assert kv.longest_sequence(held[-1], LONG) == LONG
+    assert kv.longest_sequence(1, LONG) == 16

@@ -1,0 +1,68 @@
+"""Kernels of narrow linears compile for every SM, and take what they declare."""
+
+import pytest
+
+from tests.support.compiled import LIMITS, PAGE_SIZE, compiled
+from tests.support.triton_kernels import needs_triton
+from trtc.plugins.gpu.arch import ARCHS
+from trtc.plugins.gpu.lowering import Launch, Site, Variant
+from trtc.plugins.gpu.sources import CudaSource
+
+needs_triton()
+
+from trtc.plugins.gemm import mixed_input  # noqa: E402
+from trtc.plugins.gemm.mixed_input_tactics import Weight, few_tactics, shared_bytes  # noqa: E402
+
+
+def linear_site(sm: int, columns: int, depth: int) -> Site:
+    return Site(
+        dtypes={"x": "bf16", "weight": "i4", "weight_scale": "f32", "out": "bf16"},
+        strides={"x": depth, "out": columns},
+        axes={"N": columns, "K": depth},
+        attributes={
+            "N": columns,
+            "group_size": 128,
+            "weight_dtype": "i4",
+            "layout": "tiles",
+            "activation": "exact",
+            "softcap": 0.0,
+            "out_dtype": "bf16",
+        },
+        rows="tokens",
+        page_size=PAGE_SIZE,
+        limits=LIMITS,
+        sm=sm,
+    )
+
+
+def is_cuda(variant: Variant) -> bool:
+    (launch, *_) = variant.work
+    return isinstance(launch, Launch) and isinstance(launch.kernel, CudaSource)
+
+
+@pytest.mark.parametrize("sm", ARCHS)
+def test_mixed_input_gemms_compile(sm: int) -> None:
+    """The smallest and the largest numbers of rows of each kernel."""
+    variants = mixed_input.lower_mixed_input(linear_site(sm, 16384, 4096))
+    few = [variant for variant in variants if is_cuda(variant)]
+    more = variants[len(few) : -1]
+    for variant in (few[0], few[-1], *more[-1:], variants[-1]):
+        for kernel in compiled(variant, sm):
+            assert kernel.entry == "widen_weight" or b"mma" in kernel.ptx
+
+
+@pytest.mark.parametrize("sm", ARCHS)
+@pytest.mark.parametrize(("bits", "has_zero"), [(4, False), (4, True), (8, False)])
+@pytest.mark.parametrize(
+    ("columns", "depth"), [(16, 128), (1152, 896), (6144, 4096), (57344, 8192), (8192, 28672)]
+)
+def test_tactics_fit(sm: int, columns: int, depth: int, bits: int, has_zero: bool) -> None:
+    weight = Weight(columns, depth, 128, bits, has_zero)
+    tactics = list(few_tactics(sm, weight))
+    assert [few.rows for few in tactics] == sorted(few.rows for few in tactics)
+    assert tactics[0].rows == 1
+    for few in tactics:
+        assert shared_bytes(few, weight) <= ARCHS[sm].shared_bytes
+        assert few.block_rows <= columns
+        assert few.num_threads <= 1024
+        assert few.cluster == 1 or sm >= 90

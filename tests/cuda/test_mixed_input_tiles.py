@@ -1,0 +1,114 @@
+"""Linears with narrow weights: the Triton kernels by the interpreter, against the reference."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.kernels import KernelCall, assert_close
+from tests.support.linear_calls import Case, linear_call, take_rows
+from tests.support.lowered import run_lowered, site_of
+from tests.support.triton_kernels import Work, interpret_work, needs_triton
+from trtc.plugins.rounding import cast
+from trtc.plugins.tiles import CHANNELS, untile, untile_groups
+from trtc.protos.errors import UnsupportedError
+from trtc.protos.manifest import Limits
+
+needs_triton()
+
+from trtc.plugins.gemm import mixed_input  # noqa: E402
+
+CASES = [
+    Case("bf16", "i4", 48, 256, 128, layout="tiles", bias=True, residual=True, softcap=3.0),
+    Case("bf16", "u4", 80, 384, 64, zero=True, layout="tiles", residual=True, softcap=2.0),
+    Case("bf16", "i4", 37, 96, 32, layout="row_major", softcap=2.0),
+    Case("bf16", "i4", 16, 40, layout="row_major", out="f32"),
+    Case("bf16", "u4", 70, 72, 16, zero=True, layout="row_major", residual=True),
+    Case("bf16", "i8", 70, 131, layout="row_major", residual=True),
+    Case("i8", "i8", 40, 150, layout="row_major", input_scale=True, bias=True, out="f32"),
+    Case("i8", "i8", 70, 128, layout="row_major", input_scale=True),
+    Case("f32", "i4", 33, 64, 32, layout="row_major", out="f32"),
+    Case("f32", "u4", 16, 128, 32, zero=True, layout="tiles", out="f32"),
+    Case("f32", "i8", 16, 21, layout="row_major", out="f32"),
+]
+WIDENED = [
+    Case("bf16", "i4", 48, 256, 128, layout="tiles", bias=True),
+    Case("bf16", "u4", 37, 96, 32, zero=True, layout="row_major"),
+    Case("bf16", "i8", 21, 150, layout="row_major", residual=True),
+]
+
+
+def tiles_work(work: Work) -> Any:
+    """`run_lowered` with multiply_mixed_input for many rows, whatever other ways there are."""
+    variants = mixed_input.lower_mixed_input(work.arguments[0])
+    number = max(at for at, variant in enumerate(variants) if len(variant.work) == 1)
+    return interpret_work(replace(work, pick=number))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_tiles_agree_with_the_reference(case: Case) -> None:
+    call = linear_call(np.random.default_rng(7), case)
+    assert_close(call, run_lowered(call, run=tiles_work))
+
+
+@pytest.mark.parametrize("case", WIDENED, ids=str)
+def test_widened_weights_are_those_that_the_graph_rounds_to_bf16(case: Case) -> None:
+    call = linear_call(np.random.default_rng(8), case)
+    widened = KernelCall(
+        call.op,
+        {**call.attributes, "weight_dtype": "bf16", "layout": "row_major", "group_size": 0},
+        {
+            "x": call.inputs["x"],
+            "weight": dequantised(call, case),
+            "bias": call.inputs.get("bias"),
+            "residual": call.inputs.get("residual"),
+        },
+    )
+    assert_close(widened, run_lowered(call))
+
+
+def dequantised(call: KernelCall, case: Case) -> np.ndarray:
+    weight, scale, zero = (
+        call.inputs.get(name) for name in ("weight", "weight_scale", "weight_zero")
+    )
+    if case.layout == "tiles":
+        weight, scale, zero = untile(weight, CHANNELS), untile_groups(scale), untile_groups(zero)
+    values = weight.astype(np.float32)
+    group = case.group or case.depth
+    if zero is not None:
+        values -= np.repeat(zero.astype(np.float32), group, axis=1)
+    return cast(values * np.repeat(scale, group, axis=1), "bf16")
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    call = linear_call(np.random.default_rng(9), CASES[0])
+    whole = run_lowered(call, run=tiles_work)["out"]
+    for rows in (slice(0, 1), slice(5, 12)):
+        some = run_lowered(take_rows(call, rows), run=tiles_work)["out"]
+        assert some.tobytes() == np.ascontiguousarray(whole[rows]).tobytes()
+
+
+def ends(case: Case, most: int, sm: int = 90) -> list[int]:
+    """Rows up to which each variant runs."""
+    call = linear_call(np.random.default_rng(0), case)
+    site = replace(site_of(call, "tokens", sm), limits=Limits(64, 1024, most))
+    return [variant.max_rows for variant in mixed_input.lower_mixed_input(site)]
+
+
+def test_variants_cover_all_rows_of_a_site() -> None:
+    tiled, capped, row_major, of_i8 = WIDENED[0], CASES[1], CASES[2], CASES[7]
+    assert ends(tiled, 2048) == [1, 8, 16, 32, 64, 128, 256, 2048]
+    assert ends(tiled, 50) == [1, 8, 16, 32, 50]
+    assert ends(tiled, 50, sm=80) == [1, 8, 16, 32, 50]
+    assert ends(tiled, 2048, sm=80) == [1, 8, 16, 32, 2048]
+    assert ends(capped, 2048) == [1, 8, 16, 32, 64, 128, 256, 2048]
+    assert ends(row_major, 64) == [32, 64]
+    assert ends(of_i8, 2048) == [32, 64, 2048]
+
+
+def test_groups_too_small_to_sum_apart_are_refused() -> None:
+    case = Case("bf16", "i4", 16, 64, 8, layout="row_major")
+    call = linear_call(np.random.default_rng(0), case)
+    with pytest.raises(UnsupportedError, match="8 input channels share a scale"):
+        mixed_input.lower_mixed_input(site_of(call, "tokens", 90))

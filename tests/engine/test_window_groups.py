@@ -1,0 +1,80 @@
+"""A compiled model with windows: a page table for each group, pages let go of, the same tokens."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.engines import build_tiny, engine_stepper, open_executor
+from tests.support.loops import Loop
+from tests.support.models import (
+    random_prompt,
+    tiny_checkpoint,
+    transformers_greedy,
+    transformers_logits,
+)
+from tests.support.requests import greedy_request
+from trtc.runtime.engine.loop import LoopConfig
+from trtc.runtime.executors.cpu import CpuExecutor
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("gemma3", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("engines") / "gemma3"
+    build_tiny(checkpoint, output)
+    return output
+
+
+@pytest.fixture
+def executor(engine: Path) -> Iterator[CpuExecutor]:
+    opened = open_executor(engine)
+    yield opened
+    opened.close()
+
+
+def test_groups_are_two_of_windows_and_a_full_one(executor: CpuExecutor) -> None:
+    assert executor.kv.windows == (None, 20, 20)
+    assert [[one.layer for one in group.entries] for group in executor.kv.groups] == [
+        [2, 5],
+        [0, 1],
+        [3, 4],
+    ]
+
+
+def test_logits_match_transformers_while_others_overwrite_what_windows_left(
+    executor: CpuExecutor, checkpoint: Path
+) -> None:
+    stepper = engine_stepper(executor)
+    for number, chunk in enumerate((1, 23, 64)):
+        prompt = random_prompt(60, seed=number)
+        found = stepper.prefill(prompt, chunk, name=str(number))
+        np.testing.assert_allclose(found, transformers_logits(checkpoint, prompt), atol=1e-4)
+
+
+def test_a_crowded_pool_serves_the_tokens_of_transformers(engine: Path, checkpoint: Path) -> None:
+    """Too few pages for two sequences at once without windows that let go."""
+    executor = open_executor(engine, num_pages=34)
+    shared = random_prompt(48, seed=9)
+    prompts = [[*shared, *random_prompt(8, seed=seed)] for seed in range(3)]
+    expected = [transformers_greedy(checkpoint, prompt, 24) for prompt in prompts]
+    loop = Loop(executor, None, LoopConfig())
+    loop.start()
+    try:
+        for attempt in ("first", "again"):
+            sent = [
+                loop.send(greedy_request(f"{attempt}{number}", prompt, 24, ignore_eos=True))
+                for number, prompt in enumerate(prompts)
+            ]
+            found = [list(one.result().completions[0].token_ids) for one in sent]
+            assert found == expected
+        assert loop.stats().prefix_hit_tokens > 0
+    finally:
+        loop.stop()
+        executor.close()
+    loop.check_integrity()

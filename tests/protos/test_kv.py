@@ -1,0 +1,92 @@
+"""The cache layout: bytes, places and what it refuses."""
+
+import msgspec
+import pytest
+
+from trtc.protos.kv import CacheLayout, Entry, Full, Group, Plane, Window, attention_entry
+from trtc.protos.record import first_difference
+
+
+def entry(layer: int, heads: int = 2, width: int = 16) -> Entry:
+    return attention_entry(layer, num_kv_heads=heads, head_dim=width, dtype="bf16")
+
+
+def mixed() -> CacheLayout:
+    """Two full layers of different sizes; windows in two groups, of which one is shorter."""
+    return CacheLayout(
+        page_size=8,
+        groups=(
+            Group(kind=Full(), entries=(entry(2), entry(5, heads=1, width=64))),
+            Group(kind=Window(tokens=24), entries=(entry(0), entry(1, heads=4))),
+            Group(kind=Window(tokens=24), entries=(entry(3),)),
+        ),
+    )
+
+
+def test_a_page_has_the_bytes_of_every_region() -> None:
+    layout = mixed()
+    key = 8 * 2 * 16 * 2  # page_size * heads * width * bytes of bf16
+    assert layout.region_bytes == (2 * key, 2 * 2 * key)
+    assert layout.page_bytes == 6 * key
+
+
+def test_places_are_in_the_order_of_the_layers() -> None:
+    found = [(one.name, one.group, one.region) for one in mixed().places]
+    assert found == [
+        ("kv_0", 1, 0),
+        ("kv_1", 1, 1),
+        ("kv_2", 0, 0),
+        ("kv_3", 2, 0),
+        ("kv_5", 0, 1),
+    ]
+
+
+def test_layers_of_one_region_see_it_in_their_own_shape() -> None:
+    layout = mixed()
+    assert layout.pool_shape(layout.groups[0].entries[1]) == ("num_pages", 2, 8, 1, 64)
+    assert layout.pool_shape(layout.groups[1].entries[1]) == ("num_pages", 2, 8, 4, 16)
+
+
+def test_a_rank_has_its_share_of_the_heads() -> None:
+    layout = CacheLayout(page_size=8, groups=(Group(kind=Full(), entries=(entry(0, heads=4),)),))
+    assert layout.of_rank(2).page_bytes * 2 == layout.page_bytes
+    assert layout.of_rank(2).groups[0].entries[0].planes[1].heads == 2
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ((Group(kind=Full(), entries=(entry(0),)), Group(kind=Full(), entries=(entry(0),))), "two"),
+        (
+            (
+                Group(kind=Full(), entries=(entry(0),)),
+                Group(kind=Full(), entries=(entry(1, heads=4),)),
+            ),
+            "different sizes",
+        ),
+    ],
+)
+def test_what_cannot_be_laid_out_is_refused(groups: tuple[Group, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CacheLayout(page_size=8, groups=groups)
+
+
+def test_planes_of_one_entry_are_alike() -> None:
+    k = Plane(name="k", heads=2, width=16, dtype="bf16")
+    with pytest.raises(ValueError, match="planes of layer 3 differ"):
+        Entry(layer=3, planes=(k, msgspec.structs.replace(k, name="v", width=8)))
+
+
+def test_it_survives_json_and_is_checked_there() -> None:
+    layout = mixed()
+    text = msgspec.json.encode(layout)
+    assert msgspec.json.decode(text, type=CacheLayout) == layout
+    with pytest.raises(msgspec.ValidationError, match="two entries"):
+        msgspec.json.decode(text.replace(b'"layer":5', b'"layer":2'), type=CacheLayout)
+
+
+def test_the_first_difference_is_found() -> None:
+    one = mixed()
+    groups = (*one.groups[:2], msgspec.structs.replace(one.groups[2], kind=Window(tokens=25)))
+    other = msgspec.structs.replace(one, groups=groups)
+    assert first_difference(one, other) == (".groups[2].kind.tokens", "24", "25")

@@ -1,0 +1,70 @@
+"""Where a model is calibrated: the choice alone, and, on a GPU host, what comes of it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from trtc.protos.progress import Step
+from trtc.quant.calibrate import quantize_checkpoint
+from trtc.quant.device import Gpu, Placement, choose_device, on_best_device, visible_gpus
+from trtc.quant.scheme import scheme_named
+
+GB = 1_000_000_000
+SMALL, LARGE = Gpu("cuda:0", "small", 8 * GB), Gpu("cuda:1", "large", 80 * GB)
+MODEL = Path(__file__).parents[2] / "examples" / "models" / "pyllama-draft"
+
+
+def test_without_a_gpu_the_cpu_computes() -> None:
+    assert choose_device(GB, ()) == Placement("cpu", "CPU")
+
+
+def test_the_gpu_with_most_room_is_taken() -> None:
+    assert choose_device(GB, (SMALL, LARGE)) == Placement("cuda:1", "large")
+    assert choose_device(GB, (LARGE, SMALL)) == Placement("cuda:1", "large")
+
+
+def test_a_model_that_does_not_fit_stays_on_the_cpu_and_says_why() -> None:
+    placement = choose_device(70 * GB, (SMALL, LARGE))
+    assert (placement.device, placement.name) == ("cpu", "CPU")
+    assert str(placement) == "CPU (large has 80.0 GB free, and 89.6 GB are needed)"
+
+
+def test_weights_alone_are_not_all_that_has_to_fit() -> None:
+    assert choose_device(8 * GB, (SMALL,)).device == "cpu"
+    assert choose_device(4 * GB, (SMALL,)).device == "cuda:0"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_model_stays_where_it_is_without_a_gpu() -> None:
+    model = torch.nn.Linear(2, 2)
+    assert visible_gpus() == ()
+    with on_best_device(model) as placement:
+        assert placement.device == "cpu" == model.weight.device.type
+    assert model.weight.device.type == "cpu"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["fp8", "int8_sq", "int4_awq", "w4a8_awq", "nvfp4"])
+def test_calibration_runs_on_the_gpu(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same layers, as good as on the CPU, and the GPU's memory given back."""
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU")
+    steps: list[Step] = []
+    free = torch.cuda.mem_get_info()[0]
+    there = quantize_checkpoint(
+        MODEL, scheme_named(name), "bf16", None, tmp_path / "gpu", steps.append
+    )
+    assert there.device == torch.cuda.get_device_name()
+    assert any(there.device in step.phase for step in steps)
+    assert torch.cuda.mem_get_info()[0] > free - (1 << 30)
+    monkeypatch.setattr("trtc.quant.device.visible_gpus", lambda: ())
+    here = quantize_checkpoint(
+        MODEL, scheme_named(name), "bf16", None, tmp_path / "cpu", steps.append
+    )
+    assert here.device == "CPU" and len(here.layers) == len(there.layers)
+    for ours, theirs in zip(here.layers, there.layers, strict=True):
+        assert ours.layer == theirs.layer
+        assert theirs.sqnr_db == pytest.approx(ours.sqnr_db, abs=1.0)

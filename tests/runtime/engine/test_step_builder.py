@@ -1,0 +1,194 @@
+"""The arrays of a step against lists written token by token, whatever the scheduler did before."""
+
+import itertools
+import math
+import random
+from collections import Counter
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from tests.support.driver import Driver
+from trtc.protos.sampling import SamplingParams
+from trtc.runtime.engine.step_builder import BuiltStep, StepBuilder
+from trtc.runtime.executors.base import NO_SOURCE, StepBatch
+from trtc.runtime.executors.echo import EchoOptions
+from trtc.runtime.requests.request import GenerationRequest
+from trtc.runtime.sampling.sampler import SamplingBatch, SparseRows, TokenCounts
+from trtc.runtime.scheduling.sequence import Sequence
+from trtc.runtime.scheduling.step_plan import StepPlan
+
+OPTIONS = EchoOptions(
+    vocab_size=32, num_pages=14, page_size=4, max_batch_size=6, max_seq_len=40, max_num_tokens=12
+)
+
+
+def draw_request(number: int, rng: random.Random) -> GenerationRequest:
+    penalised = rng.random() < 0.3
+    params = SamplingParams(
+        temperature=rng.choice((0.5, 1.0)),
+        top_k=rng.choice((0, 7)),
+        top_p=rng.choice((1.0, 0.9)),
+        min_p=rng.choice((0.0, 0.01)),
+        repetition_penalty=rng.choice((1.0, 1.2)) if penalised else 1.0,
+        presence_penalty=rng.choice((0.0, 0.5)) if penalised else 0.0,
+        frequency_penalty=rng.choice((0.0, 0.25)) if penalised else 0.0,
+        logit_bias=rng.choice(({}, {3: 1.5, 9: -2.0})),
+        seed=rng.getrandbits(64),
+    )
+    length = rng.randint(1, 20)
+    return GenerationRequest(
+        request_id=f"r{number}",
+        prompt_ids=tuple(rng.choice((1, 2)) for _ in range(length)),
+        sampling=params,
+        max_tokens=rng.randint(1, 20),
+        n=rng.choice((1, 1, 3)),
+        logprobs=rng.choice((None, 0, 4)),
+        stop_token_ids=rng.choice(((), (31,))),
+        min_tokens=rng.choice((0, 4)),
+        prompt_logprobs=rng.choice((None, None, 3)),
+    )
+
+
+def naive_batch(plan: StepPlan, page_size: int, rows: dict[Sequence, int]) -> StepBatch:
+    """`rows`: of the launch before, for each sequence that drew a token."""
+    columns: dict[str, list[int]] = {field.name: [] for field in fields(StepBatch)}
+    columns["query_start"].append(0)
+    for sequence, start, num_tokens, num_samples, num_scored in plan.chunks:
+        columns["logit_rows"] += range(
+            len(columns["token_ids"]), len(columns["token_ids"]) + num_scored
+        )
+        for position in range(start, start + num_tokens):
+            page = sequence.pages[0][position // page_size]
+            known = position < len(sequence.token_ids)
+            columns["token_ids"].append(sequence.token_ids[position] if known else 0)
+            columns["token_sources"].append(NO_SOURCE if known else rows[sequence])
+            columns["positions"].append(position)
+            columns["slots"].append(page * page_size + position % page_size)
+        columns["query_start"].append(len(columns["token_ids"]))
+        columns["context_lens"].append(start + num_tokens)
+        columns["logit_rows"] += [len(columns["token_ids"]) - 1] * num_samples
+    width = max(-(-length // page_size) for length in columns["context_lens"])
+    pages = [(chunk.sequence.pages[0] + [0] * width)[:width] for chunk in plan.chunks]
+    arrays = {name: np.array(values, np.int32) for name, values in columns.items()}
+    return StepBatch(**{**arrays, "page_table": np.array(pages, np.int32)})
+
+
+def counts_of(sequence: Sequence, length: int) -> TokenCounts:
+    assert length == len(sequence.token_ids), "penalties must know every token"
+    output = Counter(sequence.token_ids[sequence.num_prompt :])
+    seen = sorted(set(sequence.token_ids))
+    return TokenCounts(
+        np.array(seen, np.int32), np.array([output[token] for token in seen], np.int32)
+    )
+
+
+def early_sampling(request: GenerationRequest, position: int) -> SamplingParams:
+    """With the tokens that would end a sequence too early masked."""
+    if position >= request.min_tokens:
+        return request.sampling
+    bias = {**request.sampling.logit_bias, **dict.fromkeys(request.stop_token_ids, -math.inf)}
+    return replace(request.sampling, logit_bias=bias)
+
+
+def naive_sampling(plan: StepPlan) -> SamplingBatch:
+    rows = [
+        row
+        for chunk in plan.chunks
+        for row in (
+            *((chunk.sequence, 0, chunk.start + 1 + at, True) for at in range(chunk.num_scored)),
+            *(
+                (chunk.sequence, chunk.sequence.index + fork, chunk.start + chunk.num_tokens, False)
+                for fork in range(chunk.num_samples)
+            ),
+        )
+    ]
+    return SamplingBatch.of(
+        [
+            scoring_sampling(sequence, length)
+            if is_scored
+            else early_sampling(sequence.request, length - sequence.num_prompt)
+            for sequence, _, length, is_scored in rows
+        ],
+        sequence=[index for _, index, _, _ in rows],
+        position=[length - sequence.num_prompt for sequence, _, length, _ in rows],
+        num_logprobs=[
+            sequence.request.prompt_logprobs if is_scored else sequence.request.logprobs
+            for sequence, _, _, is_scored in rows
+        ],
+        counts={
+            row: counts_of(sequence, length)
+            for row, (sequence, _, length, is_scored) in enumerate(rows)
+            if sequence.request.sampling.has_penalty and not is_scored
+        },
+    )
+
+
+def scoring_sampling(sequence: Sequence, position: int) -> SamplingParams:
+    """Draws the token at `position`, which is known."""
+    bias = {sequence.token_ids[position]: 3e38}
+    return replace(sequence.request.sampling, temperature=0.0, logit_bias=bias)
+
+
+def as_dict(sparse: SparseRows) -> dict[tuple[int, int], float]:
+    triples = zip(sparse.rows, sparse.token_ids, sparse.values, strict=True)
+    return {(int(row), int(token)): float(value) for row, token, value in triples}
+
+
+def check_batch(built: StepBatch, naive: StepBatch, page_size: int) -> None:
+    for field in fields(StepBatch):
+        got, expected = getattr(built, field.name), getattr(naive, field.name)
+        if field.name == "token_sources" and (expected == NO_SOURCE).all():
+            assert got is None
+            continue
+        assert got.dtype == np.int32
+        assert got.shape == expected.shape
+        if field.name != "page_table":
+            assert got.tolist() == expected.tolist(), field.name
+    for row, length in enumerate(naive.context_lens):
+        used = -(-int(length) // page_size)
+        assert built.page_table[row, :used].tolist() == naive.page_table[row, :used].tolist()
+
+
+def check_sampling(built: SamplingBatch, naive: SamplingBatch) -> None:
+    for field in fields(SamplingBatch):
+        got, expected = getattr(built, field.name), getattr(naive, field.name)
+        if isinstance(got, SparseRows):
+            assert as_dict(got) == as_dict(expected), field.name
+        else:
+            assert got.dtype == expected.dtype
+            assert got.tolist() == expected.tolist(), field.name
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_built_steps_are_the_naive_ones(
+    seed: int, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    driver = Driver(replace(OPTIONS, max_num_tokens=rng.choice((4, 12, 64))), ahead=ahead)
+    build = StepBuilder.build
+    rows: dict[Sequence, int] = {}
+
+    def checked_build(builder: StepBuilder, plan: StepPlan) -> BuiltStep:
+        built = build(builder, plan)
+        check_batch(built.batch, naive_batch(plan, OPTIONS.page_size, rows), OPTIONS.page_size)
+        check_sampling(built.sampling, naive_sampling(plan))
+        rows.clear()
+        counts = [chunk.num_scored + chunk.num_samples for chunk in plan.chunks]
+        for chunk, end in zip(plan.chunks, itertools.accumulate(counts), strict=True):
+            rows[chunk.sequence] = end - chunk.num_samples
+        return built
+
+    monkeypatch.setattr(StepBuilder, "build", checked_build)
+    for number in range(60):
+        driver.submit(draw_request(number, rng))
+        if rng.random() < 0.1 and driver.state.waiting:
+            driver.abort(rng.choice([one.request.request_id for one in driver.state.waiting]))
+        for _ in range(rng.randint(1, 8)):
+            if driver.is_busy:
+                driver.step()
+    driver.run()
+    assert driver.state.counters.preemptions > 5
+    assert (driver.num_pending_tokens > 100) == ahead

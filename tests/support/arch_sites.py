@@ -1,0 +1,155 @@
+"""A small site of every operator that is lowered for a GPU, to compile for each SM."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tests.support.compiled import LIMITS, PAGE_SIZE
+from trtc.plugins.gpu.lowering import Site
+from trtc.plugins.registry import REGISTRY
+
+WIDTH, HEADS, KV_HEADS, HEAD_DIM = 256, 4, 2, 64
+_HEADS: dict[str, int] = {"num_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
+
+MakeSite = Callable[[int, str], Site]
+"""(SM, type of what is quantised: f8e4m3, or i8 where an SM has none) -> site."""
+
+
+def _site(
+    op: str, axes: Mapping[str, int], dtypes: Mapping[str, str], **attributes: Any
+) -> MakeSite:
+    def make(sm: int, quantised: str) -> Site:
+        types = {name: quantised if dtype == "q" else dtype for name, dtype in dtypes.items()}
+        given = {name: quantised if value == "q" else value for name, value in attributes.items()}
+        complete = REGISTRY[op].complete_attributes(given)
+        static = {name: value for name, value in complete.items() if isinstance(value, int)}
+        return Site(
+            dtypes=types,
+            strides=dict.fromkeys(types, max(axes.values())),
+            axes={**static, **axes},
+            attributes=complete,
+            rows="tokens",
+            page_size=PAGE_SIZE,
+            limits=LIMITS,
+            sm=sm,
+        )
+
+    return make
+
+
+def _bf16(*names: str) -> dict[str, str]:
+    return dict.fromkeys(names, "bf16")
+
+
+_SCALED = {"out_scale": "f32", "out": "q"}
+_WEIGHT = {"weight": "i4", "weight_scale": "f32"}
+_TILES = {"weight_dtype": "i4", "group_size": 128, "layout": "tiles"}
+SITES: Mapping[str, tuple[MakeSite, ...]] = {
+    "add": (_site("add", {"K": WIDTH}, _bf16("x", "y", "out")),),
+    "all_gather": (_site("all_gather", {"K": WIDTH}, _bf16("x", "out"), ranks=2),),
+    "all_reduce": (_site("all_reduce", {"K": WIDTH}, _bf16("x", "out"), ranks=2),),
+    "embedding": (
+        _site(
+            "embedding",
+            {"H": WIDTH, "V": 64},
+            {"token_ids": "i32"} | _bf16("table", "out"),
+            out_dtype="bf16",
+        ),
+    ),
+    "fused_linear": (
+        _site(
+            "fused_linear",
+            {"N": 2 * WIDTH, "K": WIDTH, "I": WIDTH},
+            {"norm_weight": "f32"} | _bf16("x", "out") | _WEIGHT,
+            I=WIDTH,
+            group_size=128,
+            weight_dtype="i4",
+            gated=1,
+        ),
+    ),
+    "gated_linear": (
+        _site(
+            "gated_linear",
+            {"N": 2 * WIDTH, "K": WIDTH, "I": WIDTH},
+            _bf16("x", "weight", "out"),
+            I=WIDTH,
+            weight_dtype="bf16",
+            activation="silu",
+        ),
+    ),
+    "gather_rows": (_site("gather_rows", {"K": WIDTH}, {"rows": "i32"} | _bf16("x", "out")),),
+    "linear": (
+        _site(
+            "linear",
+            {"N": WIDTH, "K": WIDTH},
+            _bf16("x", "weight", "out"),
+            N=WIDTH,
+            weight_dtype="bf16",
+            out_dtype="bf16",
+        ),
+        _site(
+            "linear",
+            {"N": WIDTH, "K": WIDTH},
+            _bf16("x", "out") | _WEIGHT,
+            N=WIDTH,
+            out_dtype="bf16",
+            **_TILES,
+        ),
+        _site(
+            "linear",
+            {"N": WIDTH, "K": WIDTH},
+            {"x": "q", "weight": "q", "weight_scale": "f32", "input_scale": "f32", "out": "f32"},
+            N=WIDTH,
+            weight_dtype="q",
+            out_dtype="f32",
+        ),
+    ),
+    "moe": (
+        _site(
+            "moe",
+            {"E": 8, "H": WIDTH, "I": WIDTH},
+            _bf16("x", "gate_up", "down", "out") | {"router_logits": "f32"},
+            I=WIDTH,
+            top_k=2,
+            renormalize=1,
+            activation="silu",
+            weight_dtype="bf16",
+            out_dtype="bf16",
+        ),
+    ),
+    "paged_attention": (
+        _site(
+            "paged_attention",
+            _HEADS,
+            {**dict.fromkeys(("query_start", "context_lens", "page_table"), "i32")}
+            | _bf16("q", "pool", "out"),
+            **_HEADS,
+            scale=0.125,
+            out_dtype="bf16",
+        ),
+    ),
+    "quantize": (_site("quantize", {"K": WIDTH}, {"x": "bf16"} | _SCALED, out_dtype="q"),),
+    "rms_norm": (
+        _site(
+            "rms_norm",
+            {"K": WIDTH},
+            {"x": "bf16", "weight": "f32"} | _SCALED,
+            eps=1e-5,
+            out_dtype="q",
+        ),
+    ),
+    "rope_kv_write": (
+        _site(
+            "rope_kv_write",
+            _HEADS,
+            {"positions": "i32", "slots": "i32", "cos": "f32", "sin": "f32"}
+            | _bf16("q", "k", "v", "q_out", "pool", "pool_out"),
+            **_HEADS,
+            rotary_dim=HEAD_DIM,
+        ),
+    ),
+    "swiglu": (
+        _site(
+            "swiglu", {"I": WIDTH}, _bf16("gate", "up") | _SCALED, out_dtype="q", activation="silu"
+        ),
+    ),
+}

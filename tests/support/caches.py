@@ -1,0 +1,31 @@
+"""Pools of a cache layout, as the graph sees them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtc.plugins.rounding import NUMPY_DTYPES
+from trtc.protos.kv import CacheLayout
+
+Array = NDArray[Any]
+
+
+def new_pools(kv: CacheLayout, num_pages: int, value: float = 0.0) -> dict[str, Array]:
+    """Graph input -> a pool full of `value`."""
+    return {
+        place.name: np.full(
+            (num_pages, *kv.pool_shape(place.entry)[1:]), value, dtype=np.float32
+        ).astype(NUMPY_DTYPES[place.entry.dtype])
+        for place in kv.places
+    }
+
+
+def outputs_as_inputs(pools: Mapping[str, Array], outputs: Mapping[str, Array]) -> dict[str, Array]:
+    """The pools as a step left them, for the next one."""
+    return {name: outputs[f"{name}_out"] for name in pools}
+
+
+def kv_heads(kv: CacheLayout) -> set[int]:
+    return {plane.heads for place in kv.places for plane in place.entry.planes}
