@@ -26,7 +26,7 @@ from trtc.runtime.executors.ranks.messages import Open, Order
 from trtc.runtime.executors.ranks.worker import serve_rank
 from trtc.runtime.sampling.sampler import SamplingBatch
 
-SHORT = Patience(start=30.0, open=30.0, step=2.0, grace=1.0)
+SHORT = Patience(start=30.0, open=30.0, step=5.0, grace=1.0)
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def test_a_killed_rank_ends_every_request_with_one_error() -> None:
         for inbox in inboxes:
             assert isinstance(inbox.wait().error, UnavailableError)
             assert "rank 2 of 3 was ended by signal 9" in str(inbox.error)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 15
         assert not loop.healthy()
         with pytest.raises(UnavailableError, match="rank 2 of 3"):
             loop.send(greedy_request("late", [1], 4))
@@ -165,7 +165,7 @@ def test_a_rank_that_ends_while_nothing_runs_is_noticed_too() -> None:
     with sharded(Role()) as executor, running(executor) as loop:
         loop.send(greedy_request("r", [1], 4)).result()
         os.kill(executor.pids[0], signal.SIGKILL)
-        assert ends_within(5, loop) < 4
+        ends_within(20, loop)
 
 
 def test_a_rank_that_stops_is_given_up() -> None:
@@ -176,8 +176,8 @@ def test_a_rank_that_stops_is_given_up() -> None:
         began = time.monotonic()
         os.kill(executor.pids[0], signal.SIGSTOP)
         error = str(inbox.wait().error)
-        assert re.search(r"step \d+ has not (begun|ended) on rank 1 within 2 s", error)
-        assert time.monotonic() - began < SHORT.step + 3
+        assert re.search(r"step \d+ has not (begun|ended) on rank 1 within 5 s", error)
+        assert time.monotonic() - began < SHORT.step + 15
 
 
 def test_a_device_that_fails_on_another_rank_says_so() -> None:
@@ -252,7 +252,7 @@ def test_a_device_of_rank_0_that_hangs_is_noticed() -> None:
     local = Stuck(SLOW, lets_go=True)
     with sharded(Role(SLOW), local=local) as executor, running(executor) as loop:
         error = str(loop.send(greedy_request("r", [1], 10)).wait().error)
-    assert "within 2 s" in error
+    assert "within 5 s" in error
 
 
 # --- The start ----------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def test_a_rank_that_cannot_open_reports_its_own_error(
         began = time.monotonic()
         with pytest.raises(error, match=message):
             open_echo_ranks(group, lambda: LocalEcho(EchoOptions()))
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < 20
 
 
 def test_a_rank_without_its_device_says_so_before_anything_is_loaded() -> None:
@@ -316,7 +316,7 @@ def test_an_error_of_rank_0_is_told_as_it_is() -> None:
         pytest.raises(EnvironmentFault, match="GPU memory: too little memory"),
     ):
         open_echo_ranks(group, local)
-    assert time.monotonic() - began < 5, "the others wait for nobody"
+    assert time.monotonic() - began < 20, "the others wait for nobody"
 
 
 @pytest.mark.parametrize("program", [["false"], ["sh", "-c", "kill -9 $$"]])
