@@ -108,7 +108,7 @@ def to_error(failure: grpc.RpcError, address: str) -> errors.TrtcError:
         return errors.QueueFullError(
             "the connection has as many open calls as the server allows",
             field=address,
-            remedy="Try again later",
+            remedy="Use several clients, or serve with a larger --max-connection-streams",
         )
     if kind is errors.UnavailableError:
         return kind(
