@@ -26,10 +26,10 @@ from trtc.runtime.bench.measure import Load, Measurement
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
 from trtc.runtime.device.driver_api import DriverApi
+from trtc.runtime.engine.config import EngineConfig
+from trtc.runtime.engine.opening import open_handle
 from trtc.runtime.engine.session import open_session
 from trtc.runtime.executors.cuda.executor import CudaExecutor
-from trtc.runtime.server.engines import EngineConfig
-from trtc.runtime.server.opening import open_handle
 
 CLIENTS = 4
 START_REPEATS = 3

@@ -12,16 +12,16 @@ from typing import Protocol
 from trtc.protos.errors import TrtcError, UnknownModelError
 from trtc.runtime.bench.measure import Load, Measurement, SchedulerCost, Trace, measure
 from trtc.runtime.client import AsyncClient
+from trtc.runtime.engine.config import EngineConfig, EngineSource, Opener
 from trtc.runtime.engine.loop import LoopStats
 from trtc.runtime.host.interpreter import few_collections
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.principal import LOCAL
 from trtc.runtime.requests.request import Output
-from trtc.runtime.server.engines import EngineConfig, EngineSource, Opener
-from trtc.runtime.server.limits import ServiceLimits
-from trtc.runtime.server.metrics import ServerMetrics
-from trtc.runtime.server.service import Service
+from trtc.runtime.service.limits import ServiceLimits
+from trtc.runtime.service.metrics import ServerMetrics
+from trtc.runtime.service.service import Service
 from trtc.runtime.wire.failures import status_name
 
 

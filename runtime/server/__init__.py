@@ -1,1 +1,1 @@
-"""Serving: a protocol-free service, and the thin adapters that speak gRPC and HTTP for it."""
+"""One process that serves: its engines, its frontends, its start and its end."""

@@ -15,19 +15,19 @@ from pathlib import Path
 import grpc.aio
 
 from trtc.protos.errors import EnvironmentFault, RequestError, TrtcError
+from trtc.runtime.engine.canary import why_canaries_fail
+from trtc.runtime.engine.config import EngineConfig, EngineSource, Opener
+from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.engine.loop import LoopStats
+from trtc.runtime.frontends.grpc.health import Health
+from trtc.runtime.frontends.grpc.intake import Intake
+from trtc.runtime.frontends.grpc.servicer import InferenceServicer, bind, make_server
+from trtc.runtime.frontends.http.port import HttpServer
 from trtc.runtime.host.interpreter import few_collections
-from trtc.runtime.server.canary import why_canaries_fail
-from trtc.runtime.server.engines import EngineConfig, EngineSource, Opener
-from trtc.runtime.server.grpc import InferenceServicer, bind, make_server
-from trtc.runtime.server.handle import EngineHandle
-from trtc.runtime.server.health import Health
-from trtc.runtime.server.http import HttpServer
-from trtc.runtime.server.intake import Intake
-from trtc.runtime.server.limits import ServiceLimits
-from trtc.runtime.server.metrics import ServerMetrics
 from trtc.runtime.server.process import prepare_process
-from trtc.runtime.server.service import Service
+from trtc.runtime.service.limits import ServiceLimits
+from trtc.runtime.service.metrics import ServerMetrics
+from trtc.runtime.service.service import Service
 from trtc.runtime.wire.channel import ServerTls
 from trtc.runtime.wire.failures import status_name
 from trtc.runtime.wire.methods import SERVICE

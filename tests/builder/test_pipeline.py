@@ -40,9 +40,9 @@ from trtc.protos.errors import (
 from trtc.protos.manifest import Canary, Manifest, read_manifest
 from trtc.protos.plan import read_plan
 from trtc.protos.sampling import SamplingDefaults
+from trtc.runtime.engine.canary import compare, why_too_few
 from trtc.runtime.engine.probe import Probe
 from trtc.runtime.integrity.verify import verify_files
-from trtc.runtime.server.canary import compare, why_too_few
 
 TARGET = CpuTarget(runnable_isas()[:1], optimization="-O1")
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "pyllama-draft"

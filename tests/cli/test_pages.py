@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import cli_page
-from trtc.runtime.server.metrics import LOOP_READINGS, ServerMetrics
+from trtc.runtime.service.metrics import LOOP_READINGS, ServerMetrics
 from trtc.runtime.wire.failures import status_name
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -16,15 +16,15 @@ from pathlib import Path
 
 from trtc.protos.manifest import ByteLedger, Canary, Manifest, ModelFacts, SchemeFacts, TargetFacts
 from trtc.protos.sampling import NO_DEFAULTS, SamplingDefaults
+from trtc.runtime.engine.config import EngineConfig, EngineSource
+from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.engine.loop import EngineLoop, LoopConfig
 from trtc.runtime.executors.base import Executor
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.requests.request_defaults import request_defaults
 from trtc.runtime.scheduling.scheduler_state import OVERDUE_S
 from trtc.runtime.server.app import Server, ServerConfig
-from trtc.runtime.server.engines import EngineConfig, EngineSource
-from trtc.runtime.server.handle import EngineHandle
-from trtc.runtime.server.limits import ServiceLimits
+from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.text.tokenizer import Tokenizer
 
 TOKENIZER = Path(__file__).parents[2] / "examples" / "models" / "pyllama"

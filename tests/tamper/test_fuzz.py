@@ -18,8 +18,8 @@ from tests.tamper.support import replace_file, reseal, write_sealed
 from trtc.cli import main
 from trtc.protos.errors import EngineError, TrtcError
 from trtc.protos.manifest import MANIFEST_FILE, read_manifest
-from trtc.runtime.server.engines import EngineConfig, EngineSource
-from trtc.runtime.server.opening import open_handle
+from trtc.runtime.engine.config import EngineConfig, EngineSource
+from trtc.runtime.engine.opening import open_handle
 
 NUM_CASES = int(os.environ.get("TRTC_FUZZ_CASES", "48"))
 POOL = ["--kv-bytes", str(1 << 22), "--threads", "1"]

@@ -13,9 +13,9 @@ from tests.tamper.support import replace_file, reseal
 from trtc.cli import main
 from trtc.protos.errors import EngineCorruptError, EngineUntrustedError
 from trtc.protos.manifest import SIGNATURE_FILE, read_manifest
+from trtc.runtime.engine.config import EngineConfig, EngineSource
+from trtc.runtime.engine.opening import open_handle
 from trtc.runtime.integrity.signature import sign_engine, signed_manifest
-from trtc.runtime.server.engines import EngineConfig, EngineSource
-from trtc.runtime.server.opening import open_handle
 
 pytest.importorskip("model_signing")
 

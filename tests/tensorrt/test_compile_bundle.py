@@ -28,9 +28,9 @@ from trtc.protos.errors import (
 )
 from trtc.protos.manifest import Manifest, read_manifest
 from trtc.quant.hashing import file_facts
+from trtc.runtime.engine.canary import compare
 from trtc.runtime.engine.probe import Probe, greedy
 from trtc.runtime.engine.session import open_session
-from trtc.runtime.server.canary import compare
 
 needs_triton()
 

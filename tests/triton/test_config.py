@@ -8,10 +8,10 @@ import pytest
 from tests.support.manifests import tiny_manifest
 from tests.triton.client import grpcclient
 from trtc.protos.manifest import TargetFacts
-from trtc.runtime.deploy.triton.config import config_text
-from trtc.runtime.deploy.triton.engines import EngineSet, PackagedEngine
-from trtc.runtime.deploy.triton.settings import read_settings
-from trtc.runtime.deploy.triton.tensors import INPUTS, OUTPUTS
+from trtc.runtime.frontends.triton.config import config_text
+from trtc.runtime.frontends.triton.engines import EngineSet, PackagedEngine
+from trtc.runtime.frontends.triton.settings import read_settings
+from trtc.runtime.frontends.triton.tensors import INPUTS, OUTPUTS
 
 
 def engine(directory: str, **fields: Any) -> PackagedEngine:

@@ -17,9 +17,9 @@ from trtc.protos.errors import RequestError
 from trtc.runtime.bench.load import ServerTarget, Shape, Target, local_target, run_load
 from trtc.runtime.bench.measure import Load, Measurement, Spread
 from trtc.runtime.client import AsyncClient
+from trtc.runtime.engine.config import EngineConfig
+from trtc.runtime.engine.opening import open_handle
 from trtc.runtime.requests.model_info import ModelInfo
-from trtc.runtime.server.engines import EngineConfig
-from trtc.runtime.server.opening import open_handle
 
 
 @click.command()

@@ -9,9 +9,9 @@ import click
 from trtc.commands.phases import phases
 from trtc.protos.errors import OutputError, RequestError
 from trtc.protos.outputs import OutputKind, new_directory
-from trtc.runtime.deploy.triton.config import CONFIG_FILE, config_text
-from trtc.runtime.deploy.triton.engines import EngineSet, read_engines
-from trtc.runtime.deploy.triton.repository import (
+from trtc.runtime.frontends.triton.config import CONFIG_FILE, config_text
+from trtc.runtime.frontends.triton.engines import EngineSet, read_engines
+from trtc.runtime.frontends.triton.repository import (
     fill_version,
     packaged_engines,
     why_foreign_version,

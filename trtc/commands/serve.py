@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from trtc.protos.errors import RequestError
+from trtc.runtime.engine.config import EngineConfig
+from trtc.runtime.engine.opening import open_handle
 from trtc.runtime.requests.request_defaults import GenerationConfig
 from trtc.runtime.requests.validation import MAX_PRIORITY
 from trtc.runtime.server.app import Server, ServerConfig, engine_sources, pin_digests
-from trtc.runtime.server.engines import EngineConfig
-from trtc.runtime.server.limits import ServiceLimits
-from trtc.runtime.server.opening import open_handle
+from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.wire.channel import ServerTls
 
 _DEFAULTS = ServerConfig(engines=())

@@ -9,8 +9,8 @@ from examples.bench.peers.gpu_work import GpuJob, measure, read_gpu_job
 from examples.bench.peers.jobs import answer
 from trtc.runtime.bench.load import LocalTarget, Shape, local_target, run_load
 from trtc.runtime.bench.measure import Load
-from trtc.runtime.server.engines import EngineConfig
-from trtc.runtime.server.opening import open_handle
+from trtc.runtime.engine.config import EngineConfig
+from trtc.runtime.engine.opening import open_handle
 
 
 async def figures(job: GpuJob) -> dict[str, float]:

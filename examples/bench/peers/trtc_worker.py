@@ -33,8 +33,8 @@ async def generate(job: Job) -> list[RawTrace]:
     what decodes beside them would like, so that all sequences come to decode together."""
     with quick_start():  # as `trtc serve` does
         from trtc.runtime.bench.load import local_target
-        from trtc.runtime.server.engines import EngineConfig
-        from trtc.runtime.server.opening import open_handle
+        from trtc.runtime.engine.config import EngineConfig
+        from trtc.runtime.engine.opening import open_handle
 
     config = EngineConfig(num_threads=job.threads, prefix_cache=job.prefix_cache, step_target_s=0)
     async with local_target(Path(job.model), config, open_handle) as target:

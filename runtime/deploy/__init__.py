@@ -1,1 +1,0 @@
-"""Engines inside the servers of others."""

@@ -1,0 +1,39 @@
+"""Which engines a process opens, and how."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtc.runtime.engine.handle import EngineHandle
+from trtc.runtime.requests.request_defaults import GenerationConfig
+
+
+@dataclass(frozen=True)
+class EngineSource:
+    name: str
+    path: Path
+    digest: str = ""
+    """Of the only manifest that may be served; "": any."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How an engine is opened and run, whatever the protocol of its requests."""
+
+    max_queue: int = 1024
+    """Requests that may wait."""
+    prefix_cache: bool = True
+    step_target_s: float = 0.17
+    """What a step should take at most while sequences wait for their next tokens; 0: anything."""
+    num_threads: int | None = None
+    kv_bytes: int | None = None
+    """Bytes of KV pool; None: what the session chooses."""
+    dummy_weights: bool = False
+    trust: Path | None = None
+    """Public keys, of which one must have signed the engine; None: no signature is needed."""
+    generation_config: GenerationConfig = "model"
+    """Whose sampling defaults requests get."""
+
+
+Opener = Callable[[EngineSource, EngineConfig], EngineHandle]
+"""Opens one engine and starts its loop; blocks."""

@@ -1,0 +1,49 @@
+"""From an engine directory to a running engine loop."""
+
+from trtc.runtime.engine.config import EngineConfig, EngineSource
+from trtc.runtime.engine.handle import EngineHandle
+from trtc.runtime.engine.loop import EngineLoop, LoopConfig
+from trtc.runtime.engine.session import open_session
+from trtc.runtime.requests.request_defaults import request_defaults
+
+
+def open_handle(source: EngineSource, config: EngineConfig) -> EngineHandle:
+    """Verify, map and start one engine.
+
+    Raises:
+        EngineError: the directory is damaged, not for this machine, or not to be trusted.
+    """
+    digest = source.digest
+    if config.trust is not None:
+        from trtc.runtime.integrity.signature import signed_manifest, trusted_keys
+
+        signed = signed_manifest(source.path, trusted_keys(config.trust))
+        digest = digest or signed.digest
+    session = open_session(
+        source.path,
+        num_threads=config.num_threads,
+        kv_bytes=config.kv_bytes,
+        dummy_weights=config.dummy_weights,
+        digest=digest,
+    )
+    loop = EngineLoop(
+        session.executor,
+        session.tokenizer,
+        LoopConfig(
+            eos_token_ids=session.manifest.model.eos_token_ids,
+            defaults=request_defaults(session.manifest.model, config.generation_config),
+            max_queue=config.max_queue,
+            prefix_cache=config.prefix_cache,
+            step_target_s=config.step_target_s,
+        ),
+    )
+    loop.start()
+    return EngineHandle(
+        name=source.name,
+        manifest=session.manifest,
+        tokenizer=session.tokenizer,
+        num_pages=session.executor.num_pages,
+        loop=loop,
+        close=session.close,
+        raise_if_changed=session.raise_if_changed,
+    )

@@ -1,0 +1,1 @@
+"""trtc.v1.Inference, health and reflection over gRPC."""

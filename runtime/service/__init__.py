@@ -1,0 +1,1 @@
+"""What serves many clients of several engines, whatever their protocols: names, limits, streams."""

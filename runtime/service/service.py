@@ -1,0 +1,297 @@
+"""The service behind every protocol: names, limits, tokenising, streams, readiness, draining.
+
+    draft -> engine by name -> prompt ids -> finished request -> loop.submit -> OutputStream
+
+It lives in one asyncio loop; engine loops run in threads of their own and only ever touch the
+courier. Nothing here knows gRPC or HTTP.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+
+from trtc.protos.errors import (
+    CancelledError,
+    InvalidRequestError,
+    TrtcError,
+    UnavailableError,
+    UnknownModelError,
+    UnknownRequestError,
+)
+from trtc.runtime.engine.handle import EngineHandle
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.model_info import ModelInfo
+from trtc.runtime.requests.principal import Principal
+from trtc.runtime.requests.validation import finish_draft
+from trtc.runtime.scheduling.shares import Place, Resource, Shares
+from trtc.runtime.service.limits import ServiceLimits
+from trtc.runtime.service.metrics import RequestClock, ServerMetrics
+from trtc.runtime.service.prompts import Prompts
+from trtc.runtime.service.streams import Courier, OutputStream
+from trtc.runtime.text.chat import Chat
+
+
+class Service:
+    """Serves drafts from the engines called `names`; used in the running asyncio loop only.
+
+    An engine can be asked about once it was added, and serves once it was set ready.
+    """
+
+    def __init__(self, names: Sequence[str], limits: ServiceLimits, metrics: ServerMetrics) -> None:
+        self._handles: dict[str, EngineHandle] = {}
+        self._limits = limits
+        self._metrics = metrics
+        self._courier = Courier(asyncio.get_running_loop())
+        self._not_ready = dict.fromkeys(names, "opening")
+        self._running: set[OutputStream] = set()
+        """Streams whose requests their engines have not let go of."""
+        self._places = Shares(
+            Resource("streams", limits.max_streams, "open streams", "--max-streams")
+        )
+        """One place for each open stream that a client keeps up with."""
+        self._draining = False
+        self._changed = asyncio.Event()
+        self._prompts = Prompts(limits)
+
+    @property
+    def engines(self) -> Mapping[str, EngineHandle]:
+        """Those that are open."""
+        return self._handles
+
+    def add(self, handle: EngineHandle) -> None:
+        self._handles[handle.name] = handle
+
+    def why_not_ready(self) -> dict[str, str]:
+        """Engine name -> reason, for those that do not serve now; safe from any thread."""
+        return {name: reason for name, reason in self._not_ready.copy().items() if reason}
+
+    def set_ready(self, name: str, why_not: str = "") -> None:
+        """Let `name` serve, or keep it from serving and say why. Draining is not undone."""
+        if not self._draining:
+            self._not_ready[name] = why_not
+            self._metrics.ready.labels(name).set(not why_not)
+
+    def engine(self, name: str) -> EngineHandle:
+        """The engine called `name`; the only one when `name` is empty.
+
+        Raises:
+            UnknownModelError: there is none, or several to choose from.
+            UnavailableError: it is not open yet.
+        """
+        if not name and len(self._not_ready) == 1:
+            name = next(iter(self._not_ready))
+        if name not in self._not_ready:
+            raise UnknownModelError(
+                f"no engine is called {name[:100]!r}" if name else "several engines are served",
+                field="model",
+                remedy=f"Choose one of: {', '.join(sorted(self._not_ready))}",
+            )
+        handle = self._handles.get(name)
+        if handle is None:
+            raise _not_ready(name, self._not_ready[name])
+        return handle
+
+    @asynccontextmanager
+    async def generate(
+        self, draft: RequestDraft, *, principal: Principal, deadline: float | None = None
+    ) -> AsyncIterator[OutputStream]:
+        """Run a draft; leaving the context early ends the request within a step.
+
+        Args:
+            principal: who asks.
+            deadline: time.monotonic() after which the request ends with DeadlineError.
+
+        Raises:
+            TrtcError: whatever keeps the request from being admitted. What befalls it later is
+                raised by the stream.
+        """
+        handle = self.engine(draft.model)
+        clock = self._metrics.clock(handle.name, time.monotonic())
+        with _counted(clock):
+            self._check_open(handle)
+            place = self._places.take(principal)
+        try:
+            with _counted(clock):
+                stream = await self._admit(handle, draft, principal, deadline, clock, place)
+            try:
+                yield stream
+            finally:
+                self._leave(stream, clock)
+        finally:
+            self._free(place)
+
+    def abort(self, model: str, request_id: str, principal: Principal) -> None:
+        """End a running request of `principal`; its stream then finishes with ABORTED.
+
+        Raises:
+            UnknownRequestError: it runs none of that id.
+        """
+        handle = self.engine(model)
+        if not handle.loop.abort(request_id, principal):
+            raise UnknownRequestError(
+                f"no request called {request_id[:100]!r} is running for this client",
+                field="request_id",
+                remedy="It may have ended; abort a request with the certificate, or without one "
+                "over the connection, that sent it",
+            )
+
+    async def tokenize_text(
+        self, model: str, text: str, add_special_tokens: bool, principal: Principal
+    ) -> Sequence[int]:
+        handle = self.engine(model)
+        with self._one_more_call(principal):
+            return await self._prompts.text_ids(
+                handle, text, add_special_tokens=add_special_tokens, field="text"
+            )
+
+    async def tokenize_chat(self, model: str, chat: Chat, principal: Principal) -> Sequence[int]:
+        handle = self.engine(model)
+        with self._one_more_call(principal):
+            return await self._prompts.chat_ids(handle, chat, principal)
+
+    async def detokenize(
+        self,
+        model: str,
+        token_ids: Sequence[int],
+        keep_special_tokens: bool,
+        principal: Principal,
+    ) -> str:
+        handle = self.engine(model)
+        with self._one_more_call(principal):
+            return await self._prompts.detokenize(
+                handle, token_ids, keep_special_tokens=keep_special_tokens
+            )
+
+    def info(self, model: str) -> list[ModelInfo]:
+        """The engine called `model`, or every engine when `model` is empty."""
+        handles = [self.engine(model)] if model else list(self._handles.values())
+        return [handle.info() for handle in handles]
+
+    def drain(self) -> None:
+        """Refuse new requests from now on; running ones go on."""
+        self._draining = True
+        self._not_ready = dict.fromkeys(self._not_ready, "draining")
+        for name in self._not_ready:
+            self._metrics.ready.labels(name).set(0)
+
+    async def wait_idle(self, timeout: float) -> bool:
+        """Wait until no stream is open and no engine holds a request; False after `timeout`."""
+        deadline = time.monotonic() + timeout
+        while self._places.num_taken or self._running:
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await self._changed.wait()
+            except TimeoutError:
+                return False
+        return True
+
+    @property
+    def num_open(self) -> int:
+        """Streams open now, without those whose clients have stopped reading."""
+        return self._places.num_taken
+
+    def close(self) -> None:
+        """Stop the tokenising threads; call it after the engine loops have stopped."""
+        self._prompts.close()
+
+    def _check_open(self, handle: EngineHandle) -> None:
+        if self._draining:
+            raise UnavailableError(
+                "the server is shutting down", remedy="Send the request to another server"
+            )
+        if reason := self._not_ready[handle.name]:
+            raise _not_ready(handle.name, reason)
+
+    def _check_priority(self, draft: RequestDraft, principal: Principal) -> None:
+        granted = self._limits.max_priority
+        if draft.priority > granted and not principal.is_trusted:
+            raise InvalidRequestError(
+                f"is {draft.priority}; this server grants at most {granted}",
+                field="priority",
+                remedy=f"Ask for {granted} or less, or start the server with --max-priority",
+            )
+
+    @contextmanager
+    def _one_more_call(self, principal: Principal) -> Iterator[None]:
+        """Long texts wait for a thread: as many may as there may be streams."""
+        place = self._places.take(principal)
+        try:
+            yield
+        finally:
+            self._free(place)
+
+    async def _admit(
+        self,
+        handle: EngineHandle,
+        draft: RequestDraft,
+        principal: Principal,
+        deadline: float | None,
+        clock: RequestClock,
+        place: Place,
+    ) -> OutputStream:
+        self._check_priority(draft, principal)
+        request_id = draft.request_id or uuid.uuid4().hex
+        prompt_ids = await self._prompts.ids(handle, draft, principal)
+        request = finish_draft(
+            draft,
+            request_id=request_id,
+            prompt_ids=prompt_ids,
+            deadline=deadline,
+            bounds=handle.loop.bounds,
+            principal=principal,
+            share_prefixes=self._limits.share_prefixes,
+        )
+        stream = OutputStream(
+            abort=lambda: handle.loop.cancel(number),
+            max_unread_tokens=self._limits.max_unread_tokens,
+            on_failure=lambda stream: self._give_up(stream, place),
+            on_end=self._forget,
+            on_output=lambda stream, outputs, at: clock.deliver(outputs, at),
+        )
+        number = handle.loop.submit(request, lambda delivery: self._courier.post(stream, delivery))
+        self._running.add(stream)
+        return stream
+
+    def _give_up(self, stream: OutputStream, place: Place) -> None:
+        """The reader lags: whoever still writes to it may do so for ever, at its own cost only."""
+        if not stream.ended:
+            stream.abort()
+        self._free(place)
+
+    def _free(self, place: Place) -> None:
+        place.free()
+        self._changed.set()
+
+    def _leave(self, stream: OutputStream, clock: RequestClock) -> None:
+        if not stream.ended:
+            stream.abort()
+        if stream.error is not None:
+            clock.fail(stream.error)
+        elif not stream.ended:
+            clock.fail(CancelledError("the client left"))
+        stream.close()
+
+    def _forget(self, stream: OutputStream) -> None:
+        self._running.discard(stream)
+        self._changed.set()
+
+
+@contextmanager
+def _counted(clock: RequestClock) -> Iterator[None]:
+    """Count what the block refuses."""
+    try:
+        yield
+    except TrtcError as error:
+        clock.refuse(error)
+        raise
+
+
+def _not_ready(name: str, reason: str) -> UnavailableError:
+    return UnavailableError(
+        f"engine {name} is not ready: {reason}",
+        field="model",
+        remedy="Wait until health checks say SERVING",
+    )

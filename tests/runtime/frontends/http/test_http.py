@@ -1,0 +1,187 @@
+"""Clients of the HTTP port that send or take slowly, or come in numbers."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.support.aio import asynchronous, eventually
+from tests.support.servers import echo_process, echo_server
+from trtc.runtime.frontends.http.connections import MAX_CONNECTIONS
+
+EXCHANGE = "trtc.runtime.frontends.http.connections.EXCHANGE_S"
+HEADERS = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
+
+
+@contextlib.contextmanager
+def connections(port: int, count: int) -> Iterator[list[socket.socket]]:
+    """Open sockets; the server may close them at any time."""
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+            for _ in range(count)
+        ]
+
+
+def is_alive(port: int) -> bool:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as answer:
+        return json.load(answer) == {"status": "alive"}
+
+
+def drip(client: socket.socket, data: bytes, every_s: float) -> float:
+    """Send a byte at a time until the server closes the connection; seconds that took."""
+    begin = time.monotonic()
+    client.settimeout(every_s)
+    for byte in data:
+        try:
+            client.sendall(bytes([byte]))
+            if client.recv(1 << 16) == b"":
+                break
+        except TimeoutError:
+            continue
+        except OSError:
+            break
+    else:
+        raise AssertionError("the server took all of it")
+    return time.monotonic() - begin
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(HEADERS, id="half of its headers"),
+        pytest.param(HEADERS + b"Content-Length: 99\r\n\r\n", id="headers without the body"),
+        pytest.param(HEADERS + b"\r\n", id="a whole request, and no second one"),
+    ],
+)
+@asynchronous
+async def test_a_connection_that_waits_is_closed(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(EXCHANGE, 0.3)
+    async with echo_server() as server:
+        port = server.server.http_port
+        assert port is not None
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        async with asyncio.timeout(10):
+            await reader.read()
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "head", [b"", HEADERS + b"Content-Length: 9999\r\n\r\n"], ids=["headers", "body"]
+)
+@asynchronous
+async def test_a_byte_now_and_then_does_not_prolong_a_connection(
+    monkeypatch: pytest.MonkeyPatch, head: bytes
+) -> None:
+    monkeypatch.setattr(EXCHANGE, 0.5)
+    async with echo_server() as server:
+        port = server.server.http_port
+        assert port is not None
+        with connections(port, 1) as (client,):
+            client.sendall(head)
+            await asyncio.to_thread(drip, client, HEADERS + b"X: " + b"y" * 500, 0.05)
+
+
+@asynchronous
+async def test_slow_clients_take_no_threads_and_keep_no_probe_out() -> None:
+    async with echo_server() as server:
+        port = server.server.http_port
+        assert port is not None
+        threads = threading.active_count()
+        with connections(port, 4 * MAX_CONNECTIONS) as clients:
+            for client in clients:
+                with contextlib.suppress(OSError):  # those already replaced
+                    client.sendall(HEADERS)
+            assert await asyncio.to_thread(is_alive, port)
+            assert threading.active_count() <= threads + 1, "of the probe itself"
+            held = [
+                one
+                for one in psutil.Process().net_connections("tcp")
+                if one.status == "ESTABLISHED"
+            ]
+            accepted = [one for one in held if one.laddr.port == port]
+            assert len(accepted) <= MAX_CONNECTIONS
+
+
+@asynchronous
+async def test_a_client_that_takes_no_response_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EXCHANGE, 1.0)
+    async with echo_server() as server:
+        port = server.server.http_port
+        assert port is not None
+        with connections(port, 1) as (client,):
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+            client.settimeout(0.2)
+            request = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 1000
+            with contextlib.suppress(OSError):
+                client.sendall(request)  # pipelined, and no response is read
+
+            def gone() -> bool:
+                return not any(
+                    one.laddr.port == port and one.status == "ESTABLISHED"
+                    for one in psutil.Process().net_connections("tcp")
+                )
+
+            await eventually(lambda: not gone(), "the connection was accepted")
+            await eventually(gone, "the connection was closed")
+
+
+@asynchronous
+async def test_only_get_and_head_are_answered() -> None:
+    async with echo_server() as server:
+        port = server.server.http_port
+        assert port is not None
+        for method, status in (("HEAD", b"200"), ("POST", b"405"), ("DELETE", b"405")):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(
+                f"{method} /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
+            )
+            answer = await reader.read()
+            writer.close()
+            assert answer.split()[1] == status
+            assert answer.endswith(b"\r\n\r\n") == (method == "HEAD")
+
+
+def test_slow_http_clients_do_not_keep_a_server_from_ending() -> None:
+    with echo_process() as server, contextlib.ExitStack() as stack:
+        port = _http_port(server.process.pid, server.address)
+        clients = stack.enter_context(connections(port, 20))
+        stop = threading.Event()
+
+        def send_slowly() -> None:
+            while not stop.wait(0.05):
+                for client in clients:
+                    with contextlib.suppress(OSError):
+                        client.sendall(b"X")
+
+        thread = threading.Thread(target=send_slowly)
+        thread.start()
+        try:
+            time.sleep(0.3)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(timeout=30) == 0
+        finally:
+            stop.set()
+            thread.join()
+
+
+def _http_port(pid: int, grpc_address: str) -> int:
+    listening = {
+        one.laddr.port
+        for one in psutil.Process(pid).net_connections("tcp")
+        if one.status == "LISTEN"
+    }
+    (port,) = listening - {int(grpc_address.rpartition(":")[2])}
+    return int(port)

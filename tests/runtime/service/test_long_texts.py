@@ -1,0 +1,94 @@
+"""Long texts and sequences: they hold nobody up, and what cannot fit is refused at once."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.support.aio import asynchronous
+from tests.support.servers import CONFIG, TOKENIZER, EchoEngine, echo_server
+from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.client import AsyncClient
+from trtc.runtime.executors.echo import EchoOptions
+from trtc.runtime.service.limits import ServiceLimits
+from trtc.runtime.service.prompts import MAX_DETOKENIZED
+from trtc.runtime.text.tokenizer import Tokenizer
+
+ENGINE = EchoEngine(EchoOptions(vocab_size=4096), tokenizer=TOKENIZER)
+
+
+def longest_stall(work: Callable[[], object]) -> tuple[float, float]:
+    """Seconds that `work` takes in a thread, and the longest that it keeps this one waiting."""
+    seconds = 0.0
+
+    def timed() -> None:
+        nonlocal seconds
+        begin = time.perf_counter()
+        work()
+        seconds = time.perf_counter() - begin
+
+    thread = threading.Thread(target=timed)
+    last, stall = time.perf_counter(), 0.0
+    thread.start()
+    while thread.is_alive():
+        time.sleep(0.001)
+        now = time.perf_counter()
+        stall, last = max(stall, now - last), now
+    return seconds, stall
+
+
+def test_other_threads_run_while_a_long_text_is_tokenised_or_put_together() -> None:
+    tokenizer = Tokenizer.load(TOKENIZER)
+    text = "def f(x):\n    return x + 1  # once more\n" * 20_000
+    seconds, stall = longest_stall(lambda: tokenizer.encode(text))
+    assert stall < seconds / 2
+    token_ids = tokenizer.encode(text)
+    seconds, stall = longest_stall(lambda: tokenizer.decode(token_ids))
+    assert stall < seconds / 2
+    assert tokenizer.decode(token_ids).strip() == text.strip()
+
+
+def test_long_texts_have_the_tokens_that_short_ones_have() -> None:
+    tokenizer = Tokenizer.load(TOKENIZER)
+    short = "for i in range(10):\n    print(i)\n" * 30
+    long = short * 4
+    assert len(short) < 2048 < len(long)
+    library = tokenizer._fast.encode(long).ids
+    assert list(tokenizer.encode(long)) == library
+    assert tokenizer.decode(library) == tokenizer._fast.decode(library)
+
+
+@asynchronous
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoded: list[int] = []
+    encode = Tokenizer.encode
+
+    def counted(self: Tokenizer, text: str, special: bool = True) -> tuple[int, ...]:
+        encoded.append(len(text))
+        return encode(self, text, special)
+
+    monkeypatch.setattr(Tokenizer, "encode", counted)
+    async with echo_server(ENGINE) as server, AsyncClient(server.address) as client:
+        with pytest.raises(InvalidRequestError, match="more than 1024 tokens can have"):
+            await client.generate("x" * 1_000_000, max_tokens=1).result()
+        assert encoded == []
+        longest = Tokenizer.load(TOKENIZER).longest_token
+        with pytest.raises(InvalidRequestError, match="Shorten it"):
+            await client.generate("x " * (512 * longest), max_tokens=1).result()
+        assert encoded == [1024 * longest], "this one might have fitted"
+
+
+@asynchronous
+async def test_more_tokens_than_the_limit_are_not_put_together() -> None:
+    config = replace(CONFIG, limits=ServiceLimits())
+    async with (
+        echo_server(ENGINE, config=config) as server,
+        AsyncClient(server.address) as client,
+    ):
+        assert await client.detokenize([5] * 3000)
+        with pytest.raises(InvalidRequestError, match=f"Give at most {MAX_DETOKENIZED}"):
+            await client.detokenize([5] * (MAX_DETOKENIZED + 1))
