@@ -19,6 +19,7 @@ from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch
 
 Int32s = NDArray[np.int32]
 Float32s = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
 
 MAX_STEPS_IN_FLIGHT = 2
 """Of an executor that runs ahead."""
@@ -59,11 +60,34 @@ class PendingStep(Protocol):
         ...
 
 
+class PageRead(Protocol):
+    """Pages on their way to the host."""
+
+    def wait(self) -> Bytes:
+        """[number of pages, page_bytes of the layout] of each page its row of every region, one
+        after another. Blocks until they are there; may be called again.
+
+        Raises:
+            EnvironmentFault: the device failed; the executor can't be used again.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Landed:
+    """Pages that are on the host (implements PageRead)."""
+
+    data: Bytes
+
+    def wait(self) -> Bytes:
+        return self.data
+
+
 class Executor(Protocol):
     """An opened engine with its KV pool. Not thread-safe: one thread drives it.
 
-    Copies and steps take effect in the order of the calls, each after those before it: a step reads
-    and overwrites what earlier ones wrote.
+    Steps and whatever is done to pages take effect in the order of the calls, each after those
+    before it: a step reads and overwrites what earlier ones wrote.
     """
 
     @property
@@ -102,6 +126,33 @@ class Executor(Protocol):
         """Copy whole pages of every layer: copy-on-write, before a launch.
 
         A target may be the source of an earlier pair, never of a later one.
+        """
+        ...
+
+    @property
+    def moves_pages(self) -> bool:
+        """Whether pages can be read and written: not where several devices have a part of each."""
+        ...
+
+    def read_pages(self, pages: Sequence[int]) -> PageRead:
+        """Begin to copy whole pages to the host, whatever groups have them.
+
+        A device copies them in its order and lets the host go on. The bytes mean something to an
+        executor of the same engine alone.
+
+        Raises:
+            UnsupportedError: this executor moves none.
+        """
+        ...
+
+    def write_pages(self, pages: Sequence[int], data: Bytes) -> None:
+        """Put what `read_pages` gave into pages, perhaps others, before the next launch.
+
+        Args:
+            data: [number of pages, page_bytes of the layout]; may change after the call.
+
+        Raises:
+            UnsupportedError: this executor moves none.
         """
         ...
 

@@ -17,7 +17,15 @@ from trtc.protos.errors import (
 from trtc.protos.kv import CacheLayout
 from trtc.protos.manifest import STEP_ABI_VERSION, Limits
 from trtc.protos.step import GRAPH_INPUTS
-from trtc.runtime.executors.base import Float32s, Int32s, PendingStep, StepBatch
+from trtc.runtime.executors.base import (
+    Bytes,
+    Float32s,
+    Int32s,
+    Landed,
+    PageRead,
+    PendingStep,
+    StepBatch,
+)
 from trtc.runtime.executors.cpu_pool import KvPool
 from trtc.runtime.executors.native_code import load_code
 from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch, sample
@@ -194,6 +202,16 @@ class CpuExecutor:
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._pool.copy_pages(sources, targets)
+
+    @property
+    def moves_pages(self) -> bool:
+        return True
+
+    def read_pages(self, pages: Sequence[int]) -> PageRead:
+        return Landed(self._pool.read_pages(pages))
+
+    def write_pages(self, pages: Sequence[int], data: Bytes) -> None:
+        self._pool.write_pages(pages, data)
 
     def check(self) -> None:
         """Nothing can have happened: the device is this process."""

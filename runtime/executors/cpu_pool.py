@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trtc.protos.errors import EnvironmentFault
 from trtc.protos.kv import CacheLayout
@@ -49,6 +50,7 @@ class KvPool:
             ) from error
         memory = np.frombuffer(self._memory, np.uint8)
         ends = list(accumulate(num_pages * size for size in kv.region_bytes))
+        self._page_bytes = kv.page_bytes
         self._regions = [region.reshape(num_pages, -1) for region in np.split(memory, ends[:-1])]
         self.pointers = np.array([one.ctypes.data for one in self._regions], np.uint64)
         """[regions] address of each region, as the step ABI takes them."""
@@ -72,6 +74,21 @@ class KvPool:
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         for region in self._regions:
             region[list(targets)] = region[list(sources)]
+
+    def read_pages(self, pages: Sequence[int]) -> NDArray[np.uint8]:
+        """[number of pages, bytes of a page in all regions]"""
+        data = np.empty((len(pages), self._page_bytes), np.uint8)
+        for row, page in zip(data, pages, strict=True):
+            np.concatenate([region[page] for region in self._regions], out=row)
+        return data
+
+    def write_pages(self, pages: Sequence[int], data: NDArray[np.uint8]) -> None:
+        begin = 0
+        for region in self._regions:
+            end = begin + region.shape[1]
+            for row, page in zip(data, pages, strict=True):
+                region[page] = row[begin:end]
+            begin = end
 
     def close(self) -> None:
         self._toucher.close()

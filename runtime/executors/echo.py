@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from trtc.protos.errors import EnvironmentFault
 from trtc.protos.kv import CacheLayout, Full, Group, Window, attention_entry
 from trtc.protos.manifest import Limits
-from trtc.runtime.executors.base import Float32s, Int32s, PendingStep, StepBatch
+from trtc.runtime.executors.base import (
+    Bytes,
+    Float32s,
+    Int32s,
+    Landed,
+    PageRead,
+    PendingStep,
+    StepBatch,
+)
 from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch, sample
 
 UInt64s = NDArray[np.uint64]
@@ -133,6 +141,29 @@ class EchoExecutor:
                 pool[target * size : (target + 1) * size] = pool[
                     source * size : (source + 1) * size
                 ]
+
+    @property
+    def moves_pages(self) -> bool:
+        return True
+
+    def read_pages(self, pages: Sequence[int]) -> PageRead:
+        data = np.zeros((len(pages), self.kv.page_bytes), np.uint8)
+        for row, kept in zip(data, self._kept(pages), strict=True):
+            row[: kept.nbytes] = kept.reshape(-1).view(np.uint8)
+        return Landed(data)
+
+    def write_pages(self, pages: Sequence[int], data: Bytes) -> None:
+        size = self.options.page_size
+        for page, row in zip(pages, data, strict=True):
+            tokens, positions = row[: 16 * size].copy().view(np.int64).reshape(2, size)
+            self._tokens[page * size : (page + 1) * size] = tokens
+            self._positions[page * size : (page + 1) * size] = positions
+
+    def _kept(self, pages: Sequence[int]) -> NDArray[np.int64]:
+        """[number of pages, 2, page_size] tokens and positions"""
+        pools = np.stack([self._tokens, self._positions])
+        by_page = pools.reshape(2, self.options.num_pages, self.options.page_size)
+        return by_page[:, list(pages)].swapaxes(0, 1)
 
     def check(self) -> None:
         """Nothing can have happened."""

@@ -16,7 +16,14 @@ from trtc.protos.kv import CacheLayout
 from trtc.protos.manifest import Limits
 from trtc.protos.stages import Stages
 from trtc.runtime.device.base import DriverDevice
-from trtc.runtime.executors.base import Float32s, PendingStep, StepBatch
+from trtc.runtime.executors.base import (
+    Bytes,
+    Float32s,
+    Landed,
+    PageRead,
+    PendingStep,
+    StepBatch,
+)
 from trtc.runtime.executors.tensorrt_graphs import GraphCache
 from trtc.runtime.executors.tensorrt_launch import LoadedLaunch
 from trtc.runtime.executors.tensorrt_memory import EngineMemory
@@ -115,6 +122,18 @@ class TensorRtExecutor:
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._check_open()
         self._memory.copy_pages(sources, targets)
+
+    @property
+    def moves_pages(self) -> bool:
+        return True
+
+    def read_pages(self, pages: Sequence[int]) -> PageRead:
+        self._check_open()
+        return Landed(self._memory.read_pages(pages))
+
+    def write_pages(self, pages: Sequence[int], data: Bytes) -> None:
+        self._check_open()
+        self._memory.write_pages(pages, data)
 
     def check(self) -> None:
         """A GPU's failure shows when it is used."""

@@ -1,6 +1,7 @@
 """Where everything of an engine of plans lives on the device, by its name in the graph."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -9,7 +10,7 @@ from trtc.protos.dtypes import DTYPES
 from trtc.protos.kv import CacheLayout, Place
 from trtc.protos.manifest import Limits
 from trtc.protos.stages import TENSOR_ALIGNMENT, Stages
-from trtc.runtime.device.base import DriverDevice
+from trtc.runtime.device.base import Bytes, DriverDevice
 from trtc.runtime.executors.tensorrt_step import STEP_SHAPES, Shape, StepInputs
 
 Tensors = Mapping[str, tuple[str, Shape]]
@@ -77,6 +78,35 @@ class EngineMemory:
         for pool, size in zip(self._pools, self._kv.region_bytes, strict=True):
             for source, target in zip(sources, targets, strict=True):
                 self._device.copy(pool + target * size, pool + source * size, size)
+
+    def read_pages(self, pages: Sequence[int]) -> Bytes:
+        """[number of pages, bytes of a page in all regions]; waits for the stream."""
+        data = np.empty((len(pages), self._kv.page_bytes), np.uint8)
+        for row, page in zip(data, pages, strict=True):
+            for address, part in self._rows(page):
+                self._device.download(self._stage[part], address)
+            self._device.synchronize()
+            row[:] = self._stage
+        return data
+
+    def write_pages(self, pages: Sequence[int], data: Bytes) -> None:
+        for row, page in zip(data, pages, strict=True):
+            self._stage[:] = row
+            for address, part in self._rows(page):
+                self._device.upload(address, self._stage[part])
+            self._device.synchronize()
+
+    @cached_property
+    def _stage(self) -> Bytes:
+        """Page-locked memory of one page."""
+        return self._device.host_buffer(self._kv.page_bytes)
+
+    def _rows(self, page: int) -> Iterator[tuple[int, slice]]:
+        """Of a page in every region: its address, and its part of the page's bytes."""
+        begin = 0
+        for pool, size in zip(self._pools, self._kv.region_bytes, strict=True):
+            yield pool + page * size, slice(begin, begin + size)
+            begin += size
 
 
 def _upload_constants(device: DriverDevice, constants: Mapping[str, float]) -> dict[str, int]:

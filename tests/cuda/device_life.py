@@ -19,7 +19,7 @@ from trtc.protos.launch_plan import TILE_MAP_BYTES
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
 from trtc.runtime.device.driver_api import DriverApi
 from trtc.runtime.executors.cuda import gpu_device
-from trtc.runtime.executors.cuda.device import HostArray, Operand, Place, Product, Seat, Tiles
+from trtc.runtime.executors.cuda.device import HostArray, Operand, Place, Product, Seat, Span, Tiles
 from trtc.runtime.executors.cuda.gpu_device import GpuDevice
 from trtc.runtime.executors.cuda.gpu_memory import address
 
@@ -132,6 +132,23 @@ def main() -> None:
     device.send(np.full(4 * FLOATS, 0xFF, np.uint8), Place(x, 0))
     device.fetch(Place(x, 0), 4 * FLOATS).wait()
     document["kept"] = len({one.wait().tobytes() for one in downloads})
+
+    spans = [Span(Place(memory, 7), 1000), Span(Place(memory, 5000), 3), Span(Place(x, 0), 64)]
+    pattern = large[: 1000 + 3 + 64]
+    with patch("trtc.runtime.executors.cuda.gpu_transfers._STAGE_BYTES", 100):
+        device.scatter(pattern, spans)
+    device.scatter(large[:3], [Span(Place(memory, 5000), 3)])
+    gathered = device.gather(spans)
+    device.send(np.zeros(64, np.uint8), Place(x, 0))
+    wanted = np.concatenate([pattern[:1000], large[:3], pattern[1003:]])
+    document["gathered"] = bool((gathered.wait() == wanted).all())
+    around = device.fetch(Place(memory, 0), len(large)).wait()
+    document["beside"] = bool(
+        (around[1007:5000] == large[1007:5000]).all() and (around[:7] == large[:7]).all()
+    )
+    device.scatter(
+        np.arange(FLOATS, dtype=np.float32).view(np.uint8), [Span(Place(x, 0), 4 * FLOATS)]
+    )
 
     matrix = Operand(Place(x, 0), "f8e4m3", 3, 16, 16)
     scale = device.upload(HostArray(np.array([0.25], np.float32).view(np.uint8)))

@@ -36,6 +36,12 @@ def test_downloads_keep_their_bytes_when_later_ones_land(life: dict[str, Any]) -
     assert life["kept"] == 1
 
 
+def test_bytes_are_scattered_and_gathered_over_many_stages(life: dict[str, Any]) -> None:
+    """The last copy of a place counts, and nothing beside the places changes."""
+    assert life["gathered"]
+    assert life["beside"]
+
+
 def test_what_products_want_is_made_during_a_capture(life: dict[str, Any]) -> None:
     """A scale once a row, and a bias rounded to bf16: ties to even."""
     assert life["scales"] == [0.25] * 4

@@ -4,6 +4,7 @@ Addresses, strides, grids, padding of buckets, page tables and the order of call
 GPU would see; memory starts as NaN, so that whatever is read before it was written shows.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,30 @@ def test_a_step_without_logit_rows_fills_the_cache(tmp_path: Path) -> None:
     assert [rows for rows, _ in shapes] == [0, 1]
     assert shapes[0][1] == shapes[1][1] > 0
     assert error < 1e-5
+
+
+def moved_pages(directory: str) -> list[bool]:
+    """Whether logits stay bit for bit what they were when a context's pages are read, lost, and
+    written into others; whether they change when pages are not written."""
+    executor = lower_dummy("llama", SCHEMES["fp32"], Path(directory)).executor
+    size, prompt = executor.kv.page_size, random_prompt(20, seed=1)
+    tokens = np.array(prompt, np.int32)
+    executor.logits(solo_batch(executor, tokens[: 2 * size], 0, [0]))
+    following = solo_batch(executor, tokens[2 * size :], 2 * size, range(20 - 2 * size))
+    expected = executor.logits(following)
+    table = following.page_table.copy()
+    old = table[:, :2].reshape(-1).tolist()
+    data = executor.read_pages(old).wait()
+    executor.write_pages(old, np.zeros_like(data))
+    lost = executor.logits(following)
+    table[:, :2] = np.arange(20, 20 + len(old)).reshape(-1, 2)
+    executor.write_pages(table[:, :2].reshape(-1).tolist(), data)
+    found = executor.logits(replace(following, page_table=table))
+    return [bool((found == expected).all()), bool((lost == expected).all())]
+
+
+def test_pages_written_back_elsewhere_continue_alike(tmp_path: Path) -> None:
+    assert in_interpreter(moved_pages, str(tmp_path)) == [True, False]
 
 
 @pytest.mark.parametrize("broken", [False, True])

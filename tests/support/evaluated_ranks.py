@@ -18,7 +18,7 @@ from trtc.builder.passes.order import cuda_passes
 from trtc.builder.passes.shard import module_of_rank
 from trtc.protos.kv import CacheLayout
 from trtc.protos.manifest import Limits
-from trtc.runtime.executors.base import Float32s, PendingStep, StepBatch
+from trtc.runtime.executors.base import Bytes, Float32s, PageRead, PendingStep, StepBatch
 from trtc.runtime.executors.ranks.link import Link
 from trtc.runtime.executors.ranks.messages import Open, Order
 from trtc.runtime.executors.ranks.worker import serve_rank
@@ -82,6 +82,16 @@ class EvaluatedExecutor:
         for source, target in zip(sources, targets, strict=True):
             for pool in self._pools.values():
                 pool[target] = pool[source]
+
+    @property
+    def moves_pages(self) -> bool:
+        return False
+
+    def read_pages(self, pages: Sequence[int]) -> PageRead:
+        raise AssertionError("a rank is not asked for pages")
+
+    def write_pages(self, pages: Sequence[int], data: Bytes) -> None:
+        raise AssertionError("a rank is not asked for pages")
 
     def check(self) -> None:
         pass

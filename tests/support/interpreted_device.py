@@ -17,7 +17,15 @@ from tests.support import cuda_on_cpu
 from tests.support.library_product import library_product
 from trtc.builder.evaluator import Exchange, alone
 from trtc.plugins.gpu.sources import CudaSource
-from trtc.runtime.executors.cuda.device import HostBytes, Kernel, Operand, Place, Product, Tiles
+from trtc.runtime.executors.cuda.device import (
+    HostBytes,
+    Kernel,
+    Operand,
+    Place,
+    Product,
+    Span,
+    Tiles,
+)
 
 Bytes = NDArray[np.uint8]
 
@@ -161,6 +169,16 @@ class InterpretedDevice:
         assert isinstance(source.memory, HostMemory)
         part = source.memory.tensor[source.offset : source.offset + num_bytes]
         return _Fetched(part.numpy().copy())
+
+    def gather(self, sources: Sequence[Span]) -> _Fetched:
+        parts = [self.fetch(span.place, span.num_bytes).data for span in sources]
+        return _Fetched(np.concatenate(parts))
+
+    def scatter(self, data: Bytes, targets: Sequence[Span]) -> None:
+        ends = np.cumsum([span.num_bytes for span in targets])
+        assert ends[-1] == len(data)
+        for span, part in zip(targets, np.split(data, ends[:-1]), strict=True):
+            self.send(part, span.place)
 
     def copy(self, source: Place, target: Place, num_bytes: int) -> None:
         assert isinstance(source.memory, HostMemory) and isinstance(target.memory, HostMemory)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trtc.runtime.executors.base import NO_SOURCE, Int32s, PendingStep, StepBatch
+from trtc.runtime.executors.base import NO_SOURCE, Bytes, Int32s, PageRead, PendingStep, StepBatch
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch
 
@@ -54,11 +54,28 @@ class LazyEcho(EchoExecutor):
         copy = super().copy_pages
         self._stream.append(lambda: copy(sources, targets))
 
+    def read_pages(self, pages: Sequence[int]) -> PageRead:
+        read = LazyRead(self, tuple(pages))
+        self._stream.append(read.run)
+        return read
+
+    def write_pages(self, pages: Sequence[int], data: Bytes) -> None:
+        write, rows = super().write_pages, data.copy()
+        self._stream.append(lambda: write(pages, rows))
+
+    def run_until(self, is_done: Callable[[], bool]) -> None:
+        """What a stream does before it has done some work of it."""
+        while not is_done():
+            self._stream.popleft()()
+
+    def read_now(self, pages: Sequence[int]) -> Bytes:
+        return super().read_pages(pages).wait()
+
     def complete(self, step: "LazyStep") -> SampledTokens:
         assert self._in_flight, "waited for twice"
         assert self._in_flight[0] is step, "waited for out of order"
-        while step.tokens is None:
-            self._stream.popleft()()
+        self.run_until(lambda: step.tokens is not None)
+        assert step.tokens is not None
         self._in_flight.popleft()
         return step.tokens
 
@@ -94,3 +111,18 @@ class LazyStep:
 
     def wait(self) -> SampledTokens:
         return self.executor.complete(self)
+
+
+@dataclass(eq=False)
+class LazyRead:
+    executor: LazyEcho
+    pages: tuple[int, ...]
+    data: Bytes | None = None
+
+    def run(self) -> None:
+        self.data = self.executor.read_now(self.pages)
+
+    def wait(self) -> Bytes:
+        self.executor.run_until(lambda: self.data is not None)
+        assert self.data is not None
+        return self.data

@@ -7,6 +7,7 @@ one test Triton's interpreter).
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from trtc.builder.evaluator import Evaluator
 from trtc.protos.errors import InvariantError
 from trtc.protos.stages import read_stages
 from trtc.runtime.engine.loop import LoopConfig, LoopStats
-from trtc.runtime.engine.probe import greedy, sequence_logits
+from trtc.runtime.engine.probe import greedy, sequence_logits, solo_batch
 from trtc.runtime.engine.session import Session, open_session
 from trtc.runtime.executors import tensorrt_graphs
 from trtc.runtime.executors.base import StepBatch
@@ -136,6 +137,24 @@ def test_forks_copy_pages(opened: tuple[Session, FakeGpu], engines: dict[str, Pa
         assert forked(engine) == wanted
     assert len(set(wanted)) == 3
     assert "copy" in gpu.events
+
+
+def test_pages_written_back_elsewhere_continue_alike(opened: tuple[Session, FakeGpu]) -> None:
+    session, _ = opened
+    executor = session.executor
+    size, prompt = executor.kv.page_size, np.asarray(REQUESTS[3][0], np.int32)
+    executor.logits(solo_batch(executor, prompt[: 2 * size], 0, [0]))
+    following = solo_batch(executor, prompt[2 * size : 3 * size], 2 * size, range(size))
+    expected = executor.logits(following)
+    table = following.page_table.copy()
+    old = table[:, :2].reshape(-1).tolist()
+    data = executor.read_pages(old).wait()
+    executor.write_pages(old, np.zeros_like(data))
+    assert (executor.logits(following) != expected).any()
+    table[:, :2] = np.arange(20, 20 + len(old)).reshape(-1, 2)
+    executor.write_pages(table[:, :2].reshape(-1).tolist(), data)
+    found = executor.logits(replace(following, page_table=table))
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_logits_of_every_row_are_those_of_the_cpu(

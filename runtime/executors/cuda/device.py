@@ -119,6 +119,14 @@ class Seat:
     """The same for all ranks: where they meet."""
 
 
+@dataclass(frozen=True)
+class Span:
+    """So many bytes from a place on."""
+
+    place: Place
+    num_bytes: int
+
+
 class Graph(Protocol):
     """Captured work."""
 
@@ -204,6 +212,14 @@ class ProgramDevice(Protocol):
 
     def fetch(self, source: Place, num_bytes: int) -> Download:
         """Enqueue a copy to the host."""
+        ...
+
+    def scatter(self, data: Bytes, targets: Sequence[Span]) -> None:
+        """Enqueue copies from the host, one part of `data` after another; it may change after."""
+        ...
+
+    def gather(self, sources: Sequence[Span]) -> Download:
+        """Enqueue copies to the host, where they lie one after another."""
         ...
 
     def copy(self, source: Place, target: Place, num_bytes: int) -> None:

@@ -9,7 +9,7 @@ The first step of a bucket runs as it is captured for the next ones: nothing is 
 and a graph costs milliseconds once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,13 +17,16 @@ import numpy as np
 from trtc.protos.kv import CacheLayout
 from trtc.protos.launch_plan import StepBlock
 from trtc.protos.manifest import Limits
-from trtc.runtime.executors.base import Float32s, PendingStep, StepBatch
+from trtc.runtime.executors.base import Bytes, Float32s, PageRead, PendingStep, StepBatch
 from trtc.runtime.executors.cuda.buckets import Bucket, Buckets
-from trtc.runtime.executors.cuda.device import Download, Graph, Place, ProgramDevice
+from trtc.runtime.executors.cuda.device import Download, Graph, Place, ProgramDevice, Span
 from trtc.runtime.executors.cuda.program import CudaEngineFiles, Program
 from trtc.runtime.executors.cuda.sampling import DeviceSampler
 from trtc.runtime.executors.cuda.step_inputs import fill_sampling, fill_step
 from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch, sample
+
+_MOVED_BYTES = 16 << 20
+"""Of pages, in one landing or stage of page-locked memory; at most two of these are under way."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,18 @@ class _Drawn:
 
     def wait(self) -> SampledTokens:
         return self.tokens
+
+
+@dataclass(frozen=True, eq=False)
+class _PageRead:
+    """Pages on their way (implements PageRead)."""
+
+    downloads: list[Download]
+    page_bytes: int
+
+    def wait(self) -> Bytes:
+        parts = [one.wait() for one in self.downloads] or [np.empty(0, np.uint8)]
+        return np.concatenate(parts).reshape(-1, self.page_bytes)
 
 
 class CudaExecutor:
@@ -148,6 +163,38 @@ class CudaExecutor:
                 self._device.copy(
                     Place(pool, begin + source * size), Place(pool, begin + target * size), size
                 )
+
+    @property
+    def moves_pages(self) -> bool:
+        return True
+
+    def read_pages(self, pages: Sequence[int]) -> PageRead:
+        downloads: list[Download] = []
+        for batch in self._in_batches(pages):
+            if len(downloads) > 1:
+                downloads[-2].wait()  # its landing is free for this one
+            downloads.append(self._device.gather(self._spans(batch)))
+        return _PageRead(downloads, self._kv.page_bytes)
+
+    def write_pages(self, pages: Sequence[int], data: Bytes) -> None:
+        begin = 0
+        for batch in self._in_batches(pages):
+            rows = data[begin : begin + len(batch)]
+            self._device.scatter(rows.reshape(-1), self._spans(batch))
+            begin += len(batch)
+
+    def _in_batches(self, pages: Sequence[int]) -> Iterator[Sequence[int]]:
+        number = max(1, _MOVED_BYTES // self._kv.page_bytes)
+        for begin in range(0, len(pages), number):
+            yield pages[begin : begin + number]
+
+    def _spans(self, pages: Sequence[int]) -> list[Span]:
+        """Of each page its row of every region."""
+        pool = self._program.spaces["pool"]
+        rows = list(zip(self._program.regions, self._kv.region_bytes, strict=True))
+        return [
+            Span(Place(pool, begin + page * size), size) for page in pages for begin, size in rows
+        ]
 
     def check(self) -> None:
         """A GPU's failure shows when it is used."""

@@ -22,6 +22,7 @@ from trtc.runtime.executors.cuda.device import (
     Place,
     Product,
     Seat,
+    Span,
     Tiles,
 )
 from trtc.runtime.executors.cuda.gpu_memory import GpuMemory, address
@@ -157,6 +158,12 @@ class GpuDevice:
 
     def fetch(self, source: Place, num_bytes: int) -> GpuDownload:
         return self._transfers.fetch(source, num_bytes)
+
+    def scatter(self, data: Bytes, targets: Sequence[Span]) -> None:
+        self._transfers.scatter(data, targets)
+
+    def gather(self, sources: Sequence[Span]) -> GpuDownload:
+        return self._transfers.gather(sources)
 
     def copy(self, source: Place, target: Place, num_bytes: int) -> None:
         self._gpu.copy(address(target), address(source), num_bytes)

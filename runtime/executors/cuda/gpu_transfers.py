@@ -3,13 +3,16 @@
 import itertools
 import threading
 import time
+from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
+from itertools import accumulate
 
 from trtc.protos.errors import EnvironmentFault
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
-from trtc.runtime.executors.cuda.device import Bytes, HostBytes, Place
+from trtc.runtime.executors.cuda.device import Bytes, HostBytes, Place, Span
 from trtc.runtime.executors.cuda.gpu_memory import address
 
 _STAGE_BYTES = 32 << 20
@@ -60,6 +63,7 @@ class GpuTransfers:
         self._slots = [(gpu.host_buffer(1), gpu.event()) for _ in range(_SEND_SLOTS)]
         self._next_slot = 0
         self._landings: list[tuple[Bytes, int]] = []
+        self._next_stage = 0
 
     def fill(self, target: int, data: HostBytes) -> None:
         """Copy `data` to an address, and wait for it. Several threads fill the page-locked memory:
@@ -114,10 +118,35 @@ class GpuTransfers:
 
     def fetch(self, source: Place, num_bytes: int) -> "GpuDownload":
         """Enqueue a copy to the host."""
+        return self.gather([Span(source, num_bytes)])
+
+    def gather(self, sources: Sequence[Span]) -> "GpuDownload":
+        """Enqueue copies to the host, one after another in one landing."""
+        num_bytes = sum(span.num_bytes for span in sources)
         target, event = self._landing(num_bytes)
-        self._gpu.download(target[:num_bytes], address(source))
+        begin = 0
+        for span in sources:
+            self._gpu.download(target[begin : begin + span.num_bytes], address(span.place))
+            begin += span.num_bytes
         self._gpu.set_event(event)
         return GpuDownload(self, target, event, num_bytes)
+
+    def scatter(self, data: Bytes, targets: Sequence[Span]) -> None:
+        """Enqueue copies of `data`, which may change after it, through the stages of `fill`."""
+        ends = list(accumulate(span.num_bytes for span in targets))
+        for begin in range(0, len(data), _STAGE_BYTES):
+            end = min(begin + _STAGE_BYTES, len(data))
+            self._next_stage = (self._next_stage + 1) % _UPLOADERS
+            stage, event = self._stages[self._next_stage]
+            self._waiter.wait(event)
+            stage[: end - begin] = data[begin:end]
+            for number in range(bisect_right(ends, begin), bisect_left(ends, end) + 1):
+                span, first = targets[number], ends[number] - targets[number].num_bytes
+                low, high = max(begin, first), min(end, ends[number])
+                self._gpu.upload(
+                    address(span.place) + low - first, stage[low - begin : high - begin]
+                )
+            self._gpu.set_event(event)
 
     def _landing(self, num_bytes: int) -> tuple[Bytes, int]:
         """Page-locked memory that no download waits in."""

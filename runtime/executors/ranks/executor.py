@@ -7,9 +7,17 @@ from typing import Protocol
 
 import numpy as np
 
+from trtc.protos.errors import UnsupportedError
 from trtc.protos.kv import CacheLayout
 from trtc.protos.manifest import Limits
-from trtc.runtime.executors.base import Executor, Float32s, PendingStep, StepBatch
+from trtc.runtime.executors.base import (
+    Bytes,
+    Executor,
+    Float32s,
+    PageRead,
+    PendingStep,
+    StepBatch,
+)
 from trtc.runtime.executors.ranks.group import RankGroup
 from trtc.runtime.executors.ranks.messages import CopyPages, Launch, Logits, Open, digest, pack
 from trtc.runtime.sampling.sampler import NO_LOGPROBS, SampledTokens, SamplingBatch
@@ -127,6 +135,16 @@ class ShardedExecutor:
             self._group.send(CopyPages(list(sources), list(targets)))
             self._local.copy_pages(sources, targets)
 
+    @property
+    def moves_pages(self) -> bool:
+        return False
+
+    def read_pages(self, pages: Sequence[int]) -> PageRead:
+        raise _in_parts()
+
+    def write_pages(self, pages: Sequence[int], data: Bytes) -> None:
+        raise _in_parts()
+
     def check(self) -> None:
         self._group.check()
 
@@ -144,3 +162,10 @@ class ShardedExecutor:
         self._num_steps += 1
         self._group.begin(self._num_steps)
         return self._num_steps
+
+
+def _in_parts() -> UnsupportedError:
+    return UnsupportedError(
+        "an engine of several ranks has a part of each page on every GPU, and none is moved",
+        remedy="Use an engine that was built for one GPU",
+    )

@@ -157,6 +157,24 @@ def test_copied_pages_continue_alike(executor: CpuExecutor) -> None:
     np.testing.assert_array_equal(executor.logits(moved), executor.logits(following))
 
 
+def test_pages_written_back_elsewhere_continue_alike(executor: CpuExecutor) -> None:
+    """Of all groups, into a pool that holds NaN everywhere else."""
+    prompt = np.array(random_prompt(16), np.int32)
+    executor.logits(solo_batch(executor, prompt, 0, [15]))
+    following = solo_batch(executor, prompt[:4], 16, range(4))
+    table = following.page_table.copy()
+    full = table[:, :2].reshape(-1).tolist()
+    table[:, :2] = np.arange(40, 40 + len(full)).reshape(-1, 2)
+    data = executor.read_pages(full).wait()
+    assert data.shape == (len(full), executor.kv.page_bytes)
+    expected = executor.logits(following)
+    fill_pool(executor, 0xFF)
+    executor.write_pages(table[:, :2].reshape(-1).tolist(), data)
+    found = executor.logits(replace(following, page_table=table))
+    np.testing.assert_array_equal(found, expected)
+    assert executor.read_pages([]).wait().shape == (0, executor.kv.page_bytes)
+
+
 def test_threads_change_no_bit(engine: Path) -> None:
     prompt = random_prompt(50)
     results = []

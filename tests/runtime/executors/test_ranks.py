@@ -32,6 +32,7 @@ from trtc.protos.errors import (
     EnvironmentFault,
     TrtcError,
     UnavailableError,
+    UnsupportedError,
 )
 from trtc.protos.sampling import SamplingParams
 from trtc.runtime.engine.loop import LoopConfig
@@ -120,6 +121,15 @@ def test_logits_are_computed_by_all_ranks() -> None:
     np.testing.assert_array_equal(
         tokens.token_ids, EchoExecutor(options).logits(batch).argmax(axis=1)
     )
+
+
+def test_pages_in_parts_are_not_moved() -> None:
+    with sharded(Role(EchoOptions())) as executor:
+        assert not executor.moves_pages
+        with pytest.raises(UnsupportedError, match="several ranks"):
+            executor.read_pages([0])
+        with pytest.raises(UnsupportedError, match="one GPU"):
+            executor.write_pages([0], np.zeros((1, executor.kv.page_bytes), np.uint8))
 
 
 def test_a_closed_group_is_closed_for_good() -> None:
