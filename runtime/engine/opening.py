@@ -3,7 +3,7 @@
 from trtc.runtime.engine.config import EngineConfig, EngineSource
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.engine.loop import EngineLoop, LoopConfig
-from trtc.runtime.engine.session import open_session
+from trtc.runtime.engine.session import Session, open_session
 from trtc.runtime.requests.request_defaults import request_defaults
 
 
@@ -26,20 +26,22 @@ def open_handle(source: EngineSource, config: EngineConfig) -> EngineHandle:
         dummy_weights=config.dummy_weights,
         digest=digest,
     )
-    loop = EngineLoop(
-        session.executor,
-        session.tokenizer,
-        LoopConfig(
-            eos_token_ids=session.manifest.model.eos_token_ids,
-            defaults=request_defaults(session.manifest.model, config.generation_config),
-            max_queue=config.max_queue,
-            prefix_cache=config.prefix_cache,
-            step_target_s=config.step_target_s,
-        ),
+    loop_config = LoopConfig(
+        eos_token_ids=session.manifest.model.eos_token_ids,
+        defaults=request_defaults(session.manifest.model, config.generation_config),
+        max_queue=config.max_queue,
+        prefix_cache=config.prefix_cache,
+        step_target_s=config.step_target_s,
     )
+    return start(session, source.name, loop_config)
+
+
+def start(session: Session, name: str, config: LoopConfig) -> EngineHandle:
+    """The running engine of an opened one."""
+    loop = EngineLoop(session.executor, session.tokenizer, config)
     loop.start()
     return EngineHandle(
-        name=source.name,
+        name=name,
         manifest=session.manifest,
         tokenizer=session.tokenizer,
         num_pages=session.executor.num_pages,

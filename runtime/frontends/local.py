@@ -1,6 +1,5 @@
 """An engine in this process: what `trtc.open_engine` gives and `trtc generate` uses."""
 
-import itertools
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -8,9 +7,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack, overload
 
-from trtc.protos.errors import NoTokenizerError, TrtcError, UnavailableError, UnknownModelError
+from trtc.protos.errors import TrtcError, UnavailableError, UnknownModelError
 from trtc.protos.manifest import Manifest
+from trtc.runtime.engine.admission import Origin, admission, run_here
 from trtc.runtime.engine.loop import Delivery, EngineLoop, LoopConfig, LoopStats
+from trtc.runtime.engine.opening import start
 from trtc.runtime.engine.session import Session, open_session
 from trtc.runtime.integrity.verify import HashCheck
 from trtc.runtime.requests.completion import Collector, Result
@@ -27,7 +28,6 @@ from trtc.runtime.requests.keywords import names_checked, takes
 from trtc.runtime.requests.prompts import Prompt, Prompts
 from trtc.runtime.requests.request import GenerationRequest, Output
 from trtc.runtime.requests.request_defaults import GenerationConfig, request_defaults
-from trtc.runtime.requests.validation import finish_draft
 from trtc.runtime.text.chat_options import Message
 from trtc.runtime.text.tokenizer import Tokenizer
 
@@ -131,17 +131,12 @@ class LocalEngine:
     ) -> None:
         model = session.manifest.model
         self._session = session
-        self._loop = EngineLoop(
-            session.executor,
-            session.tokenizer,
-            config
-            or LoopConfig(
-                eos_token_ids=model.eos_token_ids,
-                defaults=request_defaults(model, generation_config),
-            ),
+        config = config or LoopConfig(
+            eos_token_ids=model.eos_token_ids,
+            defaults=request_defaults(model, generation_config),
         )
-        self._loop.start()
-        self._numbers = itertools.count()
+        self._engine = start(session, model.name, config)
+        self._loop = self._engine.loop
         self._closed = False
 
     @classmethod
@@ -251,31 +246,11 @@ class LocalEngine:
         self.close()
 
     def _request(self, draft: RequestDraft, timeout: float | None) -> GenerationRequest:
-        name = self.manifest.model.name
-        if draft.model not in ("", name):
+        if draft.model not in ("", self._engine.name):
             raise UnknownModelError(
-                f"this engine is {name!r}, not {draft.model!r}",
+                f"this engine is {self._engine.name!r}, not {draft.model!r}",
                 field="model",
                 remedy="Leave it out",
             )
-        return finish_draft(
-            draft,
-            request_id=draft.request_id or f"local-{next(self._numbers)}",
-            prompt_ids=self._prompt_ids(draft),
-            deadline=None if timeout is None else time.monotonic() + timeout,
-            bounds=self._loop.bounds,
-        )
-
-    def _prompt_ids(self, draft: RequestDraft) -> Sequence[int]:
-        if draft.token_ids is not None:
-            return draft.token_ids
-        tokenizer = self.tokenizer
-        if tokenizer is None:
-            raise NoTokenizerError(
-                "the engine was built without a tokenizer",
-                field="prompt",
-                remedy="Give token ids, or build it from a checkpoint with tokenizer.json",
-            )
-        if draft.chat is not None:
-            return tokenizer.encode_chat(draft.chat.template_input())
-        return tokenizer.encode(draft.text or "")
+        origin = Origin(deadline=None if timeout is None else time.monotonic() + timeout)
+        return run_here(admission(self._engine, draft, origin))

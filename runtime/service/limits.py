@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from trtc.runtime.engine.admission import PromptLimits
+
 
 @dataclass(frozen=True)
 class ServiceLimits:
@@ -26,3 +28,7 @@ class ServiceLimits:
     """Whether anonymous clients share cached prefixes: all of them trust each other."""
     max_unread_tokens: int = 4096
     """Tokens that a stream may hold for a reader that lags; beyond, its request is ended."""
+
+    @property
+    def prompts(self) -> PromptLimits:
+        return PromptLimits(self.max_prompt_bytes, self.max_chat_messages)

@@ -8,7 +8,6 @@ courier. Nothing here knows gRPC or HTTP.
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
@@ -20,11 +19,11 @@ from trtc.protos.errors import (
     UnknownModelError,
     UnknownRequestError,
 )
+from trtc.runtime.engine.admission import Origin, admission, chat_ids, text_ids
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.principal import Principal
-from trtc.runtime.requests.validation import finish_draft
 from trtc.runtime.scheduling.shares import Place, Resource, Shares
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.metrics import RequestClock, ServerMetrics
@@ -53,7 +52,7 @@ class Service:
         """One place for each open stream that a client keeps up with."""
         self._draining = False
         self._changed = asyncio.Event()
-        self._prompts = Prompts(limits)
+        self._prompts = Prompts()
 
     @property
     def engines(self) -> Mapping[str, EngineHandle]:
@@ -142,14 +141,20 @@ class Service:
     ) -> Sequence[int]:
         handle = self.engine(model)
         with self._one_more_call(principal):
-            return await self._prompts.text_ids(
-                handle, text, add_special_tokens=add_special_tokens, field="text"
+            ids = text_ids(
+                handle,
+                text,
+                self._limits.prompts,
+                add_special_tokens=add_special_tokens,
+                field="text",
             )
+            return await self._prompts.run(handle, principal, ids)
 
     async def tokenize_chat(self, model: str, chat: Chat, principal: Principal) -> Sequence[int]:
         handle = self.engine(model)
         with self._one_more_call(principal):
-            return await self._prompts.chat_ids(handle, chat, principal)
+            ids = chat_ids(handle, chat, self._limits.prompts)
+            return await self._prompts.run(handle, principal, ids)
 
     async def detokenize(
         self,
@@ -233,16 +238,9 @@ class Service:
         place: Place,
     ) -> OutputStream:
         self._check_priority(draft, principal)
-        request_id = draft.request_id or uuid.uuid4().hex
-        prompt_ids = await self._prompts.ids(handle, draft, principal)
-        request = finish_draft(
-            draft,
-            request_id=request_id,
-            prompt_ids=prompt_ids,
-            deadline=deadline,
-            bounds=handle.loop.bounds,
-            principal=principal,
-            share_prefixes=self._limits.share_prefixes,
+        origin = Origin(principal, deadline, self._limits.share_prefixes)
+        request = await self._prompts.run(
+            handle, principal, admission(handle, draft, origin, self._limits.prompts)
         )
         stream = OutputStream(
             abort=lambda: handle.loop.cancel(number),

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Protocol
 
 from trtc.protos.errors import InvalidRequestError, InvariantError, TrtcError
+from trtc.runtime.engine.admission import Origin, admission, run_here
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.engine.loop import Delivery, LoopStats
 from trtc.runtime.frontends.triton.replies import Message, Prompt, RowReplies
@@ -31,7 +32,7 @@ from trtc.runtime.frontends.triton.requests import (
 )
 from trtc.runtime.frontends.triton.settings import Settings
 from trtc.runtime.requests.request import GenerationRequest
-from trtc.runtime.requests.validation import finish_draft, validate
+from trtc.runtime.requests.validation import validate
 
 _log = logging.getLogger("trtc.triton")
 
@@ -100,7 +101,6 @@ class Deployment:
             exclude_input_in_output=settings.exclude_input_in_output,
             defaults=handle.loop.bounds.defaults,
         )
-        self._num_requests = 0
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._live: set[_Exchange] = set()
         self._thread = threading.Thread(target=self._run, name="trtc-triton-replies", daemon=True)
@@ -133,12 +133,14 @@ class Deployment:
     def _submit(self, exchange: _Exchange) -> None:
         """Submit all rows of a call, or none."""
         call, loop = exchange.call, self._handle.loop
-        deadline = None if call.timeout_s is None else time.monotonic() + call.timeout_s
+        origin = Origin(
+            deadline=None if call.timeout_s is None else time.monotonic() + call.timeout_s
+        )
         rows = self._reader.read(call.tensors)
         requests = []
         for index, row in enumerate(rows):
             with _fields_as_sent(row.sent_as):
-                request = self._request(row, deadline)
+                request = run_here(admission(self._handle, row.draft, origin))
                 validate(request, loop.bounds)
             requests.append(request)
             replies = self._replies(row, request, index, len(rows))
@@ -149,20 +151,6 @@ class Deployment:
 
     def _sink(self, exchange: _Exchange, row: _Row, delivery: Delivery) -> None:
         self._inbox.put(partial(self._deliver, exchange, row, delivery))
-
-    def _request(self, row: RowRequest, deadline: float | None) -> GenerationRequest:
-        draft = row.draft
-        prompt_ids = draft.token_ids
-        if prompt_ids is None:
-            prompt_ids = self._handle.tokenizer_for("text_input").encode(draft.text or "")
-        self._num_requests += 1
-        return finish_draft(
-            draft,
-            request_id=f"triton-{self._num_requests}",
-            prompt_ids=prompt_ids,
-            deadline=deadline,
-            bounds=self._handle.loop.bounds,
-        )
 
     def _replies(
         self, row: RowRequest, request: GenerationRequest, index: int, num_rows: int

@@ -232,6 +232,7 @@ def _prompt(row: Row) -> tuple[str | None, tuple[int, ...] | None]:
     if row.array("text_input") is not None:
         row.name_field("prompt", "text_input")
         row.name_field("text", "text_input")
+        row.name_field("prompt.text", "text_input")
         (text,) = row.texts("text_input")
         return text, None
     for field in ("prompt", "prompt_ids"):

@@ -1,0 +1,180 @@
+"""A draft becomes a request: written here once, for every frontend.
+
+    RequestDraft --render--> text --encode--> token ids --defaults--> GenerationRequest
+
+Rendering a chat and tokenising a long text take long. So an admission is a generator that yields
+each such call as `Work` and is sent its result: `run_here` calls them in the caller's thread, the
+service in threads that suit them (runtime/service/prompts.py).
+"""
+
+import uuid
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.engine.handle import EngineHandle
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.principal import LOCAL, Principal
+from trtc.runtime.requests.request import GenerationRequest
+from trtc.runtime.requests.validation import finish_draft
+from trtc.runtime.text.chat import Chat
+from trtc.runtime.text.tokenizer import Tokenizer
+
+SHORT_TEXT_CHARACTERS = 2048
+"""Texts up to this long are tokenised sooner than it is judged whether they can fit."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PromptLimits:
+    """What a prompt may cost before it is token ids. None: anything."""
+
+    max_bytes: int | None = None
+    """UTF-8 bytes of a text, or of all that a chat template is given."""
+    max_messages: int | None = None
+    """Of a conversation."""
+
+
+UNLIMITED = PromptLimits()
+"""For callers who pay for their prompts themselves."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Whose a request is, and until when it is wanted."""
+
+    principal: Principal = LOCAL
+    deadline: float | None = None
+    """time.monotonic() after which it ends with DeadlineError; None: it has none."""
+    share_prefixes: bool = False
+    """As in `namespace_of`."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A call that may take long, and needs none of the caller's threads."""
+
+    run: Callable[[], Any]
+    num_characters: int = 0
+    """Of the text that it tokenises."""
+    renders: bool = False
+    """It waits for the processes that render chat templates."""
+
+
+Admission = Generator[Work, Any, T]
+"""Yields Work, is sent what its `run` returns, and returns a T."""
+
+
+def admission(
+    engine: EngineHandle, draft: RequestDraft, origin: Origin, limits: PromptLimits = UNLIMITED
+) -> Admission[GenerationRequest]:
+    """The request that a draft asks for; not yet validated, which `EngineLoop.submit` does.
+
+    Raises:
+        InvalidRequestError: the prompt is missing, beyond the limits, or cannot fit.
+        NoTokenizerError: the prompt is text, and the engine has no tokenizer.
+    """
+    prompt_ids = yield from _prompt_ids(engine, draft, limits)
+    return finish_draft(
+        draft,
+        request_id=draft.request_id or uuid.uuid4().hex,
+        prompt_ids=prompt_ids,
+        deadline=origin.deadline,
+        bounds=engine.loop.bounds,
+        principal=origin.principal,
+        share_prefixes=origin.share_prefixes,
+    )
+
+
+def chat_ids(engine: EngineHandle, chat: Chat, limits: PromptLimits) -> Admission[Sequence[int]]:
+    """Token ids of a conversation in the engine's chat template."""
+    tokenizer = engine.tokenizer_for("chat")
+    if limits.max_messages is not None and len(chat.messages) > limits.max_messages:
+        raise InvalidRequestError(
+            f"has {len(chat.messages)} messages",
+            field="chat.messages",
+            remedy=f"The server takes at most {limits.max_messages}",
+        )
+    _check_bytes(chat.num_bytes, "chat", limits)
+    text = yield Work(lambda: tokenizer.apply_chat_template(chat.template_input()), renders=True)
+    # The template has written its special tokens itself.
+    ids: Sequence[int] = yield _encoding(engine, tokenizer, text, special=False, field="chat")
+    return ids
+
+
+def text_ids(
+    engine: EngineHandle,
+    text: str,
+    limits: PromptLimits,
+    *,
+    add_special_tokens: bool = True,
+    field: str = "prompt.text",
+) -> Admission[Sequence[int]]:
+    """Token ids of a text; `field` is where the request has it."""
+    tokenizer = engine.tokenizer_for(field)
+    _check_bytes(len(text.encode(errors="surrogatepass")), field, limits)
+    ids: Sequence[int] = yield _encoding(
+        engine, tokenizer, text, special=add_special_tokens, field=field
+    )
+    return ids
+
+
+def run_here(admission: Admission[T]) -> T:
+    """What an admission returns, with all of its work done in this thread."""
+    result: Any = None
+    while True:
+        try:
+            work = admission.send(result)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+        result = work.run()
+
+
+def _prompt_ids(
+    engine: EngineHandle, draft: RequestDraft, limits: PromptLimits
+) -> Admission[Sequence[int]]:
+    """Not yet checked as token ids."""
+    if draft.token_ids is not None:
+        return draft.token_ids
+    if draft.chat is not None:
+        return (yield from chat_ids(engine, draft.chat, limits))
+    if draft.text is not None:
+        return (yield from text_ids(engine, draft.text, limits))
+    raise InvalidRequestError("is missing", field="prompt", remedy="Give text, token_ids or chat")
+
+
+def _encoding(
+    engine: EngineHandle, tokenizer: Tokenizer, text: str, *, special: bool, field: str
+) -> Work:
+    def encode() -> Sequence[int]:
+        if len(text) > SHORT_TEXT_CHARACTERS:
+            _check_fit(tokenizer, text, engine.loop.bounds.max_context, field)
+        return tokenizer.encode(text, special)
+
+    return Work(encode, num_characters=len(text))
+
+
+def _check_bytes(size: int, field: str, limits: PromptLimits) -> None:
+    if limits.max_bytes is not None and size > limits.max_bytes:
+        raise InvalidRequestError(
+            f"has {size} bytes",
+            field=field,
+            remedy=f"The server takes at most {limits.max_bytes}",
+        )
+
+
+def _check_fit(tokenizer: Tokenizer, text: str, max_context: int, field: str) -> None:
+    """Refuse a text that has too many tokens even if each is the longest that there is.
+
+    Normalisers that shorten a text are not taken into account: what they would remove counts.
+    """
+    limit = max_context * tokenizer.longest_token
+    size = len(text.encode(errors="surrogatepass"))
+    if size > limit:
+        raise InvalidRequestError(
+            f"has {size} bytes, more than {max_context} tokens can have",
+            field=field,
+            remedy=f"Shorten it: prompt and completion together may have {max_context} tokens",
+        )
