@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 
 from trtc.protos.errors import InvariantError
 from trtc.runtime.requests.principal import Namespace
+from trtc.runtime.scheduling.cache_events import CacheEvents, PageKey
 from trtc.runtime.scheduling.kv_pool import LET_GO, KvPool
 
 NO_PAGE = -1
@@ -31,10 +32,12 @@ NO_PAGE = -1
 class Node:
     """The cached pages of some tokens."""
 
-    __slots__ = ("children", "key", "pages", "parent")
+    __slots__ = ("children", "key", "name", "pages", "parent")
 
     def __init__(self, parent: "Node | None", key: tuple[int, ...], pages: list[int]) -> None:
         self.parent = parent
+        self.name: PageKey = b""
+        """What listeners call it; b"": there are none, or it is a root that none heard of."""
         self.key = key
         self.pages = pages
         """One of each group, or NO_PAGE."""
@@ -58,8 +61,15 @@ class PrefixCache:
     it, because it must know when a cached page has no other holder.
     """
 
-    def __init__(self, pool: KvPool, *, enabled: bool = True) -> None:
+    def __init__(
+        self, pool: KvPool, *, enabled: bool = True, events: CacheEvents | None = None
+    ) -> None:
+        """
+        Args:
+            events: who is told of it; None: nobody.
+        """
         self.pool = pool
+        self._events = events
         self.enabled = enabled
         self._roots: dict[Namespace, Root] = {}
         """Those with children."""
@@ -151,7 +161,8 @@ class PrefixCache:
         Args:
             pages: of each group; the list is the cache's from now on. If a page of these tokens is
                 cached already, the caller now holds that one in place of its own, which is
-                released: two sequences computed the same page at the same time.
+                released: two sequences computed the same page at the same time. NO_PAGE: the caller
+                has none of the group.
         """
         edge = tuple(key)
         assert len(edge) == self.pool.page_size
@@ -160,22 +171,37 @@ class PrefixCache:
         node = parent.children.get(edge)
         if node is None:
             node = parent.children[edge] = Node(parent, edge, pages)
-            for page in pages:
-                self._nodes[page] = node
-            self.pool.share(pages)
+            if self._events is not None:
+                node.name = self._events.key_after(self._name(parent), edge)
+            for group, page in enumerate(pages):
+                if page != NO_PAGE:
+                    self._keep(node, group, page)
             return node
         for group, page in enumerate(pages):
             known = node.pages[group]
-            if known == page:
+            if page in (known, NO_PAGE):
                 continue
             if known == NO_PAGE:
                 node.pages[group] = page
-                self._nodes[page] = node
-                self.pool.share((page,))
+                self._keep(node, group, page)
             else:
                 self._hold((known,))
                 self.release((page,))
         return node
+
+    def _keep(self, node: Node, group: int, page: int) -> None:
+        self._nodes[page] = node
+        self.pool.share((page,))
+        if self._events is not None:
+            assert node.parent is not None
+            parent = self._name(node.parent)
+            self._events.cached(node.name, parent, node.key, group, page)
+
+    def _name(self, node: Node) -> PageKey:
+        if isinstance(node, Root) and not node.name:
+            assert self._events is not None
+            node.name = self._events.key_of_root(node.namespace)
+        return node.name
 
     def allocate(self, number: int) -> list[int]:
         """New pages, evicting the least recently used cached ones at need."""
@@ -198,22 +224,25 @@ class PrefixCache:
 
     def _evict_one(self) -> None:
         page, node = next(iter(self._idle.items()))
-        if self._windows[node.pages.index(page)] is None:
+        group = node.pages.index(page)
+        if self._windows[group] is None:
             assert not node.children, f"page {page} is not a leaf"
-            for other in node.pages:
+            for other_group, other in enumerate(node.pages):
                 if other != NO_PAGE:
-                    self._forget(other)
+                    self._forget(node, other_group)
             self._remove(node)
             return
-        self._forget(page)
-        node.pages[node.pages.index(page)] = NO_PAGE
+        self._forget(node, group)
         if not self._keeps_all:
             self._prune(node)
 
-    def _forget(self, page: int) -> None:
+    def _forget(self, node: Node, group: int) -> None:
+        page, node.pages[group] = node.pages[group], NO_PAGE
         del self._idle[page]
         del self._nodes[page]
         self.pool.release(page)
+        if self._events is not None:
+            self._events.evicted(node.name, group, page)
 
     def _prune(self, node: Node) -> None:
         """Drop a node that has neither pages nor children, and then its parent alike."""

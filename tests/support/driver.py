@@ -3,11 +3,13 @@
 import itertools
 from collections.abc import Sequence as Items
 
+from tests.support.cache_book import CacheBook
 from tests.support.lazy import LazyEcho
 from tests.support.requests import greedy_request
 from trtc.runtime.engine.step_pipeline import StepPipeline
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.requests.request import GenerationRequest
+from trtc.runtime.scheduling.cache_events import CacheEvents
 from trtc.runtime.scheduling.kv_pool import KvPool
 from trtc.runtime.scheduling.prefix_cache import PrefixCache
 from trtc.runtime.scheduling.scheduler import StepLimits, plan
@@ -27,7 +29,9 @@ class Driver:
     ) -> None:
         self.executor = LazyEcho(options) if ahead else EchoExecutor(options)
         pool = KvPool(options.num_pages, options.page_size, options.windows)
-        cache = PrefixCache(pool, enabled=prefix_cache)
+        self.book = CacheBook()
+        events = CacheEvents(b"secret", [self.book])
+        cache = PrefixCache(pool, enabled=prefix_cache, events=events)
         self.state = SchedulerState(
             cache,
             num_lanes=options.max_batch_size,

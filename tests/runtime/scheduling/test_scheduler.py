@@ -173,6 +173,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def nothing_leaks(self) -> None:
         if hasattr(self, "driver"):
             self.driver.state.check_integrity()
+            self.driver.book.check(self.driver.state.cache)
 
     @invariant()
     def planning_changes_nothing(self) -> None:

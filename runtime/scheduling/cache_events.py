@@ -1,0 +1,73 @@
+"""What is told of the prefix cache: which pages can be found in it, and which no longer.
+
+A page's key is the last link of a chain of keyed hashes over its namespace and all tokens up to its
+own last one. So equal keys mean equal keys and values of one namespace, a key tells nothing of salt
+or tokens, and nobody without the secret can make one.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from typing import Protocol
+
+from trtc.runtime.requests.principal import Namespace
+
+PageKey = bytes
+"""Of one page of tokens; the pages of all groups that hold these tokens have the same."""
+
+_KEY_BYTES = 32
+
+
+class CacheListener(Protocol):
+    """Hears of every page in the order in which it happens. It runs in the scheduler's thread, and
+    changes nothing of the cache."""
+
+    def cached(
+        self, key: PageKey, parent: PageKey, token_ids: Sequence[int], group: int, page: int
+    ) -> None:
+        """A group's page of these tokens can be found from now on.
+
+        Args:
+            parent: of the page of tokens before it; of the first one, a key of the namespace.
+        """
+        ...
+
+    def evicted(self, key: PageKey, group: int, page: int) -> None:
+        """It can't any more. The page keeps its bytes until something else is launched."""
+        ...
+
+
+class CacheEvents:
+    """Makes the keys and tells all listeners."""
+
+    def __init__(self, secret: bytes, listeners: Sequence[CacheListener]) -> None:
+        """
+        Args:
+            secret: up to 64 bytes; whoever has it can tell whether a guess of tokens is cached.
+        """
+        self._secret = secret
+        self._listeners = tuple(listeners)
+
+    def key_of_root(self, namespace: Namespace) -> PageKey:
+        """What the first page's key follows."""
+        parts = [part.encode("utf-8", "surrogatepass") for part in namespace]
+        return self._hash(b"namespace", *(b"%d:%b" % (len(part), part) for part in parts))
+
+    def key_after(self, parent: PageKey, token_ids: Sequence[int]) -> PageKey:
+        """Of the page with these tokens, behind the page of `parent`."""
+        return self._hash(b"tokens", parent, array("q", token_ids).tobytes())
+
+    def cached(
+        self, key: PageKey, parent: PageKey, token_ids: Sequence[int], group: int, page: int
+    ) -> None:
+        for listener in self._listeners:
+            listener.cached(key, parent, token_ids, group, page)
+
+    def evicted(self, key: PageKey, group: int, page: int) -> None:
+        for listener in self._listeners:
+            listener.evicted(key, group, page)
+
+    def _hash(self, kind: bytes, *parts: bytes) -> PageKey:
+        return hashlib.blake2b(
+            b"".join(parts), digest_size=_KEY_BYTES, key=self._secret, person=kind
+        ).digest()
