@@ -150,12 +150,15 @@ class StepBlock(Record, frozen=True):
     """The step's inputs as one block of int32, sent to the device in one copy."""
 
     offsets: dict[str, Index]
-    """Input (`dims` and the step ABI's names) -> its first element; page_table comes last."""
+    """Input (`dims` and the names of a graph's inputs) -> its first element; page tables come last,
+    those of one sequence side by side."""
     num_elements: Count
     table_width: Count
-    """Pages of a row of `page_table`."""
+    """Pages of a row of one group's page table."""
     max_rows: Count
     """Logit rows of one step."""
+    num_groups: Count = 1
+    """Of the cache layout. A sequence has `slots` and a page table of each."""
 
 
 class SamplingTensor(Record, frozen=True):

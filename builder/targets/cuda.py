@@ -42,7 +42,7 @@ class CudaTarget:
 
     @property
     def window_groups(self) -> bool:
-        return False
+        return True
 
     @property
     def max_ranks(self) -> int:

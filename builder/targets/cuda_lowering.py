@@ -47,6 +47,7 @@ from trtc.protos.launch_plan import (
 from trtc.protos.launch_plan import Work as LaunchedWork
 from trtc.protos.plan import Argument, Call, Plan
 from trtc.protos.progress import Progress, Step
+from trtc.protos.step import group_input
 
 Source = KernelSource | CudaSource
 _ALIGNMENT = 16
@@ -138,6 +139,7 @@ def _lower(
         attributes=call.attributes,
         rows=_rows(call),
         page_size=plan.kv.page_size,
+        num_groups=max(1, len(plan.kv.groups)),
         limits=plan.limits,
         sm=sm,
         next_weight_bytes=0 if next_weight is None else _weight_bytes(plan, next_weight),
@@ -349,6 +351,6 @@ class _Resolver:
             case "pool":
                 return Address(space="pool", index=argument.index)
             case "step":
-                return Address(space="step", name=argument.name)
+                return Address(space="step", name=group_input(argument.name, argument.index))
             case "logits":
                 return Address(space="logits")

@@ -17,7 +17,7 @@ from trtc.protos.launch_plan import (
 )
 from trtc.protos.manifest import Limits
 from trtc.protos.plan import Plan
-from trtc.protos.step import STEP_INPUTS, Symbol, in_block_order
+from trtc.protos.step import STEP_INPUTS, Symbol, group_input, in_block_order
 
 _MAX_SPARSE = 1 << 20
 """Biases, and distinct tokens that penalties look at, of all rows of a step; a step with more is
@@ -47,14 +47,29 @@ def step_block(plan: Plan) -> StepBlock:
     for tensor in sampling_tensors(plan.vocab_size):
         if tensor.role == "input" and tensor.rows in ("rows", "rows+1"):
             extents[tensor.name] = _capacity(tensor.rows, limits) * tensor.columns
+    num_groups = max(1, len(plan.kv.groups))
+    tables = []
     for one in in_block_order(STEP_INPUTS):
-        extents[one.name] = math.prod(largest[symbol] for symbol in one.shape)
+        extent = math.prod(largest[symbol] for symbol in one.shape)
+        if one.is_table:
+            tables.append(one.name)
+            extents[one.name] = num_groups * extent
+            continue
+        for group in range(num_groups if one.per_group else 1):
+            extents[group_input(one.name, group)] = extent
     offsets, end = {}, 0
     for name, extent in extents.items():
         offsets[name] = end
         end += align(4 * extent) // 4
+    for name in tables:
+        for group in range(1, num_groups):
+            offsets[group_input(name, group)] = offsets[name] + group * width
     return StepBlock(
-        offsets=offsets, num_elements=end, table_width=width, max_rows=limits.max_batch_size
+        offsets=offsets,
+        num_elements=end,
+        table_width=width,
+        max_rows=limits.max_batch_size,
+        num_groups=num_groups,
     )
 
 

@@ -12,18 +12,16 @@ from trtc.runtime.executors.base import Executor, StepBatch
 def decode_batch(executor: Executor, sequences: int, context: int) -> StepBatch:
     """One new token each for `sequences` sequences of `context` tokens, pages scattered."""
     kv = executor.kv
-    width = -(-context // kv.page_size)
-    pages = np.random.default_rng(1).permutation(executor.num_pages)[: sequences * width]
-    table = pages.astype(np.int32).reshape(sequences, width)
+    tables = _tables(executor, sequences, context)
     last = context - 1
     return StepBatch(
         token_ids=np.random.default_rng(2).integers(0, executor.vocab_size, sequences, np.int32),
         positions=np.full(sequences, last, np.int32),
-        slots=table[:, last // kv.page_size] * np.int32(kv.page_size)
+        slots=tables[..., last // kv.page_size].reshape(-1) * np.int32(kv.page_size)
         + np.int32(last % kv.page_size),
         query_start=np.arange(sequences + 1, dtype=np.int32),
         context_lens=np.full(sequences, context, np.int32),
-        page_table=table,
+        page_table=tables.reshape(-1, tables.shape[2]),
         logit_rows=np.arange(sequences, dtype=np.int32),
     )
 
@@ -31,10 +29,8 @@ def decode_batch(executor: Executor, sequences: int, context: int) -> StepBatch:
 def prefill_batches(executor: Executor, sequences: int, length: int) -> list[StepBatch]:
     """All steps that prefill `sequences` prompts of `length` tokens, as many tokens a step as it
     takes; the last token of a prompt asks for logits."""
-    kv, most = executor.kv, executor.limits.max_num_tokens
-    width = -(-length // kv.page_size)
-    pages = np.random.default_rng(1).permutation(executor.num_pages)[: sequences * width]
-    table = pages.astype(np.int32).reshape(sequences, width)
+    most = executor.limits.max_num_tokens
+    tables = _tables(executor, sequences, length)
     left = [(number, 0) for number in range(sequences)]
     steps = []
     while left:
@@ -46,13 +42,23 @@ def prefill_batches(executor: Executor, sequences: int, length: int) -> list[Ste
             room -= size
             if begin + size < length:
                 left.insert(0, (number, begin + size))
-        steps.append(_chunk_batch(executor, table, chunks, length))
+        steps.append(_chunk_batch(executor, tables, chunks, length))
     return steps
+
+
+def _tables(
+    executor: Executor, sequences: int, length: int
+) -> "np.ndarray[tuple[int, ...], np.dtype[np.int32]]":
+    """[groups of the cache layout, sequences, pages] of the pool, all different."""
+    kv = executor.kv
+    shape = (max(1, len(kv.groups)), sequences, kv.pages_for(length))
+    pages = np.random.default_rng(1).permutation(executor.num_pages)[: np.prod(shape)]
+    return pages.astype(np.int32).reshape(shape)
 
 
 def _chunk_batch(
     executor: Executor,
-    table: "np.ndarray[tuple[int, ...], np.dtype[np.int32]]",
+    tables: "np.ndarray[tuple[int, ...], np.dtype[np.int32]]",
     chunks: list[tuple[int, int, int]],
     length: int,
 ) -> StepBatch:
@@ -68,9 +74,11 @@ def _chunk_batch(
             0, executor.vocab_size, len(positions), np.int32
         ),
         positions=positions.astype(np.int32),
-        slots=(table[owners, positions // size] * size + positions % size).astype(np.int32),
+        slots=(tables[:, owners, positions // size] * size + positions % size)
+        .reshape(-1)
+        .astype(np.int32),
         query_start=np.concatenate([[0], ends]).astype(np.int32),
         context_lens=np.array([begin + n for _, begin, n in chunks], np.int32),
-        page_table=table[[number for number, _, _ in chunks]],
+        page_table=tables[:, [number for number, _, _ in chunks]].reshape(-1, tables.shape[2]),
         logit_rows=np.array(finished, np.int32),
     )

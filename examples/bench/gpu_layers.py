@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from examples.bench.gpu_operators import CallOnDevice, as_tensor, send_step
+from examples.bench.gpu_operators import CallOnDevice, as_tensor, send_step, step_input
 from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.manifest import PLAN_FILE, WEIGHTS_FILE
@@ -74,7 +74,7 @@ class HostPlan:
     def _read(self, argument: Argument, batch: StepBatch) -> Array:
         match argument.kind:
             case "step":
-                return np.asarray(getattr(batch, argument.name))
+                return step_input(batch, argument, max(1, len(self.plan.kv.groups)))
             case "pool":
                 return self._pools[argument.name]
             case "weight":

@@ -21,6 +21,7 @@ from trtc.protos.dtypes import DTYPES
 from trtc.protos.launch_plan import CallLaunches, CallVariant, read_launches
 from trtc.protos.manifest import PLAN_FILE, Manifest
 from trtc.protos.plan import Argument, Call, Plan, read_plan
+from trtc.protos.step import STEP_INPUTS, group_input
 from trtc.runtime.executors.base import StepBatch
 from trtc.runtime.executors.cuda.buckets import Bucket, fitting_variants
 from trtc.runtime.executors.cuda.device import Place
@@ -192,7 +193,8 @@ class CallOnDevice:
             case "pool":
                 return Place(spaces["pool"], self.executor.program.regions[argument.index])
             case "step":
-                return Place(spaces["step"], 4 * self.layout.offsets[argument.name])
+                name = group_input(argument.name, argument.index)
+                return Place(spaces["step"], 4 * self.layout.offsets[name])
 
     def _send(self, place: Place, data: Array) -> None:
         self.executor.program.device.send(np.ascontiguousarray(data).view(np.uint8), place)
@@ -216,7 +218,7 @@ class CallOnDevice:
         """The tensor's real rows."""
         place = self._place(argument)
         if argument.kind == "step":
-            return np.asarray(getattr(batch, argument.name))
+            return step_input(batch, argument, self.layout.num_groups)
         if argument.kind == "pool":
             kv = self.plan.kv
             entry = next(one.entry for one in kv.places if one.name == argument.name)
@@ -242,6 +244,13 @@ def as_tensor(data: Array, dtype: str, shape: tuple[int, ...]) -> Array:
     nibbles = np.stack([data & 15, data >> 4], axis=-1).reshape(shape).astype(np.int8)
     values = np.where(nibbles > 7, nibbles - 16, nibbles) if dtype == "i4" else nibbles
     return values.astype(NUMPY_DTYPES[dtype])
+
+
+def step_input(batch: StepBatch, argument: Argument, num_groups: int) -> Array:
+    """What a call is given of a step: its own group's part of what each group has."""
+    values = np.asarray(getattr(batch, argument.name))
+    is_own = any(one.per_group for one in STEP_INPUTS if one.name == argument.name)
+    return np.split(values, num_groups)[argument.index] if is_own else values
 
 
 def send_step(executor: CudaExecutor, batch: StepBatch) -> Bucket:
@@ -271,18 +280,21 @@ def ragged_batch(
     size = executor.kv.page_size
     free = list(random.permutation(executor.num_pages))
     widths = [-(-context // size) for context, _ in sequences]
-    table = np.zeros((len(sequences), max(widths)), np.int32)
-    for row, width in enumerate(widths):
-        table[row, :width] = [free.pop() for _ in range(width)]
+    tables = np.zeros((executor.layout.num_groups, len(sequences), max(widths)), np.int32)
+    for table in tables:
+        for row, width in enumerate(widths):
+            table[row, :width] = [free.pop() for _ in range(width)]
     positions = np.concatenate([np.arange(end - new, end) for end, new in sequences])
     owners = np.repeat(np.arange(len(sequences)), [new for _, new in sequences])
     ends = np.cumsum([new for _, new in sequences])
     return StepBatch(
         token_ids=random.integers(0, executor.vocab_size, len(positions)).astype(np.int32),
         positions=positions.astype(np.int32),
-        slots=(table[owners, positions // size] * size + positions % size).astype(np.int32),
+        slots=(tables[:, owners, positions // size] * size + positions % size)
+        .reshape(-1)
+        .astype(np.int32),
         query_start=np.concatenate([[0], ends]).astype(np.int32),
         context_lens=np.array([context for context, _ in sequences], np.int32),
-        page_table=table,
+        page_table=tables.reshape(-1, max(widths)),
         logit_rows=(ends - 1).astype(np.int32),
     )

@@ -175,12 +175,12 @@ def attend_keys(
     if WINDOW == 0:
         masked = tl.minimum((first_position + 1) // BLOCK_N * BLOCK_N, end)
     largest, total, weighted = _attend_blocks(
-        largest, total, weighted, queries, position, begin, masked, end,
+        largest, total, weighted, queries, position, first_position, begin, masked, end,
         pool, pages, kv_head, scale, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N,
         WINDOW, SOFTCAP, PRECISION, MASKED=False,
     )  # fmt: skip
     return _attend_blocks(
-        largest, total, weighted, queries, position, masked, end, end,
+        largest, total, weighted, queries, position, first_position, masked, end, end,
         pool, pages, kv_head, scale, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N,
         WINDOW, SOFTCAP, PRECISION, MASKED=True,
     )  # fmt: skip
@@ -193,6 +193,7 @@ def _attend_blocks(
     weighted,
     queries,
     position,
+    first_position,
     begin,
     stop,
     end,
@@ -220,6 +221,9 @@ def _attend_blocks(
     for block in range(begin, stop, BLOCK_N):
         key = block + n
         live = key < end if MASKED else key >= 0
+        if WINDOW > 0:
+            # Pages that the window has left are others' by now, and may hold anything.
+            live = live & (key > first_position - WINDOW)
         page = tl.load(pages + key // PAGE_SIZE, mask=live, other=0).to(tl.int64)
         slot = (page * (2 * PAGE_SIZE) + key % PAGE_SIZE) * NUM_KV_HEADS + kv_head
         keys = tl.load(

@@ -65,11 +65,14 @@ class Site:
     sm: int
     next_weight_bytes: int = 0
     """Of NEXT_WEIGHT, which may be fetched while memory is idle; 0: the next call has none."""
+    num_groups: int = 1
+    """Of the cache layout."""
 
     @property
     def table_width(self) -> int:
-        """Row stride of `page_table`: pages of the longest sequence."""
-        return -(-self.limits.max_seq_len // self.page_size)
+        """Row stride of `page_table`: pages of the longest sequence, for each group of the cache
+        layout. `page_table` begins at those of the call's own group."""
+        return self.num_groups * -(-self.limits.max_seq_len // self.page_size)
 
     @property
     def arch(self) -> Arch:

@@ -4,6 +4,7 @@ Addresses, strides, grids, padding of buckets, page tables and the order of call
 GPU would see; memory starts as NaN, so that whatever is read before it was written shows.
 """
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,17 @@ from trtc.runtime.engine.probe import solo_batch
 
 needs_triton()
 
-FAMILIES = ("llama", "qwen3", "qwen3_moe")
-"""One without and one with norms of q and k, and one with routed experts."""
+WINDOWS = {"num_hidden_layers": 2, "sliding_window_pattern": 2, "sliding_window": 8, "head_dim": 16}
+"""Of a Gemma 3 with one window layer and a full one, whose window longer sequences leave by whole
+pages."""
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {},
+    "qwen3_moe": {},
+    "gemma3": WINDOWS,
+}
+"""One without and one with norms of q and k, one with routed experts, and one with windows and full
+attention, rope by layer type, scaled embeddings and norms on both sides of a layer's parts."""
 
 
 def run_both(family: str, scheme: str, directory: str, **options: Any) -> dict[str, Any]:
@@ -45,7 +55,11 @@ def run_both(family: str, scheme: str, directory: str, **options: Any) -> dict[s
         for name in chunks:
             off = np.abs(found[name] - wanted[name]).reshape(-1, wanted[name].shape[-1])
             errors += (off.max(axis=1) / np.abs(wanted[name]).max()).tolist()
-    return {"errors": sorted(errors), "launched": sorted(set(lowered.launched))}
+    return {
+        "errors": sorted(errors),
+        "launched": sorted(set(lowered.launched)),
+        "windows": lowered.kv.windows,
+    }
 
 
 def errors_of_a_step(scheme: str, directory: str, break_layer: bool) -> list[str]:
@@ -124,9 +138,11 @@ def test_errors_are_told_by_layer(broken: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_fp32_engine_is_its_graph(family: str, tmp_path: Path) -> None:
-    result = in_interpreter(run_both, family, "fp32", str(tmp_path))
+    options = FAMILIES[family]
+    result = in_interpreter(functools.partial(run_both, **options), family, "fp32", str(tmp_path))
     assert result["errors"][-1] < 1e-5
     assert len(result["launched"]) >= 6, "the engine ran other kernels than its own"
+    assert result["windows"] == ((None, 8) if family == "gemma3" else (None,))
 
 
 def run_native(family: str, directory: str, **sizes: int) -> dict[str, Any]:

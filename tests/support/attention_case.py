@@ -40,9 +40,11 @@ def make_batch(
     page_size: int,
     dtype: str,
     pool_dtype: str,
+    window: int = 0,
     seed: int = 0,
 ) -> Batch:
-    """Every sequence's pages are written up to its context and stale beyond."""
+    """Every sequence's pages are written up to its context and stale beyond. It has let go of those
+    that its `window` has left: a stale page stands in the table instead."""
     rng = np.random.default_rng(seed)
     widths = [-(-one.context // page_size) for one in sequences]
     num_pages = sum(widths) + 3
@@ -57,6 +59,9 @@ def make_batch(
             values[page, :, offset] = rng.normal(size=(2, num_kv_heads, head_dim))
             if position >= one.context - one.new:
                 slots.append(page * page_size + offset)
+        if window:
+            gone = max(0, one.context - one.new - window + 1) // page_size
+            table[index, :gone] = free[-1]
     starts = np.cumsum([0, *(one.new for one in sequences)]).astype(np.int32)
     q = rng.normal(size=(int(starts[-1]), num_heads * head_dim)).astype(np.float32)
     return Batch(

@@ -157,6 +157,7 @@ def make_call(sequences: list[Sequence], **case: Any) -> Attention:
         page_size=chosen["page_size"],
         dtype=chosen["dtype"],
         pool_dtype=chosen["pool"],
+        window=chosen.get("window", 0),
     )
     options = {name: np.full(1, value, np.float32) for name, value in chosen.get("by", {}).items()}
     if out in ("f8e4m3", "i8"):

@@ -148,7 +148,15 @@ def _lower(
     spec = decoder_spec(config_dict(family, **overrides), LIMITS.max_seq_len)
     dummy, quantization = dummy_checkpoint(spec, scheme)
     reader = LivelyReader(dummy, scheme)
-    graph = GraphRequest(scheme, kv_dtype or scheme.dtype, LIMITS, quantization, PAGE_SIZE)
+    target = CudaTarget(sm)
+    graph = GraphRequest(
+        scheme,
+        kv_dtype or scheme.dtype,
+        LIMITS,
+        quantization,
+        PAGE_SIZE,
+        window_groups=target.window_groups,
+    )
     path, scratch = directory / "engine", directory / "scratch"
     path.mkdir(parents=True)
     scratch.mkdir()
@@ -164,7 +172,6 @@ def _lower(
         ranks=ranks,
     )
     sources = stand_in_for_compiler()
-    target = CudaTarget(sm)
     module, _ = run_passes(request.module, target.passes(request))
     compiled = target.compile(replace(request, module=module), lambda message: None)
     launches = read_launches(path)

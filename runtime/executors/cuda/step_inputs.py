@@ -4,7 +4,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.protos.launch_plan import StepBlock
-from trtc.protos.step import SAMPLING_COLUMNS, SPARSE_COLUMNS, STEP_INPUTS, in_block_order
+from trtc.protos.step import (
+    SAMPLING_COLUMNS,
+    SPARSE_COLUMNS,
+    STEP_INPUTS,
+    group_input,
+    in_block_order,
+)
 from trtc.runtime.executors.base import NO_SOURCE, Int32s, StepBatch
 from trtc.runtime.sampling.philox import uniforms
 from trtc.runtime.sampling.sampler import SamplingBatch, SparseRows
@@ -30,9 +36,14 @@ def fill_step(block: Int32s, layout: StepBlock, batch: StepBatch, num_sequences:
         if values is None:
             values = np.full(tokens, NO_SOURCE, np.int32)
         if one.is_table:
-            end = begin + sequences * layout.table_width
-            table = block[begin:end].reshape(sequences, layout.table_width)
-            table[:, : values.shape[1]] = values
+            rows = (sequences, layout.num_groups, layout.table_width)
+            end = begin + sequences * layout.num_groups * layout.table_width
+            by_group = values.reshape(layout.num_groups, sequences, values.shape[1])
+            block[begin:end].reshape(rows)[:, :, : values.shape[1]] = by_group.swapaxes(0, 1)
+            continue
+        if one.per_group:
+            for group, part in enumerate(values.reshape(layout.num_groups, tokens)):
+                _put(block, layout, group_input(one.name, group), part)
             continue
         end = begin + len(values)
         block[begin:end] = values

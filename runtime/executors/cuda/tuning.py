@@ -231,16 +231,19 @@ def _batch(
     """
     size = executor.kv.page_size
     width = -(-int(contexts.max()) // size)
-    table = np.arange(len(contexts) * width).reshape(len(contexts), width) % executor.num_pages
+    shape = (max(1, len(executor.kv.groups)), len(contexts), width)
+    tables = np.arange(np.prod(shape)).reshape(shape) % executor.num_pages
     owners = np.repeat(np.arange(len(contexts)), new)
     ends = np.cumsum(new)
     positions = np.arange(ends[-1]) - np.repeat(ends - contexts, new)
     return StepBatch(
         token_ids=(np.arange(len(positions)) % executor.vocab_size).astype(np.int32),
         positions=positions.astype(np.int32),
-        slots=(table[owners, positions // size] * size + positions % size).astype(np.int32),
+        slots=(tables[:, owners, positions // size] * size + positions % size)
+        .reshape(-1)
+        .astype(np.int32),
         query_start=np.concatenate([[0], ends]).astype(np.int32),
         context_lens=contexts.astype(np.int32),
-        page_table=table.astype(np.int32),
+        page_table=tables.reshape(-1, width).astype(np.int32),
         logit_rows=(ends - 1).astype(np.int32),
     )

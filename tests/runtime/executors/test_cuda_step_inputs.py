@@ -1,5 +1,7 @@
 """A step's inputs where the kernels look for them."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from trtc.protos.launch_plan import StepBlock
@@ -33,8 +35,18 @@ STEP = StepBatch(
 )
 
 
-def part(block: np.ndarray, name: str, length: int) -> list[int]:
-    begin = LAYOUT.offsets[name]
+GROUPED_LAYOUT = StepBlock(
+    offsets=LAYOUT.offsets | {"page_table": 224, "slots_1": 192, "page_table_1": 229},
+    num_elements=224 + 8 * 5 * 2,
+    table_width=5,
+    max_rows=8,
+    num_groups=2,
+)
+"""Of two groups: the tables of a sequence lie side by side."""
+
+
+def part(block: np.ndarray, name: str, length: int, layout: StepBlock = LAYOUT) -> list[int]:
+    begin = layout.offsets[name]
     return block[begin : begin + length].tolist()
 
 
@@ -47,6 +59,23 @@ def test_every_input_lies_at_its_offset_over_whatever_was_there() -> None:
         assert part(block, name, len(values) + 1) == [*values, -77]
     assert part(block, "page_table", 10) == [2, 0, -77, -77, -77, 9, 5, -77, -77, -77]
     assert end == LAYOUT.offsets["page_table"] + 2 * LAYOUT.table_width
+
+
+def test_each_group_has_slots_and_a_table_in_every_sequences_row() -> None:
+    step = replace(
+        STEP,
+        slots=np.array([16, 17, 18, 43, 24, 25, 26, 51], np.int32),
+        page_table=np.array([[2, 0], [9, 5], [3, 0], [0, 6]], np.int32),
+    )
+    block = np.full(GROUPED_LAYOUT.num_elements, -77, np.int32)
+    end = fill_step(block, GROUPED_LAYOUT, step, num_sequences=2)
+    assert part(block, "slots", 5, GROUPED_LAYOUT) == [16, 17, 18, 43, -77]
+    assert part(block, "slots_1", 5, GROUPED_LAYOUT) == [24, 25, 26, 51, -77]
+    stride = GROUPED_LAYOUT.num_groups * GROUPED_LAYOUT.table_width
+    for name, rows in (("page_table", [[2, 0], [9, 5]]), ("page_table_1", [[3, 0], [0, 6]])):
+        table = part(block, name, 2 * stride, GROUPED_LAYOUT)
+        assert [table[:3], table[stride : stride + 3]] == [[*row, -77] for row in rows]
+    assert end == GROUPED_LAYOUT.offsets["page_table"] + 2 * stride
 
 
 def test_sequences_that_pad_a_bucket_have_no_tokens_and_no_context() -> None:
