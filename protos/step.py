@@ -121,3 +121,17 @@ SPARSE_COLUMNS: tuple[SparseColumn, ...] = (
     SparseColumn("seen", "counts", "i32", "tokens that penalties look at: times in the output"),
     SparseColumn("bias", "values", "f32", "added to the logits"),
 )
+
+
+@dataclass(frozen=True)
+class OptionalColumn:
+    """What only some steps bring for their rows: an attribute of runtime's SamplingBatch or None.
+    Executors that take it say so (runtime/executors/base.py)."""
+
+    name: str
+    meaning: str
+
+
+OPTIONAL_COLUMNS: tuple[OptionalColumn, ...] = (
+    OptionalColumn("masks", "bits of the tokens that a row may draw, ceil(vocab / 32) words each"),
+)

@@ -52,6 +52,10 @@ __all__ = ["Delivery", "EngineLoop", "LoopConfig", "LoopStats", "Sink"]
 _IDLE_CHECK_AFTER_S = 1.0
 """Idle time after which the pool's integrity is checked, once, and the device again and again."""
 
+_MASK_WAIT_S = 0.05
+"""While every sequence waits for a mask: what passes at most before submissions and aborts are
+looked for."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -121,6 +125,7 @@ class EngineLoop:
             max_context=kv.longest_sequence(executor.num_pages, limits.max_seq_len),
             max_sequences=limits.max_batch_size,
             defaults=config.defaults,
+            takes_masks=executor.late_draws is not None,
         )
         self._eos = frozenset(config.eos_token_ids)
         self._numbers = itertools.count()
@@ -149,6 +154,7 @@ class EngineLoop:
             cache,
             num_lanes=limits.max_batch_size,
             rope_switch=limits.rope_switch,
+            draws_late=executor.late_draws is not None,
             ageing_s=config.ageing_s,
             overdue_s=config.overdue_s,
         )
@@ -342,6 +348,8 @@ class EngineLoop:
         """
         self._launch_all()
         if not self._pipeline.num_in_flight:
+            if self._pipeline.await_masks(_MASK_WAIT_S):
+                return
             raise InvariantError("requests are waiting, but the scheduler finds nothing to do")
         completed = self._pipeline.complete()
         self._pace.took(completed.num_tokens, completed.num_sequences, completed.seconds)
@@ -357,6 +365,7 @@ class EngineLoop:
     def _launch_next(self) -> bool:
         """Plan the next step and launch it; False: there is none yet."""
         self._state.tick(time.monotonic())
+        self._pipeline.release_held()
         step_plan = plan(self._state, self._pace.limits)
         if not step_plan.chunks:
             return False
@@ -390,6 +399,10 @@ class EngineLoop:
             error = InvariantError("the model gave no finite logits")
             touched.pop(number, None)
             self._end_failed(self._live[number], error)
+        for sequence, refusal in completed.failures.items():
+            if sequence.lanes:  # else its request has ended meanwhile
+                touched.pop(sequence.number, None)
+                self._end_failed(self._live[sequence.number], refusal)
         for live in touched.values():
             self._deliver_outputs(live)
 

@@ -10,7 +10,7 @@ built before that, ~row (negative, as no token is) stands for what a row of the 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from trtc.protos.sampling import SAMPLING_PARAMETERS
 from trtc.protos.step import SAMPLING_COLUMNS
+from trtc.runtime.engine.mask_desk import MaskedRows
 from trtc.runtime.executors.base import NO_SOURCE, StepBatch
+from trtc.runtime.sampling.masks import RowMasks
 from trtc.runtime.sampling.philox import UInt64s
 from trtc.runtime.sampling.sampler import (
     COLUMN_DTYPES,
@@ -37,6 +39,7 @@ from trtc.runtime.scheduling.scheduler_state import Changes
 from trtc.runtime.scheduling.sequence import Sequence
 from trtc.runtime.scheduling.step_plan import StepPlan
 
+_NO_LANE = -1
 _FORCED = 3e38
 """A bias: with it a finite logit stays finite, and is the largest."""
 
@@ -56,6 +59,16 @@ class BuiltStep:
     """[A] where in its sequence each goes."""
     appended_tenancies: Int64s
     """[A] which sequence had the lane: by the time of the token it may be another's."""
+    masked: tuple[MaskedRows, ...] = ()
+    """Rows that are drawn under a mask."""
+    counted_lanes: Int64s | None = None
+    """[R] whose seen tokens penalties look at, or _NO_LANE, where some of them are still to be
+    drawn by the step before; None: `sampling` has them all."""
+
+    @property
+    def is_drawn_late(self) -> bool:
+        """Whether its draws need what the host does not have when it is launched."""
+        return bool(self.masked) or self.counted_lanes is not None
 
 
 class StepBuilder:
@@ -101,11 +114,16 @@ class StepBuilder:
         self._position_offsets[lane] = sequence.position_offset
         self._sampling.place(sequence)
 
-    def append(self, step: BuiltStep, token_ids: Int32s) -> None:
-        """Write drawn tokens [R] behind those sequences that still are on their lanes."""
+    def append(self, step: BuiltStep, token_ids: Int32s, held: Collection[Sequence] = ()) -> None:
+        """Write drawn tokens [R] behind those sequences that still are on their lanes, but for
+        those that were held."""
         if self._last is step:
             self._last = None
+        held_lanes = [sequence.lane for sequence in held if sequence.lanes]
         lanes, rows = self._write(step, token_ids)
+        if held_lanes:  # what was written will be written over
+            counts = ~np.isin(lanes, held_lanes)
+            lanes, rows = lanes[counts], rows[counts]
         self._sampling.count(lanes, token_ids[rows])
 
     def _write(self, step: BuiltStep, cells: Int32s) -> tuple[Int64s, Int64s]:
@@ -164,6 +182,11 @@ class StepBuilder:
             sampling = self._sampling.scoring(
                 sampling, row_lanes, is_scored, self._tokens[row_lanes, row_positions * is_scored]
             )
+        counted_lanes = None
+        if token_sources is not None:
+            is_pending = self._tokens[row_lanes, row_positions - 1] < 0
+            if self._sampling.counts_tokens_of(row_lanes[is_pending]):
+                counted_lanes = np.where(places < 0, _NO_LANE, row_lanes)
         first_samples = np.flatnonzero(places == 0)
         self._last = BuiltStep(
             batch=batch,
@@ -172,8 +195,27 @@ class StepBuilder:
             appended_lanes=row_lanes[first_samples],
             appended_positions=row_positions[first_samples],
             appended_tenancies=self._tenancies[row_lanes[first_samples]],
+            masked=_masked_rows(plan) if self._sampling.masked else (),
+            counted_lanes=counted_lanes,
         )
         return self._last
+
+    def late_sampling(self, step: BuiltStep, masks: RowMasks | None) -> SamplingBatch:
+        """How to draw a step whose sequences' tokens are all known by now."""
+        sampling = replace(step.sampling, masks=masks)
+        if step.counted_lanes is None:
+            return sampling
+        return replace(sampling, seen=self._sampling.seen_by(step.counted_lanes.tolist()))
+
+
+def _masked_rows(plan: StepPlan) -> tuple[MaskedRows, ...]:
+    found, row = [], 0
+    for sequence, _, _, num_samples, num_scored in plan.chunks:
+        row += num_scored
+        if num_samples and sequence.request.masks is not None:
+            found.append(MaskedRows(sequence, row, num_samples))
+        row += num_samples
+    return tuple(found)
 
 
 def _joined_groups(arrays: list[Int32s]) -> Int32s:
@@ -207,6 +249,12 @@ class _SamplingColumns:
         """Lanes with biases."""
         self._early: dict[int, _EarlyBias] = {}
         """Lanes with a least number of tokens."""
+        self.masked: set[int] = set()
+        """Lanes with masks."""
+
+    def counts_tokens_of(self, lanes: Int64s) -> bool:
+        """Whether any of these lanes has penalties."""
+        return bool(self._seen) and not self._seen.keys().isdisjoint(lanes.tolist())
 
     def place(self, sequence: Sequence) -> None:
         lane, request = sequence.lane, sequence.request
@@ -229,6 +277,9 @@ class _SamplingColumns:
             never = dict.fromkeys(sequence.stop_ids, -math.inf)
             self._early[lane] = _EarlyBias(request.min_tokens, {**params.logit_bias, **never})
         self._seen.pop(lane, None)
+        self.masked.discard(lane)
+        if request.masks is not None:
+            self.masked.add(lane)
         if params.has_penalty:
             self._seen[lane] = _SeenTokens(sequence.token_ids, sequence.num_prompt)
 
@@ -241,18 +292,13 @@ class _SamplingColumns:
 
     def gather(self, lanes: Int64s, *, forks: Int64s, positions: Int64s) -> SamplingBatch:
         row_lanes = lanes.tolist() if self._seen or self._bias or self._early else []
+        columns: dict[str, Any] = {name: column[lanes] for name, column in self._columns.items()}
         return SamplingBatch(
-            **{name: column[lanes] for name, column in self._columns.items()},
+            **columns,
             seed=self._seed[lanes],
             sequence=self._index[lanes] + forks,
             position=positions,
-            seen=seen_rows(
-                {
-                    row: self._seen[lane].counts()
-                    for row, lane in enumerate(row_lanes)
-                    if lane in self._seen
-                }
-            ),
+            seen=self.seen_by(row_lanes),
             bias=bias_rows(
                 {
                     row: bias
@@ -260,6 +306,12 @@ class _SamplingColumns:
                     if (bias := self._bias_of(lane, positions[row]))
                 }
             ),
+        )
+
+    def seen_by(self, lanes: list[int]) -> SparseRows:
+        """The seen tokens of rows, of which each has one of these lanes, or none with penalties."""
+        return seen_rows(
+            {row: self._seen[lane].counts() for row, lane in enumerate(lanes) if lane in self._seen}
         )
 
     def scoring(

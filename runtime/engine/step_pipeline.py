@@ -4,6 +4,12 @@
                                                      the executor works
     complete   drawn <- commit <- wait for the oldest <────┘
 
+A step whose draws need tokens that the host does not know yet, or masks, is launched up to its
+logits, and drawn when the host has them (Executor.late_draws); of one in flight behind another,
+that is when the other is complete:
+
+    launch     ... -> launch_forward ─────> masks, counts -> draw
+
 With an executor that runs ahead, the next step is planned, built and launched while one is under
 way, so that the device need not wait for the host:
 
@@ -13,12 +19,21 @@ way, so that the device need not wait for the host:
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
+from trtc.protos.errors import InvariantError, TrtcError
+from trtc.runtime.engine.mask_desk import MaskDesk
 from trtc.runtime.engine.step_builder import BuiltStep, StepBuilder
-from trtc.runtime.executors.base import MAX_STEPS_IN_FLIGHT, Executor, PendingStep
+from trtc.runtime.executors.base import (
+    MAX_STEPS_IN_FLIGHT,
+    Executor,
+    PendingStep,
+    UndrawnStep,
+)
 from trtc.runtime.sampling.sampler import SampledTokens
 from trtc.runtime.scheduling.scheduler_state import Drawn, SchedulerState
+from trtc.runtime.scheduling.sequence import Sequence
 from trtc.runtime.scheduling.step_plan import Scored, StepPlan
 
 
@@ -35,15 +50,23 @@ class CompletedStep:
     """That had one or more of them."""
     seconds: float
     """In which it was in flight and no earlier one was."""
+    failures: Mapping[Sequence, TrtcError]
+    """Sequences that cannot go on, because their masks failed."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _StepInFlight:
     plan: StepPlan
     built: BuiltStep
-    pending: PendingStep
     launched_at: float
     """time.perf_counter()"""
+    pending: PendingStep | None = None
+    """None: it is not drawn yet."""
+    undrawn: UndrawnStep | None = None
+    """None: it was drawn when it was launched."""
+    held: Collection[Sequence] = ()
+    """Sequences whose token does not count: their masks are late, or failed."""
+    failures: Mapping[Sequence, TrtcError] = field(default_factory=dict)
 
 
 class StepPipeline:
@@ -51,6 +74,8 @@ class StepPipeline:
 
     def __init__(self, executor: Executor, state: SchedulerState, *, max_context: int) -> None:
         self._executor = executor
+        self._late_draws = executor.late_draws
+        self._masks = MaskDesk(executor.vocab_size)
         self._max_in_flight = MAX_STEPS_IN_FLIGHT if executor.runs_ahead else 1
         self._state = state
         self._builder = StepBuilder(
@@ -89,8 +114,42 @@ class StepPipeline:
         if changes.copies:
             sources, targets = zip(*changes.copies, strict=True)
             self._executor.copy_pages(sources, targets)
-        pending = self._executor.launch(built.batch, built.sampling)
-        self._in_flight.append(_StepInFlight(step_plan, built, pending, launched_at))
+        step = _StepInFlight(step_plan, built, launched_at)
+        self._in_flight.append(step)
+        if not built.is_drawn_late:
+            step.pending = self._executor.launch(built.batch, built.sampling)
+            return
+        if self._late_draws is None:
+            raise InvariantError("a step is to be drawn late, which the executor does not do")
+        is_next = len(self._in_flight) == 1
+        if is_next:
+            self._masks.ask(built.masked)
+        step.undrawn = self._late_draws.launch_forward(built.batch)
+        if is_next:
+            self._draw(step)
+
+    def _draw(self, step: _StepInFlight) -> None:
+        """Draw a step that was launched up to its logits; those before it are complete."""
+        assert step.undrawn is not None
+        collected = self._masks.collect(step.built.masked)
+        step.failures = collected.failures
+        step.held = {*collected.late, *collected.failures}
+        for sequence in step.held:
+            self._state.hold(sequence)
+        sampling = self._builder.late_sampling(step.built, collected.masks)
+        step.pending = step.undrawn.draw(sampling)
+
+    def release_held(self) -> None:
+        """Before a step is planned: let sequences go on whose masks have come."""
+        if self._masks.is_waiting:
+            self._masks.release()
+
+    def await_masks(self, seconds: float) -> bool:
+        """Wait so long for late masks, when nothing is in flight; whether there are any."""
+        if not self._masks.is_waiting:
+            return False
+        self._masks.wait(seconds)
+        return True
 
     def complete(self) -> CompletedStep:
         """Wait for the oldest step in flight, of which there must be one, and take over its tokens.
@@ -99,6 +158,7 @@ class StepPipeline:
             EnvironmentFault: the device failed.
         """
         step = self._in_flight.popleft()
+        assert step.pending is not None
         tokens = step.pending.wait()
         now = time.perf_counter()
         seconds = now - max(step.launched_at, self._completed_at)
@@ -106,10 +166,21 @@ class StepPipeline:
         self._completed_at = now
         self.num_completed += 1
         scored = step.plan.scored()
-        drawn = self._state.commit(step.plan, tokens.token_ids.tolist(), tokens.invalid_rows)
-        self._builder.append(step.built, tokens.token_ids)
-        num_sequences = len(step.plan.chunks)
-        return CompletedStep(drawn, scored, tokens, step.plan.num_tokens, num_sequences, seconds)
+        drawn = self._state.commit(
+            step.plan, tokens.token_ids.tolist(), tokens.invalid_rows, step.held
+        )
+        self._builder.append(step.built, tokens.token_ids, step.held)
+        if self._in_flight and self._in_flight[0].pending is None:
+            self._draw(self._in_flight[0])
+        return CompletedStep(
+            drawn,
+            scored,
+            tokens,
+            num_tokens=step.plan.num_tokens,
+            num_sequences=len(step.plan.chunks),
+            seconds=seconds,
+            failures=step.failures,
+        )
 
     def drain(self) -> None:
         """Wait for all steps in flight; nobody wants what they draw.
@@ -117,5 +188,10 @@ class StepPipeline:
         Raises:
             EnvironmentFault: the device failed.
         """
+        self._masks.close()
         while self._in_flight:
-            self._in_flight.popleft().pending.wait()
+            step = self._in_flight.popleft()
+            if step.pending is None:
+                assert step.undrawn is not None
+                step.pending = step.undrawn.draw(step.built.sampling)
+            step.pending.wait()

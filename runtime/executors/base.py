@@ -2,6 +2,11 @@
 
     plan -> StepBatch -> launch -> PendingStep.wait -> SampledTokens -> apply
 
+What rows may draw can depend on tokens, or on masks, that come after the launch. Then the step is
+launched without its samples, if the executor draws late:
+
+    plan -> StepBatch -> launch_forward -> UndrawnStep.draw(masks, ...) -> PendingStep.wait -> ...
+
 Sampling belongs to the executor, because on a GPU the logits never leave the device; executors
 without a device sampler use runtime/sampling/sampler.py on the host.
 """
@@ -83,6 +88,23 @@ class Landed:
         return self.data
 
 
+class UndrawnStep(Protocol):
+    """A step under way that computes logits, and of which nothing is drawn yet."""
+
+    def draw(self, sampling: SamplingBatch) -> PendingStep:
+        """Draw a token for each of its logit rows. Once, and after the steps before it have been
+        waited for."""
+        ...
+
+
+class LateDraws(Protocol):
+    """What an executor adds that draws late. Its draws honour `SamplingBatch.masks`."""
+
+    def launch_forward(self, batch: StepBatch) -> UndrawnStep:
+        """Start a step up to its logits. It is drawn before the next one is launched."""
+        ...
+
+
 class Executor(Protocol):
     """An opened engine with its KV pool. Not thread-safe: one thread drives it.
 
@@ -107,6 +129,12 @@ class Executor(Protocol):
         """Whether `launch` returns before the step is done, so that a second step may be launched
         meanwhile: planned, built and queued while the device computes. Never more than
         MAX_STEPS_IN_FLIGHT are."""
+        ...
+
+    @property
+    def late_draws(self) -> LateDraws | None:
+        """The same executor, if it draws late. None: it does not. Then it takes no masks either,
+        and penalties make a sequence wait for its token before it is launched again."""
         ...
 
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:

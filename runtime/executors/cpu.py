@@ -22,9 +22,11 @@ from trtc.runtime.executors.base import (
     Float32s,
     Int32s,
     Landed,
+    LateDraws,
     PageRead,
     PendingStep,
     StepBatch,
+    UndrawnStep,
 )
 from trtc.runtime.executors.cpu_pool import KvPool
 from trtc.runtime.executors.native_code import load_code
@@ -105,6 +107,16 @@ class _Done:
         return self.tokens
 
 
+@dataclass(frozen=True, eq=False)
+class _Computed:
+    """The logits of a step; they are overwritten by the next one."""
+
+    logits: Float32s
+
+    def draw(self, sampling: SamplingBatch) -> PendingStep:
+        return _Done(sample(self.logits, sampling))
+
+
 class CpuExecutor:
     """An opened CPU engine with its KV pool (implements Executor)."""
 
@@ -180,13 +192,24 @@ class CpuExecutor:
     def num_pages(self) -> int:
         return self._num_pages
 
+    @property
+    def late_draws(self) -> LateDraws:
+        return self
+
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
-        rows = len(batch.logit_rows)
-        if len(self._logits_buffer) < rows:
-            self._logits_buffer = np.empty((rows, self._vocab_size), np.float32)
-        logits = self._logits_buffer[:rows]
+        logits = self._room_for_logits(len(batch.logit_rows))
         self._step(batch, logits, only_largest=sampling.only_largest)
         return _Done(sample(logits, sampling))
+
+    def launch_forward(self, batch: StepBatch) -> UndrawnStep:
+        logits = self._room_for_logits(len(batch.logit_rows))
+        self._step(batch, logits)
+        return _Computed(logits)
+
+    def _room_for_logits(self, rows: int) -> Float32s:
+        if len(self._logits_buffer) < rows:
+            self._logits_buffer = np.empty((rows, self._vocab_size), np.float32)
+        return self._logits_buffer[:rows]
 
     def logits(self, batch: StepBatch) -> Float32s:
         result = np.empty((len(batch.logit_rows), self._vocab_size), np.float32)

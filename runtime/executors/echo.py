@@ -21,9 +21,11 @@ from trtc.runtime.executors.base import (
     Float32s,
     Int32s,
     Landed,
+    LateDraws,
     PageRead,
     PendingStep,
     StepBatch,
+    UndrawnStep,
 )
 from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch, sample
 
@@ -71,6 +73,18 @@ class EchoStep:
         return self.tokens
 
 
+@dataclass(frozen=True, eq=False)
+class EchoForward:
+    """A step of which nothing is drawn yet (implements UndrawnStep)."""
+
+    logits: Float32s
+    due: float
+    failed: bool
+
+    def draw(self, sampling: SamplingBatch) -> EchoStep:
+        return EchoStep(sample(self.logits, sampling), self.due, self.failed)
+
+
 class EchoExecutor:
     """See the module."""
 
@@ -116,11 +130,21 @@ class EchoExecutor:
     def num_pages(self) -> int:
         return self.options.num_pages
 
+    @property
+    def late_draws(self) -> LateDraws | None:
+        return self
+
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
+        return self._forward(batch).draw(sampling)
+
+    def launch_forward(self, batch: StepBatch) -> UndrawnStep:
+        return self._forward(batch)
+
+    def _forward(self, batch: StepBatch) -> EchoForward:
         failed = self.num_steps == self.options.fail_at_step
-        tokens = sample(self.logits(batch), sampling)
+        logits = self.logits(batch)
         self.num_steps += 1
-        return EchoStep(tokens, time.monotonic() + self.options.step_s, failed)
+        return EchoForward(logits, time.monotonic() + self.options.step_s, failed)
 
     def logits(self, batch: StepBatch) -> Float32s:
         self._check(batch)

@@ -106,6 +106,10 @@ class TensorRtExecutor:
         """The host draws tokens, so it must have a step's logits before it can build the next."""
         return False
 
+    @property
+    def late_draws(self) -> None:
+        return None
+
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         return _Pending(self._start(batch), sampling)
 

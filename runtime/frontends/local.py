@@ -3,6 +3,7 @@
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack, overload
@@ -26,7 +27,7 @@ from trtc.runtime.requests.generate_options import (
 )
 from trtc.runtime.requests.keywords import names_checked, takes
 from trtc.runtime.requests.prompts import Prompt, Prompts
-from trtc.runtime.requests.request import GenerationRequest, Output
+from trtc.runtime.requests.request import GenerationRequest, Output, TokenMasks
 from trtc.runtime.requests.request_defaults import GenerationConfig, request_defaults
 from trtc.runtime.text.chat_options import Message
 from trtc.runtime.text.tokenizer import Tokenizer
@@ -210,11 +211,21 @@ class LocalEngine:
         """
         return self.submit(draft_of_chat(messages, options))
 
-    def submit(self, draft: RequestDraft, *, timeout: float | None = None) -> LocalGeneration:
+    def submit(
+        self,
+        draft: RequestDraft,
+        *,
+        timeout: float | None = None,
+        masks: TokenMasks | None = None,
+    ) -> LocalGeneration:
         """Start a request; it runs with all others that have not ended.
 
         Args:
             timeout: seconds after which it ends with DeadlineError.
+            masks: says which tokens may come next in its sequences.
+
+        Raises:
+            InvalidRequestError: a field that the engine cannot honour, by name.
         """
         if self._closed:
             raise UnavailableError("the engine is closed")
@@ -222,7 +233,7 @@ class LocalEngine:
         if late_check is not None:
             late_check.raise_failure()
         self._session.raise_if_changed()
-        request = self._request(draft, timeout)
+        request = replace(self._request(draft, timeout), masks=masks)
         return LocalGeneration(request, self._loop, late_check, self._session.raise_if_changed)
 
     def stats(self) -> LoopStats:

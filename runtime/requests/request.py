@@ -1,7 +1,9 @@
 """The nouns of the runtime: what a caller asks for, and what it is told."""
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from trtc.protos.sampling import SamplingParams
 from trtc.runtime.requests.principal import LOCAL, Namespace, Principal, namespace_of
@@ -11,6 +13,25 @@ class FinishReason(enum.Enum):
     STOP = "stop"
     LENGTH = "length"
     ABORTED = "aborted"
+
+
+class TokenMasks(Protocol):
+    """Says which tokens may come next in the sequences of a request: constrained decoding.
+
+    Called from threads of the engine, for each sequence in order and for several at the same time.
+    It must answer by its argument alone, because a sequence may be asked about again. While an
+    answer is late its sequence sits steps out, and the others go on. What it raises ends the
+    request.
+    """
+
+    def allowed(self, output_ids: Sequence[int]) -> bytes:
+        """The mask of the token after `output_ids`, a sequence's output so far.
+
+        Returns:
+            ceil(vocab_size / 32) little-endian words of 32 bits; token t may be drawn if bit t % 32
+            of word t // 32 is 1. At least one token must be allowed.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -37,6 +58,8 @@ class GenerationRequest:
     """time.monotonic() after which the request is ended with DEADLINE_EXCEEDED."""
     principal: Principal = LOCAL
     """Who sent it; `request_id` is unique among its live requests."""
+    masks: TokenMasks | None = None
+    """Of what may be drawn; None: every token."""
     cache_salt: str = ""
     share_prefixes: bool = False
     """As in `namespace_of`."""

@@ -1,13 +1,14 @@
 """Draws the next token of every row of a batch, on the host, in numpy.
 
-    logits + bias -> penalties -> / temperature -> top-k -> top-p -> min-p -> inverse CDF
+    logits + bias -> penalties -> mask -> / temperature -> top-k -> top-p -> min-p -> inverse CDF
 
 Every filter comes down to one threshold a row: a token stays if its scaled logit reaches it, so
 tokens that tie with the last one kept stay too. The one random number of a row is a function of
 (seed, sequence index, output position): nothing else in the batch can change a token.
 
 Log-probabilities are those of the model's own distribution, the log-softmax of the raw logits
-before bias, penalties, temperature and filters, as in the OpenAI API.
+before bias, penalties, masks, temperature and filters, as in the OpenAI API: a token that a mask
+forbids may be among the likeliest that are reported.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.protos.sampling import SAMPLING_PARAMETERS, SamplingParams
+from trtc.runtime.sampling.masks import RowMasks
 from trtc.runtime.sampling.philox import UInt64s, uniforms
 
 Bools = NDArray[np.bool_]
@@ -92,6 +94,8 @@ class SamplingBatch:
     """For rows with a penalty: their seen tokens; values int32: occurrences in the output."""
     bias: SparseRows
     """Float32 values added to the logits."""
+    masks: RowMasks | None = None
+    """Of rows that may not draw every token; None: there are none."""
 
     @property
     def num_rows(self) -> int:
@@ -104,6 +108,7 @@ class SamplingBatch:
             self.temperature.any()
             or len(self.seen.rows)
             or len(self.bias.rows)
+            or self.masks is not None
             or (self.num_logprobs != NO_LOGPROBS).any()
         )
 
@@ -138,13 +143,12 @@ class SamplingBatch:
         """
         rows = len(params)
         asked = [None] * rows if num_logprobs is None else num_logprobs
+        columns: dict[str, Any] = {
+            one.name: _column([getattr(row, one.name) for row in params], COLUMN_DTYPES[one.dtype])
+            for one in SAMPLING_PARAMETERS
+        }
         return cls(
-            **{
-                one.name: _column(
-                    [getattr(row, one.name) for row in params], COLUMN_DTYPES[one.dtype]
-                )
-                for one in SAMPLING_PARAMETERS
-            },
+            **columns,
             seed=_column([one.seed or 0 for one in params], np.uint64),
             sequence=_column(sequence or [0] * rows, np.int64),
             position=_column(position or [0] * rows, np.int64),
@@ -179,7 +183,8 @@ class SampledTokens:
     logprobs: Logprobs | None = None
     """None when no row asked."""
     invalid_rows: tuple[int, ...] = ()
-    """Rows whose logits hold NaN or have no finite maximum; their token ids mean nothing."""
+    """Rows whose logits hold NaN or have no finite maximum, among the tokens that they may draw;
+    their token ids mean nothing."""
 
 
 def seen_rows(counts: Mapping[int, TokenCounts]) -> SparseRows:
@@ -209,7 +214,7 @@ def sample(logits: Float32s, batch: SamplingBatch) -> SampledTokens:
     token_ids = _argmax(logits)
     invalid = ~np.isfinite(logits[np.arange(len(logits)), token_ids])
     drawn = batch.temperature > 0
-    if drawn.any() or len(batch.seen.rows) or len(batch.bias.rows):
+    if drawn.any() or len(batch.seen.rows) or len(batch.bias.rows) or batch.masks is not None:
         _draw_edited(logits, batch, drawn, token_ids, invalid)
     return SampledTokens(
         token_ids,
@@ -225,6 +230,8 @@ def _draw_edited(
     edited = drawn.copy()
     edited[batch.seen.rows] = True
     edited[batch.bias.rows] = True
+    if batch.masks is not None:
+        edited[batch.masks.rows] = True
     rows = np.flatnonzero(edited & ~invalid)
     chunk = max(1, _CHUNK_ELEMENTS // logits.shape[1])
     for begin in range(0, len(rows), chunk):
@@ -232,8 +239,10 @@ def _draw_edited(
         scores = logits[part]  # a copy: the caller's logits also give the log-probabilities
         _add_bias(scores, part, batch.bias)
         _penalise(scores, part, batch)
+        if batch.masks is not None:
+            invalid[part] = _mask(scores, part, batch.masks)
         best = _argmax(scores)
-        random = drawn[part]
+        random = drawn[part] & ~invalid[part]
         if random.any():
             best[random] = _draw(scores[random], batch, part[random])
         token_ids[part] = best
@@ -370,6 +379,17 @@ def _penalise(scores: Float32s, rows: Int64s, batch: SamplingBatch) -> None:
     values -= batch.presence_penalty[batch_rows] * (counts > 0)
     values -= batch.frequency_penalty[batch_rows] * counts
     scores[at, tokens] = values
+
+
+def _mask(scores: Float32s, rows: Int64s, masks: RowMasks) -> Bools:
+    """Take away what may not be drawn; [r] whether nothing is left of a masked row."""
+    is_empty = np.zeros(len(rows), np.bool_)
+    at, picked = _positions(masks.rows, rows)
+    if len(at):
+        allowed = masks.allowed(picked, scores.shape[1])
+        scores[at] = np.where(allowed, scores[at], np.float32(-np.inf))
+        is_empty[at] = ~np.isfinite(scores[at].max(axis=1))
+    return is_empty
 
 
 def _positions(sparse: Int32s, rows: Int64s) -> tuple[Int64s, Int64s]:

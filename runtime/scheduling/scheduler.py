@@ -16,11 +16,13 @@ first of the queue within a step, and whoever waits becomes that in bounded time
 starvation.
 
 While a step is in flight the next one is planned ahead: running sequences go on with tokens that
-the host does not know. Two things are left until it does, and then nothing at all is planned:
+the host does not know. A sequence that must wait for its own, once, sits the step out alone
+(`SchedulerState.sits_out`); so does one whose mask is late, until it comes. Two things are left
+until the host knows the tokens, and then nothing at all is planned:
 
-- a sequence that would decode awaits its token (`Sequence.awaits_token`), or is about to be
-  computed anew by other rotary factors (`SchedulerState.outgrows_factors`). The others wait with
-  it: in steps that are planned by turns each would find half of the batch, and cost as much;
+- the draw of a sequence that would decode needs its tokens, always, and the executor does not draw
+  late (`SchedulerState.stops_planning`). The others wait with it: in steps that are planned by
+  turns each would find half of the batch, and cost as much;
 - somebody would have to be preempted. The step in flight may end a sequence and free its pages.
 """
 
@@ -92,16 +94,18 @@ class _Draft:
             if self._budget == 0 or self.must_wait:
                 return
             remaining = sequence.num_remaining
+            if sequence.is_held:
+                continue
             if remaining > 1:
                 self._prefills.append((sequence, remaining))
             elif remaining == 1 and sequence not in self.preempted:
                 self._decode(sequence)
 
     def _decode(self, sequence: Sequence) -> None:
-        if sequence.num_pending and (
-            sequence.awaits_token or self._state.outgrows_factors(sequence)
-        ):
+        if sequence.num_pending and self._state.stops_planning(sequence):
             self.must_wait = True
+        elif sequence.num_pending and self._state.sits_out(sequence):
+            return
         elif self._state.has_own_page(sequence) or self._secure_page(sequence):
             self._budget -= 1
             self.chunks.append(Chunk(sequence, sequence.num_computed, 1, sequence.num_samples))

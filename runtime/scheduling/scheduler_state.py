@@ -4,7 +4,8 @@
 
 `apply` counts a step's tokens as computed and its samples as pending; `commit` takes in what it
 drew. Steps are committed in the order in which they were applied, and one more may be applied in
-between. A sequence in flight is taken to go on. If it ends meanwhile (by its token, a stop string,
+between. A sequence in flight is taken to go on. If its sample is known not to count (`hold`), it is
+taken back before the next step is planned. If it ends meanwhile (by its token, a stop string,
 an abort or a deadline) it lets go of its lanes and pages at once, although a step in flight still
 reads and writes those pages, and `commit` drops what that step draws for it. This is safe:
 
@@ -16,7 +17,7 @@ reads and writes those pages, and `commit` drops what that step draws for it. Th
 - A copy on write reads its source after all earlier steps have written it.
 - Nobody is preempted while a step is in flight (scheduler.py), and nobody who has ended comes back:
   a sequence in flight either has the pages that its step was given, or wants nothing of it.
-- A request forks in `commit`, with no later step of it in flight (`Sequence.awaits_token`).
+- A request forks in `commit`, with no later step of it in flight (`sits_out`).
 """
 
 from bisect import insort
@@ -84,12 +85,15 @@ class SchedulerState:
         *,
         num_lanes: int,
         rope_switch: int | None = None,
+        draws_late: bool = False,
         ageing_s: float = AGEING_S,
         overdue_s: float = OVERDUE_S,
     ) -> None:
-        """For `ageing_s` see `rank_of`, for `overdue_s` FairQueue, for `rope_switch` Limits."""
+        """For `ageing_s` see `rank_of`, for `overdue_s` FairQueue, for `rope_switch` Limits, for
+        `draws_late` Executor.late_draws."""
         self.cache = cache
         self._rope_switch = rope_switch
+        self._draws_late = draws_late
         self._page_size = cache.pool.page_size
         self._windows = cache.pool.windows
         self._has_windows = any(window is not None for window in cache.pool.windows)
@@ -134,6 +138,21 @@ class SchedulerState:
             if index >= len(pages) or refs[pages[index]] != 1:
                 return False
         return True
+
+    def sits_out(self, sequence: Sequence) -> bool:
+        """Whether the host must know a sequence's pending token before it plans the next one.
+
+        It need not, because the executor has the token. But where a request forks, each of its
+        sequences draws a token of its own; and longer contexts may need other rotary factors.
+        """
+        return sequence.num_pending > 0 and (
+            sequence.num_samples > 1 or self.outgrows_factors(sequence)
+        )
+
+    def stops_planning(self, sequence: Sequence) -> bool:
+        """Whether nothing can be planned before a sequence's pending token is known: its draw needs
+        it, and the executor does not draw late."""
+        return sequence.num_pending > 0 and sequence.reads_output and not self._draws_late
 
     def outgrows_factors(self, sequence: Sequence) -> bool:
         """Whether a running sequence's next token makes it too long for the rotary factors that its
@@ -277,16 +296,30 @@ class SchedulerState:
         self.counters.prefix_query_tokens += len(sequence.token_ids)
         self.counters.prefix_hit_tokens += sequence.num_computed
 
+    def hold(self, sequence: Sequence) -> None:
+        """Take back a running sequence's token in flight, which will not count: its mask is late.
+
+        It computes its last known token again, when it is held no more. Until then it sits out.
+        """
+        sequence.num_pending -= 1
+        sequence.num_computed -= 1
+        sequence.is_held = True
+
     # After the step.
 
     def commit(
-        self, plan: StepPlan, token_ids: Items[int], invalid_rows: Collection[int] = ()
+        self,
+        plan: StepPlan,
+        token_ids: Items[int],
+        invalid_rows: Collection[int] = (),
+        held: Collection[Sequence] = (),
     ) -> list[Drawn]:
         """Take over what the oldest step in flight computed and drew.
 
         Args:
             token_ids: [R] one for each logit row of the plan's chunks, in order.
             invalid_rows: rows that mean nothing; the caller must end their sequences.
+            held: sequences of which `hold` has taken back what the step drew.
 
         Returns:
             One entry a sample, in order, without the rows of sequences that have ended since the
@@ -301,13 +334,15 @@ class SchedulerState:
             first = row + num_scored
             end = first + num_samples
             if sequence.lanes:  # else it has ended since
-                num_full = (start + num_tokens) // self._page_size
+                is_held = bool(held) and sequence in held
+                num_valid = start + num_tokens - is_held
+                num_full = num_valid // self._page_size
                 valid = not invalid_rows or not any(row <= bad < end for bad in invalid_rows)
                 if num_full > sequence.num_cached_pages and self.cache.enabled and valid:
                     self._cache_pages(sequence, num_full)
                 if self._has_windows:
-                    self._slide(sequence, start + num_tokens)
-                if num_samples:
+                    self._slide(sequence, num_valid)
+                if num_samples and not is_held:
                     sequence.num_pending -= 1
                     forks = self._fork(sequence) if num_samples > 1 else ()
                     drawn.append(_give(sequence, first, token_ids[first]))
@@ -395,6 +430,7 @@ class SchedulerState:
         sequence.num_cached_pages = 0
         sequence.num_computed = 0
         sequence.num_pending = 0
+        sequence.is_held = False
 
     def check_integrity(self) -> None:
         """Pages, lanes and lists agree; for idle times and tests.

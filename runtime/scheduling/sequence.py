@@ -28,8 +28,8 @@ class Sequence:
 
     __slots__ = (
         "cached_prompt_tokens",
-        "has_penalty",
         "index",
+        "is_held",
         "lanes",
         "max_tokens",
         "namespace",
@@ -45,6 +45,7 @@ class Sequence:
         "pages",
         "position_offset",
         "rank",
+        "reads_output",
         "request",
         "scores_prompt",
         "status",
@@ -75,13 +76,16 @@ class Sequence:
         """Length at which the sequence ends, prompt included."""
         eos = frozenset() if request.ignore_eos else eos_token_ids
         self.stop_ids = eos.union(request.stop_token_ids)
-        self.has_penalty = request.sampling.has_penalty
+        self.reads_output = request.sampling.has_penalty or request.masks is not None
+        """Whether what it may draw depends on the tokens before, which the host counts."""
         self.scores_prompt = request.prompt_logprobs is not None
         """Whether each token of the prompt needs logits, until the last one is computed."""
         self.num_samples = request.n
         """Tokens to draw when all known ones are computed: n until the sequence has forked."""
         self.num_computed = 0
         self.num_pending = 0
+        self.is_held = False
+        """Whether it sits out steps, until its mask has come."""
         self.pages: list[list[int]] = []
         """Of each group, as the page table has them; []: not running."""
         self.num_let_go: list[int] = []
@@ -108,15 +112,6 @@ class Sequence:
         """Tokens that the next step could compute; 0: the last one is pending, and ends it."""
         length = len(self.token_ids) + self.num_pending
         return length - self.num_computed if length < self.max_tokens else 0
-
-    @property
-    def awaits_token(self) -> bool:
-        """Whether the host must know the pending token before it can build the next step.
-
-        It need not, because the executor has the token. But penalties count the tokens seen, on
-        the host; and where a request forks, each of its sequences draws a token of its own.
-        """
-        return self.num_pending > 0 and (self.has_penalty or self.num_samples > 1)
 
     def held_pages(self) -> Iterator[list[int]]:
         """Of each group, the pages that it holds."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence as Items
 
 from tests.support.cache_book import CacheBook
 from tests.support.lazy import LazyEcho
+from tests.support.masks import PromptDesk
 from tests.support.requests import greedy_request
 from trtc.runtime.engine.step_pipeline import StepPipeline
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
@@ -25,7 +26,12 @@ class Driver:
     """The loop without threads, text and sinks. Time is whatever the test says."""
 
     def __init__(
-        self, options: EchoOptions, *, prefix_cache: bool = True, ahead: bool = False
+        self,
+        options: EchoOptions,
+        *,
+        prefix_cache: bool = True,
+        ahead: bool = False,
+        mask_lateness: float = 0.0,
     ) -> None:
         self.executor = LazyEcho(options) if ahead else EchoExecutor(options)
         pool = KvPool(options.num_pages, options.page_size, options.windows)
@@ -36,12 +42,15 @@ class Driver:
             cache,
             num_lanes=options.max_batch_size,
             rope_switch=options.rope_switch,
+            draws_late=self.executor.late_draws is not None,
             ageing_s=AGEING_S,
             overdue_s=OVERDUE_S,
         )
         self.limits = StepLimits(options.max_num_tokens)
         max_context = self.executor.kv.longest_sequence(options.num_pages, options.max_seq_len)
         self.pipeline = StepPipeline(self.executor, self.state, max_context=max_context)
+        self.masks = PromptDesk(options.vocab_size, lateness=mask_lateness)
+        self.pipeline._masks = self.masks
         self._numbers = itertools.count()
         self.now = 0.0
         self.planned = StepPlan()
@@ -80,7 +89,11 @@ class Driver:
     def launch(self) -> bool:
         """Launch the next step, if there is one; nothing may wait in vain."""
         self.state.tick(self.now)
+        self.pipeline.release_held()
         step_plan = plan(self.state, self.limits)
+        if not step_plan.chunks and not self.pipeline.num_in_flight:
+            self.pipeline.await_masks(0)
+            step_plan = plan(self.state, self.limits)
         assert step_plan.num_tokens <= self.limits.max_num_tokens
         if not step_plan.chunks:
             assert not self.state.has_work or self.pipeline.num_in_flight, "nothing is planned"

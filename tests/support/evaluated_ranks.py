@@ -69,6 +69,10 @@ class EvaluatedExecutor:
     def runs_ahead(self) -> bool:
         return False
 
+    @property
+    def late_draws(self) -> None:
+        return None
+
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         return _Computed(sample(self.logits(batch), sampling))
 

@@ -6,7 +6,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trtc.runtime.executors.base import NO_SOURCE, Bytes, Int32s, PageRead, PendingStep, StepBatch
+from trtc.runtime.executors.base import (
+    NO_SOURCE,
+    Bytes,
+    Int32s,
+    PageRead,
+    PendingStep,
+    StepBatch,
+    UndrawnStep,
+)
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch
 
@@ -17,9 +25,10 @@ _UNKNOWN = -(10**6)
 class LazyEcho(EchoExecutor):
     """Queues copies and steps, as a device's stream does, and computes them when one is waited for.
 
-    It holds the host to the contract: two steps in flight at most, waited for in order, once; and
-    a token whose source is given is taken from there alone. The arrays of a step are not copied, so
-    that one which is changed after its launch gives wrong tokens.
+    It holds the host to the contract: two steps in flight at most, waited for in order, once; one
+    that was launched without its samples is drawn before the next launch, when the steps before it
+    have been waited for; and a token whose source is given is taken from there alone. The arrays of
+    a step are not copied, so that one which is changed after its launch gives wrong tokens.
     """
 
     def __init__(self, options: EchoOptions | None = None) -> None:
@@ -32,6 +41,8 @@ class LazyEcho(EchoExecutor):
         """Tokens that were launched before the host knew them."""
         self.num_ahead = 0
         """Steps that were launched while another one was in flight."""
+        self.num_drawn_late = 0
+        """Steps that were launched without their samples."""
 
     @property
     def runs_ahead(self) -> bool:
@@ -42,8 +53,17 @@ class LazyEcho(EchoExecutor):
         return len(self._in_flight)
 
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
+        return self.queue(batch, sampling)
+
+    def launch_forward(self, batch: StepBatch) -> "LazyStep":
+        self.num_drawn_late += 1
+        return self.queue(batch, None)
+
+    def queue(self, batch: StepBatch, sampling: SamplingBatch | None) -> "LazyStep":
+        """Both launches; `sampling` is None where it comes later."""
         assert len(self._in_flight) < 2, "a third step was launched"
         assert batch.token_sources is None or self._in_flight, "a source, but no step in flight"
+        assert all(step.sampling is not None for step in self._in_flight), "a step is not drawn"
         self.num_ahead += len(self._in_flight)
         step = LazyStep(self, batch, sampling)
         self._in_flight.append(step)
@@ -53,6 +73,9 @@ class LazyEcho(EchoExecutor):
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         copy = super().copy_pages
         self._stream.append(lambda: copy(sources, targets))
+
+    def is_oldest(self, step: "LazyStep") -> bool:
+        return self._in_flight[0] is step
 
     def read_pages(self, pages: Sequence[int]) -> PageRead:
         read = LazyRead(self, tuple(pages))
@@ -74,13 +97,20 @@ class LazyEcho(EchoExecutor):
     def complete(self, step: "LazyStep") -> SampledTokens:
         assert self._in_flight, "waited for twice"
         assert self._in_flight[0] is step, "waited for out of order"
+        assert step.sampling is not None, "waited for before it was drawn"
         self.run_until(lambda: step.tokens is not None)
         assert step.tokens is not None
         self._in_flight.popleft()
         return step.tokens
 
     def compute(self, batch: StepBatch, sampling: SamplingBatch) -> SampledTokens:
-        tokens = super().launch(self._resolved(batch), sampling).wait()
+        return self.draw(self.forward(batch), sampling)
+
+    def forward(self, batch: StepBatch) -> UndrawnStep:
+        return super().launch_forward(self._resolved(batch))
+
+    def draw(self, step: UndrawnStep, sampling: SamplingBatch) -> SampledTokens:
+        tokens = step.draw(sampling).wait()
         self._sampled = tokens.token_ids
         return tokens
 
@@ -103,11 +133,24 @@ class LazyEcho(EchoExecutor):
 class LazyStep:
     executor: LazyEcho
     batch: StepBatch
-    sampling: SamplingBatch
+    sampling: SamplingBatch | None
     tokens: SampledTokens | None = None
+    forward: UndrawnStep | None = None
+    """A step that was computed before it was drawn: pages behind it were waited for."""
+
+    def draw(self, sampling: SamplingBatch) -> PendingStep:
+        assert self.sampling is None, "drawn twice"
+        assert self.executor.is_oldest(self), "drawn before the steps before it were waited for"
+        self.sampling = sampling
+        if self.forward is not None:
+            self.tokens = self.executor.draw(self.forward, sampling)
+        return self
 
     def compute(self) -> None:
-        self.tokens = self.executor.compute(self.batch, self.sampling)
+        if self.sampling is None:
+            self.forward = self.executor.forward(self.batch)
+        else:
+            self.tokens = self.executor.compute(self.batch, self.sampling)
 
     def wait(self) -> SampledTokens:
         return self.executor.complete(self)

@@ -124,6 +124,10 @@ class CudaExecutor:
     def num_pages(self) -> int:
         return self._num_pages
 
+    @property
+    def late_draws(self) -> None:
+        return None
+
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         if not self._sampler.fits(sampling):
             return self._draw_on_host(batch, sampling)

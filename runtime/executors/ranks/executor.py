@@ -106,6 +106,10 @@ class ShardedExecutor:
     def runs_ahead(self) -> bool:
         return self._local.runs_ahead
 
+    @property
+    def late_draws(self) -> None:
+        return None
+
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         number = self._next_step()
         # Log-probabilities are for rank 0 to report.

@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 
 from tests.support.driver import solo_outputs
-from tests.support.lazy import LazyEcho
+from tests.support.lazy import LazyEcho, LazyStep
 from tests.support.loops import Inbox, Loop, running_loop
 from tests.support.requests import greedy_request, sampled_request
 from trtc.protos.errors import DeadlineError
 from trtc.protos.sampling import SamplingParams
 from trtc.runtime.engine.loop import Delivery, LoopConfig
-from trtc.runtime.executors.base import PendingStep, StepBatch
+from trtc.runtime.executors.base import StepBatch
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.requests.completion import Completion
 from trtc.runtime.requests.request import FinishReason, GenerationRequest
@@ -35,14 +35,22 @@ class Counting(LazyEcho):
 
     num_rows = 0
 
-    def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
+    def queue(self, batch: StepBatch, sampling: SamplingBatch | None) -> LazyStep:
         self.num_rows += len(batch.logit_rows)
-        return super().launch(batch, sampling)
+        return super().queue(batch, sampling)
 
 
-def run(requests: list[GenerationRequest]) -> Counting:
+class Early(Counting):
+    """Draws when it launches, and never later."""
+
+    @property
+    def late_draws(self) -> None:
+        return None
+
+
+def run(requests: list[GenerationRequest], kind: type[Counting] = Counting) -> Counting:
     """Run requests that arrive together; all must be served right."""
-    executor = Counting(ROOMY)
+    executor = kind(ROOMY)
     loop = Loop(executor, None, LoopConfig())
     inboxes = [loop.send(request) for request in requests]
     loop.start()
@@ -75,17 +83,25 @@ def test_a_stop_costs_the_row_that_is_in_flight() -> None:
     assert executor.num_rows == number + 1
 
 
-def test_sequences_with_penalties_are_not_launched_ahead_and_share_their_steps() -> None:
+def test_sequences_with_penalties_run_ahead_and_are_drawn_when_their_tokens_are_known() -> None:
+    executor = run([GenerationRequest(f"p{i}", (i,), PENALISED, max_tokens=12) for i in range(3)])
+    assert executor.num_steps == 12
+    assert executor.num_pending_tokens == 3 * 11
+    assert executor.num_drawn_late == 11
+
+
+def test_where_draws_are_never_late_penalties_wait_and_share_their_steps() -> None:
     penalised = [GenerationRequest(f"p{i}", (i,), PENALISED, max_tokens=12) for i in range(3)]
-    executor = run(penalised)
+    executor = run(penalised, Early)
     assert executor.num_steps == 12
     assert executor.num_pending_tokens == 0
     plain = [greedy_request(f"r{i}", [i], 12) for i in range(3)]
-    executor = run([*plain, *penalised])
+    executor = run([*plain, *penalised], Early)
     assert executor.num_steps == 12, "nobody is computed by turns"
-    executor = run([greedy_request("long", [5], 30), *penalised])
+    executor = run([greedy_request("long", [5], 30), *penalised], Early)
     assert executor.num_steps == 30
     assert executor.num_pending_tokens == 30 - 12, "ahead again when the penalised have ended"
+    assert executor.num_drawn_late == 0
 
 
 def test_a_request_forks_before_it_runs_ahead() -> None:
@@ -102,22 +118,31 @@ class Telling(LazyEcho):
         super().__init__(options)
         self.events: list[str] = []
 
-    def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
+    def queue(self, batch: StepBatch, sampling: SamplingBatch | None) -> LazyStep:
         self.events.append("launch")
-        return super().launch(batch, sampling)
+        return super().queue(batch, sampling)
+
+
+class TellingEarly(Telling):
+    """Never draws late."""
+
+    @property
+    def late_draws(self) -> None:
+        return None
 
 
 @pytest.mark.parametrize(
-    ("sampling", "order"),
+    ("kind", "sampling", "order"),
     [
-        (SamplingParams(seed=0), "launch launch launch told launch told told told"),
-        (PENALISED, "launch launch told launch told launch told told"),
+        (Telling, SamplingParams(seed=0), "launch launch launch told launch told told told"),
+        (Telling, PENALISED, "launch launch launch told launch told told told"),
+        (TellingEarly, PENALISED, "launch launch told launch told launch told told"),
     ],
 )
 def test_all_that_can_be_launched_is_before_a_step_is_told(
-    sampling: SamplingParams, order: str
+    kind: type[Telling], sampling: SamplingParams, order: str
 ) -> None:
-    executor = Telling(ROOMY)
+    executor = kind(ROOMY)
     with running_loop(executor=executor) as loop:
         inbox = Inbox()
 
@@ -138,9 +163,9 @@ class Doorbell(LazyEcho):
         self.sizes: list[int] = []
         self.ring: Callable[[], object] = lambda: None
 
-    def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
+    def queue(self, batch: StepBatch, sampling: SamplingBatch | None) -> LazyStep:
         self.sizes.append(len(batch.token_ids))
-        return super().launch(batch, sampling)
+        return super().queue(batch, sampling)
 
     def compute(self, batch: StepBatch, sampling: SamplingBatch) -> SampledTokens:
         if self.num_steps == 0:

@@ -15,6 +15,7 @@ from trtc.runtime.engine.step_builder import BuiltStep, StepBuilder
 from trtc.runtime.executors.base import NO_SOURCE, StepBatch
 from trtc.runtime.executors.echo import EchoOptions
 from trtc.runtime.requests.request import GenerationRequest
+from trtc.runtime.sampling.masks import RowMasks
 from trtc.runtime.sampling.sampler import SamplingBatch, SparseRows, TokenCounts
 from trtc.runtime.scheduling.sequence import Sequence
 from trtc.runtime.scheduling.step_plan import StepPlan
@@ -154,7 +155,9 @@ def check_batch(built: StepBatch, naive: StepBatch, page_size: int) -> None:
 def check_sampling(built: SamplingBatch, naive: SamplingBatch) -> None:
     for field in fields(SamplingBatch):
         got, expected = getattr(built, field.name), getattr(naive, field.name)
-        if isinstance(got, SparseRows):
+        if field.name == "masks":
+            assert got is expected is None
+        elif isinstance(got, SparseRows):
             assert as_dict(got) == as_dict(expected), field.name
         else:
             assert got.dtype == expected.dtype
@@ -168,20 +171,32 @@ def test_built_steps_are_the_naive_ones(
 ) -> None:
     rng = random.Random(seed)
     driver = Driver(replace(OPTIONS, max_num_tokens=rng.choice((4, 12, 64))), ahead=ahead)
-    build = StepBuilder.build
+    build, late_sampling = StepBuilder.build, StepBuilder.late_sampling
     rows: dict[Sequence, int] = {}
+    late: dict[BuiltStep, StepPlan] = {}
 
     def checked_build(builder: StepBuilder, plan: StepPlan) -> BuiltStep:
         built = build(builder, plan)
         check_batch(built.batch, naive_batch(plan, OPTIONS.page_size, rows), OPTIONS.page_size)
-        check_sampling(built.sampling, naive_sampling(plan))
+        if built.is_drawn_late:
+            late[built] = plan
+        else:
+            check_sampling(built.sampling, naive_sampling(plan))
         rows.clear()
         counts = [chunk.num_scored + chunk.num_samples for chunk in plan.chunks]
         for chunk, end in zip(plan.chunks, itertools.accumulate(counts), strict=True):
             rows[chunk.sequence] = end - chunk.num_samples
         return built
 
+    def checked_late(
+        builder: StepBuilder, step: BuiltStep, masks: RowMasks | None
+    ) -> SamplingBatch:
+        sampling = late_sampling(builder, step, masks)
+        check_sampling(sampling, naive_sampling(late.pop(step)))
+        return sampling
+
     monkeypatch.setattr(StepBuilder, "build", checked_build)
+    monkeypatch.setattr(StepBuilder, "late_sampling", checked_late)
     for number in range(60):
         driver.submit(draw_request(number, rng))
         if rng.random() < 0.1 and driver.state.waiting:
@@ -192,3 +207,4 @@ def test_built_steps_are_the_naive_ones(
     driver.run()
     assert driver.state.counters.preemptions > 5
     assert (driver.num_pending_tokens > 100) == ahead
+    assert not late

@@ -22,6 +22,7 @@ from trtc.runtime.engine.probe import solo_batch
 from trtc.runtime.executors.base import StepBatch
 from trtc.runtime.executors.cpu import CpuExecutor, _Step
 from trtc.runtime.executors.cpu_pool import KvPool
+from trtc.runtime.sampling.masks import RowMasks, pack_mask, read_mask
 from trtc.runtime.sampling.sampler import SamplingBatch
 
 
@@ -303,6 +304,19 @@ def test_greedy_steps_draw_the_largest_of_all_logits(scheme: str, tmp_path: Path
         exact -= exact.max() + np.log(np.exp(exact - exact.max()).sum())
         assert np.allclose(logprobs.top[0], np.sort(exact)[::-1][:3], atol=1e-5)
     opened.close()
+
+
+def test_a_step_that_is_drawn_late_draws_under_its_masks(executor: CpuExecutor) -> None:
+    batch = batch_of(executor)
+    logits = executor.logits(batch)
+    number, vocab = logits.shape
+    allowed = np.asarray(np.random.default_rng(0).random(vocab) < 0.1)
+    words = np.array([read_mask(pack_mask(allowed), vocab)])
+    masks = RowMasks(np.array([number - 1], np.int32), words)
+    step = executor.launch_forward(batch)
+    tokens = step.draw(replace(SamplingBatch.greedy(number), masks=masks)).wait().token_ids
+    assert tokens[:-1].tolist() == logits[:-1].argmax(axis=1).tolist()
+    assert tokens[-1] == np.where(allowed, logits[-1], -np.inf).argmax()
 
 
 def test_the_step_struct_is_the_one_in_the_header() -> None:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +31,7 @@ from trtc.runtime.frontends.local import LocalEngine
 from trtc.runtime.integrity.verify import HashCheck
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.request import FinishReason
+from trtc.runtime.sampling.masks import pack_mask
 from trtc.runtime.text.chat_options import chat_of
 from trtc.runtime.text.tokenizer import Tokenizer
 
@@ -373,3 +374,13 @@ def test_no_completion_ends_well_on_damaged_weights() -> None:
         with pytest.raises(EngineCorruptError, match="differs"):
             engine.generate([5, 6, 7], max_tokens=4)
     assert damaged.begun
+
+
+def test_masks_say_what_may_come_next(engine: LocalEngine) -> None:
+    class Even:
+        def allowed(self, output_ids: Sequence[int]) -> bytes:
+            return pack_mask(np.arange(OPTIONS.vocab_size) % 2 == len(output_ids) % 2)
+
+    draft = RequestDraft(token_ids=(5, 6), max_tokens=9, sampling={"seed": 1})
+    tokens = engine.submit(draft, masks=Even()).result().completions[0].token_ids
+    assert [token % 2 for token in tokens] == [0, 1] * 4 + [0]

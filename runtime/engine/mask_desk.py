@@ -1,0 +1,139 @@
+"""Asks requests for the masks of their next tokens, on threads of its own.
+
+    ask ──> TokenMasks.allowed, while the executor computes logits ──> collect ──> draw
+
+Who has not answered when the logits are there is waited for a moment, and then held: the sequence
+sits steps out until its mask has come.
+"""
+
+import os
+from collections.abc import Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from trtc.protos.errors import InvalidRequestError, TrtcError
+from trtc.runtime.requests.request import TokenMasks
+from trtc.runtime.sampling.masks import RowMasks, UInt32s, read_mask
+from trtc.runtime.scheduling.sequence import Sequence, Status
+
+_GRACE_S = 0.005
+"""What a whole step waits for masks: less than most steps take, and more than most masks do."""
+_MAX_THREADS = 4
+"""So that one slow answer does not keep others waiting."""
+
+
+class MaskedRows(NamedTuple):
+    """Rows of a step that draw a sequence's next token under a mask."""
+
+    sequence: Sequence
+    first: int
+    number: int
+    """More than one where a request forks."""
+
+
+@dataclass(frozen=True, eq=False)
+class Collected:
+    """What is known of a step's masks when it is drawn."""
+
+    masks: RowMasks | None
+    late: list[Sequence]
+    """Their masks are to come."""
+    failures: dict[Sequence, TrtcError]
+    """Why no mask will come."""
+
+
+class _Asked(NamedTuple):
+    num_output: int
+    answer: "Future[UInt32s]"
+
+
+class MaskDesk:
+    """The masks of one engine's sequences; one thread uses it."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._threads: ThreadPoolExecutor | None = None
+        """None: nobody has asked for masks yet."""
+        self._asked: dict[Sequence, _Asked] = {}
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an answer is awaited."""
+        return bool(self._asked)
+
+    def ask(self, rows: Iterable[MaskedRows]) -> None:
+        """Have the masks of sequences computed whose tokens are all known, for `collect`."""
+        for sequence, _, _ in rows:
+            asked = self._asked.get(sequence)
+            if asked is None or asked.num_output != sequence.num_output:
+                self._asked[sequence] = self._begin(sequence)
+
+    def collect(self, rows: Iterable[MaskedRows]) -> Collected:
+        """The masks of a step that is to be drawn now; those of its sequences that have not ended
+        and were not asked for are."""
+        running = [one for one in rows if one.sequence.lanes]
+        self.ask(running)
+        wait([self._asked[one.sequence].answer for one in running], _GRACE_S)
+        numbers: list[int] = []
+        words: list[UInt32s] = []
+        late: list[Sequence] = []
+        failures: dict[Sequence, TrtcError] = {}
+        for sequence, first, number in running:
+            answer = self._asked[sequence].answer
+            if not answer.done():
+                late.append(sequence)
+                continue
+            del self._asked[sequence]
+            error = answer.exception()
+            if error is not None:
+                failures[sequence] = _refusal(error)
+            else:
+                numbers += range(first, first + number)
+                words += [answer.result()] * number
+        masks = RowMasks(np.array(numbers, np.int32), np.array(words)) if words else None
+        return Collected(masks, late, failures)
+
+    def release(self) -> None:
+        """Let sequences go on whose masks have come, and forget those that have ended."""
+        for sequence, asked in list(self._asked.items()):
+            if sequence.status is Status.FINISHED:
+                del self._asked[sequence]
+            elif asked.answer.done():
+                sequence.is_held = False
+
+    def wait(self, seconds: float) -> None:
+        """Wait until some answer has come, or so long."""
+        wait([one.answer for one in self._asked.values()], seconds, FIRST_COMPLETED)
+
+    def close(self) -> None:
+        """Nobody wants an answer any more."""
+        self._asked.clear()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self, sequence: Sequence) -> _Asked:
+        if self._threads is None:
+            number = min(_MAX_THREADS, os.cpu_count() or 1)
+            self._threads = ThreadPoolExecutor(number, thread_name_prefix="trtc-masks")
+        source = sequence.request.masks
+        assert source is not None
+        output = sequence.token_ids[sequence.num_prompt :]
+        return _Asked(len(output), self._threads.submit(self._answer, source, output))
+
+    def _answer(self, source: TokenMasks, output: list[int]) -> UInt32s:
+        return read_mask(source.allowed(output), self._vocab_size)
+
+
+def _refusal(error: BaseException) -> TrtcError:
+    if isinstance(error, TrtcError):
+        return error
+    refusal = InvalidRequestError(
+        f"raised {type(error).__name__}: {error}",
+        field="masks",
+        remedy="Give masks for every output that they allow",
+    )
+    refusal.__cause__ = error
+    return refusal

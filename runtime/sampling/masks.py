@@ -1,0 +1,66 @@
+"""Masks of tokens: which of the vocabulary a row may draw.
+
+    bit b of word w   token 32 * w + b: 1 may be drawn, 0 is never drawn
+
+Bits behind the vocabulary mean nothing. This is the layout of XGrammar's and llguidance's masks.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtc.protos.errors import InvalidRequestError
+
+UInt32s = NDArray[np.uint32]
+
+
+@dataclass(frozen=True, eq=False)
+class RowMasks:
+    """Masks of M of a step's R logit rows; the others draw from the whole vocabulary."""
+
+    rows: NDArray[np.int32]
+    """[M] ascending."""
+    words: UInt32s
+    """[M, ceil(vocab / 32)]"""
+
+    def allowed(self, at: NDArray[np.int64], vocab_size: int) -> NDArray[np.bool_]:
+        """[len(at), vocab] whether each token may be drawn, of the masks at these places."""
+        as_bytes = self.words[at].astype("<u4").view(np.uint8)
+        bits = np.unpackbits(as_bytes, axis=1, bitorder="little", count=vocab_size)
+        return bits.view(np.bool_)
+
+
+def num_words(vocab_size: int) -> int:
+    """Words of one row's mask."""
+    return -(-vocab_size // 32)
+
+
+def pack_mask(allowed: NDArray[np.bool_]) -> bytes:
+    """The mask of one row, [vocab] whether each token may be drawn."""
+    padded = np.zeros(32 * num_words(len(allowed)), np.bool_)
+    padded[: len(allowed)] = allowed
+    return np.packbits(padded, bitorder="little").tobytes()
+
+
+def read_mask(mask: bytes, vocab_size: int) -> UInt32s:
+    """The words of one row's mask, with 0 behind the vocabulary.
+
+    Raises:
+        InvalidRequestError: it has another size, or allows no token.
+    """
+    size = 4 * num_words(vocab_size)
+    if len(mask) != size:
+        raise InvalidRequestError(
+            f"gave {len(mask)} bytes for a row", field="masks", remedy=f"Give {size}"
+        )
+    words = np.frombuffer(mask, "<u4").astype(np.uint32)
+    if vocab_size % 32:
+        words[-1] &= np.uint32((1 << vocab_size % 32) - 1)
+    if not words.any():
+        raise InvalidRequestError(
+            "allow no token",
+            field="masks",
+            remedy="Allow the end of the sequence where nothing else may follow",
+        )
+    return words

@@ -1,0 +1,201 @@
+"""Masks that requests bring: kept to whatever else runs, and waited for alone."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.support.lazy import LazyEcho
+from tests.support.loops import running_loop
+from tests.support.masks import SomeTokens
+from tests.support.requests import greedy_request, sampled_request
+from trtc.protos.errors import InvalidRequestError
+from trtc.protos.sampling import SamplingParams
+from trtc.runtime.executors.echo import EchoExecutor, EchoOptions, context_state
+from trtc.runtime.requests.request import GenerationRequest
+
+TINY = EchoOptions(
+    vocab_size=64, num_pages=14, page_size=4, max_batch_size=5, max_seq_len=48, max_num_tokens=10
+)
+ROOMY = EchoOptions(vocab_size=64, num_pages=600)
+
+
+def greedy(request: GenerationRequest, masks: SomeTokens) -> list[int]:
+    """The likeliest allowed tokens, one by one, from the echo function itself."""
+    echo = EchoExecutor(ROOMY)
+    tokens = list(request.prompt_ids)
+    for _ in range(request.max_tokens):
+        logits = echo._logits_of(np.array([context_state(np.array(tokens))], np.uint64))[0]
+        allowed = masks.tokens(tokens[len(request.prompt_ids) :])
+        tokens.append(int(np.where(allowed, logits, -np.inf).argmax()))
+    return tokens[len(request.prompt_ids) :]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_greedy_tokens_are_the_likeliest_of_those_allowed(ahead: bool) -> None:
+    """In a crowded pool, beside requests without masks."""
+    masked = [
+        greedy_request(f"m{seed}", [1 + seed % 3] * (3 + seed), 20, masks=SomeTokens(64, seed))
+        for seed in range(10)
+    ]
+    plain = [greedy_request(f"p{seed}", [seed] * 5, 20) for seed in range(5)]
+    with running_loop(TINY, ahead=ahead) as loop:
+        inboxes = [loop.send(request) for request in (*masked, *plain)]
+        told = [list(inbox.result().completions[0].token_ids) for inbox in inboxes]
+        assert loop.stats().preemptions > 0
+    for request, tokens in zip(masked, told, strict=False):
+        assert isinstance(request.masks, SomeTokens)
+        assert tokens == greedy(request, request.masks)
+    for request, tokens in zip(plain, told[len(masked) :], strict=True):
+        assert tokens == list(EchoExecutor(ROOMY).greedy(request.prompt_ids, 20))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_drawn_tokens_are_allowed_and_the_same_alone(ahead: bool) -> None:
+    requests = [
+        GenerationRequest(
+            f"r{seed}",
+            (1, 2, 3),
+            SamplingParams(
+                temperature=(0.7, 1.0)[seed % 2],
+                top_k=(0, 3)[seed % 2],
+                top_p=(1.0, 0.8, 1.0)[seed % 3],
+                presence_penalty=(0.0, 0.9)[seed % 2],
+                logit_bias={5: 100.0},
+                seed=seed,
+            ),
+            max_tokens=12,
+            n=(1, 3)[seed % 2],
+            logprobs=(None, 2)[seed % 2],
+            masks=SomeTokens(64, seed),
+        )
+        for seed in range(6)
+    ]
+    with running_loop(TINY, ahead=ahead) as loop:
+        inboxes = [loop.send(request) for request in requests]
+        together = [inbox.result().completions for inbox in inboxes]
+    for request, completions in zip(requests, together, strict=True):
+        with running_loop(ROOMY) as loop:
+            alone = loop.send(request).result().completions
+        assert [one.token_ids for one in completions] == [one.token_ids for one in alone]
+        assert isinstance(request.masks, SomeTokens)
+        for completion in completions:
+            for at, token in enumerate(completion.token_ids):
+                assert request.masks.tokens(completion.token_ids[:at])[token]
+
+
+class Gated(SomeTokens):
+    """Answers about the third token, and only about that, when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(vocab_size=64)
+        object.__setattr__(self, "asked", threading.Event())
+        object.__setattr__(self, "gate", threading.Event())
+
+    asked: threading.Event
+    gate: threading.Event
+
+    def allowed(self, output_ids: Sequence[int]) -> bytes:
+        if len(output_ids) == 2:
+            self.asked.set()
+            assert self.gate.wait(30)
+        return super().allowed(output_ids)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_who_awaits_a_mask_waits_alone(ahead: bool) -> None:
+    masks = Gated()
+    request = sampled_request("late", [1, 2], 8, masks=masks)
+    with running_loop(ROOMY, ahead=ahead) as loop:
+        late = loop.send(request)
+        assert masks.asked.wait(30)
+        others = [loop.send(greedy_request(f"r{i}", [i], 40)) for i in range(3)]
+        for inbox in others:
+            inbox.result()
+        assert not late.ended.is_set()
+        masks.gate.set()
+        tokens = late.result().completions[0].token_ids
+    with running_loop(ROOMY) as loop:
+        alone = loop.send(replace(request, masks=SomeTokens(64))).result().completions[0]
+    assert tokens == alone.token_ids
+
+
+def test_a_request_can_end_while_it_awaits_its_mask() -> None:
+    masks = Gated()
+    with running_loop(ROOMY) as loop:
+        late = loop.send(greedy_request("late", [1, 2], 8, masks=masks))
+        assert masks.asked.wait(30)
+        loop.abort("late")
+        assert len(late.result().completions[0].token_ids) == 2
+        masks.gate.set()
+
+
+class Wrong:
+    """Masks that fail after two tokens."""
+
+    def __init__(self, mask: bytes | None) -> None:
+        self._mask = mask
+
+    def allowed(self, output_ids: Sequence[int]) -> bytes:
+        if len(output_ids) < 2:
+            return b"\xff" * 8
+        if self._mask is None:
+            raise RuntimeError("no such state")
+        return self._mask
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(
+    ("mask", "problem"),
+    [
+        (None, "masks: raised RuntimeError: no such state"),
+        (bytes(8), "masks: allow no token"),
+        (bytes(9), "masks: gave 9 bytes for a row"),
+    ],
+)
+def test_masks_that_fail_end_their_request_alone(
+    mask: bytes | None, problem: str, ahead: bool
+) -> None:
+    with running_loop(ROOMY, ahead=ahead) as loop:
+        wrong = loop.send(sampled_request("wrong", [1], 9, n=2, masks=Wrong(mask)))
+        right = loop.send(greedy_request("right", [2], 9))
+        assert isinstance(wrong.wait().error, InvalidRequestError)
+        assert str(wrong.error).startswith(problem)
+        told = [sum(len(one.token_ids) for one in wrong.outputs if one.index == i) for i in (0, 1)]
+        assert told == [2, 2]
+        assert right.result().completions[0].token_ids == EchoExecutor(ROOMY).greedy([2], 9)
+
+
+class EarlyEcho(LazyEcho):
+    """Never draws late."""
+
+    @property
+    def late_draws(self) -> None:
+        return None
+
+
+def test_executors_that_cannot_refuse_masks_by_name() -> None:
+    with running_loop(executor=EarlyEcho(ROOMY)) as loop:
+        request = greedy_request("r", [1], 3, masks=SomeTokens(64))
+        with pytest.raises(InvalidRequestError, match=r"^masks: this engine's executor draws"):
+            loop.send(request)
+
+
+def test_masks_are_computed_while_the_step_runs() -> None:
+    class Meeting(EchoExecutor):
+        """Computes logits only when a mask is being computed."""
+
+        def logits(self, batch):  # type: ignore[no-untyped-def]
+            assert masks.asked.wait(30), "nobody asked for the mask before the forward pass"
+            masks.gate.set()
+            return super().logits(batch)
+
+    class FromTheStart(Gated):
+        def allowed(self, output_ids: Sequence[int]) -> bytes:
+            return super().allowed([0, 0]) if not output_ids else SomeTokens(64).allowed(output_ids)
+
+    masks = FromTheStart()
+    with running_loop(executor=Meeting(ROOMY)) as loop:
+        assert len(loop.send(greedy_request("r", [1], 3, masks=masks)).result().completions) == 1

@@ -1,0 +1,84 @@
+"""Masks of tokens as tests word them, and a desk that is late as often as a test wants."""
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtc.runtime.engine.mask_desk import Collected, MaskDesk, MaskedRows
+from trtc.runtime.sampling.masks import RowMasks, UInt32s, pack_mask, read_mask
+from trtc.runtime.scheduling.sequence import Sequence as RunningSequence
+
+
+@dataclass(frozen=True)
+class SomeTokens:
+    """Allows about a quarter of the vocabulary, another one after every output."""
+
+    vocab_size: int
+    seed: int = 0
+
+    def tokens(self, output_ids: Sequence[int]) -> NDArray[np.bool_]:
+        key = [self.seed, len(output_ids), sum(output_ids)]
+        allowed = np.random.default_rng(key).random(self.vocab_size) < 0.25
+        allowed[(sum(output_ids) + self.seed) % self.vocab_size] = True
+        return allowed
+
+    def allowed(self, output_ids: Sequence[int]) -> bytes:
+        return pack_mask(self.tokens(output_ids))
+
+
+class PromptDesk(MaskDesk):
+    """Answers on the spot, but says that an answer is late with some probability."""
+
+    def __init__(self, vocab_size: int, *, lateness: float = 0.0, seed: int = 0) -> None:
+        super().__init__(vocab_size)
+        self._size = vocab_size
+        self._lateness = lateness
+        self._rng = random.Random(seed)
+        self._late: list[RunningSequence] = []
+        self.num_late = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._late)
+
+    def ask(self, rows: Iterable[MaskedRows]) -> None:
+        """`collect` asks."""
+
+    def collect(self, rows: Iterable[MaskedRows]) -> Collected:
+        numbers: list[int] = []
+        words: list[UInt32s] = []
+        late: list[RunningSequence] = []
+        for sequence, first, number in rows:
+            if not sequence.lanes:
+                continue
+            if self._rng.random() < self._lateness:
+                late.append(sequence)
+                continue
+            source = sequence.request.masks
+            assert source is not None
+            mask = read_mask(source.allowed(sequence.token_ids[sequence.num_prompt :]), self._size)
+            numbers += range(first, first + number)
+            words += [mask] * number
+        self._late += late
+        self.num_late += len(late)
+        masks = RowMasks(np.array(numbers, np.int32), np.array(words)) if words else None
+        return Collected(masks, late, {})
+
+    def release(self) -> None:
+        """About every second that is waited for."""
+        self._release(0.5)
+
+    def wait(self, seconds: float) -> None:
+        self._release(1.0)
+
+    def _release(self, share: float) -> None:
+        kept = []
+        for sequence in self._late:
+            if sequence.is_held and self._rng.random() >= share:
+                kept.append(sequence)
+            else:
+                sequence.is_held = False
+        self._late = kept
