@@ -19,7 +19,7 @@ Pages of a window become idle one by one as the window leaves them. Evicted alon
 next token looks back to.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from trtc.protos.errors import InvariantError
 from trtc.runtime.requests.principal import Namespace
@@ -74,6 +74,7 @@ class PrefixCache:
         self._roots: dict[Namespace, Root] = {}
         """Those with children."""
         self._windows = pool.windows
+        self._has_windows = any(window is not None for window in pool.windows)
         self._keeps_all = None in pool.windows
         """Whether some group is full."""
         self._nodes: dict[int, Node] = {}
@@ -114,21 +115,37 @@ class PrefixCache:
                 break
             matched.append(child)
             node = child
-        for group, window in enumerate(self._windows):
-            if window is not None:
-                self._trim(matched, group, window)
+        if self._has_windows:
+            end = self.longest_hit(
+                len(matched), lambda index, group: matched[index].pages[group] != NO_PAGE
+            )
+            del matched[end:]
         return matched
 
-    def _trim(self, matched: list[Node], group: int, window: int) -> None:
+    def longest_hit(self, end: int, has_page: Callable[[int, int], bool]) -> int:
+        """The longest prefix of at most `end` pages of which every window has its last pages.
+
+        Args:
+            has_page: of the page at an index and a group.
+        """
+        shorter = True
+        while shorter:  # for one window may open a gap of another
+            before = end
+            for group, window in enumerate(self._windows):
+                if window is not None:
+                    end = self._trim(end, window, group, has_page)
+            shorter = end < before
+        return end
+
+    def _trim(self, end: int, window: int, group: int, has_page: Callable[[int, int], bool]) -> int:
         """Shorten a prefix until a window's last pages are all there."""
-        size, end = self.pool.page_size, len(matched)
-        at = end
+        size, at = self.pool.page_size, end
         # `at` goes back over pages that are there; a gap makes the prefix end before it.
         while at > self.pool.num_outside(window, end * size):
             at -= 1
-            if matched[at].pages[group] == NO_PAGE:
+            if not has_page(at, group):
                 end = at
-        del matched[end:]
+        return end
 
     def first_wanted(self, matched: Sequence[Node]) -> list[int]:
         """Of each group, the first of the matched nodes whose page is wanted."""
@@ -146,11 +163,12 @@ class PrefixCache:
         tables = []
         for group, first in enumerate(self.first_wanted(matched)):
             held = [node.pages[group] for node in matched[first:]]
-            self._hold(held)
+            self.hold(held)
             tables.append([LET_GO] * first + held)
         return tables
 
-    def _hold(self, pages: Sequence[int]) -> None:
+    def hold(self, pages: Sequence[int]) -> None:
+        """Hold cached pages, until `release`."""
         for page in pages:
             self._idle.pop(page, None)
         self.pool.share(pages)
@@ -172,7 +190,7 @@ class PrefixCache:
         if node is None:
             node = parent.children[edge] = Node(parent, edge, pages)
             if self._events is not None:
-                node.name = self._events.key_after(self._name(parent), edge)
+                node.name = self._events.key_after(self.name(parent), edge)
             for group, page in enumerate(pages):
                 if page != NO_PAGE:
                     self._keep(node, group, page)
@@ -185,7 +203,7 @@ class PrefixCache:
                 node.pages[group] = page
                 self._keep(node, group, page)
             else:
-                self._hold((known,))
+                self.hold((known,))
                 self.release((page,))
         return node
 
@@ -194,10 +212,11 @@ class PrefixCache:
         self.pool.share((page,))
         if self._events is not None:
             assert node.parent is not None
-            parent = self._name(node.parent)
+            parent = self.name(node.parent)
             self._events.cached(node.name, parent, node.key, group, page)
 
-    def _name(self, node: Node) -> PageKey:
+    def name(self, node: Node) -> PageKey:
+        """A node's key, for listeners; there must be some."""
         if isinstance(node, Root) and not node.name:
             assert self._events is not None
             node.name = self._events.key_of_root(node.namespace)

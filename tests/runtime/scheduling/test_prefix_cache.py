@@ -2,14 +2,14 @@ import random
 import tracemalloc
 
 import pytest
-from hypothesis import settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from trtc.protos.errors import InvariantError
 from trtc.runtime.requests.principal import Namespace
 from trtc.runtime.scheduling.kv_pool import KvPool
-from trtc.runtime.scheduling.prefix_cache import PrefixCache
+from trtc.runtime.scheduling.prefix_cache import Node, PrefixCache
 
 SIZE = 2
 OURS, THEIRS = ("ours",), ("theirs",)
@@ -147,6 +147,37 @@ def test_namespaces_without_pages_cost_nothing() -> None:
     tracemalloc.stop()
     assert after - before < 100_000
     cache.check_integrity([])
+
+
+@given(
+    gaps=st.sets(st.tuples(st.integers(0, 9), st.integers(1, 2)), max_size=12),
+    windows=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+)
+@example(gaps={(6, 2), (3, 1)}, windows=(5, 11))
+def test_a_match_has_the_last_pages_of_every_window(
+    gaps: set[tuple[int, int]], windows: tuple[int, int]
+) -> None:
+    """Where one window's gap shortens it, another window looks back to other pages."""
+    cache = PrefixCache(KvPool(40, SIZE, (None, *windows)))
+    tokens = list(range(10 * SIZE))
+    node: Node = cache.root(OURS)
+    for index in range(10):
+        pages = cache.allocate(3)
+        node = cache.insert(node, tokens[index * SIZE : (index + 1) * SIZE], pages)
+        for _, group in gaps & {(index, 1), (index, 2)}:
+            cache.release(pages[group : group + 1])
+            cache._idle = {pages[group]: cache._idle[pages[group]]}
+            cache._evict_one()
+    matched = cache.match(tokens, OURS)
+
+    def serves(length: int) -> bool:
+        return not any(
+            (index, group) in gaps
+            for group, window in enumerate(windows, 1)
+            for index in range(cache.pool.num_outside(window, length * SIZE), length)
+        )
+
+    assert len(matched) == max(length for length in range(11) if serves(length))
 
 
 class NamespaceMachine(RuleBasedStateMachine):
