@@ -13,22 +13,26 @@ from trtc.protos.errors import InvalidRequestError
 
 MAX_FIELDS = 1 << 14
 """Fields of a message, those of its submessages included. A packed field counts once."""
+MAX_NUMBERS = 1 << 18
+"""Items of a message's packed fields together: a byte of them may become eight."""
 UNCOUNTED_BYTES = 1 << 12
 """Shorter messages cannot have many."""
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_CONTINUED = bytes(range(0x80, 0x100))
+"""Bytes of a varint that are not its last."""
 
 MessageT = TypeVar("MessageT", bound=Message)
 
 
-def parse(kind: type[MessageT], data: bytes) -> MessageT:
+def parse(kind: type[MessageT], data: bytes, *, max_numbers: int = MAX_NUMBERS) -> MessageT:
     """The message that `data` encodes.
 
     Raises:
-        InvalidRequestError: it is not a message of this kind, or has too many fields.
+        InvalidRequestError: it is not a message of this kind, or has too many fields or numbers.
     """
     try:
         if len(data) > UNCOUNTED_BYTES:
-            _check_fields(data, kind.DESCRIPTOR)
+            _check_fields(data, kind.DESCRIPTOR, max_numbers)
         return kind.FromString(data)
     except (DecodeError, IndexError) as error:
         raise InvalidRequestError(
@@ -37,14 +41,14 @@ def parse(kind: type[MessageT], data: bytes) -> MessageT:
         ) from error
 
 
-def _check_fields(data: bytes, descriptor: Any) -> None:
+def _check_fields(data: bytes, descriptor: Any, max_numbers: int) -> None:
     """Raises DecodeError or IndexError for what is no message, InvalidRequestError beyond
-    MAX_FIELDS."""
-    count = 0
+    MAX_FIELDS and `max_numbers`."""
+    count = num_numbers = 0
     parts = [(0, len(data), descriptor)]
     while parts:
         at, end, kind = parts.pop()
-        nested = _nested(kind)
+        nested, packed = _nested(kind), _packed(kind)
         while at < end:
             count += 1
             key, at = _varint(data, at)
@@ -53,6 +57,8 @@ def _check_fields(data: bytes, descriptor: Any) -> None:
                 size, at = _varint(data, at)
                 if key >> 3 in nested:
                     parts.append((at, at + size, nested[key >> 3]))
+                elif key >> 3 in packed:
+                    num_numbers += len(data[at : at + size].translate(None, _CONTINUED))
                 at += size
             elif wire_type == _VARINT:
                 _, at = _varint(data, at)
@@ -65,6 +71,11 @@ def _check_fields(data: bytes, descriptor: Any) -> None:
                     f"the request has more than {MAX_FIELDS} fields",
                     remedy="Send fewer messages, stop strings or biases",
                 )
+            if num_numbers > max_numbers:
+                raise InvalidRequestError(
+                    f"the request has more than {max_numbers} token ids",
+                    remedy="Send fewer: prompt and completion must fit the model's context",
+                )
         if at != end:
             raise DecodeError("a field goes beyond the end of its message")
 
@@ -75,6 +86,12 @@ def _nested(kind: Any) -> dict[int, Any]:
     return {
         field.number: field.message_type for field in kind.fields if field.message_type is not None
     }
+
+
+@cache
+def _packed(kind: Any) -> frozenset[int]:
+    """Numbers of the fields that are packed lists; those of the interface hold varints."""
+    return frozenset(field.number for field in kind.fields if field.is_packed)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
@@ -34,7 +34,7 @@ from trtc.runtime.requests.validation import check_number_of_stop_tokens, check_
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.service import Service
 from trtc.runtime.service.streams import OutputStream
-from trtc.runtime.wire.bounded import parse
+from trtc.runtime.wire.bounded import MAX_NUMBERS, parse
 from trtc.runtime.wire.channel import ServerTls, server_options
 from trtc.runtime.wire.failures import to_status
 from trtc.runtime.wire.messages import (
@@ -54,6 +54,7 @@ from trtc.runtime.wire.methods import (
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]
+AnswerT = TypeVar("AnswerT")
 STALLED_CLIENT_S = 60
 """A client that takes no message for this long loses its stream: it holds a place of others."""
 
@@ -87,22 +88,26 @@ class InferenceServicer:
     async def generate(self, requests: object, context: Context) -> None:
         """Writes the outputs as they come. gRPC cancels this coroutine when the client cancels,
         vanishes or runs out of time; leaving the service's context then frees the pages."""
+        status = await _or_status(self._generate(context))
+        if status is not None:
+            await _abort(context, status)
+
+    async def _generate(self, context: Context) -> None:
         principal = caller(context)
-        try:
-            async with AsyncExitStack() as running:
-                async with self._intake.request(context, principal, self._draft) as draft:
-                    generation = self._service.generate(
-                        draft, principal=principal, deadline=_deadline(context)
-                    )
-                    del draft
-                    stream = await running.enter_async_context(generation)
-                await self._write(stream, context)
-        except TrtcError as error:
-            await _abort(context, error)
+        async with AsyncExitStack() as running:
+            async with self._intake.request(context, principal, self._draft) as draft:
+                generation = self._service.generate(
+                    draft, principal=principal, deadline=_deadline(context)
+                )
+                del draft
+                stream = await running.enter_async_context(generation)
+            await self._write(stream, context)
 
     def _draft(self, data: bytes) -> RequestDraft:
         """Lengths are checked before there is a Python object for every number."""
-        request = parse(GENERATE.request, data)
+        engines = self._service.engines.values()
+        longest = max((engine.loop.bounds.max_context for engine in engines), default=0)
+        request = parse(GENERATE.request, data, max_numbers=MAX_NUMBERS + longest)
         if request.WhichOneof("prompt") == "token_ids":
             bounds = self._service.engine(request.model).loop.bounds
             check_prompt_length(len(request.token_ids.ids), bounds)
@@ -174,13 +179,16 @@ class InferenceServicer:
     ) -> "grpc.RpcMethodHandler[Any, Any]":
         """A handler whose known errors become statuses."""
 
-        async def handle(requests: object, context: Context) -> Message:
+        async def answer(context: Context) -> Message:
             read = partial(parse, method.request)
-            try:
-                async with self._intake.request(context, caller(context), read) as request:
-                    return await behaviour(request, context)
-            except TrtcError as error:
-                await _abort(context, error)
+            async with self._intake.request(context, caller(context), read) as request:
+                return await behaviour(request, context)
+
+        async def handle(requests: object, context: Context) -> Message:
+            reply = await _or_status(answer(context))
+            if isinstance(reply, grpc.Status):
+                await _abort(context, reply)
+            return reply
 
         return grpc.stream_unary_rpc_method_handler(
             handle, response_serializer=method.response.SerializeToString
@@ -246,7 +254,18 @@ def _try_port(host: str, port: int) -> None:
         trial.bind(place)
 
 
-async def _abort(context: Context, error: TrtcError) -> NoReturn:
-    status = to_status(error)
+async def _or_status(running: Awaitable[AnswerT]) -> AnswerT | grpc.Status:
+    """What it returns, or the status of the error that it raises.
+
+    The error ends here: gRPC keeps an aborted call in a circle with the frames that aborted it, and
+    those of an error hold the request, for as long as nobody looks for garbage.
+    """
+    try:
+        return await running
+    except TrtcError as error:
+        return to_status(error)
+
+
+async def _abort(context: Context, status: grpc.Status) -> NoReturn:
     await context.abort(status.code, status.details, status.trailing_metadata)
     raise AssertionError("abort always raises")

@@ -1,6 +1,7 @@
 """Requests that would become far more than their bytes, or never come whole."""
 
 import asyncio
+import gc
 import time
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from tests.support.servers import CONFIG, echo_process, echo_server
 from trtc.protos.errors import InvalidRequestError
 from trtc.protos.trtc.v1 import inference_pb2 as pb
 from trtc.runtime.client import AsyncClient
+from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.wire.bounded import MAX_FIELDS, parse
 from trtc.runtime.wire.channel import CLIENT_OPTIONS
@@ -153,6 +155,49 @@ def test_what_is_parsed_is_what_was_sent() -> None:
     assert parse(pb.GenerateRequest, request.SerializeToString()) == request
     ids = pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(100_000)))
     assert parse(pb.GenerateRequest, ids.SerializeToString()) == ids
+
+
+def test_token_ids_are_counted_before_there_is_a_list_of_them() -> None:
+    """Twenty-four messages of four million ids became two gigabytes."""
+    ids = b"\x81\x01" * 3000
+    for data in (
+        field(4, field(1, ids)),
+        field(9, ids),
+        field(9, ids[:4000]) + field(9, ids[4000:]),
+    ):
+        assert parse(pb.GenerateRequest, data, max_numbers=3000)
+        with pytest.raises(InvalidRequestError, match="more than 2999 token ids"):
+            parse(pb.GenerateRequest, data, max_numbers=2999)
+    assert parse(pb.GenerateRequest, field(3, b"x" * 9000), max_numbers=0).text
+
+
+@asynchronous
+async def test_refused_requests_are_freed_before_anybody_looks_for_garbage() -> None:
+    """gRPC keeps an aborted call in a circle; the request must be no part of it."""
+    kinds = (pb.GenerateRequest, pb.TokenizeRequest, pb.DetokenizeRequest, RequestDraft)
+    refused = {
+        "Generate": field(4, field(1, b"\x01" * 50_000)),
+        "Tokenize": field(2, b"x" * 50_000),
+        "Detokenize": field(2, b"\x01" * 50_000),
+    }
+    async with (
+        echo_server() as server,
+        grpc.aio.insecure_channel(server.address) as opened,
+    ):
+        channel: Any = opened
+        gc.collect()
+        gc.disable()
+        try:
+            for method, data in refused.items():
+                call = channel.stream_stream(f"/trtc.v1.Inference/{method}")()
+                await call.write(data)
+                await call.done_writing()
+                assert await call.code() is not grpc.StatusCode.OK, method
+            await asyncio.sleep(0)
+            left = [type(one).__name__ for one in gc.get_objects() if isinstance(one, kinds)]
+            assert left == []
+        finally:
+            gc.enable()
 
 
 def test_counting_ends_at_the_limit() -> None:
