@@ -22,7 +22,6 @@ from trtc.runtime.requests.request import Output
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.metrics import ServerMetrics
 from trtc.runtime.service.service import Service
-from trtc.runtime.wire.failures import status_name
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ async def local_target(
 ) -> AsyncIterator[LocalTarget]:
     """Open `engine` in this process for the time of the block."""
     name = engine.resolve().name
-    service = Service([name], ServiceLimits(), ServerMetrics(status_name))
+    service = Service([name], ServiceLimits(), ServerMetrics())
     handle = await asyncio.to_thread(opener, EngineSource(name, engine), config)
     try:
         service.add(handle)
@@ -169,7 +168,7 @@ async def trace_request(target: Target, draft: RequestDraft) -> Trace:
             if output.token_ids:
                 trace.arrivals.append((time.perf_counter(), len(output.token_ids)))
     except TrtcError as error:
-        trace.failure = status_name(error)
+        trace.failure = type(error).__name__
     return trace
 
 

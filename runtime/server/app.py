@@ -1,7 +1,6 @@
 """A server from its configuration to its exit, in order: bind, open, verify, serve, drain, stop."""
 
 import asyncio
-import ipaddress
 import logging
 import re
 import signal
@@ -12,25 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import grpc.aio
-
 from trtc.protos.errors import EnvironmentFault, RequestError, TrtcError
 from trtc.runtime.engine.canary import why_canaries_fail
 from trtc.runtime.engine.config import EngineConfig, EngineSource, Opener
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.engine.loop import LoopStats
-from trtc.runtime.frontends.grpc.health import Health
-from trtc.runtime.frontends.grpc.intake import Intake
-from trtc.runtime.frontends.grpc.servicer import InferenceServicer, bind, make_server
-from trtc.runtime.frontends.http.port import HttpServer
+from trtc.runtime.frontends.base import Frontend, FrontendConfig
 from trtc.runtime.host.interpreter import few_collections
 from trtc.runtime.server.process import prepare_process
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.metrics import ServerMetrics
 from trtc.runtime.service.service import Service
-from trtc.runtime.wire.channel import ServerTls
-from trtc.runtime.wire.failures import status_name
-from trtc.runtime.wire.methods import SERVICE
 from trtc.version import __version__
 
 _log = logging.getLogger("trtc.server")
@@ -51,13 +42,8 @@ class ServerConfig:
     """Everything a server is told; complete, so that it can be logged and compared."""
 
     engines: tuple[EngineSource, ...]
-    host: str = "127.0.0.1"
-    grpc_port: int = 8001
-    """0: any free port."""
-    http_port: int | None = 8000
-    """None: no HTTP port."""
-    tls: ServerTls | None = None
-    """For gRPC; the HTTP port has none."""
+    frontends: tuple[FrontendConfig, ...]
+    """The ways in, each of another protocol."""
     limits: ServiceLimits = field(default_factory=ServiceLimits)
     engine: EngineConfig = field(default_factory=EngineConfig)
     """How each engine is opened."""
@@ -73,9 +59,8 @@ class Server:
 
     def __init__(self, config: ServerConfig, *, opener: Opener) -> None:
         self.config = config
-        self.metrics = ServerMetrics(status_name)
+        self.metrics = ServerMetrics()
         self._opener = opener
-        self._health = Health()
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
@@ -84,17 +69,11 @@ class Server:
         """Engines that will not be ready again."""
         names = [source.name for source in config.engines]
         self.service = Service(names, config.limits, self.metrics)
-        self._intake = Intake(config.limits)
         self.metrics.watch_loops(self._loop_stats)
-        self._http: HttpServer | None = None
-        self._grpc: grpc.aio.Server | None = None
-        self.grpc_port = 0
-        """The bound port, once started."""
-
-    @property
-    def http_port(self) -> int | None:
-        """The bound port, once started; None when there is none."""
-        return self._http.port if self._http is not None else None
+        frontends = [one.frontend(self.service) for one in config.frontends]
+        self.frontends: Mapping[str, Frontend] = {one.name: one for one in frontends}
+        """By the names of their protocols."""
+        assert len(self.frontends) == len(frontends), "two frontends of one protocol"
 
     def stop(self) -> None:
         """Ask `run` to drain and return; asked twice, it does not wait for running requests."""
@@ -129,19 +108,21 @@ class Server:
 
     async def start(self) -> None:
         """Bind the ports, open the engines, run their canaries."""
-        await self._listen()
+        with self._phase("listen"):
+            # Ports come first: a port in use is known before an engine is mapped.
+            for frontend in self.frontends.values():
+                await frontend.start()
         for source in self.config.engines:
             await self._open(source)
         for handle in self.service.engines.values():
             await self._verify(handle)
-        self._report_health()
         self._watcher = asyncio.create_task(self._watch_loops(), name="trtc-watch-loops")
 
     async def close(self) -> None:
         """Drain, then stop everything that `start` started."""
         self.service.drain()
-        self._intake.drain()
-        self._health.close()
+        for frontend in self.frontends.values():
+            frontend.drain()
         if self._watcher is not None:
             self._watcher.cancel()
         if not await self._drained():
@@ -149,45 +130,21 @@ class Server:
         for handle in self.service.engines.values():
             await asyncio.to_thread(handle.loop.stop)
         await self.service.wait_idle(FAREWELL_S)
-        if self._grpc is not None:
-            await self._grpc.stop(grace=FAREWELL_S)
-        if self._http is not None:
-            await asyncio.to_thread(self._http.close)
-        self._intake.close()
+        for frontend in self.frontends.values():
+            await frontend.close(FAREWELL_S)
         self.service.close()
         for handle in self.service.engines.values():
             handle.close()
         _log.info("stopped")
-
-    async def _listen(self) -> None:
-        """Ports come first: a port in use is known before an engine is mapped."""
-        config = self.config
-        if config.tls is None and not _is_loopback(config.host):
-            _log.warning(
-                "--host %s is reached from other machines, and gRPC has no TLS: prompts and tokens "
-                "travel in the clear. Give --tls-cert and --tls-key, or put a TLS proxy before it",
-                config.host,
-            )
-        with self._phase("listen"):
-            servicer = InferenceServicer(self.service, self._intake)
-            self._grpc = make_server(servicer, self._health, config.limits)
-            self.grpc_port = bind(self._grpc, config.host, config.grpc_port, config.tls)
-            if config.http_port is not None:
-                self._http = HttpServer(
-                    config.host, config.http_port, self.metrics.registry, self.service.why_not_ready
-                )
-            self._report_health()
-            await self._grpc.start()
 
     def _announce(self) -> None:
         """The addresses, once, when clients may come: scripts wait for this line."""
         if self._stopping.is_set():
             return
         names = ",".join(source.name for source in self.config.engines)
-        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
-        http = f"{host}:{self.http_port}" if self.http_port is not None else "none"
+        addresses = " ".join(f"{one.name}={one.address}" for one in self.frontends.values())
         word = "serving" if not self.service.why_not_ready() else "listening, but not ready"
-        _log.info("%s engines=%s grpc=%s:%d http=%s", word, names, host, self.grpc_port, http)
+        _log.info("%s engines=%s %s", word, names, addresses)
 
     async def _open(self, source: EngineSource) -> None:
         if self._stopping.is_set():
@@ -248,7 +205,6 @@ class Server:
         self._ended.add(handle.name)
         _log.error("not ready engine=%s reason=%s", handle.name, reason)
         self.service.set_ready(handle.name, reason)
-        self._report_health()
 
     def _end_if_none_lives(self) -> None:
         """A server without an engine is of no use; whoever started it can start another."""
@@ -259,14 +215,6 @@ class Server:
                 f"engine {last.name} has failed: {last.loop.failure}", remedy="Restart the server"
             )
             self.stop()
-
-    def _report_health(self) -> None:
-        """The whole server serves when every engine does."""
-        not_ready = self.service.why_not_ready()
-        for source in self.config.engines:
-            self._health.set(f"{SERVICE}/{source.name}", serving=source.name not in not_ready)
-        for name in ("", SERVICE):
-            self._health.set(name, serving=not not_ready)
 
     def _loop_stats(self) -> Mapping[str, LoopStats]:
         # A copy: scrapes come from another thread, while engines are being added.
@@ -330,12 +278,3 @@ def pin_digests(
             )
         pinned[name] = digest.lower()
     return tuple(replace(source, digest=pinned.get(source.name, "")) for source in sources)
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a port that is bound to `host`; a name counts as others'
-    unless it is localhost."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"

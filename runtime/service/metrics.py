@@ -109,14 +109,9 @@ class LoopCollector(Collector):
 
 
 class ServerMetrics:
-    """Everything the server measures, in a registry of its own.
+    """Everything the server measures, in a registry of its own."""
 
-    Args:
-        status_name: what the protocol calls an error; requests that failed are counted by it.
-    """
-
-    def __init__(self, status_name: Callable[[TrtcError], str]) -> None:
-        self.status_name = status_name
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
         registry, by_model = self.registry, ("model_name",)
         self.prompt_tokens = Counter(
@@ -168,8 +163,8 @@ class ServerMetrics:
         )
         self.failure = Counter(
             "trtc_request_failure",
-            "Requests that ended with an error, by gRPC status.",
-            labelnames=("model_name", "status"),
+            "Requests that ended with an error, by its class in trtc.protos.errors.",
+            labelnames=("model_name", "error"),
             registry=registry,
         )
         self.refused = Counter(
@@ -245,4 +240,4 @@ class RequestClock:
             self._metrics.refused.labels(self._model, error.limit).inc()
 
     def fail(self, error: TrtcError) -> None:
-        self._metrics.failure.labels(self._model, self._metrics.status_name(error)).inc()
+        self._metrics.failure.labels(self._model, type(error).__name__).inc()

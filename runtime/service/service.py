@@ -8,7 +8,7 @@ courier. Nothing here knows gRPC or HTTP.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 from trtc.protos.errors import (
@@ -40,8 +40,8 @@ class Service:
 
     def __init__(self, names: Sequence[str], limits: ServiceLimits, metrics: ServerMetrics) -> None:
         self._handles: dict[str, EngineHandle] = {}
-        self._limits = limits
-        self._metrics = metrics
+        self.limits = limits
+        self.metrics = metrics
         self._courier = Courier(asyncio.get_running_loop())
         self._not_ready = dict.fromkeys(names, "opening")
         self._running: set[OutputStream] = set()
@@ -53,6 +53,12 @@ class Service:
         self._draining = False
         self._changed = asyncio.Event()
         self._prompts = Prompts()
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of all engines, those included that are not open yet."""
+        return tuple(self._not_ready)
 
     @property
     def engines(self) -> Mapping[str, EngineHandle]:
@@ -70,7 +76,13 @@ class Service:
         """Let `name` serve, or keep it from serving and say why. Draining is not undone."""
         if not self._draining:
             self._not_ready[name] = why_not
-            self._metrics.ready.labels(name).set(not why_not)
+            self.metrics.ready.labels(name).set(not why_not)
+            self._tell_listeners()
+
+    def on_readiness(self, listener: Callable[[], None]) -> None:
+        """Call `listener` now, and whenever an engine becomes ready or stops being so."""
+        self._listeners.append(listener)
+        listener()
 
     def engine(self, name: str) -> EngineHandle:
         """The engine called `name`; the only one when `name` is empty.
@@ -107,7 +119,7 @@ class Service:
                 raised by the stream.
         """
         handle = self.engine(draft.model)
-        clock = self._metrics.clock(handle.name, time.monotonic())
+        clock = self.metrics.clock(handle.name, time.monotonic())
         with _counted(clock):
             self._check_open(handle)
             place = self._places.take(principal)
@@ -144,7 +156,7 @@ class Service:
             ids = text_ids(
                 handle,
                 text,
-                self._limits.prompts,
+                self.limits.prompts,
                 add_special_tokens=add_special_tokens,
                 field="text",
             )
@@ -153,7 +165,7 @@ class Service:
     async def tokenize_chat(self, model: str, chat: Chat, principal: Principal) -> Sequence[int]:
         handle = self.engine(model)
         with self._one_more_call(principal):
-            ids = chat_ids(handle, chat, self._limits.prompts)
+            ids = chat_ids(handle, chat, self.limits.prompts)
             return await self._prompts.run(handle, principal, ids)
 
     async def detokenize(
@@ -179,7 +191,8 @@ class Service:
         self._draining = True
         self._not_ready = dict.fromkeys(self._not_ready, "draining")
         for name in self._not_ready:
-            self._metrics.ready.labels(name).set(0)
+            self.metrics.ready.labels(name).set(0)
+        self._tell_listeners()
 
     async def wait_idle(self, timeout: float) -> bool:
         """Wait until no stream is open and no engine holds a request; False after `timeout`."""
@@ -202,6 +215,10 @@ class Service:
         """Stop the tokenising threads; call it after the engine loops have stopped."""
         self._prompts.close()
 
+    def _tell_listeners(self) -> None:
+        for listener in self._listeners:
+            listener()
+
     def _check_open(self, handle: EngineHandle) -> None:
         if self._draining:
             raise UnavailableError(
@@ -211,7 +228,7 @@ class Service:
             raise _not_ready(handle.name, reason)
 
     def _check_priority(self, draft: RequestDraft, principal: Principal) -> None:
-        granted = self._limits.max_priority
+        granted = self.limits.max_priority
         if draft.priority > granted and not principal.is_trusted:
             raise InvalidRequestError(
                 f"is {draft.priority}; this server grants at most {granted}",
@@ -238,13 +255,13 @@ class Service:
         place: Place,
     ) -> OutputStream:
         self._check_priority(draft, principal)
-        origin = Origin(principal, deadline, self._limits.share_prefixes)
+        origin = Origin(principal, deadline, self.limits.share_prefixes)
         request = await self._prompts.run(
-            handle, principal, admission(handle, draft, origin, self._limits.prompts)
+            handle, principal, admission(handle, draft, origin, self.limits.prompts)
         )
         stream = OutputStream(
             abort=lambda: handle.loop.cancel(number),
-            max_unread_tokens=self._limits.max_unread_tokens,
+            max_unread_tokens=self.limits.max_unread_tokens,
             on_failure=lambda stream: self._give_up(stream, place),
             on_end=self._forget,
             on_output=lambda stream, outputs, at: clock.deliver(outputs, at),

@@ -7,7 +7,6 @@ import pytest
 
 from tests.support import cli_page
 from trtc.runtime.service.metrics import LOOP_READINGS, ServerMetrics
-from trtc.runtime.wire.failures import status_name
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -18,7 +17,7 @@ def test_the_page_of_the_command_line_is_current() -> None:
 
 def test_the_page_of_metrics_lists_every_metric_and_no_other() -> None:
     """By the names that Prometheus reads: counters end in _total."""
-    metrics = ServerMetrics(status_name)
+    metrics = ServerMetrics()
     metrics.watch_loops(dict)
     families = {
         family.name + ("_total" if family.type == "counter" else ""): family.documentation

@@ -21,18 +21,34 @@ from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.engine.loop import EngineLoop, LoopConfig
 from trtc.runtime.executors.base import Executor
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
+from trtc.runtime.frontends.base import FrontendConfig
+from trtc.runtime.frontends.grpc.frontend import GrpcConfig
+from trtc.runtime.frontends.http.port import HttpConfig
 from trtc.runtime.requests.request_defaults import request_defaults
 from trtc.runtime.scheduling.scheduler_state import OVERDUE_S
 from trtc.runtime.server.app import Server, ServerConfig
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.text.tokenizer import Tokenizer
+from trtc.runtime.wire.channel import ServerTls
 
 TOKENIZER = Path(__file__).parents[2] / "examples" / "models" / "pyllama"
 EOS = 2
+
+
+def frontends(
+    host: str = "127.0.0.1",
+    *,
+    grpc_port: int = 0,
+    http_port: int = 0,
+    tls: ServerTls | None = None,
+) -> tuple[FrontendConfig, ...]:
+    """Both of `trtc serve`; port 0: any free one."""
+    return (GrpcConfig(host, grpc_port, tls), HttpConfig(host, http_port))
+
+
 CONFIG = ServerConfig(
     engines=(EngineSource("echo", Path("echo")),),
-    grpc_port=0,
-    http_port=0,
+    frontends=frontends(),
     drain_timeout_s=10.0,
 )
 
@@ -129,7 +145,11 @@ class RunningServer:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.server.grpc_port}"
+        return self.server.frontends["grpc"].address
+
+    @property
+    def http_port(self) -> int:
+        return self.server.frontends["http"].port
 
     def handle(self, name: str = "echo") -> EngineHandle:
         return self.server.service.engines[name]
@@ -223,7 +243,7 @@ async def _serve(echo: EchoEngine, config: ServerConfig) -> None:
     running = asyncio.create_task(server.run())
     while not running.done() and server.service.why_not_ready():
         await asyncio.sleep(0.01)
-    sys.stdout.write(f"127.0.0.1:{server.grpc_port}\n")
+    sys.stdout.write(f"{server.frontends['grpc'].address}\n")
     sys.stdout.flush()
     await running
 

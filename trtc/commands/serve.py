@@ -10,30 +10,34 @@ import click
 from trtc.protos.errors import RequestError
 from trtc.runtime.engine.config import EngineConfig
 from trtc.runtime.engine.opening import open_handle
+from trtc.runtime.frontends.grpc.frontend import GrpcConfig
+from trtc.runtime.frontends.http.port import HttpConfig
 from trtc.runtime.requests.request_defaults import GenerationConfig
 from trtc.runtime.requests.validation import MAX_PRIORITY
 from trtc.runtime.server.app import Server, ServerConfig, engine_sources, pin_digests
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.wire.channel import ServerTls
 
-_DEFAULTS = ServerConfig(engines=())
+_DEFAULTS = ServerConfig(engines=(), frontends=())
+_GRPC = GrpcConfig()
+_HTTP = HttpConfig()
 _LIMITS = ServiceLimits()
 
 
 @click.command()
 @click.argument("engines", nargs=-1, required=True, metavar="[NAME=]ENGINE...")
-@click.option("--host", default=_DEFAULTS.host, show_default=True, help="Address to listen on.")
+@click.option("--host", default=_GRPC.host, show_default=True, help="Address to listen on.")
 @click.option(
     "--grpc-port",
     type=click.IntRange(0, 65535),
-    default=_DEFAULTS.grpc_port,
+    default=_GRPC.port,
     show_default=True,
     help="Port for gRPC; 0 for any free one.",
 )
 @click.option(
     "--http-port",
     type=click.IntRange(0, 65535),
-    default=_DEFAULTS.http_port,
+    default=_HTTP.port,
     show_default=True,
     help="Port for /metrics, /healthz and /readyz; 0 for any free one.",
 )
@@ -181,10 +185,10 @@ def command(
     _log_to_stderr(log_level)
     config = ServerConfig(
         engines=pin_digests(engine_sources(engines), digests),
-        host=host,
-        grpc_port=grpc_port,
-        http_port=None if no_http else http_port,
-        tls=_tls(tls_cert, tls_key, tls_client_ca),
+        frontends=(
+            GrpcConfig(host, grpc_port, _tls(tls_cert, tls_key, tls_client_ca)),
+            *(() if no_http else (HttpConfig(host, http_port),)),
+        ),
         limits=ServiceLimits(
             max_streams=max_streams,
             max_connection_streams=max_connection_streams,

@@ -10,13 +10,16 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from trtc.protos.errors import RequestError
+from trtc.runtime.frontends.base import Frontend
+from trtc.runtime.service.service import Service
 
 if TYPE_CHECKING:
     import uvicorn
@@ -30,51 +33,58 @@ BACKLOG = 128
 """Connections that the kernel completes before they are accepted."""
 
 
-class HttpServer:
-    """Answers on `host:port` until closed.
+@dataclass(frozen=True)
+class HttpConfig:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0: any free port."""
 
-    Args:
-        why_not_ready: engine name -> reason, empty when ready; called from the HTTP thread.
+    def frontend(self, service: Service) -> "HttpFrontend":
+        return HttpFrontend(self, service)
 
-    Raises:
-        RequestError: the port cannot be had.
-    """
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        registry: CollectorRegistry,
-        why_not_ready: Callable[[], dict[str, str]],
-    ) -> None:
-        self._socket = _listen(host, port)
-        self._port = int(self._socket.getsockname()[1])
-        self._application = _application(registry, why_not_ready)
+class HttpFrontend(Frontend):
+    """Metrics and probes. It takes no drafts, and reads readiness whenever it is asked."""
+
+    name: ClassVar[str] = "http"
+
+    def __init__(self, config: HttpConfig, service: Service) -> None:
+        super().__init__(config.host)
+        self._wanted_port = config.port
+        # Both may be read in the HTTP thread.
+        self._application = _application(service.metrics.registry, service.why_not_ready)
         self._server: Future[uvicorn.Server] = Future()
-        self._thread = threading.Thread(target=self._run, name="trtc-http")
+        self._thread: threading.Thread | None = None
+
+    async def start(self) -> None:
+        listener = _listen(self.host, self._wanted_port)
+        self.port = int(listener.getsockname()[1])
+        self._thread = threading.Thread(target=self._run, args=(listener,), name="trtc-http")
         self._thread.start()
 
-    @property
-    def port(self) -> int:
-        """The bound port."""
-        return self._port
+    def drain(self) -> None:
+        """Probes answer until the end."""
 
-    def close(self) -> None:
-        """Stop listening; answers under way get CLOSE_S seconds, idle connections none."""
+    async def close(self, grace_s: float) -> None:
+        """Answers under way get CLOSE_S seconds at most, idle connections none."""
+        if self._thread is not None:
+            await asyncio.to_thread(self._stop, self._thread)
+
+    def _stop(self, thread: threading.Thread) -> None:
         self._server.result().should_exit = True
-        self._thread.join()
+        thread.join()
 
-    def _run(self) -> None:
+    def _run(self, listener: socket.socket) -> None:
         # uvicorn takes 50 ms to import: here they overlap with the opening of engines.
         try:
             self._server.set_result(_uvicorn(self._application))
         except BaseException as error:
             self._server.set_exception(error)
             raise
-        asyncio.run(self._serve(self._server.result()))
+        asyncio.run(self._serve(self._server.result(), listener))
 
-    async def _serve(self, server: "uvicorn.Server") -> None:
-        await server.serve(sockets=[self._socket])
+    async def _serve(self, server: "uvicorn.Server", listener: socket.socket) -> None:
+        await server.serve(sockets=[listener])
         for connection in server.server_state.connections.copy():
             connection.transport.abort()
         await asyncio.sleep(0)  # for the aborted transports to close their sockets

@@ -40,13 +40,13 @@ def test_percentiles_are_in_milliseconds() -> None:
 def test_failures_are_counted_and_left_out_of_the_times() -> None:
     traces = [
         Trace(0.0, [(0.1, 1), (0.2, 1)]),
-        Trace(0.0, [(5.0, 1)], failure="UNAVAILABLE"),
-        Trace(0.0, failure="RESOURCE_EXHAUSTED"),
-        Trace(0.0, failure="RESOURCE_EXHAUSTED"),
+        Trace(0.0, [(5.0, 1)], failure="UnavailableError"),
+        Trace(0.0, failure="QueueFullError"),
+        Trace(0.0, failure="QueueFullError"),
     ]
     found = measure(Load(4, concurrency=2), traces, seconds=2.0)
     assert (found.completed, found.output_tokens) == (1, 2)
-    assert found.failures == {"UNAVAILABLE": 1, "RESOURCE_EXHAUSTED": 2}
+    assert found.failures == {"UnavailableError": 1, "QueueFullError": 2}
     assert (found.output_tokens_per_s, found.requests_per_s) == (1.0, 0.5)
     assert found.ttft_ms.p99 == pytest.approx(100)
     document = found.as_json()
@@ -132,7 +132,7 @@ async def test_prompts_are_random_and_repeatable() -> None:
 async def test_errors_do_not_end_the_load() -> None:
     found = await run_load(Recorder(0.0, fail_every=3), Load(9, concurrency=1), Shape(4, 2))
     assert found.completed == 6
-    assert found.failures == {"RESOURCE_EXHAUSTED": 3}
+    assert found.failures == {"QueueFullError": 3}
 
 
 ECHO = EchoEngine(EchoOptions(never=(EOS,)))

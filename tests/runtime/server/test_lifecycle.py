@@ -25,6 +25,7 @@ from tests.support.servers import (
     EchoEngine,
     echo_process,
     echo_server,
+    frontends,
     greedy,
     open_echo,
     serve_executor,
@@ -135,7 +136,7 @@ def test_a_port_in_use_is_one_clear_error(option: str) -> None:
     async def clash() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            server = Server(replace(CONFIG, **{option: port}), opener=opener)
+            server = Server(replace(CONFIG, frontends=frontends(**{option: port})), opener=opener)
             with pytest.raises(RequestError, match=f"cannot listen on 127.0.0.1:{port}") as caught:
                 await server.run()
             assert caught.value.field == f"--{option.replace('_', '-')}"
@@ -148,7 +149,7 @@ def test_a_port_in_use_is_one_clear_error(option: str) -> None:
 async def test_two_servers_never_share_a_port() -> None:
     async with echo_server() as server:
         again = Server(
-            replace(CONFIG, grpc_port=server.server.grpc_port),
+            replace(CONFIG, frontends=frontends(grpc_port=server.server.frontends["grpc"].port)),
             opener=lambda source, config: open_echo(EchoEngine(), source.name, config),
         )
         with pytest.raises(RequestError, match="cannot listen"):
@@ -180,7 +181,7 @@ def mortal_server(*names: str) -> Server:
 
 
 async def kill_mortal(server: Server) -> None:
-    async with AsyncClient(f"127.0.0.1:{server.grpc_port}") as client:
+    async with AsyncClient(server.frontends["grpc"].address) as client:
         with pytest.raises(UnavailableError, match="told to fail"):
             await client.generate([1], model="mortal", max_tokens=20, ignore_eos=True).result()
     await eventually(lambda: bool(server.service.why_not_ready()), "it is dead")
@@ -225,7 +226,7 @@ async def test_a_killed_rank_ends_the_server_within_seconds() -> None:
     await eventually(
         lambda: bool(server.service.engines) and not server.service.why_not_ready(), "it serves", 30
     )
-    async with AsyncClient(f"127.0.0.1:{server.grpc_port}") as client:
+    async with AsyncClient(server.frontends["grpc"].address) as client:
         generation = client.generate([1], max_tokens=900, ignore_eos=True)
         await anext(aiter(generation))
         began = time.monotonic()
@@ -260,9 +261,9 @@ async def test_while_engines_open_requests_are_told_to_wait() -> None:
 
     server = Server(CONFIG, opener=opener)
     starting = asyncio.create_task(server.start())
-    await eventually(lambda: server.grpc_port != 0, "the port is bound")
+    await eventually(lambda: server.frontends["grpc"].port != 0, "the port is bound")
     try:
-        async with AsyncClient(f"127.0.0.1:{server.grpc_port}") as client:
+        async with AsyncClient(server.frontends["grpc"].address) as client:
             with pytest.raises(UnavailableError, match="not ready: opening"):
                 await client.generate([1], max_tokens=1).result()
             gate.set()
@@ -308,7 +309,7 @@ async def test_the_start_is_logged_phase_by_phase(caplog: pytest.LogCaptureFixtu
     assert re.fullmatch(r"phase=listen seconds=\d+\.\d{3}", lines[0])
     assert re.fullmatch(r"phase=open engine=echo seconds=\d+\.\d{3}", lines[1])
     assert re.fullmatch(r"phase=canaries engine=echo seconds=\d+\.\d{3}", lines[2])
-    address = rf"grpc=127\.0\.0\.1:{server.grpc_port}"
+    address = rf"grpc=127\.0\.0\.1:{server.frontends['grpc'].port}"
     assert any(re.search(rf"serving engines=echo {address} http=127", line) for line in lines)
     assert lines[-1] == "stopped"
 
@@ -328,7 +329,7 @@ async def test_a_host_beyond_loopback_without_tls_is_warned_of(
     """192.0.2.1 is nobody's address (RFC 5737): the port does not open, the warning comes first."""
     tls = certificates.server(mutual=False) if has_tls else None
     server = Server(
-        replace(CONFIG, host=host, tls=tls),
+        replace(CONFIG, frontends=frontends(host, tls=tls)),
         opener=lambda source, config: open_echo(EchoEngine(), source.name, config),
     )
     try:
@@ -357,7 +358,7 @@ def test_tls_and_mutual_tls(certificates: Certificates) -> None:
     @asynchronous
     async def one_way() -> None:
         tls = certificates.server(mutual=False)
-        async with echo_server(config=replace(CONFIG, tls=tls)) as server:
+        async with echo_server(config=replace(CONFIG, frontends=frontends(tls=tls))) as server:
             await ask(server.address, certificates.trusting)
             with pytest.raises(UnavailableError):
                 await ask(server.address, None)
@@ -365,7 +366,7 @@ def test_tls_and_mutual_tls(certificates: Certificates) -> None:
     @asynchronous
     async def both_ways() -> None:
         tls = certificates.server(mutual=True)
-        async with echo_server(config=replace(CONFIG, tls=tls)) as server:
+        async with echo_server(config=replace(CONFIG, frontends=frontends(tls=tls))) as server:
             await ask(server.address, certificates.client())
             with pytest.raises(UnavailableError):
                 await ask(server.address, certificates.trusting)
@@ -378,7 +379,7 @@ def test_tls_and_mutual_tls(certificates: Certificates) -> None:
 async def test_a_tls_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     tls = ServerTls(tmp_path / "none.pem", tmp_path / "none.key")
     server = Server(
-        replace(CONFIG, tls=tls),
+        replace(CONFIG, frontends=frontends(tls=tls)),
         opener=lambda source, config: open_echo(EchoEngine(), source.name, config),
     )
     with pytest.raises(RequestError, match=r"none\.key") as caught:

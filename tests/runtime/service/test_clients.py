@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.aio import asynchronous, eventually
 from tests.support.certificates import make_certificates
-from tests.support.servers import CONFIG, EOS, EchoEngine, echo_server, greedy, open_echo
+from tests.support.servers import CONFIG, EOS, EchoEngine, echo_server, frontends, greedy, open_echo
 from trtc.protos.errors import InvalidRequestError, UnknownRequestError
 from trtc.protos.manifest import Canary
 from trtc.runtime.client import AsyncClient, Client
@@ -90,7 +90,7 @@ async def test_nobody_can_abort_the_canaries() -> None:
     try:
         await asyncio.to_thread(opened.wait, 10)
         attempts = 0
-        async with AsyncClient(f"127.0.0.1:{server.grpc_port}") as attacker:
+        async with AsyncClient(server.frontends["grpc"].address) as attacker:
             while not starting.done():
                 attempts += 1
                 with pytest.raises(UnknownRequestError):
@@ -105,7 +105,7 @@ async def test_nobody_can_abort_the_canaries() -> None:
 @asynchronous
 async def test_a_tenant_is_its_certificate_and_not_its_connection(tmp_path: Path) -> None:
     certificates = make_certificates(tmp_path, ("alice", "bob"))
-    config = replace(CONFIG, tls=certificates.server(mutual=True))
+    config = replace(CONFIG, frontends=frontends(tls=certificates.server(mutual=True)))
     async with (
         echo_server(EchoEngine(SLOW), config=config) as server,
         AsyncClient(server.address, tls=certificates.client("alice")) as alice,
@@ -191,7 +191,9 @@ async def test_an_operator_may_let_all_clients_share_prefixes() -> None:
 async def test_prefixes_are_a_tenants_own_and_so_are_its_salts(tmp_path: Path) -> None:
     certificates = make_certificates(tmp_path, ("alice", "bob"))
     limits = ServiceLimits(share_prefixes=True)  # of anonymous clients, which these are not
-    config = replace(CONFIG, tls=certificates.server(mutual=True), limits=limits)
+    config = replace(
+        CONFIG, frontends=frontends(tls=certificates.server(mutual=True)), limits=limits
+    )
     async with (
         echo_server(config=config) as server,
         AsyncClient(server.address, tls=certificates.client("alice")) as alice,

@@ -25,6 +25,8 @@ from trtc.protos.sampling import SamplingDefaults
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.engine.config import EngineConfig
 from trtc.runtime.executors.echo import EchoOptions
+from trtc.runtime.frontends.grpc.frontend import GrpcConfig
+from trtc.runtime.frontends.http.port import HttpConfig
 from trtc.runtime.requests.generate_options import GenerateOptions
 from trtc.runtime.requests.request import FinishReason
 
@@ -342,4 +344,4 @@ async def test_a_raw_client_reads_the_error_from_the_status_alone() -> None:
 
 
 def test_the_default_configuration_binds_loopback_only() -> None:
-    assert CONFIG.host == "127.0.0.1"
+    assert GrpcConfig().host == HttpConfig().host == "127.0.0.1"

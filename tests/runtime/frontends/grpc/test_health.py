@@ -16,12 +16,13 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.aio import asynchronous
-from tests.support.servers import CONFIG, EOS, EchoEngine, echo_server, greedy
+from tests.support.servers import CONFIG, EOS, EchoEngine, echo_server, frontends, greedy
 from trtc.protos.errors import InvalidRequestError, UnavailableError
 from trtc.protos.manifest import Canary
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.engine.canary import compare, why_too_few
 from trtc.runtime.executors.echo import EchoOptions
+from trtc.runtime.frontends.grpc.frontend import GrpcConfig
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -63,7 +64,7 @@ async def test_a_server_whose_canaries_sing_is_serving() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await check(channel, "trtc.v2.Inference")
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-        port = server.server.http_port
+        port = server.http_port
         assert await get(port, "/healthz") == (200, '{"status": "alive"}\n')
         assert await get(port, "/readyz") == (200, '{"status": "ready", "reasons": {}}\n')
 
@@ -78,11 +79,11 @@ async def test_a_canary_with_other_tokens_keeps_the_server_from_serving_and_says
     ):
         for service in ("", "trtc.v1.Inference", "trtc.v1.Inference/echo"):
             assert await check(channel, service) == NOT_SERVING
-        status, body = await get(server.server.http_port, "/readyz")
+        status, body = await get(server.http_port, "/readyz")
         assert status == 503
         reason = json.loads(body)["reasons"]["echo"]
         assert reason.startswith("canary 1 gives other tokens than at build, first at position 7")
-        assert (await get(server.server.http_port, "/healthz"))[0] == 200
+        assert (await get(server.http_port, "/healthz"))[0] == 200
         with pytest.raises(UnavailableError, match="canary 1 gives other tokens"):
             await client.generate([1], max_tokens=1).result()
 
@@ -113,7 +114,7 @@ async def test_watchers_see_draining_even_beside_one_that_never_reads() -> None:
         await anext(generation)
         closing = asyncio.create_task(server.server.close())
         assert (await watch.read()).status == NOT_SERVING
-        assert await get(server.server.http_port, "/readyz") == (
+        assert await get(server.http_port, "/readyz") == (
             503,
             '{"status": "not ready", "reasons": {"echo": "draining"}}\n',
         )
@@ -176,7 +177,7 @@ async def test_metrics_count_what_happened() -> None:
         with pytest.raises(InvalidRequestError):
             await client.generate([1], max_tokens=0).result()
         await server.idle()
-        port = server.server.http_port
+        port = server.http_port
         samples = await scrape(port)
         model = "[('model_name', 'echo')]"
         for name, value in {
@@ -200,7 +201,7 @@ async def test_metrics_count_what_happened() -> None:
         )
         assert samples[success] == 3
         failure = (
-            "trtc_request_failure_total[('model_name', 'echo'), ('status', 'INVALID_ARGUMENT')]"
+            "trtc_request_failure_total[('error', 'InvalidRequestError'), ('model_name', 'echo')]"
         )
         assert samples[failure] == 1
         queue_s = samples[f"trtc_request_queue_time_seconds_sum{model}"]
@@ -220,32 +221,34 @@ async def test_metrics_see_running_requests_and_their_pages() -> None:
         generations = [client.generate([number], max_tokens=500) for number in range(4)]
         for generation in generations:
             await anext(generation)
-        samples = await scrape(server.server.http_port)
+        samples = await scrape(server.http_port)
         assert samples["trtc_num_requests_running[('model_name', 'echo')]"] == 4
         assert samples["trtc_kv_pages_used[('model_name', 'echo')]"] >= 4
         for generation in generations:
             generation.cancel()
         await server.idle()
-        samples = await scrape(server.server.http_port)
-        cancelled = "trtc_request_failure_total[('model_name', 'echo'), ('status', 'CANCELLED')]"
+        samples = await scrape(server.http_port)
+        cancelled = (
+            "trtc_request_failure_total[('error', 'CancelledError'), ('model_name', 'echo')]"
+        )
         assert samples[cancelled] == 4
 
 
 @asynchronous
 async def test_ipv6() -> None:
-    async with echo_server(config=replace(CONFIG, host="::1")) as server:
-        address = f"[::1]:{server.server.grpc_port}"
+    async with echo_server(config=replace(CONFIG, frontends=frontends("::1"))) as server:
+        address = server.address
         async with AsyncClient(address) as client:
             await client.generate([1], max_tokens=1).result()
-        url = f"http://[::1]:{server.server.http_port}/healthz"
+        url = f"http://[::1]:{server.http_port}/healthz"
         with await asyncio.to_thread(urllib.request.urlopen, url) as answer:
             assert answer.status == 200
 
 
 @asynchronous
 async def test_no_http_port_when_none_is_asked() -> None:
-    async with echo_server(config=replace(CONFIG, http_port=None)) as server:
-        assert server.server.http_port is None
+    async with echo_server(config=replace(CONFIG, frontends=(GrpcConfig(port=0),))) as server:
+        assert list(server.server.frontends) == ["grpc"]
 
 
 NEAR_TIE = Canary(

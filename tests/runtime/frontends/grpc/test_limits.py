@@ -87,7 +87,7 @@ async def test_a_write_that_takes_too_long_ends_the_stream(monkeypatch: pytest.M
     engine = EchoEngine(EchoOptions(num_pages=1024, max_seq_len=4096, never=(EOS,)))
     limits = ServiceLimits(max_unread_tokens=1_000_000)
     monkeypatch.setattr(
-        "trtc.runtime.server.app.InferenceServicer",
+        "trtc.runtime.frontends.grpc.frontend.InferenceServicer",
         lambda service, intake: InferenceServicer(service, intake, stalled_client_s=0.3),
     )
     async with (

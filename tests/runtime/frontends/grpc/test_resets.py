@@ -8,6 +8,7 @@ from tests.support.aio import asynchronous, eventually
 from tests.support.http2 import RawClient, cancel_stream, open_stream, request_headers
 from tests.support.servers import echo_server
 from trtc.runtime.frontends.grpc import resets
+from trtc.runtime.frontends.grpc.frontend import GrpcFrontend
 from trtc.runtime.frontends.grpc.resets import BURST, MAX_HOLD_S, RESETS_PER_S, Resets
 
 
@@ -53,7 +54,9 @@ async def test_calls_cancelled_unread_are_held_and_the_server_ends_at_once() -> 
     calls = range(1, 2 * (BURST + 100), 2)
     async with echo_server() as server:
         client = await asyncio.to_thread(RawClient, server.address)
-        rates = server.server._intake._resets
+        frontend = server.server.frontends["grpc"]
+        assert isinstance(frontend, GrpcFrontend)
+        rates = frontend._intake._resets
         opened = b"".join(open_stream(one, headers) + cancel_stream(one) for one in calls)
         await asyncio.to_thread(client.send, opened)
         await eventually(lambda: rates.num_held > 0, "some are held", 20)

@@ -69,7 +69,7 @@ async def test_a_connection_that_waits_is_closed(
 ) -> None:
     monkeypatch.setattr(EXCHANGE, 0.3)
     async with echo_server() as server:
-        port = server.server.http_port
+        port = server.http_port
         assert port is not None
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)
@@ -87,7 +87,7 @@ async def test_a_byte_now_and_then_does_not_prolong_a_connection(
 ) -> None:
     monkeypatch.setattr(EXCHANGE, 0.5)
     async with echo_server() as server:
-        port = server.server.http_port
+        port = server.http_port
         assert port is not None
         with connections(port, 1) as (client,):
             client.sendall(head)
@@ -97,7 +97,7 @@ async def test_a_byte_now_and_then_does_not_prolong_a_connection(
 @asynchronous
 async def test_slow_clients_take_no_threads_and_keep_no_probe_out() -> None:
     async with echo_server() as server:
-        port = server.server.http_port
+        port = server.http_port
         assert port is not None
         threads = threading.active_count()
         with connections(port, 4 * MAX_CONNECTIONS) as clients:
@@ -119,7 +119,7 @@ async def test_slow_clients_take_no_threads_and_keep_no_probe_out() -> None:
 async def test_a_client_that_takes_no_response_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EXCHANGE, 1.0)
     async with echo_server() as server:
-        port = server.server.http_port
+        port = server.http_port
         assert port is not None
         with connections(port, 1) as (client,):
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
@@ -141,7 +141,7 @@ async def test_a_client_that_takes_no_response_is_closed(monkeypatch: pytest.Mon
 @asynchronous
 async def test_only_get_and_head_are_answered() -> None:
     async with echo_server() as server:
-        port = server.server.http_port
+        port = server.http_port
         assert port is not None
         for method, status in (("HEAD", b"200"), ("POST", b"405"), ("DELETE", b"405")):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -1,0 +1,73 @@
+"""The gRPC port of a server: trtc.v1, health and reflection."""
+
+import logging
+from dataclasses import dataclass
+from typing import ClassVar
+
+import grpc.aio
+
+from trtc.runtime.frontends.base import Frontend, is_loopback
+from trtc.runtime.frontends.grpc.health import Health
+from trtc.runtime.frontends.grpc.intake import Intake
+from trtc.runtime.frontends.grpc.servicer import InferenceServicer, bind, make_server
+from trtc.runtime.service.service import Service
+from trtc.runtime.wire.channel import ServerTls
+from trtc.runtime.wire.methods import SERVICE
+
+_log = logging.getLogger("trtc.server")
+
+
+@dataclass(frozen=True)
+class GrpcConfig:
+    host: str = "127.0.0.1"
+    port: int = 8001
+    """0: any free port."""
+    tls: ServerTls | None = None
+
+    def frontend(self, service: Service) -> "GrpcFrontend":
+        return GrpcFrontend(self, service)
+
+
+class GrpcFrontend(Frontend):
+    """trtc.v1.Inference over gRPC."""
+
+    name: ClassVar[str] = "grpc"
+
+    def __init__(self, config: GrpcConfig, service: Service) -> None:
+        super().__init__(config.host)
+        self._config = config
+        self._service = service
+        self._health = Health()
+        self._intake = Intake(service.limits)
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        config = self._config
+        if config.tls is None and not is_loopback(config.host):
+            _log.warning(
+                "--host %s is reached from other machines, and gRPC has no TLS: prompts and tokens "
+                "travel in the clear. Give --tls-cert and --tls-key, or put a TLS proxy before it",
+                config.host,
+            )
+        servicer = InferenceServicer(self._service, self._intake)
+        self._server = make_server(servicer, self._health, self._service.limits)
+        self.port = bind(self._server, config.host, config.port, config.tls)
+        self._service.on_readiness(self._report_health)
+        await self._server.start()
+
+    def drain(self) -> None:
+        self._intake.drain()
+        self._health.close()
+
+    async def close(self, grace_s: float) -> None:
+        if self._server is not None:
+            await self._server.stop(grace=grace_s)
+        self._intake.close()
+
+    def _report_health(self) -> None:
+        """The whole server serves when every engine does."""
+        not_ready = self._service.why_not_ready()
+        for name in self._service.names:
+            self._health.set(f"{SERVICE}/{name}", serving=name not in not_ready)
+        for name in ("", SERVICE):
+            self._health.set(name, serving=not not_ready)
