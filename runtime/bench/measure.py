@@ -18,7 +18,7 @@ class Trace:
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     """(time, tokens) of each delivery that brought tokens."""
     failure: str = ""
-    """gRPC status of the error that ended it, "" for none."""
+    """Class of the error that ended it; "": none did."""
 
     @property
     def num_tokens(self) -> int:
@@ -100,7 +100,7 @@ class Measurement:
     """From the first request sent to the last one ended."""
     completed: int
     failures: dict[str, int]
-    """gRPC status -> requests that it ended."""
+    """Class of an error -> requests that it ended."""
     output_tokens: int
     output_tokens_per_s: float
     requests_per_s: float

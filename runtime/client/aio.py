@@ -12,7 +12,7 @@ import grpc.aio
 from trtc.protos.errors import CancelledError
 from trtc.protos.trtc.v1 import inference_pb2 as pb
 from trtc.runtime.client import calls
-from trtc.runtime.client.base import BaseClient, BaseGeneration
+from trtc.runtime.client.base import BaseClient, RemoteGeneration
 from trtc.runtime.client.calls import AnswerT, Call, closed_client
 from trtc.runtime.requests.completion import Result
 from trtc.runtime.requests.draft import RequestDraft
@@ -27,7 +27,7 @@ from trtc.runtime.wire.messages import draft_to_wire
 from trtc.runtime.wire.methods import GENERATE, RequestT, ResponseT
 
 
-class AsyncGeneration(BaseGeneration, AsyncIterator[Output]):
+class AsyncGeneration(RemoteGeneration, AsyncIterator[Output]):
     """A completion on its way: iterate over its outputs, or await all of it with `result`.
 
     Leaving it as a context manager, or dropping it, cancels what has not come.

@@ -1,18 +1,17 @@
 """The blocking client."""
 
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Protocol, Self, Unpack, cast
+from typing import Protocol, Unpack, cast
 
 import grpc
 
 from trtc.protos.errors import UnavailableError
 from trtc.runtime.client import calls
-from trtc.runtime.client.base import BaseClient, BaseGeneration
+from trtc.runtime.client.base import BaseClient, RemoteGeneration
 from trtc.runtime.client.calls import AnswerT, Call, closed_client
-from trtc.runtime.requests.completion import Result
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.generate_options import TEMPLATE_KEYWORDS
+from trtc.runtime.requests.generating import BlockingGeneration, Closing
 from trtc.runtime.requests.keywords import takes
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.request import Output
@@ -29,11 +28,8 @@ class ResponseCall(Iterator[bytes], Protocol):
     def cancel(self) -> bool: ...
 
 
-class Generation(BaseGeneration, Iterator[Output]):
-    """A completion on its way: iterate over its outputs, or wait for all of it with `result`.
-
-    Leaving it as a context manager, or dropping it, cancels what has not come.
-    """
+class Generation(RemoteGeneration, BlockingGeneration):
+    """A completion on its way from a server."""
 
     def __init__(self, call: ResponseCall, request_id: str, address: str) -> None:
         super().__init__(request_id, address)
@@ -49,29 +45,12 @@ class Generation(BaseGeneration, Iterator[Output]):
             raise to_error(failure, self._address) from failure
         return self._take(message)
 
-    def result(self) -> Result:
-        """Read what has not been read yet and return the whole."""
-        for _ in self:
-            pass
-        return self._collector.result()
-
     def cancel(self) -> None:
         """End the request; reading on raises CancelledError."""
         self._call.cancel()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.cancel()
-
-
-class Client(BaseClient[Generation]):
+class Client(BaseClient[Generation], Closing):
     """A connection to `trtc serve`; safe to share between threads.
 
     Errors are those of trtc.protos.errors, as if the engine were in this process. Nothing is
@@ -173,14 +152,3 @@ class Client(BaseClient[Generation]):
         """Close the connection; running generations are cancelled."""
         self._closed = True
         self._channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -2,11 +2,9 @@
 
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self, Unpack, overload
 
 from trtc.protos.errors import TrtcError, UnavailableError, UnknownModelError
 from trtc.protos.manifest import Manifest
@@ -15,30 +13,19 @@ from trtc.runtime.engine.loop import Delivery, EngineLoop, LoopConfig, LoopStats
 from trtc.runtime.engine.opening import start
 from trtc.runtime.engine.session import Session, open_session
 from trtc.runtime.integrity.verify import HashCheck
-from trtc.runtime.requests.completion import Collector, Result
 from trtc.runtime.requests.draft import RequestDraft
-from trtc.runtime.requests.generate_options import (
-    CHAT_KEYWORDS,
-    GENERATE_KEYWORDS,
-    ChatOptions,
-    GenerateOptions,
-    draft_of_chat,
-    submit_prompts,
-)
-from trtc.runtime.requests.keywords import names_checked, takes
-from trtc.runtime.requests.prompts import Prompt, Prompts
+from trtc.runtime.requests.generating import BlockingGeneration, Closing, Generating
+from trtc.runtime.requests.keywords import names_checked
 from trtc.runtime.requests.request import GenerationRequest, Output, TokenMasks
 from trtc.runtime.requests.request_defaults import GenerationConfig, request_defaults
-from trtc.runtime.text.chat_options import Message
 from trtc.runtime.text.tokenizer import Tokenizer
 
 
-class LocalGeneration(Iterator[Output]):
-    """A completion on its way: iterate over its outputs, or wait for all of it with `result`.
+class LocalGeneration(BlockingGeneration):
+    """A completion on its way from an engine in this process.
 
     Its last output comes when the engine's weights are known to be whole, and not to have been
-    written to meanwhile; if they are not, an EngineCorruptError comes instead. Leaving it as a
-    context manager, or dropping it, ends what has not come.
+    written to meanwhile; if they are not, an EngineCorruptError comes instead.
     """
 
     def __init__(
@@ -49,13 +36,12 @@ class LocalGeneration(Iterator[Output]):
         raise_if_changed: Callable[[], None] = lambda: None,
     ) -> None:
         """Submits the request; raises what `EngineLoop.submit` does."""
-        self.request_id = request.request_id
+        super().__init__(request.request_id)
         self._raise_if_changed = raise_if_changed
         self._loop = loop
         self._late_check = late_check
         self._deliveries: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self._outputs: Iterator[Output] = iter(())
-        self._collector = Collector()
         self._ended = False
         self._number: int | None = None
         self._number = loop.submit(request, _sink(self._deliveries, late_check))
@@ -80,27 +66,10 @@ class LocalGeneration(Iterator[Output]):
             self._raise_if_changed()
         self._outputs = iter(delivery)
 
-    def result(self) -> Result:
-        """Read what has not been read yet and return the whole."""
-        for _ in self:
-            pass
-        return self._collector.result()
-
     def cancel(self) -> None:
         """End the request; what it has given so far can still be read."""
         if self._number is not None:
             self._loop.cancel(self._number)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.cancel()
 
     def __del__(self) -> None:
         if not self._ended:
@@ -120,7 +89,7 @@ def _sink(
     return put
 
 
-class LocalEngine:
+class LocalEngine(Generating[LocalGeneration], Closing):
     """An opened engine and its loop; safe to share between threads. Close it to free its memory."""
 
     def __init__(
@@ -178,39 +147,6 @@ class LocalEngine:
     def tokenizer(self) -> Tokenizer | None:
         return self._session.tokenizer
 
-    @overload
-    def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> LocalGeneration: ...
-
-    @overload
-    def generate(
-        self, prompt: Prompts, **options: Unpack[GenerateOptions]
-    ) -> list[LocalGeneration]: ...
-
-    @takes(GENERATE_KEYWORDS)
-    def generate(
-        self, prompt: Prompt | Prompts, **options: Unpack[GenerateOptions]
-    ) -> LocalGeneration | list[LocalGeneration]:
-        """Complete one prompt, or several.
-
-        A text, or the token ids of one, gives one generation. A list of texts, or of lists of token
-        ids, gives a list of generations in the order of the prompts: all run at once.
-
-        Raises:
-            InvalidRequestError: a field that the engine cannot honour, by name.
-            NoTokenizerError: a text for an engine without a tokenizer.
-        """
-        return submit_prompts(prompt, options, self.submit)
-
-    @takes(CHAT_KEYWORDS)
-    def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> LocalGeneration:
-        """Answer a conversation; messages and tools have the shapes of the OpenAI API.
-
-        Raises:
-            InvalidRequestError: a field that the engine cannot honour, by name.
-            NoTokenizerError: the engine has no tokenizer.
-        """
-        return self.submit(draft_of_chat(messages, options))
-
     def submit(
         self,
         draft: RequestDraft,
@@ -244,17 +180,6 @@ class LocalEngine:
         self._closed = True
         self._loop.stop()
         self._session.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _request(self, draft: RequestDraft, timeout: float | None) -> GenerationRequest:
         if draft.model not in ("", self._engine.name):

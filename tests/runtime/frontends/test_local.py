@@ -185,9 +185,11 @@ def test_leaving_a_generation_ends_it() -> None:
         with engine.generate([5], max_tokens=900) as generation:
             next(generation)
         assert generation.result().finish_reason is FinishReason.ABORTED
-        timed = engine.submit(RequestDraft(token_ids=(5,), max_tokens=900), timeout=0.1)
-        with pytest.raises(DeadlineError):
-            timed.result()
+        submitted = engine.submit(RequestDraft(token_ids=(5,), max_tokens=900), timeout=0.1)
+        generated = engine.generate([5], max_tokens=900, timeout=0.1)
+        for timed in (submitted, generated):
+            with pytest.raises(DeadlineError):
+                timed.result()
         unfinished = engine.generate([5], max_tokens=900)
     with pytest.raises(UnavailableError):
         unfinished.result()

@@ -1,0 +1,148 @@
+"""What engines in this process and clients of a server have in common: `generate`, `chat`, leaving.
+
+They differ in how a draft is sent (`submit`) and how its outputs are waited for.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Generic, Self, TypeVar, Unpack, overload
+
+from trtc.runtime.requests.completion import Collector, Result
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.generate_options import (
+    CHAT_KEYWORDS,
+    GENERATE_KEYWORDS,
+    Cancellable,
+    ChatOptions,
+    GenerateOptions,
+    draft_of_chat,
+    submit_prompts,
+)
+from trtc.runtime.requests.keywords import takes
+from trtc.runtime.requests.prompts import Prompt, Prompts
+from trtc.runtime.requests.request import Output
+from trtc.runtime.text.chat_options import Message
+
+GenerationT = TypeVar("GenerationT", bound=Cancellable)
+
+
+class Generating(ABC, Generic[GenerationT]):
+    """Completes prompts and answers conversations."""
+
+    @abstractmethod
+    def submit(self, draft: RequestDraft, *, timeout: float | None = None) -> GenerationT:
+        """Start a request as it is; it runs with all others that have not ended.
+
+        Args:
+            timeout: seconds after which it ends with DeadlineError; None: a client's own limit, if
+                it has one.
+        """
+
+    @overload
+    def generate(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> GenerationT: ...
+
+    @overload
+    def generate(
+        self, prompt: Prompts, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> list[GenerationT]: ...
+
+    @takes(GENERATE_KEYWORDS)
+    def generate(
+        self,
+        prompt: Prompt | Prompts,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> GenerationT | list[GenerationT]:
+        """Complete one prompt, or several.
+
+        A text, or the token ids of one, gives one generation. A list of texts, or of lists of token
+        ids, gives a list of generations in the order of the prompts: all run at once.
+
+        Args:
+            timeout: seconds that it may take; None: a client's own limit, if it has one.
+
+        Raises:
+            InvalidRequestError: a field that cannot be honoured, by name.
+            NoTokenizerError: a text for an engine without a tokenizer.
+            UnavailableError: the engine or the client is closed.
+        """
+        return submit_prompts(prompt, options, lambda draft: self.submit(draft, timeout=timeout))
+
+    @takes(CHAT_KEYWORDS)
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> GenerationT:
+        """Answer a conversation; messages and tools have the shapes of the OpenAI API.
+
+        Args:
+            timeout: seconds that it may take; None: a client's own limit, if it has one.
+
+        Raises:
+            InvalidRequestError: a message or an option has another shape, or a field cannot be
+                honoured, by name.
+            NoTokenizerError: the engine has no tokenizer.
+            UnavailableError: the engine or the client is closed.
+        """
+        return self.submit(draft_of_chat(messages, options), timeout=timeout)
+
+
+class Closing(ABC):
+    """Closed when its `with` block ends."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class BaseGeneration(ABC):
+    """Outputs of a request, collected as they are read."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self._collector = Collector()
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """End the request."""
+
+
+class BlockingGeneration(BaseGeneration, Iterator[Output]):
+    """A completion on its way: iterate over its outputs, or wait for all of it with `result`.
+
+    Leaving it as a context manager, or dropping it, cancels what has not come.
+    """
+
+    def result(self) -> Result:
+        """Read what has not been read yet and return the whole."""
+        for _ in self:
+            pass
+        return self._collector.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.cancel()
