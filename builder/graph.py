@@ -29,10 +29,13 @@ from trtc.builder.spec import (
     MoeMlpSpec,
     NormSpec,
     RopeSpec,
+    ShortConvSpec,
 )
 from trtc.builder.weights import (
     LinearWeights,
     Tensor,
+    conv_bias,
+    conv_weight,
     linear_weights,
     norm_weight,
     plain_linear,
@@ -110,6 +113,7 @@ class _SourceGraph:
             self._spec,
             self._request.page_size,
             self._request.kv_dtype,  # type: ignore[arg-type]
+            state_dtype=self._dtype,
             window_groups=self._request.window_groups,
         )
         self._groups = {place.entry.layer: place.group for place in kv.places}
@@ -118,7 +122,7 @@ class _SourceGraph:
             for name, one, _ in graph_inputs(len(kv.groups))
         }
         pools = [
-            self._writer.input(place.name, place.entry.dtype, kv.pool_shape(place.entry))
+            self._writer.input(place.name, place.entry.dtype, kv.pool_shape(place))
             for place in kv.places
         ]
         positions = self._positions(steps)
@@ -170,12 +174,15 @@ class _SourceGraph:
     ) -> tuple[Value, Value]:
         site = f"layers.{index}"
         normed = self._norm(f"{site}.attention_norm", layer.attention_norm, hidden)
-        attended, pool_out = self._attention(index, layer.attention, normed, pool, positions, steps)
+        if isinstance(layer.mixer, ShortConvSpec):
+            name = "conv"
+            mixed, pool_out = self._short_conv(index, layer.mixer, normed, pool, steps)
+        else:
+            name = "attention"
+            mixed, pool_out = self._attention(index, layer.mixer, normed, pool, positions, steps)
         if layer.attention_post_norm is not None:
-            attended = self._norm(
-                f"{site}.attention_post_norm", layer.attention_post_norm, attended
-            )
-        hidden = self._add(f"{site}.attention.residual", hidden, attended)
+            mixed = self._norm(f"{site}.attention_post_norm", layer.attention_post_norm, mixed)
+        hidden = self._add(f"{site}.{name}.residual", hidden, mixed)
         normed = self._norm(f"{site}.mlp_norm", layer.mlp_norm, hidden)
         if isinstance(layer.mlp, MoeMlpSpec):
             mixed = self._moe(f"{site}.mlp", layer.mlp, normed)
@@ -239,6 +246,34 @@ class _SourceGraph:
             out_dtype=self._dtype,
         )
         return self._linear(f"{site}.o", spec.o, attended), written
+
+    def _short_conv(
+        self, index: int, spec: ShortConvSpec, x: Value, state: Value, steps: _StepInputs
+    ) -> tuple[Value, Value]:
+        site, channels = f"layers.{index}.conv", spec.channels
+        gated = self._linear(f"{site}.in_proj", spec.in_proj, x)
+        inputs = [
+            gated,
+            state,
+            steps["query_start"],
+            steps["context_lens"],
+            steps[group_input("page_table", self._groups[index])],
+            self._writer.weight(f"{site}.weight", conv_weight(spec, self._dtype)),
+        ]
+        if spec.has_bias:
+            inputs.append(self._writer.weight(f"{site}.bias", conv_bias(spec, self._dtype)))
+        mixed, written = self._writer.node_of_two(
+            "short_conv",
+            f"{site}.short_conv",
+            inputs,
+            (
+                Value(f"{site}.short_conv.out", self._dtype, ("T", channels)),
+                Value(f"kv_{index}_out", state.dtype, state.shape),
+            ),
+            domain=TRTC_DOMAIN,
+            page_size=self._request.page_size,
+        )
+        return self._linear(f"{site}.out_proj", spec.out_proj, mixed), written
 
     def _kv_scale(self, index: int, which: str) -> Value | None:
         """None means 1: the scale is absent from the checkpoint, or the pool is not FP8."""

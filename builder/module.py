@@ -25,8 +25,8 @@ class Module:
     equal without a checkpoint.
 
     Graph inputs: those of protos/step.py, then for each entry of `kv` its layer's kv_i
-    [pages, planes, page_size, kv_heads, head_dim]. Outputs: logits [R, vocab] float32, then
-    kv_i_out ... (the same memory as kv_i).
+    [pages, planes, page_size, kv_heads, head_dim], or of a state [pages, columns, width]. Outputs:
+    logits [R, vocab] float32, then kv_i_out ... (the same memory as kv_i).
     """
 
     model: onnx.ModelProto

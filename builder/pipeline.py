@@ -37,7 +37,12 @@ from trtc.builder.source import ModelSource, calibrated_source, open_source
 from trtc.builder.targets.base import Compiled, CompileRequest, Target
 from trtc.builder.targets.registry import parse_target
 from trtc.builder.twin import Twin, compile_twin, seal_twin, why_no_twin
-from trtc.protos.errors import CheckpointError, EnvironmentFault, RequestError
+from trtc.protos.errors import (
+    CheckpointError,
+    EnvironmentFault,
+    RequestError,
+    UnsupportedError,
+)
 from trtc.protos.files import MAX_JSON_BYTES, UnreadableError, read_file
 from trtc.protos.manifest import (
     TOKENIZER_DIR,
@@ -158,6 +163,7 @@ def _open_job(
     found = resolve_model(request.model, request.revision, weights=weights)
     model = stack.enter_context(with_fast_tokenizer(found))
     source = open_source(replace(request, model=str(model), revision=None))
+    _check_states(target, source)
     target.check(source.scheme)
     _check_ranks(request, target, source)
     tried = _try_tokenizer(source, probe)
@@ -219,6 +225,16 @@ def _check_ranks(request: BuildRequest, target: Target, source: ModelSource) -> 
             remedy="Leave it out, or build with --target cuda:sm_90",
         )
     check_sharding(source.spec, source.scheme, source.quantization, request.tp)
+
+
+def _check_states(target: Target, source: ModelSource) -> None:
+    if source.spec.keeps_states and not target.keeps_states:
+        raise UnsupportedError(
+            f"{target.name} has no kernels for the short convolutions of "
+            f"{source.spec.architecture}, nor room for their state",
+            field="--target",
+            remedy="Build with --target cpu",
+        )
 
 
 def _texts(request: BuildRequest, source: ModelSource, reference: Path | None) -> TokenSet | None:

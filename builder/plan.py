@@ -12,12 +12,14 @@ from typing import Literal, cast, get_args
 import onnx
 
 from trtc.builder.fills import dummy_fill
-from trtc.builder.memory import Life, align, place
+from trtc.builder.memory import Life, align
+from trtc.builder.memory import place as place_lives
 from trtc.builder.module import TRTC_DOMAIN, Module
 from trtc.plugins.layouts import WEIGHTS
 from trtc.plugins.op import Extent, FusedOp, Parameter, TensorType
 from trtc.protos.dtypes import BY_ONNX, DTYPES, DTypeName
 from trtc.protos.errors import InvariantError
+from trtc.protos.kv import CacheLayout, Place
 from trtc.protos.plan import Argument, Buffer, Call, Plan, Rows, Weight, max_rows
 from trtc.protos.step import graph_inputs
 
@@ -162,7 +164,7 @@ class _Planner:
         lives = [
             self._life(name, [n for n, owner in owners.items() if owner == name]) for name in names
         ]
-        offsets, arena = place(lives)
+        offsets, arena = place_lives(lives)
         places = dict(zip(names, offsets, strict=True))
         buffers = tuple(
             Buffer(name=name, rows=rows, columns=columns, dtype=dtype, offset=places[owners[name]])
@@ -299,9 +301,25 @@ def _graph_inputs(module: Module) -> dict[str, _Value]:
         for name, one, group in graph_inputs(len(module.kv.groups))
     }
     for one in module.kv.places:
-        shape = module.kv.pool_shape(one.entry)
-        values[one.name] = _Value("pool", one.name, one.entry.dtype, shape, index=one.region)
+        values[one.name] = _pool(module.kv, one)
     return values
+
+
+def _pool(kv: CacheLayout, place: Place) -> _Value:
+    """Tokens fill a page's row of a region; a state is some columns of that row."""
+    dtype, row_stride, offset = place.entry.dtype, 0, 0
+    if kv.groups[place.group].is_state:
+        size = DTYPES[dtype].num_bytes(1)
+        row_stride, offset = kv.region_bytes[place.region] // size, place.offset // size
+    return _Value(
+        "pool",
+        place.name,
+        dtype,
+        kv.pool_shape(place),
+        index=place.region,
+        column_offset=offset,
+        row_stride=row_stride,
+    )
 
 
 def _tensor_type(parameter: Parameter, value: _Value | None) -> TensorType | None:

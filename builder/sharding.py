@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from trtc.builder.spec import DecoderSpec, LinearSpec, MoeMlpSpec
+from trtc.builder.spec import DecoderSpec, LinearSpec, MoeMlpSpec, ShortConvSpec
 from trtc.protos.errors import RequestError
 from trtc.quant.scheme import CheckpointQuantization, QuantizedLinear, Scheme
 
@@ -48,17 +48,21 @@ def _problem(
 def _extents(spec: DecoderSpec) -> Iterator[tuple[int, str]]:
     yield spec.vocab_size, "the vocabulary"
     for layer in spec.layers:
-        yield layer.attention.num_heads, "the number of heads"
-        yield layer.attention.num_kv_heads, "the number of KV heads"
+        if isinstance(layer.mixer, ShortConvSpec):
+            yield layer.mixer.channels, "the convolutions' channels"
+        else:
+            yield layer.mixer.num_heads, "the number of heads"
+            yield layer.mixer.num_kv_heads, "the number of KV heads"
         mlps = layer.mlp.experts if isinstance(layer.mlp, MoeMlpSpec) else (layer.mlp,)
         for mlp in mlps:
             yield mlp.gate.out_features, "the MLP's intermediate size"
 
 
 def _cut_by_depth(spec: DecoderSpec) -> Iterator[LinearSpec]:
-    """Linears whose input channels are shared: those after attention and inside an MLP."""
+    """Linears whose input channels are shared: those after attention or a convolution, and inside
+    an MLP."""
     for layer in spec.layers:
-        yield layer.attention.o
+        yield layer.mixer_linears[-1]
         mlps = layer.mlp.experts if isinstance(layer.mlp, MoeMlpSpec) else (layer.mlp,)
         yield from (mlp.down for mlp in mlps)
 

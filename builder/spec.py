@@ -72,6 +72,24 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True)
+class ShortConvSpec:
+    """A gated short convolution (LFM2): out_proj(C * conv(B * x)) with B, C, x of in_proj.
+
+    `conv` is causal and depthwise: a channel's output is the sum of its last `taps` inputs, each
+    by a weight of its own. Its tensor is [H, 1, taps], as of torch's Conv1d.
+    """
+
+    in_proj: LinearSpec
+    """[3 * H, H]: rows of B, then of C, then of x."""
+    out_proj: LinearSpec
+    conv: str
+    """Checkpoint prefix of the convolution's tensors."""
+    channels: int
+    taps: int
+    has_bias: bool = False
+
+
+@dataclass(frozen=True)
 class DenseMlpSpec:
     gate: LinearSpec
     up: LinearSpec
@@ -91,14 +109,29 @@ class MoeMlpSpec:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """x += post(attention(pre(x))); x += post(mlp(pre(x))); post norms are optional (Gemma 2)."""
+    """x += post(mixer(pre(x))); x += post(mlp(pre(x))); post norms are optional (Gemma 2)."""
 
-    attention: AttentionSpec
+    mixer: AttentionSpec | ShortConvSpec
+    """What brings tokens together."""
     mlp: DenseMlpSpec | MoeMlpSpec
     attention_norm: NormSpec
     mlp_norm: NormSpec
     attention_post_norm: NormSpec | None = None
     mlp_post_norm: NormSpec | None = None
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """Of a layer that attends."""
+        assert isinstance(self.mixer, AttentionSpec), "the layer does not attend"
+        return self.mixer
+
+    @property
+    def mixer_linears(self) -> tuple[LinearSpec, ...]:
+        """In the order of use."""
+        mixer = self.mixer
+        if isinstance(mixer, ShortConvSpec):
+            return (mixer.in_proj, mixer.out_proj)
+        return (mixer.q, mixer.k, mixer.v, mixer.o)
 
 
 @dataclass(frozen=True)
@@ -125,27 +158,40 @@ class DecoderSpec:
     """Regular expressions of checkpoint tensors that are known and not needed."""
 
     @property
+    def attentions(self) -> tuple[tuple[int, AttentionSpec], ...]:
+        """(layer, its attention) of every layer that attends."""
+        return tuple(
+            (index, layer.mixer)
+            for index, layer in enumerate(self.layers)
+            if isinstance(layer.mixer, AttentionSpec)
+        )
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether some layer keeps a state of each sequence: State in protos/kv.py."""
+        return any(isinstance(layer.mixer, ShortConvSpec) for layer in self.layers)
+
+    @property
     def rope_switch(self) -> int | None:
         """Tokens up to which a sequence uses longrope's short factors; None: one set of factors.
 
         Raises:
             UnsupportedError: layers switch at different lengths.
         """
-        lengths = {layer.attention.rope.short_length for layer in self.layers}
+        lengths = {attention.rope.short_length for _, attention in self.attentions}
         if len(lengths) > 1:
             raise UnsupportedError(
                 "layers switch between rotary factors at different lengths",
                 field="config.json: rope_parameters",
             )
-        return lengths.pop()
+        return lengths.pop() if lengths else None
 
     @property
     def linears(self) -> tuple[LinearSpec, ...]:
         """Every linear but the router and the lm_head, in the order of the layers."""
         found: list[LinearSpec] = []
         for layer in self.layers:
-            attention = layer.attention
-            found += [attention.q, attention.k, attention.v, attention.o]
+            found += layer.mixer_linears
             mlps = layer.mlp.experts if isinstance(layer.mlp, MoeMlpSpec) else (layer.mlp,)
             for mlp in mlps:
                 found += [mlp.gate, mlp.up, mlp.down]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trtc.builder.recipes import Apply, Array, Cast, Load, Recipe, Reshape, Rows, TensorReader
-from trtc.builder.spec import LinearSpec, NormSpec
+from trtc.builder.spec import LinearSpec, NormSpec, ShortConvSpec
 from trtc.protos.errors import CheckpointError, UnsupportedError
 from trtc.quant.scheme import QuantizedLinear, TensorSource, WeightFormat
 
@@ -67,6 +67,23 @@ def norm_weight(norm: NormSpec, size: int, dtype: str) -> Tensor:
 
 def _plus_one(weight: Array) -> Array:
     return weight + np.float32(1)
+
+
+def conv_weight(conv: ShortConvSpec, dtype: str) -> Tensor:
+    """[taps, H] in f32, rounded to `dtype` first: the weights of the oldest input first."""
+    recipe = Cast(Load(f"{conv.conv}.weight"), dtype)
+    return Tensor(Cast(Apply(_by_tap, (recipe,)), "f32"), "f32", (conv.taps, conv.channels))
+
+
+def conv_bias(conv: ShortConvSpec, dtype: str) -> Tensor:
+    """[H] in f32, rounded to `dtype` first."""
+    recipe = Cast(Load(f"{conv.conv}.bias"), dtype)
+    return Tensor(Cast(recipe, "f32"), "f32", (conv.channels,))
+
+
+def _by_tap(weight: Array) -> Array:
+    """[H, 1, taps] -> [taps, H]."""
+    return np.ascontiguousarray(weight[:, 0, :].T)
 
 
 def plain_linear(linear: LinearSpec, dtype: str) -> LinearWeights:

@@ -7,3 +7,8 @@ POOL_AXES = ("num_pages", "planes", "page_size", "num_kv_heads", "head_dim")
 POOL_DTYPES = ("f32", "bf16", "f8e4m3")
 POOL = Parameter("pool", POOL_AXES, POOL_DTYPES, role="pool")
 POOL_OUT = Parameter("pool_out", POOL_AXES, POOL_DTYPES, role="pool")
+STATE_AXES = ("num_pages", "columns", "channels")
+"""A convolution's state: its last inputs, oldest first."""
+STATE_DTYPES = ("f32", "bf16")
+STATE = Parameter("state", STATE_AXES, STATE_DTYPES, role="pool")
+STATE_OUT = Parameter("state_out", STATE_AXES, STATE_DTYPES, role="pool")

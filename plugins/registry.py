@@ -17,6 +17,7 @@ from trtc.plugins.paged_attention.op import PAGED_ATTENTION
 from trtc.plugins.quantize.op import QUANTIZE
 from trtc.plugins.rms_norm.op import RMS_NORM
 from trtc.plugins.rope_kv_write.op import ROPE_KV_WRITE
+from trtc.plugins.short_conv.op import SHORT_CONV
 from trtc.plugins.swiglu.op import SWIGLU
 
 REGISTRY: dict[str, FusedOp] = {
@@ -30,6 +31,7 @@ REGISTRY: dict[str, FusedOp] = {
         PAGED_ATTENTION,
         ATTENTION_SPLIT,
         ATTENTION_COMBINE,
+        SHORT_CONV,
         SWIGLU,
         GATED_LINEAR,
         FUSED_LINEAR,

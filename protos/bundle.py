@@ -77,7 +77,7 @@ def max_pool_pages(limits: Limits, kv: CacheLayout) -> int:
     """Pages of the largest pool that plans are made for: twice what a full batch needs, within
     the element count that TensorRT can address."""
     width = kv.pages_for(limits.max_seq_len)
-    page_elements = max(math.prod(kv.pool_shape(one.entry)[1:]) for one in kv.places)
+    page_elements = max(math.prod(kv.pool_shape(one)[1:]) for one in kv.places)
     return min(2 * limits.max_batch_size * width, MAX_ELEMENTS // page_elements)
 
 

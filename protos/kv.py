@@ -8,6 +8,11 @@
 The pool is a list of regions, each of `num_pages` rows. A page is the same row of every region. It
 belongs to one group at a time and holds `page_size` tokens of that group's layers, so that the
 groups share one pool. A sequence has a page table for each group.
+
+A page of a state group holds one state instead: what its layers have made of all tokens up to some
+position. Page i of a sequence's table has the state after its tokens of page i. A sequence needs
+the last one alone; those before it are snapshots at page borders, for prefixes that others share.
+States are small, and several layers' lie side by side in a region.
 """
 
 from bisect import bisect_right
@@ -20,20 +25,21 @@ from trtc.protos.numbers import Count, Index
 from trtc.protos.record import Record
 
 KvDType = Literal["f32", "bf16", "f8e4m3"]
-PoolShape = tuple[str, int, int, int, int]
-"""[num_pages, planes, page_size, heads, width]"""
+PoolShape = tuple[str, int, int, int, int] | tuple[str, int, int]
+"""[num_pages, planes, page_size, heads, width], or of a state [num_pages, columns, width]"""
 
 
 class Plane(Record, frozen=True):
-    """A tensor that a layer keeps: [heads, width] of each token."""
+    """A tensor that a layer keeps: [heads, width] of each token, or of each state."""
 
-    name: Literal["k", "v"]
+    name: Literal["k", "v", "columns"]
     heads: Count
+    """Of a convolution's state: the columns that it looks back to."""
     width: Count
     dtype: KvDType
 
     @property
-    def token_bytes(self) -> int:
+    def num_bytes(self) -> int:
         return DTYPES[self.dtype].num_bytes(self.heads * self.width)
 
 
@@ -49,8 +55,9 @@ class Entry(Record, frozen=True):
             raise ValueError(f"the planes of layer {self.layer} differ")
 
     @property
-    def token_bytes(self) -> int:
-        return sum(plane.token_bytes for plane in self.planes)
+    def num_bytes(self) -> int:
+        """Of a token, or of a state."""
+        return sum(plane.num_bytes for plane in self.planes)
 
     @property
     def dtype(self) -> KvDType:
@@ -67,12 +74,20 @@ class Window(Record, frozen=True, tag="window"):
     tokens: Count
 
 
+class State(Record, frozen=True, tag="state"):
+    """As many bytes however long the sequence is: the columns that a convolution looks back to."""
+
+
 class Group(Record, frozen=True):
     """Layers whose pages are allocated and let go together."""
 
-    kind: Full | Window
+    kind: Full | Window | State
     entries: Annotated[tuple[Entry, ...], msgspec.Meta(min_length=1)]
-    """Entry number i lies in region i."""
+    """Entry number i lies in region i; states lie side by side."""
+
+    @property
+    def is_state(self) -> bool:
+        return isinstance(self.kind, State)
 
 
 class Place(NamedTuple):
@@ -81,6 +96,8 @@ class Place(NamedTuple):
     group: int
     region: int
     entry: Entry
+    offset: int = 0
+    """Bytes from the beginning of a page's row of the region: where a state begins."""
 
     @property
     def name(self) -> str:
@@ -99,43 +116,85 @@ class CacheLayout(Record, frozen=True):
         layers = [layer for one in self.places for layer in (one.entry.layer, *one.entry.shared_by)]
         if len(set(layers)) < len(layers):
             raise ValueError("a layer has two entries")
-        for one in self.places:
-            if one.entry.token_bytes * self.page_size != self.region_bytes[one.region]:
-                raise ValueError(f"entries of region {one.region} have pages of different sizes")
+        regions = self._token_regions
+        for group in self._token_groups:
+            for region, entry in enumerate(group.entries):
+                if entry.num_bytes * self.page_size != regions[region]:
+                    raise ValueError(f"entries of region {region} have pages of different sizes")
+        if sum(group.is_state for group in self.groups) > 1:
+            raise ValueError("there is more than one group of states")
 
     @property
     def places(self) -> tuple[Place, ...]:
         """Every entry, in the order of the layers that write them."""
         found = (
-            Place(number, region, entry)
+            place
             for number, group in enumerate(self.groups)
-            for region, entry in enumerate(group.entries)
+            for place in (
+                self._state_places(number)
+                if group.is_state
+                else [Place(number, region, entry) for region, entry in enumerate(group.entries)]
+            )
         )
         return tuple(sorted(found, key=lambda place: place.entry.layer))
 
     @property
     def region_bytes(self) -> tuple[int, ...]:
         """Bytes of a page in each region."""
-        longest = max(self.groups, key=lambda group: len(group.entries), default=None)
+        regions = self._token_regions
+        return regions + tuple(
+            place.entry.num_bytes
+            for number, group in enumerate(self.groups)
+            if group.is_state
+            for place in self._state_places(number)
+            if place.region >= len(regions)
+        )
+
+    @property
+    def _token_groups(self) -> tuple[Group, ...]:
+        return tuple(group for group in self.groups if not group.is_state)
+
+    @property
+    def _token_regions(self) -> tuple[int, ...]:
+        """Bytes of a page in each region that holds tokens."""
+        longest = max(self._token_groups, key=lambda group: len(group.entries), default=None)
         entries = longest.entries if longest else ()
-        return tuple(entry.token_bytes * self.page_size for entry in entries)
+        return tuple(entry.num_bytes * self.page_size for entry in entries)
+
+    def _state_places(self, number: int) -> list[Place]:
+        """States one behind the other in the regions of tokens; one that none of those has room for
+        has a region of its own."""
+        regions = self._token_regions
+        found: list[Place] = []
+        region = offset = 0
+        for entry in self.groups[number].entries:
+            size = entry.num_bytes
+            while region < len(regions) and offset + size > regions[region]:
+                region, offset = region + 1, 0
+            found.append(Place(number, region, entry, offset))
+            if region < len(regions):
+                offset += size
+            else:
+                region += 1
+        return found
 
     @property
     def page_bytes(self) -> int:
         """Bytes of a page in all regions."""
         return sum(self.region_bytes)
 
-    def pool_shape(self, entry: Entry) -> PoolShape:
-        """Of an entry's region, as the entry's layers see it."""
-        plane = entry.planes[0]
-        return ("num_pages", len(entry.planes), self.page_size, plane.heads, plane.width)
+    def pool_shape(self, place: Place) -> PoolShape:
+        """Of an entry's part of its region, as the entry's layers see it."""
+        planes = place.entry.planes
+        if self.groups[place.group].is_state:
+            return ("num_pages", planes[0].heads, planes[0].width)
+        return ("num_pages", len(planes), self.page_size, planes[0].heads, planes[0].width)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Of each group, the tokens that attention looks back to; None: all."""
-        return tuple(
-            group.kind.tokens if isinstance(group.kind, Window) else None for group in self.groups
-        )
+        """Of each group, the tokens that a token looks back to, itself included; None: all. 0: a
+        state stands for them, in the page of the token before."""
+        return tuple(_window(group.kind) for group in self.groups)
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages of one group that hold `num_tokens` tokens."""
@@ -150,25 +209,40 @@ class CacheLayout(Record, frozen=True):
         return bisect_right(range(limit + 1), num_pages, key=self.pages_of_sequence) - 1
 
     def of_rank(self, ranks: int) -> "CacheLayout":
-        """Of one of `ranks` ranks, each with as many heads of every plane."""
+        """Of one of `ranks` ranks, each with as many heads of every plane, and with as many
+        channels of every state."""
         replace = msgspec.structs.replace
 
-        def share(entry: Entry) -> Entry:
-            planes = tuple(replace(one, heads=one.heads // ranks) for one in entry.planes)
-            return replace(entry, planes=planes)
+        def share(plane: Plane, *, is_state: bool) -> Plane:
+            if is_state:
+                return replace(plane, width=plane.width // ranks)
+            return replace(plane, heads=plane.heads // ranks)
 
-        groups = (
-            replace(group, entries=tuple(share(entry) for entry in group.entries))
-            for group in self.groups
-        )
+        def shares(group: Group) -> tuple[Entry, ...]:
+            return tuple(
+                replace(
+                    entry,
+                    planes=tuple(share(one, is_state=group.is_state) for one in entry.planes),
+                )
+                for entry in group.entries
+            )
+
+        groups = (replace(group, entries=shares(group)) for group in self.groups)
         return replace(self, groups=tuple(groups))
+
+
+def _window(kind: Full | Window | State) -> int | None:
+    if isinstance(kind, Window):
+        return kind.tokens
+    return 0 if isinstance(kind, State) else None
 
 
 def held_pages(num_tokens: int, page_size: int, window: int | None) -> int:
     """Pages that a group holds of a sequence of `num_tokens` tokens while it decodes.
 
     A window may begin and end within a page, the page before it stays (KvPool.num_outside), and so
-    does what a window has left until the step that left it is complete.
+    does what a window has left until the step that left it is complete. Of states these are the
+    last, the snapshot before it, and the one before that until then.
     """
     every = -(-num_tokens // page_size)
     return every if window is None else min(every, -(-window // page_size) + 3)
@@ -190,3 +264,9 @@ def uniform_layout(
     )
     groups = (Group(kind=Full(), entries=entries),) if entries else ()
     return CacheLayout(page_size=page_size, groups=groups)
+
+
+def convolution_entry(layer: int, *, num_columns: int, width: int, dtype: KvDType) -> Entry:
+    """What a causal convolution keeps: its last inputs, oldest first."""
+    columns = Plane(name="columns", heads=num_columns, width=width, dtype=dtype)
+    return Entry(layer=layer, planes=(columns,))

@@ -87,7 +87,7 @@ def _keep_pre_scale(spec: DecoderSpec, scheme: Scheme) -> set[str]:
     kept: set[str] = set()
     for layer in spec.layers:
         mlps = layer.mlp.experts if isinstance(layer.mlp, MoeMlpSpec) else (layer.mlp,)
-        kept |= {layer.attention.o.name, *(mlp.down.name for mlp in mlps)}
+        kept |= {layer.mixer_linears[-1].name, *(mlp.down.name for mlp in mlps)}
     return kept
 
 

@@ -2,11 +2,17 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from trtc.builder.checkpoint.reader import SafetensorsReader
-from trtc.builder.spec import DecoderSpec, LinearSpec, MoeMlpSpec, NormSpec
+from trtc.builder.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    LinearSpec,
+    MoeMlpSpec,
+    NormSpec,
+    ShortConvSpec,
+)
 from trtc.protos.errors import CheckpointError
 from trtc.quant.scheme import CheckpointQuantization
 
@@ -20,16 +26,14 @@ def expected_tensors(spec: DecoderSpec) -> dict[str, Shape]:
     """Shape of every tensor of the unquantised checkpoint, by name, in the order of the layers."""
     shapes: dict[str, Shape] = {spec.embedding: (spec.vocab_size, spec.hidden_size)}
     for layer in spec.layers:
-        attention = layer.attention
-        for norm, size in (
-            (layer.attention_norm, spec.hidden_size),
-            (layer.attention_post_norm, spec.hidden_size),
-            (layer.mlp_norm, spec.hidden_size),
-            (layer.mlp_post_norm, spec.hidden_size),
-            (attention.q_norm, attention.head_dim),
-            (attention.k_norm, attention.head_dim),
+        for norm in (
+            layer.attention_norm,
+            layer.attention_post_norm,
+            layer.mlp_norm,
+            layer.mlp_post_norm,
         ):
-            _add_norm(shapes, norm, size)
+            _add_norm(shapes, norm, spec.hidden_size)
+        _add_mixer(shapes, layer.mixer)
         if isinstance(layer.mlp, MoeMlpSpec):
             _add_linear(shapes, layer.mlp.router)
     for linear in spec.linears:
@@ -92,6 +96,8 @@ def _renamed(value: T, prefix: str) -> T:
         return dataclasses.replace(value, name=rename(value.name))
     if isinstance(value, NormSpec):
         return dataclasses.replace(value, weight=rename(value.weight))
+    if isinstance(value, ShortConvSpec):
+        value = dataclasses.replace(value, conv=rename(value.conv))
     if isinstance(value, tuple):
         return type(value)(_renamed(one, prefix) for one in value)
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
@@ -126,6 +132,17 @@ def _same_bytes(reader: SafetensorsReader, first: str, second: str) -> bool:
         return False
     rows = zip(reader.read(first), reader.read(second), strict=True)
     return all(a.tobytes() == b.tobytes() for a, b in rows)
+
+
+def _add_mixer(shapes: dict[str, Shape], mixer: AttentionSpec | ShortConvSpec) -> None:
+    """What is no linear."""
+    if isinstance(mixer, AttentionSpec):
+        _add_norm(shapes, mixer.q_norm, mixer.head_dim)
+        _add_norm(shapes, mixer.k_norm, mixer.head_dim)
+        return
+    shapes[f"{mixer.conv}.weight"] = (mixer.channels, 1, mixer.taps)
+    if mixer.has_bias:
+        shapes[f"{mixer.conv}.bias"] = (mixer.channels,)
 
 
 def _add_norm(shapes: dict[str, Shape], norm: NormSpec | None, size: int) -> None:
@@ -179,10 +196,11 @@ def _check_missing(missing: list[str], reader: SafetensorsReader) -> None:
 
 
 def _check_biases(spec: DecoderSpec, unknown: tuple[str, ...]) -> None:
-    linears: Mapping[str, LinearSpec] = {linear.name: linear for linear in spec.linears}
+    known = {linear.name for linear in spec.linears}
+    known |= {layer.mixer.conv for layer in spec.layers if isinstance(layer.mixer, ShortConvSpec)}
     for name in unknown:
         prefix, _, suffix = name.rpartition(".")
-        if suffix == "bias" and prefix in linears:
+        if suffix == "bias" and prefix in known:
             raise CheckpointError(
                 f"tensor {name} is in the checkpoint, but config.json says there is no such bias",
                 field="config.json",

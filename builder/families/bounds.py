@@ -20,10 +20,15 @@ INTEGERS: Mapping[str, int] = {
     "num_local_experts": 1 << 12,
     "num_experts": 1 << 12,
     "num_experts_per_tok": 1 << 12,
+    "block_ff_dim": 1 << 20,
+    "block_multiple_of": 1 << 16,
+    "conv_L_cache": 1 << 6,
 }
 """Upper bound by name; the lower one is 1."""
 NUMBERS: Mapping[str, tuple[float, float]] = {
     "rms_norm_eps": (0.0, 1.0),
+    "norm_eps": (0.0, 1.0),
+    "block_ffn_dim_multiplier": (1e-3, 1e3),
     "rope_theta": (1.001, 1e15),
     "partial_rotary_factor": (1e-3, 1.0),
     "factor": (1e-3, 1e6),

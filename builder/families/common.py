@@ -112,7 +112,7 @@ def pre_norm_layer(
 ) -> LayerSpec:
     """Norms before attention and MLP only, as in Llama."""
     return LayerSpec(
-        attention=attention_spec,
+        mixer=attention_spec,
         mlp=mlp,
         attention_norm=norm(config, f"{layer}.input_layernorm"),
         mlp_norm=norm(config, f"{layer}.post_attention_layernorm"),

@@ -37,7 +37,7 @@ def gemma2(config: Config, max_seq_len: int) -> DecoderSpec:
             return common.norm(config, f"{prefix}.{name}", unit_offset=True)
 
         return LayerSpec(
-            attention=dataclasses.replace(attention, scale=scale, softcap=softcap),
+            mixer=dataclasses.replace(attention, scale=scale, softcap=softcap),
             mlp=common.gated_mlp(config, f"{prefix}.mlp", intermediate, act),
             attention_norm=norm("input_layernorm"),
             mlp_norm=norm("pre_feedforward_layernorm"),

@@ -58,7 +58,7 @@ def gemma3(config: Config, max_seq_len: int) -> DecoderSpec:
             window=window,
         )
         return LayerSpec(
-            attention=dataclasses.replace(
+            mixer=dataclasses.replace(
                 attention,
                 scale=scale,
                 softcap=softcap,

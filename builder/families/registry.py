@@ -9,6 +9,7 @@ from trtc.builder.families.bounds import MAX_EXPERTS_OF_ALL_LAYERS
 from trtc.builder.families.config import Config, shown
 from trtc.builder.families.gemma2 import gemma2
 from trtc.builder.families.gemma3 import gemma3
+from trtc.builder.families.lfm2 import lfm2
 from trtc.builder.families.llama import llama
 from trtc.builder.families.mistral import mistral
 from trtc.builder.families.mixtral import mixtral
@@ -28,6 +29,7 @@ FAMILIES: Mapping[str, Callable[[Config, int], DecoderSpec]] = {
     "Gemma3ForCausalLM": gemma3,
     "Gemma3ForConditionalGeneration": gemma3,
     "Phi3ForCausalLM": phi3,
+    "Lfm2ForCausalLM": lfm2,
     "Qwen3MoeForCausalLM": qwen3_moe,
     "MixtralForCausalLM": mixtral,
 }
@@ -97,8 +99,7 @@ def _check_experts(config: Config) -> None:
 
 def _check_heads(spec: DecoderSpec) -> None:
     """Each layer's heads share its KV heads equally."""
-    for index, layer in enumerate(spec.layers):
-        attention = layer.attention
+    for index, attention in spec.attentions:
         if attention.num_heads % attention.num_kv_heads:
             raise CheckpointError(
                 f"{attention.num_kv_heads} does not divide the {attention.num_heads} heads "

@@ -86,6 +86,11 @@ class Target(Protocol):
         window has left are let go. Otherwise every layer keeps every token."""
         ...
 
+    @property
+    def keeps_states(self) -> bool:
+        """Whether it has kernels for layers that keep a state of each sequence."""
+        ...
+
     def check(self, scheme: Scheme) -> None:
         """Say before any work whether this machine can compile for the target.
 

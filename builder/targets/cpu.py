@@ -47,6 +47,10 @@ class CpuTarget:
         return True
 
     @property
+    def keeps_states(self) -> bool:
+        return True
+
+    @property
     def max_ranks(self) -> int:
         return 1
 

@@ -45,6 +45,10 @@ class CudaTarget:
         return True
 
     @property
+    def keeps_states(self) -> bool:
+        return False
+
+    @property
     def max_ranks(self) -> int:
         return 8
 

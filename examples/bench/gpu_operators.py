@@ -221,8 +221,8 @@ class CallOnDevice:
             return step_input(batch, argument, self.layout.num_groups)
         if argument.kind == "pool":
             kv = self.plan.kv
-            entry = next(one.entry for one in kv.places if one.name == argument.name)
-            shape: tuple[int, ...] = (self.executor.num_pages, *kv.pool_shape(entry)[1:])
+            place_of = next(one for one in kv.places if one.name == argument.name)
+            shape: tuple[int, ...] = (self.executor.num_pages, *kv.pool_shape(place_of)[1:])
         elif argument.kind == "weight":
             shape = self.weights[argument.name].shape
         else:

@@ -31,7 +31,8 @@ def config_struct(
         for axis, extent in axes.items()
         if isinstance(extent, int) and axis not in op.row_axes and axis not in values
     }
-    if page_size is not None and any(parameter.role == "pool" for parameter in op.parameters):
+    has_pool = any(parameter.role == "pool" for parameter in op.parameters)
+    if page_size is not None and has_pool and "page_size" not in values:
         static.setdefault("page_size", page_size)
     lines = [f"  static constexpr std::int64_t {axis} = {static[axis]};" for axis in sorted(static)]
     lines += [_constant(attribute, values[attribute.name]) for attribute in op.attributes]

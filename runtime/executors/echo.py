@@ -3,18 +3,28 @@
 Its "KV" of a token is the token and its position, written to `slots`. A row's logits are a pseudo-
 random function of the whole visible context, read back through the page table; a wrong slot, page,
 copy or position therefore gives wrong tokens, and equal contexts give equal logits whatever else
-is in the batch.
+is in the batch. A state is the same function of all tokens so far, made token by token from what
+the page before holds.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trtc.protos.errors import EnvironmentFault
-from trtc.protos.kv import CacheLayout, Full, Group, Window, attention_entry
+from trtc.protos.kv import (
+    CacheLayout,
+    Full,
+    Group,
+    State,
+    Window,
+    attention_entry,
+    convolution_entry,
+)
 from trtc.protos.manifest import Limits
 from trtc.runtime.executors.base import (
     Bytes,
@@ -93,6 +103,10 @@ class EchoExecutor:
         shape = (self.options.num_pages * self.options.page_size,)
         self._tokens = np.full(shape, _UNWRITTEN, np.int64)
         self._positions = np.full(shape, _UNWRITTEN, np.int64)
+        self._states = np.zeros(self.options.num_pages, np.uint64)
+        """Of the pages of a state group."""
+        self._state_positions = np.full(self.options.num_pages, _UNWRITTEN, np.int64)
+        """Of the last token in each."""
         self.num_steps = 0
         self.closed = False
 
@@ -110,11 +124,7 @@ class EchoExecutor:
         return CacheLayout(
             page_size=self.options.page_size,
             groups=tuple(
-                Group(
-                    kind=Full() if window is None else Window(tokens=window),
-                    entries=(attention_entry(layer, num_kv_heads=1, head_dim=4, dtype="f32"),),
-                )
-                for layer, window in enumerate(self.options.windows)
+                _group(layer, window) for layer, window in enumerate(self.options.windows)
             ),
         )
 
@@ -151,9 +161,10 @@ class EchoExecutor:
         groups = len(self.options.windows)
         self._tokens[batch.slots] = np.tile(batch.token_ids, groups)
         self._positions[batch.slots] = np.tile(batch.positions, groups)
+        rows = self._advance_states(batch)
         sequences = np.searchsorted(batch.query_start, batch.logit_rows, side="right") - 1
         states = [
-            self._read_state(batch, int(sequence), int(row))
+            self._read_state(batch, int(sequence), int(row), rows)
             for sequence, row in zip(sequences, batch.logit_rows, strict=True)
         ]
         return self._logits_of(np.array(states, np.uint64))
@@ -161,6 +172,8 @@ class EchoExecutor:
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         size = self.options.page_size
         for source, target in zip(sources, targets, strict=True):
+            self._states[target] = self._states[source]
+            self._state_positions[target] = self._state_positions[source]
             for pool in (self._tokens, self._positions):
                 pool[target * size : (target + 1) * size] = pool[
                     source * size : (source + 1) * size
@@ -217,13 +230,37 @@ class EchoExecutor:
         assert batch.context_lens.max() <= options.max_seq_len
         assert 0 <= batch.token_ids.min() <= batch.token_ids.max() < options.vocab_size
 
-    def _read_state(self, batch: StepBatch, sequence: int, row: int) -> np.uint64:
+    def _advance_states(self, batch: StepBatch) -> UInt64s:
+        """Write the state group's pages of this step; the state after each of its tokens [T]."""
+        size, after = self.options.page_size, np.zeros(len(batch.token_ids), np.uint64)
+        if 0 not in self.options.windows:
+            return after
+        tables = batch.page_table.reshape(len(self.options.windows), len(batch.context_lens), -1)
+        for sequence, pages in enumerate(tables[self.options.windows.index(0)]):
+            begin, end = batch.query_start[sequence], batch.query_start[sequence + 1]
+            start = int(batch.context_lens[sequence] - (end - begin))
+            state = np.uint64(0)
+            if start:
+                page = pages[(start - 1) // size]
+                found = self._state_positions[page] == batch.positions[begin] - 1
+                state = self._states[page] if found else np.uint64(_POISON)
+            at = np.arange(start, start + end - begin)
+            hashes = _token_hashes(at, batch.token_ids[begin:end])
+            after[begin:end] = state ^ np.bitwise_xor.accumulate(hashes)
+            # The last of a page's tokens is the one that stays.
+            self._states[pages[at // size]] = after[begin:end]
+            self._state_positions[pages[at // size]] = batch.positions[begin:end]
+        return after
+
+    def _read_state(self, batch: StepBatch, sequence: int, row: int, rows: UInt64s) -> np.uint64:
         """State of the context up to a row's token, as this sequence's page tables find it."""
         after = int(batch.query_start[sequence + 1]) - 1 - row
         at = np.arange(int(batch.context_lens[sequence]) - after)
         tables = batch.page_table.reshape(len(self.options.windows), len(batch.context_lens), -1)
         states = [
-            context_state(self._read_tokens(batch, row, at, table[sequence]), window)
+            rows[row]
+            if window == 0
+            else context_state(self._read_tokens(batch, row, at, table[sequence]), window)
             for table, window in zip(tables, self.options.windows, strict=True)
         ]
         state: np.uint64 = np.bitwise_xor.reduce(_by_group(states))
@@ -252,11 +289,22 @@ class EchoExecutor:
 
 
 def context_state(token_ids: NDArray[np.int64], window: int | None = None) -> np.uint64:
-    """A hash of a context's last `window` tokens, in which the order counts."""
-    positions = np.arange(len(token_ids), dtype=np.uint64)
-    hashes = mix(mix(positions) + token_ids.astype(np.uint64))
-    state: np.uint64 = np.bitwise_xor.reduce(hashes if window is None else hashes[-window:])
+    """A hash of a context's last `window` tokens, or of all, in which the order counts."""
+    hashes = _token_hashes(np.arange(len(token_ids)), token_ids)
+    state: np.uint64 = np.bitwise_xor.reduce(hashes[-window:] if window else hashes)
     return state
+
+
+def _token_hashes(positions: NDArray[np.int64], token_ids: NDArray[Any]) -> UInt64s:
+    return mix(mix(positions.astype(np.uint64)) + token_ids.astype(np.uint64))
+
+
+def _group(layer: int, window: int | None) -> Group:
+    if window == 0:
+        entry = convolution_entry(layer, num_columns=2, width=4, dtype="f32")
+        return Group(kind=State(), entries=(entry,))
+    entry = attention_entry(layer, num_kv_heads=1, head_dim=4, dtype="f32")
+    return Group(kind=Full() if window is None else Window(tokens=window), entries=(entry,))
 
 
 def _by_group(states: Sequence[np.uint64]) -> UInt64s:

@@ -20,7 +20,7 @@ Tensors = Mapping[str, tuple[str, Shape]]
 def step_tensors(stages: Stages, vocab_size: int) -> Tensors:
     """Everything that a plan may read or write: inputs, pools, buffers and logits."""
     kv = stages.pool
-    pools = {place: (place.entry.dtype, kv.pool_shape(place.entry)) for place in kv.places}
+    pools = {place: (place.entry.dtype, kv.pool_shape(place)) for place in kv.places}
     return {
         **{name: ("i32", shape) for name, shape in STEP_SHAPES.items()},
         **{name: pool for place, pool in pools.items() for name in pool_names(place)},

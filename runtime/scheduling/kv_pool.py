@@ -48,7 +48,10 @@ class KvPool:
 
     def num_outside(self, window: int | None, num_tokens: int) -> int:
         """Pages that no token after the first `num_tokens` - 1 looks back to, but for the last of
-        them: where windows are short, a sequence's node in the prefix tree lives by that one."""
+        them: where windows are short, a sequence's node in the prefix tree lives by that one.
+
+        Of states, those before the last full page's, by which the node lives too.
+        """
         if window is None:
             return 0
         return max(0, (num_tokens - window) // self.page_size - 1)

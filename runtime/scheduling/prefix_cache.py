@@ -15,8 +15,9 @@ ancestors, and lets go of the deepest first. So these pages become idle leaf fir
 the front, and what else the leaf has goes with it.
 
 Pages of a window become idle one by one as the window leaves them. Evicted alone, they leave a gap
-(NO_PAGE). A prefix is a hit if every full group has all its pages and every window those that the
-next token looks back to.
+(NO_PAGE). A prefix is a hit if every full group has all its pages, every window those that the
+next token looks back to, and a state group the snapshot at the prefix's end. A snapshot becomes
+idle when its sequence has gone on by a page.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -105,11 +106,15 @@ class PrefixCache:
 
     def match(self, token_ids: Sequence[int], namespace: Namespace) -> list[Node]:
         """Nodes of the longest prefix that all groups have cached in the namespace, in whole
-        pages. Changes nothing."""
+        pages. Changes nothing.
+
+        With a state it ends before the last token, which is computed from the state before it.
+        """
         size = self.pool.page_size
+        length = len(token_ids) - (0 in self._windows)
         node: Node = self.root(namespace)
         matched: list[Node] = []
-        for begin in range(0, len(token_ids) - size + 1, size):
+        for begin in range(0, length - size + 1, size):
             child = node.children.get(tuple(token_ids[begin : begin + size]))
             if child is None:
                 break

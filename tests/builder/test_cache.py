@@ -74,6 +74,29 @@ def test_three_times_the_sequences_of_32k_tokens_in_the_same_bytes() -> None:
     assert sequences(grouped) >= 5 * sequences(whole)
 
 
+LFM2_350M: dict[str, Any] = {
+    "architectures": ["Lfm2ForCausalLM"],
+    "vocab_size": 65536,
+    "hidden_size": 1024,
+    "block_ff_dim": 6656,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128000,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+}
+
+
+def test_states_of_all_convolutions_are_one_group_and_cost_no_bytes_of_a_page() -> None:
+    kv = cache_layout(decoder_spec(LFM2_350M, LONG), 16, "bf16", state_dtype="bf16")
+    assert layers_of(kv) == [
+        (None, [2, 5, 8, 10, 12, 14]),
+        (0, [0, 1, 3, 4, 6, 7, 9, 11, 13, 15]),
+    ]
+    assert kv.page_bytes == 6 * 2 * 16 * 8 * 64 * 2
+    assert kv.pages_of_sequence(LONG) == LONG // 16 + 3
+
+
 @pytest.mark.parametrize("window", [1, 15, 16, 17, 1024])
 def test_what_a_sequence_holds_is_bounded_by_its_window(window: int) -> None:
     kv = layout(layer_types=["sliding_attention"] * 34, sliding_window=window)

@@ -142,6 +142,21 @@ def test_pages_that_a_window_has_left_are_nobodys(family: str, tmp_path: Path) -
         np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
 
 
+def test_lfm2s_convolutions_with_biases_and_more_taps(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {
+        "conv_bias": True,
+        "conv_L_cache": 4,
+        "block_auto_adjust_ff_dim": False,
+        "tie_word_embeddings": False,
+    }
+    path = tiny_checkpoint("lfm2", tmp_path, **fields)
+    prompt = random_prompt(PROMPT)
+    expected = transformers_logits(path, prompt)
+    for chunk in (1, 23):
+        found = stepper(path).prefill(prompt, chunk)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+
+
 # --- features that must be awake for the comparison above to mean anything ----------------------
 
 
@@ -165,6 +180,8 @@ def test_pages_that_a_window_has_left_are_nobodys(family: str, tmp_path: Path) -
         ("phi3_longrope", {"original_max_position_embeddings": 256}),
         ("qwen3_moe", {"norm_topk_prob": False}),
         ("mixtral", {"num_experts_per_tok": 1}),
+        ("lfm2", {"norm_eps": 1e-2}),
+        ("lfm2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
     ],
 )
 def test_leaving_a_feature_out_changes_the_logits(
@@ -210,6 +227,43 @@ def test_phi3_reads_su_as_longrope() -> None:
     config = flat_spelling("phi3_longrope")
     config["rope_scaling"]["type"] = "su"
     assert decoder_spec(config, 64) == decoder_spec(config_of("phi3_longrope"), 64)
+
+
+def test_lfm2_as_its_first_checkpoints_spell_it() -> None:
+    config = config_of("lfm2")
+    spec = decoder_spec(config, 64)
+    older = config_of(
+        "lfm2",
+        layer_types=...,
+        full_attn_idxs=[1, 4],
+        intermediate_size=...,
+        block_ff_dim=config["intermediate_size"],
+        tie_word_embeddings=...,
+        tie_embedding=True,
+        block_use_xavier_init=True,
+    )
+    assert decoder_spec(older, 64) == spec
+    assert [index for index, _ in spec.attentions] == [1, 4]
+    everywhere = decoder_spec({**older, "full_attn_idxs": None}, 64)
+    assert [index for index, _ in everywhere.attentions] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("fields", "size"),
+    [
+        ({}, 64),
+        ({"block_multiple_of": 24}, 72),
+        ({"block_ffn_dim_multiplier": 1.3, "block_multiple_of": 1}, 83),
+        ({"block_auto_adjust_ff_dim": False}, 96),
+    ],
+)
+def test_lfm2s_intermediate_size_is_transformers(fields: dict[str, Any], size: int) -> None:
+    config = config_of("lfm2", **fields)
+    model = transformers.AutoModelForCausalLM.from_config(tiny_config("lfm2", **fields))
+    assert model.model.layers[0].feed_forward.w1.out_features == size
+    assert {one.out_features for one in decoder_spec(config, 64).linears if "w1" in one.name} == {
+        size
+    }
 
 
 def test_gemma3s_pattern_is_five_windows_and_a_full_layer() -> None:
@@ -304,6 +358,7 @@ LONGROPE_SHORT_LIST = {
     "short_factor": [1.0],
     "long_factor": [1.0],
 }
+LFM2_ENORMOUS = {"block_ffn_dim_multiplier": 998, "intermediate_size": 1 << 20}
 ODD_ROTARY = {"partial_rotary_factor": 0.2}
 
 
@@ -337,6 +392,11 @@ ODD_ROTARY = {"partial_rotary_factor": 0.2}
         ("gemma2", {"layer_types": ["full_attention"]}, CheckpointError, "names 1 layers of 4"),
         ("gemma2", {"hidden_activation": "gelu"}, UnsupportedError, "'gelu'"),
         ("mixtral", {"num_local_experts": ...}, CheckpointError, "num_local_experts: is missing"),
+        ("lfm2", {"layer_types": ["sliding_attention"] * 5}, UnsupportedError, "sliding"),
+        ("lfm2", {"layer_types": ["conv"]}, CheckpointError, "names 1 layers of 5"),
+        ("lfm2", {"layer_types": [["conv"]] * 5}, UnsupportedError, "a list of 1"),
+        ("lfm2", {"conv_L_cache": 1}, CheckpointError, "conv_L_cache: is 1"),
+        ("lfm2", LFM2_ENORMOUS, CheckpointError, "intermediate size of 697651904"),
     ],
 )
 def test_refused_by_name(
@@ -364,7 +424,7 @@ def test_the_heads_of_every_layer_are_checked(monkeypatch: pytest.MonkeyPatch) -
     def family(config: Config, max_seq_len: int) -> DecoderSpec:
         spec = llama(config, max_seq_len)
         last = spec.layers[-1]
-        odd = replace(last, attention=replace(last.attention, num_heads=5))
+        odd = replace(last, mixer=replace(last.attention, num_heads=5))
         return replace(spec, layers=(*spec.layers[:-1], odd))
 
     monkeypatch.setattr(registry, "FAMILIES", {"LlamaForCausalLM": family})

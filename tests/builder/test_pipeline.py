@@ -397,6 +397,20 @@ def test_without_a_compiler_nothing_is_measured_and_max_kl_says_why(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("target", ["cuda:sm_90", "tensorrt:sm_90", "tensorrt-rtx:sm_120"])
+def test_targets_without_kernels_for_states_refuse_models_that_keep_them(
+    target: str, tmp_path: Path
+) -> None:
+    model = tiny_checkpoint("lfm2", tmp_path)
+    request = BuildRequest(model=str(model), output=tmp_path / "engine", target=target)
+    with pytest.raises(UnsupportedError) as caught:
+        build(request)
+    assert caught.value.field == "--target"
+    assert f"{target} has no kernels for the short convolutions of Lfm2" in str(caught.value)
+    assert "--target cpu" in caught.value.remedy
+    assert not (tmp_path / "engine").exists()
+
+
 # --- What is refused at the door --------------------------------------------------------------
 
 

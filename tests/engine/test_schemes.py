@@ -16,7 +16,10 @@ RMS_ERROR = 0.005
 """Of logits with a standard deviation of 0.23. Sums in another order round a bf16 activation the
 other way now and then; nothing else may differ, and most engines here are equal bit for bit."""
 LLAMA: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256}
-MOE: dict[str, Any] = {**LLAMA, "moe_intermediate_size": 128}
+FIELDS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {**LLAMA, "moe_intermediate_size": 128},
+    "lfm2": {**LLAMA, "block_auto_adjust_ff_dim": False},
+}
 
 
 @pytest.mark.parametrize(
@@ -31,6 +34,8 @@ MOE: dict[str, Any] = {**LLAMA, "moe_intermediate_size": 128}
         ("llama", "int4_awq", None, True),
         ("llama", "w4a8_awq", None, False),
         ("llama", "w4a8_awq", None, True),
+        ("lfm2", "bf16", "f8e4m3", False),
+        ("lfm2", "int4_awq", None, False),
         ("qwen3_moe", "fp8", None, False),
         ("qwen3_moe", "fp8", None, True),
         ("qwen3_moe", "int8_sq", None, False),
@@ -48,7 +53,7 @@ def test_engine_equals_the_evaluator(
         tmp_path,
         kv_dtype=kv_dtype,
         exact_activations=exact_activations,
-        **(MOE if family == "qwen3_moe" else LLAMA),
+        **FIELDS.get(family, LLAMA),
     )
     prompt = random_prompt(53, seed=3)
     found = engine_stepper(compiled.executor).prefill(prompt, 23)

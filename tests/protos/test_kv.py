@@ -3,12 +3,26 @@
 import msgspec
 import pytest
 
-from trtc.protos.kv import CacheLayout, Entry, Full, Group, Plane, Window, attention_entry
+from trtc.protos.kv import (
+    CacheLayout,
+    Entry,
+    Full,
+    Group,
+    Plane,
+    State,
+    Window,
+    attention_entry,
+    convolution_entry,
+)
 from trtc.protos.record import first_difference
 
 
 def entry(layer: int, heads: int = 2, width: int = 16) -> Entry:
     return attention_entry(layer, num_kv_heads=heads, head_dim=width, dtype="bf16")
+
+
+def state(layer: int) -> Entry:
+    return convolution_entry(layer, num_columns=2, width=16, dtype="bf16")
 
 
 def mixed() -> CacheLayout:
@@ -43,8 +57,47 @@ def test_places_are_in_the_order_of_the_layers() -> None:
 
 def test_layers_of_one_region_see_it_in_their_own_shape() -> None:
     layout = mixed()
-    assert layout.pool_shape(layout.groups[0].entries[1]) == ("num_pages", 2, 8, 1, 64)
-    assert layout.pool_shape(layout.groups[1].entries[1]) == ("num_pages", 2, 8, 4, 16)
+    shapes = {one.name: layout.pool_shape(one) for one in layout.places}
+    assert shapes["kv_5"] == ("num_pages", 2, 8, 1, 64)
+    assert shapes["kv_1"] == ("num_pages", 2, 8, 4, 16)
+
+
+def with_states(*sizes: int) -> CacheLayout:
+    """Two full layers of 512 and 1024 bytes a page, and states of so many bytes."""
+    states = tuple(
+        convolution_entry(10 + number, num_columns=2, width=size // 4, dtype="bf16")
+        for number, size in enumerate(sizes)
+    )
+    full = Group(kind=Full(), entries=(entry(2), entry(5, heads=4)))
+    return CacheLayout(page_size=4, groups=(full, Group(kind=State(), entries=states)))
+
+
+def places_of_states(layout: CacheLayout) -> list[tuple[int, int]]:
+    return [(one.region, one.offset) for one in layout.places if one.group == 1]
+
+
+def test_states_lie_side_by_side_in_the_regions_of_tokens() -> None:
+    layout = with_states(256, 256, 400, 400, 64)
+    assert places_of_states(layout) == [(0, 0), (0, 256), (1, 0), (1, 400), (1, 800)]
+    assert layout.region_bytes == (512, 1024) == with_states(4).region_bytes
+    assert layout.windows == (None, 0)
+    assert layout.pool_shape(layout.places[2]) == ("num_pages", 2, 64)
+    # However long it is: the last state, the snapshot before, and one that a step lets go of.
+    assert [layout.pages_of_sequence(n) for n in (1, 5, 9, 400)] == [2, 4, 6, 103]
+
+
+def test_a_state_that_no_region_has_room_for_has_its_own() -> None:
+    layout = with_states(512, 1000, 100, 2000, 400)
+    assert places_of_states(layout) == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0)]
+    assert layout.region_bytes == (512, 1024, 100, 2000, 400)
+    alone = CacheLayout(page_size=4, groups=layout.groups[1:])
+    assert alone.region_bytes == (512, 1000, 100, 2000, 400)
+
+
+def test_a_rank_has_its_share_of_a_states_channels() -> None:
+    layout = with_states(256).of_rank(2)
+    assert layout.groups[1].entries[0].planes[0].width == 32
+    assert layout.groups[1].entries[0].planes[0].heads == 2
 
 
 def test_a_rank_has_its_share_of_the_heads() -> None:
@@ -63,6 +116,10 @@ def test_a_rank_has_its_share_of_the_heads() -> None:
                 Group(kind=Full(), entries=(entry(1, heads=4),)),
             ),
             "different sizes",
+        ),
+        (
+            tuple(Group(kind=State(), entries=(state(layer),)) for layer in (0, 1)),
+            "more than one group of states",
         ),
     ],
 )

@@ -15,9 +15,9 @@ Array = NDArray[Any]
 def new_pools(kv: CacheLayout, num_pages: int, value: float = 0.0) -> dict[str, Array]:
     """Graph input -> a pool full of `value`."""
     return {
-        place.name: np.full(
-            (num_pages, *kv.pool_shape(place.entry)[1:]), value, dtype=np.float32
-        ).astype(NUMPY_DTYPES[place.entry.dtype])
+        place.name: np.full((num_pages, *kv.pool_shape(place)[1:]), value, dtype=np.float32).astype(
+            NUMPY_DTYPES[place.entry.dtype]
+        )
         for place in kv.places
     }
 

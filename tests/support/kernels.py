@@ -118,7 +118,8 @@ class KernelLibrary:
             array = buffers.get(by_input.get(parameter.name, parameter.name))
             array = array if array is not None else arrays.get(parameter.name)
             if array is not None:
-                view.data, view.row_stride = array.ctypes.data, _row_stride(array)
+                view.data = array.ctypes.data
+                view.row_stride = _row_stride(array, is_pool=parameter.role == "pool")
         self._call(number, views, extents, num_threads, only_largest)
         return {
             name: _checked(buffers[name], output, f"{call.op.name}.{name}")
@@ -222,8 +223,11 @@ def _headers() -> tuple[str, ...]:
     return tuple(header.read_text() for header in sorted(PLUGINS.rglob("*.hpp")))
 
 
-def _row_stride(array: Array) -> int:
-    """Elements from one row to the next; a whole row when there is but one axis."""
+def _row_stride(array: Array, *, is_pool: bool) -> int:
+    """Elements from one row to the next, of a pool from page to page; a whole row when there is but
+    one axis."""
+    if is_pool:
+        return array.strides[0] // array.itemsize
     if array.ndim == 2:
         assert array.shape[1] <= 1 or array.strides[1] == array.itemsize
         return array.strides[0] // array.itemsize

@@ -119,6 +119,15 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "num_hidden_layers": 3,
         },
     ),
+    "lfm2": (
+        "Lfm2Config",
+        {
+            "num_hidden_layers": 5,
+            "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"],
+            "block_multiple_of": 32,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+        },
+    ),
     "mixtral": (
         "MixtralConfig",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},

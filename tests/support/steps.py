@@ -106,7 +106,9 @@ class Pages:
         owned = self._owned.setdefault(name, [[] for _ in self._windows])
         for pages, window in zip(owned, self._windows, strict=True):
             if window is not None:
-                self._let_go(pages, (self._lengths.get(name, 0) - window + 1) // self._page_size)
+                # A state is that after the token before.
+                first = self._lengths.get(name, 0) - (window - 1 if window else 1)
+                self._let_go(pages, first // self._page_size)
             while len(pages) * self._page_size < length:
                 pages.append(self._free.pop(0))
         self._lengths[name] = length

@@ -65,6 +65,10 @@ class TensorRtRtxTarget:
         return False
 
     @property
+    def keeps_states(self) -> bool:
+        return False
+
+    @property
     def max_ranks(self) -> int:
         return 1
 

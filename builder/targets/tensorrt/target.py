@@ -79,6 +79,10 @@ class TensorRtTarget:
         return False
 
     @property
+    def keeps_states(self) -> bool:
+        return False
+
+    @property
     def max_ranks(self) -> int:
         return 1
 

@@ -171,7 +171,7 @@ def _layer(kind: Tiny, index: int) -> LayerSpec:
         softcap=3.0 if kind.gemma else None,
     )
     return LayerSpec(
-        attention=attention,
+        mixer=attention,
         mlp=_moe(kind, at) if kind.experts else _mlp(kind, linear),
         attention_norm=norm("attention_norm"),
         mlp_norm=norm("mlp_norm"),

@@ -42,8 +42,10 @@ WINDOWS: tuple[tuple[int | None, ...], ...] = (
     (9,),
     (1,),
     (None, 5, 11),
+    (None, 0),
+    (0,),
 )
-"""Cache layouts: the window of each group."""
+"""Cache layouts: the window of each group; 0: a state."""
 
 
 def crowded(windows: tuple[int | None, ...], num_pages: int) -> int:
@@ -209,11 +211,13 @@ TestSchedulerMachine.settings = settings(
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize(("seed", "windows"), [(0, (None,)), (1, (None,)), (2, (None, 6, 6))])
+@pytest.mark.parametrize(
+    ("seed", "windows"), [(0, (None,)), (1, (None,)), (2, (None, 6, 6)), (3, (None, 0))]
+)
 def test_pages_are_conserved_over_a_long_random_walk(
     seed: int, windows: tuple[int | None, ...], ahead: bool
 ) -> None:
-    """6 x 5,500 steps of a crowded pool, integrity checked after each."""
+    """8 x 5,500 steps of a crowded pool, integrity checked after each."""
     rng = random.Random(seed)
     options = replace(
         TINY,
@@ -243,7 +247,7 @@ def test_pages_are_conserved_over_a_long_random_walk(
                 check_finished(driver, request, options)
             del driver.sequences[request_id]
     assert driver.state.counters.preemptions > 50
-    assert driver.state.counters.prefix_hit_tokens > (1000 if len(windows) == 1 else 300)
+    assert driver.state.counters.prefix_hit_tokens > (1000 if len(windows) == 1 else 200)
     assert (driver.num_pending_tokens > 1000) == ahead
     assert driver.masks.num_late > 100
 

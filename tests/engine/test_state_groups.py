@@ -1,0 +1,76 @@
+"""A compiled model with states: snapshots, preemption and forks leave the tokens as they are."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.engine.conftest import Engines
+from tests.support.engines import open_executor
+from tests.support.loops import Loop
+from tests.support.models import random_prompt, transformers_greedy
+from tests.support.requests import greedy_request, sampled_request
+from trtc.runtime.engine.loop import LoopConfig
+
+
+@contextmanager
+def running(engine: Path, num_pages: int) -> Iterator[Loop]:
+    executor = open_executor(engine, num_pages=num_pages)
+    loop = Loop(executor, None, LoopConfig())
+    loop.start()
+    try:
+        yield loop
+    finally:
+        loop.stop()
+        executor.close()
+    loop.check_integrity()
+
+
+def test_a_crowded_pool_serves_the_tokens_of_transformers(tiny_engines: Engines) -> None:
+    """Too few pages for all at once; what they have in common is computed once."""
+    checkpoint, engine = tiny_engines("lfm2")
+    shared = random_prompt(48, seed=9)
+    prompts = [[*shared, *random_prompt(8, seed=seed)] for seed in range(4)]
+    expected = [transformers_greedy(checkpoint, prompt, 40) for prompt in prompts]
+    with running(engine, 28) as loop:
+        for attempt in ("first", "again"):
+            sent = [
+                loop.send(greedy_request(f"{attempt}{number}", prompt, 40, ignore_eos=True))
+                for number, prompt in enumerate(prompts)
+            ]
+            found = [list(one.result().completions[0].token_ids) for one in sent]
+            assert found == expected
+        stats = loop.stats()
+    assert stats.preemptions > 0
+    assert stats.prefix_hit_tokens > 0
+
+
+def test_a_prompt_served_again_is_computed_from_its_last_snapshot(tiny_engines: Engines) -> None:
+    """A whole prompt is no hit: its last token is computed from the state before it."""
+    _, engine = tiny_engines("lfm2")
+    prompt = random_prompt(48, seed=1)
+    cached = []
+    with running(engine, 64) as loop:
+        for number in range(3):
+            length = len(prompt) - number % 2
+            result = loop.send(greedy_request(f"{number}", prompt[:length], 4)).result()
+            cached.append(result.usage.cached_prompt_tokens)
+    assert cached == [0, 40, 40]
+
+
+def test_samples_of_one_prompt_go_on_from_one_state(tiny_engines: Engines) -> None:
+    _, engine = tiny_engines("lfm2")
+    prompts = [random_prompt(length, seed=length) for length in (15, 16, 17)]
+    requests = [
+        sampled_request(f"{number}", prompt, 24, seed=number, n=3, ignore_eos=True)
+        for number, prompt in enumerate(prompts)
+    ]
+    alone = []
+    with running(engine, 64) as loop:
+        for request in requests:
+            result = loop.send(request).result()
+            alone.append([one.token_ids for one in result.completions])
+    with running(engine, 30) as loop:
+        sent = [loop.send(request) for request in requests]
+        together = [[one.token_ids for one in each.result().completions] for each in sent]
+    assert together == alone
+    assert all(len(set(samples)) == 3 for samples in alone)
