@@ -2,7 +2,10 @@
 
 import gc
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +22,18 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("trtc")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Engines of the same code are compiled once a run: workers share $CXX and its cache."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None or "TRTC_TESTS_CXX" in os.environ:
+        return  # a worker, or a machine without a compiler, which the tests that need one say
+    cache = tempfile.TemporaryDirectory(prefix="trtc-tests-cxx-")
+    config.add_cleanup(cache.cleanup)
+    os.environ["TRTC_TESTS_CXX"] = compiler
+    os.environ["TRTC_TESTS_CXX_CACHE"] = cache.name
+    os.environ["CXX"] = str(Path(__file__).parent / "support" / "caching_cxx")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -148,8 +148,11 @@ def test_a_compiler_that_fails(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.cpp", "g++"]
 
 
-def test_objects_hold_no_path_and_need_no_cpp_runtime(tmp_path: Path) -> None:
+def test_objects_hold_no_path_and_need_no_cpp_runtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Compiled twice in two directories: the same bytes, and nothing of libstdc++ to find."""
+    monkeypatch.delenv("CXX")
     compiler = find_compiler()
     text = """#include <stdexcept>
     extern "C" __attribute__((visibility("default"))) const char* f() {

@@ -33,7 +33,12 @@ from trtc.builder.pipeline import build
 from trtc.builder.request import BuildRequest
 from trtc.runtime.engine.probe import Probe
 request = BuildRequest(
-    model=sys.argv[1], output=Path(sys.argv[2]), dtype="bf16", max_seq_len=1024, max_num_tokens=256
+    model=sys.argv[1],
+    output=Path(sys.argv[2]),
+    dtype="bf16",
+    max_seq_len=1024,
+    max_num_tokens=256,
+    eval_tokens=1024,
 )
 build(request, probe=Probe() if sys.argv[3] == "measured" else None)
 status = Path("/proc/self/status").read_text().split()

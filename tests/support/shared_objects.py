@@ -15,7 +15,7 @@ def compile_shared_object(source: str, flags: Iterable[str], included: Iterable[
     Raises:
         AssertionError: there is no compiler, or it refuses the source.
     """
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    compiler = shutil.which(os.environ.get("TRTC_TESTS_CXX", "g++"))
     assert compiler is not None, "the kernel tests need a C++ compiler"
     command = [compiler, *flags]
     digest = hashlib.sha256("\0".join([*command, source, *included]).encode()).hexdigest()
