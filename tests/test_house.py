@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import grimp
@@ -136,3 +137,40 @@ def test_markdown_links_lead_somewhere() -> None:
             ):
                 broken.append(f"{page.relative_to(ROOT)}: {target}")
     assert not broken
+
+
+EXTENDING = (ROOT / "docs" / "extending.md").read_text()
+
+
+def test_extending_names_files_that_are_there() -> None:
+    named = set(re.findall(r"`([a-z]+/[\w./]*)`", EXTENDING))
+    missing = {name for name in named if "NAME" not in name and not (ROOT / name).exists()}
+    assert len(named) > 50 and not missing
+
+
+@pytest.mark.parametrize("chapter", EXTENDING.split("\n## ")[1:])
+def test_each_chapter_of_extending_says_what_proves_it(chapter: str) -> None:
+    _, table, proofs = chapter.partition("| proves | by |\n|---|---|\n")
+    rows = [line for line in proofs.splitlines() if line.startswith("|")]
+    assert table and all(re.search(r"`(tests/|test_|make )", row) for row in rows), chapter[:40]
+
+
+def test_every_frontend_stands_apart_from_the_others() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (apart,) = (one for one in contracts["contracts"] if one["type"] == "independence")
+    folder = ROOT / "runtime" / "frontends"
+    found = {path.stem for path in folder.iterdir() if not path.name.startswith("__")} - {"base"}
+    assert {f"trtc.runtime.frontends.{name}" for name in found} == set(apart["modules"])
+
+
+def test_no_code_compares_an_sm_with_a_number() -> None:
+    """plugins/gpu/arch.py has what is known of an SM."""
+    compared = re.compile(r"\bsm\s*(?:[<>]=?|[=!]=|\bin\b)\s*[({[]?\d{2,3}\b")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in tracked_files()
+        if path.suffix == ".py" and path.relative_to(ROOT).parts[0] not in ("tests", "examples")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if compared.search(line) and path.name != "arch.py"
+    ]
+    assert not found

@@ -420,6 +420,12 @@ def test_an_unknown_architecture_lists_the_known_ones() -> None:
         assert architecture in caught.value.remedy
 
 
+def test_every_architecture_has_a_tiny_checkpoint() -> None:
+    """Gemma3ForConditionalGeneration wraps the text model that has one."""
+    tested = {architecture_of(family) for family in FAMILIES}
+    assert set(ARCHITECTURES) - {"Gemma3ForConditionalGeneration"} <= tested
+
+
 def test_the_heads_of_every_layer_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     def family(config: Config, max_seq_len: int) -> DecoderSpec:
         spec = llama(config, max_seq_len)
