@@ -110,7 +110,7 @@ class CacheLayout(Record, frozen=True):
 
     page_size: Count
     """Tokens of a page."""
-    groups: tuple[Group, ...]
+    groups: Annotated[tuple[Group, ...], msgspec.Meta(min_length=1)]
 
     def __post_init__(self) -> None:
         layers = [layer for one in self.places for layer in (one.entry.layer, *one.entry.shared_by)]

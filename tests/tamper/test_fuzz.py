@@ -156,6 +156,7 @@ FORGED: list[tuple[str, str, object]] = [
     ("kv", "page_size", -1),
     ("kv", "page_size", 0),
     ("kv", "page_size", 32),
+    ("kv", "groups", []),
     ("kv", "head_dim", 2**40),
     ("kv", "num_layers", 99),
     ("model", "vocab_size", 2**62),
