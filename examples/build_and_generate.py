@@ -15,8 +15,8 @@ def main() -> None:
         if accuracy is not None:
             print(f"KL to the unquantised model {accuracy.kl:.4f}, top-1 {accuracy.top1:.1%}")
         with open_engine(output) as engine:
-            for piece in engine.generate(PROMPT, max_tokens=48, temperature=0.0):
-                print(piece.text, end="", flush=True)
+            for step in engine.generate(PROMPT, max_tokens=48, temperature=0.0):
+                print(step.text, end="", flush=True)
             print()
 
 

@@ -21,8 +21,8 @@ from trtc.builder.passes.lower_norms import LOWER_NORMS
 from trtc.builder.passes.lower_swiglu import LOWER_SWIGLU
 from trtc.builder.passes.match_scale_types import MATCH_SCALE_TYPES
 from trtc.builder.passes.merge_linears import MERGE_LINEARS
-from trtc.builder.passes.narrow_lm_head import NARROW_LM_HEAD
 from trtc.builder.passes.pack_weights import PACK_WEIGHTS
+from trtc.builder.passes.quantize_lm_head import QUANTIZE_LM_HEAD
 from trtc.builder.passes.regroup_e4m3 import REGROUP_E4M3
 from trtc.builder.passes.select_cpu_activation import SELECT_CPU_ACTIVATION
 from trtc.builder.passes.shard import ShardOverRanks
@@ -84,15 +84,15 @@ def cpu_passes(
     and of E4M3, which are stored as int8. `reader` compares vectors of scales, and reads nothing
     else."""
     pack = (PACK_WEIGHTS,) if exact_weights else (COMPACT_WEIGHTS, PACK_WEIGHTS)
-    narrow = (NARROW_LM_HEAD,) if narrows_lm_head(scheme, exact_lm_head) else ()
+    lm_head = (QUANTIZE_LM_HEAD,) if quantizes_lm_head(scheme, exact_lm_head) else ()
     share = (share_pre_scales(reader),) if scheme.pre_quant_scale else ()
     if exact_activations:
-        return (*share, *NATIVE_PASSES, *narrow, *pack)
-    rounded = (REGROUP_E4M3, *narrow, SELECT_CPU_ACTIVATION)
+        return (*share, *NATIVE_PASSES, *lm_head, *pack)
+    rounded = (REGROUP_E4M3, *lm_head, SELECT_CPU_ACTIVATION)
     return (*share, DROP_E4M3_ROUNDING, *NATIVE_PASSES, *rounded, *pack)
 
 
-def narrows_lm_head(scheme: Scheme, exact_lm_head: bool) -> bool:
+def quantizes_lm_head(scheme: Scheme, exact_lm_head: bool) -> bool:
     """Whether the CPU target stores the lm_head as int8."""
     return not exact_lm_head and scheme.dtype == "bf16" != scheme.weight
 
@@ -105,13 +105,13 @@ def cuda_passes(
     on the chip, and 4-bit weights come to lie in tiles, in one call with the norms and gates beside
     them."""
     share = (share_pre_scales(reader),) if scheme.pre_quant_scale else ()
-    narrow = (NARROW_LM_HEAD,) if narrows_lm_head_on_cuda(scheme, exact_lm_head) else ()
+    lm_head = (QUANTIZE_LM_HEAD,) if quantizes_lm_head_on_cuda(scheme, exact_lm_head) else ()
     if ranks == 1:
-        return (*share, *NATIVE_PASSES, *narrow, *_CUDA_PASSES)
-    return (*share, *_SHARDED_PASSES, *narrow, ShardOverRanks(ranks), *_CUDA_PASSES)
+        return (*share, *NATIVE_PASSES, *lm_head, *_CUDA_PASSES)
+    return (*share, *_SHARDED_PASSES, *lm_head, ShardOverRanks(ranks), *_CUDA_PASSES)
 
 
-def narrows_lm_head_on_cuda(scheme: Scheme, exact_lm_head: bool) -> bool:
+def quantizes_lm_head_on_cuda(scheme: Scheme, exact_lm_head: bool) -> bool:
     """Whether the CUDA target stores the lm_head as int8: beside 4-bit weights, whose steps of few
     sequences it is a fifth of. From 128 rows on cuBLASLt's bf16 product is faster."""
-    return narrows_lm_head(scheme, exact_lm_head) and scheme.weight == "i4"
+    return quantizes_lm_head(scheme, exact_lm_head) and scheme.weight == "i4"

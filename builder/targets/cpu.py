@@ -9,7 +9,7 @@ import onnx
 
 import trtc.plugins
 from trtc.builder.passes.base import Pass
-from trtc.builder.passes.order import cpu_passes, narrows_lm_head
+from trtc.builder.passes.order import cpu_passes, quantizes_lm_head
 from trtc.builder.plan import make_plan
 from trtc.builder.targets.base import Compiled, CompileRequest, refuse_fp4
 from trtc.builder.targets.cpu_codegen import generate
@@ -104,7 +104,7 @@ class CpuTarget:
             ledger=ByteLedger(
                 weights=plan.weights_bytes, activations=plan.arena_bytes, page=plan.kv.page_bytes
             ),
-            lm_head="i8" if narrows_lm_head(request.scheme, request.exact_lm_head) else None,
+            lm_head="i8" if quantizes_lm_head(request.scheme, request.exact_lm_head) else None,
         )
 
     def _compile_isa(

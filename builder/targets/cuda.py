@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import onnx
 
 from trtc.builder.passes.base import Pass
-from trtc.builder.passes.order import cuda_passes, narrows_lm_head_on_cuda
+from trtc.builder.passes.order import cuda_passes, quantizes_lm_head_on_cuda
 from trtc.builder.plan import make_plan
 from trtc.builder.recipes import Apply, Concat, Recipe, Shard, TensorReader
 from trtc.builder.targets.base import Compiled, CompileRequest, refuse_fp4
@@ -108,7 +108,7 @@ class CudaTarget:
                 page=plan.kv.page_bytes,
             ),
             lm_head="i8"
-            if narrows_lm_head_on_cuda(request.scheme, request.exact_lm_head)
+            if quantizes_lm_head_on_cuda(request.scheme, request.exact_lm_head)
             else None,
         )
 

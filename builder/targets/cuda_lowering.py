@@ -22,9 +22,9 @@ from trtc.plugins.gpu.lowering import (
     NEXT_WEIGHT,
     SCRATCH,
     Collective,
+    Gemm,
     Launch,
     Lower,
-    MatrixProduct,
     Site,
     Variant,
 )
@@ -159,7 +159,7 @@ def _rows(call: Call) -> Literal["tokens", "rows"]:
     return "rows" if "R" in (call.axes.get("M"), call.axes.get("R")) else "tokens"
 
 
-_Work = Numbered | MatrixProduct | Collective
+_Work = Numbered | Gemm | Collective
 
 
 class _KernelTable:
@@ -269,7 +269,7 @@ class _Resolver:
         match part:
             case Numbered():
                 return self._kernel(one, part, names)
-            case MatrixProduct():
+            case Gemm():
                 return self._product(one, part, names)
             case Collective():
                 return self._collective(one, part, names)
@@ -293,7 +293,7 @@ class _Resolver:
         )
 
     def _product(
-        self, one: _LoweredCall, product: MatrixProduct, names: Mapping[str, Address]
+        self, one: _LoweredCall, product: Gemm, names: Mapping[str, Address]
     ) -> ProductCall:
         site = one.site
         num_columns, depth = site.axes["N"], site.axes["K"]

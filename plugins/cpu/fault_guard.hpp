@@ -50,7 +50,7 @@ void on_bus_error(int number, siginfo_t* info, void* context) {
 }
 
 // Once a shared object. Engines of several form a chain of handlers; one that was installed again on
-// top of those that call it would make the chain a circle.
+// top of those that call it would make the chain a cycle.
 void install_handler() {
   if (handler_installed.exchange(true)) return;
   struct sigaction handler = {};

@@ -13,7 +13,7 @@ import triton.language as tl
 from trtc.plugins.gemm.mixed_input import lower_mixed_input
 from trtc.plugins.gemm.skinny import skinny_launches
 from trtc.plugins.gemm.streamed import streamed_launches
-from trtc.plugins.gpu.lowering import Extent, Launch, MatrixProduct, Site, Variant
+from trtc.plugins.gpu.lowering import Extent, Gemm, Launch, Site, Variant
 from trtc.plugins.gpu.triton import launch_dependents, row_and_columns, softcapped, wait_for_inputs
 from trtc.plugins.gpu.triton_launch import count_index, site_launch, vector
 
@@ -136,14 +136,14 @@ def _few_rows(site: Site) -> tuple[Variant, ...]:
     )
 
 
-def _many_rows(site: Site) -> tuple[Launch | MatrixProduct, ...]:
+def _many_rows(site: Site) -> tuple[Launch | Gemm, ...]:
     capped = float(site.attributes["softcap"]) > 0
     if not _has_library_product(site) or (capped and site.dtypes["out"] != "f32"):
         return (tiles_launch(site),)
     optional = ("input_scale", "weight_scale", "bias", "residual")
     names = {name: name for name in optional if site.has(name)}
-    matrix_product = MatrixProduct(**names)
-    return (matrix_product, _cap_launch(site)) if capped else (matrix_product,)
+    gemm = Gemm(**names)
+    return (gemm, _cap_launch(site)) if capped else (gemm,)
 
 
 def _has_library_product(site: Site) -> bool:

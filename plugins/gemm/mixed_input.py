@@ -33,8 +33,8 @@ from trtc.plugins.gpu.lowering import (
     ONE,
     SCRATCH,
     Extent,
+    Gemm,
     Launch,
-    MatrixProduct,
     Site,
     Variant,
 )
@@ -266,7 +266,7 @@ def _widened(site: Site) -> Variant:
         scratch={_WIDE: "bf16"},
     )
     names = {name: name for name in ("bias", "residual") if site.has(name)}
-    product = MatrixProduct(weight=SCRATCH + _WIDE, **names)
+    product = Gemm(weight=SCRATCH + _WIDE, **names)
     return Variant(
         work=(widen, product),
         max_rows=site.limits.max_num_tokens,

@@ -1,5 +1,5 @@
 // out = softcap(x @ ((weight - zero) * weight_scale).T + bias) + residual for bf16 x and 4-bit weights
-// in tiles (plugins/tiles.py) or row-major int8 ones, by the products of sm_90's warpgroups.
+// in tiles (plugins/tiles.py) or row-major int8 ones, by WGMMA.
 //
 // An item is a tile, 64 * ROW_GROUPS rows of the weight, and ROWS rows of x; those of the same tile
 // follow each other. A cluster of CLUSTER blocks takes an item at a time, and each of its blocks every

@@ -3,21 +3,19 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from trtc.plugins.gpu.lowering import Collective, Launch, MatrixProduct, Variant
+from trtc.plugins.gpu.lowering import Collective, Gemm, Launch, Variant
 
 
 def renamed(
-    work: Iterable[Launch | MatrixProduct | Collective], places: Mapping[str, str]
-) -> tuple[Launch | MatrixProduct, ...]:
+    work: Iterable[Launch | Gemm | Collective], places: Mapping[str, str]
+) -> tuple[Launch | Gemm, ...]:
     """The work of another operator, its parameters by the names that they have here: parameters of
     the operator at hand, or SCRATCH and a buffer."""
     return tuple(_renamed(one, places) for one in work)
 
 
-def _renamed(
-    work: Launch | MatrixProduct | Collective, places: Mapping[str, str]
-) -> Launch | MatrixProduct:
-    if isinstance(work, MatrixProduct):
+def _renamed(work: Launch | Gemm | Collective, places: Mapping[str, str]) -> Launch | Gemm:
+    if isinstance(work, Gemm):
         return replace(work, x=places.get(work.x, work.x), out=places.get(work.out, work.out))
     assert isinstance(work, Launch)
     return replace(work, arguments=tuple(places.get(name, name) for name in work.arguments))

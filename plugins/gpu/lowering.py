@@ -119,7 +119,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class MatrixProduct:
+class Gemm:
     """One call of cuBLASLt:
 
         out = x @ weight.T (* input_scale * weight_scale) (+ residual) (+ bias)
@@ -157,7 +157,7 @@ class Collective:
 class Variant:
     """One way to run a call."""
 
-    work: tuple[Launch | MatrixProduct | Collective, ...]
+    work: tuple[Launch | Gemm | Collective, ...]
     max_rows: int
     """Right for every bucket of up to so many rows (of the call's row axis)."""
     kind: StepKind = "any"

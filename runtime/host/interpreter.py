@@ -1,8 +1,7 @@
 """How a process that runs engines has Python behave. Of the whole process: one block at a time.
 
-Objects that refer to each other in circles are found by looking at all others, with every thread
-standing still: 0.1 to 0.2 s with a large library like torch loaded, while a decode step takes a
-tenth of that.
+A full run of the cyclic garbage collector visits every object and stops every thread: 0.1 to 0.2 s
+with a large library like torch loaded, while a decode step takes a tenth of that.
 """
 
 import gc
@@ -11,14 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _YOUNG_OBJECTS = 5_000
-"""More new objects than freed ones before the newest are looked at: a step of hundreds of sequences
-makes thousands, and frees nearly all of them by itself."""
+"""Threshold of the youngest generation, allocations less deallocations: a step of hundreds of
+sequences makes thousands of objects, and reference counts free nearly all of them."""
 
 
 @contextmanager
 def few_collections() -> Iterator[None]:
-    """For the time of the block, which begins when all that lasts has been opened, what exists is
-    never looked at, and new objects less often."""
+    """During the block, which begins when all that lasts has been opened, the garbage collector
+    leaves out what exists (`gc.freeze`) and runs less often."""
     threshold = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, *threshold[1:])
@@ -35,8 +34,8 @@ def quick_start() -> Iterator[None]:
     fifth of the time to a first token.
 
     NumPy, unless it is there already or OPENBLAS_NUM_THREADS is set, comes without threads for
-    matrix products. No garbage is looked for meanwhile, nor ever among what there is by the end:
-    the first look would be at all of it, within the first step.
+    GEMMs. The garbage collector is off meanwhile, and never visits what exists at the end: its
+    first run would visit all of that, within the first step.
 
     Not for a user's program, which may have products to compute.
     """

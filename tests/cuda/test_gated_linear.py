@@ -12,7 +12,7 @@ from tests.support.cuda_on_cpu import poisoned
 from tests.support.gated_calls import gated_call
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.triton_kernels import needs_triton
-from trtc.plugins.gpu.lowering import Launch, Lower, MatrixProduct, Site, Variant
+from trtc.plugins.gpu.lowering import Gemm, Launch, Lower, Site, Variant
 from trtc.plugins.gpu.sources import CudaSource
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.manifest import Limits
@@ -150,7 +150,7 @@ def test_bf16_is_gated_in_the_same_kernel_or_in_two_steps() -> None:
 
 
 def name_of(work: object) -> str:
-    if isinstance(work, MatrixProduct):
+    if isinstance(work, Gemm):
         return "product"
     assert isinstance(work, Launch)
     kernel = work.kernel
@@ -158,7 +158,7 @@ def name_of(work: object) -> str:
 
 
 def written(work: object) -> str:
-    if isinstance(work, MatrixProduct):
+    if isinstance(work, Gemm):
         return work.out
     assert isinstance(work, Launch)
     return work.arguments[-1]

@@ -15,7 +15,7 @@ from tests.support.cuda_on_cpu import poisoned
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.linear_calls import Case, linear_call, take_rows
 from tests.support.triton_kernels import Work, needs_triton
-from trtc.plugins.gpu.lowering import Collective, Launch, MatrixProduct, Site
+from trtc.plugins.gpu.lowering import Collective, Gemm, Launch, Site
 from trtc.plugins.gpu.sources import CudaSource
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.errors import UnsupportedError
@@ -89,7 +89,7 @@ def test_the_softcap_of_logits_follows_the_product() -> None:
     case = Case("bf16", "bf16", 1500, 24, softcap=2.0, out="f32", layout="row_major")
     call = dense_call(case, rows=5)
     (product, capped) = cuda.lower_gemm(site(case, 80))[-1].work
-    assert isinstance(product, MatrixProduct) and isinstance(capped, Launch)
+    assert isinstance(product, Gemm) and isinstance(capped, Launch)
     plain = replace(call, attributes={**call.attributes, "softcap": 0.0})
     logits = plain.reference()["out"]
 
@@ -118,7 +118,7 @@ def test_the_softcap_of_logits_follows_the_product() -> None:
     ids=str,
 )
 def test_the_skinny_kernel_agrees_with_the_reference(case: Case, sm: int, rows: int) -> None:
-    """Products of warps, and of warpgroups on sm_90; clusters of one block, and of two (64 rows
+    """mma.sync, and WGMMA on sm_90; clusters of one block, and of two (64 rows
     and 128, or 8 of long rows); copies at once, and as late as may be."""
     source = two_clusters(site(case, sm), rows)
     for count in {1, rows // 2 + 1, rows}:
@@ -244,11 +244,11 @@ def test_variants_of_a_site(case: Case, kinds: list[str]) -> None:
     assert all(variant.kind == "any" for variant in variants)
 
 
-def variant_kind(work: tuple[Launch | MatrixProduct | Collective, ...]) -> str:
+def variant_kind(work: tuple[Launch | Gemm | Collective, ...]) -> str:
     names = []
     for one in work:
         assert not isinstance(one, Collective)
-        if isinstance(one, MatrixProduct):
+        if isinstance(one, Gemm):
             names.append("product")
         elif isinstance(one.kernel, CudaSource):
             names.append(one.kernel.entry.removesuffix("_linear"))

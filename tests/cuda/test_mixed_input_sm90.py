@@ -1,5 +1,5 @@
-"""Linears with integer weights by the products of sm_90's warpgroups: the CUDA C++ kernel on the
-CPU, against the reference; and what it compiles to."""
+"""Linears with integer weights by WGMMA: the CUDA C++ kernel on the CPU, against the reference; and
+what it compiles to."""
 
 from collections.abc import Iterator
 from typing import Any

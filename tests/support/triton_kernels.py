@@ -195,13 +195,13 @@ def interpret_work(work: Work) -> dict[str, Array]:
 
 
 def _interpret_work(work: Work) -> dict[str, Array]:
-    from trtc.plugins.gpu.lowering import MatrixProduct
+    from trtc.plugins.gpu.lowering import Gemm
 
     tensors = {name: _tensor(value) for name, value in work.arrays.items()}
     for name, num_bytes in scratch_of(work).items():
         tensors[f"scratch.{name}"] = _tensor(np.full(num_bytes, 0xFF, np.uint8))
     for launch in launches_of(work):
-        if isinstance(launch, MatrixProduct):
+        if isinstance(launch, Gemm):
             _multiply(launch, work.arguments[0], tensors)
             continue
         parameters = zip(launch.kernel.parameters, launch.arguments, strict=True)
@@ -219,7 +219,7 @@ def _given(tensor: Any, name: str, dtype: str) -> Any:
 
 
 def _multiply(product: Any, site: Any, tensors: Mapping[str, Any]) -> None:
-    """A MatrixProduct of a site. Operands in scratch are bf16 without gaps."""
+    """A GEMM of a site. Operands in scratch are bf16 without gaps."""
 
     def matrix(name: str, width: int) -> Any:
         if name.startswith("scratch."):

@@ -107,7 +107,7 @@ def inputs_of(kernel: KernelFacts, page_size: int) -> list[tuple[Any, tuple[int 
     """(type, shape) of every input of the node."""
     if kernel.op == "attention_combine":
         rows = output_axes(kernel, page_size)[0]
-        partial, stats = piece_axes(kernel)
+        partial, stats = split_axes(kernel)
         return [
             (TYPES[kernel.dtypes["rows"]], rows),
             (trt.float32, partial),
@@ -183,10 +183,10 @@ def output_axes(kernel: KernelFacts, page_size: int) -> list[tuple[int | str, ..
     if kernel.op == "kv_write":
         return [("num_pages", 2, page_size, int(a["num_kv_heads"]), int(a["head_dim"]))]
     rows = ("T", int(a["num_heads"]) * int(a["head_dim"]))
-    return [rows, *piece_axes(kernel)] if kernel.op == "attention_split" else [rows]
+    return [rows, *split_axes(kernel)] if kernel.op == "attention_split" else [rows]
 
 
-def piece_axes(kernel: KernelFacts) -> list[tuple[int | str, ...]]:
+def split_axes(kernel: KernelFacts) -> list[tuple[int | str, ...]]:
     """The shapes of partial and stats."""
     a = kernel.attributes
     width = int(a["splits"]) * int(a["num_heads"])

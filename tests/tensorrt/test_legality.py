@@ -64,9 +64,9 @@ def write_segments(
     write_graph(module, reader, directory, lambda message: None)
     model = onnx.load(directory / GRAPH_FILE, load_external_data=False)
     paths = []
-    for number, piece in enumerate(cut(model)):
+    for number, subgraph in enumerate(cut(model)):
         paths.append(directory / f"segment-{number}.onnx")
-        paths[-1].write_bytes(piece.model.SerializeToString())
+        paths[-1].write_bytes(subgraph.model.SerializeToString())
     assert len(paths) == len(spec.layers) + 1
     return paths, make_profiles(LIMITS, module.kv)
 

@@ -215,7 +215,7 @@ def test_arithmetic_of_weights_and_integers_is_copied_and_nothing_else() -> None
         ],
     )
     first, second = cut(onnx.helper.make_model(graph))
-    names = [[one.name for one in piece.model.graph.node] for piece in (first, second)]
+    names = [[one.name for one in subgraph.model.graph.node] for subgraph in (first, second)]
     assert names == [
         ["floating", "turned", "a", "wide", "a2"],
         ["turned", "b", "wide", "b2", "b3", "logits"],

@@ -19,7 +19,7 @@ _INTEGERS = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
 
 
 @dataclass(frozen=True)
-class Piece:
+class Subgraph:
     """A segment, and the plugin nodes that follow it."""
 
     model: onnx.ModelProto
@@ -35,12 +35,12 @@ class Piece:
         return tuple(info.name for info in self.model.graph.output)
 
 
-def cut(model: onnx.ModelProto) -> tuple[Piece, ...]:
-    """Cut `model` at every node of trtc's domain; the pieces in the order in which they run.
+def cut(model: onnx.ModelProto) -> tuple[Subgraph, ...]:
+    """Cut `model` at every node of trtc's domain; the subgraphs in the order in which they run.
 
     External weights stay where they are: a segment's file belongs beside that of the model.
     """
-    return _Cut(model).pieces()
+    return _Cut(model).subgraphs()
 
 
 def tensor_types(graph: onnx.GraphProto) -> Mapping[str, onnx.ValueInfoProto]:
@@ -63,12 +63,12 @@ class _Cut:
         for node in model.graph.node:
             self._place(node)
 
-    def pieces(self) -> tuple[Piece, ...]:
+    def subgraphs(self) -> tuple[Subgraph, ...]:
         whole = {depth: self._with_copies(nodes) for depth, nodes in self._segments.items()}
         readers = [*whole.values(), *self._gaps.values()]
         final = {info.name for info in self._model.graph.output}
         return tuple(
-            Piece(
+            Subgraph(
                 model=self._segment(
                     nodes, final.union(*(_read(other) for other in readers if other is not nodes))
                 ),

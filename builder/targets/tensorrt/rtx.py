@@ -15,7 +15,7 @@ from trtc.builder.passes.base import Pass
 from trtc.builder.passes.order import TENSORRT_PASSES
 from trtc.builder.targets.base import Compiled, CompileRequest
 from trtc.builder.targets.gpu.triton import TRITON_VERSION, check_triton
-from trtc.builder.targets.tensorrt.cut import Piece, cut
+from trtc.builder.targets.tensorrt.cut import Subgraph, cut
 from trtc.builder.targets.tensorrt.kernels import write_kernels
 from trtc.builder.targets.tensorrt.plan import PlanOptions, build_plan
 from trtc.builder.targets.tensorrt.stages import cut_stages
@@ -92,11 +92,11 @@ class TensorRtRtxTarget:
         weights = place_weights(module)
         weights_file = request.scratch / WEIGHTS_FILE
         write_weights([weights_file], weights, module.recipes, request.reader, progress)
-        pieces = cut(with_external_weights(module.model, weights))
+        subgraphs = cut(with_external_weights(module.model, weights))
         profiles = make_profiles(request.limits, kv)
         trt = _load()
-        plans = self._write_plans(trt, pieces, profiles, request, progress)
-        stages = cut_stages(module, pieces, plans, profiles, kernels)
+        plans = self._write_plans(trt, subgraphs, profiles, request, progress)
+        stages = cut_stages(module, subgraphs, plans, profiles, kernels)
         (request.workdir / STAGES_FILE).write_bytes(stages_json(stages))
         return Compiled(
             facts=TargetFacts(
@@ -117,12 +117,12 @@ class TensorRtRtxTarget:
     def _write_plans(
         self,
         trt: Any,
-        pieces: Sequence[Piece],
+        subgraphs: Sequence[Subgraph],
         profiles: tuple[Profile, ...],
         request: CompileRequest,
         progress: Progress,
     ) -> list[str]:
-        """Build the plan of every piece, one at a time; their files in the engine."""
+        """Build the plan of every subgraph, one at a time; their files in the engine."""
 
         def configure(config: Any) -> None:
             config.num_compute_capabilities = len(self.sms)
@@ -132,10 +132,10 @@ class TensorRtRtxTarget:
         options = PlanOptions(profiles, _OPTIMIZATION_LEVEL, _WORKSPACE_BYTES, configure=configure)
         (request.workdir / PLANS_DIR).mkdir()
         plans = []
-        for number, piece in enumerate(pieces):
+        for number, subgraph in enumerate(subgraphs):
             graph = request.scratch / f"segment-{number}.onnx"
-            graph.write_bytes(piece.model.SerializeToString(deterministic=True))
-            label = f"segment {number + 1}/{len(pieces)}"
+            graph.write_bytes(subgraph.model.SerializeToString(deterministic=True))
+            label = f"segment {number + 1}/{len(subgraphs)}"
             built = build_plan(trt, graph, options, partial(_tell, progress, label))
             plans.append(f"{PLANS_DIR}/segment-{number}.plan")
             (request.workdir / plans[-1]).write_bytes(built.plan)

@@ -7,7 +7,7 @@ import onnx
 
 from trtc.builder.memory import Life, place
 from trtc.builder.module import Module
-from trtc.builder.targets.tensorrt.cut import Piece, tensor_types
+from trtc.builder.targets.tensorrt.cut import Subgraph, tensor_types
 from trtc.builder.targets.tensorrt.kernels import kernels_of_nodes
 from trtc.plugins.registry import REGISTRY
 from trtc.protos.bundle import PLAN_BLOB_FILE, KernelFacts, Profile
@@ -41,22 +41,22 @@ def whole_stages(module: Module, profiles: tuple[Profile, ...]) -> Stages:
 
 def cut_stages(
     module: Module,
-    pieces: Sequence[Piece],
+    subgraphs: Sequence[Subgraph],
     plans: Sequence[str],
     profiles: tuple[Profile, ...],
     kernels: Mapping[str, tuple[KernelFacts, ...]],
 ) -> Stages:
-    """Plans of the pieces of a graph, and its plugins' kernels between them.
+    """Plans of the subgraphs of a graph, and its plugins' kernels between them.
 
     Args:
-        plans: the file of each piece.
+        plans: the file of each subgraph.
         kernels: by SM; the same ones in the same order for each.
     """
     by_node = kernels_of_nodes(module, next(iter(kernels.values())))
     stages: list[Segment | Launch] = []
-    for piece, plan in zip(pieces, plans, strict=True):
-        stages.append(Segment(plan=plan, inputs=piece.inputs, outputs=piece.outputs))
-        stages += [_launch(node, by_node[node.name], len(profiles)) for node in piece.gap]
+    for subgraph, plan in zip(subgraphs, plans, strict=True):
+        stages.append(Segment(plan=plan, inputs=subgraph.inputs, outputs=subgraph.outputs))
+        stages += [_launch(node, by_node[node.name], len(profiles)) for node in subgraph.gap]
     buffers, arena = _place_buffers(module, stages)
     return Stages(
         pool=module.kv,

@@ -257,8 +257,8 @@ def _try_port(host: str, port: int) -> None:
 async def _or_status(running: Awaitable[AnswerT]) -> AnswerT | grpc.Status:
     """What it returns, or the status of the error that it raises.
 
-    The error ends here: gRPC keeps an aborted call in a circle with the frames that aborted it, and
-    those of an error hold the request, for as long as nobody looks for garbage.
+    The error ends here: gRPC keeps an aborted call in a reference cycle with the frames that
+    aborted it, and those of an error hold the request until the garbage collector runs.
     """
     try:
         return await running

@@ -148,7 +148,7 @@ async def test_an_engine_in_this_process_and_one_behind_a_server(tmp_path: Path)
     ) as local:
         found = await run_load(local, load, shape)
         stats = local.stats()
-        assert gc.get_freeze_count() > 0, "no search for garbage goes through all of the engine"
+        assert gc.get_freeze_count() > 0, "no garbage collection visits all of the engine"
     assert gc.get_freeze_count() == 0
     assert (found.completed, found.output_tokens) == (6, 30)
     assert stats.work_seconds > stats.step_seconds > 0

@@ -37,7 +37,7 @@ def test_an_error_ends_the_block_too() -> None:
     assert gc.get_threshold() == threshold
 
 
-def test_a_start_looks_for_no_garbage_and_leaves_python_as_it_was(
+def test_a_start_collects_no_garbage_and_leaves_python_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")

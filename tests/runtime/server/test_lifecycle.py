@@ -240,7 +240,7 @@ async def test_a_killed_rank_ends_the_server_within_seconds() -> None:
 
 
 @asynchronous
-async def test_while_a_server_runs_searches_for_garbage_leave_out_what_it_opened() -> None:
+async def test_while_a_server_runs_the_garbage_collector_leaves_out_what_it_opened() -> None:
     server = Server(
         CONFIG, opener=lambda source, config: open_echo(EchoEngine(), source.name, config)
     )

@@ -172,8 +172,8 @@ def test_token_ids_are_counted_before_there_is_a_list_of_them() -> None:
 
 
 @asynchronous
-async def test_refused_requests_are_freed_before_anybody_looks_for_garbage() -> None:
-    """gRPC keeps an aborted call in a circle; the request must be no part of it."""
+async def test_refused_requests_are_freed_without_the_garbage_collector() -> None:
+    """gRPC keeps an aborted call in a reference cycle; the request must be no part of it."""
     kinds = (pb.GenerateRequest, pb.TokenizeRequest, pb.DetokenizeRequest, RequestDraft)
     refused = {
         "Generate": field(4, field(1, b"\x01" * 50_000)),

@@ -1,4 +1,4 @@
-"""builder/passes/narrow_lm_head.py."""
+"""builder/passes/quantize_lm_head.py."""
 
 import numpy as np
 import pytest
@@ -15,8 +15,8 @@ from tests.builder.passes.tiny import (
     nodes,
     shape_of,
 )
-from trtc.builder.passes.narrow_lm_head import GROUP, NARROW_LM_HEAD
 from trtc.builder.passes.pack_weights import PACK_WEIGHTS
+from trtc.builder.passes.quantize_lm_head import GROUP, QUANTIZE_LM_HEAD
 from trtc.builder.passes.select_cpu_activation import SELECT_CPU_ACTIVATION
 from trtc.builder.transforms import GroupCodes, GroupScales
 from trtc.plugins.layouts import MOST_IN_PLANES
@@ -25,8 +25,8 @@ from trtc.plugins.layouts import MOST_IN_PLANES
 @pytest.mark.parametrize("kind", [Tiny("bf16"), Tiny("int4_awq", tied=True)], ids=str)
 def test_the_lm_head_is_int8_in_groups(kind: Tiny) -> None:
     """A stated approximation: near, and not equal."""
-    old, reader = before(NARROW_LM_HEAD, kind)
-    new, changed = NARROW_LM_HEAD(old)
+    old, reader = before(QUANTIZE_LM_HEAD, kind)
+    new, changed = QUANTIZE_LM_HEAD(old)
     assert changed
     *others, head = nodes(new, "linear")
     assert attributes(head)["weight_dtype"] == "i8"
@@ -36,12 +36,12 @@ def test_the_lm_head_is_int8_in_groups(kind: Tiny) -> None:
     expected, found = logits(old, reader), logits(new, reader)
     error = np.sqrt(np.mean((found - expected) ** 2)) / np.sqrt(np.mean(expected**2))
     assert 0 < error < 0.05
-    assert_unchanged(NARROW_LM_HEAD, new)
+    assert_unchanged(QUANTIZE_LM_HEAD, new)
 
 
 def test_a_tied_table_is_stored_once() -> None:
-    old, _ = before(NARROW_LM_HEAD, Tiny("bf16", tied=True))
-    new, _ = NARROW_LM_HEAD(old)
+    old, _ = before(QUANTIZE_LM_HEAD, Tiny("bf16", tied=True))
+    new, _ = QUANTIZE_LM_HEAD(old)
     head, lookup = nodes(new, "linear")[-1], nodes(new, "embedding")[0]
     assert given(lookup)["table"] == given(head)["weight"]
     assert given(lookup)["table_scale"] == given(head)["weight_scale"]
@@ -50,8 +50,8 @@ def test_a_tied_table_is_stored_once() -> None:
 
 
 def test_a_table_of_its_own_keeps_its_type() -> None:
-    old, _ = before(NARROW_LM_HEAD, Tiny("bf16"))
-    new, _ = NARROW_LM_HEAD(old)
+    old, _ = before(QUANTIZE_LM_HEAD, Tiny("bf16"))
+    new, _ = QUANTIZE_LM_HEAD(old)
     assert given(nodes(new, "embedding")[0]) == given(nodes(old, "embedding")[0])
 
 
@@ -59,12 +59,12 @@ def test_linears_that_give_no_logits_stay() -> None:
     hand = Hand()
     x = hand.input("x", "T", 8)
     out = hand.node("add", "sum", [x, x], "T", 8)
-    assert_unchanged(NARROW_LM_HEAD, hand.module(out))
+    assert_unchanged(QUANTIZE_LM_HEAD, hand.module(out))
 
 
 def test_f32_models_stay() -> None:
-    module, _ = before(NARROW_LM_HEAD, Tiny())
-    assert_unchanged(NARROW_LM_HEAD, module)
+    module, _ = before(QUANTIZE_LM_HEAD, Tiny())
+    assert_unchanged(QUANTIZE_LM_HEAD, module)
 
 
 @pytest.mark.parametrize("depth", [5, 128, 300])
@@ -87,8 +87,8 @@ def test_packing_keeps_a_table_of_whole_blocks_in_one_place(
     """Either way both readers see the weights that they saw before; those that int8 activations are
     multiplied with lie in planes."""
     monkeypatch.setattr("tests.builder.passes.tiny.VOCAB", vocab)
-    old, reader = before(NARROW_LM_HEAD, Tiny("bf16", tied=True))
-    narrow, _ = NARROW_LM_HEAD(old)
+    old, reader = before(QUANTIZE_LM_HEAD, Tiny("bf16", tied=True))
+    narrow, _ = QUANTIZE_LM_HEAD(old)
     if not is_exact:
         narrow, _ = SELECT_CPU_ACTIVATION(narrow)
     packed, _ = PACK_WEIGHTS(narrow)

@@ -9,7 +9,7 @@ GROUP = 128
 """Input channels that share a scale."""
 
 
-def narrow_lm_head(rewriter: Rewriter) -> bool:
+def quantize_lm_head(rewriter: Rewriter) -> bool:
     """Store the lm_head as int8, and the embedding table with it where they are one.
 
     Rules, for the linear that gives the graph's logits:
@@ -53,8 +53,8 @@ def _look_up_codes(
         node.attrs["group_size"] = GROUP
 
 
-NARROW_LM_HEAD = Rewrite(
-    "narrow_lm_head",
-    narrow_lm_head,
+QUANTIZE_LM_HEAD = Rewrite(
+    "quantize_lm_head",
+    quantize_lm_head,
     requires=frozenset({"lower_linears", "lower_embedding"}),
 )
