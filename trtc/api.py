@@ -118,6 +118,7 @@ def open_engine(
     *,
     num_threads: int | None = None,
     kv_bytes: int | None = None,
+    kv_host_bytes: int = 0,
     dummy_weights: bool = False,
     generation_config: GenerationConfig = "model",
 ) -> LocalEngine:
@@ -127,6 +128,8 @@ def open_engine(
         engine: directory written by `build`.
         num_threads: CPU threads; None: the usable cores.
         kv_bytes: memory of the KV pool; None: enough for a full batch, if there is room.
+        kv_host_bytes: memory for cached prefixes that the KV pool has no room for: they are copied
+            back when a prompt begins with them. 0: they are computed again.
         dummy_weights: fill in random weights, for an engine that was built without any.
         generation_config: whose sampling defaults requests get: those of the model's
             generation_config.json, or trtc's own.
@@ -134,11 +137,14 @@ def open_engine(
     Raises:
         EngineError: the directory is damaged, or not for this machine.
         EnvironmentFault: too little memory, or the code does not load.
+        RequestError, UnsupportedError: `kv_host_bytes` is too little for one page, or the engine
+            keeps no pages on the host.
     """
     return LocalEngine.open(
         engine,
         num_threads=num_threads,
         kv_bytes=kv_bytes,
+        kv_host_bytes=kv_host_bytes,
         dummy_weights=dummy_weights,
         generation_config=generation_config,
     )

@@ -28,6 +28,8 @@ class EngineConfig:
     num_threads: int | None = None
     kv_bytes: int | None = None
     """Bytes of KV pool; None: what the session chooses."""
+    kv_host_bytes: int = 0
+    """Of the host's memory, for pages that the prefix cache evicts; 0: they are lost."""
     dummy_weights: bool = False
     trust: Path | None = None
     """Public keys, of which one must have signed the engine; None: no signature is needed."""

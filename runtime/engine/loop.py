@@ -24,21 +24,25 @@ from trtc.protos.errors import (
     InvalidRequestError,
     InvariantError,
     NoTokenizerError,
+    RequestError,
     TrtcError,
     UnavailableError,
 )
 from trtc.protos.sampling import NO_DEFAULTS, SamplingDefaults
 from trtc.runtime.engine.emission import Delivery, LiveRequest, Sink
+from trtc.runtime.engine.host_tier import HostTier
 from trtc.runtime.engine.step_pipeline import CompletedStep, StepPipeline
 from trtc.runtime.executors.base import Executor
 from trtc.runtime.requests.principal import LOCAL, Principal
 from trtc.runtime.requests.request import GenerationRequest, TokenLogprobs
 from trtc.runtime.requests.validation import RequestBounds, validate
 from trtc.runtime.sampling.sampler import Int32s, Logprobs
+from trtc.runtime.scheduling.cache_events import CacheEvents
 from trtc.runtime.scheduling.deadlines import Deadlines
 from trtc.runtime.scheduling.kv_pool import KvPool
 from trtc.runtime.scheduling.pace import Pace
 from trtc.runtime.scheduling.prefix_cache import PrefixCache
+from trtc.runtime.scheduling.restoring import PrefixRestorer
 from trtc.runtime.scheduling.scheduler import StepLimits, plan
 from trtc.runtime.scheduling.scheduler_state import AGEING_S, OVERDUE_S, SchedulerState
 from trtc.runtime.scheduling.sequence import Sequence as RunningSequence
@@ -70,6 +74,8 @@ class LoopConfig:
     """Requests that may wait; one more is refused with QueueFullError, and so is one more than a
     client's share."""
     prefix_cache: bool = True
+    kv_host_bytes: int = 0
+    """Of the host's memory, for pages that the prefix cache evicts; 0: they are lost."""
     step_target_s: float = 0.17
     """Seconds that a step should take at most while sequences wait for their next tokens: prompts
     are cut to fit. 0: they are not."""
@@ -95,6 +101,15 @@ class LoopStats:
     prefix_query_tokens: int = 0
     """Tokens looked up in the prefix cache when sequences were admitted."""
     prefix_hit_tokens: int = 0
+    host_pages_total: int = 0
+    """Of the tier in the host's memory; 0: there is none."""
+    host_pages_used: int = 0
+    host_hit_tokens: int = 0
+    """Of prompts, for which pages came back from there; part of prefix_hit_tokens."""
+    host_saved_bytes: int = 0
+    """Copied there."""
+    host_restored_bytes: int = 0
+    """Copied back."""
     preemptions: int = 0
     steps: int = 0
     prompt_tokens: int = 0
@@ -116,6 +131,10 @@ class EngineLoop:
     """Drives one executor from one thread. All public methods may be called from any thread."""
 
     def __init__(self, executor: Executor, tokenizer: Tokenizer | None, config: LoopConfig) -> None:
+        """
+        Raises:
+            RequestError, UnsupportedError, EnvironmentFault: no tier of `kv_host_bytes` can be.
+        """
         self._executor = executor
         self._tokenizer = tokenizer
         self._config = config
@@ -149,7 +168,9 @@ class EngineLoop:
 
         # The loop's thread only.
         pool = KvPool(executor.num_pages, kv.page_size, kv.windows)
-        cache = PrefixCache(pool, enabled=config.prefix_cache)
+        self._tier = _host_tier(executor, config)
+        events = CacheEvents(os.urandom(32), [self._tier]) if self._tier is not None else None
+        cache = PrefixCache(pool, enabled=config.prefix_cache, events=events)
         self._state = SchedulerState(
             cache,
             num_lanes=limits.max_batch_size,
@@ -159,7 +180,14 @@ class EngineLoop:
             overdue_s=config.overdue_s,
         )
         self._pace = Pace(StepLimits(limits.max_num_tokens), config.step_target_s)
-        self._pipeline = StepPipeline(executor, self._state, max_context=self._bounds.max_context)
+        self._restorer = (
+            PrefixRestorer(self._state, events, self._tier)
+            if events is not None and self._tier is not None
+            else None
+        )
+        self._pipeline = StepPipeline(
+            executor, self._state, max_context=self._bounds.max_context, tier=self._tier
+        )
         self._sequences: dict[int, list[RunningSequence]] = {}
         """Of each live request that has left the order book."""
         self._deadlines = Deadlines()
@@ -367,6 +395,8 @@ class EngineLoop:
         self._state.tick(time.monotonic())
         self._pipeline.release_held()
         step_plan = plan(self._state, self._pace.limits)
+        if self._restorer is not None and self._restorer.restore(step_plan.admissions):
+            step_plan = plan(self._state, self._pace.limits)
         if not step_plan.chunks:
             return False
         for sequence, _ in step_plan.admissions:
@@ -494,6 +524,7 @@ class EngineLoop:
             pages_free=num_free,
             prefix_query_tokens=counters.prefix_query_tokens,
             prefix_hit_tokens=counters.prefix_hit_tokens,
+            **self._tier_stats(),
             preemptions=counters.preemptions,
             steps=self._pipeline.num_completed,
             prompt_tokens=counters.prefilled_tokens,
@@ -505,8 +536,31 @@ class EngineLoop:
             work_seconds=self._work_seconds,
         )
 
+    def _tier_stats(self) -> dict[str, int]:
+        if self._tier is None or self._restorer is None:
+            return {}
+        return {
+            "host_pages_total": self._tier.num_slots,
+            "host_pages_used": self._tier.num_used,
+            "host_hit_tokens": self._restorer.num_tokens,
+            "host_saved_bytes": self._tier.saved_bytes,
+            "host_restored_bytes": self._tier.restored_bytes,
+        }
+
     def _num_admitted(self) -> int:
         return self._num_finished + self._num_failed + len(self._live)
+
+
+def _host_tier(executor: Executor, config: LoopConfig) -> HostTier | None:
+    if not config.kv_host_bytes:
+        return None
+    if not config.prefix_cache:
+        raise RequestError(
+            "keeps what the prefix cache evicts, and there is none",
+            field="--kv-host-bytes",
+            remedy="Leave out --no-prefix-cache, or this",
+        )
+    return HostTier(executor, config.kv_host_bytes)
 
 
 def _with_seed(request: GenerationRequest) -> GenerationRequest:

@@ -31,14 +31,24 @@ def open_handle(source: EngineSource, config: EngineConfig) -> EngineHandle:
         defaults=request_defaults(session.manifest.model, config.generation_config),
         max_queue=config.max_queue,
         prefix_cache=config.prefix_cache,
+        kv_host_bytes=config.kv_host_bytes,
         step_target_s=config.step_target_s,
     )
     return start(session, source.name, loop_config)
 
 
 def start(session: Session, name: str, config: LoopConfig) -> EngineHandle:
-    """The running engine of an opened one."""
-    loop = EngineLoop(session.executor, session.tokenizer, config)
+    """The running engine of an opened one.
+
+    Raises:
+        RequestError, UnsupportedError, EnvironmentFault: not with this config; the session is
+            closed.
+    """
+    try:
+        loop = EngineLoop(session.executor, session.tokenizer, config)
+    except BaseException:
+        session.close()
+        raise
     loop.start()
     return EngineHandle(
         name=name,

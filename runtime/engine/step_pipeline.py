@@ -23,6 +23,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from trtc.protos.errors import InvariantError, TrtcError
+from trtc.runtime.engine.host_tier import HostTier
 from trtc.runtime.engine.mask_desk import MaskDesk
 from trtc.runtime.engine.step_builder import BuiltStep, StepBuilder
 from trtc.runtime.executors.base import (
@@ -60,6 +61,8 @@ class _StepInFlight:
     built: BuiltStep
     launched_at: float
     """time.perf_counter()"""
+    num_reads: int
+    """Of the tier, begun before it: they are done when it is."""
     pending: PendingStep | None = None
     """None: it is not drawn yet."""
     undrawn: UndrawnStep | None = None
@@ -72,10 +75,22 @@ class _StepInFlight:
 class StepPipeline:
     """The steps of one engine in flight; one thread uses it."""
 
-    def __init__(self, executor: Executor, state: SchedulerState, *, max_context: int) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        state: SchedulerState,
+        *,
+        max_context: int,
+        tier: HostTier | None = None,
+    ) -> None:
+        """
+        Args:
+            tier: keeps what the state's prefix cache evicts.
+        """
         self._executor = executor
         self._late_draws = executor.late_draws
         self._masks = MaskDesk(executor.vocab_size)
+        self._tier = tier
         self._max_in_flight = MAX_STEPS_IN_FLIGHT if executor.runs_ahead else 1
         self._state = state
         self._builder = StepBuilder(
@@ -111,10 +126,14 @@ class StepPipeline:
         self._builder.follow(changes)
         built = self._builder.build(step_plan)
         launched_at = time.perf_counter()
+        num_reads = 0
+        if self._tier is not None:
+            self._tier.flush()
+            num_reads = self._tier.num_begun
         if changes.copies:
             sources, targets = zip(*changes.copies, strict=True)
             self._executor.copy_pages(sources, targets)
-        step = _StepInFlight(step_plan, built, launched_at)
+        step = _StepInFlight(step_plan, built, launched_at, num_reads)
         self._in_flight.append(step)
         if not built.is_drawn_late:
             step.pending = self._executor.launch(built.batch, built.sampling)
@@ -165,6 +184,8 @@ class StepPipeline:
         self.busy_seconds += seconds
         self._completed_at = now
         self.num_completed += 1
+        if self._tier is not None:
+            self._tier.land(step.num_reads)
         scored = step.plan.scored()
         drawn = self._state.commit(
             step.plan, tokens.token_ids.tolist(), tokens.invalid_rows, step.held

@@ -185,22 +185,29 @@ class EchoExecutor:
 
     def read_pages(self, pages: Sequence[int]) -> PageRead:
         data = np.zeros((len(pages), self.kv.page_bytes), np.uint8)
-        for row, kept in zip(data, self._kept(pages), strict=True):
-            row[: kept.nbytes] = kept.reshape(-1).view(np.uint8)
+        for row, page in zip(data, pages, strict=True):
+            begin = 0
+            for part in self._parts(page, len(row)):
+                row[begin : begin + part.nbytes] = part.view(np.uint8)
+                begin += part.nbytes
         return Landed(data)
 
     def write_pages(self, pages: Sequence[int], data: Bytes) -> None:
-        size = self.options.page_size
-        for page, row in zip(pages, data, strict=True):
-            tokens, positions = row[: 16 * size].copy().view(np.int64).reshape(2, size)
-            self._tokens[page * size : (page + 1) * size] = tokens
-            self._positions[page * size : (page + 1) * size] = positions
+        for row, page in zip(data, pages, strict=True):
+            begin = 0
+            for part in self._parts(page, len(row)):
+                part.view(np.uint8)[:] = row[begin : begin + part.nbytes]
+                begin += part.nbytes
 
-    def _kept(self, pages: Sequence[int]) -> NDArray[np.int64]:
-        """[number of pages, 2, page_size] tokens and positions"""
-        pools = np.stack([self._tokens, self._positions])
-        by_page = pools.reshape(2, self.options.num_pages, self.options.page_size)
-        return by_page[:, list(pages)].swapaxes(0, 1)
+    def _parts(self, page: int, num_bytes: int) -> list[NDArray[Any]]:
+        """All that a page holds, each of 8-byte numbers; where there are states alone it has no
+        room for tokens, which nobody reads."""
+        size = self.options.page_size
+        parts: list[NDArray[Any]] = [
+            *(pool[page : page + 1] for pool in (self._states, self._state_positions)),
+            *(pool[page * size : (page + 1) * size] for pool in (self._tokens, self._positions)),
+        ]
+        return parts if sum(part.nbytes for part in parts) <= num_bytes else parts[:2]
 
     def check(self) -> None:
         """Nothing can have happened."""

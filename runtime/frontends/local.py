@@ -98,10 +98,12 @@ class LocalEngine(Generating[LocalGeneration], Closing):
         config: LoopConfig | None = None,
         *,
         generation_config: GenerationConfig = "model",
+        kv_host_bytes: int = 0,
     ) -> None:
         model = session.manifest.model
         self._session = session
         config = config or LoopConfig(
+            kv_host_bytes=kv_host_bytes,
             eos_token_ids=model.eos_token_ids,
             defaults=request_defaults(model, generation_config),
         )
@@ -117,6 +119,7 @@ class LocalEngine(Generating[LocalGeneration], Closing):
         *,
         num_threads: int | None = None,
         kv_bytes: int | None = None,
+        kv_host_bytes: int = 0,
         dummy_weights: bool = False,
         verify: bool = True,
         generation_config: GenerationConfig = "model",
@@ -124,6 +127,7 @@ class LocalEngine(Generating[LocalGeneration], Closing):
         """Verify and load an engine directory; for other arguments and errors see `open_session`.
 
         Args:
+            kv_host_bytes: of the host's memory, for pages that the KV pool has no room for.
             generation_config: whose sampling defaults requests get: those of the model's
                 generation_config.json, or trtc's own.
 
@@ -137,7 +141,7 @@ class LocalEngine(Generating[LocalGeneration], Closing):
             verify=verify,
             quick_start=True,
         )
-        return cls(session, generation_config=generation_config)
+        return cls(session, generation_config=generation_config, kv_host_bytes=kv_host_bytes)
 
     @property
     def manifest(self) -> Manifest:

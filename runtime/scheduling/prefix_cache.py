@@ -111,10 +111,9 @@ class PrefixCache:
         With a state it ends before the last token, which is computed from the state before it.
         """
         size = self.pool.page_size
-        length = len(token_ids) - (0 in self._windows)
         node: Node = self.root(namespace)
         matched: list[Node] = []
-        for begin in range(0, length - size + 1, size):
+        for begin in range(0, self.longest_match(len(token_ids)) * size, size):
             child = node.children.get(tuple(token_ids[begin : begin + size]))
             if child is None:
                 break
@@ -126,6 +125,10 @@ class PrefixCache:
             )
             del matched[end:]
         return matched
+
+    def longest_match(self, num_tokens: int) -> int:
+        """Pages that a match of so many tokens may have."""
+        return (num_tokens - (0 in self._windows)) // self.pool.page_size
 
     def longest_hit(self, end: int, has_page: Callable[[int, int], bool]) -> int:
         """The longest prefix of at most `end` pages of which every window has its last pages.

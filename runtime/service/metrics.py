@@ -66,6 +66,32 @@ LOOP_READINGS = (
         is_counter=True,
     ),
     LoopReading(
+        "kv_host_pages",
+        "KV pages that the tier in the host's memory has room for; 0: there is none.",
+        lambda r: r.host_pages_total,
+    ),
+    LoopReading(
+        "kv_host_pages_used", "KV pages kept in the host's memory.", lambda r: r.host_pages_used
+    ),
+    LoopReading(
+        "kv_host_hits",
+        "Prompt tokens found in the prefix cache because pages came back from the host's memory.",
+        lambda r: r.host_hit_tokens,
+        is_counter=True,
+    ),
+    LoopReading(
+        "kv_host_saved_bytes",
+        "Evicted KV pages copied to the host's memory.",
+        lambda r: r.host_saved_bytes,
+        is_counter=True,
+    ),
+    LoopReading(
+        "kv_host_restored_bytes",
+        "KV pages copied back from the host's memory.",
+        lambda r: r.host_restored_bytes,
+        is_counter=True,
+    ),
+    LoopReading(
         "num_preemptions",
         "Sequences put back into the queue for want of pages.",
         lambda r: r.preemptions,

@@ -32,8 +32,8 @@ FLAGS = {
     "inspect": "engine --plan --json --verify",
     "generate": f"engine {COMPLETION} --threads --kv-bytes --dummy-weights --generation-config",
     "serve": """
-        engines --host --grpc-port --http-port --no-http --threads --kv-bytes --step-target
-        --digest --require-signature --trust
+        engines --host --grpc-port --http-port --no-http --threads --kv-bytes --kv-host-bytes
+        --step-target --digest --require-signature --trust
         --max-queue --max-streams --max-connection-streams --max-connections
         --max-request-bytes --max-prompt-bytes --max-priority --share-prefixes --no-prefix-cache
         --dummy-weights --generation-config --drain-timeout

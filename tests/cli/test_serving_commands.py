@@ -76,7 +76,7 @@ class Serving:
 @pytest.fixture(scope="module")
 def server(engine: Path) -> Iterator[tuple[str, str]]:
     """gRPC and HTTP port of a server of two names of one engine."""
-    serving = Serving(f"first={engine}", f"second={engine}")
+    serving = Serving(f"first={engine}", f"second={engine}", "--kv-host-bytes", "1000000")
     try:
         found = serving.wait_for(r"serving engines=first,second grpc=127.0.0.1:(\d+) http=.*:(\d+)")
         yield found[1], found[2]
@@ -123,7 +123,11 @@ def test_the_server_says_it_is_ready_and_counts(server: tuple[str, str]) -> None
     with urllib.request.urlopen(f"{base}/readyz") as answer:
         assert json.load(answer) == {"status": "ready", "reasons": {}}
     with urllib.request.urlopen(f"{base}/metrics") as answer:
-        assert b'trtc_engine_ready{model_name="first"} 1.0' in answer.read()
+        metrics = answer.read()
+    assert b'trtc_engine_ready{model_name="first"} 1.0' in metrics
+    num_pages = re.search(rb'trtc_kv_host_pages{model_name="second"} (\d+)', metrics)
+    assert num_pages is not None
+    assert int(num_pages[1]) > 0
 
 
 def test_the_client_needs_a_name_when_there_are_two(

@@ -7,12 +7,14 @@ from tests.support.cache_book import CacheBook
 from tests.support.lazy import LazyEcho
 from tests.support.masks import PromptDesk
 from tests.support.requests import greedy_request
+from trtc.runtime.engine.host_tier import HostTier
 from trtc.runtime.engine.step_pipeline import StepPipeline
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.requests.request import GenerationRequest
-from trtc.runtime.scheduling.cache_events import CacheEvents
+from trtc.runtime.scheduling.cache_events import CacheEvents, CacheListener
 from trtc.runtime.scheduling.kv_pool import KvPool
 from trtc.runtime.scheduling.prefix_cache import PrefixCache
+from trtc.runtime.scheduling.restoring import PrefixRestorer
 from trtc.runtime.scheduling.scheduler import StepLimits, plan
 from trtc.runtime.scheduling.scheduler_state import SchedulerState
 from trtc.runtime.scheduling.sequence import Sequence, Status, rank_of
@@ -32,11 +34,20 @@ class Driver:
         prefix_cache: bool = True,
         ahead: bool = False,
         mask_lateness: float = 0.0,
+        host_pages: int = 0,
     ) -> None:
+        """
+        Args:
+            host_pages: of a tier in the host's memory; 0: there is none.
+        """
         self.executor = LazyEcho(options) if ahead else EchoExecutor(options)
         pool = KvPool(options.num_pages, options.page_size, options.windows)
         self.book = CacheBook()
-        events = CacheEvents(b"secret", [self.book])
+        self.tier: HostTier | None = None
+        if host_pages:
+            self.tier = HostTier(self.executor, host_pages * self.executor.kv.page_bytes)
+        listeners: list[CacheListener] = [self.book, *([self.tier] if self.tier else [])]
+        events = CacheEvents(b"secret", listeners)
         cache = PrefixCache(pool, enabled=prefix_cache, events=events)
         self.state = SchedulerState(
             cache,
@@ -48,7 +59,10 @@ class Driver:
         )
         self.limits = StepLimits(options.max_num_tokens)
         max_context = self.executor.kv.longest_sequence(options.num_pages, options.max_seq_len)
-        self.pipeline = StepPipeline(self.executor, self.state, max_context=max_context)
+        self.pipeline = StepPipeline(
+            self.executor, self.state, max_context=max_context, tier=self.tier
+        )
+        self.restorer = PrefixRestorer(self.state, events, self.tier) if self.tier else None
         self.masks = PromptDesk(options.vocab_size, lateness=mask_lateness)
         self.pipeline._masks = self.masks
         self._numbers = itertools.count()
@@ -91,6 +105,8 @@ class Driver:
         self.state.tick(self.now)
         self.pipeline.release_held()
         step_plan = plan(self.state, self.limits)
+        if self.restorer and self.restorer.restore(step_plan.admissions):
+            step_plan = plan(self.state, self.limits)
         if not step_plan.chunks and not self.pipeline.num_in_flight:
             self.pipeline.await_masks(0)
             step_plan = plan(self.state, self.limits)

@@ -119,6 +119,7 @@ def serve_executor(
             defaults=request_defaults(facts.model, config.generation_config),
             max_queue=config.max_queue,
             prefix_cache=config.prefix_cache,
+            kv_host_bytes=config.kv_host_bytes,
             overdue_s=engine.overdue_s,
         ),
     )

@@ -45,6 +45,14 @@ _LIMITS = ServiceLimits()
 @click.option("--threads", type=click.IntRange(1), help="CPU threads, an engine.")
 @click.option("--kv-bytes", type=click.IntRange(1), help="Bytes of KV pool, an engine.")
 @click.option(
+    "--kv-host-bytes",
+    type=click.IntRange(0),
+    default=_DEFAULTS.engine.kv_host_bytes,
+    show_default=True,
+    help="Bytes of the host's memory, an engine, for cached prefixes that the KV pool has no room "
+    "for: they are copied back when a prompt begins with them. 0: they are computed again.",
+)
+@click.option(
     "--step-target",
     type=click.FloatRange(0),
     default=_DEFAULTS.engine.step_target_s,
@@ -160,6 +168,7 @@ def command(
     no_http: bool,
     threads: int | None,
     kv_bytes: int | None,
+    kv_host_bytes: int,
     step_target: float,
     max_queue: int,
     max_streams: int,
@@ -204,6 +213,7 @@ def command(
             step_target_s=step_target,
             num_threads=threads,
             kv_bytes=kv_bytes,
+            kv_host_bytes=kv_host_bytes,
             dummy_weights=dummy_weights,
             trust=_trust(trust, required=require_signature),
             generation_config=generation_config,

@@ -386,3 +386,21 @@ def test_masks_say_what_may_come_next(engine: LocalEngine) -> None:
     draft = RequestDraft(token_ids=(5, 6), max_tokens=9, sampling={"seed": 1})
     tokens = engine.submit(draft, masks=Even()).result().completions[0].token_ids
     assert [token % 2 for token in tokens] == [0, 1] * 4 + [0]
+
+
+def test_a_tier_that_cannot_be_closes_the_session() -> None:
+    session = echo_session(text=False)
+    with pytest.raises(RequestError, match="--kv-host-bytes: holds no page"):
+        LocalEngine(session, kv_host_bytes=10)
+    assert cast(EchoExecutor, session.executor).closed
+
+
+def test_prefixes_come_back_from_the_hosts_memory() -> None:
+    options = replace(OPTIONS, num_pages=8, max_seq_len=128)
+    with LocalEngine(echo_session(text=False, options=options), kv_host_bytes=1 << 20) as engine:
+        cached = [
+            engine.generate([number] * 80, max_tokens=2).result().usage.cached_prompt_tokens
+            for number in (5, 6, 5)
+        ]
+        assert cached == [0, 0, 79]
+        assert engine.stats().host_hit_tokens > 0

@@ -98,6 +98,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         rope_switch=st.none() | st.integers(1, 16),
         windows=st.sampled_from(WINDOWS),
         mask_lateness=st.sampled_from((0.0, 0.3)),
+        host_pages=st.sampled_from((0, 0, 1, 5, 40)),
     )
     def open(
         self,
@@ -109,6 +110,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         rope_switch: int | None,
         windows: tuple[int | None, ...],
         mask_lateness: float,
+        host_pages: int,
     ) -> None:
         self.options = replace(
             TINY,
@@ -119,7 +121,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             rope_switch=rope_switch,
         )
         self.driver = Driver(
-            self.options, prefix_cache=prefix_cache, ahead=ahead, mask_lateness=mask_lateness
+            self.options,
+            prefix_cache=prefix_cache,
+            ahead=ahead,
+            mask_lateness=mask_lateness,
+            host_pages=host_pages,
         )
         self.requests: dict[str, GenerationRequest] = {}
         self.numbers = itertools.count()
@@ -217,7 +223,8 @@ TestSchedulerMachine.settings = settings(
 def test_pages_are_conserved_over_a_long_random_walk(
     seed: int, windows: tuple[int | None, ...], ahead: bool
 ) -> None:
-    """8 x 5,500 steps of a crowded pool, integrity checked after each."""
+    """8 x 5,500 steps of a crowded pool, integrity checked after each; with a tier in the host's
+    memory but for the first seed."""
     rng = random.Random(seed)
     options = replace(
         TINY,
@@ -225,7 +232,7 @@ def test_pages_are_conserved_over_a_long_random_walk(
         windows=windows,
         max_num_tokens=rng.choice((3, 8, 40)),
     )
-    driver = Driver(options, ahead=ahead, mask_lateness=0.1)
+    driver = Driver(options, ahead=ahead, mask_lateness=0.1, host_pages=20 * seed)
     requests: dict[str, GenerationRequest] = {}
     numbers = iter(range(10**6))
     for _ in range(5_500):
@@ -249,6 +256,7 @@ def test_pages_are_conserved_over_a_long_random_walk(
     assert driver.state.counters.preemptions > 50
     assert driver.state.counters.prefix_hit_tokens > (1000 if len(windows) == 1 else 200)
     assert (driver.num_pending_tokens > 1000) == ahead
+    assert driver.restorer is None or driver.restorer.num_tokens > 100
     assert driver.masks.num_late > 100
 
 

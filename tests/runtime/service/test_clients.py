@@ -175,6 +175,26 @@ async def test_clients_with_one_salt_share_prefixes() -> None:
 
 
 @asynchronous
+async def test_what_left_the_pool_is_the_clients_own_as_well() -> None:
+    """The pool holds one such prompt, and the host's memory all of them."""
+    config = replace(CONFIG, engine=EngineConfig(kv_host_bytes=1 << 20))
+    options = EchoOptions(num_pages=6, max_seq_len=96)
+    async with (
+        echo_server(EchoEngine(options), config=config) as server,
+        AsyncClient(server.address) as one,
+        AsyncClient(server.address) as other,
+    ):
+        for salt in ("", "secret"):
+            assert await cached(one, salt) == 0
+            assert await cached(other, "guess" + salt) == 0
+        assert server.handle().loop.stats().host_hit_tokens == 0
+        assert await cached(one) == 63
+        assert await cached(other, "secret") == 63
+        assert await cached(other) == 0
+        assert server.handle().loop.stats().host_hit_tokens >= 64
+
+
+@asynchronous
 async def test_an_operator_may_let_all_clients_share_prefixes() -> None:
     config = replace(CONFIG, limits=ServiceLimits(share_prefixes=True))
     async with (

@@ -1,0 +1,168 @@
+"""Keeps KV pages that the prefix cache evicts in memory of the host, as far as it was given any.
+
+    evicted -> flush: begin to read -> a step is launched, and overwrites them
+                                    -> the step is complete -> land: their bytes are in the arena
+    has, take -> write: into fresh pages, before the next launch
+
+The least recently used page is dropped for a new one. A page that comes back to the pool stays here
+as well: when it is evicted again nothing is copied.
+"""
+
+import mmap
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trtc.protos.errors import EnvironmentFault, RequestError, UnsupportedError
+from trtc.runtime.executors.base import Bytes, Executor, PageRead
+from trtc.runtime.executors.huge_pages import advise_huge_pages
+from trtc.runtime.host.machine import available_bytes
+from trtc.runtime.scheduling.cache_events import PageKey
+
+_FIELD = "--kv-host-bytes"
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """Pages on their way into slots of the arena."""
+
+    read: PageRead
+    slots: list[int]
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """A copy of slots (implements KeptPages)."""
+
+    tier: "HostTier"
+    data: Bytes
+
+    def write(self, pages: Sequence[int]) -> None:
+        self.tier.put_back(pages, self.data)
+
+
+class HostTier:
+    """See the module (implements CacheListener and PageStore). One thread uses it."""
+
+    def __init__(self, executor: Executor, num_bytes: int) -> None:
+        """Reserve memory; the system gives it as it is used.
+
+        Raises:
+            UnsupportedError: the executor moves no pages.
+            RequestError: not one page fits.
+            EnvironmentFault: the machine has less memory.
+        """
+        if not executor.moves_pages:
+            raise UnsupportedError(
+                "an engine of several ranks has a part of each page on every GPU, and keeps none "
+                "on the host",
+                field=_FIELD,
+                remedy="Leave it out",
+            )
+        page_bytes = executor.kv.page_bytes
+        self.num_slots = num_bytes // max(1, page_bytes)
+        if not page_bytes or not self.num_slots:
+            raise RequestError(
+                f"holds no page of {page_bytes} bytes", field=_FIELD, remedy="Give more, or none"
+            )
+        free = available_bytes()
+        if num_bytes > free:
+            raise EnvironmentFault(
+                f"{num_bytes / 1e9:.2f} GB do not fit the {free / 1e9:.2f} GB of memory that are "
+                "free",
+                field=_FIELD,
+                remedy="Give less",
+            )
+        self._executor = executor
+        self._memory = mmap.mmap(
+            -1, self.num_slots * page_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )
+        advise_huge_pages(self._memory)
+        arena = np.frombuffer(self._memory, np.uint8)
+        self._arena = arena.reshape(self.num_slots, page_bytes)
+        self._free = list(range(self.num_slots - 1, -1, -1))
+        self._slots: OrderedDict[tuple[PageKey, int], int] = OrderedDict()
+        """(key, group) -> slot, least recently used first."""
+        self._leaving: dict[tuple[PageKey, int], int] = {}
+        """Evicted since the last flush -> page."""
+        self._reads: deque[_Read] = deque()
+        self._num_landed = 0
+        self.num_begun = 0
+        """Reads, since the start."""
+        self.saved_bytes = 0
+        """Copied from the pool."""
+        self.restored_bytes = 0
+        """Copied back."""
+
+    @property
+    def num_used(self) -> int:
+        """Slots that hold a page."""
+        return len(self._slots)
+
+    # What the prefix cache tells.
+
+    def cached(
+        self, key: PageKey, parent: PageKey, token_ids: Sequence[int], group: int, page: int
+    ) -> None:
+        """What is in the pool is not copied until it leaves it."""
+
+    def evicted(self, key: PageKey, group: int, page: int) -> None:
+        name = (key, group)
+        if name in self._slots:
+            self._slots.move_to_end(name)
+        else:
+            self._leaving[name] = page
+
+    # What the pipeline of steps asks.
+
+    def flush(self) -> None:
+        """Begin to copy what was evicted; before anything overwrites it."""
+        if not self._leaving:
+            return
+        # Leaves are evicted first, and worth less than what they hang on.
+        leaving = list(self._leaving.items())[-self.num_slots :]
+        self._leaving.clear()
+        slots = [self._free.pop() if self._free else self._drop() for _ in leaving]
+        self._reads.append(_Read(self._executor.read_pages([page for _, page in leaving]), slots))
+        self.num_begun += 1
+        self._slots.update(zip((name for name, _ in leaving), slots, strict=True))
+        self.saved_bytes += len(slots) * self._arena.shape[1]
+
+    def land(self, number: int) -> None:
+        """Take in the first `number` reads: they are done, or are waited for.
+
+        Raises:
+            EnvironmentFault: the device failed.
+        """
+        while self._num_landed < number:
+            landing = self._reads.popleft()
+            self._arena[landing.slots] = landing.read.wait()
+            self._num_landed += 1
+
+    # What restoring asks.
+
+    def has(self, key: PageKey, group: int) -> bool:
+        return (key, group) in self._slots
+
+    def take(self, wanted: Sequence[tuple[PageKey, int]]) -> _Kept:
+        slots = [self._slots[name] for name in wanted]
+        for name in reversed(wanted):
+            self._slots.move_to_end(name)
+        for number, landing in reversed(list(enumerate(self._reads, self._num_landed + 1))):
+            if not set(slots).isdisjoint(landing.slots):
+                self.land(number)
+                break
+        return _Kept(self, self._arena[slots])
+
+    def put_back(self, pages: Sequence[int], data: Bytes) -> None:
+        """Write pages, of which some may have been evicted just now."""
+        self.flush()
+        self._executor.write_pages(pages, data)
+        self.restored_bytes += data.nbytes
+
+    def _drop(self) -> int:
+        """A slot, of the page that was used least recently."""
+        _, slot = self._slots.popitem(last=False)
+        return slot

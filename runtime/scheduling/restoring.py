@@ -1,0 +1,147 @@
+"""Brings pages back into the pool that a store beside it has kept when they were evicted.
+
+    plan -> admissions -> restore what the store has of their prompts -> plan again
+
+A hit is what pool and store can serve together: every page of a full group, and of a window those
+that the next token looks back to, each in either of them. Restored pages lie in the prefix cache as
+if they had never left, held by nobody; the second plan finds them there. They take pages that the
+first plan would have given to the same prompts, so that those still fit.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from typing import NamedTuple, Protocol
+
+from trtc.runtime.requests.principal import Namespace
+from trtc.runtime.scheduling.cache_events import CacheEvents, PageKey
+from trtc.runtime.scheduling.prefix_cache import NO_PAGE, Node
+from trtc.runtime.scheduling.scheduler_state import SchedulerState
+from trtc.runtime.scheduling.sequence import Sequence
+from trtc.runtime.scheduling.step_plan import Admission
+
+_STORED = -2
+"""In place of a page that the store has."""
+
+
+class KeptPages(Protocol):
+    """Bytes of pages that the store will not lose."""
+
+    def write(self, pages: Items[int]) -> None:
+        """Put them into as many pages of the pool, which held something else until now."""
+        ...
+
+
+class PageStore(Protocol):
+    """Has the bytes of pages that were evicted."""
+
+    def has(self, key: PageKey, group: int) -> bool: ...
+
+    def take(self, wanted: Items[tuple[PageKey, int]]) -> KeptPages:
+        """The bytes of pages that it has, which count as used now."""
+        ...
+
+
+class _Link(NamedTuple):
+    """A page of a prompt's tokens."""
+
+    tokens: tuple[int, ...]
+    name: PageKey
+    pages: list[int]
+    """Of each group: its page in the pool, _STORED or NO_PAGE."""
+
+
+class PrefixRestorer:
+    """Restores what a plan's admissions find in the store. The scheduler's thread uses it."""
+
+    def __init__(self, state: SchedulerState, events: CacheEvents, store: PageStore) -> None:
+        """
+        Args:
+            events: of the state's prefix cache, which the store listens to.
+        """
+        self._state = state
+        self._cache = state.cache
+        self._events = events
+        self._store = store
+        self.num_tokens = 0
+        """That admissions found thanks to the store."""
+
+    def restore(self, admissions: Items[Admission]) -> bool:
+        """Whether pages came back, so that there is a better plan than the one of `admissions`."""
+        if all(len(self._path(one.sequence)) <= len(one.matched) for one in admissions):
+            return False
+        # What the plan counts on is not evicted for what comes back.
+        tables = [self._cache.claim(one.matched) for one in admissions]
+        num_pages = sum(self._bring_back(one.sequence) for one in admissions)
+        for one, table in zip(admissions, tables, strict=True):
+            for pages, first in zip(table, self._cache.first_wanted(one.matched), strict=True):
+                self._cache.release(pages[first:])
+        self.num_tokens += num_pages * self._cache.pool.page_size
+        return num_pages > 0
+
+    def _path(self, sequence: Sequence) -> list[_Link]:
+        """The longest prefix that pool and store can serve; [] where it must be computed."""
+        if not self._cache.enabled or sequence.scores_prompt:
+            return []
+        links: list[_Link] = []
+        for link in self._links(sequence):
+            if any(
+                window is None and page == NO_PAGE
+                for window, page in zip(self._cache.pool.windows, link.pages, strict=True)
+            ):
+                break
+            links.append(link)
+        end = self._cache.longest_hit(
+            len(links), lambda index, group: links[index].pages[group] != NO_PAGE
+        )
+        return links[:end]
+
+    def _links(self, sequence: Sequence) -> Iterator[_Link]:
+        """Of all pages of a sequence's tokens that may be matched."""
+        size, token_ids = self._cache.pool.page_size, sequence.token_ids
+        root = self._cache.root(self._state.namespace(sequence))
+        node: Node | None = root
+        name = self._cache.name(root)
+        for begin in range(0, self._cache.longest_match(len(token_ids)) * size, size):
+            tokens = tuple(token_ids[begin : begin + size])
+            node = node.children.get(tokens) if node is not None else None
+            name = self._events.key_after(name, tokens) if node is None else node.name
+            known = [NO_PAGE] * len(self._cache.pool.windows) if node is None else node.pages
+            pages = [
+                _STORED if page == NO_PAGE and self._store.has(name, group) else page
+                for group, page in enumerate(known)
+            ]
+            yield _Link(tokens, name, pages)
+
+    def _bring_back(self, sequence: Sequence) -> int:
+        """How many pages longer its prefix in the pool is now."""
+        path, namespace = self._path(sequence), self._state.namespace(sequence)
+        num_more = len(path) - len(self._cache.match(sequence.token_ids, namespace))
+        length = len(path) * self._cache.pool.page_size
+        missing: list[tuple[int, int]] = []
+        held: list[list[int]] = []
+        for group, window in enumerate(self._cache.pool.windows):
+            first = self._cache.pool.num_outside(window, length)
+            pages = [link.pages[group] for link in path[first:]]
+            missing += [(at, group) for at, page in enumerate(pages, first) if page == _STORED]
+            held.append([page for page in pages if page != _STORED])
+        for pages in held:
+            self._cache.hold(pages)
+        fits = 0 < len(missing) <= self._cache.num_available
+        if fits:
+            kept = self._store.take([(path[index].name, group) for index, group in missing])
+            pages = self._cache.allocate(len(missing))
+            kept.write(pages)
+            self._insert(path, namespace, dict(zip(missing, pages, strict=True)))
+            self._cache.release(pages)
+        for pages in held:
+            self._cache.release(pages)
+        return num_more if fits else 0
+
+    def _insert(
+        self, path: list[_Link], namespace: Namespace, found: dict[tuple[int, int], int]
+    ) -> None:
+        groups = range(len(self._cache.pool.windows))
+        node: Node = self._cache.root(namespace)
+        for index, link in enumerate(path):
+            pages = [found.get((index, group), NO_PAGE) for group in groups]
+            node = self._cache.insert(node, link.tokens, pages)
