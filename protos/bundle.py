@@ -76,7 +76,7 @@ class Recipe(Record, frozen=True, kw_only=True):
 def max_pool_pages(limits: Limits, kv: CacheLayout) -> int:
     """Pages of the largest pool that plans are made for: twice what a full batch needs, within
     the element count that TensorRT can address."""
-    width = kv.pages_for(limits.max_seq_len)
+    width = kv.pages_for(limits.max_seq_len) * len(kv.groups)
     page_elements = max(math.prod(kv.pool_shape(one)[1:]) for one in kv.places)
     return min(2 * limits.max_batch_size * width, MAX_ELEMENTS // page_elements)
 

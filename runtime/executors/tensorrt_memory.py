@@ -11,7 +11,7 @@ from trtc.protos.kv import CacheLayout, Place
 from trtc.protos.manifest import Limits
 from trtc.protos.stages import TENSOR_ALIGNMENT, Stages
 from trtc.runtime.device.base import Bytes, DriverDevice
-from trtc.runtime.executors.tensorrt_step import STEP_SHAPES, Shape, StepInputs
+from trtc.runtime.executors.tensorrt_step import Shape, StepInputs, input_tensors
 
 Tensors = Mapping[str, tuple[str, Shape]]
 """Name -> element type and shape."""
@@ -22,7 +22,7 @@ def step_tensors(stages: Stages, vocab_size: int) -> Tensors:
     kv = stages.pool
     pools = {place: (place.entry.dtype, kv.pool_shape(place)) for place in kv.places}
     return {
-        **{name: ("i32", shape) for name, shape in STEP_SHAPES.items()},
+        **{one.name: ("i32", one.input.shape) for one in input_tensors(len(kv.groups))},
         **{name: pool for place, pool in pools.items() for name in pool_names(place)},
         **{one.name: (one.dtype, (one.rows, one.columns)) for one in stages.buffers},
         "logits": ("f32", ("R", vocab_size)),
@@ -59,7 +59,7 @@ class EngineMemory:
             "P": stages.pool.pages_for(limits.max_seq_len),
             "R": limits.max_batch_size,
         }
-        self.inputs = StepInputs(device, largest)
+        self.inputs = StepInputs(device, largest, max(1, len(stages.pool.groups)))
         arena = device.allocate(stages.arena_bytes)
         logits_bytes = DTYPES["f32"].num_bytes(largest["R"] * vocab_size)
         self.host_logits = device.host_buffer(logits_bytes)

@@ -6,15 +6,30 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trtc.protos.stages import TENSOR_ALIGNMENT
-from trtc.protos.step import GRAPH_INPUTS, in_block_order
+from trtc.protos.step import StepInput, graph_inputs, in_block_order
 from trtc.runtime.device.base import DriverDevice
 from trtc.runtime.executors.base import Int32s, StepBatch
 
 Shape = tuple[int | str, ...]
 """Extents, by number or by the symbol of an axis that varies."""
 
-STEP_SHAPES: Mapping[str, Shape] = {one.name: one.shape for one in in_block_order(GRAPH_INPUTS)}
-"""The step's inputs, int32, in the order of their block."""
+
+@dataclass(frozen=True)
+class StepTensor:
+    """One of the plans' int32 inputs."""
+
+    name: str
+    """In the graph."""
+    input: StepInput
+    group: int
+    """Of the cache layout, whose part of the input it is."""
+
+
+def input_tensors(num_groups: int) -> tuple[StepTensor, ...]:
+    """The step's inputs in the order of their block."""
+    tensors = [StepTensor(*one) for one in graph_inputs(num_groups)]
+    order = in_block_order(dict.fromkeys(one.input for one in tensors))
+    return tuple(sorted(tensors, key=lambda one: order.index(one.input)))
 
 
 @dataclass(frozen=True)
@@ -45,17 +60,23 @@ def resolve(shape: Shape, extents: Mapping[str, int]) -> tuple[int, ...]:
 
 
 class StepInputs:
-    """The step's inputs at fixed addresses, filled by one copy from page-locked memory."""
+    """The step's inputs at fixed addresses, filled from page-locked memory: by one copy up to the
+    first page table, and one a further table."""
 
-    def __init__(self, device: DriverDevice, largest: Mapping[str, int]) -> None:
-        """Allocate for steps of the `largest` extent of each axis."""
+    def __init__(
+        self, device: DriverDevice, largest: Mapping[str, int], num_groups: int = 1
+    ) -> None:
+        """Allocate for steps of the `largest` extent of each axis, and `num_groups` groups of the
+        cache layout."""
         self._device = device
         self._max_width = largest["P"]
+        self._num_groups = num_groups
+        self._tensors = input_tensors(num_groups)
         self._offsets: dict[str, int] = {}
         end = 0
-        for name, shape in STEP_SHAPES.items():
-            self._offsets[name] = end
-            size = 4 * int(np.prod(resolve(shape, largest)))
+        for one in self._tensors:
+            self._offsets[one.name] = end
+            size = 4 * int(np.prod(resolve(one.input.shape, largest)))
             end += -(-size // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
         self._staging = device.host_buffer(end)
         self._base = device.allocate(end)
@@ -76,10 +97,15 @@ class StepInputs:
         padded[:, : table.shape[1]] = table
         rows = batch.logit_rows if len(batch.logit_rows) else np.zeros(1, np.int32)
         taken = replace(batch, page_table=padded, logit_rows=rows)
-        end = 0
-        for name, offset in self._offsets.items():
-            end = offset + self._stage(offset, getattr(taken, name))
-        self._device.upload(self._base, self._staging[:end])
+        for one in self._tensors:
+            values = getattr(taken, one.input.name)
+            if one.input.per_group:
+                values = np.split(values, self._num_groups)[one.group]
+            offset = self._offsets[one.name]
+            end = offset + self._stage(offset, values)
+            if one.input.is_table:
+                begin = offset if one.group else 0
+                self._device.upload(self._base + begin, self._staging[begin:end])
         return StepSizes(
             num_tokens=len(batch.token_ids),
             num_sequences=len(batch.context_lens),

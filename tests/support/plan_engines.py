@@ -102,7 +102,15 @@ def compile_dummy_rtx(
     spec = decoder_spec(config_dict(family, **sizes), LIMITS.max_seq_len)
     dummy, quantization = dummy_checkpoint(spec, named)
     reader = LivelyReader(dummy, named)
-    graph = GraphRequest(named, kv_dtype, LIMITS, quantization, PAGE_SIZE)
+    target = tensorrt_rtx.TensorRtRtxTarget((SM,))
+    graph = GraphRequest(
+        named,
+        kv_dtype,
+        LIMITS,
+        quantization,
+        PAGE_SIZE,
+        window_groups=target.window_groups,
+    )
     engine, scratch = directory / "engine", directory / "scratch"
     engine.mkdir()
     scratch.mkdir()
@@ -116,7 +124,6 @@ def compile_dummy_rtx(
         workdir=engine,
         scratch=scratch,
     )
-    target = tensorrt_rtx.TensorRtRtxTarget((SM,))
     module, _ = run_passes(compile_request.module, target.passes(compile_request))
     with fake_machine(monkeypatch):
         made = target.compile(replace(compile_request, module=module), lambda message: None)

@@ -18,6 +18,7 @@ from trtc.cli import main
 from trtc.protos.errors import EnvironmentFault, UnsupportedError
 from trtc.protos.manifest import read_manifest
 from trtc.protos.stages import Launch, Segment, read_stages
+from trtc.protos.step import graph_inputs
 from trtc.quant.scheme import SCHEMES
 from trtc.runtime.integrity.verify import verify_files
 
@@ -65,8 +66,8 @@ def test_segments_and_kernels_alternate(engine: Path) -> None:
 
 def test_every_tensor_is_made_before_it_is_read(engine: Path) -> None:
     stages = read_stages(engine)
-    known = {"token_ids", "positions", "slots", "query_start", "context_lens", "page_table"}
-    known |= {"logit_rows", *stages.constants, *(f"kv_{layer}" for layer in range(LAYERS))}
+    known = {name for name, _, _ in graph_inputs(len(stages.pool.groups))}
+    known |= {*stages.constants, *(f"kv_{layer}" for layer in range(LAYERS))}
     for stage in stages.stages:
         if isinstance(stage, Segment):
             reads, makes = set(stage.inputs), set(stage.outputs)
@@ -109,8 +110,9 @@ def test_inspect_shows_it(
     assert lines[0].startswith("4 plans, 6 launches")
     assert sum("paged_attention" in line for line in lines) >= LAYERS
     assert main(["inspect", str(engine), "--plan", "--json"]) == 0
-    (group,) = json.loads(capsys.readouterr().out)["pool"]["groups"]
-    assert len(group["entries"]) == LAYERS
+    groups = json.loads(capsys.readouterr().out)["pool"]["groups"]
+    assert [group["kind"]["type"] for group in groups] == ["full", "window", "window"]
+    assert [entry["layer"] for group in groups for entry in group["entries"]] == [1, 0, 2]
 
 
 def test_the_command_line_builds_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

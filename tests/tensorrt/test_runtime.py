@@ -173,28 +173,20 @@ def test_logits_of_every_row_are_those_of_the_cpu(
 # Order.
 
 
-def step(tokens: list[int], begin: int = 0, *, samples: bool = True) -> StepBatch:
+def step(session: Session, tokens: list[int], begin: int = 0, *, samples: bool = True) -> StepBatch:
     """A chunk of one sequence on the pool's first pages."""
-    end = begin + len(tokens)
-    positions = np.arange(begin, end, dtype=np.int32)
-    return StepBatch(
-        token_ids=np.asarray(tokens, np.int32),
-        positions=positions,
-        slots=positions,
-        query_start=np.asarray([0, len(tokens)], np.int32),
-        context_lens=np.asarray([end], np.int32),
-        page_table=np.arange(-(-end // 8), dtype=np.int32)[None],
-        logit_rows=np.asarray([len(tokens) - 1] if samples else [], np.int32),
-    )
+    rows = [len(tokens) - 1] if samples else []
+    return solo_batch(session.executor, np.asarray(tokens, np.int32), begin, rows)
 
 
 def test_a_step_without_logit_rows_fills_the_cache(opened: tuple[Session, FakeGpu]) -> None:
-    executor = opened[0].executor
+    session, _ = opened
+    executor = session.executor
     prompt = REQUESTS[3][0][:12]
-    wanted = executor.logits(step(prompt))
-    executor.logits(step(prompt[::-1]))
-    assert executor.logits(step(prompt[:7], samples=False)).shape == (0, wanted.shape[1])
-    found = executor.logits(step(prompt[7:], 7))
+    wanted = executor.logits(step(session, prompt))
+    executor.logits(step(session, prompt[::-1]))
+    assert executor.logits(step(session, prompt[:7], samples=False)).shape == (0, wanted.shape[1])
+    found = executor.logits(step(session, prompt[7:], 7))
     np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-4)
 
 
@@ -207,25 +199,26 @@ def test_a_step_is_uploaded_run_in_order_and_downloaded(
     opened: tuple[Session, FakeGpu],
 ) -> None:
     session, gpu = opened
-    session.executor.launch(step([5, 6, 7, 8, 9, 10]), SamplingBatch.greedy(1)).wait()
+    session.executor.launch(step(session, [5, 6, 7, 8, 9, 10]), SamplingBatch.greedy(1)).wait()
     gpu.events.clear()
-    run(session, step([11], 6))
+    run(session, step(session, [11], 6))
     layer = ["launch kv_write", "launch paged_attention"]
     between = layer if session.manifest.target.kind == "tensorrt_rtx" else []
     run_once = ["execute profile 0", *between]
     whole = [*run_once, *run_once, "execute profile 0"] if between else run_once
-    assert gpu.events == ["upload", *whole, "download"]
+    uploads = ["upload"] * len(session.executor.kv.groups)
+    assert gpu.events == [*uploads, *whole, "download"]
 
 
 def test_the_narrowest_profile_that_fits_is_taken(opened: tuple[Session, FakeGpu]) -> None:
     session, gpu = opened
     for tokens, profile in ((4, 0), (5, 1), (64, 1)):
         gpu.events.clear()
-        run(session, step(list(range(3, 3 + tokens))))
+        run(session, step(session, list(range(3, 3 + tokens))))
         used = {event for event in gpu.events if event.startswith("execute")}
         assert used == {f"execute profile {profile}"}
     with pytest.raises(InvariantError, match="no profile takes"):
-        run(session, step(list(range(3, 68))))
+        run(session, step(session, list(range(3, 68))))
 
 
 def test_a_chunk_without_samples_writes_its_keys(
@@ -233,9 +226,9 @@ def test_a_chunk_without_samples_writes_its_keys(
 ) -> None:
     session, gpu = opened
     prompt = REQUESTS[0][0]
-    assert run(session, step(prompt[:10], samples=False)) == []
+    assert run(session, step(session, prompt[:10], samples=False)) == []
     assert "download" not in gpu.events
-    assert run(session, step(prompt[10:], 10)) == [expected[0][0]]
+    assert run(session, step(session, prompt[10:], 10)) == [expected[0][0]]
 
 
 def test_sizes_that_come_again_are_captured_after_they_have_settled(
@@ -244,10 +237,10 @@ def test_sizes_that_come_again_are_captured_after_they_have_settled(
     """Seen, then run and recorded, then replayed; other sizes in between change nothing."""
     session, gpu = opened
     prompt, _ = REQUESTS[1]
-    found = run(session, step(prompt))
+    found = run(session, step(session, prompt))
     for index in range(6):
         gpu.events.clear()
-        found += run(session, step([found[-1]], len(prompt) + index))
+        found += run(session, step(session, [found[-1]], len(prompt) + index))
         events = [event.split()[0] for event in gpu.events]
         captured = "captured" in events
         width_changed = (len(prompt) + index) % 8 == 0  # a second page: another key
@@ -268,13 +261,13 @@ def test_graphs_are_dropped_when_there_are_too_many(
     monkeypatch.setattr(tensorrt_graphs, "MAX_GRAPHS", 2)
     for tokens in (1, 2, 3):
         for _ in range(2):
-            run(session, step(list(range(3, 3 + tokens))))
+            run(session, step(session, list(range(3, 3 + tokens))))
     assert gpu.events.count("dropped") == 1
     gpu.events.clear()
-    run(session, step([3, 4, 5]))
+    run(session, step(session, [3, 4, 5]))
     assert "replay" in gpu.events
     gpu.events.clear()
-    run(session, step([3]))
+    run(session, step(session, [3]))
     assert "replay" not in gpu.events
 
 
@@ -283,7 +276,7 @@ def test_a_step_that_cannot_be_captured_runs_call_by_call(
 ) -> None:
     session, gpu = opened
     gpu.refuse_capture = True
-    answers = {run(session, step([3, 4]))[0] for _ in range(4)}
+    answers = {run(session, step(session, [3, 4]))[0] for _ in range(4)}
     assert len(answers) == 1
     assert "replay" not in gpu.events
     assert caplog.text.count("cannot be captured") == 1
@@ -293,13 +286,13 @@ def test_a_second_step_before_the_first_is_waited_for_is_refused(
     opened: tuple[Session, FakeGpu],
 ) -> None:
     session, _ = opened
-    pending = session.executor.launch(step([3, 4]), SamplingBatch.greedy(1))
+    pending = session.executor.launch(step(session, [3, 4]), SamplingBatch.greedy(1))
     with pytest.raises(InvariantError, match="never waited for"):
-        session.executor.launch(step([3, 4]), SamplingBatch.greedy(1))
+        session.executor.launch(step(session, [3, 4]), SamplingBatch.greedy(1))
     pending.wait()
     session.close()
     with pytest.raises(InvariantError, match="closed"):
-        run(session, step([3, 4]))
+        run(session, step(session, [3, 4]))
 
 
 # Kernels and types.
@@ -310,7 +303,7 @@ def test_triton_kernels_between_plans_give_the_tokens_of_the_cpu(
 ) -> None:
     with (
         fake_machine(monkeypatch, engines["rtx"]) as machine,
-        closing(open_session(engines["rtx"], num_pages=16)) as session,
+        closing(open_session(engines["rtx"], num_pages=32)) as session,
     ):
         machine.gpu.run_kernel = run_interpreted
         prompt, _ = REQUESTS[2]

@@ -62,7 +62,9 @@ class TensorRtRtxTarget:
 
     @property
     def window_groups(self) -> bool:
-        return False
+        """Layers of several groups write to one memory, which the library never sees: kernels that
+        trtc launches between plans do."""
+        return True
 
     @property
     def keeps_states(self) -> bool:

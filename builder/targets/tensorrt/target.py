@@ -76,6 +76,9 @@ class TensorRtTarget:
 
     @property
     def window_groups(self) -> bool:
+        """Layers of several groups write to one memory. Plans have an input and an output for each
+        layer's pool, and TensorRT does not promise that none is copied and written back as a
+        whole, over what another layer has written meanwhile."""
         return False
 
     @property
