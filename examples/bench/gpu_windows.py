@@ -1,0 +1,250 @@
+"""Window groups on a GPU: does a Gemma 3 that lets go of pages say what its CPU twin says?
+
+    python -m examples.bench.gpu_windows make DIR    anywhere, with trtc[build,cuda-build]
+    python -m examples.bench.gpu_windows run DIR     on the GPU, with trtc[cuda]
+
+`make` builds engines of a small random Gemma 3 (five layers of windows to a full one, rope by layer
+type, head_dim 256) and records what their CPU twins answer to long prompts. `run` checks every
+kernel against the operators' references, then serves all prompts at once, twice, from a pool of NaN
+that is too small for them unless pages are let go: a token that follows from a page of somebody
+else, or from one that nobody has written, is another token. Exit status 1: something was wrong.
+"""
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from examples.bench.gpu import Variation, run_operators
+from examples.bench.gpu_steps import opened
+from trtc.protos.errors import TrtcError
+from trtc.protos.manifest import Canary
+from trtc.protos.sampling import SamplingParams
+from trtc.runtime.engine.emission import Delivery
+from trtc.runtime.engine.loop import EngineLoop, LoopConfig
+from trtc.runtime.engine.probe import Probe
+from trtc.runtime.executors.base import Executor
+from trtc.runtime.executors.cuda.device import Place
+from trtc.runtime.executors.cuda.executor import CudaExecutor
+from trtc.runtime.requests.completion import collect
+from trtc.runtime.requests.request import GenerationRequest, Output
+
+VOCABULARY, WINDOW = 512, 320
+GEMMA_3 = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": WINDOW,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+VARIATIONS = (
+    Variation("fp32", "fp32"),
+    Variation("bf16", "bf16"),
+    Variation("bf16-kv8", "bf16", "fp8"),
+)
+TOLERANCE = {"fp32": 2e-3, "bf16": 0.15, "bf16-kv8": 0.3}
+"""Logits by which the twin's token leads the second best, below which the GPU may draw another."""
+PROMPTS = tuple(range(400, 1401, 125))
+"""Tokens of each."""
+MAX_TOKENS, MAX_BATCH, MAX_SEQ_LEN = 48, 8, 2048
+NUM_PAGES = 900
+"""Of 16 tokens. Eight sequences of 900 tokens want 1400 at once; without letting go, 2700."""
+_POISON = 0xFF
+_PATIENCE_S = 120
+
+
+def make(directory: Path, sm: int) -> None:
+    """Checkpoint, engines, and the twins' answers."""
+    directory.mkdir(parents=True, exist_ok=True)
+    model = _checkpoint(directory / "model")
+    random = np.random.default_rng(1)
+    prompts = [random.integers(3, VOCABULARY, length).tolist() for length in PROMPTS]
+    for one in VARIATIONS:
+        twin = directory / f"cpu-{one.name}"
+        _build(model, twin, one, "cpu")
+        _build(model, directory / f"windows-{one.name}", one, f"cuda:sm_{sm}")
+        answers = list(Probe().canaries(twin, prompts, MAX_TOKENS))
+        (directory / f"windows-{one.name}.json").write_bytes(msgspec.json.encode(answers))
+        margins = np.concatenate([answer.margins for answer in answers])
+        distinct = [len(set(answer.token_ids)) for answer in answers]
+        print(
+            f"{one.name}: {min(distinct)} to {max(distinct)} different tokens an answer, margins "
+            f"{np.quantile(margins, (0.01, 0.1, 0.5)).round(4).tolist()}",
+            flush=True,
+        )
+
+
+def _checkpoint(path: Path) -> Path:
+    """A random model whose layers matter and whose tokens have margins."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.Gemma3TextConfig(**GEMMA_3)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape)
+            root = parameter.shape[-1] ** 0.5
+            spread = 0.2 if parameter.dim() == 1 else 1.5 / root
+            # The model multiplies embeddings by their root: they are as large as what a layer adds.
+            parameter.copy_(noise * (1 / root if "embed_tokens" in name else spread))
+    model.save_pretrained(path)
+    return path
+
+
+def _build(model: Path, output: Path, one: Variation, target: str) -> None:
+    from trtc.api import build
+
+    began = time.monotonic()
+    build(
+        model,
+        output,
+        dtype=one.dtype,
+        kv_dtype=one.kv_dtype,
+        target=target,
+        force=True,
+        eval_tokens=0,
+        max_batch_size=MAX_BATCH,
+        max_seq_len=MAX_SEQ_LEN,
+        exact_activations=target == "cpu",
+    )
+    print(f"{output.name}: {target} built in {time.monotonic() - began:.1f} s", flush=True)
+
+
+def run(directory: Path, names: Sequence[str], *, operators: bool) -> int:
+    problems: list[str] = []
+    for one in VARIATIONS:
+        if names and one.name not in names:
+            continue
+        engine = directory / f"windows-{one.name}"
+        answers = msgspec.json.decode(
+            (directory / f"{engine.name}.json").read_bytes(), type=list[Canary]
+        )
+        if operators:
+            findings = run_operators(engine, dummy=False)
+            problems += [
+                f"{one.name}: {finding['site']} is wrong"
+                for finding in findings
+                if finding["problem"] or finding["worst"] > 1
+            ]
+        with opened(engine, CudaExecutor, num_pages=NUM_PAGES) as (_, executor):
+            poison(executor)
+            problems += [
+                f"{one.name}: {problem}"
+                for problem in serve_and_compare(executor, answers, TOLERANCE[one.name])
+            ]
+    for problem in problems:
+        print(f"WRONG {problem}")
+    print(f"{len(problems)} problems")
+    return 1 if problems else 0
+
+
+def poison(executor: CudaExecutor) -> None:
+    """NaN wherever nobody has written."""
+    pool = executor.program.spaces["pool"]
+    executor.program.device.send(np.full(pool.num_bytes, _POISON, np.uint8), Place(pool, 0))
+
+
+def serve_and_compare(executor: Executor, answers: Sequence[Canary], tolerance: float) -> list[str]:
+    """Serve all prompts at once, and again; what is wrong with the answers."""
+    loop = EngineLoop(executor, None, LoopConfig())
+    loop.start()
+    problems = []
+    try:
+        for attempt in ("first", "again"):
+            began = time.monotonic()
+            found = _serve(loop, attempt, answers)
+            same = 0
+            for answer, tokens in zip(answers, found, strict=True):
+                if isinstance(tokens, str):
+                    problems.append(f"{attempt}: {tokens}")
+                    continue
+                agrees = np.array(tokens) == np.array(answer.token_ids)
+                first = int(np.argmin(agrees)) if not agrees.all() else len(tokens)
+                same += first
+                if first < len(tokens) and answer.margins[first] > tolerance:
+                    problems.append(
+                        f"{attempt}: {len(answer.prompt_ids)} tokens of prompt, token {first} is "
+                        f"another, which the twin leads by {answer.margins[first]}"
+                    )
+            stats = loop.stats()
+            print(
+                f"  {attempt}: {same} of {MAX_TOKENS * len(answers)} tokens before one differs, "
+                f"{time.monotonic() - began:.1f} s, pages {stats.pages_total}, "
+                f"prefix hits {stats.prefix_hit_tokens}, preemptions {stats.preemptions}",
+                flush=True,
+            )
+        if loop.stats().prefix_hit_tokens == 0:
+            problems.append("no prompt was found in the prefix cache")
+    finally:
+        loop.stop()
+    return problems
+
+
+def _serve(loop: EngineLoop, name: str, answers: Sequence[Canary]) -> list[tuple[int, ...] | str]:
+    """The tokens of each prompt, or what went wrong."""
+    found: list[tuple[int, ...] | str] = ["never ended"] * len(answers)
+    ended = threading.Semaphore(0)
+
+    def sink_of(number: int) -> Any:
+        outputs: list[Output] = []
+
+        def sink(delivery: Delivery) -> None:
+            if isinstance(delivery, TrtcError):
+                found[number] = str(delivery)
+                ended.release()
+                return
+            outputs.extend(delivery)
+            if delivery[-1].usage is not None:
+                found[number] = tuple(collect(outputs).completions[0].token_ids)
+                ended.release()
+
+        return sink
+
+    for number, answer in enumerate(answers):
+        request = GenerationRequest(
+            request_id=f"{name}{number}",
+            prompt_ids=answer.prompt_ids,
+            sampling=SamplingParams(temperature=0.0, seed=0),
+            max_tokens=MAX_TOKENS,
+            ignore_eos=True,
+        )
+        loop.submit(request, sink_of(number))
+    for _ in answers:
+        if not ended.acquire(timeout=_PATIENCE_S):
+            break
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("make", "run"))
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--sm", type=int, default=90)
+    parser.add_argument("--engines", nargs="*", default=(), help="names of variations")
+    parser.add_argument("--no-operators", action="store_true", help="serve alone")
+    arguments = parser.parse_args()
+    if arguments.what == "make":
+        make(arguments.directory, arguments.sm)
+        return 0
+    return run(arguments.directory, arguments.engines, operators=not arguments.no_operators)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
