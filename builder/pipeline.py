@@ -163,7 +163,7 @@ def _open_job(
     found = resolve_model(request.model, request.revision, weights=weights)
     model = stack.enter_context(with_fast_tokenizer(found))
     source = open_source(replace(request, model=str(model), revision=None))
-    _check_states(target, source)
+    _check_states(request, target, source)
     target.check(source.scheme)
     _check_ranks(request, target, source)
     tried = _try_tokenizer(source, probe)
@@ -227,13 +227,19 @@ def _check_ranks(request: BuildRequest, target: Target, source: ModelSource) -> 
     check_sharding(source.spec, source.scheme, source.quantization, request.tp)
 
 
-def _check_states(target: Target, source: ModelSource) -> None:
+def _check_states(request: BuildRequest, target: Target, source: ModelSource) -> None:
     if source.spec.keeps_states and not target.keeps_states:
         raise UnsupportedError(
             f"{target.name} has no kernels for the short convolutions of "
             f"{source.spec.architecture}, nor room for their state",
             field="--target",
-            remedy="Build with --target cpu",
+            remedy="Build with --target cpu, or cuda:sm_90 and others",
+        )
+    if source.spec.keeps_states and request.tp > 1:
+        raise UnsupportedError(
+            f"the short convolutions of {source.spec.architecture} run on one GPU",
+            field="--tp",
+            remedy="Leave it out",
         )
 
 

@@ -27,6 +27,8 @@ from trtc.protos.record import Record
 KvDType = Literal["f32", "bf16", "f8e4m3"]
 PoolShape = tuple[str, int, int, int, int] | tuple[str, int, int]
 """[num_pages, planes, page_size, heads, width], or of a state [num_pages, columns, width]"""
+_ALIGNMENT = 64
+"""Bytes. States begin at multiples of it, for wide loads."""
 
 
 class Plane(Record, frozen=True):
@@ -143,7 +145,7 @@ class CacheLayout(Record, frozen=True):
         """Bytes of a page in each region."""
         regions = self._token_regions
         return regions + tuple(
-            place.entry.num_bytes
+            _aligned(place.entry.num_bytes)
             for number, group in enumerate(self.groups)
             if group.is_state
             for place in self._state_places(number)
@@ -168,7 +170,7 @@ class CacheLayout(Record, frozen=True):
         found: list[Place] = []
         region = offset = 0
         for entry in self.groups[number].entries:
-            size = entry.num_bytes
+            size = _aligned(entry.num_bytes)
             while region < len(regions) and offset + size > regions[region]:
                 region, offset = region + 1, 0
             found.append(Place(number, region, entry, offset))
@@ -229,6 +231,10 @@ class CacheLayout(Record, frozen=True):
 
         groups = (replace(group, entries=shares(group)) for group in self.groups)
         return replace(self, groups=tuple(groups))
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _window(kind: Full | Window | State) -> int | None:

@@ -46,7 +46,7 @@ class CudaTarget:
 
     @property
     def keeps_states(self) -> bool:
-        return False
+        return True
 
     @property
     def max_ranks(self) -> int:

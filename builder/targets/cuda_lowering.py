@@ -349,7 +349,7 @@ class _Resolver:
             case "weight":
                 return Address(space="weights", offset=self._weights[argument.name])
             case "pool":
-                return Address(space="pool", index=argument.index)
+                return Address(space="pool", index=argument.index, offset=skipped)
             case "step":
                 return Address(space="step", name=group_input(argument.name, argument.index))
             case "logits":

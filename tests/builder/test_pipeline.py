@@ -400,7 +400,14 @@ def test_without_a_compiler_nothing_is_measured_and_max_kl_says_why(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("target", ["cuda:sm_90", "tensorrt:sm_90", "tensorrt-rtx:sm_120"])
+def test_a_model_that_keeps_states_is_not_spread_over_gpus(tmp_path: Path) -> None:
+    model = tiny_checkpoint("lfm2", tmp_path)
+    request = BuildRequest(str(model), tmp_path / "engine", target="cuda:sm_90", tp=2)
+    with pytest.raises(UnsupportedError, match="--tp: the short convolutions of Lfm2"):
+        build(request)
+
+
+@pytest.mark.parametrize("target", ["tensorrt:sm_90", "tensorrt-rtx:sm_120"])
 def test_targets_without_kernels_for_states_refuse_models_that_keep_them(
     target: str, tmp_path: Path
 ) -> None:

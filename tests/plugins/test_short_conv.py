@@ -1,90 +1,12 @@
 """The kernel of gated short convolutions, and its state in pages."""
 
-from typing import Any
-
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 
-from tests.support.kernels import (
-    KernelCall,
-    KernelLibrary,
-    assert_close,
-    available_isas,
-    compile_kernels,
-)
-from tests.support.operands import Array, random_array
-from trtc.plugins.registry import REGISTRY
+from tests.support.conv_calls import PAGE_SIZE, STEP, Sequences, cases
+from tests.support.kernels import KernelLibrary, assert_close, available_isas, compile_kernels
 
-PAGE_SIZE = 8
-STEP = ((5, 5), (9, 1), (17, 1), (30, 13), (16, 8), (40, 24))
-"""(context, new tokens): from the start, within a page, after one, across several, whole pages."""
-SHAPES = (("f32", 96, 2, False), ("bf16", 72, 2, True), ("bf16", 128, 3, False))
-"""Element type, channels, columns of the state, bias."""
-
-
-class Sequences:
-    """Whole histories, of which any part may be a step's new tokens."""
-
-    def __init__(self, dtype: str, channels: int, columns: int, bias: bool) -> None:
-        rng = np.random.default_rng(channels)
-        self.dtype, self.channels, self.columns = dtype, channels, columns
-        self.gated = [
-            random_array(rng, context, 3 * channels, dtype=dtype, spread=2) for context, _ in STEP
-        ]
-        self.weights: dict[str, Array | None] = {
-            "weight": random_array(rng, columns + 1, channels),
-            "bias": random_array(rng, channels) if bias else None,
-        }
-        widths = [-(-context // PAGE_SIZE) for context, _ in STEP]
-        pages = rng.permutation(sum(widths) + 2).astype(np.int32)
-        self.table = np.zeros((len(STEP), max(widths)), np.int32)
-        for row, width in enumerate(widths):
-            self.table[row, :width], pages = pages[:width], pages[width:]
-        self.num_pages = sum(widths) + 2
-
-    def call(self, parts: list[tuple[int, int, int]], state: Array | None = None) -> KernelCall:
-        """A step over (sequence, begin, end) triples."""
-        if state is None:
-            shape = (self.num_pages, self.columns, self.channels)
-            state = np.full(shape, np.nan, self.gated[0].dtype)
-        counts = [end - begin for _, begin, end in parts]
-        inputs: dict[str, Any] = {
-            "gated": np.concatenate([self.gated[one][begin:end] for one, begin, end in parts]),
-            "state": state,
-            "query_start": np.cumsum([0, *counts]).astype(np.int32),
-            "context_lens": np.array([end for *_, end in parts], np.int32),
-            "page_table": self.table[[one for one, *_ in parts]],
-            **self.weights,
-        }
-        return KernelCall(REGISTRY["short_conv"], {"page_size": PAGE_SIZE}, inputs)
-
-    def history(self) -> list[tuple[int, int, int]]:
-        """What came before STEP."""
-        parts = [(one, 0, context - new) for one, (context, new) in enumerate(STEP)]
-        return [part for part in parts if part[2]]
-
-    def step(self) -> list[tuple[int, int, int]]:
-        return [(one, context - new, context) for one, (context, new) in enumerate(STEP)]
-
-    def torch_outputs(self, number: int) -> Array:
-        """A whole sequence at once, by torch's convolution."""
-        b, c, x = torch.tensor(self.gated[number].astype(np.float32)).chunk(3, dim=1)
-        weight, bias = self.weights["weight"], self.weights["bias"]
-        assert weight is not None
-        mixed = F.conv1d(
-            (b * x).T[None],
-            torch.tensor(weight.T[:, None, :].copy()),
-            None if bias is None else torch.tensor(bias),
-            padding=self.columns,
-            groups=self.channels,
-        )
-        outputs: Array = (c * mixed[0, :, : len(b)].T).numpy()
-        return outputs
-
-
-CASES = [Sequences(*shape) for shape in SHAPES]
+CASES = cases()
 
 
 @pytest.fixture(scope="module", params=available_isas())

@@ -78,7 +78,7 @@ def places_of_states(layout: CacheLayout) -> list[tuple[int, int]]:
 
 def test_states_lie_side_by_side_in_the_regions_of_tokens() -> None:
     layout = with_states(256, 256, 400, 400, 64)
-    assert places_of_states(layout) == [(0, 0), (0, 256), (1, 0), (1, 400), (1, 800)]
+    assert places_of_states(layout) == [(0, 0), (0, 256), (1, 0), (1, 448), (1, 896)]
     assert layout.region_bytes == (512, 1024) == with_states(4).region_bytes
     assert layout.windows == (None, 0)
     assert layout.pool_shape(layout.places[2]) == ("num_pages", 2, 64)
@@ -89,9 +89,9 @@ def test_states_lie_side_by_side_in_the_regions_of_tokens() -> None:
 def test_a_state_that_no_region_has_room_for_has_its_own() -> None:
     layout = with_states(512, 1000, 100, 2000, 400)
     assert places_of_states(layout) == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0)]
-    assert layout.region_bytes == (512, 1024, 100, 2000, 400)
+    assert layout.region_bytes == (512, 1024, 128, 2048, 448)
     alone = CacheLayout(page_size=4, groups=layout.groups[1:])
-    assert alone.region_bytes == (512, 1000, 100, 2000, 400)
+    assert alone.region_bytes == (512, 1024, 128, 2048, 448)
 
 
 def test_a_rank_has_its_share_of_a_states_channels() -> None:

@@ -147,6 +147,16 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             rotary_dim=HEAD_DIM,
         ),
     ),
+    "short_conv": (
+        _site(
+            "short_conv",
+            {"channels": WIDTH, "columns": 2},
+            dict.fromkeys(("query_start", "context_lens", "page_table"), "i32")
+            | {"weight": "f32", "bias": "f32"}
+            | _bf16("gated", "state", "out", "state_out"),
+            page_size=PAGE_SIZE,
+        ),
+    ),
     "swiglu": (
         _site(
             "swiglu", {"I": WIDTH}, _bf16("gate", "up") | _SCALED, out_dtype="q", activation="silu"

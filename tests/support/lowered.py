@@ -1,5 +1,6 @@
 """Run what an operator is lowered to for a GPU, on the CPU, with the operands of a KernelCall."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -26,6 +27,8 @@ def site_of(call: KernelCall, rows: RowAxis, sm: int) -> Site:
     """The site of a call whose outputs have _GUARD more elements a row."""
     types = call.types | call.output_types
     strides = {name: _stride(array) for name, array in call.inputs.items() if array is not None}
+    for name in set(call.op.in_place.values()) & set(strides):
+        strides[name] = math.prod(int(extent) for extent in call.types[name].shape[1:])
     for name, output in call.output_types.items():
         source = call.op.in_place.get(name)
         strides[name] = strides[source] if source else int(output.shape[-1]) + _GUARD
@@ -37,7 +40,7 @@ def site_of(call: KernelCall, rows: RowAxis, sm: int) -> Site:
         axes={name: int(n) for name, n in axes.items() if name not in call.op.row_axes},
         attributes=call.op.complete_attributes(call.attributes),
         rows=rows,
-        page_size=int(pool.shape[2]) if pool else 16,
+        page_size=int(pool.shape[2] if pool else call.attributes.get("page_size", 16)),
         limits=Limits(max_batch_size=64, max_seq_len=1024, max_num_tokens=1024),
         sm=sm,
     )
@@ -71,7 +74,12 @@ def run_lowered(
     for name, source in call.op.in_place.items():
         arrays[name] = arrays.pop(source)
     extents = {axis: int(n) for axis, n in call.op.bind_axes(call.types, call.attributes).items()}
-    real = {"tokens": 999, "sequences": 999, "rows": extents.get("R", 999), rows: extents["M"]}
+    real = {
+        "tokens": 999,
+        "sequences": extents.get("B", 999),
+        "rows": extents.get("R", 999),
+        rows: extents["M"],
+    }
     arrays[DIMS] = np.array([real["tokens"], real["sequences"], real["rows"], 0], np.int32)
     answers = run(
         Work(

@@ -23,6 +23,7 @@ def lowerings() -> Mapping[str, Lower]:
     from trtc.plugins.quantize import cuda as quantize
     from trtc.plugins.rms_norm import cuda as rms_norm
     from trtc.plugins.rope_kv_write import cuda as rope_kv_write
+    from trtc.plugins.short_conv import cuda as short_conv
     from trtc.plugins.swiglu import cuda as swiglu
 
     return {
@@ -39,5 +40,6 @@ def lowerings() -> Mapping[str, Lower]:
         "quantize": quantize.lower,
         "rms_norm": rms_norm.lower,
         "rope_kv_write": rope_kv_write.lower,
+        "short_conv": short_conv.lower,
         "swiglu": swiglu.lower,
     }

@@ -23,6 +23,7 @@ from trtc.runtime.executors.cuda.device import Download, Graph, Place, ProgramDe
 from trtc.runtime.executors.cuda.program import CudaEngineFiles, Program
 from trtc.runtime.executors.cuda.sampling import DeviceSampler
 from trtc.runtime.executors.cuda.step_inputs import fill_sampling, fill_step
+from trtc.runtime.executors.states import replaced_states
 from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch, sample
 
 _MOVED_BYTES = 16 << 20
@@ -148,12 +149,16 @@ class CudaExecutor:
 
     def logits(self, batch: StepBatch) -> Float32s:
         """As the contract says; more rows than a step serves are asked for in several steps,
-        which write the same keys and values again."""
+        which write the same keys and values again, and go on from the same states."""
         result = np.empty((len(batch.logit_rows), self._vocab_size), np.float32)
+        replaced = replaced_states(self._kv, batch) if len(result) > self._layout.max_rows else []
+        states = self.read_pages(replaced).wait() if replaced else None
         # A step without logits is run too: its keys and values are what it is for.
         for begin in range(0, max(1, len(result)), self._layout.max_rows):
             rows = slice(begin, begin + self._layout.max_rows)
             wanted = batch.logit_rows[rows]
+            if begin and states is not None:
+                self.write_pages(replaced, states)
             self._step(replace(batch, logit_rows=wanted))
             if len(wanted):
                 logits = self._fetch_logits(len(wanted)).wait().view(np.float32)

@@ -90,7 +90,7 @@ def test_bf16_ranks_are_as_near_to_f32_as_the_whole(kind: Tiny) -> None:
 @pytest.mark.parametrize(
     ("family", "scheme"),
     [
-        # The target that spreads a model over ranks has no short convolutions.
+        # Short convolutions run on one GPU.
         *((family, "fp32") for family in FAMILIES if family != "lfm2"),
         *((family, "fp8") for family in ("qwen2", "gemma2", "mixtral")),
         *(("llama_biased", scheme) for scheme in ("int8_sq", "w4a8_awq")),
