@@ -16,12 +16,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from trtc.protos.errors import EnvironmentFault, RequestError, UnsupportedError
-from trtc.runtime.executors.base import Bytes, Executor, PageRead
+from trtc.runtime.executors.base import Executor, PageRead
 from trtc.runtime.executors.huge_pages import advise_huge_pages
 from trtc.runtime.host.machine import available_bytes
 from trtc.runtime.scheduling.cache_events import PageKey
 
 _FIELD = "--kv-host-bytes"
+_BATCH_BYTES = 16 << 20
+"""Of pages that are copied at once, beside the arena."""
+_MAX_READS = 4
+"""Batches that may be on their way; a device that has more to save is waited for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,13 +38,13 @@ class _Read:
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """A copy of slots (implements KeptPages)."""
+    """Pages that have landed (implements KeptPages)."""
 
     tier: "HostTier"
-    data: Bytes
+    names: Sequence[tuple[PageKey, int]]
 
     def write(self, pages: Sequence[int]) -> None:
-        self.tier.put_back(pages, self.data)
+        self.tier.put_back(self.names, pages)
 
 
 class HostTier:
@@ -82,6 +86,7 @@ class HostTier:
         advise_huge_pages(self._memory)
         arena = np.frombuffer(self._memory, np.uint8)
         self._arena = arena.reshape(self.num_slots, page_bytes)
+        self._batch = max(1, _BATCH_BYTES // page_bytes)
         self._free = list(range(self.num_slots - 1, -1, -1))
         self._slots: OrderedDict[tuple[PageKey, int], int] = OrderedDict()
         """(key, group) -> slot, least recently used first."""
@@ -119,16 +124,7 @@ class HostTier:
 
     def flush(self) -> None:
         """Begin to copy what was evicted; before anything overwrites it."""
-        if not self._leaving:
-            return
-        # Leaves are evicted first, and worth less than what they hang on.
-        leaving = list(self._leaving.items())[-self.num_slots :]
-        self._leaving.clear()
-        slots = [self._free.pop() if self._free else self._drop() for _ in leaving]
-        self._reads.append(_Read(self._executor.read_pages([page for _, page in leaving]), slots))
-        self.num_begun += 1
-        self._slots.update(zip((name for name, _ in leaving), slots, strict=True))
-        self.saved_bytes += len(slots) * self._arena.shape[1]
+        self._save(self.num_slots)
 
     def land(self, number: int) -> None:
         """Take in the first `number` reads: they are done, or are waited for.
@@ -147,20 +143,38 @@ class HostTier:
         return (key, group) in self._slots
 
     def take(self, wanted: Sequence[tuple[PageKey, int]]) -> _Kept:
-        slots = [self._slots[name] for name in wanted]
-        for name in reversed(wanted):
-            self._slots.move_to_end(name)
+        slots = {self._slots[name] for name in wanted}
         for number, landing in reversed(list(enumerate(self._reads, self._num_landed + 1))):
-            if not set(slots).isdisjoint(landing.slots):
+            if not slots.isdisjoint(landing.slots):
                 self.land(number)
                 break
-        return _Kept(self, self._arena[slots])
+        return _Kept(self, wanted)
 
-    def put_back(self, pages: Sequence[int], data: Bytes) -> None:
-        """Write pages, of which some may have been evicted just now."""
-        self.flush()
-        self._executor.write_pages(pages, data)
-        self.restored_bytes += data.nbytes
+    def put_back(self, names: Sequence[tuple[PageKey, int]], pages: Sequence[int]) -> None:
+        """Write what was taken into pages, of which some may have been evicted just now."""
+        slots = [self._slots[name] for name in names]
+        for name in reversed(names):
+            self._slots.move_to_end(name)
+        self._save(self.num_slots - len(slots))  # so that none of these is dropped
+        for begin in range(0, len(slots), self._batch):
+            batch = slice(begin, begin + self._batch)
+            self._executor.write_pages(pages[batch], self._arena[slots[batch]])
+        self.restored_bytes += len(slots) * self._arena.shape[1]
+
+    def _save(self, room: int) -> None:
+        """Begin to copy what was evicted, as far as there is room."""
+        # Leaves are evicted first, and worth less than what they hang on.
+        leaving = list(self._leaving.items())[max(0, len(self._leaving) - room) :]
+        self._leaving.clear()
+        slots = [self._free.pop() if self._free else self._drop() for _ in leaving]
+        self._slots.update(zip((name for name, _ in leaving), slots, strict=True))
+        for begin in range(0, len(leaving), self._batch):
+            batch = slice(begin, begin + self._batch)
+            read = self._executor.read_pages([page for _, page in leaving[batch]])
+            self._reads.append(_Read(read, slots[batch]))
+            self.num_begun += 1
+            self.land(self.num_begun - _MAX_READS)
+        self.saved_bytes += len(slots) * self._arena.shape[1]
 
     def _drop(self) -> int:
         """A slot, of the page that was used least recently."""

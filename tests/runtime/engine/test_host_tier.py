@@ -1,17 +1,21 @@
 """The tier of the prefix cache in the host's memory, through the loop; test_scheduler.py's machine
 drives it beside everything else."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from tests.support.driver import greedy_outputs
+from tests.support.lazy import LazyEcho, LazyRead
 from tests.support.loops import Loop, running_loop
 from tests.support.requests import greedy_request
 from trtc.protos.errors import EnvironmentFault, RequestError, UnsupportedError
+from trtc.runtime.engine import host_tier
 from trtc.runtime.engine.host_tier import HostTier
 from trtc.runtime.engine.loop import LoopConfig
+from trtc.runtime.executors.base import PageRead
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.requests.request import Usage
 
@@ -120,6 +124,48 @@ def test_a_tier_needs_a_prefix_cache() -> None:
     config = LoopConfig(kv_host_bytes=1 << 20, prefix_cache=False)
     with pytest.raises(RequestError, match=r"--kv-host-bytes: .*--no-prefix-cache"):
         Loop(EchoExecutor(OPTIONS), None, config)
+
+
+class _Counting(LazyEcho):
+    """Counts pages that were read and have not been waited for, which a stream would keep."""
+
+    def __init__(self, options: EchoOptions) -> None:
+        super().__init__(options)
+        self.reads: list[LazyRead] = []
+        self.most = 0
+
+    def read_pages(self, pages: Sequence[int]) -> PageRead:
+        read = super().read_pages(pages)
+        assert isinstance(read, LazyRead)
+        self.reads.append(read)
+        under_way = sum(len(one.pages) for one in self.reads if one.data is None)
+        self.most = max(self.most, under_way)
+        return read
+
+
+def test_many_pages_are_copied_a_few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many are evicted, and none that are on their way back are dropped for them."""
+    monkeypatch.setattr(host_tier, "_BATCH_BYTES", 2 * PAGE_BYTES)
+    executor = _Counting(replace(OPTIONS, num_pages=60))
+    tier = HostTier(executor, 30 * PAGE_BYTES)
+    executor._tokens[:] = range(240)
+    for page in range(30):
+        tier.evicted(b"old", page, page)
+    tier.flush()
+    assert executor.most <= 10
+    for page in range(30, 60):
+        tier.evicted(b"new", page, page)
+    kept = [(b"old", group) for group in range(5, 25)]
+    tier.take(kept).write(range(40, 60))
+    tier.land(tier.num_begun)
+    executor.run_until(lambda: not executor._stream)
+    assert executor._tokens[160:240].tolist() == list(range(20, 100))
+    assert [tier.has(*name) for name in kept] == [True] * 20
+    assert [group for group in range(60) if tier.has(b"new", group)] == list(range(50, 60))
+    read = tier.take([(b"new", 59)])
+    read.write([0])
+    executor.run_until(lambda: not executor._stream)
+    assert executor._tokens[:4].tolist() == list(range(236, 240))
 
 
 def test_a_page_that_is_wanted_before_it_has_landed_is_waited_for() -> None:
