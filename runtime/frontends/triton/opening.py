@@ -57,6 +57,7 @@ def _open(
             prefix_cache=settings.enable_kv_cache_reuse,
             num_threads=settings.num_threads,
             kv_bytes=settings.kv_bytes,
+            kv_host_bytes=settings.kv_cache_host_memory_bytes or 0,
         ),
     )
     if why := why_canaries_fail(handle):

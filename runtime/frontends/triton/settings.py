@@ -26,6 +26,9 @@ class Settings:
     """CPU threads; None: the usable cores."""
     kv_bytes: int | None = None
     """Memory of the KV pool; None: enough for a full batch, if there is room."""
+    kv_cache_host_memory_bytes: int | None = None
+    """Of the host's memory, for cached prefixes that the pool has no room for; None: they are
+    lost."""
 
     def as_parameters(self) -> dict[str, str]:
         """ "" stands for None."""

@@ -65,6 +65,12 @@ def test_parameters_reach_the_engine(opened: Opened) -> None:
     assert not config.prefix_cache
 
 
+def test_the_hosts_memory_reaches_the_engine(opened: Opened) -> None:
+    for value in ("8192", ""):
+        open_and_close(instance({"engine": "engine", "kv_cache_host_memory_bytes": value}))
+    assert [config.kv_host_bytes for _, config in opened] == [8192, 0]
+
+
 def test_the_instances_gpu_chooses_the_engine_and_is_the_only_one_seen(
     opened: Opened, sm: Callable[[int | None], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

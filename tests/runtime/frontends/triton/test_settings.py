@@ -14,6 +14,7 @@ def test_what_is_written_is_read_back() -> None:
         max_queue=9,
         num_threads=3,
         kv_bytes=1 << 40,
+        kv_cache_host_memory_bytes=1 << 41,
     )
     assert read_settings(settings.as_parameters()) == settings
     assert read_settings(Settings().as_parameters()) == Settings()
