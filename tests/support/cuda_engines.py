@@ -10,21 +10,20 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 
-from tests.support.engines import NUM_PAGES, LivelyReader, config_dict
-from tests.support.evaluate import LIMITS, PAGE_SIZE
+from tests.support.engines import NUM_PAGES, dummy_request
+from tests.support.evaluate import LIMITS
 from tests.support.ranks import Meeting
 from tests.support.triton_kernels import set_interpreted
-from trtc.builder.checkpoint.dummy import dummy_checkpoint
 from trtc.builder.evaluator import Evaluator, Exchange, alone
-from trtc.builder.families.registry import decoder_spec
-from trtc.builder.graph import GraphRequest, build_graph
 from trtc.builder.module import Module
 from trtc.builder.passes.base import run_passes
 from trtc.builder.passes.order import cuda_passes
-from trtc.builder.targets.base import Compiled, CompileRequest
+from trtc.builder.recipes import TensorReader
+from trtc.builder.targets.base import Compiled
 from trtc.protos.kv import CacheLayout
 from trtc.protos.launch_plan import LaunchPlan, read_launches
-from trtc.protos.manifest import GRAPH_FILE, weights_files
+from trtc.protos.manifest import GRAPH_FILE, PLAN_FILE, weights_files
+from trtc.protos.plan import read_plan
 from trtc.quant.scheme import Scheme
 from trtc.runtime.executors.cuda.device import HostArray
 from trtc.runtime.executors.cuda.executor import CudaExecutor
@@ -75,7 +74,7 @@ class _Engine:
     vocab_size: int
     sources: Mapping[str, Any]
     source: Module
-    reader: LivelyReader
+    reader: TensorReader
 
     def open(self, rank: int, exchange: Exchange) -> tuple[CudaExecutor, list[str]]:
         """A rank on an interpreting device, and where that writes down what it runs."""
@@ -145,39 +144,26 @@ def _lower(
 ) -> _Engine:
     from trtc.builder.targets.cuda import CudaTarget
 
-    spec = decoder_spec(config_dict(family, **overrides), LIMITS.max_seq_len)
-    dummy, quantization = dummy_checkpoint(spec, scheme)
-    reader = LivelyReader(dummy, scheme)
     target = CudaTarget(sm)
-    graph = GraphRequest(
+    request = dummy_request(
+        family,
         scheme,
-        kv_dtype or scheme.dtype,
-        LIMITS,
-        quantization,
-        PAGE_SIZE,
-        window_groups=target.window_groups,
-    )
-    path, scratch = directory / "engine", directory / "scratch"
-    path.mkdir(parents=True)
-    scratch.mkdir()
-    request = CompileRequest(
-        module=build_graph(spec, graph, reader),
-        reader=reader,
-        scheme=scheme,
-        limits=LIMITS,
+        directory,
+        kv_dtype,
         exact_activations=True,
-        dummy_weights=False,
-        workdir=path,
-        scratch=scratch,
+        window_groups=target.window_groups,
         ranks=ranks,
+        **overrides,
     )
+    path = request.workdir
     sources = stand_in_for_compiler()
     module, _ = run_passes(request.module, target.passes(request))
     compiled = target.compile(replace(request, module=module), lambda message: None)
     launches = read_launches(path)
     if not native:
         launches = interpretable(launches, path, sources)
-    return _Engine(path, launches, compiled, spec.vocab_size, sources, request.module, reader)
+    vocab_size = read_plan(path / PLAN_FILE).vocab_size
+    return _Engine(path, launches, compiled, vocab_size, sources, request.module, request.reader)
 
 
 def stand_in_for_compiler() -> dict[str, Any]:

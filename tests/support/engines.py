@@ -132,23 +132,10 @@ def compile_dummy(
 
     The evaluator runs the very file that the engine ships.
     """
-    spec = decoder_spec(config_dict(family, **overrides), LIMITS.max_seq_len)
-    dummy, quantization = dummy_checkpoint(spec, scheme)
-    reader = LivelyReader(dummy, scheme)
-    graph = GraphRequest(scheme, kv_dtype or scheme.dtype, LIMITS, quantization, PAGE_SIZE)
-    engine, scratch = directory / "engine", directory / "scratch"
-    engine.mkdir(parents=True)
-    scratch.mkdir()
-    request = CompileRequest(
-        module=build_graph(spec, graph, reader),
-        reader=reader,
-        scheme=scheme,
-        limits=LIMITS,
-        exact_activations=exact_activations,
-        dummy_weights=False,
-        workdir=engine,
-        scratch=scratch,
+    request = dummy_request(
+        family, scheme, directory, kv_dtype, exact_activations=exact_activations, **overrides
     )
+    engine = request.workdir
     target = CpuTarget(isas or runnable_isas()[:1], optimization="-O1")
     module, _ = run_passes(request.module, target.passes(request))
     target.compile(replace(request, module=module), lambda message: None)
@@ -166,7 +153,46 @@ def compile_dummy(
         num_pages=NUM_PAGES,
         num_threads=1,
     )
-    return Compiled(executor, Evaluator(shipped, reader), module.kv)
+    return Compiled(executor, Evaluator(shipped, request.reader), module.kv)
+
+
+def dummy_request(
+    family: str,
+    scheme: Scheme,
+    directory: Path,
+    kv_dtype: str | None,
+    *,
+    exact_activations: bool,
+    window_groups: bool = False,
+    ranks: int = 1,
+    **overrides: Any,
+) -> CompileRequest:
+    """What a target is asked to compile: a tiny model with random canonical tensors of a scheme."""
+    spec = decoder_spec(config_dict(family, **overrides), LIMITS.max_seq_len)
+    dummy, quantization = dummy_checkpoint(spec, scheme)
+    reader = LivelyReader(dummy, scheme)
+    graph = GraphRequest(
+        scheme,
+        kv_dtype or scheme.dtype,
+        LIMITS,
+        quantization,
+        PAGE_SIZE,
+        window_groups=window_groups,
+    )
+    engine, scratch = directory / "engine", directory / "scratch"
+    engine.mkdir(parents=True)
+    scratch.mkdir()
+    return CompileRequest(
+        module=build_graph(spec, graph, reader),
+        reader=reader,
+        scheme=scheme,
+        limits=LIMITS,
+        exact_activations=exact_activations,
+        dummy_weights=False,
+        workdir=engine,
+        scratch=scratch,
+        ranks=ranks,
+    )
 
 
 class LivelyReader:

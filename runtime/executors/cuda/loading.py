@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 
 from trtc.protos.errors import EngineCorruptError
 from trtc.protos.launch_plan import (
@@ -22,19 +23,34 @@ from trtc.runtime.executors.opening import OpenRequest
 from trtc.runtime.executors.weights import WeightsFile, dummy_weights
 from trtc.runtime.integrity.engine_relations import check_launches
 
-POOL_SHARE = 0.95
+_POOL_SHARE = 0.95
 _RESERVED_BYTES = 768 << 20
 """Captured graphs, cuBLAS's workspace, and what the context grows by."""
 _NCCL_BYTES = 768 << 20
 """What NCCL takes on each of several GPUs: buffers between every two."""
 
 
-def engine_files(request: OpenRequest) -> tuple[str, ...]:
-    """What the ranks of an engine load."""
-    manifest = request.manifest
-    code = (name for name in manifest.files if name.startswith((f"{KERNELS_DIR}/", TACTICS_PREFIX)))
-    weights = () if request.dummy_weights else weights_files(manifest.target.tp)
-    return (PLAN_FILE, LAUNCHES_FILE, *code, *weights)
+@dataclass(frozen=True)
+class GpuOpening:
+    """What all CUDA engines have of an Opening, on one GPU or several."""
+
+    request: OpenRequest
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What the ranks load."""
+        manifest, of_code = self.request.manifest, (f"{KERNELS_DIR}/", TACTICS_PREFIX)
+        code = (name for name in manifest.files if name.startswith(of_code))
+        weights = () if self.request.dummy_weights else weights_files(manifest.target.tp)
+        return (PLAN_FILE, LAUNCHES_FILE, *code, *weights)
+
+    @property
+    def pool_share(self) -> float:
+        return _POOL_SHARE
+
+    @property
+    def max_pages(self) -> int | None:
+        return None
 
 
 def room_for_pool(request: OpenRequest, free_bytes: int) -> int:

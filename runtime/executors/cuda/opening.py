@@ -9,12 +9,7 @@ from trtc.protos.manifest import Manifest
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
 from trtc.runtime.device.driver_api import DriverApi
 from trtc.runtime.executors.cuda.executor import CudaExecutor
-from trtc.runtime.executors.cuda.loading import (
-    POOL_SHARE,
-    engine_files,
-    open_executor,
-    room_for_pool,
-)
+from trtc.runtime.executors.cuda.loading import GpuOpening, open_executor, room_for_pool
 from trtc.runtime.executors.opening import Opening, OpenRequest
 
 _MIN_DRIVER = 13000
@@ -22,23 +17,10 @@ _MIN_DRIVER = 13000
 
 
 @dataclass(frozen=True)
-class CudaOpening:
-    """A CUDA engine on the GPU that it was built for (implements Opening)."""
+class CudaOpening(GpuOpening):
+    """A CUDA engine on the GPU that it was built for."""
 
-    request: OpenRequest
     gpu: CudaDriverDevice
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return engine_files(self.request)
-
-    @property
-    def pool_share(self) -> float:
-        return POOL_SHARE
-
-    @property
-    def max_pages(self) -> int | None:
-        return None
 
     def free_bytes(self) -> int:
         return room_for_pool(self.request, self.gpu.free_bytes())

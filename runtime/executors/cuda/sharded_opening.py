@@ -6,12 +6,7 @@ from trtc.protos.errors import EnvironmentFault
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
 from trtc.runtime.device.driver_api import DriverApi
 from trtc.runtime.executors.cuda.device import Seat
-from trtc.runtime.executors.cuda.loading import (
-    POOL_SHARE,
-    engine_files,
-    open_executor,
-    room_for_pool,
-)
+from trtc.runtime.executors.cuda.loading import GpuOpening, open_executor, room_for_pool
 from trtc.runtime.executors.cuda.nccl import make_rendezvous
 from trtc.runtime.executors.cuda.rank import command
 from trtc.runtime.executors.opening import OpenRequest
@@ -20,25 +15,12 @@ from trtc.runtime.executors.ranks.group import RankGroup
 
 
 @dataclass(frozen=True)
-class ShardedOpening:
-    """Rank 0 in this process, and the others in theirs (implements Opening)."""
+class ShardedOpening(GpuOpening):
+    """Rank 0 in this process, and the others in theirs."""
 
-    request: OpenRequest
     group: RankGroup
     gpu: CudaDriverDevice
     """Of rank 0."""
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return engine_files(self.request)
-
-    @property
-    def pool_share(self) -> float:
-        return POOL_SHARE
-
-    @property
-    def max_pages(self) -> int | None:
-        return None
 
     def free_bytes(self) -> int:
         """Of the GPU that has least."""
