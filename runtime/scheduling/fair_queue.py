@@ -264,6 +264,31 @@ class FairQueue:
             clients.admit_first(sequence)
             hosts.admit_first(sequence)
 
+    def deprived(self, patience_s: float) -> Sequence | None:
+        """The next in order, if its host, or its client within the host, holds no lane and has
+        waited for so many seconds."""
+        if not self._hosts.order:
+            return None
+        host = self._hosts.order[0][1]
+        client = self._clients(host).order[0][1]
+        without = next((node for node in (host, client) if not node.lanes), None)
+        waited = without is not None and without.since + patience_s <= self.now
+        return client.waiting[0] if waited else None
+
+    def must_share(self, holder: Principal, deprived: Sequence) -> bool:
+        """Whether `holder` is one of those that hold most lanes, and more than `deprived` takes."""
+        without = self._without_lanes(deprived)
+        if without is None:
+            return False
+        most = max(node.lanes for node in without.group.nodes.values())
+        name = holder.group if without.group is self._hosts else holder.name
+        node = without.group.nodes.get(name)
+        return node is not None and most == node.lanes > deprived.num_samples
+
+    def _without_lanes(self, sequence: Sequence) -> _Node | None:
+        host, client = self._nodes(sequence.request.principal)
+        return next((node for node in (host, client) if not node.lanes), None)
+
     def add(self, sequence: Sequence) -> None:
         priority = sequence.request.priority
         host, client = self._nodes(sequence.request.principal)

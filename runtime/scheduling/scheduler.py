@@ -10,10 +10,14 @@ Within the step's token budget, running sequences in order of rank, waiting ones
    others decode, and where each of its tokens needs a logit row;
 3. waiting sequences are admitted while lanes and pages last, unless something was preempted.
 
-The first in rank can take every page but its own and fits the pool alone, so it always advances;
-ranks are given at the first admission and never change. Hence no livelock. Nobody overtakes the
-first of the queue within a step, and whoever waits becomes that in bounded time. Hence no
-starvation.
+Before that, where the next in fair order has nothing running and has waited for SHARE_S, and
+whoever holds most lanes keeps it out, that one loses the sequence that costs it least: one in
+SHARE_S, which is computed again later. So nobody keeps all lanes for as long as sequences run.
+
+The first in rank can take every page but its own and fits the pool alone, and it never makes way,
+so it always advances; ranks are given at the first admission and never change. Hence no livelock.
+Nobody overtakes the first of the queue within a step, and whoever waits becomes that in bounded
+time. Hence no starvation.
 
 While a step is in flight the next one is planned ahead: running sequences go on with tokens that
 the host does not know. A sequence that must wait for its own, once, sits the step out alone
@@ -34,6 +38,10 @@ from trtc.runtime.scheduling.scheduler_state import SchedulerState
 from trtc.runtime.scheduling.sequence import Sequence
 from trtc.runtime.scheduling.step_plan import Admission, Chunk, StepPlan
 
+SHARE_S = 1.0
+"""Seconds that a client with nothing running waits before another makes way, and between two that
+make way: what is computed again costs at most one sequence in that time, whoever asks."""
+
 
 @dataclass(frozen=True)
 class StepLimits:
@@ -49,7 +57,15 @@ def plan(state: SchedulerState, limits: StepLimits) -> StepPlan:
 
     It is empty only if nothing is left to compute, or not before the step in flight is complete.
     """
+    chosen = _plan(state, limits, may_make_way=True)
+    if chosen.makes_way and not chosen.chunks:
+        return _plan(state, limits, may_make_way=False)
+    return chosen
+
+
+def _plan(state: SchedulerState, limits: StepLimits, *, may_make_way: bool) -> StepPlan:
     draft = _Draft(state, limits)
+    makes_way = may_make_way and draft.make_way()
     draft.decode_running()
     if draft.must_wait:
         return StepPlan()
@@ -59,7 +75,11 @@ def plan(state: SchedulerState, limits: StepLimits) -> StepPlan:
     if not draft.preempted:
         draft.admit_waiting()
     return StepPlan(
-        tuple(draft.preempted), tuple(draft.admissions), tuple(draft.chunks), scores=draft.scores
+        tuple(draft.preempted),
+        tuple(draft.admissions),
+        tuple(draft.chunks),
+        scores=draft.scores,
+        makes_way=makes_way,
     )
 
 
@@ -88,6 +108,36 @@ class _Draft:
         self.preempted: dict[Sequence, None] = {}
         self.admissions: list[Admission] = []
         self.chunks: list[Chunk] = []
+
+    def make_way(self) -> bool:
+        """Preempt one sequence for a client that has none running, if one is to be."""
+        state = self._state
+        if state.waiting.now - state.made_way_at < SHARE_S:
+            return False
+        first = state.waiting.deprived(SHARE_S)
+        if first is None or self._has_place(first):
+            return False
+        victims = [
+            one
+            for one in state.running[1:]
+            if state.waiting.must_share(one.request.principal, first)
+        ]
+        if not victims:
+            return False
+        self.must_wait = self._is_ahead
+        if not self.must_wait:
+            self._preempt(min(victims, key=lambda one: one.num_computed))
+        return not self.must_wait
+
+    def _has_place(self, sequence: Sequence) -> bool:
+        """Whether there are lanes and pages for a part of a waiting sequence."""
+        if len(self._state.free_lanes) < sequence.num_samples:
+            return False
+        matched = self._match(sequence)
+        start = self._state.num_computed_after(sequence, matched)
+        end = min(len(sequence.token_ids), start + self._page_size - start % self._page_size)
+        _, missing = self._pages_to_take(sequence, matched, end)
+        return missing <= 0
 
     def decode_running(self) -> None:
         for sequence in self._state.running:
@@ -260,6 +310,17 @@ class _Draft:
         another. While others run, some pages stay back for their growth, lest the newcomer be
         preempted at once.
         """
+        revived, missing = self._pages_to_take(sequence, matched, end)
+        if missing > 0:
+            return False
+        self._available -= self._state.num_new_pages(sequence, matched, end) + len(revived)
+        self._claimed.update(revived)
+        return True
+
+    def _pages_to_take(
+        self, sequence: Sequence, matched: list[Node], end: int
+    ) -> tuple[list[int], int]:
+        """Idle pages that an admission takes out of the cache, and how many pages are too few."""
         new = self._state.num_new_pages(sequence, matched, end)
         revived = [
             page
@@ -269,8 +330,4 @@ class _Draft:
         num_running = len(self._state.running) + len(self.admissions)
         # A page of each group for every fourth: a few steps' growth.
         kept_back = -(-num_running * len(self._cache.pool.windows) // 4)
-        if new + len(revived) + kept_back > self._available:
-            return False
-        self._available -= new + len(revived)
-        self._claimed.update(revived)
-        return True
+        return revived, new + len(revived) + kept_back - self._available

@@ -24,6 +24,7 @@ from bisect import insort
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -107,6 +108,8 @@ class SchedulerState:
         self.free_lanes = list(range(num_lanes - 1, -1, -1))
         self.num_in_flight = 0
         """Steps that were applied and not yet committed."""
+        self.made_way_at = -inf
+        """When a sequence was last preempted for a client that had none running; see `tick`."""
         self.counters = Counters()
         self._changes = Changes()
 
@@ -205,6 +208,8 @@ class SchedulerState:
             self._preempt(sequence)
         if plan.preempted:
             self.running = [one for one in self.running if one.status is Status.RUNNING]
+        if plan.makes_way:
+            self.made_way_at = self.waiting.now
         for admission in plan.admissions:  # before anything is allocated: that may evict
             admission.sequence.pages = self.cache.claim(admission.matched)
             admission.sequence.num_let_go = self.cache.first_wanted(admission.matched)

@@ -50,6 +50,8 @@ class StepPlan:
     tokens, then one a sample."""
     scores: bool = False
     """Whether any chunk has scored tokens."""
+    makes_way: bool = False
+    """Whether a sequence is preempted for a client that has none running."""
 
     @property
     def num_tokens(self) -> int:

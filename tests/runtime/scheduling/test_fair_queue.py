@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.support.driver import Driver
+from tests.support.driver import Driver, solo_outputs
 from tests.support.requests import greedy_request
 from trtc.runtime.executors.echo import EchoOptions
 from trtc.runtime.requests.principal import Principal, connection, tenant
@@ -410,3 +410,64 @@ def test_long_prompts_of_one_client_do_not_stop_the_short_ones_of_another() -> N
         driver.state.check_integrity()
         lanes.update(owner(one) for one in driver.state.running)
     assert lanes[MODEST] > 0.35 * lanes.total()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("newcomer", [MODEST, FAR])
+def test_who_holds_all_lanes_makes_way_for_who_holds_none(newcomer: Principal, ahead: bool) -> None:
+    """Long sequences of one client kept all others waiting until the first of them had ended."""
+    driver = Driver(OPTIONS, ahead=ahead)
+    long = [greedy_request(f"g{number}", [1, number], 60, principal=GREEDY) for number in range(6)]
+    for request in long:
+        driver.submit(request)
+    for _ in range(5):
+        driver.step()
+    short = driver.submit(greedy_request("m", [9], 3, principal=newcomer))
+    for _ in range(8):
+        driver.step()
+        driver.state.check_integrity()
+    assert short.status is Status.FINISHED
+    assert driver.state.counters.preemptions == 1
+    driver.run()
+    for request in long:
+        assert driver.outputs(request.request_id) == solo_outputs(request, OPTIONS)
+
+
+def test_who_holds_all_pages_makes_way_for_who_holds_none() -> None:
+    options = replace(OPTIONS, num_pages=40)
+    driver = Driver(options)
+    for number in range(3):
+        driver.submit(greedy_request(f"g{number}", [1, number] * 20, 20, principal=GREEDY))
+    for _ in range(3):
+        driver.step()
+    assert len(driver.state.running) == 3 and driver.state.free_lanes
+    short = driver.submit(greedy_request("m", [9] * 40, 1, principal=FAR))
+    for _ in range(8):
+        driver.step()
+    assert short.status is Status.FINISHED
+    assert driver.state.counters.preemptions == 1
+
+
+def test_what_is_computed_again_for_others_is_bounded_in_time() -> None:
+    driver = Driver(replace(OPTIONS, max_batch_size=16))
+    for number in range(16):
+        driver.submit(greedy_request(f"g{number}", [1, number], 60, principal=GREEDY))
+    driver.step()
+    for number in range(10):
+        host = connection(f"x{number}:1", f"x{number}")
+        driver.submit(greedy_request(f"m{number}", [9], 50, principal=host))
+    for _ in range(35):
+        driver.step()
+        driver.now -= 0.9  # a step takes 0.1 s
+    assert 2 <= driver.state.counters.preemptions <= 4
+
+
+def test_who_holds_one_lane_keeps_it() -> None:
+    driver = Driver(OPTIONS)
+    for number in range(4):
+        host = connection(f"x{number}:1", f"x{number}")
+        driver.submit(greedy_request(f"g{number}", [1, number], 40, principal=host))
+    driver.step()
+    driver.submit(greedy_request("m", [9], 3, principal=FAR))
+    driver.run()
+    assert driver.state.counters.preemptions == 0
