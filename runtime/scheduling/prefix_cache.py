@@ -17,7 +17,8 @@ the front, and what else the leaf has goes with it.
 Pages of a window become idle one by one as the window leaves them. Evicted alone, they leave a gap
 (NO_PAGE). A prefix is a hit if every full group has all its pages, every window those that the
 next token looks back to, and a state group the snapshot at the prefix's end. A snapshot becomes
-idle when its sequence has gone on by a page.
+idle when its sequence has gone on by a page. Most of them are spare: they serve hits as long as
+nobody wants their pages, and go before anything else does.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -82,19 +83,21 @@ class PrefixCache:
         """page -> its node, for every cached page."""
         self._idle: dict[int, Node] = {}
         """Cached pages that no sequence holds, least recently used first."""
+        self._spare: dict[int, Node] = {}
+        """The same of pages that are evicted before all of `_idle`."""
 
     @property
     def num_idle(self) -> int:
         """Cached pages that can be evicted."""
-        return len(self._idle)
+        return len(self._idle) + len(self._spare)
 
     @property
     def num_available(self) -> int:
         """Pages that `allocate` can give."""
-        return self.pool.num_free + len(self._idle)
+        return self.pool.num_free + self.num_idle
 
     def is_idle(self, page: int) -> bool:
-        return page in self._idle
+        return page in self._idle or page in self._spare
 
     def num_holders(self, page: int) -> int:
         """Sequences that hold a page."""
@@ -178,7 +181,8 @@ class PrefixCache:
     def hold(self, pages: Sequence[int]) -> None:
         """Hold cached pages, until `release`."""
         for page in pages:
-            self._idle.pop(page, None)
+            if self._idle.pop(page, None) is None and self._spare:
+                self._spare.pop(page, None)
         self.pool.share(pages)
 
     def insert(self, parent: Node, key: Sequence[int], pages: list[int]) -> Node:
@@ -237,20 +241,25 @@ class PrefixCache:
             self._evict_one()
         return self.pool.allocate(number)
 
-    def release(self, pages: Sequence[int]) -> None:
-        """A sequence lets go of pages of a group, given in its order; cached ones stay, idle."""
+    def release(self, pages: Sequence[int], *, spare: bool = False) -> None:
+        """A sequence lets go of pages of a group, given in its order; cached ones stay, idle.
+
+        Args:
+            spare: they go first when others are wanted. Never of a group that keeps every token.
+        """
+        idle = self._spare if spare else self._idle
         for page in reversed(pages):
             left = self.pool.release(page)
             if left == 1 and (node := self._nodes.get(page)) is not None:
-                self._idle[page] = node
+                idle[page] = node
 
     def clear(self) -> None:
         """Evict every idle page."""
-        while self._idle:
+        while self.num_idle:
             self._evict_one()
 
     def _evict_one(self) -> None:
-        page, node = next(iter(self._idle.items()))
+        page, node = next(iter((self._spare or self._idle).items()))
         group = node.pages.index(page)
         if self._windows[group] is None:
             assert not node.children, f"page {page} is not a leaf"
@@ -265,7 +274,7 @@ class PrefixCache:
 
     def _forget(self, node: Node, group: int) -> None:
         page, node.pages[group] = node.pages[group], NO_PAGE
-        del self._idle[page]
+        del (self._spare if page in self._spare else self._idle)[page]
         del self._nodes[page]
         self.pool.release(page)
         if self._events is not None:
@@ -295,7 +304,7 @@ class PrefixCache:
         """
         self.pool.check_integrity([*holdings, list(self._nodes)])
         held = {page for pages in holdings for page in pages}
-        if self._idle.keys() != self._nodes.keys() - held:
+        if self._idle.keys() | self._spare.keys() != self._nodes.keys() - held:
             raise InvariantError("the idle pages are not the cached pages without a holder")
         reached: dict[int, Node] = {}
         if any(not root.children for root in self._roots.values()):

@@ -43,6 +43,10 @@ OVERDUE_S = 60.0
 """Seconds without an admission after which a client comes first, whatever the priorities: those of
 one client, from -10 to 10, are overcome in as long."""
 
+SNAPSHOT_PAGES = 4
+"""Every so many pages of a sequence, a snapshot of its state is cached like any other page; those
+between are spare. All of them would halve what the cache holds for others."""
+
 _by_rank = attrgetter("rank")
 
 
@@ -406,7 +410,13 @@ class SchedulerState:
             first = sequence.num_let_go[group]
             end = self.cache.pool.num_outside(window, num_computed)
             if end > first:
-                self.cache.release(sequence.pages[group][first:end])
+                pages = sequence.pages[group]
+                if window == 0:
+                    for index in range(first, end):
+                        spare = (index + 1) % SNAPSHOT_PAGES != 0
+                        self.cache.release(pages[index : index + 1], spare=spare)
+                else:
+                    self.cache.release(pages[first:end])
                 sequence.num_let_go[group] = end
 
     def finish(self, sequences: Iterable[Sequence]) -> None:

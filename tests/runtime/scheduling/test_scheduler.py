@@ -521,6 +521,30 @@ def test_sequences_that_windows_bound_share_a_pool_that_was_too_small() -> None:
     assert 2 * steps((None, 16, 16, 16, 16, 16)) < steps((None,) * 6)
 
 
+def test_snapshots_between_those_of_every_fourth_page_are_evicted_first() -> None:
+    driver = Driver(replace(SPACIOUS, windows=(None, 0), max_seq_len=64))
+    prompt = list(range(1, 42))
+    one = driver.submit(greedy_request("one", prompt, 2))
+    driver.run()
+    cache, namespace = driver.state.cache, one.namespace
+
+    def hits() -> list[int]:
+        return [len(cache.match(prompt[:length], namespace)) for length in (41, 37, 34, 30, 18, 9)]
+
+    assert hits() == [10, 9, 8, 7, 4, 2]
+    used = [page for page in range(200) if cache.is_idle(page)]
+    assert len(used) == 20
+    held = cache.allocate(cache.pool.num_free + 7)  # pages 1, 2, 3, 5, 6, 7 and 9
+    assert hits() == [10, 8, 8, 4, 4, 0]
+    cache.release(held)
+    cache.check_integrity([])
+    # What is found again is not spare while somebody holds it.
+    driver.submit(greedy_request("again", prompt, 4))
+    driver.run()
+    assert driver.outputs("again")[0][:2] == driver.outputs("one")[0]
+    driver.state.check_integrity()
+
+
 def test_a_prefix_is_found_where_a_windows_last_pages_are_left() -> None:
     driver = Driver(replace(SPACIOUS, windows=(None, 6), max_seq_len=64))
     prompt = list(range(1, 41))
