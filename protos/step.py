@@ -133,5 +133,6 @@ class OptionalColumn:
 
 
 OPTIONAL_COLUMNS: tuple[OptionalColumn, ...] = (
+    OptionalColumn("drafts", "the draft that the next row was computed with, or -1"),
     OptionalColumn("masks", "bits of the tokens that a row may draw, ceil(vocab / 32) words each"),
 )

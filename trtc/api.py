@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from trtc.runtime.frontends.local import LocalEngine
 from trtc.runtime.requests.keywords import names_checked
@@ -121,6 +121,8 @@ def open_engine(
     kv_host_bytes: int = 0,
     dummy_weights: bool = False,
     generation_config: GenerationConfig = "model",
+    draft: Literal["ngram"] | None = None,
+    draft_tokens: int = 4,
 ) -> LocalEngine:
     """Open an engine in this process.
 
@@ -133,8 +135,13 @@ def open_engine(
         dummy_weights: fill in random weights, for an engine that was built without any.
         generation_config: whose sampling defaults requests get: those of the model's
             generation_config.json, or trtc's own.
+        draft: what proposes tokens that each step checks beside the next one. "ngram": what
+            followed the same tokens earlier in the sequence. It changes no token, only how soon it
+            comes: sooner where answers quote their prompts or themselves, and requests are few.
+        draft_tokens: of a sequence in a step, at most.
 
     Raises:
+        UnsupportedError: drafts, for an engine that checks none.
         EngineError: the directory is damaged, or not for this machine.
         EnvironmentFault: too little memory, or the code does not load.
         RequestError, UnsupportedError: `kv_host_bytes` is too little for one page, or the engine
@@ -147,4 +154,6 @@ def open_engine(
         kv_host_bytes=kv_host_bytes,
         dummy_weights=dummy_weights,
         generation_config=generation_config,
+        draft=draft,
+        draft_tokens=draft_tokens,
     )

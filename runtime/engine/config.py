@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtc.runtime.engine.drafting import DraftConfig
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.request_defaults import GenerationConfig
 
@@ -25,6 +26,8 @@ class EngineConfig:
     prefix_cache: bool = True
     step_target_s: float = 0.17
     """What a step should take at most while sequences wait for their next tokens; 0: anything."""
+    drafts: DraftConfig | None = None
+    """What steps check beside the next tokens; None: nothing."""
     num_threads: int | None = None
     kv_bytes: int | None = None
     """Bytes of KV pool; None: what the session chooses."""

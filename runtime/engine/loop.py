@@ -29,6 +29,7 @@ from trtc.protos.errors import (
     UnavailableError,
 )
 from trtc.protos.sampling import NO_DEFAULTS, SamplingDefaults
+from trtc.runtime.engine.drafting import DraftConfig, drafter_of
 from trtc.runtime.engine.emission import Delivery, LiveRequest, Sink
 from trtc.runtime.engine.host_tier import HostTier
 from trtc.runtime.engine.step_pipeline import CompletedStep, StepPipeline
@@ -76,6 +77,8 @@ class LoopConfig:
     prefix_cache: bool = True
     kv_host_bytes: int = 0
     """Of the host's memory, for pages that the prefix cache evicts; 0: they are lost."""
+    drafts: DraftConfig | None = None
+    """What steps check beside the next tokens; None: nothing."""
     step_target_s: float = 0.17
     """Seconds that a step should take at most while sequences wait for their next tokens: prompts
     are cut to fit. 0: they are not."""
@@ -115,6 +118,10 @@ class LoopStats:
     prompt_tokens: int = 0
     """Tokens prefilled, recomputed ones included."""
     generated_tokens: int = 0
+    draft_tokens: int = 0
+    """Drafts that steps checked."""
+    accepted_draft_tokens: int = 0
+    """Those that were right."""
     requests_admitted: int = 0
     """Taken by `submit`."""
     requests_finished: int = 0
@@ -134,11 +141,13 @@ class EngineLoop:
         """
         Raises:
             RequestError, UnsupportedError, EnvironmentFault: no tier of `kv_host_bytes` can be.
+            UnsupportedError, RequestError: of `config.drafts`, see `drafter_of`.
         """
         self._executor = executor
         self._tokenizer = tokenizer
         self._config = config
         limits, kv = executor.limits, executor.kv
+        drafter = None if config.drafts is None else drafter_of(config.drafts, executor)
         self._bounds = RequestBounds(
             vocab_size=executor.vocab_size,
             max_context=kv.longest_sequence(executor.num_pages, limits.max_seq_len),
@@ -176,6 +185,7 @@ class EngineLoop:
             num_lanes=limits.max_batch_size,
             rope_switch=limits.rope_switch,
             draws_late=executor.late_draws is not None,
+            num_draft_rows=executor.num_draft_rows,
             ageing_s=config.ageing_s,
             overdue_s=config.overdue_s,
         )
@@ -186,7 +196,12 @@ class EngineLoop:
             else None
         )
         self._pipeline = StepPipeline(
-            executor, self._state, max_context=self._bounds.max_context, tier=self._tier
+            executor,
+            self._state,
+            max_context=self._bounds.max_context,
+            tier=self._tier,
+            drafter=drafter,
+            num_drafts=0 if config.drafts is None else config.drafts.num_tokens,
         )
         self._sequences: dict[int, list[RunningSequence]] = {}
         """Of each live request that has left the order book."""
@@ -394,6 +409,7 @@ class EngineLoop:
         """Plan the next step and launch it; False: there is none yet."""
         self._state.tick(time.monotonic())
         self._pipeline.release_held()
+        self._pipeline.propose_drafts()
         step_plan = plan(self._state, self._pace.limits)
         if self._restorer is not None and self._restorer.restore(step_plan.admissions):
             step_plan = plan(self._state, self._pace.limits)
@@ -412,17 +428,19 @@ class EngineLoop:
         drawn, tokens = completed.drawn, completed.tokens
         logprobs = _logprobs_by_row(tokens.logprobs, tokens.token_ids, self._tokenizer)
         touched: dict[int, LiveRequest] = {}
-        stopped = []
+        stopped: list[RunningSequence] = []
         for scored in completed.scored:
             live = self._live[scored.sequence.number]
             if live.add_prompt_logprobs(scored.position, _scores(scored, logprobs)):
                 touched[live.number] = live
-        for sequence, row, reason in drawn:
+        for sequence, row, token_id, reason in drawn:
+            if stopped and stopped[-1] is sequence:
+                continue  # by a stop string, before the last of its tokens of this step
             number, index = sequence.number, sequence.index
             live = touched[number] = self._live[number]
             if index and index == len(self._sequences[number]):  # a fork
                 self._sequences[number].append(sequence)
-            if live.add(index, sequence.token_ids[-1], reason, logprobs.get(row, ())):
+            if live.add(index, token_id, reason, logprobs.get(row, ())):
                 stopped.append(sequence)
         self._state.finish(stopped)
         for number in _invalid(completed) if tokens.invalid_rows else ():
@@ -529,6 +547,8 @@ class EngineLoop:
             steps=self._pipeline.num_completed,
             prompt_tokens=counters.prefilled_tokens,
             generated_tokens=counters.drawn_tokens,
+            draft_tokens=counters.drafted_tokens,
+            accepted_draft_tokens=counters.accepted_tokens,
             requests_admitted=self._num_admitted(),
             requests_finished=self._num_finished,
             requests_failed=self._num_failed,
@@ -573,7 +593,7 @@ def _with_seed(request: GenerationRequest) -> GenerationRequest:
 def _invalid(completed: CompletedStep) -> set[int]:
     """Numbers of the requests of which a row's logits mean nothing."""
     invalid = completed.tokens.invalid_rows
-    drawn = {sequence.number for sequence, row, _ in completed.drawn if row in invalid}
+    drawn = {one.sequence.number for one in completed.drawn if one.row in invalid}
     return drawn | {
         scored.sequence.number
         for scored in completed.scored

@@ -3,7 +3,7 @@
     ask ──> TokenMasks.allowed, while the executor computes logits ──> collect ──> draw
 
 Who has not answered when the logits are there is waited for a moment, and then held: the sequence
-sits steps out until its mask has come.
+sits steps out until its mask has come. Where a cache cannot be rolled back, it is waited for.
 """
 
 import os
@@ -71,12 +71,13 @@ class MaskDesk:
             if asked is None or asked.num_output != sequence.num_output:
                 self._asked[sequence] = self._begin(sequence)
 
-    def collect(self, rows: Iterable[MaskedRows]) -> Collected:
+    def collect(self, rows: Iterable[MaskedRows], *, may_be_late: bool = True) -> Collected:
         """The masks of a step that is to be drawn now; those of its sequences that have not ended
         and were not asked for are."""
         running = [one for one in rows if one.sequence.lanes]
         self.ask(running)
-        wait([self._asked[one.sequence].answer for one in running], _GRACE_S)
+        answers = [self._asked[one.sequence].answer for one in running]
+        wait(answers, _GRACE_S if may_be_late else None)
         numbers: list[int] = []
         words: list[UInt32s] = []
         late: list[Sequence] = []

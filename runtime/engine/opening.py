@@ -33,6 +33,7 @@ def open_handle(source: EngineSource, config: EngineConfig) -> EngineHandle:
         prefix_cache=config.prefix_cache,
         kv_host_bytes=config.kv_host_bytes,
         step_target_s=config.step_target_s,
+        drafts=config.drafts,
     )
     return start(session, source.name, loop_config)
 

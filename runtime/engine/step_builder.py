@@ -25,6 +25,7 @@ from trtc.runtime.sampling.masks import RowMasks
 from trtc.runtime.sampling.philox import UInt64s
 from trtc.runtime.sampling.sampler import (
     COLUMN_DTYPES,
+    NO_DRAFT,
     NO_LOGPROBS,
     Bools,
     Int32s,
@@ -51,8 +52,8 @@ class BuiltStep:
     batch: StepBatch
     sampling: SamplingBatch
     appended_rows: Int64s
-    """[A] samples that extend a sequence on its lane: all but those that begin a fork's others,
-    which are placed on lanes of their own."""
+    """[A] samples that extend a sequence on its lane, if they count: all but those that begin a
+    fork's others, which are placed on lanes of their own."""
     appended_lanes: Int64s
     """[A]"""
     appended_positions: Int64s
@@ -146,7 +147,10 @@ class StepBuilder:
             self._write(self._last, ~np.arange(self._last.sampling.num_rows, dtype=np.int32))
         sequences, *columns = zip(*plan.chunks, strict=True)
         lanes = np.array([sequence.lane for sequence in sequences], np.int64)
-        starts, counts, samples, scored = (np.array(column, np.int64) for column in columns)
+        arrays = [np.array(column, np.int64) for column in columns]
+        starts, counts, samples, scored, drafted = arrays
+        if plan.has_drafts:
+            self._write_drafts(plan)
         ends = np.cumsum(counts)
         context_lens = starts + counts
         token_lanes = np.repeat(lanes, counts)
@@ -155,11 +159,12 @@ class StepBuilder:
         width = -(-int(context_lens.max()) // self._page_size)
         cells = self._tokens[token_lanes, positions]
         token_ids, token_sources = (cells, None) if self._last is None else _split(cells)
-        rows = scored + samples
+        # A chunk has scored tokens or drafts: each is a row before its samples.
+        rows = scored + drafted + samples
         # A row's place among the samples of its chunk (a fork's sequences are 0 to n - 1), below 0
-        # for scored tokens; and the tokens from it to the chunk's end.
+        # for the rows before them; and the tokens from it to the chunk's end.
         places = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - samples, rows)
-        back = np.where(places < 0, np.repeat(counts - scored, rows) - places, 1)
+        back = np.where(places < 0, np.repeat(counts - scored - drafted, rows) - places, 1)
         batch = StepBatch(
             token_ids=token_ids,
             token_sources=token_sources,
@@ -177,8 +182,14 @@ class StepBuilder:
             forks=np.maximum(places, 0),
             positions=row_positions - self._num_prompt[row_lanes],
         )
+        extends = places == 0
+        if plan.has_drafts:
+            is_drafted = (places < 0) & np.repeat(drafted > 0, rows)
+            extends |= is_drafted
+            following = self._tokens[row_lanes, row_positions * is_drafted]
+            sampling = replace(sampling, drafts=np.where(is_drafted, following, np.int32(NO_DRAFT)))
         if plan.scores:
-            is_scored = places < 0
+            is_scored = (places < 0) & np.repeat(scored > 0, rows)
             sampling = self._sampling.scoring(
                 sampling, row_lanes, is_scored, self._tokens[row_lanes, row_positions * is_scored]
             )
@@ -187,7 +198,7 @@ class StepBuilder:
             is_pending = self._tokens[row_lanes, row_positions - 1] < 0
             if self._sampling.counts_tokens_of(row_lanes[is_pending]):
                 counted_lanes = np.where(places < 0, _NO_LANE, row_lanes)
-        first_samples = np.flatnonzero(places == 0)
+        first_samples = np.flatnonzero(extends)
         self._last = BuiltStep(
             batch=batch,
             sampling=sampling,
@@ -200,6 +211,18 @@ class StepBuilder:
         )
         return self._last
 
+    def history(self, sequence: Sequence) -> Int32s:
+        """The tokens of a sequence that is on its lane, all known; a view."""
+        return self._tokens[sequence.lane, : len(sequence.token_ids)]
+
+    def _write_drafts(self, plan: StepPlan) -> None:
+        """Behind the known tokens, where what is drawn will be written over them."""
+        for chunk in plan.chunks:
+            if chunk.num_drafts:
+                sequence, begin = chunk.sequence, chunk.start + 1
+                drafts = sequence.drafts[: chunk.num_drafts]
+                self._tokens[sequence.lane, begin : begin + chunk.num_drafts] = drafts
+
     def late_sampling(self, step: BuiltStep, masks: RowMasks | None) -> SamplingBatch:
         """How to draw a step whose sequences' tokens are all known by now."""
         sampling = replace(step.sampling, masks=masks)
@@ -210,8 +233,8 @@ class StepBuilder:
 
 def _masked_rows(plan: StepPlan) -> tuple[MaskedRows, ...]:
     found, row = [], 0
-    for sequence, _, _, num_samples, num_scored in plan.chunks:
-        row += num_scored
+    for sequence, _, _, num_samples, num_scored, num_drafts in plan.chunks:
+        row += num_scored + num_drafts
         if num_samples and sequence.request.masks is not None:
             found.append(MaskedRows(sequence, row, num_samples))
         row += num_samples

@@ -23,6 +23,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from trtc.protos.errors import InvariantError, TrtcError
+from trtc.runtime.engine.drafting import MAX_ROWS, Drafter
 from trtc.runtime.engine.host_tier import HostTier
 from trtc.runtime.engine.mask_desk import MaskDesk
 from trtc.runtime.engine.step_builder import BuiltStep, StepBuilder
@@ -82,11 +83,16 @@ class StepPipeline:
         *,
         max_context: int,
         tier: HostTier | None = None,
+        drafter: Drafter | None = None,
+        num_drafts: int = 0,
     ) -> None:
         """
         Args:
             tier: keeps what the state's prefix cache evicts.
+            drafter: proposes drafts, `num_drafts` a sequence at most; None: there are none.
         """
+        self._drafter = drafter
+        self._num_drafts = num_drafts
         self._executor = executor
         self._late_draws = executor.late_draws
         self._masks = MaskDesk(executor.vocab_size)
@@ -150,13 +156,27 @@ class StepPipeline:
     def _draw(self, step: _StepInFlight) -> None:
         """Draw a step that was launched up to its logits; those before it are complete."""
         assert step.undrawn is not None
-        collected = self._masks.collect(step.built.masked)
+        collected = self._masks.collect(step.built.masked, may_be_late=self._state.can_roll_back)
         step.failures = collected.failures
         step.held = {*collected.late, *collected.failures}
         for sequence in step.held:
             self._state.hold(sequence)
         sampling = self._builder.late_sampling(step.built, collected.masks)
         step.pending = step.undrawn.draw(sampling)
+
+    def propose_drafts(self) -> None:
+        """Before a step is planned: what sequences may draw next, if somebody proposes that."""
+        if self._drafter is None:
+            return
+        room = MAX_ROWS - len(self._state.running)
+        for sequence in self._state.running:
+            most = min(self._num_drafts, sequence.most_drafts, room)
+            sequence.drafts = ()
+            if most > 0:
+                history = self._builder.history(sequence)
+                sequence.drafts = self._drafter.propose(sequence, history, most)
+                room -= len(sequence.drafts)
+        self._state.has_drafts = True
 
     def release_held(self) -> None:
         """Before a step is planned: let sequences go on whose masks have come."""
@@ -188,7 +208,11 @@ class StepPipeline:
             self._tier.land(step.num_reads)
         scored = step.plan.scored()
         drawn = self._state.commit(
-            step.plan, tokens.token_ids.tolist(), tokens.invalid_rows, step.held
+            step.plan,
+            tokens.token_ids.tolist(),
+            tokens.invalid_rows,
+            step.held,
+            None if tokens.counts is None else tokens.counts.tolist(),
         )
         self._builder.append(step.built, tokens.token_ids, step.held)
         if self._in_flight and self._in_flight[0].pending is None:

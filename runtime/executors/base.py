@@ -137,6 +137,11 @@ class Executor(Protocol):
         and penalties make a sequence wait for its token before it is launched again."""
         ...
 
+    @property
+    def num_draft_rows(self) -> int:
+        """Logit rows of a step beyond max_batch_size, for drafts; 0: it checks no drafts."""
+        ...
+
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         """Start a step and sample one token for each of `batch.logit_rows`.
 

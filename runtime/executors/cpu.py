@@ -196,6 +196,10 @@ class CpuExecutor:
     def late_draws(self) -> LateDraws:
         return self
 
+    @property
+    def num_draft_rows(self) -> int:
+        return self._limits.max_num_tokens - self._limits.max_batch_size
+
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         logits = self._room_for_logits(len(batch.logit_rows))
         self._step(batch, logits, only_largest=sampling.only_largest)

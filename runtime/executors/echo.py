@@ -9,7 +9,7 @@ the page before holds.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,13 @@ from trtc.runtime.executors.base import (
     StepBatch,
     UndrawnStep,
 )
-from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch, sample
+from trtc.runtime.sampling.sampler import (
+    NO_DRAFT,
+    Bools,
+    SampledTokens,
+    SamplingBatch,
+    sample,
+)
 
 UInt64s = NDArray[np.uint64]
 
@@ -60,6 +66,10 @@ class EchoOptions:
     max_num_tokens: int = 256
     never: tuple[int, ...] = ()
     """Tokens that are never likely, such as the end of sequence: their logits are -1000."""
+    num_draft_rows: int = 64
+    """See Executor."""
+    accepts_at_random: bool = False
+    """Whether of rows that check drafts a random number counts: from none to all that are right."""
     rope_switch: int | None = None
     """See Limits.rope_switch."""
     step_s: float = 0.0
@@ -90,9 +100,27 @@ class EchoForward:
     logits: Float32s
     due: float
     failed: bool
+    chance: np.random.Generator | None
+    """Decides how many right drafts count; None: all do."""
 
     def draw(self, sampling: SamplingBatch) -> EchoStep:
-        return EchoStep(sample(self.logits, sampling), self.due, self.failed)
+        tokens = sample(self.logits, sampling)
+        if self.chance is not None and tokens.counts is not None and sampling.drafts is not None:
+            some = _some_of(tokens.counts, sampling.drafts, self.chance)
+            tokens = replace(tokens, counts=some)
+        return EchoStep(tokens, self.due, self.failed)
+
+
+def _some_of(counts: Bools, drafts: Int32s, chance: np.random.Generator) -> Bools:
+    """[R] the first ones, maybe none, of each sequence's rows that count."""
+    some = counts.copy()
+    first = 0
+    for last in np.flatnonzero(drafts == NO_DRAFT).tolist():
+        if last > first:
+            number = chance.integers(0, int(counts[first : last + 1].sum()) + 1)
+            some[first + number : last + 1] = False
+        first = last + 1
+    return some
 
 
 class EchoExecutor:
@@ -107,6 +135,7 @@ class EchoExecutor:
         """Of the pages of a state group."""
         self._state_positions = np.full(self.options.num_pages, _UNWRITTEN, np.int64)
         """Of the last token in each."""
+        self._chance = np.random.default_rng(0) if self.options.accepts_at_random else None
         self.num_steps = 0
         self.closed = False
 
@@ -144,6 +173,10 @@ class EchoExecutor:
     def late_draws(self) -> LateDraws | None:
         return self
 
+    @property
+    def num_draft_rows(self) -> int:
+        return self.options.num_draft_rows
+
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         return self._forward(batch).draw(sampling)
 
@@ -154,7 +187,7 @@ class EchoExecutor:
         failed = self.num_steps == self.options.fail_at_step
         logits = self.logits(batch)
         self.num_steps += 1
-        return EchoForward(logits, time.monotonic() + self.options.step_s, failed)
+        return EchoForward(logits, time.monotonic() + self.options.step_s, failed, self._chance)
 
     def logits(self, batch: StepBatch) -> Float32s:
         self._check(batch)
@@ -231,7 +264,7 @@ class EchoExecutor:
         assert len(batch.slots) == len(self.options.windows) * len(batch.token_ids)
         assert len(batch.token_ids) == batch.query_start[-1] <= options.max_num_tokens
         assert len(batch.context_lens) <= options.max_batch_size
-        assert len(batch.logit_rows) <= options.max_batch_size
+        assert len(batch.logit_rows) <= options.max_batch_size + options.num_draft_rows
         assert (np.diff(batch.logit_rows) >= 0).all(), "logit rows are not in order"
         assert len(np.unique(batch.slots)) == len(batch.slots), "two tokens in one slot"
         assert batch.context_lens.max() <= options.max_seq_len

@@ -110,6 +110,10 @@ class TensorRtExecutor:
     def late_draws(self) -> None:
         return None
 
+    @property
+    def num_draft_rows(self) -> int:
+        return 0
+
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         return _Pending(self._start(batch), sampling)
 

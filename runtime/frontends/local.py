@@ -5,10 +5,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from trtc.protos.errors import TrtcError, UnavailableError, UnknownModelError
 from trtc.protos.manifest import Manifest
 from trtc.runtime.engine.admission import Origin, admission, run_here
+from trtc.runtime.engine.drafting import DraftConfig
 from trtc.runtime.engine.loop import Delivery, EngineLoop, LoopConfig, LoopStats
 from trtc.runtime.engine.opening import start
 from trtc.runtime.engine.session import Session, open_session
@@ -99,6 +101,7 @@ class LocalEngine(Generating[LocalGeneration], Closing):
         *,
         generation_config: GenerationConfig = "model",
         kv_host_bytes: int = 0,
+        drafts: DraftConfig | None = None,
     ) -> None:
         model = session.manifest.model
         self._session = session
@@ -106,6 +109,7 @@ class LocalEngine(Generating[LocalGeneration], Closing):
             kv_host_bytes=kv_host_bytes,
             eos_token_ids=model.eos_token_ids,
             defaults=request_defaults(model, generation_config),
+            drafts=drafts,
         )
         self._engine = start(session, model.name, config)
         self._loop = self._engine.loop
@@ -123,6 +127,8 @@ class LocalEngine(Generating[LocalGeneration], Closing):
         dummy_weights: bool = False,
         verify: bool = True,
         generation_config: GenerationConfig = "model",
+        draft: Literal["ngram"] | None = None,
+        draft_tokens: int = 4,
     ) -> "LocalEngine":
         """Verify and load an engine directory; for other arguments and errors see `open_session`.
 
@@ -130,6 +136,9 @@ class LocalEngine(Generating[LocalGeneration], Closing):
             kv_host_bytes: of the host's memory, for pages that the KV pool has no room for.
             generation_config: whose sampling defaults requests get: those of the model's
                 generation_config.json, or trtc's own.
+            draft: what proposes tokens that each step checks beside the next one; `open_engine`
+                says more.
+            draft_tokens: of a sequence, at most.
 
         Weights are hashed from the first token on: see LocalGeneration.
         """
@@ -141,7 +150,13 @@ class LocalEngine(Generating[LocalGeneration], Closing):
             verify=verify,
             quick_start=True,
         )
-        return cls(session, generation_config=generation_config, kv_host_bytes=kv_host_bytes)
+        drafts = None if draft is None else DraftConfig(draft, draft_tokens)
+        return cls(
+            session,
+            generation_config=generation_config,
+            kv_host_bytes=kv_host_bytes,
+            drafts=drafts,
+        )
 
     @property
     def manifest(self) -> Manifest:

@@ -40,6 +40,9 @@ COLUMN_DTYPES: Mapping[str, Any] = {
 NO_LOGPROBS = -1
 """In `SamplingBatch.num_logprobs`: the row asked for none."""
 
+NO_DRAFT = -1
+"""In `SamplingBatch.drafts`: the row's token is not known beforehand."""
+
 _BLOCK = 128
 """Probabilities summed in one go: a row is searched by block, then inside one block."""
 _TOP_CANDIDATES = 256
@@ -94,6 +97,9 @@ class SamplingBatch:
     """For rows with a penalty: their seen tokens; values int32: occurrences in the output."""
     bias: SparseRows
     """Float32 values added to the logits."""
+    drafts: Int32s | None = None
+    """[R] of rows of one sequence that check drafts: the token that the next row was computed with,
+    NO_DRAFT of the last one, and of other rows. None: no row checks any."""
     masks: RowMasks | None = None
     """Of rows that may not draw every token; None: there are none."""
 
@@ -185,6 +191,9 @@ class SampledTokens:
     invalid_rows: tuple[int, ...] = ()
     """Rows whose logits hold NaN or have no finite maximum, among the tokens that they may draw;
     their token ids mean nothing."""
+    counts: Bools | None = None
+    """[R] whether a row's token is the sequence's next one. Of rows that check drafts only the
+    first can be, maybe none; of other rows each is. None: all are."""
 
 
 def seen_rows(counts: Mapping[int, TokenCounts]) -> SparseRows:
@@ -220,7 +229,19 @@ def sample(logits: Float32s, batch: SamplingBatch) -> SampledTokens:
         token_ids,
         logprobs=_logprobs(logits, batch.num_logprobs, token_ids),
         invalid_rows=tuple(np.flatnonzero(invalid).tolist()),
+        counts=None if batch.drafts is None else counted(token_ids, batch.drafts),
     )
+
+
+def counted(token_ids: Int32s, drafts: Int32s) -> Bools:
+    """[R] whether all drafts of a sequence before a row were drawn."""
+    goes_on = drafts != NO_DRAFT
+    is_wrong = goes_on & (token_ids != drafts)
+    wrong_before = np.cumsum(is_wrong) - is_wrong
+    is_first = np.concatenate(([True], ~goes_on[:-1]))
+    first_rows = np.maximum.accumulate(np.where(is_first, np.arange(len(drafts)), 0))
+    right: Bools = wrong_before == wrong_before[first_rows]
+    return right
 
 
 def _draw_edited(

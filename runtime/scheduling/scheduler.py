@@ -69,6 +69,8 @@ def _plan(state: SchedulerState, limits: StepLimits, *, may_make_way: bool) -> S
     draft.decode_running()
     if draft.must_wait:
         return StepPlan()
+    if state.has_drafts:
+        draft.add_drafts()
     if draft.chunks and limits.max_tokens_beside_decodes is not None:
         draft.bound_prefill(limits.max_tokens_beside_decodes)
     draft.prefill_running()
@@ -80,6 +82,7 @@ def _plan(state: SchedulerState, limits: StepLimits, *, may_make_way: bool) -> S
         tuple(draft.chunks),
         scores=draft.scores,
         makes_way=makes_way,
+        has_drafts=draft.has_drafts,
     )
 
 
@@ -101,6 +104,8 @@ class _Draft:
         """Logit rows of the step, as many as there are lanes, that no running sequence may need."""
         self.scores = False
         """Whether a chunk has scored tokens."""
+        self.has_drafts = False
+        """Whether a chunk has drafts."""
         self.must_wait = False
         """Whether the step in flight must be complete before this one can be planned."""
         self._prefills: list[tuple[Sequence, int]] = []
@@ -159,6 +164,30 @@ class _Draft:
         elif self._state.has_own_page(sequence) or self._secure_page(sequence):
             self._budget -= 1
             self.chunks.append(Chunk(sequence, sequence.num_computed, 1, sequence.num_samples))
+
+    def add_drafts(self) -> None:
+        """Lengthen decodes by their drafts, as far as tokens, rows and available pages go."""
+        rows = self._state.num_draft_rows
+        for at, chunk in enumerate(self.chunks):
+            number = self._fitting_drafts(chunk, min(self._budget, rows))
+            if number:
+                self.chunks[at] = chunk._replace(num_tokens=1 + number, num_drafts=number)
+                self._budget -= number
+                rows -= number
+                self.has_drafts = True
+
+    def _fitting_drafts(self, chunk: Chunk, most: int) -> int:
+        """How many drafts of a decode find pages, which are taken."""
+        sequence, end, state = chunk.sequence, chunk.start + 1, self._state
+        number = min(len(sequence.drafts), most, state.most_context(sequence) - end)
+        taken = state.num_missing_pages(sequence, end)  # by the decode
+        while number > 0:
+            more = state.num_missing_pages(sequence, end + number) - taken
+            if more <= self._available:
+                self._available -= more
+                return number
+            number -= 1
+        return 0
 
     def bound_prefill(self, max_tokens: int) -> None:
         """Leave prompts what the decodes leave of so many tokens."""

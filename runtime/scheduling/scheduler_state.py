@@ -56,6 +56,7 @@ class Drawn(NamedTuple):
     sequence: Sequence
     row: int
     """Row of the step's samples."""
+    token_id: int
     finish_reason: FinishReason | None
 
 
@@ -79,6 +80,10 @@ class Counters:
     prefilled_tokens: int = 0
     """Recomputed ones included; decodes not."""
     drawn_tokens: int = 0
+    drafted_tokens: int = 0
+    """Drafts that steps checked."""
+    accepted_tokens: int = 0
+    """Drafts that were right."""
 
 
 class SchedulerState:
@@ -91,14 +96,18 @@ class SchedulerState:
         num_lanes: int,
         rope_switch: int | None = None,
         draws_late: bool = False,
+        num_draft_rows: int = 0,
         ageing_s: float = AGEING_S,
         overdue_s: float = OVERDUE_S,
     ) -> None:
         """For `ageing_s` see `rank_of`, for `overdue_s` FairQueue, for `rope_switch` Limits, for
-        `draws_late` Executor.late_draws."""
+        `draws_late` and `num_draft_rows` Executor."""
         self.cache = cache
         self._rope_switch = rope_switch
         self._draws_late = draws_late
+        self.num_draft_rows = num_draft_rows
+        self.has_drafts = False
+        """Whether a running sequence may have drafts."""
         self._page_size = cache.pool.page_size
         self._windows = cache.pool.windows
         self._has_windows = any(window is not None for window in cache.pool.windows)
@@ -116,6 +125,12 @@ class SchedulerState:
         """When a sequence was last preempted for a client that had none running; see `tick`."""
         self.counters = Counters()
         self._changes = Changes()
+
+    @property
+    def can_roll_back(self) -> bool:
+        """Whether computed tokens can be taken back. A state group's page holds the state after its
+        last token alone."""
+        return 0 not in self._windows
 
     @property
     def has_work(self) -> bool:
@@ -150,10 +165,11 @@ class SchedulerState:
         """Whether the host must know a sequence's pending token before it plans the next one.
 
         It need not, because the executor has the token. But where a request forks, each of its
-        sequences draws a token of its own; and longer contexts may need other rotary factors.
+        sequences draws a token of its own; of drafts it is not certain which count; and longer
+        contexts may need other rotary factors.
         """
         return sequence.num_pending > 0 and (
-            sequence.num_samples > 1 or self.outgrows_factors(sequence)
+            sequence.num_samples > 1 or sequence.num_drafted > 0 or self.outgrows_factors(sequence)
         )
 
     def stops_planning(self, sequence: Sequence) -> bool:
@@ -169,6 +185,11 @@ class SchedulerState:
             and sequence.position_offset == 0
             and sequence.num_computed >= self._rope_switch
         )
+
+    def most_context(self, sequence: Sequence) -> int:
+        """Tokens that a running sequence can compute by the rotary factors that it has."""
+        switch = self._rope_switch
+        return sequence.max_tokens if switch is None or sequence.position_offset else switch
 
     def namespace(self, sequence: Sequence) -> Namespace:
         """Where a sequence that is admitted now finds and leaves cached pages: keys that were
@@ -219,10 +240,13 @@ class SchedulerState:
             admission.sequence.num_let_go = self.cache.first_wanted(admission.matched)
         for admission in plan.admissions:
             self._admit(admission)
-        for sequence, start, num_tokens, num_samples, _ in plan.chunks:
-            if num_tokens == 1:
+        for sequence, start, num_tokens, num_samples, _, num_drafts in plan.chunks:
+            if num_tokens == 1 or num_drafts:
                 if not self.has_own_page(sequence):
                     self._secure_page(sequence)
+                if num_drafts:
+                    self._extend(sequence, self.cache.pool.pages_for(start + num_tokens))
+                    self._draft(sequence, num_drafts)
             elif self._has_windows:
                 self._extend(sequence, self.cache.pool.pages_for(start + num_tokens))
             sequence.num_computed = start + num_tokens
@@ -230,6 +254,12 @@ class SchedulerState:
                 sequence.num_pending += 1
                 sequence.scores_prompt = False
         self.num_in_flight += 1
+
+    def _draft(self, sequence: Sequence, num_drafts: int) -> None:
+        sequence.num_drafted = num_drafts
+        sequence.num_pending += num_drafts
+        sequence.drafted_at = sequence.num_output
+        self.counters.drafted_tokens += num_drafts
 
     def _position_offset(self, length: int) -> int:
         switch = self._rope_switch
@@ -310,6 +340,7 @@ class SchedulerState:
 
         It computes its last known token again, when it is held no more. Until then it sits out.
         """
+        assert self.can_roll_back
         sequence.num_pending -= 1
         sequence.num_computed -= 1
         sequence.is_held = True
@@ -322,6 +353,7 @@ class SchedulerState:
         token_ids: Items[int],
         invalid_rows: Collection[int] = (),
         held: Collection[Sequence] = (),
+        counts: Items[bool] | None = None,
     ) -> list[Drawn]:
         """Take over what the oldest step in flight computed and drew.
 
@@ -329,15 +361,24 @@ class SchedulerState:
             token_ids: [R] one for each logit row of the plan's chunks, in order.
             invalid_rows: rows that mean nothing; the caller must end their sequences.
             held: sequences of which `hold` has taken back what the step drew.
+            counts: [R] as in SampledTokens.
 
         Returns:
-            One entry a sample, in order, without the rows of sequences that have ended since the
-            step was planned. Sequences that finished have let go of their pages.
+            One entry a sample that counts, in order, without the rows of sequences that have ended
+            since the step was planned. Sequences that finished have let go of their pages.
         """
         self.num_in_flight -= 1
         drawn: list[Drawn] = []
         row = 0
-        for sequence, start, num_tokens, num_samples, num_scored in plan.chunks:
+        for sequence, start, num_tokens, num_samples, num_scored, num_drafts in plan.chunks:
+            if num_drafts:
+                end = row + num_drafts + 1
+                if sequence.lanes:  # else it has ended since
+                    number = num_drafts + 1 if counts is None else sum(counts[row:end])
+                    rows = range(row, row + number)
+                    drawn += self._take_drafted(sequence, start, rows, token_ids, invalid_rows)
+                row = end
+                continue
             if num_tokens > 1 or start < sequence.num_prompt:
                 self.counters.prefilled_tokens += num_tokens
             first = row + num_scored
@@ -364,6 +405,35 @@ class SchedulerState:
         self.finish([one.sequence for one in drawn if one.finish_reason is not None])
         self._recompute_outgrown([one.sequence for one in drawn])
         return drawn
+
+    def _take_drafted(
+        self,
+        sequence: Sequence,
+        start: int,
+        rows: Items[int],
+        token_ids: Items[int],
+        invalid_rows: Collection[int],
+    ) -> list[Drawn]:
+        """Take over those tokens of a sequence with drafts that count, up to one that ends it, and
+        roll back the rest: it keeps the pages, and what it computed there is written over."""
+        taken: list[Drawn] = []
+        for row in rows:
+            taken.append(_give(sequence, row, token_ids[row]))
+            if taken[-1].finish_reason is not None:
+                break
+        sequence.num_pending -= 1 + sequence.num_drafted
+        sequence.num_drafted = 0
+        sequence.num_computed = start + len(taken)
+        num_right = max(0, len(taken) - 1)
+        sequence.num_missed_drafts = 0 if num_right else sequence.num_missed_drafts + 1
+        self.counters.accepted_tokens += num_right
+        num_full = sequence.num_computed // self._page_size
+        is_valid = not any(row in invalid_rows for row in rows)
+        if num_full > sequence.num_cached_pages and self.cache.enabled and is_valid:
+            self._cache_pages(sequence, num_full)
+        if self._has_windows:
+            self._slide(sequence, sequence.num_computed)
+        return taken
 
     def _recompute_outgrown(self, sequences: Iterable[Sequence]) -> None:
         """Queue again what now needs the other rotary factors. No step in flight computes it: one
@@ -445,6 +515,8 @@ class SchedulerState:
         sequence.num_cached_pages = 0
         sequence.num_computed = 0
         sequence.num_pending = 0
+        sequence.num_drafted = 0
+        sequence.drafts = ()
         sequence.is_held = False
 
     def check_integrity(self) -> None:
@@ -468,7 +540,7 @@ class SchedulerState:
             needed = self.cache.pool.pages_for(sequence.num_computed)
             if any(len(pages) < needed for pages in sequence.pages):
                 raise InvariantError("a sequence has computed tokens without pages")
-            if not 0 <= sequence.num_pending <= self.num_in_flight:
+            if not 0 <= sequence.num_pending - sequence.num_drafted <= self.num_in_flight:
                 raise InvariantError("a sequence has pending tokens that no step in flight draws")
         if any(one.pages or one.lanes or one.num_pending for one in self.waiting):
             raise InvariantError("a waiting sequence holds pages or lanes, or is in flight")
@@ -476,4 +548,4 @@ class SchedulerState:
 
 def _give(sequence: Sequence, row: int, token_id: int) -> Drawn:
     sequence.token_ids.append(token_id)
-    return Drawn(sequence, row, sequence.finish_reason())
+    return Drawn(sequence, row, token_id, sequence.finish_reason())

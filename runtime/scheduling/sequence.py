@@ -10,6 +10,7 @@ to the executor and not yet to the host.
 
 import enum
 from collections.abc import Iterator
+from collections.abc import Sequence as Items
 
 from trtc.runtime.requests.request import FinishReason, GenerationRequest
 from trtc.runtime.scheduling.prefix_cache import Node
@@ -28,6 +29,8 @@ class Sequence:
 
     __slots__ = (
         "cached_prompt_tokens",
+        "drafted_at",
+        "drafts",
         "index",
         "is_held",
         "lanes",
@@ -36,7 +39,9 @@ class Sequence:
         "node",
         "num_cached_pages",
         "num_computed",
+        "num_drafted",
         "num_let_go",
+        "num_missed_drafts",
         "num_pending",
         "num_prompt",
         "num_samples",
@@ -84,6 +89,14 @@ class Sequence:
         """Tokens to draw when all known ones are computed: n until the sequence has forked."""
         self.num_computed = 0
         self.num_pending = 0
+        self.drafts: Items[int] = ()
+        """What may follow its last token, for the next step to check."""
+        self.num_drafted = 0
+        """Drafts that the step in flight checks: pending like the token that it draws anyway."""
+        self.drafted_at = 0
+        """Length of its output when drafts were checked last."""
+        self.num_missed_drafts = 0
+        """Steps, up to the last with drafts, of which no draft was right."""
         self.is_held = False
         """Whether it sits out steps, until its mask has come."""
         self.pages: list[list[int]] = []
@@ -112,6 +125,20 @@ class Sequence:
         """Tokens that the next step could compute; 0: the last one is pending, and ends it."""
         length = len(self.token_ids) + self.num_pending
         return length - self.num_computed if length < self.max_tokens else 0
+
+    @property
+    def most_drafts(self) -> int:
+        """Drafts that could count now. What depends on tokens that are not certain is not drafted,
+        nor before the first token."""
+        if (
+            self.num_pending
+            or self.is_held
+            or self.reads_output
+            or len(self.token_ids) == self.num_prompt
+            or len(self.token_ids) - self.num_computed != 1
+        ):
+            return 0
+        return self.max_tokens - len(self.token_ids) - 1
 
     def held_pages(self) -> Iterator[list[int]]:
         """Of each group, the pages that it holds."""

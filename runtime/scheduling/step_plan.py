@@ -18,6 +18,8 @@ class Chunk(NamedTuple):
     """Tokens to draw after the last one; 0: more of the sequence remains to be computed."""
     num_scored: int = 0
     """Of its first tokens: those whose logits say how likely the prompt's next token is."""
+    num_drafts: int = 0
+    """Of its last tokens: those that are drafts. Each token before one draws a token as well."""
 
 
 class Scored(NamedTuple):
@@ -47,11 +49,12 @@ class StepPlan:
     admissions: tuple[Admission, ...] = ()
     chunks: tuple[Chunk, ...] = ()
     """Decodes, then prefills, then the admitted. The logit rows of each are those of its scored
-    tokens, then one a sample."""
+    tokens, or those that drafts follow, then one a sample."""
     scores: bool = False
     """Whether any chunk has scored tokens."""
     makes_way: bool = False
     """Whether a sequence is preempted for a client that has none running."""
+    has_drafts: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -60,8 +63,10 @@ class StepPlan:
     def scored(self) -> list[Scored]:
         """Of the sequences that have not ended since the step was planned."""
         found, row = [], 0
-        for sequence, start, _, num_samples, num_scored in self.chunks if self.scores else ():
+        for sequence, start, _, num_samples, num_scored, num_drafts in (
+            self.chunks if self.scores else ()
+        ):
             if num_scored and sequence.lanes:
                 found.append(Scored(sequence, row, start + 1, num_scored))
-            row += num_scored + num_samples
+            row += num_scored + num_drafts + num_samples
         return found

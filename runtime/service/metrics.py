@@ -97,6 +97,18 @@ LOOP_READINGS = (
         lambda r: r.preemptions,
         is_counter=True,
     ),
+    LoopReading(
+        "spec_decode_num_draft_tokens",
+        "Drafts that steps checked.",
+        lambda r: r.draft_tokens,
+        is_counter=True,
+    ),
+    LoopReading(
+        "spec_decode_num_accepted_tokens",
+        "Drafts that were right.",
+        lambda r: r.accepted_draft_tokens,
+        is_counter=True,
+    ),
     LoopReading("engine_steps", "Steps that the engine ran.", lambda r: r.steps, is_counter=True),
     LoopReading(
         "engine_prefill_tokens",

@@ -36,6 +36,7 @@ FLAGS = {
         --step-target --digest --require-signature --trust
         --max-queue --max-streams --max-connection-streams --max-connections
         --max-request-bytes --max-prompt-bytes --max-priority --share-prefixes --no-prefix-cache
+        --draft --draft-tokens
         --dummy-weights --generation-config --drain-timeout
         --tls-cert --tls-key --tls-client-ca --log-level
     """,

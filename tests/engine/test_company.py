@@ -8,9 +8,11 @@ import pytest
 from tests.engine.conftest import Engines
 from tests.support.small_steps import with_small_steps
 from trtc.protos.manifest import read_manifest
-from trtc.runtime.engine.loop import LoopConfig
+from trtc.runtime.engine.drafting import DraftConfig
+from trtc.runtime.engine.loop import LoopConfig, LoopStats
 from trtc.runtime.engine.session import Session, open_session
 from trtc.runtime.frontends.local import LocalEngine
+from trtc.runtime.requests.completion import Result
 from trtc.runtime.requests.generate_options import GenerateOptions
 
 
@@ -43,3 +45,34 @@ def test_tokens_equal_solo_runs(tiny_engines: Engines, family: str) -> None:
         assert accompanied.completions == lone.completions
     assert stats.preemptions > 0
     assert stats.prefix_hit_tokens > 0
+
+
+def test_drafts_change_no_token(tiny_engines: Engines) -> None:
+    """Biases towards two tokens make half of the answers repeat themselves."""
+    _, engine = tiny_engines("llama")
+    rng = random.Random(5)
+    requests = [
+        (
+            [rng.randrange(3, 60) for _ in range(6)] * 2,
+            GenerateOptions(
+                max_tokens=40,
+                temperature=(0.0, 0.0, 0.3, 1.0)[at % 4],
+                logit_bias={5: 100.0, 6: 100.0} if at % 3 else {},
+                seed=at,
+                logprobs=2,
+                ignore_eos=True,
+            ),
+        )
+        for at in range(8)
+    ]
+
+    def told(drafts: DraftConfig | None) -> tuple[list[Result], LoopStats]:
+        with LocalEngine(opened(engine, 64), LoopConfig(drafts=drafts)) as local:
+            running = [local.generate(prompt, **options) for prompt, options in requests]
+            return [one.result() for one in running], local.stats()
+
+    plain, without = told(None)
+    drafted, with_drafts = told(DraftConfig(num_tokens=4))
+    assert [one.completions for one in drafted] == [one.completions for one in plain]
+    assert with_drafts.accepted_draft_tokens > 20
+    assert with_drafts.steps < without.steps

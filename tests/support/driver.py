@@ -7,6 +7,7 @@ from tests.support.cache_book import CacheBook
 from tests.support.lazy import LazyEcho
 from tests.support.masks import PromptDesk
 from tests.support.requests import greedy_request
+from trtc.runtime.engine.drafting import Drafter
 from trtc.runtime.engine.host_tier import HostTier
 from trtc.runtime.engine.step_pipeline import StepPipeline
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
@@ -35,6 +36,7 @@ class Driver:
         ahead: bool = False,
         mask_lateness: float = 0.0,
         host_pages: int = 0,
+        drafter: Drafter | None = None,
     ) -> None:
         """
         Args:
@@ -54,13 +56,21 @@ class Driver:
             num_lanes=options.max_batch_size,
             rope_switch=options.rope_switch,
             draws_late=self.executor.late_draws is not None,
+            num_draft_rows=self.executor.num_draft_rows,
             ageing_s=AGEING_S,
             overdue_s=OVERDUE_S,
         )
         self.limits = StepLimits(options.max_num_tokens)
         max_context = self.executor.kv.longest_sequence(options.num_pages, options.max_seq_len)
+        if not self.state.can_roll_back:
+            drafter = None
         self.pipeline = StepPipeline(
-            self.executor, self.state, max_context=max_context, tier=self.tier
+            self.executor,
+            self.state,
+            max_context=max_context,
+            tier=self.tier,
+            drafter=drafter,
+            num_drafts=4,
         )
         self.restorer = PrefixRestorer(self.state, events, self.tier) if self.tier else None
         self.masks = PromptDesk(options.vocab_size, lateness=mask_lateness)
@@ -104,6 +114,7 @@ class Driver:
         """Launch the next step, if there is one; nothing may wait in vain."""
         self.state.tick(self.now)
         self.pipeline.release_held()
+        self.pipeline.propose_drafts()
         step_plan = plan(self.state, self.limits)
         if self.restorer and self.restorer.restore(step_plan.admissions):
             step_plan = plan(self.state, self.limits)
@@ -121,7 +132,7 @@ class Driver:
 
     def complete(self) -> None:
         """Take in the oldest step in flight."""
-        for sequence, _, _ in self.pipeline.complete().drawn:
+        for sequence, *_ in self.pipeline.complete().drawn:
             known = self.sequences[sequence.request.request_id]
             if sequence.index == len(known):
                 known.append(sequence)

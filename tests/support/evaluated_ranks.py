@@ -73,6 +73,10 @@ class EvaluatedExecutor:
     def late_draws(self) -> None:
         return None
 
+    @property
+    def num_draft_rows(self) -> int:
+        return 0
+
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         return _Computed(sample(self.logits(batch), sampling))
 

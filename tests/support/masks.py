@@ -47,14 +47,14 @@ class PromptDesk(MaskDesk):
     def ask(self, rows: Iterable[MaskedRows]) -> None:
         """`collect` asks."""
 
-    def collect(self, rows: Iterable[MaskedRows]) -> Collected:
+    def collect(self, rows: Iterable[MaskedRows], *, may_be_late: bool = True) -> Collected:
         numbers: list[int] = []
         words: list[UInt32s] = []
         late: list[RunningSequence] = []
         for sequence, first, number in rows:
             if not sequence.lanes:
                 continue
-            if self._rng.random() < self._lateness:
+            if may_be_late and self._rng.random() < self._lateness:
                 late.append(sequence)
                 continue
             source = sequence.request.masks

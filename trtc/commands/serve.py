@@ -4,11 +4,13 @@ import asyncio
 import logging
 import time
 from pathlib import Path
+from typing import Literal
 
 import click
 
 from trtc.protos.errors import RequestError
 from trtc.runtime.engine.config import EngineConfig
+from trtc.runtime.engine.drafting import MAX_ROWS, DraftConfig
 from trtc.runtime.engine.opening import open_handle
 from trtc.runtime.frontends.grpc.frontend import GrpcConfig
 from trtc.runtime.frontends.http.port import HttpConfig
@@ -22,6 +24,7 @@ _DEFAULTS = ServerConfig(engines=(), frontends=())
 _GRPC = GrpcConfig()
 _HTTP = HttpConfig()
 _LIMITS = ServiceLimits()
+_DRAFTS = DraftConfig()
 
 
 @click.command()
@@ -114,6 +117,17 @@ _LIMITS = ServiceLimits()
     is_flag=True,
     help="Let anonymous clients share cached prompt prefixes: all of them trust each other.",
 )
+@click.option(
+    "--draft",
+    type=click.Choice(["ngram"]),
+    help="Check several tokens a sequence a step, on CPUs. ngram: what followed the same tokens "
+    "earlier in the sequence. No token changes; answers that quote come sooner.",
+)
+@click.option(
+    "--draft-tokens",
+    type=click.IntRange(1, MAX_ROWS - 1),
+    help=f"Tokens that --draft proposes at once, a sequence. Default: {_DRAFTS.num_tokens}.",
+)
 @click.option("--no-prefix-cache", is_flag=True, help="Compute every prompt from its start.")
 @click.option(
     "--dummy-weights", is_flag=True, help="Fill engines built without weights with random ones."
@@ -178,6 +192,8 @@ def command(
     max_prompt_bytes: int,
     max_priority: int,
     share_prefixes: bool,
+    draft: Literal["ngram"] | None,
+    draft_tokens: int | None,
     no_prefix_cache: bool,
     dummy_weights: bool,
     generation_config: GenerationConfig,
@@ -211,6 +227,7 @@ def command(
             max_queue=max_queue,
             prefix_cache=not no_prefix_cache,
             step_target_s=step_target,
+            drafts=_drafts(draft, draft_tokens),
             num_threads=threads,
             kv_bytes=kv_bytes,
             kv_host_bytes=kv_host_bytes,
@@ -225,6 +242,16 @@ def command(
 
 async def _serve(config: ServerConfig) -> None:
     await Server(config, opener=open_handle).run()
+
+
+def _drafts(method: Literal["ngram"] | None, num_tokens: int | None) -> DraftConfig | None:
+    if method is not None:
+        return DraftConfig(method, _DRAFTS.num_tokens if num_tokens is None else num_tokens)
+    if num_tokens is not None:
+        raise RequestError(
+            "has no effect alone", field="--draft-tokens", remedy="Give --draft ngram as well"
+        )
+    return None
 
 
 def _trust(keys: Path | None, *, required: bool) -> Path | None:

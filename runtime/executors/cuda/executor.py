@@ -129,6 +129,10 @@ class CudaExecutor:
     def late_draws(self) -> None:
         return None
 
+    @property
+    def num_draft_rows(self) -> int:
+        return 0
+
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         if not self._sampler.fits(sampling):
             return self._draw_on_host(batch, sampling)

@@ -110,6 +110,10 @@ class ShardedExecutor:
     def late_draws(self) -> None:
         return None
 
+    @property
+    def num_draft_rows(self) -> int:
+        return 0
+
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         number = self._next_step()
         # Log-probabilities are for rank 0 to report.

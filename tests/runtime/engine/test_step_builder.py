@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from tests.support.drafts import Guesser
 from tests.support.driver import Driver
 from trtc.protos.sampling import SamplingParams
 from trtc.runtime.engine.step_builder import BuiltStep, StepBuilder
@@ -16,7 +17,7 @@ from trtc.runtime.executors.base import NO_SOURCE, StepBatch
 from trtc.runtime.executors.echo import EchoOptions
 from trtc.runtime.requests.request import GenerationRequest
 from trtc.runtime.sampling.masks import RowMasks
-from trtc.runtime.sampling.sampler import SamplingBatch, SparseRows, TokenCounts
+from trtc.runtime.sampling.sampler import NO_DRAFT, SamplingBatch, SparseRows, TokenCounts
 from trtc.runtime.scheduling.sequence import Sequence
 from trtc.runtime.scheduling.step_plan import StepPlan
 
@@ -56,14 +57,15 @@ def naive_batch(plan: StepPlan, page_size: int, rows: dict[Sequence, int]) -> St
     """`rows`: of the launch before, for each sequence that drew a token."""
     columns: dict[str, list[int]] = {field.name: [] for field in fields(StepBatch)}
     columns["query_start"].append(0)
-    for sequence, start, num_tokens, num_samples, num_scored in plan.chunks:
+    for sequence, start, num_tokens, num_samples, num_scored, num_drafts in plan.chunks:
         columns["logit_rows"] += range(
-            len(columns["token_ids"]), len(columns["token_ids"]) + num_scored
+            len(columns["token_ids"]), len(columns["token_ids"]) + num_scored + num_drafts
         )
+        token_ids = [*sequence.token_ids, *sequence.drafts[:num_drafts]]
         for position in range(start, start + num_tokens):
             page = sequence.pages[0][position // page_size]
-            known = position < len(sequence.token_ids)
-            columns["token_ids"].append(sequence.token_ids[position] if known else 0)
+            known = position < len(token_ids)
+            columns["token_ids"].append(token_ids[position] if known else 0)
             columns["token_sources"].append(NO_SOURCE if known else rows[sequence])
             columns["positions"].append(position)
             columns["slots"].append(page * page_size + position % page_size)
@@ -99,6 +101,10 @@ def naive_sampling(plan: StepPlan) -> SamplingBatch:
         for chunk in plan.chunks
         for row in (
             *((chunk.sequence, 0, chunk.start + 1 + at, True) for at in range(chunk.num_scored)),
+            *(
+                (chunk.sequence, chunk.sequence.index, chunk.start + 1 + at, False)
+                for at in range(chunk.num_drafts)
+            ),
             *(
                 (chunk.sequence, chunk.sequence.index + fork, chunk.start + chunk.num_tokens, False)
                 for fork in range(chunk.num_samples)
@@ -155,8 +161,8 @@ def check_batch(built: StepBatch, naive: StepBatch, page_size: int) -> None:
 def check_sampling(built: SamplingBatch, naive: SamplingBatch) -> None:
     for field in fields(SamplingBatch):
         got, expected = getattr(built, field.name), getattr(naive, field.name)
-        if field.name == "masks":
-            assert got is expected is None
+        if field.name in ("masks", "drafts"):  # `check_drafts` checks those
+            assert expected is None
         elif isinstance(got, SparseRows):
             assert as_dict(got) == as_dict(expected), field.name
         else:
@@ -164,26 +170,49 @@ def check_sampling(built: SamplingBatch, naive: SamplingBatch) -> None:
             assert got.tolist() == expected.tolist(), field.name
 
 
+def check_drafts(built: SamplingBatch, plan: StepPlan) -> None:
+    drafts = [
+        draft
+        for chunk in plan.chunks
+        for draft in (
+            *[NO_DRAFT] * chunk.num_scored,
+            *chunk.sequence.drafts[: chunk.num_drafts],
+            *[NO_DRAFT] * chunk.num_samples,
+        )
+    ]
+    if plan.has_drafts:
+        assert built.drafts is not None
+        assert built.drafts.dtype == np.int32
+        assert built.drafts.tolist() == drafts
+    else:
+        assert built.drafts is None
+        assert set(drafts) <= {NO_DRAFT}
+
+
 @pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "drafts"), [(0, False), (1, True), (2, True)])
 def test_built_steps_are_the_naive_ones(
-    seed: int, ahead: bool, monkeypatch: pytest.MonkeyPatch
+    seed: int, drafts: bool, ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
-    driver = Driver(replace(OPTIONS, max_num_tokens=rng.choice((4, 12, 64))), ahead=ahead)
+    options = replace(OPTIONS, max_num_tokens=rng.choice((4, 12, 64)), accepts_at_random=True)
+    driver = Driver(options, ahead=ahead, drafter=Guesser(options) if drafts else None)
     build, late_sampling = StepBuilder.build, StepBuilder.late_sampling
     rows: dict[Sequence, int] = {}
     late: dict[BuiltStep, StepPlan] = {}
 
     def checked_build(builder: StepBuilder, plan: StepPlan) -> BuiltStep:
         built = build(builder, plan)
+        if builder is not driver.pipeline._builder:
+            return built  # of a run that says what may be drafted
         check_batch(built.batch, naive_batch(plan, OPTIONS.page_size, rows), OPTIONS.page_size)
         if built.is_drawn_late:
             late[built] = plan
         else:
             check_sampling(built.sampling, naive_sampling(plan))
+        check_drafts(built.sampling, plan)
         rows.clear()
-        counts = [chunk.num_scored + chunk.num_samples for chunk in plan.chunks]
+        counts = [chunk.num_scored + chunk.num_drafts + chunk.num_samples for chunk in plan.chunks]
         for chunk, end in zip(plan.chunks, itertools.accumulate(counts), strict=True):
             rows[chunk.sequence] = end - chunk.num_samples
         return built
@@ -208,3 +237,4 @@ def test_built_steps_are_the_naive_ones(
     assert driver.state.counters.preemptions > 5
     assert (driver.num_pending_tokens > 100) == ahead
     assert not late
+    assert (driver.state.counters.accepted_tokens > 10) == drafts

@@ -1,0 +1,138 @@
+"""Drafts: fewer steps, the same tokens, whatever is proposed."""
+
+import random
+from collections.abc import Sequence as Items
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.runtime.engine.test_run_ahead import TINY_TEXT, draw_request
+from tests.support.drafts import Guesser
+from tests.support.driver import solo_outputs
+from tests.support.loops import Loop, running_loop
+from tests.support.requests import greedy_request
+from trtc.protos.errors import RequestError, UnsupportedError
+from trtc.runtime.engine.drafting import DraftConfig, lookup
+from trtc.runtime.engine.loop import LoopConfig
+from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
+from trtc.runtime.requests.completion import Completion
+from trtc.runtime.requests.request import GenerationRequest
+from trtc.runtime.sampling.sampler import NO_DRAFT, Int32s, counted
+from trtc.runtime.scheduling.sequence import Sequence
+
+ROOMY = EchoOptions(vocab_size=64, num_pages=600)
+
+
+class Knowing(Guesser):
+    """Drafts all that is asked for, and rightly."""
+
+    def propose(self, sequence: Sequence, history: Int32s, most: int) -> Items[int]:
+        (output,) = solo_outputs(sequence.request, self._options)
+        return output[sequence.num_output : sequence.num_output + most]
+
+
+def test_right_drafts_save_steps() -> None:
+    executor = EchoExecutor(ROOMY)
+    loop = Loop(executor, None, LoopConfig(drafts=DraftConfig(num_tokens=4)))
+    loop._pipeline._drafter = Knowing(ROOMY)
+    inbox = loop.send(greedy_request("r", [1, 2, 3], 21))
+    loop.start()
+    tokens = inbox.result().completions[0].token_ids
+    loop.stop()
+    assert tokens == EchoExecutor(ROOMY).greedy([1, 2, 3], 21)
+    assert executor.num_steps == 1 + 20 / 5
+    stats = loop.stats()
+    assert (stats.draft_tokens, stats.accepted_draft_tokens, stats.generated_tokens) == (16, 16, 21)
+
+
+def completions(
+    requests: list[GenerationRequest], options: EchoOptions, *, drafts: bool, ahead: bool = False
+) -> tuple[list[tuple[Completion, ...]], int]:
+    """What requests that arrive together are told, and the drafts that were accepted."""
+    config = LoopConfig(eos_token_ids=(5,), drafts=DraftConfig() if drafts else None)
+    with running_loop(options, config, text=True, ahead=ahead) as loop:
+        if drafts:
+            loop._pipeline._drafter = Guesser(options)
+        inboxes = [loop.send(request) for request in requests]
+        told = [inbox.result().completions for inbox in inboxes]
+        return told, loop.stats().accepted_draft_tokens
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_requests_are_told_the_same_as_without_drafts(ahead: bool) -> None:
+    """Stop strings inside of accepted drafts, penalties, log-probabilities, forks, preemptions."""
+    rng = random.Random(7)
+    requests = [draw_request(number, rng, text=True) for number in range(40)]
+    plain, _ = completions(requests, TINY_TEXT, drafts=False)
+    options = replace(TINY_TEXT, accepts_at_random=True)
+    drafted, accepted = completions(requests, options, drafts=True, ahead=ahead)
+    assert drafted == plain
+    assert accepted > 0
+    assert any(one.matched_stop for told in drafted for one in told)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_ngram_drafts_change_no_token(seed: int) -> None:
+    """Three tokens that mean different things by all that was before: most drafts are wrong."""
+    options = EchoOptions(vocab_size=3, num_pages=40, page_size=4, max_batch_size=6)
+    rng = random.Random(seed)
+    requests = [
+        replace(greedy_request(f"r{at}", [rng.randrange(3)] * rng.randint(1, 9), 60), n=1)
+        for at in range(12)
+    ]
+    with running_loop(options, LoopConfig(drafts=DraftConfig())) as loop:
+        inboxes = [loop.send(request) for request in requests]
+        for request, inbox in zip(requests, inboxes, strict=True):
+            told = list(inbox.result().completions[0].token_ids)
+            assert told == list(EchoExecutor(options).greedy(request.prompt_ids, 60))
+        stats = loop.stats()
+    assert stats.draft_tokens > stats.accepted_draft_tokens > 0
+
+
+def test_what_cannot_be_drafted_is_refused_by_name() -> None:
+    config = LoopConfig(drafts=DraftConfig())
+    with pytest.raises(UnsupportedError, match=r"^draft: this engine checks no drafts"):
+        Loop(EchoExecutor(replace(ROOMY, num_draft_rows=0)), None, config)
+    for number in (0, 16):
+        config = LoopConfig(drafts=DraftConfig(num_tokens=number))
+        with pytest.raises(RequestError, match=r"^draft_tokens: is .* Give 1 to 15"):
+            Loop(EchoExecutor(ROOMY), None, config)
+
+
+@given(tokens=st.lists(st.integers(0, 2) | st.just(256), max_size=40), most=st.integers(1, 9))
+def test_drafts_are_what_followed_the_last_tokens_before(tokens: list[int], most: int) -> None:
+    expected: list[int] = []
+    for length in (2, 3, 4):
+        end = tokens[-length:]
+        places = [
+            at
+            for at in range(len(tokens) - length)
+            if len(end) == length and tokens[at : at + length] == end
+        ]
+        if places:
+            known = list(tokens)
+            for step in range(most):
+                known.append(known[places[-1] + length + step])
+            expected = known[len(tokens) :]
+    assert lookup(np.array(tokens, np.int32), most) == expected
+
+
+@given(data=st.data())
+def test_rows_count_up_to_the_first_wrong_draft(data: st.DataObject) -> None:
+    token_ids, drafts, expected = [], [], []
+    for number in data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=6)):
+        is_right = True
+        for _ in range(number):
+            token, draft = data.draw(st.integers(0, 1)), data.draw(st.integers(0, 1))
+            token_ids.append(token)
+            drafts.append(draft)
+            expected.append(is_right)
+            is_right = is_right and token == draft
+        token_ids.append(data.draw(st.integers(0, 1)))
+        drafts.append(NO_DRAFT)
+        expected.append(is_right)
+    found = counted(np.array(token_ids, np.int32), np.array(drafts, np.int32))
+    assert found.tolist() == expected
