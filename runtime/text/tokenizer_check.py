@@ -2,6 +2,7 @@
 
 from tokenizers import Tokenizer
 
+from trtc.protos.files import UnreadableError, check_unique_keys
 from trtc.protos.panics import one_line
 from trtc.runtime.host.limited_child import Message, Work, serve
 
@@ -39,6 +40,7 @@ def set_up(request: Message) -> tuple[Message, Work]:
 
 def _problem(content: str) -> str:
     try:
+        check_unique_keys(content.encode())
         tokenizer = Tokenizer.from_str(content)
         largest = max(tokenizer.get_vocab().values(), default=-1)
         if not 0 <= largest <= _MAX_TOKEN_ID:
@@ -47,6 +49,8 @@ def _problem(content: str) -> str:
             ids = tokenizer.encode(text).ids
             tokenizer.decode(ids)
         tokenizer.decode([0, largest])
+    except UnreadableError as error:
+        return str(error)
     except MemoryError:
         raise
     except BaseException as error:  # noqa: BLE001 (a panic is no Exception)

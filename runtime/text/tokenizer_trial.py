@@ -8,7 +8,7 @@ from trtc.runtime.host.limited_process import LimitedProcess, OutOfMemory, OutOf
 from trtc.runtime.text.tokenizer import TOKENIZER_FILE, load_template
 
 _MODULE = "trtc.runtime.text.tokenizer_check"
-_PACKAGES = ("tokenizers",)
+_PACKAGES = ("tokenizers", "msgspec")
 _CPU_SECONDS = 60.0
 """The largest vocabularies of today load in two."""
 _WALL_SECONDS = 300.0

@@ -83,6 +83,13 @@ def test_an_id_beyond_int32_is_refused_at_build(tmp_path: Path) -> None:
         Probe().check_tokenizer(write(tmp_path, small(model=model)))
 
 
+def test_a_key_that_is_given_twice_is_refused_at_build(tmp_path: Path) -> None:
+    """Whoever reviews the file may read one of the two, and the library the other."""
+    text = json.dumps(small()).replace('"a": 0', '"a": 1, "a": 0')
+    with pytest.raises(CheckpointError, match="an object has the key 'a' twice"):
+        Probe().check_tokenizer(write(tmp_path, text))
+
+
 def test_a_panic_is_the_requests_error(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write(tmp_path, split(CATASTROPHIC)))
     for length in (3000, 9000):
