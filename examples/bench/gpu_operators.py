@@ -6,6 +6,7 @@ references of `plugins/*/reference.py` read the very bytes that the kernels read
 """
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -220,11 +221,9 @@ class CallOnDevice:
         if argument.kind == "step":
             return step_input(batch, argument, self.layout.num_groups)
         if argument.kind == "pool":
-            kv = self.plan.kv
-            place_of = next(one for one in kv.places if one.name == argument.name)
-            shape: tuple[int, ...] = (self.executor.num_pages, *kv.pool_shape(place_of)[1:])
-        elif argument.kind == "weight":
-            shape = self.weights[argument.name].shape
+            return self._read_pool(argument)
+        if argument.kind == "weight":
+            shape: tuple[int, ...] = self.weights[argument.name].shape
         else:
             real = batch.logit_rows if self._axis(argument) == "R" else batch.token_ids
             shape = (len(real), argument.row_stride)
@@ -235,6 +234,17 @@ class CallOnDevice:
         if argument.kind in ("buffer", "logits"):
             array = array[:, argument.column_offset : argument.column_offset + argument.columns]
         return array
+
+    def _read_pool(self, argument: Argument) -> Array:
+        """An entry's part of its region: of a state some columns of every page's row."""
+        kv, num_pages = self.plan.kv, self.executor.num_pages
+        entry = next(one for one in kv.places if one.name == argument.name)
+        num_bytes = kv.region_bytes[entry.region] * num_pages
+        data = self.executor.program.device.fetch(self._place(argument), num_bytes).wait()
+        rows = data.view(NUMPY_DTYPES[argument.dtype]).reshape(num_pages, -1)
+        shape = [int(extent) for extent in kv.pool_shape(entry)[1:]]
+        begin = argument.column_offset
+        return rows[:, begin : begin + math.prod(shape)].reshape(num_pages, *shape)
 
 
 def as_tensor(data: Array, dtype: str, shape: tuple[int, ...]) -> Array:
