@@ -145,12 +145,13 @@ class StepBuilder:
         """Arrays of a plan that has been applied and followed, to launch before any other."""
         if self._last is not None:
             self._write(self._last, ~np.arange(self._last.sampling.num_rows, dtype=np.int32))
-        sequences, *columns = zip(*plan.chunks, strict=True)
+        sequences, *columns, drafts = zip(*plan.chunks, strict=True)
         lanes = np.array([sequence.lane for sequence in sequences], np.int64)
-        arrays = [np.array(column, np.int64) for column in columns]
-        starts, counts, samples, scored, drafted = arrays
+        starts, counts, samples, scored = (np.array(column, np.int64) for column in columns)
+        leading = scored
         if plan.has_drafts:
             self._write_drafts(plan)
+            leading = scored + np.array(drafts, np.int64)
         ends = np.cumsum(counts)
         context_lens = starts + counts
         token_lanes = np.repeat(lanes, counts)
@@ -160,11 +161,11 @@ class StepBuilder:
         cells = self._tokens[token_lanes, positions]
         token_ids, token_sources = (cells, None) if self._last is None else _split(cells)
         # A chunk has scored tokens or drafts: each is a row before its samples.
-        rows = scored + drafted + samples
+        rows = leading + samples
         # A row's place among the samples of its chunk (a fork's sequences are 0 to n - 1), below 0
         # for the rows before them; and the tokens from it to the chunk's end.
         places = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - samples, rows)
-        back = np.where(places < 0, np.repeat(counts - scored - drafted, rows) - places, 1)
+        back = np.where(places < 0, np.repeat(counts - leading, rows) - places, 1)
         batch = StepBatch(
             token_ids=token_ids,
             token_sources=token_sources,
@@ -184,7 +185,7 @@ class StepBuilder:
         )
         extends = places == 0
         if plan.has_drafts:
-            is_drafted = (places < 0) & np.repeat(drafted > 0, rows)
+            is_drafted = (places < 0) & np.repeat(leading > scored, rows)
             extends |= is_drafted
             following = self._tokens[row_lanes, row_positions * is_drafted]
             sampling = replace(sampling, drafts=np.where(is_drafted, following, np.int32(NO_DRAFT)))

@@ -157,11 +157,13 @@ class _Draft:
                 self._decode(sequence)
 
     def _decode(self, sequence: Sequence) -> None:
-        if sequence.num_pending and self._state.stops_planning(sequence):
-            self.must_wait = True
-        elif sequence.num_pending and self._state.sits_out(sequence):
-            return
-        elif self._state.has_own_page(sequence) or self._secure_page(sequence):
+        if sequence.num_pending:
+            if self._state.stops_planning(sequence):
+                self.must_wait = True
+                return
+            if self._state.sits_out(sequence):
+                return
+        if self._state.has_own_page(sequence) or self._secure_page(sequence):
             self._budget -= 1
             self.chunks.append(Chunk(sequence, sequence.num_computed, 1, sequence.num_samples))
 

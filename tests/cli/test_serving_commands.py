@@ -320,3 +320,10 @@ def test_a_killed_server_leaves_an_engine_that_serves_again(engine: Path) -> Non
     with open_engine(engine, num_threads=1, kv_bytes=16_000_000) as again:
         tokens = again.generate(PROMPT_IDS, max_tokens=12, temperature=0.0, ignore_eos=True)
         assert tokens.result().token_ids == read_manifest(engine).canaries[0].token_ids
+
+
+def test_a_number_of_drafts_without_drafts_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", str(tmp_path), "--draft-tokens", "3"]) == 2
+    assert "--draft-tokens: has no effect alone. Give --draft ngram" in capsys.readouterr().err
