@@ -200,3 +200,29 @@ class Executor(Protocol):
     def close(self) -> None:
         """Free the pool and the engine; idempotent."""
         ...
+
+
+class ExecutorSizes:
+    """What an Executor says of its engine and its pool, where that is known when it is made."""
+
+    def __init__(self, limits: Limits, kv: CacheLayout, vocab_size: int, num_pages: int) -> None:
+        self._limits = limits
+        self._kv = kv
+        self._vocab_size = vocab_size
+        self._num_pages = num_pages
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    @property
+    def kv(self) -> CacheLayout:
+        return self._kv
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def num_pages(self) -> int:
+        return self._num_pages

@@ -19,6 +19,7 @@ from trtc.protos.manifest import STEP_ABI_VERSION, Limits
 from trtc.protos.step import GRAPH_INPUTS
 from trtc.runtime.executors.base import (
     Bytes,
+    ExecutorSizes,
     Float32s,
     Int32s,
     Landed,
@@ -117,7 +118,7 @@ class _Computed:
         return _Done(sample(self.logits, sampling))
 
 
-class CpuExecutor:
+class CpuExecutor(ExecutorSizes):
     """An opened CPU engine with its KV pool (implements Executor)."""
 
     def __init__(
@@ -144,10 +145,7 @@ class CpuExecutor:
             EngineIncompatibleError: it belongs to another plan.
             EnvironmentFault: the object cannot be loaded, or memory or threads ran out.
         """
-        self._limits = limits
-        self._kv = kv
-        self._vocab_size = vocab_size
-        self._num_pages = num_pages
+        super().__init__(limits, kv, vocab_size, num_pages)
         self._weights = files.weights
         self._library = _open_library(files)
         self._pool = KvPool(kv, num_pages, min(_MOST_AHEAD, files.weights.nbytes // 3))
@@ -173,24 +171,8 @@ class CpuExecutor:
             self._pool.touch_ahead(0)
 
     @property
-    def limits(self) -> Limits:
-        return self._limits
-
-    @property
-    def kv(self) -> CacheLayout:
-        return self._kv
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
-
-    @property
     def runs_ahead(self) -> bool:
         return False
-
-    @property
-    def num_pages(self) -> int:
-        return self._num_pages
 
     @property
     def late_draws(self) -> LateDraws:

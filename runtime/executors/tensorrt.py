@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trtc.protos.errors import InvariantError
-from trtc.protos.kv import CacheLayout
 from trtc.protos.manifest import Limits
 from trtc.protos.stages import Stages
 from trtc.runtime.device.base import DriverDevice
 from trtc.runtime.executors.base import (
     Bytes,
+    ExecutorSizes,
     Float32s,
     Landed,
     PageRead,
@@ -44,7 +44,7 @@ class _Pending:
         return sample(self.finish(), self.sampling)
 
 
-class TensorRtExecutor:
+class TensorRtExecutor(ExecutorSizes):
     """An opened engine of plans with its KV pool (implements Executor)."""
 
     def __init__(
@@ -65,12 +65,10 @@ class TensorRtExecutor:
         Raises:
             EnvironmentFault: the pool does not fit, or the library refuses.
         """
+        super().__init__(limits, stages.pool, vocab_size, num_pages)
         self._device = device
         self._stages = stages
         self._loaded = loaded
-        self._limits = limits
-        self._vocab_size = vocab_size
-        self._num_pages = num_pages
         self._plans = [stage for stage in loaded if isinstance(stage, LoadedPlan)]
         scratch_bytes = max(plan.scratch_bytes for plan in self._plans)
         scratch = device.allocate(scratch_bytes)
@@ -84,22 +82,6 @@ class TensorRtExecutor:
         self._graphs = GraphCache(device, self._can_capture)
         self._is_under_way = False
         self._closed = False
-
-    @property
-    def limits(self) -> Limits:
-        return self._limits
-
-    @property
-    def kv(self) -> CacheLayout:
-        return self._stages.pool
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
-
-    @property
-    def num_pages(self) -> int:
-        return self._num_pages
 
     @property
     def runs_ahead(self) -> bool:

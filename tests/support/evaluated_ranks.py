@@ -16,9 +16,14 @@ from trtc.builder.evaluator import Evaluator, Exchange, alone
 from trtc.builder.passes.base import run_passes
 from trtc.builder.passes.order import cuda_passes
 from trtc.builder.passes.shard import module_of_rank
-from trtc.protos.kv import CacheLayout
-from trtc.protos.manifest import Limits
-from trtc.runtime.executors.base import Bytes, Float32s, PageRead, PendingStep, StepBatch
+from trtc.runtime.executors.base import (
+    Bytes,
+    ExecutorSizes,
+    Float32s,
+    PageRead,
+    PendingStep,
+    StepBatch,
+)
 from trtc.runtime.executors.ranks.link import Link
 from trtc.runtime.executors.ranks.messages import Open, Order
 from trtc.runtime.executors.ranks.worker import serve_rank
@@ -35,7 +40,7 @@ class _Computed:
         return self.tokens
 
 
-class EvaluatedExecutor:
+class EvaluatedExecutor(ExecutorSizes):
     """One rank of a tiny model, or all of it (implements LocalRank)."""
 
     def __init__(self, kind: Tiny, rank: int = 0, ranks: int = 1, mesh: Mesh | None = None) -> None:
@@ -45,25 +50,10 @@ class EvaluatedExecutor:
         )
         exchange: Exchange = alone if mesh is None else mesh.exchange
         self._run = Evaluator(module_of_rank(module, rank), reader, exchange).run
-        self._kv, self._limits, self._mesh = module.kv, module.limits, mesh
-        self._vocab_size = module.model.graph.output[0].type.tensor_type.shape.dim[1].dim_value
+        vocab_size = module.model.graph.output[0].type.tensor_type.shape.dim[1].dim_value
+        super().__init__(module.limits, module.kv, vocab_size, NUM_PAGES)
+        self._mesh = mesh
         self._pools = new_pools(self._kv, NUM_PAGES)
-
-    @property
-    def limits(self) -> Limits:
-        return self._limits
-
-    @property
-    def kv(self) -> CacheLayout:
-        return self._kv
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
-
-    @property
-    def num_pages(self) -> int:
-        return NUM_PAGES
 
     @property
     def runs_ahead(self) -> bool:

@@ -17,7 +17,14 @@ import numpy as np
 from trtc.protos.kv import CacheLayout
 from trtc.protos.launch_plan import StepBlock
 from trtc.protos.manifest import Limits
-from trtc.runtime.executors.base import Bytes, Float32s, PageRead, PendingStep, StepBatch
+from trtc.runtime.executors.base import (
+    Bytes,
+    ExecutorSizes,
+    Float32s,
+    PageRead,
+    PendingStep,
+    StepBatch,
+)
 from trtc.runtime.executors.cuda.buckets import Bucket, Buckets
 from trtc.runtime.executors.cuda.device import Download, Graph, Place, ProgramDevice, Span
 from trtc.runtime.executors.cuda.program import CudaEngineFiles, Program
@@ -52,7 +59,7 @@ class _PageRead:
         return np.concatenate(parts).reshape(-1, self.page_bytes)
 
 
-class CudaExecutor:
+class CudaExecutor(ExecutorSizes):
     """An opened CUDA engine with its KV pool (implements Executor)."""
 
     def __init__(
@@ -72,10 +79,7 @@ class CudaExecutor:
         """
         self._program = Program(files, device, kv=kv, vocab_size=vocab_size, num_pages=num_pages)
         self._device = device
-        self._limits = limits
-        self._kv = kv
-        self._vocab_size = vocab_size
-        self._num_pages = num_pages
+        super().__init__(limits, kv, vocab_size, num_pages)
         self._layout = files.launches.step
         launches = files.launches
         self._buckets = Buckets(
@@ -106,24 +110,8 @@ class CudaExecutor:
         )
 
     @property
-    def limits(self) -> Limits:
-        return self._limits
-
-    @property
-    def kv(self) -> CacheLayout:
-        return self._kv
-
-    @property
     def runs_ahead(self) -> bool:
         return True
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
-
-    @property
-    def num_pages(self) -> int:
-        return self._num_pages
 
     @property
     def late_draws(self) -> None:
