@@ -125,7 +125,7 @@ def test_triton_kernels_between_plans_give_the_tokens_of_the_cpu(
 
     with (
         fake_machine(monkeypatch, engines["rtx"]) as machine,
-        closing(open_session(engines["rtx"], num_pages=128)) as session,
+        closing(open_session(engines["rtx"], num_pages=256)) as session,
     ):
         machine.gpu.run_kernel = run
         assert greedy(session.executor, LONG, 4) == expected[0][:4]
