@@ -122,6 +122,20 @@ def test_who_awaits_a_mask_waits_alone(ahead: bool) -> None:
     assert tokens == alone.token_ids
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_late_mask_is_waited_for_where_a_state_cannot_be_rolled_back(ahead: bool) -> None:
+    options, masks = replace(ROOMY, windows=(None, 0)), Gated()
+    request = sampled_request("late", [1, 2], 8, masks=masks)
+    with running_loop(options, ahead=ahead) as loop:
+        late = loop.send(request)
+        assert masks.asked.wait(30)
+        threading.Timer(0.05, masks.gate.set).start()  # later than a step waits elsewhere
+        tokens = late.result().completions[0].token_ids
+    with running_loop(options) as loop:
+        alone = loop.send(replace(request, masks=SomeTokens(64))).result().completions[0]
+    assert tokens == alone.token_ids
+
+
 def test_a_request_can_end_while_it_awaits_its_mask() -> None:
     masks = Gated()
     with running_loop(ROOMY) as loop:
