@@ -1,5 +1,7 @@
 """CUDA C++ compiles for every SM without a GPU, and what a launch could not bear is refused."""
 
+import sys
+import types
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -123,3 +125,19 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: "13.5.37")
     with pytest.raises(EnvironmentFault, match=r"nvidia-cuda-nvrtc 13\.0, .* 13\.5\.37"):
         nvrtc.check_nvrtc()
+
+
+def test_a_library_that_cannot_be_loaded_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wheel is there, and its files are where nobody looks for them."""
+
+    class Broken(types.ModuleType):
+        def nvrtcVersion(self) -> None:
+            raise RuntimeError("Failure finding libnvrtc.so.13\nNo such file")
+
+    bindings = types.ModuleType("cuda.bindings")
+    monkeypatch.setattr(bindings, "nvrtc", Broken("cuda.bindings.nvrtc"), raising=False)
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    monkeypatch.setattr(metadata, "version", lambda name: "13.0.88")
+    with pytest.raises(EnvironmentFault, match=r"cannot be loaded \(RuntimeError\)") as caught:
+        nvrtc.check_nvrtc()
+    assert "\n" not in str(caught.value)

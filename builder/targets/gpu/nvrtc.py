@@ -42,6 +42,17 @@ def check_nvrtc() -> None:
             field="nvrtc",
             remedy="pip install 'trtc[cuda-build]'",
         )
+    from cuda.bindings import nvrtc
+
+    try:
+        nvrtc.nvrtcVersion()
+    except RuntimeError as error:
+        raise EnvironmentFault(
+            f"the library of nvidia-cuda-nvrtc cannot be loaded ({type(error).__name__})",
+            field="nvrtc",
+            remedy="Install it anew: pip install --force-reinstall nvidia-cuda-nvrtc, where Python "
+            "keeps its packages or LD_LIBRARY_PATH finds them",
+        ) from error
 
 
 def compile_cuda(source: CudaSource, sm: int) -> CompiledKernel:
