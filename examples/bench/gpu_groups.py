@@ -1,13 +1,14 @@
-"""Window groups on a GPU: does a Gemma 3 that lets go of pages say what its CPU twin says?
+"""Cache groups on a GPU: does a model with windows or states say what its CPU twin says?
 
-    python -m examples.bench.gpu_windows make DIR    anywhere, with trtc[build,cuda-build]
-    python -m examples.bench.gpu_windows run DIR     on the GPU, with trtc[cuda]
+    python -m examples.bench.gpu_groups make DIR    anywhere, with trtc[build,cuda-build]
+    python -m examples.bench.gpu_groups run DIR     on the GPU, with trtc[cuda]
 
 `make` builds engines of a small random Gemma 3 (five layers of windows to a full one, rope by layer
-type, head_dim 256) and records what their CPU twins answer to long prompts. `run` checks every
-kernel against the operators' references, then serves all prompts at once, twice, from a pool of NaN
-that is too small for them unless pages are let go: a token that follows from a page of somebody
-else, or from one that nobody has written, is another token. Exit status 1: something was wrong.
+type, head_dim 256) and of an LFM2 (short convolutions with states beside attention), and records
+what their CPU twins answer to long prompts. `run` checks every kernel against the operators'
+references, then serves all prompts at once, twice, from a pool of NaN that is too small for them
+unless pages are let go: a token that follows from a page of somebody else, or from one that nobody
+has written, is another token. Exit status 1: something was wrong.
 """
 
 import argparse
@@ -36,7 +37,7 @@ from trtc.runtime.requests.completion import collect
 from trtc.runtime.requests.request import GenerationRequest, Output
 
 VOCABULARY, WINDOW = 512, 320
-GEMMA_3 = {
+GEMMA_3: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -52,12 +53,39 @@ GEMMA_3 = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
+LFM2: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"],
+    "max_position_embeddings": 4096,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3": ("Gemma3TextConfig", GEMMA_3),
+    "lfm2": ("Lfm2Config", LFM2),
+}
 VARIATIONS = (
-    Variation("fp32", "fp32"),
-    Variation("bf16", "bf16"),
-    Variation("bf16-kv8", "bf16", "fp8"),
+    Variation("gemma3-fp32", "fp32"),
+    Variation("gemma3-bf16", "bf16"),
+    Variation("gemma3-bf16-kv8", "bf16", "fp8"),
+    Variation("lfm2-fp32", "fp32"),
+    Variation("lfm2-bf16", "bf16"),
 )
-TOLERANCE = {"fp32": 2e-3, "bf16": 0.15, "bf16-kv8": 0.3}
+"""The model's name comes before the first dash."""
+TOLERANCE = {
+    "gemma3-fp32": 2e-3,
+    "gemma3-bf16": 0.15,
+    "gemma3-bf16-kv8": 0.3,
+    "lfm2-fp32": 2e-3,
+    "lfm2-bf16": 0.15,
+}
 """Logits by which the twin's token leads the second best, below which the GPU may draw another."""
 PROMPTS = tuple(range(400, 1401, 125))
 """Tokens of each."""
@@ -68,18 +96,18 @@ _POISON = 0xFF
 _PATIENCE_S = 120
 
 
-def make(directory: Path, sm: int) -> None:
-    """Checkpoint, engines, and the twins' answers."""
+def make(directory: Path, sm: int, names: Sequence[str]) -> None:
+    """Checkpoints, engines, and the twins' answers."""
     directory.mkdir(parents=True, exist_ok=True)
-    model = _checkpoint(directory / "model")
     random = np.random.default_rng(1)
     prompts = [random.integers(3, VOCABULARY, length).tolist() for length in PROMPTS]
-    for one in VARIATIONS:
+    for one in _chosen(names):
+        model = _checkpoint(directory / "models", one.name.partition("-")[0])
         twin = directory / f"cpu-{one.name}"
         _build(model, twin, one, "cpu")
-        _build(model, directory / f"windows-{one.name}", one, f"cuda:sm_{sm}")
+        _build(model, directory / f"cuda-{one.name}", one, f"cuda:sm_{sm}")
         answers = list(Probe().canaries(twin, prompts, MAX_TOKENS))
-        (directory / f"windows-{one.name}.json").write_bytes(msgspec.json.encode(answers))
+        (directory / f"cuda-{one.name}.json").write_bytes(msgspec.json.encode(answers))
         margins = np.concatenate([answer.margins for answer in answers])
         distinct = [len(set(answer.token_ids)) for answer in answers]
         print(
@@ -89,23 +117,29 @@ def make(directory: Path, sm: int) -> None:
         )
 
 
-def _checkpoint(path: Path) -> Path:
+def _chosen(names: Sequence[str]) -> list[Variation]:
+    return [one for one in VARIATIONS if not names or one.name in names]
+
+
+def _checkpoint(directory: Path, name: str) -> Path:
     """A random model whose layers matter and whose tokens have margins."""
     import torch
     import transformers
 
     torch.manual_seed(0)
-    config = transformers.Gemma3TextConfig(**GEMMA_3)
+    kind, fields = CONFIGS[name]
+    config = getattr(transformers, kind)(**fields)
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter_name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape)
             root = parameter.shape[-1] ** 0.5
             spread = 0.2 if parameter.dim() == 1 else 1.5 / root
-            # The model multiplies embeddings by their root: they are as large as what a layer adds.
-            parameter.copy_(noise * (1 / root if "embed_tokens" in name else spread))
-    model.save_pretrained(path)
-    return path
+            # Gemma 3 multiplies embeddings by their root: they are as large as what a layer adds.
+            is_scaled = name == "gemma3" and "embed_tokens" in parameter_name
+            parameter.copy_(noise * (1 / root if is_scaled else spread))
+    model.save_pretrained(directory / name)
+    return directory / name
 
 
 def _build(model: Path, output: Path, one: Variation, target: str) -> None:
@@ -129,10 +163,8 @@ def _build(model: Path, output: Path, one: Variation, target: str) -> None:
 
 def run(directory: Path, names: Sequence[str], *, operators: bool) -> int:
     problems: list[str] = []
-    for one in VARIATIONS:
-        if names and one.name not in names:
-            continue
-        engine = directory / f"windows-{one.name}"
+    for one in _chosen(names):
+        engine = directory / f"cuda-{one.name}"
         answers = msgspec.json.decode(
             (directory / f"{engine.name}.json").read_bytes(), type=list[Canary]
         )
@@ -241,7 +273,7 @@ def main() -> int:
     parser.add_argument("--no-operators", action="store_true", help="serve alone")
     arguments = parser.parse_args()
     if arguments.what == "make":
-        make(arguments.directory, arguments.sm)
+        make(arguments.directory, arguments.sm, arguments.engines)
         return 0
     return run(arguments.directory, arguments.engines, operators=not arguments.no_operators)
 
