@@ -12,6 +12,7 @@ from tests.support.servers import CONFIG, TOKENIZER, EchoEngine, echo_server
 from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.executors.echo import EchoOptions
+from trtc.runtime.requests.principal import Principal
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.prompts import MAX_DETOKENIZED
 from trtc.runtime.text.tokenizer import Tokenizer
@@ -90,5 +91,9 @@ async def test_more_tokens_than_the_limit_are_not_put_together() -> None:
         AsyncClient(server.address) as client,
     ):
         assert await client.detokenize([5] * 3000)
+        too_many = [5] * (MAX_DETOKENIZED + 1)
+        with pytest.raises(InvalidRequestError, match=f"more than {MAX_DETOKENIZED} token ids"):
+            await client.detokenize(too_many)
+        # Whatever a frontend lets through.
         with pytest.raises(InvalidRequestError, match=f"Give at most {MAX_DETOKENIZED}"):
-            await client.detokenize([5] * (MAX_DETOKENIZED + 1))
+            await server.server.service.detokenize("", too_many, False, Principal("a", "a"))
