@@ -20,9 +20,11 @@ from trtc.runtime.executors.base import (
     ExecutorSizes,
     Float32s,
     Landed,
+    LateDraws,
     PageRead,
     PendingStep,
     StepBatch,
+    UndrawnStep,
 )
 from trtc.runtime.executors.tensorrt_graphs import GraphCache
 from trtc.runtime.executors.tensorrt_launch import LoadedLaunch
@@ -42,6 +44,16 @@ class _Pending:
 
     def wait(self) -> SampledTokens:
         return sample(self.finish(), self.sampling)
+
+
+@dataclass(frozen=True)
+class _Undrawn:
+    """A step under way whose tokens nobody draws yet (implements UndrawnStep)."""
+
+    finish: Callable[[], Float32s]
+
+    def draw(self, sampling: SamplingBatch) -> PendingStep:
+        return _Pending(self.finish, sampling)
 
 
 class TensorRtExecutor(ExecutorSizes):
@@ -89,15 +101,18 @@ class TensorRtExecutor(ExecutorSizes):
         return False
 
     @property
-    def late_draws(self) -> None:
-        return None
+    def late_draws(self) -> LateDraws:
+        return self
 
     @property
     def num_draft_rows(self) -> int:
         return 0
 
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
-        return _Pending(self._start(batch), sampling)
+        return self.launch_forward(batch).draw(sampling)
+
+    def launch_forward(self, batch: StepBatch) -> UndrawnStep:
+        return _Undrawn(self._start(batch))
 
     def logits(self, batch: StepBatch) -> Float32s:
         """Plans give logits of max_batch_size rows at most: a step that wants more runs several

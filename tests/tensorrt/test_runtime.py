@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.engines import build_tiny, engine_stepper
 from tests.support.fake_gpu import FakeGpu
+from tests.support.masks import SomeTokens
 from tests.support.models import random_prompt, tiny_checkpoint
 from tests.support.plan_engines import build_plans, compile_dummy_rtx, fake_machine, run_interpreted
 from tests.support.small_steps import with_small_steps
@@ -30,6 +31,7 @@ from trtc.runtime.engine.session import Session, open_session
 from trtc.runtime.executors import tensorrt_graphs
 from trtc.runtime.executors.base import StepBatch
 from trtc.runtime.frontends.local import LocalEngine
+from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.sampling.sampler import SamplingBatch
 
 needs_triton()
@@ -137,6 +139,39 @@ def test_forks_copy_pages(opened: tuple[Session, FakeGpu], engines: dict[str, Pa
         assert forked(engine) == wanted
     assert len(set(wanted)) == 3
     assert "copy" in gpu.events
+
+
+def test_masks_and_penalties_give_the_tokens_of_the_cpu(
+    opened: tuple[Session, FakeGpu], engines: dict[str, Path]
+) -> None:
+    """Masks are computed while the plans run."""
+
+    def drawn(engine: LocalEngine) -> list[tuple[int, ...]]:
+        vocab_size = engine.manifest.model.vocab_size
+        drafts = [
+            RequestDraft(
+                token_ids=tuple(prompt),
+                sampling={"presence_penalty": 0.9 * (at % 2), "seed": at},
+                max_tokens=10,
+                ignore_eos=True,
+            )
+            for at, (prompt, _) in enumerate(REQUESTS[:4])
+        ]
+        masks = [SomeTokens(vocab_size, at) if at < 3 else None for at in range(len(drafts))]
+        running = [
+            engine.submit(draft, masks=mask) for draft, mask in zip(drafts, masks, strict=True)
+        ]
+        tokens = [one.result().token_ids for one in running]
+        for mask, told in zip(masks[:3], tokens, strict=False):
+            assert mask is not None
+            assert all(mask.tokens(told[:at])[token] for at, token in enumerate(told))
+        return tokens
+
+    with LocalEngine.open(engines["cpu"], num_threads=1, kv_bytes=1 << 20) as cpu:
+        wanted = drawn(cpu)
+    session, _ = opened
+    with LocalEngine(session, LoopConfig()) as engine:
+        assert drawn(engine) == wanted
 
 
 def test_pages_written_back_elsewhere_continue_alike(opened: tuple[Session, FakeGpu]) -> None:
