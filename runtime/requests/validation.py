@@ -147,6 +147,13 @@ def check_number_of_stop_tokens(number: int) -> None:
     _check_range("stop_token_ids (how many)", number, 0, MAX_STOP_TOKENS)
 
 
+def check_stop_strings(stops: Collection[str]) -> None:
+    """Refuse more than MAX_STOPS, and those that are empty or too long; InvalidRequestError."""
+    _check_range("stop (how many)", len(stops), 0, MAX_STOPS)
+    for stop in stops:
+        _check_range("stop (characters)", len(stop), 1, MAX_STOP_CHARACTERS)
+
+
 def _check_lengths(request: GenerationRequest, bounds: RequestBounds) -> None:
     length = len(request.prompt_ids)
     if length == 0:
@@ -180,9 +187,7 @@ def _check_number_of_sequences(request: GenerationRequest, bounds: RequestBounds
 
 
 def _check_stops(request: GenerationRequest, bounds: RequestBounds) -> None:
-    _check_range("stop (how many)", len(request.stop), 0, MAX_STOPS)
-    for stop in request.stop:
-        _check_range("stop (characters)", len(stop), 1, MAX_STOP_CHARACTERS)
+    check_stop_strings(request.stop)
     check_number_of_stop_tokens(len(request.stop_token_ids))
     _check_token_ids("stop_token_ids", request.stop_token_ids, bounds)
 

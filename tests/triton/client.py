@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.support.triton_tensors import tensor
+from tests.support.tensors import tensor
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its stubs are made by an older protobuf than ours

@@ -11,7 +11,7 @@ from trtc.protos.manifest import TargetFacts
 from trtc.runtime.frontends.triton.config import config_text
 from trtc.runtime.frontends.triton.engines import EngineSet, PackagedEngine
 from trtc.runtime.frontends.triton.settings import read_settings
-from trtc.runtime.frontends.triton.tensors import INPUTS, OUTPUTS
+from trtc.runtime.tensors.table import INPUTS, OUTPUTS
 
 
 def engine(directory: str, **fields: Any) -> PackagedEngine:

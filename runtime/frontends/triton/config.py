@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from trtc.runtime.frontends.triton.engines import ENGINE_DIR, EngineSet
 from trtc.runtime.frontends.triton.settings import Settings
-from trtc.runtime.frontends.triton.tensors import INPUTS, OUTPUTS, Tensor
+from trtc.runtime.tensors.table import INPUTS, OUTPUTS, Tensor
 
 CONFIG_FILE = "config.pbtxt"
 ENGINE_PARAMETER = "engine"

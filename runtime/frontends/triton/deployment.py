@@ -13,8 +13,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -23,16 +22,17 @@ from trtc.protos.errors import InvalidRequestError, InvariantError, TrtcError
 from trtc.runtime.engine.admission import Origin, admission, run_here
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.engine.loop import Delivery, LoopStats
-from trtc.runtime.frontends.triton.replies import Message, Prompt, RowReplies
-from trtc.runtime.frontends.triton.requests import (
+from trtc.runtime.frontends.triton.settings import Settings
+from trtc.runtime.requests.request import GenerationRequest
+from trtc.runtime.requests.validation import validate
+from trtc.runtime.tensors.replies import Message, Prompt, RowReplies
+from trtc.runtime.tensors.requests import (
     RequestReader,
     RowRequest,
     Tensors,
     asks_to_stop,
 )
-from trtc.runtime.frontends.triton.settings import Settings
-from trtc.runtime.requests.request import GenerationRequest
-from trtc.runtime.requests.validation import validate
+from trtc.runtime.tensors.rows import as_sent, fields_as_sent
 
 _log = logging.getLogger("trtc.triton")
 
@@ -94,12 +94,8 @@ class Deployment:
         self._handle = handle
         self._period_s = settings.cancellation_check_period_ms / 1000
         self._on_stats = on_stats
-        self._reader = RequestReader(
-            tokenizer=handle.tokenizer,
-            vocab_size=handle.manifest.model.vocab_size,
-            eos_token_ids=frozenset(handle.manifest.model.eos_token_ids),
-            exclude_input_in_output=settings.exclude_input_in_output,
-            defaults=handle.loop.bounds.defaults,
+        self._reader = RequestReader.of(
+            handle, exclude_input_in_output=settings.exclude_input_in_output
         )
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._live: set[_Exchange] = set()
@@ -139,14 +135,14 @@ class Deployment:
         rows = self._reader.read(call.tensors)
         requests = []
         for index, row in enumerate(rows):
-            with _fields_as_sent(row.sent_as):
+            with fields_as_sent(row.sent_as):
                 request = run_here(admission(self._handle, row.draft, origin))
                 validate(request, loop.bounds)
             requests.append(request)
             replies = self._replies(row, request, index, len(rows))
             exchange.rows.append(_Row(request.request_id, replies, row.sent_as))
         for row, request, told in zip(rows, requests, exchange.rows, strict=True):
-            with _fields_as_sent(row.sent_as):
+            with fields_as_sent(row.sent_as):
                 loop.submit(request, partial(self._sink, exchange, told))
 
     def _sink(self, exchange: _Exchange, row: _Row, delivery: Delivery) -> None:
@@ -215,7 +211,7 @@ class Deployment:
         if exchange.ended:
             return
         if isinstance(delivery, TrtcError):
-            self._fail(exchange, _as_sent(delivery, row.sent_as))
+            self._fail(exchange, as_sent(delivery, row.sent_as))
             return
         messages = row.replies.messages(delivery)
         row.ended = delivery[-1].usage is not None
@@ -248,18 +244,3 @@ class Deployment:
 
 def _nothing() -> None:
     """What there is to do when it is time to look after the live calls."""
-
-
-@contextmanager
-def _fields_as_sent(sent_as: Mapping[str, str]) -> Iterator[None]:
-    """Name the client's inputs in errors that name fields of a draft."""
-    try:
-        yield
-    except TrtcError as error:
-        raise _as_sent(error, sent_as) from error
-
-
-def _as_sent(error: TrtcError, sent_as: Mapping[str, str]) -> TrtcError:
-    name, space, rest = error.field.partition(" ")  # "stop (how many)"
-    field = f"{sent_as.get(name, name)}{space}{rest}"
-    return type(error)(error.problem, field=field, remedy=error.remedy)

@@ -29,8 +29,8 @@ from trtc.protos.errors import (
 from trtc.runtime.engine.loop import LoopStats
 from trtc.runtime.frontends.triton.deployment import Call
 from trtc.runtime.frontends.triton.opening import open_deployment
-from trtc.runtime.frontends.triton.replies import Message
 from trtc.runtime.service.metrics import LOOP_READINGS
+from trtc.runtime.tensors.replies import Message
 
 _log = logging.getLogger("trtc.triton")
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.loops import PATIENCE_S
 from tests.support.servers import CONFIG, EOS, TOKENIZER, EchoEngine, greedy, open_echo
-from tests.support.triton_tensors import tensor, tensors
+from tests.support.tensors import tensor, tensors
 from trtc.protos.errors import (
     DeadlineError,
     InvalidRequestError,
@@ -24,8 +24,8 @@ from trtc.protos.errors import (
 from trtc.runtime.engine.loop import LoopStats
 from trtc.runtime.executors.echo import EchoOptions
 from trtc.runtime.frontends.triton.deployment import Call, Deployment
-from trtc.runtime.frontends.triton.replies import Message, RowReplies
 from trtc.runtime.frontends.triton.settings import Settings
+from trtc.runtime.tensors.replies import Message, RowReplies
 
 PROMPT = [5, 17, 9]
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.runtime.frontends.triton.requests import RowRequest
 from trtc.runtime.requests.request import FinishReason, Output
+from trtc.runtime.tensors.requests import RowRequest
 
 Message = Mapping[str, NDArray[Any]]
 

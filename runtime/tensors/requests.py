@@ -12,20 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.protos.errors import InvalidRequestError, NoTokenizerError
-from trtc.protos.sampling import (
-    NO_DEFAULTS,
-    SAMPLING_PARAMETERS,
-    SamplingDefaults,
-    SamplingOptions,
-)
-from trtc.runtime.frontends.triton.rows import Row
-from trtc.runtime.frontends.triton.tensors import REFUSED_INPUTS
+from trtc.protos.sampling import SAMPLING_PARAMETERS, SamplingOptions
+from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.validation import (
+    MAX_STOP_TOKENS,
+    RequestBounds,
+    check_prompt_length,
+    check_stop_strings,
+)
+from trtc.runtime.tensors.rows import Row, fields_as_sent
+from trtc.runtime.tensors.table import REFUSED_INPUTS
 from trtc.runtime.text.tokenizer import Tokenizer
 
 Tensors = Mapping[str, NDArray[Any]]
 """Input name -> array with its batch axis."""
 
+MAX_BIAS_WORDS = 1024
+"""Of embedding_bias_words, each of which is tokenised."""
 _OTHER_NAMES = {"top_k": ("runtime_top_k",), "top_p": ("runtime_top_p",)}
 """Of sampling parameters, beside their own."""
 
@@ -56,14 +60,24 @@ class RequestReader:
     """Reads requests to one engine."""
 
     tokenizer: Tokenizer | None
-    vocab_size: int
+    bounds: RequestBounds
     eos_token_ids: frozenset[int]
     exclude_input_in_output: bool
     """For requests that do not say."""
-    defaults: SamplingDefaults = NO_DEFAULTS
+
+    @classmethod
+    def of(cls, handle: EngineHandle, *, exclude_input_in_output: bool) -> "RequestReader":
+        """The reader of an open engine."""
+        return cls(
+            tokenizer=handle.tokenizer,
+            bounds=handle.loop.bounds,
+            eos_token_ids=frozenset(handle.manifest.model.eos_token_ids),
+            exclude_input_in_output=exclude_input_in_output,
+        )
 
     def read(self, tensors: Tensors) -> list[RowRequest]:
-        """One request a row of the batch; values are judged when they are submitted.
+        """One request a row of the batch; values are judged when they are submitted, lengths before
+        there is a Python object for every number.
 
         Raises:
             InvalidRequestError: an input is missing, contradicts another or asks for something
@@ -74,7 +88,7 @@ class RequestReader:
 
     def _read_row(self, row: Row) -> RowRequest:
         _check_refused(row)
-        text, token_ids = _prompt(row)
+        text, token_ids = self._prompt(row)
         end_id = row.value("end_id", field="stop_token_ids")
         stop, stop_token_ids = self._stops(row)
         end_ids = self.eos_token_ids if end_id is None else frozenset({end_id} - {-1})
@@ -109,6 +123,26 @@ class RequestReader:
             sent_as=row.sent_as,
         )
 
+    def _prompt(self, row: Row) -> tuple[str | None, tuple[int, ...] | None]:
+        if row.array("text_input") is not None:
+            for field in ("prompt", "text", "prompt.text"):
+                row.name_field(field, "text_input")
+            (text,) = row.texts("text_input")
+            return text, None
+        for field in ("prompt", "prompt_ids"):
+            row.name_field(field, "input_ids")
+        num_tokens = row.size("input_ids")
+        length = row.value("input_lengths")
+        if length is not None and not 1 <= length <= num_tokens:
+            raise InvalidRequestError(
+                f"is {length}, input_ids has {num_tokens} tokens",
+                field="input_lengths",
+                remedy="Send how many of them are the prompt",
+            )
+        with fields_as_sent(row.sent_as):
+            check_prompt_length(num_tokens if length is None else length, self.bounds)
+        return None, tuple(row.values("input_ids", limit=length))
+
     def _sampling(self, row: Row) -> SamplingOptions:
         """What the request and the model say: top_p of 0 stands for none, as does top_k; where
         neither says either, the likeliest token."""
@@ -121,7 +155,7 @@ class RequestReader:
             },
         }
         given = {name: value for name, value in sent.items() if value is not None}
-        known = {**self.defaults.sampling(), **given}
+        known = {**self.bounds.defaults.sampling(), **given}
         narrowed = known.get("top_k") or known.get("top_p")
         if not narrowed and known.get("temperature", 1.0) >= 0.0:
             given["temperature"] = 0.0
@@ -131,6 +165,7 @@ class RequestReader:
 
     def _logit_bias(self, row: Row) -> Mapping[int, float]:
         """By words, whose tokens all get their weight, or an addend for every token."""
+        _check_number(row, "embedding_bias_words", MAX_BIAS_WORDS)
         words = row.texts("embedding_bias_words")
         weights = row.values("embedding_bias_weights")
         if len(words) != len(weights):
@@ -147,11 +182,11 @@ class RequestReader:
         dense = row.array("embedding_bias")
         if dense is None or not dense.size:
             return bias
-        if dense.size != self.vocab_size:
+        if dense.size != self.bounds.vocab_size:
             raise InvalidRequestError(
                 f"has {dense.size} values",
                 field="embedding_bias",
-                remedy=f"Send one for each of the {self.vocab_size} tokens",
+                remedy=f"Send one for each of the {self.bounds.vocab_size} tokens",
             )
         row.name_field("logit_bias", "embedding_bias")
         for token in np.flatnonzero(dense).tolist():
@@ -161,12 +196,16 @@ class RequestReader:
     def _stops(self, row: Row) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Stop strings and stop tokens. A special token has no text that could be found."""
         texts, tokens = list[str](), list[int]()
-        for word in filter(None, row.texts("stop_words", field="stop")):
+        words = [word for word in row.texts("stop_words", field="stop") if word]
+        with fields_as_sent(row.sent_as):
+            check_stop_strings(words)
+        for word in words:
             found = self._tokens(word, "stop_words")
             if len(found) == 1 and self._is_special(found[0]):
                 tokens.append(found[0])
             else:
                 texts.append(word)
+        _check_number(row, "stop_words_list", 2 * MAX_STOP_TOKENS)
         for ids in row.word_list("stop_words_list", field="stop_token_ids"):
             if len(ids) > 1:
                 raise InvalidRequestError(
@@ -188,6 +227,13 @@ class RequestReader:
 
     def _is_special(self, token: int) -> bool:
         return self.tokenizer is not None and not self.tokenizer.decode((token,))
+
+
+def _check_number(row: Row, name: str, limit: int) -> None:
+    if row.size(name) > limit:
+        raise InvalidRequestError(
+            f"has {row.size(name)} values", field=name, remedy=f"Send at most {limit}"
+        )
 
 
 def asks_to_stop(tensors: Tensors) -> bool:
@@ -226,23 +272,3 @@ def _check_refused(row: Row) -> None:
             raise InvalidRequestError(
                 "is not supported", field=refused.tensor.name, remedy=refused.remedy
             )
-
-
-def _prompt(row: Row) -> tuple[str | None, tuple[int, ...] | None]:
-    if row.array("text_input") is not None:
-        row.name_field("prompt", "text_input")
-        row.name_field("text", "text_input")
-        row.name_field("prompt.text", "text_input")
-        (text,) = row.texts("text_input")
-        return text, None
-    for field in ("prompt", "prompt_ids"):
-        row.name_field(field, "input_ids")
-    token_ids = row.values("input_ids")
-    length = row.value("input_lengths")
-    if length is not None and not 1 <= length <= len(token_ids):
-        raise InvalidRequestError(
-            f"is {length}, input_ids has {len(token_ids)} tokens",
-            field="input_lengths",
-            remedy="Send how many of them are the prompt",
-        )
-    return None, tuple(token_ids[:length])

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.runtime.frontends.triton.tensors import INPUTS
+from trtc.runtime.tensors.table import INPUTS
 
 NUMPY_TYPES: dict[str, Any] = {
     "TYPE_STRING": object,

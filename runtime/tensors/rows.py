@@ -1,11 +1,12 @@
 """One row of a request's tensors, as Python values."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from numpy.typing import NDArray
 
-from trtc.protos.errors import InvalidRequestError
+from trtc.protos.errors import InvalidRequestError, TrtcError
 
 
 class Row:
@@ -48,10 +49,15 @@ class Row:
             raise InvalidRequestError(f"has {len(values)} values", field=name, remedy="Send one")
         return values[0]
 
-    def values(self, name: str) -> list[Any]:
-        """All values of an input; none if it was not sent."""
+    def size(self, name: str) -> int:
+        """How many values an input has; 0 if it was not sent."""
         array = self.array(name)
-        return [] if array is None else array.reshape(-1).tolist()
+        return 0 if array is None else array.size
+
+    def values(self, name: str, limit: int | None = None) -> list[Any]:
+        """The first `limit` values of an input, or all; none if it was not sent."""
+        array = self.array(name)
+        return [] if array is None else array.reshape(-1)[:limit].tolist()
 
     def texts(self, name: str, field: str = "") -> list[str]:
         """All values of an input of strings.
@@ -89,3 +95,19 @@ class Row:
             )
         words = [tokens[begin:end] for begin, end in zip(begins, ends, strict=False)]
         return [word for word in words if word]
+
+
+@contextmanager
+def fields_as_sent(sent_as: Mapping[str, str]) -> Iterator[None]:
+    """Name the client's inputs in errors that name fields of a draft."""
+    try:
+        yield
+    except TrtcError as error:
+        raise as_sent(error, sent_as) from error
+
+
+def as_sent(error: TrtcError, sent_as: Mapping[str, str]) -> TrtcError:
+    """The error with the name of the client's input for the field of the draft."""
+    name, space, rest = error.field.partition(" ")  # "stop (how many)"
+    field = f"{sent_as.get(name, name)}{space}{rest}"
+    return type(error)(error.problem, field=field, remedy=error.remedy)

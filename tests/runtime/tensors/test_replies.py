@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trtc.runtime.frontends.triton.replies import Message, Prompt, RowReplies
-from trtc.runtime.frontends.triton.requests import RowRequest
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
+from trtc.runtime.tensors.replies import Message, Prompt, RowReplies
+from trtc.runtime.tensors.requests import RowRequest
 
 EOS, IM_END = 2, 9
 PROMPT = Prompt((5, 6), "hi ")

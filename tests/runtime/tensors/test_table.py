@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 from trtc.runtime.frontends.triton.settings import Settings
-from trtc.runtime.frontends.triton.tensors import INPUTS, OUTPUTS
+from trtc.runtime.tensors.table import INPUTS, OUTPUTS
 
-PAGE = (Path(__file__).parents[4] / "docs" / "triton.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "triton.md").read_text()
 
 
 def test_the_page_explains_every_tensor_and_parameter() -> None:

@@ -1,9 +1,9 @@
-"""The tensors of a model on Triton: names, types and shapes of NVIDIA's tensorrtllm_backend.
+"""The tensors of a model: names, types and shapes of NVIDIA's tensorrtllm_backend.
 
 Both of its levels are there, so that clients of either need no change: text (its `ensemble` and
 `tensorrt_llm_bls`: `text_input`, `max_tokens`, ...) and tokens (its `tensorrt_llm`: `input_ids`,
-`request_output_len`, ...). Every shape has the batch axis before `dims`. config.pbtxt is printed
-from these tables, requests are read by them, and an input that stands in none is refused by Triton.
+`request_output_len`, ...). Every shape has the batch axis before `dims`. What describes a model is
+printed from these tables (config.pbtxt, KServe's metadata) and requests are read by them.
 """
 
 from collections.abc import Callable, Mapping
@@ -125,7 +125,7 @@ INPUTS: tuple[Tensor, ...] = (
     *EMPTY_INPUTS,
     *(refused.tensor for refused in REFUSED_INPUTS),
 )
-"""All optional to Triton: which of them belong together is said in the answer to a request."""
+"""All are optional: which of them belong together is said in the answer to a request."""
 
 OUTPUTS: tuple[Tensor, ...] = (
     Tensor("text_output", "TYPE_STRING", (-1,)),

@@ -7,18 +7,19 @@ import numpy as np
 import pytest
 
 from tests.support.loops import PYLLAMA
-from tests.support.triton_tensors import tensor, tensors
+from tests.support.tensors import tensor, tensors
 from trtc.protos.errors import InvalidRequestError, NoTokenizerError
 from trtc.protos.sampling import SamplingDefaults, SamplingOptions, SamplingParams
-from trtc.runtime.frontends.triton.requests import RequestReader, RowRequest, asks_to_stop
-from trtc.runtime.frontends.triton.tensors import EMPTY_INPUTS, REFUSED_INPUTS
 from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.validation import RequestBounds
+from trtc.runtime.tensors.requests import RequestReader, RowRequest, asks_to_stop
+from trtc.runtime.tensors.table import EMPTY_INPUTS, REFUSED_INPUTS
 from trtc.runtime.text.tokenizer import Tokenizer
 
 EOS, IM_END = 0, 2
 READER = RequestReader(
     tokenizer=Tokenizer.load(PYLLAMA),
-    vocab_size=4096,
+    bounds=RequestBounds(vocab_size=4096, max_context=512, max_sequences=8),
     eos_token_ids=frozenset({EOS}),
     exclude_input_in_output=True,
 )
@@ -46,7 +47,10 @@ def test_the_request_of_every_guide_to_the_backend() -> None:
 
 
 def test_the_models_defaults_count_where_a_request_does_not_say() -> None:
-    reader = replace(READER, defaults=SamplingDefaults(temperature=0.6, top_p=0.9))
+    reader = replace(
+        READER,
+        bounds=replace(READER.bounds, defaults=SamplingDefaults(temperature=0.6, top_p=0.9)),
+    )
 
     def given(**inputs: Any) -> SamplingOptions:
         (row,) = reader.read(tensors(text_input="a", **inputs))
@@ -313,3 +317,44 @@ def test_a_stop_request_is_told_from_others() -> None:
     assert asks_to_stop(tensors(input_ids=[0], stop=True))
     assert not asks_to_stop(tensors(input_ids=[0], stop=False))
     assert not asks_to_stop(tensors(input_ids=[0]))
+
+
+class RefusingTokenizer(Tokenizer):
+    """Fails the test if it is asked to tokenise at all."""
+
+    def __init__(self) -> None:
+        """Without a vocabulary."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+        raise AssertionError(f"{len(text)} characters were tokenised")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ({"input_ids": [1] * 512}, "input_ids: has 512 tokens"),
+        ({"input_ids": [1] * 600, "input_lengths": 600}, "input_ids: has 600 tokens"),
+        ({"input_ids": [1], "stop_words": ["x"] * 17}, r"stop_words \(how many\): is 17"),
+        ({"input_ids": [1], "stop_words": ["x" * 513]}, r"stop_words \(characters\): is 513"),
+        (
+            {"input_ids": [1], "stop_words_list": [[1] * 257, [*range(1, 258)]]},
+            "stop_words_list: has 514 values",
+        ),
+        (
+            {
+                "input_ids": [1],
+                "embedding_bias_words": ["x"] * 1025,
+                "embedding_bias_weights": [1.0] * 1025,
+            },
+            "embedding_bias_words: has 1025 values",
+        ),
+    ],
+)
+def test_lengths_are_judged_before_anything_is_tokenised(inputs: dict[str, Any], said: str) -> None:
+    reader = replace(READER, tokenizer=RefusingTokenizer())
+    with pytest.raises(InvalidRequestError, match=said):
+        reader.read(tensors(**inputs))
+
+
+def test_a_prompt_may_be_padded_beyond_the_context() -> None:
+    assert read(input_ids=[1] * 600, input_lengths=3).draft.token_ids == (1, 1, 1)

@@ -1,0 +1,1 @@
+"""Requests and replies as tensors, in the names of NVIDIA's tensorrtllm_backend."""
