@@ -3,7 +3,7 @@
 from trtc.runtime.client.aio import AsyncClient, AsyncGeneration
 from trtc.runtime.client.blocking import Client, Generation
 from trtc.runtime.requests.generate_options import GenerateOptions
-from trtc.runtime.wire.channel import ClientTls
+from trtc.runtime.wire.tls import ClientTls
 
 __all__ = [
     "AsyncClient",

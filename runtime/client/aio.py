@@ -21,10 +21,11 @@ from trtc.runtime.requests.keywords import takes
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.request import Output
 from trtc.runtime.text.chat_options import Message, TemplateOptions
-from trtc.runtime.wire.channel import CLIENT_OPTIONS, ClientTls
+from trtc.runtime.wire.channel import CLIENT_OPTIONS
 from trtc.runtime.wire.failures import to_error
 from trtc.runtime.wire.messages import draft_to_wire
 from trtc.runtime.wire.methods import GENERATE, RequestT, ResponseT
+from trtc.runtime.wire.tls import ClientTls
 
 
 class AsyncGeneration(RemoteGeneration, AsyncIterator[Output]):

@@ -1,11 +1,4 @@
-"""Channel settings that client and server must agree on, and TLS files as credentials."""
-
-from dataclasses import dataclass
-from pathlib import Path
-
-import grpc
-
-from trtc.protos.errors import RequestError
+"""Channel settings that client and server must agree on."""
 
 MAX_RESPONSE_BYTES = 64 << 20
 KEEPALIVE_S = 30
@@ -61,54 +54,3 @@ def server_options(
         # Two servers on one port would share its connections silently.
         ("grpc.so_reuseport", 0),
     )
-
-
-@dataclass(frozen=True)
-class ServerTls:
-    """PEM files; with `client_ca`, clients must show a certificate that it signed (mTLS)."""
-
-    cert: Path
-    key: Path
-    client_ca: Path | None = None
-
-    def credentials(self) -> grpc.ServerCredentials:
-        """Raises RequestError for an unreadable file."""
-        return grpc.ssl_server_credentials(
-            [(_read(self.key, "--tls-key"), _read(self.cert, "--tls-cert"))],
-            root_certificates=(
-                _read(self.client_ca, "--tls-client-ca") if self.client_ca is not None else None
-            ),
-            require_client_auth=self.client_ca is not None,
-        )
-
-
-@dataclass(frozen=True)
-class ClientTls:
-    """PEM files. Without `ca` the system's roots are trusted; `cert` and `key` are for mTLS."""
-
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
-
-    def credentials(self) -> grpc.ChannelCredentials:
-        """Raises RequestError for an unreadable file, or a certificate without its key."""
-        if (self.cert is None) != (self.key is None):
-            raise RequestError(
-                "a client certificate and its key go together",
-                field="--tls-cert" if self.cert is None else "--tls-key",
-                remedy="Give both or neither",
-            )
-        return grpc.ssl_channel_credentials(
-            root_certificates=_read(self.ca, "--tls-ca") if self.ca is not None else None,
-            private_key=_read(self.key, "--tls-key") if self.key is not None else None,
-            certificate_chain=_read(self.cert, "--tls-cert") if self.cert is not None else None,
-        )
-
-
-def _read(path: Path, option: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise RequestError(
-            f"cannot read {path} ({error.strerror})", field=option, remedy="Give a PEM file"
-        ) from error

@@ -45,7 +45,7 @@ FLAGS = {
     """,
     "bench": """
         engine --url --model --concurrency --rate --input-len --output-len --requests --warmup
-        --seed --threads --kv-bytes --dummy-weights --json
+        --seed --tls-ca --tls-cert --tls-key --threads --kv-bytes --dummy-weights --json
     """,
     "doctor": "--json",
 }

@@ -151,7 +151,7 @@ def test_the_client_needs_a_name_when_there_are_two(
         (["--prompt-ids", "five"], 2, "not a list of token ids"),
         ([], 2, "give exactly one of them"),
         (["--prompt", "x", "--prompt-ids", "5"], 2, "give exactly one of them"),
-        (["--prompt-ids", "5", "--tls-ca", "/none.pem"], 2, "cannot read /none.pem"),
+        (["--prompt-ids", "5", "--tls-ca", "/none.pem"], 2, "/none.pem cannot be read"),
     ],
 )
 def test_bad_client_options(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtc.runtime.client import ClientTls
-from trtc.runtime.wire.channel import ServerTls
+from trtc.runtime.wire.tls import ServerTls
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from trtc.runtime.scheduling.scheduler_state import OVERDUE_S
 from trtc.runtime.server.app import Server, ServerConfig
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.text.tokenizer import Tokenizer
-from trtc.runtime.wire.channel import ServerTls
+from trtc.runtime.wire.tls import ServerTls
 
 TOKENIZER = Path(__file__).parents[2] / "examples" / "models" / "pyllama"
 EOS = 2
@@ -43,7 +43,7 @@ def frontends(
     tls: ServerTls | None = None,
 ) -> tuple[FrontendConfig, ...]:
     """Both of `trtc serve`; port 0: any free one."""
-    return (GrpcConfig(host, grpc_port, tls), HttpConfig(host, http_port))
+    return (GrpcConfig(host, grpc_port, tls), HttpConfig(host, http_port, tls))
 
 
 CONFIG = ServerConfig(

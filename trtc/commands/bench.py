@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from trtc.commands.phases import phases
+from trtc.commands.remote import client_tls, connection_options
 from trtc.protos.errors import RequestError
 from trtc.runtime.bench.load import ServerTarget, Shape, Target, local_target, run_load
 from trtc.runtime.bench.measure import Load, Measurement, Spread
-from trtc.runtime.client import AsyncClient
+from trtc.runtime.client import AsyncClient, ClientTls
 from trtc.runtime.engine.config import EngineConfig
 from trtc.runtime.engine.opening import open_handle
 from trtc.runtime.requests.model_info import ModelInfo
@@ -40,6 +41,7 @@ from trtc.runtime.requests.model_info import ModelInfo
     help="Of prompts and arrivals. Default: another one each time, so that a server's prefix "
     "cache never knows the prompts.",
 )
+@connection_options
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.")
 @click.option("--kv-bytes", type=click.IntRange(1), help="Bytes of KV pool.")
 @click.option("--dummy-weights", is_flag=True, help="Fill in random weights.")
@@ -55,6 +57,9 @@ def command(
     requests: int | None,
     warmup: int,
     seed: int | None,
+    tls_ca: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
     threads: int | None,
     kv_bytes: int | None,
     dummy_weights: bool,
@@ -65,10 +70,11 @@ def command(
         raise RequestError("give exactly one of them", field="ENGINE, --url")
     loads = _loads(concurrency, rate, requests)
     shape = Shape(input_len, output_len, secrets.randbits(31) if seed is None else seed)
+    tls = client_tls(tls_ca, tls_cert, tls_key)
     config = EngineConfig(num_threads=threads, kv_bytes=kv_bytes, dummy_weights=dummy_weights)
     with phases() as progress:
         info, measurements = asyncio.run(
-            _measure(engine, url, model, config, loads, shape, warmup, progress)
+            _measure(engine, url, tls, model, config, loads, shape, warmup, progress)
         )
     if as_json:
         click.echo(json.dumps(_document(engine, url, info, shape, measurements)))
@@ -79,6 +85,7 @@ def command(
 async def _measure(
     engine: Path | None,
     url: str | None,
+    tls: ClientTls | None,
     model: str,
     config: EngineConfig,
     loads: Sequence[Load],
@@ -90,7 +97,7 @@ async def _measure(
         async with local_target(engine, config, open_handle) as target:
             return await _run_all(target, loads, shape, warmup, progress)
     assert url is not None
-    async with AsyncClient(url) as client:
+    async with AsyncClient(url, tls=tls) as client:
         return await _run_all(ServerTarget(client, model), loads, shape, warmup, progress)
 
 

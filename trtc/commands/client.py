@@ -5,7 +5,8 @@ from pathlib import Path
 import click
 
 from trtc.commands.completion import complete, completion_options
-from trtc.runtime.client import Client, ClientTls
+from trtc.commands.remote import client_tls, connection_options
+from trtc.runtime.client import Client
 
 
 @click.command()
@@ -20,9 +21,7 @@ from trtc.runtime.client import Client, ClientTls
     help="Larger is sooner; a server grants up to its --max-priority.",
 )
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds in all.")
-@click.option("--tls-ca", type=click.Path(path_type=Path), help="PEM roots to trust: use TLS.")
-@click.option("--tls-cert", type=click.Path(path_type=Path), help="PEM certificate, for mTLS.")
-@click.option("--tls-key", type=click.Path(path_type=Path), help="PEM key of --tls-cert.")
+@connection_options
 def command(
     host: str,
     port: int,
@@ -33,6 +32,6 @@ def command(
     **options: object,
 ) -> None:
     """Complete a prompt with a running server, as `trtc generate` does in this process."""
-    tls = ClientTls(tls_ca, tls_cert, tls_key) if tls_ca or tls_cert or tls_key else None
+    tls = client_tls(tls_ca, tls_cert, tls_key)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     complete(lambda: Client(address, tls=tls, timeout=timeout), **options)

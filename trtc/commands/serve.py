@@ -18,7 +18,7 @@ from trtc.runtime.requests.request_defaults import GenerationConfig
 from trtc.runtime.requests.validation import MAX_PRIORITY
 from trtc.runtime.server.app import Server, ServerConfig, engine_sources, pin_digests
 from trtc.runtime.service.limits import ServiceLimits
-from trtc.runtime.wire.channel import ServerTls
+from trtc.runtime.wire.tls import ServerTls
 
 _DEFAULTS = ServerConfig(engines=(), frontends=())
 _GRPC = GrpcConfig()
@@ -163,8 +163,12 @@ _DRAFTS = DraftConfig()
     metavar="KEYS",
     help="PEM file of a public key, or a directory of such files.",
 )
-@click.option("--tls-cert", type=click.Path(path_type=Path), help="PEM certificate chain.")
-@click.option("--tls-key", type=click.Path(path_type=Path), help="PEM private key.")
+@click.option(
+    "--tls-cert",
+    type=click.Path(path_type=Path),
+    help="PEM certificate chain, of all ports. It is read again when it changes.",
+)
+@click.option("--tls-key", type=click.Path(path_type=Path), help="PEM key of --tls-cert.")
 @click.option(
     "--tls-client-ca", type=click.Path(path_type=Path), help="PEM roots; clients must be signed."
 )
@@ -208,11 +212,12 @@ def command(
 ) -> None:
     """Serve engines over gRPC until SIGTERM or Ctrl-C, which let running requests end."""
     _log_to_stderr(log_level)
+    tls = _tls(tls_cert, tls_key, tls_client_ca)
     config = ServerConfig(
         engines=pin_digests(engine_sources(engines), digests),
         frontends=(
-            GrpcConfig(host, grpc_port, _tls(tls_cert, tls_key, tls_client_ca)),
-            *(() if no_http else (HttpConfig(host, http_port),)),
+            GrpcConfig(host, grpc_port, tls),
+            *(() if no_http else (HttpConfig(host, http_port, tls),)),
         ),
         limits=ServiceLimits(
             max_streams=max_streams,

@@ -11,8 +11,8 @@ from trtc.runtime.frontends.grpc.health import Health
 from trtc.runtime.frontends.grpc.intake import Intake
 from trtc.runtime.frontends.grpc.servicer import InferenceServicer, bind, make_server
 from trtc.runtime.service.service import Service
-from trtc.runtime.wire.channel import ServerTls
 from trtc.runtime.wire.methods import SERVICE
+from trtc.runtime.wire.tls import ServerTls
 
 _log = logging.getLogger("trtc.server")
 

@@ -35,7 +35,7 @@ from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.service import Service
 from trtc.runtime.service.streams import OutputStream
 from trtc.runtime.wire.bounded import MAX_NUMBERS, parse
-from trtc.runtime.wire.channel import ServerTls, server_options
+from trtc.runtime.wire.channel import server_options
 from trtc.runtime.wire.failures import to_status
 from trtc.runtime.wire.messages import (
     chat_from_wire,
@@ -52,6 +52,7 @@ from trtc.runtime.wire.methods import (
     TOKENIZE,
     Method,
 )
+from trtc.runtime.wire.tls import ServerTls
 
 Context = grpc.aio.ServicerContext[Any, Any]
 AnswerT = TypeVar("AnswerT")

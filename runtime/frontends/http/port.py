@@ -1,12 +1,13 @@
 """The HTTP port: /metrics for Prometheus, /healthz (the process lives), /readyz (it serves).
 
 uvicorn runs in a thread of its own with its own event loop, so that the port answers while the gRPC
-loop is busy. Connections are bounded in number and in time (`http_connections`).
+loop is busy. Connections are bounded in number and in time (`listener`, `connections`).
 """
 
 import asyncio
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import Future
@@ -19,7 +20,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from trtc.protos.errors import RequestError
 from trtc.runtime.frontends.base import Frontend
+from trtc.runtime.frontends.http.listener import BACKLOG, BoundedListener
 from trtc.runtime.service.service import Service
+from trtc.runtime.wire.tls import ServerTls
 
 if TYPE_CHECKING:
     import uvicorn
@@ -29,8 +32,8 @@ Application = Callable[[MutableMapping[str, Any], Callable[[], Awaitable[Any]], 
 
 CLOSE_S = 1
 """How long answers under way get when the server closes."""
-BACKLOG = 128
-"""Connections that the kernel completes before they are accepted."""
+HANDSHAKE_S = 5.0
+"""For the TLS handshake of a connection."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class HttpConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     """0: any free port."""
+    tls: ServerTls | None = None
 
     def frontend(self, service: Service) -> "HttpFrontend":
         return HttpFrontend(self, service)
@@ -50,16 +54,17 @@ class HttpFrontend(Frontend):
 
     def __init__(self, config: HttpConfig, service: Service) -> None:
         super().__init__(config.host)
-        self._wanted_port = config.port
+        self._config = config
         # Both may be read in the HTTP thread.
         self._application = _application(service.metrics.registry, service.why_not_ready)
         self._server: Future[uvicorn.Server] = Future()
         self._thread: threading.Thread | None = None
 
     async def start(self) -> None:
-        listener = _listen(self.host, self._wanted_port)
+        tls = None if self._config.tls is None else self._config.tls.context()
+        listener = _listen(self.host, self._config.port)
         self.port = int(listener.getsockname()[1])
-        self._thread = threading.Thread(target=self._run, args=(listener,), name="trtc-http")
+        self._thread = threading.Thread(target=self._run, args=(listener, tls), name="trtc-http")
         self._thread.start()
 
     def drain(self) -> None:
@@ -74,14 +79,15 @@ class HttpFrontend(Frontend):
         self._server.result().should_exit = True
         thread.join()
 
-    def _run(self, listener: socket.socket) -> None:
+    def _run(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
         # uvicorn takes 50 ms to import: here they overlap with the opening of engines.
         try:
-            self._server.set_result(_uvicorn(self._application))
+            self._server.set_result(_uvicorn(self._application, tls))
         except BaseException as error:
             self._server.set_exception(error)
             raise
-        asyncio.run(self._serve(self._server.result(), listener))
+        with asyncio.Runner(loop_factory=_Loop) as runner:
+            runner.run(self._serve(self._server.result(), listener))
 
     async def _serve(self, server: "uvicorn.Server", listener: socket.socket) -> None:
         await server.serve(sockets=[listener])
@@ -90,12 +96,18 @@ class HttpFrontend(Frontend):
         await asyncio.sleep(0)  # for the aborted transports to close their sockets
 
 
+class _Loop(asyncio.SelectorEventLoop):
+    """Of servers whose TLS handshakes end in time; uvicorn leaves them asyncio's 60 seconds."""
+
+    async def create_server(self, *args: Any, **kwargs: Any) -> asyncio.Server:
+        if kwargs.get("ssl") is not None:
+            kwargs.setdefault("ssl_handshake_timeout", HANDSHAKE_S)
+        return await super().create_server(*args, **kwargs)
+
+
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket. `create_server` sets SO_REUSEADDR and leaves SO_REUSEPORT unset, so a
-    port never has two servers."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        return BoundedListener.listen_on(host, port)
     except OSError as error:
         raise RequestError(
             f"cannot listen on {host}:{port} ({error.strerror})",
@@ -104,7 +116,7 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _uvicorn(application: Application) -> "uvicorn.Server":
+def _uvicorn(application: Application, tls: ssl.SSLContext | None) -> "uvicorn.Server":
     import uvicorn
 
     from trtc.runtime.frontends.http.connections import BoundedConnection
@@ -123,6 +135,7 @@ def _uvicorn(application: Application) -> "uvicorn.Server":
             proxy_headers=False,
             server_header=False,
             backlog=BACKLOG,
+            ssl_context_factory=None if tls is None else lambda config, default: tls,
             timeout_graceful_shutdown=CLOSE_S,
         )
     )

@@ -43,7 +43,7 @@ from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.executors.echo import EchoOptions
 from trtc.runtime.executors.ranks.group import RankGroup
 from trtc.runtime.server.app import WATCH_INTERVAL_S, Server, engine_sources
-from trtc.runtime.wire.channel import ServerTls
+from trtc.runtime.wire.tls import ServerTls
 
 SLOW = EchoEngine(EchoOptions(step_s=0.02, never=(EOS,)))
 

@@ -1,0 +1,55 @@
+"""A listening socket that holds few connections, those that have not finished TLS included.
+
+A connection is the protocol's (`connections.py`) only after its TLS handshake. Until then nothing
+but this, and the handshake's time limit, bounds what clients cost that connect and say nothing.
+"""
+
+import contextlib
+import socket
+from collections import OrderedDict
+from typing import Any, Self
+
+MAX_SOCKETS = 256
+BACKLOG = 128
+"""Connections that the kernel completes before they are accepted."""
+
+
+class BoundedListener(socket.socket):
+    """Takes every connection; beyond MAX_SOCKETS, the oldest one is shut down for it."""
+
+    _accepted: OrderedDict[int, socket.socket]
+
+    @classmethod
+    def listen_on(cls, host: str, port: int) -> Self:
+        """Listen. `create_server` sets SO_REUSEADDR and leaves SO_REUSEPORT unset, so a port never
+        has two servers.
+
+        Raises:
+            OSError: the address cannot be had.
+        """
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        plain = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener = cls(plain.family, plain.type, plain.proto, fileno=plain.detach())
+        listener._accepted = OrderedDict()
+        return listener
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        plain, address = super().accept()
+        one = _Accepted(plain.family, plain.type, plain.proto, fileno=plain.detach())
+        one.accepted = self._accepted
+        self._accepted[id(one)] = one
+        if len(self._accepted) > MAX_SOCKETS:
+            _, oldest = self._accepted.popitem(last=False)
+            with contextlib.suppress(OSError):  # its client has gone
+                oldest.shutdown(socket.SHUT_RDWR)
+        return one, address
+
+
+class _Accepted(socket.socket):
+    """Leaves the listener's list when it is closed."""
+
+    accepted: OrderedDict[int, socket.socket]
+
+    def close(self) -> None:
+        self.accepted.pop(id(self), None)
+        super().close()
