@@ -11,9 +11,9 @@ from trtc.plugins.sampling.tensors import (
     CANDIDATES,
     DRAW,
     DRAW_FILTERED,
+    DRAWN_LOGPROBS,
     EDIT,
-    LOGPROBS,
-    RESTORE,
+    LIKELIEST,
     SEARCH_PART,
     SEARCH_UNROLLED,
     TAKE_SAMPLED,
@@ -22,8 +22,8 @@ from trtc.plugins.sampling.tensors import (
     search_parts,
 )
 from trtc.plugins.sampling.triton.draw import draw
-from trtc.plugins.sampling.triton.edits import edit, restore
-from trtc.plugins.sampling.triton.logprobs import logprobs
+from trtc.plugins.sampling.triton.edits import edit
+from trtc.plugins.sampling.triton.logprobs import drawn_logprobs, likeliest
 from trtc.plugins.sampling.triton.search import finish, search
 from trtc.plugins.sampling.triton.stats import block_stats
 from trtc.plugins.sampling.triton.thresholds import thresholds
@@ -92,6 +92,7 @@ def stages(vocab_size: int, sm: int) -> Mapping[str, tuple[Launch, ...]]:
         launch(search, {**searching, "NUMBER": number}, 8, in_parts) for number in (0, 1, 2)
     ]
     return {
+        LIKELIEST: (raw_stats, launch(likeliest, {**row, "WIDTH": MAX_LOGPROBS}, 4)),
         EDIT: (launch(edit, editing, 8),),
         DRAW: (edited_stats, launch(draw, row, 4, without=("threshold",))),
         DRAW_FILTERED: (
@@ -102,8 +103,7 @@ def stages(vocab_size: int, sm: int) -> Mapping[str, tuple[Launch, ...]]:
             launch(finish, searching, 8, in_parts),
             launch(draw, row, 4),
         ),
-        RESTORE: (launch(restore, editing, 8),),
-        LOGPROBS: (raw_stats, launch(logprobs, {**row, "WIDTH": MAX_LOGPROBS}, 4)),
+        DRAWN_LOGPROBS: (launch(drawn_logprobs, editing, 8),),
         TAKE_SAMPLED: (
             launch(take_sampled, {"TOKENS": _TOKENS}, 4, Extent("tokens", block=_TOKENS)),
         ),

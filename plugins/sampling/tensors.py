@@ -2,10 +2,10 @@
 
 The kernels mean what runtime/sampling/sampler.py means; a step runs, in this order:
 
+    LIKELIEST                if a row asks for log-probabilities
     EDIT                     if a row has a bias or a penalty
     DRAW or DRAW_FILTERED    the latter if a row has top-k, top-p or min-p
-    RESTORE                  if EDIT ran and a row asks for log-probabilities
-    LOGPROBS                 if a row asks for them
+    DRAWN_LOGPROBS           if a row asks for log-probabilities: of the logits before EDIT
 
 and TAKE_SAMPLED before the next step's embedding, for token ids that the host does not know yet.
 Rows are the R logit rows of the step; every kernel reads how many are real from `dims`.
@@ -17,13 +17,13 @@ from typing import Literal
 from trtc.protos.requests import MAX_LOGPROBS
 from trtc.protos.step import SAMPLING_COLUMNS
 
+LIKELIEST = "likeliest"
 EDIT = "edit"
 DRAW = "draw"
 DRAW_FILTERED = "draw_filtered"
-RESTORE = "restore"
-LOGPROBS = "logprobs"
+DRAWN_LOGPROBS = "drawn_logprobs"
 TAKE_SAMPLED = "take_sampled"
-STAGES = (EDIT, DRAW, DRAW_FILTERED, RESTORE, LOGPROBS, TAKE_SAMPLED)
+STAGES = (LIKELIEST, EDIT, DRAW, DRAW_FILTERED, DRAWN_LOGPROBS, TAKE_SAMPLED)
 
 BLOCK = 128
 """Logits summed in one go: a row is searched by block, then inside one block."""
@@ -92,6 +92,7 @@ def sampling_tensors(vocab_size: int) -> tuple[SamplingTensor, ...]:
         SamplingTensor("token_logprobs", "f32", "rows", "output"),
         SamplingTensor("top_ids", "i32", "rows", "output", MAX_LOGPROBS),
         SamplingTensor("top_logprobs", "f32", "rows", "output", MAX_LOGPROBS),
+        SamplingTensor("normaliser", "f32", "rows", "scratch"),
         SamplingTensor("bias_before", "f32", "biased", "scratch"),
         SamplingTensor("seen_before", "f32", "seen", "scratch"),
         SamplingTensor("block_max", "f32", "rows", "scratch", blocks),

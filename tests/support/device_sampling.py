@@ -12,9 +12,9 @@ from trtc.plugins.gpu.lowering import DIMS
 from trtc.plugins.sampling.tensors import (
     DRAW,
     DRAW_FILTERED,
+    DRAWN_LOGPROBS,
     EDIT,
-    LOGPROBS,
-    RESTORE,
+    LIKELIEST,
     sampling_tensors,
 )
 from trtc.runtime.sampling.philox import uniforms
@@ -36,7 +36,7 @@ def sample_by_stages(
     """Every tensor after the stages that the batch needs, stale rows cut off.
 
     Raises:
-        AssertionError: a stale row was written, or the logits are not restored where they should.
+        AssertionError: a stale row was written.
     """
     arrays: Arrays = sampling_arrays(logits, batch)
     rows = batch.num_rows
@@ -47,8 +47,6 @@ def sample_by_stages(
         if tensor.rows == "rows":
             stale, was = arrays[tensor.name][rows:], before[tensor.name][rows:]
             assert stale.tobytes() == was.tobytes(), f"{tensor.name} of a stale row was written"
-    if RESTORE in stages_of(batch):
-        assert arrays["logits"].tobytes() == before["logits"].tobytes()
     return {name: array[:rows] for name, array in arrays.items()}
 
 
@@ -68,10 +66,10 @@ def stages_of(batch: SamplingBatch) -> tuple[str, ...]:
     asks = bool((batch.num_logprobs != NO_LOGPROBS).any())
     filters = bool(((batch.top_k > 0) | (batch.top_p < 1) | (batch.min_p > 0)).any())
     return (
+        *((LIKELIEST,) if asks else ()),
         *((EDIT,) if edits else ()),
         DRAW_FILTERED if filters else DRAW,
-        *((RESTORE,) if edits and asks else ()),
-        *((LOGPROBS,) if asks else ()),
+        *((DRAWN_LOGPROBS,) if asks else ()),
     )
 
 

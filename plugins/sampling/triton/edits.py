@@ -1,4 +1,4 @@
-"""Biases and penalties, applied to the logits in place, and taken back."""
+"""Biases and penalties, applied to the logits in place, and what the logits were before."""
 
 import triton
 import triton.language as tl
@@ -65,37 +65,34 @@ def edit(
 
 
 @triton.jit
-def restore(
-    logits,
+def before_edit(
+    value,
+    token,
+    row,
     bias_start,
     bias_token_ids,
     seen_start,
     seen_token_ids,
     bias_before,
     seen_before,
-    dims,
-    VOCAB: tl.constexpr,
     ENTRIES: tl.constexpr,
-    OVERLAPS: tl.constexpr,
 ):
-    """Undo `edit`, last change first."""
-    launch_dependents(OVERLAPS)
-    row = tl.program_id(0).to(tl.int64)
-    is_real = row < tl.load(dims + 2)
-    bias_begin = tl.load(bias_start + row, mask=is_real, other=0)
-    bias_end = tl.load(bias_start + row + 1, mask=is_real, other=0)
-    seen_begin = tl.load(seen_start + row, mask=is_real, other=0)
-    seen_end = tl.load(seen_start + row + 1, mask=is_real, other=0)
-    wait_for_inputs(OVERLAPS)
-    _put_back(logits + row * VOCAB, seen_token_ids, seen_before, seen_begin, seen_end, ENTRIES)
-    tl.debug_barrier()
-    _put_back(logits + row * VOCAB, bias_token_ids, bias_before, bias_begin, bias_end, ENTRIES)
+    """The logit of a row's token before `edit`, whose `value` it is now; of a row that was not
+    edited, `value`."""
+    # What was changed first was saved first.
+    seen, is_seen = _saved(row, token, seen_start, seen_token_ids, seen_before, ENTRIES)
+    biased, is_biased = _saved(row, token, bias_start, bias_token_ids, bias_before, ENTRIES)
+    return tl.where(is_biased, biased, tl.where(is_seen, seen, value))
 
 
 @triton.jit
-def _put_back(of_row, token_ids, before, begin, end, ENTRIES: tl.constexpr):
+def _saved(row, token, starts, token_ids, before, ENTRIES: tl.constexpr):
+    """What a sparse list saved of a row's token, and whether it has the token."""
+    begin = tl.load(starts + row)
+    end = tl.load(starts + row + 1)
+    place = tl.full([], -1, tl.int32)
     for first in range(begin, end, ENTRIES):
         entry = first + tl.arange(0, ENTRIES)
-        inside = entry < end
-        token = tl.load(token_ids + entry, mask=inside, other=0)
-        tl.store(of_row + token, tl.load(before + entry, mask=inside, other=0.0), mask=inside)
+        found = tl.load(token_ids + entry, mask=entry < end, other=-1) == token
+        place = tl.maximum(place, tl.max(tl.where(found, entry, -1)))
+    return tl.load(before + place, mask=place >= 0, other=0.0), place >= 0

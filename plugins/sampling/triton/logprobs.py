@@ -1,21 +1,21 @@
-"""Log-probabilities of the drawn token and of the likeliest ones."""
+"""Log-probabilities of the likeliest tokens, before logits are edited, and of the drawn one."""
 
 import triton
 import triton.language as tl
 
 from trtc.plugins.gpu.triton import launch_dependents, wait_for_inputs
+from trtc.plugins.sampling.triton.edits import before_edit
 from trtc.plugins.sampling.triton.keys import key_of, value_of
 
 
 @triton.jit
-def logprobs(
+def likeliest(
     logits,
     num_logprobs,
-    sampled,
     block_max,
     block_sum,
     dims,
-    token_logprobs,
+    normaliser,
     top_ids,
     top_logprobs,
     VOCAB: tl.constexpr,
@@ -43,8 +43,8 @@ def logprobs(
         sums = tl.load(block_sum + at, mask=in_row, other=0.0)
         best = tl.max(maxima)
         mass = tl.sum((sums * tl.exp(maxima - best)).to(tl.float64))
-        normaliser = best + tl.log(mass.to(tl.float32))
-        tl.store(token_logprobs + row, tl.load(of_row + tl.load(sampled + row)) - normaliser)
+        log_of_sum = best + tl.log(mass.to(tl.float32))
+        tl.store(normaliser + row, log_of_sum)
 
         left = tl.where(in_row, key_of(maxima), NOTHING)
         last_place = tl.full([BLOCKS_PAD], -1, tl.int32)
@@ -58,10 +58,51 @@ def logprobs(
             taken = tl.max(tl.where(block == chosen, last_place, -1))
             place = tl.min(tl.where((keys == key) & (column > taken), column, BLOCK))
             tl.store(top_ids + row * WIDTH + number, chosen * BLOCK + place)
-            tl.store(top_logprobs + row * WIDTH + number, value_of(key) - normaliser)
+            tl.store(top_logprobs + row * WIDTH + number, value_of(key) - log_of_sum)
             again = (keys == key) & (column > place)
             has_equal = tl.max(again.to(tl.int32)) > 0
             below = tl.max(tl.where(keys < key, keys, NOTHING))
             is_chosen = block == chosen
             left = tl.where(is_chosen, tl.where(has_equal, key, below), left)
             last_place = tl.where(is_chosen, tl.where(has_equal, place, -1), last_place)
+
+
+@triton.jit
+def drawn_logprobs(
+    logits,
+    num_logprobs,
+    bias_start,
+    bias_token_ids,
+    seen_start,
+    seen_token_ids,
+    bias_before,
+    seen_before,
+    sampled,
+    normaliser,
+    dims,
+    token_logprobs,
+    VOCAB: tl.constexpr,
+    ENTRIES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """One program a row. Masks leave a drawn token's logit as it was."""
+    launch_dependents(OVERLAPS)
+    row = tl.program_id(0).to(tl.int64)
+    is_real = row < tl.load(dims + 2)
+    asked = tl.load(num_logprobs + row, mask=is_real, other=-1)
+    wait_for_inputs(OVERLAPS)
+    if asked >= 0:
+        token = tl.load(sampled + row)
+        value = before_edit(
+            tl.load(logits + row * VOCAB + token),
+            token,
+            row,
+            bias_start,
+            bias_token_ids,
+            seen_start,
+            seen_token_ids,
+            bias_before,
+            seen_before,
+            ENTRIES,
+        )
+        tl.store(token_logprobs + row, value - tl.load(normaliser + row))

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trtc.plugins.sampling.tensors import DRAW, DRAW_FILTERED, EDIT, LOGPROBS, RESTORE, TAKE_SAMPLED
+from trtc.plugins.sampling.tensors import (
+    DRAW,
+    DRAW_FILTERED,
+    DRAWN_LOGPROBS,
+    EDIT,
+    LIKELIEST,
+    TAKE_SAMPLED,
+)
 from trtc.protos.launch_plan import SamplingPlan, SamplingTensor
 from trtc.protos.step import SPARSE_COLUMNS
 from trtc.runtime.executors.base import Int32s
@@ -30,10 +37,10 @@ def stages_of(sampling: SamplingBatch, vocab_size: int) -> tuple[str, ...]:
     narrowed = sampling.narrowed(vocab_size)
     asked = bool((sampling.num_logprobs != NO_LOGPROBS).any())
     return (
+        *((LIKELIEST,) if asked else ()),
         *((EDIT,) if edited else ()),
         DRAW_FILTERED if bool((drawn & narrowed).any()) else DRAW,
-        *((RESTORE,) if edited and asked else ()),
-        *((LOGPROBS,) if asked else ()),
+        *((DRAWN_LOGPROBS,) if asked else ()),
     )
 
 
@@ -128,7 +135,7 @@ class DeviceSampler:
             self._graphs[key] = self._device.capture(lambda: self._run(stages, bucket))
         return PendingTokens(
             tokens=self._fetch(_TOKENS),
-            logprobs=self._fetch(_LOGPROBS) if LOGPROBS in stages else None,
+            logprobs=self._fetch(_LOGPROBS) if LIKELIEST in stages else None,
             sampling=sampling,
         )
 
