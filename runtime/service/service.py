@@ -25,6 +25,7 @@ from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.scheduling.shares import Place, Resource, Shares
+from trtc.runtime.service.intake import Intake
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.metrics import RequestClock, ServerMetrics
 from trtc.runtime.service.prompts import Prompts
@@ -53,6 +54,8 @@ class Service:
         self._draining = False
         self._changed = asyncio.Event()
         self._prompts = Prompts()
+        self.intake = Intake(limits)
+        """Of all ports."""
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -212,7 +215,8 @@ class Service:
         return self._places.num_taken
 
     def close(self) -> None:
-        """Stop the tokenising threads; call it after the engine loops have stopped."""
+        """Stop the threads that parse and tokenise; call it after the engine loops have stopped."""
+        self.intake.close()
         self._prompts.close()
 
     def _tell_listeners(self) -> None:

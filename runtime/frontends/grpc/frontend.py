@@ -38,7 +38,7 @@ class GrpcFrontend(Frontend):
         self._config = config
         self._service = service
         self._health = Health()
-        self._intake = Intake(service.limits)
+        self._intake = Intake(service.intake)
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
@@ -62,7 +62,6 @@ class GrpcFrontend(Frontend):
     async def close(self, grace_s: float) -> None:
         if self._server is not None:
             await self._server.stop(grace=grace_s)
-        self._intake.close()
 
     def _report_health(self) -> None:
         """The whole server serves when every engine does."""

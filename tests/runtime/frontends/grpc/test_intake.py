@@ -118,7 +118,7 @@ async def test_requests_that_never_come_whole_keep_nobody_out(
 async def test_a_request_that_does_not_come_whole_in_time_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trtc.runtime.frontends.grpc.intake.READ_S", 0.3)
+    monkeypatch.setattr("trtc.runtime.service.intake.READ_S", 0.3)
     async with (
         echo_server() as server,
         grpc.aio.insecure_channel(server.address) as channel,
