@@ -7,6 +7,7 @@ lock for all of them. Counting stops at the limit, so it costs no more than what
 from functools import cache
 from typing import Any, TypeVar
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from trtc.protos.errors import InvalidRequestError
@@ -18,6 +19,14 @@ MAX_NUMBERS = 1 << 18
 UNCOUNTED_BYTES = 1 << 12
 """Shorter messages cannot have many."""
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_FIXED_BYTES = {
+    FieldDescriptor.TYPE_FLOAT: 4,
+    FieldDescriptor.TYPE_FIXED32: 4,
+    FieldDescriptor.TYPE_SFIXED32: 4,
+    FieldDescriptor.TYPE_DOUBLE: 8,
+    FieldDescriptor.TYPE_FIXED64: 8,
+    FieldDescriptor.TYPE_SFIXED64: 8,
+}
 _CONTINUED = bytes(range(0x80, 0x100))
 """Bytes of a varint that are not its last."""
 
@@ -37,7 +46,7 @@ def parse(kind: type[MessageT], data: bytes, *, max_numbers: int = MAX_NUMBERS) 
     except (DecodeError, IndexError) as error:
         raise InvalidRequestError(
             f"the request is not a valid message ({error})",
-            remedy="Strings must be UTF-8; use stubs generated from trtc/v1/inference.proto",
+            remedy=f"Strings must be UTF-8; use stubs generated from {kind.DESCRIPTOR.file.name}",
         ) from error
 
 
@@ -58,7 +67,7 @@ def _check_fields(data: bytes, descriptor: Any, max_numbers: int) -> None:
                 if key >> 3 in nested:
                     parts.append((at, at + size, nested[key >> 3]))
                 elif key >> 3 in packed:
-                    num_numbers += len(data[at : at + size].translate(None, _CONTINUED))
+                    num_numbers += _num_numbers(data[at : at + size], packed[key >> 3])
                 at += size
             elif wire_type == _VARINT:
                 _, at = _varint(data, at)
@@ -73,7 +82,7 @@ def _check_fields(data: bytes, descriptor: Any, max_numbers: int) -> None:
                 )
             if num_numbers > max_numbers:
                 raise InvalidRequestError(
-                    f"the request has more than {max_numbers} token ids",
+                    f"the request has more than {max_numbers} numbers",
                     remedy="Send fewer: prompt and completion must fit the model's context",
                 )
         if at != end:
@@ -89,9 +98,17 @@ def _nested(kind: Any) -> dict[int, Any]:
 
 
 @cache
-def _packed(kind: Any) -> frozenset[int]:
-    """Numbers of the fields that are packed lists; those of the interface hold varints."""
-    return frozenset(field.number for field in kind.fields if field.is_packed)
+def _packed(kind: Any) -> dict[int, int]:
+    """Fields that are packed lists: number -> bytes of an item, 0 where it is a varint."""
+    return {
+        field.number: _FIXED_BYTES.get(field.type, 0) for field in kind.fields if field.is_packed
+    }
+
+
+def _num_numbers(packed: bytes, item_bytes: int) -> int:
+    if item_bytes:
+        return len(packed) // item_bytes
+    return len(packed.translate(None, _CONTINUED))
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

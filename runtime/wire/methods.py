@@ -1,4 +1,4 @@
-"""The methods of trtc.v1.Inference as a typed table, from which server and clients are made."""
+"""Methods with their types, from which servers and clients are made; those of trtc.v1.Inference."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,10 +21,11 @@ class Method(Generic[RequestT, ResponseT]):
     name: str
     request: type[RequestT]
     response: type[ResponseT]
+    service: str = SERVICE
 
     @property
     def path(self) -> str:
-        return f"/{SERVICE}/{self.name}"
+        return f"/{self.service}/{self.name}"
 
     def over(self, connect: Callable[..., StubT]) -> StubT:
         """The method as a call of a channel: `channel.unary_unary` or `channel.unary_stream`.

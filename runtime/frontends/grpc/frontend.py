@@ -9,7 +9,8 @@ import grpc.aio
 from trtc.runtime.frontends.base import Frontend, is_loopback
 from trtc.runtime.frontends.grpc.health import Health
 from trtc.runtime.frontends.grpc.intake import Intake
-from trtc.runtime.frontends.grpc.servicer import InferenceServicer, bind, make_server
+from trtc.runtime.frontends.grpc.server import bind, make_server
+from trtc.runtime.frontends.grpc.servicer import InferenceServicer
 from trtc.runtime.service.service import Service
 from trtc.runtime.wire.methods import SERVICE
 from trtc.runtime.wire.tls import ServerTls
@@ -49,8 +50,8 @@ class GrpcFrontend(Frontend):
                 "travel in the clear. Give --tls-cert and --tls-key, or put a TLS proxy before it",
                 config.host,
             )
-        servicer = InferenceServicer(self._service, self._intake)
-        self._server = make_server(servicer, self._health, self._service.limits)
+        services = (InferenceServicer(self._service, self._intake).grpc_service(),)
+        self._server = make_server(services, self._health, self._service.limits)
         self.port = bind(self._server, config.host, config.port, config.tls)
         self._service.on_readiness(self._report_health)
         await self._server.start()

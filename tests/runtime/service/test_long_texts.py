@@ -92,7 +92,7 @@ async def test_more_tokens_than_the_limit_are_not_put_together() -> None:
     ):
         assert await client.detokenize([5] * 3000)
         too_many = [5] * (MAX_DETOKENIZED + 1)
-        with pytest.raises(InvalidRequestError, match=f"more than {MAX_DETOKENIZED} token ids"):
+        with pytest.raises(InvalidRequestError, match=f"more than {MAX_DETOKENIZED} numbers"):
             await client.detokenize(too_many)
         # Whatever a frontend lets through.
         with pytest.raises(InvalidRequestError, match=f"Give at most {MAX_DETOKENIZED}"):

@@ -166,7 +166,7 @@ def test_token_ids_are_counted_before_there_is_a_list_of_them() -> None:
         field(9, ids[:4000]) + field(9, ids[4000:]),
     ):
         assert parse(pb.GenerateRequest, data, max_numbers=3000)
-        with pytest.raises(InvalidRequestError, match="more than 2999 token ids"):
+        with pytest.raises(InvalidRequestError, match="more than 2999 numbers"):
             parse(pb.GenerateRequest, data, max_numbers=2999)
     assert parse(pb.GenerateRequest, field(3, b"x" * 9000), max_numbers=0).text
 

@@ -1,0 +1,142 @@
+"""What the handlers of every gRPC service share: how a call reads, answers and fails.
+
+To gRPC's server every method takes a stream of bytes, which on the wire is the same as one message:
+so a handler reads its request when its turn comes (`intake`), and what cannot be parsed is refused
+with INVALID_ARGUMENT instead of INTERNAL.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from trtc.protos.errors import CancelledError, TrtcError
+from trtc.runtime.frontends.grpc.caller import caller
+from trtc.runtime.frontends.grpc.intake import Intake
+from trtc.runtime.service.streams import OutputStream
+from trtc.runtime.wire.bounded import parse
+from trtc.runtime.wire.failures import to_status
+from trtc.runtime.wire.methods import Method
+
+Context = grpc.aio.ServicerContext[Any, Any]
+AnswerT = TypeVar("AnswerT")
+STALLED_CLIENT_S = 60
+"""A client that takes no message for this long loses its stream: it holds a place of others."""
+
+
+@dataclass(frozen=True)
+class GrpcService:
+    """One service of the port."""
+
+    name: str
+    """As in paths, health checks and reflection."""
+    file: Any
+    """Descriptor of the .proto that defines it, for reflection."""
+    methods: "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
+
+    @property
+    def handlers(self) -> "grpc.GenericRpcHandler[Any, Any]":
+        """What a grpc.aio server is given."""
+        return grpc.method_handlers_generic_handler(self.name, dict(self.methods))
+
+
+def unary(
+    intake: Intake,
+    method: Method[Any, Any],
+    behaviour: Callable[[Any, Context], Awaitable[Message]],
+) -> "grpc.RpcMethodHandler[Any, Any]":
+    """A handler whose known errors become statuses."""
+
+    async def answer(context: Context) -> Message:
+        read = partial(parse, method.request)
+        async with intake.request(context, caller(context), read) as request:
+            return await behaviour(request, context)
+
+    async def handle(requests: object, context: Context) -> Message:
+        reply = await or_status(answer(context))
+        if isinstance(reply, grpc.Status):
+            await abort(context, reply)
+        return reply
+
+    return grpc.stream_unary_rpc_method_handler(
+        handle, response_serializer=method.response.SerializeToString
+    )
+
+
+def streaming(
+    method: Method[Any, Any], behaviour: Callable[[Context], Awaitable[None]]
+) -> "grpc.RpcMethodHandler[Any, Any]":
+    """A handler that reads and writes by itself, and whose known errors become statuses.
+
+    gRPC cancels it when the client cancels, vanishes or runs out of time.
+    """
+
+    async def handle(requests: object, context: Context) -> None:
+        status = await or_status(behaviour(context))
+        if status is not None:
+            await abort(context, status)
+
+    return grpc.stream_stream_rpc_method_handler(
+        handle, response_serializer=method.response.SerializeToString
+    )
+
+
+@contextmanager
+def writing(*streams: OutputStream, stalled_client_s: float = STALLED_CLIENT_S) -> Iterator[None]:
+    """A write of what `streams` gave.
+
+    A client that takes nothing makes `write` wait for as long as its connection lives. The streams
+    then fail, which frees their pages and places, while the writer waits on: gRPC can neither give
+    up a write nor send a status past it.
+    """
+    timer = asyncio.get_running_loop().call_later(
+        stalled_client_s, _stall, streams, stalled_client_s
+    )
+    try:
+        yield
+    except grpc.aio.InternalError as error:
+        # The client has gone meanwhile. gRPC would log this with a traceback.
+        raise asyncio.CancelledError from error
+    finally:
+        timer.cancel()
+
+
+def _stall(streams: tuple[OutputStream, ...], seconds: float) -> None:
+    for stream in streams:
+        stream.fail(
+            CancelledError(
+                f"the client took no message for {seconds:g} s",
+                remedy="Read the stream as it comes",
+            )
+        )
+
+
+def deadline(context: Context) -> float | None:
+    """time.monotonic() at which the call runs out of time; None: never."""
+    remaining = context.time_remaining()
+    return None if remaining is None else time.monotonic() + remaining
+
+
+async def or_status(running: Awaitable[AnswerT]) -> AnswerT | grpc.Status:
+    """What it returns, or the status of the error that it raises.
+
+    The error ends here: gRPC keeps an aborted call in a reference cycle with the frames that
+    aborted it, and those of an error hold the request until the garbage collector runs.
+    """
+    try:
+        return await running
+    except TrtcError as error:
+        return to_status(error)
+
+
+async def abort(context: Context, status: grpc.Status) -> NoReturn:
+    """End the call with a status."""
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    raise AssertionError("abort always raises")

@@ -1,0 +1,84 @@
+"""The gRPC server of a port: its services, health and reflection, and the address it listens on."""
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import grpc.aio
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from trtc.protos.errors import RequestError
+from trtc.runtime.frontends.base import url_host
+from trtc.runtime.frontends.grpc.calls import GrpcService
+from trtc.runtime.frontends.grpc.health import Health
+from trtc.runtime.service.limits import ServiceLimits
+from trtc.runtime.wire.channel import server_options
+from trtc.runtime.wire.tls import ServerTls
+
+
+def make_server(
+    services: Sequence[GrpcService], status: Health, limits: ServiceLimits
+) -> grpc.aio.Server:
+    """A server with these, health and reflection; it listens once ports are bound."""
+    options = server_options(
+        max_connection_calls=limits.max_connection_streams,
+        max_connections=limits.max_connections,
+        max_request_bytes=limits.max_request_bytes,
+    )
+    server = grpc.aio.server(options=options)
+    server.add_generic_rpc_handlers(tuple(one.handlers for one in services))
+    health_pb2_grpc.add_HealthServicer_to_server(status, server)
+    names = [one.name for one in services]
+    files = [one.file for one in services]
+    reflection.enable_server_reflection(
+        (*names, health.SERVICE_NAME, reflection.SERVICE_NAME),
+        server,
+        pool=_pool((*files, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)),
+    )
+    return server
+
+
+def bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None) -> int:
+    """Bind `host:port`; returns the port, which the system chose when 0 was asked.
+
+    Raises:
+        RequestError: the address cannot be had, or a TLS file cannot be read.
+    """
+    address = f"{url_host(host)}:{port}"
+    try:
+        _try_port(host, port)
+        bound = (
+            server.add_insecure_port(address)
+            if tls is None
+            else server.add_secure_port(address, tls.credentials())
+        )
+    except (RuntimeError, OSError) as error:
+        raise RequestError(
+            f"cannot listen on {address}",
+            field="--grpc-port",
+            remedy="It may be in use: choose another port or host, or 0 for any free port",
+        ) from error
+    return int(bound)
+
+
+def _pool(files: Sequence[Any]) -> DescriptorPool:
+    """What reflection tells of: files of several pools in one."""
+    pool = DescriptorPool()
+    for file in files:
+        pool.AddSerializedFile(file.serialized_pb)
+    return pool
+
+
+def _try_port(host: str, port: int) -> None:
+    """Bind and let go: gRPC writes lines of its own to stderr when it cannot.
+
+    Raises:
+        OSError: the address cannot be had.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, place = found[0]
+    with socket.socket(family, kind, protocol) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        trial.bind(place)
