@@ -134,5 +134,10 @@ class OptionalColumn:
 
 OPTIONAL_COLUMNS: tuple[OptionalColumn, ...] = (
     OptionalColumn("drafts", "the draft that the next row was computed with, or -1"),
-    OptionalColumn("masks", "bits of the tokens that a row may draw, ceil(vocab / 32) words each"),
+    OptionalColumn("masks", "bits of the tokens that a row may draw, num_mask_words words each"),
 )
+
+
+def num_mask_words(vocab_size: int) -> int:
+    """Words of 32 bits of one row's mask."""
+    return -(-vocab_size // 32)

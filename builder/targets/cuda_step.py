@@ -131,4 +131,5 @@ def _capacity(rows: str, limits: Limits) -> int:
         "tokens": limits.max_num_tokens,
         "seen": sparse,
         "biased": sparse,
+        "masked": batch,
     }[rows]

@@ -14,6 +14,7 @@ from trtc.plugins.sampling.tensors import (
     DRAWN_LOGPROBS,
     EDIT,
     LIKELIEST,
+    MASK,
     SEARCH_PART,
     SEARCH_UNROLLED,
     TAKE_SAMPLED,
@@ -24,16 +25,20 @@ from trtc.plugins.sampling.tensors import (
 from trtc.plugins.sampling.triton.draw import draw
 from trtc.plugins.sampling.triton.edits import edit
 from trtc.plugins.sampling.triton.logprobs import drawn_logprobs, likeliest
+from trtc.plugins.sampling.triton.masks import mask
 from trtc.plugins.sampling.triton.search import finish, search
 from trtc.plugins.sampling.triton.stats import block_stats
 from trtc.plugins.sampling.triton.thresholds import thresholds
 from trtc.plugins.sampling.triton.tokens import take_sampled
 from trtc.protos.requests import MAX_LOGPROBS
+from trtc.protos.step import num_mask_words
 
 _BLOCKS = 32
 """Blocks of logits a program of `block_stats`."""
 _ENTRIES = 1024
 """Entries of a sparse list that a program takes at once."""
+_WORDS = 64
+"""Words of a row's mask that a program takes: as many logits as 2048."""
 _TOKENS = 256
 """Of a program of `take_sampled`."""
 _LANES = 1024
@@ -71,6 +76,7 @@ def stages(vocab_size: int, sm: int) -> Mapping[str, tuple[Launch, ...]]:
     blocks = min(_BLOCKS, row["BLOCKS_PAD"])
     parts = Extent("rows", times=-(-num_blocks(vocab_size) // blocks))
     stats = {**vocab, "BLOCKS": blocks}
+    masks = Extent("rows", times=-(-num_mask_words(vocab_size) // _WORDS))
     editing = {"VOCAB": vocab_size, "ENTRIES": _ENTRIES}
     edited_stats = launch(block_stats, stats, 4, parts, without=("num_logprobs",))
     raw_stats = launch(block_stats, stats, 4, parts, without=("temperature",))
@@ -94,6 +100,7 @@ def stages(vocab_size: int, sm: int) -> Mapping[str, tuple[Launch, ...]]:
     return {
         LIKELIEST: (raw_stats, launch(likeliest, {**row, "WIDTH": MAX_LOGPROBS}, 4)),
         EDIT: (launch(edit, editing, 8),),
+        MASK: (launch(mask, {"VOCAB": vocab_size, "WORDS": _WORDS}, 4, masks),),
         DRAW: (edited_stats, launch(draw, row, 4, without=("threshold",))),
         DRAW_FILTERED: (
             edited_stats,

@@ -4,6 +4,7 @@ The kernels mean what runtime/sampling/sampler.py means; a step runs, in this or
 
     LIKELIEST                if a row asks for log-probabilities
     EDIT                     if a row has a bias or a penalty
+    MASK                     if a row has a mask
     DRAW or DRAW_FILTERED    the latter if a row has top-k, top-p or min-p
     DRAWN_LOGPROBS           if a row asks for log-probabilities: of the logits before EDIT
 
@@ -15,15 +16,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trtc.protos.requests import MAX_LOGPROBS
-from trtc.protos.step import SAMPLING_COLUMNS
+from trtc.protos.step import SAMPLING_COLUMNS, num_mask_words
 
 LIKELIEST = "likeliest"
 EDIT = "edit"
+MASK = "mask"
 DRAW = "draw"
 DRAW_FILTERED = "draw_filtered"
 DRAWN_LOGPROBS = "drawn_logprobs"
 TAKE_SAMPLED = "take_sampled"
-STAGES = (LIKELIEST, EDIT, DRAW, DRAW_FILTERED, DRAWN_LOGPROBS, TAKE_SAMPLED)
+STAGES = (LIKELIEST, EDIT, MASK, DRAW, DRAW_FILTERED, DRAWN_LOGPROBS, TAKE_SAMPLED)
 
 BLOCK = 128
 """Logits summed in one go: a row is searched by block, then inside one block."""
@@ -39,8 +41,8 @@ SEARCH_PIVOTS = 8
 """Values that a pass over a row tries at once."""
 
 Role = Literal["input", "output", "scratch"]
-Rows = Literal["rows", "rows+1", "tokens", "seen", "biased"]
-"""Extent of the leading axis: logit rows, tokens, or entries of the sparse lists."""
+Rows = Literal["rows", "rows+1", "tokens", "seen", "biased", "masked"]
+"""Extent of the leading axis: logit rows, tokens, entries of the sparse lists, or masks."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ def sampling_tensors(vocab_size: int) -> tuple[SamplingTensor, ...]:
     the entries from `bias_start[r]` to `bias_start[r + 1]`, and so with the tokens it has seen; a
     token occurs once in each. Outputs lie next to each other, and what belongs together is fetched
     together.
+    `mask_index[r]` is the row of `mask_words` with row r's mask (runtime/sampling/masks.py), or -1.
     `token_sources[t]` is the row that drew token t in the step before, or -1.
     """
     blocks = num_blocks(vocab_size)
@@ -86,6 +89,8 @@ def sampling_tensors(vocab_size: int) -> tuple[SamplingTensor, ...]:
         SamplingTensor("seen_start", "i32", "rows+1", "input"),
         SamplingTensor("seen_token_ids", "i32", "seen", "input"),
         SamplingTensor("seen_counts", "i32", "seen", "input"),
+        SamplingTensor("mask_index", "i32", "rows", "input"),
+        SamplingTensor("mask_words", "i32", "masked", "input", num_mask_words(vocab_size)),
         SamplingTensor("token_sources", "i32", "tokens", "input"),
         SamplingTensor("sampled", "i32", "rows", "output"),
         SamplingTensor("invalid", "i32", "rows", "output"),

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.protos.errors import InvalidRequestError
+from trtc.protos.step import num_mask_words
 
 UInt32s = NDArray[np.uint32]
 
@@ -31,14 +32,9 @@ class RowMasks:
         return bits.view(np.bool_)
 
 
-def num_words(vocab_size: int) -> int:
-    """Words of one row's mask."""
-    return -(-vocab_size // 32)
-
-
 def pack_mask(allowed: NDArray[np.bool_]) -> bytes:
     """The mask of one row, [vocab] whether each token may be drawn."""
-    padded = np.zeros(32 * num_words(len(allowed)), np.bool_)
+    padded = np.zeros(32 * num_mask_words(len(allowed)), np.bool_)
     padded[: len(allowed)] = allowed
     return np.packbits(padded, bitorder="little").tobytes()
 
@@ -49,7 +45,7 @@ def read_mask(mask: bytes, vocab_size: int) -> UInt32s:
     Raises:
         InvalidRequestError: it has another size, or allows no token.
     """
-    size = 4 * num_words(vocab_size)
+    size = 4 * num_mask_words(vocab_size)
     if len(mask) != size:
         raise InvalidRequestError(
             f"gave {len(mask)} bytes for a row", field="masks", remedy=f"Give {size}"

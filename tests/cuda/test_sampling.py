@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.device_sampling import sample_by_stages, sampling_arrays, stage_work
+from tests.support.masks import drawn_masks, masks_of
 from tests.support.sampling_oracle import (
     Case,
     Float32s,
@@ -205,6 +206,65 @@ def test_a_known_token_is_drawn_for_its_logprob() -> None:
         expected = wide[token] - np.log(np.exp(wide).sum())
         assert outputs["sampled"][row, 0] == token
         assert outputs["token_logprobs"][row, 0] == pytest.approx(expected, abs=1e-4)
+
+
+@settings(max_examples=20)
+@given(case=cases([10, 32, 129, 700, LARGE_VOCAB]), seed=st.integers(0, 2**32 - 1))
+def test_tokens_under_masks_are_those_of_the_host(case: Case, seed: int) -> None:
+    allowed, masks = drawn_masks(case.logits.shape, seed)
+    batch = replace(case.batch, masks=masks)
+    outputs = sample_by_stages(case.logits, batch)
+    expected = sample(case.logits, batch).token_ids.tolist()
+    random = uniforms(batch.seed, batch.sequence, batch.position)
+    assert not outputs["invalid"].any()
+    for row, token in enumerate(outputs["sampled"][:, 0].tolist()):
+        assert allowed[row, token]
+        if token != expected[row]:
+            scores = np.where(allowed[row], case.scores(row), -math.inf).tolist()
+            assert case.params[row].temperature > 0
+            assert is_borderline(scores, case.params[row], float(random[row]))
+
+
+def test_masks_leave_log_probabilities_those_of_the_raw_logits() -> None:
+    """Of the likeliest tokens, which may be forbidden, and of the drawn one, which is edited."""
+    rng = np.random.default_rng(12)
+    logits = rng.normal(size=(4, 900)).astype(np.float32) * 4
+    allowed = rng.random(logits.shape) < 0.1
+    allowed[np.arange(4), logits.argmax(axis=1)] = False
+    params = [
+        GREEDY,
+        SamplingParams(seed=1, repetition_penalty=1.4, logit_bias={7: 3.0}),
+        SamplingParams(seed=2, top_p=0.8),
+        GREEDY,
+    ]
+    counts = {1: counts_of(list(range(900)), [5, 5])}
+    batch = SamplingBatch.of(params, num_logprobs=[2, 3, None, 20], counts=counts)
+    batch = replace(batch, masks=masks_of(allowed, [0, 1, 2]))
+    expected = sample(logits, batch)
+    assert expected.logprobs is not None
+    outputs = sample_by_stages(logits, batch)
+    assert outputs["sampled"][:, 0].tolist() == expected.token_ids.tolist()
+    for at, row in enumerate(expected.logprobs.rows.tolist()):
+        number = int(expected.logprobs.num_top[at])
+        found = outputs["top_logprobs"][row, :number]
+        token = outputs["token_logprobs"][row, 0]
+        assert token == pytest.approx(expected.logprobs.token[at], abs=1e-4)
+        top_ids = expected.logprobs.top_ids[at, :number]
+        assert outputs["top_ids"][row, :number].tolist() == top_ids.tolist()
+        assert found == pytest.approx(expected.logprobs.top[at, :number], abs=1e-4)
+
+
+def test_rows_are_invalid_under_masks_where_the_host_says_so() -> None:
+    logits = np.zeros((5, 70), np.float32)
+    logits[0, 7], logits[1, 69] = np.nan, np.inf
+    logits[2, 3:5] = -np.inf
+    allowed = np.zeros(logits.shape, np.bool_)
+    allowed[:, 3:5] = True
+    batch = replace(SamplingBatch.of([GREEDY] * 5), masks=masks_of(allowed, [0, 1, 2, 3]))
+    outputs = sample_by_stages(logits, batch)
+    invalid = tuple(np.flatnonzero(outputs["invalid"]).tolist())
+    assert invalid == sample(logits, batch).invalid_rows == (0, 1, 2)
+    assert outputs["sampled"][3:, 0].tolist() == [3, 0]
 
 
 def test_extreme_penalties_make_no_row_invalid() -> None:

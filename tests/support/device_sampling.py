@@ -15,6 +15,7 @@ from trtc.plugins.sampling.tensors import (
     DRAWN_LOGPROBS,
     EDIT,
     LIKELIEST,
+    MASK,
     sampling_tensors,
 )
 from trtc.runtime.sampling.philox import uniforms
@@ -68,6 +69,7 @@ def stages_of(batch: SamplingBatch) -> tuple[str, ...]:
     return (
         *((LIKELIEST,) if asks else ()),
         *((EDIT,) if edits else ()),
+        *((MASK,) if batch.masks is not None else ()),
         DRAW_FILTERED if filters else DRAW,
         *((DRAWN_LOGPROBS,) if asks else ()),
     )
@@ -89,6 +91,12 @@ def sampling_arrays(logits: Array, batch: SamplingBatch) -> dict[str, Array]:
     given |= _sparse("bias", "values", batch.bias, rows) | _sparse(
         "seen", "counts", batch.seen, rows
     )
+    masked = 0
+    if batch.masks is not None:
+        masked = len(batch.masks.rows)
+        given["mask_words"] = batch.masks.words.view(np.int32)
+        given["mask_index"] = np.full(rows, -1, np.int32)
+        given["mask_index"][batch.masks.rows] = np.arange(masked)
     arrays: dict[str, Array] = {}
     for tensor in sampling_tensors(vocab_size):
         extent = {
@@ -97,6 +105,7 @@ def sampling_arrays(logits: Array, batch: SamplingBatch) -> dict[str, Array]:
             "tokens": rows + STALE_ROWS,
             "seen": len(batch.seen.rows) + 1,
             "biased": len(batch.bias.rows) + 1,
+            "masked": masked + 1,
         }[tensor.rows]
         dtype = np.float32 if tensor.dtype == "f32" else np.int32
         array = np.full((extent, tensor.columns), _POISON, np.int32).view(dtype)

@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.support.lazy import LazyEcho
 from trtc.protos.errors import TrtcError
 from trtc.runtime.engine.loop import Delivery, EngineLoop, LoopConfig
+from trtc.runtime.executors.base import Executor
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.requests.completion import Result, collect
 from trtc.runtime.requests.request import GenerationRequest, Output
@@ -80,7 +81,7 @@ def running_loop(
     *,
     text: bool = False,
     ahead: bool = False,
-    executor: EchoExecutor | None = None,
+    executor: Executor | None = None,
 ) -> Iterator[Loop]:
     """A started loop; after the test nothing may have leaked.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trtc.protos.step import num_mask_words
 from trtc.runtime.engine.mask_desk import Collected, MaskDesk, MaskedRows
 from trtc.runtime.sampling.masks import RowMasks, UInt32s, pack_mask, read_mask
 from trtc.runtime.scheduling.sequence import Sequence as RunningSequence
@@ -27,6 +28,25 @@ class SomeTokens:
 
     def allowed(self, output_ids: Sequence[int]) -> bytes:
         return pack_mask(self.tokens(output_ids))
+
+
+def drawn_masks(shape: tuple[int, int], seed: int) -> tuple[NDArray[np.bool_], RowMasks]:
+    """[R, vocab] what each row may draw, and the masks of the rows that may not draw all."""
+    rows, vocab_size = shape
+    rng = np.random.default_rng(seed)
+    allowed: NDArray[np.bool_] = rng.random(shape) < rng.choice((0.02, 0.5))
+    allowed[:, rng.integers(vocab_size)] = True
+    masked = np.flatnonzero(rng.random(rows) < 0.7)
+    allowed[~np.isin(np.arange(rows), masked)] = True
+    return allowed, masks_of(allowed, masked.tolist())
+
+
+def masks_of(allowed: NDArray[np.bool_], rows: Sequence[int]) -> RowMasks:
+    """The masks of some rows of [R, vocab] whether each token may be drawn."""
+    vocab_size = allowed.shape[1]
+    words = [read_mask(pack_mask(allowed[row]), vocab_size) for row in rows]
+    shape = (len(rows), num_mask_words(vocab_size))
+    return RowMasks(np.array(rows, np.int32), np.array(words, np.uint32).reshape(shape))
 
 
 class PromptDesk(MaskDesk):

@@ -3,6 +3,11 @@
     StepBatch -> step block -> graph of its bucket -> graph of the sampler -> token ids
                  (one copy)    (up to the logits)     (the stages it needs)    (one copy)
 
+A step that is drawn late sends its block without what the draw needs, which follows with the masks:
+
+    StepBatch -> step block -> graph of its bucket ... SamplingBatch -> its part of the block, masks
+                                                   -> graph of the sampler -> token ids
+
 Token ids that the last step drew and the host has not seen yet are taken over on the device.
 
 The first step of a bucket runs as it is captured for the next ones: nothing is warmed up at load,
@@ -21,15 +26,17 @@ from trtc.runtime.executors.base import (
     Bytes,
     ExecutorSizes,
     Float32s,
+    LateDraws,
     PageRead,
     PendingStep,
     StepBatch,
+    UndrawnStep,
 )
 from trtc.runtime.executors.cuda.buckets import Bucket, Buckets
 from trtc.runtime.executors.cuda.device import Download, Graph, Place, ProgramDevice, Span
 from trtc.runtime.executors.cuda.program import CudaEngineFiles, Program
 from trtc.runtime.executors.cuda.sampling import DeviceSampler
-from trtc.runtime.executors.cuda.step_inputs import fill_sampling, fill_step
+from trtc.runtime.executors.cuda.step_inputs import fill_sampling, fill_step, sampling_part
 from trtc.runtime.executors.states import replaced_states
 from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch, sample
 
@@ -45,6 +52,17 @@ class _Drawn:
 
     def wait(self) -> SampledTokens:
         return self.tokens
+
+
+@dataclass(frozen=True, eq=False)
+class _Undrawn:
+    """A step whose logits are computed (implements UndrawnStep)."""
+
+    executor: "CudaExecutor"
+    bucket: Bucket
+
+    def draw(self, sampling: SamplingBatch) -> PendingStep:
+        return self.executor.draw(self.bucket, sampling)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,8 +132,8 @@ class CudaExecutor(ExecutorSizes):
         return True
 
     @property
-    def late_draws(self) -> None:
-        return None
+    def late_draws(self) -> LateDraws:
+        return self
 
     @property
     def num_draft_rows(self) -> int:
@@ -123,17 +141,30 @@ class CudaExecutor(ExecutorSizes):
 
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         if not self._sampler.fits(sampling):
-            return self._draw_on_host(batch, sampling)
+            return self.launch_forward(batch).draw(sampling)
         fill_sampling(self._block, self._layout, sampling)
         self._sampler.send(sampling)
         return self._sampler.draw(self._step(batch), sampling)
 
-    def _draw_on_host(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
-        """A step with more biases or penalties than the device has room for.
+    def launch_forward(self, batch: StepBatch) -> UndrawnStep:
+        return _Undrawn(self, self._step(batch))
+
+    def draw(self, bucket: Bucket, sampling: SamplingBatch) -> PendingStep:
+        """Draw the step that was launched last, up to its logits, in this bucket."""
+        if not self._sampler.fits(sampling):
+            return self._draw_on_host(sampling)
+        fill_sampling(self._block, self._layout, sampling)
+        part = sampling_part(self._layout)
+        target = Place(self._program.spaces["step"], 4 * part.start)
+        self._device.send(self._block[part].view(np.uint8), target)
+        self._sampler.send(sampling)
+        return self._sampler.draw(bucket, sampling)
+
+    def _draw_on_host(self, sampling: SamplingBatch) -> PendingStep:
+        """Draw a step with more biases, penalties or masks than the device has room for.
 
         Done before it returns: the next step takes its tokens from the device.
         """
-        self._step(batch)
         logits = self._fetch_logits(sampling.num_rows).wait().view(np.float32)
         tokens = sample(logits.reshape(sampling.num_rows, self._vocab_size), sampling)
         self._sampler.put(tokens.token_ids)

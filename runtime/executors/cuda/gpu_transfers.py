@@ -17,8 +17,9 @@ from trtc.runtime.executors.cuda.gpu_memory import address
 
 _STAGE_BYTES = 32 << 20
 _UPLOADERS = 4
-_SEND_SLOTS = 4
-"""Steps whose inputs may wait in page-locked memory at once."""
+_SEND_SLOTS = 8
+"""Copies to the device that may wait in page-locked memory at once: those of a step that is drawn
+late (its columns, four sparse lists, masks) wait for its logits while the next step is sent."""
 _POLL_S = 20e-6
 """Between two looks at an event that another rank's end could keep from ever coming."""
 

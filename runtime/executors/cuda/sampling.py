@@ -5,8 +5,10 @@ Only token ids come back, and log-probabilities where a row asks for them.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trtc.plugins.sampling.tensors import (
     DRAW,
@@ -14,6 +16,7 @@ from trtc.plugins.sampling.tensors import (
     DRAWN_LOGPROBS,
     EDIT,
     LIKELIEST,
+    MASK,
     TAKE_SAMPLED,
 )
 from trtc.protos.launch_plan import SamplingPlan, SamplingTensor
@@ -28,6 +31,7 @@ _SPARSE = tuple(
     (one.name, f"{one.name}_token_ids", f"{one.name}_{one.values}") for one in SPARSE_COLUMNS
 )
 """Attribute of SamplingBatch, and the tensors of its token ids and values."""
+_MASKS = "mask_words"
 
 
 def stages_of(sampling: SamplingBatch, vocab_size: int) -> tuple[str, ...]:
@@ -39,6 +43,7 @@ def stages_of(sampling: SamplingBatch, vocab_size: int) -> tuple[str, ...]:
     return (
         *((LIKELIEST,) if asked else ()),
         *((EDIT,) if edited else ()),
+        *((MASK,) if sampling.masks is not None else ()),
         DRAW_FILTERED if bool((drawn & narrowed).any()) else DRAW,
         *((DRAWN_LOGPROBS,) if asked else ()),
     )
@@ -110,19 +115,22 @@ class DeviceSampler:
         self._graphs: dict[tuple[int, tuple[str, ...]], Graph] = {}
 
     def fits(self, sampling: SamplingBatch) -> bool:
-        """Whether the device has room for the rows' biases and seen tokens."""
-        return all(
+        """Whether the device has room for the rows' biases, seen tokens and masks."""
+        masked = 0 if sampling.masks is None else len(sampling.masks.rows)
+        return masked <= self._plan.tensors[_MASKS].rows and all(
             len(getattr(sampling, name).rows) <= self._plan.tensors[token_ids].rows
             for name, token_ids, _ in _SPARSE
         )
 
     def send(self, sampling: SamplingBatch) -> None:
-        """The sparse lists, where there are any."""
+        """The sparse lists and the masks, where there are any."""
         for name, token_ids, values in _SPARSE:
             entries = getattr(sampling, name)
             if len(entries.rows):
-                for tensor, data in ((token_ids, entries.token_ids), (values, entries.values)):
-                    self._device.send(np.ascontiguousarray(data).view(np.uint8), self._at(tensor))
+                self._put(token_ids, entries.token_ids)
+                self._put(values, entries.values)
+        if sampling.masks is not None:
+            self._put(_MASKS, sampling.masks.words)
 
     def draw(self, bucket: Bucket, sampling: SamplingBatch) -> PendingTokens:
         """Enqueue the stages and the download; what they read has been sent."""
@@ -145,9 +153,11 @@ class DeviceSampler:
 
     def put(self, token_ids: Int32s) -> None:
         """Tokens of the last step that were drawn elsewhere."""
-        self._device.send(
-            np.ascontiguousarray(token_ids, np.int32).view(np.uint8), self._at("sampled")
-        )
+        self._put("sampled", token_ids)
+
+    def _put(self, tensor: str, values: NDArray[Any]) -> None:
+        flat = np.ascontiguousarray(values).reshape(-1)
+        self._device.send(flat.view(np.uint8), self._at(tensor))
 
     def _run(self, stages: tuple[str, ...], bucket: Bucket) -> None:
         for stage in stages:

@@ -19,6 +19,7 @@ _COLUMNS = tuple(one.name for one in SAMPLING_COLUMNS if one.device_dtype)
 """Each is of 32 bits, and travels as its bits."""
 _INPUTS = in_block_order(STEP_INPUTS)
 _PADDED = {one.name for one in STEP_INPUTS if one.shape in (("B",), ("B+1",))}
+_NO_MASK = -1
 _LOW_BITS = 27
 """Of a random number's 53."""
 
@@ -53,6 +54,14 @@ def fill_step(block: Int32s, layout: StepBlock, batch: StepBatch, num_sequences:
     return end
 
 
+def sampling_part(layout: StepBlock) -> slice:
+    """Where in the block `fill_sampling` writes."""
+    inputs = {one.name for one in STEP_INPUTS}
+    begins = [offset for name, offset in layout.offsets.items() if name in _COLUMNS]
+    ends = [offset for name, offset in layout.offsets.items() if name in inputs]
+    return slice(min(begins), min(ends))
+
+
 def fill_sampling(block: Int32s, layout: StepBlock, sampling: SamplingBatch) -> None:
     """Write how each logit row is drawn, its random number included."""
     for name in _COLUMNS:
@@ -61,6 +70,10 @@ def fill_sampling(block: Int32s, layout: StepBlock, sampling: SamplingBatch) -> 
     for one in SPARSE_COLUMNS:
         starts = row_starts(getattr(sampling, one.name), sampling.num_rows)
         _put(block, layout, f"{one.name}_start", starts)
+    if sampling.masks is not None:
+        index = np.full(sampling.num_rows, _NO_MASK, np.int32)
+        index[sampling.masks.rows] = np.arange(len(sampling.masks.rows))
+        _put(block, layout, "mask_index", index)
 
 
 def row_starts(entries: SparseRows, num_rows: int) -> Int32s:

@@ -7,30 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.masks import drawn_masks
 from tests.support.sampling_oracle import Case, cases, distribution, invert
 from trtc.protos.errors import InvalidRequestError
 from trtc.protos.sampling import SamplingParams
-from trtc.runtime.sampling.masks import RowMasks, num_words, pack_mask, read_mask
+from trtc.protos.step import num_mask_words
+from trtc.runtime.sampling.masks import RowMasks, pack_mask, read_mask
 from trtc.runtime.sampling.philox import uniforms
 from trtc.runtime.sampling.sampler import SamplingBatch, sample
-
-
-def drawn_masks(case: Case, seed: int) -> tuple[np.ndarray, RowMasks]:
-    """[R, vocab] what each row may draw, and the masks of the rows that may not draw all."""
-    rng = np.random.default_rng(seed)
-    allowed = rng.random(case.logits.shape) < rng.choice((0.02, 0.5))
-    allowed[:, rng.integers(case.logits.shape[1])] = True
-    masked = np.flatnonzero(rng.random(len(allowed)) < 0.7)
-    allowed[~np.isin(np.arange(len(allowed)), masked)] = True
-    words = [read_mask(pack_mask(allowed[row]), allowed.shape[1]) for row in masked]
-    shape = (len(masked), num_words(allowed.shape[1]))
-    return allowed, RowMasks(masked.astype(np.int32), np.array(words, np.uint32).reshape(shape))
 
 
 @settings(max_examples=300, deadline=None)
 @given(case=cases([10, 32, 33, 700]), seed=st.integers(0, 2**32 - 1))
 def test_tokens_are_those_of_the_oracle(case: Case, seed: int) -> None:
-    allowed, masks = drawn_masks(case, seed)
+    allowed, masks = drawn_masks(case.logits.shape, seed)
     batch = SamplingBatch(**{**vars(case.batch), "masks": masks})
     tokens = sample(case.logits, batch)
     assert tokens.invalid_rows == ()
@@ -54,7 +44,7 @@ def test_tokens_are_those_of_the_oracle(case: Case, seed: int) -> None:
 @settings(max_examples=50, deadline=None)
 @given(case=cases([33, 128]), seed=st.integers(0, 2**32 - 1))
 def test_rows_without_masks_draw_as_they_do_alone(case: Case, seed: int) -> None:
-    _, masks = drawn_masks(case, seed)
+    _, masks = drawn_masks(case.logits.shape, seed)
     free = np.setdiff1d(np.arange(len(case.logits)), masks.rows)
     masked = sample(case.logits, SamplingBatch(**{**vars(case.batch), "masks": masks}))
     assert (masked.token_ids[free] == sample(case.logits, case.batch).token_ids[free]).all()
@@ -63,7 +53,7 @@ def test_rows_without_masks_draw_as_they_do_alone(case: Case, seed: int) -> None
 def test_a_mask_of_every_token_changes_nothing() -> None:
     logits = np.random.default_rng(0).normal(size=(20, 300)).astype(np.float32)
     batch = SamplingBatch.of([SamplingParams(seed=row, top_p=0.9) for row in range(20)])
-    every = np.full((20, num_words(300)), 0xFFFFFFFF, np.uint32)
+    every = np.full((20, num_mask_words(300)), 0xFFFFFFFF, np.uint32)
     masks = RowMasks(np.arange(20, dtype=np.int32), every)
     masked = sample(logits, SamplingBatch(**{**vars(batch), "masks": masks}))
     assert (masked.token_ids == sample(logits, batch).token_ids).all()
@@ -96,10 +86,10 @@ def test_a_row_whose_allowed_tokens_are_impossible_is_invalid() -> None:
 def test_masks_are_read_as_they_were_packed(vocab: int) -> None:
     allowed = np.arange(vocab) % 3 == 0
     words = read_mask(pack_mask(allowed), vocab)
-    assert words.shape == (num_words(vocab),)
+    assert words.shape == (num_mask_words(vocab),)
     for token in range(vocab):
         assert bool(words[token // 32] >> np.uint32(token % 32) & 1) == allowed[token]
-    ones = read_mask(b"\xff" * 4 * num_words(vocab), vocab)
+    ones = read_mask(b"\xff" * 4 * num_mask_words(vocab), vocab)
     assert sum(int(word).bit_count() for word in ones) == vocab, "bits behind the vocabulary"
 
 

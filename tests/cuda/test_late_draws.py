@@ -1,0 +1,142 @@
+"""Steps of a CUDA engine that are drawn late, under masks: the tokens of the host's sampler."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.support.cuda_engines import in_interpreter, lower_dummy
+from tests.support.loops import running_loop
+from tests.support.masks import SomeTokens, masks_of
+from tests.support.models import random_prompt
+from tests.support.triton_kernels import needs_triton
+from trtc.protos.sampling import SamplingParams
+from trtc.quant.scheme import SCHEMES
+from trtc.runtime.engine.probe import solo_batch
+from trtc.runtime.executors.base import (
+    ExecutorSizes,
+    Float32s,
+    LateDraws,
+    PendingStep,
+    StepBatch,
+    UndrawnStep,
+)
+from trtc.runtime.executors.cuda.executor import CudaExecutor
+from trtc.runtime.requests.request import GenerationRequest
+from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch, TokenCounts, sample
+
+needs_triton()
+
+PENALISED = SamplingParams(seed=3, top_p=0.9, repetition_penalty=1.3, frequency_penalty=0.4)
+
+
+def late_draws(directory: str) -> list[bool]:
+    """Whether steps that are drawn late draw as the host would from the same logits, and the next
+    step finds their tokens; the last has more biases than the device has room for."""
+    executor = lower_dummy("llama", SCHEMES["fp32"], Path(directory), num_hidden_layers=1).executor
+    vocab, right = executor.vocab_size, []
+    allowed = np.random.default_rng(1).random((3, vocab)) < 0.2
+    seen = TokenCounts(np.arange(0, 90, 3, dtype=np.int32), np.arange(30, dtype=np.int32) % 4)
+    everywhere = {token: -0.01 * token for token in range(vocab)}
+    for params, masked in (
+        ([SamplingParams(seed=1), PENALISED, SamplingParams(temperature=0.0)], (1, 2)),
+        ([SamplingParams(seed=1), PENALISED, SamplingParams(temperature=0.0)], ()),
+        ([replace(PENALISED, seed=row, logit_bias=everywhere) for row in range(3)], (0, 1)),
+    ):
+        batch = solo_batch(executor, np.array(random_prompt(9, seed=2), np.int32), 0, [2, 5, 8])
+        counts = {row: seen for row, one in enumerate(params) if one.has_penalty}
+        sampling = SamplingBatch.of(params, counts=counts, num_logprobs=[None, 2, 0])
+        if masked:
+            sampling = replace(sampling, masks=masks_of(allowed, masked))
+        expected = sample(executor.logits(batch), sampling)
+        # A step before, whose columns are not those of the draw.
+        executor.launch(batch, SamplingBatch.greedy(3)).wait()
+        pending = executor.launch_forward(batch).draw(sampling)
+        following = solo_batch(executor, np.array([0], np.int32), 9, [0])
+        ahead = replace(following, token_sources=np.array([2], np.int32))
+        second = executor.launch(ahead, SamplingBatch.greedy(1)).wait().token_ids
+        found = pending.wait()
+        right.append(found.token_ids.tolist() == expected.token_ids.tolist())
+        assert found.logprobs is not None and expected.logprobs is not None
+        right.append(bool(np.allclose(found.logprobs.token, expected.logprobs.token, atol=1e-4)))
+        known = replace(following, token_ids=expected.token_ids[2:])
+        right.append(second.tolist() == executor.logits(known).argmax(axis=1).tolist())
+    return right
+
+
+def test_a_step_that_is_drawn_late_draws_what_the_host_would(tmp_path: Path) -> None:
+    assert in_interpreter(late_draws, str(tmp_path)) == [True] * 9
+
+
+class HostDraws(ExecutorSizes):
+    """The same engine, whose tokens the host draws, in step (implements Executor)."""
+
+    def __init__(self, executor: CudaExecutor) -> None:
+        super().__init__(executor.limits, executor.kv, executor.vocab_size, executor.num_pages)
+        self._executor = executor
+
+    runs_ahead = False
+    num_draft_rows = 0
+    moves_pages = False
+
+    @property
+    def late_draws(self) -> LateDraws:
+        return self
+
+    def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
+        return self.launch_forward(batch).draw(sampling)
+
+    def launch_forward(self, batch: StepBatch) -> UndrawnStep:
+        return Logits(self._executor.logits(batch))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+
+@dataclass
+class Logits:
+    """Of a step; implements UndrawnStep."""
+
+    logits: Float32s
+
+    def draw(self, sampling: SamplingBatch) -> PendingStep:
+        return Drawn(sample(self.logits, sampling))
+
+
+@dataclass
+class Drawn:
+    tokens: SampledTokens
+
+    def wait(self) -> SampledTokens:
+        return self.tokens
+
+
+def tokens_of(executor: Any, vocab_size: int) -> list[list[tuple[int, ...]]]:
+    """What requests with and without masks and penalties, which run together, are told."""
+    requests = [
+        GenerationRequest(
+            f"r{seed}",
+            tuple(random_prompt(5 + seed, seed=seed)),
+            replace(PENALISED if seed % 2 else SamplingParams(temperature=0.0), seed=seed),
+            max_tokens=6 + seed,
+            n=2 if seed == 3 else 1,
+            logprobs=None if seed else 2,
+            masks=SomeTokens(vocab_size, seed) if seed > 1 else None,
+        )
+        for seed in range(4)
+    ]
+    with running_loop(executor=executor) as loop:
+        inboxes = [loop.send(request) for request in requests]
+        told = [inbox.result().completions for inbox in inboxes]
+    return [[one.token_ids for one in completions] for completions in told]
+
+
+def by_both(directory: str) -> list[Any]:
+    executor = lower_dummy("llama", SCHEMES["fp32"], Path(directory), num_hidden_layers=1).executor
+    return [tokens_of(one, executor.vocab_size) for one in (HostDraws(executor), executor)]
+
+
+def test_requests_with_masks_and_penalties_are_told_what_the_host_draws(tmp_path: Path) -> None:
+    expected, found = in_interpreter(by_both, str(tmp_path))
+    assert found == expected
