@@ -20,7 +20,7 @@ help:
 	@printf 'make test-cuda  the CUDA target'\''s own tests, in the same environment as test-tensorrt\n'
 	@printf 'make test-tensorrt  the TensorRT target'\''s own tests, in an environment with its wheels\n'
 	@printf 'make test-triton  packaged models in a real Triton server, in an environment with its wheel\n'
-	@printf 'make proto   regenerate the gRPC stubs\n'
+	@printf 'make proto   regenerate the messages of protos/\n'
 	@printf 'make bench   decode speed beside Transformers on this machine\n'
 
 setup: $(STAMP)
@@ -34,6 +34,7 @@ $(STAMP): pyproject.toml
 	  { echo 'could not make a virtual environment: install the venv module (Debian: apt-get install python3-venv)' >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -e '.[build,dev,sign]'
+	$(BIN)/python -m pip install --quiet --no-deps tritonclient==2.73.0 python-rapidjson==1.25  # asks for an older ml_dtypes
 	@touch $(STAMP)
 
 demo: setup

@@ -269,6 +269,7 @@ class Service:
             on_failure=lambda stream: self._give_up(stream, place),
             on_end=self._forget,
             on_output=lambda stream, outputs, at: clock.deliver(outputs, at),
+            prompt_ids=request.prompt_ids,
         )
         number = handle.loop.submit(request, lambda delivery: self._courier.post(stream, delivery))
         self._running.add(stream)

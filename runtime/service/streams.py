@@ -62,7 +62,10 @@ class OutputStream:
         on_failure: Callable[["OutputStream"], object],
         on_end: Callable[["OutputStream"], object],
         on_output: Callable[["OutputStream", Sequence[Output], float], object],
+        prompt_ids: tuple[int, ...] = (),
     ) -> None:
+        self.prompt_ids = prompt_ids
+        """Of the request, as it was admitted."""
         self.abort = abort
         """Ends the request, if it has not ended."""
         self._max_unread_tokens = max_unread_tokens

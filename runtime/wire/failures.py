@@ -22,6 +22,7 @@ MAX_TEXT = 1000
 
 _STATUS: dict[type[errors.TrtcError], grpc.StatusCode] = {
     errors.UserError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.UnsupportedError: grpc.StatusCode.UNIMPLEMENTED,
     errors.EngineError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.EnvironmentFault: grpc.StatusCode.FAILED_PRECONDITION,
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,

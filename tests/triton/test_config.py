@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.manifests import tiny_manifest
-from tests.triton.client import grpcclient
+from tests.support.triton_client import grpcclient
 from trtc.protos.manifest import TargetFacts
 from trtc.runtime.frontends.triton.config import config_text
 from trtc.runtime.frontends.triton.engines import EngineSet, PackagedEngine

@@ -15,13 +15,13 @@ import pytest
 from tests.support.engines import build_tiny
 from tests.support.loops import PYLLAMA
 from tests.support.manifests import write_engine
+from tests.support.triton_client import PATIENCE_S, ask, grpcclient, open_stream, refusal
 from tests.support.triton_server import (
     TritonServer,
     find_installation,
     triton_server,
     why_it_does_not_start,
 )
-from tests.triton.client import PATIENCE_S, ask, grpcclient, open_stream, refusal
 from trtc.cli import main
 from trtc.protos.manifest import TargetFacts
 from trtc.runtime.frontends.local import LocalEngine

@@ -1,1 +1,1 @@
-"""trtc.v1.Inference, health and reflection over gRPC."""
+"""Services over gRPC, on one port: trtc.v1.Inference, KServe's, health and reflection."""

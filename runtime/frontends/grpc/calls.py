@@ -7,7 +7,7 @@ with INVALID_ARGUMENT instead of INTERNAL.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -52,15 +52,24 @@ def unary(
     method: Method[Any, Any],
     behaviour: Callable[[Any, Context], Awaitable[Message]],
 ) -> "grpc.RpcMethodHandler[Any, Any]":
-    """A handler whose known errors become statuses."""
+    """A handler that is given its request, which holds its turn if it is large, and whose known
+    errors become statuses."""
 
     async def answer(context: Context) -> Message:
         read = partial(parse, method.request)
         async with intake.request(context, caller(context), read) as request:
             return await behaviour(request, context)
 
+    return one_answer(method, answer)
+
+
+def one_answer(
+    method: Method[Any, Any], behaviour: Callable[[Context], Awaitable[Message]]
+) -> "grpc.RpcMethodHandler[Any, Any]":
+    """A handler that reads by itself, and whose known errors become statuses."""
+
     async def handle(requests: object, context: Context) -> Message:
-        reply = await or_status(answer(context))
+        reply = await or_status(behaviour(context))
         if isinstance(reply, grpc.Status):
             await abort(context, reply)
         return reply
@@ -89,7 +98,9 @@ def streaming(
 
 
 @contextmanager
-def writing(*streams: OutputStream, stalled_client_s: float = STALLED_CLIENT_S) -> Iterator[None]:
+def writing(
+    streams: Sequence[OutputStream], stalled_client_s: float = STALLED_CLIENT_S
+) -> Iterator[None]:
     """A write of what `streams` gave.
 
     A client that takes nothing makes `write` wait for as long as its connection lives. The streams
@@ -108,7 +119,7 @@ def writing(*streams: OutputStream, stalled_client_s: float = STALLED_CLIENT_S) 
         timer.cancel()
 
 
-def _stall(streams: tuple[OutputStream, ...], seconds: float) -> None:
+def _stall(streams: Sequence[OutputStream], seconds: float) -> None:
     for stream in streams:
         stream.fail(
             CancelledError(

@@ -1,4 +1,4 @@
-"""The gRPC port of a server: trtc.v1, health and reflection."""
+"""The gRPC port of a server: its services, health and reflection."""
 
 import logging
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import grpc.aio
 from trtc.runtime.frontends.base import Frontend, is_loopback
 from trtc.runtime.frontends.grpc.health import Health
 from trtc.runtime.frontends.grpc.intake import Intake
+from trtc.runtime.frontends.grpc.kserve.servicer import KServeServicer
 from trtc.runtime.frontends.grpc.server import bind, make_server
 from trtc.runtime.frontends.grpc.servicer import InferenceServicer
 from trtc.runtime.service.service import Service
@@ -30,7 +31,7 @@ class GrpcConfig:
 
 
 class GrpcFrontend(Frontend):
-    """trtc.v1.Inference over gRPC."""
+    """Every service over gRPC, on one port."""
 
     name: ClassVar[str] = "grpc"
 
@@ -41,6 +42,8 @@ class GrpcFrontend(Frontend):
         self._health = Health()
         self._intake = Intake(service.intake)
         self._server: grpc.aio.Server | None = None
+        self._names: tuple[str, ...] = ()
+        """Services that health checks know; "" is the server."""
 
     async def start(self) -> None:
         config = self._config
@@ -50,7 +53,11 @@ class GrpcFrontend(Frontend):
                 "travel in the clear. Give --tls-cert and --tls-key, or put a TLS proxy before it",
                 config.host,
             )
-        services = (InferenceServicer(self._service, self._intake).grpc_service(),)
+        services = (
+            InferenceServicer(self._service, self._intake).grpc_service(),
+            KServeServicer(self._service, self._intake).grpc_service(),
+        )
+        self._names = ("", *(one.name for one in services))
         self._server = make_server(services, self._health, self._service.limits)
         self.port = bind(self._server, config.host, config.port, config.tls)
         self._service.on_readiness(self._report_health)
@@ -69,5 +76,5 @@ class GrpcFrontend(Frontend):
         not_ready = self._service.why_not_ready()
         for name in self._service.names:
             self._health.set(f"{SERVICE}/{name}", serving=name not in not_ready)
-        for name in ("", SERVICE):
+        for name in self._names:
             self._health.set(name, serving=not not_ready)

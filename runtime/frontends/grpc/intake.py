@@ -9,10 +9,19 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from trtc.protos.errors import InvalidRequestError
+from trtc.protos.errors import CancelledError, InvalidRequestError
 from trtc.runtime.frontends.grpc.resets import Resets
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.service import intake
+from trtc.runtime.service.fair_turns import FairTurns
+from trtc.runtime.service.intake import TURN_S
+
+MAX_LISTENING = 512
+"""Calls that may send further requests at a time. What they send without being asked for it is read
+before its turn: at the worst, a request of the largest size each."""
+IDLE_S = 600.0
+"""A call that listens ends after this time without a request."""
+_NAME = "the server's places for calls that send several requests"
 
 RequestT = TypeVar("RequestT")
 
@@ -23,6 +32,9 @@ class Intake:
     def __init__(self, turns: intake.Intake) -> None:
         self._turns = turns
         self._resets = Resets()
+        # As with turns: nobody has all places.
+        self._clients = FairTurns(MAX_LISTENING, MAX_LISTENING // 4, TURN_S, _NAME)
+        self._hosts = FairTurns(MAX_LISTENING, MAX_LISTENING * 3 // 4, TURN_S, _NAME)
 
     def drain(self) -> None:
         """Calls that were cancelled end at once from now on."""
@@ -51,6 +63,77 @@ class Intake:
                 await self._resets.hold(principal.group)
                 raise
             yield request
+
+    @asynccontextmanager
+    async def listening(
+        self, context: "grpc.aio.ServicerContext[Any, Any]", principal: Principal
+    ) -> AsyncIterator["Listener"]:
+        """Hear the requests of a call that sends several, whenever it does.
+
+        Raises:
+            QueueFullError: too many calls listen.
+        """
+        async with AsyncExitStack() as places:
+            try:
+                await places.enter_async_context(self._clients.turn(principal.name))
+                await places.enter_async_context(self._hosts.turn(principal.group))
+                first = await _next(context, is_busy=lambda: False)
+            except asyncio.CancelledError:
+                await places.aclose()
+                await self._resets.hold(principal.group)
+                raise
+            yield Listener(context, first)
+
+    @asynccontextmanager
+    async def parsed(
+        self, principal: Principal, data: bytes, parse: Callable[[bytes], RequestT]
+    ) -> AsyncIterator[RequestT]:
+        """What `parse` makes of a request that was heard; as `request` otherwise."""
+
+        async def heard() -> bytes:
+            return data
+
+        async with self._turns.request(principal, heard, parse) as request:
+            yield request
+
+
+class Listener:
+    """The requests of one call."""
+
+    def __init__(self, context: "grpc.aio.ServicerContext[Any, Any]", first: bytes | None) -> None:
+        self._context = context
+        self._first = first
+        self._heard_first = False
+
+    async def next(self, is_busy: Callable[[], bool]) -> bytes | None:
+        """The next request; None: there will be no other.
+
+        Args:
+            is_busy: whether earlier ones are being answered, so that the call is not idle.
+
+        Raises:
+            CancelledError: the call was idle for too long.
+        """
+        if self._heard_first:
+            return await _next(self._context, is_busy)
+        self._heard_first = True
+        return self._first
+
+
+async def _next(
+    context: "grpc.aio.ServicerContext[Any, Any]", is_busy: Callable[[], bool]
+) -> bytes | None:
+    reading = asyncio.ensure_future(context.read())
+    try:
+        while not (await asyncio.wait((reading,), timeout=IDLE_S))[0]:
+            if not is_busy():
+                raise CancelledError(
+                    f"the call sent no request for {IDLE_S:g} s", remedy="Open another when needed"
+                )
+        data = reading.result()
+        return data if isinstance(data, bytes) else None  # grpc.aio.EOF
+    finally:
+        reading.cancel()
 
 
 async def _read(context: "grpc.aio.ServicerContext[Any, Any]") -> bytes:

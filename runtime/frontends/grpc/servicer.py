@@ -85,7 +85,7 @@ class InferenceServicer:
 
     async def _write(self, stream: OutputStream, context: Context) -> None:
         async for outputs in stream:
-            with writing(stream, stalled_client_s=self._stalled_client_s):
+            with writing((stream,), self._stalled_client_s):
                 for output in outputs:
                     await context.write(output_to_wire(output))
 

@@ -144,6 +144,7 @@ async def test_reflection_tells_what_grpcurl_needs() -> None:
         listed = (await ask(list_services="")).list_services_response.service
         assert {service.name for service in listed} == {
             "trtc.v1.Inference",
+            "inference.GRPCInferenceService",
             "grpc.health.v1.Health",
             "grpc.reflection.v1alpha.ServerReflection",
         }
@@ -155,6 +156,8 @@ async def test_reflection_tells_what_grpcurl_needs() -> None:
         assert files[0].name == "trtc/v1/inference.proto"
         methods = {method.name for method in files[0].service[0].method}
         assert methods == {"Generate", "Abort", "Tokenize", "Detokenize", "GetModelInfo"}
+        found = await ask(file_containing_symbol="inference.ModelInferRequest")
+        assert found.file_descriptor_response.file_descriptor_proto
 
 
 async def scrape(port: int) -> dict[str, float]:

@@ -16,7 +16,7 @@ from tests.support.tensors import tensor
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its stubs are made by an older protobuf than ours
     grpcclient = pytest.importorskip(
-        "tritonclient.grpc", reason="make test-triton installs it", exc_type=ImportError
+        "tritonclient.grpc", reason="make setup installs it", exc_type=ImportError
     )
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
@@ -28,6 +28,7 @@ MICROSECONDS = 1_000_000
 class Message:
     outputs: dict[str, NDArray[Any]]
     final: bool
+    request_id: str = ""
 
     @property
     def text(self) -> str:
@@ -60,11 +61,19 @@ class Stream:
         request_id: str = "",
         timeout_s: float | None = None,
         outputs: Sequence[str] | None = None,
+        empty_final: bool = False,
         **inputs: Any,
     ) -> None:
         """A request of one row; `rows` of `send_rows` for more."""
         rows = {name: [value] for name, value in inputs.items()}
-        self.send_rows(model, rows, request_id=request_id, timeout_s=timeout_s, outputs=outputs)
+        self.send_rows(
+            model,
+            rows,
+            request_id=request_id,
+            timeout_s=timeout_s,
+            outputs=outputs,
+            empty_final=empty_final,
+        )
 
     def send_rows(
         self,
@@ -74,15 +83,17 @@ class Stream:
         request_id: str = "",
         timeout_s: float | None = None,
         outputs: Sequence[str] | None = None,
+        empty_final: bool = False,
     ) -> None:
         self._client.async_stream_infer(
             model,
-            [_input(name, tensor(name, values)) for name, values in rows.items()],
+            [input_of(name, tensor(name, values)) for name, values in rows.items()],
             request_id=request_id,
             outputs=None
             if outputs is None
             else [grpcclient.InferRequestedOutput(name) for name in outputs],
             timeout=None if timeout_s is None else int(timeout_s * MICROSECONDS),
+            enable_empty_final_response=empty_final,
         )
 
     def receive(self) -> Message:
@@ -98,6 +109,7 @@ class Stream:
         return Message(
             {output.name: result.as_numpy(output.name) for output in response.outputs},
             response.parameters["triton_final_response"].bool_param,
+            response.id,
         )
 
     def receive_all(self) -> list[Message]:
@@ -147,6 +159,7 @@ def refusal(port: int, model: str, **request: Any) -> str:
     return str(caught.value.message())
 
 
-def _input(name: str, values: NDArray[Any]) -> Any:
+def input_of(name: str, values: NDArray[Any]) -> Any:
+    """An array as the client sends it."""
     sent = grpcclient.InferInput(name, values.shape, np_to_triton_dtype(values.dtype))
     return sent.set_data_from_numpy(np.ascontiguousarray(values))

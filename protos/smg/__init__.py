@@ -1,0 +1,1 @@
+"""Messages of `trtllm.TrtllmService`, by which SMG routes to TensorRT-LLM."""

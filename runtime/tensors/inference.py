@@ -1,0 +1,293 @@
+"""Requests of tensors, run by the service: what KServe's protocol does over gRPC and over HTTP.
+
+    tensors -> InferRequest: a RowRequest a row -> Service.generate, one a row -> Exchange: messages
+
+A request's rows are admitted together or not at all. Ids are the clients' own: several requests may
+have one, and what stops an id stops all of that client's.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.requests.principal import Principal
+from trtc.runtime.requests.request import Output
+from trtc.runtime.requests.validation import MAX_REQUEST_ID_CHARACTERS
+from trtc.runtime.service.service import Service
+from trtc.runtime.service.streams import OutputStream
+from trtc.runtime.tensors.codec import check_outputs
+from trtc.runtime.tensors.model import engine_of
+from trtc.runtime.tensors.replies import Message, Prompt, RowReplies
+from trtc.runtime.tensors.requests import RequestReader, RowRequest, Tensors, asks_to_stop
+from trtc.runtime.tensors.rows import fields_as_sent
+
+Parameters = Mapping[str, Any]
+MICROSECONDS = 1_000_000
+_NAMES = {"model": "model_name", "request_id": "id"}
+"""Field of a draft -> that of an inference request."""
+_KNOWN_PARAMETERS = ("timeout", "triton_enable_empty_final_response", "binary_data_output")
+
+
+@dataclass(frozen=True)
+class InferRequest:
+    """One request, read; not yet submitted."""
+
+    model: str
+    request_id: str
+    """The client's; may be empty, and is no one's alone."""
+    rows: tuple[RowRequest, ...]
+    outputs: frozenset[str]
+    """Those asked for; empty: all."""
+    timeout_s: float | None = None
+    stops: bool = False
+    """It is the end of the running requests of its id, and has no rows."""
+
+    def check_one_reply(self) -> None:
+        """Raises InvalidRequestError unless all can be said in one message."""
+        problem = ""
+        if len(self.rows) > 1:
+            problem = f"has {len(self.rows)} rows"
+        elif self.rows and self.rows[0].draft.n > 1:
+            problem = f"asks for {self.rows[0].draft.n} sequences"
+        elif self.rows and self.rows[0].stream:
+            problem = "asks for a message each step"
+        if problem:
+            raise InvalidRequestError(
+                f"{problem}, which one reply cannot hold",
+                field="inputs",
+                remedy="Stream the replies (ModelStreamInfer, generate_stream), or ask for one",
+            )
+
+
+@dataclass(frozen=True)
+class Reply:
+    message: Message
+    final: bool
+    """It is the request's last."""
+
+
+@dataclass(frozen=True)
+class _RunningRow:
+    row: RowRequest
+    replies: RowReplies
+    stream: OutputStream
+
+
+class Exchange:
+    """A running request; what there is to say is asked for once."""
+
+    def __init__(self, request: InferRequest, rows: Sequence[_RunningRow]) -> None:
+        self.request = request
+        self._rows = rows
+
+    @property
+    def streams(self) -> tuple[OutputStream, ...]:
+        return tuple(one.stream for one in self._rows)
+
+    def stop(self) -> None:
+        for one in self._rows:
+            one.stream.abort()
+
+    async def replies(self) -> AsyncGenerator[list[Reply], None]:
+        """Yields replies that can be said now; close it, or run it to its end.
+
+        Raises:
+            TrtcError: what befalls the first row that fails.
+        """
+        if not self._rows:
+            yield [Reply({}, final=True)]
+        unfinished = len(self._rows)
+        async with aclosing(_outputs(self._rows)) as arriving:
+            async for row, outputs in arriving:
+                unfinished -= outputs[-1].usage is not None
+                messages = [self._asked_for(one) for one in row.replies.messages(outputs)]
+                if not unfinished:
+                    messages = messages or [{}]
+                last = len(messages) - 1
+                if messages:
+                    yield [
+                        Reply(message, final=not unfinished and at == last)
+                        for at, message in enumerate(messages)
+                    ]
+
+    async def reply(self) -> Message:
+        """The one message of a request that asks for one (`InferRequest.check_one_reply`)."""
+        async with aclosing(self.replies()) as replies:
+            return [one.message async for several in replies for one in several][-1]
+
+    def _asked_for(self, message: Message) -> Message:
+        asked = self.request.outputs
+        return {name: array for name, array in message.items() if not asked or name in asked}
+
+
+class Inference:
+    """Reads and runs requests of tensors. For the service's asyncio loop; `read` for any thread."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._running: dict[tuple[Principal, str], set[Exchange]] = {}
+        """By who asked and the id; no empty set."""
+
+    def read(
+        self,
+        model: str,
+        version: str,
+        request_id: str,
+        tensors: Tensors,
+        outputs: Sequence[str],
+        parameters: Parameters,
+    ) -> InferRequest:
+        """The request that tensors of known names, types and shapes make.
+
+        Raises:
+            TrtcError: no such model, or something in the request is wrong; names it.
+        """
+        handle = engine_of(self._service, model, version)
+        if len(request_id) > MAX_REQUEST_ID_CHARACTERS:
+            raise InvalidRequestError(
+                f"has {len(request_id)} characters",
+                field="id",
+                remedy=f"Give at most {MAX_REQUEST_ID_CHARACTERS}",
+            )
+        asked, timeout_s = check_outputs(outputs), _timeout(parameters)
+        if asks_to_stop(tensors):
+            if not request_id:
+                raise InvalidRequestError(
+                    "is empty", field="id", remedy="Send that of the request to stop"
+                )
+            return InferRequest(handle.name, request_id, (), asked, timeout_s, stops=True)
+        limit = handle.manifest.limits.max_batch_size
+        for name, array in tensors.items():
+            if not 1 <= len(array) <= limit:
+                raise InvalidRequestError(
+                    f"has {len(array)} rows", field=name, remedy=f"Send 1 to {limit}"
+                )
+        reader = RequestReader.of(handle, exclude_input_in_output=True)
+        rows = [
+            replace(row, draft=replace(row.draft, model=handle.name))
+            for row in reader.read(tensors)
+        ]
+        return InferRequest(handle.name, request_id, tuple(rows), asked, timeout_s)
+
+    @asynccontextmanager
+    async def run(
+        self, request: InferRequest, principal: Principal, deadline: float | None
+    ) -> AsyncIterator[Exchange]:
+        """Run a request; leaving the context early ends it within a step.
+
+        Args:
+            deadline: time.monotonic() after which it ends; its own timeout may be sooner.
+
+        Raises:
+            TrtcError: whatever keeps a row from being admitted.
+        """
+        if request.timeout_s is not None:
+            own = time.monotonic() + request.timeout_s
+            deadline = own if deadline is None else min(deadline, own)
+        key = (principal, request.request_id)
+        if request.stops:
+            for exchange in self._running.get(key, ()):
+                exchange.stop()
+            yield Exchange(request, ())
+            return
+        async with AsyncExitStack() as streams:
+            rows = [
+                await self._admit(row, at, request, principal, deadline, streams)
+                for at, row in enumerate(request.rows)
+            ]
+            exchange = Exchange(request, rows)
+            self._running.setdefault(key, set()).add(exchange)
+            try:
+                yield exchange
+            finally:
+                self._running[key].discard(exchange)
+                if not self._running[key]:
+                    del self._running[key]
+
+    async def _admit(
+        self,
+        row: RowRequest,
+        at: int,
+        request: InferRequest,
+        principal: Principal,
+        deadline: float | None,
+        streams: AsyncExitStack,
+    ) -> _RunningRow:
+        service = self._service
+        with fields_as_sent({**_NAMES, **row.sent_as}):
+            stream = await streams.enter_async_context(
+                service.generate(row.draft, principal=principal, deadline=deadline)
+            )
+            text = row.draft.text or ""
+            if row.with_prompt and row.draft.token_ids is not None:
+                text = await self._text(request.model, stream.prompt_ids, principal)
+        replies = RowReplies(
+            row,
+            Prompt(stream.prompt_ids, text),
+            batch_index=at if len(request.rows) > 1 else None,
+            has_text=service.engines[request.model].tokenizer is not None,
+        )
+        return _RunningRow(row, replies, stream)
+
+    async def _text(self, model: str, token_ids: Sequence[int], principal: Principal) -> str:
+        """Of a prompt of token ids; "" without a tokenizer."""
+        if self._service.engines[model].tokenizer is None:
+            return ""
+        return await self._service.detokenize(model, token_ids, False, principal)
+
+
+async def _outputs(
+    rows: Sequence[_RunningRow],
+) -> AsyncGenerator[tuple[_RunningRow, list[Output]], None]:
+    """Of all rows, as they come; the first error ends all."""
+    if len(rows) == 1:
+        while (outputs := await _next(rows[0])) is not None:
+            yield rows[0], outputs
+        return
+    reading = {asyncio.create_task(_next(row)): row for row in rows}
+    try:
+        while reading:
+            done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                row = reading.pop(task)
+                if (outputs := task.result()) is not None:
+                    reading[asyncio.create_task(_next(row))] = row
+                    yield row, outputs
+    finally:
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+
+
+async def _next(row: _RunningRow) -> list[Output] | None:
+    """The row's outputs since the last time; None: it has ended."""
+    with fields_as_sent({**_NAMES, **row.row.sent_as}):
+        return await anext(row.stream, None)
+
+
+def _timeout(parameters: Parameters) -> float | None:
+    """Seconds, of a request's parameters.
+
+    Raises:
+        InvalidRequestError: a parameter that is unknown, or asks for what there is not.
+    """
+    for name in parameters:
+        if name not in _KNOWN_PARAMETERS:
+            raise InvalidRequestError(
+                "is not supported",
+                field=f"parameters.{name[:100]}",
+                remedy=f"Send some of: {', '.join(_KNOWN_PARAMETERS)}; what to generate is said "
+                "by inputs",
+            )
+    timeout = parameters.get("timeout")
+    if timeout is None:
+        return None
+    if not isinstance(timeout, int) or isinstance(timeout, bool) or timeout < 0:
+        raise InvalidRequestError(
+            f"is {str(timeout)[:100]}", field="parameters.timeout", remedy="Send microseconds"
+        )
+    return timeout / MICROSECONDS if timeout else None

@@ -1,0 +1,142 @@
+"""What a server says of its models, as KServe and Triton word it; the same over gRPC and HTTP.
+
+Answers are dictionaries with the fields of the protocol's messages. An engine is version 1 of its
+name, which is the only one.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client.metrics import MetricWrapperBase
+
+from trtc.protos.errors import UnknownModelError
+from trtc.runtime.engine.handle import EngineHandle
+from trtc.runtime.service.service import Service
+from trtc.runtime.tensors.codec import datatype
+from trtc.runtime.tensors.rows import fields_as_sent
+from trtc.runtime.tensors.table import INPUTS, OUTPUTS, Tensor
+from trtc.version import __version__
+
+VERSION = "1"
+PLATFORM = "trtc"
+NS = 1_000_000_000
+EXTENSIONS = ("model_configuration", "statistics")
+_NAMES = {"model": "model_name"}
+
+
+def engine_of(service: Service, name: str, version: str) -> EngineHandle:
+    """The engine of a model's version; "" is its only one.
+
+    Raises:
+        UnknownModelError: there is no such model or version.
+        UnavailableError: it is not open yet.
+    """
+    if version not in ("", VERSION):
+        raise UnknownModelError(
+            f"is {version[:100]!r}",
+            field="model_version",
+            remedy=f"Every model has the version {VERSION} only: leave it out, or send that",
+        )
+    with fields_as_sent(_NAMES):
+        return service.engine(name)
+
+
+def is_ready(service: Service, name: str, version: str) -> bool:
+    """Whether a version of a model serves; one that is unknown does not."""
+    known = name in service.names and version in ("", VERSION)
+    return known and name not in service.why_not_ready()
+
+
+def server_metadata() -> dict[str, Any]:
+    return {"name": "trtc", "version": __version__, "extensions": list(EXTENSIONS)}
+
+
+def metadata(handle: EngineHandle) -> dict[str, Any]:
+    return {
+        "name": handle.name,
+        "versions": [VERSION],
+        "platform": PLATFORM,
+        "inputs": [_described(tensor) for tensor in INPUTS],
+        "outputs": [_described(tensor) for tensor in OUTPUTS],
+    }
+
+
+def config(handle: EngineHandle) -> dict[str, Any]:
+    manifest = handle.manifest
+    kind = "KIND_CPU" if manifest.target.kind == "cpu" else "KIND_GPU"
+    return {
+        "name": handle.name,
+        "platform": PLATFORM,
+        "backend": PLATFORM,
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": manifest.limits.max_batch_size,
+        "input": [{**_configured(tensor), "optional": True} for tensor in INPUTS],
+        "output": [_configured(tensor) for tensor in OUTPUTS],
+        "instance_group": [{"name": handle.name, "kind": kind, "count": 1}],
+        "model_transaction_policy": {"decoupled": True},
+    }
+
+
+def index(service: Service, *, ready: bool) -> list[dict[str, Any]]:
+    """One entry a model; with `ready`, of those that serve now."""
+    why_not = service.why_not_ready()
+    return [
+        {
+            "name": name,
+            "version": VERSION,
+            "state": "UNAVAILABLE" if name in why_not else "READY",
+            "reason": why_not.get(name, ""),
+        }
+        for name in service.names
+        if not (ready and name in why_not)
+    ]
+
+
+def statistics(service: Service, handle: EngineHandle) -> dict[str, Any]:
+    """Since the start, of requests by every protocol. An execution is a step of the engine; what a
+    request did not spend in the queue is its inference."""
+    metrics, name = service.metrics, handle.name
+    count, total_s = _histogram(metrics.whole_request, name)
+    queued, queue_s = _histogram(metrics.queue, name)
+    failed = sum(value for _, value in _samples(metrics.failure, name, "_total"))
+    return {
+        "name": name,
+        "version": VERSION,
+        "inference_count": count,
+        "execution_count": handle.loop.stats().steps,
+        "inference_stats": {
+            "success": _duration(count, total_s),
+            "fail": _duration(int(failed), 0.0),
+            "queue": _duration(queued, queue_s),
+            "compute_infer": _duration(count, max(0.0, total_s - queue_s)),
+        },
+    }
+
+
+def _described(tensor: Tensor) -> dict[str, Any]:
+    return {"name": tensor.name, "datatype": datatype(tensor), "shape": [-1, *tensor.dims]}
+
+
+def _configured(tensor: Tensor) -> dict[str, Any]:
+    return {"name": tensor.name, "data_type": tensor.data_type, "dims": list(tensor.dims)}
+
+
+def _duration(count: int, seconds: float) -> dict[str, int]:
+    return {"count": count, "ns": int(seconds * NS)}
+
+
+def _histogram(metric: MetricWrapperBase, model: str) -> tuple[int, float]:
+    """How many observations, and their sum."""
+    count = sum(value for _, value in _samples(metric, model, "_count"))
+    return int(count), sum(value for _, value in _samples(metric, model, "_sum"))
+
+
+def _samples(
+    metric: MetricWrapperBase, model: str, suffix: str
+) -> list[tuple[Mapping[str, str], float]]:
+    return [
+        (sample.labels, sample.value)
+        for family in metric.collect()
+        for sample in family.samples
+        if sample.name.endswith(suffix) and sample.labels["model_name"] == model
+    ]
