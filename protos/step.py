@@ -135,6 +135,9 @@ class OptionalColumn:
 OPTIONAL_COLUMNS: tuple[OptionalColumn, ...] = (
     OptionalColumn("drafts", "the draft that the next row was computed with, or -1"),
     OptionalColumn("masks", "bits of the tokens that a row may draw, num_mask_words words each"),
+    OptionalColumn(
+        "pending", "row of the step before that draws a token which `seen` lacks, or -1"
+    ),
 )
 
 

@@ -3,7 +3,7 @@
 The kernels mean what runtime/sampling/sampler.py means; a step runs, in this order:
 
     LIKELIEST                if a row asks for log-probabilities
-    EDIT                     if a row has a bias or a penalty
+    EDIT                     if a row has a bias or a penalty, or a pending token
     MASK                     if a row has a mask
     DRAW or DRAW_FILTERED    the latter if a row has top-k, top-p or min-p
     DRAWN_LOGPROBS           if a row asks for log-probabilities: of the logits before EDIT
@@ -72,6 +72,9 @@ def sampling_tensors(vocab_size: int) -> tuple[SamplingTensor, ...]:
     the entries from `bias_start[r]` to `bias_start[r + 1]`, and so with the tokens it has seen; a
     token occurs once in each. Outputs lie next to each other, and what belongs together is fetched
     together.
+    Where `pending[r]` is not -1, penalties of row r also count the token that row `pending[r]` of
+    the step before drew, which `sampled` still has. EDIT leaves it in `pending_token`, or -1 where
+    row r's entries have it.
     `mask_index[r]` is the row of `mask_words` with row r's mask (runtime/sampling/masks.py), or -1.
     `token_sources[t]` is the row that drew token t in the step before, or -1.
     """
@@ -89,6 +92,7 @@ def sampling_tensors(vocab_size: int) -> tuple[SamplingTensor, ...]:
         SamplingTensor("seen_start", "i32", "rows+1", "input"),
         SamplingTensor("seen_token_ids", "i32", "seen", "input"),
         SamplingTensor("seen_counts", "i32", "seen", "input"),
+        SamplingTensor("pending", "i32", "rows", "input"),
         SamplingTensor("mask_index", "i32", "rows", "input"),
         SamplingTensor("mask_words", "i32", "masked", "input", num_mask_words(vocab_size)),
         SamplingTensor("token_sources", "i32", "tokens", "input"),
@@ -100,6 +104,8 @@ def sampling_tensors(vocab_size: int) -> tuple[SamplingTensor, ...]:
         SamplingTensor("normaliser", "f32", "rows", "scratch"),
         SamplingTensor("bias_before", "f32", "biased", "scratch"),
         SamplingTensor("seen_before", "f32", "seen", "scratch"),
+        SamplingTensor("pending_token", "i32", "rows", "scratch"),
+        SamplingTensor("pending_before", "f32", "rows", "scratch"),
         SamplingTensor("block_max", "f32", "rows", "scratch", blocks),
         SamplingTensor("block_sum", "f32", "rows", "scratch", blocks),
         SamplingTensor("candidates", "i32", "rows", "scratch", CANDIDATE_BLOCKS),

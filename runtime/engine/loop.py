@@ -184,7 +184,7 @@ class EngineLoop:
             cache,
             num_lanes=limits.max_batch_size,
             rope_switch=limits.rope_switch,
-            draws_late=executor.late_draws is not None,
+            draws_late=executor.late_draws is not None or executor.counts_pending,
             num_draft_rows=executor.num_draft_rows,
             ageing_s=config.ageing_s,
             overdue_s=config.overdue_s,

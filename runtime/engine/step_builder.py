@@ -27,6 +27,7 @@ from trtc.runtime.sampling.sampler import (
     COLUMN_DTYPES,
     NO_DRAFT,
     NO_LOGPROBS,
+    NO_PENDING,
     Bools,
     Int32s,
     Int64s,
@@ -76,8 +77,16 @@ class StepBuilder:
     """The tables of one engine."""
 
     def __init__(
-        self, *, num_lanes: int, max_context: int, page_size: int, num_groups: int = 1
+        self,
+        *,
+        num_lanes: int,
+        max_context: int,
+        page_size: int,
+        num_groups: int = 1,
+        counts_pending: bool = False,
     ) -> None:
+        """For `counts_pending` see Executor."""
+        self._counts_pending = counts_pending
         self._page_size = page_size
         self._tokens = np.zeros((num_lanes, max_context), np.int32)
         self._pages = [
@@ -196,9 +205,14 @@ class StepBuilder:
             )
         counted_lanes = None
         if token_sources is not None:
-            is_pending = self._tokens[row_lanes, row_positions - 1] < 0
-            if self._sampling.counts_tokens_of(row_lanes[is_pending]):
-                counted_lanes = np.where(places < 0, _NO_LANE, row_lanes)
+            last = self._tokens[row_lanes, row_positions - 1]
+            is_counted = (last < 0) & self._sampling.counts_tokens_of(row_lanes)
+            if is_counted.any():
+                if self._counts_pending:
+                    pending = np.where(is_counted, ~last, np.int32(NO_PENDING))
+                    sampling = replace(sampling, pending=pending)
+                else:
+                    counted_lanes = np.where(places < 0, _NO_LANE, row_lanes)
         first_samples = np.flatnonzero(extends)
         self._last = BuiltStep(
             batch=batch,
@@ -276,9 +290,9 @@ class _SamplingColumns:
         self.masked: set[int] = set()
         """Lanes with masks."""
 
-    def counts_tokens_of(self, lanes: Int64s) -> bool:
-        """Whether any of these lanes has penalties."""
-        return bool(self._seen) and not self._seen.keys().isdisjoint(lanes.tolist())
+    def counts_tokens_of(self, lanes: Int64s) -> Bools:
+        """Whether each of these lanes has penalties."""
+        return np.isin(lanes, list(self._seen))
 
     def place(self, sequence: Sequence) -> None:
         lane, request = sequence.lane, sequence.request
@@ -356,7 +370,7 @@ class _SamplingColumns:
                 is_scored, self._num_prompt_logprobs[lanes], sampling.num_logprobs
             ),
             seen=kept[0],
-            bias=_joined(kept[1], forced),
+            bias=kept[1].joined(forced),
         )
 
     def _bias_of(self, lane: int, position: np.int64) -> dict[int, float] | None:
@@ -370,15 +384,6 @@ class _SamplingColumns:
 def _without_rows(entries: SparseRows, dropped: Bools) -> SparseRows:
     kept = ~dropped[entries.rows]
     return SparseRows(entries.rows[kept], entries.token_ids[kept], entries.values[kept])
-
-
-def _joined(ours: SparseRows, theirs: SparseRows) -> SparseRows:
-    """Entries of different rows, in order of rows."""
-    rows = np.concatenate((ours.rows, theirs.rows))
-    order = np.argsort(rows, kind="stable")
-    token_ids = np.concatenate((ours.token_ids, theirs.token_ids))
-    values = np.concatenate((ours.values, theirs.values))
-    return SparseRows(rows[order], token_ids[order], values[order].astype(np.float32))
 
 
 @dataclass(frozen=True)

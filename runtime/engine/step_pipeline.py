@@ -104,6 +104,7 @@ class StepPipeline:
             max_context=max_context,
             page_size=state.cache.pool.page_size,
             num_groups=len(state.cache.pool.windows),
+            counts_pending=executor.counts_pending,
         )
         self._in_flight: deque[_StepInFlight] = deque()
         self._completed_at = 0.0

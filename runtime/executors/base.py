@@ -133,8 +133,14 @@ class Executor(Protocol):
 
     @property
     def late_draws(self) -> LateDraws | None:
-        """The same executor, if it draws late. None: it does not. Then it takes no masks either,
-        and penalties make a sequence wait for its token before it is launched again."""
+        """The same executor, if it draws late. None: it does not, and takes no masks either."""
+        ...
+
+    @property
+    def counts_pending(self) -> bool:
+        """Whether penalties count tokens that the host does not know yet: those that
+        `SamplingBatch.pending` names. Otherwise the draw of a sequence with penalties waits for its
+        last token; where an executor does not draw late, so does its launch."""
         ...
 
     @property

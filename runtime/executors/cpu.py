@@ -179,6 +179,10 @@ class CpuExecutor(ExecutorSizes):
         return self
 
     @property
+    def counts_pending(self) -> bool:
+        return False
+
+    @property
     def num_draft_rows(self) -> int:
         return self._limits.max_num_tokens - self._limits.max_batch_size
 

@@ -68,6 +68,8 @@ class EchoOptions:
     """Tokens that are never likely, such as the end of sequence: their logits are -1000."""
     num_draft_rows: int = 64
     """See Executor."""
+    counts_pending: bool = False
+    """See Executor; to be true only of one that runs ahead."""
     accepts_at_random: bool = False
     """Whether of rows that check drafts a random number counts: from none to all that are right."""
     rope_switch: int | None = None
@@ -172,6 +174,10 @@ class EchoExecutor:
     @property
     def late_draws(self) -> LateDraws | None:
         return self
+
+    @property
+    def counts_pending(self) -> bool:
+        return self.options.counts_pending
 
     @property
     def num_draft_rows(self) -> int:

@@ -105,6 +105,10 @@ class TensorRtExecutor(ExecutorSizes):
         return self
 
     @property
+    def counts_pending(self) -> bool:
+        return False
+
+    @property
     def num_draft_rows(self) -> int:
         return 0
 

@@ -43,6 +43,9 @@ NO_LOGPROBS = -1
 NO_DRAFT = -1
 """In `SamplingBatch.drafts`: the row's token is not known beforehand."""
 
+NO_PENDING = -1
+"""In `SamplingBatch.pending`: all tokens that penalties look at are in `seen`."""
+
 _BLOCK = 128
 """Probabilities summed in one go: a row is searched by block, then inside one block."""
 _TOP_CANDIDATES = 256
@@ -73,6 +76,15 @@ class SparseRows:
     values: NDArray[np.int32] | Float32s
     """[X]"""
 
+    def joined(self, others: "SparseRows") -> "SparseRows":
+        """These entries and others, in order of rows."""
+        rows = np.concatenate((self.rows, others.rows))
+        order = np.argsort(rows, kind="stable")
+        token_ids = np.concatenate((self.token_ids, others.token_ids))
+        values: NDArray[Any] = np.concatenate((self.values, others.values))
+        values = values[order].astype(self.values.dtype)
+        return SparseRows(rows[order], token_ids[order], values)
+
 
 @dataclass(frozen=True, eq=False)
 class SamplingBatch:
@@ -102,6 +114,10 @@ class SamplingBatch:
     NO_DRAFT of the last one, and of other rows. None: no row checks any."""
     masks: RowMasks | None = None
     """Of rows that may not draw every token; None: there are none."""
+    pending: Int32s | None = None
+    """[R] of rows with a penalty whose last token the host does not know yet: the row of the launch
+    before this one that draws it, or NO_PENDING. Executors that count pending tokens take it; for
+    others, and None, `seen` has all."""
 
     @property
     def num_rows(self) -> int:
@@ -217,8 +233,9 @@ def sample(logits: Float32s, batch: SamplingBatch) -> SampledTokens:
 
     Args:
         logits: [R, vocab] float32; not changed.
-        batch: R rows.
+        batch: R rows, none of whose tokens is pending.
     """
+    assert batch.pending is None, "runtime/sampling/pending.py counts pending tokens"
     assert logits.ndim == 2 and len(logits) == batch.num_rows, (logits.shape, batch.num_rows)
     token_ids = _argmax(logits)
     invalid = ~np.isfinite(logits[np.arange(len(logits)), token_ids])

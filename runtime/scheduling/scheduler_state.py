@@ -101,7 +101,11 @@ class SchedulerState:
         overdue_s: float = OVERDUE_S,
     ) -> None:
         """For `ageing_s` see `rank_of`, for `overdue_s` FairQueue, for `rope_switch` Limits, for
-        `draws_late` and `num_draft_rows` Executor."""
+        `num_draft_rows` Executor.
+
+        Args:
+            draws_late: whether a draw may need a token that is pending when its step is launched.
+        """
         self.cache = cache
         self._rope_switch = rope_switch
         self._draws_late = draws_late
@@ -174,7 +178,7 @@ class SchedulerState:
 
     def stops_planning(self, sequence: Sequence) -> bool:
         """Whether nothing can be planned before a sequence's pending token is known: its draw needs
-        it, and the executor does not draw late."""
+        it, which the executor does not allow."""
         return sequence.num_pending > 0 and sequence.reads_output and not self._draws_late
 
     def outgrows_factors(self, sequence: Sequence) -> bool:

@@ -24,7 +24,14 @@ from trtc.runtime.executors.base import (
 )
 from trtc.runtime.executors.cuda.executor import CudaExecutor
 from trtc.runtime.requests.request import GenerationRequest
-from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch, TokenCounts, sample
+from trtc.runtime.sampling.pending import with_pending_counted
+from trtc.runtime.sampling.sampler import (
+    NO_PENDING,
+    SampledTokens,
+    SamplingBatch,
+    TokenCounts,
+    sample,
+)
 
 needs_triton()
 
@@ -65,6 +72,39 @@ def late_draws(directory: str) -> list[bool]:
     return right
 
 
+def pending_penalties(directory: str) -> list[bool]:
+    """Whether steps that are launched ahead count the token before on the device: in a list that
+    has it, in one that has not, and on the host, where biases have no room on the device."""
+    executor = lower_dummy("llama", SCHEMES["fp32"], Path(directory), num_hidden_layers=1).executor
+    vocab, right = executor.vocab_size, []
+    prompt = np.array(random_prompt(9, seed=2), np.int32)
+    greedy = SamplingBatch.greedy(2)
+    heavy = SamplingParams(temperature=0.0, repetition_penalty=3.0, presence_penalty=50.0)
+    everywhere = {token: -0.01 * token for token in range(vocab)}
+    for bias in ({}, everywhere):
+        batch = solo_batch(executor, prompt, 0, [7, 8])
+        drawn = executor.launch(batch, greedy).wait().token_ids
+        following = solo_batch(executor, drawn[1:], 9, [0] * 4)
+        expected = executor.logits(following)
+        params = [replace(heavy, logit_bias=bias)] * 4
+        counts = {
+            row: TokenCounts(np.array(seen, np.int32), np.ones(len(seen), np.int32))
+            for row, seen in enumerate(([1, 2], [1, int(drawn[1])], [3], [int(drawn[0]), 4]))
+        }
+        sampling = SamplingBatch.of(params, counts=counts)
+        sampling = replace(sampling, pending=np.array([1, 1, NO_PENDING, 0], np.int32))
+        executor.launch(batch, greedy)
+        ahead = replace(following, token_sources=np.array([1], np.int32))
+        found = executor.launch(ahead, sampling).wait().token_ids.tolist()
+        known = sample(expected, with_pending_counted(sampling, drawn))
+        right.append(found == known.token_ids.tolist())
+    return right
+
+
+def test_tokens_that_the_host_does_not_know_are_penalised(tmp_path: Path) -> None:
+    assert in_interpreter(pending_penalties, str(tmp_path)) == [True] * 2
+
+
 def test_a_step_that_is_drawn_late_draws_what_the_host_would(tmp_path: Path) -> None:
     assert in_interpreter(late_draws, str(tmp_path)) == [True] * 9
 
@@ -77,6 +117,7 @@ class HostDraws(ExecutorSizes):
         self._executor = executor
 
     runs_ahead = False
+    counts_pending = False
     num_draft_rows = 0
     moves_pages = False
 

@@ -21,12 +21,14 @@ from tests.support.sampling_oracle import (
     is_likely,
     is_penalised,
     params_strategy,
+    with_last_pending,
 )
 from tests.support.triton_kernels import interpret_work, needs_triton
 from trtc.plugins.sampling.tensors import EDIT, TAKE_SAMPLED
 from trtc.protos.sampling import SamplingParams
+from trtc.runtime.sampling.pending import with_pending_counted
 from trtc.runtime.sampling.philox import uniforms
-from trtc.runtime.sampling.sampler import SamplingBatch, sample
+from trtc.runtime.sampling.sampler import NO_PENDING, SamplingBatch, sample
 
 needs_triton()
 
@@ -265,6 +267,33 @@ def test_rows_are_invalid_under_masks_where_the_host_says_so() -> None:
     invalid = tuple(np.flatnonzero(outputs["invalid"]).tolist())
     assert invalid == sample(logits, batch).invalid_rows == (0, 1, 2)
     assert outputs["sampled"][3:, 0].tolist() == [3, 0]
+
+
+@settings(max_examples=20)
+@given(case=cases([10, 129, 700]), seed=st.integers(0, 2**32 - 1))
+def test_pending_tokens_are_penalised_as_if_the_host_knew_them(case: Case, seed: int) -> None:
+    """Bit for bit: new ones, and those that the sequence has seen already."""
+    batch, sampled = with_last_pending(case, seed)
+    known = with_pending_counted(batch, sampled)
+    asked = np.full(len(case.params), 3, np.int32)
+    found = sample_by_stages(case.logits, replace(batch, num_logprobs=asked), sampled=sampled)
+    expected = sample_by_stages(case.logits, replace(known, num_logprobs=asked))
+    for name in ("logits", "sampled", "invalid", "token_logprobs"):
+        assert found[name].tobytes() == expected[name].tobytes(), name
+
+
+def test_a_pending_token_s_logprob_is_that_before_its_penalty() -> None:
+    logits = np.random.default_rng(3).normal(size=(3, 300)).astype(np.float32)
+    logits[:, 200] = 9.0
+    params = [SamplingParams(temperature=0.0, repetition_penalty=1.1, logit_bias={4: 1.0})] * 3
+    counts = {0: counts_of([5, 6], []), 1: counts_of([5, 200], []), 2: counts_of([200], [200])}
+    batch = SamplingBatch.of(params, counts=counts, num_logprobs=[0] * 3)
+    batch = replace(batch, pending=np.array([1, 0, NO_PENDING], np.int32))
+    outputs = sample_by_stages(logits, batch, sampled=np.array([200, 200, 7], np.int32))
+    expected = sample(logits, replace(batch, pending=None))
+    assert expected.logprobs is not None
+    assert outputs["sampled"][:, 0].tolist() == expected.token_ids.tolist() == [200] * 3
+    assert outputs["token_logprobs"][:, 0] == pytest.approx(expected.logprobs.token, abs=1e-4)
 
 
 def test_extreme_penalties_make_no_row_invalid() -> None:

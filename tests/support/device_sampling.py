@@ -19,7 +19,7 @@ from trtc.plugins.sampling.tensors import (
     sampling_tensors,
 )
 from trtc.runtime.sampling.philox import uniforms
-from trtc.runtime.sampling.sampler import NO_LOGPROBS, SamplingBatch, SparseRows
+from trtc.runtime.sampling.sampler import NO_LOGPROBS, NO_PENDING, SamplingBatch, SparseRows
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
@@ -31,16 +31,22 @@ def sample_by_stages(
     logits: Array,
     batch: SamplingBatch,
     *,
+    sampled: Array | None = None,
     run: RunWork = interpret_work,
     sm: int = INTERPRETED_SM,
 ) -> Arrays:
     """Every tensor after the stages that the batch needs, stale rows cut off.
+
+    Args:
+        sampled: the tokens of the step before, where some of the batch's are pending.
 
     Raises:
         AssertionError: a stale row was written.
     """
     arrays: Arrays = sampling_arrays(logits, batch)
     rows = batch.num_rows
+    if sampled is not None:
+        arrays["sampled"][: len(sampled), 0] = sampled
     before = {name: array.copy() for name, array in arrays.items()}
     for stage in stages_of(batch):
         arrays = run(stage_work(stage, arrays, sm))
@@ -63,7 +69,8 @@ def stage_work(stage: str, arrays: Arrays, sm: int = INTERPRETED_SM) -> Work:
 
 
 def stages_of(batch: SamplingBatch) -> tuple[str, ...]:
-    edits = len(batch.bias.rows) + len(batch.seen.rows) > 0
+    has_entries = len(batch.bias.rows) + len(batch.seen.rows) > 0
+    edits = has_entries or batch.pending is not None
     asks = bool((batch.num_logprobs != NO_LOGPROBS).any())
     filters = bool(((batch.top_k > 0) | (batch.top_p < 1) | (batch.min_p > 0)).any())
     return (
@@ -97,6 +104,7 @@ def sampling_arrays(logits: Array, batch: SamplingBatch) -> dict[str, Array]:
         given["mask_words"] = batch.masks.words.view(np.int32)
         given["mask_index"] = np.full(rows, -1, np.int32)
         given["mask_index"][batch.masks.rows] = np.arange(masked)
+    given["pending"] = np.full(rows, NO_PENDING) if batch.pending is None else batch.pending
     arrays: dict[str, Array] = {}
     for tensor in sampling_tensors(vocab_size):
         extent = {

@@ -55,7 +55,7 @@ class Driver:
             cache,
             num_lanes=options.max_batch_size,
             rope_switch=options.rope_switch,
-            draws_late=self.executor.late_draws is not None,
+            draws_late=self.executor.late_draws is not None or self.executor.counts_pending,
             num_draft_rows=self.executor.num_draft_rows,
             ageing_s=AGEING_S,
             overdue_s=OVERDUE_S,
@@ -98,6 +98,11 @@ class Driver:
     def num_pending_tokens(self) -> int:
         """Tokens that steps were launched with before the host knew them."""
         return self.executor.num_pending_tokens if isinstance(self.executor, LazyEcho) else 0
+
+    @property
+    def num_counted_tokens(self) -> int:
+        """Tokens that penalties counted before the host knew them."""
+        return self.executor.num_counted if isinstance(self.executor, LazyEcho) else 0
 
     @property
     def is_busy(self) -> bool:

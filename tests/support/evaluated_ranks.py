@@ -64,6 +64,10 @@ class EvaluatedExecutor(ExecutorSizes):
         return None
 
     @property
+    def counts_pending(self) -> bool:
+        return False
+
+    @property
     def num_draft_rows(self) -> int:
         return 0
 

@@ -16,7 +16,8 @@ from trtc.runtime.executors.base import (
     UndrawnStep,
 )
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
-from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch
+from trtc.runtime.sampling.pending import with_pending_counted
+from trtc.runtime.sampling.sampler import NO_PENDING, SampledTokens, SamplingBatch
 
 _UNKNOWN = -(10**6)
 """What stands for a token that the host does not know: no vocabulary has it."""
@@ -41,6 +42,8 @@ class LazyEcho(EchoExecutor):
         """Tokens that were launched before the host knew them."""
         self.num_ahead = 0
         """Steps that were launched while another one was in flight."""
+        self.num_counted = 0
+        """Tokens that penalties counted before the host knew them."""
         self.num_drawn_late = 0
         """Steps that were launched without their samples."""
 
@@ -110,6 +113,13 @@ class LazyEcho(EchoExecutor):
         return super().launch_forward(self._resolved(batch))
 
     def draw(self, step: UndrawnStep, sampling: SamplingBatch) -> SampledTokens:
+        if sampling.pending is not None:
+            assert self.counts_pending
+            assert self._sampled is not None
+            pending = sampling.pending[sampling.pending != NO_PENDING]
+            assert len(pending) and pending.dtype == np.int32
+            self.num_counted += len(pending)
+            sampling = with_pending_counted(sampling, self._sampled)
         tokens = step.draw(sampling).wait()
         self._sampled = tokens.token_ids
         return tokens

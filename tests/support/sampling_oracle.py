@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from trtc.protos.sampling import SamplingParams
-from trtc.runtime.sampling.sampler import SamplingBatch, TokenCounts
+from trtc.runtime.sampling.sampler import NO_PENDING, SamplingBatch, TokenCounts
 
 Float32s = NDArray[np.float32]
 
@@ -49,6 +49,25 @@ class Case:
 
     def scores(self, row: int) -> list[float]:
         return edited(self.logits[row], self.params[row], self.prompts[row], self.outputs[row])
+
+
+def with_last_pending(case: Case, seed: int) -> tuple[SamplingBatch, NDArray[np.int32]]:
+    """A case's batch without the last token of each output, where penalties look at it: that is
+    pending. And what the step before drew."""
+    rng = np.random.default_rng(seed)
+    rows, vocab_size = case.logits.shape
+    sampled = rng.integers(0, vocab_size, rows + 1).astype(np.int32)
+    pending, counts = np.full(rows, NO_PENDING, np.int32), {}
+    sources = rng.permutation(rows + 1)
+    for row, (params, output) in enumerate(zip(case.params, case.outputs, strict=True)):
+        if is_penalised(params):
+            counts[row] = counts_of(case.prompts[row], output[:-1])
+            if output:
+                pending[row] = sources[row]
+                sampled[sources[row]] = output[-1]
+    positions = [len(output) for output in case.outputs]
+    batch = SamplingBatch.of(case.params, position=positions, counts=counts)
+    return replace(batch, pending=pending), sampled
 
 
 def cases(vocab_sizes: Sequence[int]) -> st.SearchStrategy[Case]:

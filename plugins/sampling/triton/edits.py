@@ -18,14 +18,22 @@ def edit(
     repetition_penalty,
     presence_penalty,
     frequency_penalty,
+    pending,
+    sampled,
     dims,
     bias_before,
     seen_before,
+    pending_token,
+    pending_before,
     VOCAB: tl.constexpr,
     ENTRIES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """One program a row, ENTRIES entries at once: first all biases, then all penalties."""
+    """One program a row, ENTRIES entries at once: first all biases, then all penalties.
+
+    `sampled` is what the step before drew: of it, `pending` names the token that penalties count
+    beside the entries.
+    """
     launch_dependents(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     is_real = row < tl.load(dims + 2)
@@ -36,8 +44,10 @@ def edit(
     bias_end = tl.load(bias_start + row + 1, mask=is_real, other=0)
     seen_begin = tl.load(seen_start + row, mask=is_real, other=0)
     seen_end = tl.load(seen_start + row + 1, mask=is_real, other=0)
+    source = tl.load(pending + row, mask=is_real, other=-1)
     wait_for_inputs(OVERLAPS)
     of_row = logits + row * VOCAB
+    last = tl.load(sampled + source, mask=source >= 0, other=-1)
     for begin in range(bias_begin, bias_end, ENTRIES):
         entry = begin + tl.arange(0, ENTRIES)
         inside = entry < bias_end
@@ -48,20 +58,37 @@ def edit(
         tl.store(of_row + token, value + more, mask=inside)
     # A token may have both: the penalty is on what the bias left.
     tl.debug_barrier()
+    num_found = tl.full([], 0, tl.int32)
     for begin in range(seen_begin, seen_end, ENTRIES):
         entry = begin + tl.arange(0, ENTRIES)
         inside = entry < seen_end
         token = tl.load(seen_token_ids + entry, mask=inside, other=0)
-        count = tl.load(seen_counts + entry, mask=inside, other=0)
+        is_last = inside & (token == last)
+        num_found += tl.sum(is_last.to(tl.int32))
+        count = tl.load(seen_counts + entry, mask=inside, other=0) + is_last.to(tl.int32)
         value = tl.load(of_row + token, mask=inside, other=0.0)
         tl.store(seen_before + entry, value, mask=inside)
-        scaled = tl.where(value > 0, tl.div_rn(value, repetition), value * repetition)
-        # A tiny or huge penalty must not make a finite logit infinite, which is an invalid row.
-        is_finite = (value > float("-inf")) & (value < float("inf"))
-        scaled = tl.where(is_finite, tl.clamp(scaled, -3.4e38, 3.4e38), scaled)
-        scaled -= tl.where(count > 0, presence, 0.0)
-        scaled -= frequency * count
-        tl.store(of_row + token, scaled, mask=inside)
+        penalised = _penalised(value, count, repetition, presence, frequency)
+        tl.store(of_row + token, penalised, mask=inside)
+    if source >= 0:
+        is_new = num_found == 0
+        value = tl.load(of_row + last)
+        tl.store(pending_token + row, tl.where(is_new, last, -1))
+        tl.store(pending_before + row, value)
+        penalised = _penalised(value, 1, repetition, presence, frequency)
+        tl.store(of_row + last, penalised, mask=is_new)
+
+
+@triton.jit
+def _penalised(value, count, repetition, presence, frequency):
+    """Logits of tokens that occur `count` times in the output."""
+    scaled = tl.where(value > 0, tl.div_rn(value, repetition), value * repetition)
+    # A tiny or huge penalty must not make a finite logit infinite, which is an invalid row.
+    is_finite = (value > float("-inf")) & (value < float("inf"))
+    scaled = tl.where(is_finite, tl.clamp(scaled, -3.4e38, 3.4e38), scaled)
+    scaled -= tl.where(count > 0, presence, 0.0)
+    scaled -= frequency * count
+    return scaled
 
 
 @triton.jit
@@ -73,8 +100,11 @@ def before_edit(
     bias_token_ids,
     seen_start,
     seen_token_ids,
+    pending,
     bias_before,
     seen_before,
+    pending_token,
+    pending_before,
     ENTRIES: tl.constexpr,
 ):
     """The logit of a row's token before `edit`, whose `value` it is now; of a row that was not
@@ -82,6 +112,10 @@ def before_edit(
     # What was changed first was saved first.
     seen, is_seen = _saved(row, token, seen_start, seen_token_ids, seen_before, ENTRIES)
     biased, is_biased = _saved(row, token, bias_start, bias_token_ids, bias_before, ENTRIES)
+    has_pending = tl.load(pending + row) >= 0
+    is_pending = tl.load(pending_token + row, mask=has_pending, other=-1) == token
+    of_pending = tl.load(pending_before + row, mask=is_pending, other=0.0)
+    value = tl.where(is_pending, of_pending, value)
     return tl.where(is_biased, biased, tl.where(is_seen, seen, value))
 
 

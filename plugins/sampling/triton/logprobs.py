@@ -75,8 +75,11 @@ def drawn_logprobs(
     bias_token_ids,
     seen_start,
     seen_token_ids,
+    pending,
     bias_before,
     seen_before,
+    pending_token,
+    pending_before,
     sampled,
     normaliser,
     dims,
@@ -101,8 +104,11 @@ def drawn_logprobs(
             bias_token_ids,
             seen_start,
             seen_token_ids,
+            pending,
             bias_before,
             seen_before,
+            pending_token,
+            pending_before,
             ENTRIES,
         )
         tl.store(token_logprobs + row, value - tl.load(normaliser + row))

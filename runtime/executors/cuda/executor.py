@@ -38,6 +38,7 @@ from trtc.runtime.executors.cuda.program import CudaEngineFiles, Program
 from trtc.runtime.executors.cuda.sampling import DeviceSampler
 from trtc.runtime.executors.cuda.step_inputs import fill_sampling, fill_step, sampling_part
 from trtc.runtime.executors.states import replaced_states
+from trtc.runtime.sampling.pending import with_pending_counted
 from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch, sample
 
 _MOVED_BYTES = 16 << 20
@@ -136,6 +137,10 @@ class CudaExecutor(ExecutorSizes):
         return self
 
     @property
+    def counts_pending(self) -> bool:
+        return True
+
+    @property
     def num_draft_rows(self) -> int:
         return 0
 
@@ -165,6 +170,8 @@ class CudaExecutor(ExecutorSizes):
 
         Done before it returns: the next step takes its tokens from the device.
         """
+        if sampling.pending is not None:
+            sampling = with_pending_counted(sampling, self._sampler.sampled())
         logits = self._fetch_logits(sampling.num_rows).wait().view(np.float32)
         tokens = sample(logits.reshape(sampling.num_rows, self._vocab_size), sampling)
         self._sampler.put(tokens.token_ids)

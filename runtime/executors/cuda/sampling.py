@@ -36,7 +36,8 @@ _MASKS = "mask_words"
 
 def stages_of(sampling: SamplingBatch, vocab_size: int) -> tuple[str, ...]:
     """What plugins/sampling/tensors.py says that a step runs."""
-    edited = bool(len(sampling.bias.rows) or len(sampling.seen.rows))
+    has_entries = bool(len(sampling.bias.rows) or len(sampling.seen.rows))
+    edited = has_entries or sampling.pending is not None
     drawn = sampling.temperature > 0
     narrowed = sampling.narrowed(vocab_size)
     asked = bool((sampling.num_logprobs != NO_LOGPROBS).any())
@@ -150,6 +151,11 @@ class DeviceSampler:
     def take_sampled(self, bucket: Bucket) -> None:
         """Put what the last step drew where `token_sources` asks for it."""
         self._run((TAKE_SAMPLED,), bucket)
+
+    def sampled(self) -> Int32s:
+        """What the last step drew, all rows that there could be; waits for it."""
+        tensor = self._plan.tensors["sampled"]
+        return self._device.fetch(self._at("sampled"), 4 * tensor.rows).wait().view(np.int32)
 
     def put(self, token_ids: Int32s) -> None:
         """Tokens of the last step that were drawn elsewhere."""

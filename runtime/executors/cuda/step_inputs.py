@@ -13,7 +13,7 @@ from trtc.protos.step import (
 )
 from trtc.runtime.executors.base import NO_SOURCE, Int32s, StepBatch
 from trtc.runtime.sampling.philox import uniforms
-from trtc.runtime.sampling.sampler import SamplingBatch, SparseRows
+from trtc.runtime.sampling.sampler import NO_PENDING, SamplingBatch, SparseRows
 
 _COLUMNS = tuple(one.name for one in SAMPLING_COLUMNS if one.device_dtype)
 """Each is of 32 bits, and travels as its bits."""
@@ -70,6 +70,10 @@ def fill_sampling(block: Int32s, layout: StepBlock, sampling: SamplingBatch) -> 
     for one in SPARSE_COLUMNS:
         starts = row_starts(getattr(sampling, one.name), sampling.num_rows)
         _put(block, layout, f"{one.name}_start", starts)
+    pending = layout.offsets["pending"]
+    block[pending : pending + sampling.num_rows] = (
+        NO_PENDING if sampling.pending is None else sampling.pending
+    )
     if sampling.masks is not None:
         index = np.full(sampling.num_rows, _NO_MASK, np.int32)
         index[sampling.masks.rows] = np.arange(len(sampling.masks.rows))

@@ -111,6 +111,10 @@ class ShardedExecutor:
         return None
 
     @property
+    def counts_pending(self) -> bool:
+        return self._local.counts_pending
+
+    @property
     def num_draft_rows(self) -> int:
         return 0
 

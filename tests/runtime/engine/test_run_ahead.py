@@ -30,6 +30,9 @@ ROOMY = EchoOptions(vocab_size=64, num_pages=600)
 PENALISED = SamplingParams(temperature=0.0, frequency_penalty=0.5, seed=0)
 
 
+COUNTING = replace(ROOMY, counts_pending=True)
+
+
 class Counting(LazyEcho):
     """Counts the rows that it was asked to draw, in `num_rows`."""
 
@@ -48,9 +51,13 @@ class Early(Counting):
         return None
 
 
-def run(requests: list[GenerationRequest], kind: type[Counting] = Counting) -> Counting:
+def run(
+    requests: list[GenerationRequest],
+    kind: type[Counting] = Counting,
+    options: EchoOptions = ROOMY,
+) -> Counting:
     """Run requests that arrive together; all must be served right."""
-    executor = kind(ROOMY)
+    executor = kind(options)
     loop = Loop(executor, None, LoopConfig())
     inboxes = [loop.send(request) for request in requests]
     loop.start()
@@ -88,6 +95,18 @@ def test_sequences_with_penalties_run_ahead_and_are_drawn_when_their_tokens_are_
     assert executor.num_steps == 12
     assert executor.num_pending_tokens == 3 * 11
     assert executor.num_drawn_late == 11
+
+
+@pytest.mark.parametrize("kind", [Counting, Early])
+def test_penalties_that_count_pending_tokens_wait_for_nobody(kind: type[Counting]) -> None:
+    penalised = [GenerationRequest(f"p{i}", (i,), PENALISED, max_tokens=12) for i in range(3)]
+    plain = [greedy_request(f"r{i}", [i], 9) for i in range(2)]
+    executor = run([*penalised, *plain], kind, COUNTING)
+    assert executor.num_steps == 12
+    assert executor.num_ahead == 11
+    assert executor.num_pending_tokens == 3 * 11 + 2 * 8
+    assert executor.num_counted == 3 * 11
+    assert executor.num_drawn_late == 0
 
 
 def test_where_draws_are_never_late_penalties_wait_and_share_their_steps() -> None:
@@ -210,11 +229,12 @@ def draw_request(number: int, rng: random.Random, *, text: bool) -> GenerationRe
 
 
 def completions(
-    requests: list[GenerationRequest], *, ahead: bool
+    requests: list[GenerationRequest], *, ahead: bool, counts_pending: bool = False
 ) -> tuple[list[tuple[Completion, ...]], int]:
     """What requests that arrive a few at a time are told; and the number of preemptions."""
     config = LoopConfig(eos_token_ids=(5,))
-    with running_loop(TINY_TEXT, config, text=True, ahead=ahead) as loop:
+    options = replace(TINY_TEXT, counts_pending=counts_pending)
+    with running_loop(options, config, text=True, ahead=ahead) as loop:
         inboxes: list[Inbox] = []
         for number, request in enumerate(requests):
             inboxes.append(loop.send(request))
@@ -224,13 +244,13 @@ def completions(
         return told, loop.stats().preemptions
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_requests_are_told_the_same_as_in_step(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "counts_pending"), [(0, False), (1, True)])
+def test_requests_are_told_the_same_as_in_step(seed: int, counts_pending: bool) -> None:
     """Stop strings, penalties, log-probabilities, forks and preemptions in twelve pages."""
     rng = random.Random(seed)
     requests = [draw_request(number, rng, text=True) for number in range(40)]
     in_step, _ = completions(requests, ahead=False)
-    ahead, preemptions = completions(requests, ahead=True)
+    ahead, preemptions = completions(requests, ahead=True, counts_pending=counts_pending)
     assert ahead == in_step
     assert preemptions > 0
     reasons = {(one.finish_reason, bool(one.matched_stop)) for told in ahead for one in told}

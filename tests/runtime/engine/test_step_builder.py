@@ -17,7 +17,13 @@ from trtc.runtime.executors.base import NO_SOURCE, StepBatch
 from trtc.runtime.executors.echo import EchoOptions
 from trtc.runtime.requests.request import GenerationRequest
 from trtc.runtime.sampling.masks import RowMasks
-from trtc.runtime.sampling.sampler import NO_DRAFT, SamplingBatch, SparseRows, TokenCounts
+from trtc.runtime.sampling.sampler import (
+    NO_DRAFT,
+    NO_PENDING,
+    SamplingBatch,
+    SparseRows,
+    TokenCounts,
+)
 from trtc.runtime.scheduling.sequence import Sequence
 from trtc.runtime.scheduling.step_plan import StepPlan
 
@@ -78,8 +84,7 @@ def naive_batch(plan: StepPlan, page_size: int, rows: dict[Sequence, int]) -> St
     return StepBatch(**{**arrays, "page_table": np.array(pages, np.int32)})
 
 
-def counts_of(sequence: Sequence, length: int) -> TokenCounts:
-    assert length == len(sequence.token_ids), "penalties must know every token"
+def counts_of(sequence: Sequence) -> TokenCounts:
     output = Counter(sequence.token_ids[sequence.num_prompt :])
     seen = sorted(set(sequence.token_ids))
     return TokenCounts(
@@ -95,7 +100,8 @@ def early_sampling(request: GenerationRequest, position: int) -> SamplingParams:
     return replace(request.sampling, logit_bias=bias)
 
 
-def naive_sampling(plan: StepPlan) -> SamplingBatch:
+def naive_sampling(plan: StepPlan, sources: dict[Sequence, int]) -> SamplingBatch:
+    """`sources`: of the launch before, for each sequence with a token that is pending."""
     rows = [
         row
         for chunk in plan.chunks
@@ -111,7 +117,17 @@ def naive_sampling(plan: StepPlan) -> SamplingBatch:
             ),
         )
     ]
-    return SamplingBatch.of(
+    penalised = {
+        row: (sequence, length)
+        for row, (sequence, _, length, is_scored) in enumerate(rows)
+        if sequence.request.sampling.has_penalty and not is_scored
+    }
+    pending = np.full(len(rows), NO_PENDING, np.int32)
+    for row, (sequence, length) in penalised.items():
+        if length > len(sequence.token_ids):
+            assert length == len(sequence.token_ids) + 1
+            pending[row] = sources[sequence]
+    sampling = SamplingBatch.of(
         [
             scoring_sampling(sequence, length)
             if is_scored
@@ -124,12 +140,9 @@ def naive_sampling(plan: StepPlan) -> SamplingBatch:
             sequence.request.prompt_logprobs if is_scored else sequence.request.logprobs
             for sequence, _, _, is_scored in rows
         ],
-        counts={
-            row: counts_of(sequence, length)
-            for row, (sequence, _, length, is_scored) in enumerate(rows)
-            if sequence.request.sampling.has_penalty and not is_scored
-        },
+        counts={row: counts_of(sequence) for row, (sequence, _) in penalised.items()},
     )
+    return replace(sampling, pending=pending) if (pending != NO_PENDING).any() else sampling
 
 
 def scoring_sampling(sequence: Sequence, position: int) -> SamplingParams:
@@ -165,6 +178,8 @@ def check_sampling(built: SamplingBatch, naive: SamplingBatch) -> None:
             assert expected is None
         elif isinstance(got, SparseRows):
             assert as_dict(got) == as_dict(expected), field.name
+        elif expected is None:
+            assert got is None
         else:
             assert got.dtype == expected.dtype
             assert got.tolist() == expected.tolist(), field.name
@@ -189,13 +204,18 @@ def check_drafts(built: SamplingBatch, plan: StepPlan) -> None:
         assert set(drafts) <= {NO_DRAFT}
 
 
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(("ahead", "counts"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize(("seed", "drafts"), [(0, False), (1, True), (2, True)])
 def test_built_steps_are_the_naive_ones(
-    seed: int, drafts: bool, ahead: bool, monkeypatch: pytest.MonkeyPatch
+    seed: int, drafts: bool, ahead: bool, counts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
-    options = replace(OPTIONS, max_num_tokens=rng.choice((4, 12, 64)), accepts_at_random=True)
+    options = replace(
+        OPTIONS,
+        max_num_tokens=rng.choice((4, 12, 64)),
+        accepts_at_random=True,
+        counts_pending=counts,
+    )
     driver = Driver(options, ahead=ahead, drafter=Guesser(options) if drafts else None)
     build, late_sampling = StepBuilder.build, StepBuilder.late_sampling
     rows: dict[Sequence, int] = {}
@@ -209,11 +229,11 @@ def test_built_steps_are_the_naive_ones(
         if built.is_drawn_late:
             late[built] = plan
         else:
-            check_sampling(built.sampling, naive_sampling(plan))
+            check_sampling(built.sampling, naive_sampling(plan, rows))
         check_drafts(built.sampling, plan)
         rows.clear()
-        counts = [chunk.num_scored + chunk.num_drafts + chunk.num_samples for chunk in plan.chunks]
-        for chunk, end in zip(plan.chunks, itertools.accumulate(counts), strict=True):
+        numbers = [one.num_scored + one.num_drafts + one.num_samples for one in plan.chunks]
+        for chunk, end in zip(plan.chunks, itertools.accumulate(numbers), strict=True):
             rows[chunk.sequence] = end - chunk.num_samples
         return built
 
@@ -221,7 +241,7 @@ def test_built_steps_are_the_naive_ones(
         builder: StepBuilder, step: BuiltStep, masks: RowMasks | None
     ) -> SamplingBatch:
         sampling = late_sampling(builder, step, masks)
-        check_sampling(sampling, naive_sampling(late.pop(step)))
+        check_sampling(sampling, naive_sampling(late.pop(step), {}))
         return sampling
 
     monkeypatch.setattr(StepBuilder, "build", checked_build)
@@ -236,5 +256,6 @@ def test_built_steps_are_the_naive_ones(
     driver.run()
     assert driver.state.counters.preemptions > 5
     assert (driver.num_pending_tokens > 100) == ahead
+    assert (driver.num_counted_tokens > 20) == counts
     assert not late
     assert (driver.state.counters.accepted_tokens > 10) == drafts

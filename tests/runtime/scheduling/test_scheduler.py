@@ -101,6 +101,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         mask_lateness=st.sampled_from((0.0, 0.3)),
         host_pages=st.sampled_from((0, 0, 1, 5, 40)),
         accepting=st.sampled_from(("no drafts", "all that are right", "a random number")),
+        counts_pending=st.booleans(),
     )
     def open(
         self,
@@ -114,6 +115,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         mask_lateness: float,
         host_pages: int,
         accepting: str,
+        counts_pending: bool,
     ) -> None:
         self.options = replace(
             TINY,
@@ -123,6 +125,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_tokens=budget,
             rope_switch=rope_switch,
             accepts_at_random=accepting == "a random number",
+            counts_pending=ahead and counts_pending,
         )
         self.driver = Driver(
             self.options,
@@ -239,6 +242,7 @@ def test_pages_are_conserved_over_a_long_random_walk(
         windows=windows,
         max_num_tokens=rng.choice((3, 8, 40)),
         accepts_at_random=drafts,
+        counts_pending=ahead and seed > 0,
     )
     driver = Driver(
         options,
@@ -270,6 +274,7 @@ def test_pages_are_conserved_over_a_long_random_walk(
     assert driver.state.counters.preemptions > 25
     assert driver.state.counters.prefix_hit_tokens > (500 if len(windows) == 1 else 100)
     assert (driver.num_pending_tokens > 500) == ahead
+    assert (driver.num_counted_tokens > 50) == options.counts_pending
     assert driver.restorer is None or driver.restorer.num_tokens > 50
     assert (driver.masks.num_late > 50) == driver.state.can_roll_back
     counters = driver.state.counters
