@@ -3,19 +3,24 @@
 import importlib
 import json
 import sys
-import tempfile
 from typing import Any
 
 _POINTER_ALIGNMENT = 16
 """Bytes. Tensors of TensorRT and of the executors are aligned to 256."""
+_STAGES = ("ttir", "ttgir", "llir", "ptx")
 
 
 def compile_request(request: dict[str, Any]) -> dict[str, Any]:
-    """PTX of the kernel, and what its launch needs."""
-    import triton
+    """PTX of the kernel, and what its launch needs.
+
+    These are the steps of triton.compile as far as PTX. That would also look into a cache, for
+    whose key it hashes the 460 MB of libtriton, and assemble PTX that still has the hidden
+    parameters.
+    """
     from triton import knobs
+    from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    from triton.compiler import ASTSource, make_backend
 
     function = getattr(importlib.import_module(request["module"]), request["function"])
     constants = request["constants"]
@@ -24,22 +29,36 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
         (function.arg_names.index(name),): [["tt.divisibility", _POINTER_ALIGNMENT]]
         for name in request["aligned"]
     }
+    source = ASTSource(function, signature, constants, aligned)
+    target = GPUTarget("cuda", request["sm"], 32)
+    backend = make_backend(target)
+    options = backend.parse_options(
+        {"num_warps": request["num_warps"], "num_stages": request["num_stages"]}
+    )
+    metadata = {"target": target, **vars(options)}
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, options, source.language)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
     # Line information would put this machine's paths into the code.
-    with tempfile.TemporaryDirectory() as cache, knobs.cache.scope(), knobs.compilation.scope():
-        knobs.cache.dir = cache
+    with knobs.compilation.scope():
         knobs.compilation.disable_line_info = True
-        compiled = triton.compile(
-            ASTSource(function, signature, constants, aligned),
-            target=GPUTarget("cuda", request["sm"], 32),
-            options={"num_warps": request["num_warps"], "num_stages": request["num_stages"]},
+        code = source.make_ir(
+            target,
+            options,
+            backend.get_codegen_implementation(options),
+            backend.get_module_map(),
+            context,
         )
-    metadata = compiled.metadata
+        for stage in _STAGES:
+            code = stages[stage](code, metadata)
     return {
-        "entry": metadata.name,
-        "num_warps": metadata.num_warps,
-        "shared_bytes": metadata.shared,
-        "scratch_bytes": metadata.global_scratch_size + metadata.profile_scratch_size,
-        "ptx": compiled.asm["ptx"],
+        "entry": metadata["name"],
+        "num_warps": metadata["num_warps"],
+        "shared_bytes": metadata["shared"],
+        "scratch_bytes": metadata["global_scratch_size"] + metadata["profile_scratch_size"],
+        "ptx": code,
     }
 
 
