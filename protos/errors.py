@@ -15,6 +15,8 @@ TrtcError
 ├── EnvironmentFault     this machine lacks something                        exit 5
 ├── ServeError           one request's error                                 exit 6
 │   ├── InvalidRequestError    its fields
+│   ├── UnauthenticatedError   nobody knows who sent it: no key or certificate, or an unknown one
+│   ├── ForbiddenError         whoever sent it may not ask for that
 │   ├── QueueFullError         a limit on requests, streams or tokens is reached
 │   ├── DeadlineError          its time is over
 │   ├── CancelledError         by its client
@@ -108,6 +110,14 @@ class ServeError(TrtcError):
 
 
 class InvalidRequestError(ServeError):
+    pass
+
+
+class UnauthenticatedError(ServeError):
+    pass
+
+
+class ForbiddenError(ServeError):
     pass
 
 

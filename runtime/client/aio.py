@@ -104,6 +104,7 @@ class AsyncClient(BaseClient[AsyncGeneration]):
     Args:
         address: `host:port`.
         tls: PEM files; None for a plain connection.
+        api_key: of the server's --api-keys; sent with every call, in the clear without `tls`.
         timeout: seconds that each call may take, unless it says otherwise; None for no limit.
     """
 
@@ -112,9 +113,10 @@ class AsyncClient(BaseClient[AsyncGeneration]):
         address: str = "127.0.0.1:8001",
         *,
         tls: ClientTls | None = None,
+        api_key: str | None = None,
         timeout: float | None = None,
     ) -> None:
-        super().__init__(address, timeout)
+        super().__init__(address, timeout, api_key)
         self._channel = (
             grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
             if tls is None
@@ -127,7 +129,7 @@ class AsyncClient(BaseClient[AsyncGeneration]):
         loop = asyncio.get_running_loop()
         request = draft_to_wire(draft)
         try:
-            call = self._generate(request, timeout=self._seconds(timeout))
+            call = self._generate(request, timeout=self._seconds(timeout), metadata=self._metadata)
         except grpc.aio.UsageError as failure:
             raise closed_client(self.address) from failure
         return AsyncGeneration(call, draft.request_id, self.address, loop)
@@ -169,7 +171,7 @@ class AsyncClient(BaseClient[AsyncGeneration]):
     async def _ask(self, call: Call[RequestT, ResponseT, AnswerT]) -> AnswerT:
         send = call.method.over(self._channel.unary_unary)
         try:
-            reply: bytes = await send(call.request, timeout=self._timeout)
+            reply: bytes = await send(call.request, timeout=self._timeout, metadata=self._metadata)
         except grpc.RpcError as failure:
             raise to_error(failure, self.address) from failure
         except asyncio.CancelledError as cancellation:

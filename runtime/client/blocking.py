@@ -60,6 +60,7 @@ class Client(BaseClient[Generation], Closing):
     Args:
         address: `host:port`.
         tls: PEM files; None for a plain connection.
+        api_key: of the server's --api-keys; sent with every call, in the clear without `tls`.
         timeout: seconds that each call may take, unless it says otherwise; None for no limit.
     """
 
@@ -68,9 +69,10 @@ class Client(BaseClient[Generation], Closing):
         address: str = "127.0.0.1:8001",
         *,
         tls: ClientTls | None = None,
+        api_key: str | None = None,
         timeout: float | None = None,
     ) -> None:
-        super().__init__(address, timeout)
+        super().__init__(address, timeout, api_key)
         self._closed = False
         self._channel = (
             grpc.insecure_channel(address, options=CLIENT_OPTIONS)
@@ -83,7 +85,7 @@ class Client(BaseClient[Generation], Closing):
         """Send a request as it is."""
         request = draft_to_wire(draft)
         try:
-            call = self._generate(request, timeout=self._seconds(timeout))
+            call = self._generate(request, timeout=self._seconds(timeout), metadata=self._metadata)
         except ValueError as failure:
             raise closed_client(self.address) from failure
         return Generation(cast(ResponseCall, call), draft.request_id, self.address)
@@ -125,7 +127,7 @@ class Client(BaseClient[Generation], Closing):
     def _ask(self, call: Call[RequestT, ResponseT, AnswerT]) -> AnswerT:
         send = call.method.over(self._channel.unary_unary)
         try:
-            reply: bytes = send(call.request, timeout=self._timeout)
+            reply: bytes = send(call.request, timeout=self._timeout, metadata=self._metadata)
         except grpc.RpcError as failure:
             raise to_error(failure, self.address) from failure
         except ValueError as failure:

@@ -1,14 +1,29 @@
 """Who sent a request: ids, cached prefixes and shares of resources belong to a principal."""
 
-from dataclasses import dataclass
+import enum
+import ipaddress
+from dataclasses import dataclass, field
+
+IPV6_HOST_BITS = 64
+"""Of an IPv6 address: one host may use any address of its network."""
+
+
+class Scope(enum.Enum):
+    """What a port's paths and methods are for."""
+
+    INFERENCE = "inference"
+    METRICS = "metrics"
+
+
+ALL_SCOPES = frozenset(Scope)
 
 
 @dataclass(frozen=True)
 class Principal:
     """One client, as the protocol that it speaks identifies it.
 
-    Two kinds come over the network: a tenant, whom a client certificate names, wherever it
-    connects from; and a connection, which is all that is known of an anonymous client.
+    Two kinds come over the network: a tenant, whom an API key or a client certificate names,
+    wherever it connects from; and a connection, which is all that is known of an anonymous client.
     """
 
     name: str
@@ -18,6 +33,8 @@ class Principal:
     is_anonymous: bool = False
     is_trusted: bool = False
     """Code of this process: no share limits it, and no client can name it."""
+    scopes: frozenset[Scope] = field(default=ALL_SCOPES, compare=False)
+    """What it may ask for."""
 
 
 LOCAL = Principal("local", "local", is_trusted=True)
@@ -46,12 +63,26 @@ def namespace_of(principal: Principal, salt: str, *, share_prefixes: bool = Fals
     return ("principal", principal.name)
 
 
-def tenant(subject: str) -> Principal:
-    """The holder of a client certificate; `subject` is the certificate's."""
-    name = f"tenant {subject}"
-    return Principal(name, name)
+def tenant(name: str, scopes: frozenset[Scope] = ALL_SCOPES) -> Principal:
+    """The holder of an API key of the tenant `name`, or of a certificate with that subject."""
+    name = f"tenant {name}"
+    return Principal(name, name, scopes=scopes)
 
 
 def connection(address: str, host: str) -> Principal:
     """An anonymous client; `address` names its connection, `host` where that comes from."""
     return Principal(f"connection {address}", f"host {host}", is_anonymous=True)
+
+
+def host_of(address: str) -> str:
+    """What counts as one host: an IPv4 address, the network of an IPv6 address."""
+    plain = address.partition("%")[0]
+    try:
+        parsed = ipaddress.ip_address(plain)
+    except ValueError:
+        return plain
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.ip_network((parsed, IPV6_HOST_BITS), strict=False))
+    return str(parsed)

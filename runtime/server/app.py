@@ -19,6 +19,7 @@ from trtc.runtime.engine.loop import LoopStats
 from trtc.runtime.frontends.base import Frontend, FrontendConfig
 from trtc.runtime.host.interpreter import few_collections
 from trtc.runtime.server.process import prepare_process
+from trtc.runtime.service.access import OPEN, Access, AccessConfig
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.metrics import ServerMetrics
 from trtc.runtime.service.service import Service
@@ -48,6 +49,8 @@ class ServerConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     """How each engine is opened."""
     drain_timeout_s: float = 30.0
+    access: AccessConfig = OPEN
+    """Who may call."""
 
 
 class Server:
@@ -55,6 +58,9 @@ class Server:
 
     Args:
         opener: `opening.open_handle`, or a test's that needs no engine directory.
+
+    Raises:
+        RequestError: the file of API keys cannot be read.
     """
 
     def __init__(self, config: ServerConfig, *, opener: Opener) -> None:
@@ -68,7 +74,7 @@ class Server:
         self._ended: set[str] = set()
         """Engines that will not be ready again."""
         names = [source.name for source in config.engines]
-        self.service = Service(names, config.limits, self.metrics)
+        self.service = Service(names, config.limits, self.metrics, Access(config.access))
         self.metrics.watch_loops(self._loop_stats)
         frontends = [one.frontend(self.service) for one in config.frontends]
         self.frontends: Mapping[str, Frontend] = {one.name: one for one in frontends}

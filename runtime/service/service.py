@@ -25,6 +25,7 @@ from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.scheduling.shares import Place, Resource, Shares
+from trtc.runtime.service.access import Access
 from trtc.runtime.service.intake import Intake
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.metrics import RequestClock, ServerMetrics
@@ -39,8 +40,16 @@ class Service:
     An engine can be asked about once it was added, and serves once it was set ready.
     """
 
-    def __init__(self, names: Sequence[str], limits: ServiceLimits, metrics: ServerMetrics) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        limits: ServiceLimits,
+        metrics: ServerMetrics,
+        access: Access | None = None,
+    ) -> None:
+        """`access`: who may call; None: everybody."""
         self._handles: dict[str, EngineHandle] = {}
+        self.access = Access() if access is None else access
         self.limits = limits
         self.metrics = metrics
         self._courier = Courier(asyncio.get_running_loop())
@@ -147,8 +156,8 @@ class Service:
             raise UnknownRequestError(
                 f"no request called {request_id[:100]!r} is running for this client",
                 field="request_id",
-                remedy="It may have ended; abort a request with the certificate, or without one "
-                "over the connection, that sent it",
+                remedy="It may have ended; abort a request with the key or certificate, or without "
+                "one over the connection, that sent it",
             )
 
     async def tokenize_text(

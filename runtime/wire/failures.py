@@ -26,6 +26,8 @@ _STATUS: dict[type[errors.TrtcError], grpc.StatusCode] = {
     errors.EngineError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.EnvironmentFault: grpc.StatusCode.FAILED_PRECONDITION,
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    errors.ForbiddenError: grpc.StatusCode.PERMISSION_DENIED,
     errors.QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.CancelledError: grpc.StatusCode.CANCELLED,
@@ -44,6 +46,8 @@ _BY_NAME: dict[str, type[errors.TrtcError]] = {
         errors.EngineIncompatibleError,
         errors.EnvironmentFault,
         errors.InvalidRequestError,
+        errors.UnauthenticatedError,
+        errors.ForbiddenError,
         errors.QueueFullError,
         errors.DeadlineError,
         errors.CancelledError,
@@ -57,6 +61,8 @@ _BY_NAME: dict[str, type[errors.TrtcError]] = {
 
 _BY_CODE: dict[grpc.StatusCode, type[errors.TrtcError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequestError,
+    grpc.StatusCode.UNAUTHENTICATED: errors.UnauthenticatedError,
+    grpc.StatusCode.PERMISSION_DENIED: errors.ForbiddenError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.QueueFullError,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineError,
     grpc.StatusCode.CANCELLED: errors.CancelledError,

@@ -45,7 +45,8 @@ class ServerTls:
         )
 
     def context(self) -> ssl.SSLContext:
-        """A context of a port of Python's `ssl`, for HTTP/1.1.
+        """A context of a port of Python's `ssl`, for HTTP/1.1. Clients without a certificate get
+        through, because probes have none: who may ask for what is the application's to say.
 
         Raises:
             RequestError: as `credentials`.
@@ -76,7 +77,7 @@ class ServerTls:
                 remedy="Give a PEM certificate chain, and its PEM key without a password",
             ) from error
         if self.client_ca is not None:
-            context.verify_mode = ssl.CERT_REQUIRED
+            context.verify_mode = ssl.CERT_OPTIONAL
             try:
                 context.load_verify_locations(self.client_ca)
             except (OSError, ValueError) as error:

@@ -38,14 +38,17 @@ FLAGS = {
         --max-request-bytes --max-prompt-bytes --max-priority --share-prefixes --no-prefix-cache
         --draft --draft-tokens
         --dummy-weights --generation-config --drain-timeout
-        --tls-cert --tls-key --tls-client-ca --log-level
+        --tls-cert --tls-key --tls-client-ca --api-keys --allow-anonymous --log-level
     """,
+    "keys": "file --add --scope --expires-days --revoke",
     "client": f"""
         --host --port --model {COMPLETION} --priority --timeout --tls-ca --tls-cert --tls-key
+        --api-key-file
     """,
     "bench": """
         engine --url --model --concurrency --rate --input-len --output-len --requests --warmup
-        --seed --tls-ca --tls-cert --tls-key --threads --kv-bytes --dummy-weights --json
+        --seed --tls-ca --tls-cert --tls-key --api-key-file --threads --kv-bytes
+        --dummy-weights --json
     """,
     "doctor": "--json",
 }

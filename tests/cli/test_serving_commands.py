@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.support.certificates import make_certificates
 from tests.support.engines import build_tiny
 from tests.support.servers import TOKENIZER
 from trtc import open_engine
@@ -294,6 +295,9 @@ def test_one_flipped_byte_is_never_served(
         (["a/x", "b/x"], 2, "the name 'x' is given twice"),
         (["x", "--tls-cert", "c.pem"], 2, "--tls-key: is missing"),
         (["x", "--tls-client-ca", "c.pem"], 2, "--tls-cert: is missing"),
+        (["x", "--host", "0.0.0.0"], 2, "--host: 0.0.0.0 is reached from other machines"),
+        (["x", "--host", "::", "--allow-anonymous"], 4, "manifest.json cannot be read"),
+        (["x", "--api-keys", "/nowhere"], 2, "/nowhere: cannot be read"),
         ([], 2, "[NAME=]ENGINE...: is missing"),
     ],
 )
@@ -303,6 +307,42 @@ def test_bad_serve_options(
     free = ["--grpc-port", "0", "--http-port", "0"]
     assert main(["serve", *arguments, *free]) == status
     assert said in capsys.readouterr().err
+
+
+def test_a_server_with_keys_and_tls_answers_the_commands_that_have_both(
+    engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_certificates(tmp_path)
+    keys = tmp_path / "keys.json"
+    assert main(["keys", str(keys), "--add", "alice"]) == 0
+    (tmp_path / "key").write_text(capsys.readouterr().out)
+    pem = tmp_path / "server.pem", tmp_path / "server.key"
+    serving = Serving(
+        engine, "--api-keys", keys, "--tls-cert", pem[0], "--tls-key", pem[1], "--host", "0.0.0.0"
+    )
+    try:
+        port = serving.wait_for(r"serving .* grpc=0.0.0.0:(\d+)")[1]
+        ca = str(tmp_path / "ca.pem")
+        remote = ["--tls-ca", ca, "--api-key-file", str(tmp_path / "key")]
+        ask = [
+            "client",
+            "--port",
+            port,
+            "--prompt-ids",
+            "5,17",
+            "--max-tokens",
+            "3",
+            "--ignore-eos",
+        ]
+        assert json.loads(run(capsys, *ask, *remote, "--json"))["usage"]["completion_tokens"] == 3
+        measure = ["bench", "--url", f"127.0.0.1:{port}", "--concurrency", "1", "--requests", "1"]
+        short = ["--input-len", "4", "--output-len", "2", "--warmup", "0", "--json"]
+        assert json.loads(run(capsys, *measure, *short, *remote))["loads"]
+        assert main([*ask, "--tls-ca", ca]) == 6
+        assert "an API key is missing" in capsys.readouterr().err
+        assert serving.stop() == 0
+    finally:
+        serving.process.kill()
 
 
 def test_a_killed_server_leaves_an_engine_that_serves_again(engine: Path) -> None:

@@ -1,7 +1,7 @@
 """A root certificate authority, and what it signed: a server and clients."""
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +30,11 @@ class Certificates:
         return ServerTls(self.folder / "server.pem", self.folder / "server.key", ca)
 
 
-def make_certificates(folder: Path, clients: Sequence[str] = ("client",)) -> Certificates:
-    """Sign a server's certificate, and one for each client, with its name as the subject."""
+def make_certificates(
+    folder: Path, clients: Sequence[str] = ("client",), subjects: Mapping[str, str] | None = None
+) -> Certificates:
+    """Sign a server's certificate, and one for each client, with its name in the subject, unless
+    `subjects` has another. All have a URI, and the server an address."""
 
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
@@ -39,9 +42,11 @@ def make_certificates(folder: Path, clients: Sequence[str] = ("client",)) -> Cer
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=root")
     for name in ("server", *clients):
-        subject = ("-subj", f"/O=trtc/CN={name}")
-        openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", *subject)
-        (folder / "san").write_text("subjectAltName=IP:127.0.0.1\n")
+        subject = (subjects or {}).get(name, f"/O=trtc/CN={name}")
+        request = ("-keyout", f"{name}.key", "-out", f"{name}.csr", "-utf8", "-subj", subject)
+        openssl("req", *key, *request)
+        other = "IP:127.0.0.1" if name == "server" else f"URI:spiffe://trtc/{name}"
+        (folder / "san").write_text(f"subjectAltName={other}\n")
         openssl(
             "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key",
             "-CAcreateserial", "-out", f"{name}.pem", "-extfile", "san",

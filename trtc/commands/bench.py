@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from trtc.commands.phases import phases
-from trtc.commands.remote import client_tls, connection_options
+from trtc.commands.remote import Credentials, connection_options, credentials
 from trtc.protos.errors import RequestError
 from trtc.runtime.bench.load import ServerTarget, Shape, Target, local_target, run_load
 from trtc.runtime.bench.measure import Load, Measurement, Spread
-from trtc.runtime.client import AsyncClient, ClientTls
+from trtc.runtime.client import AsyncClient
 from trtc.runtime.engine.config import EngineConfig
 from trtc.runtime.engine.opening import open_handle
 from trtc.runtime.requests.model_info import ModelInfo
@@ -60,6 +60,7 @@ def command(
     tls_ca: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
+    api_key_file: Path | None,
     threads: int | None,
     kv_bytes: int | None,
     dummy_weights: bool,
@@ -70,11 +71,11 @@ def command(
         raise RequestError("give exactly one of them", field="ENGINE, --url")
     loads = _loads(concurrency, rate, requests)
     shape = Shape(input_len, output_len, secrets.randbits(31) if seed is None else seed)
-    tls = client_tls(tls_ca, tls_cert, tls_key)
+    access = credentials(tls_ca, tls_cert, tls_key, api_key_file)
     config = EngineConfig(num_threads=threads, kv_bytes=kv_bytes, dummy_weights=dummy_weights)
     with phases() as progress:
         info, measurements = asyncio.run(
-            _measure(engine, url, tls, model, config, loads, shape, warmup, progress)
+            _measure(engine, url, access, model, config, loads, shape, warmup, progress)
         )
     if as_json:
         click.echo(json.dumps(_document(engine, url, info, shape, measurements)))
@@ -85,7 +86,7 @@ def command(
 async def _measure(
     engine: Path | None,
     url: str | None,
-    tls: ClientTls | None,
+    access: Credentials,
     model: str,
     config: EngineConfig,
     loads: Sequence[Load],
@@ -97,7 +98,7 @@ async def _measure(
         async with local_target(engine, config, open_handle) as target:
             return await _run_all(target, loads, shape, warmup, progress)
     assert url is not None
-    async with AsyncClient(url, tls=tls) as client:
+    async with AsyncClient(url, **access) as client:
         return await _run_all(ServerTarget(client, model), loads, shape, warmup, progress)
 
 

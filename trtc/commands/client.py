@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from trtc.commands.completion import complete, completion_options
-from trtc.commands.remote import client_tls, connection_options
+from trtc.commands.remote import connection_options, credentials
 from trtc.runtime.client import Client
 
 
@@ -29,9 +29,10 @@ def command(
     tls_ca: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
+    api_key_file: Path | None,
     **options: object,
 ) -> None:
     """Complete a prompt with a running server, as `trtc generate` does in this process."""
-    tls = client_tls(tls_ca, tls_cert, tls_key)
+    access = credentials(tls_ca, tls_cert, tls_key, api_key_file)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    complete(lambda: Client(address, tls=tls, timeout=timeout), **options)
+    complete(lambda: Client(address, timeout=timeout, **access), **options)

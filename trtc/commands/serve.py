@@ -12,11 +12,13 @@ from trtc.protos.errors import RequestError
 from trtc.runtime.engine.config import EngineConfig
 from trtc.runtime.engine.drafting import MAX_ROWS, DraftConfig
 from trtc.runtime.engine.opening import open_handle
+from trtc.runtime.frontends.base import is_loopback
 from trtc.runtime.frontends.grpc.frontend import GrpcConfig
 from trtc.runtime.frontends.http.port import HttpConfig
 from trtc.runtime.requests.request_defaults import GenerationConfig
 from trtc.runtime.requests.validation import MAX_PRIORITY
 from trtc.runtime.server.app import Server, ServerConfig, engine_sources, pin_digests
+from trtc.runtime.service.access import OPEN, AccessConfig
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.wire.tls import ServerTls
 
@@ -173,6 +175,18 @@ _DRAFTS = DraftConfig()
     "--tls-client-ca", type=click.Path(path_type=Path), help="PEM roots; clients must be signed."
 )
 @click.option(
+    "--api-keys",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Let in only clients with a key of this file, which `trtc keys` makes. It is read again "
+    "when it changes.",
+)
+@click.option(
+    "--allow-anonymous",
+    is_flag=True,
+    help="With a --host that other machines reach: let in clients without key or certificate.",
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -208,11 +222,16 @@ def command(
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
+    api_keys: Path | None,
+    allow_anonymous: bool,
     log_level: str,
 ) -> None:
     """Serve engines over gRPC until SIGTERM or Ctrl-C, which let running requests end."""
     _log_to_stderr(log_level)
     tls = _tls(tls_cert, tls_key, tls_client_ca)
+    access = AccessConfig(api_keys, needs_certificate=tls_client_ca is not None)
+    if not allow_anonymous:
+        _check_reach(host, access)
     config = ServerConfig(
         engines=pin_digests(engine_sources(engines), digests),
         frontends=(
@@ -241,6 +260,7 @@ def command(
             generation_config=generation_config,
         ),
         drain_timeout_s=drain_timeout,
+        access=access,
     )
     asyncio.run(_serve(config))
 
@@ -271,6 +291,15 @@ def _trust(keys: Path | None, *, required: bool) -> Path | None:
             "has no effect alone", field="--trust", remedy="Give --require-signature as well"
         )
     return keys
+
+
+def _check_reach(host: str, access: AccessConfig) -> None:
+    if access == OPEN and not is_loopback(host):
+        raise RequestError(
+            f"{host} is reached from other machines, and anybody could use the server",
+            field="--host",
+            remedy="Give --api-keys or --tls-client-ca, or --allow-anonymous to let anybody in",
+        )
 
 
 def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> ServerTls | None:

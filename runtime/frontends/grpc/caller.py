@@ -1,46 +1,85 @@
-"""The principal behind a gRPC call: the subject of its client certificate, else its connection."""
+"""The principal behind a gRPC call, and the door that lets in only calls that have one."""
 
-import ipaddress
-from functools import lru_cache
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
+import grpc
 import grpc.aio
+from grpc_health.v1 import health
 
-from trtc.runtime.requests.principal import Principal, connection, tenant
+from trtc.protos.errors import UnauthenticatedError
+from trtc.runtime.requests.principal import Principal
+from trtc.runtime.service.access import Access, Peer, api_key
+from trtc.runtime.wire.failures import to_status
 
-IPV6_HOST_BITS = 64
-"""Of an IPv6 address: one host may use any address of its network."""
+OPEN_SERVICES = (health.SERVICE_NAME,)
+"""Probes need no credentials."""
 _SUBJECT_PROPERTIES = ("x509_subject", "x509_subject_alternative_name", "x509_common_name")
-"""gRPC sets these for verified client certificates only; the first that is set names the tenant."""
+"""gRPC sets these for verified client certificates only; the first that says anything names the
+tenant."""
+
+Metadata = Iterable[tuple[str, str | bytes]]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Find = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
 
 
-def caller(context: "grpc.aio.ServicerContext[Any, Any]") -> Principal:
-    """Who makes the call."""
-    properties = context.auth_context()
-    for name in _SUBJECT_PROPERTIES:
-        if values := properties.get(name):
-            return tenant(b"\0".join(values).decode(errors="backslashreplace"))
-    return _connection(context.peer())
+def caller(context: "grpc.aio.ServicerContext[Any, Any]", access: Access) -> Principal:
+    """Who makes the call.
+
+    Raises:
+        UnauthenticatedError: a credential is missing or unknown.
+        ForbiddenError: whoever it is may not ask for inference.
+    """
+    peer = context.peer()
+    key = _key_of(context.invocation_metadata() or ())
+    return access.admit(Peer(peer, _ip_of(peer), _subject(context.auth_context()), key))
 
 
-@lru_cache(maxsize=4096)
-def _connection(peer: str) -> Principal:
-    return connection(peer, _host(peer))
+class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # a class at run time
+    """Refuses calls of every service without a known key, before their request is read."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def intercept_service(
+        self,
+        continuation: Find,
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        service = handler_call_details.method.rpartition("/")[0].removeprefix("/")
+        if service not in OPEN_SERVICES:
+            try:
+                self._access.holder(_key_of(handler_call_details.invocation_metadata or ()))
+            except UnauthenticatedError as error:
+                return _refusing(to_status(error))
+        return await continuation(handler_call_details)
 
 
-def _host(peer: str) -> str:
-    """`192.0.2.1` of `ipv4:192.0.2.1:50000`, the network of `ipv6:[2001:db8::1]:50000`."""
+def _refusing(status: grpc.Status) -> Handler:
+    """To gRPC a call of streams, because their requests are read only when a handler asks."""
+
+    async def refuse(requests: object, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+        await context.abort(status.code, status.details, status.trailing_metadata)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _ip_of(peer: str) -> str:
+    """`192.0.2.1` of `ipv4:192.0.2.1:50000`, `2001:db8::1` of `ipv6:%5B2001:db8::1%5D:50000`."""
     kind, _, address = unquote(peer).partition(":")
-    host = address.rpartition(":")[0].strip("[]").partition("%")[0]
-    if kind not in ("ipv4", "ipv6"):
-        return kind
-    try:
-        parsed = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if isinstance(parsed, ipaddress.IPv6Address):
-        if parsed.ipv4_mapped is not None:
-            return str(parsed.ipv4_mapped)
-        return str(ipaddress.ip_network((parsed, IPV6_HOST_BITS), strict=False))
-    return str(parsed)
+    return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else kind
+
+
+def _key_of(metadata: Metadata) -> str:
+    """gRPC gives names in lower case; of several values the last one counts."""
+    said = {name: value for name, value in metadata if isinstance(value, str)}
+    return api_key(said.get("authorization", ""), said.get("x-api-key", ""))
+
+
+def _subject(properties: Mapping[str, Iterable[bytes]]) -> str:
+    """Of the client's certificate. One without a subject, as SPIFFE's are, has other names."""
+    for name in _SUBJECT_PROPERTIES:
+        if said := b"\0".join(properties.get(name, ())):
+            return said.decode(errors="backslashreplace")
+    return ""

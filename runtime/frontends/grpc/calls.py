@@ -18,7 +18,6 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from trtc.protos.errors import CancelledError, TrtcError
-from trtc.runtime.frontends.grpc.caller import caller
 from trtc.runtime.frontends.grpc.intake import Intake
 from trtc.runtime.service.streams import OutputStream
 from trtc.runtime.wire.bounded import parse
@@ -57,7 +56,7 @@ def unary(
 
     async def answer(context: Context) -> Message:
         read = partial(parse, method.request)
-        async with intake.request(context, caller(context), read) as request:
+        async with intake.request(context, intake.caller(context), read) as request:
             return await behaviour(request, context)
 
     return one_answer(method, answer)

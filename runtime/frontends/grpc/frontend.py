@@ -40,7 +40,7 @@ class GrpcFrontend(Frontend):
         self._config = config
         self._service = service
         self._health = Health()
-        self._intake = Intake(service.intake)
+        self._intake = Intake(service.intake, service.access)
         self._server: grpc.aio.Server | None = None
         self._names: tuple[str, ...] = ()
         """Services that health checks know; "" is the server."""
@@ -49,8 +49,9 @@ class GrpcFrontend(Frontend):
         config = self._config
         if config.tls is None and not is_loopback(config.host):
             _log.warning(
-                "--host %s is reached from other machines, and gRPC has no TLS: prompts and tokens "
-                "travel in the clear. Give --tls-cert and --tls-key, or put a TLS proxy before it",
+                "--host %s is reached from other machines, and gRPC has no TLS: prompts, tokens "
+                "and keys travel in the clear. Give --tls-cert and --tls-key, or put a TLS proxy "
+                "before it",
                 config.host,
             )
         services = (
@@ -58,7 +59,8 @@ class GrpcFrontend(Frontend):
             KServeServicer(self._service, self._intake).grpc_service(),
         )
         self._names = ("", *(one.name for one in services))
-        self._server = make_server(services, self._health, self._service.limits)
+        limits, access = self._service.limits, self._service.access
+        self._server = make_server(services, self._health, limits, access)
         self.port = bind(self._server, config.host, config.port, config.tls)
         self._service.on_readiness(self._report_health)
         await self._server.start()

@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from trtc.protos.errors import CancelledError, InvalidRequestError
+from trtc.runtime.frontends.grpc.caller import caller
 from trtc.runtime.frontends.grpc.resets import Resets
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.service import intake
+from trtc.runtime.service.access import Access
 from trtc.runtime.service.fair_turns import FairTurns
 from trtc.runtime.service.intake import TURN_S
 
@@ -27,14 +29,25 @@ RequestT = TypeVar("RequestT")
 
 
 class Intake:
-    """Reads and parses the requests of calls, in turns with those of other ports."""
+    """Reads and parses the requests of calls that `access` admits, in turns with those of other
+    ports."""
 
-    def __init__(self, turns: intake.Intake) -> None:
+    def __init__(self, turns: intake.Intake, access: Access) -> None:
         self._turns = turns
+        self._access = access
         self._resets = Resets()
         # As with turns: nobody has all places.
         self._clients = FairTurns(MAX_LISTENING, MAX_LISTENING // 4, TURN_S, _NAME)
         self._hosts = FairTurns(MAX_LISTENING, MAX_LISTENING * 3 // 4, TURN_S, _NAME)
+
+    def caller(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Principal:
+        """Who makes a call.
+
+        Raises:
+            UnauthenticatedError: a credential is missing or unknown.
+            ForbiddenError: whoever it is may not ask for inference.
+        """
+        return caller(context, self._access)
 
     def drain(self) -> None:
         """Calls that were cancelled end at once from now on."""

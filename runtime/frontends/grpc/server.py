@@ -11,15 +11,17 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from trtc.protos.errors import RequestError
 from trtc.runtime.frontends.base import url_host
+from trtc.runtime.frontends.grpc.caller import Door
 from trtc.runtime.frontends.grpc.calls import GrpcService
 from trtc.runtime.frontends.grpc.health import Health
+from trtc.runtime.service.access import Access
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.wire.channel import server_options
 from trtc.runtime.wire.tls import ServerTls
 
 
 def make_server(
-    services: Sequence[GrpcService], status: Health, limits: ServiceLimits
+    services: Sequence[GrpcService], status: Health, limits: ServiceLimits, access: Access
 ) -> grpc.aio.Server:
     """A server with these, health and reflection; it listens once ports are bound."""
     options = server_options(
@@ -27,7 +29,9 @@ def make_server(
         max_connections=limits.max_connections,
         max_request_bytes=limits.max_request_bytes,
     )
-    server = grpc.aio.server(options=options)
+    server = grpc.aio.server(
+        options=options, interceptors=(Door(access),) if access.needs_keys else ()
+    )
     server.add_generic_rpc_handlers(tuple(one.handlers for one in services))
     health_pb2_grpc.add_HealthServicer_to_server(status, server)
     names = [one.name for one in services]

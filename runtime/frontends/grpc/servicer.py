@@ -4,7 +4,6 @@ from contextlib import AsyncExitStack
 
 from trtc.protos.errors import InvalidRequestError
 from trtc.protos.trtc.v1 import inference_pb2 as pb
-from trtc.runtime.frontends.grpc.caller import caller
 from trtc.runtime.frontends.grpc.calls import (
     STALLED_CLIENT_S,
     Context,
@@ -62,7 +61,7 @@ class InferenceServicer:
 
     async def _generate(self, context: Context) -> None:
         """Writes the outputs as they come; leaving the service's context frees the pages."""
-        principal = caller(context)
+        principal = self._intake.caller(context)
         async with AsyncExitStack() as running:
             async with self._intake.request(context, principal, self._draft) as draft:
                 generation = self._service.generate(
@@ -90,7 +89,7 @@ class InferenceServicer:
                     await context.write(output_to_wire(output))
 
     async def abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        self._service.abort(request.model, request.request_id, caller(context))
+        self._service.abort(request.model, request.request_id, self._intake.caller(context))
         return pb.AbortResponse()
 
     async def tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
@@ -99,12 +98,12 @@ class InferenceServicer:
             raise InvalidRequestError("is missing", field="input", remedy="Give text or chat")
         if kind == "chat":
             token_ids = await self._service.tokenize_chat(
-                request.model, chat_from_wire(request.chat), caller(context)
+                request.model, chat_from_wire(request.chat), self._intake.caller(context)
             )
         else:
             special = not request.HasField("add_special_tokens") or request.add_special_tokens
             token_ids = await self._service.tokenize_text(
-                request.model, request.text, special, caller(context)
+                request.model, request.text, special, self._intake.caller(context)
             )
         return pb.TokenizeResponse(token_ids=token_ids)
 
@@ -115,7 +114,7 @@ class InferenceServicer:
             request.model,
             request.token_ids,
             request.keep_special_tokens,
-            caller(context),
+            self._intake.caller(context),
         )
         return pb.DetokenizeResponse(text=text)
 

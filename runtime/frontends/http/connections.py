@@ -11,6 +11,8 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from trtc.runtime.frontends.asgi import with_certificate
+
 EXCHANGE_S = 5.0
 """From the accept, or from the last response, to the end of the next response."""
 MAX_CONNECTIONS = 64
@@ -25,6 +27,7 @@ class BoundedConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.app = with_certificate(self.app, transport)
         self._restart_deadline()
         connections: set[Any] = self.connections
         if len(connections) > MAX_CONNECTIONS:

@@ -9,7 +9,7 @@ import json
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -18,20 +18,28 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from trtc.protos.errors import RequestError
+from trtc.protos.errors import RequestError, TrtcError
+from trtc.runtime.frontends.asgi import (
+    Application,
+    AsgiScope,
+    Receive,
+    Send,
+    admitting,
+    http_status,
+)
 from trtc.runtime.frontends.base import Frontend
 from trtc.runtime.frontends.http.listener import BACKLOG, BoundedListener
+from trtc.runtime.requests.principal import Scope
 from trtc.runtime.service.service import Service
 from trtc.runtime.wire.tls import ServerTls
 
 if TYPE_CHECKING:
     import uvicorn
 
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Application = Callable[[MutableMapping[str, Any], Callable[[], Awaitable[Any]], Send], Any]
-
 CLOSE_S = 1
 """How long answers under way get when the server closes."""
+OPEN_PATHS = ("/healthz", "/readyz")
+"""Probes need no credentials."""
 HANDSHAKE_S = 5.0
 """For the TLS handshake of a connection."""
 
@@ -56,7 +64,12 @@ class HttpFrontend(Frontend):
         super().__init__(config.host)
         self._config = config
         # Both may be read in the HTTP thread.
-        self._application = _application(service.metrics.registry, service.why_not_ready)
+        self._application = admitting(
+            _application(service.metrics.registry, service.why_not_ready),
+            service.access,
+            scope_of=lambda path: None if path in OPEN_PATHS else Scope.METRICS,
+            refuse=_refusal,
+        )
         self._server: Future[uvicorn.Server] = Future()
         self._thread: threading.Thread | None = None
 
@@ -157,9 +170,7 @@ def _application(
         "/readyz": readyz,
     }
 
-    async def application(
-        scope: MutableMapping[str, Any], receive: Callable[[], Awaitable[Any]], send: Send
-    ) -> None:
+    async def application(scope: AsgiScope, receive: Receive, send: Send) -> None:
         page = pages.get(scope["path"])
         if scope["method"] not in ("GET", "HEAD"):
             status, content_type, body = _json(
@@ -179,6 +190,11 @@ def _application(
         await send({"type": "http.response.body", "body": body})
 
     return application
+
+
+def _refusal(error: TrtcError) -> tuple[str, bytes]:
+    _, content_type, body = _json(http_status(error), {"status": str(error)})
+    return content_type, body
 
 
 def _json(status: HTTPStatus, document: dict[str, object]) -> tuple[HTTPStatus, str, bytes]:

@@ -141,14 +141,6 @@ async def test_a_rotation_that_is_half_done_keeps_the_old_certificate(tmp_path: 
 
 
 @asynchronous
-async def test_mutual_tls_lets_only_signed_clients_in(certificates: Certificates) -> None:
-    async with echo_server(config=over(certificates.server(mutual=True))) as server:
-        assert await asyncio.to_thread(get, server.http_port, certificates.client()) == 200
-        with pytest.raises(OSError):
-            await asyncio.to_thread(get, server.http_port, certificates.trusting)
-
-
-@asynchronous
 async def test_clients_that_begin_no_handshake_are_bounded_in_time_and_number(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:

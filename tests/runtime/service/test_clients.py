@@ -16,8 +16,8 @@ from trtc.runtime.client import AsyncClient, Client
 from trtc.runtime.engine.config import EngineConfig, EngineSource
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.executors.echo import EchoOptions
-from trtc.runtime.frontends.grpc.caller import _host
-from trtc.runtime.requests.principal import connection
+from trtc.runtime.frontends.grpc.caller import _ip_of
+from trtc.runtime.requests.principal import connection, host_of
 from trtc.runtime.requests.request import FinishReason
 from trtc.runtime.server.app import Server
 from trtc.runtime.service.limits import ServiceLimits
@@ -133,7 +133,7 @@ async def test_a_tenant_is_its_certificate_and_not_its_connection(tmp_path: Path
     ],
 )
 def test_connections_of_one_host_count_together(peer: str, host: str) -> None:
-    assert _host(peer) == host
+    assert host_of(_ip_of(peer)) == host
     assert connection(peer, host).is_anonymous
 
 

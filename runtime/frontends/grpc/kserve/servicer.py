@@ -10,7 +10,6 @@ from google.protobuf.message import Message
 
 from trtc.protos.errors import CancelledError, TrtcError, UnsupportedError
 from trtc.protos.kserve import grpc_service_pb2 as pb
-from trtc.runtime.frontends.grpc.caller import caller
 from trtc.runtime.frontends.grpc.calls import (
     STALLED_CLIENT_S,
     Context,
@@ -167,7 +166,7 @@ class KServeServicer:
         )
 
     async def _model_infer(self, context: Context) -> pb.ModelInferResponse:
-        principal = caller(context)
+        principal = self._intake.caller(context)
         async with AsyncExitStack() as running:
             async with self._intake.request(context, principal, self._one_reply) as request:
                 run = self._inference.run(request, principal, deadline(context))
@@ -176,7 +175,7 @@ class KServeServicer:
 
     async def _model_stream_infer(self, context: Context) -> None:
         """Requests are admitted one after the other, and answered as their outputs come."""
-        principal = caller(context)
+        principal = self._intake.caller(context)
         writer = _Writer(context, self._stalled_client_s)
         idle: CancelledError | None = None
         async with (
@@ -204,7 +203,7 @@ class KServeServicer:
         self, data: bytes, context: Context, running: AsyncExitStack, writer: "_Writer"
     ) -> Exchange | None:
         """Admit a request of a stream; None: it is refused, and its client has been told."""
-        principal = caller(context)
+        principal = self._intake.caller(context)
         request_id = ""
         try:
             async with self._intake.parsed(principal, data, self._read_or_refuse) as request:

@@ -1,0 +1,118 @@
+"""Who may call: credentials become a principal, in one place for every protocol.
+
+    peer: address, certificate, key ──► Access.admit ──► Principal
+                                              └──► UnauthenticatedError, ForbiddenError
+
+A frontend says what its protocol knows of a caller (`Peer`), and what the call is for (`Scope`).
+Where the server has API keys, a key is needed, whatever certificate the client shows; where clients
+must have certificates, one of those; else everybody may call. Probes of health are open everywhere.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from trtc.protos.errors import ForbiddenError, UnauthenticatedError
+from trtc.runtime.host.reloaded import Reloaded
+from trtc.runtime.requests.principal import Principal, Scope, connection, host_of, tenant
+from trtc.runtime.service.api_keys import KeyTable, read_keys
+
+
+@dataclass(frozen=True)
+class AccessConfig:
+    api_keys: Path | None = None
+    """Read again whenever it changes; None: clients need no keys."""
+    needs_certificate: bool = False
+    """Whether clients without a key must have shown a certificate."""
+
+
+OPEN = AccessConfig()
+"""Everybody may call."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What a protocol knows of a caller."""
+
+    address: str
+    """Names the connection."""
+    ip: str
+    """Where that comes from; any other word where there is no IP address."""
+    subject: str = ""
+    """Of a client certificate that TLS has verified; "": none was shown."""
+    key: str = ""
+    """The API key that came with the call; "": none did."""
+
+
+class Access:
+    """Thread-safe.
+
+    Raises:
+        RequestError: the file of keys cannot be read.
+    """
+
+    def __init__(self, config: AccessConfig = OPEN) -> None:
+        self._config = config
+        path = config.api_keys
+        self._keys = None if path is None else Reloaded([path], lambda: KeyTable(read_keys(path)))
+
+    @property
+    def needs_keys(self) -> bool:
+        return self._keys is not None
+
+    def admit(self, peer: Peer, scope: Scope = Scope.INFERENCE) -> Principal:
+        """Who calls.
+
+        Raises:
+            UnauthenticatedError: a credential is missing or unknown.
+            ForbiddenError: the caller may not ask for `scope`.
+        """
+        if self._keys is not None:
+            principal = self.holder(peer.key)
+            assert principal is not None
+        elif peer.subject:
+            principal = tenant(peer.subject)
+        elif self._config.needs_certificate:
+            raise UnauthenticatedError(
+                "the client has shown no certificate",
+                remedy="Connect with a certificate that the server's --tls-client-ca has signed",
+            )
+        else:
+            principal = _connection(peer.address, peer.ip)
+        if scope not in principal.scopes:
+            raise ForbiddenError(
+                f"the key may not be used for {scope.value}",
+                field="authorization",
+                remedy=f"Use a key of a tenant whose scopes have {scope.value!r}",
+            )
+        return principal
+
+    def holder(self, key: str) -> Principal | None:
+        """Whose key it is; None: the server has no keys.
+
+        Raises:
+            UnauthenticatedError: nobody's.
+        """
+        if self._keys is None:
+            return None
+        principal = self._keys.get().find(key) if key else None
+        if principal is None:
+            raise UnauthenticatedError(
+                "the API key is not known, or has expired" if key else "an API key is missing",
+                field="authorization",
+                remedy="Send `authorization: Bearer KEY` or `x-api-key: KEY`",
+            )
+        return principal
+
+
+def api_key(authorization: str, x_api_key: str) -> str:
+    """The key that the two headers give; the first is that of OAuth (RFC 6750)."""
+    scheme, _, credential = authorization.strip().partition(" ")
+    if scheme.lower() == "bearer":
+        return credential.strip()
+    return x_api_key.strip()
+
+
+@lru_cache(maxsize=4096)
+def _connection(address: str, ip: str) -> Principal:
+    return connection(address, host_of(ip))

@@ -1,0 +1,337 @@
+"""Who is let in, by gRPC and HTTP: keys, certificates, scopes, and keys that come and go."""
+
+import asyncio
+import contextlib
+import http.client
+import json
+import ssl
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import grpc.aio
+import msgspec
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from tests.support.aio import asynchronous
+from tests.support.certificates import make_certificates
+from tests.support.servers import CONFIG, EchoEngine, echo_server, frontends
+from trtc.protos.errors import (
+    ForbiddenError,
+    RequestError,
+    TrtcError,
+    UnauthenticatedError,
+    UnknownRequestError,
+)
+from trtc.runtime.client import AsyncClient, Client, ClientTls
+from trtc.runtime.executors.echo import EchoOptions
+from trtc.runtime.requests.principal import Principal, Scope
+from trtc.runtime.server.app import ServerConfig
+from trtc.runtime.service.access import AccessConfig, Peer
+from trtc.runtime.service.api_keys import ApiKey, KeyFile, Tenant, hash_of
+
+ALICE, BOB, PROMETHEUS = "alice's", "bob's", "prometheus'"
+
+
+def write_keys(path: Path, tenants: Mapping[str, Tenant]) -> None:
+    new = path.with_suffix(".new")
+    new.write_bytes(msgspec.json.encode(KeyFile(tenants=dict(tenants))))
+    new.replace(path)
+
+
+def holding(*keys: str, scopes: tuple[Scope, ...] = (Scope.INFERENCE,)) -> Tenant:
+    return Tenant(keys=tuple(ApiKey(hash_of(one)[:8], hash_of(one)) for one in keys), scopes=scopes)
+
+
+TENANTS = {
+    "alice": holding(ALICE),
+    "bob": holding(BOB),
+    "prometheus": holding(PROMETHEUS, scopes=(Scope.METRICS,)),
+}
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> ServerConfig:
+    """Needs the keys of TENANTS."""
+    path = tmp_path / "keys.json"
+    write_keys(path, TENANTS)
+    return replace(CONFIG, access=AccessConfig(path))
+
+
+def keys_of(config: ServerConfig) -> Path:
+    assert config.access.api_keys is not None
+    return config.access.api_keys
+
+
+async def generate(address: str, key: str | None, tls: ClientTls | None = None) -> int:
+    async with AsyncClient(address, tls=tls, api_key=key, timeout=10) as client:
+        return len((await client.generate([1], max_tokens=2, ignore_eos=True).result()).token_ids)
+
+
+async def get(
+    port: int, path: str, headers: Mapping[str, str] | None = None, tls: ClientTls | None = None
+) -> http.client.HTTPResponse:
+    def ask() -> http.client.HTTPResponse:
+        connection: http.client.HTTPConnection
+        if tls is None:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        else:
+            context = ssl.create_default_context(cafile=str(tls.ca))
+            if tls.cert is not None:
+                context.load_cert_chain(tls.cert, tls.key)
+            connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
+        with contextlib.closing(connection):
+            connection.request("GET", path, headers=dict(headers or {}))
+            answer = connection.getresponse()
+            answer.body = answer.read()  # type: ignore[attr-defined]
+            return answer
+
+    return await asyncio.to_thread(ask)
+
+
+@asynchronous
+async def test_every_call_needs_a_key_of_the_file(keyed: ServerConfig) -> None:
+    async with echo_server(config=keyed) as server:
+        assert await generate(server.address, ALICE) == 2
+        for key, said in ((None, "an API key is missing"), ("guess", "is not known")):
+            with pytest.raises(UnauthenticatedError, match=said):
+                await generate(server.address, key)
+            async with AsyncClient(server.address, api_key=key, timeout=10) as client:
+                for call in (
+                    client.info(),
+                    client.tokenize("x"),
+                    client.detokenize([1]),
+                    client.abort("x"),
+                ):
+                    with pytest.raises(UnauthenticatedError):
+                        await call
+        with pytest.raises(ForbiddenError, match="inference"):
+            await generate(server.address, PROMETHEUS)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "code"),
+    [
+        ((("authorization", f"Bearer {ALICE}"),), None),
+        ((("authorization", f"bearer  {ALICE} "),), None),
+        ((("x-api-key", ALICE),), None),
+        ((("authorization", ALICE),), grpc.StatusCode.UNAUTHENTICATED),
+        ((("authorization", f"Basic {ALICE}"),), grpc.StatusCode.UNAUTHENTICATED),
+        ((("authorization", "Bearer "),), grpc.StatusCode.UNAUTHENTICATED),
+        ((("x-api-key-bin", ALICE.encode()),), grpc.StatusCode.UNAUTHENTICATED),
+        ((("x-api-key", "x" * 5000),), grpc.StatusCode.UNAUTHENTICATED),
+        ((), grpc.StatusCode.UNAUTHENTICATED),
+    ],
+)
+@asynchronous
+async def test_metadata_that_carries_a_key(
+    metadata: tuple[tuple[str, str]], code: grpc.StatusCode | None, keyed: ServerConfig
+) -> None:
+    async with (
+        echo_server(config=keyed) as server,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        call = channel.unary_unary("/trtc.v1.Inference/GetModelInfo", None, None)(
+            b"", metadata=metadata
+        )
+        assert await call.code() is (code or grpc.StatusCode.OK)
+
+
+@asynchronous
+async def test_health_is_open_and_reflection_is_not(keyed: ServerConfig) -> None:
+    async with (
+        echo_server(config=keyed) as server,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        health = health_pb2_grpc.HealthStub(channel)
+        answer = await health.Check(health_pb2.HealthCheckRequest())
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+        async def reflect(key: str | None) -> FileDescriptorProto:
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            asked = reflection_pb2.ServerReflectionRequest(list_services="")
+            metadata = () if key is None else (("x-api-key", key),)
+            call = stub.ServerReflectionInfo(iter([asked]), metadata=metadata)
+            return await call.read()
+
+        await reflect(ALICE)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await reflect(None)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@asynchronous
+async def test_a_stranger_is_refused_before_the_request_is_read(keyed: ServerConfig) -> None:
+    async with (
+        echo_server(config=keyed) as server,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        call = channel.stream_stream("/trtc.v1.Inference/Generate", None, None)(None)
+        async with asyncio.timeout(5):  # nothing is ever sent
+            assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@asynchronous
+async def test_http_keeps_metrics_apart_and_health_open(keyed: ServerConfig) -> None:
+    async with echo_server(config=keyed) as server:
+        port = server.http_port
+        for path in ("/healthz", "/readyz"):
+            assert (await get(port, path)).status == 200
+        for path in ("/metrics", "/other"):
+            refused = await get(port, path)
+            assert refused.status == 401
+            assert refused.headers["WWW-Authenticate"] == "Bearer"
+            assert "API key is missing" in json.loads(refused.body)["status"]  # type: ignore[attr-defined]
+        assert (await get(port, "/metrics", {"Authorization": f"Bearer {ALICE}"})).status == 403
+        for headers in ({"Authorization": f"Bearer {PROMETHEUS}"}, {"X-API-Key": PROMETHEUS}):
+            assert (await get(port, "/metrics", headers)).status == 200
+
+
+@asynchronous
+async def test_keys_come_and_go_while_the_server_runs(
+    keyed: ServerConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = keys_of(keyed)
+    async with (
+        echo_server(config=keyed) as server,
+        AsyncClient(server.address, api_key=ALICE, timeout=20) as alice,
+    ):
+        running = alice.generate([1], max_tokens=400, ignore_eos=True)
+        await anext(aiter(running))
+        write_keys(path, {"alice": holding("alice-new"), "carol": holding("carol's")})
+        assert await generate(server.address, "alice-new") == 2
+        assert await generate(server.address, "carol's") == 2
+        for gone in (ALICE, BOB):
+            with pytest.raises(UnauthenticatedError):
+                await generate(server.address, gone)
+        assert (await get(server.http_port, "/metrics", {"X-API-Key": PROMETHEUS})).status == 401
+        assert len((await running.result()).token_ids) == 400
+
+        path.write_text("{")
+        assert await generate(server.address, "carol's") == 2
+        assert "the last good ones stay" in caplog.text
+
+
+@asynchronous
+async def test_a_tenant_is_one_client_by_any_of_its_keys_over_any_connection(
+    keyed: ServerConfig,
+) -> None:
+    write_keys(keys_of(keyed), {"alice": holding(ALICE, "second"), "bob": holding(BOB)})
+    prompt = list(range(40, 104))
+    slow = EchoEngine(EchoOptions(step_s=0.01))
+    async with echo_server(slow, config=keyed) as server:
+
+        async def cached(key: str) -> int:
+            async with AsyncClient(server.address, api_key=key, timeout=10) as client:
+                usage = (await client.generate(prompt, max_tokens=1).result()).usage
+                return usage.cached_prompt_tokens
+
+        assert await cached(ALICE) == 0
+        assert await cached("second") > 0
+        assert await cached(BOB) == 0
+        async with (
+            AsyncClient(server.address, api_key=ALICE, timeout=10) as alice,
+            AsyncClient(server.address, api_key="second", timeout=10) as also_alice,
+            AsyncClient(server.address, api_key=BOB, timeout=10) as bob,
+        ):
+            running = alice.generate([1], max_tokens=900, ignore_eos=True, request_id="one")
+            await anext(aiter(running))
+            with pytest.raises(UnknownRequestError):
+                await bob.abort("one")
+            await also_alice.abort("one")
+
+
+@asynchronous
+async def test_with_certificates_a_key_is_needed_too_and_the_key_names_the_tenant(
+    keyed: ServerConfig, tmp_path: Path
+) -> None:
+    certificates = make_certificates(tmp_path)
+    config = replace(
+        keyed,
+        frontends=frontends(tls=certificates.server(mutual=True)),
+        access=replace(keyed.access, needs_certificate=True),
+    )
+    async with echo_server(config=config) as server:
+        tls = certificates.client()
+        assert await generate(server.address, ALICE, tls) == 2
+        with pytest.raises(UnauthenticatedError):
+            await generate(server.address, None, tls)
+        with pytest.raises(TrtcError):
+            await generate(server.address, ALICE, certificates.trusting)
+        assert (await get(server.http_port, "/metrics", tls=tls)).status == 401
+        headers = {"X-API-Key": PROMETHEUS}
+        assert (await get(server.http_port, "/metrics", headers, tls)).status == 200
+
+
+@asynchronous
+async def test_with_mutual_tls_only_probes_come_without_a_certificate(tmp_path: Path) -> None:
+    certificates = make_certificates(tmp_path)
+    config = replace(
+        CONFIG,
+        frontends=frontends(tls=certificates.server(mutual=True)),
+        access=AccessConfig(needs_certificate=True),
+    )
+    async with echo_server(config=config) as server:
+        port = server.http_port
+        assert (await get(port, "/healthz", tls=certificates.trusting)).status == 200
+        refused = await get(port, "/metrics", tls=certificates.trusting)
+        assert refused.status == 401
+        assert b"no certificate" in refused.body  # type: ignore[attr-defined]
+        assert (await get(port, "/metrics", tls=certificates.client())).status == 200
+        (tmp_path / "other").mkdir()
+        stranger = replace(
+            make_certificates(tmp_path / "other").client(), ca=certificates.trusting.ca
+        )
+        with pytest.raises(OSError):
+            await get(port, "/healthz", tls=stranger)
+
+
+ODD_SUBJECT = r'/C=DE/O=Mün,chen\+ "x"=\\<y>; z /OU=a/OU=b/SN=\+/CN=#odd '
+"""With all that is escaped in a distinguished name."""
+
+
+@asynchronous
+async def test_a_certificate_names_the_same_tenant_over_grpc_and_http(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates = make_certificates(
+        tmp_path,
+        ("client", "odd", "one", "two"),
+        subjects={"odd": ODD_SUBJECT, "one": "/", "two": "/"},
+    )
+    config = replace(
+        CONFIG,
+        frontends=frontends(tls=certificates.server(mutual=True)),
+        access=AccessConfig(needs_certificate=True),
+    )
+    async with echo_server(config=config) as server:
+        access, admitted = server.server.service.access, []
+        admit = access.admit
+
+        def spy(peer: Peer, scope: Scope = Scope.INFERENCE) -> Principal:
+            admitted.append(admit(peer, scope))
+            return admitted[-1]
+
+        monkeypatch.setattr(access, "admit", spy)
+        names = []
+        for name in ("client", "odd", "one", "two"):
+            tls = certificates.client(name)
+            async with AsyncClient(server.address, tls=tls, timeout=10) as client:
+                await client.info()
+            assert (await get(server.http_port, "/metrics", tls=tls)).status == 200
+            over_grpc, over_http = admitted[-2:]
+            assert over_grpc == over_http
+            names.append(over_grpc.name)
+    assert names[0] == "tenant CN=client,O=trtc"
+    assert names[2:] == ["tenant spiffe://trtc/one", "tenant spiffe://trtc/two"], "not one tenant"
+
+
+def test_a_key_with_a_line_break_is_refused_at_the_client() -> None:
+    for key in ("", "a\nb", "a b", "ä"):
+        with pytest.raises(RequestError) as caught:
+            Client("127.0.0.1:1", api_key=key)
+        assert caught.value.field == "api_key"
+        assert not key or key not in str(caught.value)
