@@ -118,7 +118,7 @@ def validate(request: GenerationRequest, bounds: RequestBounds) -> None:
         raise InvalidRequestError(
             "this engine's executor draws from the whole vocabulary only",
             field="masks",
-            remedy="Leave them out, or use an engine built without --tp",
+            remedy="Leave them out",
         )
     _check_salt(request.cache_salt)
     _check_deadline(request.deadline)

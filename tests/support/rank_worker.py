@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.support.lazy import LazyEcho, LazyStep
 from trtc.protos.errors import EngineCorruptError, EnvironmentFault
-from trtc.runtime.executors.base import Executor, PendingStep, StepBatch
+from trtc.runtime.executors.base import Executor, StepBatch
 from trtc.runtime.executors.echo import EchoOptions
 from trtc.runtime.executors.ranks.executor import LocalRank, ShardedExecutor, open_ranks
 from trtc.runtime.executors.ranks.group import Patience, RankGroup
@@ -41,7 +41,7 @@ class Role:
 class FollowingEcho(LazyEcho):
     """A step may have ended before the next one, which continues it, is launched."""
 
-    def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
+    def queue(self, batch: StepBatch, sampling: SamplingBatch | None) -> LazyStep:
         step = LazyStep(self, batch, sampling)
         self._in_flight.append(step)
         self._stream.append(step.compute)

@@ -14,12 +14,23 @@ from trtc.runtime.executors.base import (
     Bytes,
     Executor,
     Float32s,
+    LateDraws,
     PageRead,
     PendingStep,
     StepBatch,
+    UndrawnStep,
 )
 from trtc.runtime.executors.ranks.group import RankGroup
-from trtc.runtime.executors.ranks.messages import CopyPages, Launch, Logits, Open, digest, pack
+from trtc.runtime.executors.ranks.messages import (
+    CopyPages,
+    Draw,
+    Forward,
+    Launch,
+    Logits,
+    Open,
+    digest,
+    pack,
+)
 from trtc.runtime.sampling.sampler import NO_LOGPROBS, SampledTokens, SamplingBatch
 
 
@@ -41,6 +52,18 @@ class _ShardedStep:
 
     def wait(self) -> SampledTokens:
         return self.owner.complete(self)
+
+
+@dataclass(frozen=True)
+class _UndrawnShards:
+    """A step under way on every rank, of which nothing is drawn yet (implements UndrawnStep)."""
+
+    owner: "ShardedExecutor"
+    number: int
+    step: UndrawnStep
+
+    def draw(self, sampling: SamplingBatch) -> PendingStep:
+        return self.owner.draw(self, sampling)
 
 
 def open_ranks(
@@ -107,8 +130,8 @@ class ShardedExecutor:
         return self._local.runs_ahead
 
     @property
-    def late_draws(self) -> None:
-        return None
+    def late_draws(self) -> LateDraws | None:
+        return None if self._local.late_draws is None else self
 
     @property
     def counts_pending(self) -> bool:
@@ -120,14 +143,26 @@ class ShardedExecutor:
 
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         number = self._next_step()
-        # Log-probabilities are for rank 0 to report.
-        quiet = replace(sampling, num_logprobs=np.full_like(sampling.num_logprobs, NO_LOGPROBS))
         with self._group.calling():
-            self._group.send(Launch(number, pack(batch), pack(quiet)))
+            self._group.send(Launch(number, pack(batch), pack(_quiet(sampling))))
             return _ShardedStep(self, number, self._local.launch(batch, sampling))
 
+    def launch_forward(self, batch: StepBatch) -> UndrawnStep:
+        assert self._local.late_draws is not None
+        number = self._next_step()
+        with self._group.calling():
+            self._group.send(Forward(number, pack(batch)))
+            step = self._local.late_draws.launch_forward(batch)
+            return _UndrawnShards(self, number, step)
+
+    def draw(self, undrawn: _UndrawnShards, sampling: SamplingBatch) -> PendingStep:
+        """Draw a step of `launch_forward`, the one that was launched last."""
+        with self._group.calling():
+            self._group.send(Draw(undrawn.number, pack(_quiet(sampling))))
+            return _ShardedStep(self, undrawn.number, undrawn.step.draw(sampling))
+
     def complete(self, step: _ShardedStep) -> SampledTokens:
-        """Wait for a step of `launch`, the oldest under way."""
+        """Wait for the oldest step under way, which is drawn."""
         with self._group.calling():
             tokens = step.step.wait()
         self._digest = digest(tokens, self._digest)
@@ -174,6 +209,11 @@ class ShardedExecutor:
         self._num_steps += 1
         self._group.begin(self._num_steps)
         return self._num_steps
+
+
+def _quiet(sampling: SamplingBatch) -> SamplingBatch:
+    """Without log-probabilities, which are for rank 0 to report."""
+    return replace(sampling, num_logprobs=np.full_like(sampling.num_logprobs, NO_LOGPROBS))
 
 
 def _in_parts() -> UnsupportedError:

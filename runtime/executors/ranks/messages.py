@@ -17,13 +17,19 @@ from numpy.typing import NDArray
 from trtc.protos import errors
 from trtc.protos.step import SPARSE_COLUMNS
 from trtc.runtime.executors.base import StepBatch
+from trtc.runtime.sampling.masks import RowMasks
 from trtc.runtime.sampling.sampler import COLUMN_DTYPES, SampledTokens, SamplingBatch, SparseRows
 
 T = TypeVar("T", StepBatch, SamplingBatch)
 
-_DTYPES = {dtype.name: dtype for dtype in map(np.dtype, COLUMN_DTYPES.values())}
-_NESTED = tuple(one.name for one in SPARSE_COLUMNS)
-"""Fields of a SamplingBatch that are SparseRows."""
+_DTYPES: Mapping[str, np.dtype[Any]] = {
+    dtype.name: dtype for dtype in map(np.dtype, [*COLUMN_DTYPES.values(), np.uint32])
+}
+_NESTED: Mapping[str, type[SparseRows | RowMasks]] = {
+    **dict.fromkeys((one.name for one in SPARSE_COLUMNS), SparseRows),
+    "masks": RowMasks,
+}
+"""Fields of a SamplingBatch that are records of arrays."""
 
 
 class Array(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +64,19 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
     sampling: Arrays
 
 
+class Forward(msgspec.Struct, frozen=True, tag="forward"):
+    """Launch a step up to its logits; Draw follows before the next step."""
+
+    number: int
+    batch: Arrays
+
+
+class Draw(msgspec.Struct, frozen=True, tag="draw"):
+    number: int
+    """Of the step that was launched last."""
+    sampling: Arrays
+
+
 class Logits(msgspec.Struct, frozen=True, tag="logits"):
     number: int
     batch: Arrays
@@ -72,7 +91,7 @@ class Close(msgspec.Struct, frozen=True, tag="close"):
     """Free everything and end."""
 
 
-Order = Open | Launch | Logits | CopyPages | Close
+Order = Open | Launch | Forward | Draw | Logits | CopyPages | Close
 
 # The ranks' answers.
 
@@ -134,12 +153,12 @@ _ERRORS: Mapping[str, type[errors.TrtcError]] = {
 Answer = Ready | Opened | Progress | Failed
 
 
-def pack(record: StepBatch | SamplingBatch | SparseRows) -> Arrays:
+def pack(record: StepBatch | SamplingBatch | SparseRows | RowMasks) -> Arrays:
     """A record of arrays as named arrays; what is None is left out."""
     packed: Arrays = {}
     for field in fields(record):
         value = getattr(record, field.name)
-        if isinstance(value, SparseRows):
+        if isinstance(value, SparseRows | RowMasks):
             packed |= {f"{field.name}.{name}": array for name, array in pack(value).items()}
         elif value is not None:
             packed[field.name] = Array(value.dtype.name, value.shape, value.tobytes())
@@ -154,12 +173,8 @@ def unpack(kind: type[T], packed: Arrays) -> T:
     """
     arrays: dict[str, Any] = {name: _array(array) for name, array in packed.items()}
     nested: dict[str, Any] = {
-        group: SparseRows(
-            rows=arrays.pop(f"{group}.rows"),
-            token_ids=arrays.pop(f"{group}.token_ids"),
-            values=arrays.pop(f"{group}.values"),
-        )
-        for group in _NESTED
+        group: record(**{one.name: arrays.pop(f"{group}.{one.name}") for one in fields(record)})
+        for group, record in _NESTED.items()
         if f"{group}.rows" in arrays
     }
     return kind(**arrays, **nested)

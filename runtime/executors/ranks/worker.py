@@ -20,12 +20,20 @@ from typing import Protocol
 import msgspec
 
 from trtc.protos.errors import InvariantError, TrtcError
-from trtc.runtime.executors.base import MAX_STEPS_IN_FLIGHT, Executor, PendingStep, StepBatch
+from trtc.runtime.executors.base import (
+    MAX_STEPS_IN_FLIGHT,
+    Executor,
+    PendingStep,
+    StepBatch,
+    UndrawnStep,
+)
 from trtc.runtime.executors.ranks.link import Link
 from trtc.runtime.executors.ranks.messages import (
     Close,
     CopyPages,
+    Draw,
     Failed,
+    Forward,
     Launch,
     Logits,
     Open,
@@ -104,6 +112,10 @@ def _serve(link: Link[Order], host: RankHost, orders: "queue.SimpleQueue[Order]"
         match order:
             case Launch():
                 steps.launch(order)
+            case Forward():
+                steps.launch_forward(order)
+            case Draw():
+                steps.draw(order)
             case Logits():
                 steps.run_logits(order)
             case CopyPages():
@@ -130,7 +142,9 @@ class _Steps:
         self._room = threading.Semaphore(MAX_STEPS_IN_FLIGHT)
         self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
         self._progress = Progress(begun=0, ended=0, digest=0)
-        self._moving = threading.Lock()
+        self._undrawn: UndrawnStep | None = None
+        """The step launched last, while it is to be drawn."""
+        self._moving = threading.Condition()
         self._moved = threading.Event()
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
@@ -146,6 +160,24 @@ class _Steps:
         self._move(begun=order.number)
         self._launched.put(_Launched(order.number, step))
 
+    def launch_forward(self, order: Forward) -> None:
+        if self._executor.late_draws is None:
+            raise InvariantError("a step is to be drawn late, which the executor does not do")
+        self._room.acquire()
+        batch = unpack(StepBatch, order.batch)
+        self._undrawn = self._executor.late_draws.launch_forward(batch)
+        self._move(begun=order.number)
+
+    def draw(self, order: Draw) -> None:
+        """When the steps before it have ended, as they have on rank 0."""
+        if self._undrawn is None:
+            raise InvariantError("there is no step to draw")
+        with self._moving:
+            self._moving.wait_for(lambda: self._progress.ended == order.number - 1)
+        step = self._undrawn.draw(unpack(SamplingBatch, order.sampling))
+        self._undrawn = None
+        self._launched.put(_Launched(order.number, step))
+
     def run_logits(self, order: Logits) -> None:
         self._move(begun=order.number)
         self._executor.logits(unpack(StepBatch, order.batch))
@@ -158,6 +190,7 @@ class _Steps:
     def _move(self, **changes: int) -> None:
         with self._moving:
             self._progress = msgspec.structs.replace(self._progress, **changes)
+            self._moving.notify_all()
         self._moved.set()
 
     def _wait(self) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from tests.support.loops import Loop
+from tests.support.masks import SomeTokens
 from tests.support.rank_worker import (
     SHORT,
     LocalEcho,
@@ -42,6 +43,8 @@ from trtc.runtime.executors.ranks.executor import ShardedExecutor
 from trtc.runtime.executors.ranks.group import Patience, RankGroup
 from trtc.runtime.executors.ranks.messages import Progress, digest, pack, unpack
 from trtc.runtime.executors.ranks.progress import StepBook
+from trtc.runtime.requests.request import GenerationRequest
+from trtc.runtime.sampling.masks import RowMasks
 from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch, SparseRows, TokenCounts
 
 SLOW = EchoOptions(step_s=0.02)
@@ -96,6 +99,29 @@ def test_several_ranks_answer_as_one(ranks: int) -> None:
         found = [inbox.result() for inbox in inboxes]
         assert loop.stats().preemptions > 0
         assert loop.healthy()
+    with running(EchoExecutor(options)) as loop:
+        expected = [loop.send(request).result() for request in requests]
+    for one, other in zip(found, expected, strict=True):
+        assert [c.token_ids for c in one.completions] == [c.token_ids for c in other.completions]
+
+
+def test_all_ranks_draw_late_under_masks_and_count_pending_tokens() -> None:
+    options = EchoOptions(vocab_size=64, num_pages=40, page_size=4, max_batch_size=6)
+    penalised = SamplingParams(temperature=0.7, frequency_penalty=0.9, seed=1)
+    requests = [
+        *(
+            sampled_request(f"m{i}", [i] * 4, 12, seed=i, n=1 + i % 2, masks=SomeTokens(64, i))
+            for i in range(4)
+        ),
+        *(GenerationRequest(f"p{i}", (i,), penalised, max_tokens=20) for i in range(4)),
+        greedy_request("plain", [9], 30, logprobs=2),
+    ]
+    ahead = replace(options, counts_pending=True)
+    local = LocalEcho(ahead)
+    with sharded(*[Role(ahead)] * 2, local=local) as executor, running(executor) as loop:
+        found = [inbox.result() for inbox in [loop.send(request) for request in requests]]
+        assert loop.healthy()
+    assert min(local.num_drawn_late, local.num_counted) > 10
     with running(EchoExecutor(options)) as loop:
         expected = [loop.send(request).result() for request in requests]
     for one, other in zip(found, expected, strict=True):
@@ -372,7 +398,7 @@ def test_ranks_do_not_outlive_a_killed_server() -> None:
 
 
 def equal(left: Any, right: Any) -> bool:
-    if isinstance(left, SparseRows):
+    if isinstance(left, SparseRows | RowMasks) and right is not None:
         return all(equal(getattr(left, n), getattr(right, n)) for n in vars(left))
     if left is None or right is None:
         return left is right
@@ -397,6 +423,12 @@ def test_steps_come_back_from_their_messages(sources: Any) -> None:
         [SamplingParams(temperature=0.5, logit_bias={3: 1.5}, seed=2**63), SamplingParams()],
         counts={1: TokenCounts(np.array([4], np.int32), np.array([2], np.int32))},
         num_logprobs=[None, 3],
+    )
+    words = np.array([[7, 2**31 + 5]], np.uint32)
+    sampling = replace(
+        sampling,
+        pending=np.array([-1, 4], np.int32),
+        masks=None if sources is None else RowMasks(np.array([1], np.int32), words),
     )
     back = unpack(SamplingBatch, pack(sampling))
     assert all(equal(getattr(sampling, name), getattr(back, name)) for name in vars(sampling))
