@@ -12,7 +12,7 @@ built before that, ~row (negative, as no token is) stands for what a row of the 
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,39 +154,25 @@ class StepBuilder:
         """Arrays of a plan that has been applied and followed, to launch before any other."""
         if self._last is not None:
             self._write(self._last, ~np.arange(self._last.sampling.num_rows, dtype=np.int32))
-        sequences, *columns, drafts = zip(*plan.chunks, strict=True)
-        lanes = np.array([sequence.lane for sequence in sequences], np.int64)
-        starts, counts, samples, scored = (np.array(column, np.int64) for column in columns)
-        leading = scored
         if plan.has_drafts:
             self._write_drafts(plan)
-            leading = scored + np.array(drafts, np.int64)
-        ends = np.cumsum(counts)
-        context_lens = starts + counts
-        token_lanes = np.repeat(lanes, counts)
-        positions = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts)
+        layout = _layout(plan)
+        token_lanes, positions, places = layout.token_lanes, layout.positions, layout.places
         page, offset = np.divmod(positions, self._page_size)
-        width = -(-int(context_lens.max()) // self._page_size)
+        width = -(-int(layout.context_lens.max()) // self._page_size)
         cells = self._tokens[token_lanes, positions]
         token_ids, token_sources = (cells, None) if self._last is None else _split(cells)
-        # A chunk has scored tokens or drafts: each is a row before its samples.
-        rows = leading + samples
-        # A row's place among the samples of its chunk (a fork's sequences are 0 to n - 1), below 0
-        # for the rows before them; and the tokens from it to the chunk's end.
-        places = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - samples, rows)
-        back = np.where(places < 0, np.repeat(counts - leading, rows) - places, 1)
         batch = StepBatch(
             token_ids=token_ids,
             token_sources=token_sources,
             positions=(positions + self._position_offsets[token_lanes]).astype(np.int32),
             slots=self._slots(token_lanes, page, offset.astype(np.int32)),
-            query_start=np.concatenate(([0], ends)).astype(np.int32),
-            context_lens=context_lens.astype(np.int32),
-            page_table=_joined_groups([table[lanes, :width] for table in self._pages]),
-            logit_rows=(np.repeat(ends, rows) - back).astype(np.int32),
+            query_start=layout.query_start.astype(np.int32),
+            context_lens=layout.context_lens.astype(np.int32),
+            page_table=_joined_groups([table[layout.lanes, :width] for table in self._pages]),
+            logit_rows=layout.logit_rows.astype(np.int32),
         )
-        row_lanes = np.repeat(lanes, rows)
-        row_positions = np.repeat(context_lens, rows) - back + 1
+        row_lanes, row_positions = layout.lanes[layout.row_chunks], layout.row_positions
         sampling = self._sampling.gather(
             row_lanes,
             forks=np.maximum(places, 0),
@@ -194,17 +180,19 @@ class StepBuilder:
         )
         extends = places == 0
         if plan.has_drafts:
-            is_drafted = (places < 0) & np.repeat(leading > scored, rows)
+            has_drafts = np.array([chunk.num_drafts > 0 for chunk in plan.chunks])
+            is_drafted = (places < 0) & has_drafts[layout.row_chunks]
             extends |= is_drafted
             following = self._tokens[row_lanes, row_positions * is_drafted]
             sampling = replace(sampling, drafts=np.where(is_drafted, following, np.int32(NO_DRAFT)))
         if plan.scores:
-            is_scored = (places < 0) & np.repeat(scored > 0, rows)
+            has_scored = np.array([chunk.num_scored > 0 for chunk in plan.chunks])
+            is_scored = (places < 0) & has_scored[layout.row_chunks]
             sampling = self._sampling.scoring(
                 sampling, row_lanes, is_scored, self._tokens[row_lanes, row_positions * is_scored]
             )
         counted_lanes = None
-        if token_sources is not None:
+        if token_sources is not None and self._sampling.has_penalties:
             last = self._tokens[row_lanes, row_positions - 1]
             is_counted = (last < 0) & self._sampling.counts_tokens_of(row_lanes)
             if is_counted.any():
@@ -213,14 +201,15 @@ class StepBuilder:
                     sampling = replace(sampling, pending=pending)
                 else:
                     counted_lanes = np.where(places < 0, _NO_LANE, row_lanes)
-        first_samples = np.flatnonzero(extends)
+        (first_samples,) = extends.nonzero()
+        appended_lanes = row_lanes[first_samples]
         self._last = BuiltStep(
             batch=batch,
             sampling=sampling,
             appended_rows=first_samples,
-            appended_lanes=row_lanes[first_samples],
+            appended_lanes=appended_lanes,
             appended_positions=row_positions[first_samples],
-            appended_tenancies=self._tenancies[row_lanes[first_samples]],
+            appended_tenancies=self._tenancies[appended_lanes],
             masked=_masked_rows(plan) if self._sampling.masked else (),
             counted_lanes=counted_lanes,
         )
@@ -244,6 +233,73 @@ class StepBuilder:
         if step.counted_lanes is None:
             return sampling
         return replace(sampling, seen=self._sampling.seen_by(step.counted_lanes.tolist()))
+
+
+class _Layout(NamedTuple):
+    """Where the T tokens and the R logit rows of a step's B chunks lie."""
+
+    lanes: Int64s
+    """[B]"""
+    context_lens: Int64s
+    """[B] tokens of each sequence after the step."""
+    query_start: Int64s
+    """[B+1] prefix sums of its new tokens."""
+    token_lanes: Int64s
+    """[T]"""
+    positions: Int64s
+    """[T] in the sequence."""
+    row_chunks: Int64s
+    """[R] which chunk a row belongs to."""
+    logit_rows: Int64s
+    """[R] which of the T tokens its logits come from."""
+    row_positions: Int64s
+    """[R] in the sequence, of the token that follows that one."""
+    places: Int64s
+    """[R] among the samples of its chunk (a fork's sequences are 0 to n - 1); below 0: it comes
+    before them, for a scored token or a draft."""
+
+
+def _layout(plan: StepPlan) -> _Layout:
+    sequences, starts, counts, samples, scored, drafts = zip(*plan.chunks, strict=True)
+    lanes = np.array([sequence.lane for sequence in sequences], np.int64)
+    if counts == samples == (1,) * len(lanes):
+        return _layout_of_decodes(lanes, np.array(starts, np.int64))
+    columns = [np.array(column, np.int64) for column in (starts, counts, samples, scored, drafts)]
+    return _layout_of_chunks(lanes, *columns[:3], leading=columns[3] + columns[4])
+
+
+def _layout_of_decodes(lanes: Int64s, starts: Int64s) -> _Layout:
+    """One token and one row each: by far the most steps are like that."""
+    numbers = np.arange(len(lanes) + 1)
+    each, ends = numbers[:-1], starts + 1
+    return _Layout(lanes, ends, numbers, lanes, starts, each, each, ends, np.zeros_like(each))
+
+
+def _layout_of_chunks(
+    lanes: Int64s, starts: Int64s, counts: Int64s, samples: Int64s, *, leading: Int64s
+) -> _Layout:
+    """
+    Args:
+        leading: [B] rows before the samples.
+    """
+    ends = counts.cumsum()
+    context_lens = starts + counts
+    rows = leading + samples
+    row_chunks = np.arange(len(lanes)).repeat(rows)
+    places = np.arange(len(row_chunks)) - (rows.cumsum() - samples).repeat(rows)
+    # How many tokens of the chunk there are from a row's token on.
+    back = np.where(places < 0, (counts - leading)[row_chunks] - places, 1)
+    return _Layout(
+        lanes=lanes,
+        context_lens=context_lens,
+        query_start=np.concatenate(([0], ends)),
+        token_lanes=lanes.repeat(counts),
+        positions=np.arange(ends[-1]) - (ends - context_lens).repeat(counts),
+        row_chunks=row_chunks,
+        logit_rows=ends[row_chunks] - back,
+        row_positions=context_lens[row_chunks] - back + 1,
+        places=places,
+    )
 
 
 def _masked_rows(plan: StepPlan) -> tuple[MaskedRows, ...]:
@@ -289,6 +345,11 @@ class _SamplingColumns:
         """Lanes with a least number of tokens."""
         self.masked: set[int] = set()
         """Lanes with masks."""
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether any lane has."""
+        return bool(self._seen)
 
     def counts_tokens_of(self, lanes: Int64s) -> Bools:
         """Whether each of these lanes has penalties."""

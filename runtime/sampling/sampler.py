@@ -86,6 +86,10 @@ class SparseRows:
         return SparseRows(rows[order], token_ids[order], values)
 
 
+_NONE_SEEN = SparseRows(_NO_IDS, _NO_IDS, np.zeros(0, np.int32))
+_NO_BIAS = SparseRows(_NO_IDS, _NO_IDS, np.zeros(0, np.float32))
+
+
 @dataclass(frozen=True, eq=False)
 class SamplingBatch:
     """How to draw one token for each of R logit rows.
@@ -214,12 +218,16 @@ class SampledTokens:
 
 def seen_rows(counts: Mapping[int, TokenCounts]) -> SparseRows:
     """Coordinates of row -> seen tokens."""
+    if not counts:
+        return _NONE_SEEN
     seen = {row: (seen.token_ids, seen.in_output) for row, seen in counts.items()}
     return SparseRows(*_sparse(seen, np.int32))
 
 
 def bias_rows(biases: Mapping[int, Mapping[int, float]]) -> SparseRows:
     """Coordinates of row -> token id -> bias."""
+    if not biases:
+        return _NO_BIAS
     arrays = {
         row: (np.fromiter(bias.keys(), np.int32), np.fromiter(bias.values(), np.float32))
         for row, bias in biases.items()
