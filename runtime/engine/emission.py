@@ -1,7 +1,8 @@
 """What a request's caller is told: tokens become text, stop strings end it, usage is counted."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from trtc.protos.errors import TrtcError
 from trtc.runtime.requests.principal import Principal

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from trtc.protos.sampling import SamplingParams
 from trtc.runtime.requests.principal import LOCAL, Namespace, Principal, namespace_of
 
@@ -104,9 +106,11 @@ class Usage:
     the request ran behind a server, which keeps this in its metrics."""
 
 
-@dataclass(frozen=True)
-class Output:
-    """New output of one sequence since its last Output."""
+class Output(msgspec.Struct, frozen=True):
+    """New output of one sequence since its last Output.
+
+    One is made for every token, and a frozen dataclass takes five times as long to make.
+    """
 
     request_id: str
     index: int

@@ -12,7 +12,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from trtc.protos.errors import QueueFullError, TrtcError
 from trtc.runtime.engine.loop import Delivery

@@ -5,10 +5,11 @@ of extent 1, as tensorrtllm_backend has it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from trtc.runtime.requests.request import FinishReason, Output
