@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
+from typing import NamedTuple
 
 from trtc.protos.errors import (
     DeadlineError,
@@ -87,8 +88,7 @@ class LoopConfig:
     """As in scheduler_state."""
 
 
-@dataclass(frozen=True)
-class LoopStats:
+class LoopStats(NamedTuple):
     """A snapshot; counters grow from the loop's start."""
 
     running: int = 0
@@ -407,7 +407,6 @@ class EngineLoop:
 
     def _launch_next(self) -> bool:
         """Plan the next step and launch it; False: there is none yet."""
-        self._state.tick(time.monotonic())
         self._pipeline.release_held()
         self._pipeline.propose_drafts()
         step_plan = plan(self._state, self._pace.limits)

@@ -222,7 +222,7 @@ class StepPipeline:
             drawn,
             scored,
             tokens,
-            num_tokens=step.plan.num_tokens,
+            num_tokens=len(step.built.batch.token_ids),
             num_sequences=len(step.plan.chunks),
             seconds=seconds,
             failures=step.failures,

@@ -78,6 +78,7 @@ def _plan(state: SchedulerState, limits: StepLimits, *, may_make_way: bool) -> S
         draft.admit_waiting()
     return StepPlan(
         tuple(draft.preempted),
+        tuple(draft.secured),
         tuple(draft.admissions),
         tuple(draft.chunks),
         scores=draft.scores,
@@ -111,6 +112,8 @@ class _Draft:
         self._prefills: list[tuple[Sequence, int]] = []
         """Running sequences with more than one token left, and how many."""
         self.preempted: dict[Sequence, None] = {}
+        self.secured: list[Sequence] = []
+        """Decodes that need pages of their own for their token, and get them."""
         self.admissions: list[Admission] = []
         self.chunks: list[Chunk] = []
 
@@ -157,15 +160,15 @@ class _Draft:
                 self._decode(sequence)
 
     def _decode(self, sequence: Sequence) -> None:
-        if sequence.num_pending:
-            if self._state.stops_planning(sequence):
-                self.must_wait = True
+        if sequence.num_pending and self._state.sits_out(sequence):
+            self.must_wait = self._state.stops_planning(sequence)
+            return
+        if not self._state.has_own_page(sequence):
+            if not self._secure_page(sequence):
                 return
-            if self._state.sits_out(sequence):
-                return
-        if self._state.has_own_page(sequence) or self._secure_page(sequence):
-            self._budget -= 1
-            self.chunks.append(Chunk(sequence, sequence.num_computed, 1, sequence.num_samples))
+            self.secured.append(sequence)
+        self._budget -= 1
+        self.chunks.append(Chunk(sequence, sequence.num_computed, 1, sequence.num_samples))
 
     def add_drafts(self) -> None:
         """Lengthen decodes by their drafts, as far as tokens, rows and available pages go."""

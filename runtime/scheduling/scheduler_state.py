@@ -169,11 +169,14 @@ class SchedulerState:
         """Whether the host must know a sequence's pending token before it plans the next one.
 
         It need not, because the executor has the token. But where a request forks, each of its
-        sequences draws a token of its own; of drafts it is not certain which count; and longer
-        contexts may need other rotary factors.
+        sequences draws a token of its own; of drafts it is not certain which count; longer contexts
+        may need other rotary factors; and a draw may need the token itself.
         """
         return sequence.num_pending > 0 and (
-            sequence.num_samples > 1 or sequence.num_drafted > 0 or self.outgrows_factors(sequence)
+            sequence.num_samples > 1
+            or sequence.num_drafted > 0
+            or (sequence.reads_output and not self._draws_late)
+            or (self._rope_switch is not None and self.outgrows_factors(sequence))
         )
 
     def stops_planning(self, sequence: Sequence) -> bool:
@@ -244,15 +247,13 @@ class SchedulerState:
             admission.sequence.num_let_go = self.cache.first_wanted(admission.matched)
         for admission in plan.admissions:
             self._admit(admission)
+        for sequence in plan.secured:
+            self._secure_page(sequence)
         for sequence, start, num_tokens, num_samples, _, num_drafts in plan.chunks:
-            if num_tokens == 1 or num_drafts:
-                if not self.has_own_page(sequence):
-                    self._secure_page(sequence)
-                if num_drafts:
-                    self._extend(sequence, self.cache.pool.pages_for(start + num_tokens))
-                    self._draft(sequence, num_drafts)
-            elif self._has_windows:
+            if num_drafts or self._has_windows:
                 self._extend(sequence, self.cache.pool.pages_for(start + num_tokens))
+            if num_drafts:
+                self._draft(sequence, num_drafts)
             sequence.num_computed = start + num_tokens
             if num_samples:
                 sequence.num_pending += 1
@@ -391,9 +392,10 @@ class SchedulerState:
                 is_held = bool(held) and sequence in held
                 num_valid = start + num_tokens - is_held
                 num_full = num_valid // self._page_size
-                valid = not invalid_rows or not any(row <= bad < end for bad in invalid_rows)
-                if num_full > sequence.num_cached_pages and self.cache.enabled and valid:
-                    self._cache_pages(sequence, num_full)
+                if num_full > sequence.num_cached_pages and self.cache.enabled:
+                    valid = not any(row <= bad < end for bad in invalid_rows)
+                    if valid:
+                        self._cache_pages(sequence, num_full)
                 if self._has_windows:
                     self._slide(sequence, num_valid)
                 if num_samples and not is_held:
@@ -407,7 +409,8 @@ class SchedulerState:
         assert row == len(token_ids), (row, len(token_ids))
         self.counters.drawn_tokens += len(drawn)
         self.finish([one.sequence for one in drawn if one.finish_reason is not None])
-        self._recompute_outgrown([one.sequence for one in drawn])
+        if self._rope_switch is not None:
+            self._recompute_outgrown([one.sequence for one in drawn])
         return drawn
 
     def _take_drafted(
@@ -442,8 +445,6 @@ class SchedulerState:
     def _recompute_outgrown(self, sequences: Iterable[Sequence]) -> None:
         """Queue again what now needs the other rotary factors. No step in flight computes it: one
         that outgrows its factors is not planned ahead (scheduler.py)."""
-        if self._rope_switch is None:
-            return
         for sequence in sequences:
             offset = self._position_offset(len(sequence.token_ids))
             if sequence.status is Status.RUNNING and offset != sequence.position_offset:

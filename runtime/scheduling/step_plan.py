@@ -46,6 +46,8 @@ class StepPlan:
     """What the next step does; valid until the state changes. Without chunks it does nothing."""
 
     preempted: tuple[Sequence, ...] = ()
+    secured: tuple[Sequence, ...] = ()
+    """Decodes that get pages of their own for their token."""
     admissions: tuple[Admission, ...] = ()
     chunks: tuple[Chunk, ...] = ()
     """Decodes, then prefills, then the admitted. The logit rows of each are those of its scored
@@ -55,10 +57,6 @@ class StepPlan:
     makes_way: bool = False
     """Whether a sequence is preempted for a client that has none running."""
     has_drafts: bool = False
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(chunk.num_tokens for chunk in self.chunks)
 
     def scored(self) -> list[Scored]:
         """Of the sequences that have not ended since the step was planned."""

@@ -126,7 +126,8 @@ class Driver:
         if not step_plan.chunks and not self.pipeline.num_in_flight:
             self.pipeline.await_masks(0)
             step_plan = plan(self.state, self.limits)
-        assert step_plan.num_tokens <= self.limits.max_num_tokens
+        num_tokens = sum(chunk.num_tokens for chunk in step_plan.chunks)
+        assert num_tokens <= self.limits.max_num_tokens
         if not step_plan.chunks:
             assert not self.state.has_work or self.pipeline.num_in_flight, "nothing is planned"
             return False
