@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.requests.request import Output
 from trtc.runtime.requests.validation import MAX_REQUEST_ID_CHARACTERS
@@ -23,7 +24,6 @@ from trtc.runtime.tensors.codec import check_outputs
 from trtc.runtime.tensors.model import engine_of
 from trtc.runtime.tensors.replies import Message, Prompt, RowReplies
 from trtc.runtime.tensors.requests import RequestReader, RowRequest, Tensors, asks_to_stop
-from trtc.runtime.tensors.rows import fields_as_sent
 
 Parameters = Mapping[str, Any]
 MICROSECONDS = 1_000_000

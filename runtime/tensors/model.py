@@ -11,9 +11,9 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from trtc.protos.errors import UnknownModelError
 from trtc.runtime.engine.handle import EngineHandle
+from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.service.service import Service
 from trtc.runtime.tensors.codec import datatype
-from trtc.runtime.tensors.rows import fields_as_sent
 from trtc.runtime.tensors.table import INPUTS, OUTPUTS, Tensor
 from trtc.version import __version__
 

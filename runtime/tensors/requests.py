@@ -15,13 +15,14 @@ from trtc.protos.errors import InvalidRequestError, NoTokenizerError
 from trtc.protos.sampling import SAMPLING_PARAMETERS, SamplingOptions
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.validation import (
     MAX_STOP_TOKENS,
     RequestBounds,
     check_prompt_length,
     check_stop_strings,
 )
-from trtc.runtime.tensors.rows import Row, fields_as_sent
+from trtc.runtime.tensors.rows import Row
 from trtc.runtime.tensors.table import REFUSED_INPUTS
 from trtc.runtime.text.tokenizer import Tokenizer
 

@@ -1,12 +1,11 @@
 """One row of a request's tensors, as Python values."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
-from trtc.protos.errors import InvalidRequestError, TrtcError
+from trtc.protos.errors import InvalidRequestError
 
 
 class Row:
@@ -95,19 +94,3 @@ class Row:
             )
         words = [tokens[begin:end] for begin, end in zip(begins, ends, strict=False)]
         return [word for word in words if word]
-
-
-@contextmanager
-def fields_as_sent(sent_as: Mapping[str, str]) -> Iterator[None]:
-    """Name the client's inputs in errors that name fields of a draft."""
-    try:
-        yield
-    except TrtcError as error:
-        raise as_sent(error, sent_as) from error
-
-
-def as_sent(error: TrtcError, sent_as: Mapping[str, str]) -> TrtcError:
-    """The error with the name of the client's input for the field of the draft."""
-    name, space, rest = error.field.partition(" ")  # "stop (how many)"
-    field = f"{sent_as.get(name, name)}{space}{rest}"
-    return type(error)(error.problem, field=field, remedy=error.remedy)

@@ -7,6 +7,7 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from trtc.protos.kserve import grpc_service_pb2 as kserve
+from trtc.protos.smg import trtllm_service_pb2 as smg
 
 
 def fields(file: Any) -> dict[str, dict[int, tuple[Any, ...]]]:
@@ -44,3 +45,10 @@ def test_kserve_messages_are_tritons() -> None:
     assert {name: one.number for name, one in kinds.items()} == {
         name: one.number for name, one in known.items()
     }
+
+
+def test_smg_messages_are_its_own() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # stubs made by an older protobuf than ours
+        theirs = pytest.importorskip("smg_grpc_proto.generated.trtllm_service_pb2")
+    assert_part_of(fields(smg.DESCRIPTOR), fields(theirs.DESCRIPTOR))

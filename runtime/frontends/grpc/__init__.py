@@ -1,1 +1,1 @@
-"""Services over gRPC, on one port: trtc.v1.Inference, KServe's, health and reflection."""
+"""Services over gRPC, on one port: trtc.v1.Inference, KServe's, SMG's, health and reflection."""

@@ -12,6 +12,7 @@ from trtc.runtime.frontends.grpc.intake import Intake
 from trtc.runtime.frontends.grpc.kserve.servicer import KServeServicer
 from trtc.runtime.frontends.grpc.server import bind, make_server
 from trtc.runtime.frontends.grpc.servicer import InferenceServicer
+from trtc.runtime.frontends.grpc.smg.servicer import TrtllmServicer
 from trtc.runtime.service.service import Service
 from trtc.runtime.wire.methods import SERVICE
 from trtc.runtime.wire.tls import ServerTls
@@ -57,6 +58,7 @@ class GrpcFrontend(Frontend):
         services = (
             InferenceServicer(self._service, self._intake).grpc_service(),
             KServeServicer(self._service, self._intake).grpc_service(),
+            TrtllmServicer(self._service, self._intake).grpc_service(),
         )
         self._names = ("", *(one.name for one in services))
         limits, access = self._service.limits, self._service.access

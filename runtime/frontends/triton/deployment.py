@@ -23,6 +23,7 @@ from trtc.runtime.engine.admission import Origin, admission, run_here
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.engine.loop import Delivery, LoopStats
 from trtc.runtime.frontends.triton.settings import Settings
+from trtc.runtime.requests.naming import as_sent, fields_as_sent
 from trtc.runtime.requests.request import GenerationRequest
 from trtc.runtime.requests.validation import validate
 from trtc.runtime.tensors.replies import Message, Prompt, RowReplies
@@ -32,7 +33,6 @@ from trtc.runtime.tensors.requests import (
     Tensors,
     asks_to_stop,
 )
-from trtc.runtime.tensors.rows import as_sent, fields_as_sent
 
 _log = logging.getLogger("trtc.triton")
 

@@ -145,6 +145,7 @@ async def test_reflection_tells_what_grpcurl_needs() -> None:
         assert {service.name for service in listed} == {
             "trtc.v1.Inference",
             "inference.GRPCInferenceService",
+            "trtllm.TrtllmService",
             "grpc.health.v1.Health",
             "grpc.reflection.v1alpha.ServerReflection",
         }

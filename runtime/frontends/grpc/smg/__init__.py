@@ -1,0 +1,1 @@
+"""trtllm.TrtllmService: how gateways such as SMG and Dynamo ask TensorRT-LLM for tokens."""

@@ -1,0 +1,137 @@
+"""trtllm.TrtllmService over gRPC: every decision is the service's.
+
+Requests name no model, so they go to the only engine of the server.
+"""
+
+import uuid
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+from trtc.protos.errors import UnknownModelError, UnknownRequestError
+from trtc.protos.smg import trtllm_service_pb2 as pb
+from trtc.runtime.engine.handle import EngineHandle
+from trtc.runtime.frontends.grpc.caller import caller
+from trtc.runtime.frontends.grpc.calls import (
+    STALLED_CLIENT_S,
+    Context,
+    GrpcService,
+    deadline,
+    streaming,
+    unary,
+    writing,
+)
+from trtc.runtime.frontends.grpc.intake import Intake
+from trtc.runtime.frontends.grpc.smg import methods
+from trtc.runtime.frontends.grpc.smg.replies import Ends, Replies
+from trtc.runtime.frontends.grpc.smg.requests import NAMES, draft_of
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.naming import fields_as_sent
+from trtc.runtime.service.service import Service
+from trtc.runtime.wire.bounded import MAX_NUMBERS, parse
+from trtc.version import __version__
+
+
+class TrtllmServicer:
+    """The handlers of trtllm.TrtllmService."""
+
+    def __init__(
+        self, service: Service, intake: Intake, *, stalled_client_s: float = STALLED_CLIENT_S
+    ) -> None:
+        self._service = service
+        self._intake = intake
+        self._stalled_client_s = stalled_client_s
+
+    def grpc_service(self) -> GrpcService:
+        """The service, for a port."""
+        intake = self._intake
+        return GrpcService(
+            methods.SERVICE,
+            pb.DESCRIPTOR,
+            {
+                methods.GENERATE.name: streaming(methods.GENERATE, self._generate),
+                methods.HEALTH_CHECK.name: unary(intake, methods.HEALTH_CHECK, self._health_check),
+                methods.ABORT.name: unary(intake, methods.ABORT, self._abort),
+                methods.GET_MODEL_INFO.name: unary(
+                    intake, methods.GET_MODEL_INFO, self._get_model_info
+                ),
+                methods.GET_SERVER_INFO.name: unary(
+                    intake, methods.GET_SERVER_INFO, self._get_server_info
+                ),
+            },
+        )
+
+    async def _generate(self, context: Context) -> None:
+        principal = caller(context)
+        async with AsyncExitStack() as running:
+            async with self._intake.request(context, principal, self._read) as (draft, replies):
+                with fields_as_sent(NAMES):
+                    generation = self._service.generate(
+                        draft, principal=principal, deadline=deadline(context)
+                    )
+                    del draft
+                    stream = await running.enter_async_context(generation)
+            with fields_as_sent(NAMES):
+                async for outputs in stream:
+                    with writing((stream,), self._stalled_client_s):
+                        for response in replies.responses(outputs):
+                            await context.write(response)
+
+    def _read(self, data: bytes) -> tuple[RequestDraft, Replies]:
+        handle = self._engine()
+        bounds = handle.loop.bounds
+        # A bias has a number for every token of the vocabulary.
+        most = MAX_NUMBERS + bounds.max_context + bounds.vocab_size
+        request = parse(methods.GENERATE.request, data, max_numbers=most)
+        draft = draft_of(request, bounds)
+        draft = replace(draft, model=handle.name, request_id=draft.request_id or uuid.uuid4().hex)
+        eos = () if draft.ignore_eos else handle.manifest.model.eos_token_ids
+        ends = Ends(
+            frozenset(eos), frozenset(draft.stop_token_ids), request.include_stop_token_in_output
+        )
+        return draft, Replies(request, draft.request_id, ends, draft.n)
+
+    def _engine(self) -> EngineHandle:
+        """Raises UnknownModelError where there are several, and UnavailableError."""
+        if len(self._service.names) > 1:
+            raise UnknownModelError(
+                f"{methods.SERVICE} names no model, and the server has several",
+                remedy="Ask a `trtc serve` that serves one engine",
+            )
+        return self._service.engine("")
+
+    async def _health_check(self, request: object, context: Context) -> pb.HealthCheckResponse:
+        why_not = self._service.why_not_ready()
+        problems = [f"{name}: {reason}" for name, reason in why_not.items()]
+        return pb.HealthCheckResponse(status="; ".join(problems) or "OK")
+
+    async def _abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        try:
+            self._service.abort("", request.request_id, caller(context))
+        except UnknownRequestError as error:
+            return pb.AbortResponse(success=False, message=str(error))
+        return pb.AbortResponse(success=True)
+
+    async def _get_model_info(self, request: object, context: Context) -> pb.GetModelInfoResponse:
+        handle = self._engine()
+        model, limits = handle.manifest.model, handle.manifest.limits
+        context_tokens = handle.loop.bounds.max_context
+        return pb.GetModelInfoResponse(
+            model_id=handle.name,
+            max_input_len=context_tokens - 1,
+            max_seq_len=context_tokens,
+            max_batch_size=limits.max_batch_size,
+            vocab_size=model.vocab_size,
+            hidden_size=model.hidden_size,
+            num_layers=model.num_layers,
+        )
+
+    async def _get_server_info(self, request: object, context: Context) -> pb.GetServerInfoResponse:
+        target = self._engine().manifest.target
+        return pb.GetServerInfoResponse(
+            version=__version__,
+            backend=f"trtc {target.kind}",
+            tensor_parallel_size=target.tp,
+            pipeline_parallel_size=1,
+            context_parallel_size=1,
+            world_size=target.tp,
+        )
