@@ -203,9 +203,9 @@ class KServeServicer:
         self, data: bytes, context: Context, running: AsyncExitStack, writer: "_Writer"
     ) -> Exchange | None:
         """Admit a request of a stream; None: it is refused, and its client has been told."""
-        principal = self._intake.caller(context)
         request_id = ""
         try:
+            principal = self._intake.caller(context)  # whose key may have been taken away
             async with self._intake.parsed(principal, data, self._read_or_refuse) as request:
                 if isinstance(request, _Refused):
                     request_id = request.request_id

@@ -10,7 +10,6 @@ from dataclasses import replace
 from trtc.protos.errors import UnknownModelError, UnknownRequestError
 from trtc.protos.smg import trtllm_service_pb2 as pb
 from trtc.runtime.engine.handle import EngineHandle
-from trtc.runtime.frontends.grpc.caller import caller
 from trtc.runtime.frontends.grpc.calls import (
     STALLED_CLIENT_S,
     Context,
@@ -61,7 +60,7 @@ class TrtllmServicer:
         )
 
     async def _generate(self, context: Context) -> None:
-        principal = caller(context)
+        principal = self._intake.caller(context)
         async with AsyncExitStack() as running:
             async with self._intake.request(context, principal, self._read) as (draft, replies):
                 with fields_as_sent(NAMES):
@@ -106,7 +105,7 @@ class TrtllmServicer:
 
     async def _abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         try:
-            self._service.abort("", request.request_id, caller(context))
+            self._service.abort("", request.request_id, self._intake.caller(context))
         except UnknownRequestError as error:
             return pb.AbortResponse(success=False, message=str(error))
         return pb.AbortResponse(success=True)
