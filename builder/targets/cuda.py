@@ -1,7 +1,8 @@
 """The CUDA target: plan -> kernels cross-compiled to cubins -> launch plan, without a GPU."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import msgspec
 import onnx
 
 from trtc.builder.passes.base import Pass
@@ -20,9 +21,19 @@ from trtc.plugins.gpu.probe import device_sm
 from trtc.plugins.registry import REGISTRY
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.launch_plan import LAUNCHES_FILE, launches_json
-from trtc.protos.manifest import GRAPH_FILE, PLAN_FILE, ByteLedger, TargetFacts, weights_files
+from trtc.protos.manifest import (
+    GRAPH_FILE,
+    PLAN_FILE,
+    ByteLedger,
+    Limits,
+    TargetFacts,
+    weights_files,
+)
 from trtc.protos.progress import Progress, Step
 from trtc.quant.scheme import Scheme
+
+_DRAFT_ROWS = 16
+"""Of a step, those of its sequences included: a sequence's last token and 15 drafts."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +81,11 @@ class CudaTarget:
 
     def compile(self, request: CompileRequest, progress: Progress) -> Compiled:
         progress(Step("planning"))
+        limits = _with_draft_rows(request.module.limits)
         # A step has no more logit rows than sequences (see step_block).
-        plan = make_plan(request.module, REGISTRY, max_logit_rows=request.limits.max_batch_size)
+        plan = make_plan(
+            replace(request.module, limits=limits), REGISTRY, max_logit_rows=limits.max_batch_size
+        )
         (request.workdir / PLAN_FILE).write_bytes(plan.to_json())
         weights = weights_files(request.ranks)
         graph = with_external_weights(request.module.model, plan.weights, weights[0])
@@ -111,6 +125,13 @@ class CudaTarget:
             if quantizes_lm_head_on_cuda(request.scheme, request.exact_lm_head)
             else None,
         )
+
+
+def _with_draft_rows(limits: Limits) -> Limits:
+    """Steps of few sequences have room for drafts, each of which is a sequence of the batch (see
+    runtime/executors/base.py's DraftRows)."""
+    rows = min(_DRAFT_ROWS, limits.max_num_tokens)
+    return msgspec.structs.replace(limits, max_batch_size=max(limits.max_batch_size, rows))
 
 
 def _is_uniform(scale: Recipe, reader: TensorReader) -> bool:

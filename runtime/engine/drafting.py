@@ -4,7 +4,8 @@
                  t1 t2 t3 t4 the first counts, and each whose draft before it was what was drawn
 
 A row's draw is a function of its logits, the request's seed and the output position. So drafts
-change how many steps an answer takes, and never a token of it.
+change how many steps an answer takes, and never a token of it, where a row's logits do not depend
+on what else is in the step. On GPUs they do, by rounding.
 """
 
 from collections.abc import Sequence as Items
@@ -22,8 +23,8 @@ _MAX_HISTORY = 1 << 14
 """Tokens that are searched, at the end: some ten microseconds."""
 _MAX_PAUSE = 5
 """A sequence whose last m drafts were all wrong gets none for 2**m tokens, m at most this."""
-MAX_ROWS = 16
-"""Of a step with drafts. More would cost more time than they save."""
+MAX_TOKENS = 15
+"""Drafts of a sequence in a step."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +64,15 @@ def drafter_of(config: DraftConfig, executor: Executor) -> Drafter:
         UnsupportedError: it checks none, or its cache cannot be rolled back.
         RequestError: the number is out of range.
     """
-    if not 1 <= config.num_tokens < MAX_ROWS:
+    if not 1 <= config.num_tokens <= MAX_TOKENS:
         raise RequestError(
-            f"is {config.num_tokens}", field="draft_tokens", remedy=f"Give 1 to {MAX_ROWS - 1}"
+            f"is {config.num_tokens}", field="draft_tokens", remedy=f"Give 1 to {MAX_TOKENS}"
         )
-    if not executor.num_draft_rows:
+    if executor.draft_rows is None:
         raise UnsupportedError(
             "this engine checks no drafts",
             field="draft",
-            remedy="Leave it out, or use an engine built for a CPU, which takes more tokens a step "
-            "than sequences",
+            remedy="Leave it out, or use an engine built for a CPU or for CUDA",
         )
     if 0 in executor.kv.windows:
         raise UnsupportedError(

@@ -185,7 +185,7 @@ class EngineLoop:
             num_lanes=limits.max_batch_size,
             rope_switch=limits.rope_switch,
             draws_late=executor.late_draws is not None or executor.counts_pending,
-            num_draft_rows=executor.num_draft_rows,
+            max_draft_rows=0 if executor.draft_rows is None else executor.draft_rows.most,
             ageing_s=config.ageing_s,
             overdue_s=config.overdue_s,
         )

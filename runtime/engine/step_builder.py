@@ -84,10 +84,12 @@ class StepBuilder:
         page_size: int,
         num_groups: int = 1,
         counts_pending: bool = False,
+        drafts_as_sequences: bool = False,
     ) -> None:
-        """For `counts_pending` see Executor."""
+        """For `counts_pending` see Executor, for `drafts_as_sequences` DraftRows."""
         self._counts_pending = counts_pending
         self._page_size = page_size
+        self._drafts_as_sequences = drafts_as_sequences
         self._tokens = np.zeros((num_lanes, max_context), np.int32)
         self._pages = [
             np.zeros((num_lanes, -(-max_context // page_size)), np.int32) for _ in range(num_groups)
@@ -172,6 +174,8 @@ class StepBuilder:
             page_table=_joined_groups([table[layout.lanes, :width] for table in self._pages]),
             logit_rows=layout.logit_rows.astype(np.int32),
         )
+        if plan.has_drafts and self._drafts_as_sequences:
+            batch = _with_drafts_apart(batch, plan)
         row_lanes, row_positions = layout.lanes[layout.row_chunks], layout.row_positions
         sampling = self._sampling.gather(
             row_lanes,
@@ -299,6 +303,21 @@ def _layout_of_chunks(
         logit_rows=ends[row_chunks] - back,
         row_positions=context_lens[row_chunks] - back + 1,
         places=places,
+    )
+
+
+def _with_drafts_apart(batch: StepBatch, plan: StepPlan) -> StepBatch:
+    """The same tokens, with each draft in a sequence of its own."""
+    parts = np.array([1 + chunk.num_drafts for chunk in plan.chunks])
+    behind = (parts.cumsum().repeat(parts) - np.arange(parts.sum()) - 1).astype(np.int32)
+    ends = batch.query_start[1:].repeat(parts) - behind
+    width = batch.page_table.shape[1]
+    tables = batch.page_table.reshape(-1, len(parts), width)
+    return replace(
+        batch,
+        query_start=np.concatenate((batch.query_start[:1], ends)),
+        context_lens=batch.context_lens.repeat(parts) - behind,
+        page_table=tables.repeat(parts, axis=1).reshape(-1, width),
     )
 
 

@@ -23,7 +23,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from trtc.protos.errors import InvariantError, TrtcError
-from trtc.runtime.engine.drafting import MAX_ROWS, Drafter
+from trtc.runtime.engine.drafting import Drafter
 from trtc.runtime.engine.host_tier import HostTier
 from trtc.runtime.engine.mask_desk import MaskDesk
 from trtc.runtime.engine.step_builder import BuiltStep, StepBuilder
@@ -105,6 +105,8 @@ class StepPipeline:
             page_size=state.cache.pool.page_size,
             num_groups=len(state.cache.pool.windows),
             counts_pending=executor.counts_pending,
+            drafts_as_sequences=executor.draft_rows is not None
+            and executor.draft_rows.as_sequences,
         )
         self._in_flight: deque[_StepInFlight] = deque()
         self._completed_at = 0.0
@@ -166,16 +168,18 @@ class StepPipeline:
         step.pending = step.undrawn.draw(sampling)
 
     def propose_drafts(self) -> None:
-        """Before a step is planned: what sequences may draw next, if somebody proposes that."""
+        """Before a step is planned: what sequences may draw next, if somebody proposes that. Of one
+        whose last token is pending, the first that is proposed stands for that."""
         if self._drafter is None:
             return
-        room = MAX_ROWS - len(self._state.running)
+        room = self._state.max_draft_rows - len(self._state.running)
         for sequence in self._state.running:
             most = min(self._num_drafts, sequence.most_drafts, room)
             sequence.drafts = ()
             if most > 0:
-                history = self._builder.history(sequence)
-                sequence.drafts = self._drafter.propose(sequence, history, most)
+                history, pending = self._builder.history(sequence), sequence.num_pending
+                proposed = self._drafter.propose(sequence, history, pending + most)
+                sequence.drafts = proposed[pending:]
                 room -= len(sequence.drafts)
         self._state.has_drafts = True
 

@@ -53,6 +53,20 @@ class StepBatch:
     knows all, as it always does with executors that do not run ahead."""
 
 
+@dataclass(frozen=True)
+class DraftRows:
+    """How an executor checks drafts (runtime/engine/drafting.py)."""
+
+    most: int
+    """Logit rows of a step with drafts, those of all its sequences: more would take more time than
+    drafts save, or room that the executor does not have. At least max_batch_size rows are there for
+    steps without."""
+    as_sequences: bool
+    """Whether a step has each draft as a sequence of one token, with the page table of the one that
+    it belongs to. So kernels for decodes check drafts, which take one new token a sequence; what
+    they read of other sequences' pages, all rows of the step have written before."""
+
+
 class PendingStep(Protocol):
     """A step under way."""
 
@@ -144,8 +158,8 @@ class Executor(Protocol):
         ...
 
     @property
-    def num_draft_rows(self) -> int:
-        """Logit rows of a step beyond max_batch_size, for drafts; 0: it checks no drafts."""
+    def draft_rows(self) -> DraftRows | None:
+        """How it checks drafts; None: it checks none."""
         ...
 
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:

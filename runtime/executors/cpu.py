@@ -19,6 +19,7 @@ from trtc.protos.manifest import STEP_ABI_VERSION, Limits
 from trtc.protos.step import GRAPH_INPUTS
 from trtc.runtime.executors.base import (
     Bytes,
+    DraftRows,
     ExecutorSizes,
     Float32s,
     Int32s,
@@ -37,6 +38,8 @@ _INVALID_ARGUMENT = 1
 _MOST_AHEAD = 1 << 28
 """Bytes of the KV pool asked for ahead of their use: what a load may take before the thread that
 asks has had time to go on; of small models a third of the weights, so that it stays little."""
+_MOST_DRAFT_ROWS = 16
+"""More cost more time than drafts save."""
 
 Float64s = NDArray[np.float64]
 
@@ -183,8 +186,8 @@ class CpuExecutor(ExecutorSizes):
         return False
 
     @property
-    def num_draft_rows(self) -> int:
-        return self._limits.max_num_tokens - self._limits.max_batch_size
+    def draft_rows(self) -> DraftRows:
+        return DraftRows(most=_MOST_DRAFT_ROWS, as_sequences=False)
 
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         logits = self._room_for_logits(len(batch.logit_rows))

@@ -28,6 +28,7 @@ from trtc.protos.kv import (
 from trtc.protos.manifest import Limits
 from trtc.runtime.executors.base import (
     Bytes,
+    DraftRows,
     Float32s,
     Int32s,
     Landed,
@@ -52,6 +53,7 @@ _POISON = 12345
 """Added to vocab_size: a token id that does not exist."""
 _SPREAD = 8.0
 """Logits lie in [0, _SPREAD)."""
+_DRAFT_ROWS = DraftRows(most=16, as_sequences=False)
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class EchoOptions:
     max_num_tokens: int = 256
     never: tuple[int, ...] = ()
     """Tokens that are never likely, such as the end of sequence: their logits are -1000."""
-    num_draft_rows: int = 64
+    draft_rows: DraftRows | None = _DRAFT_ROWS
     """See Executor."""
     counts_pending: bool = False
     """See Executor; to be true only of one that runs ahead."""
@@ -180,8 +182,8 @@ class EchoExecutor:
         return self.options.counts_pending
 
     @property
-    def num_draft_rows(self) -> int:
-        return self.options.num_draft_rows
+    def draft_rows(self) -> DraftRows | None:
+        return self.options.draft_rows
 
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         return self._forward(batch).draw(sampling)
@@ -269,8 +271,11 @@ class EchoExecutor:
         assert not self.closed, "the executor is closed"
         assert len(batch.slots) == len(self.options.windows) * len(batch.token_ids)
         assert len(batch.token_ids) == batch.query_start[-1] <= options.max_num_tokens
-        assert len(batch.context_lens) <= options.max_batch_size
-        assert len(batch.logit_rows) <= options.max_batch_size + options.num_draft_rows
+        drafts = options.draft_rows
+        most_rows = max(options.max_batch_size, drafts.most if drafts else 0)
+        as_sequences = drafts is not None and drafts.as_sequences
+        assert len(batch.context_lens) <= (most_rows if as_sequences else options.max_batch_size)
+        assert len(batch.logit_rows) <= most_rows
         assert (np.diff(batch.logit_rows) >= 0).all(), "logit rows are not in order"
         assert len(np.unique(batch.slots)) == len(batch.slots), "two tokens in one slot"
         assert batch.context_lens.max() <= options.max_seq_len

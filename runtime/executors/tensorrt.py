@@ -109,8 +109,8 @@ class TensorRtExecutor(ExecutorSizes):
         return False
 
     @property
-    def num_draft_rows(self) -> int:
-        return 0
+    def draft_rows(self) -> None:
+        return None
 
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         return self.launch_forward(batch).draw(sampling)

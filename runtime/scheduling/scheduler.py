@@ -21,12 +21,14 @@ time. Hence no starvation.
 
 While a step is in flight the next one is planned ahead: running sequences go on with tokens that
 the host does not know. A sequence that must wait for its own, once, sits the step out alone
-(`SchedulerState.sits_out`); so does one whose mask is late, until it comes. Two things are left
+(`SchedulerState.sits_out`); so does one whose mask is late, until it comes. Three things are left
 until the host knows the tokens, and then nothing at all is planned:
 
 - the draw of a sequence that would decode needs its tokens, always, and the executor does not draw
   late (`SchedulerState.stops_planning`). The others wait with it: in steps that are planned by
   turns each would find half of the batch, and cost as much;
+- as many sequences sit out because of their drafts as decodes go on, or more. Else the two would be
+  computed by turns from then on;
 - somebody would have to be preempted. The step in flight may end a sequence and free its pages.
 """
 
@@ -103,12 +105,16 @@ class _Draft:
         self._is_ahead = state.num_in_flight > 0
         self._spare_rows = len(state.free_lanes)
         """Logit rows of the step, as many as there are lanes, that no running sequence may need."""
+        self._rows_beyond_lanes = max(0, state.max_draft_rows - state.num_lanes)
+        """More, for drafts."""
         self.scores = False
         """Whether a chunk has scored tokens."""
         self.has_drafts = False
         """Whether a chunk has drafts."""
         self.must_wait = False
         """Whether the step in flight must be complete before this one can be planned."""
+        self._num_awaiting_drafts = 0
+        """Running sequences that sit out because of drafts."""
         self._prefills: list[tuple[Sequence, int]] = []
         """Running sequences with more than one token left, and how many."""
         self.preempted: dict[Sequence, None] = {}
@@ -158,10 +164,13 @@ class _Draft:
                 self._prefills.append((sequence, remaining))
             elif remaining == 1 and sequence not in self.preempted:
                 self._decode(sequence)
+        if self._num_awaiting_drafts and self._num_awaiting_drafts >= len(self.chunks):
+            self.must_wait = True
 
     def _decode(self, sequence: Sequence) -> None:
         if sequence.num_pending and self._state.sits_out(sequence):
             self.must_wait = self._state.stops_planning(sequence)
+            self._num_awaiting_drafts += sequence.num_drafted > 0
             return
         if not self._state.has_own_page(sequence):
             if not self._secure_page(sequence):
@@ -171,8 +180,9 @@ class _Draft:
         self.chunks.append(Chunk(sequence, sequence.num_computed, 1, sequence.num_samples))
 
     def add_drafts(self) -> None:
-        """Lengthen decodes by their drafts, as far as tokens, rows and available pages go."""
-        rows = self._state.num_draft_rows
+        """Lengthen decodes by their drafts, as far as tokens, rows and available pages go. Spare
+        rows are for those who wait, if anybody does."""
+        rows = self._rows_beyond_lanes + (0 if self._state.waiting else self._spare_rows)
         for at, chunk in enumerate(self.chunks):
             number = self._fitting_drafts(chunk, min(self._budget, rows))
             if number:
@@ -180,6 +190,8 @@ class _Draft:
                 self._budget -= number
                 rows -= number
                 self.has_drafts = True
+        if not self._state.waiting:
+            self._spare_rows = min(self._spare_rows, rows)
 
     def _fitting_drafts(self, chunk: Chunk, most: int) -> int:
         """How many drafts of a decode find pages, which are taken."""

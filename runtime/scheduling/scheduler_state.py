@@ -96,12 +96,12 @@ class SchedulerState:
         num_lanes: int,
         rope_switch: int | None = None,
         draws_late: bool = False,
-        num_draft_rows: int = 0,
+        max_draft_rows: int = 0,
         ageing_s: float = AGEING_S,
         overdue_s: float = OVERDUE_S,
     ) -> None:
         """For `ageing_s` see `rank_of`, for `overdue_s` FairQueue, for `rope_switch` Limits, for
-        `num_draft_rows` Executor.
+        `max_draft_rows` DraftRows.
 
         Args:
             draws_late: whether a draw may need a token that is pending when its step is launched.
@@ -109,7 +109,7 @@ class SchedulerState:
         self.cache = cache
         self._rope_switch = rope_switch
         self._draws_late = draws_late
-        self.num_draft_rows = num_draft_rows
+        self.max_draft_rows = max_draft_rows
         self.has_drafts = False
         """Whether a running sequence may have drafts."""
         self._page_size = cache.pool.page_size

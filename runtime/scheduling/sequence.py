@@ -128,17 +128,18 @@ class Sequence:
 
     @property
     def most_drafts(self) -> int:
-        """Drafts that could count now. What depends on tokens that are not certain is not drafted,
-        nor before the first token."""
+        """Drafts that could count now, behind a token that may be pending. What depends on tokens
+        that are not certain is not drafted, nor before the first token."""
+        length = len(self.token_ids) + self.num_pending
         if (
-            self.num_pending
+            self.num_drafted
             or self.is_held
             or self.reads_output
             or len(self.token_ids) == self.num_prompt
-            or len(self.token_ids) - self.num_computed != 1
+            or length - self.num_computed != 1
         ):
             return 0
-        return self.max_tokens - len(self.token_ids) - 1
+        return self.max_tokens - length - 1
 
     def held_pages(self) -> Iterator[list[int]]:
         """Of each group, the pages that it holds."""

@@ -118,7 +118,7 @@ class HostDraws(ExecutorSizes):
 
     runs_ahead = False
     counts_pending = False
-    num_draft_rows = 0
+    draft_rows = None
     moves_pages = False
 
     @property

@@ -56,7 +56,7 @@ class Driver:
             num_lanes=options.max_batch_size,
             rope_switch=options.rope_switch,
             draws_late=self.executor.late_draws is not None or self.executor.counts_pending,
-            num_draft_rows=self.executor.num_draft_rows,
+            max_draft_rows=options.draft_rows.most if options.draft_rows else 0,
             ageing_s=AGEING_S,
             overdue_s=OVERDUE_S,
         )

@@ -68,8 +68,8 @@ class EvaluatedExecutor(ExecutorSizes):
         return False
 
     @property
-    def num_draft_rows(self) -> int:
-        return 0
+    def draft_rows(self) -> None:
+        return None
 
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         return _Computed(sample(self.logits(batch), sampling))

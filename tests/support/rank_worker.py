@@ -4,16 +4,17 @@ Every rank holds the whole (imaginary) model, so nothing is exchanged: what is t
 are led, and what happens when one of them ends, hangs or goes astray.
 """
 
-import json
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tests.support.lazy import LazyEcho, LazyStep
 from trtc.protos.errors import EngineCorruptError, EnvironmentFault
@@ -84,7 +85,7 @@ class LocalEcho(LazyEcho):
 
 
 def command(role: Role) -> list[str]:
-    return [sys.executable, "-m", "tests.support.rank_worker", json.dumps(asdict(role))]
+    return [sys.executable, "-m", "tests.support.rank_worker", msgspec.json.encode(role).decode()]
 
 
 @contextmanager
@@ -108,11 +109,9 @@ def open_echo_ranks(
 
 
 def main() -> None:
-    facts = json.loads(sys.argv[1])
-    options: dict[str, Any] = facts["options"]
-    options["never"] = tuple(options["never"])
+    role = msgspec.json.decode(sys.argv[1], type=Role)
     link: Link[Order] = Link(socket.socket(fileno=int(sys.argv[2])), Order)
-    sys.exit(serve_rank(link, EchoRank(Role(EchoOptions(**options), facts["fault"]))))
+    sys.exit(serve_rank(link, EchoRank(role)))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import click
 
 from trtc.protos.errors import RequestError
 from trtc.runtime.engine.config import EngineConfig
-from trtc.runtime.engine.drafting import MAX_ROWS, DraftConfig
+from trtc.runtime.engine.drafting import MAX_TOKENS, DraftConfig
 from trtc.runtime.engine.opening import open_handle
 from trtc.runtime.frontends.base import is_loopback
 from trtc.runtime.frontends.grpc.frontend import GrpcConfig
@@ -122,12 +122,12 @@ _DRAFTS = DraftConfig()
 @click.option(
     "--draft",
     type=click.Choice(["ngram"]),
-    help="Check several tokens a sequence a step, on CPUs. ngram: what followed the same tokens "
-    "earlier in the sequence. No token changes; answers that quote come sooner.",
+    help="Check several tokens a sequence a step. ngram: what followed the same tokens earlier in "
+    "the sequence. No token changes; answers that quote come sooner.",
 )
 @click.option(
     "--draft-tokens",
-    type=click.IntRange(1, MAX_ROWS - 1),
+    type=click.IntRange(1, MAX_TOKENS),
     help=f"Tokens that --draft proposes at once, a sequence. Default: {_DRAFTS.num_tokens}.",
 )
 @click.option("--no-prefix-cache", is_flag=True, help="Compute every prompt from its start.")

@@ -59,7 +59,7 @@ class Buckets:
     split_keys: int
     max_splits: int
     max_rows: int
-    """Logit rows of one step."""
+    """Logit rows of one step, and sequences of its batch: drafts are some (DraftRows)."""
 
     def of(
         self, *, num_tokens: int, num_sequences: int, num_rows: int, longest_context: int
@@ -68,12 +68,12 @@ class Buckets:
         splits = _power_of_two(-(-longest_context // self.split_keys))
         splits = min(splits, self.max_splits, -(-self.limits.max_seq_len // self.split_keys))
         if num_tokens == num_sequences == num_rows:
-            sequences = _round_up(num_sequences, self.limits.max_batch_size)
+            sequences = _round_up(num_sequences, self.max_rows)
             return Bucket("decode", sequences, sequences, sequences, splits)
         return Bucket(
             kind="mixed",
             tokens=_round_up(num_tokens, self.limits.max_num_tokens),
-            sequences=_round_up(num_sequences, self.limits.max_batch_size),
+            sequences=_round_up(num_sequences, self.max_rows),
             rows=_round_up(max(1, num_rows), self.max_rows),
             splits=splits,
         )

@@ -24,6 +24,7 @@ from trtc.protos.launch_plan import StepBlock
 from trtc.protos.manifest import Limits
 from trtc.runtime.executors.base import (
     Bytes,
+    DraftRows,
     ExecutorSizes,
     Float32s,
     LateDraws,
@@ -43,6 +44,9 @@ from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch, sample
 
 _MOVED_BYTES = 16 << 20
 """Of pages, in one landing or stage of page-locked memory; at most two of these are under way."""
+_MOST_DRAFT_ROWS = 64
+"""Steps of up to so many decodes take little longer than one decode: reading the weights is most of
+them."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +145,9 @@ class CudaExecutor(ExecutorSizes):
         return True
 
     @property
-    def num_draft_rows(self) -> int:
-        return 0
+    def draft_rows(self) -> DraftRows | None:
+        most = min(self._layout.max_rows, _MOST_DRAFT_ROWS)
+        return DraftRows(most, as_sequences=True) if most > 1 else None
 
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         if not self._sampler.fits(sampling):

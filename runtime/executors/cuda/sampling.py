@@ -25,7 +25,13 @@ from trtc.runtime.executors.base import Int32s
 from trtc.runtime.executors.cuda.buckets import Bucket
 from trtc.runtime.executors.cuda.device import Download, Graph, Place, ProgramDevice
 from trtc.runtime.executors.cuda.program import Program
-from trtc.runtime.sampling.sampler import NO_LOGPROBS, Logprobs, SampledTokens, SamplingBatch
+from trtc.runtime.sampling.sampler import (
+    NO_LOGPROBS,
+    Logprobs,
+    SampledTokens,
+    SamplingBatch,
+    counted,
+)
 
 _SPARSE = tuple(
     (one.name, f"{one.name}_token_ids", f"{one.name}_{one.values}") for one in SPARSE_COLUMNS
@@ -83,12 +89,13 @@ class PendingTokens:
     sampling: SamplingBatch
 
     def wait(self) -> SampledTokens:
-        rows = self.sampling.num_rows
+        rows, drafts = self.sampling.num_rows, self.sampling.drafts
         sampled, invalid = self.tokens.wait()
         return SampledTokens(
             sampled[:rows, 0].copy(),
             logprobs=None if self.logprobs is None else self._logprobs(self.logprobs),
             invalid_rows=tuple(np.flatnonzero(invalid[:rows, 0]).tolist()),
+            counts=None if drafts is None else counted(sampled[:rows, 0], drafts),
         )
 
     def _logprobs(self, results: _Results) -> Logprobs:

@@ -12,6 +12,7 @@ from trtc.protos.kv import CacheLayout
 from trtc.protos.manifest import Limits
 from trtc.runtime.executors.base import (
     Bytes,
+    DraftRows,
     Executor,
     Float32s,
     LateDraws,
@@ -138,8 +139,8 @@ class ShardedExecutor:
         return self._local.counts_pending
 
     @property
-    def num_draft_rows(self) -> int:
-        return 0
+    def draft_rows(self) -> DraftRows | None:
+        return self._local.draft_rows
 
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         number = self._next_step()

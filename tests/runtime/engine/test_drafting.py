@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from tests.runtime.engine.test_run_ahead import TINY_TEXT, draw_request
 from tests.support.drafts import Guesser
-from tests.support.driver import solo_outputs
+from tests.support.driver import Driver, greedy_outputs, solo_outputs
+from tests.support.lazy import LazyEcho
 from tests.support.loops import Loop, running_loop
 from tests.support.requests import greedy_request
 from trtc.protos.errors import RequestError, UnsupportedError
 from trtc.runtime.engine.drafting import DraftConfig, lookup
 from trtc.runtime.engine.loop import LoopConfig
+from trtc.runtime.executors.base import DraftRows
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.requests.completion import Completion
 from trtc.runtime.requests.request import GenerationRequest
@@ -34,8 +36,12 @@ class Knowing(Guesser):
         return output[sequence.num_output : sequence.num_output + most]
 
 
-def test_right_drafts_save_steps() -> None:
-    executor = EchoExecutor(ROOMY)
+@pytest.mark.parametrize(
+    ("kind", "num_plain"),
+    [(EchoExecutor, 1), pytest.param(LazyEcho, 2, id="ahead of the first token")],
+)
+def test_right_drafts_save_steps(kind: type[EchoExecutor], num_plain: int) -> None:
+    executor = kind(ROOMY)
     loop = Loop(executor, None, LoopConfig(drafts=DraftConfig(num_tokens=4)))
     loop._pipeline._drafter = Knowing(ROOMY)
     inbox = loop.send(greedy_request("r", [1, 2, 3], 21))
@@ -43,9 +49,59 @@ def test_right_drafts_save_steps() -> None:
     tokens = inbox.result().completions[0].token_ids
     loop.stop()
     assert tokens == EchoExecutor(ROOMY).greedy([1, 2, 3], 21)
-    assert executor.num_steps == 1 + 20 / 5
+    assert executor.num_steps == num_plain + 20 / 5
     stats = loop.stats()
-    assert (stats.draft_tokens, stats.accepted_draft_tokens, stats.generated_tokens) == (16, 16, 21)
+    assert stats.draft_tokens == stats.accepted_draft_tokens == 21 - executor.num_steps
+    assert stats.generated_tokens == 21
+
+
+class Picky(Knowing):
+    """Knows the answers to one prompt alone."""
+
+    def propose(self, sequence: Sequence, history: Int32s, most: int) -> Items[int]:
+        return super().propose(sequence, history, most) if sequence.num_prompt == 1 else ()
+
+
+def test_who_has_drafts_waits_alone_while_most_run_ahead() -> None:
+    driver = Driver(ROOMY, ahead=True, drafter=Picky(ROOMY))
+    for number in range(4):
+        driver.submit(greedy_request(f"r{number}", [1] * (1 + number), 40))
+    num_steps = driver.run()
+    assert num_steps == 40
+    assert isinstance(driver.executor, LazyEcho)
+    assert driver.executor.num_ahead == 39
+    assert driver.state.counters.accepted_tokens == 30, "38 tokens in 8 steps"
+    for number in range(4):
+        expected = greedy_outputs([1] * (1 + number), 40, ROOMY)
+        assert driver.outputs(f"r{number}") == [expected]
+
+
+def test_sequences_with_drafts_share_their_steps() -> None:
+    """Those that came by turns are not computed by turns."""
+    driver = Driver(ROOMY, ahead=True, drafter=Knowing(ROOMY))
+    for number in range(3):
+        driver.submit(greedy_request(f"r{number}", [1 + number], 200))
+        for _ in range(4 + number):
+            driver.step()
+    for _ in range(10):
+        step_plan = driver.step()
+        assert [chunk.num_drafts for chunk in step_plan.chunks] == [4, 4, 4]
+
+
+@pytest.mark.parametrize(("most", "expected"), [(4, [1]), (5, [2]), (64, [4, 4, 4])])
+def test_drafts_find_room_in_rows_that_nobody_needs(most: int, expected: list[int]) -> None:
+    options = replace(ROOMY, draft_rows=DraftRows(most, as_sequences=True), max_batch_size=4)
+    driver = Driver(options, drafter=Knowing(options))
+    for number in range(3):
+        driver.submit(greedy_request(f"r{number}", [1 + number], 50))
+    driver.step()
+    drafts = [chunk.num_drafts for chunk in driver.step().chunks]
+    assert drafts == [*expected, 0, 0][:3]
+    # A row that a fourth may need is not a draft's.
+    driver.submit(greedy_request("late", [7], 50))
+    chunks = driver.step().chunks
+    assert len(chunks) == 4
+    assert sum(chunk.num_drafts for chunk in chunks) == max(0, min(most - 4, 12))
 
 
 def completions(
@@ -95,7 +151,7 @@ def test_ngram_drafts_change_no_token(seed: int) -> None:
 def test_what_cannot_be_drafted_is_refused_by_name() -> None:
     config = LoopConfig(drafts=DraftConfig())
     with pytest.raises(UnsupportedError, match=r"^draft: this engine checks no drafts"):
-        Loop(EchoExecutor(replace(ROOMY, num_draft_rows=0)), None, config)
+        Loop(EchoExecutor(replace(ROOMY, draft_rows=None)), None, config)
     with pytest.raises(UnsupportedError, match=r"^draft: this model has recurrent states"):
         Loop(EchoExecutor(replace(ROOMY, windows=(None, 0))), None, config)
     for number in (0, 16):

@@ -13,7 +13,7 @@ from tests.support.drafts import Guesser
 from tests.support.driver import Driver
 from trtc.protos.sampling import SamplingParams
 from trtc.runtime.engine.step_builder import BuiltStep, StepBuilder
-from trtc.runtime.executors.base import NO_SOURCE, StepBatch
+from trtc.runtime.executors.base import NO_SOURCE, DraftRows, StepBatch
 from trtc.runtime.executors.echo import EchoOptions
 from trtc.runtime.requests.request import GenerationRequest
 from trtc.runtime.sampling.masks import RowMasks
@@ -59,27 +59,39 @@ def draw_request(number: int, rng: random.Random) -> GenerationRequest:
     )
 
 
-def naive_batch(plan: StepPlan, page_size: int, rows: dict[Sequence, int]) -> StepBatch:
-    """`rows`: of the launch before, for each sequence that drew a token."""
+def naive_batch(
+    plan: StepPlan, page_size: int, rows: dict[Sequence, int], *, as_sequences: bool = False
+) -> StepBatch:
+    """
+    Args:
+        rows: of the launch before, for each sequence that drew a token.
+        as_sequences: each draft is a sequence of its own.
+    """
+    owners: list[Sequence] = []
     columns: dict[str, list[int]] = {field.name: [] for field in fields(StepBatch)}
     columns["query_start"].append(0)
     for sequence, start, num_tokens, num_samples, num_scored, num_drafts in plan.chunks:
         columns["logit_rows"] += range(
             len(columns["token_ids"]), len(columns["token_ids"]) + num_scored + num_drafts
         )
-        token_ids = [*sequence.token_ids, *sequence.drafts[:num_drafts]]
+        token_ids: list[int | None] = list(sequence.token_ids)
+        if num_drafts:
+            token_ids += [None] * (start + 1 - len(token_ids))  # pending
+            token_ids += sequence.drafts[:num_drafts]
         for position in range(start, start + num_tokens):
             page = sequence.pages[0][position // page_size]
-            known = position < len(token_ids)
-            columns["token_ids"].append(token_ids[position] if known else 0)
-            columns["token_sources"].append(NO_SOURCE if known else rows[sequence])
+            token = token_ids[position] if position < len(token_ids) else None
+            columns["token_ids"].append(token or 0)
+            columns["token_sources"].append(rows[sequence] if token is None else NO_SOURCE)
             columns["positions"].append(position)
             columns["slots"].append(page * page_size + position % page_size)
-        columns["query_start"].append(len(columns["token_ids"]))
-        columns["context_lens"].append(start + num_tokens)
+        for behind in reversed(range(1 + num_drafts if as_sequences else 1)):
+            owners.append(sequence)
+            columns["query_start"].append(len(columns["token_ids"]) - behind)
+            columns["context_lens"].append(start + num_tokens - behind)
         columns["logit_rows"] += [len(columns["token_ids"]) - 1] * num_samples
     width = max(-(-length // page_size) for length in columns["context_lens"])
-    pages = [(chunk.sequence.pages[0] + [0] * width)[:width] for chunk in plan.chunks]
+    pages = [(sequence.pages[0] + [0] * width)[:width] for sequence in owners]
     arrays = {name: np.array(values, np.int32) for name, values in columns.items()}
     return StepBatch(**{**arrays, "page_table": np.array(pages, np.int32)})
 
@@ -205,9 +217,16 @@ def check_drafts(built: SamplingBatch, plan: StepPlan) -> None:
 
 
 @pytest.mark.parametrize(("ahead", "counts"), [(False, False), (True, False), (True, True)])
-@pytest.mark.parametrize(("seed", "drafts"), [(0, False), (1, True), (2, True)])
+@pytest.mark.parametrize(
+    ("seed", "drafts", "as_sequences"), [(0, False, False), (1, True, False), (2, True, True)]
+)
 def test_built_steps_are_the_naive_ones(
-    seed: int, drafts: bool, ahead: bool, counts: bool, monkeypatch: pytest.MonkeyPatch
+    seed: int,
+    drafts: bool,
+    as_sequences: bool,
+    ahead: bool,
+    counts: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rng = random.Random(seed)
     options = replace(
@@ -215,6 +234,7 @@ def test_built_steps_are_the_naive_ones(
         max_num_tokens=rng.choice((4, 12, 64)),
         accepts_at_random=True,
         counts_pending=counts,
+        draft_rows=DraftRows(most=16, as_sequences=as_sequences),
     )
     driver = Driver(options, ahead=ahead, drafter=Guesser(options) if drafts else None)
     build, late_sampling = StepBuilder.build, StepBuilder.late_sampling
@@ -225,7 +245,8 @@ def test_built_steps_are_the_naive_ones(
         built = build(builder, plan)
         if builder is not driver.pipeline._builder:
             return built  # of a run that says what may be drafted
-        check_batch(built.batch, naive_batch(plan, OPTIONS.page_size, rows), OPTIONS.page_size)
+        naive = naive_batch(plan, OPTIONS.page_size, rows, as_sequences=as_sequences)
+        check_batch(built.batch, naive, OPTIONS.page_size)
         if built.is_drawn_late:
             late[built] = plan
         else:

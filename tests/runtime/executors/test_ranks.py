@@ -36,8 +36,9 @@ from trtc.protos.errors import (
     UnsupportedError,
 )
 from trtc.protos.sampling import SamplingParams
+from trtc.runtime.engine.drafting import DraftConfig
 from trtc.runtime.engine.loop import LoopConfig
-from trtc.runtime.executors.base import StepBatch
+from trtc.runtime.executors.base import DraftRows, StepBatch
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.executors.ranks.executor import ShardedExecutor
 from trtc.runtime.executors.ranks.group import Patience, RankGroup
@@ -64,8 +65,8 @@ def sharded(
 
 
 @contextmanager
-def running(executor: Any) -> Iterator[Loop]:
-    loop = Loop(executor, None, LoopConfig())
+def running(executor: Any, config: LoopConfig | None = None) -> Iterator[Loop]:
+    loop = Loop(executor, None, config or LoopConfig())
     loop.start()
     try:
         yield loop
@@ -126,6 +127,21 @@ def test_all_ranks_draw_late_under_masks_and_count_pending_tokens() -> None:
         expected = [loop.send(request).result() for request in requests]
     for one, other in zip(found, expected, strict=True):
         assert [c.token_ids for c in one.completions] == [c.token_ids for c in other.completions]
+
+
+def test_several_ranks_check_drafts_as_one() -> None:
+    """Three tokens that mean different things by all that was before: most drafts are wrong."""
+    draft_rows = DraftRows(most=16, as_sequences=True)
+    options = EchoOptions(vocab_size=3, num_pages=40, page_size=4, draft_rows=draft_rows)
+    requests = [greedy_request(f"r{number}", [number % 3], 60) for number in range(4)]
+    config = LoopConfig(drafts=DraftConfig())
+    with sharded(Role(options)) as executor, running(executor, config) as loop:
+        inboxes = [loop.send(request) for request in requests]
+        for request, inbox in zip(requests, inboxes, strict=True):
+            (told,) = inbox.result().completions
+            assert told.token_ids == EchoExecutor(options).greedy(request.prompt_ids, 60)
+        stats = loop.stats()
+    assert stats.draft_tokens > stats.accepted_draft_tokens > 0
 
 
 def test_logits_are_computed_by_all_ranks() -> None:
