@@ -42,6 +42,3 @@ DTYPES: dict[str, DType] = {
 }
 
 BY_ONNX: dict[int, DType] = {dtype.onnx: dtype for dtype in DTYPES.values()}
-BY_SAFETENSORS: dict[str, DType] = {
-    dtype.safetensors: dtype for dtype in DTYPES.values() if dtype.bits >= 8
-}

@@ -260,18 +260,6 @@ def attention_entry(layer: int, *, num_kv_heads: int, head_dim: int, dtype: KvDT
     return Entry(layer=layer, planes=(keys, msgspec.structs.replace(keys, name="v")))
 
 
-def uniform_layout(
-    *, num_layers: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: KvDType
-) -> CacheLayout:
-    """One group of alike layers that keep every token."""
-    entries = tuple(
-        attention_entry(layer, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype)
-        for layer in range(num_layers)
-    )
-    groups = (Group(kind=Full(), entries=entries),) if entries else ()
-    return CacheLayout(page_size=page_size, groups=groups)
-
-
 def convolution_entry(layer: int, *, num_columns: int, width: int, dtype: KvDType) -> Entry:
     """What a causal convolution keeps: its last inputs, oldest first."""
     columns = Plane(name="columns", heads=num_columns, width=width, dtype=dtype)

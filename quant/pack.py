@@ -62,25 +62,12 @@ def unpack_awq(words: Array) -> Array:
     return codes.reshape(words.shape[0], -1)
 
 
-def pack_awq(codes: Array) -> Array:
-    """AWQ's i32 words [R, C] of u8 codes [R, 8C]."""
-    nibbles = codes.reshape(codes.shape[0], -1, 8)[..., list(AWQ_ORDER)]
-    return pack_words(nibbles.reshape(codes.shape[0], -1), 4, 1)
-
-
 def unpack_row_pairs(pairs: Array) -> Array:
     """int4 [N, K] of nvidia-modelopt's u8 [N/2, K]: low nibbles are the even rows."""
     codes = np.empty((2 * pairs.shape[0], pairs.shape[1]), np.uint8)
     codes[0::2] = pairs & 15
     codes[1::2] = pairs >> 4
     return signed_nibbles(codes)
-
-
-def pack_row_pairs(values: Array) -> Array:
-    """nvidia-modelopt's u8 [N/2, K] of int4 [N, K]; N is even."""
-    assert values.shape[0] % 2 == 0, f"{values.shape[0]} rows are not pairs"
-    codes = values.astype(np.int8).view(np.uint8) & np.uint8(15)
-    return codes[0::2] | (codes[1::2] << np.uint8(4))
 
 
 def unpack_e2m1_pairs(pairs: Array) -> Array:

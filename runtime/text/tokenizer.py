@@ -128,10 +128,6 @@ class Tokenizer:
     def incremental_decoder(self, skip_special: bool = True) -> "IncrementalDecoder":
         return IncrementalDecoder(self, skip_special=skip_special)
 
-    def token_text(self, token_id: int) -> str:
-        """A token by name: `<|im_end|>`; "" for an id without a token."""
-        return self._fast.id_to_token(token_id) or ""
-
     def token_utf8(self, token_id: int) -> bytes:
         """What a token adds to a text, special or not; empty for an id without a token."""
         return self.piece(token_id, first=False, skip_special=False) or b""

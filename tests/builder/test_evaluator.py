@@ -11,7 +11,7 @@ import pytest
 import torch
 from onnx import helper
 
-from tests.support.caches import new_pools
+from tests.support.caches import new_pools, uniform_layout
 from tests.support.evaluate import LIMITS, source_module
 from tests.support.models import random_prompt, tiny_checkpoint
 from tests.support.steps import Pages
@@ -19,7 +19,6 @@ from trtc.builder.evaluator import Evaluator
 from trtc.builder.module import OPSET, TENSORRT_DOMAIN, TRTC_DOMAIN, Module
 from trtc.builder.recipes import Array, Constant
 from trtc.plugins.rounding import NUMPY_DTYPES, cast
-from trtc.protos.kv import uniform_layout
 
 KV = uniform_layout(num_layers=0, page_size=8, num_kv_heads=1, head_dim=8, dtype="f32")
 BF16 = np.dtype(ml_dtypes.bfloat16)

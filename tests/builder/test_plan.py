@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.support.caches import kv_heads
+from tests.support.caches import kv_heads, uniform_layout
 from tests.support.engines import config_dict
 from tests.support.evaluate import LIMITS, PAGE_SIZE
 from trtc.builder.checkpoint.dummy import DummyReader, dummy_checkpoint
@@ -19,7 +19,6 @@ from trtc.builder.plan import make_plan
 from trtc.plugins.registry import REGISTRY
 from trtc.protos.dtypes import DTYPES
 from trtc.protos.errors import InvariantError
-from trtc.protos.kv import uniform_layout
 from trtc.protos.plan import Plan, buffer_bytes, read_plan
 from trtc.quant.scheme import SCHEMES
 

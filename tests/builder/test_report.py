@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from tests.support.caches import uniform_layout
 from trtc.builder.report import (
     Report,
     make_report,
@@ -30,7 +31,6 @@ from trtc.builder.report_plot import (
     short_name,
     worst_strip,
 )
-from trtc.protos.kv import uniform_layout
 from trtc.protos.manifest import (
     AccuracyFacts,
     ByteLedger,

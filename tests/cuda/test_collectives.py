@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.caches import uniform_layout
 from tests.support.cuda_engines import in_interpreter, stand_in_for_compiler
 from tests.support.ranks import Meeting
 from tests.support.triton_kernels import needs_triton
@@ -19,7 +20,6 @@ from trtc.plugins.gpu.lowering import Launch, Site
 from trtc.plugins.gpu.sources import KernelSource
 from trtc.plugins.rounding import cast
 from trtc.protos.errors import InvariantError
-from trtc.protos.kv import uniform_layout
 from trtc.protos.launch_plan import CollectiveCall, LaunchPlan
 from trtc.protos.manifest import Limits
 from trtc.protos.plan import Argument, Buffer, Call, Plan

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.caches import uniform_layout
 from tests.support.cuda_engines import in_interpreter, stand_in_for_compiler
 from tests.support.gated_calls import gated_call
 from tests.support.kernels import KernelCall, assert_close
@@ -13,7 +14,6 @@ from tests.support.triton_kernels import needs_triton
 from trtc.builder.memory import align
 from trtc.builder.targets.cuda_lowering import write_launches
 from trtc.protos.dtypes import DTYPES
-from trtc.protos.kv import uniform_layout
 from trtc.protos.manifest import Limits
 from trtc.protos.plan import Argument, Buffer, Call, Fill, Plan, Weight
 from trtc.runtime.executors.cuda.buckets import Bucket

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.caches import uniform_layout
 from tests.support.compiled import compiled
 from tests.support.linear_calls import Case, linear_call
 from tests.support.lowered import site_of
 from tests.support.triton_kernels import needs_triton
 from trtc.builder.targets import cuda_lowering
 from trtc.builder.targets.gpu.ptx import CompiledKernel
-from trtc.protos.kv import uniform_layout
 from trtc.protos.launch_plan import CallLaunches, KernelCall
 from trtc.protos.manifest import Limits
 from trtc.protos.plan import Argument, Buffer, Call, Fill, Plan, Weight

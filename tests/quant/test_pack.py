@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtc.quant.pack import (
+    AWQ_ORDER,
+    Array,
     offset_bytes,
     offset_nibbles,
-    pack_awq,
-    pack_row_pairs,
     pack_words,
     signed_nibbles,
     unpack_awq,
@@ -67,10 +67,23 @@ def test_words_round_trip(seed: int, rows: int, words: int, bits: int, axis: int
     np.testing.assert_array_equal(unpack_words(packed, bits, axis), original)
 
 
+def pack_awq(codes: Array) -> Array:
+    """i32 words [R, C] of u8 codes [R, 8C]."""
+    nibbles = codes.reshape(codes.shape[0], -1, 8)[..., list(AWQ_ORDER)]
+    return pack_words(nibbles.reshape(codes.shape[0], -1), 4, 1)
+
+
 @given(seed=st.integers(0, 1 << 30), rows=st.integers(1, 5), words=st.integers(1, 4))
 def test_awq_round_trips(seed: int, rows: int, words: int) -> None:
     original = codes(seed, (rows, 8 * words), 4)
     np.testing.assert_array_equal(unpack_awq(pack_awq(original)), original)
+
+
+def pack_row_pairs(values: Array) -> Array:
+    """nvidia-modelopt's u8 [N/2, K] of int4 [N, K]; N is even."""
+    assert values.shape[0] % 2 == 0, f"{values.shape[0]} rows are not pairs"
+    codes = values.astype(np.int8).view(np.uint8) & np.uint8(15)
+    return codes[0::2] | (codes[1::2] << np.uint8(4))
 
 
 @given(seed=st.integers(0, 1 << 30), pairs=st.integers(1, 5), columns=st.integers(1, 9))

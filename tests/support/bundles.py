@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import onnx
 
+from tests.support.caches import uniform_layout
 from trtc.builder.module import TRTC_DOMAIN, Module
 from trtc.builder.recipes import Array
 from trtc.builder.targets.tensorrt.target import PLUGIN_ATTRIBUTES, make_profiles
 from trtc.protos.bundle import RECIPE_FILE, Recipe, read_recipe, recipe_json
-from trtc.protos.kv import CacheLayout, uniform_layout
+from trtc.protos.kv import CacheLayout
 from trtc.protos.manifest import GRAPH_FILE, Limits, read_manifest
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trtc.protos.kv import uniform_layout
+from tests.support.caches import uniform_layout
 from trtc.protos.launch_plan import CallLaunches, KernelCode, LaunchPlan, SamplingPlan, StepBlock
 from trtc.runtime.executors.cuda.device import HostArray, Kernel
 from trtc.runtime.executors.cuda.program import CudaEngineFiles, Program

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from tests.support.caches import uniform_layout
 from trtc.builder.package import seal
-from trtc.protos.kv import uniform_layout
 from trtc.protos.manifest import (
     ByteLedger,
     Limits,

@@ -10,22 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.support.engines import LivelyReader, config_dict
+from tests.support.engines import config_dict, dummy_request
 from tests.support.evaluate import LIMITS, PAGE_SIZE
 from tests.support.fake_gpu import CubinKernel, FakeGpu
 from tests.support.fake_tensorrt import fake_plugin_module, fake_tensorrt
 from tests.support.manifests import tiny_manifest
 from tests.support.triton_kernels import Launch, interpret
-from trtc.builder.checkpoint.dummy import dummy_checkpoint
 from trtc.builder.families.registry import decoder_spec
-from trtc.builder.graph import GraphRequest, build_graph
 from trtc.builder.module import Module
 from trtc.builder.package import seal
 from trtc.builder.passes.base import run_passes
 from trtc.builder.pipeline import build
 from trtc.builder.recipes import TensorReader
 from trtc.builder.request import BuildRequest
-from trtc.builder.targets.base import CompileRequest
 from trtc.builder.targets.tensorrt import compile as tensorrt_compile
 from trtc.builder.targets.tensorrt import rtx as tensorrt_rtx
 from trtc.plugins.registry import REGISTRY
@@ -97,42 +94,27 @@ def compile_dummy_rtx(
     family: str, scheme: str, kv_dtype: str, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, Module, TensorReader]:
     """An engine of a quantised model without calibration, and the graph that it was cut from."""
-    named = SCHEMES[scheme]
     sizes = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2}
-    spec = decoder_spec(config_dict(family, **sizes), LIMITS.max_seq_len)
-    dummy, quantization = dummy_checkpoint(spec, named)
-    reader = LivelyReader(dummy, named)
     target = tensorrt_rtx.TensorRtRtxTarget((SM,))
-    graph = GraphRequest(
-        named,
+    compile_request = dummy_request(
+        family,
+        SCHEMES[scheme],
+        directory,
         kv_dtype,
-        LIMITS,
-        quantization,
-        PAGE_SIZE,
-        window_groups=target.window_groups,
-    )
-    engine, scratch = directory / "engine", directory / "scratch"
-    engine.mkdir()
-    scratch.mkdir()
-    compile_request = CompileRequest(
-        module=build_graph(spec, graph, reader),
-        reader=reader,
-        scheme=named,
-        limits=LIMITS,
         exact_activations=False,
-        dummy_weights=False,
-        workdir=engine,
-        scratch=scratch,
+        window_groups=target.window_groups,
+        **sizes,
     )
     module, _ = run_passes(compile_request.module, target.passes(compile_request))
     with fake_machine(monkeypatch):
         made = target.compile(replace(compile_request, module=module), lambda message: None)
+    spec = decoder_spec(config_dict(family, **sizes), LIMITS.max_seq_len)
     model = msgspec.structs.replace(tiny_manifest().model, vocab_size=spec.vocab_size)
     manifest = tiny_manifest(
         model=model, target=made.facts, kv=made.kv, ledger=made.ledger, limits=LIMITS
     )
-    seal(engine, manifest)
-    return engine, module, reader
+    seal(compile_request.workdir, manifest)
+    return compile_request.workdir, module, compile_request.reader
 
 
 def request(model: Path, output: Path, dtype: str, **options: Any) -> BuildRequest:

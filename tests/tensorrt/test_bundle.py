@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.support.bundles import NoReader, bundle_module, distance
+from tests.support.caches import uniform_layout
 from tests.support.models import random_prompt, tiny_checkpoint, transformers_logits
 from tests.support.steps import Stepper
 from tests.support.triton_kernels import needs_triton
@@ -20,7 +21,6 @@ from trtc.builder.targets.cpu import parse_cpu_target
 from trtc.builder.targets.tensorrt.target import make_profiles, parse_tensorrt_target
 from trtc.protos.bundle import read_recipe
 from trtc.protos.errors import UnsupportedError
-from trtc.protos.kv import uniform_layout
 from trtc.protos.manifest import Limits, read_manifest
 from trtc.runtime.engine.session import open_session
 

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from tests.support.caches import uniform_layout
 from tests.support.steps import Run, Stepper
 from trtc.builder.evaluator import Evaluator
 from trtc.builder.graph import GraphRequest, build_graph
@@ -32,7 +33,7 @@ from trtc.builder.spec import (
 from trtc.builder.weights import Tensor
 from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import cast
-from trtc.protos.kv import CacheLayout, uniform_layout
+from trtc.protos.kv import CacheLayout
 from trtc.protos.manifest import Limits
 from trtc.quant.scheme import (
     CheckpointQuantization,

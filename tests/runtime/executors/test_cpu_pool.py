@@ -10,8 +10,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from tests.support.caches import uniform_layout
 from tests.support.smaps import THP, kilobytes, mapping_entry
-from trtc.protos.kv import CacheLayout, uniform_layout
+from trtc.protos.kv import CacheLayout
 from trtc.runtime.executors import cpu_pool
 from trtc.runtime.executors.cpu_pool import KvPool
 

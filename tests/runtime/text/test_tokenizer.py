@@ -127,8 +127,8 @@ def test_only_the_first_token_loses_its_space() -> None:
 
 def test_ids_beyond_the_tokenizer_have_no_text() -> None:
     assert streamed(BYTE_LEVEL, [BYTE_LEVEL.vocab_size + 5]) == ""
-    assert BYTE_LEVEL.token_text(BYTE_LEVEL.vocab_size + 5) == ""
-    assert BYTE_LEVEL.token_text(0) == "<|endoftext|>"
+    assert BYTE_LEVEL.token_utf8(BYTE_LEVEL.vocab_size + 5) == b""
+    assert BYTE_LEVEL.token_utf8(0) == b"<|endoftext|>"
 
 
 def test_lone_surrogates_are_refused() -> None:
