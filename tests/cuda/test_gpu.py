@@ -10,16 +10,19 @@ from tests.support.device_sampling import sample_by_stages
 from tests.support.elementwise import grid, sliced
 from tests.support.kernels import KernelCall, assert_close
 from tests.support.lowered import run_lowered, site_of
+from tests.support.masks import drawn_masks
 from tests.support.operands import random_array, scalar
 from tests.support.rope_calls import assert_rope_close
 from tests.support.rope_calls import grid as rope_grid
 from tests.support.sampling_oracle import (
+    Case,
     Float32s,
     counts_of,
     distribution,
     edited,
     is_borderline,
     is_likely,
+    with_last_pending,
 )
 from tests.support.triton_kernels import Work, launches_of, needs_triton
 from trtc.plugins.gpu.lowering import DIMS, Launch, Site
@@ -27,6 +30,7 @@ from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import NUMPY_DTYPES
 from trtc.protos.sampling import SamplingParams
 from trtc.runtime.executors.cuda.device import Place
+from trtc.runtime.sampling.pending import with_pending_counted
 from trtc.runtime.sampling.philox import uniforms
 from trtc.runtime.sampling.sampler import SamplingBatch, sample
 
@@ -201,6 +205,31 @@ def test_tokens_are_those_of_the_host(
         scores = edited(logits[row], params[row], *seen.get(int(row), ([], [])))
         assert params[row].temperature > 0
         assert is_borderline(scores, params[row], float(random[row]))
+
+
+@pytest.mark.parametrize(("vocab", "rows"), [(32_003, 600), (151_936, 60)])
+def test_tokens_under_masks_and_with_pending_tokens_are_those_of_the_host(
+    gpu: Gpu, rng: np.random.Generator, vocab: int, rows: int
+) -> None:
+    case = Case(
+        params=tuple(replace(PARAMS[row % len(PARAMS)], seed=row) for row in range(rows)),
+        logits=rng.normal(size=(rows, vocab)).astype(np.float32) * np.float32(4),
+        prompts=tuple(rng.integers(0, vocab, 300).tolist() for _ in range(rows)),
+        outputs=tuple(rng.integers(0, vocab, row % 9).tolist() for row in range(rows)),
+    )
+    allowed, masks = drawn_masks(case.logits.shape, seed=int(rng.integers(2**32)))
+    batch, before = with_last_pending(case, seed=int(rng.integers(2**32)))
+    batch = replace(batch, masks=masks)
+    found = sample_by_stages(case.logits, batch, sampled=before, run=gpu.run, sm=gpu.sm)
+    assert not found["invalid"].any()
+    expected = sample(case.logits, with_pending_counted(batch, before)).token_ids
+    random = uniforms(batch.seed, batch.sequence, batch.position)
+    others = np.flatnonzero(found["sampled"][:, 0] != expected)
+    assert len(others) < 1 + rows // 100
+    for row in others.tolist():
+        scores = np.where(allowed[row], case.scores(row), -np.inf).tolist()
+        assert case.params[row].temperature > 0
+        assert is_borderline(scores, case.params[row], float(random[row]))
 
 
 @pytest.mark.parametrize("params", PARAMS[1:7])
