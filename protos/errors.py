@@ -15,6 +15,7 @@ TrtcError
 ├── EnvironmentFault     this machine lacks something                        exit 5
 ├── ServeError           one request's error                                 exit 6
 │   ├── InvalidRequestError    its fields
+│   │   └── ContextLengthError   prompt and completion do not fit
 │   ├── UnauthenticatedError   nobody knows who sent it: no key or certificate, or an unknown one
 │   ├── ForbiddenError         whoever sent it may not ask for that
 │   ├── QueueFullError         a limit on requests, streams or tokens is reached
@@ -110,6 +111,10 @@ class ServeError(TrtcError):
 
 
 class InvalidRequestError(ServeError):
+    pass
+
+
+class ContextLengthError(InvalidRequestError):
     pass
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from trtc.protos.errors import InvalidRequestError
+from trtc.protos.errors import ContextLengthError, InvalidRequestError
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.principal import LOCAL, Principal
@@ -173,8 +173,9 @@ def _check_fit(tokenizer: Tokenizer, text: str, max_context: int, field: str) ->
     limit = max_context * tokenizer.longest_token
     size = len(text.encode(errors="surrogatepass"))
     if size > limit:
-        raise InvalidRequestError(
-            f"has {size} bytes, more than {max_context} tokens can have",
+        raise ContextLengthError(
+            f"has {size} bytes, more than {max_context} tokens can have, "
+            "the maximum context length",
             field=field,
             remedy=f"Shorten it: prompt and completion together may have {max_context} tokens",
         )

@@ -1,6 +1,6 @@
-"""What every HTTP port needs before its own application: who calls, or a refusal.
+"""What every HTTP port needs beside its own application: who calls, and the status of an error.
 
-    connection ─ TLS ─► scope["extensions"]["tls"] ─► admitting ─► scope["state"]["principal"]
+    connection ─ TLS ─► scope["extensions"]["tls"] ─► peer_of ─► Access.admit ─► principal
 
 ASGI's TLS extension has the client certificate's name; here it is added to uvicorn's protocols,
 which leave it out.
@@ -29,8 +29,7 @@ from trtc.protos.errors import (
     UserError,
     by_class,
 )
-from trtc.runtime.requests.principal import Scope
-from trtc.runtime.service.access import Access, Peer, api_key
+from trtc.runtime.service.access import Peer, api_key
 
 AsgiScope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -77,50 +76,6 @@ def error_headers(error: TrtcError) -> list[tuple[bytes, bytes]]:
     if isinstance(error, UnauthenticatedError):
         return [(b"www-authenticate", b"Bearer")]
     return []
-
-
-def admitting(
-    application: Application,
-    access: Access,
-    *,
-    scope_of: Callable[[str], Scope | None],
-    refuse: Callable[[TrtcError], tuple[str, bytes]],
-) -> Application:
-    """An application that finds its caller in `scope["state"]["principal"]`.
-
-    Args:
-        scope_of: what a path is for; None: anybody may ask, and there is no principal.
-        refuse: content type and body of an error, in the words of the protocol.
-    """
-
-    async def admitted(scope: AsgiScope, receive: Receive, send: Send) -> None:
-        wanted = scope_of(scope["path"]) if scope["type"] == "http" else None
-        if wanted is None:
-            await application(scope, receive, send)
-            return
-        try:
-            principal = access.admit(peer_of(scope), wanted)
-        except TrtcError as error:
-            await _respond(send, error, refuse)
-            return
-        scope.setdefault("state", {})["principal"] = principal
-        await application(scope, receive, send)
-
-    return admitted
-
-
-async def _respond(
-    send: Send, error: TrtcError, refuse: Callable[[TrtcError], tuple[str, bytes]]
-) -> None:
-    content_type, body = refuse(error)
-    headers = [
-        (b"content-type", content_type.encode()),
-        (b"content-length", str(len(body)).encode()),
-        *error_headers(error),
-    ]
-    status = int(http_status(error))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 def peer_of(scope: AsgiScope) -> Peer:

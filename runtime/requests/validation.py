@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtc.protos.errors import DeadlineError, InvalidRequestError
+from trtc.protos.errors import ContextLengthError, DeadlineError, InvalidRequestError
 from trtc.protos.requests import MAX_LOGPROBS
 from trtc.protos.sampling import (
     NO_DEFAULTS,
@@ -135,8 +135,9 @@ def _check_salt(salt: str) -> None:
 def check_prompt_length(length: int, bounds: RequestBounds) -> None:
     """Refuse a prompt of so many tokens that none could follow; InvalidRequestError."""
     if length >= bounds.max_context:
-        raise InvalidRequestError(
-            f"has {length} tokens; prompt and completion together may have {bounds.max_context}",
+        raise ContextLengthError(
+            f"has {length} tokens; the maximum context length is {bounds.max_context} tokens, "
+            "prompt and completion together",
             field="prompt",
             remedy=f"Shorten it to at most {bounds.max_context - 1} tokens",
         )
@@ -162,8 +163,20 @@ def _check_lengths(request: GenerationRequest, bounds: RequestBounds) -> None:
         )
     _check_token_ids("prompt_ids", request.prompt_ids, bounds)
     check_prompt_length(length, bounds)
-    _check_range("max_tokens", request.max_tokens, 1, bounds.max_context - length)
+    _check_max_tokens(request.max_tokens, length, bounds)
     _check_range("min_tokens", request.min_tokens, 0, request.max_tokens)
+
+
+def _check_max_tokens(max_tokens: int, num_prompt_tokens: int, bounds: RequestBounds) -> None:
+    fitting = bounds.max_context - num_prompt_tokens
+    if max_tokens > fitting:
+        raise ContextLengthError(
+            f"is {max_tokens}; the maximum context length is {bounds.max_context} tokens, of which "
+            f"the prompt has {num_prompt_tokens}",
+            field="max_tokens",
+            remedy=f"Give at least 1 and at most {fitting}",
+        )
+    _check_range("max_tokens", max_tokens, 1, fitting)
 
 
 def _check_sampling(sampling: SamplingParams, bounds: RequestBounds) -> None:

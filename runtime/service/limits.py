@@ -14,7 +14,7 @@ class ServiceLimits:
     max_connection_streams: int = 512
     """Calls of one connection that are open at once; its client keeps further ones."""
     max_connections: int = 1024
-    """Of the gRPC port. One more is closed at once."""
+    """Of each port. One more is closed at once, over HTTP one that waits."""
     max_request_bytes: int = 4 << 20
     """Of a whole request on the wire."""
     max_bytes_in_flight: int = 256 << 20

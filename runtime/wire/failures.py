@@ -46,6 +46,7 @@ _BY_NAME: dict[str, type[errors.TrtcError]] = {
         errors.EngineIncompatibleError,
         errors.EnvironmentFault,
         errors.InvalidRequestError,
+        errors.ContextLengthError,
         errors.UnauthenticatedError,
         errors.ForbiddenError,
         errors.QueueFullError,

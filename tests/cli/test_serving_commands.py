@@ -252,8 +252,8 @@ def test_bench_counts_failures(server: tuple[str, str], capsys: pytest.CaptureFi
     command = ["bench", "--url", f"127.0.0.1:{server[0]}", "--model", "first", "--warmup", "0"]
     command += ["--concurrency", "1", "--input-len", "300", "--requests", "2"]
     (load,) = json.loads(run(capsys, *command, "--json"))["loads"]
-    assert (load["completed"], load["failures"]) == (0, {"InvalidRequestError": 2})
-    assert "2 of 2 requests failed: InvalidRequestError" in run(capsys, *command)
+    assert (load["completed"], load["failures"]) == (0, {"ContextLengthError": 2})
+    assert "2 of 2 requests failed: ContextLengthError" in run(capsys, *command)
 
 
 def test_an_engine_that_gives_other_tokens_is_served_to_nobody(

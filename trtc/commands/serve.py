@@ -1,4 +1,4 @@
-"""`trtc serve`: engines over gRPC, metrics and probes over HTTP."""
+"""`trtc serve`: engines over gRPC and HTTP."""
 
 import asyncio
 import logging
@@ -44,7 +44,7 @@ _DRAFTS = DraftConfig()
     type=click.IntRange(0, 65535),
     default=_HTTP.port,
     show_default=True,
-    help="Port for /metrics, /healthz and /readyz; 0 for any free one.",
+    help="Port for the OpenAI API, /metrics, /healthz and /readyz; 0 for any free one.",
 )
 @click.option("--no-http", is_flag=True, help="Open no HTTP port.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads, an engine.")
@@ -91,7 +91,7 @@ _DRAFTS = DraftConfig()
     type=click.IntRange(1),
     default=_LIMITS.max_connections,
     show_default=True,
-    help="Connections to the gRPC port.",
+    help="Connections to each port.",
 )
 @click.option(
     "--max-request-bytes",
@@ -226,7 +226,7 @@ def command(
     allow_anonymous: bool,
     log_level: str,
 ) -> None:
-    """Serve engines over gRPC until SIGTERM or Ctrl-C, which let running requests end."""
+    """Serve engines over gRPC and HTTP until SIGTERM or Ctrl-C, which let running requests end."""
     _log_to_stderr(log_level)
     tls = _tls(tls_cert, tls_key, tls_client_ca)
     access = AccessConfig(api_keys, needs_certificate=tls_client_ca is not None)

@@ -1,1 +1,1 @@
-"""The HTTP port: metrics and probes."""
+"""The HTTP port: metrics, probes and dialects."""

@@ -1,7 +1,7 @@
-"""A listening socket that holds few connections, those that have not finished TLS included.
+"""A listening socket that holds few connections that have not finished their TLS handshake.
 
-A connection is the protocol's (`connections.py`) only after its TLS handshake. Until then nothing
-but this, and the handshake's time limit, bounds what clients cost that connect and say nothing.
+A connection is the protocol's (`connections.py`) only after its handshake. Until then nothing but
+this, and the handshake's time limit, bounds what clients cost that connect and say nothing.
 """
 
 import contextlib
@@ -15,9 +15,11 @@ BACKLOG = 128
 
 
 class BoundedListener(socket.socket):
-    """Takes every connection; beyond MAX_SOCKETS, the oldest one is shut down for it."""
+    """Takes every connection; of those that are not established, beyond MAX_SOCKETS, the oldest is
+    shut down."""
 
     _accepted: OrderedDict[int, socket.socket]
+    """By file descriptor, those that are not established."""
 
     @classmethod
     def listen_on(cls, host: str, port: int) -> Self:
@@ -37,12 +39,16 @@ class BoundedListener(socket.socket):
         plain, address = super().accept()
         one = _Accepted(plain.family, plain.type, plain.proto, fileno=plain.detach())
         one.accepted = self._accepted
-        self._accepted[id(one)] = one
+        self._accepted[one.fileno()] = one
         if len(self._accepted) > MAX_SOCKETS:
             _, oldest = self._accepted.popitem(last=False)
             with contextlib.suppress(OSError):  # its client has gone
                 oldest.shutdown(socket.SHUT_RDWR)
         return one, address
+
+    def established(self, descriptor: int) -> None:
+        """The connection is the protocol's from now on, which bounds it."""
+        self._accepted.pop(descriptor, None)
 
 
 class _Accepted(socket.socket):
@@ -51,5 +57,6 @@ class _Accepted(socket.socket):
     accepted: OrderedDict[int, socket.socket]
 
     def close(self) -> None:
-        self.accepted.pop(id(self), None)
+        if self.accepted.get(self.fileno()) is self:
+            del self.accepted[self.fileno()]
         super().close()

@@ -1,47 +1,35 @@
-"""The HTTP port: /metrics for Prometheus, /healthz (the process lives), /readyz (it serves).
+"""The HTTP port of a server: its socket, and uvicorn's protocol on it in the server's loop.
 
-uvicorn runs in a thread of its own with its own event loop, so that the port answers while the gRPC
-loop is busy. Connections are bounded in number and in time (`listener`, `connections`).
+    connection (connections) -> request (exchange) -> route (application) -> dialect -> service
+
+uvicorn parses HTTP (with httptools) and speaks ASGI; its server, which handles signals and
+processes, is left out.
 """
 
 import asyncio
-import json
-import socket
 import ssl
-import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-
-from trtc.protos.errors import RequestError, TrtcError
-from trtc.runtime.frontends.asgi import (
-    Application,
-    AsgiScope,
-    Receive,
-    Send,
-    admitting,
-    http_status,
-)
+from trtc.protos.errors import RequestError
 from trtc.runtime.frontends.base import Frontend
+from trtc.runtime.frontends.http.application import RESERVED_CONNECTIONS, Application
 from trtc.runtime.frontends.http.listener import BACKLOG, BoundedListener
-from trtc.runtime.requests.principal import Scope
+from trtc.runtime.frontends.http.openai.dialect import openai
+from trtc.runtime.frontends.http.probes import probes
+from trtc.runtime.frontends.http.routes import Dialect
 from trtc.runtime.service.service import Service
 from trtc.runtime.wire.tls import ServerTls
 
 if TYPE_CHECKING:
-    import uvicorn
+    from uvicorn.server import ServerState
 
-CLOSE_S = 1
-"""How long answers under way get when the server closes."""
-OPEN_PATHS = ("/healthz", "/readyz")
-"""Probes need no credentials."""
 HANDSHAKE_S = 5.0
 """For the TLS handshake of a connection."""
+DIALECTS: Sequence[Dialect] = (probes, openai)
+"""Each answers paths of its own."""
 
 
 @dataclass(frozen=True)
@@ -56,69 +44,91 @@ class HttpConfig:
 
 
 class HttpFrontend(Frontend):
-    """Metrics and probes. It takes no drafts, and reads readiness whenever it is asked."""
+    """Every dialect of HTTP, metrics and probes."""
 
     name: ClassVar[str] = "http"
 
     def __init__(self, config: HttpConfig, service: Service) -> None:
         super().__init__(config.host)
         self._config = config
-        # Both may be read in the HTTP thread.
-        self._application = admitting(
-            _application(service.metrics.registry, service.why_not_ready),
-            service.access,
-            scope_of=lambda path: None if path in OPEN_PATHS else Scope.METRICS,
-            refuse=_refusal,
-        )
-        self._server: Future[uvicorn.Server] = Future()
-        self._thread: threading.Thread | None = None
+        self._max_connections = service.limits.max_connections + RESERVED_CONNECTIONS
+        routes = [route for dialect in DIALECTS for route in dialect(service)]
+        self._application = Application(routes, service.access, self._max_connections)
+        self._opening: asyncio.Task[tuple[asyncio.Server, ServerState]] | None = None
 
     async def start(self) -> None:
         tls = None if self._config.tls is None else self._config.tls.context()
         listener = _listen(self.host, self._config.port)
         self.port = int(listener.getsockname()[1])
-        self._thread = threading.Thread(target=self._run, args=(listener, tls), name="trtc-http")
-        self._thread.start()
+        self._opening = asyncio.create_task(self._open(listener, tls))
 
     def drain(self) -> None:
-        """Probes answer until the end."""
+        """Probes answer until the end, and requests are refused by the service."""
 
     async def close(self, grace_s: float) -> None:
-        """Answers under way get CLOSE_S seconds at most, idle connections none."""
-        if self._thread is not None:
-            await asyncio.to_thread(self._stop, self._thread)
-
-    def _stop(self, thread: threading.Thread) -> None:
-        self._server.result().should_exit = True
-        thread.join()
-
-    def _run(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
-        # uvicorn takes 50 ms to import: here they overlap with the opening of engines.
-        try:
-            self._server.set_result(_uvicorn(self._application, tls))
-        except BaseException as error:
-            self._server.set_exception(error)
-            raise
-        with asyncio.Runner(loop_factory=_Loop) as runner:
-            runner.run(self._serve(self._server.result(), listener))
-
-    async def _serve(self, server: "uvicorn.Server", listener: socket.socket) -> None:
-        await server.serve(sockets=[listener])
-        for connection in server.server_state.connections.copy():
+        """Answers under way get `grace_s`, idle connections none."""
+        if self._opening is None:
+            return
+        server, state = await self._opening
+        server.close()
+        for connection in state.connections.copy():
+            connection.shutdown()
+        if state.tasks:
+            await asyncio.wait(state.tasks.copy(), timeout=grace_s)
+        for connection in state.connections.copy():
             connection.transport.abort()
-        await asyncio.sleep(0)  # for the aborted transports to close their sockets
+        for task in state.tasks.copy():
+            task.cancel()
+        await asyncio.gather(*state.tasks, return_exceptions=True)
+        await server.wait_closed()
+
+    async def _open(
+        self, listener: BoundedListener, tls: ssl.SSLContext | None
+    ) -> tuple[asyncio.Server, "ServerState"]:
+        # uvicorn takes 50 ms to import: here they overlap with the opening of engines.
+        await asyncio.to_thread(_import_uvicorn)
+        from uvicorn.config import Config
+        from uvicorn.server import ServerState
+
+        from trtc.runtime.frontends.http.connections import BoundedConnection
+
+        config = Config(
+            self._application,
+            ws="none",
+            interface="asgi3",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",  # a malformed request is not worth a line
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+        )
+        config.load()
+        state = ServerState()
+        connection = partial(
+            BoundedConnection,
+            config,
+            state,
+            max_connections=self._max_connections,
+            established=listener.established,
+        )
+        server = await asyncio.get_running_loop().create_server(
+            connection,
+            sock=listener,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else HANDSHAKE_S,
+            backlog=BACKLOG,
+        )
+        return server, state
 
 
-class _Loop(asyncio.SelectorEventLoop):
-    """Of servers whose TLS handshakes end in time; uvicorn leaves them asyncio's 60 seconds."""
-
-    async def create_server(self, *args: Any, **kwargs: Any) -> asyncio.Server:
-        if kwargs.get("ssl") is not None:
-            kwargs.setdefault("ssl_handshake_timeout", HANDSHAKE_S)
-        return await super().create_server(*args, **kwargs)
+def _import_uvicorn() -> None:
+    import uvicorn.protocols.http.httptools_impl
+    import uvicorn.server  # noqa: F401
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> BoundedListener:
     try:
         return BoundedListener.listen_on(host, port)
     except OSError as error:
@@ -127,75 +137,3 @@ def _listen(host: str, port: int) -> socket.socket:
             field="--http-port",
             remedy="Choose another port or host, or 0 for any free port",
         ) from error
-
-
-def _uvicorn(application: Application, tls: ssl.SSLContext | None) -> "uvicorn.Server":
-    import uvicorn
-
-    from trtc.runtime.frontends.http.connections import BoundedConnection
-
-    return uvicorn.Server(
-        uvicorn.Config(
-            application,
-            http=BoundedConnection,
-            loop="asyncio",
-            ws="none",
-            interface="asgi3",
-            lifespan="off",
-            log_config=None,
-            log_level="error",  # a malformed request is not worth a line
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            backlog=BACKLOG,
-            ssl_context_factory=None if tls is None else lambda config, default: tls,
-            timeout_graceful_shutdown=CLOSE_S,
-        )
-    )
-
-
-def _application(
-    registry: CollectorRegistry, why_not_ready: Callable[[], dict[str, str]]
-) -> Application:
-    """The ASGI application: a table of paths."""
-
-    def readyz() -> tuple[HTTPStatus, str, bytes]:
-        reasons = why_not_ready()
-        status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
-        return _json(status, {"status": "not ready" if reasons else "ready", "reasons": reasons})
-
-    pages: Mapping[str, Callable[[], tuple[HTTPStatus, str, bytes]]] = {
-        "/metrics": lambda: (HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(registry)),
-        "/healthz": lambda: _json(HTTPStatus.OK, {"status": "alive"}),
-        "/readyz": readyz,
-    }
-
-    async def application(scope: AsgiScope, receive: Receive, send: Send) -> None:
-        page = pages.get(scope["path"])
-        if scope["method"] not in ("GET", "HEAD"):
-            status, content_type, body = _json(
-                HTTPStatus.METHOD_NOT_ALLOWED, {"status": "only GET and HEAD"}
-            )
-        elif page is None:
-            status, content_type, body = _json(
-                HTTPStatus.NOT_FOUND, {"status": "no such path", "known": list(pages)}
-            )
-        else:
-            status, content_type, body = page()
-        headers = [
-            (b"content-type", content_type.encode()),
-            (b"content-length", str(len(body)).encode()),
-        ]
-        await send({"type": "http.response.start", "status": int(status), "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-    return application
-
-
-def _refusal(error: TrtcError) -> tuple[str, bytes]:
-    _, content_type, body = _json(http_status(error), {"status": str(error)})
-    return content_type, body
-
-
-def _json(status: HTTPStatus, document: dict[str, object]) -> tuple[HTTPStatus, str, bytes]:
-    return status, "application/json", json.dumps(document).encode() + b"\n"

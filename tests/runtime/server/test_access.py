@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc.aio
 import msgspec
+import openai
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -18,6 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.support.aio import asynchronous
 from tests.support.certificates import make_certificates
+from tests.support.openai_sdk import sdk
 from tests.support.servers import CONFIG, EchoEngine, echo_server, frontends
 from trtc.protos.errors import (
     ForbiddenError,
@@ -188,6 +190,23 @@ async def test_http_keeps_metrics_apart_and_health_open(keyed: ServerConfig) -> 
         assert (await get(port, "/metrics", {"Authorization": f"Bearer {ALICE}"})).status == 403
         for headers in ({"Authorization": f"Bearer {PROMETHEUS}"}, {"X-API-Key": PROMETHEUS}):
             assert (await get(port, "/metrics", headers)).status == 200
+
+
+@asynchronous
+async def test_the_openai_api_takes_keys(keyed: ServerConfig) -> None:
+    async with echo_server(config=keyed) as server:
+        for key, refusal in (
+            ("unknown", openai.AuthenticationError),
+            (PROMETHEUS, openai.PermissionDeniedError),
+        ):
+            async with sdk(server, api_key=key) as stranger:
+                with pytest.raises(refusal):
+                    await stranger.completions.create(model="echo", prompt=[1])
+                with pytest.raises(refusal):
+                    await stranger.models.list()
+        async with sdk(server, api_key=ALICE) as alice:
+            answer = await alice.completions.create(model="echo", prompt=[1], max_tokens=2)
+            assert answer.usage is not None and answer.usage.prompt_tokens == 1
 
 
 @asynchronous

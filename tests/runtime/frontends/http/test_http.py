@@ -9,15 +9,17 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 
 import psutil
 import pytest
 
 from tests.support.aio import asynchronous, eventually
-from tests.support.servers import echo_process, echo_server
-from trtc.runtime.frontends.http.connections import MAX_CONNECTIONS
+from tests.support.servers import CONFIG, echo_process, echo_server
+from trtc.runtime.frontends.http.application import RESERVED_CONNECTIONS
+from trtc.runtime.service.limits import ServiceLimits
 
-EXCHANGE = "trtc.runtime.frontends.http.connections.EXCHANGE_S"
+CONNECTIONS = "trtc.runtime.frontends.http.connections"
 HEADERS = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
 
 
@@ -67,7 +69,8 @@ def drip(client: socket.socket, data: bytes, every_s: float) -> float:
 async def test_a_connection_that_waits_is_closed(
     monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    monkeypatch.setattr(EXCHANGE, 0.3)
+    monkeypatch.setattr(f"{CONNECTIONS}.HEAD_S", 0.3)
+    monkeypatch.setattr(f"{CONNECTIONS}.IDLE_S", 0.3)
     async with echo_server() as server:
         port = server.http_port
         assert port is not None
@@ -85,7 +88,7 @@ async def test_a_connection_that_waits_is_closed(
 async def test_a_byte_now_and_then_does_not_prolong_a_connection(
     monkeypatch: pytest.MonkeyPatch, head: bytes
 ) -> None:
-    monkeypatch.setattr(EXCHANGE, 0.5)
+    monkeypatch.setattr(f"{CONNECTIONS}.HEAD_S", 0.5)
     async with echo_server() as server:
         port = server.http_port
         assert port is not None
@@ -96,14 +99,20 @@ async def test_a_byte_now_and_then_does_not_prolong_a_connection(
 
 @asynchronous
 async def test_slow_clients_take_no_threads_and_keep_no_probe_out() -> None:
-    async with echo_server() as server:
+    config = replace(CONFIG, limits=ServiceLimits(max_connections=64))
+    most = 64 + RESERVED_CONNECTIONS
+    async with echo_server(config=config) as server:
         port = server.http_port
         assert port is not None
-        threads = threading.active_count()
-        with connections(port, 4 * MAX_CONNECTIONS) as clients:
-            for client in clients:
-                with contextlib.suppress(OSError):  # those already replaced
-                    client.sendall(HEADERS)
+        with contextlib.ExitStack() as stack:
+            for _ in range(8):  # a few at a time, as all of this is in the server's own loop
+                opened = connections(port, most // 4)
+                clients = stack.enter_context(opened)
+                for client in clients:
+                    with contextlib.suppress(OSError):  # those already replaced
+                        client.sendall(HEADERS)
+                await asyncio.sleep(0.05)
+            threads = threading.active_count()
             assert await asyncio.to_thread(is_alive, port)
             assert threading.active_count() <= threads + 1, "of the probe itself"
             held = [
@@ -112,12 +121,12 @@ async def test_slow_clients_take_no_threads_and_keep_no_probe_out() -> None:
                 if one.status == "ESTABLISHED"
             ]
             accepted = [one for one in held if one.laddr.port == port]
-            assert len(accepted) <= MAX_CONNECTIONS
+            assert len(accepted) <= most
 
 
 @asynchronous
 async def test_a_client_that_takes_no_response_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EXCHANGE, 1.0)
+    monkeypatch.setattr(f"{CONNECTIONS}.STALLED_CLIENT_S", 1.0)
     async with echo_server() as server:
         port = server.http_port
         assert port is not None

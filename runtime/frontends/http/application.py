@@ -1,0 +1,105 @@
+"""The ASGI application of the HTTP port: finds the route, ends with the client, words errors."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from http import HTTPStatus
+
+from trtc.protos.errors import InvariantError, TrtcError
+from trtc.runtime.frontends.asgi import AsgiScope, Receive, Send
+from trtc.runtime.frontends.http.exchange import Exchange
+from trtc.runtime.frontends.http.plain import answer_plainly, refuse_plainly
+from trtc.runtime.frontends.http.routes import Route
+from trtc.runtime.scheduling.shares import Resource, Shares
+from trtc.runtime.service.access import Access
+
+_log = logging.getLogger("trtc.server")
+
+_INTERNAL = InvariantError("internal error", remedy="Look into the server's log")
+RESERVED_CONNECTIONS = 64
+"""Connections that only probes have: of the others fewer may be answered than there may be."""
+
+
+class Application:
+    """Answers the requests of all connections, in one asyncio loop.
+
+    Args:
+        routes: of all dialects; their paths differ.
+        access: tells who calls.
+        max_connections: of the port, the reserved ones included.
+    """
+
+    def __init__(self, routes: Sequence[Route], access: Access, max_connections: int) -> None:
+        self._access = access
+        self._routes = {route.path: route for route in routes}
+        assert len(self._routes) == len(routes), "two routes of one path"
+        self._places = Shares(
+            Resource(
+                "http_connections",
+                max_connections - RESERVED_CONNECTIONS,
+                "HTTP requests that are answered",
+                "--max-connections",
+            )
+        )
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        try:
+            await self._answer(exchange)
+        except asyncio.CancelledError:
+            if not exchange.has_left:
+                raise
+        finally:
+            exchange.close()
+
+    async def _answer(self, exchange: Exchange) -> None:
+        route = self._route(exchange.path)
+        if route is not None and exchange.method in route.handlers:
+            await self._run(exchange, route)
+            return
+        try:
+            self._access.holder(exchange.peer.key)  # what there is, is not told to strangers
+        except TrtcError as error:
+            await refuse_plainly(exchange, error)
+            return
+        if route is None:
+            known: dict[str, object] = {"status": "no such path", "known": list(self._routes)}
+            await answer_plainly(exchange, HTTPStatus.NOT_FOUND, known)
+        else:
+            allowed = ", ".join(route.handlers)
+            said: dict[str, object] = {"status": f"only {allowed}"}
+            headers = ((b"allow", allowed.encode()),)
+            await answer_plainly(exchange, HTTPStatus.METHOD_NOT_ALLOWED, said, headers)
+
+    async def _run(self, exchange: Exchange, route: Route) -> None:
+        handler = route.handlers[exchange.method]
+        try:
+            if route.scope is not None:
+                exchange.principal = self._access.admit(exchange.peer, route.scope)
+            if route.is_probe:
+                await handler(exchange)
+                return
+            place = self._places.take(exchange.principal)
+            try:
+                await handler(exchange)
+            finally:
+                place.free()
+        except TrtcError as error:
+            await self._refuse(exchange, route, error)
+        except Exception:  # noqa: BLE001 (one request's, not the server's)
+            _log.exception("internal error path=%s", route.path)
+            await self._refuse(exchange, route, _INTERNAL)
+
+    async def _refuse(self, exchange: Exchange, route: Route, error: TrtcError) -> None:
+        if exchange.is_begun:
+            # The answer stays without its end, by which its client knows.
+            raise error
+        await route.refuse(exchange, error)
+
+    def _route(self, path: str) -> Route | None:
+        found = self._routes.get(path)
+        if found is not None and not path.endswith("/"):
+            return found
+        above = (one for one in self._routes if one.endswith("/") and path.startswith(one))
+        nearest = max(above, key=len, default=None)
+        return None if nearest is None or nearest == path else self._routes[nearest]

@@ -1,0 +1,157 @@
+"""One request over HTTP and its answer, for handlers that know nothing of ASGI."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.frontends.asgi import AsgiScope, Receive, Send, peer_of
+from trtc.runtime.requests.principal import Principal
+from trtc.runtime.service.intake import Intake
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+JSON = b"application/json"
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+MAX_DISCARDED_BYTES = 64 << 20
+"""Of a body that is too large: so much is read for its client to be told, which many listen for
+only once they have sent it all."""
+
+NOBODY = Principal("nobody", "nobody", is_anonymous=True)
+
+T = TypeVar("T")
+
+
+class BodyTypeError(InvalidRequestError):
+    """The body is said to be no JSON."""
+
+
+class BodySizeError(InvalidRequestError):
+    """The body is too large."""
+
+
+class Exchange:
+    """A request, and how it is answered. Used in the task of its handler only."""
+
+    def __init__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.peer = peer_of(scope)
+        self.principal = NOBODY
+        """Who `peer` is, once that is known."""
+        self.is_begun = False
+        """Whether a status was sent."""
+        self.has_left = False
+        """Whether the client has gone before its answer was whole."""
+        self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._receive = receive
+        self._send = send
+        self._is_ended = False
+        self._watcher: asyncio.Task[None] | None = None
+
+    def header(self, name: bytes) -> bytes:
+        """The value of a header, by its name in lower case; empty when there is none."""
+        return self._headers.get(name, b"")
+
+    @asynccontextmanager
+    async def document(
+        self, intake: Intake, max_bytes: int, parse: Callable[[bytes], T]
+    ) -> AsyncIterator[T]:
+        """What `parse` makes of the request's JSON. Leave the context as soon as what it asks for
+        is admitted. From here on the handler is cancelled when its client leaves.
+
+        Raises:
+            BodyTypeError, BodySizeError: the body is no JSON, or has more than `max_bytes`.
+        """
+        self._check_type()
+
+        async def read() -> bytes:
+            return await self._body(max_bytes)
+
+        async with intake.request(self.principal, read, parse) as parsed:
+            yield parsed
+
+    async def answer(
+        self, status: int, body: bytes, *, content_type: bytes = JSON, headers: Headers = ()
+    ) -> None:
+        """The whole answer."""
+        length = (b"content-length", b"%d" % len(body))
+        await self.begin(status, content_type=content_type, headers=(length, *headers))
+        await self.end(body)
+
+    async def begin(self, status: int, *, content_type: bytes, headers: Headers = ()) -> None:
+        """The head of an answer that comes in pieces."""
+        self.is_begun = True
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": int(status),
+                "headers": [(b"content-type", content_type), *headers],
+            }
+        )
+
+    async def write(self, data: bytes) -> None:
+        """A piece of it; waits while the client takes nothing."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes = b"") -> None:
+        """The last piece."""
+        self._is_ended = True
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    def close(self) -> None:
+        """The handler has ended."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    def _check_type(self) -> None:
+        """Pages of other origins can send a browser's user's requests here, but not as JSON."""
+        given = self.header(b"content-type").partition(b";")[0].strip().lower()
+        if given != JSON:
+            raise BodyTypeError(
+                f"is {given[:80].decode(errors='replace')!r}" if given else "is missing",
+                field="Content-Type",
+                remedy="Send JSON, with the header Content-Type: application/json",
+            )
+        if self.header(b"content-encoding") not in (b"", b"identity"):
+            raise BodyTypeError(
+                "compressed bodies are not taken", field="Content-Encoding", remedy="Leave it out"
+            )
+
+    async def _body(self, max_bytes: int) -> bytes:
+        announced = self.header(b"content-length")
+        body = bytearray()
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.has_left = True
+                raise asyncio.CancelledError
+            body += message["body"]
+            more = message["more_body"]
+            size = int(announced) if announced.isdigit() else len(body)
+            if size > max_bytes:
+                await self._discard(more=more)
+                raise BodySizeError(
+                    f"has {size} bytes" if announced else f"has more than {max_bytes} bytes",
+                    field="body",
+                    remedy=f"The server takes at most {max_bytes}: see --max-request-bytes",
+                )
+        self._watcher = asyncio.create_task(self._watch(asyncio.current_task()))
+        return bytes(body)
+
+    async def _discard(self, *, more: bool) -> None:
+        num_discarded = 0
+        while more and num_discarded < MAX_DISCARDED_BYTES:
+            message = await self._receive()
+            more = message.get("more_body", False)
+            num_discarded += len(message.get("body", b""))
+
+    async def _watch(self, handler: "asyncio.Task[Any] | None") -> None:
+        """Cancel the handler when its client leaves."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self._is_ended and handler is not None:
+            self.has_left = True
+            handler.cancel()

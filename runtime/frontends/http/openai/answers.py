@@ -1,0 +1,119 @@
+"""The shapes of answers, whole and in chunks."""
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+
+
+class ToldLogprob(msgspec.Struct):
+    """A token of a chat completion, or one of the likeliest at its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenLogprob(ToldLogprob):
+    top_logprobs: list[ToldLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[ChosenLogprob]
+
+
+class CompletionLogprobs(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class PromptLogprob(msgspec.Struct):
+    """vLLM's: of a token at a place of the prompt."""
+
+    logprob: float
+    rank: int | None
+    """1: the likeliest; None: not among those that were asked for."""
+    decoded_token: str
+
+
+class Message(msgspec.Struct, kw_only=True):
+    role: str = "assistant"
+    content: str
+    refusal: str | None = None
+
+
+class Delta(msgspec.Struct, omit_defaults=True):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class Choice(msgspec.Struct, kw_only=True):
+    index: int
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    """vLLM's: the stop string, or the stop token, that ended it."""
+    token_ids: list[int] | UnsetType = UNSET
+    """vLLM's `return_token_ids`."""
+
+
+class ChatChoice(Choice, kw_only=True):
+    message: Message
+    logprobs: ChatLogprobs | None
+
+
+class ChatChunkChoice(Choice, kw_only=True):
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+
+
+class CompletionChoice(Choice, kw_only=True):
+    """Whole, or a piece of one."""
+
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | UnsetType = UNSET
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """Whole, or a chunk of one."""
+
+    id: str
+    object: str
+    created: int
+    """Seconds of Unix time."""
+    model: str
+    system_fingerprint: str
+    """The engine's digest: equal ones give equal tokens for equal seeds."""
+    choices: list[Any]
+    usage: Usage | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | UnsetType = UNSET
+
+
+class Model(msgspec.Struct, kw_only=True):
+    id: str
+    created: int
+    max_model_len: int
+    root: str
+    object: str = "model"
+    owned_by: str = "trtc"
+    parent: str | None = None
+
+
+class ModelList(msgspec.Struct):
+    data: list[Model]
+    object: str = "list"

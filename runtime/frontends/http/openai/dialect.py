@@ -1,0 +1,225 @@
+"""The routes of the OpenAI API, and the story of each: fields, drafts, outputs, answer."""
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import msgspec
+
+from trtc.protos.errors import UnavailableError
+from trtc.runtime.frontends.http.exchange import Exchange, Headers
+from trtc.runtime.frontends.http.openai.answers import Model, ModelList
+from trtc.runtime.frontends.http.openai.drafts import chat_draft, completion_drafts
+from trtc.runtime.frontends.http.openai.failures import refuse
+from trtc.runtime.frontends.http.openai.fields import (
+    ChatFields,
+    CommonFields,
+    CompletionFields,
+    StreamOptions,
+)
+from trtc.runtime.frontends.http.openai.forms import (
+    ChatForm,
+    CompletionForm,
+    Form,
+    PromptTold,
+    Wanted,
+)
+from trtc.runtime.frontends.http.openai.params import CHAT, COMPLETION, Params, named
+from trtc.runtime.frontends.http.openai.reading import Given, read
+from trtc.runtime.frontends.http.openai.running import Told, running
+from trtc.runtime.frontends.http.openai.writing import (
+    Head,
+    UsageWanted,
+    write_events,
+    write_whole,
+)
+from trtc.runtime.frontends.http.routes import Route
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.model_info import ModelInfo
+from trtc.runtime.requests.principal import Principal
+from trtc.runtime.service.service import Service
+
+MODELS = "/v1/models"
+
+T = TypeVar("T")
+
+
+def openai(service: Service) -> Sequence[Route]:
+    """Models, chat completions and completions."""
+    handlers = _Handlers(service)
+    return (
+        Route(MODELS, {"GET": handlers.models}, refuse),
+        Route(f"{MODELS}/", {"GET": handlers.model}, refuse),
+        Route("/v1/chat/completions", {"POST": handlers.chat}, refuse),
+        Route("/v1/completions", {"POST": handlers.completions}, refuse),
+    )
+
+
+class _Handlers:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._created = int(time.time())
+
+    async def models(self, exchange: Exchange) -> None:
+        """Those that serve; a router takes this for readiness."""
+        if reasons := self._service.why_not_ready():
+            name, reason = next(iter(reasons.items()))
+            raise UnavailableError(
+                f"engine {name} is not ready: {reason}", field="model", remedy="Ask again later"
+            )
+        models = [self._model(one) for one in self._service.info("")]
+        await exchange.answer(200, msgspec.json.encode(ModelList(models)))
+
+    async def model(self, exchange: Exchange) -> None:
+        (info,) = self._service.info(exchange.path.removeprefix(f"{MODELS}/"))
+        await exchange.answer(200, msgspec.json.encode(self._model(info)))
+
+    async def chat(self, exchange: Exchange) -> None:
+        request_id = _request_id("chatcmpl")
+
+        def parse(body: bytes) -> tuple[Given[ChatFields], RequestDraft]:
+            given = read(body, ChatFields)
+            return given, chat_draft(given.fields, request_id)
+
+        async with AsyncExitStack() as stack:
+            async with self._document(exchange, parse) as (given, draft):
+                fields = given.fields
+                with named(_chat_params(fields)):
+                    if _needs_ids(fields):
+                        draft = await self._with_ids(draft, fields, exchange.principal)
+                    outputs = await stack.enter_async_context(
+                        running(self._service, (draft,), exchange.principal)
+                    )
+            wanted = _wanted(fields, logprobs=bool(fields.logprobs))
+            form = ChatForm(wanted, draft.n, [PromptTold(draft.token_ids or ())])
+            with named(_chat_params(fields)):
+                await self._write(exchange, given, outputs, request_id, form)
+
+    async def completions(self, exchange: Exchange) -> None:
+        request_id = _request_id("cmpl")
+
+        def parse(body: bytes) -> tuple[Given[CompletionFields], tuple[RequestDraft, ...]]:
+            given = read(body, CompletionFields)
+            return given, completion_drafts(given.fields, request_id)
+
+        async with AsyncExitStack() as stack:
+            async with self._document(exchange, parse) as (given, drafts):
+                fields = given.fields
+                with named(COMPLETION):
+                    prompts = [await self._told(one, fields, exchange.principal) for one in drafts]
+                    outputs = await stack.enter_async_context(
+                        running(
+                            self._service,
+                            [_over(one, told) for one, told in zip(drafts, prompts, strict=True)],
+                            exchange.principal,
+                        )
+                    )
+            form = CompletionForm(
+                _wanted(fields, logprobs=fields.logprobs is not None),
+                drafts[0].n,
+                prompts,
+                is_echo_only=fields.max_tokens == 0,
+            )
+            with named(COMPLETION):
+                await self._write(exchange, given, outputs, request_id, form)
+
+    def _document(
+        self, exchange: Exchange, parse: Callable[[bytes], T]
+    ) -> AbstractAsyncContextManager[T]:
+        service = self._service
+        return exchange.document(service.intake, service.limits.max_request_bytes, parse)
+
+    async def _write(
+        self,
+        exchange: Exchange,
+        given: Given[Any],
+        outputs: AsyncIterator[Told],
+        request_id: str,
+        form: Form,
+    ) -> None:
+        fields: CommonFields = given.fields
+        engine = self._service.engine(fields.model or "")
+        head = Head(request_id, int(time.time()), engine.name, engine.manifest.digest)
+        headers: Headers = ((b"x-request-id", request_id.encode()), *given.headers)
+        if not fields.stream:
+            await write_whole(exchange, outputs, head, form, headers)
+            return
+        options = fields.stream_options or StreamOptions()
+        usage = UsageWanted(
+            at_end=bool(options.include_usage), always=bool(options.continuous_usage_stats)
+        )
+        await write_events(exchange, outputs, head, form, usage, headers)
+
+    async def _with_ids(
+        self, draft: RequestDraft, fields: CommonFields, principal: Principal
+    ) -> RequestDraft:
+        """The same with its prompt as token ids."""
+        if draft.chat is not None:
+            ids = await self._service.tokenize_chat(draft.model, draft.chat, principal)
+            return replace(draft, chat=None, token_ids=tuple(ids))
+        if draft.text is not None:
+            special = getattr(fields, "add_special_tokens", None)
+            ids = await self._service.tokenize_text(
+                draft.model, draft.text, special is not False, principal
+            )
+            return replace(draft, text=None, token_ids=tuple(ids))
+        return draft
+
+    async def _told(
+        self, draft: RequestDraft, fields: CompletionFields, principal: Principal
+    ) -> PromptTold:
+        """What the answer says of a prompt."""
+        scored = bool(fields.echo) and fields.logprobs is not None
+        needs_ids = scored or _needs_ids(fields) or fields.add_special_tokens is False
+        text = draft.text or ""
+        if needs_ids:
+            draft = await self._with_ids(draft, fields, principal)
+        ids = draft.token_ids or ()
+        if fields.echo and not text:
+            text = await self._text(draft.model, ids, principal)
+        first = await self._text(draft.model, ids[:1], principal) if scored else ""
+        return PromptTold(ids, text if fields.echo else "", first)
+
+    async def _text(self, model: str, ids: Sequence[int], principal: Principal) -> str:
+        return await self._service.detokenize(model, ids, True, principal)
+
+    def _model(self, info: ModelInfo) -> Model:
+        return Model(
+            id=info.name, created=self._created, max_model_len=info.max_seq_len, root=info.name
+        )
+
+
+def _request_id(kind: str) -> str:
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+def _chat_params(fields: ChatFields) -> Params:
+    if fields.max_completion_tokens is None:
+        return CHAT
+    return {**CHAT, "max_tokens": "max_completion_tokens"}
+
+
+def _needs_ids(fields: CommonFields) -> bool:
+    """Whether the answer says something of the prompt's tokens."""
+    options = fields.stream_options
+    return bool(fields.return_token_ids or (options and options.continuous_usage_stats))
+
+
+def _over(draft: RequestDraft, told: PromptTold) -> RequestDraft:
+    """The draft over the ids that are known already."""
+    return replace(draft, text=None, token_ids=told.token_ids) if told.token_ids else draft
+
+
+def _wanted(fields: CommonFields, *, logprobs: bool) -> Wanted:
+    stop = fields.stop
+    return Wanted(
+        logprobs=logprobs,
+        prompt_logprobs=fields.prompt_logprobs is not None,
+        token_ids=bool(fields.return_token_ids),
+        tokens_by_id=bool(fields.return_tokens_as_token_ids),
+        stop_token_ids=frozenset(fields.stop_token_ids or ()),
+        stop=frozenset({stop} if isinstance(stop, str) else stop or ()),
+    )

@@ -1,0 +1,193 @@
+"""Fields become drafts: what OpenAI and vLLM call a thing, in the service's words."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from trtc.protos.errors import InvalidRequestError
+from trtc.protos.sampling import SAMPLING_PARAMETERS, SamplingOptions
+from trtc.runtime.frontends.http.openai.fields import ChatFields, CommonFields, CompletionFields
+from trtc.runtime.frontends.http.openai.params import CHAT, named
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.prompts import Prompt, read_prompts
+from trtc.runtime.text.chat_options import chat_of
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+DEFAULT_COMPLETION_TOKENS = 16
+"""New tokens of a completion that does not say, in OpenAI's API."""
+MAX_PROMPTS = 256
+"""Of one completion."""
+MAX_PARTS = 1 << 14
+"""Parts of the contents of one conversation."""
+
+_RENAMED = {"include_stop_str_in_output": "include_stop"}
+_AS_THEY_ARE = ("ignore_eos", "min_tokens", "n", "cache_salt", "include_stop_str_in_output")
+
+
+def chat_draft(fields: ChatFields, request_id: str) -> RequestDraft:
+    """The draft of a chat completion.
+
+    Raises:
+        InvalidRequestError: names the field of the conversation that is wrong.
+    """
+    if fields.messages is None:
+        raise InvalidRequestError("is missing", field="messages", remedy="Give a list of messages")
+    _check_common(fields)
+    messages = [_message(one, at) for at, one in enumerate(fields.messages)]
+    num_parts = sum(len(one["content"]) for one in messages if isinstance(one["content"], list))
+    if num_parts > MAX_PARTS:
+        raise InvalidRequestError(
+            f"has {num_parts} parts in its contents",
+            field="messages",
+            remedy=f"Give at most {MAX_PARTS}",
+        )
+    template: dict[str, Any] = {
+        "chat_template_kwargs": fields.chat_template_kwargs,
+        "documents": fields.documents,
+        "add_generation_prompt": fields.add_generation_prompt,
+        "continue_final_message": bool(fields.continue_final_message),
+    }
+    if fields.continue_final_message:
+        # vLLM's clients say both, or leave the second at its default.
+        template["add_generation_prompt"] = fields.add_generation_prompt or None
+    with named(CHAT):
+        chat = chat_of(messages, cast(Any, template))
+    limit = fields.max_completion_tokens
+    return RequestDraft(
+        chat=chat,
+        request_id=request_id,
+        max_tokens=fields.max_tokens if limit is None else limit,
+        logprobs=_chat_logprobs(fields),
+        prompt_logprobs=fields.prompt_logprobs,
+        **_common(fields),
+    )
+
+
+def completion_drafts(fields: CompletionFields, request_id: str) -> tuple[RequestDraft, ...]:
+    """The drafts of a completion, one a prompt.
+
+    Raises:
+        InvalidRequestError: names the field that is wrong.
+    """
+    if fields.prompt is None:
+        raise InvalidRequestError("is missing", field="prompt", remedy="Give a text or token ids")
+    _check_common(fields)
+    if fields.best_of is not None and fields.best_of != (fields.n or 1):
+        raise InvalidRequestError("is not supported", field="best_of", remedy="Leave it out")
+    prompts = _prompts(fields.prompt)
+    limit = DEFAULT_COMPLETION_TOKENS if fields.max_tokens is None else fields.max_tokens
+    if limit == 0 and fields.echo:
+        limit = 1  # drawn, and not told: `echo` alone
+    asked = {
+        "max_tokens": limit,
+        "logprobs": fields.logprobs,
+        "prompt_logprobs": _prompt_logprobs(fields),
+        **_common(fields),
+    }
+    if len(prompts) == 1:
+        return (_of_prompt(prompts[0], request_id=request_id, **asked),)
+    return tuple(
+        _of_prompt(one, request_id=f"{request_id}-{at}", **asked) for at, one in enumerate(prompts)
+    )
+
+
+def _of_prompt(prompt: Prompt, **asked: Any) -> RequestDraft:
+    if isinstance(prompt, str):
+        return RequestDraft(text=prompt, **asked)
+    return RequestDraft(token_ids=tuple(prompt), **asked)
+
+
+def _prompts(prompt: str | list[Any]) -> list[Prompt]:
+    prompts = read_prompts(prompt)
+    listed = prompts if isinstance(prompts, list) else [prompts]
+    if len(listed) > MAX_PROMPTS:
+        raise InvalidRequestError(
+            f"has {len(listed)} prompts", field="prompt", remedy=f"Give at most {MAX_PROMPTS}"
+        )
+    return listed
+
+
+def _prompt_logprobs(fields: CompletionFields) -> int | None:
+    if fields.prompt_logprobs is None and fields.echo:
+        return fields.logprobs
+    return fields.prompt_logprobs
+
+
+def _chat_logprobs(fields: ChatFields) -> int | None:
+    if fields.logprobs:
+        return fields.top_logprobs or 0
+    if fields.top_logprobs:
+        raise InvalidRequestError(
+            "is given without logprobs", field="top_logprobs", remedy='Give "logprobs": true'
+        )
+    return None
+
+
+def _check_common(fields: CommonFields) -> None:
+    if fields.stream_options is not None and not fields.stream:
+        raise InvalidRequestError(
+            "is given without stream", field="stream_options", remedy='Give "stream": true'
+        )
+    if fields.prompt_logprobs is not None and fields.stream:
+        raise InvalidRequestError(
+            "is not told in streams", field="prompt_logprobs", remedy='Give "stream": false'
+        )
+
+
+def _common(fields: CommonFields) -> dict[str, Any]:
+    """RequestDraft's keyword arguments that are the same for all endpoints."""
+    given = {
+        _RENAMED.get(name, name): getattr(fields, name)
+        for name in _AS_THEY_ARE
+        if getattr(fields, name) is not None
+    }
+    stop = fields.stop
+    return {
+        **given,
+        "model": fields.model or "",
+        "sampling": _sampling(fields),
+        "stop": () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
+        "stop_token_ids": tuple(fields.stop_token_ids or ()),
+        # vLLM serves lower numbers first, the service higher ones.
+        "priority": -(fields.priority or 0),
+    }
+
+
+def _sampling(fields: CommonFields) -> SamplingOptions:
+    names = (*(one.name for one in SAMPLING_PARAMETERS), "logit_bias", "seed")
+    values = {name: getattr(fields, name) for name in names}
+    given = {name: value for name, value in values.items() if value is not None}
+    for name, said in _SAID_OTHERWISE.items():
+        if name in given:
+            given[name] = said(given[name])
+    return cast(SamplingOptions, given)
+
+
+def _seed(value: int) -> int:
+    """OpenAI's seeds are of 64 bits with a sign."""
+    return value % 2**64 if -(2**63) <= value < 0 else value
+
+
+_SAID_OTHERWISE: Mapping[str, Callable[[int], int]] = {
+    "seed": _seed,
+    "top_k": lambda value: 0 if value == -1 else value,
+}
+
+
+def _message(message: Mapping[str, Any], at: int) -> dict[str, Any]:
+    """A message without what its sender left empty: SDKs send answers back with all fields."""
+    given = {key: value for key, value in message.items() if value not in (None, [], {})}
+    role = given.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise InvalidRequestError(
+            "is missing" if role is None else f"is {str(role)[:40]!r}",
+            field=f"messages[{at}].role",
+            remedy=f"Give one of {', '.join(sorted(ROLES))}",
+        )
+    if "content" not in message and "tool_calls" not in given:
+        raise InvalidRequestError(
+            "is missing", field=f"messages[{at}].content", remedy="Give a text or parts"
+        )
+    if "reasoning" in given:
+        given.setdefault("reasoning_content", given["reasoning"])
+        del given["reasoning"]
+    return {**given, "content": given.get("content", "")}

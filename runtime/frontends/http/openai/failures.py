@@ -1,0 +1,77 @@
+"""Errors in OpenAI's shape: {"error": {message, type, param, code}}, with a status."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from trtc.protos import errors
+from trtc.runtime.frontends.asgi import error_headers
+from trtc.runtime.frontends.http.exchange import (
+    BodySizeError,
+    BodyTypeError,
+    Exchange,
+    Headers,
+)
+
+RETRY_AFTER_S = 1
+"""For clients of a server that is full: it may have room again at any time."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What an error of a class is called."""
+
+    status: int
+    type: str
+    code: str | None = None
+    retries: bool = False
+    """Whether the same request may succeed later."""
+
+
+_INTERNAL = Kind(500, "server_error", "internal_error")
+_KINDS: Mapping[type[errors.TrtcError], Kind] = {
+    errors.UserError: Kind(400, "invalid_request_error"),
+    errors.EngineError: _INTERNAL,
+    errors.EnvironmentFault: _INTERNAL,
+    errors.InvalidRequestError: Kind(400, "invalid_request_error"),
+    errors.ContextLengthError: Kind(400, "invalid_request_error", "context_length_exceeded"),
+    BodySizeError: Kind(413, "invalid_request_error", "body_too_large"),
+    BodyTypeError: Kind(415, "invalid_request_error", "unsupported_media_type"),
+    errors.UnauthenticatedError: Kind(401, "invalid_request_error", "invalid_api_key"),
+    errors.ForbiddenError: Kind(403, "permission_error", "permission_denied"),
+    errors.QueueFullError: Kind(429, "rate_limit_error", "rate_limit_exceeded", retries=True),
+    errors.DeadlineError: Kind(504, "server_error", "deadline_exceeded"),
+    errors.CancelledError: Kind(499, "invalid_request_error", "cancelled"),
+    errors.NoTokenizerError: Kind(400, "invalid_request_error", "no_tokenizer"),
+    errors.UnknownModelError: Kind(404, "invalid_request_error", "model_not_found"),
+    errors.UnavailableError: Kind(503, "server_error", "service_unavailable", retries=True),
+}
+
+
+class Error(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Failure(msgspec.Struct):
+    error: Error
+
+
+def failure(error: errors.TrtcError) -> Failure:
+    """The error as a client is told of it."""
+    kind = errors.by_class(_KINDS, error, _INTERNAL)
+    return Failure(Error(str(error), kind.type, error.field or None, kind.code))
+
+
+async def refuse(exchange: Exchange, error: errors.TrtcError) -> None:
+    """Answer with an error."""
+    kind = errors.by_class(_KINDS, error, _INTERNAL)
+    headers: Headers = error_headers(error)
+    if kind.retries:
+        headers = ((b"retry-after", b"%d" % RETRY_AFTER_S),)
+    if kind.status == 503:
+        headers = (*headers, (b"connection", b"close"))  # another server may have the next
+    await exchange.answer(kind.status, msgspec.json.encode(failure(error)), headers=headers)

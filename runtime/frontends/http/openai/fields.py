@@ -1,0 +1,113 @@
+"""The fields of requests: those that are read, those that are refused by name; others are ignored.
+
+vLLM's additions to OpenAI's fields have vLLM's names, types and meanings.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from trtc.protos.sampling import SAMPLING_PARAMETERS
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+if TYPE_CHECKING:
+    _SamplingFields = msgspec.Struct
+else:
+    # OpenAI and vLLM call them as trtc does.
+    _SamplingFields = msgspec.defstruct(
+        "_SamplingFields",
+        [(one.name, one.kind | None, None) for one in SAMPLING_PARAMETERS],
+        kw_only=True,
+    )
+
+
+class CommonFields(_SamplingFields, kw_only=True):
+    """Fields of chat completions and completions alike, beside SAMPLING_PARAMETERS. None: not
+    given."""
+
+    model: str | None = None
+    logit_bias: dict[int, float] | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # vLLM's own
+    cache_salt: str | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: int | None = None
+    priority: int | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    stop_token_ids: list[int] | None = None
+
+
+class ChatFields(CommonFields, kw_only=True):
+    messages: list[dict[str, Any]] | None = None
+    logprobs: bool | None = None
+    max_completion_tokens: int | None = None
+    top_logprobs: int | None = None
+    # vLLM's own
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+
+
+class CompletionFields(CommonFields, kw_only=True):
+    prompt: str | list[Any] | None = None
+    """A text, its token ids, or a list of texts or of lists of token ids."""
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    # vLLM's own
+    add_special_tokens: bool | None = None
+
+
+_REFUSED: Mapping[str, Sequence[Any]] = {
+    "allowed_token_ids": ([],),
+    "audio": (),
+    "bad_words": ([],),
+    "chat_template": (),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "grammar": (),
+    "guided_choice": ([],),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "kv_transfer_params": (),
+    "length_penalty": (1, 1.0),
+    "logits_processors": ([],),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "prompt_embeds": (),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "thinking_token_budget": (),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+}
+"""Fields that would change the answer, and that this server does not have: any other value than
+null and these ends in an error, and these mean what the server does anyway."""
+
+REFUSED = frozenset(_REFUSED)
+
+
+def is_harmless(name: str, value: Any) -> bool:
+    """Whether a field of REFUSED asks for what the server does anyway."""
+    return value is None or value in _REFUSED[name]

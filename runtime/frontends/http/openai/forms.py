@@ -1,0 +1,262 @@
+"""How the sequences of a request are told: what chat completions and completions differ in."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from msgspec import UNSET, UnsetType
+
+from trtc.runtime.frontends.http.openai.answers import (
+    Answer,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatLogprobs,
+    Choice,
+    CompletionChoice,
+    CompletionLogprobs,
+    Delta,
+    Message,
+)
+from trtc.runtime.frontends.http.openai.logprobs import (
+    CompletionTexts,
+    chat_logprobs,
+    joined,
+    prompt_logprobs,
+)
+from trtc.runtime.requests.completion import Completion, Result
+from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an answer has beside its text."""
+
+    logprobs: bool = False
+    prompt_logprobs: bool = False
+    token_ids: bool = False
+    tokens_by_id: bool = False
+    stop_token_ids: frozenset[int] = frozenset()
+    stop: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class PromptTold:
+    """What an answer says of a prompt, where that is wanted."""
+
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    """Told before the completion."""
+    first_token: str = ""
+    """Text of its first token, where its log-probabilities are told."""
+
+
+class Form(ABC):
+    """Of one request. Sequences are told by (number of the prompt, Output)."""
+
+    whole_object: ClassVar[str]
+    chunk_object: ClassVar[str]
+
+    def __init__(self, wanted: Wanted, n: int, prompts: Sequence[PromptTold]) -> None:
+        self._wanted = wanted
+        self._n = n
+        self._prompts = prompts
+        self._begun: set[int] = set()
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self._prompts)
+
+    @property
+    def tells_drawn(self) -> bool:
+        """Whether what was drawn is told, and counts."""
+        return True
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of those prompts whose tokens are known."""
+        return sum(len(one.token_ids) for one in self._prompts)
+
+    @abstractmethod
+    def complete(self, answer: Answer, results: Sequence[Result]) -> None:
+        """Put in what an answer says beside its choices; of a stream's first chunk, without
+        results."""
+
+    @abstractmethod
+    def first(self, prompt: int, index: int) -> Sequence[Choice]:
+        """What is told before the first output of a choice."""
+
+    @abstractmethod
+    def piece(self, prompt: int, index: int, output: Output) -> Sequence[Choice]:
+        """An output of a choice."""
+
+    @abstractmethod
+    def whole(self, prompt: int, index: int, result: Result, completion: Completion) -> Choice:
+        """A choice at once."""
+
+    def pieces(self, prompt: int, output: Output) -> Sequence[Choice]:
+        """What is told of an output, and before it."""
+        index = prompt * self._n + output.index
+        pieces = self.piece(prompt, index, output)
+        if index in self._begun or not pieces:
+            return pieces
+        self._begun.add(index)
+        return (*self.first(prompt, index), *pieces)
+
+    def choices(self, results: Sequence[Result]) -> list[Choice]:
+        """All choices, of the results of all prompts."""
+        return [
+            self.whole(prompt, prompt * self._n + one.index, result, one)
+            for prompt, result in enumerate(results)
+            for one in result.completions
+        ]
+
+    def _end(self, reason: FinishReason | None, matched: str, ids: Sequence[int]) -> dict[str, Any]:
+        if reason is None:
+            return {"finish_reason": None}
+        stop: str | int | None = matched if matched in self._wanted.stop else None
+        if stop is None and reason is FinishReason.STOP and ids:
+            stop = ids[-1] if ids[-1] in self._wanted.stop_token_ids else None
+        return {"finish_reason": reason.value, "stop_reason": stop}
+
+    def _ids(self, token_ids: Sequence[int]) -> list[int] | UnsetType:
+        return list(token_ids) if self._wanted.token_ids else UNSET
+
+
+class ChatForm(Form):
+    whole_object: ClassVar[str] = "chat.completion"
+    chunk_object: ClassVar[str] = "chat.completion.chunk"
+
+    def complete(self, answer: Answer, results: Sequence[Result]) -> None:
+        answer.prompt_token_ids = self._ids(self._prompts[0].token_ids)
+        if self._wanted.prompt_logprobs and results:
+            answer.prompt_logprobs = prompt_logprobs(results[0].prompt_logprobs)
+
+    def first(self, prompt: int, index: int) -> Sequence[Choice]:
+        return (ChatChunkChoice(index=index, delta=Delta(role="assistant", content="")),)
+
+    def piece(self, prompt: int, index: int, output: Output) -> Sequence[Choice]:
+        told: list[Choice] = []
+        if output.text or output.logprobs or (self._wanted.token_ids and output.token_ids):
+            told.append(
+                ChatChunkChoice(
+                    index=index,
+                    delta=Delta(content=output.text),
+                    logprobs=self._logprobs(output.logprobs),
+                    token_ids=self._ids(output.token_ids),
+                )
+            )
+        if output.finish_reason is not None:
+            end = self._end(output.finish_reason, output.matched_stop, output.token_ids)
+            told.append(ChatChunkChoice(index=index, delta=Delta(), **end))
+        return told
+
+    def whole(self, prompt: int, index: int, result: Result, completion: Completion) -> Choice:
+        return ChatChoice(
+            index=index,
+            message=Message(content=completion.text),
+            logprobs=self._logprobs(completion.logprobs),
+            token_ids=self._ids(completion.token_ids),
+            **self._end(completion.finish_reason, completion.matched_stop, completion.token_ids),
+        )
+
+    def _logprobs(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
+        if not self._wanted.logprobs:
+            return None
+        return chat_logprobs(entries, by_id=self._wanted.tokens_by_id)
+
+
+class CompletionForm(Form):
+    """Args: is_echo_only: nothing is told of what was drawn."""
+
+    whole_object: ClassVar[str] = "text_completion"
+    chunk_object: ClassVar[str] = "text_completion"
+
+    def __init__(
+        self, wanted: Wanted, n: int, prompts: Sequence[PromptTold], *, is_echo_only: bool
+    ) -> None:
+        super().__init__(wanted, n, prompts)
+        self._is_echo_only = is_echo_only
+        self._texts: dict[int, CompletionTexts] = {}
+
+    def complete(self, answer: Answer, results: Sequence[Result]) -> None:
+        """Choices say it."""
+
+    @property
+    def tells_drawn(self) -> bool:
+        return not self._is_echo_only
+
+    def first(self, prompt: int, index: int) -> Sequence[Choice]:
+        told = self._prompts[prompt]
+        if not told.text and not self._wanted.token_ids:
+            return ()
+        return (
+            CompletionChoice(
+                index=index,
+                text=told.text,
+                token_ids=self._ids(()),
+                prompt_token_ids=self._ids(told.token_ids),
+            ),
+        )
+
+    def piece(self, prompt: int, index: int, output: Output) -> Sequence[Choice]:
+        if self._is_echo_only:
+            return () if output.finish_reason is None else (self._echo_end(index),)
+        has_more = output.token_ids and (self._wanted.logprobs or self._wanted.token_ids)
+        if not (output.text or output.finish_reason or has_more):
+            return ()
+        return (
+            CompletionChoice(
+                index=index,
+                text=output.text,
+                logprobs=self._logprobs(prompt, index, output.logprobs),
+                token_ids=self._ids(output.token_ids),
+                **self._end(output.finish_reason, output.matched_stop, output.token_ids),
+            ),
+        )
+
+    def whole(self, prompt: int, index: int, result: Result, completion: Completion) -> Choice:
+        told = self._prompts[prompt]
+        drawn = () if self._is_echo_only else completion.token_ids
+        end = {"finish_reason": "length"}
+        if not self._is_echo_only:
+            end = self._end(completion.finish_reason, completion.matched_stop, drawn)
+        scores = prompt_logprobs(result.prompt_logprobs) if self._wanted.prompt_logprobs else UNSET
+        return CompletionChoice(
+            index=index,
+            text=told.text + ("" if self._is_echo_only else completion.text),
+            logprobs=self._all_logprobs(prompt, index, result, completion),
+            token_ids=self._ids(drawn),
+            prompt_token_ids=self._ids(told.token_ids),
+            prompt_logprobs=scores,
+            **end,
+        )
+
+    def _echo_end(self, index: int) -> Choice:
+        return CompletionChoice(
+            index=index, text="", token_ids=self._ids(()), finish_reason="length"
+        )
+
+    def _all_logprobs(
+        self, prompt: int, index: int, result: Result, completion: Completion
+    ) -> CompletionLogprobs | None:
+        if not self._wanted.logprobs:
+            return None
+        told = self._prompts[prompt]
+        drawn = () if self._is_echo_only else completion.logprobs
+        if not told.first_token:
+            return self._logprobs(prompt, index, drawn)
+        texts = CompletionTexts(by_id=self._wanted.tokens_by_id)
+        first = texts.first(told.token_ids[0], told.first_token)
+        return joined(first, texts.take((*result.prompt_logprobs, *drawn)))
+
+    def _logprobs(
+        self, prompt: int, index: int, entries: Sequence[TokenLogprobs]
+    ) -> CompletionLogprobs | None:
+        if not self._wanted.logprobs:
+            return None
+        texts = self._texts.get(index)
+        if texts is None:
+            texts = self._texts[index] = CompletionTexts(by_id=self._wanted.tokens_by_id)
+            texts.skip(self._prompts[prompt].text)
+        return texts.take(entries)

@@ -1,0 +1,76 @@
+"""Bodies become fields: one pass for the names that are given, one for the values that are read."""
+
+import re
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+
+from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.frontends.http.exchange import Headers
+from trtc.runtime.frontends.http.openai.fields import REFUSED, CommonFields, is_harmless
+
+MAX_IGNORED = 32
+"""Names in the header that lists ignored fields."""
+_FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_PATH = re.compile(r" - at `(?:key` in `)?\$\.?([^`]*)`$")
+"""Where a value is, at the end of msgspec's messages."""
+
+FieldsT = TypeVar("FieldsT", bound=CommonFields)
+
+
+@dataclass(frozen=True)
+class Given(Generic[FieldsT]):
+    """What a body says."""
+
+    fields: FieldsT
+    ignored: tuple[str, ...]
+    """Names that the server does not know."""
+
+    @property
+    def headers(self) -> Headers:
+        """Names what is ignored; a name that a header cannot carry counts as `?`."""
+        names = [name if _FIELD_NAME.fullmatch(name) else "?" for name in self.ignored]
+        listed = ", ".join(dict.fromkeys(names[:MAX_IGNORED]))
+        return ((b"x-trtc-ignored", listed.encode()),) if listed else ()
+
+
+def read(body: bytes, kind: type[FieldsT]) -> Given[FieldsT]:
+    """The fields of a JSON body.
+
+    Raises:
+        InvalidRequestError: it is no JSON object, a field has another type, or is not supported.
+    """
+    try:
+        names = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        fields = msgspec.json.decode(body, type=kind)
+        refused = {name: msgspec.json.decode(names[name]) for name in REFUSED & names.keys()}
+    except msgspec.ValidationError as error:
+        raise _wrong_type(error) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(
+            f"the body is not JSON ({error})", remedy="Send one JSON object in UTF-8"
+        ) from error
+    except RecursionError:
+        raise InvalidRequestError(
+            "the body is nested too deeply", remedy="Send lists and objects of fewer levels"
+        ) from None
+    for name, value in refused.items():
+        if not is_harmless(name, value):
+            raise InvalidRequestError(
+                "is not supported by this server", field=name, remedy="Leave it out"
+            )
+    known = REFUSED | set(kind.__struct_fields__)
+    ignored = [name for name, raw in names.items() if name not in known and bytes(raw) != b"null"]
+    return Given(fields, tuple(ignored))
+
+
+def _wrong_type(error: msgspec.ValidationError) -> InvalidRequestError:
+    said = str(error)
+    place = _PATH.search(said)
+    problem = said if place is None else said[: place.start()]
+    return InvalidRequestError(
+        problem.replace("`", "").replace("Expected", "expected", 1),
+        field="" if place is None else place[1],
+        remedy="See the OpenAI API's reference for its type",
+    )

@@ -1,0 +1,85 @@
+"""Drafts run together, one for each prompt of a request; their outputs come as they arrive."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+
+from trtc.protos.errors import CancelledError
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.principal import Principal
+from trtc.runtime.requests.request import FinishReason, Output
+from trtc.runtime.service.service import Service
+from trtc.runtime.service.streams import OutputStream
+
+Told = Sequence[tuple[int, Output]]
+"""Outputs that came together, each with the number of its prompt."""
+
+
+@asynccontextmanager
+async def running(
+    service: Service, drafts: Sequence[RequestDraft], principal: Principal
+) -> AsyncIterator[AsyncIterator[Told]]:
+    """Run the drafts; leaving the context early ends them within a step.
+
+    Raises:
+        TrtcError: a draft is refused, which ends those before it.
+    """
+    async with AsyncExitStack() as stack:
+        streams = [
+            await stack.enter_async_context(service.generate(one, principal=principal))
+            for one in drafts
+        ]
+        if len(streams) == 1:
+            yield _outputs(0, streams[0])
+            return
+        merged = _Merged(streams)
+        with merged.reading():
+            yield merged.outputs()
+
+
+async def _outputs(prompt: int, stream: OutputStream) -> AsyncIterator[Told]:
+    async for outputs in stream:
+        if any(one.finish_reason is FinishReason.ABORTED for one in outputs):
+            raise CancelledError("the request was aborted", remedy="Send it again")
+        yield [(prompt, one) for one in outputs]
+
+
+class _Merged:
+    """Several streams as one. A stream is read on only once its last outputs were taken, so that
+    what a slow reader leaves unread counts against the stream's own bound."""
+
+    def __init__(self, streams: Sequence[OutputStream]) -> None:
+        self._streams = streams
+        self._arrived: asyncio.Queue[Told | BaseException | None] = asyncio.Queue(1)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        tasks = [
+            asyncio.create_task(self._read(prompt, stream))
+            for prompt, stream in enumerate(self._streams)
+        ]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def outputs(self) -> AsyncIterator[Told]:
+        num_open = len(self._streams)
+        while num_open:
+            arrived = await self._arrived.get()
+            if arrived is None:
+                num_open -= 1
+            elif isinstance(arrived, BaseException):
+                raise arrived
+            else:
+                yield arrived
+
+    async def _read(self, prompt: int, stream: OutputStream) -> None:
+        try:
+            async for told in _outputs(prompt, stream):
+                await self._arrived.put(told)
+        except Exception as error:  # noqa: BLE001 (raised where outputs are read)
+            await self._arrived.put(error)
+            return
+        await self._arrived.put(None)

@@ -1,0 +1,152 @@
+"""Outputs become an answer: whole, or a stream of events.
+
+data: {chunk}          one a choice for each step, those of a step in one write
+data: {usage}          where it is asked for
+data: [DONE]
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET
+
+from trtc.protos.errors import TrtcError
+from trtc.runtime.frontends.http.exchange import EVENT_STREAM, Exchange, Headers
+from trtc.runtime.frontends.http.openai.answers import (
+    Answer,
+    Choice,
+    PromptTokensDetails,
+    Usage,
+)
+from trtc.runtime.frontends.http.openai.failures import failure
+from trtc.runtime.frontends.http.openai.forms import Form
+from trtc.runtime.frontends.http.openai.running import Told
+from trtc.runtime.requests import request
+from trtc.runtime.requests.completion import Collector
+
+DONE = b"data: [DONE]\n\n"
+_ENCODER = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True)
+class Head:
+    """What all chunks of an answer repeat."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+    def answer(self, kind: str, choices: Sequence[Choice]) -> Answer:
+        return Answer(
+            id=self.id,
+            object=kind,
+            created=self.created,
+            model=self.model,
+            system_fingerprint=self.fingerprint,
+            choices=list(choices),
+        )
+
+
+@dataclass(frozen=True)
+class UsageWanted:
+    """What is said of the tokens of a stream."""
+
+    at_end: bool = False
+    always: bool = False
+    """In every chunk, of the tokens so far."""
+
+
+class Tally:
+    """The tokens of all prompts of a request. Args: counts_drawn: whether what is drawn counts."""
+
+    def __init__(self, num_prompt_tokens: int = 0, *, counts_drawn: bool) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+        self._counts_drawn = counts_drawn
+        self._num_drawn = 0
+        self._ended: list[request.Usage] = []
+
+    def count(self, told: Told) -> None:
+        for _, output in told:
+            self._num_drawn += len(output.token_ids)
+            if output.usage is not None:
+                self._ended.append(output.usage)
+
+    def so_far(self) -> Usage:
+        return self._usage(self._num_prompt_tokens, self._num_drawn)
+
+    def whole(self) -> Usage:
+        usage = self._usage(
+            sum(one.prompt_tokens for one in self._ended),
+            sum(one.completion_tokens for one in self._ended),
+        )
+        cached = sum(one.cached_prompt_tokens for one in self._ended)
+        usage.prompt_tokens_details = PromptTokensDetails(cached)
+        return usage
+
+    def _usage(self, prompt: int, drawn: int) -> Usage:
+        drawn = drawn if self._counts_drawn else 0
+        return Usage(prompt, drawn, prompt + drawn)
+
+
+async def write_whole(
+    exchange: Exchange,
+    outputs: AsyncIterator[Told],
+    head: Head,
+    form: Form,
+    headers: Headers = (),
+) -> None:
+    """Answer once everything has come."""
+    collectors = [Collector() for _ in range(form.num_prompts)]
+    tally = Tally(counts_drawn=form.tells_drawn)
+    async for told in outputs:
+        tally.count(told)
+        for prompt, output in told:
+            collectors[prompt].add(output)
+    results = [one.result() for one in collectors]
+    answer = head.answer(form.whole_object, form.choices(results))
+    answer.usage = tally.whole()
+    form.complete(answer, results)
+    await exchange.answer(200, _ENCODER.encode(answer), headers=headers)
+
+
+async def write_events(
+    exchange: Exchange,
+    outputs: AsyncIterator[Told],
+    head: Head,
+    form: Form,
+    usage: UsageWanted,
+    headers: Headers = (),
+) -> None:
+    """Answer as it comes. An error ends the stream as its last event."""
+    tally = Tally(form.num_prompt_tokens, counts_drawn=form.tells_drawn)
+    headers = ((b"cache-control", b"no-cache"), *headers)
+    await exchange.begin(200, content_type=EVENT_STREAM, headers=headers)
+    is_first = True
+    try:
+        async for told in outputs:
+            tally.count(told)
+            # One chunk a choice: clients read the first choice of each.
+            choices = [one for prompt, output in told for one in form.pieces(prompt, output)]
+            chunks = [head.answer(form.chunk_object, (one,)) for one in choices]
+            for chunk in chunks:
+                chunk.usage = tally.so_far() if usage.always else UNSET
+            if chunks and is_first:
+                form.complete(chunks[0], ())
+                is_first = False
+            if chunks:
+                await exchange.write(b"".join(map(_event, chunks)))
+    except TrtcError as error:
+        await exchange.end(_event(failure(error)) + DONE)
+        return
+    last = b""
+    if usage.at_end:
+        answer = head.answer(form.chunk_object, ())
+        answer.usage = tally.whole()
+        last = _event(answer)
+    await exchange.end(last + DONE)
+
+
+def _event(document: msgspec.Struct) -> bytes:
+    return b"data: " + _ENCODER.encode(document) + b"\n\n"

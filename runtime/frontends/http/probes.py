@@ -1,0 +1,49 @@
+"""What Prometheus and probes ask: /metrics, /healthz (the process lives), /readyz (it serves)."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from trtc.runtime.frontends.http.exchange import JSON, Exchange
+from trtc.runtime.frontends.http.plain import refuse_plainly
+from trtc.runtime.frontends.http.routes import Route
+from trtc.runtime.requests.principal import Scope
+from trtc.runtime.service.service import Service
+
+Page = Callable[[], tuple[HTTPStatus, bytes, bytes]]
+"""Status, content type, body."""
+
+
+def probes(service: Service) -> Sequence[Route]:
+    """The routes of metrics and probes."""
+
+    def metrics() -> tuple[HTTPStatus, bytes, bytes]:
+        body = generate_latest(service.metrics.registry)
+        return HTTPStatus.OK, CONTENT_TYPE_LATEST.encode(), body
+
+    def readyz() -> tuple[HTTPStatus, bytes, bytes]:
+        reasons = service.why_not_ready()
+        status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
+        return _json(status, {"status": "not ready" if reasons else "ready", "reasons": reasons})
+
+    return (
+        _probe("/metrics", metrics, Scope.METRICS),
+        _probe("/healthz", lambda: _json(HTTPStatus.OK, {"status": "alive"})),
+        _probe("/readyz", readyz),
+    )
+
+
+def _probe(path: str, page: Page, scope: Scope | None = None) -> Route:
+    async def answer(exchange: Exchange) -> None:
+        # Writing all metrics takes milliseconds, in which this loop has tokens to deliver.
+        status, content_type, body = await asyncio.to_thread(page)
+        await exchange.answer(status, body, content_type=content_type)
+
+    return Route(path, {"GET": answer, "HEAD": answer}, refuse_plainly, scope, is_probe=True)
+
+
+def _json(status: HTTPStatus, document: dict[str, object]) -> tuple[HTTPStatus, bytes, bytes]:
+    return status, JSON, json.dumps(document).encode() + b"\n"
