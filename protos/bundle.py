@@ -1,4 +1,4 @@
-"""The portable TensorRT bundle: what a GPU host needs beside the graph to make a plan of it.
+"""The portable TensorRT bundle: what a GPU host needs besides the graph to build a plan.
 
 A bundle is an engine directory whose manifest says `tensorrt`:
 

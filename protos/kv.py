@@ -67,21 +67,21 @@ class Entry(Record, frozen=True):
 
 
 class Full(Record, frozen=True, tag="full"):
-    """Every token of the context stays."""
+    """Every token of the context is kept."""
 
 
 class Window(Record, frozen=True, tag="window"):
-    """A token attends to itself and the `tokens` - 1 before it. Older ones need not stay."""
+    """A token attends to itself and the `tokens` - 1 before it. Older ones need not be kept."""
 
     tokens: Count
 
 
 class State(Record, frozen=True, tag="state"):
-    """As many bytes however long the sequence is: the columns that a convolution looks back to."""
+    """A fixed number of bytes, however long the sequence is: the last inputs of a convolution."""
 
 
 class Group(Record, frozen=True):
-    """Layers whose pages are allocated and let go together."""
+    """Layers whose pages are allocated and released together."""
 
     kind: Full | Window | State
     entries: Annotated[tuple[Entry, ...], msgspec.Meta(min_length=1)]
@@ -108,7 +108,7 @@ class Place(NamedTuple):
 
 
 class CacheLayout(Record, frozen=True):
-    """See the module."""
+    """The groups of a model's cache, and the regions of the pool that they share."""
 
     page_size: Count
     """Tokens of a page."""

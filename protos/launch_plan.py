@@ -83,7 +83,7 @@ class KernelCall(Record, frozen=True, tag_field="do", tag="kernel"):
     maps: tuple[TileMap, ...] = ()
     """Their addresses follow the arguments."""
     least_splits: Index = 0
-    """Left out in buckets of fewer splits, where it has nothing to do."""
+    """The launch is left out in buckets of fewer splits, where it would do nothing."""
 
 
 class Matrix(Record, frozen=True):
@@ -182,9 +182,10 @@ class SamplingPlan(Record, frozen=True):
 class LaunchPlan(Record, frozen=True, kw_only=True):
     sm: Count
     split_keys: Count
-    """Keys a split of split attention takes: the axis `splits` is the longest context over this,"""
+    """Keys of a split in split-KV attention: the axis `splits` is the longest context over this,
+    rounded up, and at most `max_splits`."""
     max_splits: Count
-    """but never more, where splits become longer."""
+    """Splits at most: in longer contexts the splits are longer."""
     kernels: tuple[KernelCode, ...]
     calls: tuple[CallLaunches, ...]
     sampling: SamplingPlan
@@ -200,7 +201,7 @@ class LaunchPlan(Record, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(one for kernel in kernels for one in kernel.maps))
 
     def fixed_bytes(self, vocab_size: int) -> int:
-        """Device memory beside weights and pool."""
+        """Device memory besides weights and pool."""
         logits = 4 * self.step.max_rows * vocab_size
         step = 4 * self.step.num_elements
         maps = TILE_MAP_BYTES * len(self.tile_maps())

@@ -33,7 +33,7 @@ class Buffer(Record, frozen=True):
 
 
 class Fill(Record, frozen=True):
-    """What `--dummy-weights` puts into a weight, so that every activation stays finite.
+    """How `--dummy-weights` fills a weight, so that every activation stays finite.
 
     Floating-point elements are uniform in `center` +- `spread`; 8- and 4-bit elements are random
     bits (E4M3 without its exponent's top bit, so never NaN; compact without the small numbers)

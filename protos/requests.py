@@ -1,4 +1,4 @@
-"""What requests may ask for, of whatever engine."""
+"""Limits of requests, the same for every engine."""
 
 MAX_LOGPROBS = 20
-"""Likeliest tokens that a request may have reported for each of its own."""
+"""Top log-probabilities that a request may get for each token."""

@@ -145,7 +145,8 @@ SAMPLING_PARAMETERS: tuple[SamplingParameter, ...] = tuple(
 class SamplingDefaults(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
 ):
-    """What the model's authors set for requests that do not say; None: nothing."""
+    """Defaults of the model's authors, for parameters that a request leaves out; None: no
+    default."""
 
     temperature: float | None = None
     top_k: int | None = None

@@ -1,6 +1,6 @@
 """Signals that end a command: raised as an exception, and held back where they would do harm.
 
-A command that is told to end unwinds like one that fails, so that every `with` and `finally` on
+A command that gets such a signal unwinds like one that fails, so that every `with` and `finally` on
 the way removes what is unfinished.
 """
 

@@ -7,7 +7,8 @@ A writer works in a hidden directory on the output's file system, which it holds
     .<output>.partial/scratch     what is needed on the way
     .<output>.partial/replaced    the old output, where the file system cannot exchange two names
 
-There is one writer of an output at a time; others are told. An error or a signal removes the
+There is one writer of an output at a time; others get an OutputError. An error or a signal removes
+the
 directory. What a killed writer left has no holder of its lock, and the next writer removes it.
 """
 

@@ -1,4 +1,4 @@
-"""What a step is given: every input and every sampling column, declared once.
+"""The inputs of a step: every input and every sampling column, declared once.
 
     T   tokens of the step           R   rows of logits
     B   sequences                    P   pages of the longest context
@@ -27,15 +27,16 @@ class StepInput:
     meaning: str
     dtype: DTypeName = "i32"
     in_graph: bool = True
-    """Whether every model computes with it. Otherwise it is there only where the executor runs
-    ahead of the host."""
+    """Whether it is an input of every graph. Otherwise only executors that run ahead of the host
+    take it."""
     per_group: bool = False
     """Whether each group of the cache layout has its own: StepBatch holds them one after the other,
     a graph has an input for each."""
 
     @property
     def is_table(self) -> bool:
-        """Whether its rows are as long as the step needs: kernels are given their stride."""
+        """Whether the length of its rows depends on the step: kernels take their stride as an
+        argument."""
         return self.shape[-1] == "P"
 
 
@@ -93,7 +94,8 @@ class SamplingColumn:
 
     @property
     def device_dtype(self) -> Literal["f32", "i32"] | None:
-        """The same; None for what has 64 bits: a device is given one random number for that."""
+        """Element type of its tensor on a device. None: it has 64 bits, and a device gets one
+        random number in place of such columns."""
         return self.dtype if self.dtype == "f32" or self.dtype == "i32" else None
 
 
@@ -112,7 +114,7 @@ class SparseColumn:
 
     name: str
     values: str
-    """What a device calls them, after the name."""
+    """Suffix of its name on a device."""
     dtype: Literal["f32", "i32"]
     meaning: str
 

@@ -1,4 +1,4 @@
-"""Sends a load of random prompts and writes down when their tokens come."""
+"""Sends a load of random prompts and records when their tokens come."""
 
 import asyncio
 import random
@@ -161,7 +161,7 @@ async def _open_loop(
 
 
 async def trace_request(target: Target, draft: RequestDraft) -> Trace:
-    """Send one request and write down when its tokens come, or how it failed."""
+    """Send one request and record when its tokens come, or how it failed."""
     trace = Trace(sent_at=time.perf_counter())
     try:
         async for output in target.stream(draft):

@@ -77,7 +77,8 @@ class Load:
 
 @dataclass(frozen=True)
 class SchedulerCost:
-    """What an engine's loop took beside its steps: planning, building, telling, delivering."""
+    """What an engine's loop took besides its steps: planning, building, detokenising,
+    delivering."""
 
     ms_a_step: float
     share: float

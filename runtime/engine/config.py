@@ -25,14 +25,14 @@ class EngineConfig:
     """Requests that may wait."""
     prefix_cache: bool = True
     step_target_s: float = 0.17
-    """What a step should take at most while sequences wait for their next tokens; 0: anything."""
+    """Seconds that a step should take at most while sequences decode; 0: no limit."""
     drafts: DraftConfig | None = None
-    """What steps check beside the next tokens; None: nothing."""
+    """Speculative decoding; None: off."""
     num_threads: int | None = None
     kv_bytes: int | None = None
     """Bytes of KV pool; None: what the session chooses."""
     kv_host_bytes: int = 0
-    """Of the host's memory, for pages that the prefix cache evicts; 0: they are lost."""
+    """Host memory for pages that the prefix cache evicts; 0: evicted pages are lost."""
     dummy_weights: bool = False
     trust: Path | None = None
     """Public keys, of which one must have signed the engine; None: no signature is needed."""

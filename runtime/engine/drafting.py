@@ -18,9 +18,9 @@ from trtc.runtime.sampling.sampler import Int32s
 from trtc.runtime.scheduling.sequence import Sequence
 
 _LONGEST, _SHORTEST = 4, 2
-"""Tokens at the end that are looked for: of the longest that is found, the last place."""
+"""Lengths of the n-gram at the end that is searched for, longest first."""
 _MAX_HISTORY = 1 << 14
-"""Tokens that are searched, at the end: some ten microseconds."""
+"""Most recent tokens that are searched, in some ten microseconds."""
 _MAX_PAUSE = 5
 """A sequence whose last m drafts were all wrong gets none for 2**m tokens, m at most this."""
 MAX_TOKENS = 15
@@ -29,11 +29,11 @@ MAX_TOKENS = 15
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """What proposes drafts, and how many."""
+    """Speculative decoding: which drafter proposes tokens, and how many."""
 
     method: Literal["ngram"] = "ngram"
     num_tokens: int = 4
-    """Of a sequence in a step, at most."""
+    """Drafts of a sequence in a step, at most."""
 
 
 class Drafter(Protocol):
@@ -58,10 +58,10 @@ class NgramDrafter:
 
 
 def drafter_of(config: DraftConfig, executor: Executor) -> Drafter:
-    """What proposes drafts to an executor.
+    """The drafter that a config names, for an executor.
 
     Raises:
-        UnsupportedError: it checks none, or its cache cannot be rolled back.
+        UnsupportedError: the executor verifies no drafts, or its cache cannot be rolled back.
         RequestError: the number is out of range.
     """
     if not 1 <= config.num_tokens <= MAX_TOKENS:
@@ -84,8 +84,8 @@ def drafter_of(config: DraftConfig, executor: Executor) -> Drafter:
 
 
 def lookup(history: Int32s, most: int) -> list[int]:
-    """`most` tokens, or none: those behind the last earlier place of the tokens at the end. Where
-    that place is so near that they run into the end, they go round again."""
+    """The `most` tokens that followed the last earlier occurrence of the n-gram at the end, or
+    none. If they reach the end of the history, they repeat from where they began."""
     for length in range(min(_LONGEST, len(history) - 1), _SHORTEST - 1, -1):
         at = _last_place(history, length)
         if at is not None:
@@ -96,7 +96,7 @@ def lookup(history: Int32s, most: int) -> list[int]:
 
 
 def _last_place(history: Int32s, length: int) -> int | None:
-    """Where the last `length` tokens are found last, but for the end itself."""
+    """Where the last `length` tokens occurred last before the end; None: nowhere."""
     tokens, size = history.tobytes(), history.itemsize
     wanted, end = tokens[-length * size :], len(tokens) - size
     while (at := tokens.rfind(wanted, 0, end)) >= 0:

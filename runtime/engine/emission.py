@@ -1,4 +1,4 @@
-"""What a request's caller is told: tokens become text, stop strings end it, usage is counted."""
+"""From drawn tokens to a request's outputs: detokenising, stop strings, usage."""
 
 from collections.abc import Callable, Sequence
 
@@ -80,11 +80,11 @@ class LiveRequest:
         self.request = request
         self.submitted_at = submitted_at
         self.scheduled_at: float | None = None
-        """When a step took it in first; None: not yet."""
+        """When a step first admitted it; None: not yet."""
         self._request_id = request.request_id
         self.sink = sink
         self.place: Place | None = None
-        """In the queue, taken until a step admits the request; None: not submitted yet."""
+        """Its place in the queue, until a step admits it; None: not submitted yet."""
         self._texts = [SequenceText(request, tokenizer) for _ in range(request.n)]
         self._unfinished = dict.fromkeys(range(request.n))
         self._outputs: list[Output] = []
@@ -121,8 +121,8 @@ class LiveRequest:
         return reason is not None
 
     def add_prompt_logprobs(self, position: int, entries: Sequence[TokenLogprobs]) -> bool:
-        """Take those of the prompt's tokens from `position` on; whether any was not known already,
-        as all are that were told before a preemption."""
+        """Take those of the prompt's tokens from `position` on; whether any is new. After a
+        preemption they are computed again, and have been delivered already."""
         new = tuple(entries[max(0, self._next_scored - position) :])
         self._next_scored += len(new)
         if new:

@@ -1,11 +1,11 @@
-"""Keeps KV pages that the prefix cache evicts in memory of the host, as far as it was given any.
+"""Keeps KV pages that the prefix cache evicts in host memory, up to a number of bytes.
 
     evicted -> flush: begin to read -> a step is launched, and overwrites them
                                     -> the step is complete -> land: their bytes are in the arena
     has, take -> write: into fresh pages, before the next launch
 
-The least recently used page is dropped for a new one. A page that comes back to the pool stays here
-as well: when it is evicted again nothing is copied.
+The least recently used page is dropped for a new one. A page that is restored to the pool stays
+here as well: when it is evicted again, nothing is copied.
 """
 
 import mmap
@@ -23,9 +23,9 @@ from trtc.runtime.scheduling.cache_events import PageKey
 
 _FIELD = "--kv-host-bytes"
 _BATCH_BYTES = 16 << 20
-"""Of pages that are copied at once, beside the arena."""
+"""Bytes of pages in one copy, in memory besides the arena."""
 _MAX_READS = 4
-"""Batches that may be on their way; a device that has more to save is waited for."""
+"""Copies in flight at most; beyond, the device is waited for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class HostTier:
     """See the module (implements CacheListener and PageStore). One thread uses it."""
 
     def __init__(self, executor: Executor, num_bytes: int) -> None:
-        """Reserve memory; the system gives it as it is used.
+        """Reserve the memory; the system commits it as it is used.
 
         Raises:
             UnsupportedError: the executor moves no pages.
@@ -111,7 +111,7 @@ class HostTier:
     def cached(
         self, key: PageKey, parent: PageKey, token_ids: Sequence[int], group: int, page: int
     ) -> None:
-        """What is in the pool is not copied until it leaves it."""
+        """Nothing to do: a page is copied when it leaves the pool."""
 
     def evicted(self, key: PageKey, group: int, page: int) -> None:
         name = (key, group)
@@ -123,11 +123,11 @@ class HostTier:
     # What the pipeline of steps asks.
 
     def flush(self) -> None:
-        """Begin to copy what was evicted; before anything overwrites it."""
+        """Begin to copy evicted pages, before anything overwrites them."""
         self._save(self.num_slots)
 
     def land(self, number: int) -> None:
-        """Take in the first `number` reads: they are done, or are waited for.
+        """Complete the first `number` reads, waiting for them if need be.
 
         Raises:
             EnvironmentFault: the device failed.
@@ -151,7 +151,7 @@ class HostTier:
         return _Kept(self, wanted)
 
     def put_back(self, names: Sequence[tuple[PageKey, int]], pages: Sequence[int]) -> None:
-        """Write what was taken into pages, of which some may have been evicted just now."""
+        """Write kept pages into pages of the pool, some of which may have been evicted just now."""
         slots = [self._slots[name] for name in names]
         for name in reversed(names):
             self._slots.move_to_end(name)

@@ -4,7 +4,7 @@
     (any thread)     (lock)     └───────────────── the loop's thread ─────────────────────┘
 
 With an executor that runs ahead, the next step is launched before the last one's tokens are emitted
-(step_pipeline.py). Requests do not notice: one that ends in between is told nothing afterwards.
+(step_pipeline.py). Requests do not notice: after its end a request gets no output.
 
 Every request that `submit` takes ends exactly once: with an Output that carries its usage, or with
 one error.
@@ -56,11 +56,10 @@ from trtc.runtime.text.tokenizer import Tokenizer
 __all__ = ["Delivery", "EngineLoop", "LoopConfig", "LoopStats", "Sink"]
 
 _IDLE_CHECK_AFTER_S = 1.0
-"""Idle time after which the pool's integrity is checked, once, and the device again and again."""
+"""Idle seconds after which the pool's integrity is checked, once, and the device, periodically."""
 
 _MASK_WAIT_S = 0.05
-"""While every sequence waits for a mask: what passes at most before submissions and aborts are
-looked for."""
+"""Seconds between two looks for submissions and aborts while every sequence waits for a mask."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,15 +70,15 @@ class LoopConfig:
 
     eos_token_ids: tuple[int, ...] = ()
     defaults: SamplingDefaults = NO_DEFAULTS
-    """Of requests that do not say."""
+    """Sampling parameters of requests that leave them out."""
     max_queue: int = 1024
     """Requests that may wait; one more is refused with QueueFullError, and so is one more than a
     client's share."""
     prefix_cache: bool = True
     kv_host_bytes: int = 0
-    """Of the host's memory, for pages that the prefix cache evicts; 0: they are lost."""
+    """Host memory for pages that the prefix cache evicts; 0: evicted pages are lost."""
     drafts: DraftConfig | None = None
-    """What steps check beside the next tokens; None: nothing."""
+    """Speculative decoding; None: off."""
     step_target_s: float = 0.17
     """Seconds that a step should take at most while sequences wait for their next tokens: prompts
     are cut to fit. 0: they are not."""
@@ -105,23 +104,23 @@ class LoopStats(NamedTuple):
     """Tokens looked up in the prefix cache when sequences were admitted."""
     prefix_hit_tokens: int = 0
     host_pages_total: int = 0
-    """Of the tier in the host's memory; 0: there is none."""
+    """Pages that the host tier has room for; 0: there is no host tier."""
     host_pages_used: int = 0
     host_hit_tokens: int = 0
-    """Of prompts, for which pages came back from there; part of prefix_hit_tokens."""
+    """Prompt tokens whose pages came from the host tier; part of prefix_hit_tokens."""
     host_saved_bytes: int = 0
-    """Copied there."""
+    """Copied from the pool to the host tier."""
     host_restored_bytes: int = 0
-    """Copied back."""
+    """Copied from the host tier to the pool."""
     preemptions: int = 0
     steps: int = 0
     prompt_tokens: int = 0
     """Tokens prefilled, recomputed ones included."""
     generated_tokens: int = 0
     draft_tokens: int = 0
-    """Drafts that steps checked."""
+    """Drafts that steps verified."""
     accepted_draft_tokens: int = 0
-    """Those that were right."""
+    """Drafts that were accepted."""
     requests_admitted: int = 0
     """Taken by `submit`."""
     requests_finished: int = 0
@@ -131,7 +130,7 @@ class LoopStats(NamedTuple):
     step_seconds: float = 0.0
     """Time in which at least one step was in flight."""
     work_seconds: float = 0.0
-    """Time in which the loop had work: steps, and what it does itself between them."""
+    """Time in which the loop had work: steps, and its own work between them."""
 
 
 class EngineLoop:
@@ -140,7 +139,8 @@ class EngineLoop:
     def __init__(self, executor: Executor, tokenizer: Tokenizer | None, config: LoopConfig) -> None:
         """
         Raises:
-            RequestError, UnsupportedError, EnvironmentFault: no tier of `kv_host_bytes` can be.
+            RequestError, UnsupportedError, EnvironmentFault: a host tier of `kv_host_bytes` is not
+            possible.
             UnsupportedError, RequestError: of `config.drafts`, see `drafter_of`.
         """
         self._executor = executor
@@ -204,7 +204,7 @@ class EngineLoop:
             num_drafts=0 if config.drafts is None else config.drafts.num_tokens,
         )
         self._sequences: dict[int, list[RunningSequence]] = {}
-        """Of each live request that has left the order book."""
+        """Sequences of each live request that the loop's thread has taken over."""
         self._deadlines = Deadlines()
         self._num_finished = 0
         self._num_failed = 0
@@ -280,7 +280,7 @@ class EngineLoop:
 
     @property
     def failure(self) -> str:
-        """What ended the thread when nobody had stopped it; "": nothing."""
+        """The error that ended the thread; "": none did."""
         return self._failure
 
     def drain(self, timeout: float | None) -> bool:
@@ -338,7 +338,7 @@ class EngineLoop:
         self._fail_all(error)
 
     def _take_orders(self) -> bool:
-        """Wait for something to do, and take over submissions and aborts; False: stop."""
+        """Wait for work, and take over submissions and aborts; False: stop."""
         with self._changed:
             self._wait_for_work()
             aborted, self._aborted = self._aborted, []
@@ -351,7 +351,7 @@ class EngineLoop:
         return True
 
     def _wait_for_work(self) -> None:
-        """Sleep while there is nothing to do, but look after the pool once and after the device."""
+        """Sleep until there is work; meanwhile check the pool once and the device periodically."""
 
         def has_work() -> bool:
             orders = self._submitted or self._aborted or self._stopping
@@ -384,10 +384,10 @@ class EngineLoop:
             self._deadlines.add(number, request.deadline)
 
     def _advance(self) -> None:
-        """Launch all that can be, take in the oldest step, and tell what it drew.
+        """Launch what can be launched, complete the oldest step, and deliver its tokens.
 
-        Telling gives other threads work, which would keep the interpreter from a launch. So one
-        that returns at once, as with an executor that runs ahead, comes before it.
+        Delivery wakes threads that compete for the interpreter. So with an executor that runs
+        ahead, whose launches return at once, the next step is launched first.
         """
         self._launch_all()
         if not self._pipeline.num_in_flight:
@@ -480,7 +480,7 @@ class EngineLoop:
         self._end(live, error)
 
     def _end(self, live: LiveRequest, last: Delivery) -> None:
-        """A request's pages and its id are free, and it is counted, when it hears its last."""
+        """Free and count a request, and then make its last delivery."""
         with self._changed:
             self._num_delivering += 1
         self._forget(live)
@@ -590,7 +590,7 @@ def _with_seed(request: GenerationRequest) -> GenerationRequest:
 
 
 def _invalid(completed: CompletedStep) -> set[int]:
-    """Numbers of the requests of which a row's logits mean nothing."""
+    """Numbers of the requests with a row of invalid logits."""
     invalid = completed.tokens.invalid_rows
     drawn = {one.sequence.number for one in completed.drawn if one.row in invalid}
     return drawn | {

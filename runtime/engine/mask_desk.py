@@ -1,9 +1,9 @@
-"""Asks requests for the masks of their next tokens, on threads of its own.
+"""Computes the masks of requests' next tokens, on threads of its own.
 
     ask ──> TokenMasks.allowed, while the executor computes logits ──> collect ──> draw
 
-Who has not answered when the logits are there is waited for a moment, and then held: the sequence
-sits steps out until its mask has come. Where a cache cannot be rolled back, it is waited for.
+A mask that is not ready when the logits are is waited for briefly. Then its sequence is held: it
+skips steps until the mask is ready. Where the cache cannot be rolled back, the step waits.
 """
 
 import os
@@ -20,7 +20,7 @@ from trtc.runtime.sampling.masks import RowMasks, UInt32s, read_mask
 from trtc.runtime.scheduling.sequence import Sequence, Status
 
 _GRACE_S = 0.005
-"""What a whole step waits for masks: less than most steps take, and more than most masks do."""
+"""Seconds that a step waits for masks: less than most steps take, and more than most masks do."""
 _MAX_THREADS = 4
 """So that one slow answer does not keep others waiting."""
 
@@ -40,9 +40,9 @@ class Collected:
 
     masks: RowMasks | None
     late: list[Sequence]
-    """Their masks are to come."""
+    """Their masks are not ready."""
     failures: dict[Sequence, TrtcError]
-    """Why no mask will come."""
+    """Errors of masks that could not be computed."""
 
 
 class _Asked(NamedTuple):
@@ -56,24 +56,24 @@ class MaskDesk:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._threads: ThreadPoolExecutor | None = None
-        """None: nobody has asked for masks yet."""
+        """None: no masks have been requested yet."""
         self._asked: dict[Sequence, _Asked] = {}
 
     @property
     def is_waiting(self) -> bool:
-        """Whether an answer is awaited."""
+        """Whether masks have been requested that are not collected."""
         return bool(self._asked)
 
     def ask(self, rows: Iterable[MaskedRows]) -> None:
-        """Have the masks of sequences computed whose tokens are all known, for `collect`."""
+        """Request the masks of sequences whose tokens are all known; `collect` gives them."""
         for sequence, _, _ in rows:
             asked = self._asked.get(sequence)
             if asked is None or asked.num_output != sequence.num_output:
                 self._asked[sequence] = self._begin(sequence)
 
     def collect(self, rows: Iterable[MaskedRows], *, may_be_late: bool = True) -> Collected:
-        """The masks of a step that is to be drawn now; those of its sequences that have not ended
-        and were not asked for are."""
+        """The masks of a step that is drawn now, of those sequences that have not ended. Masks that
+        were not requested yet are."""
         running = [one for one in rows if one.sequence.lanes]
         self.ask(running)
         answers = [self._asked[one.sequence].answer for one in running]
@@ -98,7 +98,7 @@ class MaskDesk:
         return Collected(masks, late, failures)
 
     def release(self) -> None:
-        """Let sequences go on whose masks have come, and forget those that have ended."""
+        """Release held sequences whose masks are ready, and forget those that have ended."""
         for sequence, asked in list(self._asked.items()):
             if sequence.status is Status.FINISHED:
                 del self._asked[sequence]
@@ -106,11 +106,11 @@ class MaskDesk:
                 sequence.is_held = False
 
     def wait(self, seconds: float) -> None:
-        """Wait until some answer has come, or so long."""
+        """Wait until a mask is ready, or for so many seconds."""
         wait([one.answer for one in self._asked.values()], seconds, FIRST_COMPLETED)
 
     def close(self) -> None:
-        """Nobody wants an answer any more."""
+        """Drop all requests for masks."""
         self._asked.clear()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)

@@ -14,7 +14,7 @@ With an executor that runs ahead, the next step is planned, built and launched w
 way, so that the device need not wait for the host:
 
     device    step 1          | step 2          | step 3          |
-    host      launch 2 | wait | launch 3, tell 1 | wait | launch 4, tell 2 | ...
+    host      launch 2 | wait | launch 3, emit 1 | wait | launch 4, emit 2 | ...
 """
 
 import time
@@ -47,11 +47,11 @@ class CompletedStep:
     scored: list[Scored]
     tokens: SampledTokens
     num_tokens: int
-    """That it computed."""
+    """Tokens that it computed."""
     num_sequences: int
-    """That had one or more of them."""
+    """Sequences that had tokens in it."""
     seconds: float
-    """In which it was in flight and no earlier one was."""
+    """Time in which it was the oldest step in flight."""
     failures: Mapping[Sequence, TrtcError]
     """Sequences that cannot go on, because their masks failed."""
 
@@ -63,7 +63,7 @@ class _StepInFlight:
     launched_at: float
     """time.perf_counter()"""
     num_reads: int
-    """Of the tier, begun before it: they are done when it is."""
+    """Reads of the host tier that began before it: they are complete when it is."""
     pending: PendingStep | None = None
     """None: it is not drawn yet."""
     undrawn: UndrawnStep | None = None
@@ -88,7 +88,7 @@ class StepPipeline:
     ) -> None:
         """
         Args:
-            tier: keeps what the state's prefix cache evicts.
+            tier: keeps pages that the state's prefix cache evicts.
             drafter: proposes drafts, `num_drafts` a sequence at most; None: there are none.
         """
         self._drafter = drafter
@@ -168,8 +168,8 @@ class StepPipeline:
         step.pending = step.undrawn.draw(sampling)
 
     def propose_drafts(self) -> None:
-        """Before a step is planned: what sequences may draw next, if somebody proposes that. Of one
-        whose last token is pending, the first that is proposed stands for that."""
+        """Before a step is planned, propose drafts for running sequences, if there is a drafter. If
+        the last token of a sequence is pending, the first draft stands for that token."""
         if self._drafter is None:
             return
         room = self._state.max_draft_rows - len(self._state.running)
@@ -184,12 +184,12 @@ class StepPipeline:
         self._state.has_drafts = True
 
     def release_held(self) -> None:
-        """Before a step is planned: let sequences go on whose masks have come."""
+        """Before a step is planned, release held sequences whose masks are ready."""
         if self._masks.is_waiting:
             self._masks.release()
 
     def await_masks(self, seconds: float) -> bool:
-        """Wait so long for late masks, when nothing is in flight; whether there are any."""
+        """With nothing in flight, wait for late masks; whether there are any."""
         if not self._masks.is_waiting:
             return False
         self._masks.wait(seconds)
@@ -233,7 +233,7 @@ class StepPipeline:
         )
 
     def drain(self) -> None:
-        """Wait for all steps in flight; nobody wants what they draw.
+        """Wait for all steps in flight, and drop their tokens.
 
         Raises:
             EnvironmentFault: the device failed.

@@ -1,9 +1,9 @@
-"""The executor contract: the one thing of a device that the rest of the runtime knows.
+"""The executor contract: all that the rest of the runtime knows of a device.
 
     plan -> StepBatch -> launch -> PendingStep.wait -> SampledTokens -> apply
 
-What rows may draw can depend on tokens, or on masks, that come after the launch. Then the step is
-launched without its samples, if the executor draws late:
+What a row may draw can depend on tokens or masks that are known only after the launch. An executor
+that draws late launches such a step without sampling:
 
     plan -> StepBatch -> launch_forward -> UndrawnStep.draw(masks, ...) -> PendingStep.wait -> ...
 
@@ -80,7 +80,7 @@ class PendingStep(Protocol):
 
 
 class PageRead(Protocol):
-    """Pages on their way to the host."""
+    """A copy of pages to the host under way."""
 
     def wait(self) -> Bytes:
         """[number of pages, page_bytes of the layout] of each page its row of every region, one
@@ -103,7 +103,7 @@ class Landed:
 
 
 class UndrawnStep(Protocol):
-    """A step under way that computes logits, and of which nothing is drawn yet."""
+    """A step under way that computes logits, and is not sampled yet."""
 
     def draw(self, sampling: SamplingBatch) -> PendingStep:
         """Draw a token for each of its logit rows. Once, and after the steps before it have been
@@ -112,7 +112,8 @@ class UndrawnStep(Protocol):
 
 
 class LateDraws(Protocol):
-    """What an executor adds that draws late. Its draws honour `SamplingBatch.masks`."""
+    """The methods that an executor that draws late has in addition. Its draws honour
+    `SamplingBatch.masks`."""
 
     def launch_forward(self, batch: StepBatch) -> UndrawnStep:
         """Start a step up to its logits. It is drawn before the next one is launched."""
@@ -147,7 +148,8 @@ class Executor(Protocol):
 
     @property
     def late_draws(self) -> LateDraws | None:
-        """The same executor, if it draws late. None: it does not, and takes no masks either."""
+        """This executor, if it can sample a step after its launch. None: it cannot, and takes no
+        masks."""
         ...
 
     @property
@@ -165,7 +167,7 @@ class Executor(Protocol):
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         """Start a step and sample one token for each of `batch.logit_rows`.
 
-        A device returns at once and works on; an executor on the host may compute here. One that
+        A device returns at once; an executor on the host may compute here. One that
         runs ahead takes pending tokens as `batch.token_sources` says; a row whose logits were
         invalid must have drawn some token of the vocabulary for that.
         """
@@ -184,14 +186,15 @@ class Executor(Protocol):
 
     @property
     def moves_pages(self) -> bool:
-        """Whether pages can be read and written: not where several devices have a part of each."""
+        """Whether `read_pages` and `write_pages` work: not where each page is spread over
+        devices."""
         ...
 
     def read_pages(self, pages: Sequence[int]) -> PageRead:
-        """Begin to copy whole pages to the host, whatever groups have them.
+        """Begin to copy whole pages, of any group, to the host.
 
-        A device copies them in its order and lets the host go on. The bytes mean something to an
-        executor of the same engine alone.
+        A device copies asynchronously, in stream order. Only an executor of the same engine can use
+        the bytes.
 
         Raises:
             UnsupportedError: this executor moves none.
@@ -210,7 +213,7 @@ class Executor(Protocol):
         ...
 
     def check(self) -> None:
-        """Asked now and then while there is nothing to do.
+        """Called periodically while idle.
 
         Raises:
             EnvironmentFault: the device has failed meanwhile.

@@ -1,1 +1,1 @@
-"""What a caller may ask for and is told, checked in one place."""
+"""Requests and their results: types, defaults, and every check of a field."""

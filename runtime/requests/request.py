@@ -1,4 +1,4 @@
-"""The nouns of the runtime: what a caller asks for, and what it is told."""
+"""The data types of the runtime: requests and their outputs."""
 
 import enum
 from collections.abc import Sequence

@@ -38,7 +38,7 @@ COLUMN_DTYPES: Mapping[str, Any] = {
 """Of protos/step.py's names."""
 
 NO_LOGPROBS = -1
-"""In `SamplingBatch.num_logprobs`: the row asked for none."""
+"""In `SamplingBatch.num_logprobs`: the row requests none."""
 
 NO_DRAFT = -1
 """In `SamplingBatch.drafts`: the row's token is not known beforehand."""
@@ -186,7 +186,7 @@ class SamplingBatch:
 
 @dataclass(frozen=True, eq=False)
 class Logprobs:
-    """Log-probabilities of the Q rows that asked for them, in nats."""
+    """Log-probabilities of the Q rows that request them, in nats."""
 
     rows: Int32s
     """[Q] ascending."""
@@ -197,7 +197,7 @@ class Logprobs:
     top: Float32s
     """[Q, L]"""
     num_top: Int32s
-    """[Q] how many the row asked for."""
+    """[Q] how many the row requests."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +207,7 @@ class SampledTokens:
     token_ids: Int32s
     """[R]"""
     logprobs: Logprobs | None = None
-    """None when no row asked."""
+    """None when no row requests any."""
     invalid_rows: tuple[int, ...] = ()
     """Rows whose logits hold NaN or have no finite maximum, among the tokens that they may draw;
     their token ids mean nothing."""

@@ -1,4 +1,4 @@
-"""What is told of the prefix cache: which pages can be found in it, and which no longer.
+"""Events of the prefix cache: which pages were cached, and which were evicted.
 
 A page's key is the last link of a chain of keyed hashes over its namespace and all tokens up to its
 own last one. So equal keys mean equal keys and values of one namespace, a key tells nothing of salt
@@ -19,8 +19,7 @@ _KEY_BYTES = 32
 
 
 class CacheListener(Protocol):
-    """Hears of every page in the order in which it happens. It runs in the scheduler's thread, and
-    changes nothing of the cache."""
+    """Called for every event, in order, in the scheduler's thread. It must not change the cache."""
 
     def cached(
         self, key: PageKey, parent: PageKey, token_ids: Sequence[int], group: int, page: int
@@ -33,12 +32,12 @@ class CacheListener(Protocol):
         ...
 
     def evicted(self, key: PageKey, group: int, page: int) -> None:
-        """It can't any more. The page keeps its bytes until something else is launched."""
+        """The page was evicted. It keeps its bytes until the next launch."""
         ...
 
 
 class CacheEvents:
-    """Makes the keys and tells all listeners."""
+    """Makes the keys and calls all listeners."""
 
     def __init__(self, secret: bytes, listeners: Sequence[CacheListener]) -> None:
         """

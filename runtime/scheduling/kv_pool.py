@@ -1,4 +1,4 @@
-"""The pages of the KV pool: who holds how many references to which. No bytes live here."""
+"""Reference counts of the KV pool's pages. Their bytes belong to the executor."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ class PageCopy(NamedTuple):
 
 
 LET_GO = 0
-"""In a page table, where the sequence holds no page any more: some page, which nothing reads."""
+"""In a page table, in place of a page that the sequence has released: nothing reads it."""
 
 
 class KvPool:
@@ -47,10 +47,11 @@ class KvPool:
         return sum(held_pages(num_tokens, self.page_size, window) for window in self.windows)
 
     def num_outside(self, window: int | None, num_tokens: int) -> int:
-        """Pages that no token after the first `num_tokens` - 1 looks back to, but for the last of
-        them: where windows are short, a sequence's node in the prefix tree lives by that one.
+        """Leading pages that a sequence of `num_tokens` tokens may release, because no later token
+        reads them. The last page before the window is kept: where windows are short, it keeps the
+        sequence's node in the prefix tree alive.
 
-        Of states, those before the last full page's, by which the node lives too.
+        Of states, all before the last full page may be released.
         """
         if window is None:
             return 0

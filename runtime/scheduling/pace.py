@@ -1,13 +1,13 @@
-"""How many prompt tokens go beside decodes, so that nobody waits long for a next token."""
+"""How many prompt tokens a step with decodes may have, so that decodes do not wait long."""
 
 from dataclasses import replace
 
 from trtc.runtime.scheduling.scheduler import StepLimits
 
 _LEAST_TOKENS = 32
-"""Of a step that says something about the speed of prompts, and of one that is allowed."""
+"""The least tokens of a step whose time is learnt from, and the least bound that is set."""
 _LEAST_MEAN = 4
-"""Tokens a sequence of such a step: one that mostly decodes tells of memory, not of arithmetic."""
+"""Tokens a sequence of such a step: decodes measure memory bandwidth, not arithmetic."""
 _WEIGHT = 0.25
 """Of the last step in the mean speed."""
 
@@ -20,8 +20,8 @@ class Pace:
 
         Args:
             limits: of any step.
-            target_s: what a step with decodes should take at most, if its prompts can help it; 0:
-                prompts are not cut.
+            target_s: seconds that a step with decodes should take at most; prompts are cut to fit.
+                0: they are not cut.
         """
         self._limits = limits
         self._target_s = target_s

@@ -10,15 +10,15 @@ Each namespace has a tree of its own, so that nobody finds what another left; th
 of eviction are common. A root without children is dropped: a namespace without pages costs nothing.
 
 Whoever holds a node's page of a group that keeps every token (`full`) holds those of all its
-ancestors, and lets go of the deepest first. So these pages become idle leaf first, the order of
+ancestors, and releases the deepest first. So these pages become idle leaf first, the order of
 `_idle` is that of least recent use, and the first of them is always a leaf's: eviction takes from
 the front, and what else the leaf has goes with it.
 
 Pages of a window become idle one by one as the window leaves them. Evicted alone, they leave a gap
 (NO_PAGE). A prefix is a hit if every full group has all its pages, every window those that the
 next token looks back to, and a state group the snapshot at the prefix's end. A snapshot becomes
-idle when its sequence has gone on by a page. Most of them are spare: they serve hits as long as
-nobody wants their pages, and go before anything else does.
+idle when its sequence has gone on by a page. Most of them are spare: they serve hits, and are
+evicted before anything else.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -68,7 +68,7 @@ class PrefixCache:
     ) -> None:
         """
         Args:
-            events: who is told of it; None: nobody.
+            events: gets every change of the cache; None: there are no listeners.
         """
         self.pool = pool
         self._events = events
@@ -242,10 +242,10 @@ class PrefixCache:
         return self.pool.allocate(number)
 
     def release(self, pages: Sequence[int], *, spare: bool = False) -> None:
-        """A sequence lets go of pages of a group, given in its order; cached ones stay, idle.
+        """Release a sequence's pages of a group, given in its order; cached ones stay, idle.
 
         Args:
-            spare: they go first when others are wanted. Never of a group that keeps every token.
+            spare: evict them before all others. Never pages of a group that keeps every token.
         """
         idle = self._spare if spare else self._idle
         for page in reversed(pages):

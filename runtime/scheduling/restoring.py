@@ -1,4 +1,4 @@
-"""Brings pages back into the pool that a store beside it has kept when they were evicted.
+"""Restores evicted pages from a store, such as the host tier, before a step is planned.
 
     plan -> admissions -> restore what the store has of their prompts -> plan again
 
@@ -66,7 +66,8 @@ class PrefixRestorer:
         """That admissions found thanks to the store."""
 
     def restore(self, admissions: Items[Admission]) -> bool:
-        """Whether pages came back, so that there is a better plan than the one of `admissions`."""
+        """Restore pages for these admissions; whether there were any, and the step is to be planned
+        again."""
         if all(len(self._path(one.sequence)) <= len(one.matched) for one in admissions):
             return False
         # What the plan counts on is not evicted for what comes back.

@@ -19,7 +19,7 @@ so it always advances; ranks are given at the first admission and never change. 
 Nobody overtakes the first of the queue within a step, and whoever waits becomes that in bounded
 time. Hence no starvation.
 
-While a step is in flight the next one is planned ahead: running sequences go on with tokens that
+While a step is in flight the next one is planned ahead: running sequences continue with tokens that
 the host does not know. A sequence that must wait for its own, once, sits the step out alone
 (`SchedulerState.sits_out`); so does one whose mask is late, until it comes. Three things are left
 until the host knows the tokens, and then nothing at all is planned:
@@ -41,8 +41,8 @@ from trtc.runtime.scheduling.sequence import Sequence
 from trtc.runtime.scheduling.step_plan import Admission, Chunk, StepPlan
 
 SHARE_S = 1.0
-"""Seconds that a client with nothing running waits before another makes way, and between two that
-make way: what is computed again costs at most one sequence in that time, whoever asks."""
+"""Seconds that a client with nothing running waits before another's sequence is preempted for it,
+and between two such preemptions: at most one sequence is recomputed in that time."""
 
 
 @dataclass(frozen=True)

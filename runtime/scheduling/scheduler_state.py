@@ -4,9 +4,10 @@
 
 `apply` counts a step's tokens as computed and its samples as pending; `commit` takes in what it
 drew. Steps are committed in the order in which they were applied, and one more may be applied in
-between. A sequence in flight is taken to go on. If its sample is known not to count (`hold`), it is
+between. A sequence in flight is assumed to continue. If its sample is known not to count (`hold`),
+it is
 taken back before the next step is planned. If it ends meanwhile (by its token, a stop string,
-an abort or a deadline) it lets go of its lanes and pages at once, although a step in flight still
+an abort or a deadline) it releases its lanes and pages at once, although a step in flight still
 reads and writes those pages, and `commit` drops what that step draws for it. This is safe:
 
 - Copies and steps take effect in the order of `apply`. Whoever is given a page later writes it
@@ -152,7 +153,7 @@ class SchedulerState:
         self.waiting.tick(now)
 
     def take_changes(self) -> Changes:
-        """What happened since the last call."""
+        """The changes since the last call."""
         changes, self._changes = self._changes, Changes()
         return changes
 
@@ -224,7 +225,7 @@ class SchedulerState:
         return sum(max(0, needed - len(pages)) for pages in sequence.pages)
 
     def num_computed_after(self, sequence: Sequence, matched: Items[Node]) -> int:
-        """Tokens that need no computing. The last one does: its logits are wanted."""
+        """Tokens that the matched pages save. The last token is always computed, for its logits."""
         hit = len(matched) * self.cache.pool.page_size
         return hit - self._is_full_hit(sequence, matched)
 
@@ -234,7 +235,7 @@ class SchedulerState:
     # Before the step.
 
     def apply(self, plan: StepPlan) -> None:
-        """Make the plan's pages ready, and take its tokens for computed: it is launched now."""
+        """Allocate the plan's pages and count its tokens as computed: it is launched now."""
         assert not (plan.preempted and self.num_in_flight)
         for sequence in plan.preempted:
             self._preempt(sequence)
@@ -341,9 +342,9 @@ class SchedulerState:
         self.counters.prefix_hit_tokens += sequence.num_computed
 
     def hold(self, sequence: Sequence) -> None:
-        """Take back a running sequence's token in flight, which will not count: its mask is late.
+        """Discard a running sequence's token in flight, because its mask is late.
 
-        It computes its last known token again, when it is held no more. Until then it sits out.
+        The sequence skips steps until it is released, and then computes its last known token again.
         """
         assert self.can_roll_back
         sequence.num_pending -= 1
@@ -370,7 +371,7 @@ class SchedulerState:
 
         Returns:
             One entry a sample that counts, in order, without the rows of sequences that have ended
-            since the step was planned. Sequences that finished have let go of their pages.
+            since the step was planned. Sequences that finished have released their pages.
         """
         self.num_in_flight -= 1
         drawn: list[Drawn] = []
@@ -479,7 +480,7 @@ class SchedulerState:
         sequence.num_cached_pages = num_full
 
     def _slide(self, sequence: Sequence, num_computed: int) -> None:
-        """Let go of pages that no window of a later token reaches. They stay cached while there is
+        """Release pages that no later token's window reaches. They stay cached while there is
         room."""
         for group, window in enumerate(self._windows):
             first = sequence.num_let_go[group]

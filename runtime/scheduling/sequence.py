@@ -82,7 +82,7 @@ class Sequence:
         eos = frozenset() if request.ignore_eos else eos_token_ids
         self.stop_ids = eos.union(request.stop_token_ids)
         self.reads_output = request.sampling.has_penalty or request.masks is not None
-        """Whether what it may draw depends on the tokens before, which the host counts."""
+        """Whether its draws depend on its own output: penalties, masks."""
         self.scores_prompt = request.prompt_logprobs is not None
         """Whether each token of the prompt needs logits, until the last one is computed."""
         self.num_samples = request.n
@@ -90,7 +90,7 @@ class Sequence:
         self.num_computed = 0
         self.num_pending = 0
         self.drafts: Items[int] = ()
-        """What may follow its last token, for the next step to check."""
+        """Tokens that may follow its last one, for the next step to verify."""
         self.num_drafted = 0
         """Drafts that the step in flight checks: pending like the token that it draws anyway."""
         self.drafted_at = 0
@@ -98,7 +98,7 @@ class Sequence:
         self.num_missed_drafts = 0
         """Steps, up to the last with drafts, of which no draft was right."""
         self.is_held = False
-        """Whether it sits out steps, until its mask has come."""
+        """Whether it skips steps until its mask is ready."""
         self.pages: list[list[int]] = []
         """Of each group, as the page table has them; []: not running."""
         self.num_let_go: list[int] = []
