@@ -91,7 +91,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._close_within(HEAD_S)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
+        self._head_bytes += len(name) + len(value) + 4  # and `: `, and the end of the line
         if self._head_bytes + len(self.url) > MAX_HEAD_BYTES:
             raise ValueError("the head is too large")  # which is answered with 400
         super().on_header(name, value)

@@ -9,6 +9,7 @@ from trtc.runtime.frontends.http.openai.fields import ChatFields, CommonFields, 
 from trtc.runtime.frontends.http.openai.params import CHAT, named
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.prompts import Prompt, read_prompts
+from trtc.runtime.text.chat import MAX_MESSAGE_ITEMS
 from trtc.runtime.text.chat_options import chat_of
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
@@ -16,8 +17,6 @@ DEFAULT_COMPLETION_TOKENS = 16
 """New tokens of a completion that does not say, in OpenAI's API."""
 MAX_PROMPTS = 256
 """Of one completion."""
-MAX_PARTS = 1 << 14
-"""Parts of the contents of one conversation."""
 
 _RENAMED = {"include_stop_str_in_output": "include_stop"}
 _AS_THEY_ARE = ("ignore_eos", "min_tokens", "n", "cache_salt", "include_stop_str_in_output")
@@ -33,13 +32,6 @@ def chat_draft(fields: ChatFields, request_id: str) -> RequestDraft:
         raise InvalidRequestError("is missing", field="messages", remedy="Give a list of messages")
     _check_common(fields)
     messages = [_message(one, at) for at, one in enumerate(fields.messages)]
-    num_parts = sum(len(one["content"]) for one in messages if isinstance(one["content"], list))
-    if num_parts > MAX_PARTS:
-        raise InvalidRequestError(
-            f"has {num_parts} parts in its contents",
-            field="messages",
-            remedy=f"Give at most {MAX_PARTS}",
-        )
     template: dict[str, Any] = {
         "chat_template_kwargs": fields.chat_template_kwargs,
         "documents": fields.documents,
@@ -187,7 +179,16 @@ def _message(message: Mapping[str, Any], at: int) -> dict[str, Any]:
         raise InvalidRequestError(
             "is missing", field=f"messages[{at}].content", remedy="Give a text or parts"
         )
+    for name in ("content", "tool_calls"):
+        _check_items(given.get(name), f"messages[{at}].{name}")
     if "reasoning" in given:
         given.setdefault("reasoning_content", given["reasoning"])
         del given["reasoning"]
     return {**given, "content": given.get("content", "")}
+
+
+def _check_items(value: Any, field: str) -> None:
+    if isinstance(value, list) and len(value) > MAX_MESSAGE_ITEMS:
+        raise InvalidRequestError(
+            f"has {len(value)} items", field=field, remedy=f"Give at most {MAX_MESSAGE_ITEMS}"
+        )

@@ -42,6 +42,7 @@ def read(body: bytes, kind: type[FieldsT]) -> Given[FieldsT]:
         InvalidRequestError: it is no JSON object, a field has another type, or is not supported.
     """
     try:
+        body.decode()  # what is not read is not decoded, nor checked, below
         names = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         fields = msgspec.json.decode(body, type=kind)
         refused = {name: msgspec.json.decode(names[name]) for name in REFUSED & names.keys()}
