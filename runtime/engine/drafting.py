@@ -72,7 +72,7 @@ def drafter_of(config: DraftConfig, executor: Executor) -> Drafter:
         raise UnsupportedError(
             "this engine checks no drafts",
             field="draft",
-            remedy="Leave it out, or use an engine built for a CPU or for CUDA",
+            remedy="Leave it out, or build the engine with a larger --max-batch-size",
         )
     if 0 in executor.kv.windows:
         raise UnsupportedError(

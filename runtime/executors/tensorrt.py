@@ -17,6 +17,7 @@ from trtc.protos.stages import Stages
 from trtc.runtime.device.base import DriverDevice
 from trtc.runtime.executors.base import (
     Bytes,
+    DraftRows,
     ExecutorSizes,
     Float32s,
     Landed,
@@ -33,6 +34,8 @@ from trtc.runtime.executors.tensorrt_plan import LoadedPlan
 from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch, sample
 
 LoadedStage = LoadedPlan | LoadedLaunch
+_MOST_DRAFT_ROWS = 64
+"""More cost more time than drafts save."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +112,10 @@ class TensorRtExecutor(ExecutorSizes):
         return False
 
     @property
-    def draft_rows(self) -> None:
-        return None
+    def draft_rows(self) -> DraftRows | None:
+        """Plans take no more rows than sequences."""
+        most = min(self._limits.max_batch_size, _MOST_DRAFT_ROWS)
+        return DraftRows(most, as_sequences=True) if most > 1 else None
 
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         return self.launch_forward(batch).draw(sampling)

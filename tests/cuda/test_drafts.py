@@ -1,7 +1,6 @@
 """Drafts on a CUDA engine: rows of their own in the kernels for decodes, and the same answers."""
 
 import functools
-import random
 from collections.abc import Sequence as Items
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 
 from tests.cuda.test_engine import FAMILIES
 from tests.support.cuda_engines import in_interpreter, lower_dummy
+from tests.support.drafts import Replaying
 from tests.support.loops import Loop
 from tests.support.models import random_prompt
 from tests.support.triton_kernels import needs_triton
@@ -21,10 +21,9 @@ from trtc.runtime.executors.base import PendingStep, StepBatch
 from trtc.runtime.executors.cuda.executor import CudaExecutor
 from trtc.runtime.requests.completion import Completion
 from trtc.runtime.requests.request import GenerationRequest
-from trtc.runtime.sampling.sampler import Int32s, SamplingBatch
+from trtc.runtime.sampling.sampler import SamplingBatch
 from trtc.runtime.scheduling.pace import Pace
 from trtc.runtime.scheduling.scheduler import StepLimits
-from trtc.runtime.scheduling.sequence import Sequence
 
 needs_triton()
 
@@ -43,28 +42,12 @@ REQUESTS = tuple(
 """The last prompt is computed in several steps, of which some check drafts as well."""
 
 
-class Replaying:
-    """Drafts what was answered before, right up to a random place (implements Drafter)."""
-
-    def __init__(self, answers: Items[Completion], vocab_size: int) -> None:
-        self._answers = answers
-        self._vocab_size = vocab_size
-        self._rng = random.Random(0)
-
-    def propose(self, sequence: Sequence, history: Int32s, most: int) -> Items[int]:
-        answer = self._answers[sequence.number].token_ids
-        drafts = list(answer[sequence.num_output : sequence.num_output + most])
-        right = self._rng.randint(0, len(drafts))
-        wrong = [(token + 1) % self._vocab_size for token in drafts[right:]]
-        return drafts[:right] + wrong
-
-
 def answers(executor: CudaExecutor, before: Items[Completion] = ()) -> tuple[list[Completion], Any]:
     """What the requests are told, and the loop's counters; with drafts if answers are known."""
     loop = Loop(executor, None, LoopConfig(drafts=DraftConfig() if before else None))
     loop._pace = Pace(StepLimits(16), target_s=0)
     if before:
-        loop._pipeline._drafter = Replaying(before, executor.vocab_size)
+        loop._pipeline._drafter = Replaying([one.token_ids for one in before], executor.vocab_size)
     inboxes = [loop.send(request) for request in REQUESTS]
     loop.start()
     told = [inbox.result().completions[0] for inbox in inboxes]

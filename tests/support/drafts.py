@@ -1,4 +1,4 @@
-"""A drafter that knows what sequences will draw, and says so as often as not."""
+"""Drafters that know what sequences will draw, and say so as often as not."""
 
 import random
 from collections.abc import Sequence as Items
@@ -30,3 +30,20 @@ class Guesser:
             token if at < right else (token + 1) % self._options.vocab_size
             for at, token in enumerate(drafts)
         ]
+
+
+class Replaying:
+    """Drafts what a loop's requests were answered before, by their numbers, right up to a random
+    place (implements Drafter)."""
+
+    def __init__(self, answers: Items[Items[int]], vocab_size: int) -> None:
+        self._answers = answers
+        self._vocab_size = vocab_size
+        self._rng = random.Random(0)
+
+    def propose(self, sequence: Sequence, history: Int32s, most: int) -> Items[int]:
+        answer = self._answers[sequence.number]
+        drafts = list(answer[sequence.num_output : sequence.num_output + most])
+        right = self._rng.randint(0, len(drafts))
+        wrong = [(token + 1) % self._vocab_size for token in drafts[right:]]
+        return drafts[:right] + wrong

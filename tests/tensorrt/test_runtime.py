@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.drafts import Replaying
 from tests.support.engines import build_tiny, engine_stepper
 from tests.support.fake_gpu import FakeGpu
 from tests.support.masks import SomeTokens
@@ -25,6 +26,7 @@ from tests.support.triton_kernels import needs_triton
 from trtc.builder.evaluator import Evaluator
 from trtc.protos.errors import InvariantError
 from trtc.protos.stages import read_stages
+from trtc.runtime.engine.drafting import DraftConfig
 from trtc.runtime.engine.loop import LoopConfig, LoopStats
 from trtc.runtime.engine.probe import greedy, sequence_logits, solo_batch
 from trtc.runtime.engine.session import Session, open_session
@@ -110,6 +112,22 @@ def test_batching_prefixes_and_preemption_give_the_tokens_of_the_cpu(
     assert tokens == expected
     assert stats.prefix_hit_tokens >= 16
     assert gpu.closed
+
+
+def test_drafts_change_no_token(
+    opened: tuple[Session, FakeGpu], expected: list[tuple[int, ...]]
+) -> None:
+    session, _ = opened
+    config = LoopConfig(drafts=DraftConfig())
+    with LocalEngine(with_small_steps(session, 20), config) as engine:
+        engine._loop._pipeline._drafter = Replaying(expected, session.executor.vocab_size)
+        running = [
+            engine.generate(prompt, max_tokens=n, temperature=0.0, ignore_eos=True)
+            for prompt, n in REQUESTS
+        ]
+        assert [one.result().token_ids for one in running] == expected
+        stats = engine.stats()
+    assert stats.draft_tokens > stats.accepted_draft_tokens > 10
 
 
 @pytest.mark.parametrize("kind", ["rtx", "compiled"])
