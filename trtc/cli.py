@@ -1,6 +1,5 @@
 """The `trtc` command: a literal table of subcommands, each imported only when it is called."""
 
-import difflib
 import importlib
 import importlib.util
 import os
@@ -83,6 +82,8 @@ class LazyGroup(click.Group):
         """As click's, but an unknown name gets the nearest known one."""
         name = args[0]
         if self.get_command(ctx, name) is None and not ctx.resilient_parsing:
+            import difflib  # where nothing is wrong, start-up does without
+
             near = difflib.get_close_matches(name, SUBCOMMANDS, n=1)
             remedy = f"Did you mean {near[0]!r}?" if near else "`trtc --help` lists the commands"
             raise RequestError("there is no such command", field=name, remedy=remedy)

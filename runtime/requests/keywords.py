@@ -4,7 +4,6 @@ Methods that share many options take `**options: Unpack[SomeTypedDict]`, which t
 `takes` shows the same to `help`, `inspect.signature` and notebooks.
 """
 
-import difflib
 import functools
 import inspect
 import textwrap
@@ -83,6 +82,8 @@ def _indented(lines: Iterable[str]) -> str:
 
 
 def _unexpected(function: str, name: str, known: Iterable[str]) -> str:
+    import difflib  # where nothing is wrong, start-up does without
+
     nearest = difflib.get_close_matches(name, known, n=1)
     hint = f". Did you mean {nearest[0]!r}?" if nearest else ""
     return f"{function}() got an unexpected keyword argument {name!r}{hint}"

@@ -1,11 +1,14 @@
 """A model's chat template, and the special tokens that it may name."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtc.protos.errors import InvalidRequestError
-from trtc.runtime.text.chat_workers import ChatWorkers, RenderLimits
+
+if TYPE_CHECKING:
+    from trtc.runtime.text.chat_workers import ChatWorkers, RenderLimits
 
 ONLY_MESSAGES: Mapping[str, Any] = MappingProxyType(
     {"tools": None, "documents": None, "add_generation_prompt": True}
@@ -23,10 +26,14 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, source: str, special_tokens: Mapping[str, str], limits: RenderLimits | None = None
+        self, source: str, special_tokens: Mapping[str, str], limits: "RenderLimits | None" = None
     ) -> None:
         self.source = source
-        self._workers = ChatWorkers(source, special_tokens, limits)
+        self._special_tokens = special_tokens
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._opened: ChatWorkers | None = None
+        self._closed = False
 
     @property
     def is_invalid(self) -> bool:
@@ -35,7 +42,10 @@ class ChatTemplate:
 
     def close(self) -> None:
         """End its processes, also those that are rendering. Idempotent."""
-        self._workers.close()
+        with self._lock:
+            self._closed = True
+            if self._opened is not None:
+                self._opened.close()
 
     def compile(self) -> None:
         """Find out whether the template is valid; `render` does so by itself.
@@ -68,6 +78,18 @@ class ChatTemplate:
             return self._workers.render(messages, variables)
         marked = _with_mark(messages)
         return _before_mark(self._workers.render(marked, variables))
+
+    @property
+    def _workers(self) -> "ChatWorkers":
+        with self._lock:
+            if self._opened is None:
+                # Imports subprocess and socket, which a completion without a chat does without.
+                from trtc.runtime.text.chat_workers import ChatWorkers
+
+                self._opened = ChatWorkers(self.source, self._special_tokens, self._limits)
+                if self._closed:
+                    self._opened.close()
+            return self._opened
 
 
 def _with_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -129,3 +129,17 @@ def test_build_hands_every_argument_on(monkeypatch: pytest.MonkeyPatch) -> None:
     trtc.build(**given)
     paths = {name: Path(given[name]) for name in ("output", "calib", "eval_text")}
     assert requests == [BuildRequest(**{**given, **paths, "keep": ("keep!",)})]
+
+
+def test_a_completion_starts_without_what_only_chats_and_mistakes_need():
+    code = (
+        "import sys; from pathlib import Path; import trtc.cli, trtc.commands.generate\n"
+        "from trtc.runtime.text.tokenizer import load_template\n"
+        "assert load_template(Path('examples/models/pyllama')) is not None\n"
+        "print(*({'subprocess', 'socket', 'difflib', 'asyncio', 'jinja2'} & set(sys.modules)))"
+    )
+    root = Path(trtc.__file__).parents[1]
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == ""
