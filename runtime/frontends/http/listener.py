@@ -37,6 +37,7 @@ class BoundedListener(socket.socket):
 
     def accept(self) -> tuple[socket.socket, Any]:
         plain, address = super().accept()
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         one = _Accepted(plain.family, plain.type, plain.proto, fileno=plain.detach())
         one.accepted = self._accepted
         self._accepted[one.fileno()] = one
