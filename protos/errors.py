@@ -130,11 +130,21 @@ class QueueFullError(ServeError):
     """
     Args:
         limit: which limit was reached, for metrics; not known to clients.
+        retry_after_s: seconds after which it is worth to try again; None: not known.
     """
 
-    def __init__(self, problem: str, *, field: str = "", remedy: str = "", limit: str = "") -> None:
+    def __init__(
+        self,
+        problem: str,
+        *,
+        field: str = "",
+        remedy: str = "",
+        limit: str = "",
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(problem, field=field, remedy=remedy)
         self.limit = limit
+        self.retry_after_s = retry_after_s
 
 
 class DeadlineError(ServeError):

@@ -80,7 +80,7 @@ class LocalTarget:
         self._stats = stats
 
     async def info(self) -> ModelInfo:
-        return self._service.info(self._name)[0]
+        return self._service.info(self._name, LOCAL)[0]
 
     async def stream(self, draft: RequestDraft) -> AsyncIterator[Output]:
         async with self._service.generate(draft, principal=LOCAL) as stream:

@@ -9,7 +9,7 @@ service in threads that suit them (runtime/service/prompts.py).
 
 import uuid
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from trtc.protos.errors import ContextLengthError, InvalidRequestError
@@ -17,7 +17,7 @@ from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.principal import LOCAL, Principal
 from trtc.runtime.requests.request import GenerationRequest
-from trtc.runtime.requests.validation import finish_draft
+from trtc.runtime.requests.validation import check_lengths, finish_draft
 from trtc.runtime.text.chat import Chat
 from trtc.runtime.text.tokenizer import Tokenizer
 
@@ -73,19 +73,27 @@ def admission(
     """The request that a draft asks for; not yet validated, which `EngineLoop.submit` does.
 
     Raises:
-        InvalidRequestError: the prompt is missing, beyond the limits, or cannot fit.
+        InvalidRequestError: the prompt is missing, beyond the limits, or cannot fit; or it does not
+            fit into the principal's own limit of a context.
         NoTokenizerError: the prompt is text, and the engine has no tokenizer.
     """
     prompt_ids = yield from _prompt_ids(engine, draft, limits)
-    return finish_draft(
+    most = origin.principal.limits.max_context
+    bounds = engine.loop.bounds
+    if most is not None:
+        bounds = replace(bounds, max_context=min(most, bounds.max_context))
+    request = finish_draft(
         draft,
         request_id=draft.request_id or uuid.uuid4().hex,
         prompt_ids=prompt_ids,
         deadline=origin.deadline,
-        bounds=engine.loop.bounds,
+        bounds=bounds,
         principal=origin.principal,
         share_prefixes=origin.share_prefixes,
     )
+    if most is not None:
+        check_lengths(request, bounds)
+    return request
 
 
 def chat_ids(engine: EngineHandle, chat: Chat, limits: PromptLimits) -> Admission[Sequence[int]]:

@@ -6,6 +6,7 @@ ASGI's TLS extension has the client certificate's name; here it is added to uvic
 which leave it out.
 """
 
+import math
 import ssl
 from asyncio import BaseTransport
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
@@ -75,6 +76,9 @@ def error_headers(error: TrtcError) -> list[tuple[bytes, bytes]]:
     """The headers that HTTP wants beside the status of an error."""
     if isinstance(error, UnauthenticatedError):
         return [(b"www-authenticate", b"Bearer")]
+    if isinstance(error, QueueFullError) and error.retry_after_s is not None:
+        # Whole seconds (RFC 9110, 10.2.3): never sooner than it is worth it.
+        return [(b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode())]
     return []
 
 

@@ -4,6 +4,8 @@ import enum
 import ipaddress
 from dataclasses import dataclass, field
 
+from trtc.runtime.requests.tenant_limits import NO_LIMITS, TenantLimits
+
 IPV6_HOST_BITS = 64
 """Of an IPv6 address: one host may use any address of its network."""
 
@@ -35,6 +37,8 @@ class Principal:
     """Code of this process: no share limits it, and no client can name it."""
     scopes: frozenset[Scope] = field(default=ALL_SCOPES, compare=False)
     """What it may ask for."""
+    limits: TenantLimits = field(default=NO_LIMITS, compare=False)
+    """As its last call found them."""
 
 
 LOCAL = Principal("local", "local", is_trusted=True)
@@ -56,17 +60,20 @@ def namespace_of(principal: Principal, salt: str, *, share_prefixes: bool = Fals
             "": none.
         share_prefixes: whether all anonymous clients share theirs.
     """
+    own = (principal.limits.cache_salt,) if principal.limits.cache_salt else ()
     if salt:
-        return ("salt", "" if principal.is_anonymous else principal.name, salt)
+        return ("salt", "" if principal.is_anonymous else principal.name, salt, *own)
     if principal.is_anonymous and share_prefixes:
         return SHARED
-    return ("principal", principal.name)
+    return ("principal", principal.name, *own)
 
 
-def tenant(name: str, scopes: frozenset[Scope] = ALL_SCOPES) -> Principal:
+def tenant(
+    name: str, scopes: frozenset[Scope] = ALL_SCOPES, limits: TenantLimits = NO_LIMITS
+) -> Principal:
     """The holder of an API key of the tenant `name`, or of a certificate with that subject."""
     name = f"tenant {name}"
-    return Principal(name, name, scopes=scopes)
+    return Principal(name, name, scopes=scopes, limits=limits)
 
 
 def connection(address: str, host: str) -> Principal:

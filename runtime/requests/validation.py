@@ -78,12 +78,17 @@ def finish_draft(
         n=draft.n,
         logprobs=draft.logprobs,
         prompt_logprobs=draft.prompt_logprobs,
-        priority=draft.priority,
+        priority=_priority(draft.priority, principal.limits.priority),
         deadline=deadline,
         principal=principal,
         cache_salt=draft.cache_salt,
         share_prefixes=share_prefixes,
     )
+
+
+def _priority(asked: int, added: int) -> int:
+    """A tenant's is added within the range; what a request asks beyond it is refused later."""
+    return max(-MAX_PRIORITY, min(MAX_PRIORITY, asked + added)) if added else asked
 
 
 def _sampling_params(draft: RequestDraft, bounds: RequestBounds) -> SamplingParams:
@@ -105,7 +110,7 @@ def validate(request: GenerationRequest, bounds: RequestBounds) -> None:
             field="request_id",
             remedy=f"Give 1 to {MAX_REQUEST_ID_CHARACTERS}",
         )
-    _check_lengths(request, bounds)
+    check_lengths(request, bounds)
     _check_sampling(request.sampling, bounds)
     _check_number_of_sequences(request, bounds)
     _check_stops(request, bounds)
@@ -155,7 +160,8 @@ def check_stop_strings(stops: Collection[str]) -> None:
         _check_range("stop (characters)", len(stop), 1, MAX_STOP_CHARACTERS)
 
 
-def _check_lengths(request: GenerationRequest, bounds: RequestBounds) -> None:
+def check_lengths(request: GenerationRequest, bounds: RequestBounds) -> None:
+    """Refuse prompt and completion that do not fit together; InvalidRequestError."""
     length = len(request.prompt_ids)
     if length == 0:
         raise InvalidRequestError(

@@ -7,13 +7,16 @@ Fair order, among hosts and among the clients of one:
 
 1. whoever is overdue: for `overdue_s` it waits without an admission. The longest first;
 2. the highest priority of what it has waiting;
-3. whoever holds the fewest lanes, so that all who wait come to hold equally many;
+3. whoever holds the fewest lanes for its weight, so that all who wait come to hold lanes in
+   proportion to their weights;
 4. start-time fair queueing (Goyal et al., SIGCOMM 1996): whoever has the smallest tag. Each
-   admission adds its tokens to the tag, and a newcomer starts at the tag that was admitted last.
+   admission adds its tokens, divided by the weight, to the tag, and a newcomer starts at the tag
+   that was admitted last.
 
 So a newcomer waits for a lane, and not behind what another client has waiting, and whoever waits is
 admitted in bounded time, whatever the priorities of the others: once overdue, it waits only for
-those that have been overdue for longer. A tenant is a host of its own.
+those that have been overdue for longer. A tenant is a host of its own, with the weight of its
+limits; every other host weighs 1, and so do the clients of one.
 """
 
 import heapq
@@ -25,7 +28,7 @@ from trtc.protos.errors import InvariantError
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.scheduling.sequence import Sequence
 
-Key = tuple[bool, float, int, float, int]
+Key = tuple[bool, float, float, float, int]
 
 EXPECTED_OUTPUT = 64
 """New tokens that an admission is charged for beforehand, at most; lanes count the others."""
@@ -59,6 +62,7 @@ class _Node:
         "tag",
         "waiting",
         "waiting_of",
+        "weight",
     )
 
     def __init__(self, name: str, number: int, group: "_Group", tag: float) -> None:
@@ -67,6 +71,7 @@ class _Node:
         """Order of creation: breaks ties."""
         self.group = group
         self.tag = tag
+        self.weight = 1.0
         self.lanes = 0
         self.waiting_of: dict[int, int] = {}
         """priority -> waiting sequences, where there are any."""
@@ -85,13 +90,18 @@ class _Node:
     def place(self) -> Key:
         if self.is_overdue:
             return (False, self.since, 0, 0.0, self.number)
-        return (True, -max(self.waiting_of), self.lanes, self.tag, self.number)
+        return (True, -max(self.waiting_of), self.load, self.tag, self.number)
+
+    @property
+    def load(self) -> float:
+        """Lanes for its weight."""
+        return self.lanes / self.weight
 
     def admit(self, sequence: Sequence) -> None:
         """Count an admission."""
         self.count_waiting(sequence.request.priority, -1)
         self.lanes += sequence.num_samples
-        self.tag += _cost(sequence)
+        self.tag += _cost(sequence) / self.weight
         self.is_overdue = False
 
     def count_waiting(self, priority: int, change: int) -> None:
@@ -104,7 +114,7 @@ class _Node:
     def copy(self) -> "_Node":
         """For a forecast, which admits sequences to it."""
         copy = _Node(self.name, self.number, self.group, self.tag)
-        copy.lanes, copy.waiting_of = self.lanes, dict(self.waiting_of)
+        copy.weight, copy.lanes, copy.waiting_of = self.weight, self.lanes, dict(self.waiting_of)
         copy.members, copy.waiting = self.members, self.waiting
         return copy
 
@@ -276,14 +286,15 @@ class FairQueue:
         return client.waiting[0] if waited else None
 
     def must_share(self, holder: Principal, deprived: Sequence) -> bool:
-        """Whether `holder` is one of those that hold most lanes, and more than `deprived` takes."""
+        """Whether `holder` is one of those that hold most lanes for their weight, and more lanes
+        than `deprived` takes."""
         without = self._without_lanes(deprived)
         if without is None:
             return False
-        most = max(node.lanes for node in without.group.nodes.values())
+        most = max(node.load for node in without.group.nodes.values())
         name = holder.group if without.group is self._hosts else holder.name
         node = without.group.nodes.get(name)
-        return node is not None and most == node.lanes > deprived.num_samples
+        return node is not None and node.load == most and node.lanes > deprived.num_samples
 
     def _without_lanes(self, sequence: Sequence) -> _Node | None:
         host, client = self._nodes(sequence.request.principal)
@@ -292,6 +303,7 @@ class FairQueue:
     def add(self, sequence: Sequence) -> None:
         priority = sequence.request.priority
         host, client = self._nodes(sequence.request.principal)
+        host.weight = sequence.request.principal.limits.weight
         insort(client.waiting, sequence, key=_by_order)
         client.group.add(client, priority, self.now)
         host.group.add(host, priority, self.now)

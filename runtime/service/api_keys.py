@@ -1,6 +1,7 @@
-"""API keys of tenants: the file that holds their hashes.
+"""Tenants: the file that holds the hashes of their API keys, and their limits.
 
-    {"version": 1, "tenants": {"NAME": {"keys": [{"id": ..., "sha256": ...}], "scopes": [...]}}}
+    {"version": 1, "tenants": {"NAME": {"keys": [{"id": ..., "sha256": ...}], "scopes": [...],
+                                        "requests_per_minute": ..., ...}}}
 
 A key is 256 random bits, so a single SHA-256 of it can neither be inverted nor guessed: slow hashes
 are for passwords, which people choose.
@@ -21,6 +22,8 @@ import msgspec
 from trtc.protos.errors import RequestError
 from trtc.protos.files import UnreadableError, check_unique_keys, decode_json, read_file
 from trtc.runtime.requests.principal import Principal, Scope, tenant
+from trtc.runtime.requests.tenant_limits import TenantLimits
+from trtc.runtime.requests.validation import MAX_PRIORITY
 
 MAX_FILE_BYTES = 16 << 20
 MAX_KEY_CHARACTERS = 512
@@ -31,6 +34,10 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Of tenants: a word in log lines and labels."""
 _BUCKET = 8
 """Characters of a hash by which it is looked up; the rest is compared in constant time."""
+
+
+_POSITIVE = msgspec.Meta(ge=1, le=2**53)
+MAX_SALT_CHARACTERS = 256
 
 
 class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -46,9 +53,32 @@ class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Its keys, and the fields of `TenantLimits`."""
+
     keys: tuple[ApiKey, ...] = ()
     scopes: tuple[Scope, ...] = (Scope.INFERENCE,)
     """What its keys open."""
+    requests_per_minute: Annotated[int, _POSITIVE] | None = None
+    tokens_per_minute: Annotated[int, _POSITIVE] | None = None
+    max_streams: Annotated[int, _POSITIVE] | None = None
+    max_context: Annotated[int, msgspec.Meta(ge=2, le=2**31)] | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    weight: Annotated[float, msgspec.Meta(ge=0.01, le=100)] = 1.0
+    models: tuple[str, ...] | None = None
+    cache_salt: Annotated[str, msgspec.Meta(max_length=MAX_SALT_CHARACTERS)] = ""
+
+    @property
+    def limits(self) -> TenantLimits:
+        return TenantLimits(
+            requests_per_minute=self.requests_per_minute,
+            tokens_per_minute=self.tokens_per_minute,
+            max_streams=self.max_streams,
+            max_context=self.max_context,
+            priority=self.priority,
+            weight=self.weight,
+            models=None if self.models is None else frozenset(self.models),
+            cache_salt=self.cache_salt,
+        )
 
 
 class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,7 +101,7 @@ class KeyTable:
     def __init__(self, document: KeyFile) -> None:
         self._buckets: defaultdict[str, list[_Entry]] = defaultdict(list)
         for name, one in document.tenants.items():
-            principal = tenant(name, frozenset(one.scopes))
+            principal = tenant(name, frozenset(one.scopes), one.limits)
             for key in one.keys:
                 entry = _Entry(key.sha256, principal, key.expires)
                 self._buckets[key.sha256[:_BUCKET]].append(entry)

@@ -208,7 +208,8 @@ class ServerMetrics:
         self.refused = Counter(
             "trtc_request_refused",
             "Requests refused for want of a place, by the limit that was reached: queue and "
-            "streams were full, or the client or its host had its share of them.",
+            "streams were full, or the client or its host had its share of them; or a tenant had "
+            "used its own streams, requests or tokens.",
             labelnames=("model_name", "limit"),
             registry=registry,
         )
@@ -249,7 +250,8 @@ class RequestClock:
         self._between_tokens = metrics.between_tokens.labels(model)
         self._generation_tokens = metrics.generation_tokens.labels(model)
 
-    def deliver(self, outputs: Sequence[Output], at: float) -> None:
+    def deliver(self, outputs: Sequence[Output], at: float) -> int:
+        """Returns how many new tokens there are."""
         tokens = sum(len(output.token_ids) for output in outputs)
         if tokens:
             if self._first_at is None:
@@ -270,6 +272,7 @@ class RequestClock:
                     self._metrics.queue.labels(self._model).observe(output.usage.queue_s)
                 if self._first_at is not None:
                     self._metrics.decode.labels(self._model).observe(at - self._first_at)
+        return tokens
 
     def refuse(self, error: TrtcError) -> None:
         """The request was not admitted."""

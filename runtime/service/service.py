@@ -9,7 +9,7 @@ courier. Nothing here knows gRPC or HTTP.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 from trtc.protos.errors import (
     CancelledError,
@@ -30,6 +30,7 @@ from trtc.runtime.service.intake import Intake
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.metrics import RequestClock, ServerMetrics
 from trtc.runtime.service.prompts import Prompts
+from trtc.runtime.service.quotas import Quotas, TenantStream
 from trtc.runtime.service.streams import Courier, OutputStream
 from trtc.runtime.text.chat import Chat
 
@@ -63,6 +64,7 @@ class Service:
         self._draining = False
         self._changed = asyncio.Event()
         self._prompts = Prompts()
+        self._quotas = Quotas(time.monotonic)
         self.intake = Intake(limits)
         """Of all ports."""
         self._listeners: list[Callable[[], None]] = []
@@ -132,18 +134,18 @@ class Service:
         """
         handle = self.engine(draft.model)
         clock = self.metrics.clock(handle.name, time.monotonic())
-        with _counted(clock):
-            self._check_open(handle)
-            place = self._places.take(principal)
-        try:
+        with ExitStack() as held:
             with _counted(clock):
-                stream = await self._admit(handle, draft, principal, deadline, clock, place)
+                self._check_open(handle)
+                usage = held.enter_context(self._quotas.stream(principal, handle.name))
+                place = self._places.take(principal)
+                held.callback(self._free, place)
+                origin = Origin(principal, deadline, self.limits.share_prefixes)
+                stream = await self._admit(handle, draft, origin, clock, place, usage)
             try:
                 yield stream
             finally:
                 self._leave(stream, clock)
-        finally:
-            self._free(place)
 
     def abort(self, model: str, request_id: str, principal: Principal) -> None:
         """End a running request of `principal`; its stream then finishes with ABORTED.
@@ -164,7 +166,7 @@ class Service:
         self, model: str, text: str, add_special_tokens: bool, principal: Principal
     ) -> Sequence[int]:
         handle = self.engine(model)
-        with self._one_more_call(principal):
+        with self._one_more_call(handle, principal):
             ids = text_ids(
                 handle,
                 text,
@@ -176,7 +178,7 @@ class Service:
 
     async def tokenize_chat(self, model: str, chat: Chat, principal: Principal) -> Sequence[int]:
         handle = self.engine(model)
-        with self._one_more_call(principal):
+        with self._one_more_call(handle, principal):
             ids = chat_ids(handle, chat, self.limits.prompts)
             return await self._prompts.run(handle, principal, ids)
 
@@ -188,15 +190,20 @@ class Service:
         principal: Principal,
     ) -> str:
         handle = self.engine(model)
-        with self._one_more_call(principal):
+        with self._one_more_call(handle, principal):
             return await self._prompts.detokenize(
                 handle, token_ids, keep_special_tokens=keep_special_tokens
             )
 
-    def info(self, model: str) -> list[ModelInfo]:
-        """The engine called `model`, or every engine when `model` is empty."""
-        handles = [self.engine(model)] if model else list(self._handles.values())
-        return [handle.info() for handle in handles]
+    def info(self, model: str, principal: Principal) -> list[ModelInfo]:
+        """The engine called `model`, or every engine that `principal` may use when `model` is
+        empty."""
+        if model:
+            handle = self.engine(model)
+            self._quotas.check_model(principal, handle.name)
+            return [handle.info()]
+        may = principal.limits.may_use
+        return [handle.info() for handle in self._handles.values() if may(handle.name)]
 
     def drain(self) -> None:
         """Refuse new requests from now on; running ones go on."""
@@ -250,8 +257,9 @@ class Service:
             )
 
     @contextmanager
-    def _one_more_call(self, principal: Principal) -> Iterator[None]:
+    def _one_more_call(self, handle: EngineHandle, principal: Principal) -> Iterator[None]:
         """Long texts wait for a thread: as many may as there may be streams."""
+        self._quotas.take_request(principal, handle.name)
         place = self._places.take(principal)
         try:
             yield
@@ -262,25 +270,26 @@ class Service:
         self,
         handle: EngineHandle,
         draft: RequestDraft,
-        principal: Principal,
-        deadline: float | None,
+        origin: Origin,
         clock: RequestClock,
         place: Place,
+        usage: TenantStream,
     ) -> OutputStream:
-        self._check_priority(draft, principal)
-        origin = Origin(principal, deadline, self.limits.share_prefixes)
+        self._check_priority(draft, origin.principal)
         request = await self._prompts.run(
-            handle, principal, admission(handle, draft, origin, self.limits.prompts)
+            handle, origin.principal, admission(handle, draft, origin, self.limits.prompts)
         )
+        usage.check_tokens(len(request.prompt_ids))
         stream = OutputStream(
             abort=lambda: handle.loop.cancel(number),
             max_unread_tokens=self.limits.max_unread_tokens,
             on_failure=lambda stream: self._give_up(stream, place),
             on_end=self._forget,
-            on_output=lambda stream, outputs, at: clock.deliver(outputs, at),
+            on_output=lambda stream, outputs, at: usage.pay(clock.deliver(outputs, at)),
             prompt_ids=request.prompt_ids,
         )
         number = handle.loop.submit(request, lambda delivery: self._courier.post(stream, delivery))
+        usage.pay(len(request.prompt_ids))
         self._running.add(stream)
         return stream
 

@@ -1,16 +1,18 @@
 """Errors across gRPC: a TrtcError becomes a status, and the same TrtcError again at the client.
 
 The status message is the error's one line, for every client. A google.rpc.ErrorInfo in the
-standard `grpc-status-details-bin` trailer carries its class, problem, field and remedy.
+standard `grpc-status-details-bin` trailer carries its class, problem, field and remedy, and a
+google.rpc.RetryInfo the time to wait where it is known.
 """
 
+from collections.abc import Sequence
 from typing import cast
 
 import grpc
 import grpc.aio
 from google.protobuf.any_pb2 import Any
 from google.rpc.code_pb2 import Code
-from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
@@ -98,18 +100,33 @@ def to_status(error: errors.TrtcError) -> grpc.Status:
         )
     )
     status = Status(
-        code=Code.Value(status_name(error)), message=str(error)[:MAX_TEXT], details=[detail]
+        code=Code.Value(status_name(error)),
+        message=str(error)[:MAX_TEXT],
+        details=[detail, *_retry_details(error)],
     )
     return rpc_status.to_status(status)
+
+
+def _retry_details(error: errors.TrtcError) -> tuple[Any, ...]:
+    if not isinstance(error, errors.QueueFullError) or error.retry_after_s is None:
+        return ()
+    info, detail = RetryInfo(), Any()
+    info.retry_delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+    detail.Pack(info)
+    return (detail,)
 
 
 def to_error(failure: grpc.RpcError, address: str) -> errors.TrtcError:
     """What a failed call means; `address` is the server's, for messages about the connection."""
     assert isinstance(failure, grpc.Call | grpc.aio.AioRpcError)
-    info = _error_info(failure)
+    details = _details(failure)
+    info = _error_info(details)
     if info is not None and info.reason in _BY_NAME:
         said = info.metadata
-        return _BY_NAME[info.reason](said["problem"], field=said["field"], remedy=said["remedy"])
+        error = _BY_NAME[info.reason](said["problem"], field=said["field"], remedy=said["remedy"])
+        if isinstance(error, errors.QueueFullError):
+            error.retry_after_s = _retry_after_s(details)
+        return error
     kind = _BY_CODE.get(failure.code(), errors.ServeError)
     said_by_grpc = " ".join((failure.details() or failure.code().name).split())
     if kind is errors.UnavailableError and _REFUSED_STREAM in said_by_grpc:
@@ -127,14 +144,26 @@ def to_error(failure: grpc.RpcError, address: str) -> errors.TrtcError:
     return kind(said_by_grpc)
 
 
-def _error_info(failure: grpc.Call | grpc.aio.AioRpcError) -> ErrorInfo | None:
+def _details(failure: grpc.Call | grpc.aio.AioRpcError) -> Sequence[Any]:
     try:
         # Asyncio's failures have the methods of a call, but not its class.
         status = rpc_status.from_call(cast(grpc.Call, failure))
     except ValueError:  # a proxy rewrote the code or the message: the details no longer apply
-        return None
+        return ()
+    return status.details if status is not None else ()
+
+
+def _error_info(details: Sequence[Any]) -> ErrorInfo | None:
     info = ErrorInfo()
-    for detail in status.details if status is not None else ():
+    for detail in details:
         if detail.Unpack(info) and info.domain == DOMAIN:
             return info
+    return None
+
+
+def _retry_after_s(details: Sequence[Any]) -> float | None:
+    info = RetryInfo()
+    for detail in details:
+        if detail.Unpack(info):
+            return float(info.retry_delay.ToNanoseconds() / 1e9)
     return None

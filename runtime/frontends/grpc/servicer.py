@@ -121,5 +121,5 @@ class InferenceServicer:
     async def get_model_info(
         self, request: pb.GetModelInfoRequest, context: Context
     ) -> pb.GetModelInfoResponse:
-        infos = self._service.info(request.model)
+        infos = self._service.info(request.model, self._intake.caller(context))
         return pb.GetModelInfoResponse(models=[info_to_wire(info) for info in infos])

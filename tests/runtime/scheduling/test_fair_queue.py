@@ -14,6 +14,7 @@ from tests.support.driver import Driver, solo_outputs
 from tests.support.requests import greedy_request
 from trtc.runtime.executors.echo import EchoOptions
 from trtc.runtime.requests.principal import Principal, connection, tenant
+from trtc.runtime.requests.tenant_limits import TenantLimits
 from trtc.runtime.scheduling.fair_queue import MAX_IDLE_TAGS, FairQueue, _Node
 from trtc.runtime.scheduling.scheduler import plan
 from trtc.runtime.scheduling.sequence import Sequence, Status, rank_of
@@ -128,6 +129,47 @@ def test_tenants_do_not_count_as_one_host() -> None:
         for _ in range(10):
             waiting(queue, tenant(name))
     assert max(Counter(serve(queue, 9)).values()) == 3
+
+
+def weighing(name: str, weight: float) -> Principal:
+    return tenant(name, limits=TenantLimits(weight=weight))
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=2, max_size=4))
+@settings(max_examples=30)
+def test_tenants_are_served_in_proportion_to_their_weights(weights: list[float]) -> None:
+    queue = FairQueue(OVERDUE_S)
+    tenants = [weighing(str(number), weight) for number, weight in enumerate(weights)]
+    for one in tenants:
+        for _ in range(600):
+            waiting(queue, one)
+    served = Counter(serve(queue, 500))
+    for one in tenants:
+        assert abs(served[one] - 500 * one.limits.weight / sum(weights)) <= 2 * len(tenants)
+    queue.check_integrity(0)
+
+
+def test_lanes_are_shared_by_weight() -> None:
+    queue = FairQueue(OVERDUE_S)
+    heavy, light = weighing("heavy", 3), weighing("light", 1)
+    for _ in range(20):
+        waiting(queue, light)
+    for _ in range(20):
+        waiting(queue, heavy)
+    running = [admit_first(queue) for _ in range(8)]
+    assert Counter(owner(one) for one in running) == {heavy: 6, light: 2}
+    queue.check_integrity(8)
+
+
+def test_a_weight_that_changes_counts_from_the_next_request_on() -> None:
+    queue = FairQueue(OVERDUE_S)
+    for _ in range(300):
+        waiting(queue, FAR)
+        waiting(queue, weighing("x", 1))
+    assert abs(Counter(serve(queue, 100))[tenant("x")] - 50) <= 2
+    waiting(queue, weighing("x", 4))
+    assert abs(Counter(serve(queue, 100))[tenant("x")] - 80) <= 2
+    queue.check_integrity(0)
 
 
 def test_priority_comes_before_fairness() -> None:

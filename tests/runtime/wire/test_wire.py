@@ -197,7 +197,7 @@ SERVED = [
     (errors.UnavailableError, "UNAVAILABLE"),
     (errors.EnvironmentFault, "FAILED_PRECONDITION"),
     (errors.RequestError, "INVALID_ARGUMENT"),
-    (errors.UnsupportedError, "INVALID_ARGUMENT"),
+    (errors.UnsupportedError, "UNIMPLEMENTED"),
     (errors.EngineCorruptError, "FAILED_PRECONDITION"),
     (errors.EngineIncompatibleError, "FAILED_PRECONDITION"),
     (errors.InvariantError, "INTERNAL"),

@@ -70,11 +70,12 @@ class _Handlers:
             raise UnavailableError(
                 f"engine {name} is not ready: {reason}", field="model", remedy="Ask again later"
             )
-        models = [self._model(one) for one in self._service.info("")]
+        models = [self._model(one) for one in self._service.info("", exchange.principal)]
         await exchange.answer(200, msgspec.json.encode(ModelList(models)))
 
     async def model(self, exchange: Exchange) -> None:
-        (info,) = self._service.info(exchange.path.removeprefix(f"{MODELS}/"))
+        name = exchange.path.removeprefix(f"{MODELS}/")
+        (info,) = self._service.info(name, exchange.principal)
         await exchange.answer(200, msgspec.json.encode(self._model(info)))
 
     async def chat(self, exchange: Exchange) -> None:

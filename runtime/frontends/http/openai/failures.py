@@ -70,7 +70,7 @@ async def refuse(exchange: Exchange, error: errors.TrtcError) -> None:
     """Answer with an error."""
     kind = errors.by_class(_KINDS, error, _INTERNAL)
     headers: Headers = error_headers(error)
-    if kind.retries:
+    if kind.retries and not headers:
         headers = ((b"retry-after", b"%d" % RETRY_AFTER_S),)
     if kind.status == 503:
         headers = (*headers, (b"connection", b"close"))  # another server may have the next
