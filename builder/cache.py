@@ -38,7 +38,7 @@ def cache_layout(
 
     Args:
         state_dtype: of convolutions' columns: that of activations, which they are.
-        window_groups: whether the target lets go of pages that a window has left. Without, or
+        window_groups: whether the target releases pages that a window has left. Without, or
             where layers have pages of different sizes, all layers keep every token.
     """
     attentions = spec.attentions

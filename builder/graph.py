@@ -52,7 +52,7 @@ DEFAULT_PAGE_SIZE = 16
 
 @dataclass(frozen=True)
 class GraphRequest:
-    """What the graph depends on, beside the model."""
+    """What the graph depends on, besides the model."""
 
     scheme: Scheme
     kv_dtype: str
@@ -62,7 +62,7 @@ class GraphRequest:
     page_size: int = DEFAULT_PAGE_SIZE
     """Tokens of a KV page."""
     window_groups: bool = False
-    """Whether pages that a window has left are let go: see Target."""
+    """Whether pages that a window has left are released: see Target."""
 
 
 def build_graph(spec: DecoderSpec, request: GraphRequest, reader: TensorReader) -> Module:

@@ -1,4 +1,4 @@
-"""The build's own verdict on an engine: accuracy on held-out text, and canary prompts."""
+"""How a build measures its engine: accuracy on held-out text, and canary prompts."""
 
 import tempfile
 from collections.abc import Iterator, Sequence

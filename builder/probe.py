@@ -1,6 +1,6 @@
 """How a build runs the engine that it has just made, without importing the runtime.
 
-Whoever calls the pipeline hands in a probe; builder and runtime go on meeting on disk only.
+Whoever calls the pipeline hands in a probe; builder and runtime share nothing but files.
 """
 
 from collections.abc import Iterator, Sequence

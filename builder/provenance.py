@@ -1,4 +1,4 @@
-"""What an engine was made of and by: digests of the checkpoint, versions, and the options given.
+"""Provenance of an engine: digests of the checkpoint, versions, and the options given.
 
 No times and no paths of the machine: the same inputs give the same record.
 """
@@ -86,7 +86,7 @@ def _versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def _options(request: BuildRequest) -> dict[str, str]:
-    """What was asked for other than the defaults; of a path its name."""
+    """Options that differ from their defaults; of a path its name."""
     given = {}
     for field in fields(request):
         value = getattr(request, field.name)

@@ -1,4 +1,4 @@
-"""What a build is asked for: frozen, and checked at the door before any work."""
+"""The request for a build: frozen, and checked before any work."""
 
 import math
 from collections.abc import Mapping

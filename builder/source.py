@@ -1,4 +1,5 @@
-"""The model that a build works on: unquantised, quantised already, quantised now, or imagined."""
+"""The model that a build works on: unquantised, quantised before or by this build, or dummy
+weights."""
 
 import dataclasses
 from dataclasses import dataclass

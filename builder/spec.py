@@ -1,4 +1,5 @@
-"""What a decoder is, in trtc's own words: a family turns config.json into this, the graph reads it.
+"""The specification of a decoder: a family makes it from config.json, and the graph is written from
+it.
 
 Shapes: T tokens, H hidden_size, Hq/Hkv query/KV heads, D head_dim, I intermediate size, E experts.
 """
@@ -112,7 +113,7 @@ class LayerSpec:
     """x += post(mixer(pre(x))); x += post(mlp(pre(x))); post norms are optional (Gemma 2)."""
 
     mixer: AttentionSpec | ShortConvSpec
-    """What brings tokens together."""
+    """Attention or a convolution: what mixes tokens."""
     mlp: DenseMlpSpec | MoeMlpSpec
     attention_norm: NormSpec
     mlp_norm: NormSpec

@@ -17,7 +17,8 @@ with an offset because x86's `vpdpbusd` multiplies unsigned by signed bytes and 
 the signed operand from memory, which is the activation; kernels take the offset back through the
 sum of the activations. Missing columns and k are zeros.
 
-The layout `planes` is of int8 weights of at most MOST_IN_PLANES whose largest sums are looked for:
+The layout `planes` is for an int8 lm_head of which only the largest logits are needed, with
+magnitudes of at most MOST_IN_PLANES:
 two i4 weights, each packed as above, of which w = 16 * coarse + fine. The first alone says which
 sums cannot be the largest.
 

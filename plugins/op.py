@@ -1,4 +1,4 @@
-"""What a fused operator is: one definition that the graph, every target and the tests read."""
+"""The definition of a fused operator, which the graph, every target and the tests read."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

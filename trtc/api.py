@@ -72,8 +72,8 @@ def build(
         max_num_tokens: tokens that a step computes at most.
         page_size: tokens of a KV page: 8, 16, 32, 64 or 128.
         tp: GPUs that the model is spread over, by tensor parallelism.
-        progress: called with what is being done now: a text, which carries how much of it is done
-            as `done`, `total` and `unit`, or None where that is not known.
+        progress: called with each step of the work: a text with attributes `done`, `total` and
+            `unit`, None where they are not known.
         num_threads: CPU threads that measure the engine; None: the usable cores.
 
     Raises:
@@ -135,13 +135,14 @@ def open_engine(
         dummy_weights: fill in random weights, for an engine that was built without any.
         generation_config: whose sampling defaults requests get: those of the model's
             generation_config.json, or trtc's own.
-        draft: what proposes tokens that each step checks beside the next one. "ngram": what
-            followed the same tokens earlier in the sequence. It changes no token, only how soon it
-            comes: sooner where answers quote their prompts or themselves, and requests are few.
-        draft_tokens: of a sequence in a step, at most.
+        draft: speculative decoding: what proposes the draft tokens that a step verifies. "ngram"
+            (prompt lookup): the tokens that followed the same tokens earlier in the sequence.
+            Outputs keep their distribution, and on CPUs their tokens; answers that quote their
+            prompts or themselves take fewer steps.
+        draft_tokens: draft tokens of a sequence in a step, at most.
 
     Raises:
-        UnsupportedError: drafts, for an engine that checks none.
+        UnsupportedError: `draft`, for an engine that verifies none.
         EngineError: the directory is damaged, or not for this machine.
         EnvironmentFault: too little memory, or the code does not load.
         RequestError, UnsupportedError: `kv_host_bytes` is too little for one page, or the engine

@@ -1,4 +1,4 @@
-"""From what the user calls the model to a directory: a path, else a name on the hub."""
+"""Finds a model's directory: a path, else a name on the Hugging Face hub."""
 
 import re
 from pathlib import Path

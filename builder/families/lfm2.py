@@ -67,7 +67,8 @@ def _convolution(config: Config, prefix: str) -> ShortConvSpec:
 
 
 def _intermediate(config: Config) -> int:
-    """I: two thirds of the given size by a factor, rounded up to a multiple, unless told not to.
+    """I: two thirds of the given size by a factor, rounded up to a multiple, unless the config
+    turns that off.
 
     Raises:
         CheckpointError: that is more than any model has.

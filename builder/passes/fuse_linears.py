@@ -11,7 +11,7 @@ _PLAIN = {"layout": "tiles", "activation": "exact", "softcap": 0.0, "out_dtype":
 
 
 def fuse_linears(rewriter: Rewriter) -> bool:
-    """Let one launch do what few rows would pay three for.
+    """One launch instead of three, for steps of few rows.
 
     Rules, for a linear of bf16 x in tiles, with nothing but a bias in its epilogue:
         linear(rms_norm(x))               -> fused_linear(x, norm)

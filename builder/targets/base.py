@@ -83,7 +83,7 @@ class Target(Protocol):
     @property
     def window_groups(self) -> bool:
         """Whether steps have a page table for each group of the cache layout, so that pages that a
-        window has left are let go. Otherwise every layer keeps every token."""
+        window has left are released. Otherwise every layer keeps every token."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Compilers as child processes that do not outlive whoever waits for them."""
+"""Compilers as child processes that end with the build that started them."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Instruction sets that engines are compiled for, and how the compiler is asked for them."""
+"""Instruction-set levels that engines are compiled for, with their compiler flags."""
 
 from dataclasses import dataclass
 

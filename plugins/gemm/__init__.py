@@ -1,1 +1,1 @@
-"""Kernels that multiply with a weight, shared by the operators that do."""
+"""GEMM kernels, shared by the operators that multiply with a weight."""

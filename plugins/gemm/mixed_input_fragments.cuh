@@ -1,4 +1,4 @@
-// Integer weights in shared memory as the first operand of a warpgroup's products: bf16 numbers in the
+// Integer weights in shared memory as the first operand of WGMMA: bf16 numbers in the
 // order of its fragments, for x in its own order.
 //
 // A nibble or the low seven bits of a byte become a number by their place alone: in the mantissa of

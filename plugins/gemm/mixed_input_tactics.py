@@ -1,4 +1,4 @@
-"""Tactics of narrow linears: how each kernel cuts its work, by rows of x, sizes and SM."""
+"""Tactics of mixed-input GEMMs: how each kernel divides its work, by rows of x, sizes and SM."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

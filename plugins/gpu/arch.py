@@ -1,4 +1,4 @@
-"""What is known of each SM that kernels are compiled for: one table, and the only place for it.
+"""The facts of each SM that kernels are compiled for, in one table.
 
 A kernel asks for a feature or a size, never for a number of an SM. What was measured on one SM is a
 tactic, and lies beside the kernel that it is of.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from trtc.protos.errors import UnsupportedError
 
 DEFAULT_SHARED_BYTES = 48 << 10
-"""What a launch may ask for without raising the function's limit first, on every SM."""
+"""Shared memory of a launch that needs no raised limit (cuFuncSetAttribute), on every SM."""
 _LARGE_SHARED_BYTES = 128 << 10
 
 

@@ -1,5 +1,5 @@
-// Instructions of sm_90a alone: products of a warpgroup (four warps, 128 threads), barriers that copies
-// and products are counted by, and registers handed from one warpgroup to another.
+// Instructions of sm_90a alone: WGMMA (by a warpgroup: four warps, 128 threads), mbarriers, and
+// registers that one warpgroup gives up for another (setmaxnreg).
 //
 // Like gpu/ptx.cuh, with another file of that name in the tests.
 #pragma once

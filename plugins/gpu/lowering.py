@@ -1,4 +1,4 @@
-"""How a call of an operator becomes work on a GPU: what each `plugins/*/cuda.py` answers.
+"""How a call of an operator becomes work on a GPU: what each `plugins/*/cuda.py` returns.
 
     plan call -> Site -> lower(site) -> Variant, Variant, ... -> the engine's launch list
 
@@ -164,7 +164,7 @@ class Variant:
     scratch: Mapping[str, int] = field(default_factory=dict)
     """Bytes of temporary buffers, which live for this call only."""
     views: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    """Places within them, by names of their own: (buffer, bytes from its start)."""
+    """Named views of the scratch buffers: (buffer, offset in bytes)."""
 
 
 Lower = Callable[[Site], tuple[Variant, ...]]

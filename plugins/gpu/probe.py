@@ -1,4 +1,4 @@
-"""What the CUDA driver says of a GPU, without torch and without a context."""
+"""Compute capability of a GPU from the CUDA driver, without torch and without a context."""
 
 import ctypes
 

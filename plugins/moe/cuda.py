@@ -1,4 +1,4 @@
-"""moe in five launches, without a word to the host: grids cover what a bucket could need at most.
+"""moe in five launches, without a synchronisation: grids cover the most that a bucket could need.
 
     route     a program a pair of a row and one of its experts: which expert, with what share of the
               result, and the row as that expert multiplies it (scaled and quantised)

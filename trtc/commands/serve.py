@@ -122,13 +122,14 @@ _DRAFTS = DraftConfig()
 @click.option(
     "--draft",
     type=click.Choice(["ngram"]),
-    help="Check several tokens a sequence a step. ngram: what followed the same tokens earlier in "
-    "the sequence. No token changes; answers that quote come sooner.",
+    help="Speculative decoding. ngram (prompt lookup): proposes the tokens that followed the same "
+    "tokens earlier in the sequence. Outputs keep their distribution; answers that quote take "
+    "fewer steps.",
 )
 @click.option(
     "--draft-tokens",
     type=click.IntRange(1, MAX_TOKENS),
-    help=f"Tokens that --draft proposes at once, a sequence. Default: {_DRAFTS.num_tokens}.",
+    help=f"Draft tokens of a sequence in a step, at most. Default: {_DRAFTS.num_tokens}.",
 )
 @click.option("--no-prefix-cache", is_flag=True, help="Compute every prompt from its start.")
 @click.option(

@@ -1,4 +1,4 @@
-"""A graph to a plan, by TensorRT or by TensorRT for RTX: one road, the module is an argument."""
+"""Builds a plan from a graph, by TensorRT or TensorRT for RTX."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from trtc.protos.progress import Progress, Step
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What decides a plan beside its graph."""
+    """What decides a plan besides its graph."""
 
     profiles: tuple[Profile, ...]
     optimization_level: int

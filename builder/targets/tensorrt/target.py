@@ -56,7 +56,7 @@ PLUGIN_ATTRIBUTES: Mapping[str, str | int] = {
     "plugin_version": "1",
     "aot": 1,
 }
-"""What TensorRT's parser reads of a plugin node, beside the operator's own attributes."""
+"""What TensorRT's parser reads of a plugin node, besides the operator's own attributes."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class TensorRtTarget:
     def _with_plan(
         self, bundle: Compiled, request: CompileRequest, recipe: Recipe, progress: Progress
     ) -> Compiled:
-        """Go on to the plan, as `trtc compile` would."""
+        """Build the plan as well, as `trtc compile` would."""
         made = make_plan(request.workdir, recipe, b"", progress)
         (request.workdir / PLAN_BLOB_FILE).write_bytes(made.plan)
         (request.workdir / TIMING_CACHE_FILE).write_bytes(made.timing_cache)

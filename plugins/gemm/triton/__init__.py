@@ -1,1 +1,1 @@
-"""Those in Triton."""
+"""GEMM kernels in Triton."""

@@ -1,4 +1,4 @@
-"""Triton kernels of linears with narrow weights; mixed_input.py says when each is used."""
+"""Triton kernels of mixed-input GEMMs; mixed_input.py says when each is used."""
 
 import triton
 import triton.language as tl

@@ -39,7 +39,7 @@ class Bucket:
     sequences: int
     rows: int
     splits: int
-    """Pieces of the longest context."""
+    """Splits of the longest context."""
 
     def extent(self, axis: Axis) -> int:
         return {

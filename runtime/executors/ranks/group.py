@@ -1,4 +1,4 @@
-"""Rank 0's hold on the other ranks: it starts them, tells them what to do and notices their end.
+"""Rank 0's control of the other ranks: it starts them, sends them orders and notices their end.
 
 A thread watches: a rank that has ended, has reported an error, is behind with a step or has drawn
 other tokens than rank 0 makes the whole group fail, once and for good. The others are killed then,

@@ -1,4 +1,4 @@
-"""What rank 0 asks of the other ranks, and what they answer: MessagePack records, never pickle.
+"""The messages between rank 0 and the other ranks: MessagePack records, never pickle.
 
 Every rank does the same: the calls of an executor, in one order, sampling included. The logits are
 whole on all of them and a draw depends on the request's seed alone, so all draw the same tokens,
@@ -108,7 +108,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """How far a rank is; told now and then, not step by step."""
+    """How far a rank is; sent periodically, not step by step."""
 
     begun: int
     """Step that was launched last."""

@@ -1,4 +1,4 @@
-"""A rank other than 0: a process that does what rank 0 does, when it is told.
+"""A rank other than 0: a process that carries out rank 0's orders.
 
     socket -> orders -> executor (main thread) -> steps under way -> done (a thread that waits)
 
