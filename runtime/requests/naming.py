@@ -16,7 +16,13 @@ def fields_as_sent(sent_as: Mapping[str, str]) -> Iterator[None]:
 
 
 def as_sent(error: TrtcError, sent_as: Mapping[str, str]) -> TrtcError:
-    """The error with the name of the client's input for the field of the draft."""
+    """The error with the name of the client's input for the field of the draft, or for the longest
+    beginning of its path that has one."""
     name, space, rest = error.field.partition(" ")  # "stop (how many)"
-    field = f"{sent_as.get(name, name)}{space}{rest}"
-    return type(error)(error.problem, field=field, remedy=error.remedy)
+    known = max((one for one in sent_as if _begins(name, one)), key=len, default=None)
+    own = name if known is None else sent_as[known] + name[len(known) :]
+    return type(error)(error.problem, field=f"{own}{space}{rest}", remedy=error.remedy)
+
+
+def _begins(path: str, name: str) -> bool:
+    return path.startswith(name) and path[len(name) : len(name) + 1] in ("", ".", "[")

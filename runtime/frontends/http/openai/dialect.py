@@ -27,7 +27,7 @@ from trtc.runtime.frontends.http.openai.forms import (
     PromptTold,
     Wanted,
 )
-from trtc.runtime.frontends.http.openai.params import CHAT, COMPLETION, Params, named
+from trtc.runtime.frontends.http.openai.params import CHAT, COMPLETION, Params
 from trtc.runtime.frontends.http.openai.reading import Given, read
 from trtc.runtime.frontends.http.openai.running import Told, running
 from trtc.runtime.frontends.http.openai.writing import (
@@ -39,6 +39,7 @@ from trtc.runtime.frontends.http.openai.writing import (
 from trtc.runtime.frontends.http.routes import Route
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.model_info import ModelInfo
+from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.service.service import Service
 
@@ -88,7 +89,7 @@ class _Handlers:
         async with AsyncExitStack() as stack:
             async with self._document(exchange, parse) as (given, draft):
                 fields = given.fields
-                with named(_chat_params(fields)):
+                with fields_as_sent(_chat_params(fields)):
                     if _needs_ids(fields):
                         draft = await self._with_ids(draft, fields, exchange.principal)
                     outputs = await stack.enter_async_context(
@@ -96,7 +97,7 @@ class _Handlers:
                     )
             wanted = _wanted(fields, logprobs=bool(fields.logprobs))
             form = ChatForm(wanted, draft.n, [PromptTold(draft.token_ids or ())])
-            with named(_chat_params(fields)):
+            with fields_as_sent(_chat_params(fields)):
                 await self._write(exchange, given, outputs, request_id, form)
 
     async def completions(self, exchange: Exchange) -> None:
@@ -109,7 +110,7 @@ class _Handlers:
         async with AsyncExitStack() as stack:
             async with self._document(exchange, parse) as (given, drafts):
                 fields = given.fields
-                with named(COMPLETION):
+                with fields_as_sent(COMPLETION):
                     prompts = [await self._told(one, fields, exchange.principal) for one in drafts]
                     outputs = await stack.enter_async_context(
                         running(
@@ -124,7 +125,7 @@ class _Handlers:
                 prompts,
                 is_echo_only=fields.max_tokens == 0,
             )
-            with named(COMPLETION):
+            with fields_as_sent(COMPLETION):
                 await self._write(exchange, given, outputs, request_id, form)
 
     def _document(

@@ -6,8 +6,9 @@ from typing import Any, cast
 from trtc.protos.errors import InvalidRequestError
 from trtc.protos.sampling import SAMPLING_PARAMETERS, SamplingOptions
 from trtc.runtime.frontends.http.openai.fields import ChatFields, CommonFields, CompletionFields
-from trtc.runtime.frontends.http.openai.params import CHAT, named
+from trtc.runtime.frontends.http.openai.params import CHAT
 from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.prompts import Prompt, read_prompts
 from trtc.runtime.text.chat import MAX_MESSAGE_ITEMS
 from trtc.runtime.text.chat_options import chat_of
@@ -41,7 +42,7 @@ def chat_draft(fields: ChatFields, request_id: str) -> RequestDraft:
     if fields.continue_final_message:
         # vLLM's clients say both, or leave the second at its default.
         template["add_generation_prompt"] = fields.add_generation_prompt or None
-    with named(CHAT):
+    with fields_as_sent(CHAT):
         chat = chat_of(messages, cast(Any, template))
     limit = fields.max_completion_tokens
     return RequestDraft(

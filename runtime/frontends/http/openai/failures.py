@@ -63,7 +63,8 @@ class Failure(msgspec.Struct):
 def failure(error: errors.TrtcError) -> Failure:
     """The error as a client is told of it."""
     kind = errors.by_class(_KINDS, error, _INTERNAL)
-    return Failure(Error(str(error), kind.type, error.field or None, kind.code))
+    param = error.field.partition(" ")[0]  # of "stop (how many)"
+    return Failure(Error(str(error), kind.type, param or None, kind.code))
 
 
 async def refuse(exchange: Exchange, error: errors.TrtcError) -> None:

@@ -1,12 +1,9 @@
 """How the service's fields are called in requests, so that errors name what the client wrote."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-
-from trtc.protos.errors import TrtcError
+from collections.abc import Mapping
 
 Params = Mapping[str, str]
-"""Path of a field of the service -> its name in the request. The longest beginning counts."""
+"""Field of a draft -> its name in the request (`requests.naming`)."""
 
 CHAT: Params = {
     "chat": "messages",
@@ -25,23 +22,3 @@ COMPLETION: Params = {
     "text": "prompt",
     "include_stop": "include_stop_str_in_output",
 }
-
-
-@contextmanager
-def named(params: Params) -> Iterator[None]:
-    """Errors of the block name fields of the request."""
-    try:
-        yield
-    except TrtcError as error:
-        error.field = _param(error.field, params)
-        raise
-
-
-def _param(field: str, params: Params) -> str:
-    field = field.partition(" ")[0]  # of `stop (how many)`
-    own = max((one for one in params if _begins(field, one)), key=len, default=None)
-    return field if own is None else params[own] + field[len(own) :]
-
-
-def _begins(field: str, path: str) -> bool:
-    return field.startswith(path) and field[len(path) : len(path) + 1] in ("", ".", "[")

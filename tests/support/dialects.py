@@ -1,0 +1,157 @@
+"""Every way in to one engine, for a table of requests that must give the same tokens by each.
+
+A dialect is a line of DIALECTS: how its unmodified client asks for a `Case`. One that has no words
+for a case says so with None, never by leaving a parameter out.
+"""
+
+import asyncio
+import warnings
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from tests.support.openai_sdk import ECHO, sdk
+from tests.support.servers import RunningServer, manifest
+from tests.support.tensors import tensors
+from trtc.runtime.client import AsyncClient
+from trtc.runtime.engine.session import Session
+from trtc.runtime.executors.echo import EchoExecutor
+from trtc.runtime.frontends.local import LocalEngine
+from trtc.runtime.text.tokenizer import Tokenizer
+
+ENGINE = ECHO
+
+Sequences = list[list[int]]
+"""The tokens of each sequence."""
+Ask = Callable[[RunningServer, "Case"], Awaitable[Sequences | None]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request, in the words of `trtc`."""
+
+    prompt: str | Sequence[int] | Sequence[Mapping[str, Any]]
+    """A text, token ids, or a conversation."""
+    expected: Sequences
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of `generate`."""
+
+    @property
+    def is_chat(self) -> bool:
+        return not isinstance(self.prompt, str) and not isinstance(self.prompt[0], int)
+
+
+async def in_process(server: RunningServer, case: Case) -> Sequences:
+    def run() -> Sequences:
+        executor = EchoExecutor(ENGINE.options)
+        tokenizer = Tokenizer.load(ENGINE.tokenizer) if ENGINE.tokenizer else None
+        session = Session(ENGINE.tokenizer, manifest(ENGINE, executor), executor, tokenizer)
+        with LocalEngine(session) as engine:
+            ask: Any = engine.chat if case.is_chat else engine.generate
+            result = ask(case.prompt, **case.options).result()
+            return [list(one.token_ids) for one in result.completions]
+
+    return await asyncio.to_thread(run)
+
+
+async def trtc_v1(server: RunningServer, case: Case) -> Sequences:
+    async with AsyncClient(server.address) as client:
+        ask: Any = client.chat if case.is_chat else client.generate
+        result = await ask(case.prompt, **case.options).result()
+        return [list(one.token_ids) for one in result.completions]
+
+
+async def _openai(server: RunningServer, case: Case, *, stream: bool) -> Sequences:
+    extra = {"return_token_ids": True}
+    asked: dict[str, Any] = {"model": "echo", "stream": stream}
+    own = {"max_tokens", "temperature", "top_p", "seed", "n", "stop", "logit_bias"}
+    own |= {"presence_penalty", "frequency_penalty"}
+    for name, value in case.options.items():
+        (asked if name in own else extra)[name] = value
+    told: dict[int, list[int]] = {}
+    async with sdk(server) as client:
+        create: Any = client.completions.create
+        if case.is_chat:
+            create = client.chat.completions.create
+        asked["messages" if case.is_chat else "prompt"] = case.prompt
+        answer = await create(**asked, extra_body=extra)
+        choices = (
+            [one async for chunk in answer for one in chunk.choices] if stream else answer.choices
+        )
+        for choice in choices:
+            told.setdefault(choice.index, []).extend(choice.model_dump().get("token_ids") or ())
+    return [told[index] for index in sorted(told)]
+
+
+async def openai(server: RunningServer, case: Case) -> Sequences:
+    return await _openai(server, case, stream=False)
+
+
+async def openai_streamed(server: RunningServer, case: Case) -> Sequences:
+    return await _openai(server, case, stream=True)
+
+
+async def kserve(server: RunningServer, case: Case) -> Sequences | None:
+    """A reply holds one sequence; several are streamed."""
+    names = {"max_tokens": "request_output_len"}
+    own = {"temperature", "top_k", "top_p", "min_p", "seed", "min_tokens", "repetition_penalty"}
+    own |= {"presence_penalty", "frequency_penalty", *names}
+    if case.is_chat or not case.options.keys() <= own:
+        return None
+    triton = pytest.importorskip("tests.support.triton_client", exc_type=ImportError)
+    import tritonclient.grpc.aio
+
+    # Its clients get the likeliest token unless they give one of these.
+    options = {"top_p": 1.0, **case.options}
+    sent = {names.get(name, name): value for name, value in options.items()}
+    if isinstance(case.prompt, str):
+        sent["text_input"] = case.prompt
+    else:
+        sent["input_ids"] = list(case.prompt)
+    inputs = [triton.input_of(name, array) for name, array in tensors(**sent).items()]
+    async with tritonclient.grpc.aio.InferenceServerClient(server.address) as client:
+        result = await client.infer("echo", inputs)
+    lengths = result.as_numpy("sequence_length")[0].tolist()
+    rows = result.as_numpy("output_ids")[0].tolist()
+    return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+
+
+async def smg(server: RunningServer, case: Case) -> Sequences | None:
+    """Its router renders and tokenises: the service is given token ids."""
+    sampling = {"temperature", "top_k", "top_p", "min_p", "seed", "min_tokens"}
+    sampling |= {"repetition_penalty", "presence_penalty", "frequency_penalty"}
+    options = dict(case.options)
+    if isinstance(case.prompt, str) or case.is_chat:
+        return None
+    if not options.keys() <= sampling | {"max_tokens", "n"}:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # stubs made by an older protobuf than ours
+        stubs = pytest.importorskip("smg_grpc_proto", reason="make setup installs it")
+    pb = stubs.trtllm_service_pb2
+    config = {name: value for name, value in options.items() if name in sampling}
+    request = pb.GenerateRequest(
+        tokenized=pb.TokenizedInput(input_token_ids=case.prompt),
+        max_tokens=options["max_tokens"],
+        sampling_config=pb.SamplingConfig(num_return_sequences=options.get("n", 1), **config),
+    )
+    told: dict[int, list[int]] = {}
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        stub = stubs.trtllm_service_pb2_grpc.TrtllmServiceStub(channel)
+        async for response in stub.Generate(request):
+            complete = response.complete
+            told[complete.sequence_index] = list(complete.output_token_ids)
+    return [told[index] for index in sorted(told)]
+
+
+DIALECTS: Mapping[str, Ask] = {
+    "in process": in_process,
+    "trtc.v1": trtc_v1,
+    "OpenAI": openai,
+    "OpenAI, streamed": openai_streamed,
+    "KServe": kserve,
+    "SMG": smg,
+}
