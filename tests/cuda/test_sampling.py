@@ -210,7 +210,7 @@ def test_a_known_token_is_drawn_for_its_logprob() -> None:
         assert outputs["token_logprobs"][row, 0] == pytest.approx(expected, abs=1e-4)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(case=cases([10, 32, 129, 700, LARGE_VOCAB]), seed=st.integers(0, 2**32 - 1))
 def test_tokens_under_masks_are_those_of_the_host(case: Case, seed: int) -> None:
     allowed, masks = drawn_masks(case.logits.shape, seed)
@@ -269,15 +269,17 @@ def test_rows_are_invalid_under_masks_where_the_host_says_so() -> None:
     assert outputs["sampled"][3:, 0].tolist() == [3, 0]
 
 
-@settings(max_examples=20)
-@given(case=cases([10, 129, 700]), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=15)
+@given(case=cases([10, 129, 300]), seed=st.integers(0, 2**32 - 1))
 def test_pending_tokens_are_penalised_as_if_the_host_knew_them(case: Case, seed: int) -> None:
     """Bit for bit: new ones, and those that the sequence has seen already."""
-    batch, sampled = with_last_pending(case, seed)
-    known = with_pending_counted(batch, sampled)
-    asked = np.full(len(case.params), 3, np.int32)
-    found = sample_by_stages(case.logits, replace(batch, num_logprobs=asked), sampled=sampled)
-    expected = sample_by_stages(case.logits, replace(known, num_logprobs=asked))
+    params = tuple(
+        replace(one, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0) for one in case.params
+    )
+    batch, sampled = with_last_pending(replace(case, params=params), seed)
+    batch = replace(batch, num_logprobs=np.full(len(params), 3, np.int32))
+    found = sample_by_stages(case.logits, batch, sampled=sampled)
+    expected = sample_by_stages(case.logits, with_pending_counted(batch, sampled))
     for name in ("logits", "sampled", "invalid", "token_logprobs"):
         assert found[name].tobytes() == expected[name].tobytes(), name
 
