@@ -203,7 +203,7 @@ async def test_a_client_that_reads_nothing_loses_its_stream(
             # Long events: kernels hold megabytes for a client.
             request = asking(n=8, logprobs=20, max_tokens=1000)
             await asyncio.to_thread(client.sendall, request)
-            await eventually(lambda: established(server.http_port) == 0, "it is closed")
+            await eventually(lambda: established(server.http_port) == 0, "it is closed", 60)
         await server.idle()
 
 
