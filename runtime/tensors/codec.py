@@ -48,6 +48,8 @@ ACCEPTED: Mapping[DataType, tuple[str, ...]] = {
     "TYPE_FP32": _FLOATS,
 }
 """Datatypes that an input may be sent in."""
+_LEAST = {name: int(np.iinfo(_NUMPY[name]).min) for name in _INTEGERS}
+_MOST = {name: int(np.iinfo(_NUMPY[name]).max) for name in _INTEGERS}
 
 _INPUTS = {tensor.name: tensor for tensor in INPUTS}
 _OUTPUTS = {tensor.name: tensor for tensor in OUTPUTS}
@@ -57,6 +59,11 @@ def datatype(tensor: Tensor) -> str:
     """KServe's name of the table's type."""
     name = tensor.data_type.removeprefix("TYPE_")
     return "BYTES" if name == "STRING" else name
+
+
+def input_datatype(name: str) -> str | None:
+    """None: there is no such input."""
+    return datatype(_INPUTS[name]) if name in _INPUTS else None
 
 
 def output_datatype(name: str) -> str:
@@ -93,14 +100,13 @@ def array_of_values(
     count = check_input(name, sent_as, shape)
     if len(values) != count:
         raise _wrong_size(name, f"{len(values)} values", f"{count} values")
-    if sent_as == "BYTES":
-        return _shaped(values, shape)
-    try:
-        return np.array(values, _NUMPY[sent_as]).reshape(shape)
-    except (OverflowError, TypeError, ValueError) as error:
+    if not all(_is_a(sent_as, value) for value in values):
         raise InvalidRequestError(
             f"has a value that is not {sent_as}", field=name, remedy=f"Send {sent_as} values"
-        ) from error
+        )
+    if sent_as == "BYTES":
+        return _shaped(values, shape)
+    return np.array(values, _NUMPY[sent_as]).reshape(shape)
 
 
 def bytes_of(array: NDArray[Any]) -> bytes:
@@ -160,6 +166,18 @@ def check_input(name: str, sent_as: str, shape: Sequence[int]) -> int:
             f"has {count} strings", field=name, remedy=f"Send at most {MAX_STRINGS}"
         )
     return count
+
+
+def _is_a(sent_as: str, value: object) -> bool:
+    if sent_as == "BYTES":
+        return isinstance(value, bytes)
+    if sent_as == "BOOL":
+        return isinstance(value, bool)
+    if isinstance(value, bool):
+        return False
+    if sent_as in _FLOATS:
+        return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**64)
+    return isinstance(value, int) and _LEAST[sent_as] <= value <= _MOST[sent_as]
 
 
 def _strings(name: str, data: bytes, count: int) -> list[bytes]:

@@ -5,11 +5,11 @@ name, which is the only one.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from prometheus_client.metrics import MetricWrapperBase
 
-from trtc.protos.errors import UnknownModelError
+from trtc.protos.errors import UnknownModelError, UnsupportedError
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.service.service import Service
@@ -47,8 +47,12 @@ def is_ready(service: Service, name: str, version: str) -> bool:
     return known and name not in service.why_not_ready()
 
 
-def server_metadata() -> dict[str, Any]:
-    return {"name": "trtc", "version": __version__, "extensions": list(EXTENSIONS)}
+def server_metadata(*extensions: str) -> dict[str, Any]:
+    """
+    Args:
+        extensions: that the protocol has beside EXTENSIONS.
+    """
+    return {"name": "trtc", "version": __version__, "extensions": [*EXTENSIONS, *extensions]}
 
 
 def metadata(handle: EngineHandle) -> dict[str, Any]:
@@ -111,6 +115,14 @@ def statistics(service: Service, handle: EngineHandle) -> dict[str, Any]:
             "compute_infer": _duration(count, max(0.0, total_s - queue_s)),
         },
     }
+
+
+def refuse_to_load() -> NoReturn:
+    """Raises UnsupportedError."""
+    raise UnsupportedError(
+        "models do not come and go while the server runs",
+        remedy="Start another `trtc serve` with the engines that are wanted, and end this one",
+    )
 
 
 def _described(tensor: Tensor) -> dict[str, Any]:

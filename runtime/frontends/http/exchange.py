@@ -56,15 +56,24 @@ class Exchange:
 
     @asynccontextmanager
     async def document(
-        self, intake: Intake, max_bytes: int, parse: Callable[[bytes], T]
+        self,
+        intake: Intake,
+        max_bytes: int,
+        parse: Callable[[bytes], T],
+        *,
+        any_type: bool = False,
     ) -> AsyncIterator[T]:
         """What `parse` makes of the request's JSON. Leave the context as soon as what it asks for
         is admitted. From here on the handler is cancelled when its client leaves.
 
+        Args:
+            any_type: take what is not called JSON too, unless a browser sends it.
+
         Raises:
             BodyTypeError, BodySizeError: the body is no JSON, or has more than `max_bytes`.
         """
-        self._check_type()
+        # Browsers say where a page came from when it posts to another place.
+        self._check_type(any_type=any_type and not self.header(b"origin"))
 
         async def read() -> bytes:
             return await self._body(max_bytes)
@@ -105,10 +114,10 @@ class Exchange:
         if self._watcher is not None:
             self._watcher.cancel()
 
-    def _check_type(self) -> None:
+    def _check_type(self, *, any_type: bool) -> None:
         """Pages of other origins can send a browser's user's requests here, but not as JSON."""
         given = self.header(b"content-type").partition(b";")[0].strip().lower()
-        if given != JSON:
+        if given != JSON and not any_type:
             raise BodyTypeError(
                 f"is {given[:80].decode(errors='replace')!r}" if given else "is missing",
                 field="Content-Type",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from trtc.protos.errors import RequestError
 from trtc.runtime.frontends.base import Frontend
 from trtc.runtime.frontends.http.application import RESERVED_CONNECTIONS, Application
+from trtc.runtime.frontends.http.kserve.dialect import kserve
 from trtc.runtime.frontends.http.listener import BACKLOG, BoundedListener
 from trtc.runtime.frontends.http.openai.dialect import openai
 from trtc.runtime.frontends.http.probes import probes
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 HANDSHAKE_S = 5.0
 """For the TLS handshake of a connection."""
-DIALECTS: Sequence[Dialect] = (probes, openai)
+DIALECTS: Sequence[Dialect] = (probes, openai, kserve)
 """Each answers paths of its own."""
 
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from google.protobuf.message import Message
 
-from trtc.protos.errors import CancelledError, TrtcError, UnsupportedError
+from trtc.protos.errors import CancelledError, TrtcError
 from trtc.protos.kserve import grpc_service_pb2 as pb
 from trtc.runtime.frontends.grpc.calls import (
     STALLED_CLIENT_S,
@@ -160,10 +160,7 @@ class KServeServicer:
         )
 
     async def _refuse_load(self, request: object, context: Context) -> NoReturn:
-        raise UnsupportedError(
-            "models do not come and go while the server runs",
-            remedy="Start another `trtc serve` with the engines that are wanted, and end this one",
-        )
+        model.refuse_to_load()
 
     async def _model_infer(self, context: Context) -> pb.ModelInferResponse:
         principal = self._intake.caller(context)

@@ -1,0 +1,70 @@
+"""The bodies of `/generate` and `/generate_stream`: one row, a key for each tensor.
+
+    {"text_input": "...", "max_tokens": 20, "stop_words": ["\\n"]} -> {"text_output": "...", ...}
+
+Names of inputs may also stand under `parameters`, as some clients have them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from numpy.typing import NDArray
+
+from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.frontends.http.kserve.infer import json_values
+from trtc.runtime.frontends.http.kserve.reading import array_of_json, decoded
+from trtc.runtime.tensors.codec import input_datatype
+from trtc.runtime.tensors.model import VERSION
+from trtc.runtime.tensors.replies import Message
+
+
+@dataclass(frozen=True)
+class GenerateBody:
+    """What a body says, its tensors read."""
+
+    request_id: str
+    tensors: Mapping[str, NDArray[Any]]
+    parameters: Mapping[str, Any]
+
+
+def read_generate(body: bytes) -> GenerateBody:
+    """Raises InvalidRequestError: names what is wrong."""
+    fields = decoded(body, dict[str, Any])
+    request_id = fields.pop("id", "")
+    if not isinstance(request_id, str):
+        raise InvalidRequestError("is no string", field="id", remedy="Send a string")
+    below = fields.pop("parameters", {})
+    if not isinstance(below, dict):
+        raise InvalidRequestError("is no object", field="parameters", remedy="Send an object")
+    tensors, parameters = dict[str, NDArray[Any]](), dict[str, Any]()
+    for name, value in (*fields.items(), *below.items()):
+        kind = input_datatype(name)
+        if kind is None:
+            parameters[name] = value
+        elif name in tensors:
+            raise InvalidRequestError("is given twice", field=name, remedy="Send it once")
+        else:
+            tensors[name] = array_of_json(name, kind, _shape(value), value)
+    return GenerateBody(request_id, tensors, parameters)
+
+
+def written_generate(model: str, request_id: str, message: Message) -> bytes:
+    """Outputs of one value as that, others as flat lists."""
+    answer: dict[str, Any] = {"model_name": model, "model_version": VERSION}
+    if request_id:
+        answer["id"] = request_id
+    for name, array in message.items():
+        values = json_values(array)
+        answer[name] = values[0] if len(values) == 1 else values
+    return msgspec.json.encode(answer)
+
+
+def _shape(value: object) -> list[int]:
+    """Of the tensor: a value stands for a list of it, and a row for a batch of one."""
+    shape = [1]
+    while isinstance(value, list):
+        shape.append(len(value))
+        value = value[0] if value else None
+    return shape if len(shape) > 1 else [1, 1]

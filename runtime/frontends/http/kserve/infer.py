@@ -1,0 +1,153 @@
+"""The bodies of `/infer`: JSON, after which the bytes of binary tensors may come.
+
+    {"inputs": [{..., "parameters": {"binary_data_size": 12}}]}<12 bytes>
+
+A header, Inference-Header-Content-Length, says how long the JSON is.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from numpy.typing import NDArray
+
+from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.frontends.http.kserve.reading import array_of_json, decoded
+from trtc.runtime.tensors.codec import array_of_bytes, bytes_of, output_datatype
+from trtc.runtime.tensors.model import VERSION
+from trtc.runtime.tensors.replies import Message
+
+HEADER_LENGTH = b"inference-header-content-length"
+_SIZE = "binary_data_size"
+_IS_BINARY = "binary_data"
+_ALL_BINARY = "binary_data_output"
+
+
+class InputFields(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: dict[str, Any] = {}
+    data: msgspec.Raw = msgspec.Raw()
+
+
+class OutputFields(msgspec.Struct):
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class InferFields(msgspec.Struct):
+    inputs: list[InputFields]
+    id: str = ""
+    parameters: dict[str, Any] = {}
+    outputs: list[OutputFields] = []
+
+
+@dataclass(frozen=True)
+class InferBody:
+    """What a body says, its tensors read."""
+
+    request_id: str
+    tensors: Mapping[str, NDArray[Any]]
+    outputs: list[str]
+    """Those asked for; empty: all."""
+    parameters: Mapping[str, Any]
+    is_binary: Mapping[str, bool]
+    """Outputs that are asked for as bytes, or not; others as `binary_data_output` says."""
+
+    def wants_bytes(self, name: str) -> bool:
+        return self.is_binary.get(name, self.parameters.get(_ALL_BINARY) is True)
+
+
+def read_infer(body: bytes, header_length: bytes) -> InferBody:
+    """
+    Args:
+        header_length: the value of HEADER_LENGTH; empty: there is nothing but JSON.
+
+    Raises:
+        InvalidRequestError: names what is wrong.
+    """
+    length = _length(body, header_length)
+    fields, rest = decoded(body[:length], InferFields), body[length:]
+    tensors: dict[str, NDArray[Any]] = {}
+    for at, sent in enumerate(fields.inputs):
+        if sent.name in tensors:
+            raise InvalidRequestError(
+                "is given twice", field=sent.name[:100], remedy="Send it once"
+            )
+        size = sent.parameters.pop(_SIZE, None)
+        _refuse_parameters(f"inputs[{at}]", sent.parameters)
+        if size is None:
+            data = decoded(sent.data, object) if bytes(sent.data) else []
+            tensors[sent.name] = array_of_json(sent.name, sent.datatype, sent.shape, data)
+            continue
+        if type(size) is not int or not 0 <= size <= len(rest):
+            raise InvalidRequestError(
+                f"is {str(size)[:100]}, and {len(rest)} bytes follow",
+                field=f"inputs[{at}].parameters.{_SIZE}",
+                remedy="Send the tensors' bytes after the JSON, in the order of inputs",
+            )
+        tensors[sent.name] = array_of_bytes(sent.name, sent.datatype, sent.shape, rest[:size])
+        rest = rest[size:]
+    if rest:
+        raise InvalidRequestError(
+            f"has {len(rest)} bytes after its tensors", field="body", remedy="Leave them out"
+        )
+    is_binary = {}
+    for at, output in enumerate(fields.outputs):
+        if _IS_BINARY in output.parameters:
+            is_binary[output.name] = output.parameters.pop(_IS_BINARY) is True
+        _refuse_parameters(f"outputs[{at}]", output.parameters)
+    names = [output.name for output in fields.outputs]
+    return InferBody(fields.id, tensors, names, fields.parameters, is_binary)
+
+
+def written_infer(model: str, body: InferBody, message: Message) -> tuple[bytes, int | None]:
+    """The body of an answer, and the length of its JSON where bytes follow."""
+    outputs, chunks = list[dict[str, Any]](), list[bytes]()
+    for name, array in message.items():
+        output: dict[str, Any] = {
+            "name": name,
+            "datatype": output_datatype(name),
+            "shape": list(array.shape),
+        }
+        if body.wants_bytes(name):
+            chunks.append(bytes_of(array))
+            output["parameters"] = {_SIZE: len(chunks[-1])}
+        else:
+            output["data"] = json_values(array)
+        outputs.append(output)
+    answer: dict[str, Any] = {"model_name": model, "model_version": VERSION}
+    if body.request_id:
+        answer["id"] = body.request_id
+    document = msgspec.json.encode({**answer, "outputs": outputs})
+    return document + b"".join(chunks), len(document) if chunks else None
+
+
+def json_values(array: NDArray[Any]) -> list[Any]:
+    """In row-major order."""
+    values: list[Any] = array.reshape(-1).tolist()
+    return [value.decode() if isinstance(value, bytes) else value for value in values]
+
+
+def _length(body: bytes, header_length: bytes) -> int:
+    if not header_length:
+        return len(body)
+    if not header_length.isdigit() or len(header_length) > 20 or int(header_length) > len(body):
+        raise InvalidRequestError(
+            f"is {header_length[:40].decode(errors='replace')!r}, the body has {len(body)} bytes",
+            field="Inference-Header-Content-Length",
+            remedy="Send how many bytes of the body are JSON",
+        )
+    return int(header_length)
+
+
+def _refuse_parameters(place: str, parameters: Mapping[str, Any]) -> None:
+    """Shared memory and classification are asked for so."""
+    for name in parameters:
+        raise InvalidRequestError(
+            "is not supported",
+            field=f"{place}.parameters.{name[:100]}",
+            remedy="Leave it out: tensors travel in the messages, whole",
+        )
