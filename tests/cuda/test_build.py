@@ -14,6 +14,7 @@ from trtc.builder.request import BuildRequest
 from trtc.builder.targets import cuda_lowering
 from trtc.builder.targets.cuda import CudaTarget
 from trtc.protos.errors import AccuracyError
+from trtc.protos.launch_plan import read_launches
 from trtc.protos.manifest import read_manifest
 from trtc.protos.plan import read_plan
 from trtc.runtime.engine.probe import Probe
@@ -76,6 +77,19 @@ def test_canaries_come_with_the_margins_that_a_gpu_needs(engine: BuildResult) ->
     assert len(manifest.canaries) >= 6 and manifest.canary_tolerance > 0
     for canary in manifest.canaries:
         assert len(canary.margins) == len(canary.token_ids) > 0
+
+
+def test_steps_of_two_sequences_have_room_for_drafts(engine: BuildResult) -> None:
+    step, plan = read_launches(engine.path).step, read_plan(engine.path / "plan.json")
+    assert engine.manifest.limits.max_batch_size == 2
+    assert step.max_rows == plan.limits.max_batch_size == 16
+    ends = sorted([*step.offsets.values(), step.num_elements])
+    room = {name: ends[ends.index(begin) + 1] - begin for name, begin in step.offsets.items()}
+    assert room["context_lens"] >= 16 < 17 <= room["query_start"]
+    assert room["page_table"] == 16 * step.table_width
+    activations = engine.manifest.ledger.activations
+    assert activations == read_launches(engine.path).fixed_bytes(plan.vocab_size)
+    assert activations > 4 * 16 * plan.vocab_size
 
 
 def test_linears_are_kept_in_bf16(engine: BuildResult) -> None:

@@ -35,6 +35,17 @@ def test_a_bucket_holds_its_step_and_stays_within_the_limits(
     assert (bucket.kind == "decode") == (tokens == sequences == rows)
 
 
+def test_drafts_are_decodes_beyond_the_sequences_that_an_engine_serves() -> None:
+    limits = Limits(max_batch_size=2, max_seq_len=3000, max_num_tokens=64)
+    buckets = Buckets(limits, split_keys=256, max_splits=64, max_rows=16)
+    for rows in range(1, 17):
+        decode = buckets.of(num_tokens=rows, num_sequences=rows, num_rows=rows, longest_context=300)
+        assert decode.kind == "decode"
+        assert rows <= decode.tokens == decode.sequences == decode.rows <= 16
+    mixed = buckets.of(num_tokens=40, num_sequences=11, num_rows=11, longest_context=300)
+    assert (mixed.kind, mixed.sequences, mixed.rows) == ("mixed", 16, 16)
+
+
 def test_steps_of_decodes_share_few_graphs() -> None:
     found = {
         BUCKETS.of(num_tokens=n, num_sequences=n, num_rows=n, longest_context=context)
