@@ -5,11 +5,13 @@ for a case says so with None, never by leaving a parameter out.
 """
 
 import asyncio
+import json
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
 import grpc.aio
 import pytest
 
@@ -94,29 +96,66 @@ async def openai_streamed(server: RunningServer, case: Case) -> Sequences:
     return await _openai(server, case, stream=True)
 
 
+def _tensors(case: Case) -> dict[str, Any] | None:
+    """In the names of TensorRT-LLM's backend; None: it has none for a conversation."""
+    if case.is_chat:
+        return None
+    # Its clients get the likeliest token unless they give top_k or top_p.
+    options = {"top_p": 1.0, **case.options}
+    names = {"max_tokens": "request_output_len", "n": "num_return_sequences"}
+    sent = {names.get(name, name): value for name, value in options.items()}
+    if "logit_bias" in sent:
+        sent["embedding_bias"] = _dense(sent.pop("logit_bias"))
+    if "stop_token_ids" in sent:
+        words = sent.pop("stop_token_ids")
+        sent["stop_words_list"] = [words, list(range(1, len(words) + 1))]
+    prompt = case.prompt
+    return {
+        **sent,
+        **({"text_input": prompt} if isinstance(prompt, str) else {"input_ids": prompt}),
+    }
+
+
+def _dense(bias: Mapping[int, float]) -> list[float]:
+    """A number for every token."""
+    return [bias.get(token, 0.0) for token in range(ENGINE.options.vocab_size)]
+
+
 async def kserve(server: RunningServer, case: Case) -> Sequences | None:
     """A reply holds one sequence; several are streamed."""
-    names = {"max_tokens": "request_output_len"}
-    own = {"temperature", "top_k", "top_p", "min_p", "seed", "min_tokens", "repetition_penalty"}
-    own |= {"presence_penalty", "frequency_penalty", *names}
-    if case.is_chat or not case.options.keys() <= own:
+    asked = _tensors(case)
+    if asked is None or case.options.get("n", 1) > 1:
         return None
     triton = pytest.importorskip("tests.support.triton_client", exc_type=ImportError)
     import tritonclient.grpc.aio
 
-    # Its clients get the likeliest token unless they give one of these.
-    options = {"top_p": 1.0, **case.options}
-    sent = {names.get(name, name): value for name, value in options.items()}
-    if isinstance(case.prompt, str):
-        sent["text_input"] = case.prompt
-    else:
-        sent["input_ids"] = list(case.prompt)
-    inputs = [triton.input_of(name, array) for name, array in tensors(**sent).items()]
+    lists = {name: list(one) if isinstance(one, tuple) else one for name, one in asked.items()}
+    inputs = [triton.input_of(name, array) for name, array in tensors(**lists).items()]
     async with tritonclient.grpc.aio.InferenceServerClient(server.address) as client:
         result = await client.infer("echo", inputs)
     lengths = result.as_numpy("sequence_length")[0].tolist()
     rows = result.as_numpy("output_ids")[0].tolist()
     return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+
+
+async def kserve_http(server: RunningServer, case: Case) -> Sequences | None:
+    """`generate_stream`, an event a step and sequence."""
+    asked = _tensors(case)
+    if asked is None:
+        return None
+    told: dict[int, list[int]] = {}
+    url = f"http://127.0.0.1:{server.http_port}/v2/models/echo/generate_stream"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url, json={**asked, "streaming": True}) as response,
+    ):
+        async for line in response.content:
+            if line.startswith(b"data: "):
+                event = json.loads(line.removeprefix(b"data: "))
+                ids = event["output_ids"]
+                sequence = told.setdefault(event.get("sequence_index", 0), [])
+                sequence += ids if isinstance(ids, list) else [ids]
+    return [told[index] for index in sorted(told)]
 
 
 async def smg(server: RunningServer, case: Case) -> Sequences | None:
@@ -125,8 +164,6 @@ async def smg(server: RunningServer, case: Case) -> Sequences | None:
     sampling |= {"repetition_penalty", "presence_penalty", "frequency_penalty"}
     options = dict(case.options)
     if isinstance(case.prompt, str) or case.is_chat:
-        return None
-    if not options.keys() <= sampling | {"max_tokens", "n"}:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # stubs made by an older protobuf than ours
@@ -137,7 +174,12 @@ async def smg(server: RunningServer, case: Case) -> Sequences | None:
         tokenized=pb.TokenizedInput(input_token_ids=case.prompt),
         max_tokens=options["max_tokens"],
         sampling_config=pb.SamplingConfig(num_return_sequences=options.get("n", 1), **config),
+        embedding_bias=_dense(options["logit_bias"]) if "logit_bias" in options else (),
+        stop_token_ids=options.get("stop_token_ids", ()),
+        include_stop_token_in_output=True,
     )
+    left = options.keys() - sampling - {"max_tokens", "n", "logit_bias", "stop_token_ids"}
+    assert not left, "a parameter that nobody has words for"
     told: dict[int, list[int]] = {}
     async with grpc.aio.insecure_channel(server.address) as channel:
         stub = stubs.trtllm_service_pb2_grpc.TrtllmServiceStub(channel)
@@ -153,5 +195,6 @@ DIALECTS: Mapping[str, Ask] = {
     "OpenAI": openai,
     "OpenAI, streamed": openai_streamed,
     "KServe": kserve,
+    "KServe over HTTP": kserve_http,
     "SMG": smg,
 }
