@@ -1,5 +1,5 @@
 # make demo   sets everything up, builds an engine from the bundled checkpoint, serves it, streams from it
-# make test   sets everything up, runs the whole suite
+# make test   sets everything up, runs the tests but those of CUDA, TensorRT and Triton's server
 # make check  what CI runs: format, lint, types, arrows, tests, and those of CUDA, TensorRT and Triton's server
 # make quick  format, lint, types, arrows and the tests that build no engine: for every change
 # make help   lists the rest
@@ -9,9 +9,13 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PYTEST_WORKERS ?= 2
+# A worker takes whole files, so that what a file's tests share is made once; slow files first.
+PYTEST := -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
+# Those with environments of their own.
+OTHERS := tests/cuda tests/tensorrt tests/triton
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick check format-check lint types arrows tests test-cuda test-tensorrt test-triton format proto bench clean
+.PHONY: help setup demo test quick check static environments format-check lint types arrows tests test-cuda test-tensorrt test-triton format proto bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}make/make/p' Makefile
@@ -40,18 +44,26 @@ $(STAMP): pyproject.toml
 demo: setup
 	$(BIN)/python -m examples.demo
 
-test: setup
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup
+test: tests
 
 # Tests of contracts, scheduling, sampling, text and the command line. `make test` runs all but those
 # of GPU targets and of Triton's server, which need environments of their own; `make check` those too.
 QUICK := tests/protos tests/runtime/scheduling tests/runtime/sampling tests/runtime/requests \
   tests/runtime/text tests/runtime/engine/test_step_builder.py tests/cli/test_pages.py tests/test_house.py
 
-quick: setup format-check lint types arrows
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup -m 'not slow' $(QUICK)
+quick: static
+	$(BIN)/python $(PYTEST) -m 'not slow' $(QUICK)
 
-check: setup format-check lint types arrows tests test-cuda test-tensorrt test-triton
+check: static environments tests test-cuda test-tensorrt test-triton
+
+# Each takes one core, or waits for the package index.
+TWO_AT_A_TIME := --jobs=2 --output-sync=target --no-print-directory
+
+static: setup
+	$(MAKE) $(TWO_AT_A_TIME) types lint format-check arrows
+
+environments: setup
+	$(MAKE) $(TWO_AT_A_TIME) $(TENSORRT_STAMP) $(TRITON_STAMP)
 
 format-check:
 	$(BIN)/ruff format --check .
@@ -66,8 +78,8 @@ types:
 arrows:
 	$(BIN)/lint-imports
 
-tests:
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup
+tests: setup
+	$(BIN)/python $(PYTEST) $(OTHERS:%=--ignore=%)
 
 # $(call venv_beside,DIR): an environment that sees the packages of $(VENV), this directory, and before
 # them its own.
@@ -94,10 +106,10 @@ $(TENSORRT_STAMP): $(STAMP)
 
 # The CUDA target's kernels need the same compilers.
 test-cuda: $(TENSORRT_STAMP)
-	$(TENSORRT_VENV)/bin/python -m pytest tests/cuda -n $(PYTEST_WORKERS) --dist loadscope
+	$(TENSORRT_VENV)/bin/python $(PYTEST) tests/cuda
 
 test-tensorrt: $(TENSORRT_STAMP)
-	$(TENSORRT_VENV)/bin/python -m pytest tests/tensorrt -n $(PYTEST_WORKERS) --dist loadscope
+	$(TENSORRT_VENV)/bin/python $(PYTEST) tests/tensorrt
 
 # Apart from $(VENV), because the server's Python backend was built for NumPy 1.
 TRITON_VENV  ?= .venv-triton

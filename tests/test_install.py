@@ -32,11 +32,7 @@ SOURCE_ONLY = ("tensorrt-rtx-cu13", "tensorrt-cu13")
 LIMIT_S = 500
 CONCURRENT = 2
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(1500),
-    pytest.mark.xdist_group("install"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @dataclass(frozen=True)

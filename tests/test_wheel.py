@@ -50,7 +50,6 @@ PROMPT = ("--prompt-ids", "5,17,9", "--max-tokens", "8", "--temperature", "0", "
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("wheel")
 def test_runtime_without_the_builder_gives_the_same_tokens(
     runtime_only: Path, engine: Path, tmp_path: Path
 ) -> None:
@@ -69,7 +68,6 @@ assert "site-packages" in trtc.cli.__file__, trtc.cli.__file__
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("wheel")
 def test_runtime_without_the_builder_serves(
     runtime_only: Path, engine: Path, tmp_path: Path
 ) -> None:
@@ -82,7 +80,6 @@ def test_runtime_without_the_builder_serves(
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("wheel")
 def test_building_without_the_builder_says_what_to_install(
     runtime_only: Path, tmp_path: Path
 ) -> None:
