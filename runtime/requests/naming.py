@@ -1,5 +1,6 @@
 """Errors that name fields of a draft, in the words of the client that sent it."""
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -21,7 +22,9 @@ def as_sent(error: TrtcError, sent_as: Mapping[str, str]) -> TrtcError:
     name, space, rest = error.field.partition(" ")  # "stop (how many)"
     known = max((one for one in sent_as if _begins(name, one)), key=len, default=None)
     own = name if known is None else sent_as[known] + name[len(known) :]
-    return type(error)(error.problem, field=f"{own}{space}{rest}", remedy=error.remedy)
+    renamed = copy.copy(error)  # with all that its class adds
+    renamed.field = f"{own}{space}{rest}"
+    return renamed
 
 
 def _begins(path: str, name: str) -> bool:

@@ -118,6 +118,16 @@ class Service:
             raise _not_ready(name, self._not_ready[name])
         return handle
 
+    def engine_for(self, principal: Principal, name: str) -> EngineHandle:
+        """`engine`, for what is told of it.
+
+        Raises:
+            ForbiddenError: `principal` may not use it; and as `engine`.
+        """
+        handle = self.engine(name)
+        self._quotas.check_model(principal, handle.name)
+        return handle
+
     @asynccontextmanager
     async def generate(
         self, draft: RequestDraft, *, principal: Principal, deadline: float | None = None
@@ -199,9 +209,7 @@ class Service:
         """The engine called `model`, or every engine that `principal` may use when `model` is
         empty."""
         if model:
-            handle = self.engine(model)
-            self._quotas.check_model(principal, handle.name)
-            return [handle.info()]
+            return [self.engine_for(principal, model).info()]
         may = principal.limits.may_use
         return [handle.info() for handle in self._handles.values() if may(handle.name)]
 

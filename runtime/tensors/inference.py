@@ -21,7 +21,7 @@ from trtc.runtime.requests.validation import MAX_REQUEST_ID_CHARACTERS
 from trtc.runtime.service.service import Service
 from trtc.runtime.service.streams import OutputStream
 from trtc.runtime.tensors.codec import check_outputs
-from trtc.runtime.tensors.model import engine_of
+from trtc.runtime.tensors.model import check_version
 from trtc.runtime.tensors.replies import Message, Prompt, RowReplies
 from trtc.runtime.tensors.requests import RequestReader, RowRequest, Tensors, asks_to_stop
 
@@ -129,8 +129,8 @@ class Inference:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._running: dict[tuple[Principal, str], set[Exchange]] = {}
-        """By who asked and the id; no empty set."""
+        self._running: dict[tuple[str, str], set[Exchange]] = {}
+        """By the principal's name and the id; no empty set."""
 
     def read(
         self,
@@ -146,7 +146,9 @@ class Inference:
         Raises:
             TrtcError: no such model, or something in the request is wrong; names it.
         """
-        handle = engine_of(self._service, model, version)
+        check_version(version)
+        with fields_as_sent(_NAMES):
+            handle = self._service.engine(model)
         if len(request_id) > MAX_REQUEST_ID_CHARACTERS:
             raise InvalidRequestError(
                 f"has {len(request_id)} characters",
@@ -188,7 +190,7 @@ class Inference:
         if request.timeout_s is not None:
             own = time.monotonic() + request.timeout_s
             deadline = own if deadline is None else min(deadline, own)
-        key = (principal, request.request_id)
+        key = (principal.name, request.request_id)
         if request.stops:
             for exchange in self._running.get(key, ()):
                 exchange.stop()

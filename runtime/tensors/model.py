@@ -12,6 +12,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from trtc.protos.errors import UnknownModelError, UnsupportedError
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.naming import fields_as_sent
+from trtc.runtime.requests.principal import Principal
 from trtc.runtime.service.service import Service
 from trtc.runtime.tensors.codec import datatype
 from trtc.runtime.tensors.table import INPUTS, OUTPUTS, Tensor
@@ -24,26 +25,38 @@ EXTENSIONS = ("model_configuration", "statistics")
 _NAMES = {"model": "model_name"}
 
 
-def engine_of(service: Service, name: str, version: str) -> EngineHandle:
-    """The engine of a model's version; "" is its only one.
-
-    Raises:
-        UnknownModelError: there is no such model or version.
-        UnavailableError: it is not open yet.
-    """
+def check_version(version: str) -> None:
+    """Raises UnknownModelError for another than VERSION; "" is that."""
     if version not in ("", VERSION):
         raise UnknownModelError(
             f"is {version[:100]!r}",
             field="model_version",
             remedy=f"Every model has the version {VERSION} only: leave it out, or send that",
         )
+
+
+def engine_of(service: Service, principal: Principal, name: str, version: str) -> EngineHandle:
+    """The engine of a model's version, for what is told of it.
+
+    Raises:
+        UnknownModelError: there is no such model or version.
+        ForbiddenError: `principal` may not use it.
+        UnavailableError: it is not open yet.
+    """
+    check_version(version)
     with fields_as_sent(_NAMES):
-        return service.engine(name)
+        return service.engine_for(principal, name)
 
 
-def is_ready(service: Service, name: str, version: str) -> bool:
+def engines_of(service: Service, principal: Principal) -> list[EngineHandle]:
+    """All that `principal` may use."""
+    may = principal.limits.may_use
+    return [handle for handle in service.engines.values() if may(handle.name)]
+
+
+def is_ready(service: Service, principal: Principal, name: str, version: str) -> bool:
     """Whether a version of a model serves; one that is unknown does not."""
-    known = name in service.names and version in ("", VERSION)
+    known = name in service.names and principal.limits.may_use(name) and version in ("", VERSION)
     return known and name not in service.why_not_ready()
 
 
@@ -81,8 +94,8 @@ def config(handle: EngineHandle) -> dict[str, Any]:
     }
 
 
-def index(service: Service, *, ready: bool) -> list[dict[str, Any]]:
-    """One entry a model; with `ready`, of those that serve now."""
+def index(service: Service, principal: Principal, *, ready: bool) -> list[dict[str, Any]]:
+    """One entry a model that `principal` may use; with `ready`, of those that serve now."""
     why_not = service.why_not_ready()
     return [
         {
@@ -92,7 +105,7 @@ def index(service: Service, *, ready: bool) -> list[dict[str, Any]]:
             "reason": why_not.get(name, ""),
         }
         for name in service.names
-        if not (ready and name in why_not)
+        if principal.limits.may_use(name) and not (ready and name in why_not)
     ]
 
 

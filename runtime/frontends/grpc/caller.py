@@ -9,7 +9,7 @@ import grpc.aio
 from grpc_health.v1 import health
 
 from trtc.protos.errors import UnauthenticatedError
-from trtc.runtime.requests.principal import Principal
+from trtc.runtime.requests.principal import Principal, Scope
 from trtc.runtime.service.access import Access, Peer, api_key
 from trtc.runtime.wire.failures import to_status
 
@@ -24,16 +24,18 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Find = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
 
 
-def caller(context: "grpc.aio.ServicerContext[Any, Any]", access: Access) -> Principal:
+def caller(
+    context: "grpc.aio.ServicerContext[Any, Any]", access: Access, scope: Scope = Scope.INFERENCE
+) -> Principal:
     """Who makes the call.
 
     Raises:
         UnauthenticatedError: a credential is missing or unknown.
-        ForbiddenError: whoever it is may not ask for inference.
+        ForbiddenError: whoever it is may not ask for `scope`.
     """
     peer = context.peer()
     key = _key_of(context.invocation_metadata() or ())
-    return access.admit(Peer(peer, _ip_of(peer), _subject(context.auth_context()), key))
+    return access.admit(Peer(peer, _ip_of(peer), _subject(context.auth_context()), key), scope)
 
 
 class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # a class at run time

@@ -12,7 +12,7 @@ import grpc.aio
 from trtc.protos.errors import CancelledError, InvalidRequestError
 from trtc.runtime.frontends.grpc.caller import caller
 from trtc.runtime.frontends.grpc.resets import Resets
-from trtc.runtime.requests.principal import Principal
+from trtc.runtime.requests.principal import Principal, Scope
 from trtc.runtime.service import intake
 from trtc.runtime.service.access import Access
 from trtc.runtime.service.fair_turns import FairTurns
@@ -40,14 +40,16 @@ class Intake:
         self._clients = FairTurns(MAX_LISTENING, MAX_LISTENING // 4, TURN_S, _NAME)
         self._hosts = FairTurns(MAX_LISTENING, MAX_LISTENING * 3 // 4, TURN_S, _NAME)
 
-    def caller(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Principal:
+    def caller(
+        self, context: "grpc.aio.ServicerContext[Any, Any]", scope: Scope = Scope.INFERENCE
+    ) -> Principal:
         """Who makes a call.
 
         Raises:
             UnauthenticatedError: a credential is missing or unknown.
-            ForbiddenError: whoever it is may not ask for inference.
+            ForbiddenError: whoever it is may not ask for `scope`.
         """
-        return caller(context, self._access)
+        return caller(context, self._access, scope)
 
     def drain(self) -> None:
         """Calls that were cancelled end at once from now on."""

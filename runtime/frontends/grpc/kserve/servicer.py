@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from trtc.protos.errors import CancelledError, TrtcError
 from trtc.protos.kserve import grpc_service_pb2 as pb
+from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.frontends.grpc.calls import (
     STALLED_CLIENT_S,
     Context,
@@ -30,6 +31,7 @@ from trtc.runtime.frontends.grpc.kserve.messages import (
     stream_response_of,
     tensors_of,
 )
+from trtc.runtime.requests.principal import Scope
 from trtc.runtime.service.service import Service
 from trtc.runtime.service.streams import OutputStream
 from trtc.runtime.tensors import model
@@ -125,26 +127,32 @@ class KServeServicer:
     async def _model_ready(
         self, request: pb.ModelReadyRequest, context: Context
     ) -> pb.ModelReadyResponse:
-        ready = model.is_ready(self._service, request.name, request.version)
+        ready = model.is_ready(
+            self._service, self._intake.caller(context), request.name, request.version
+        )
         return pb.ModelReadyResponse(ready=ready)
 
     async def _model_metadata(
         self, request: pb.ModelMetadataRequest, context: Context
     ) -> pb.ModelMetadataResponse:
-        handle = model.engine_of(self._service, request.name, request.version)
+        handle = self._engine(request, context)
         return pb.ModelMetadataResponse(**model.metadata(handle))
 
     async def _model_config(
         self, request: pb.ModelConfigRequest, context: Context
     ) -> pb.ModelConfigResponse:
-        handle = model.engine_of(self._service, request.name, request.version)
+        handle = self._engine(request, context)
         return pb.ModelConfigResponse(config=pb.ModelConfig(**model.config(handle)))
 
     async def _model_statistics(
         self, request: pb.ModelStatisticsRequest, context: Context
     ) -> pb.ModelStatisticsResponse:
-        names = [request.name] if request.name else list(self._service.engines)
-        handles = [model.engine_of(self._service, name, request.version) for name in names]
+        principal = self._intake.caller(context, Scope.METRICS)
+        handles = (
+            [self._engine(request, context)]
+            if request.name
+            else model.engines_of(self._service, principal)
+        )
         return pb.ModelStatisticsResponse(
             model_stats=[
                 pb.ModelStatistics(**model.statistics(self._service, one)) for one in handles
@@ -154,13 +162,22 @@ class KServeServicer:
     async def _repository_index(
         self, request: pb.RepositoryIndexRequest, context: Context
     ) -> pb.RepositoryIndexResponse:
-        entries = model.index(self._service, ready=request.ready)
+        entries = model.index(self._service, self._intake.caller(context), ready=request.ready)
         return pb.RepositoryIndexResponse(
             models=[pb.RepositoryIndexResponse.ModelIndex(**one) for one in entries]
         )
 
     async def _refuse_load(self, request: object, context: Context) -> NoReturn:
         model.refuse_to_load()
+
+    def _engine(
+        self,
+        request: pb.ModelMetadataRequest | pb.ModelConfigRequest | pb.ModelStatisticsRequest,
+        context: Context,
+    ) -> EngineHandle:
+        """That the request names."""
+        principal = self._intake.caller(context)
+        return model.engine_of(self._service, principal, request.name, request.version)
 
     async def _model_infer(self, context: Context) -> pb.ModelInferResponse:
         principal = self._intake.caller(context)
@@ -245,7 +262,6 @@ class KServeServicer:
         return parse(methods.MODEL_INFER.request, data, max_numbers=MAX_NUMBERS + longest)
 
     def _read(self, message: pb.ModelInferRequest) -> InferRequest:
-        model.engine_of(self._service, message.model_name, message.model_version)
         return self._inference.read(
             message.model_name,
             message.model_version,

@@ -98,6 +98,10 @@ class TrtllmServicer:
             )
         return self._service.engine("")
 
+    def _engine_for(self, context: Context) -> EngineHandle:
+        """The same, unless the caller may not use it."""
+        return self._service.engine_for(self._intake.caller(context), self._engine().name)
+
     async def _health_check(self, request: object, context: Context) -> pb.HealthCheckResponse:
         why_not = self._service.why_not_ready()
         problems = [f"{name}: {reason}" for name, reason in why_not.items()]
@@ -111,7 +115,7 @@ class TrtllmServicer:
         return pb.AbortResponse(success=True)
 
     async def _get_model_info(self, request: object, context: Context) -> pb.GetModelInfoResponse:
-        handle = self._engine()
+        handle = self._engine_for(context)
         model, limits = handle.manifest.model, handle.manifest.limits
         context_tokens = handle.loop.bounds.max_context
         return pb.GetModelInfoResponse(
@@ -125,7 +129,7 @@ class TrtllmServicer:
         )
 
     async def _get_server_info(self, request: object, context: Context) -> pb.GetServerInfoResponse:
-        target = self._engine().manifest.target
+        target = self._engine_for(context).manifest.target
         return pb.GetServerInfoResponse(
             version=__version__,
             backend=f"trtc {target.kind}",

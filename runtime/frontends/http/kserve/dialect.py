@@ -26,6 +26,7 @@ from trtc.runtime.frontends.http.kserve.infer import (
 )
 from trtc.runtime.frontends.http.kserve.reading import decoded
 from trtc.runtime.frontends.http.routes import Route
+from trtc.runtime.requests.principal import Scope
 from trtc.runtime.service.service import Service
 from trtc.runtime.tensors import model
 from trtc.runtime.tensors.inference import Inference, InferRequest
@@ -57,7 +58,7 @@ def kserve(service: Service) -> Sequence[Route]:
         Route("/v2", {"GET": handlers.server}, _refuse),
         Route("/v2/health/live", {"GET": handlers.live}, _refuse, scope=None, is_probe=True),
         Route("/v2/health/ready", {"GET": handlers.ready}, _refuse, scope=None, is_probe=True),
-        Route("/v2/models/stats", {"GET": handlers.all_statistics}, _refuse),
+        Route("/v2/models/stats", {"GET": handlers.all_statistics}, _refuse, scope=Scope.METRICS),
         Route(MODELS, {"GET": handlers.tell, "POST": handlers.ask}, _refuse),
         Route("/v2/repository/index", {"POST": handlers.index}, _refuse),
         Route("/v2/repository/models/", {"POST": handlers.load}, _refuse),
@@ -79,7 +80,7 @@ class _Handlers:
         await exchange.answer(_NOT_READY if self._service.why_not_ready() else 200, b"")
 
     async def all_statistics(self, exchange: Exchange) -> None:
-        engines = self._service.engines.values()
+        engines = model.engines_of(self._service, exchange.principal)
         told = [model.statistics(self._service, one) for one in engines]
         await _answer(exchange, {"model_stats": told})
 
@@ -88,7 +89,7 @@ class _Handlers:
             return decoded(body or b"{}", _IndexFields)
 
         async with self._body(exchange, parse) as fields:
-            entries = model.index(self._service, ready=fields.ready)
+            entries = model.index(self._service, exchange.principal, ready=fields.ready)
         await _answer(exchange, entries)
 
     async def load(self, exchange: Exchange) -> None:
@@ -98,7 +99,7 @@ class _Handlers:
         """What a model is, and how it does."""
         place = _place(exchange.path, self._service.names)
         if place.what == "ready":
-            ready = model.is_ready(self._service, place.model, place.version)
+            ready = model.is_ready(self._service, exchange.principal, place.model, place.version)
             await exchange.answer(200 if ready else _NOT_READY, b"")
             return
         answers: Mapping[str, Callable[[EngineHandle], dict[str, Any]]] = {
@@ -108,7 +109,9 @@ class _Handlers:
         }
         if place.what not in answers:
             raise _no_such_path(exchange.path)
-        handle = model.engine_of(self._service, place.model, place.version)
+        if place.what == "stats":
+            self._service.access.admit(exchange.peer, Scope.METRICS)
+        handle = model.engine_of(self._service, exchange.principal, place.model, place.version)
         await _answer(exchange, answers[place.what](handle))
 
     async def ask(self, exchange: Exchange) -> None:
@@ -127,7 +130,6 @@ class _Handlers:
         header_length = exchange.header(HEADER_LENGTH)
 
         def parse(body: bytes) -> tuple[InferBody, InferRequest]:
-            model.engine_of(self._service, place.model, place.version)
             said = read_infer(body, header_length)
             request = self._inference.read(
                 place.model,
@@ -191,7 +193,6 @@ class _Handlers:
             await exchange.end()
 
     def _read_generate(self, body: bytes, place: "_Place") -> InferRequest:
-        model.engine_of(self._service, place.model, place.version)
         said = read_generate(body)
         return self._inference.read(
             place.model, place.version, said.request_id, said.tensors, (), said.parameters
