@@ -1,1 +1,1 @@
-"""The OpenAI API over HTTP: models, chat completions, completions."""
+"""The OpenAI API over HTTP: models, chat completions, completions, responses."""

@@ -16,7 +16,7 @@ from trtc.runtime.frontends.http.openai.drafts import chat_draft, completion_dra
 from trtc.runtime.frontends.http.openai.failures import refuse
 from trtc.runtime.frontends.http.openai.fields import (
     ChatFields,
-    CommonFields,
+    ChoiceFields,
     CompletionFields,
     StreamOptions,
 )
@@ -29,6 +29,7 @@ from trtc.runtime.frontends.http.openai.forms import (
 )
 from trtc.runtime.frontends.http.openai.params import CHAT, COMPLETION, Params
 from trtc.runtime.frontends.http.openai.reading import Given, read
+from trtc.runtime.frontends.http.openai.responses import ResponsesHandler
 from trtc.runtime.frontends.http.openai.running import Told, running
 from trtc.runtime.frontends.http.openai.writing import (
     Head,
@@ -49,13 +50,14 @@ T = TypeVar("T")
 
 
 def openai(service: Service) -> Sequence[Route]:
-    """Models, chat completions and completions."""
+    """Models, chat completions, completions and responses."""
     handlers = _Handlers(service)
     return (
         Route(MODELS, {"GET": handlers.models}, refuse),
         Route(f"{MODELS}/", {"GET": handlers.model}, refuse),
         Route("/v1/chat/completions", {"POST": handlers.chat}, refuse),
         Route("/v1/completions", {"POST": handlers.completions}, refuse),
+        Route("/v1/responses", {"POST": ResponsesHandler(service).create}, refuse),
     )
 
 
@@ -142,7 +144,7 @@ class _Handlers:
         request_id: str,
         form: Form,
     ) -> None:
-        fields: CommonFields = given.fields
+        fields: ChoiceFields = given.fields
         engine = self._service.engine(fields.model or "")
         head = Head(request_id, int(time.time()), engine.name, engine.manifest.digest)
         headers: Headers = ((b"x-request-id", request_id.encode()), *given.headers)
@@ -156,7 +158,7 @@ class _Handlers:
         await write_events(exchange, outputs, head, form, usage, headers)
 
     async def _with_ids(
-        self, draft: RequestDraft, fields: CommonFields, principal: Principal
+        self, draft: RequestDraft, fields: ChoiceFields, principal: Principal
     ) -> RequestDraft:
         """The same with its prompt as token ids."""
         if draft.chat is not None:
@@ -204,7 +206,7 @@ def _chat_params(fields: ChatFields) -> Params:
     return {**CHAT, "max_tokens": "max_completion_tokens"}
 
 
-def _needs_ids(fields: CommonFields) -> bool:
+def _needs_ids(fields: ChoiceFields) -> bool:
     """Whether the answer says something of the prompt's tokens."""
     options = fields.stream_options
     return bool(fields.return_token_ids or (options and options.continuous_usage_stats))
@@ -215,7 +217,7 @@ def _over(draft: RequestDraft, told: PromptTold) -> RequestDraft:
     return replace(draft, text=None, token_ids=told.token_ids) if told.token_ids else draft
 
 
-def _wanted(fields: CommonFields, *, logprobs: bool) -> Wanted:
+def _wanted(fields: ChoiceFields, *, logprobs: bool) -> Wanted:
     stop = fields.stop
     return Wanted(
         logprobs=logprobs,

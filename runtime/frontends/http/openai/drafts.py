@@ -1,11 +1,16 @@
 """Fields become drafts: what OpenAI and vLLM call a thing, in the service's words."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from trtc.protos.errors import InvalidRequestError
 from trtc.protos.sampling import SAMPLING_PARAMETERS, SamplingOptions
-from trtc.runtime.frontends.http.openai.fields import ChatFields, CommonFields, CompletionFields
+from trtc.runtime.frontends.http.openai.fields import (
+    ChatFields,
+    ChoiceFields,
+    CommonFields,
+    CompletionFields,
+)
 from trtc.runtime.frontends.http.openai.params import CHAT
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.naming import fields_as_sent
@@ -20,7 +25,7 @@ MAX_PROMPTS = 256
 """Of one completion."""
 
 _RENAMED = {"include_stop_str_in_output": "include_stop"}
-_AS_THEY_ARE = ("ignore_eos", "min_tokens", "n", "cache_salt", "include_stop_str_in_output")
+_AS_THEY_ARE = ("ignore_eos", "min_tokens", "cache_salt", "include_stop_str_in_output")
 
 
 def chat_draft(fields: ChatFields, request_id: str) -> RequestDraft:
@@ -31,8 +36,8 @@ def chat_draft(fields: ChatFields, request_id: str) -> RequestDraft:
     """
     if fields.messages is None:
         raise InvalidRequestError("is missing", field="messages", remedy="Give a list of messages")
-    _check_common(fields)
-    messages = [_message(one, at) for at, one in enumerate(fields.messages)]
+    _check_choices(fields)
+    messages = chat_messages(fields.messages)
     template: dict[str, Any] = {
         "chat_template_kwargs": fields.chat_template_kwargs,
         "documents": fields.documents,
@@ -51,8 +56,18 @@ def chat_draft(fields: ChatFields, request_id: str) -> RequestDraft:
         max_tokens=fields.max_tokens if limit is None else limit,
         logprobs=_chat_logprobs(fields),
         prompt_logprobs=fields.prompt_logprobs,
-        **_common(fields),
+        n=1 if fields.n is None else fields.n,
+        **common(fields),
     )
+
+
+def chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as `chat_of` reads them.
+
+    Raises:
+        InvalidRequestError: a role is none of the API's, or something is missing or too long.
+    """
+    return [_message(one, at) for at, one in enumerate(messages)]
 
 
 def completion_drafts(fields: CompletionFields, request_id: str) -> tuple[RequestDraft, ...]:
@@ -63,7 +78,7 @@ def completion_drafts(fields: CompletionFields, request_id: str) -> tuple[Reques
     """
     if fields.prompt is None:
         raise InvalidRequestError("is missing", field="prompt", remedy="Give a text or token ids")
-    _check_common(fields)
+    _check_choices(fields)
     if fields.best_of is not None and fields.best_of != (fields.n or 1):
         raise InvalidRequestError("is not supported", field="best_of", remedy="Leave it out")
     prompts = _prompts(fields.prompt)
@@ -74,7 +89,8 @@ def completion_drafts(fields: CompletionFields, request_id: str) -> tuple[Reques
         "max_tokens": limit,
         "logprobs": fields.logprobs,
         "prompt_logprobs": _prompt_logprobs(fields),
-        **_common(fields),
+        "n": 1 if fields.n is None else fields.n,
+        **common(fields),
     }
     if len(prompts) == 1:
         return (_of_prompt(prompts[0], request_id=request_id, **asked),)
@@ -115,7 +131,7 @@ def _chat_logprobs(fields: ChatFields) -> int | None:
     return None
 
 
-def _check_common(fields: CommonFields) -> None:
+def _check_choices(fields: ChoiceFields) -> None:
     if fields.stream_options is not None and not fields.stream:
         raise InvalidRequestError(
             "is given without stream", field="stream_options", remedy='Give "stream": true'
@@ -126,7 +142,7 @@ def _check_common(fields: CommonFields) -> None:
         )
 
 
-def _common(fields: CommonFields) -> dict[str, Any]:
+def common(fields: CommonFields) -> dict[str, Any]:
     """RequestDraft's keyword arguments that are the same for all endpoints."""
     given = {
         _RENAMED.get(name, name): getattr(fields, name)

@@ -4,76 +4,17 @@ vLLM's additions to OpenAI's fields have vLLM's names, types and meanings.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from trtc.protos.sampling import SAMPLING_PARAMETERS
 
+Refused = Mapping[str, Sequence[Any]]
+"""Fields that would change the answer, and that this server does not have: any other value than
+null and these ends in an error, and these mean what the server does anyway."""
 
-class StreamOptions(msgspec.Struct, kw_only=True):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-
-
-if TYPE_CHECKING:
-    _SamplingFields = msgspec.Struct
-else:
-    # OpenAI and vLLM call them as trtc does.
-    _SamplingFields = msgspec.defstruct(
-        "_SamplingFields",
-        [(one.name, one.kind | None, None) for one in SAMPLING_PARAMETERS],
-        kw_only=True,
-    )
-
-
-class CommonFields(_SamplingFields, kw_only=True):
-    """Fields of chat completions and completions alike, beside SAMPLING_PARAMETERS. None: not
-    given."""
-
-    model: str | None = None
-    logit_bias: dict[int, float] | None = None
-    max_tokens: int | None = None
-    n: int | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    # vLLM's own
-    cache_salt: str | None = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    min_tokens: int | None = None
-    priority: int | None = None
-    prompt_logprobs: int | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-    stop_token_ids: list[int] | None = None
-
-
-class ChatFields(CommonFields, kw_only=True):
-    messages: list[dict[str, Any]] | None = None
-    logprobs: bool | None = None
-    max_completion_tokens: int | None = None
-    top_logprobs: int | None = None
-    # vLLM's own
-    add_generation_prompt: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    continue_final_message: bool | None = None
-    documents: list[dict[str, Any]] | None = None
-
-
-class CompletionFields(CommonFields, kw_only=True):
-    prompt: str | list[Any] | None = None
-    """A text, its token ids, or a list of texts or of lists of token ids."""
-    best_of: int | None = None
-    echo: bool | None = None
-    logprobs: int | None = None
-    # vLLM's own
-    add_special_tokens: bool | None = None
-
-
-_REFUSED: Mapping[str, Sequence[Any]] = {
+_REFUSED: Refused = {
     "allowed_token_ids": ([],),
     "audio": (),
     "bad_words": ([],),
@@ -102,12 +43,102 @@ _REFUSED: Mapping[str, Sequence[Any]] = {
     "use_beam_search": (False,),
     "web_search_options": (),
 }
-"""Fields that would change the answer, and that this server does not have: any other value than
-null and these ends in an error, and these mean what the server does anyway."""
+_REFUSED_RESPONSE: Refused = {
+    **_REFUSED,
+    "background": (False,),
+    "conversation": (),
+    "previous_response_id": (),
+    "prompt": (),
+    "store": (False,),
+    "truncation": ("disabled",),
+}
 
-REFUSED = frozenset(_REFUSED)
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
-def is_harmless(name: str, value: Any) -> bool:
-    """Whether a field of REFUSED asks for what the server does anyway."""
-    return value is None or value in _REFUSED[name]
+if TYPE_CHECKING:
+    _SamplingFields = msgspec.Struct
+else:
+    # OpenAI and vLLM call them as trtc does.
+    _SamplingFields = msgspec.defstruct(
+        "_SamplingFields",
+        [(one.name, one.kind | None, None) for one in SAMPLING_PARAMETERS],
+        kw_only=True,
+    )
+
+
+class CommonFields(_SamplingFields, kw_only=True):
+    """Fields of all endpoints alike, beside SAMPLING_PARAMETERS. None: not given."""
+
+    refused: ClassVar[Refused] = _REFUSED
+
+    model: str | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    # vLLM's own
+    cache_salt: str | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: int | None = None
+    priority: int | None = None
+    stop_token_ids: list[int] | None = None
+
+
+class ChoiceFields(CommonFields, kw_only=True):
+    """Fields of the endpoints whose answers have choices."""
+
+    max_tokens: int | None = None
+    n: int | None = None
+    stream_options: StreamOptions | None = None
+    # vLLM's own
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+
+class ChatFields(ChoiceFields, kw_only=True):
+    messages: list[dict[str, Any]] | None = None
+    logprobs: bool | None = None
+    max_completion_tokens: int | None = None
+    top_logprobs: int | None = None
+    # vLLM's own
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+
+
+class CompletionFields(ChoiceFields, kw_only=True):
+    prompt: str | list[Any] | None = None
+    """A text, its token ids, or a list of texts or of lists of token ids."""
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    # vLLM's own
+    add_special_tokens: bool | None = None
+
+
+class TextFields(msgspec.Struct, kw_only=True):
+    format: dict[str, Any] | None = None
+
+
+class ResponseFields(CommonFields, kw_only=True):
+    """Fields of responses."""
+
+    refused: ClassVar[Refused] = _REFUSED_RESPONSE
+
+    input: str | list[Any] | None = None
+    """A text, or items: messages, calls of functions and what those gave."""
+    include: list[str] | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    metadata: dict[str, str] | None = None
+    text: TextFields | None = None
+    top_logprobs: int | None = None
+    # vLLM's own
+    chat_template_kwargs: dict[str, Any] | None = None

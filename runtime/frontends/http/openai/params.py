@@ -16,6 +16,11 @@ CHAT: Params = {
     "logprobs": "top_logprobs",
     "include_stop": "include_stop_str_in_output",
 }
+RESPONSE: Params = {
+    **CHAT,
+    **dict.fromkeys(("chat", "chat.messages", "prompt", "prompt_ids", "messages"), "input"),
+    "max_tokens": "max_output_tokens",
+}
 COMPLETION: Params = {
     "prompt.text": "prompt",
     "prompt_ids": "prompt",

@@ -8,7 +8,7 @@ import msgspec
 
 from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.frontends.http.exchange import Headers
-from trtc.runtime.frontends.http.openai.fields import REFUSED, CommonFields, is_harmless
+from trtc.runtime.frontends.http.openai.fields import CommonFields
 
 MAX_IGNORED = 32
 """Names in the header that lists ignored fields."""
@@ -45,7 +45,9 @@ def read(body: bytes, kind: type[FieldsT]) -> Given[FieldsT]:
         body.decode()  # what is not read is not decoded, nor checked, below
         names = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         fields = msgspec.json.decode(body, type=kind)
-        refused = {name: msgspec.json.decode(names[name]) for name in REFUSED & names.keys()}
+        refused = {
+            name: msgspec.json.decode(names[name]) for name in kind.refused.keys() & names.keys()
+        }
     except msgspec.ValidationError as error:
         raise _wrong_type(error) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -57,11 +59,11 @@ def read(body: bytes, kind: type[FieldsT]) -> Given[FieldsT]:
             "the body is nested too deeply", remedy="Send lists and objects of fewer levels"
         ) from None
     for name, value in refused.items():
-        if not is_harmless(name, value):
+        if value is not None and value not in kind.refused[name]:
             raise InvalidRequestError(
                 "is not supported by this server", field=name, remedy="Leave it out"
             )
-    known = REFUSED | set(kind.__struct_fields__)
+    known = kind.refused.keys() | set(kind.__struct_fields__)
     ignored = [name for name, raw in names.items() if name not in known and bytes(raw) != b"null"]
     return Given(fields, tuple(ignored))
 
@@ -72,6 +74,6 @@ def _wrong_type(error: msgspec.ValidationError) -> InvalidRequestError:
     problem = said if place is None else said[: place.start()]
     return InvalidRequestError(
         problem.replace("`", "").replace("Expected", "expected", 1),
-        field="" if place is None else place[1],
+        field="" if place is None else place[1].partition("[...]")[0],
         remedy="See the OpenAI API's reference for its type",
     )

@@ -1,0 +1,132 @@
+"""POST /v1/responses: one message, whole or as events; nothing is kept of it."""
+
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from trtc.protos.errors import InvalidRequestError, TrtcError
+from trtc.protos.sampling import SAMPLING_PARAMETERS
+from trtc.runtime.frontends.http.exchange import EVENT_STREAM, Exchange, Headers
+from trtc.runtime.frontends.http.openai.drafts import chat_messages, common
+from trtc.runtime.frontends.http.openai.fields import ResponseFields
+from trtc.runtime.frontends.http.openai.items import messages_of
+from trtc.runtime.frontends.http.openai.params import RESPONSE
+from trtc.runtime.frontends.http.openai.reading import Given, read
+from trtc.runtime.frontends.http.openai.response_events import Response
+from trtc.runtime.frontends.http.openai.running import Told, running
+from trtc.runtime.frontends.http.openai.writing import DONE
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.naming import fields_as_sent
+from trtc.runtime.service.service import Service
+from trtc.runtime.text.chat import ChatMessage
+from trtc.runtime.text.chat_options import chat_of
+
+LOGPROBS = "message.output_text.logprobs"
+"""Of `include`."""
+
+
+class ResponsesHandler:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def create(self, exchange: Exchange) -> None:
+        """Answer with a response."""
+        response_id = f"resp_{uuid.uuid4().hex}"
+
+        def parse(body: bytes) -> tuple[Given[ResponseFields], RequestDraft]:
+            given = read(body, ResponseFields)
+            with fields_as_sent(RESPONSE):
+                return given, _draft(given.fields, response_id)
+
+        service = self._service
+        async with AsyncExitStack() as stack:
+            async with exchange.document(
+                service.intake, service.limits.max_request_bytes, parse
+            ) as (given, draft):
+                with fields_as_sent(RESPONSE):
+                    outputs = await stack.enter_async_context(
+                        running(service, (draft,), exchange.principal)
+                    )
+            response = self._response(given.fields, response_id)
+            headers = ((b"x-request-id", response_id.encode()), *given.headers)
+            with fields_as_sent(RESPONSE):
+                if given.fields.stream:
+                    await _write_events(exchange, outputs, response, headers)
+                else:
+                    await _write_whole(exchange, outputs, response, headers)
+
+    def _response(self, fields: ResponseFields, response_id: str) -> Response:
+        engine = self._service.engine(fields.model or "")
+        given = {one.name: getattr(fields, one.name) for one in SAMPLING_PARAMETERS}
+        in_force: dict[str, Any] = {
+            **{one.name: one.default for one in SAMPLING_PARAMETERS},
+            **engine.info().sampling_defaults,
+            **{name: value for name, value in given.items() if value is not None},
+        }
+        return Response(
+            id=response_id,
+            model=engine.name,
+            fields=fields,
+            sampling=in_force,
+            wants_logprobs=_logprobs(fields) is not None,
+        )
+
+
+def _draft(fields: ResponseFields, response_id: str) -> RequestDraft:
+    if fields.input is None:
+        raise InvalidRequestError("is missing", field="input", remedy="Give a text or items")
+    shape = {} if fields.text is None else fields.text.format or {}
+    if shape.get("type", "text") != "text":
+        raise InvalidRequestError(
+            "is not supported by this server", field="text.format", remedy="Leave it out"
+        )
+    messages = chat_messages(messages_of(fields.input))
+    chat = chat_of(messages, {"chat_template_kwargs": fields.chat_template_kwargs or {}})
+    if fields.instructions is not None:
+        system = ChatMessage("system", fields.instructions)
+        chat = replace(chat, messages=(system, *chat.messages))
+    return RequestDraft(
+        chat=chat,
+        request_id=response_id,
+        max_tokens=fields.max_output_tokens,
+        logprobs=_logprobs(fields),
+        **common(fields),
+    )
+
+
+def _logprobs(fields: ResponseFields) -> int | None:
+    if fields.top_logprobs or LOGPROBS in (fields.include or ()):
+        return fields.top_logprobs or 0
+    return None
+
+
+async def _write_whole(
+    exchange: Exchange, outputs: AsyncIterator[Told], response: Response, headers: Headers
+) -> None:
+    async for told in outputs:
+        for _, output in told:
+            response.take(output)
+    await exchange.answer(200, msgspec.json.encode(response.whole()), headers=headers)
+
+
+async def _write_events(
+    exchange: Exchange, outputs: AsyncIterator[Told], response: Response, headers: Headers
+) -> None:
+    headers = ((b"cache-control", b"no-cache"), *headers)
+    await exchange.begin(200, content_type=EVENT_STREAM, headers=headers)
+    await exchange.write(response.first_events())
+    try:
+        async for told in outputs:
+            events = []
+            for _, output in told:
+                response.take(output)
+                events.append(response.delta(output))
+            if any(events):
+                await exchange.write(b"".join(events))
+    except TrtcError as error:
+        response.fail(error)
+    await exchange.end(response.last_events() + DONE)
