@@ -20,6 +20,7 @@ from trtc.runtime.frontends.base import Frontend, FrontendConfig
 from trtc.runtime.host.interpreter import few_collections
 from trtc.runtime.server.process import prepare_process
 from trtc.runtime.service.access import OPEN, Access, AccessConfig
+from trtc.runtime.service.audit import Audit, AuditConfig
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.metrics import ServerMetrics
 from trtc.runtime.service.service import Service
@@ -51,6 +52,8 @@ class ServerConfig:
     drain_timeout_s: float = 30.0
     access: AccessConfig = OPEN
     """Who may call."""
+    audit: AuditConfig | None = None
+    """None: requests are not recorded."""
 
 
 class Server:
@@ -74,7 +77,9 @@ class Server:
         self._ended: set[str] = set()
         """Engines that will not be ready again."""
         names = [source.name for source in config.engines]
-        self.service = Service(names, config.limits, self.metrics, Access(config.access))
+        self._audit = Audit(config.audit, self.metrics)
+        access = Access(config.access)
+        self.service = Service(names, config.limits, self.metrics, access, self._audit)
         self.metrics.watch_loops(self._loop_stats)
         frontends = [one.frontend(self.service) for one in config.frontends]
         self.frontends: Mapping[str, Frontend] = {one.name: one for one in frontends}
@@ -114,6 +119,7 @@ class Server:
 
     async def start(self) -> None:
         """Bind the ports, open the engines, run their canaries."""
+        self._audit.open()
         with self._phase("listen"):
             # Ports come first: a port in use is known before an engine is mapped.
             for frontend in self.frontends.values():
@@ -139,6 +145,7 @@ class Server:
         for frontend in self.frontends.values():
             await frontend.close(FAREWELL_S)
         self.service.close()
+        await asyncio.to_thread(self._audit.close)
         for handle in self.service.engines.values():
             handle.close()
         _log.info("stopped")

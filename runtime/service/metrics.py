@@ -213,6 +213,12 @@ class ServerMetrics:
             labelnames=("model_name", "limit"),
             registry=registry,
         )
+        self.audit_lost = Counter(
+            "trtc_audit_lost",
+            "Lines of the audit log that were not written: its queue was full, or the server ended "
+            "while the disk refused them.",
+            registry=registry,
+        )
         self.ready = Gauge(
             "trtc_engine_ready", "1 when the engine serves, else 0.", by_model, registry=registry
         )

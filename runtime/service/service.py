@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 from trtc.protos.errors import (
-    CancelledError,
     InvalidRequestError,
     TrtcError,
     UnavailableError,
@@ -26,11 +25,13 @@ from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.scheduling.shares import Place, Resource, Shares
 from trtc.runtime.service.access import Access
+from trtc.runtime.service.audit import Audit
 from trtc.runtime.service.intake import Intake
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.metrics import RequestClock, ServerMetrics
+from trtc.runtime.service.progress import Progress
 from trtc.runtime.service.prompts import Prompts
-from trtc.runtime.service.quotas import Quotas, TenantStream
+from trtc.runtime.service.quotas import Quotas
 from trtc.runtime.service.streams import Courier, OutputStream
 from trtc.runtime.text.chat import Chat
 
@@ -47,8 +48,14 @@ class Service:
         limits: ServiceLimits,
         metrics: ServerMetrics,
         access: Access | None = None,
+        audit: Audit | None = None,
     ) -> None:
-        """`access`: who may call; None: everybody."""
+        """
+        Args:
+            access: who may call; None: everybody.
+            audit: records requests; None: nothing does.
+        """
+        self._audit = Audit(None, metrics) if audit is None else audit
         self._handles: dict[str, EngineHandle] = {}
         self.access = Access() if access is None else access
         self.limits = limits
@@ -144,18 +151,19 @@ class Service:
         """
         handle = self.engine(draft.model)
         clock = self.metrics.clock(handle.name, time.monotonic())
-        with ExitStack() as held:
+        with self._audit.recording(principal, handle, draft) as record, ExitStack() as held:
             with _counted(clock):
                 self._check_open(handle)
                 usage = held.enter_context(self._quotas.stream(principal, handle.name))
                 place = self._places.take(principal)
                 held.callback(self._free, place)
                 origin = Origin(principal, deadline, self.limits.share_prefixes)
-                stream = await self._admit(handle, draft, origin, clock, place, usage)
+                progress = Progress(clock, usage, record)
+                stream = await self._admit(handle, draft, origin, place, progress)
             try:
                 yield stream
             finally:
-                self._leave(stream, clock)
+                self._leave(stream, progress)
 
     def abort(self, model: str, request_id: str, principal: Principal) -> None:
         """End a running request of `principal`; its stream then finishes with ABORTED.
@@ -279,25 +287,24 @@ class Service:
         handle: EngineHandle,
         draft: RequestDraft,
         origin: Origin,
-        clock: RequestClock,
         place: Place,
-        usage: TenantStream,
+        progress: Progress,
     ) -> OutputStream:
         self._check_priority(draft, origin.principal)
         request = await self._prompts.run(
             handle, origin.principal, admission(handle, draft, origin, self.limits.prompts)
         )
-        usage.check_tokens(len(request.prompt_ids))
+        progress.check(request)
         stream = OutputStream(
             abort=lambda: handle.loop.cancel(number),
             max_unread_tokens=self.limits.max_unread_tokens,
             on_failure=lambda stream: self._give_up(stream, place),
             on_end=self._forget,
-            on_output=lambda stream, outputs, at: usage.pay(clock.deliver(outputs, at)),
+            on_output=lambda stream, outputs, at: progress.deliver(outputs, at),
             prompt_ids=request.prompt_ids,
         )
         number = handle.loop.submit(request, lambda delivery: self._courier.post(stream, delivery))
-        usage.pay(len(request.prompt_ids))
+        progress.admit(request)
         self._running.add(stream)
         return stream
 
@@ -311,13 +318,13 @@ class Service:
         place.free()
         self._changed.set()
 
-    def _leave(self, stream: OutputStream, clock: RequestClock) -> None:
+    def _leave(self, stream: OutputStream, progress: Progress) -> None:
         if not stream.ended:
             stream.abort()
         if stream.error is not None:
-            clock.fail(stream.error)
+            progress.fail(stream.error)
         elif not stream.ended:
-            clock.fail(CancelledError("the client left"))
+            progress.leave()
         stream.close()
 
     def _forget(self, stream: OutputStream) -> None:

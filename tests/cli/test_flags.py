@@ -38,7 +38,8 @@ FLAGS = {
         --max-request-bytes --max-prompt-bytes --max-priority --share-prefixes --no-prefix-cache
         --draft --draft-tokens
         --dummy-weights --generation-config --drain-timeout
-        --tls-cert --tls-key --tls-client-ca --api-keys --allow-anonymous --log-level
+        --tls-cert --tls-key --tls-client-ca --api-keys --allow-anonymous
+        --audit-log --audit-content --audit-max-bytes --audit-keep --log-level
     """,
     "keys": "file --add --scope --expires-days --revoke",
     "client": f"""

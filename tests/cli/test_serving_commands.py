@@ -367,3 +367,10 @@ def test_a_number_of_drafts_without_drafts_is_refused(
 ) -> None:
     assert main(["serve", str(tmp_path), "--draft-tokens", "3"]) == 2
     assert "--draft-tokens: has no effect alone. Give --draft ngram" in capsys.readouterr().err
+
+
+def test_content_of_an_audit_log_needs_a_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", str(tmp_path), "--audit-content"]) == 2
+    assert "--audit-content: has no effect alone. Give --audit-log FILE" in capsys.readouterr().err

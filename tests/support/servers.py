@@ -24,9 +24,11 @@ from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.frontends.base import FrontendConfig
 from trtc.runtime.frontends.grpc.frontend import GrpcConfig
 from trtc.runtime.frontends.http.port import HttpConfig
+from trtc.runtime.host.line_log import LineLogConfig
 from trtc.runtime.requests.request_defaults import request_defaults
 from trtc.runtime.scheduling.scheduler_state import OVERDUE_S
 from trtc.runtime.server.app import Server, ServerConfig
+from trtc.runtime.service.audit import AuditConfig
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.text.tokenizer import Tokenizer
 from trtc.runtime.wire.tls import ServerTls
@@ -222,12 +224,15 @@ def _main() -> None:
     parser.add_argument("--drain-timeout", type=float, default=10.0)
     parser.add_argument("--max-streams", type=int, default=ServiceLimits.max_streams)
     parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--audit-log", type=Path)
     arguments = parser.parse_args()
     logging.basicConfig(level="INFO")
+    audit_log = arguments.audit_log
     config = replace(
         CONFIG,
         drain_timeout_s=arguments.drain_timeout,
         limits=ServiceLimits(max_streams=arguments.max_streams),
+        audit=None if audit_log is None else AuditConfig(LineLogConfig(audit_log)),
     )
     vocab_size = 512 if arguments.tokenizer is None else 4096
     options = EchoOptions(

@@ -15,10 +15,12 @@ from trtc.runtime.engine.opening import open_handle
 from trtc.runtime.frontends.base import is_loopback
 from trtc.runtime.frontends.grpc.frontend import GrpcConfig
 from trtc.runtime.frontends.http.port import HttpConfig
+from trtc.runtime.host.line_log import LineLogConfig
 from trtc.runtime.requests.request_defaults import GenerationConfig
 from trtc.runtime.requests.validation import MAX_PRIORITY
 from trtc.runtime.server.app import Server, ServerConfig, engine_sources, pin_digests
 from trtc.runtime.service.access import OPEN, AccessConfig
+from trtc.runtime.service.audit import AuditConfig
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.wire.tls import ServerTls
 
@@ -188,6 +190,31 @@ _DRAFTS = DraftConfig()
     help="With a --host that other machines reach: let in clients without key or certificate.",
 )
 @click.option(
+    "--audit-log",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Append a JSON line for each request, without its content.",
+)
+@click.option(
+    "--audit-content",
+    is_flag=True,
+    help="Record prompts and completions too.",
+)
+@click.option(
+    "--audit-max-bytes",
+    type=click.IntRange(1024),
+    default=LineLogConfig.max_bytes,
+    show_default=True,
+    help="Bytes of FILE before it is rotated to FILE.1.",
+)
+@click.option(
+    "--audit-keep",
+    type=click.IntRange(0, 10_000),
+    default=LineLogConfig.num_kept,
+    show_default=True,
+    help="Rotated files that are kept.",
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -225,6 +252,10 @@ def command(
     tls_client_ca: Path | None,
     api_keys: Path | None,
     allow_anonymous: bool,
+    audit_log: Path | None,
+    audit_content: bool,
+    audit_max_bytes: int,
+    audit_keep: int,
     log_level: str,
 ) -> None:
     """Serve engines over gRPC and HTTP until SIGTERM or Ctrl-C, which let running requests end."""
@@ -262,6 +293,7 @@ def command(
         ),
         drain_timeout_s=drain_timeout,
         access=access,
+        audit=_audit(audit_log, audit_max_bytes, audit_keep, has_content=audit_content),
     )
     asyncio.run(_serve(config))
 
@@ -292,6 +324,18 @@ def _trust(keys: Path | None, *, required: bool) -> Path | None:
             "has no effect alone", field="--trust", remedy="Give --require-signature as well"
         )
     return keys
+
+
+def _audit(
+    path: Path | None, max_bytes: int, num_kept: int, *, has_content: bool
+) -> AuditConfig | None:
+    if path is not None:
+        return AuditConfig(LineLogConfig(path, max_bytes, num_kept), has_content)
+    if has_content:
+        raise RequestError(
+            "has no effect alone", field="--audit-content", remedy="Give --audit-log FILE as well"
+        )
+    return None
 
 
 def _check_reach(host: str, access: AccessConfig) -> None:
