@@ -41,7 +41,7 @@ FAREWELL_S = 2.0
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Everything a server is told; complete, so that it can be logged and compared."""
+    """The configuration of a server; complete, so that it can be logged and compared."""
 
     engines: tuple[EngineSource, ...]
     frontends: tuple[FrontendConfig, ...]

@@ -1,4 +1,4 @@
-"""Turns at a scarce resource, shared fairly: whoever asks much waits for its own requests.
+"""Turns at a scarce resource, shared fairly among clients.
 
 No client holds all of it, so that another finds a part free, and clients that wait take turns.
 """

@@ -1,4 +1,4 @@
-"""Prompts become token ids in threads: the server's loop goes on, and nobody waits for the long."""
+"""Tokenises prompts in threads, long ones in a thread of their own."""
 
 import asyncio
 from collections.abc import Sequence

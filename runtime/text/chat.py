@@ -80,7 +80,7 @@ class TemplateInput:
     messages: list[dict[str, Any]]
     variables: dict[str, Any]
     continue_final_message: bool = False
-    """The prompt ends inside the last message, which the model goes on with."""
+    """The prompt ends inside the last message, which the model continues."""
 
 
 @dataclass(frozen=True)

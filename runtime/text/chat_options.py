@@ -18,7 +18,7 @@ _MESSAGE_KEYS = frozenset(
 
 
 class TemplateOptions(TypedDict, total=False):
-    """What a chat template is given beside the messages. All optional."""
+    """Variables of a chat template besides the messages. All optional."""
 
     tools: Sequence[Mapping[str, Any]]
     documents: Sequence[Mapping[str, Any]]

@@ -1,4 +1,4 @@
-"""trtc.v1 messages <-> the runtime's nouns. No decisions: only validation.py judges values."""
+"""trtc.v1 messages <-> the runtime's data types. No decisions: only validation.py judges values."""
 
 from dataclasses import asdict, fields
 from typing import Any, cast
