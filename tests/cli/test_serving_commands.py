@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import pytest
 from tests.support.certificates import make_certificates
 from tests.support.engines import build_tiny
 from tests.support.servers import TOKENIZER
+from tests.support.serving import Serving
 from trtc import open_engine
 from trtc.cli import main
 from trtc.protos.manifest import MANIFEST_FILE, Canary, read_manifest
@@ -43,35 +43,6 @@ def set_canary(engine: Path, tokens: tuple[int, ...]) -> None:
         read_manifest(engine), canaries=(Canary(prompt_ids=PROMPT_IDS, token_ids=tokens),)
     )
     (engine / MANIFEST_FILE).write_bytes(manifest.sealed().to_json())
-
-
-OPTIONS = ("--threads", "1", "--kv-bytes", "16000000", "--grpc-port", "0", "--http-port", "0")
-
-
-class Serving:
-    """`trtc serve` in a process of its own."""
-
-    def __init__(self, *arguments: str | Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "trtc", "serve", *OPTIONS, *map(str, arguments)],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.log: list[str] = []
-
-    def wait_for(self, pattern: str) -> re.Match[str]:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.log.append(line)
-            if found := re.search(pattern, line):
-                return found
-        raise AssertionError(f"ended without {pattern!r}: {''.join(self.log)}")
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        _, rest = self.process.communicate(timeout=30)
-        self.log.append(rest)
-        return self.process.returncode
 
 
 @pytest.fixture(scope="module")

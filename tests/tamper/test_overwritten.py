@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cli.test_serving_commands import Serving
+from tests.support.serving import Serving
 from tests.support.staging_gpu import StagingGpu
 from trtc import open_engine
 from trtc.protos.errors import EngineCorruptError, TrtcError

@@ -15,7 +15,15 @@ import pytest
 from tests.support.engines import build_tiny
 from tests.support.loops import PYLLAMA
 from tests.support.manifests import write_engine
-from tests.support.triton_client import PATIENCE_S, ask, grpcclient, open_stream, refusal
+from tests.support.serving import Serving
+from tests.support.triton_client import (
+    PATIENCE_S,
+    Message,
+    ask,
+    grpcclient,
+    open_stream,
+    refusal,
+)
 from tests.support.triton_server import (
     TritonServer,
     find_installation,
@@ -263,29 +271,96 @@ def test_a_request_ends_when_its_time_is_up(server: TritonServer) -> None:
                 stream.receive()
 
 
-@pytest.mark.parametrize(
-    ("request_inputs", "message"),
-    [
-        ({"text_input": "a", "beam_width": 4}, "beam_width: is not supported"),
-        ({"text_input": "a", "bad_words": ["b"]}, "bad_words: is not supported"),
-        ({"text_input": "a", "lora_task_id": 1}, "lora_task_id: is not supported"),
-        (
-            {"text_input": "a", "guided_decoding_guide_type": "json"},
-            "guided_decoding_guide_type: is not supported",
-        ),
-        ({"text_input": "a", "max_tokens": 9999}, "max_tokens: is 9999"),
-        ({"text_input": "a", "temperature": -1.0}, "temperature: is -1.0"),
-        ({"input_ids": [70000]}, "input_ids: token id 70000"),
-        ({"max_tokens": 4}, "text_input: is missing"),
-        ({"text_input": "a", "image_url_input": "b"}, "image_url_input"),  # Triton's own
-    ],
-    ids=str,
-)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"text_input": "a", "beam_width": 4}, "beam_width: is not supported"),
+    ({"text_input": "a", "bad_words": ["b"]}, "bad_words: is not supported"),
+    ({"text_input": "a", "lora_task_id": 1}, "lora_task_id: is not supported"),
+    (
+        {"text_input": "a", "guided_decoding_guide_type": "json"},
+        "guided_decoding_guide_type: is not supported",
+    ),
+    ({"text_input": "a", "max_tokens": 9999}, "max_tokens: is 9999"),
+    ({"text_input": "a", "temperature": -1.0}, "temperature: is -1.0"),
+    ({"input_ids": [70000]}, "input_ids: token id 70000"),
+    ({"max_tokens": 4}, "text_input: is missing"),
+]
+TRITONS_OWN = ({"text_input": "a", "image_url_input": "b"}, "image_url_input")
+
+
+@pytest.mark.parametrize(("request_inputs", "message"), [*REFUSED, TRITONS_OWN], ids=str)
 def test_what_cannot_be_done_is_refused_by_name(
     request_inputs: dict[str, Any], message: str, server: TritonServer
 ) -> None:
     assert message in refusal(server.grpc_port, MODEL, **request_inputs)
     assert server.metric("trtc_kv_pages_used", MODEL) == 0
+
+
+@pytest.fixture(scope="module")
+def serve_port(engine: Path) -> Iterator[int]:
+    """The gRPC port of `trtc serve` with the same engine."""
+    serving = Serving(f"{MODEL}={engine}")
+    try:
+        yield int(serving.wait_for(r"serving engines=.* grpc=127.0.0.1:(\d+)")[1])
+        assert serving.stop() == 0
+    finally:
+        serving.process.kill()
+
+
+SAME: list[dict[str, Any]] = [
+    {"text_input": PROMPT, "max_tokens": 12},
+    {"text_input": PROMPT, "max_tokens": 12, "exclude_input_in_output": False, "stop_words": "("},
+    {
+        "input_ids": [5, 17, 9, 0],
+        "input_lengths": 3,
+        "request_output_len": 12,
+        "end_id": -1,
+        "return_log_probs": True,
+        "return_num_input_tokens": True,
+        "return_num_output_tokens": True,
+    },
+    {
+        "text_input": PROMPT,
+        "max_tokens": 12,
+        "temperature": 0.5,
+        "top_k": 20,
+        "seed": 11,
+        "num_return_sequences": 3,
+    },
+    {
+        "text_input": PROMPT,
+        "max_tokens": 12,
+        "embedding_bias_words": ["x"],
+        "embedding_bias_weights": [5.0],
+        "outputs": ["text_output", "finish_reason"],
+    },
+]
+
+
+def by_sequence(messages: list[Message]) -> list[Message]:
+    return sorted(messages, key=lambda one: one.outputs.get("sequence_index", np.array(0)).item())
+
+
+@pytest.mark.parametrize("request_inputs", SAME, ids=str)
+def test_trtc_serve_sends_the_messages_that_triton_sends(
+    request_inputs: dict[str, Any], server: TritonServer, serve_port: int
+) -> None:
+    triton = by_sequence(ask(server.grpc_port, MODEL, **request_inputs))
+    ours = by_sequence(ask(serve_port, MODEL, **request_inputs))
+    assert len(triton) == len(ours)
+    for theirs, own in zip(triton, ours, strict=True):
+        assert theirs.outputs.keys() == own.outputs.keys()
+        for name, array in theirs.outputs.items():
+            assert (array.dtype, array.shape) == (own.outputs[name].dtype, own.outputs[name].shape)
+            assert array.tolist() == own.outputs[name].tolist(), name
+
+
+@pytest.mark.parametrize(("request_inputs", "message"), REFUSED, ids=str)
+def test_trtc_serve_refuses_in_the_same_words(
+    request_inputs: dict[str, Any], message: str, server: TritonServer, serve_port: int
+) -> None:
+    said = refusal(serve_port, MODEL, **request_inputs)
+    assert message in said
+    assert said == refusal(server.grpc_port, MODEL, **request_inputs)
 
 
 def test_http_clients_need_no_change_either(server: TritonServer, local: LocalEngine) -> None:
