@@ -3,43 +3,59 @@
     python -m examples.bench.gpu_drafts make DIR    anywhere, with trtc[build,cuda-build]
     python -m examples.bench.gpu_drafts run DIR     on the GPU, with trtc[cuda]
 
-`make` builds fp32 and bf16 engines of a checkpoint (the bundled pyllama), and writes down prompts
-of Python that end by repeating their beginning. `run` serves them with and without drafts, one at a
-time and eight at once, and prints tokens a second. Exit status 1: a greedy token of an fp32 engine
-was another with drafts, or no draft was right. With bf16, and where tokens are drawn, steps of
-other rows round otherwise: how many tokens come before the first that differs is printed.
+`make` builds fp32 and bf16 engines of the bundled pyllama, and one of the shape of Llama-3.1-8B
+without weights. `run` serves prompts with and without drafts, one at a time and eight at once, and
+prints tokens a second. The prompts are Python that ends by repeating its beginning; those of the
+shape are random, and its answers repeat themselves, because its weights are random too.
+
+Exit status 1: a greedy token of the fp32 engine was another with drafts, or no draft was right.
+With bf16, and where tokens are drawn, steps of other rows round otherwise: how many tokens come
+before the first that differs is printed.
 """
 
 import argparse
+import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import msgspec
+import numpy as np
 
-from trtc.api import open_engine
-from trtc.runtime.frontends.local import LocalEngine
+from examples.bench.gpu import LLAMA_8B
+from examples.bench.loops import serve
+from trtc.protos.sampling import SamplingParams
+from trtc.runtime.engine.drafting import DraftConfig
+from trtc.runtime.engine.loop import EngineLoop, LoopConfig
+from trtc.runtime.engine.session import Session, open_session
+from trtc.runtime.requests.request import GenerationRequest
+from trtc.runtime.text.tokenizer import Tokenizer
 
 REPOSITORY = Path(__file__).parents[2]
-MODEL = REPOSITORY / "examples" / "models" / "pyllama"
-DTYPES = ("fp32", "bf16")
+PYLLAMA = REPOSITORY / "examples" / "models" / "pyllama"
+SHAPE = "8b-bf16"
+"""Of dummy weights."""
+DTYPES = {"fp32": "fp32", "bf16": "bf16", SHAPE: "bf16"}
+"""Engine -> scheme."""
 BATCHES, TEMPERATURES = (1, 8), (0.0, 0.8)
-PROMPTS_FILE, NUM_PROMPTS = "prompts.json", 8
+PROMPTS_FILE, NUM_PROMPTS = "prompts.json", max(BATCHES)
 BODY, REPEATED = 1500, 300
 """Characters of a prompt, and of its beginning once more."""
+RANDOM_LENGTH = 500
 MAX_TOKENS = 160
 MAX_SEQ_LEN, MAX_NUM_TOKENS = 1024, 512
 """All prompts at once take several steps, which check drafts of those that came first."""
+NUM_PAGES = 1024
 
 
 @dataclass(frozen=True)
 class Served:
     """What prompts were answered that came together."""
 
-    tokens: tuple[tuple[int, ...], ...]
+    tokens: list[tuple[int, ...]]
     seconds: float
     steps: int
     drafted: int
@@ -50,91 +66,133 @@ class Served:
         return sum(map(len, self.tokens)) / self.seconds
 
 
-def make(directory: Path, model: Path, target: str) -> None:
-    """Engines, and the prompts."""
+def make(directory: Path, target: str, engines: Sequence[str]) -> None:
+    """Engines, and the token ids of their prompts."""
     from trtc.api import build
 
-    directory.mkdir(parents=True, exist_ok=True)
-    for dtype in DTYPES:
-        began = time.monotonic()
-        output = directory / dtype
+    shape = directory / "shape"
+    shape.mkdir(parents=True, exist_ok=True)
+    (shape / "config.json").write_text(json.dumps(LLAMA_8B))
+    for engine in engines:
+        began, is_shape = time.monotonic(), engine == SHAPE
         build(
-            model,
-            output,
-            dtype=dtype,
+            shape if is_shape else PYLLAMA,
+            directory / engine,
+            dtype=DTYPES[engine],
             target=target,
             force=True,
-            eval_tokens=0,
+            eval_tokens=None if is_shape else 0,
+            dummy_weights=is_shape,
             max_seq_len=MAX_SEQ_LEN,
             max_num_tokens=MAX_NUM_TOKENS,
         )
-        print(f"{dtype}: {target} built in {time.monotonic() - began:.1f} s", flush=True)
-    (directory / PROMPTS_FILE).write_bytes(msgspec.json.encode(prompts()))
+        print(f"{engine}: {target} built in {time.monotonic() - began:.1f} s", flush=True)
+    source = prompts_of_source()
+    prompts = {one: random_prompts() if one == SHAPE else source for one in engines}
+    (directory / PROMPTS_FILE).write_bytes(msgspec.json.encode(prompts))
 
 
-def prompts() -> list[str]:
-    """Of source files of trtc."""
+def prompts_of_source() -> list[list[int]]:
+    """Files of trtc, in the tokens of pyllama."""
     texts = [path.read_text() for path in sorted((REPOSITORY / "runtime").rglob("*.py"))]
-    long = [text for text in texts if len(text) > 2 * BODY]
-    return [text[:BODY] + "\n\n" + text[:REPEATED] for text in long[:NUM_PROMPTS]]
+    long = [text for text in texts if len(text) > 2 * BODY][:NUM_PROMPTS]
+    with closing(Tokenizer.load(PYLLAMA)) as tokenizer:
+        return [list(tokenizer.encode(text[:BODY] + "\n\n" + text[:REPEATED])) for text in long]
 
 
-def run(directory: Path, num_drafts: int) -> int:
-    texts = msgspec.json.decode((directory / PROMPTS_FILE).read_bytes(), type=list[str])
-    problems = [
-        problem for dtype in DTYPES for problem in compare(directory / dtype, texts, num_drafts)
-    ]
+def random_prompts() -> list[list[int]]:
+    random = np.random.default_rng(0)
+    return [random.integers(10, 128_000, RANDOM_LENGTH).tolist() for _ in range(NUM_PROMPTS)]
+
+
+def run(directory: Path, num_drafts: int, engines: Sequence[str]) -> int:
+    prompts = msgspec.json.decode(
+        (directory / PROMPTS_FILE).read_bytes(), type=dict[str, list[list[int]]]
+    )
+    problems: list[str] = []
+    for engine in engines:
+        began, is_shape = time.perf_counter(), engine == SHAPE
+        session = open_session(directory / engine, num_pages=NUM_PAGES, dummy_weights=is_shape)
+        print(f"{engine}: opened in {time.perf_counter() - began:.1f} s", flush=True)
+        with closing(session):
+            problems += compare(engine, session, prompts[engine], num_drafts)
     for problem in problems:
         print(f"WRONG {problem}")
     print(f"{len(problems)} problems")
     return 1 if problems else 0
 
 
-def compare(engine: Path, texts: Sequence[str], num_drafts: int) -> list[str]:
-    """Serve an engine with and without drafts; what is wrong with its tokens."""
-    plain = serve_all(engine, texts, 0)
-    drafted = serve_all(engine, texts, num_drafts)
+def compare(
+    engine: str, session: Session, prompts: Sequence[Sequence[int]], num_drafts: int
+) -> list[str]:
+    """Serve prompts with and without drafts; what is wrong with the tokens."""
+    temperatures = TEMPERATURES[:1] if engine == SHAPE else TEMPERATURES
+    plain = serve_all(session, prompts, temperatures, None)
+    drafted = serve_all(session, prompts, temperatures, DraftConfig(num_tokens=num_drafts))
     problems = []
     for (batch, temperature), one in plain.items():
         other = drafted[batch, temperature]
         same = sum(map(_num_same, one.tokens, other.tokens))
         total = sum(map(len, one.tokens))
         print(
-            f"{engine.name}, {batch} at once, temperature {temperature}: tokens/s "
-            f"{one.per_second:.0f} without, {other.per_second:.0f} with drafts "
-            f"({other.per_second / one.per_second:.2f} x); {one.steps}, {other.steps} steps; "
-            f"{other.accepted} of {other.drafted} drafts right; {same} of {total} tokens "
-            f"before one differs",
+            f"  {batch} at once, temperature {temperature}: tokens/s {one.per_second:.0f} without, "
+            f"{other.per_second:.0f} with drafts ({other.per_second / one.per_second:.2f} x); "
+            f"{one.steps}, {other.steps} steps; {other.accepted} of {other.drafted} drafts right; "
+            f"{same} of {total} tokens before one differs",
             flush=True,
         )
-        if same < total and engine.name == "fp32" and temperature == 0:
-            problems.append(f"{engine.name}, {batch} at once: drafts changed greedy tokens")
+        if temperature > 0:
+            continue
+        if same < total and engine == "fp32":
+            problems.append(f"{engine}, {batch} at once: drafts changed greedy tokens")
         if other.accepted == 0:
-            problems.append(f"{engine.name}, {batch} at once: no draft was right")
+            problems.append(f"{engine}, {batch} at once: no draft was right")
     return problems
 
 
 def serve_all(
-    engine: Path, texts: Sequence[str], num_drafts: int
-) -> dict[tuple[int, float], Served]:
+    session: Session,
+    prompts: Sequence[Sequence[int]],
+    temperatures: Sequence[float],
+    drafts: DraftConfig | None,
+) -> Mapping[tuple[int, float], Served]:
     """Every batch at every temperature, each twice: the first time graphs are captured."""
-    found = {}
-    draft: Literal["ngram"] | None = "ngram" if num_drafts else None
-    with open_engine(engine, draft=draft, draft_tokens=num_drafts or 1) as opened:
+    loop = EngineLoop(session.executor, None, LoopConfig(drafts=drafts))
+    loop.start()
+    try:
+        found = {}
         for batch in BATCHES:
-            for temperature in TEMPERATURES:
-                serve(opened, texts[:batch], temperature)
-                found[batch, temperature] = serve(opened, texts[:batch], temperature)
-    return found
+            for temperature in temperatures:
+                serve_once(loop, prompts[:batch], temperature)
+                found[batch, temperature] = serve_once(loop, prompts[:batch], temperature)
+        return found
+    finally:
+        loop.stop()
 
 
-def serve(engine: LocalEngine, texts: Sequence[str], temperature: float) -> Served:
-    before, began = engine.stats(), time.perf_counter()
-    running = engine.generate(
-        list(texts), max_tokens=MAX_TOKENS, temperature=temperature, seed=1, ignore_eos=True
-    )
-    tokens = tuple(one.result().completions[0].token_ids for one in running)
-    seconds, after = time.perf_counter() - began, engine.stats()
+def serve_once(loop: EngineLoop, prompts: Sequence[Sequence[int]], temperature: float) -> Served:
+    """
+    Raises:
+        RuntimeError: a request failed.
+    """
+    requests = [
+        GenerationRequest(
+            request_id=str(number),
+            prompt_ids=tuple(prompt),
+            sampling=SamplingParams(temperature=temperature, seed=number),
+            max_tokens=MAX_TOKENS,
+            ignore_eos=True,
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    before, began = loop.stats(), time.perf_counter()
+    answers = serve(loop, requests)
+    seconds, after = time.perf_counter() - began, loop.stats()
+    tokens = []
+    for answer in answers:
+        if isinstance(answer, str):
+            raise RuntimeError(answer)
+        tokens.append(answer)
     return Served(
         tokens,
         seconds,
@@ -154,14 +212,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("make", "run"))
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--model", type=Path, default=MODEL, help="checkpoint of the engines")
     parser.add_argument("--target", default="cuda:sm_90")
+    parser.add_argument("--engines", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--draft-tokens", type=int, default=4)
     arguments = parser.parse_args()
     if arguments.what == "make":
-        make(arguments.directory, arguments.model, arguments.target)
+        make(arguments.directory, arguments.target, arguments.engines)
         return 0
-    return run(arguments.directory, arguments.draft_tokens)
+    return run(arguments.directory, arguments.draft_tokens, arguments.engines)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ has written, is another token. Exit status 1: something was wrong.
 
 import argparse
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,17 +23,15 @@ import numpy as np
 
 from examples.bench.gpu import Variation, run_operators
 from examples.bench.gpu_steps import opened
-from trtc.protos.errors import TrtcError
+from examples.bench.loops import serve
 from trtc.protos.manifest import Canary
 from trtc.protos.sampling import SamplingParams
-from trtc.runtime.engine.emission import Delivery
 from trtc.runtime.engine.loop import EngineLoop, LoopConfig
 from trtc.runtime.engine.probe import Probe
 from trtc.runtime.executors.base import Executor
 from trtc.runtime.executors.cuda.device import Place
 from trtc.runtime.executors.cuda.executor import CudaExecutor
-from trtc.runtime.requests.completion import collect
-from trtc.runtime.requests.request import GenerationRequest, Output
+from trtc.runtime.requests.request import GenerationRequest
 
 VOCABULARY, WINDOW = 512, 320
 GEMMA_3: dict[str, Any] = {
@@ -93,7 +90,6 @@ MAX_TOKENS, MAX_BATCH, MAX_SEQ_LEN = 48, 8, 2048
 NUM_PAGES = 900
 """Of 16 tokens. Eight sequences of 900 tokens want 1400 at once; without letting go, 2700."""
 _POISON = 0xFF
-_PATIENCE_S = 120
 
 
 def make(directory: Path, sm: int, names: Sequence[str]) -> None:
@@ -201,7 +197,7 @@ def serve_and_compare(executor: Executor, answers: Sequence[Canary], tolerance: 
     try:
         for attempt in ("first", "again"):
             began = time.monotonic()
-            found = _serve(loop, attempt, answers)
+            found = serve(loop, _requests(attempt, answers))
             same = 0
             for answer, tokens in zip(answers, found, strict=True):
                 if isinstance(tokens, str):
@@ -229,39 +225,17 @@ def serve_and_compare(executor: Executor, answers: Sequence[Canary], tolerance: 
     return problems
 
 
-def _serve(loop: EngineLoop, name: str, answers: Sequence[Canary]) -> list[tuple[int, ...] | str]:
-    """The tokens of each prompt, or what went wrong."""
-    found: list[tuple[int, ...] | str] = ["never ended"] * len(answers)
-    ended = threading.Semaphore(0)
-
-    def sink_of(number: int) -> Any:
-        outputs: list[Output] = []
-
-        def sink(delivery: Delivery) -> None:
-            if isinstance(delivery, TrtcError):
-                found[number] = str(delivery)
-                ended.release()
-                return
-            outputs.extend(delivery)
-            if delivery[-1].usage is not None:
-                found[number] = tuple(collect(outputs).completions[0].token_ids)
-                ended.release()
-
-        return sink
-
-    for number, answer in enumerate(answers):
-        request = GenerationRequest(
+def _requests(name: str, answers: Sequence[Canary]) -> list[GenerationRequest]:
+    return [
+        GenerationRequest(
             request_id=f"{name}{number}",
             prompt_ids=answer.prompt_ids,
             sampling=SamplingParams(temperature=0.0, seed=0),
             max_tokens=MAX_TOKENS,
             ignore_eos=True,
         )
-        loop.submit(request, sink_of(number))
-    for _ in answers:
-        if not ended.acquire(timeout=_PATIENCE_S):
-            break
-    return found
+        for number, answer in enumerate(answers)
+    ]
 
 
 def main() -> int:
