@@ -5,7 +5,6 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -35,7 +34,7 @@ from trtc.protos.manifest import (
     SchemeFacts,
     TargetFacts,
 )
-from trtc.protos.record import Record
+from trtc.protos.record import Record, record_json
 from trtc.protos.units import count, size, split_size
 from trtc.quant.calibrate import CalibrationFacts
 
@@ -109,8 +108,7 @@ def make_report(
 
 def write_report(report: Report, engine: Path) -> None:
     """Write report.json and report.html into an engine directory; same report, same bytes."""
-    encoded = msgspec.json.format(msgspec.json.encode(report, order="sorted"), indent=1) + b"\n"
-    (engine / REPORT_JSON).write_bytes(encoded)
+    (engine / REPORT_JSON).write_bytes(record_json(report))
     (engine / REPORT_HTML).write_text(report_html(report), encoding="utf-8")
 
 

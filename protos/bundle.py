@@ -10,14 +10,10 @@ A bundle is an engine directory whose manifest says `tensorrt`:
 import math
 from pathlib import Path
 
-import msgspec
-
-from trtc.protos.errors import EngineCorruptError
-from trtc.protos.files import UnreadableError, read_json
 from trtc.protos.kv import CacheLayout
 from trtc.protos.manifest import Limits
 from trtc.protos.numbers import Count, Index
-from trtc.protos.record import Record
+from trtc.protos.record import Record, read_record
 
 RECIPE_FILE = "recipe.json"
 KERNELS_DIR = "kernels"
@@ -87,14 +83,5 @@ def read_recipe(bundle: Path) -> Recipe:
     Raises:
         EngineCorruptError: unreadable, or not a recipe.
     """
-    path = bundle / RECIPE_FILE
-    try:
-        return read_json(path, Recipe)
-    except UnreadableError as error:
-        raise EngineCorruptError(
-            str(error), field=str(path), remedy="Build the bundle again, or copy it again"
-        ) from error
-
-
-def recipe_json(recipe: Recipe) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(recipe, order="sorted"), indent=1) + b"\n"
+    remedy = "Build the bundle again, or copy it again"
+    return read_record(bundle / RECIPE_FILE, Recipe, remedy)

@@ -9,14 +9,12 @@ The executor captures the list into CUDA graphs, one a bucket, and needs nothing
 
 import hashlib
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
-from trtc.protos.errors import EngineCorruptError
-from trtc.protos.files import UnreadableError, read_json
 from trtc.protos.numbers import Count, Index, Size
-from trtc.protos.record import Record
+from trtc.protos.record import Record, read_record
 
 LAUNCHES_FILE = "launches.json"
 KERNELS_DIR = "kernels"
@@ -24,7 +22,6 @@ TACTICS_PREFIX = "tactics-"
 TILE_MAP_BYTES = 128
 """Of a tensor map on the device, which begins at a multiple of it."""
 
-_R = TypeVar("_R", bound=Record)
 
 Axis = Literal["tokens", "sequences", "rows", "splits", "one"]
 
@@ -235,17 +232,13 @@ def tactics_file(content: bytes) -> str:
     return f"{TACTICS_PREFIX}{hashlib.sha256(content).hexdigest()[:12]}.json"
 
 
-def tactics_json(table: TacticTable) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(table, order="sorted"), indent=1) + b"\n"
-
-
 def read_tactics(path: Path) -> TacticTable:
     """Decode a tactic table.
 
     Raises:
         EngineCorruptError: unreadable, or not one.
     """
-    return _read(path, TacticTable)
+    return read_record(path, TacticTable)
 
 
 def launches_json(launches: LaunchPlan) -> bytes:
@@ -258,13 +251,4 @@ def read_launches(engine: Path) -> LaunchPlan:
     Raises:
         EngineCorruptError: unreadable, or not a launch plan.
     """
-    return _read(engine / LAUNCHES_FILE, LaunchPlan)
-
-
-def _read(path: Path, kind: type[_R]) -> _R:
-    try:
-        return read_json(path, kind)
-    except UnreadableError as error:
-        raise EngineCorruptError(
-            str(error), field=str(path), remedy="Build the engine again, or copy it again"
-        ) from error
+    return read_record(engine / LAUNCHES_FILE, LaunchPlan)

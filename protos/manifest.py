@@ -15,7 +15,7 @@ from trtc.protos.errors import EngineCorruptError, EngineIncompatibleError
 from trtc.protos.files import UnreadableError, decode_json, read_file
 from trtc.protos.kv import CacheLayout, KvDType
 from trtc.protos.numbers import Count, Index, Size, TokenId
-from trtc.protos.record import Record
+from trtc.protos.record import Record, record_json
 from trtc.protos.sampling import NO_DEFAULTS, SamplingDefaults
 
 SCHEMA_VERSION = 6
@@ -216,7 +216,7 @@ class Manifest(Record, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, digest=self._content_digest())
 
     def to_json(self) -> bytes:
-        return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n"
+        return record_json(self)
 
     def _content_digest(self) -> str:
         blank = msgspec.structs.replace(self, digest="")

@@ -7,15 +7,11 @@ it as C++, the CUDA target replays it as launches, `trtc inspect --plan` prints 
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-
 from trtc.protos.dtypes import DTYPES, DTypeName
-from trtc.protos.errors import EngineCorruptError
-from trtc.protos.files import UnreadableError, read_json
 from trtc.protos.kv import CacheLayout
 from trtc.protos.manifest import Limits
 from trtc.protos.numbers import Count, Index, Size
-from trtc.protos.record import Record
+from trtc.protos.record import Record, read_record, record_json
 
 Rows = Literal["T", "B", "B+1", "R", "1"]
 """Extent of a tensor's leading axis: tokens, sequences, logit rows, or one."""
@@ -108,7 +104,7 @@ class Plan(Record, frozen=True):
     """Length of the data section of weights.safetensors."""
 
     def to_json(self) -> bytes:
-        return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n"
+        return record_json(self)
 
 
 def read_plan(path: Path) -> Plan:
@@ -117,12 +113,7 @@ def read_plan(path: Path) -> Plan:
     Raises:
         EngineCorruptError: unreadable, or not a plan.
     """
-    try:
-        return read_json(path, Plan)
-    except UnreadableError as error:
-        raise EngineCorruptError(
-            str(error), field=str(path), remedy="Build the engine again, or copy it again"
-        ) from error
+    return read_record(path, Plan)
 
 
 def max_rows(rows: str, limits: Limits) -> int:

@@ -1,12 +1,38 @@
-"""The base of everything that an engine's files hold."""
+"""The base of everything that an engine's files hold, and how it is read and written."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
+
+from trtc.protos.errors import EngineCorruptError
+from trtc.protos.files import UnreadableError, read_json
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A frozen, strictly decoded record."""
+
+
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+def read_record(
+    path: Path, kind: type[RecordT], remedy: str = "Build the engine again, or copy it again"
+) -> RecordT:
+    """Decode a JSON file of an engine; its hash is checked by whoever opens the engine.
+
+    Raises:
+        EngineCorruptError: unreadable, or not such a record.
+    """
+    try:
+        return read_json(path, kind)
+    except UnreadableError as error:
+        raise EngineCorruptError(str(error), field=str(path), remedy=remedy) from error
+
+
+def record_json(record: msgspec.Struct) -> bytes:
+    """Indented JSON, keys sorted: equal records give equal bytes."""
+    return msgspec.json.format(msgspec.json.encode(record, order="sorted"), indent=1) + b"\n"
 
 
 def first_difference(one: Record, other: Record) -> tuple[str, str, str]:

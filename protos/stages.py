@@ -13,15 +13,11 @@ to another is a buffer here.
 
 from pathlib import Path
 
-import msgspec
-
 from trtc.protos.bundle import KernelFacts, Profile
-from trtc.protos.errors import EngineCorruptError
-from trtc.protos.files import UnreadableError, read_json
 from trtc.protos.kv import CacheLayout
 from trtc.protos.numbers import Index, Size
 from trtc.protos.plan import Buffer
-from trtc.protos.record import Record
+from trtc.protos.record import Record, read_record
 
 STAGES_FILE = "stages.json"
 PLANS_DIR = "plans"
@@ -75,14 +71,4 @@ def read_stages(engine: Path) -> Stages:
     Raises:
         EngineCorruptError: unreadable, or not a description of stages.
     """
-    path = engine / STAGES_FILE
-    try:
-        return read_json(path, Stages)
-    except UnreadableError as error:
-        raise EngineCorruptError(
-            str(error), field=str(path), remedy="Build the engine again, or copy it again"
-        ) from error
-
-
-def stages_json(stages: Stages) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(stages, order="sorted"), indent=1) + b"\n"
+    return read_record(engine / STAGES_FILE, Stages)

@@ -10,9 +10,10 @@ from tests.support.caches import uniform_layout
 from trtc.builder.module import TRTC_DOMAIN, Module
 from trtc.builder.recipes import Array
 from trtc.builder.targets.tensorrt.target import PLUGIN_ATTRIBUTES, make_profiles
-from trtc.protos.bundle import RECIPE_FILE, Recipe, read_recipe, recipe_json
+from trtc.protos.bundle import RECIPE_FILE, Recipe, read_recipe
 from trtc.protos.kv import CacheLayout
 from trtc.protos.manifest import GRAPH_FILE, Limits, read_manifest
+from trtc.protos.record import record_json
 
 
 class NoReader:
@@ -102,7 +103,7 @@ def write_kernel_bundle(directory: Path) -> Path:
         profiles=make_profiles(limits, kv),
         kernels=kernels,
     )
-    (directory / RECIPE_FILE).write_bytes(recipe_json(recipe))
+    (directory / RECIPE_FILE).write_bytes(record_json(recipe))
     return directory
 
 

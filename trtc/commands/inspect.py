@@ -11,7 +11,8 @@ from trtc.commands.stages_lines import stages_lines
 from trtc.protos.errors import RequestError
 from trtc.protos.manifest import PLAN_FILE, Manifest, read_manifest
 from trtc.protos.plan import read_plan
-from trtc.protos.stages import STAGES_FILE, read_stages, stages_json
+from trtc.protos.record import record_json
+from trtc.protos.stages import STAGES_FILE, read_stages
 from trtc.runtime.integrity.verify import verify_files
 
 
@@ -48,7 +49,7 @@ def _show_plan(engine: Path, manifest: Manifest, *, as_json: bool) -> None:
         raise RequestError(f"a {manifest.target.kind} engine has no plan", field="--plan")
     if name == STAGES_FILE:
         stages = read_stages(engine)
-        text, lines = stages_json(stages), stages_lines(stages)
+        text, lines = record_json(stages), stages_lines(stages)
     else:
         plan = read_plan(engine / name)
         text, lines = plan.to_json(), plan_lines(plan)

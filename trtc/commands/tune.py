@@ -13,8 +13,9 @@ from rich.table import Table
 
 from trtc.commands.phases import phases
 from trtc.protos.errors import OutputError, UnsupportedError
-from trtc.protos.launch_plan import TACTICS_PREFIX, TacticTable, tactics_file, tactics_json
+from trtc.protos.launch_plan import TACTICS_PREFIX, TacticTable, tactics_file
 from trtc.protos.manifest import MANIFEST_FILE, FileFacts, Manifest, read_manifest
+from trtc.protos.record import record_json
 from trtc.protos.staging import claim_directory, replace_files
 
 
@@ -71,7 +72,7 @@ def store(engine: Path, manifest: Manifest, table: TacticTable) -> Manifest:
     Raises:
         OutputError: the engine cannot be written to.
     """
-    content = tactics_json(table)
+    content = record_json(table)
     name = tactics_file(content)
     files = {old: f for old, f in manifest.files.items() if not old.startswith(TACTICS_PREFIX)}
     facts = FileFacts(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))

@@ -34,7 +34,8 @@ from trtc.protos.bundle import KERNELS_DIR, Profile
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.manifest import WEIGHTS_FILE, ByteLedger, TargetFacts
 from trtc.protos.progress import Progress, Step
-from trtc.protos.stages import PLANS_DIR, STAGES_FILE, stages_json
+from trtc.protos.record import record_json
+from trtc.protos.stages import PLANS_DIR, STAGES_FILE
 from trtc.quant.scheme import Scheme
 
 _OPTIMIZATION_LEVEL = 3
@@ -99,7 +100,7 @@ class TensorRtRtxTarget:
         trt = _load()
         plans = self._write_plans(trt, subgraphs, profiles, request, progress)
         stages = cut_stages(module, subgraphs, plans, profiles, kernels)
-        (request.workdir / STAGES_FILE).write_bytes(stages_json(stages))
+        (request.workdir / STAGES_FILE).write_bytes(record_json(stages))
         return Compiled(
             facts=TargetFacts(
                 kind="tensorrt_rtx",

@@ -34,7 +34,6 @@ from trtc.protos.bundle import (
     Profile,
     Recipe,
     max_pool_pages,
-    recipe_json,
 )
 from trtc.protos.dtypes import BY_ONNX
 from trtc.protos.errors import UnsupportedError
@@ -48,7 +47,8 @@ from trtc.protos.manifest import (
 )
 from trtc.protos.plan import Fill, Weight
 from trtc.protos.progress import Progress, Step
-from trtc.protos.stages import STAGES_FILE, stages_json
+from trtc.protos.record import record_json
+from trtc.protos.stages import STAGES_FILE
 from trtc.quant.scheme import Scheme
 
 PLUGIN_ATTRIBUTES: Mapping[str, str | int] = {
@@ -104,9 +104,9 @@ class TensorRtTarget:
         kv = request.module.kv
         profiles = make_profiles(request.limits, kv)
         recipe = Recipe(sm=self.sm, pool=kv, profiles=profiles, kernels=kernels)
-        (request.workdir / RECIPE_FILE).write_bytes(recipe_json(recipe))
+        (request.workdir / RECIPE_FILE).write_bytes(record_json(recipe))
         stages = whole_stages(request.module, profiles)
-        (request.workdir / STAGES_FILE).write_bytes(stages_json(stages))
+        (request.workdir / STAGES_FILE).write_bytes(record_json(stages))
         versions = sorted({kernel.ptx_version for kernel in kernels})
         bundle = Compiled(
             facts=TargetFacts(
