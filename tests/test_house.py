@@ -157,13 +157,28 @@ def test_each_chapter_of_extending_says_what_proves_it(chapter: str) -> None:
     assert table and all(re.search(r"`(tests/|test_|make )", row) for row in rows), chapter[:40]
 
 
-def test_every_frontend_stands_apart_from_the_others() -> None:
+@pytest.mark.parametrize(
+    ("folder", "shared"),
+    [
+        ("frontends", {"asgi", "base"}),
+        (
+            "frontends/http",
+            {"application", "connections", "exchange", "listener", "plain", "port", "routes"},
+        ),
+    ],
+)
+def test_every_frontend_and_dialect_stands_apart_from_the_others(
+    folder: str, shared: set[str]
+) -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    (apart,) = (one for one in contracts["contracts"] if one["type"] == "independence")
-    folder = ROOT / "runtime" / "frontends"
-    found = {path.stem for path in folder.iterdir() if not path.name.startswith("__")}
-    found -= {"asgi", "base"}  # what frontends share
-    assert {f"trtc.runtime.frontends.{name}" for name in found} == set(apart["modules"])
+    path = ROOT / "runtime" / folder
+    package = f"trtc.runtime.{folder.replace('/', '.')}"
+    found = {one.stem for one in path.iterdir() if not one.name.startswith("__")} - shared
+    apart = {f"{package}.{name}" for name in found}
+    independent = [
+        set(one["modules"]) for one in contracts["contracts"] if one["type"] == "independence"
+    ]
+    assert apart in independent
 
 
 def test_no_code_compares_an_sm_with_a_number() -> None:
