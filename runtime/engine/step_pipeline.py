@@ -49,7 +49,7 @@ class CompletedStep:
     num_tokens: int
     """Tokens that it computed."""
     num_sequences: int
-    """Sequences that had tokens in it."""
+    """Of its batch, of which each draft may be one (DraftRows)."""
     seconds: float
     """Time in which it was the oldest step in flight."""
     failures: Mapping[Sequence, TrtcError]
@@ -227,7 +227,7 @@ class StepPipeline:
             scored,
             tokens,
             num_tokens=len(step.built.batch.token_ids),
-            num_sequences=len(step.plan.chunks),
+            num_sequences=len(step.built.batch.context_lens),
             seconds=seconds,
             failures=step.failures,
         )

@@ -88,6 +88,21 @@ def test_sequences_with_drafts_share_their_steps() -> None:
         assert [chunk.num_drafts for chunk in step_plan.chunks] == [4, 4, 4]
 
 
+def test_drafts_say_nothing_of_how_fast_prompts_are_computed() -> None:
+    """Steps of drafts measure memory bandwidth, as decodes do."""
+    options = replace(ROOMY, draft_rows=DraftRows(64, as_sequences=True))
+    executor = LazyEcho(options)
+    loop = Loop(executor, None, LoopConfig(drafts=DraftConfig()))
+    loop._pipeline._drafter = Knowing(options)
+    inboxes = [loop.send(greedy_request(f"r{number}", [number], 42)) for number in range(8)]
+    loop.start()
+    for inbox in inboxes:
+        inbox.result()
+    loop.stop()
+    assert executor.num_steps == 2 + 40 / 5
+    assert loop._pace.limits.max_tokens_beside_decodes is None
+
+
 @pytest.mark.parametrize(("most", "expected"), [(4, [1]), (5, [2]), (64, [4, 4, 4])])
 def test_drafts_find_room_in_rows_that_nobody_needs(most: int, expected: list[int]) -> None:
     options = replace(ROOMY, draft_rows=DraftRows(most, as_sequences=True), max_batch_size=4)
