@@ -78,7 +78,7 @@ class Server:
         """Engines that will not be ready again."""
         names = [source.name for source in config.engines]
         self._audit = Audit(config.audit, self.metrics)
-        access = Access(config.access)
+        access = Access(config.access, self.metrics.strangers.inc)
         self.service = Service(names, config.limits, self.metrics, access, self._audit)
         self.metrics.watch_loops(self._loop_stats)
         frontends = [one.frontend(self.service) for one in config.frontends]

@@ -8,6 +8,7 @@ Where the server has API keys, a key is needed, whatever certificate the client 
 must have certificates, one of those; else everybody may call. Probes of health are open everywhere.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -47,12 +48,18 @@ class Peer:
 class Access:
     """Thread-safe.
 
+    Args:
+        on_refusal: called for each call that nobody is known to have made.
+
     Raises:
         RequestError: the file of keys cannot be read.
     """
 
-    def __init__(self, config: AccessConfig = OPEN) -> None:
+    def __init__(
+        self, config: AccessConfig = OPEN, on_refusal: Callable[[], object] = lambda: None
+    ) -> None:
         self._config = config
+        self._on_refusal = on_refusal
         path = config.api_keys
         self._keys = None if path is None else Reloaded([path], lambda: KeyTable(read_keys(path)))
 
@@ -73,12 +80,13 @@ class Access:
         elif peer.subject:
             principal = tenant(peer.subject)
         elif self._config.needs_certificate:
+            self._on_refusal()
             raise UnauthenticatedError(
                 "the client has shown no certificate",
                 remedy="Connect with a certificate that the server's --tls-client-ca has signed",
             )
         else:
-            principal = _connection(peer.address, peer.ip)
+            principal = self.stranger(peer)
         if scope not in principal.scopes:
             raise ForbiddenError(
                 f"the key may not be used for {scope.value}",
@@ -86,6 +94,10 @@ class Access:
                 remedy=f"Use a key of a tenant whose scopes have {scope.value!r}",
             )
         return principal
+
+    def stranger(self, peer: Peer) -> Principal:
+        """Who calls, whatever credentials there are: for probes, which need none."""
+        return _connection(peer.address, peer.ip)
 
     def holder(self, key: str) -> Principal | None:
         """Whose key it is; None: the server has no keys.
@@ -97,6 +109,7 @@ class Access:
             return None
         principal = self._keys.get().find(key) if key else None
         if principal is None:
+            self._on_refusal()
             raise UnauthenticatedError(
                 "the API key is not known, or has expired" if key else "an API key is missing",
                 field="authorization",

@@ -213,6 +213,11 @@ class ServerMetrics:
             labelnames=("model_name", "limit"),
             registry=registry,
         )
+        self.strangers = Counter(
+            "trtc_calls_unauthenticated",
+            "Calls refused because their API key or client certificate was missing or unknown.",
+            registry=registry,
+        )
         self.audit_lost = Counter(
             "trtc_audit_lost",
             "Lines of the audit log that were not written: its queue was full, or the server ended "

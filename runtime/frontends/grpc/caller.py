@@ -1,6 +1,6 @@
 """The principal behind a gRPC call, and the door that lets in only calls that have one."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -33,24 +33,33 @@ def caller(
         UnauthenticatedError: a credential is missing or unknown.
         ForbiddenError: whoever it is may not ask for `scope`.
     """
-    peer = context.peer()
-    key = _key_of(context.invocation_metadata() or ())
-    return access.admit(Peer(peer, _ip_of(peer), _subject(context.auth_context()), key), scope)
+    return access.admit(_peer_of(context), scope)
+
+
+def stranger(context: "grpc.aio.ServicerContext[Any, Any]", access: Access) -> Principal:
+    """Who makes a call for which nobody needs credentials."""
+    return access.stranger(_peer_of(context))
 
 
 class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # a class at run time
-    """Refuses calls of every service without a known key, before their request is read."""
+    """Refuses calls without a known key, before their request is read.
 
-    def __init__(self, access: Access) -> None:
+    Args:
+        open_methods: paths of probes, beside those of OPEN_SERVICES.
+    """
+
+    def __init__(self, access: Access, open_methods: Collection[str] = ()) -> None:
         self._access = access
+        self._open_methods = frozenset(open_methods)
 
     async def intercept_service(
         self,
         continuation: Find,
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        service = handler_call_details.method.rpartition("/")[0].removeprefix("/")
-        if service not in OPEN_SERVICES:
+        path = handler_call_details.method
+        service = path.rpartition("/")[0].removeprefix("/")
+        if service not in OPEN_SERVICES and path not in self._open_methods:
             try:
                 self._access.holder(_key_of(handler_call_details.invocation_metadata or ()))
             except UnauthenticatedError as error:
@@ -65,6 +74,12 @@ def _refusing(status: grpc.Status) -> Handler:
         await context.abort(status.code, status.details, status.trailing_metadata)
 
     return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _peer_of(context: "grpc.aio.ServicerContext[Any, Any]") -> Peer:
+    peer = context.peer()
+    key = _key_of(context.invocation_metadata() or ())
+    return Peer(peer, _ip_of(peer), _subject(context.auth_context()), key)
 
 
 def _ip_of(peer: str) -> str:

@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 
 from trtc.protos.errors import CancelledError, TrtcError
 from trtc.runtime.frontends.grpc.intake import Intake
+from trtc.runtime.requests.principal import Principal
 from trtc.runtime.service.streams import OutputStream
 from trtc.runtime.wire.bounded import parse
 from trtc.runtime.wire.failures import to_status
@@ -39,6 +40,8 @@ class GrpcService:
     file: Any
     """Descriptor of the .proto that defines it, for reflection."""
     methods: "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
+    probes: frozenset[str] = frozenset()
+    """Names of methods that answer anybody (`probe`)."""
 
     @property
     def handlers(self) -> "grpc.GenericRpcHandler[Any, Any]":
@@ -53,10 +56,27 @@ def unary(
 ) -> "grpc.RpcMethodHandler[Any, Any]":
     """A handler that is given its request, which holds its turn if it is large, and whose known
     errors become statuses."""
+    return _unary(intake, intake.caller, method, behaviour)
 
+
+def probe(
+    intake: Intake,
+    method: Method[Any, Any],
+    behaviour: Callable[[Any, Context], Awaitable[Message]],
+) -> "grpc.RpcMethodHandler[Any, Any]":
+    """The same for a call that needs no credentials."""
+    return _unary(intake, intake.stranger, method, behaviour)
+
+
+def _unary(
+    intake: Intake,
+    caller: Callable[[Context], Principal],
+    method: Method[Any, Any],
+    behaviour: Callable[[Any, Context], Awaitable[Message]],
+) -> "grpc.RpcMethodHandler[Any, Any]":
     async def answer(context: Context) -> Message:
         read = partial(parse, method.request)
-        async with intake.request(context, intake.caller(context), read) as request:
+        async with intake.request(context, caller(context), read) as request:
             return await behaviour(request, context)
 
     return one_answer(method, answer)

@@ -47,6 +47,17 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
             )
         return health_pb2.HealthCheckResponse(status=self._status(request.service))
 
+    async def List(
+        self,
+        request: health_pb2.HealthListRequest,
+        context: "grpc.aio.ServicerContext[Any, Any]",
+    ) -> health_pb2.HealthListResponse:
+        statuses = {
+            service: health_pb2.HealthCheckResponse(status=self._status(service))
+            for service in self._serving
+        }
+        return health_pb2.HealthListResponse(statuses=statuses)
+
     async def Watch(
         self,
         request: health_pb2.HealthCheckRequest,

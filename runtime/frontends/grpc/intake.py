@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from trtc.protos.errors import CancelledError, InvalidRequestError
-from trtc.runtime.frontends.grpc.caller import caller
+from trtc.runtime.frontends.grpc.caller import caller, stranger
 from trtc.runtime.frontends.grpc.resets import Resets
 from trtc.runtime.requests.principal import Principal, Scope
 from trtc.runtime.service import intake
@@ -50,6 +50,10 @@ class Intake:
             ForbiddenError: whoever it is may not ask for `scope`.
         """
         return caller(context, self._access, scope)
+
+    def stranger(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Principal:
+        """Who makes a call for which nobody needs credentials."""
+        return stranger(context, self._access)
 
     def drain(self) -> None:
         """Calls that were cancelled end at once from now on."""

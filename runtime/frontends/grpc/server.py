@@ -29,8 +29,9 @@ def make_server(
         max_connections=limits.max_connections,
         max_request_bytes=limits.max_request_bytes,
     )
+    probes = [f"/{service.name}/{method}" for service in services for method in service.probes]
     server = grpc.aio.server(
-        options=options, interceptors=(Door(access),) if access.needs_keys else ()
+        options=options, interceptors=(Door(access, probes),) if access.needs_keys else ()
     )
     server.add_generic_rpc_handlers(tuple(one.handlers for one in services))
     health_pb2_grpc.add_HealthServicer_to_server(status, server)

@@ -9,13 +9,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import grpc.aio
 import msgspec
 import openai
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
 
 from tests.support.aio import asynchronous
 from tests.support.certificates import make_certificates
@@ -74,7 +79,11 @@ async def generate(address: str, key: str | None, tls: ClientTls | None = None) 
 
 
 async def get(
-    port: int, path: str, headers: Mapping[str, str] | None = None, tls: ClientTls | None = None
+    port: int,
+    path: str,
+    headers: Mapping[str, str] | None = None,
+    tls: ClientTls | None = None,
+    method: str = "GET",
 ) -> http.client.HTTPResponse:
     def ask() -> http.client.HTTPResponse:
         connection: http.client.HTTPConnection
@@ -86,7 +95,7 @@ async def get(
                 context.load_cert_chain(tls.cert, tls.key)
             connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
         with contextlib.closing(connection):
-            connection.request("GET", path, headers=dict(headers or {}))
+            connection.request(method, path, headers=dict(headers or {}))
             answer = connection.getresponse()
             answer.body = answer.read()  # type: ignore[attr-defined]
             return answer
@@ -112,6 +121,9 @@ async def test_every_call_needs_a_key_of_the_file(keyed: ServerConfig) -> None:
                         await call
         with pytest.raises(ForbiddenError, match="inference"):
             await generate(server.address, PROMETHEUS)
+        metrics = await get(server.http_port, "/metrics", {"x-api-key": PROMETHEUS})
+        counted = b"trtc_calls_unauthenticated_total 10.0"
+        assert counted in metrics.body  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -163,6 +175,71 @@ async def test_health_is_open_and_reflection_is_not(keyed: ServerConfig) -> None
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await reflect(None)
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+GRPC_PROBES = {
+    "/grpc.health.v1.Health/Check",
+    "/grpc.health.v1.Health/List",
+    "/grpc.health.v1.Health/Watch",
+    "/inference.GRPCInferenceService/ServerLive",
+    "/inference.GRPCInferenceService/ServerReady",
+    "/trtllm.TrtllmService/HealthCheck",
+}
+
+
+@asynchronous
+async def test_no_method_of_any_service_but_probes_answers_strangers(keyed: ServerConfig) -> None:
+    async with (
+        echo_server(config=keyed) as server,
+        grpc.aio.insecure_channel(server.address) as channel,
+    ):
+        methods = await asyncio.to_thread(_all_methods, server.address, ALICE)
+        assert len(methods) > 20
+        answered = set()
+        for method in methods:
+            call = channel.unary_stream(method, None, None)(b"")
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+                await call.read()
+            if not call.done() or await call.code() is not grpc.StatusCode.UNAUTHENTICATED:
+                answered.add(method)
+                call.cancel()
+        assert answered == GRPC_PROBES
+
+
+def _all_methods(address: str, key: str) -> list[str]:
+    """What reflection tells a client that has a key."""
+    with grpc.insecure_channel(address) as plain:
+        database = ProtoReflectionDescriptorDatabase(grpc.intercept_channel(plain, _Keyed(key)))
+        pool = DescriptorPool(database)
+        return [
+            f"/{service}/{method.name}"
+            for service in database.get_services()
+            for method in pool.FindServiceByName(service).methods
+        ]
+
+
+class _Keyed(grpc.StreamStreamClientInterceptor):  # type: ignore[misc]
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def intercept_stream_stream(self, continuation, details, requests):  # type: ignore[no-untyped-def]
+        return continuation(details._replace(metadata=(("x-api-key", self._key),)), requests)
+
+
+@asynchronous
+async def test_no_path_of_any_dialect_but_probes_answers_strangers(keyed: ServerConfig) -> None:
+    async with echo_server(config=keyed) as server:
+        port = server.http_port
+        unknown = await get(port, "/none", {"x-api-key": ALICE})
+        paths = json.loads(unknown.body)["known"]  # type: ignore[attr-defined]
+        assert {"/metrics", "/v1/chat/completions"} < set(paths)
+        answered = {
+            path
+            for path in (*paths, "/none")
+            for method in ("GET", "POST")
+            if (await get(port, path, method=method)).status != 401
+        }
+    assert answered == {"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"}
 
 
 @asynchronous
@@ -346,6 +423,32 @@ async def test_a_certificate_names_the_same_tenant_over_grpc_and_http(
             names.append(over_grpc.name)
     assert names[0] == "tenant CN=client,O=trtc"
     assert names[2:] == ["tenant spiffe://trtc/one", "tenant spiffe://trtc/two"], "not one tenant"
+
+
+@asynchronous
+async def test_the_openai_api_streams_over_mutual_tls(keyed: ServerConfig, tmp_path: Path) -> None:
+    certificates = make_certificates(tmp_path)
+    config = replace(
+        keyed,
+        frontends=frontends(tls=certificates.server(mutual=True)),
+        access=replace(keyed.access, needs_certificate=True),
+    )
+    with_certificate = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    with_certificate.load_cert_chain(tmp_path / "client.pem", tmp_path / "client.key")
+    async with (
+        echo_server(config=config) as server,
+        openai.AsyncOpenAI(
+            base_url=f"https://127.0.0.1:{server.http_port}/v1",
+            api_key=ALICE,
+            max_retries=0,
+            http_client=openai.DefaultAsyncHttpxClient(verify=with_certificate),
+        ) as alice,
+    ):
+        stream = await alice.completions.create(
+            model="echo", prompt=[1], max_tokens=5, stream=True, extra_body={"ignore_eos": True}
+        )
+        reasons = [chunk.choices[0].finish_reason async for chunk in stream]
+        assert reasons[-1] == "length"
 
 
 def test_a_key_with_a_line_break_is_refused_at_the_client() -> None:

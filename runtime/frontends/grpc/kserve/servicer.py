@@ -17,6 +17,7 @@ from trtc.runtime.frontends.grpc.calls import (
     GrpcService,
     deadline,
     one_answer,
+    probe,
     streaming,
     unary,
     writing,
@@ -90,9 +91,11 @@ class KServeServicer:
 
     def grpc_service(self) -> GrpcService:
         """The service, for a port."""
-        answers: dict[Method[Any, Any], Callable[[Any, Context], Awaitable[Message]]] = {
+        probes: dict[Method[Any, Any], Callable[[Any, Context], Awaitable[Message]]] = {
             methods.SERVER_LIVE: self._server_live,
             methods.SERVER_READY: self._server_ready,
+        }
+        answers: dict[Method[Any, Any], Callable[[Any, Context], Awaitable[Message]]] = {
             methods.SERVER_METADATA: self._server_metadata,
             methods.MODEL_READY: self._model_ready,
             methods.MODEL_METADATA: self._model_metadata,
@@ -107,10 +110,12 @@ class KServeServicer:
             methods.SERVICE,
             pb.DESCRIPTOR,
             {
+                **{one.name: probe(self._intake, one, answer) for one, answer in probes.items()},
                 **{one.name: unary(self._intake, one, answer) for one, answer in answers.items()},
                 infer.name: one_answer(infer, self._model_infer),
                 stream_infer.name: streaming(stream_infer, self._model_stream_infer),
             },
+            probes=frozenset(one.name for one in probes),
         )
 
     async def _server_live(self, request: object, context: Context) -> pb.ServerLiveResponse:

@@ -15,6 +15,7 @@ from trtc.runtime.frontends.grpc.calls import (
     Context,
     GrpcService,
     deadline,
+    probe,
     streaming,
     unary,
     writing,
@@ -48,7 +49,7 @@ class TrtllmServicer:
             pb.DESCRIPTOR,
             {
                 methods.GENERATE.name: streaming(methods.GENERATE, self._generate),
-                methods.HEALTH_CHECK.name: unary(intake, methods.HEALTH_CHECK, self._health_check),
+                methods.HEALTH_CHECK.name: probe(intake, methods.HEALTH_CHECK, self._health_check),
                 methods.ABORT.name: unary(intake, methods.ABORT, self._abort),
                 methods.GET_MODEL_INFO.name: unary(
                     intake, methods.GET_MODEL_INFO, self._get_model_info
@@ -57,6 +58,7 @@ class TrtllmServicer:
                     intake, methods.GET_SERVER_INFO, self._get_server_info
                 ),
             },
+            probes=frozenset({methods.HEALTH_CHECK.name}),
         )
 
     async def _generate(self, context: Context) -> None:

@@ -64,6 +64,9 @@ async def test_a_server_whose_canaries_sing_is_serving() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await check(channel, "trtc.v2.Inference")
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        every = await health_pb2_grpc.HealthStub(channel).List(health_pb2.HealthListRequest())
+        assert {"", "trtc.v1.Inference", "trtc.v1.Inference/echo"} <= set(every.statuses)
+        assert {one.status for one in every.statuses.values()} == {SERVING}
         port = server.http_port
         assert await get(port, "/healthz") == (200, '{"status": "alive"}\n')
         assert await get(port, "/readyz") == (200, '{"status": "ready", "reasons": {}}\n')
