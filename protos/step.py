@@ -17,6 +17,9 @@ from trtc.protos.sampling import SAMPLING_PARAMETERS
 
 Symbol = Literal["T", "B", "B+1", "P", "R"]
 
+MAX_DRAFT_TOKENS = 15
+"""Draft tokens that a step verifies of one sequence, at most."""
+
 
 @dataclass(frozen=True)
 class StepInput:

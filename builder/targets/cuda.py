@@ -30,10 +30,11 @@ from trtc.protos.manifest import (
     weights_files,
 )
 from trtc.protos.progress import Progress, Step
+from trtc.protos.step import MAX_DRAFT_TOKENS
 from trtc.quant.scheme import Scheme
 
-_DRAFT_ROWS = 16
-"""Of a step, those of its sequences included: a sequence's last token and 15 drafts."""
+_DRAFT_ROWS = 1 + MAX_DRAFT_TOKENS
+"""Least rows of a step's batch: a sequence's last token and its drafts."""
 
 
 @dataclass(frozen=True)

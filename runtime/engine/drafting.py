@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from trtc.protos.errors import RequestError, UnsupportedError
+from trtc.protos.step import MAX_DRAFT_TOKENS
 from trtc.runtime.executors.base import Executor
 from trtc.runtime.sampling.sampler import Int32s
 from trtc.runtime.scheduling.sequence import Sequence
@@ -23,8 +24,6 @@ _MAX_HISTORY = 1 << 14
 """Most recent tokens that are searched, in some ten microseconds."""
 _MAX_PAUSE = 5
 """A sequence whose last m drafts were all wrong gets none for 2**m tokens, m at most this."""
-MAX_TOKENS = 15
-"""Drafts of a sequence in a step."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,9 @@ def drafter_of(config: DraftConfig, executor: Executor) -> Drafter:
         UnsupportedError: the executor verifies no drafts, or its cache cannot be rolled back.
         RequestError: the number is out of range.
     """
-    if not 1 <= config.num_tokens <= MAX_TOKENS:
+    if not 1 <= config.num_tokens <= MAX_DRAFT_TOKENS:
         raise RequestError(
-            f"is {config.num_tokens}", field="draft_tokens", remedy=f"Give 1 to {MAX_TOKENS}"
+            f"is {config.num_tokens}", field="draft_tokens", remedy=f"Give 1 to {MAX_DRAFT_TOKENS}"
         )
     if executor.draft_rows is None:
         raise UnsupportedError(

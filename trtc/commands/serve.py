@@ -9,8 +9,9 @@ from typing import Literal
 import click
 
 from trtc.protos.errors import RequestError
+from trtc.protos.step import MAX_DRAFT_TOKENS
 from trtc.runtime.engine.config import EngineConfig
-from trtc.runtime.engine.drafting import MAX_TOKENS, DraftConfig
+from trtc.runtime.engine.drafting import DraftConfig
 from trtc.runtime.engine.opening import open_handle
 from trtc.runtime.frontends.base import is_loopback
 from trtc.runtime.frontends.grpc.frontend import GrpcConfig
@@ -130,7 +131,7 @@ _DRAFTS = DraftConfig()
 )
 @click.option(
     "--draft-tokens",
-    type=click.IntRange(1, MAX_TOKENS),
+    type=click.IntRange(1, MAX_DRAFT_TOKENS),
     help=f"Draft tokens of a sequence in a step, at most. Default: {_DRAFTS.num_tokens}.",
 )
 @click.option("--no-prefix-cache", is_flag=True, help="Compute every prompt from its start.")
