@@ -103,7 +103,8 @@ class ServerTls:
 
 @dataclass(frozen=True)
 class ClientTls:
-    """PEM files. Without `ca` the system's roots are trusted; `cert` and `key` are for mTLS."""
+    """PEM files. Without `ca` the public roots that gRPC carries are trusted; `cert` and `key` are
+    for mTLS."""
 
     ca: Path | None = None
     cert: Path | None = None

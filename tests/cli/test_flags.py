@@ -43,12 +43,12 @@ FLAGS = {
     """,
     "keys": "file --add --scope --expires-days --revoke",
     "client": f"""
-        --host --port --model {COMPLETION} --priority --timeout --tls-ca --tls-cert --tls-key
+        --host --port --model {COMPLETION} --priority --timeout --tls --tls-ca --tls-cert --tls-key
         --api-key-file
     """,
     "bench": """
         engine --url --model --concurrency --rate --input-len --output-len --requests --warmup
-        --seed --tls-ca --tls-cert --tls-key --api-key-file --threads --kv-bytes
+        --seed --tls --tls-ca --tls-cert --tls-key --api-key-file --threads --kv-bytes
         --dummy-weights --json
     """,
     "doctor": "--json",

@@ -3,11 +3,13 @@
 import json
 import re
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from trtc.cli import main
+from trtc.commands.keys import command
 from trtc.runtime.requests.principal import Scope, tenant
 from trtc.runtime.service.api_keys import KeyTable, read_keys
 
@@ -70,6 +72,23 @@ def test_the_file_keeps_its_mode_its_link_and_what_people_wrote(
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
     assert list(json.loads(file.read_text())["tenants"]) == ["alice", "bob"]
     assert sorted(one.name for one in file.parent.iterdir()) == ["keys.json", "link.json"]
+
+
+def test_keys_that_are_made_at_once_are_all_kept(file: Path) -> None:
+    callback = command.callback
+    assert callback is not None
+    nobody = {"scopes": (), "expires_days": None, "revoke": None}
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(callback, file, f"t{one}", **nobody) for one in range(24)]:
+            done.result()
+    assert sorted(read_keys(file).tenants) == sorted(f"t{one}" for one in range(24))
+
+
+def test_a_place_that_is_not_there_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["keys", str(tmp_path / "none" / "keys.json"), "--add", "alice"]) == 2
+    assert "its directory cannot be opened (No such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

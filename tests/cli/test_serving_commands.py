@@ -1,6 +1,7 @@
 """`trtc serve`, `client` and `bench` as a user runs them, on a real engine of the bundled model."""
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -289,8 +290,9 @@ def test_a_server_with_keys_and_tls_answers_the_commands_that_have_both(
     (tmp_path / "key").write_text(capsys.readouterr().out)
     pem = tmp_path / "server.pem", tmp_path / "server.key"
     serving = Serving(
-        engine, "--api-keys", keys, "--tls-cert", pem[0], "--tls-key", pem[1], "--host", "0.0.0.0"
-    )
+        engine, "--api-keys", keys, "--tls-cert", pem[0], "--tls-key", pem[1],
+        "--host", "0.0.0.0", "--audit-log", tmp_path / "audit.jsonl",
+    )  # fmt: skip
     try:
         port = serving.wait_for(r"serving .* grpc=0.0.0.0:(\d+)")[1]
         ca = str(tmp_path / "ca.pem")
@@ -310,6 +312,11 @@ def test_a_server_with_keys_and_tls_answers_the_commands_that_have_both(
         short = ["--input-len", "4", "--output-len", "2", "--warmup", "0", "--json"]
         assert json.loads(run(capsys, *measure, *short, *remote))["loads"]
         assert main([*ask, "--tls-ca", ca]) == 6
+        public = {**os.environ, "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": ca}
+        alone = [sys.executable, "-m", "trtc", *ask, "--tls", *remote[2:]]
+        assert subprocess.run(alone, env=public, check=True, capture_output=True).stdout
+        lines = (tmp_path / "audit.jsonl").read_text().splitlines()
+        assert [json.loads(line)["client"] for line in lines] == ["tenant alice"] * 3
         assert "an API key is missing" in capsys.readouterr().err
         assert serving.stop() == 0
     finally:

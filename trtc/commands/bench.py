@@ -57,6 +57,7 @@ def command(
     requests: int | None,
     warmup: int,
     seed: int | None,
+    tls: bool,
     tls_ca: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
@@ -71,7 +72,9 @@ def command(
         raise RequestError("give exactly one of them", field="ENGINE, --url")
     loads = _loads(concurrency, rate, requests)
     shape = Shape(input_len, output_len, secrets.randbits(31) if seed is None else seed)
-    access = credentials(tls_ca, tls_cert, tls_key, api_key_file)
+    access = credentials(
+        tls=tls, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, api_key_file=api_key_file
+    )
     config = EngineConfig(num_threads=threads, kv_bytes=kv_bytes, dummy_weights=dummy_weights)
     with phases() as progress:
         info, measurements = asyncio.run(

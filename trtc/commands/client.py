@@ -26,6 +26,7 @@ def command(
     host: str,
     port: int,
     timeout: float | None,
+    tls: bool,
     tls_ca: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
@@ -33,6 +34,8 @@ def command(
     **options: object,
 ) -> None:
     """Complete a prompt with a running server, as `trtc generate` does in this process."""
-    access = credentials(tls_ca, tls_cert, tls_key, api_key_file)
+    access = credentials(
+        tls=tls, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, api_key_file=api_key_file
+    )
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     complete(lambda: Client(address, timeout=timeout, **access), **options)

@@ -1,11 +1,13 @@
 """`trtc keys`: the file of API keys that `trtc serve --api-keys` reads."""
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
 import stat
 import tempfile
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -59,11 +61,31 @@ def command(
             remedy="Give --add TENANT as well",
         )
     if add is not None:
-        _add(file, add, tuple(Scope(one) for one in scopes), expires_days)
+        with _alone(file):
+            _add(file, add, tuple(Scope(one) for one in scopes), expires_days)
     elif revoke is not None:
-        _revoke(file, revoke)
+        with _alone(file):
+            _revoke(file, revoke)
     else:
         _list(read_keys(file))
+
+
+@contextlib.contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Of two commands that change a file at once, one waits: neither undoes the other."""
+    try:
+        folder = os.open(file.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise OutputError(
+            f"its directory cannot be opened ({error.strerror})",
+            field=str(file),
+            remedy="Choose another place",
+        ) from error
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _add(file: Path, name: str, scopes: tuple[Scope, ...], expires_days: int | None) -> None:

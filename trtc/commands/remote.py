@@ -15,7 +15,12 @@ API_KEY_VARIABLE = "TRTC_API_KEY"
 _MAX_KEY_FILE_BYTES = 4096
 
 connection_options = together(
-    click.option("--tls-ca", type=click.Path(path_type=Path), help="PEM roots to trust: use TLS."),
+    click.option("--tls", is_flag=True, help="Use TLS, as each of the other --tls options does."),
+    click.option(
+        "--tls-ca",
+        type=click.Path(path_type=Path),
+        help="PEM roots to trust. Default: the public ones that gRPC carries.",
+    ),
     click.option("--tls-cert", type=click.Path(path_type=Path), help="PEM certificate, for mTLS."),
     click.option("--tls-key", type=click.Path(path_type=Path), help="PEM key of --tls-cert."),
     click.option(
@@ -35,15 +40,22 @@ class Credentials(TypedDict):
 
 
 def credentials(
-    tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None, api_key_file: Path | None
+    *,
+    tls: bool,
+    tls_ca: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    api_key_file: Path | None,
 ) -> Credentials:
     """What the options say.
 
     Raises:
         RequestError: the file of the key cannot be read.
     """
-    tls = ClientTls(tls_ca, tls_cert, tls_key) if tls_ca or tls_cert or tls_key else None
-    return Credentials(tls=tls, api_key=_api_key(api_key_file))
+    files = (tls_ca, tls_cert, tls_key)
+    return Credentials(
+        tls=ClientTls(*files) if tls or any(files) else None, api_key=_api_key(api_key_file)
+    )
 
 
 def _api_key(path: Path | None) -> str | None:
