@@ -6,11 +6,11 @@
 `make` builds fp32 and bf16 engines of the bundled pyllama, and one of the shape of Llama-3.1-8B
 without weights. `run` serves prompts with and without drafts, one at a time and eight at once, and
 prints tokens a second. The prompts are Python that ends by repeating its beginning; those of the
-shape are random, and its answers repeat themselves, because its weights are random too.
+shape are random, and its answers come to repeat themselves, because its weights are random too.
 
-Exit status 1: a greedy token of the fp32 engine was another with drafts, or no draft was right.
-With bf16, and where tokens are drawn, steps of other rows round otherwise: how many tokens come
-before the first that differs is printed.
+Exit status 1: a greedy token of the fp32 engine was another with drafts, or none of pyllama's
+drafts was right. With bf16, and where tokens are drawn, steps of other rows round otherwise: how
+many tokens come before the first that differs is printed.
 """
 
 import argparse
@@ -45,7 +45,7 @@ PROMPTS_FILE, NUM_PROMPTS = "prompts.json", max(BATCHES)
 BODY, REPEATED = 1500, 300
 """Characters of a prompt, and of its beginning once more."""
 RANDOM_LENGTH = 500
-MAX_TOKENS = 160
+MAX_TOKENS = 256
 MAX_SEQ_LEN, MAX_NUM_TOKENS = 1024, 512
 """All prompts at once take several steps, which check drafts of those that came first."""
 NUM_PAGES = 1024
@@ -145,7 +145,7 @@ def compare(
             continue
         if same < total and engine == "fp32":
             problems.append(f"{engine}, {batch} at once: drafts changed greedy tokens")
-        if other.accepted == 0:
+        if other.accepted == 0 and engine != SHAPE:
             problems.append(f"{engine}, {batch} at once: no draft was right")
     return problems
 
