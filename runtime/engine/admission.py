@@ -182,8 +182,8 @@ def _check_fit(tokenizer: Tokenizer, text: str, max_context: int, field: str) ->
     size = len(text.encode(errors="surrogatepass"))
     if size > limit:
         raise ContextLengthError(
-            f"has {size} bytes, more than {max_context} tokens can have, "
-            "the maximum context length",
+            f"has {size} bytes, more than {max_context} tokens can have; this model's maximum "
+            f"context length is {max_context} tokens, prompt and completion together",
             field=field,
-            remedy=f"Shorten it: prompt and completion together may have {max_context} tokens",
+            remedy="Shorten it",
         )

@@ -141,8 +141,8 @@ def check_prompt_length(length: int, bounds: RequestBounds) -> None:
     """Refuse a prompt of so many tokens that none could follow; InvalidRequestError."""
     if length >= bounds.max_context:
         raise ContextLengthError(
-            f"has {length} tokens; the maximum context length is {bounds.max_context} tokens, "
-            "prompt and completion together",
+            f"has {length} tokens; this model's maximum context length is {bounds.max_context} "
+            "tokens, prompt and completion together",
             field="prompt",
             remedy=f"Shorten it to at most {bounds.max_context - 1} tokens",
         )
@@ -177,8 +177,8 @@ def _check_max_tokens(max_tokens: int, num_prompt_tokens: int, bounds: RequestBo
     fitting = bounds.max_context - num_prompt_tokens
     if max_tokens > fitting:
         raise ContextLengthError(
-            f"is {max_tokens}; the maximum context length is {bounds.max_context} tokens, of which "
-            f"the prompt has {num_prompt_tokens}",
+            f"is {max_tokens}; this model's maximum context length is {bounds.max_context} tokens, "
+            f"of which the prompt has {num_prompt_tokens}",
             field="max_tokens",
             remedy=f"Give at least 1 and at most {fitting}",
         )

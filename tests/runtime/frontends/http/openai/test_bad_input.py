@@ -228,13 +228,20 @@ async def test_what_is_no_json_object_is_refused(path: str) -> None:
 
 @asynchronous
 async def test_what_does_not_fit_is_told_in_the_words_that_clients_look_for() -> None:
-    async with limited() as server:
-        for document in ({"prompt": [1] * 1024}, {"prompt": "x " * 3000}):
+    """LiteLLM, for one, tells this error from others by a sentence."""
+    documents = (
+        {"prompt": [1] * 1024},
+        {"prompt": "x " * 3000},
+        {"prompt": "x" * 200_000},
+        {"prompt": "a", "max_tokens": 1024},
+    )
+    async with echo_server(ECHO) as server:
+        for document in documents:
             answer = await ask(server, COMPLETIONS, document)
             assert answer.status == 400
             assert answer.error["code"] == "context_length_exceeded"
-            assert "maximum context length" in answer.error["message"]
-            assert answer.error["param"] == "prompt"
+            assert "this model's maximum context length is 1024 tokens" in answer.error["message"]
+            assert answer.error["param"] == ("max_tokens" if "max_tokens" in document else "prompt")
 
 
 @asynchronous
