@@ -4,8 +4,8 @@
                                               └──► UnauthenticatedError, ForbiddenError
 
 A frontend says what its protocol knows of a caller (`Peer`), and what the call is for (`Scope`).
-Where the server has API keys, a key is needed, whatever certificate the client shows; where clients
-must have certificates, one of those; else everybody may call. Probes of health are open everywhere.
+Where clients must have certificates, they need one; where the server has API keys, they need a key,
+whose tenant then is who calls. Else everybody may call. Probes of health are open everywhere.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class AccessConfig:
     api_keys: Path | None = None
     """Read again whenever it changes; None: clients need no keys."""
     needs_certificate: bool = False
-    """Whether clients without a key must have shown a certificate."""
+    """Whether clients must have shown a certificate."""
 
 
 OPEN = AccessConfig()
@@ -74,19 +74,7 @@ class Access:
             UnauthenticatedError: a credential is missing or unknown.
             ForbiddenError: the caller may not ask for `scope`.
         """
-        if self._keys is not None:
-            principal = self.holder(peer.key)
-            assert principal is not None
-        elif peer.subject:
-            principal = tenant(peer.subject)
-        elif self._config.needs_certificate:
-            self._on_refusal()
-            raise UnauthenticatedError(
-                "the client has shown no certificate",
-                remedy="Connect with a certificate that the server's --tls-client-ca has signed",
-            )
-        else:
-            principal = self.stranger(peer)
+        principal = self.identify(peer)
         if scope not in principal.scopes:
             raise ForbiddenError(
                 f"the key may not be used for {scope.value}",
@@ -94,6 +82,18 @@ class Access:
                 remedy=f"Use a key of a tenant whose scopes have {scope.value!r}",
             )
         return principal
+
+    def identify(self, peer: Peer) -> Principal:
+        """The same, whatever the call is for."""
+        if self._config.needs_certificate and not peer.subject:
+            self._on_refusal()
+            raise UnauthenticatedError(
+                "the client has shown no certificate",
+                remedy="Connect with a certificate that the server's --tls-client-ca has signed",
+            )
+        if (holder := self.holder(peer.key)) is not None:
+            return holder
+        return tenant(peer.subject) if peer.subject else self.stranger(peer)
 
     def stranger(self, peer: Peer) -> Principal:
         """Who calls, whatever credentials there are: for probes, which need none."""

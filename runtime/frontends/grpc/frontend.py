@@ -50,7 +50,7 @@ class GrpcFrontend(Frontend):
         config = self._config
         if config.tls is None and not is_loopback(config.host):
             _log.warning(
-                "--host %s is reached from other machines, and gRPC has no TLS: prompts, tokens "
+                "--host %s is reached from other machines, and there is no TLS: prompts, tokens "
                 "and keys travel in the clear. Give --tls-cert and --tls-key, or put a TLS proxy "
                 "before it",
                 config.host,

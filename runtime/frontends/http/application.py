@@ -58,7 +58,7 @@ class Application:
             await self._run(exchange, route)
             return
         try:
-            self._access.holder(exchange.peer.key)  # what there is, is not told to strangers
+            self._access.identify(exchange.peer)  # what there is, is not told to strangers
         except TrtcError as error:
             await refuse_plainly(exchange, error)
             return

@@ -360,6 +360,9 @@ async def test_with_certificates_a_key_is_needed_too_and_the_key_names_the_tenan
         assert (await get(server.http_port, "/metrics", tls=tls)).status == 401
         headers = {"X-API-Key": PROMETHEUS}
         assert (await get(server.http_port, "/metrics", headers, tls)).status == 200
+        alone = await get(server.http_port, "/metrics", headers, certificates.trusting)
+        assert alone.status == 401
+        assert b"no certificate" in alone.body  # type: ignore[attr-defined]
 
 
 @asynchronous
@@ -373,9 +376,10 @@ async def test_with_mutual_tls_only_probes_come_without_a_certificate(tmp_path: 
     async with echo_server(config=config) as server:
         port = server.http_port
         assert (await get(port, "/healthz", tls=certificates.trusting)).status == 200
-        refused = await get(port, "/metrics", tls=certificates.trusting)
-        assert refused.status == 401
-        assert b"no certificate" in refused.body  # type: ignore[attr-defined]
+        for path in ("/metrics", "/v1/models", "/none"):
+            refused = await get(port, path, tls=certificates.trusting)
+            assert refused.status == 401
+            assert b"no certificate" in refused.body  # type: ignore[attr-defined]
         assert (await get(port, "/metrics", tls=certificates.client())).status == 200
         (tmp_path / "other").mkdir()
         stranger = replace(
