@@ -28,6 +28,7 @@ from trtc.runtime.host.line_log import LineLogConfig
 from trtc.runtime.requests.request_defaults import request_defaults
 from trtc.runtime.scheduling.scheduler_state import OVERDUE_S
 from trtc.runtime.server.app import Server, ServerConfig
+from trtc.runtime.service.access import AccessConfig
 from trtc.runtime.service.audit import AuditConfig
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.text.tokenizer import Tokenizer
@@ -225,6 +226,7 @@ def _main() -> None:
     parser.add_argument("--max-streams", type=int, default=ServiceLimits.max_streams)
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--audit-log", type=Path)
+    parser.add_argument("--api-keys", type=Path)
     arguments = parser.parse_args()
     logging.basicConfig(level="INFO")
     audit_log = arguments.audit_log
@@ -232,6 +234,7 @@ def _main() -> None:
         CONFIG,
         drain_timeout_s=arguments.drain_timeout,
         limits=ServiceLimits(max_streams=arguments.max_streams),
+        access=AccessConfig(arguments.api_keys),
         audit=None if audit_log is None else AuditConfig(LineLogConfig(audit_log)),
     )
     vocab_size = 512 if arguments.tokenizer is None else 4096

@@ -1,5 +1,6 @@
 """The principal behind a gRPC call, and the door that lets in only calls that have one."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -9,7 +10,8 @@ import grpc.aio
 from grpc_health.v1 import health
 
 from trtc.protos.errors import UnauthenticatedError
-from trtc.runtime.requests.principal import Principal, Scope
+from trtc.runtime.frontends.grpc.resets import Resets
+from trtc.runtime.requests.principal import Principal, Scope, host_of
 from trtc.runtime.service.access import Access, Peer, api_key
 from trtc.runtime.wire.failures import to_status
 
@@ -42,7 +44,8 @@ def stranger(context: "grpc.aio.ServicerContext[Any, Any]", access: Access) -> P
 
 
 class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # a class at run time
-    """Refuses calls without a known key, before their request is read.
+    """Refuses calls without a known key, before their request is read. Of a host that has many
+    refused, they are refused late (`resets`): they keep its streams, and cost the server little.
 
     Args:
         open_methods: paths of probes, beside those of OPEN_SERVICES.
@@ -51,6 +54,11 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # a class at 
     def __init__(self, access: Access, open_methods: Collection[str] = ()) -> None:
         self._access = access
         self._open_methods = frozenset(open_methods)
+        self._refused = Resets()
+
+    def drain(self) -> None:
+        """Calls are refused at once from now on."""
+        self._refused.close()
 
     async def intercept_service(
         self,
@@ -63,17 +71,22 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # a class at 
             try:
                 self._access.holder(_key_of(handler_call_details.invocation_metadata or ()))
             except UnauthenticatedError as error:
-                return _refusing(to_status(error))
+                return self._refusing(to_status(error))
         return await continuation(handler_call_details)
 
+    def _refusing(self, status: grpc.Status) -> Handler:
+        """To gRPC a call of streams, because their requests are read only when a handler asks."""
 
-def _refusing(status: grpc.Status) -> Handler:
-    """To gRPC a call of streams, because their requests are read only when a handler asks."""
+        async def refuse(requests: object, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+            host = host_of(_ip_of(context.peer()))
+            try:
+                await self._refused.hold(host)
+            except asyncio.CancelledError:
+                await self._refused.hold(host)
+                raise
+            await context.abort(status.code, status.details, status.trailing_metadata)
 
-    async def refuse(requests: object, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
-        await context.abort(status.code, status.details, status.trailing_metadata)
-
-    return grpc.stream_stream_rpc_method_handler(refuse)
+        return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 def _peer_of(context: "grpc.aio.ServicerContext[Any, Any]") -> Peer:

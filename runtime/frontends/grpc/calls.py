@@ -44,6 +44,10 @@ class GrpcService:
     """Names of methods that answer anybody (`probe`)."""
 
     @property
+    def probe_paths(self) -> list[str]:
+        return [f"/{self.name}/{name}" for name in self.probes]
+
+    @property
     def handlers(self) -> "grpc.GenericRpcHandler[Any, Any]":
         """What a grpc.aio server is given."""
         return grpc.method_handlers_generic_handler(self.name, dict(self.methods))

@@ -7,6 +7,7 @@ from typing import ClassVar
 import grpc.aio
 
 from trtc.runtime.frontends.base import Frontend, is_loopback
+from trtc.runtime.frontends.grpc.caller import Door
 from trtc.runtime.frontends.grpc.health import Health
 from trtc.runtime.frontends.grpc.intake import Intake
 from trtc.runtime.frontends.grpc.kserve.servicer import KServeServicer
@@ -43,6 +44,7 @@ class GrpcFrontend(Frontend):
         self._health = Health()
         self._intake = Intake(service.intake, service.access)
         self._server: grpc.aio.Server | None = None
+        self._door: Door | None = None
         self._names: tuple[str, ...] = ()
         """Services that health checks know; "" is the server."""
 
@@ -61,14 +63,18 @@ class GrpcFrontend(Frontend):
             TrtllmServicer(self._service, self._intake).grpc_service(),
         )
         self._names = ("", *(one.name for one in services))
-        limits, access = self._service.limits, self._service.access
-        self._server = make_server(services, self._health, limits, access)
+        access = self._service.access
+        if access.needs_keys:
+            self._door = Door(access, [path for one in services for path in one.probe_paths])
+        self._server = make_server(services, self._health, self._service.limits, self._door)
         self.port = bind(self._server, config.host, config.port, config.tls)
         self._service.on_readiness(self._report_health)
         await self._server.start()
 
     def drain(self) -> None:
         self._intake.drain()
+        if self._door is not None:
+            self._door.drain()
         self._health.close()
 
     async def close(self, grace_s: float) -> None:

@@ -1,4 +1,5 @@
-"""Calls that clients cancel before their requests are read: so many a second end, the others late.
+"""Calls that clients cancel before their requests are read, and calls of clients without a key: so
+many a second end, the others late.
 
 A client can open and cancel calls faster than any server takes them ("rapid reset",
 CVE-2023-44487), and everybody's next call waits behind those that gRPC has accepted. A cancelled
@@ -32,7 +33,7 @@ class Resets:
         return len(self._held)
 
     async def hold(self, host: str) -> None:
-        """A call of `host` was cancelled unread: wait for as long as it keeps its stream."""
+        """A call of `host` is to end for nothing: wait for as long as it keeps its stream."""
         loop = asyncio.get_running_loop()
         seconds = self.count(host, loop.time())
         if seconds <= 0 or self._closed or len(self._held) >= MAX_HELD:
@@ -47,7 +48,7 @@ class Resets:
             self._held.discard(released)
 
     def count(self, host: str, now: float) -> float:
-        """Count a call that `host` cancelled; the seconds for which it keeps its stream."""
+        """Count such a call; the seconds for which it keeps its stream."""
         while self._due and self._due[first := next(iter(self._due))] <= now:
             del self._due[first]
         burst_s = BURST / RESETS_PER_S

@@ -14,25 +14,22 @@ from trtc.runtime.frontends.base import url_host
 from trtc.runtime.frontends.grpc.caller import Door
 from trtc.runtime.frontends.grpc.calls import GrpcService
 from trtc.runtime.frontends.grpc.health import Health
-from trtc.runtime.service.access import Access
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.wire.channel import server_options
 from trtc.runtime.wire.tls import ServerTls
 
 
 def make_server(
-    services: Sequence[GrpcService], status: Health, limits: ServiceLimits, access: Access
+    services: Sequence[GrpcService], status: Health, limits: ServiceLimits, door: Door | None
 ) -> grpc.aio.Server:
-    """A server with these, health and reflection; it listens once ports are bound."""
+    """A server with these, health and reflection; it listens once ports are bound. `door`: what
+    calls come through; None: all are let in."""
     options = server_options(
         max_connection_calls=limits.max_connection_streams,
         max_connections=limits.max_connections,
         max_request_bytes=limits.max_request_bytes,
     )
-    probes = [f"/{service.name}/{method}" for service in services for method in service.probes]
-    server = grpc.aio.server(
-        options=options, interceptors=(Door(access, probes),) if access.needs_keys else ()
-    )
+    server = grpc.aio.server(options=options, interceptors=() if door is None else (door,))
     server.add_generic_rpc_handlers(tuple(one.handlers for one in services))
     health_pb2_grpc.add_HealthServicer_to_server(status, server)
     names = [one.name for one in services]

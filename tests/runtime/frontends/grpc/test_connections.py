@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
+import grpc.aio
 import psutil
 import pytest
 
@@ -18,6 +20,7 @@ from tests.support.aio import asynchronous
 from tests.support.http2 import RawClient, reset_rapidly, storm
 from tests.support.processes import resident_bytes
 from tests.support.servers import CONFIG, echo_process, echo_server
+from trtc.cli import main
 from trtc.protos.errors import QueueFullError
 from trtc.runtime.client import AsyncClient, Client
 from trtc.runtime.engine.config import EngineConfig
@@ -45,6 +48,32 @@ def test_calls_opened_and_cancelled_at_once_cost_the_server_little() -> None:
         rounds = [attack() for _ in range(3)]
         assert sum(seconds for seconds, _ in rounds) < 3.0
         assert rounds[-1][1] - rounds[0][1] < 32 << 20
+
+
+def test_calls_without_a_key_cost_the_server_little(tmp_path: Path) -> None:
+    """Were each refused at once, a client could have thousands a second refused."""
+    keys = tmp_path / "keys.json"
+    assert main(["keys", str(keys), "--add", "alice"]) == 0
+
+    async def flood(address: str, seconds: float) -> int:
+        num_refused, end = 0, time.monotonic() + seconds
+
+        async def ask(method: grpc.aio.UnaryUnaryMultiCallable) -> None:
+            nonlocal num_refused
+            while time.monotonic() < end:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await method(b"", timeout=max(0.01, end - time.monotonic()))
+                num_refused += 1
+
+        async with grpc.aio.insecure_channel(address) as channel:
+            method = channel.unary_unary("/trtc.v1.Inference/GetModelInfo", None, None)
+            await asyncio.gather(*(ask(method) for _ in range(300)))
+        return num_refused
+
+    with echo_process("--api-keys", str(keys)) as server:
+        assert asyncio.run(flood(server.address, 3.0)) < 200 + 3 * 100 + 300 + 50
+        server.process.terminate()
+        assert server.process.wait(timeout=10) == 0
 
 
 @pytest.fixture
