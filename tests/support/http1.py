@@ -26,7 +26,7 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
     """A request with a JSON body; `headers` come beside those that it needs."""
     lines = (
         f"POST {path} HTTP/1.1",
-        "Host: x",
+        "Host: localhost",
         "Content-Type: application/json",
         f"Content-Length: {len(body)}",
         *headers,

@@ -40,9 +40,9 @@ Verdict = Literal["yes", "no", "info"]
 GIB = 1 << 30
 
 RUNTIME_PACKAGES = (
-    "click", "grpcio", "grpcio-health-checking", "grpcio-reflection", "grpcio-status", "jinja2",
-    "msgspec", "numpy", "prometheus-client", "protobuf", "rich", "safetensors", "tokenizers",
-    "uvicorn",
+    "click", "grpcio", "grpcio-health-checking", "grpcio-reflection", "grpcio-status",
+    "httptools", "jinja2", "msgspec", "numpy", "prometheus-client", "protobuf", "rich",
+    "safetensors", "tokenizers", "uvicorn",
 )  # fmt: skip
 BUILD_PACKAGES = (
     "torch", "transformers", "nvidia-modelopt", "onnx", "onnx-graphsurgeon", "ml_dtypes",

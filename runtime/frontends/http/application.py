@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Sequence
 from http import HTTPStatus
 
-from trtc.protos.errors import InvariantError, TrtcError
+from trtc.protos.errors import ForbiddenError, InvariantError, TrtcError
 from trtc.runtime.frontends.asgi import AsgiScope, Receive, Send
+from trtc.runtime.frontends.base import is_loopback
 from trtc.runtime.frontends.http.exchange import Exchange
 from trtc.runtime.frontends.http.plain import answer_plainly, refuse_plainly
 from trtc.runtime.frontends.http.routes import Route
@@ -16,6 +18,7 @@ from trtc.runtime.service.access import Access
 _log = logging.getLogger("trtc.server")
 
 _INTERNAL = InvariantError("internal error", remedy="Look into the server's log")
+_PORT = re.compile(r":\d+$")
 RESERVED_CONNECTIONS = 64
 """Connections that only probes have: of the others fewer may be answered than there may be."""
 
@@ -26,11 +29,16 @@ class Application:
     Args:
         routes: of all dialects; their paths differ.
         access: tells who calls.
+        is_local: only this machine reaches the port, so names that others may give to its address
+            (DNS rebinding) are refused.
         max_connections: of the port, the reserved ones included.
     """
 
-    def __init__(self, routes: Sequence[Route], access: Access, max_connections: int) -> None:
+    def __init__(
+        self, routes: Sequence[Route], access: Access, max_connections: int, *, is_local: bool
+    ) -> None:
         self._access = access
+        self._is_local = is_local
         self._routes = {route.path: route for route in routes}
         assert len(self._routes) == len(routes), "two routes of one path"
         self._places = Shares(
@@ -74,6 +82,7 @@ class Application:
     async def _run(self, exchange: Exchange, route: Route) -> None:
         handler = route.handlers[exchange.method]
         try:
+            self._check_host(exchange)
             if route.scope is not None:
                 exchange.principal = self._access.admit(exchange.peer, route.scope)
             if route.is_probe:
@@ -89,6 +98,18 @@ class Application:
         except Exception:  # noqa: BLE001 (one request's, not the server's)
             _log.exception("internal error path=%s", route.path)
             await self._refuse(exchange, route, _INTERNAL)
+
+    def _check_host(self, exchange: Exchange) -> None:
+        """A page of the web can have its own name resolved to 127.0.0.1. A browser then takes this
+        server for the page's own, and lets the page read what it answers. Who has a key may."""
+        host = exchange.header(b"host").decode("latin-1").lower()
+        is_own = not host or is_loopback(_PORT.sub("", host))
+        if self._is_local and not is_own and not self._access.needs_keys:
+            raise ForbiddenError(
+                f"is {host[:100]!r}, and this server is for clients of its own machine",
+                field="Host",
+                remedy="Ask for localhost or 127.0.0.1, or start the server with --api-keys",
+            )
 
     async def _refuse(self, exchange: Exchange, route: Route, error: TrtcError) -> None:
         if exchange.is_begun:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from trtc.protos.errors import RequestError
-from trtc.runtime.frontends.base import Frontend
+from trtc.runtime.frontends.base import Frontend, is_loopback
 from trtc.runtime.frontends.http.application import RESERVED_CONNECTIONS, Application
 from trtc.runtime.frontends.http.kserve.dialect import kserve
 from trtc.runtime.frontends.http.listener import BACKLOG, BoundedListener
@@ -54,7 +54,9 @@ class HttpFrontend(Frontend):
         self._config = config
         self._max_connections = service.limits.max_connections + RESERVED_CONNECTIONS
         routes = [route for dialect in DIALECTS for route in dialect(service)]
-        self._application = Application(routes, service.access, self._max_connections)
+        self._application = Application(
+            routes, service.access, self._max_connections, is_local=is_loopback(config.host)
+        )
         self._opening: asyncio.Task[tuple[asyncio.Server, ServerState]] | None = None
 
     async def start(self) -> None:

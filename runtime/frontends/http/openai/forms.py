@@ -178,6 +178,8 @@ class CompletionForm(Form):
         super().__init__(wanted, n, prompts)
         self._is_echo_only = is_echo_only
         self._texts: dict[int, CompletionTexts] = {}
+        self._scores: dict[int, list[TokenLogprobs]] = {}
+        """Of the prompts, as they come in a stream: all before what is drawn."""
 
     def complete(self, answer: Answer, results: Sequence[Result]) -> None:
         """Choices say it."""
@@ -194,12 +196,14 @@ class CompletionForm(Form):
             CompletionChoice(
                 index=index,
                 text=told.text,
+                logprobs=self._scored(prompt, self._scores.get(prompt, ())),
                 token_ids=self._ids(()),
                 prompt_token_ids=self._ids(told.token_ids),
             ),
         )
 
     def piece(self, prompt: int, index: int, output: Output) -> Sequence[Choice]:
+        self._scores.setdefault(prompt, []).extend(output.prompt_logprobs)
         if self._is_echo_only:
             return () if output.finish_reason is None else (self._echo_end(index),)
         has_more = output.token_ids and (self._wanted.logprobs or self._wanted.token_ids)
@@ -240,15 +244,18 @@ class CompletionForm(Form):
     def _all_logprobs(
         self, prompt: int, index: int, result: Result, completion: Completion
     ) -> CompletionLogprobs | None:
-        if not self._wanted.logprobs:
-            return None
+        drawn = self._logprobs(prompt, index, () if self._is_echo_only else completion.logprobs)
+        scored = self._scored(prompt, result.prompt_logprobs)
+        return drawn if drawn is None or scored is None else joined(scored, drawn)
+
+    def _scored(self, prompt: int, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs | None:
+        """Of the prompt's tokens, where they are told."""
         told = self._prompts[prompt]
-        drawn = () if self._is_echo_only else completion.logprobs
         if not told.first_token:
-            return self._logprobs(prompt, index, drawn)
+            return None
         texts = CompletionTexts(by_id=self._wanted.tokens_by_id)
         first = texts.first(told.token_ids[0], told.first_token)
-        return joined(first, texts.take((*result.prompt_logprobs, *drawn)))
+        return joined(first, texts.take(entries))
 
     def _logprobs(
         self, prompt: int, index: int, entries: Sequence[TokenLogprobs]

@@ -20,7 +20,7 @@ from trtc.runtime.frontends.http.application import RESERVED_CONNECTIONS
 from trtc.runtime.service.limits import ServiceLimits
 
 CONNECTIONS = "trtc.runtime.frontends.http.connections"
-HEADERS = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
+HEADERS = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @contextlib.contextmanager
@@ -133,7 +133,7 @@ async def test_a_client_that_takes_no_response_is_closed(monkeypatch: pytest.Mon
         with connections(port, 1) as (client,):
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
             client.settimeout(0.2)
-            request = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 1000
+            request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000
             with contextlib.suppress(OSError):
                 client.sendall(request)  # pipelined, and no response is read
 
@@ -155,7 +155,8 @@ async def test_only_get_and_head_are_answered() -> None:
         for method, status in (("HEAD", b"200"), ("POST", b"405"), ("DELETE", b"405")):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(
-                f"{method} /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
+                f"{method} /healthz HTTP/1.1\r\nHost: localhost\r\n".encode()
+                + b"Connection: close\r\n\r\n"
             )
             answer = await reader.read()
             writer.close()

@@ -103,9 +103,9 @@ async def test_a_thousand_requests_that_are_left_leave_nothing() -> None:
     [
         (b"GARBAGE\r\n\r\n", 400),
         (b"GET /\xff HTTP/1.1\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 20_000 + b"\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 4_000 + b"\r\n", 400),
-        (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 20_000 + b"\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 4_000 + b"\r\n", 400),
+        (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
         (post(PATH, b"{}", "Transfer-Encoding: chunked"), 400),
         (post(PATH, b"{}", "Content-Length: 3"), 400),
         (post(PATH, b"{}").replace(b"application/json", b"text/plain"), 415),
@@ -131,7 +131,7 @@ async def test_a_request_that_cannot_be_taken_gets_its_status(request_: bytes, s
 @asynchronous
 async def test_a_head_without_an_end_is_bounded() -> None:
     async with echo_server() as server, connected(server) as (reader, writer):
-        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nX: ")
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ")
         async with asyncio.timeout(10):
             with contextlib.suppress(OSError):
                 while not reader.at_eof():
@@ -174,7 +174,9 @@ async def test_bodies_that_never_come_keep_no_probe_out() -> None:
         for _ in range(20):  # of four turns, one host has three
             _, writer = await stack.enter_async_context(connected(server))
             writer.write(post(PATH, b" " * 100_000)[:-1])
-        health = await exchange(server.http_port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        health = await exchange(
+            server.http_port, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        )
         assert health.status == 200
 
 
@@ -220,7 +222,7 @@ async def test_streams_that_take_every_connection_leave_probes_theirs() -> None:
             assert statuses[:30] == [200] * 30
             assert statuses[-1] == 429, "a host has its share"
             for path in (b"/healthz", b"/metrics"):
-                request = b"GET " + path + b" HTTP/1.1\r\nHost: x\r\n\r\n"
+                request = b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
                 assert (await exchange(server.http_port, request)).status == 200
         await server.idle()
 
@@ -239,3 +241,27 @@ async def test_a_server_that_drains_refuses_and_ends_its_connections() -> None:
         answer = await read_answer(late)
         assert (answer.status, answer.headers["connection"]) == (503, "close")
         assert (await read_answer(early)).body.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("host", "is_own"),
+    [
+        ("localhost", True),
+        ("LOCALHOST:8000", True),
+        ("127.0.0.1:8000", True),
+        ("[::1]:8000", True),
+        ("evil.example:8000", False),
+        ("127.0.0.1.evil.example", False),
+        ("evil@localhost", False),
+        ("[::1", False),
+    ],
+)
+@asynchronous
+async def test_names_that_others_give_to_this_machine_are_refused(host: str, is_own: bool) -> None:
+    """DNS rebinding: a page of the web reads what its own name answers."""
+    async with echo_server() as server:
+        for path in ("/v1/models", "/metrics"):
+            request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+            answer = await exchange(server.http_port, request)
+            assert answer.status == (200 if is_own else 403)
+            assert is_own or b"this server is for clients of its own machine" in answer.body

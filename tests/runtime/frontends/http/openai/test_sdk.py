@@ -251,6 +251,16 @@ async def test_a_prompt_is_echoed_with_its_log_probabilities() -> None:
                 assert choice.text[offset:].startswith(token)
             assert scored.usage is not None
             assert scored.usage.completion_tokens == len(drawn)
+            stream = await client.completions.create(
+                **asked, echo=True, logprobs=1, max_tokens=max_tokens, stream=True
+            )
+            streamed: list[float | None] = []
+            text = ""
+            async for chunk in stream:
+                text += chunk.choices[0].text
+                told = chunk.choices[0].logprobs
+                streamed += (told.token_logprobs or []) if told is not None else []
+            assert (text, streamed) == (choice.text, values)
 
 
 @asynchronous
