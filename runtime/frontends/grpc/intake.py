@@ -36,7 +36,7 @@ class Intake:
         self._turns = turns
         self._access = access
         self._resets = Resets()
-        # As with turns: nobody has all places.
+        # Nobody has all places: neither a host, nor a tenant, nor a connection of a host.
         self._clients = FairTurns(MAX_LISTENING, MAX_LISTENING // 4, TURN_S, _NAME)
         self._hosts = FairTurns(MAX_LISTENING, MAX_LISTENING * 3 // 4, TURN_S, _NAME)
 
@@ -94,7 +94,8 @@ class Intake:
         """
         async with AsyncExitStack() as places:
             try:
-                await places.enter_async_context(self._clients.turn(principal.name))
+                if principal.is_anonymous:
+                    await places.enter_async_context(self._clients.turn(principal.name))
                 await places.enter_async_context(self._hosts.turn(principal.group))
                 first = await _next(context, is_busy=lambda: False)
             except asyncio.CancelledError:

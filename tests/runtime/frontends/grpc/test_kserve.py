@@ -1,6 +1,7 @@
 """KServe's service over real gRPC, asked by the unmodified tritonclient."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -26,6 +27,7 @@ from trtc.runtime.service.limits import ServiceLimits
 PROMPT = (5, 17, 9)
 TEXT = EchoEngine(EchoOptions(vocab_size=4096), tokenizer=TOKENIZER)
 ENDLESS = EchoEngine(EchoOptions(num_pages=1024, step_s=0.002, never=(EOS,)))
+OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 IDS: dict[str, Any] = {"input_ids": list(PROMPT), "request_output_len": 12, "end_id": -1}
 
 
@@ -437,6 +439,50 @@ async def test_every_broken_message_is_the_callers_error() -> None:
             grpc.StatusCode.OK,  # inputs are missing
         }
         await server.idle()
+
+
+@asynchronous
+async def test_no_flipped_bytes_are_the_servers_fault() -> None:
+    rng = random.Random(11)
+    whole = infer_request(**{**IDS, "request_output_len": 2}).SerializeToString()
+    async with echo_server() as server, grpc.aio.insecure_channel(server.address) as channel:
+        infer, codes = raw_infer(channel), set()
+        for _ in range(300):
+            data = bytearray(whole)
+            for _ in range(rng.choice((1, 1, 2, 5))):
+                data[rng.randrange(len(data))] = rng.randrange(256)
+            codes.add(await infer(bytes(data)).code())
+        await server.idle()
+        assert codes <= {
+            grpc.StatusCode.OK,
+            grpc.StatusCode.INVALID_ARGUMENT,
+            grpc.StatusCode.NOT_FOUND,
+        }
+
+
+@asynchronous
+async def test_connections_wait_for_their_share_of_listening_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(intake, "MAX_LISTENING", 8)
+    monkeypatch.setattr(intake, "TURN_S", 0.2)
+    async with (
+        echo_server() as server,
+        grpc.aio.insecure_channel(server.address) as greedy_one,
+        grpc.aio.insecure_channel(server.address, OWN_CONNECTION) as modest,
+    ):
+        request = infer_request(**IDS).SerializeToString()
+        streams = [raw_stream(greedy_one) for _ in range(3)]
+        for stream in streams:
+            await stream.write(request)
+        answers = await asyncio.gather(*(one.read() for one in streams), return_exceptions=True)
+        refused = [one for one in answers if isinstance(one, grpc.aio.AioRpcError)]
+        assert [one.code() for one in refused] == [grpc.StatusCode.RESOURCE_EXHAUSTED]
+        other = raw_stream(modest)
+        await other.write(request)
+        assert (await other.read()).infer_response.outputs
+        for stream in (*streams, other):
+            stream.cancel()
 
 
 @asynchronous

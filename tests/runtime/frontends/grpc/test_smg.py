@@ -1,6 +1,8 @@
 """trtllm.TrtllmService over real gRPC, asked by the stubs of PyPI's smg-grpc-proto."""
 
 import asyncio
+import contextlib
+import random
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +24,7 @@ with warnings.catch_warnings():
     pb, pb_grpc = smg.trtllm_service_pb2, smg.trtllm_service_pb2_grpc
 
 PROMPT = (5, 17, 9)
+TEXT = EchoEngine(EchoOptions(vocab_size=4096), tokenizer=TOKENIZER)
 ENDLESS = EchoEngine(EchoOptions(num_pages=1024, step_s=0.002, never=(EOS,)))
 
 
@@ -130,9 +133,8 @@ async def test_tokens_that_end_a_sequence_are_left_out_and_counted() -> None:
 
 @asynchronous
 async def test_stop_strings_end_a_sequence() -> None:
-    engine = EchoEngine(EchoOptions(vocab_size=4096), tokenizer=TOKENIZER)
     async with (
-        echo_server(engine) as server,
+        echo_server(TEXT) as server,
         grpc.aio.insecure_channel(server.address) as channel,
         AsyncClient(server.address) as client,
     ):
@@ -219,6 +221,27 @@ async def test_every_bad_field_is_named_and_nothing_is_left() -> None:
         bias[7] = 100.0
         answer = await generate(channel, request(embedding_bias=bias))
         assert list(answer.completes[0].output_token_ids) == [7] * 12
+
+
+@asynchronous
+async def test_no_flipped_bytes_are_the_servers_fault() -> None:
+    rng = random.Random(11)
+    config = pb.OutputConfig(logprobs=1)
+    whole = request(max_tokens=2, streaming=True, stop=["x"], output_config=config)
+    async with echo_server(TEXT) as server, grpc.aio.insecure_channel(server.address) as channel:
+        generate_bytes = channel.unary_stream("/trtllm.TrtllmService/Generate", bytes, bytes)
+        codes = set()
+        for _ in range(300):
+            data = bytearray(whole.SerializeToString())
+            for _ in range(rng.choice((1, 1, 2, 5))):
+                data[rng.randrange(len(data))] = rng.randrange(256)
+            call = generate_bytes(bytes(data))
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                async for _ in call:
+                    pass
+            codes.add(await call.code())
+        await server.idle()
+        assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT}
 
 
 @asynchronous
