@@ -40,7 +40,7 @@ class ResponsesHandler:
         def parse(body: bytes) -> tuple[Given[ResponseFields], RequestDraft]:
             given = read(body, ResponseFields)
             with fields_as_sent(RESPONSE):
-                return given, _draft(given.fields, response_id)
+                return given, response_draft(given.fields, response_id)
 
         service = self._service
         async with AsyncExitStack() as stack:
@@ -76,7 +76,12 @@ class ResponsesHandler:
         )
 
 
-def _draft(fields: ResponseFields, response_id: str) -> RequestDraft:
+def response_draft(fields: ResponseFields, response_id: str) -> RequestDraft:
+    """The draft of a response.
+
+    Raises:
+        InvalidRequestError: names the field of a chat that is wrong (`params.RESPONSE`).
+    """
     if fields.input is None:
         raise InvalidRequestError("is missing", field="input", remedy="Give a text or items")
     shape = {} if fields.text is None else fields.text.format or {}
