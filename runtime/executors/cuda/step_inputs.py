@@ -82,6 +82,8 @@ def fill_sampling(block: Int32s, layout: StepBlock, sampling: SamplingBatch) -> 
 
 def row_starts(entries: SparseRows, num_rows: int) -> Int32s:
     """[num_rows + 1] where the entries of each row begin; they are sorted by row."""
+    if not len(entries.rows):  # of most steps
+        return np.zeros(num_rows + 1, np.int32)
     return np.searchsorted(entries.rows, np.arange(num_rows + 1)).astype(np.int32)
 
 
