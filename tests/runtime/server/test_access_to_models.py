@@ -74,9 +74,9 @@ async def test_tritonclient_is_told_of_what_its_key_may_use(keyed: ServerConfig)
                 await asking(call, *arguments)
         told = await asking(client.get_inference_statistics, key=OPERATOR)
         assert [one.name for one in told.model_stats] == ["a", "b"]
-        for call in (client.is_server_live, client.get_server_metadata):
-            with pytest.raises(Exception, match="UNAUTHENTICATED"):
-                await call()
+        assert await client.is_server_live() and await client.is_server_ready()
+        with pytest.raises(Exception, match="UNAUTHENTICATED"):
+            await client.get_server_metadata()
         with pytest.raises(Exception, match="UNAUTHENTICATED"):
             await client.infer("a", inputs)
 
@@ -128,5 +128,6 @@ async def test_smg_is_refused_without_a_key(keyed: ServerConfig) -> None:
             metadata = (("authorization", f"Bearer {ALICE}"),)
             call = stub.GetModelInfo(pb.GetModelInfoRequest(), metadata=metadata)
             assert await call.code() is code
-            call = stub.HealthCheck(pb.HealthCheckRequest())
+            call = stub.GetModelInfo(pb.GetModelInfoRequest())
             assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert await stub.HealthCheck(pb.HealthCheckRequest())

@@ -87,7 +87,7 @@ async def test_a_response_that_ends_by_itself_is_completed() -> None:
 
 @asynchronous
 async def test_events_come_in_order_and_add_up() -> None:
-    async with echo_server(ECHO) as server, sdk(server) as client:
+    async with echo_server(SLOW) as server, sdk(server) as client:
         expected = await over_grpc(server)
         stream = await client.responses.create(**ASKED, max_output_tokens=9, stream=True)
         events: list[Any] = [event async for event in stream]
