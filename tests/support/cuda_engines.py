@@ -1,8 +1,6 @@
 """CUDA engines in tests: lowered without compiling, run by Triton's interpreter on the CPU."""
 
-import multiprocessing
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +11,7 @@ import onnx
 from tests.support.engines import NUM_PAGES, dummy_request
 from tests.support.evaluate import LIMITS
 from tests.support.ranks import Meeting
-from tests.support.triton_kernels import set_interpreted
+from tests.support.triton_kernels import interpreting_process
 from trtc.builder.evaluator import Evaluator, Exchange, alone
 from trtc.builder.module import Module
 from trtc.builder.passes.base import run_passes
@@ -34,10 +32,8 @@ Answer = TypeVar("Answer")
 
 
 def in_interpreter(work: Callable[..., Answer], *arguments: Any) -> Answer:
-    """Call `work` (a module's function) in a process where Triton interprets its kernels."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context, initializer=set_interpreted) as pool:
-        return pool.submit(work, *arguments).result()
+    """Call `work` (a module's function) in the process where Triton interprets its kernels."""
+    return interpreting_process().submit(work, *arguments).result()
 
 
 @dataclass(frozen=True)

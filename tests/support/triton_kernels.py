@@ -77,7 +77,7 @@ class Work:
 
 
 @functools.cache
-def _interpreter() -> ProcessPoolExecutor:
+def interpreting_process() -> ProcessPoolExecutor:
     """A process of its own: Triton decides at its import whether it interprets."""
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(1, mp_context=context, initializer=set_interpreted)
@@ -173,7 +173,7 @@ def _numbers(handle: Any) -> Array:
 
 def interpret(launch: Launch) -> dict[str, Array]:
     """Every array after the launch, by parameter name."""
-    return _interpreter().submit(_interpret, launch).result()
+    return interpreting_process().submit(_interpret, launch).result()
 
 
 def _interpret(launch: Launch) -> dict[str, Array]:
@@ -191,7 +191,7 @@ def _interpret(launch: Launch) -> dict[str, Array]:
 
 def interpret_work(work: Work) -> dict[str, Array]:
     """Every array after the launches, by argument name."""
-    return _interpreter().submit(_interpret_work, work).result()
+    return interpreting_process().submit(_interpret_work, work).result()
 
 
 def _interpret_work(work: Work) -> dict[str, Array]:
