@@ -9,10 +9,11 @@ from collections.abc import Mapping
 import pytest
 
 from tests.support.arch_sites import SITES
+from tests.support.compiled import compile_sources
 from tests.support.triton_kernels import needs_triton
 from trtc.builder.targets.gpu.nvrtc import compile_cuda
 from trtc.builder.targets.gpu.ptx import CompiledKernel
-from trtc.builder.targets.gpu.triton import compile_kernel, compile_kernels
+from trtc.builder.targets.gpu.triton import compile_kernel
 from trtc.plugins.gpu.arch import ARCHS
 from trtc.plugins.gpu.lowering import Launch
 from trtc.plugins.gpu.sources import CudaSource, KernelSource
@@ -51,12 +52,7 @@ def compiled(sm: int) -> Mapping[tuple[str, str], CompiledKernel]:
     sources: Sources = {}
     for op in SITES:
         sources = sources_of(op, sm) | sources
-    triton = {place: one for place, one in sources.items() if isinstance(one, KernelSource)}
-    kernels = dict(zip(triton, compile_kernels(tuple(triton.values()), sm), strict=True))
-    for place, one in sources.items():
-        if isinstance(one, CudaSource):
-            kernels[place] = compile_cuda(one, sm)
-    return kernels
+    return dict(zip(sources, compile_sources(list(sources.values()), sm), strict=True))
 
 
 def test_every_operator_has_a_site() -> None:

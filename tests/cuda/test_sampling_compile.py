@@ -1,12 +1,14 @@
 """The sampler's kernels compile for every SM without a GPU, for small and odd vocabularies too."""
 
 import re
+from collections.abc import Iterator, Sequence
 
 import pytest
 
+from tests.support.compiled import compile_sources
 from tests.support.triton_kernels import needs_triton
-from trtc.builder.targets.gpu.triton import compile_kernel
 from trtc.plugins.gpu.arch import ARCHS
+from trtc.plugins.gpu.lowering import Launch
 from trtc.plugins.gpu.sources import KernelSource
 from trtc.plugins.sampling.tensors import DRAW_FILTERED, STAGES, TAKE_SAMPLED, sampling_tensors
 
@@ -17,15 +19,17 @@ from trtc.plugins.sampling.cuda import stages  # noqa: E402
 VOCABULARIES = (10, 300, 16_384, 32_003, 128_256, 151_936)
 
 
-def compiled_ptx(source: object, sm: int) -> str:
-    assert isinstance(source, KernelSource)
-    kernel = compile_kernel(source, sm)
-    ptx = kernel.ptx.decode()
-    entry = re.search(r"\.visible \.entry \w+\((.*?)\n\)", ptx, re.DOTALL)
-    assert entry is not None
-    assert entry[1].count(".param") == len(source.parameters)
-    assert kernel.cubin.startswith(b"\x7fELF")
-    return ptx
+def compiled_ptx(launches: Sequence[Launch], sm: int) -> Iterator[str]:
+    """PTX of each."""
+    sources = [launch.kernel for launch in launches]
+    for source, kernel in zip(sources, compile_sources(sources, sm), strict=True):
+        assert isinstance(source, KernelSource)
+        ptx = kernel.ptx.decode()
+        entry = re.search(r"\.visible \.entry \w+\((.*?)\n\)", ptx, re.DOTALL)
+        assert entry is not None
+        assert entry[1].count(".param") == len(source.parameters)
+        assert kernel.cubin.startswith(b"\x7fELF")
+        yield ptx
 
 
 @pytest.mark.parametrize("sm", ARCHS)
@@ -41,8 +45,8 @@ def test_every_stage_compiles(sm: int) -> None:
             assert launch.overlaps == (sm >= 90)
             if stage != DRAW_FILTERED:
                 sources[repr(launch.kernel)] = launch
-    for launch in sources.values():
-        ptx = compiled_ptx(launch.kernel, sm)
+    different = list(sources.values())
+    for launch, ptx in zip(different, compiled_ptx(different, sm), strict=True):
         assert ("griddepcontrol.wait" in ptx) == launch.overlaps
         lets_start = launch.overlaps and launch not in made[TAKE_SAMPLED]
         assert ("griddepcontrol.launch_dependents" in ptx) == lets_start
@@ -52,5 +56,5 @@ def test_every_stage_compiles(sm: int) -> None:
 def test_thresholds_compile(vocab: int, sm: int) -> None:
     """Each vocabulary for one SM: small, with blocks that are not full, and large."""
     _stats, thresholds, _first, search, *_more, finish, _draw = stages(vocab, sm)[DRAW_FILTERED]
-    for source in (thresholds.kernel, search.kernel, finish.kernel):
-        assert "griddepcontrol.wait" in compiled_ptx(source, sm) or sm < 90
+    for ptx in compiled_ptx((thresholds, search, finish), sm):
+        assert "griddepcontrol.wait" in ptx or sm < 90
