@@ -19,6 +19,8 @@ from tests.support.quantized import (
 )
 from trtc.builder.pipeline import build
 from trtc.builder.request import BuildRequest
+from trtc.builder.targets.cpu import CpuTarget
+from trtc.plugins.cpu.host import runnable_isas
 from trtc.protos.errors import CheckpointError
 from trtc.runtime.engine.probe import Probe
 
@@ -140,9 +142,9 @@ def write(directory: Path, tensors: dict[str, torch.Tensor], source: Path, decla
 def test_engine_computes_with_the_weights(name: str, tmp_path: Path) -> None:
     quantized, plain = quantized_pair(name, tmp_path)
     request = BuildRequest(
-        str(quantized), tmp_path / "engine", target="cpu", max_seq_len=64, exact_activations=True
+        str(quantized), tmp_path / "engine", max_seq_len=64, exact_activations=True
     )
-    result = build(request)
+    result = build(request, target=CpuTarget(runnable_isas()[:1], optimization="-O1"))
     ids = np.random.default_rng(1).integers(3, VOCAB_SIZE, 48).astype(np.int32)
     (found,) = Probe(1).logits(result.path, [ids])
     expected = transformers_logits(plain, ids.tolist(), "float32")

@@ -19,7 +19,7 @@ def compile_sources(
 ) -> Iterator[CompiledKernel]:
     """Each in its turn; Triton's are compiled in one process, which takes long to start."""
     triton = tuple(one for one in sources if isinstance(one, KernelSource))
-    made = iter(compile_kernels(triton, sm) if triton else ())
+    made = iter(compile_kernels(triton, sm))
     for one in sources:
         yield next(made) if isinstance(one, KernelSource) else compile_cuda(one, sm)
 

@@ -1,13 +1,14 @@
 """Kernels compile for every SM without a GPU, and take exactly the parameters that they declare."""
 
+import functools
 import re
 from typing import Any
 
 import pytest
 
 from tests.support.triton_kernels import needs_triton
-from trtc.builder.targets.gpu.ptx import assemble, strip_hidden_parameters
-from trtc.builder.targets.gpu.triton import compile_kernel
+from trtc.builder.targets.gpu.ptx import CompiledKernel, assemble, strip_hidden_parameters
+from trtc.builder.targets.gpu.triton import compile_kernel, compile_kernels
 from trtc.plugins.gpu.arch import ARCHS, DEFAULT_SHARED_BYTES, parse_sm
 from trtc.protos.errors import InvariantError, UnsupportedError
 
@@ -44,15 +45,44 @@ def attention_source(pool: str, head_dim: int, tactic: int, **more: Any) -> Any:
     return paged_attention.kernel({"q": "bf16", "pool": pool}, attributes, 16, tactic)
 
 
+def split_source(sm: int, pool: str, head_dim: int, tactic: int) -> Any:
+    pool = pool if ARCHS[sm].has_e4m3 else "bf16"
+    attributes = {**ATTENTION, "head_dim": head_dim, "splits": TENSORRT.max_splits}
+    return attention_split.kernel({"q": "bf16", "pool": pool}, attributes, 16, tactic)
+
+
+def combine_source(tactic: int) -> Any:
+    attributes = {"num_heads": 32, "head_dim": 128, "window": 0, "splits": TENSORRT.max_splits}
+    return attention_combine.kernel({"rows": "bf16"}, attributes, 16, tactic)
+
+
+def write_source(sm: int) -> Any:
+    pool = "f8e4m3" if ARCHS[sm].has_e4m3 else "bf16"
+    attributes = {"num_kv_heads": 8, "head_dim": 128}
+    return kv_write.kernel({"k": "bf16", "pool": pool}, attributes, 16)
+
+
+@functools.cache
+def compiled(sm: int) -> dict[tuple[Any, ...], CompiledKernel]:
+    """Every kernel for an SM by its operator and case, compiled in one process."""
+    pools = [case for case in CASES if ARCHS[sm].has_e4m3 or case[0] != "f8e4m3"]
+    sources: dict[tuple[Any, ...], Any] = {
+        **{("paged_attention", *case): attention_source(*case) for case in pools},
+        **{("attention_split", *case): split_source(sm, *case) for case in SPLIT_CASES},
+        **{("attention_combine", tactic): combine_source(tactic) for tactic in (DECODE, PREFILL)},
+        ("kv_write",): write_source(sm),
+    }
+    return dict(zip(sources, compile_kernels(list(sources.values()), sm), strict=True))
+
+
 @pytest.mark.parametrize("sm", ARCHS)
 @pytest.mark.parametrize(("pool", "head_dim", "tactic"), CASES)
 def test_paged_attention_compiles(sm: int, pool: str, head_dim: int, tactic: int) -> None:
-    source = attention_source(pool, head_dim, tactic)
     if not ARCHS[sm].has_e4m3 and pool == "f8e4m3":
         with pytest.raises(UnsupportedError, match=f"sm_{sm} has no E4M3"):
-            compile_kernel(source, sm)
+            compile_kernel(attention_source(pool, head_dim, tactic), sm)
         return
-    kernel = compile_kernel(source, sm)
+    kernel = compiled(sm)["paged_attention", pool, head_dim, tactic]
     assert kernel.cubin.startswith(b"\x7fELF")
     assert kernel.ptx_target.removesuffix("a") == f"sm_{sm}"
     assert kernel.shared_bytes <= DEFAULT_SHARED_BYTES
@@ -63,11 +93,7 @@ def test_paged_attention_compiles(sm: int, pool: str, head_dim: int, tactic: int
 @pytest.mark.parametrize("sm", ARCHS)
 @pytest.mark.parametrize(("pool", "head_dim", "tactic"), SPLIT_CASES)
 def test_attention_split_compiles(sm: int, pool: str, head_dim: int, tactic: int) -> None:
-    if not ARCHS[sm].has_e4m3 and pool == "f8e4m3":
-        pool = "bf16"
-    attributes = {**ATTENTION, "head_dim": head_dim, "splits": TENSORRT.max_splits}
-    source = attention_split.kernel({"q": "bf16", "pool": pool}, attributes, 16, tactic)
-    kernel = compile_kernel(source, sm)
+    kernel = compiled(sm)["attention_split", pool, head_dim, tactic]
     assert kernel.shared_bytes <= DEFAULT_SHARED_BYTES
     assert entry_parameters(kernel.ptx.decode()) == 12
     assert re.search(r"\b(mma\.sync|wgmma|tcgen05\.mma)", kernel.ptx.decode()), "no tensor cores"
@@ -76,9 +102,7 @@ def test_attention_split_compiles(sm: int, pool: str, head_dim: int, tactic: int
 @pytest.mark.parametrize("sm", ARCHS)
 @pytest.mark.parametrize("tactic", [DECODE, PREFILL])
 def test_attention_combine_compiles(sm: int, tactic: int) -> None:
-    attributes = {"num_heads": 32, "head_dim": 128, "window": 0, "splits": TENSORRT.max_splits}
-    source = attention_combine.kernel({"rows": "bf16"}, attributes, 16, tactic)
-    kernel = compile_kernel(source, sm)
+    kernel = compiled(sm)["attention_combine", tactic]
     assert kernel.ptx_target.removesuffix("a") == f"sm_{sm}"
     assert kernel.shared_bytes <= DEFAULT_SHARED_BYTES
     assert entry_parameters(kernel.ptx.decode()) == 7
@@ -87,9 +111,7 @@ def test_attention_combine_compiles(sm: int, tactic: int) -> None:
 
 @pytest.mark.parametrize("sm", ARCHS)
 def test_kv_write_compiles(sm: int) -> None:
-    pool = "f8e4m3" if ARCHS[sm].has_e4m3 else "bf16"
-    attributes = {"num_kv_heads": 8, "head_dim": 128}
-    kernel = compile_kernel(kv_write.kernel({"k": "bf16", "pool": pool}, attributes, 16), sm)
+    kernel = compiled(sm)["kv_write",]
     assert entry_parameters(kernel.ptx.decode()) == 7
     assert b"div.rn.f32" in kernel.ptx
 

@@ -78,7 +78,7 @@ def compile_kernels(sources: Sequence[KernelSource], sm: int) -> tuple[CompiledK
     kernel to compile. Raises as `compile_kernel` does."""
     for source in sources:
         check_types(source.parameters, sm)
-    answers = _triton(sources, sm)
+    answers = _triton(sources, sm) if sources else []
     return tuple(_checked(*one, sm) for one in zip(sources, answers, strict=True))
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import onnx
 
 from trtc.builder.module import TRTC_DOMAIN, Module
-from trtc.builder.targets.gpu.triton import compile_kernel
+from trtc.builder.targets.gpu.ptx import CompiledKernel
+from trtc.builder.targets.gpu.triton import compile_kernels
 from trtc.builder.targets.tensorrt.cut import tensor_types
 from trtc.plugins.gpu.sources import KernelSource
 from trtc.plugins.registry import REGISTRY
@@ -43,10 +44,11 @@ def write_kernels(
     """
     (engine / folder).mkdir(parents=True)
     wanted = {one.key: one for _, one in _specialisations(module)}
+    launched = [(one, *tactic) for one in wanted.values() for tactic in _tactics(one)]
+    kernels = compile_kernels([source for *_, source in launched], sm)
     return tuple(
-        _write(one, tactic, rows, source, sm, engine, f"{folder}/{one.op}-{one.key}-{tactic}")
-        for one in wanted.values()
-        for tactic, rows, source in _tactics(one)
+        _write(one, tactic, rows, kernel, engine, f"{folder}/{one.op}-{one.key}-{tactic}")
+        for (one, tactic, rows, _), kernel in zip(launched, kernels, strict=True)
     )
 
 
@@ -118,12 +120,10 @@ def _write(
     one: _Specialisation,
     tactic: int,
     rows: int,
-    source: KernelSource,
-    sm: int,
+    kernel: CompiledKernel,
     engine: Path,
     stem: str,
 ) -> KernelFacts:
-    kernel = compile_kernel(source, sm)
     (engine / f"{stem}.ptx").write_bytes(kernel.ptx)
     (engine / f"{stem}.cubin").write_bytes(kernel.cubin)
     return KernelFacts(
