@@ -359,7 +359,8 @@ def test_an_engine_for_other_machines_is_measured_by_its_twin(
 
 
 def test_a_twin_too_far_from_the_original_fails_the_build(tmp_path: Path) -> None:
-    request = request_of(MODEL, tmp_path / "engine", max_kl=1e-9, eval_tokens=512)
+    # Of the fixture's shape, whose code is compiled already.
+    request = request_of(MODEL, tmp_path / "engine", max_kl=1e-9, max_seq_len=256, eval_tokens=512)
     with pytest.raises(AccuracyError, match="nats a token"):
         build(request, probe=Probe(1), target=Elsewhere(("generic",), optimization="-O1"))
     assert list(tmp_path.iterdir()) == []
