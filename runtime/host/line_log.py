@@ -87,8 +87,11 @@ class LineLog:
                 self._changed.notify()
                 return
             self._num_lost += 1
+            is_first = self._num_lost == 1
             self._changed.notify()
         self._on_lost(1)
+        if is_first:
+            _log.error("lines are lost: too many wait to be written to %s", self._file.path)
 
     def close(self, timeout_s: float) -> int:
         """Write what waits, within so many seconds; returns how many lines could not be."""
@@ -98,7 +101,10 @@ class LineLog:
             self._changed.notify()
         self._thread.join(timeout_s + RETRY_S)
         with self._changed:
-            return len(self._lines)
+            num_left = len(self._lines)
+        if num_left:
+            _log.error("%d lines were not written to %s", num_left, self._file.path)
+        return num_left
 
     def _run(self) -> None:
         batch: list[bytes] = []

@@ -174,7 +174,7 @@ def test_a_full_disk_tears_no_line_and_is_waited_for(
 
 
 def test_a_disk_that_does_not_answer_holds_nobody_up_and_what_is_lost_is_said(
-    path: Path, disk: Disk
+    path: Path, disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
     with opened(path, max_queued_bytes=100) as log:
         disk.answers.clear()
@@ -182,6 +182,7 @@ def test_a_disk_that_does_not_answer_holds_nobody_up_and_what_is_lost_is_said(
         log.write(*(b"%09d" % number for number in range(1000)))
         assert time.monotonic() - begin < 5
         assert log.num_lost == 990
+        assert caplog.text.count("lines are lost") == 1
         disk.answers.set()
         until(lambda: b"lost" in path.read_bytes())
         log.write(b"after")
@@ -199,13 +200,16 @@ def test_a_line_that_is_larger_than_the_queue_is_lost_and_said(path: Path) -> No
     assert log.num_lost == 1
 
 
-def test_the_close_waits_for_a_disk_that_refuses_only_so_long(path: Path, disk: Disk) -> None:
+def test_the_close_waits_for_a_disk_that_refuses_only_so_long(
+    path: Path, disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
     with opened(path) as log:
         disk.num_free = 0
         log.write(b"one", b"two")
         begin = time.monotonic()
         assert log.log.close(0.2) == 2
         assert time.monotonic() - begin < 5
+        assert "2 lines were not written to" in caplog.text
 
 
 def test_what_comes_after_the_close_is_lost(path: Path) -> None:
