@@ -75,7 +75,8 @@ class LineLog:
         self._changed = threading.Condition()
         self._give_up_at: float | None = None
         """time.monotonic() of the end of the last attempt; None: it is not closed."""
-        self._thread = threading.Thread(target=self._run, name="trtc-lines")
+        # A daemon: a disk that never answers does not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="trtc-lines", daemon=True)
         self._thread.start()
 
     def write(self, line: bytes) -> None:

@@ -212,6 +212,18 @@ def test_the_close_waits_for_a_disk_that_refuses_only_so_long(
         assert "2 lines were not written to" in caplog.text
 
 
+def test_the_close_waits_for_a_disk_that_does_not_answer_only_so_long(
+    path: Path, disk: Disk
+) -> None:
+    with opened(path) as log:
+        disk.answers.clear()
+        log.write(b"one")
+        begin = time.monotonic()
+        assert log.log.close(0.2) == 1
+        assert time.monotonic() - begin < 5
+        disk.answers.set()
+
+
 def test_what_comes_after_the_close_is_lost(path: Path) -> None:
     with opened(path) as log:
         log.log.close(1)
