@@ -381,3 +381,22 @@ async def test_a_client_that_gives_up_on_a_whole_answer_ends_its_request() -> No
         await server.idle(timeout=5)
         with pytest.raises(asyncio.CancelledError):
             await asking
+
+
+@asynchronous
+async def test_an_error_in_a_stream_is_raised_by_the_sdk() -> None:
+    async with echo_server(SLOW) as server, sdk(server) as client:
+        stream = await client.chat.completions.create(
+            model="echo", messages=MESSAGES, max_tokens=900, stream=True
+        )
+        whole = asyncio.create_task(
+            client.completions.create(model="echo", prompt=["a", "b"], max_tokens=900)
+        )
+        await eventually(lambda: server.handle().loop.stats().running == 3, "all run")
+        await asyncio.to_thread(server.handle().loop.stop)
+        with pytest.raises(openai.APIError) as caught:
+            async for _ in stream:
+                pass
+        assert caught.value.code in ("service_unavailable", "cancelled")
+        with pytest.raises(openai.APIStatusError):
+            await whole
