@@ -18,6 +18,7 @@ from trtc.protos.launch_plan import read_launches
 from trtc.protos.manifest import read_manifest
 from trtc.protos.plan import read_plan
 from trtc.runtime.engine.probe import Probe
+from trtc.runtime.integrity.engine_relations import check_plan
 from trtc.runtime.integrity.verify import verify_files
 
 needs_triton()
@@ -83,6 +84,7 @@ def test_steps_of_two_sequences_have_room_for_drafts(engine: BuildResult) -> Non
     step, plan = read_launches(engine.path).step, read_plan(engine.path / "plan.json")
     assert engine.manifest.limits.max_batch_size == 2
     assert step.max_rows == plan.limits.max_batch_size == 16
+    check_plan(engine.manifest, plan)
     ends = sorted([*step.offsets.values(), step.num_elements])
     room = {name: ends[ends.index(begin) + 1] - begin for name, begin in step.offsets.items()}
     assert room["context_lens"] >= 16 < 17 <= room["query_start"]
