@@ -122,7 +122,8 @@ class ThreadPool {
   }
 
   static constexpr std::uint64_t kCountMask = 0xffffffffu;
-  static constexpr std::chrono::microseconds kSpin{100};  // longer than any gap within a step
+  // Longer than what the host does between two steps of a few sequences.
+  static constexpr std::chrono::microseconds kSpin{300};
 
   // Spins until done() for about kSpin, then calls otherwise() between looks.
   template <class Done, class Otherwise>
