@@ -5,6 +5,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from trtc.runtime.frontends.http.logprobs import ChosenLogprob
+
 
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
@@ -15,18 +17,6 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
-
-
-class ToldLogprob(msgspec.Struct):
-    """A token of a chat completion, or one of the likeliest at its place."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ChosenLogprob(ToldLogprob):
-    top_logprobs: list[ToldLogprob]
 
 
 class ChatLogprobs(msgspec.Struct):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from trtc.protos.errors import UnavailableError
+from trtc.runtime.frontends.http.bodies import Given, read
 from trtc.runtime.frontends.http.exchange import Exchange, Headers
 from trtc.runtime.frontends.http.openai.answers import Model, ModelList
 from trtc.runtime.frontends.http.openai.drafts import chat_draft, completion_drafts
@@ -28,9 +29,7 @@ from trtc.runtime.frontends.http.openai.forms import (
     Wanted,
 )
 from trtc.runtime.frontends.http.openai.params import CHAT, COMPLETION, Params
-from trtc.runtime.frontends.http.openai.reading import Given, read
 from trtc.runtime.frontends.http.openai.responses import ResponsesHandler
-from trtc.runtime.frontends.http.openai.running import Told, running
 from trtc.runtime.frontends.http.openai.writing import (
     Head,
     UsageWanted,
@@ -38,6 +37,7 @@ from trtc.runtime.frontends.http.openai.writing import (
     write_whole,
 )
 from trtc.runtime.frontends.http.routes import Route
+from trtc.runtime.frontends.http.running import Told, running
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.naming import fields_as_sent

@@ -1,10 +1,10 @@
 """Fields become drafts: what OpenAI and vLLM call a thing, in the service's words."""
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from trtc.protos.errors import InvalidRequestError
-from trtc.protos.sampling import SAMPLING_PARAMETERS, SamplingOptions
+from trtc.runtime.frontends.http.logprobs import asked_logprobs
+from trtc.runtime.frontends.http.messages import chat_messages
 from trtc.runtime.frontends.http.openai.fields import (
     ChatFields,
     ChoiceFields,
@@ -12,13 +12,12 @@ from trtc.runtime.frontends.http.openai.fields import (
     CompletionFields,
 )
 from trtc.runtime.frontends.http.openai.params import CHAT
+from trtc.runtime.frontends.http.sampling import sampling_of
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.prompts import Prompt, read_prompts
-from trtc.runtime.text.chat import MAX_MESSAGE_ITEMS
 from trtc.runtime.text.chat_options import chat_of
 
-ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 DEFAULT_COMPLETION_TOKENS = 16
 """New tokens of a completion that does not say, in OpenAI's API."""
 MAX_PROMPTS = 256
@@ -54,20 +53,11 @@ def chat_draft(fields: ChatFields, request_id: str) -> RequestDraft:
         chat=chat,
         request_id=request_id,
         max_tokens=fields.max_tokens if limit is None else limit,
-        logprobs=_chat_logprobs(fields),
+        logprobs=asked_logprobs(fields.logprobs, fields.top_logprobs),
         prompt_logprobs=fields.prompt_logprobs,
         n=1 if fields.n is None else fields.n,
         **common(fields),
     )
-
-
-def chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as `chat_of` reads them.
-
-    Raises:
-        InvalidRequestError: a role is none of the API's, or something is missing or too long.
-    """
-    return [_message(one, at) for at, one in enumerate(messages)]
 
 
 def completion_drafts(fields: CompletionFields, request_id: str) -> tuple[RequestDraft, ...]:
@@ -121,16 +111,6 @@ def _prompt_logprobs(fields: CompletionFields) -> int | None:
     return fields.prompt_logprobs
 
 
-def _chat_logprobs(fields: ChatFields) -> int | None:
-    if fields.logprobs:
-        return fields.top_logprobs or 0
-    if fields.top_logprobs:
-        raise InvalidRequestError(
-            "is given without logprobs", field="top_logprobs", remedy='Give "logprobs": true'
-        )
-    return None
-
-
 def _check_choices(fields: ChoiceFields) -> None:
     if fields.stream_options is not None and not fields.stream:
         raise InvalidRequestError(
@@ -153,59 +133,9 @@ def common(fields: CommonFields) -> dict[str, Any]:
     return {
         **given,
         "model": fields.model or "",
-        "sampling": _sampling(fields),
+        "sampling": sampling_of(fields),
         "stop": () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
         "stop_token_ids": tuple(fields.stop_token_ids or ()),
         # vLLM serves lower numbers first, the service higher ones.
         "priority": -(fields.priority or 0),
     }
-
-
-def _sampling(fields: CommonFields) -> SamplingOptions:
-    names = (*(one.name for one in SAMPLING_PARAMETERS), "logit_bias", "seed")
-    values = {name: getattr(fields, name) for name in names}
-    given = {name: value for name, value in values.items() if value is not None}
-    for name, said in _SAID_OTHERWISE.items():
-        if name in given:
-            given[name] = said(given[name])
-    return cast(SamplingOptions, given)
-
-
-def _seed(value: int) -> int:
-    """OpenAI's seeds are of 64 bits with a sign."""
-    return value % 2**64 if -(2**63) <= value < 0 else value
-
-
-_SAID_OTHERWISE: Mapping[str, Callable[[int], int]] = {
-    "seed": _seed,
-    "top_k": lambda value: 0 if value == -1 else value,
-}
-
-
-def _message(message: Mapping[str, Any], at: int) -> dict[str, Any]:
-    """A message without what its sender left empty: SDKs send answers back with all fields."""
-    given = {key: value for key, value in message.items() if value not in (None, [], {})}
-    role = given.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise InvalidRequestError(
-            "is missing" if role is None else f"is {str(role)[:40]!r}",
-            field=f"messages[{at}].role",
-            remedy=f"Give one of {', '.join(sorted(ROLES))}",
-        )
-    if "content" not in message and "tool_calls" not in given:
-        raise InvalidRequestError(
-            "is missing", field=f"messages[{at}].content", remedy="Give a text or parts"
-        )
-    for name in ("content", "tool_calls"):
-        _check_items(given.get(name), f"messages[{at}].{name}")
-    if "reasoning" in given:
-        given.setdefault("reasoning_content", given["reasoning"])
-        del given["reasoning"]
-    return {**given, "content": given.get("content", "")}
-
-
-def _check_items(value: Any, field: str) -> None:
-    if isinstance(value, list) and len(value) > MAX_MESSAGE_ITEMS:
-        raise InvalidRequestError(
-            f"has {len(value)} items", field=field, remedy=f"Give at most {MAX_MESSAGE_ITEMS}"
-        )

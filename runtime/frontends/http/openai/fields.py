@@ -3,16 +3,12 @@
 vLLM's additions to OpenAI's fields have vLLM's names, types and meanings.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
-from trtc.protos.sampling import SAMPLING_PARAMETERS
-
-Refused = Mapping[str, Sequence[Any]]
-"""Fields that would change the answer, and that this server does not have: any other value than
-null and these ends in an error, and these mean what the server does anyway."""
+from trtc.runtime.frontends.http.bodies import Refused
+from trtc.runtime.frontends.http.sampling import SamplingFields
 
 _REFUSED: Refused = {
     "allowed_token_ids": ([],),
@@ -59,25 +55,14 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
-if TYPE_CHECKING:
-    _SamplingFields = msgspec.Struct
-else:
-    # OpenAI and vLLM call them as trtc does.
-    _SamplingFields = msgspec.defstruct(
-        "_SamplingFields",
-        [(one.name, one.kind | None, None) for one in SAMPLING_PARAMETERS],
-        kw_only=True,
-    )
+class CommonFields(SamplingFields, kw_only=True):
+    """Fields of all endpoints alike. None: not given."""
 
-
-class CommonFields(_SamplingFields, kw_only=True):
-    """Fields of all endpoints alike, beside SAMPLING_PARAMETERS. None: not given."""
-
+    api: ClassVar[str] = "the OpenAI API"
     refused: ClassVar[Refused] = _REFUSED
 
     model: str | None = None
     logit_bias: dict[int, float] | None = None
-    seed: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
     # vLLM's own

@@ -2,39 +2,18 @@
 
 from collections.abc import Sequence
 
+from trtc.runtime.frontends.http.logprobs import finite, token_name, told_logprobs
 from trtc.runtime.frontends.http.openai.answers import (
     ChatLogprobs,
-    ChosenLogprob,
     CompletionLogprobs,
     PromptLogprob,
-    ToldLogprob,
 )
 from trtc.runtime.requests.request import TokenLogprobs
 
-LEAST = -9999.0
-"""JSON has no infinity: what a token that cannot be drawn is told to have."""
-
 
 def chat_logprobs(entries: Sequence[TokenLogprobs], *, by_id: bool) -> ChatLogprobs:
-    """Args: by_id: whether tokens are named `token_id:N`, which names every token exactly."""
-    return ChatLogprobs(
-        [
-            ChosenLogprob(
-                token=_name(one.token_id, one.text, by_id),
-                logprob=_finite(one.logprob),
-                bytes=list(one.utf8),
-                top_logprobs=[
-                    ToldLogprob(
-                        _name(token, utf8.decode(errors="replace"), by_id),
-                        _finite(value),
-                        list(utf8),
-                    )
-                    for (token, value), utf8 in zip(one.top, one.top_utf8, strict=True)
-                ],
-            )
-            for one in entries
-        ]
-    )
+    """Args: by_id: as of `told_logprobs`."""
+    return ChatLogprobs(told_logprobs(entries, by_id=by_id))
 
 
 class CompletionTexts:
@@ -50,7 +29,7 @@ class CompletionTexts:
 
     def first(self, token_id: int, text: str) -> CompletionLogprobs:
         """The first token of the prompt, which has no probability."""
-        told = CompletionLogprobs([_name(token_id, text, self._by_id)], [None], [None], [0])
+        told = CompletionLogprobs([token_name(token_id, text, self._by_id)], [None], [None], [0])
         self.skip(text)
         return told
 
@@ -58,8 +37,8 @@ class CompletionTexts:
         """The next tokens."""
         told = CompletionLogprobs([], [], [], [])
         for one in entries:
-            told.tokens.append(_name(one.token_id, one.text, self._by_id))
-            told.token_logprobs.append(_finite(one.logprob))
+            told.tokens.append(token_name(one.token_id, one.text, self._by_id))
+            told.token_logprobs.append(finite(one.logprob))
             told.top_logprobs.append(_top(one, by_id=self._by_id))
             told.text_offset.append(self._offset)
             self._offset += len(one.text)
@@ -81,9 +60,9 @@ def prompt_logprobs(entries: Sequence[TokenLogprobs]) -> list[dict[int, PromptLo
 
 
 def _at_place(one: TokenLogprobs) -> dict[int, PromptLogprob]:
-    told = {one.token_id: PromptLogprob(_finite(one.logprob), None, one.text)}
+    told = {one.token_id: PromptLogprob(finite(one.logprob), None, one.text)}
     for rank, ((token, value), text) in enumerate(zip(one.top, one.top_texts, strict=True), 1):
-        told[token] = PromptLogprob(_finite(value), rank, text)
+        told[token] = PromptLogprob(finite(value), rank, text)
     return told
 
 
@@ -92,16 +71,8 @@ def _top(one: TokenLogprobs, *, by_id: bool) -> dict[str, float] | None:
     if not one.top:
         return None
     told = {
-        _name(token, text, by_id): _finite(value)
+        token_name(token, text, by_id): finite(value)
         for (token, value), text in zip(one.top, one.top_texts, strict=True)
     }
-    told.setdefault(_name(one.token_id, one.text, by_id), _finite(one.logprob))
+    told.setdefault(token_name(one.token_id, one.text, by_id), finite(one.logprob))
     return told
-
-
-def _name(token_id: int, text: str, by_id: bool) -> str:
-    return f"token_id:{token_id}" if by_id else text
-
-
-def _finite(value: float) -> float:
-    return max(value, LEAST)

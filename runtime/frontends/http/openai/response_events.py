@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from trtc.protos.errors import TrtcError
-from trtc.runtime.frontends.http.openai.answers import ChosenLogprob
+from trtc.runtime.frontends.http.logprobs import ChosenLogprob
 from trtc.runtime.frontends.http.openai.failures import failure
 from trtc.runtime.frontends.http.openai.fields import ResponseFields
 from trtc.runtime.frontends.http.openai.logprobs import chat_logprobs

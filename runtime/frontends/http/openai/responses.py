@@ -10,15 +10,16 @@ import msgspec
 
 from trtc.protos.errors import InvalidRequestError, TrtcError
 from trtc.protos.sampling import SAMPLING_PARAMETERS
+from trtc.runtime.frontends.http.bodies import Given, read
 from trtc.runtime.frontends.http.exchange import EVENT_STREAM, Exchange, Headers
-from trtc.runtime.frontends.http.openai.drafts import chat_messages, common
+from trtc.runtime.frontends.http.messages import chat_messages
+from trtc.runtime.frontends.http.openai.drafts import common
 from trtc.runtime.frontends.http.openai.fields import ResponseFields
 from trtc.runtime.frontends.http.openai.items import messages_of
 from trtc.runtime.frontends.http.openai.params import RESPONSE
-from trtc.runtime.frontends.http.openai.reading import Given, read
 from trtc.runtime.frontends.http.openai.response_events import Response
-from trtc.runtime.frontends.http.openai.running import Told, running
 from trtc.runtime.frontends.http.openai.writing import DONE
+from trtc.runtime.frontends.http.running import Told, running
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.service.service import Service

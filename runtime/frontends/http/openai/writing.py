@@ -21,7 +21,7 @@ from trtc.runtime.frontends.http.openai.answers import (
 )
 from trtc.runtime.frontends.http.openai.failures import failure
 from trtc.runtime.frontends.http.openai.forms import Form
-from trtc.runtime.frontends.http.openai.running import Told
+from trtc.runtime.frontends.http.running import Told
 from trtc.runtime.requests import request
 from trtc.runtime.requests.completion import Collector
 

@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.frontends.http.bodies import Given, read
 from trtc.runtime.frontends.http.openai.drafts import chat_draft, completion_drafts
 from trtc.runtime.frontends.http.openai.fields import (
     ChatFields,
@@ -16,7 +17,6 @@ from trtc.runtime.frontends.http.openai.fields import (
     CompletionFields,
     ResponseFields,
 )
-from trtc.runtime.frontends.http.openai.reading import Given, read
 from trtc.runtime.frontends.http.openai.responses import response_draft
 
 Read = tuple[type[CommonFields], Callable[[Any, str], Any]]

@@ -1,14 +1,14 @@
 """Bodies become fields: one pass for the names that are given, one for the values that are read."""
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
 from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.frontends.http.exchange import Headers
-from trtc.runtime.frontends.http.openai.fields import CommonFields
 
 MAX_IGNORED = 32
 """Names in the header that lists ignored fields."""
@@ -16,7 +16,21 @@ _FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _PATH = re.compile(r" - at `(?:key` in `)?\$\.?([^`]*)`$")
 """Where a value is, at the end of msgspec's messages."""
 
-FieldsT = TypeVar("FieldsT", bound=CommonFields)
+
+Refused = Mapping[str, Sequence[Any]]
+"""Fields that would change the answer, and that this server does not have: any other value than
+null and these ends in an error, and these mean what the server does anyway."""
+
+
+class Fields(msgspec.Struct, kw_only=True):
+    """The fields of a request that are read; what is neither read nor refused is ignored."""
+
+    api: ClassVar[str]
+    """Whose reference tells the fields' types."""
+    refused: ClassVar[Refused] = {}
+
+
+FieldsT = TypeVar("FieldsT", bound=Fields)
 
 
 @dataclass(frozen=True)
@@ -35,8 +49,11 @@ class Given(Generic[FieldsT]):
         return ((b"x-trtc-ignored", listed.encode()),) if listed else ()
 
 
-def read(body: bytes, kind: type[FieldsT]) -> Given[FieldsT]:
-    """The fields of a JSON body.
+def read(body: bytes, kind: type[FieldsT], *, within: str = "") -> Given[FieldsT]:
+    """The fields of a JSON body, or of one that lies in a field of another.
+
+    Args:
+        within: stands before the names of fields in errors and among those ignored.
 
     Raises:
         InvalidRequestError: it is no JSON object, a field has another type, or is not supported.
@@ -49,7 +66,7 @@ def read(body: bytes, kind: type[FieldsT]) -> Given[FieldsT]:
             name: msgspec.json.decode(names[name]) for name in kind.refused.keys() & names.keys()
         }
     except msgspec.ValidationError as error:
-        raise _wrong_type(error) from error
+        raise _wrong_type(error, within, kind.api) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequestError(
             f"the body is not JSON ({error})", remedy="Send one JSON object in UTF-8"
@@ -61,19 +78,19 @@ def read(body: bytes, kind: type[FieldsT]) -> Given[FieldsT]:
     for name, value in refused.items():
         if value is not None and value not in kind.refused[name]:
             raise InvalidRequestError(
-                "is not supported by this server", field=name, remedy="Leave it out"
+                "is not supported by this server", field=within + name, remedy="Leave it out"
             )
-    known = kind.refused.keys() | set(kind.__struct_fields__)
-    ignored = [name for name, raw in names.items() if name not in known and bytes(raw) != b"null"]
-    return Given(fields, tuple(ignored))
+    known = kind.refused.keys() | set(kind.__struct_encode_fields__)
+    unknown = [name for name, raw in names.items() if name not in known and bytes(raw) != b"null"]
+    return Given(fields, tuple(within + name for name in unknown))
 
 
-def _wrong_type(error: msgspec.ValidationError) -> InvalidRequestError:
+def _wrong_type(error: msgspec.ValidationError, within: str, api: str) -> InvalidRequestError:
     said = str(error)
     place = _PATH.search(said)
     problem = said if place is None else said[: place.start()]
     return InvalidRequestError(
         problem.replace("`", "").replace("Expected", "expected", 1),
-        field="" if place is None else place[1].partition("[...]")[0],
-        remedy="See the OpenAI API's reference for its type",
+        field=(within + ("" if place is None else place[1].partition("[...]")[0])).rstrip("."),
+        remedy=f"See {api}'s reference for its type",
     )

@@ -8,7 +8,7 @@ from tests.support.aio import asynchronous, eventually
 from tests.support.servers import CONFIG, EOS, EchoEngine, RunningServer, echo_server, greedy
 from trtc.protos.errors import InvalidRequestError, QueueFullError
 from trtc.runtime.executors.echo import EchoOptions
-from trtc.runtime.frontends.http.openai.running import running
+from trtc.runtime.frontends.http.running import running
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.principal import LOCAL
 from trtc.runtime.service.limits import ServiceLimits

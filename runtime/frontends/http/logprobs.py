@@ -1,0 +1,66 @@
+"""The log-probabilities of tokens, as the chats of several dialects tell them."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.requests.request import TokenLogprobs
+
+LEAST = -9999.0
+"""JSON has no infinity: what a token that cannot be drawn is told to have."""
+
+
+class ToldLogprob(msgspec.Struct):
+    """A token, or one of the likeliest at its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenLogprob(ToldLogprob):
+    top_logprobs: list[ToldLogprob]
+
+
+def asked_logprobs(logprobs: bool | None, top_logprobs: int | None) -> int | None:
+    """How many of the likeliest tokens are told beside each; None: nothing is.
+
+    Raises:
+        InvalidRequestError: `top_logprobs` is given without `logprobs`.
+    """
+    if logprobs:
+        return top_logprobs or 0
+    if top_logprobs:
+        raise InvalidRequestError(
+            "is given without logprobs", field="top_logprobs", remedy='Give "logprobs": true'
+        )
+    return None
+
+
+def told_logprobs(entries: Sequence[TokenLogprobs], *, by_id: bool = False) -> list[ChosenLogprob]:
+    """Args: by_id: whether tokens are named `token_id:N`, which names every token exactly."""
+    return [
+        ChosenLogprob(
+            token=token_name(one.token_id, one.text, by_id),
+            logprob=finite(one.logprob),
+            bytes=list(one.utf8),
+            top_logprobs=[
+                ToldLogprob(
+                    token_name(token, utf8.decode(errors="replace"), by_id),
+                    finite(value),
+                    list(utf8),
+                )
+                for (token, value), utf8 in zip(one.top, one.top_utf8, strict=True)
+            ],
+        )
+        for one in entries
+    ]
+
+
+def token_name(token_id: int, text: str, by_id: bool) -> str:
+    return f"token_id:{token_id}" if by_id else text
+
+
+def finite(value: float) -> float:
+    return max(value, LEAST)
