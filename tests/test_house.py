@@ -165,7 +165,9 @@ def test_each_chapter_of_extending_says_what_proves_it(chapter: str) -> None:
             "frontends/http",
             {
                 *("application", "connections", "exchange", "listener", "plain", "port", "routes"),
-                *("bodies", "logprobs", "messages", "running", "sampling"),  # of several dialects
+                # of several dialects
+                *("bodies", "events", "failures", "generation", "logprobs", "messages", "running"),
+                "sampling",
             },
         ),
     ],

@@ -37,10 +37,20 @@ async def running(
             yield merged.outputs()
 
 
-async def _outputs(prompt: int, stream: OutputStream) -> AsyncIterator[Told]:
+async def unaborted(stream: OutputStream) -> AsyncIterator[Sequence[Output]]:
+    """The outputs of a request, for answers that have no word for an abort.
+
+    Raises:
+        CancelledError: it was aborted; and what the stream raises.
+    """
     async for outputs in stream:
         if any(one.finish_reason is FinishReason.ABORTED for one in outputs):
             raise CancelledError("the request was aborted", remedy="Send it again")
+        yield outputs
+
+
+async def _outputs(prompt: int, stream: OutputStream) -> AsyncIterator[Told]:
+    async for outputs in unaborted(stream):
         yield [(prompt, one) for one in outputs]
 
 

@@ -11,12 +11,8 @@ import msgspec
 from trtc.protos.errors import TrtcError, UnknownModelError, UnsupportedError, by_class
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.frontends.asgi import error_headers, http_status
-from trtc.runtime.frontends.http.exchange import (
-    EVENT_STREAM,
-    BodySizeError,
-    BodyTypeError,
-    Exchange,
-)
+from trtc.runtime.frontends.http.events import begin_events
+from trtc.runtime.frontends.http.exchange import BodySizeError, BodyTypeError, Exchange
 from trtc.runtime.frontends.http.kserve.generation import read_generate, written_generate
 from trtc.runtime.frontends.http.kserve.infer import (
     HEADER_LENGTH,
@@ -176,9 +172,7 @@ class _Handlers:
             ) as request:
                 run = self._inference.run(request, exchange.principal, None)
                 answering = await running.enter_async_context(run)
-            await exchange.begin(
-                200, content_type=EVENT_STREAM, headers=((b"cache-control", b"no-cache"),)
-            )
+            await begin_events(exchange)
             try:
                 async with aclosing(answering.replies()) as arriving:
                     async for replies in arriving:

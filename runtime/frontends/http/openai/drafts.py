@@ -3,6 +3,7 @@
 from typing import Any, cast
 
 from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.frontends.http.generation import generation
 from trtc.runtime.frontends.http.logprobs import asked_logprobs
 from trtc.runtime.frontends.http.messages import chat_messages
 from trtc.runtime.frontends.http.openai.fields import (
@@ -12,7 +13,6 @@ from trtc.runtime.frontends.http.openai.fields import (
     CompletionFields,
 )
 from trtc.runtime.frontends.http.openai.params import CHAT
-from trtc.runtime.frontends.http.sampling import sampling_of
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.prompts import Prompt, read_prompts
@@ -22,9 +22,6 @@ DEFAULT_COMPLETION_TOKENS = 16
 """New tokens of a completion that does not say, in OpenAI's API."""
 MAX_PROMPTS = 256
 """Of one completion."""
-
-_RENAMED = {"include_stop_str_in_output": "include_stop"}
-_AS_THEY_ARE = ("ignore_eos", "min_tokens", "cache_salt", "include_stop_str_in_output")
 
 
 def chat_draft(fields: ChatFields, request_id: str) -> RequestDraft:
@@ -124,18 +121,9 @@ def _check_choices(fields: ChoiceFields) -> None:
 
 def common(fields: CommonFields) -> dict[str, Any]:
     """RequestDraft's keyword arguments that are the same for all endpoints."""
-    given = {
-        _RENAMED.get(name, name): getattr(fields, name)
-        for name in _AS_THEY_ARE
-        if getattr(fields, name) is not None
-    }
     stop = fields.stop
     return {
-        **given,
-        "model": fields.model or "",
-        "sampling": sampling_of(fields),
+        **generation(fields),
         "stop": () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
-        "stop_token_ids": tuple(fields.stop_token_ids or ()),
-        # vLLM serves lower numbers first, the service higher ones.
-        "priority": -(fields.priority or 0),
+        "include_stop": bool(fields.include_stop_str_in_output),
     }

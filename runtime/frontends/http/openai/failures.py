@@ -1,33 +1,12 @@
 """Errors in OpenAI's shape: {"error": {message, type, param, code}}, with a status."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
 from trtc.protos import errors
-from trtc.runtime.frontends.asgi import error_headers
-from trtc.runtime.frontends.http.exchange import (
-    BodySizeError,
-    BodyTypeError,
-    Exchange,
-    Headers,
-)
-
-RETRY_AFTER_S = 1
-"""For clients of a server that is full: it may have room again at any time."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What an error of a class is called."""
-
-    status: int
-    type: str
-    code: str | None = None
-    retries: bool = False
-    """Whether the same request may succeed later."""
-
+from trtc.runtime.frontends.http.exchange import BodySizeError, BodyTypeError, Exchange
+from trtc.runtime.frontends.http.failures import Kind, refusal_headers
 
 _INTERNAL = Kind(500, "server_error", "internal_error")
 _KINDS: Mapping[type[errors.TrtcError], Kind] = {
@@ -70,9 +49,5 @@ def failure(error: errors.TrtcError) -> Failure:
 async def refuse(exchange: Exchange, error: errors.TrtcError) -> None:
     """Answer with an error."""
     kind = errors.by_class(_KINDS, error, _INTERNAL)
-    headers: Headers = error_headers(error)
-    if kind.retries and not headers:
-        headers = ((b"retry-after", b"%d" % RETRY_AFTER_S),)
-    if kind.status == 503:
-        headers = (*headers, (b"connection", b"close"))  # another server may have the next
+    headers = refusal_headers(kind, error)
     await exchange.answer(kind.status, msgspec.json.encode(failure(error)), headers=headers)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from trtc.runtime.frontends.http.bodies import Refused
-from trtc.runtime.frontends.http.sampling import SamplingFields
+from trtc.runtime.frontends.http.generation import GenerationFields
 
 _REFUSED: Refused = {
     "allowed_token_ids": ([],),
@@ -55,23 +55,15 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
-class CommonFields(SamplingFields, kw_only=True):
+class CommonFields(GenerationFields, kw_only=True):
     """Fields of all endpoints alike. None: not given."""
 
     api: ClassVar[str] = "the OpenAI API"
     refused: ClassVar[Refused] = _REFUSED
 
-    model: str | None = None
-    logit_bias: dict[int, float] | None = None
     stop: str | list[str] | None = None
-    stream: bool | None = None
     # vLLM's own
-    cache_salt: str | None = None
-    ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
-    min_tokens: int | None = None
-    priority: int | None = None
-    stop_token_ids: list[int] | None = None
 
 
 class ChoiceFields(CommonFields, kw_only=True):

@@ -10,16 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from trtc.protos.errors import TrtcError
+from trtc.runtime.frontends.http.events import event
 from trtc.runtime.frontends.http.logprobs import ChosenLogprob
 from trtc.runtime.frontends.http.openai.failures import failure
 from trtc.runtime.frontends.http.openai.fields import ResponseFields
 from trtc.runtime.frontends.http.openai.logprobs import chat_logprobs
 from trtc.runtime.requests.request import FinishReason, Output, Usage
 
-_ENCODER = msgspec.json.Encoder()
 _PLACE = {"output_index": 0, "content_index": 0}
 """Of the only part of the only item."""
 
@@ -157,7 +155,7 @@ class Response:
     def _event(self, kind: str, **said: Any) -> bytes:
         document = {"type": kind, "sequence_number": self._num_events, **said}
         self._num_events += 1
-        return b"event: %s\ndata: %s\n\n" % (kind.encode(), _ENCODER.encode(document))
+        return event(document, kind)
 
     def _item(self) -> dict[str, Any]:
         return {

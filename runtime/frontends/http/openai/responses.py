@@ -11,7 +11,8 @@ import msgspec
 from trtc.protos.errors import InvalidRequestError, TrtcError
 from trtc.protos.sampling import SAMPLING_PARAMETERS
 from trtc.runtime.frontends.http.bodies import Given, read
-from trtc.runtime.frontends.http.exchange import EVENT_STREAM, Exchange, Headers
+from trtc.runtime.frontends.http.events import begin_events
+from trtc.runtime.frontends.http.exchange import Exchange, Headers
 from trtc.runtime.frontends.http.messages import chat_messages
 from trtc.runtime.frontends.http.openai.drafts import common
 from trtc.runtime.frontends.http.openai.fields import ResponseFields
@@ -122,8 +123,7 @@ async def _write_whole(
 async def _write_events(
     exchange: Exchange, outputs: AsyncIterator[Told], response: Response, headers: Headers
 ) -> None:
-    headers = ((b"cache-control", b"no-cache"), *headers)
-    await exchange.begin(200, content_type=EVENT_STREAM, headers=headers)
+    await begin_events(exchange, headers)
     await exchange.write(response.first_events())
     try:
         async for told in outputs:

@@ -12,7 +12,8 @@ import msgspec
 from msgspec import UNSET
 
 from trtc.protos.errors import TrtcError
-from trtc.runtime.frontends.http.exchange import EVENT_STREAM, Exchange, Headers
+from trtc.runtime.frontends.http.events import begin_events, event
+from trtc.runtime.frontends.http.exchange import Exchange, Headers
 from trtc.runtime.frontends.http.openai.answers import (
     Answer,
     Choice,
@@ -26,7 +27,6 @@ from trtc.runtime.requests import request
 from trtc.runtime.requests.completion import Collector
 
 DONE = b"data: [DONE]\n\n"
-_ENCODER = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ async def write_whole(
     answer = head.answer(form.whole_object, form.choices(results))
     answer.usage = tally.whole()
     form.complete(answer, results)
-    await exchange.answer(200, _ENCODER.encode(answer), headers=headers)
+    await exchange.answer(200, msgspec.json.encode(answer), headers=headers)
 
 
 async def write_events(
@@ -121,8 +121,7 @@ async def write_events(
 ) -> None:
     """Answer as it comes. An error ends the stream as its last event."""
     tally = Tally(form.num_prompt_tokens, counts_drawn=form.tells_drawn)
-    headers = ((b"cache-control", b"no-cache"), *headers)
-    await exchange.begin(200, content_type=EVENT_STREAM, headers=headers)
+    await begin_events(exchange, headers)
     is_first = True
     try:
         async for told in outputs:
@@ -136,17 +135,13 @@ async def write_events(
                 form.complete(chunks[0], ())
                 is_first = False
             if chunks:
-                await exchange.write(b"".join(map(_event, chunks)))
+                await exchange.write(b"".join(map(event, chunks)))
     except TrtcError as error:
-        await exchange.end(_event(failure(error)) + DONE)
+        await exchange.end(event(failure(error)) + DONE)
         return
     last = b""
     if usage.at_end:
         answer = head.answer(form.chunk_object, ())
         answer.usage = tally.whole()
-        last = _event(answer)
+        last = event(answer)
     await exchange.end(last + DONE)
-
-
-def _event(document: msgspec.Struct) -> bytes:
-    return b"data: " + _ENCODER.encode(document) + b"\n\n"

@@ -1,0 +1,19 @@
+"""Server-sent events: how an answer that comes in pieces is written."""
+
+import msgspec
+
+from trtc.runtime.frontends.http.exchange import EVENT_STREAM, Exchange, Headers
+
+_ENCODER = msgspec.json.Encoder()
+
+
+async def begin_events(exchange: Exchange, headers: Headers = ()) -> None:
+    """The head of an answer of events."""
+    headers = ((b"cache-control", b"no-cache"), *headers)
+    await exchange.begin(200, content_type=EVENT_STREAM, headers=headers)
+
+
+def event(document: object, name: str = "") -> bytes:
+    """One event; a name is for clients that tell events apart by it."""
+    data = b"data: " + _ENCODER.encode(document) + b"\n\n"
+    return b"event: %s\n%s" % (name.encode(), data) if name else data

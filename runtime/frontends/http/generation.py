@@ -1,0 +1,34 @@
+"""Fields of dialects that take vLLM's additions, by vLLM's names, and what they ask for."""
+
+from typing import Any
+
+from trtc.runtime.frontends.http.sampling import SamplingFields, sampling_of
+
+_AS_THEY_ARE = ("ignore_eos", "min_tokens", "cache_salt")
+
+
+class GenerationFields(SamplingFields, kw_only=True):
+    """None: not given."""
+
+    model: str | None = None
+    logit_bias: dict[int, float] | None = None
+    stream: bool | None = None
+    # vLLM's own
+    cache_salt: str | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    priority: int | None = None
+    stop_token_ids: list[int] | None = None
+
+
+def generation(fields: GenerationFields) -> dict[str, Any]:
+    """The keyword arguments of RequestDraft that the fields give."""
+    values = {name: getattr(fields, name) for name in _AS_THEY_ARE}
+    return {
+        **{name: value for name, value in values.items() if value is not None},
+        "model": fields.model or "",
+        "sampling": sampling_of(fields),
+        "stop_token_ids": tuple(fields.stop_token_ids or ()),
+        # vLLM serves lower numbers first, the service higher ones.
+        "priority": -(fields.priority or 0),
+    }
