@@ -15,6 +15,7 @@ import aiohttp
 import grpc.aio
 import pytest
 
+from tests.support.ollama_client import ollama_client
 from tests.support.openai_sdk import ECHO, sdk
 from tests.support.servers import RunningServer, manifest
 from tests.support.tensors import tensors
@@ -189,6 +190,54 @@ async def smg(server: RunningServer, case: Case) -> Sequences | None:
     return [told[index] for index in sorted(told)]
 
 
+def _of_text(text: str, case: Case) -> Sequences:
+    """The tokens of an answer that tells its text alone: those expected, if that is their text."""
+    assert ENGINE.tokenizer is not None
+    tokenizer = Tokenizer.load(ENGINE.tokenizer)
+    try:
+        (expected,) = case.expected
+        return [expected if tokenizer.decode(expected) == text else list(tokenizer.encode(text))]
+    finally:
+        tokenizer.close()
+
+
+async def _ollama(server: RunningServer, case: Case, *, stream: bool) -> Sequences | None:
+    """It takes and tells texts; a text is `raw`, as others would render it."""
+    names = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
+    same = {"temperature", "top_k", "top_p", "min_p", "seed"}
+    same |= {"presence_penalty", "frequency_penalty"}
+    is_ids = not case.is_chat and not isinstance(case.prompt, str)
+    if is_ids or case.options.keys() - same - names.keys():
+        return None
+    options = {names.get(name, name): value for name, value in case.options.items()}
+    asked: dict[str, Any] = {"model": "echo", "stream": stream, "options": options}
+    async with ollama_client(server) as client:
+        ask: Any = client.chat if case.is_chat else client.generate
+        if case.is_chat:
+            asked["messages"] = [_flat(one) for one in case.prompt]  # type: ignore[arg-type]
+        else:
+            asked |= {"prompt": case.prompt, "raw": True}
+        answer = await ask(**asked)
+        answers = [one async for one in answer] if stream else [answer]
+    texts = [one.message.content if case.is_chat else one.response for one in answers]
+    return _of_text("".join(texts), case)
+
+
+def _flat(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message whose content is one text."""
+    content = message["content"]
+    text = content if isinstance(content, str) else "".join(one["text"] for one in content)
+    return {**message, "content": text}
+
+
+async def ollama(server: RunningServer, case: Case) -> Sequences | None:
+    return await _ollama(server, case, stream=False)
+
+
+async def ollama_streamed(server: RunningServer, case: Case) -> Sequences | None:
+    return await _ollama(server, case, stream=True)
+
+
 DIALECTS: Mapping[str, Ask] = {
     "in process": in_process,
     "trtc.v1": trtc_v1,
@@ -196,5 +245,7 @@ DIALECTS: Mapping[str, Ask] = {
     "OpenAI, streamed": openai_streamed,
     "KServe": kserve,
     "KServe over HTTP": kserve_http,
+    "Ollama": ollama,
+    "Ollama, streamed": ollama_streamed,
     "SMG": smg,
 }

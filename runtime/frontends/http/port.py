@@ -18,6 +18,7 @@ from trtc.runtime.frontends.base import Frontend, is_loopback
 from trtc.runtime.frontends.http.application import RESERVED_CONNECTIONS, Application
 from trtc.runtime.frontends.http.kserve.dialect import kserve
 from trtc.runtime.frontends.http.listener import BACKLOG, BoundedListener
+from trtc.runtime.frontends.http.ollama.dialect import ollama
 from trtc.runtime.frontends.http.openai.dialect import openai
 from trtc.runtime.frontends.http.probes import probes
 from trtc.runtime.frontends.http.routes import Dialect
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 HANDSHAKE_S = 5.0
 """For the TLS handshake of a connection."""
-DIALECTS: Sequence[Dialect] = (probes, openai, kserve)
+DIALECTS: Sequence[Dialect] = (probes, openai, kserve, ollama)
 """Each answers paths of its own."""
 
 

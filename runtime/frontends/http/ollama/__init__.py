@@ -1,0 +1,1 @@
+"""The Ollama API over HTTP: chats, prompts and what is told of models."""

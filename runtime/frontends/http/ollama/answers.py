@@ -1,0 +1,82 @@
+"""The shapes of answers, whole and in pieces."""
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from trtc.runtime.frontends.http.logprobs import ChosenLogprob
+
+
+class Message(msgspec.Struct):
+    role: str
+    content: str
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """Whole, or a line of a stream. Durations are nanoseconds."""
+
+    model: str
+    created_at: str
+    """RFC 3339."""
+    message: Message | UnsetType = UNSET
+    """Of a chat."""
+    response: str | UnsetType = UNSET
+    """Of a prompt."""
+    logprobs: list[ChosenLogprob] | UnsetType = UNSET
+    done: bool
+    done_reason: str | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+
+
+class Details(msgspec.Struct, kw_only=True):
+    parent_model: str = ""
+    format: str = "trtc"
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class Listed(msgspec.Struct, kw_only=True):
+    """A model among those that there are."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    """Bytes of the engine's files."""
+    digest: str
+    """Of the engine's manifest."""
+    details: Details
+
+
+class Loaded(msgspec.Struct, kw_only=True):
+    """A model among those that are loaded."""
+
+    name: str
+    model: str
+    size: int
+    """Bytes that the engine takes."""
+    digest: str
+    details: Details
+    expires_at: str
+    size_vram: int
+    """Of `size`, those on GPUs."""
+    context_length: int
+
+
+class Shown(msgspec.Struct, kw_only=True):
+    """A model."""
+
+    parameters: str
+    """Those of the model's authors, one a line."""
+    details: Details
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str

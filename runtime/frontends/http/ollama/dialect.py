@@ -1,0 +1,163 @@
+"""The routes of the Ollama API, and the story of each: fields, a draft, outputs, an answer."""
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import msgspec
+
+from trtc.protos.errors import TrtcError, by_class
+from trtc.runtime.engine.handle import EngineHandle
+from trtc.runtime.frontends.asgi import http_status
+from trtc.runtime.frontends.http.bodies import read
+from trtc.runtime.frontends.http.exchange import BodySizeError, BodyTypeError, Exchange
+from trtc.runtime.frontends.http.failures import Kind, refusal_headers
+from trtc.runtime.frontends.http.ollama.drafts import (
+    CHAT,
+    GENERATE,
+    Asked,
+    read_chat,
+    read_generate,
+)
+from trtc.runtime.frontends.http.ollama.fields import ShowFields
+from trtc.runtime.frontends.http.ollama.models import listed, loaded, shown, timestamp
+from trtc.runtime.frontends.http.ollama.writing import (
+    Form,
+    Writer,
+    chat_form,
+    error_body,
+    generate_form,
+)
+from trtc.runtime.frontends.http.routes import Route
+from trtc.runtime.frontends.http.running import running
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.naming import fields_as_sent
+from trtc.runtime.requests.principal import Principal
+from trtc.runtime.service.service import Service
+from trtc.version import __version__
+
+LATEST = ":latest"
+"""The tag that Ollama's clients may put to a name."""
+_STATUS: Mapping[type[TrtcError], HTTPStatus] = {
+    BodySizeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    BodyTypeError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+}
+"""Beside those of `http_status`."""
+
+T = TypeVar("T")
+Read = Callable[[bytes, str], Asked[Any]]
+"""A body and the request's id."""
+
+
+def ollama(service: Service) -> Sequence[Route]:
+    """Chats, prompts, models and the version."""
+    handlers = _Handlers(service)
+    return (
+        Route("/api/chat", {"POST": handlers.chat}, _refuse),
+        Route("/api/generate", {"POST": handlers.generate}, _refuse),
+        Route("/api/tags", {"GET": handlers.tags}, _refuse),
+        Route("/api/show", {"POST": handlers.show}, _refuse),
+        Route("/api/ps", {"GET": handlers.ps}, _refuse),
+        Route("/api/version", {"GET": handlers.version}, _refuse),
+    )
+
+
+class _Handlers:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._opened = timestamp()
+
+    async def chat(self, exchange: Exchange) -> None:
+        await self._ask(exchange, read_chat, CHAT, chat_form)
+
+    async def generate(self, exchange: Exchange) -> None:
+        await self._ask(exchange, read_generate, GENERATE, generate_form)
+
+    async def tags(self, exchange: Exchange) -> None:
+        models = [listed(one, self._opened) for one in self._engines(exchange.principal)]
+        await _answer(exchange, {"models": models})
+
+    async def ps(self, exchange: Exchange) -> None:
+        models = [loaded(one) for one in self._engines(exchange.principal)]
+        await _answer(exchange, {"models": models})
+
+    async def show(self, exchange: Exchange) -> None:
+        async with self._document(exchange, lambda body: read(body, ShowFields)) as given:
+            name = self._name(given.fields.model or given.fields.name or "")
+            handle = self._service.engine_for(exchange.principal, name)
+        await _answer(exchange, shown(handle, self._opened))
+
+    async def version(self, exchange: Exchange) -> None:
+        await _answer(exchange, {"version": __version__})
+
+    async def _ask(
+        self, exchange: Exchange, read_body: Read, params: Mapping[str, str], form: Form
+    ) -> None:
+        begun_ns = time.monotonic_ns()
+        request_id = f"ollama-{uuid.uuid4().hex}"
+        service = self._service
+        async with AsyncExitStack() as stack:
+            with fields_as_sent(params):
+                async with self._document(exchange, lambda body: read_body(body, request_id)) as (
+                    asked
+                ):
+                    fields = asked.given.fields
+                    name = self._name(fields.model or "")
+                    handle = service.engine_for(exchange.principal, name)
+                    outputs = None
+                    if asked.draft is not None:
+                        draft = _fitting(asked, replace(asked.draft, model=name), handle)
+                        outputs = await stack.enter_async_context(
+                            running(service, (draft,), exchange.principal)
+                        )
+                writer = Writer(
+                    exchange,
+                    handle.name,
+                    form,
+                    ((b"x-request-id", request_id.encode()), *asked.given.headers),
+                    begun_ns,
+                    tells_logprobs=bool(fields.logprobs),
+                )
+                if outputs is None:
+                    await writer.loaded()
+                elif fields.stream is False:
+                    await writer.whole(outputs)
+                else:
+                    await writer.lines(outputs)
+
+    def _document(
+        self, exchange: Exchange, parse: Callable[[bytes], T]
+    ) -> AbstractAsyncContextManager[T]:
+        """Ollama's users post with curl, which calls a body a form."""
+        limit = self._service.limits.max_request_bytes
+        return exchange.document(self._service.intake, limit, parse, any_type=True)
+
+    def _engines(self, principal: Principal) -> list[EngineHandle]:
+        """Those that `principal` may use."""
+        infos = self._service.info("", principal)
+        return [self._service.engine_for(principal, one.name) for one in infos]
+
+    def _name(self, name: str) -> str:
+        """Of the engine that a client calls so."""
+        return name if name in self._service.names else name.removesuffix(LATEST)
+
+
+def _fitting(asked: Asked[Any], draft: RequestDraft, handle: EngineHandle) -> RequestDraft:
+    """A prompt for a model without a chat template is its text, as in Ollama."""
+    if draft.chat is None or not asked.plain_prompt or handle.info().has_chat_template:
+        return draft
+    return replace(draft, chat=None, text=asked.plain_prompt)
+
+
+async def _answer(exchange: Exchange, document: object) -> None:
+    await exchange.answer(200, msgspec.json.encode(document))
+
+
+async def _refuse(exchange: Exchange, error: TrtcError) -> None:
+    status = by_class(_STATUS, error, http_status(error))
+    kind = Kind(status, "", retries=status in (429, 503))  # Ollama's errors have no types
+    await exchange.answer(status, error_body(error), headers=refusal_headers(kind, error))

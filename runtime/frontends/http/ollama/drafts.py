@@ -1,0 +1,165 @@
+"""Fields become drafts: what Ollama calls a thing, in the service's words."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.frontends.http.bodies import Given, read
+from trtc.runtime.frontends.http.logprobs import asked_logprobs
+from trtc.runtime.frontends.http.messages import chat_messages
+from trtc.runtime.frontends.http.ollama.fields import (
+    AskFields,
+    ChatFields,
+    GenerateFields,
+    Options,
+)
+from trtc.runtime.frontends.http.sampling import sampling_of
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.naming import fields_as_sent
+from trtc.runtime.text.chat import Chat
+from trtc.runtime.text.chat_options import chat_of
+
+OPTION_NAMES: Mapping[str, str] = dict(
+    zip(Options.__struct_fields__, Options.__struct_encode_fields__, strict=True)
+)
+"""Parameter -> Ollama's name of it."""
+_OPTION_PARAMS = {name: f"options.{sent_as}" for name, sent_as in OPTION_NAMES.items()} | {
+    "max_tokens": "options.num_predict"
+}
+CHAT: Mapping[str, str] = {
+    **_OPTION_PARAMS,
+    "chat": "messages",
+    "chat.messages": "messages",
+    "prompt": "messages",
+    "prompt_ids": "messages",
+    "logprobs": "top_logprobs",
+}
+"""Field of a draft -> its name in the request (`requests.naming`)."""
+GENERATE: Mapping[str, str] = {
+    **CHAT,
+    **dict.fromkeys(("chat", "chat.messages", "prompt", "prompt_ids", "messages"), "prompt"),
+    "text": "prompt",
+    "prompt.text": "prompt",
+}
+_RENAMED = {"tool_name": "name", "thinking": "reasoning_content"}
+
+FieldsT = TypeVar("FieldsT", bound=AskFields)
+
+
+@dataclass(frozen=True)
+class Asked(Generic[FieldsT]):
+    """What a body asks for."""
+
+    given: Given[FieldsT]
+    """Also of its options."""
+    draft: RequestDraft | None
+    """None: for nothing but that the model is loaded."""
+    plain_prompt: str = ""
+    """The text alone, for a model without a chat template."""
+
+
+def read_chat(body: bytes, request_id: str) -> Asked[ChatFields]:
+    """A conversation.
+
+    Raises:
+        InvalidRequestError: names the field that is wrong.
+    """
+    given = read(body, ChatFields)
+    given, options = _with_options(given)
+    if not given.fields.messages:
+        return Asked(given, None)
+    messages = chat_messages([_message(one, at) for at, one in enumerate(given.fields.messages)])
+    with fields_as_sent(CHAT):
+        chat = chat_of(messages, {"chat_template_kwargs": _template_kwargs(given.fields)})
+    return Asked(given, _draft(given.fields, options, request_id, chat=chat))
+
+
+def read_generate(body: bytes, request_id: str) -> Asked[GenerateFields]:
+    """A prompt, which the model is asked as its user's message unless it is `raw`.
+
+    Raises:
+        InvalidRequestError: names the field that is wrong.
+    """
+    given = read(body, GenerateFields)
+    given, options = _with_options(given)
+    fields = given.fields
+    if not fields.prompt and not fields.system:
+        return Asked(given, None)
+    prompt = fields.prompt or ""
+    if fields.raw:
+        if fields.system:
+            raise InvalidRequestError(
+                "is given beside raw", field="system", remedy="Write it into the prompt"
+            )
+        return Asked(given, _draft(fields, options, request_id, text=prompt))
+    messages = [{"role": "user", "content": prompt}]
+    if fields.system:
+        messages.insert(0, {"role": "system", "content": fields.system})
+    chat = chat_of(messages, {"chat_template_kwargs": _template_kwargs(fields)})
+    draft = _draft(fields, options, request_id, chat=chat)
+    return Asked(given, draft, "" if fields.system else prompt)
+
+
+def _with_options(given: Given[FieldsT]) -> tuple[Given[FieldsT], Options]:
+    raw = bytes(given.fields.options)
+    if raw == b"null":
+        return given, Options()
+    options = read(raw, Options, within="options.")
+    return Given(given.fields, (*given.ignored, *options.ignored)), options.fields
+
+
+def _draft(
+    fields: AskFields,
+    options: Options,
+    request_id: str,
+    *,
+    text: str | None = None,
+    chat: Chat | None = None,
+) -> RequestDraft:
+    limit, stop = options.num_predict, options.stop
+    return RequestDraft(
+        text=text,
+        chat=chat,
+        model=fields.model or "",
+        request_id=request_id,
+        sampling=sampling_of(_drawn_seed(options)),
+        max_tokens=None if limit is None or limit < 0 else limit,
+        stop=() if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
+        logprobs=asked_logprobs(fields.logprobs, fields.top_logprobs),
+    )
+
+
+def _drawn_seed(options: Options) -> Options:
+    """Ollama's clients leave the seed to the server by -1."""
+    if options.seed == -1:
+        options.seed = None
+    return options
+
+
+def _template_kwargs(fields: AskFields) -> dict[str, Any]:
+    """Templates of models that reason take it from here whether they should."""
+    if fields.think is None:
+        return {}
+    if fields.think is not False:
+        raise InvalidRequestError(
+            "is not supported by this server", field="think", remedy="Leave it out, or give false"
+        )
+    return {"enable_thinking": False}
+
+
+def _message(message: Mapping[str, Any], at: int) -> Mapping[str, Any]:
+    """A message in the shape of the OpenAI API."""
+    images: Sequence[Any] | None = message.get("images")
+    if images:
+        raise InvalidRequestError(
+            "is not supported by this server", field=f"messages[{at}].images", remedy="Leave it out"
+        )
+    for name in _RENAMED.keys() & message.keys():
+        if not isinstance(message[name], str | None):
+            raise InvalidRequestError(
+                f"is a {type(message[name]).__name__}",
+                field=f"messages[{at}].{name}",
+                remedy="Give a text",
+            )
+    return {_RENAMED.get(name, name): value for name, value in message.items() if name != "images"}

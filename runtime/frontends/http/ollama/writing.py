@@ -1,0 +1,123 @@
+"""Outputs become an answer: whole, or a line of JSON for each step.
+
+{"message": {...}, "done": false}
+{"message": {...}, "done": true, "done_reason": "stop", "eval_count": 12, ...}
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from trtc.protos.errors import TrtcError
+from trtc.runtime.frontends.http.exchange import Exchange, Headers
+from trtc.runtime.frontends.http.logprobs import told_logprobs
+from trtc.runtime.frontends.http.ollama.answers import Answer, Message
+from trtc.runtime.frontends.http.ollama.models import timestamp
+from trtc.runtime.frontends.http.running import Told
+from trtc.runtime.requests.completion import Collector
+from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
+
+LINES = b"application/x-ndjson"
+
+Form = Callable[[str], Mapping[str, Any]]
+"""The fields of an answer that a text goes into."""
+
+
+def chat_form(text: str) -> Mapping[str, Any]:
+    return {"message": Message("assistant", text)}
+
+
+def generate_form(text: str) -> Mapping[str, Any]:
+    return {"response": text}
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Of the answer to one request."""
+
+    exchange: Exchange
+    model: str
+    form: Form
+    headers: Headers
+    begun_ns: int
+    """time.monotonic_ns() when the request came."""
+    tells_logprobs: bool = False
+
+    async def loaded(self) -> None:
+        """The answer to who asks for nothing but that the model is loaded."""
+        answer = self._answer("", done=True)
+        answer.done_reason = "load"
+        await self._whole(answer)
+
+    async def whole(self, outputs: AsyncIterator[Told]) -> None:
+        """Answer once everything has come."""
+        collector, first_ns = Collector(), 0
+        async for told in outputs:
+            first_ns = first_ns or time.monotonic_ns()
+            for _, output in told:
+                collector.add(output)
+        result = collector.result()
+        answer = self._answer(result.text, result.logprobs, done=True)
+        self._end(answer, result.finish_reason, result.usage, first_ns)
+        await self._whole(answer)
+
+    async def lines(self, outputs: AsyncIterator[Told]) -> None:
+        """Answer as it comes. An error ends the stream as its last line."""
+        await self.exchange.begin(200, content_type=LINES, headers=self.headers)
+        first_ns = 0
+        last: Output | None = None
+        try:
+            async for told in outputs:
+                first_ns = first_ns or time.monotonic_ns()
+                lines = [self._answer(one.text, one.logprobs) for _, one in told if _tells(one)]
+                if lines:
+                    await self.exchange.write(b"".join(map(_line, lines)))
+                last = told[-1][1]
+        except TrtcError as error:
+            await self.exchange.end(error_body(error) + b"\n")
+            return
+        assert last is not None and last.finish_reason is not None and last.usage is not None
+        answer = self._answer("", done=True)
+        self._end(answer, last.finish_reason, last.usage, first_ns)
+        await self.exchange.end(_line(answer))
+
+    async def _whole(self, answer: Answer) -> None:
+        await self.exchange.answer(200, msgspec.json.encode(answer), headers=self.headers)
+
+    def _answer(
+        self, text: str, entries: tuple[TokenLogprobs, ...] = (), *, done: bool = False
+    ) -> Answer:
+        return Answer(
+            model=self.model,
+            created_at=timestamp(),
+            logprobs=told_logprobs(entries) if self.tells_logprobs and entries else UNSET,
+            done=done,
+            **self.form(text),
+        )
+
+    def _end(self, answer: Answer, reason: FinishReason, usage: Usage, first_ns: int) -> None:
+        now_ns = time.monotonic_ns()
+        answer.done_reason = reason.value
+        answer.total_duration = now_ns - self.begun_ns
+        answer.load_duration = 0
+        answer.prompt_eval_count = usage.prompt_tokens
+        answer.prompt_eval_duration = first_ns - self.begun_ns
+        answer.eval_count = usage.completion_tokens
+        answer.eval_duration = now_ns - first_ns
+
+
+def error_body(error: TrtcError) -> bytes:
+    """The error as a client is told of it."""
+    return msgspec.json.encode({"error": str(error)})
+
+
+def _tells(output: Output) -> bool:
+    return bool(output.text or output.logprobs)
+
+
+def _line(answer: Answer) -> bytes:
+    return msgspec.json.encode(answer) + b"\n"
