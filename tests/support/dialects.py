@@ -15,6 +15,7 @@ import aiohttp
 import grpc.aio
 import pytest
 
+from tests.support.anthropic_sdk import anthropic_sdk
 from tests.support.ollama_client import ollama_client
 from tests.support.openai_sdk import ECHO, sdk
 from tests.support.servers import RunningServer, manifest
@@ -95,6 +96,38 @@ async def openai(server: RunningServer, case: Case) -> Sequences:
 
 async def openai_streamed(server: RunningServer, case: Case) -> Sequences:
     return await _openai(server, case, stream=True)
+
+
+async def _anthropic(server: RunningServer, case: Case, *, stream: bool) -> Sequences | None:
+    """A conversation, one sequence; what the API has no field for has vLLM's name."""
+    if not case.is_chat or case.options.get("n", 1) > 1:
+        return None
+    messages: Any = case.prompt
+    first, *others = messages
+    assert first["role"] == "system"
+    async with anthropic_sdk(server) as client:
+        create: Any = client.messages.create
+        answer = await create(
+            model="echo",
+            system=first["content"],
+            messages=others,
+            max_tokens=case.options["max_tokens"],
+            stream=stream,
+            # The SDK has no argument for sampling any more.
+            extra_body={"return_token_ids": True, **case.options},
+        )
+        if not stream:
+            return [answer.model_dump()["token_ids"]]
+        events = [event.model_dump() async for event in answer]
+    return [[token for one in events for token in one.get("token_ids") or ()]]
+
+
+async def anthropic(server: RunningServer, case: Case) -> Sequences | None:
+    return await _anthropic(server, case, stream=False)
+
+
+async def anthropic_streamed(server: RunningServer, case: Case) -> Sequences | None:
+    return await _anthropic(server, case, stream=True)
 
 
 def _tensors(case: Case) -> dict[str, Any] | None:
@@ -243,6 +276,8 @@ DIALECTS: Mapping[str, Ask] = {
     "trtc.v1": trtc_v1,
     "OpenAI": openai,
     "OpenAI, streamed": openai_streamed,
+    "Anthropic": anthropic,
+    "Anthropic, streamed": anthropic_streamed,
     "KServe": kserve,
     "KServe over HTTP": kserve_http,
     "Ollama": ollama,

@@ -1,8 +1,10 @@
 """One request over HTTP and its answer, for handlers that know nothing of ASGI."""
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import cached_property
 from typing import Any, TypeVar
 
 from trtc.protos.errors import InvalidRequestError
@@ -49,6 +51,11 @@ class Exchange:
         self._send = send
         self._is_ended = False
         self._watcher: asyncio.Task[None] | None = None
+
+    @cached_property
+    def number(self) -> str:
+        """Names the request, for dialects whose errors too have an id: 32 hexadecimal digits."""
+        return uuid.uuid4().hex
 
     def header(self, name: bytes) -> bytes:
         """The value of a header, by its name in lower case; empty when there is none."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from trtc.protos.errors import RequestError
 from trtc.runtime.frontends.base import Frontend, is_loopback
+from trtc.runtime.frontends.http.anthropic.dialect import anthropic
 from trtc.runtime.frontends.http.application import RESERVED_CONNECTIONS, Application
 from trtc.runtime.frontends.http.kserve.dialect import kserve
 from trtc.runtime.frontends.http.listener import BACKLOG, BoundedListener
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 HANDSHAKE_S = 5.0
 """For the TLS handshake of a connection."""
-DIALECTS: Sequence[Dialect] = (probes, openai, kserve, ollama)
+DIALECTS: Sequence[Dialect] = (probes, openai, anthropic, kserve, ollama)
 """Each answers paths of its own."""
 
 

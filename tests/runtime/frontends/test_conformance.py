@@ -69,6 +69,25 @@ CASES = {
         [[3670, 1633, 2415, 3055], [1258, 2720, 2860, 4034], [2127, 669, 3558, 1409]],
         {"max_tokens": 4, "n": 3, "seed": 11},
     ),
+    "chat filters": Case(
+        CHAT,
+        [[3646, 999, 3476, 714, 3922, 1629]],
+        {
+            "max_tokens": 6,
+            "seed": 3,
+            "temperature": 0.75,
+            "top_k": 20,
+            "top_p": 0.875,
+            "min_p": 0.0625,
+            "repetition_penalty": 1.5,
+            "logit_bias": {1859: -50.0},
+        },
+    ),
+    "chat stop token": Case(
+        CHAT,
+        [[3671, 3668, 1859]],
+        {"max_tokens": 12, "temperature": 0.0, "stop_token_ids": [1859]},
+    ),
     "chat sequences": Case(
         CHAT,
         [[3671, 1635, 2657, 3000], [1259, 2944, 2830, 4048]],

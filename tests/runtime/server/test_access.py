@@ -8,7 +8,9 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import anthropic
 import grpc
 import grpc.aio
 import msgspec
@@ -23,8 +25,10 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from tests.support.aio import asynchronous
+from tests.support.anthropic_sdk import anthropic_sdk
 from tests.support.certificates import make_certificates
-from tests.support.openai_sdk import sdk
+from tests.support.http1 import exchange, post
+from tests.support.openai_sdk import ECHO, sdk
 from tests.support.servers import CONFIG, EchoEngine, echo_server, frontends
 from trtc.protos.errors import (
     ForbiddenError,
@@ -453,6 +457,20 @@ async def test_the_openai_api_streams_over_mutual_tls(keyed: ServerConfig, tmp_p
         )
         reasons = [chunk.choices[0].finish_reason async for chunk in stream]
         assert reasons[-1] == "length"
+
+
+@asynchronous
+async def test_the_anthropic_api_takes_keys_by_either_header(keyed: ServerConfig) -> None:
+    """Its SDKs send `authorization` from version 2 on, and `x-api-key` before."""
+    asked: Any = {"model": "echo", "messages": [{"role": "user", "content": "a"}]}
+    async with echo_server(ECHO, config=keyed) as server:
+        async with anthropic_sdk(server, ALICE) as alice, anthropic_sdk(server, "no key") as eve:
+            assert (await alice.messages.count_tokens(**asked)).input_tokens > 0
+            with pytest.raises(anthropic.AuthenticationError) as caught:
+                await eve.messages.create(**asked, max_tokens=1)
+        assert caught.value.type == "authentication_error"
+        request = post("/v1/messages/count_tokens", json.dumps(asked).encode(), f"x-api-key: {BOB}")
+        assert (await exchange(server.http_port, request)).status == 200
 
 
 def test_a_key_with_a_line_break_is_refused_at_the_client() -> None:

@@ -1,0 +1,50 @@
+"""The fields of requests: those that are read, those that are refused by name; others are ignored.
+
+vLLM's additions to OpenAI's fields are taken here too.
+"""
+
+from typing import Any, ClassVar
+
+from trtc.runtime.frontends.http.bodies import Fields, Refused
+from trtc.runtime.frontends.http.generation import GenerationFields
+
+_API = "Anthropic's API"
+_REFUSED: Refused = {
+    "container": (),
+    "context_management": (),
+    "mcp_servers": ([],),
+    "output_config": ({},),
+    "output_format": (),
+    "thinking": ({"type": "disabled"},),
+    "tool_choice": ({"type": "none"}, {"type": "auto"}),
+    "tools": ([],),
+}
+
+Messages = list[dict[str, Any]]
+System = str | list[dict[str, Any]]
+"""A text, or blocks."""
+
+
+class MessageFields(GenerationFields, kw_only=True):
+    """Of a message. None: not given."""
+
+    api: ClassVar[str] = _API
+    refused: ClassVar[Refused] = _REFUSED
+
+    max_tokens: int | None = None
+    messages: Messages | None = None
+    stop_sequences: list[str] | None = None
+    system: System | None = None
+    # vLLM's own
+    return_token_ids: bool | None = None
+
+
+class CountFields(Fields, kw_only=True):
+    """Of a conversation whose tokens are counted."""
+
+    api: ClassVar[str] = _API
+    refused: ClassVar[Refused] = _REFUSED
+
+    messages: Messages | None = None
+    model: str | None = None
+    system: System | None = None

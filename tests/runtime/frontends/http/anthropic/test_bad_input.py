@@ -1,0 +1,207 @@
+"""Every field that can be wrong: Anthropic's error, which names it, and nothing left behind."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.aio import asynchronous
+from tests.support.http1 import Answer, exchange, post
+from tests.support.openai_sdk import ECHO
+from tests.support.servers import CONFIG, EchoEngine, RunningServer, echo_server
+from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.frontends.http.anthropic.drafts import conversation, message_draft
+from trtc.runtime.frontends.http.anthropic.fields import CountFields, MessageFields
+from trtc.runtime.frontends.http.bodies import read
+from trtc.runtime.service.limits import ServiceLimits
+
+MESSAGES = "/v1/messages"
+COUNT = "/v1/messages/count_tokens"
+USER = {"role": "user", "content": "a"}
+
+
+def asked(**fields: Any) -> dict[str, Any]:
+    return {"messages": [USER], "max_tokens": 4, **fields}
+
+
+def message(**fields: Any) -> dict[str, Any]:
+    return asked(messages=[USER, fields])
+
+
+def block(**fields: Any) -> dict[str, Any]:
+    return message(role="user", content=[{"type": "text", "text": "a"}, fields])
+
+
+# a body, and what the error's message must say
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": 4}, "messages: is missing"),
+    (asked(messages=[]), "messages: has no messages"),
+    (asked(messages="hello"), "messages: expected array | null, got str"),
+    (asked(messages=["hello"]), "messages[0]: expected object, got str"),
+    (asked(messages=[USER, {"role": "assistant", "content": "b"}] * 20), "messages: has 40"),
+    (asked(messages=[USER] * 300), "messages: has 300 blocks of one turn"),
+    (message(content="a"), "messages[1].role: is missing"),
+    (message(role="king", content="a"), "messages[1].role: is 'king'"),
+    (message(role=["user"], content="a"), "messages[1].role: is \"['user']\""),
+    (message(role="user"), "messages[1].content: is missing"),
+    (message(role="user", content=None), "messages[1].content: is missing"),
+    (message(role="user", content=5), "messages[1].content: is a int"),
+    (message(role="user", content=[5]), "messages[1].content[0]: is a int"),
+    (message(role="user", content="a", name="b"), "messages[1]: has 'name'"),
+    (message(role="user", content=[{"type": "text", "text": ""}] * 257), "has 257 blocks"),
+    (message(role="user", content="x" * 20_000), "messages: has 20"),
+    (block(type="text", text=5), "messages[1].content[1].text: is a int"),
+    (block(type="image", source={}), "messages[1].content[1].type: 'image' is not supported"),
+    (block(type="tool_use", id="x"), "messages[1].content[1].type: 'tool_use' is not supported"),
+    (block(type="tool_result"), "messages[1].content[1].type: 'tool_result' is not supported"),
+    (block(type="thinking"), "messages[1].content[1].type: 'thinking' is not supported"),
+    (block(type="document"), "messages[1].content[1].type: 'document' is not supported"),
+    (asked(system=5), "system: expected"),
+    (asked(system=[5]), "system[0]: expected object, got int"),
+    (asked(system=[{"type": "image"}]), "system[0].type: 'image' is not supported"),
+    (asked(system=[{"type": "text", "text": 5}]), "system[0].text: is a int"),
+    (asked(system=[{"type": "text", "text": ""}] * 257), "system: has 257 blocks"),
+    (asked(model=5), "model: expected str | null, got int"),
+    ({"messages": [USER]}, "max_tokens: is missing"),
+    (asked(max_tokens=0), "max_tokens: is 0"),
+    (asked(max_tokens=-1), "max_tokens: is -1"),
+    (asked(max_tokens="9"), "max_tokens: expected int | null, got str"),
+    (asked(max_tokens=4096), "maximum context length is 1024 tokens"),
+    (asked(stop_sequences="a"), "stop_sequences: expected array | null, got str"),
+    (asked(stop_sequences=[""]), "stop_sequences"),
+    (asked(stop_sequences=["a"] * 17), "stop_sequences (how many): is 17"),
+    (asked(stop_sequences=["x" * 600]), "stop_sequences"),
+    (asked(stop_sequences=[1]), "stop_sequences[0]: expected str, got int"),
+    (asked(temperature=-1), "temperature: is -1"),
+    (asked(temperature="hot"), "temperature: expected float | null, got str"),
+    (asked(top_p=0), "top_p: is 0"),
+    (asked(top_k=-2), "top_k: is -2"),
+    (asked(seed=2**64), "seed: is 18446744073709551616"),
+    (asked(stream="yes"), "stream: expected bool | null, got str"),
+    (asked(tools=[{"name": "f"}]), "tools: is not supported"),
+    (asked(tool_choice={"type": "any"}), "tool_choice: is not supported"),
+    (asked(thinking={"type": "enabled", "budget_tokens": 1024}), "thinking: is not supported"),
+    (asked(thinking={"type": "adaptive"}), "thinking: is not supported"),
+    (asked(output_config={"effort": "high"}), "output_config: is not supported"),
+    (asked(mcp_servers=[{}]), "mcp_servers: is not supported"),
+    (asked(container="x"), "container: is not supported"),
+]
+NOT_JSON: list[tuple[bytes, str]] = [
+    (b"", "is not JSON"),
+    (b'{"messages": ', "is not JSON"),
+    (b'{"max_tokens": "\xff"}', "is not JSON"),
+    (b"[]", "expected object, got array"),
+    (b'{"mystery": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+]
+
+
+def limited() -> Any:
+    limits = ServiceLimits(max_prompt_bytes=10_000, max_chat_messages=32, max_request_bytes=1 << 19)
+    return echo_server(ECHO, config=replace(CONFIG, limits=limits))
+
+
+async def ask(server: RunningServer, body: Any, *headers: str, path: str = MESSAGES) -> Answer:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return await exchange(server.http_port, post(path, data, *headers))
+
+
+def check(answer: Answer, status: int, kind: str, said: str) -> None:
+    what = answer.body[:300]
+    assert answer.status == status, what
+    document = answer.document
+    assert document.keys() == {"type", "error", "request_id"} and document["type"] == "error"
+    assert document["error"].keys() == {"type", "message"}
+    assert document["error"]["type"] == kind, what
+    assert said in document["error"]["message"], what
+    assert len(document["error"]["message"]) < 1100
+    assert document["request_id"] == answer.headers["request-id"]
+
+
+async def still_serves(server: RunningServer) -> None:
+    await server.idle()
+    answer = await ask(server, asked())
+    assert (answer.status, answer.document["usage"]["output_tokens"]) == (200, 4)
+
+
+@asynchronous
+async def test_every_bad_field_is_named_and_nothing_is_left() -> None:
+    async with limited() as server:
+        for body, said in BAD:
+            check(await ask(server, body), 400, "invalid_request_error", said)
+            streamed = {"stream": True, **body}
+            check(await ask(server, streamed), 400, "invalid_request_error", said)
+        await still_serves(server)
+
+
+@asynchronous
+async def test_what_is_no_message_is_refused_by_its_kind() -> None:
+    async with limited() as server:
+        for path in (MESSAGES, COUNT):
+            for data, said in NOT_JSON:
+                check(await ask(server, data, path=path), 400, "invalid_request_error", said)
+            missing = await ask(server, asked(model="other"), path=path)
+            check(missing, 404, "not_found_error", "model: no engine is called 'other'")
+            large = await ask(server, b" " * (1 << 20), path=path)
+            check(large, 413, "request_too_large", "body: has 1048576 bytes")
+            packed = await ask(server, asked(), "Content-Encoding: gzip", path=path)
+            check(packed, 415, "invalid_request_error", "Content-Encoding")
+        wrong = await ask(server, {"messages": [{"role": "user"}]}, path=COUNT)
+        check(wrong, 400, "invalid_request_error", "messages[0].content: is missing")
+        await still_serves(server)
+
+
+@asynchronous
+async def test_versions_of_the_api_that_are_not_known_are_refused() -> None:
+    async with limited() as server:
+        for version in ("2023-06-01", "2026-10-21"):
+            answer = await ask(server, asked(temperature=0), f"anthropic-version: {version}")
+            assert answer.status == 200
+        for version in ("2023-01-01", "2099-01-01", "\xe9" * 100):
+            answer = await ask(server, asked(), f"anthropic-version: {version}")
+            check(answer, 400, "invalid_request_error", "Send one of 2023-06-01, 2026-10-21")
+        await still_serves(server)
+
+
+@asynchronous
+async def test_an_engine_without_a_tokenizer_has_no_messages() -> None:
+    async with echo_server(EchoEngine()) as server:
+        for path in (MESSAGES, COUNT):
+            answer = await ask(server, asked(), path=path)
+            check(answer, 400, "invalid_request_error", "messages: ")
+
+
+_WORDS = st.sampled_from(
+    ("user", "assistant", "system", "text", "image", "role", "content", "type")
+)
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | _WORDS,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(_WORDS | st.text(), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+_MESSAGES = st.lists(
+    st.fixed_dictionaries({}, optional={"role": _WORDS, "content": _VALUES}), max_size=4
+)
+_NAMES = sorted({*MessageFields.__struct_fields__, *MessageFields.refused})
+
+
+@pytest.mark.parametrize("path", [MESSAGES, COUNT])
+@given(
+    document=st.dictionaries(st.sampled_from(_NAMES), _VALUES, max_size=5),
+    messages=_VALUES | _MESSAGES,
+)
+@settings(max_examples=150)
+def test_any_document_is_read_or_refused(path: str, document: Any, messages: Any) -> None:
+    body = json.dumps({"max_tokens": 1, **document, "messages": messages}).encode()
+    try:
+        if path == MESSAGES:
+            message_draft(read(body, MessageFields).fields, "id")
+        else:
+            counted = read(body, CountFields).fields
+            conversation(counted.system, counted.messages)
+    except InvalidRequestError as error:
+        assert str(error)
