@@ -87,6 +87,10 @@ class Tokenizer:
         """Whether chats can be rendered, for all that is known."""
         return self._template is not None and not self._template.is_invalid
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is one of the model's marks, which texts leave out."""
+        return token_id in self._special_ids
+
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of a text.
 

@@ -20,6 +20,7 @@ from tests.support.ollama_client import ollama_client
 from tests.support.openai_sdk import ECHO, sdk
 from tests.support.servers import RunningServer, manifest
 from tests.support.tensors import tensors
+from tests.support.tgi_client import tgi_client
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.engine.session import Session
 from trtc.runtime.executors.echo import EchoExecutor
@@ -271,6 +272,33 @@ async def ollama_streamed(server: RunningServer, case: Case) -> Sequences | None
     return await _ollama(server, case, stream=True)
 
 
+async def _tgi(server: RunningServer, case: Case, *, stream: bool) -> Sequences | None:
+    """It takes texts, and knows no conversations."""
+    same = {"seed", "temperature", "top_k", "top_p", "repetition_penalty", "frequency_penalty"}
+    if not isinstance(case.prompt, str) or case.options.keys() - same - {"max_tokens"}:
+        return None
+    sent = {name: value for name, value in case.options.items() if name in same}
+    asked: dict[str, Any] = {
+        **({"do_sample": True} | sent if sent.get("temperature") != 0.0 else {}),
+        "max_new_tokens": case.options["max_tokens"],
+        "details": True,
+    }
+    async with tgi_client(server) as client:
+        ask: Any = client.text_generation
+        answer = await ask(case.prompt, stream=stream, **asked)
+        if stream:
+            return [[one.token.id async for one in answer]]
+        return [[one.id for one in answer.details.tokens]]
+
+
+async def tgi(server: RunningServer, case: Case) -> Sequences | None:
+    return await _tgi(server, case, stream=False)
+
+
+async def tgi_streamed(server: RunningServer, case: Case) -> Sequences | None:
+    return await _tgi(server, case, stream=True)
+
+
 DIALECTS: Mapping[str, Ask] = {
     "in process": in_process,
     "trtc.v1": trtc_v1,
@@ -282,5 +310,7 @@ DIALECTS: Mapping[str, Ask] = {
     "KServe over HTTP": kserve_http,
     "Ollama": ollama,
     "Ollama, streamed": ollama_streamed,
+    "TGI": tgi,
+    "TGI, streamed": tgi_streamed,
     "SMG": smg,
 }

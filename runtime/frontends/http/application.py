@@ -119,8 +119,9 @@ class Application:
 
     def _route(self, path: str) -> Route | None:
         found = self._routes.get(path)
-        if found is not None and not path.endswith("/"):
+        if found is not None and (path == "/" or not path.endswith("/")):
             return found
-        above = (one for one in self._routes if one.endswith("/") and path.startswith(one))
+        roots = (one for one in self._routes if one.endswith("/") and one != "/")
+        above = (one for one in roots if path.startswith(one))
         nearest = max(above, key=len, default=None)
         return None if nearest is None or nearest == path else self._routes[nearest]

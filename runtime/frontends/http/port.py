@@ -23,6 +23,7 @@ from trtc.runtime.frontends.http.ollama.dialect import ollama
 from trtc.runtime.frontends.http.openai.dialect import openai
 from trtc.runtime.frontends.http.probes import probes
 from trtc.runtime.frontends.http.routes import Dialect
+from trtc.runtime.frontends.http.tgi.dialect import tgi
 from trtc.runtime.service.service import Service
 from trtc.runtime.wire.tls import ServerTls
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 HANDSHAKE_S = 5.0
 """For the TLS handshake of a connection."""
-DIALECTS: Sequence[Dialect] = (probes, openai, anthropic, kserve, ollama)
+DIALECTS: Sequence[Dialect] = (probes, openai, anthropic, kserve, ollama, tgi)
 """Each answers paths of its own."""
 
 

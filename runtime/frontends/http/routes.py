@@ -17,7 +17,8 @@ class Route:
     """What answers one path."""
 
     path: str
-    """Ending in `/`: the path of everything below it, except where that has a route of its own."""
+    """Ending in `/`: the path of everything below it, except where that has a route of its own.
+    `/` alone is only itself."""
     handlers: Mapping[str, Handler]
     """By method."""
     refuse: Refusal

@@ -131,7 +131,9 @@ def test_every_way_in_has_words_for_a_plain_case(dialect: str) -> None:
     @asynchronous
     async def ask() -> None:
         async with echo_server(ENGINE) as server:
-            told = [await DIALECTS[dialect](server, CASES[case]) for case in ("ids", "chat")]
-            assert told != [None, None]
+            told = [
+                await DIALECTS[dialect](server, CASES[case]) for case in ("ids", "text", "chat")
+            ]
+            assert any(told)
 
     ask()

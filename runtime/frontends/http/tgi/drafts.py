@@ -1,0 +1,86 @@
+"""Fields become drafts: what Text Generation Inference calls a thing, in the service's words."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trtc.protos.errors import InvalidRequestError
+from trtc.protos.sampling import SamplingOptions
+from trtc.runtime.frontends.http.bodies import Given, read
+from trtc.runtime.frontends.http.sampling import sampling_of
+from trtc.runtime.frontends.http.tgi.fields import GenerateFields, Parameters
+from trtc.runtime.requests.draft import RequestDraft
+
+PARAMS: Mapping[str, str] = {
+    **{name: f"parameters.{name}" for name in Parameters.__struct_fields__},
+    "max_tokens": "parameters.max_new_tokens",
+    "logprobs": "parameters.top_n_tokens",
+    "prompt": "inputs",
+    "prompt.text": "inputs",
+    "prompt_ids": "inputs",
+    "text": "inputs",
+}
+"""Field of a draft -> its name in the request (`requests.naming`)."""
+
+_IDLE: Mapping[str, tuple[float | None, ...]] = {
+    "temperature": (None, 1.0),
+    "top_k": (None, 0, -1),
+    "top_p": (None, 1.0),
+}
+"""Values by which a parameter does not ask for tokens to be drawn."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a body asks for."""
+
+    given: Given[GenerateFields]
+    """Also of its parameters."""
+    parameters: Parameters
+    inputs: str
+
+
+def read_generate(body: bytes) -> Asked:
+    """What a body says.
+
+    Raises:
+        InvalidRequestError: names the field that is wrong.
+    """
+    given = read(body, GenerateFields)
+    fields = given.fields
+    if fields.inputs is None:
+        raise InvalidRequestError("is missing", field="inputs", remedy="Give a text")
+    raw = bytes(fields.parameters)
+    if raw == b"null":
+        return Asked(given, Parameters(), fields.inputs)
+    parameters = read(raw, Parameters, within="parameters.")
+    ignored = (*given.ignored, *parameters.ignored)
+    return Asked(Given(fields, ignored), parameters.fields, fields.inputs)
+
+
+def draft(asked: Asked, request_id: str, *, stream: bool) -> RequestDraft:
+    """The draft of a request; the tokens of a stream are always told with their probabilities."""
+    parameters = asked.parameters
+    tells_tokens = stream or bool(parameters.details)
+    return RequestDraft(
+        text=asked.inputs,
+        model=asked.given.fields.model or "",
+        request_id=request_id,
+        sampling=_sampling(parameters),
+        max_tokens=parameters.max_new_tokens,
+        stop=tuple(parameters.stop or ()),
+        logprobs=(parameters.top_n_tokens or 0) if tells_tokens else None,
+    )
+
+
+def is_sampled(parameters: Parameters) -> bool:
+    """Whether tokens are drawn: TGI takes the likeliest unless a parameter of drawing is given."""
+    return bool(parameters.do_sample) or any(
+        getattr(parameters, name) not in idle for name, idle in _IDLE.items()
+    )
+
+
+def _sampling(parameters: Parameters) -> SamplingOptions:
+    sampling = sampling_of(parameters)
+    if not is_sampled(parameters):
+        sampling["temperature"] = 0.0
+    return sampling
