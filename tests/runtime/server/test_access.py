@@ -243,7 +243,7 @@ async def test_no_path_of_any_dialect_but_probes_answers_strangers(keyed: Server
             for method in ("GET", "POST")
             if (await get(port, path, method=method)).status != 401
         }
-    assert answered == {"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"}
+    assert answered == {"/healthz", "/readyz", "/health", "/v2/health/live", "/v2/health/ready"}
 
 
 @asynchronous

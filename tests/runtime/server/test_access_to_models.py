@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from tests.support.aio import asynchronous
+from tests.support.openai_sdk import ECHO
 from tests.support.servers import CONFIG, echo_server
 from tests.support.tensors import tensors
 from tests.support.triton_client import input_of
@@ -111,6 +112,36 @@ async def test_http_is_told_the_same(keyed: ServerConfig) -> None:
         for path in ("/v2/models/stats", "/v2/models/a/stats"):
             assert await status("GET", path, ALICE) == 403
             assert await status("GET", path, OPERATOR) == 200
+
+
+@asynchronous
+async def test_ollamas_clients_and_tgis_are_told_the_same(keyed: ServerConfig) -> None:
+    async with (
+        echo_server(ECHO, names=("a", "b"), config=keyed) as server,
+        aiohttp.ClientSession(f"http://127.0.0.1:{server.http_port}") as session,
+    ):
+
+        async def ask(method: str, path: str, key: str = "", **body: Any) -> tuple[int, Any]:
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            async with session.request(method, path, json=body, headers=headers) as response:
+                return response.status, await response.json()
+
+        for path in ("/api/tags", "/api/ps"):
+            assert (await ask("GET", path))[0] == 401
+            status, told = await ask("GET", path, ALICE)
+            assert (status, [one["name"] for one in told["models"]]) == (200, ["a"])
+        text = {"stream": False, "options": {"num_predict": 2}}
+        for path, body in (
+            ("/api/show", {}),
+            ("/api/generate", {}),
+            ("/api/generate", {"prompt": "x", **text}),
+            ("/api/chat", {"messages": [{"role": "user", "content": "x"}], **text}),
+            ("/generate", {"inputs": "x", "parameters": {"max_new_tokens": 2}}),
+            ("/", {"inputs": "x", "parameters": {"max_new_tokens": 2}}),
+        ):
+            assert (await ask("POST", path, model="a", **body))[0] == 401, path
+            assert (await ask("POST", path, ALICE, model="a", **body))[0] == 200, path
+            assert (await ask("POST", path, ALICE, model="b", **body))[0] == 403, path
 
 
 @asynchronous
