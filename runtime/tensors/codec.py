@@ -208,3 +208,17 @@ def _wrong_size(name: str, have: str, want: str) -> InvalidRequestError:
     return InvalidRequestError(
         f"has {have}", field=name, remedy=f"Its shape and datatype need {want}"
     )
+
+
+def refuse_parameters(place: str, parameters: Mapping[str, Any]) -> None:
+    """Refuse the parameters of a tensor: they ask for shared memory or classification.
+
+    Raises:
+        InvalidRequestError: there is one; names it, in `place`.
+    """
+    for name in parameters:
+        raise InvalidRequestError(
+            "is not supported",
+            field=f"{place}.parameters.{name[:100]}",
+            remedy="Leave it out: tensors travel in the messages, whole",
+        )

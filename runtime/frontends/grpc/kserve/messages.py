@@ -1,6 +1,5 @@
 """ModelInferRequest to tensors, replies to ModelInferResponse."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from numpy.typing import NDArray
@@ -13,6 +12,7 @@ from trtc.runtime.tensors.codec import (
     bytes_of,
     check_input,
     output_datatype,
+    refuse_parameters,
 )
 from trtc.runtime.tensors.inference import InferRequest, Reply
 from trtc.runtime.tensors.model import VERSION
@@ -47,7 +47,7 @@ def tensors_of(request: pb.ModelInferRequest) -> dict[str, NDArray[Any]]:
     for at, sent in enumerate(request.inputs):
         if sent.name in tensors:
             raise InvalidRequestError("is given twice", field=sent.name, remedy="Send it once")
-        _refuse_parameters(f"inputs[{at}]", sent.parameters)
+        refuse_parameters(f"inputs[{at}]", sent.parameters)
         if not raw:
             tensors[sent.name] = _array_of_contents(sent)
             continue
@@ -64,7 +64,7 @@ def tensors_of(request: pb.ModelInferRequest) -> dict[str, NDArray[Any]]:
 def outputs_of(request: pb.ModelInferRequest) -> list[str]:
     """Names of the outputs that are asked for."""
     for at, output in enumerate(request.outputs):
-        _refuse_parameters(f"outputs[{at}]", output.parameters)
+        refuse_parameters(f"outputs[{at}]", output.parameters)
     return [output.name for output in request.outputs]
 
 
@@ -111,13 +111,3 @@ def _array_of_contents(sent: pb.ModelInferRequest.InferInputTensor) -> NDArray[A
         )
     values = getattr(sent.contents, wanted, ())
     return array_of_values(sent.name, sent.datatype, sent.shape, values)
-
-
-def _refuse_parameters(place: str, parameters: Mapping[str, Any]) -> None:
-    """Shared memory and classification are asked for so."""
-    for name in parameters:
-        raise InvalidRequestError(
-            "is not supported",
-            field=f"{place}.parameters.{name[:100]}",
-            remedy="Leave it out: tensors travel in the messages, whole",
-        )

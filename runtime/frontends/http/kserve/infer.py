@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 
 from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.frontends.http.kserve.reading import array_of_json, decoded
-from trtc.runtime.tensors.codec import array_of_bytes, bytes_of, output_datatype
+from trtc.runtime.tensors.codec import (
+    array_of_bytes,
+    bytes_of,
+    output_datatype,
+    refuse_parameters,
+)
 from trtc.runtime.tensors.model import VERSION
 from trtc.runtime.tensors.replies import Message
 
@@ -77,7 +82,7 @@ def read_infer(body: bytes, header_length: bytes) -> InferBody:
                 "is given twice", field=sent.name[:100], remedy="Send it once"
             )
         size = sent.parameters.pop(_SIZE, None)
-        _refuse_parameters(f"inputs[{at}]", sent.parameters)
+        refuse_parameters(f"inputs[{at}]", sent.parameters)
         if size is None:
             data = decoded(sent.data, object) if bytes(sent.data) else []
             tensors[sent.name] = array_of_json(sent.name, sent.datatype, sent.shape, data)
@@ -98,7 +103,7 @@ def read_infer(body: bytes, header_length: bytes) -> InferBody:
     for at, output in enumerate(fields.outputs):
         if _IS_BINARY in output.parameters:
             is_binary[output.name] = output.parameters.pop(_IS_BINARY) is True
-        _refuse_parameters(f"outputs[{at}]", output.parameters)
+        refuse_parameters(f"outputs[{at}]", output.parameters)
     names = [output.name for output in fields.outputs]
     return InferBody(fields.id, tensors, names, fields.parameters, is_binary)
 
@@ -141,13 +146,3 @@ def _length(body: bytes, header_length: bytes) -> int:
             remedy="Send how many bytes of the body are JSON",
         )
     return int(header_length)
-
-
-def _refuse_parameters(place: str, parameters: Mapping[str, Any]) -> None:
-    """Shared memory and classification are asked for so."""
-    for name in parameters:
-        raise InvalidRequestError(
-            "is not supported",
-            field=f"{place}.parameters.{name[:100]}",
-            remedy="Leave it out: tensors travel in the messages, whole",
-        )
