@@ -22,6 +22,7 @@ from trtc.runtime.server.process import prepare_process
 from trtc.runtime.service.access import OPEN, Access, AccessConfig
 from trtc.runtime.service.audit import Audit, AuditConfig
 from trtc.runtime.service.limits import ServiceLimits
+from trtc.runtime.service.metric_twins import MetricsCompat
 from trtc.runtime.service.metrics import ServerMetrics
 from trtc.runtime.service.service import Service
 from trtc.version import __version__
@@ -54,6 +55,8 @@ class ServerConfig:
     """Who may call."""
     audit: AuditConfig | None = None
     """None: requests are not recorded."""
+    metrics_compat: MetricsCompat = "none"
+    """Whose names of metrics are exposed beside our own."""
 
 
 class Server:
@@ -68,7 +71,7 @@ class Server:
 
     def __init__(self, config: ServerConfig, *, opener: Opener) -> None:
         self.config = config
-        self.metrics = ServerMetrics()
+        self.metrics = ServerMetrics(config.metrics_compat)
         self._opener = opener
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -174,6 +177,9 @@ class Server:
             manifest.target.name,
             manifest.digest,
             __version__,
+        ).set(1)
+        self.metrics.cache_info.labels(
+            source.name, str(manifest.kv.page_size), str(handle.num_pages)
         ).set(1)
 
     async def _verify(self, handle: EngineHandle) -> None:

@@ -8,24 +8,29 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from trtc.protos.errors import QueueFullError, TrtcError
 from trtc.runtime.engine.loop import LoopStats
-from trtc.runtime.requests.request import Output
+from trtc.runtime.requests.request import Output, Usage
+from trtc.runtime.service.metric_twins import TWINS, MetricsCompat, TwinCollector
 
 FIRST_TOKEN_BUCKETS_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-    20.0, 40.0, 80.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
 )  # fmt: skip
 BETWEEN_TOKENS_BUCKETS_S = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
-    1.0, 2.5, 5.0,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip
 WHOLE_REQUEST_BUCKETS_S = (
     0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0,
-    60.0, 120.0, 240.0, 480.0, 960.0,
+    60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
+QUEUE_BUCKETS_S = (0.001, 0.005, *WHOLE_REQUEST_BUCKETS_S)
+TOKENS_BUCKETS = tuple(float(mantissa * 10**power) for power in range(6) for mantissa in (1, 2, 5))
+"""Tokens of a request: 1, 2, 5, 10, ..., 500,000."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +154,15 @@ class LoopCollector(Collector):
 class ServerMetrics:
     """Everything the server measures, in a registry of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, compat: MetricsCompat = "none") -> None:
+        """
+        Args:
+            compat: by whose names metrics are exposed beside our own.
+        """
         self.registry = CollectorRegistry()
+        """Without twins."""
+        self._twins = CollectorRegistry()
+        self._twins.register(TwinCollector(self.registry, *TWINS[compat]))
         registry, by_model = self.registry, ("model_name",)
         self.prompt_tokens = Counter(
             "trtc_prompt_tokens", "Prompt tokens of finished requests.", by_model, registry=registry
@@ -183,7 +195,14 @@ class ServerMetrics:
             "trtc_request_queue_time_seconds",
             "From the submission of a request to its engine to the first step that computed it.",
             by_model,
-            buckets=FIRST_TOKEN_BUCKETS_S,
+            buckets=QUEUE_BUCKETS_S,
+            registry=registry,
+        )
+        self.prefill = Histogram(
+            "trtc_request_prefill_time_seconds",
+            "From the first step that computed a request to its first token.",
+            by_model,
+            buckets=WHOLE_REQUEST_BUCKETS_S,
             registry=registry,
         )
         self.decode = Histogram(
@@ -191,6 +210,20 @@ class ServerMetrics:
             "From the first token of a request to its last.",
             by_model,
             buckets=WHOLE_REQUEST_BUCKETS_S,
+            registry=registry,
+        )
+        self.request_prompt_tokens = Histogram(
+            "trtc_request_prompt_tokens",
+            "Prompt tokens of a finished request.",
+            by_model,
+            buckets=TOKENS_BUCKETS,
+            registry=registry,
+        )
+        self.request_generation_tokens = Histogram(
+            "trtc_request_generation_tokens",
+            "Completion tokens of a finished request, of all its sequences.",
+            by_model,
+            buckets=TOKENS_BUCKETS,
             registry=registry,
         )
         self.success = Counter(
@@ -239,10 +272,20 @@ class ServerMetrics:
             labelnames=("model_name", "family", "scheme", "target", "digest", "trtc_version"),
             registry=registry,
         )
+        self.cache_info = Gauge(
+            "trtc_kv_cache_info",
+            "Always 1; the labels say how many tokens a KV page has, and how many pages there are.",
+            labelnames=("model_name", "page_tokens", "pages"),
+            registry=registry,
+        )
 
     def watch_loops(self, read: Callable[[], Mapping[str, LoopStats]]) -> None:
         """From now on, every scrape calls `read` (from its own thread)."""
         self.registry.register(LoopCollector(read))
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format; takes milliseconds, in any thread."""
+        return generate_latest(self.registry) + generate_latest(self._twins)
 
     def clock(self, model: str, arrived_at: float) -> "RequestClock":
         return RequestClock(self, model, arrived_at)
@@ -255,11 +298,16 @@ class RequestClock:
         self._metrics = metrics
         self._model = model
         self._arrived_at = arrived_at
+        self._admitted_at = arrived_at
         self._first_at: float | None = None
         self._last_at = 0.0
         self._first_token = metrics.first_token.labels(model)
         self._between_tokens = metrics.between_tokens.labels(model)
         self._generation_tokens = metrics.generation_tokens.labels(model)
+
+    def admit(self, at: float) -> None:
+        """Its engine has the request."""
+        self._admitted_at = at
 
     def deliver(self, outputs: Sequence[Output], at: float) -> int:
         """Returns how many new tokens there are."""
@@ -277,13 +325,21 @@ class RequestClock:
                 reason = output.finish_reason.value
                 self._metrics.success.labels(self._model, reason).inc()
             if output.usage is not None:
-                self._metrics.prompt_tokens.labels(self._model).inc(output.usage.prompt_tokens)
-                self._metrics.whole_request.labels(self._model).observe(at - self._arrived_at)
-                if output.usage.queue_s is not None:
-                    self._metrics.queue.labels(self._model).observe(output.usage.queue_s)
-                if self._first_at is not None:
-                    self._metrics.decode.labels(self._model).observe(at - self._first_at)
+                self._finish(output.usage, at)
         return tokens
+
+    def _finish(self, usage: Usage, at: float) -> None:
+        metrics, model = self._metrics, self._model
+        metrics.prompt_tokens.labels(model).inc(usage.prompt_tokens)
+        metrics.request_prompt_tokens.labels(model).observe(usage.prompt_tokens)
+        metrics.request_generation_tokens.labels(model).observe(usage.completion_tokens)
+        metrics.whole_request.labels(model).observe(at - self._arrived_at)
+        if usage.queue_s is not None:
+            metrics.queue.labels(model).observe(usage.queue_s)
+        if self._first_at is not None:
+            metrics.decode.labels(model).observe(at - self._first_at)
+            computed_at = self._admitted_at + (usage.queue_s or 0.0)
+            metrics.prefill.labels(model).observe(max(0.0, self._first_at - computed_at))
 
     def refuse(self, error: TrtcError) -> None:
         """The request was not admitted."""

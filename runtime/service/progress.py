@@ -1,5 +1,6 @@
 """What is made of a request as it goes on: metrics, a tenant's tokens, a line of the audit log."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ class Progress:
 
     def admit(self, request: GenerationRequest) -> None:
         """Its engine has it."""
+        self.clock.admit(time.monotonic())
         self.usage.pay(len(request.prompt_ids))
         if self.record is not None:
             self.record.admit(request)

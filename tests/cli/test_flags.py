@@ -39,7 +39,8 @@ FLAGS = {
         --draft --draft-tokens
         --dummy-weights --generation-config --drain-timeout
         --tls-cert --tls-key --tls-client-ca --api-keys --allow-anonymous
-        --audit-log --audit-content --audit-max-bytes --audit-keep --log-level
+        --audit-log --audit-content --audit-max-bytes --audit-keep
+        --metrics-compat --log-level
     """,
     "keys": "file --add --scope --expires-days --revoke",
     "client": f"""

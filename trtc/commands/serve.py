@@ -23,6 +23,7 @@ from trtc.runtime.server.app import Server, ServerConfig, engine_sources, pin_di
 from trtc.runtime.service.access import OPEN, AccessConfig
 from trtc.runtime.service.audit import AuditConfig
 from trtc.runtime.service.limits import ServiceLimits
+from trtc.runtime.service.metric_twins import MetricsCompat
 from trtc.runtime.wire.tls import ServerTls
 
 _DEFAULTS = ServerConfig(engines=(), frontends=())
@@ -216,6 +217,13 @@ _DRAFTS = DraftConfig()
     help="Rotated files that are kept.",
 )
 @click.option(
+    "--metrics-compat",
+    type=click.Choice(["none", "vllm"]),
+    default=_DEFAULTS.metrics_compat,
+    show_default=True,
+    help="Expose metrics under the names of another server too, for dashboards and routers.",
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -257,6 +265,7 @@ def command(
     audit_content: bool,
     audit_max_bytes: int,
     audit_keep: int,
+    metrics_compat: MetricsCompat,
     log_level: str,
 ) -> None:
     """Serve engines over gRPC and HTTP until SIGTERM or Ctrl-C, which let running requests end."""
@@ -295,6 +304,7 @@ def command(
         drain_timeout_s=drain_timeout,
         access=access,
         audit=_audit(audit_log, audit_max_bytes, audit_keep, has_content=audit_content),
+        metrics_compat=metrics_compat,
     )
     asyncio.run(_serve(config))
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from trtc.runtime.frontends.http.exchange import JSON, Exchange
 from trtc.runtime.frontends.http.plain import refuse_plainly
@@ -21,7 +21,7 @@ def probes(service: Service) -> Sequence[Route]:
     """The routes of metrics and probes."""
 
     def metrics() -> tuple[HTTPStatus, bytes, bytes]:
-        body = generate_latest(service.metrics.registry)
+        body = service.metrics.exposition()
         return HTTPStatus.OK, CONTENT_TYPE_LATEST.encode(), body
 
     def readyz() -> tuple[HTTPStatus, bytes, bytes]:
