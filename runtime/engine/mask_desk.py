@@ -1,4 +1,4 @@
-"""Computes the masks of requests' next tokens, on threads of its own.
+"""Computes masks and biases of requests' next tokens, on threads of its own.
 
     ask ──> TokenMasks.allowed, while the executor computes logits ──> collect ──> draw
 
@@ -7,16 +7,16 @@ skips steps until the mask is ready. Where the cache cannot be rolled back, the 
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from trtc.protos.errors import InvalidRequestError, TrtcError
-from trtc.runtime.requests.request import TokenMasks
-from trtc.runtime.sampling.masks import RowMasks, UInt32s, read_mask
+from trtc.runtime.requests.request import TokenEdit, TokenMasks
+from trtc.runtime.sampling.masks import RowMasks, UInt32s, check_bias, read_mask
 from trtc.runtime.scheduling.sequence import Sequence, Status
 
 _GRACE_S = 0.005
@@ -43,11 +43,20 @@ class Collected:
     """Their masks are not ready."""
     failures: dict[Sequence, TrtcError]
     """Errors of masks that could not be computed."""
+    biases: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
+    """Row -> token id -> what is added to its logit."""
+
+
+class _Edit(NamedTuple):
+    """A TokenEdit that was checked."""
+
+    words: UInt32s | None
+    bias: Mapping[int, float]
 
 
 class _Asked(NamedTuple):
     num_output: int
-    answer: "Future[UInt32s]"
+    answer: "Future[_Edit]"
 
 
 class MaskDesk:
@@ -80,6 +89,7 @@ class MaskDesk:
         wait(answers, _GRACE_S if may_be_late else None)
         numbers: list[int] = []
         words: list[UInt32s] = []
+        biases: dict[int, Mapping[int, float]] = {}
         late: list[Sequence] = []
         failures: dict[Sequence, TrtcError] = {}
         for sequence, first, number in running:
@@ -91,11 +101,15 @@ class MaskDesk:
             error = answer.exception()
             if error is not None:
                 failures[sequence] = _refusal(error)
-            else:
-                numbers += range(first, first + number)
-                words += [answer.result()] * number
+                continue
+            edit, rows_of = answer.result(), range(first, first + number)
+            if edit.words is not None:
+                numbers += rows_of
+                words += [edit.words] * number
+            if edit.bias:
+                biases |= dict.fromkeys(rows_of, edit.bias)
         masks = RowMasks(np.array(numbers, np.int32), np.array(words)) if words else None
-        return Collected(masks, late, failures)
+        return Collected(masks, late, failures, biases)
 
     def release(self) -> None:
         """Release held sequences whose masks are ready, and forget those that have ended."""
@@ -124,8 +138,12 @@ class MaskDesk:
         output = sequence.token_ids[sequence.num_prompt :]
         return _Asked(len(output), self._threads.submit(self._answer, source, output))
 
-    def _answer(self, source: TokenMasks, output: list[int]) -> UInt32s:
-        return read_mask(source.allowed(output), self._vocab_size)
+    def _answer(self, source: TokenMasks, output: list[int]) -> _Edit:
+        answer = source.allowed(output)
+        edit = answer if isinstance(answer, TokenEdit) else TokenEdit(answer)
+        words = None if edit.mask is None else read_mask(edit.mask, self._vocab_size)
+        check_bias(edit.bias, self._vocab_size)
+        return _Edit(words, edit.bias)
 
 
 def _refusal(error: BaseException) -> TrtcError:

@@ -10,7 +10,7 @@ built before that, ~row (negative, as no token is) stands for what a row of the 
 """
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ from trtc.runtime.sampling.sampler import (
     TokenCounts,
     bias_rows,
     seen_rows,
+    with_biases,
 )
 from trtc.runtime.scheduling.scheduler_state import Changes
 from trtc.runtime.scheduling.sequence import Sequence
@@ -231,9 +232,20 @@ class StepBuilder:
                 drafts = sequence.drafts[: chunk.num_drafts]
                 self._tokens[sequence.lane, begin : begin + chunk.num_drafts] = drafts
 
-    def late_sampling(self, step: BuiltStep, masks: RowMasks | None) -> SamplingBatch:
-        """How to draw a step whose sequences' tokens are all known by now."""
+    def late_sampling(
+        self,
+        step: BuiltStep,
+        masks: RowMasks | None,
+        biases: Mapping[int, Mapping[int, float]],
+    ) -> SamplingBatch:
+        """How to draw a step whose sequences' tokens are all known by now.
+
+        Args:
+            biases: row -> token id -> what is added to its logit, beside the request's own biases.
+        """
         sampling = replace(step.sampling, masks=masks)
+        if biases:
+            sampling = replace(sampling, bias=with_biases(sampling.bias, biases))
         if step.counted_lanes is None:
             return sampling
         return replace(sampling, seen=self._sampling.seen_by(step.counted_lanes.tolist()))

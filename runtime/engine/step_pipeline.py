@@ -164,7 +164,7 @@ class StepPipeline:
         step.held = {*collected.late, *collected.failures}
         for sequence in step.held:
             self._state.hold(sequence)
-        sampling = self._builder.late_sampling(step.built, collected.masks)
+        sampling = self._builder.late_sampling(step.built, collected.masks, collected.biases)
         step.pending = step.undrawn.draw(sampling)
 
     def propose_drafts(self) -> None:

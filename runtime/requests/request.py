@@ -1,8 +1,8 @@
 """The data types of the runtime: requests and their outputs."""
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -17,6 +17,16 @@ class FinishReason(enum.Enum):
     ABORTED = "aborted"
 
 
+@dataclass(frozen=True)
+class TokenEdit:
+    """What is done to the logits of one token's draw."""
+
+    mask: bytes | None = None
+    """As `TokenMasks.allowed`; None: every token may be drawn."""
+    bias: Mapping[int, float] = field(default_factory=dict)
+    """Token id -> what is added to its logit, as `logit_bias` of the request is."""
+
+
 class TokenMasks(Protocol):
     """Says which tokens may come next in the sequences of a request: constrained decoding.
 
@@ -26,12 +36,13 @@ class TokenMasks(Protocol):
     request.
     """
 
-    def allowed(self, output_ids: Sequence[int]) -> bytes:
+    def allowed(self, output_ids: Sequence[int]) -> bytes | TokenEdit:
         """The mask of the token after `output_ids`, a sequence's output so far.
 
         Returns:
             ceil(vocab_size / 32) little-endian words of 32 bits; token t may be drawn if bit t % 32
-            of word t // 32 is 1. At least one token must be allowed.
+            of word t // 32 is 1. At least one token must be allowed. Or a TokenEdit, which may have
+            biases as well.
         """
         ...
 

@@ -5,6 +5,7 @@
 Bits behind the vocabulary mean nothing. This is the layout of XGrammar's and llguidance's masks.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from trtc.protos.errors import InvalidRequestError
 from trtc.protos.step import num_mask_words
+from trtc.runtime.requests.validation import MAX_BIAS
 
 UInt32s = NDArray[np.uint32]
 
@@ -60,3 +62,15 @@ def read_mask(mask: bytes, vocab_size: int) -> UInt32s:
             remedy="Allow the end of the sequence where nothing else may follow",
         )
     return words
+
+
+def check_bias(bias: Mapping[int, float], vocab_size: int) -> None:
+    """Refuse biases that `logit_bias` may not have either; InvalidRequestError."""
+    for token, value in bias.items():
+        if not (0 <= token < vocab_size and -MAX_BIAS <= value <= MAX_BIAS):
+            raise InvalidRequestError(
+                f"gave token {token} the bias {value:g}",
+                field="masks",
+                remedy=f"Give tokens from 0 to {vocab_size - 1} biases from {-MAX_BIAS:g} to "
+                f"{MAX_BIAS:g}",
+            )

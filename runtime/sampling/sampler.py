@@ -236,6 +236,20 @@ def bias_rows(biases: Mapping[int, Mapping[int, float]]) -> SparseRows:
     return SparseRows(*_sparse(arrays, np.float32))
 
 
+def with_biases(bias: SparseRows, more: Mapping[int, Mapping[int, float]]) -> SparseRows:
+    """`bias`, with row -> token id -> value added to it."""
+    sums: dict[int, dict[int, float]] = {}
+    for row, token, value in zip(
+        bias.rows.tolist(), bias.token_ids.tolist(), bias.values.tolist(), strict=True
+    ):
+        sums.setdefault(row, {})[token] = value
+    for row, added in more.items():
+        there = sums.setdefault(row, {})
+        for token, value in added.items():
+            there[token] = there.get(token, 0.0) + value
+    return bias_rows({row: sums[row] for row in sorted(sums)})
+
+
 def sample(logits: Float32s, batch: SamplingBatch) -> SampledTokens:
     """Draw one token a row.
 

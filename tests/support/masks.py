@@ -79,7 +79,9 @@ class PromptDesk(MaskDesk):
                 continue
             source = sequence.request.masks
             assert source is not None
-            mask = read_mask(source.allowed(sequence.token_ids[sequence.num_prompt :]), self._size)
+            answer = source.allowed(sequence.token_ids[sequence.num_prompt :])
+            assert isinstance(answer, bytes)
+            mask = read_mask(answer, self._size)
             numbers += range(first, first + number)
             words += [mask] * number
         self._late += late

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -14,7 +14,8 @@ from tests.support.requests import greedy_request, sampled_request
 from trtc.protos.errors import InvalidRequestError
 from trtc.protos.sampling import SamplingParams
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions, context_state
-from trtc.runtime.requests.request import GenerationRequest
+from trtc.runtime.requests.request import GenerationRequest, TokenEdit
+from trtc.runtime.sampling.masks import pack_mask
 
 TINY = EchoOptions(
     vocab_size=64, num_pages=14, page_size=4, max_batch_size=5, max_seq_len=48, max_num_tokens=10
@@ -146,13 +147,50 @@ def test_a_request_can_end_while_it_awaits_its_mask() -> None:
         masks.gate.set()
 
 
+@dataclass(frozen=True)
+class Nudged:
+    """Adds to the logits of two tokens, of which after two tokens it allows one alone."""
+
+    def edit(self, output_ids: Sequence[int]) -> TokenEdit:
+        first = 7 * len(output_ids) % 64
+        bias = {first: 6.0, (first + 1) % 64: 7.0}
+        mask = np.arange(64) != (first + 1) % 64
+        return TokenEdit(pack_mask(mask) if len(output_ids) >= 2 else None, bias)
+
+    def allowed(self, output_ids: Sequence[int]) -> bytes | TokenEdit:
+        return self.edit(output_ids)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_biases_of_a_mask_are_added_to_the_logits_and_to_the_request_s_own(ahead: bool) -> None:
+    own = {token: 4.0 - token / 16 for token in range(0, 64, 3)}
+    request = GenerationRequest(
+        "r", (1, 2), SamplingParams(temperature=0.0, logit_bias=own), 12, masks=Nudged()
+    )
+    with running_loop(ROOMY, ahead=ahead) as loop:
+        plain = loop.send(greedy_request("plain", [5], 12))
+        told = loop.send(request).result().completions[0].token_ids
+        assert plain.result().completions[0].token_ids == EchoExecutor(ROOMY).greedy([5], 12)
+    echo, tokens = EchoExecutor(ROOMY), list(request.prompt_ids)
+    for at in range(request.max_tokens):
+        logits = echo._logits_of(np.array([context_state(np.array(tokens))], np.uint64))[0].copy()
+        edit = Nudged().edit(tokens[2:])
+        for bias in (own, edit.bias):
+            for token, value in bias.items():
+                logits[token] += np.float32(value)
+        if at >= 2:
+            logits[(7 * at + 1) % 64] = -np.inf
+        tokens.append(int(logits.argmax()))
+    assert list(told) == tokens[2:]
+
+
 class Wrong:
     """Masks that fail after two tokens."""
 
-    def __init__(self, mask: bytes | None) -> None:
+    def __init__(self, mask: bytes | TokenEdit | None) -> None:
         self._mask = mask
 
-    def allowed(self, output_ids: Sequence[int]) -> bytes:
+    def allowed(self, output_ids: Sequence[int]) -> bytes | TokenEdit:
         if len(output_ids) < 2:
             return b"\xff" * 8
         if self._mask is None:
@@ -167,10 +205,13 @@ class Wrong:
         (None, "masks: raised RuntimeError: no such state"),
         (bytes(8), "masks: allow no token"),
         (bytes(9), "masks: gave 9 bytes for a row"),
+        (TokenEdit(bias={64: 1.0}), "masks: gave token 64 the bias 1. Give tokens from 0 to 63"),
+        (TokenEdit(bias={3: float("nan")}), "masks: gave token 3 the bias nan"),
+        (TokenEdit(bias={3: 101.0}), "masks: gave token 3 the bias 101"),
     ],
 )
 def test_masks_that_fail_end_their_request_alone(
-    mask: bytes | None, problem: str, ahead: bool
+    mask: bytes | TokenEdit | None, problem: str, ahead: bool
 ) -> None:
     with running_loop(ROOMY, ahead=ahead) as loop:
         wrong = loop.send(sampled_request("wrong", [1], 9, n=2, masks=Wrong(mask)))

@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import fields, replace
 
 import numpy as np
@@ -259,9 +260,12 @@ def test_built_steps_are_the_naive_ones(
         return built
 
     def checked_late(
-        builder: StepBuilder, step: BuiltStep, masks: RowMasks | None
+        builder: StepBuilder,
+        step: BuiltStep,
+        masks: RowMasks | None,
+        biases: Mapping[int, Mapping[int, float]],
     ) -> SamplingBatch:
-        sampling = late_sampling(builder, step, masks)
+        sampling = late_sampling(builder, step, masks, biases)
         check_sampling(sampling, naive_sampling(late.pop(step), {}))
         return sampling
 
