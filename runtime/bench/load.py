@@ -21,6 +21,7 @@ from trtc.runtime.requests.principal import LOCAL
 from trtc.runtime.requests.request import Output
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.metrics import ServerMetrics
+from trtc.runtime.service.models import Model, Models, ModelState
 from trtc.runtime.service.service import Service
 
 
@@ -98,11 +99,11 @@ async def local_target(
 ) -> AsyncIterator[LocalTarget]:
     """Open `engine` in this process for the time of the block."""
     name = engine.resolve().name
-    service = Service([name], ServiceLimits(), ServerMetrics())
+    models = Models([name])
+    service = Service(models, ServiceLimits(), ServerMetrics())
     handle = await asyncio.to_thread(opener, EngineSource(name, engine), config)
     try:
-        service.add(handle)
-        service.set_ready(name)
+        models.put(Model(name, ModelState.READY, engine=handle))
         with few_collections():
             yield LocalTarget(service, name, handle.loop.stats)
     finally:

@@ -24,6 +24,7 @@ from trtc.runtime.service.audit import Audit, AuditConfig
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.metric_twins import MetricsCompat
 from trtc.runtime.service.metrics import ServerMetrics
+from trtc.runtime.service.models import Model, Models, ModelState
 from trtc.runtime.service.service import Service
 from trtc.version import __version__
 
@@ -82,7 +83,8 @@ class Server:
         names = [source.name for source in config.engines]
         self._audit = Audit(config.audit, self.metrics)
         access = Access(config.access, self.metrics.strangers.inc)
-        self.service = Service(names, config.limits, self.metrics, access, self._audit)
+        self.models = Models(names)
+        self.service = Service(self.models, config.limits, self.metrics, access, self._audit)
         self.metrics.watch_loops(self._loop_stats)
         frontends = [one.frontend(self.service) for one in config.frontends]
         self.frontends: Mapping[str, Frontend] = {one.name: one for one in frontends}
@@ -129,7 +131,7 @@ class Server:
                 await frontend.start()
         for source in self.config.engines:
             await self._open(source)
-        for handle in self.service.engines.values():
+        for handle in self.models.engines.values():
             await self._verify(handle)
         self._watcher = asyncio.create_task(self._watch_loops(), name="trtc-watch-loops")
 
@@ -142,14 +144,14 @@ class Server:
             self._watcher.cancel()
         if not await self._drained():
             _log.warning("drain timed out open_streams=%d", self.service.num_open)
-        for handle in self.service.engines.values():
+        for handle in self.models.engines.values():
             await asyncio.to_thread(handle.loop.stop)
         await self.service.wait_idle(FAREWELL_S)
         for frontend in self.frontends.values():
             await frontend.close(FAREWELL_S)
         self.service.close()
         await asyncio.to_thread(self._audit.close)
-        for handle in self.service.engines.values():
+        for handle in self.models.engines.values():
             handle.close()
         _log.info("stopped")
 
@@ -167,8 +169,8 @@ class Server:
             return
         with self._phase("open", engine=source.name):
             handle = await asyncio.to_thread(self._opener, source, self.config.engine)
-        self.service.add(handle)
-        self.service.set_ready(source.name, "running its canaries")
+        reason = "running its canaries"
+        self.models.put(Model(source.name, ModelState.LOADING, reason, handle))
         manifest = handle.manifest
         self.metrics.engine_info.labels(
             source.name,
@@ -187,7 +189,7 @@ class Server:
             return
         with self._phase("canaries", engine=handle.name):
             why = await asyncio.to_thread(why_canaries_fail, handle)
-        self.service.set_ready(handle.name, why)
+        self.models.set_ready(handle.name, why)
         if why:
             _log.error("not ready engine=%s reason=%s", handle.name, why)
         elif not handle.manifest.canaries:
@@ -206,7 +208,7 @@ class Server:
     async def _watch_loops(self) -> None:
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
-            for handle in self.service.engines.values():
+            for handle in self.models.engines.values():
                 if not handle.loop.healthy():
                     self._end_readiness(handle, "its loop has died; restart the server")
                     continue
@@ -223,11 +225,11 @@ class Server:
             return
         self._ended.add(handle.name)
         _log.error("not ready engine=%s reason=%s", handle.name, reason)
-        self.service.set_ready(handle.name, reason)
+        self.models.set_ready(handle.name, reason)
 
     def _end_if_none_lives(self) -> None:
         """A server without an engine is of no use; whoever started it can start another."""
-        failed = [one for one in self.service.engines.values() if one.loop.failure]
+        failed = [one for one in self.models.engines.values() if one.loop.failure]
         if failed and len(failed) == len(self.config.engines) and not self._stopping.is_set():
             last = failed[-1]
             self._failure = EnvironmentFault(
@@ -236,8 +238,7 @@ class Server:
             self.stop()
 
     def _loop_stats(self) -> Mapping[str, LoopStats]:
-        # A copy: scrapes come from another thread, while engines are being added.
-        return {name: one.loop.stats() for name, one in dict(self.service.engines).items()}
+        return {name: one.loop.stats() for name, one in self.models.engines.items()}
 
     @contextmanager
     def _phase(self, name: str, engine: str = "") -> Iterator[None]:

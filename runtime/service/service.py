@@ -1,6 +1,6 @@
 """The service behind every protocol: names, limits, tokenising, streams, readiness, draining.
 
-    draft -> engine by name -> prompt ids -> finished request -> loop.submit -> OutputStream
+    draft -> engine by name (models) -> prompt ids -> request -> loop.submit -> OutputStream
 
 It lives in one asyncio loop; engine loops run in threads of their own and only ever touch the
 courier. Nothing here knows gRPC or HTTP.
@@ -8,16 +8,10 @@ courier. Nothing here knows gRPC or HTTP.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
-from trtc.protos.errors import (
-    InvalidRequestError,
-    TrtcError,
-    UnavailableError,
-    UnknownModelError,
-    UnknownRequestError,
-)
+from trtc.protos.errors import InvalidRequestError, TrtcError, UnknownRequestError
 from trtc.runtime.engine.admission import Origin, admission, chat_ids, text_ids
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.draft import RequestDraft
@@ -29,6 +23,7 @@ from trtc.runtime.service.audit import Audit
 from trtc.runtime.service.intake import Intake
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.metrics import RequestClock, ServerMetrics
+from trtc.runtime.service.models import Models
 from trtc.runtime.service.progress import Progress
 from trtc.runtime.service.prompts import Prompts
 from trtc.runtime.service.quotas import Quotas
@@ -37,14 +32,11 @@ from trtc.runtime.text.chat import Chat
 
 
 class Service:
-    """Serves drafts from the engines called `names`; used in the running asyncio loop only.
-
-    An engine can be asked about once it was added, and serves once it was set ready.
-    """
+    """Serves drafts from the engines of `models`; used in the running asyncio loop only."""
 
     def __init__(
         self,
-        names: Sequence[str],
+        models: Models,
         limits: ServiceLimits,
         metrics: ServerMetrics,
         access: Access | None = None,
@@ -56,74 +48,46 @@ class Service:
             audit: records requests; None: nothing does.
         """
         self._audit = Audit(None, metrics) if audit is None else audit
-        self._handles: dict[str, EngineHandle] = {}
+        self.models = models
         self.access = Access() if access is None else access
         self.limits = limits
         self.metrics = metrics
         self._courier = Courier(asyncio.get_running_loop())
-        self._not_ready = dict.fromkeys(names, "opening")
         self._running: set[OutputStream] = set()
         """Streams whose requests their engines have not let go of."""
         self._places = Shares(
             Resource("streams", limits.max_streams, "open streams", "--max-streams")
         )
         """One place for each open stream that a client keeps up with."""
-        self._draining = False
         self._changed = asyncio.Event()
         self._prompts = Prompts()
         self._quotas = Quotas(time.monotonic)
         self.intake = Intake(limits)
         """Of all ports."""
-        self._listeners: list[Callable[[], None]] = []
+        self.models.on_change(self._show_readiness)
 
     @property
     def names(self) -> Sequence[str]:
-        """Of all engines, those included that are not open yet."""
-        return tuple(self._not_ready)
+        """Of all engines, those included that are not open."""
+        return self.models.names
 
     @property
     def engines(self) -> Mapping[str, EngineHandle]:
         """Those that are open."""
-        return self._handles
-
-    def add(self, handle: EngineHandle) -> None:
-        self._handles[handle.name] = handle
+        return self.models.engines
 
     def why_not_ready(self) -> dict[str, str]:
-        """Engine name -> reason, for those that do not serve now; safe from any thread."""
-        return {name: reason for name, reason in self._not_ready.copy().items() if reason}
-
-    def set_ready(self, name: str, why_not: str = "") -> None:
-        """Let `name` serve, or keep it from serving and say why. Draining is not undone."""
-        if not self._draining:
-            self._not_ready[name] = why_not
-            self.metrics.ready.labels(name).set(not why_not)
-            self._tell_listeners()
-
-    def on_readiness(self, listener: Callable[[], None]) -> None:
-        """Call `listener` now, and whenever an engine becomes ready or stops being so."""
-        self._listeners.append(listener)
-        listener()
+        """Engine name -> reason, for those that should serve and do not; safe from any thread."""
+        return self.models.why_not_ready()
 
     def engine(self, name: str) -> EngineHandle:
         """The engine called `name`; the only one when `name` is empty.
 
         Raises:
             UnknownModelError: there is none, or several to choose from.
-            UnavailableError: it is not open yet.
+            UnavailableError: it is not open.
         """
-        if not name and len(self._not_ready) == 1:
-            name = next(iter(self._not_ready))
-        if name not in self._not_ready:
-            raise UnknownModelError(
-                f"no engine is called {name[:100]!r}" if name else "several engines are served",
-                field="model",
-                remedy=f"Choose one of: {', '.join(sorted(self._not_ready))}",
-            )
-        handle = self._handles.get(name)
-        if handle is None:
-            raise _not_ready(name, self._not_ready[name])
-        return handle
+        return self.models.engine(name)
 
     def engine_for(self, principal: Principal, name: str) -> EngineHandle:
         """`engine`, for what is told of it.
@@ -137,23 +101,30 @@ class Service:
 
     @asynccontextmanager
     async def generate(
-        self, draft: RequestDraft, *, principal: Principal, deadline: float | None = None
+        self,
+        draft: RequestDraft,
+        *,
+        principal: Principal,
+        deadline: float | None = None,
+        engine: EngineHandle | None = None,
     ) -> AsyncIterator[OutputStream]:
         """Run a draft; leaving the context early ends the request within a step.
 
         Args:
             principal: who asks.
+            engine: that runs it, which the caller has leased; None: that of the draft's model.
             deadline: time.monotonic() after which the request ends with DeadlineError.
 
         Raises:
             TrtcError: whatever keeps the request from being admitted. What befalls it later is
                 raised by the stream.
         """
-        handle = self.engine(draft.model)
-        clock = self.metrics.clock(handle.name, time.monotonic())
-        with self._audit.recording(principal, handle, draft) as record, ExitStack() as held:
+        with ExitStack() as held:
+            handle = engine or held.enter_context(self.models.lease(draft.model))
+            clock = self.metrics.clock(handle.name, time.monotonic())
+            record = held.enter_context(self._audit.recording(principal, handle, draft))
             with _counted(clock):
-                self._check_open(handle)
+                self.models.check_serves(handle)
                 usage = held.enter_context(self._quotas.stream(principal, handle.name))
                 place = self._places.take(principal)
                 held.callback(self._free, place)
@@ -183,8 +154,7 @@ class Service:
     async def tokenize_text(
         self, model: str, text: str, add_special_tokens: bool, principal: Principal
     ) -> Sequence[int]:
-        handle = self.engine(model)
-        with self._one_more_call(handle, principal):
+        with self._one_more_call(model, principal) as handle:
             ids = text_ids(
                 handle,
                 text,
@@ -195,8 +165,7 @@ class Service:
             return await self._prompts.run(handle, principal, ids)
 
     async def tokenize_chat(self, model: str, chat: Chat, principal: Principal) -> Sequence[int]:
-        handle = self.engine(model)
-        with self._one_more_call(handle, principal):
+        with self._one_more_call(model, principal) as handle:
             ids = chat_ids(handle, chat, self.limits.prompts)
             return await self._prompts.run(handle, principal, ids)
 
@@ -207,8 +176,7 @@ class Service:
         keep_special_tokens: bool,
         principal: Principal,
     ) -> str:
-        handle = self.engine(model)
-        with self._one_more_call(handle, principal):
+        with self._one_more_call(model, principal) as handle:
             return await self._prompts.detokenize(
                 handle, token_ids, keep_special_tokens=keep_special_tokens
             )
@@ -219,15 +187,11 @@ class Service:
         if model:
             return [self.engine_for(principal, model).info()]
         may = principal.limits.may_use
-        return [handle.info() for handle in self._handles.values() if may(handle.name)]
+        return [handle.info() for handle in self.engines.values() if may(handle.name)]
 
     def drain(self) -> None:
         """Refuse new requests from now on; running ones go on."""
-        self._draining = True
-        self._not_ready = dict.fromkeys(self._not_ready, "draining")
-        for name in self._not_ready:
-            self.metrics.ready.labels(name).set(0)
-        self._tell_listeners()
+        self.models.drain()
 
     async def wait_idle(self, timeout: float) -> bool:
         """Wait until no stream is open and no engine holds a request; False after `timeout`."""
@@ -251,17 +215,9 @@ class Service:
         self.intake.close()
         self._prompts.close()
 
-    def _tell_listeners(self) -> None:
-        for listener in self._listeners:
-            listener()
-
-    def _check_open(self, handle: EngineHandle) -> None:
-        if self._draining:
-            raise UnavailableError(
-                "the server is shutting down", remedy="Send the request to another server"
-            )
-        if reason := self._not_ready[handle.name]:
-            raise _not_ready(handle.name, reason)
+    def _show_readiness(self) -> None:
+        for one in self.models.all():
+            self.metrics.ready.labels(one.name).set(not one.reason)
 
     def _check_priority(self, draft: RequestDraft, principal: Principal) -> None:
         granted = self.limits.max_priority
@@ -273,14 +229,15 @@ class Service:
             )
 
     @contextmanager
-    def _one_more_call(self, handle: EngineHandle, principal: Principal) -> Iterator[None]:
+    def _one_more_call(self, model: str, principal: Principal) -> Iterator[EngineHandle]:
         """Long texts wait for a thread: as many may as there may be streams."""
-        self._quotas.take_request(principal, handle.name)
-        place = self._places.take(principal)
-        try:
-            yield
-        finally:
-            self._free(place)
+        with self.models.lease(model) as handle:
+            self._quotas.take_request(principal, handle.name)
+            place = self._places.take(principal)
+            try:
+                yield handle
+            finally:
+                self._free(place)
 
     async def _admit(
         self,
@@ -340,11 +297,3 @@ def _counted(clock: RequestClock) -> Iterator[None]:
     except TrtcError as error:
         clock.refuse(error)
         raise
-
-
-def _not_ready(name: str, reason: str) -> UnavailableError:
-    return UnavailableError(
-        f"engine {name} is not ready: {reason}",
-        field="model",
-        remedy="Wait until health checks say SERVING",
-    )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.requests.request import Output
@@ -197,8 +198,10 @@ class Inference:
             yield Exchange(request, ())
             return
         async with AsyncExitStack() as streams:
+            with fields_as_sent(_NAMES):
+                engine = streams.enter_context(self._service.models.lease(request.model))
             rows = [
-                await self._admit(row, at, request, principal, deadline, streams)
+                await self._admit(row, at, request, engine, principal, deadline, streams)
                 for at, row in enumerate(request.rows)
             ]
             exchange = Exchange(request, rows)
@@ -215,6 +218,7 @@ class Inference:
         row: RowRequest,
         at: int,
         request: InferRequest,
+        engine: EngineHandle,
         principal: Principal,
         deadline: float | None,
         streams: AsyncExitStack,
@@ -222,24 +226,26 @@ class Inference:
         service = self._service
         with fields_as_sent({**_NAMES, **row.sent_as}):
             stream = await streams.enter_async_context(
-                service.generate(row.draft, principal=principal, deadline=deadline)
+                service.generate(row.draft, principal=principal, deadline=deadline, engine=engine)
             )
             text = row.draft.text or ""
             if row.with_prompt and row.draft.token_ids is not None:
-                text = await self._text(request.model, stream.prompt_ids, principal)
+                text = await self._text(engine, stream.prompt_ids, principal)
         replies = RowReplies(
             row,
             Prompt(stream.prompt_ids, text),
             batch_index=at if len(request.rows) > 1 else None,
-            has_text=service.engines[request.model].tokenizer is not None,
+            has_text=engine.tokenizer is not None,
         )
         return _RunningRow(row, replies, stream)
 
-    async def _text(self, model: str, token_ids: Sequence[int], principal: Principal) -> str:
+    async def _text(
+        self, engine: EngineHandle, token_ids: Sequence[int], principal: Principal
+    ) -> str:
         """Of a prompt of token ids; "" without a tokenizer."""
-        if self._service.engines[model].tokenizer is None:
+        if engine.tokenizer is None:
             return ""
-        return await self._service.detokenize(model, token_ids, False, principal)
+        return await self._service.detokenize(engine.name, token_ids, False, principal)
 
 
 async def _outputs(

@@ -56,8 +56,8 @@ def engines_of(service: Service, principal: Principal) -> list[EngineHandle]:
 
 def is_ready(service: Service, principal: Principal, name: str, version: str) -> bool:
     """Whether a version of a model serves; one that is unknown does not."""
-    known = name in service.names and principal.limits.may_use(name) and version in ("", VERSION)
-    return known and name not in service.why_not_ready()
+    is_known = principal.limits.may_use(name) and version in ("", VERSION)
+    return is_known and service.models.is_ready(name)
 
 
 def server_metadata(*extensions: str) -> dict[str, Any]:
@@ -96,16 +96,15 @@ def config(handle: EngineHandle) -> dict[str, Any]:
 
 def index(service: Service, principal: Principal, *, ready: bool) -> list[dict[str, Any]]:
     """One entry a model that `principal` may use; with `ready`, of those that serve now."""
-    why_not = service.why_not_ready()
     return [
         {
-            "name": name,
+            "name": one.name,
             "version": VERSION,
-            "state": "UNAVAILABLE" if name in why_not else "READY",
-            "reason": why_not.get(name, ""),
+            "state": one.state.value,
+            "reason": one.reason,
         }
-        for name in service.names
-        if principal.limits.may_use(name) and not (ready and name in why_not)
+        for one in service.models.all()
+        if principal.limits.may_use(one.name) and not (ready and one.reason)
     ]
 
 

@@ -68,7 +68,7 @@ class GrpcFrontend(Frontend):
             self._door = Door(access, [path for one in services for path in one.probe_paths])
         self._server = make_server(services, self._health, self._service.limits, self._door)
         self.port = bind(self._server, config.host, config.port, config.tls)
-        self._service.on_readiness(self._report_health)
+        self._service.models.on_change(self._report_health)
         await self._server.start()
 
     def drain(self) -> None:
@@ -82,9 +82,8 @@ class GrpcFrontend(Frontend):
             await self._server.stop(grace=grace_s)
 
     def _report_health(self) -> None:
-        """The whole server serves when every engine does."""
-        not_ready = self._service.why_not_ready()
-        for name in self._service.names:
-            self._health.set(f"{SERVICE}/{name}", serving=name not in not_ready)
-        for name in self._names:
-            self._health.set(name, serving=not not_ready)
+        """The whole server serves when every engine does that it is to serve."""
+        models = self._service.models
+        serving = {f"{SERVICE}/{name}": models.is_ready(name) for name in models.names}
+        is_ready = not models.why_not_ready()
+        self._health.set({**serving, **dict.fromkeys(self._names, is_ready)})

@@ -5,6 +5,7 @@ never reads would keep every status from changing; here a change only sets flags
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -24,9 +25,10 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
         self._changed = asyncio.Event()
         self._closed = False
 
-    def set(self, service: str, *, serving: bool) -> None:
-        """Say whether `service` serves; watchers are told of the latest status only."""
-        self._serving[service] = serving
+    def set(self, serving: Mapping[str, bool]) -> None:
+        """Say which services there are, and whether each serves; watchers are told of the latest
+        status only."""
+        self._serving = dict(serving)
         self._wake()
 
     def close(self) -> None:

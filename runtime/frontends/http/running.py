@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
 from trtc.protos.errors import CancelledError
+from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.requests.request import FinishReason, Output
@@ -15,26 +17,38 @@ Told = Sequence[tuple[int, Output]]
 """Outputs that came together, each with the number of its prompt."""
 
 
+@dataclass(frozen=True)
+class Running:
+    """Drafts under way."""
+
+    engine: EngineHandle
+    """Runs all of them."""
+    outputs: AsyncIterator[Told]
+
+
 @asynccontextmanager
 async def running(
     service: Service, drafts: Sequence[RequestDraft], principal: Principal
-) -> AsyncIterator[AsyncIterator[Told]]:
-    """Run the drafts; leaving the context early ends them within a step.
+) -> AsyncIterator[Running]:
+    """Run drafts of one model; leaving the context early ends them within a step.
 
     Raises:
         TrtcError: a draft is refused, which ends those before it.
     """
     async with AsyncExitStack() as stack:
+        engine = stack.enter_context(service.models.lease(drafts[0].model))
         streams = [
-            await stack.enter_async_context(service.generate(one, principal=principal))
+            await stack.enter_async_context(
+                service.generate(one, principal=principal, engine=engine)
+            )
             for one in drafts
         ]
         if len(streams) == 1:
-            yield _outputs(0, streams[0])
+            yield Running(engine, _outputs(0, streams[0]))
             return
         merged = _Merged(streams)
         with merged.reading():
-            yield merged.outputs()
+            yield Running(engine, merged.outputs())
 
 
 async def unaborted(stream: OutputStream) -> AsyncIterator[Sequence[Output]]:

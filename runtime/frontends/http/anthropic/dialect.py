@@ -61,12 +61,13 @@ class _Handlers:
         async with AsyncExitStack() as stack:
             async with self._document(exchange, parse) as (given, draft):
                 with fields_as_sent(PARAMS):
+                    engine = stack.enter_context(self._service.models.lease(draft.model))
                     stream = await stack.enter_async_context(
-                        self._service.generate(draft, principal=exchange.principal)
+                        self._service.generate(draft, principal=exchange.principal, engine=engine)
                     )
             message = Message(
                 id=f"msg_{exchange.number}",
-                model=self._service.engine(draft.model).name,
+                model=engine.name,
                 num_prompt_tokens=len(stream.prompt_ids),
                 stop_sequences=frozenset(draft.stop),
                 tells_ids=bool(given.fields.return_token_ids),

@@ -111,9 +111,10 @@ class _Handlers:
                     outputs = None
                     if asked.draft is not None:
                         draft = _fitting(asked, replace(asked.draft, model=name), handle)
-                        outputs = await stack.enter_async_context(
+                        run = await stack.enter_async_context(
                             running(service, (draft,), exchange.principal)
                         )
+                        outputs = run.outputs
                 writer = Writer(
                     exchange,
                     handle.name,

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -37,7 +37,7 @@ from trtc.runtime.frontends.http.openai.writing import (
     write_whole,
 )
 from trtc.runtime.frontends.http.routes import Route
-from trtc.runtime.frontends.http.running import Told, running
+from trtc.runtime.frontends.http.running import Running, running
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.naming import fields_as_sent
@@ -94,13 +94,13 @@ class _Handlers:
                 with fields_as_sent(_chat_params(fields)):
                     if _needs_ids(fields):
                         draft = await self._with_ids(draft, fields, exchange.principal)
-                    outputs = await stack.enter_async_context(
+                    run = await stack.enter_async_context(
                         running(self._service, (draft,), exchange.principal)
                     )
             wanted = _wanted(fields, logprobs=bool(fields.logprobs))
             form = ChatForm(wanted, draft.n, [PromptTold(draft.token_ids or ())])
             with fields_as_sent(_chat_params(fields)):
-                await self._write(exchange, given, outputs, request_id, form)
+                await self._write(exchange, given, run, request_id, form)
 
     async def completions(self, exchange: Exchange) -> None:
         request_id = _request_id("cmpl")
@@ -114,7 +114,7 @@ class _Handlers:
                 fields = given.fields
                 with fields_as_sent(COMPLETION):
                     prompts = [await self._told(one, fields, exchange.principal) for one in drafts]
-                    outputs = await stack.enter_async_context(
+                    run = await stack.enter_async_context(
                         running(
                             self._service,
                             [_over(one, told) for one, told in zip(drafts, prompts, strict=True)],
@@ -128,7 +128,7 @@ class _Handlers:
                 is_echo_only=fields.max_tokens == 0,
             )
             with fields_as_sent(COMPLETION):
-                await self._write(exchange, given, outputs, request_id, form)
+                await self._write(exchange, given, run, request_id, form)
 
     def _document(
         self, exchange: Exchange, parse: Callable[[bytes], T]
@@ -140,12 +140,12 @@ class _Handlers:
         self,
         exchange: Exchange,
         given: Given[Any],
-        outputs: AsyncIterator[Told],
+        run: Running,
         request_id: str,
         form: Form,
     ) -> None:
         fields: ChoiceFields = given.fields
-        engine = self._service.engine(fields.model or "")
+        engine, outputs = run.engine, run.outputs
         head = Head(request_id, int(time.time()), engine.name, engine.manifest.digest)
         headers: Headers = ((b"x-request-id", request_id.encode()), *given.headers)
         if not fields.stream:

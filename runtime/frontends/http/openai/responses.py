@@ -10,6 +10,7 @@ import msgspec
 
 from trtc.protos.errors import InvalidRequestError, TrtcError
 from trtc.protos.sampling import SAMPLING_PARAMETERS
+from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.frontends.http.bodies import Given, read
 from trtc.runtime.frontends.http.events import begin_events
 from trtc.runtime.frontends.http.exchange import Exchange, Headers
@@ -50,19 +51,18 @@ class ResponsesHandler:
                 service.intake, service.limits.max_request_bytes, parse
             ) as (given, draft):
                 with fields_as_sent(RESPONSE):
-                    outputs = await stack.enter_async_context(
+                    run = await stack.enter_async_context(
                         running(service, (draft,), exchange.principal)
                     )
-            response = self._response(given.fields, response_id)
+            response = self._response(given.fields, response_id, run.engine)
             headers = ((b"x-request-id", response_id.encode()), *given.headers)
             with fields_as_sent(RESPONSE):
                 if given.fields.stream:
-                    await _write_events(exchange, outputs, response, headers)
+                    await _write_events(exchange, run.outputs, response, headers)
                 else:
-                    await _write_whole(exchange, outputs, response, headers)
+                    await _write_whole(exchange, run.outputs, response, headers)
 
-    def _response(self, fields: ResponseFields, response_id: str) -> Response:
-        engine = self._service.engine(fields.model or "")
+    def _response(self, fields: ResponseFields, response_id: str, engine: EngineHandle) -> Response:
         given = {one.name: getattr(fields, one.name) for one in SAMPLING_PARAMETERS}
         in_force: dict[str, Any] = {
             **{one.name: one.default for one in SAMPLING_PARAMETERS},

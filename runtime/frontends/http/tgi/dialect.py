@@ -80,14 +80,15 @@ class _Handlers:
                     fields = asked.given.fields
                     is_streamed = bool(fields.stream) if stream is None else stream
                     handle = service.engine_for(exchange.principal, fields.model or "")
-                    tokenizer = handle.tokenizer_for("inputs")
+                    handle.tokenizer_for("inputs")
                     one = draft(asked, request_id, stream=is_streamed)
-                    outputs = await stack.enter_async_context(
+                    run = await stack.enter_async_context(
                         running(service, (one,), exchange.principal)
                     )
+                    tokenizer = run.engine.tokenizer_for("inputs")
                 headers = ((b"x-request-id", request_id.encode()), *asked.given.headers)
                 writer = Writer(exchange, asked, tokenizer, headers)
                 if is_streamed:
-                    await writer.events(outputs)
+                    await writer.events(run.outputs)
                 else:
-                    await writer.whole(outputs, listed=stream is None)
+                    await writer.whole(run.outputs, listed=stream is None)

@@ -99,7 +99,7 @@ async def test_what_a_server_and_its_models_are() -> None:
 
         (entry,) = (await client.get_model_repository_index()).models
         assert (entry.name, entry.version, entry.state) == ("echo", "1", "READY")
-        server.server.service.set_ready("echo", "resting")
+        server.server.service.models.set_ready("echo", "resting")
         (entry,) = (await client.get_model_repository_index()).models
         assert (entry.state, entry.reason) == ("UNAVAILABLE", "resting")
         assert not await client.is_server_ready()

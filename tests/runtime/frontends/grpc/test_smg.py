@@ -69,7 +69,7 @@ async def test_what_the_server_and_its_model_are() -> None:
         assert (info.vocab_size, info.max_batch_size) == (512, 64)
         facts = await stub.GetServerInfo(pb.GetServerInfoRequest())
         assert (facts.tensor_parallel_size, facts.world_size) == (1, 1)
-        server.server.service.set_ready("echo", "resting")
+        server.server.service.models.set_ready("echo", "resting")
         assert (await stub.HealthCheck(pb.HealthCheckRequest())).status == "echo: resting"
 
 

@@ -32,8 +32,8 @@ def num_running(server: RunningServer) -> int:
 async def test_outputs_are_told_with_the_number_of_their_prompt() -> None:
     async with echo_server(ENGINE) as server:
         told: dict[int, list[int]] = {0: [], 1: [], 2: []}
-        async with running(server.server.service, drafts(5, 6, 7), LOCAL) as outputs:
-            async for arrived in outputs:
+        async with running(server.server.service, drafts(5, 6, 7), LOCAL) as run:
+            async for arrived in run.outputs:
                 for prompt, output in arrived:
                     told[prompt] += output.token_ids
         assert told == {at: greedy((5 + at,), 40, ENGINE.options) for at in range(3)}
@@ -44,13 +44,13 @@ async def test_what_is_left_unread_counts_for_each_prompt() -> None:
     limits = ServiceLimits(max_unread_tokens=64)
     async with echo_server(ENGINE, config=replace(CONFIG, limits=limits)) as server:
         several = drafts(5, 6, 7, max_tokens=900)
-        async with running(server.server.service, several, LOCAL) as outputs:
+        async with running(server.server.service, several, LOCAL) as run:
             await eventually(
                 lambda: server.server.service.num_open == 0 and num_running(server) == 0,
                 "all requests are ended",
             )
             with pytest.raises(QueueFullError, match="64 tokens unread"):
-                async for _ in outputs:
+                async for _ in run.outputs:
                     pass
         await server.idle()
 
@@ -67,6 +67,6 @@ async def test_a_draft_that_is_refused_ends_those_before_it() -> None:
 @asynchronous
 async def test_leaving_ends_all() -> None:
     async with echo_server(ENGINE) as server:
-        async with running(server.server.service, drafts(5, 6, max_tokens=900), LOCAL) as outputs:
-            await anext(outputs)
+        async with running(server.server.service, drafts(5, 6, max_tokens=900), LOCAL) as run:
+            await anext(run.outputs)
         await server.idle()

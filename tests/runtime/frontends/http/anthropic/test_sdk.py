@@ -229,7 +229,7 @@ async def test_errors_are_those_of_the_sdk() -> None:
             )
         assert refused.value.type == "invalid_request_error"
         assert "thinking: is not supported" in refused.value.message
-        server.server.service.set_ready("a", "running its canaries")
+        server.server.service.models.set_ready("a", "running its canaries")
         with pytest.raises(anthropic.InternalServerError) as unready:
             await client.messages.create(**{**ASKED, "model": "a"})
         assert (unready.value.status_code, unready.value.type) == (503, "overloaded_error")

@@ -99,7 +99,7 @@ async def test_what_a_server_and_its_models_are() -> None:
         told = (await client.get_inference_statistics())["model_stats"]
         assert [one["name"] for one in told] == ["echo", "b/c"]
         assert (await client.get_inference_statistics("echo"))["model_stats"] == told[:1]
-        server.server.service.set_ready("echo", "resting")
+        server.server.service.models.set_ready("echo", "resting")
         assert not await client.is_server_ready()
         assert not await client.is_model_ready("echo")
         for call in (client.load_model, client.unload_model):

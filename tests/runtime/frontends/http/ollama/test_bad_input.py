@@ -163,7 +163,7 @@ async def test_an_engine_without_a_tokenizer_takes_no_text() -> None:
 @asynchronous
 async def test_a_server_that_does_not_serve_says_when_to_ask_again() -> None:
     async with echo_server(ECHO) as server:
-        server.server.service.set_ready("echo", "running its canaries")
+        server.server.service.models.set_ready("echo", "running its canaries")
         answer = await ask(server, *generate())
         assert answer.status == 503
         assert "running its canaries" in answer.document["error"]

@@ -50,7 +50,7 @@ async def test_models_are_listed_with_their_lengths() -> None:
 @asynchronous
 async def test_models_are_unavailable_until_they_serve() -> None:
     async with echo_server(ECHO) as server, sdk(server) as client:
-        server.server.service.set_ready("echo", "running its canaries")
+        server.server.service.models.set_ready("echo", "running its canaries")
         with pytest.raises(openai.InternalServerError) as caught:
             await client.models.list()
         assert caught.value.status_code == 503

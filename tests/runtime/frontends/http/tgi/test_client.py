@@ -133,7 +133,7 @@ async def test_what_is_served_is_told() -> None:
         assert (info["model_id"], info["max_total_tokens"]) == ("echo", 1024)
         assert info["model_sha"] == server.handle().manifest.digest
         assert await client.health_check()
-        server.server.service.set_ready("echo", "running its canaries")
+        server.server.service.models.set_ready("echo", "running its canaries")
         assert not await client.health_check()
 
 
