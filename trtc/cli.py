@@ -45,6 +45,8 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "quantize": Subcommand("Quantise a checkpoint into another checkpoint.", extra="build"),
     "eval": Subcommand("Measure an engine's accuracy on a text."),
     "generate": Subcommand("Complete a prompt with an engine, in this process.", runs_engines=True),
+    "chat": Subcommand("Talk with an engine or a server's model.", runs_engines=True),
+    "run": Subcommand("Answer one prompt with an engine or a server's model.", runs_engines=True),
     "serve": Subcommand("Serve engines over gRPC and the OpenAI API.", runs_engines=True),
     "keys": Subcommand("Make, list and revoke API keys of a server's tenants."),
     "client": Subcommand("Complete a prompt with a running server."),

@@ -18,6 +18,7 @@ from trtc.runtime.integrity.verify import HashCheck
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.generating import BlockingGeneration, Closing, Generating
 from trtc.runtime.requests.keywords import names_checked
+from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.request import GenerationRequest, Output, TokenMasks
 from trtc.runtime.requests.request_defaults import GenerationConfig, request_defaults
 from trtc.runtime.text.tokenizer import Tokenizer
@@ -165,6 +166,10 @@ class LocalEngine(Generating[LocalGeneration], Closing):
     @property
     def tokenizer(self) -> Tokenizer | None:
         return self._session.tokenizer
+
+    def info(self) -> ModelInfo:
+        """What a server of this engine would say of it."""
+        return self._engine.info()
 
     def submit(
         self,

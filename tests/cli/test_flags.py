@@ -13,6 +13,12 @@ COMPLETION = """
     --prompt-logprobs --json
 """
 
+TALK = """
+    name --system --max-tokens --temperature --top-k --top-p --min-p --repetition-penalty
+    --presence-penalty --frequency-penalty --seed --url --tls --tls-ca --tls-cert --tls-key
+    --api-key-file --threads --kv-bytes
+"""
+
 FLAGS = {
     "build": """
         --model --revision --output --dtype --kv-dtype --target --force --calib --keep
@@ -31,6 +37,8 @@ FLAGS = {
     "verify": "engine --trust --json",
     "inspect": "engine --plan --json --verify",
     "generate": f"engine {COMPLETION} --threads --kv-bytes --dummy-weights --generation-config",
+    "chat": f"{TALK} --no-history",
+    "run": f"{TALK} prompt",
     "serve": """
         engines --host --grpc-port --http-port --no-http --threads --kv-bytes --kv-host-bytes
         --step-target --digest --require-signature --trust

@@ -10,6 +10,7 @@ import click
 
 from trtc.commands.conversation import read_conversation, read_messages
 from trtc.commands.options import together
+from trtc.commands.screen import shown
 from trtc.protos.errors import RequestError
 from trtc.protos.sampling import SAMPLING_PARAMETERS
 from trtc.runtime.requests.completion import Result
@@ -18,6 +19,20 @@ from trtc.runtime.requests.request import Output
 from trtc.runtime.text.chat_options import Message
 
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
+
+sampling_options = together(
+    click.option("--max-tokens", type=int, help="New tokens; as many as fit when left out."),
+    # Without defaults: what is not given is the model's to say.
+    *(
+        click.option(
+            f"--{one.name.replace('_', '-')}",
+            type=one.kind,
+            help=f"{one.meaning.capitalize()}. Default: {one.default_said}.",
+        )
+        for one in SAMPLING_PARAMETERS
+    ),
+    click.option("--seed", type=int, help="Same seed, same tokens."),
+)
 
 completion_options = together(
     click.option(
@@ -50,20 +65,10 @@ completion_options = together(
         help="With --chat or --messages: variables for the chat template, such as "
         """'{"enable_thinking": false}'.""",
     ),
-    click.option("--max-tokens", type=int, help="New tokens; as many as fit when left out."),
-    # Without defaults: what is not given is the model's to say.
-    *(
-        click.option(
-            f"--{one.name.replace('_', '-')}",
-            type=one.kind,
-            help=f"{one.meaning.capitalize()}. Default: {one.default_said}.",
-        )
-        for one in SAMPLING_PARAMETERS
-    ),
+    sampling_options,
     click.option(
         "--logit-bias", multiple=True, metavar="ID=BIAS", help="Add to a token's logit; repeatable."
     ),
-    click.option("--seed", type=int, help="Same seed, same tokens."),
     click.option("--stop", multiple=True, help="End before this text; repeatable."),
     click.option("--stop-token-ids", metavar="ID,ID,...", help="End at these tokens."),
     click.option("--include-stop", is_flag=True, help="Keep the stop text in the output."),
@@ -191,7 +196,7 @@ def _show(generation: Generation, *, as_json: bool) -> None:
     for output in generation:
         # Several sequences at once would interleave: only the first streams.
         if output.index == 0 and output.text:
-            click.echo(output.text, nl=False)
+            click.echo(shown(output.text), nl=False)
             streamed = True
     _show_rest(generation.result(), streamed=streamed)
 
@@ -204,4 +209,5 @@ def _show_rest(result: Result, *, streamed: bool) -> None:
     click.echo()
     for completion in result.completions[1:]:
         click.echo(f"--- {completion.index}")
-        click.echo(completion.text or ",".join(str(token) for token in completion.token_ids))
+        text = shown(completion.text)
+        click.echo(text or ",".join(str(token) for token in completion.token_ids))

@@ -3,22 +3,18 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Awaitable, Callable
 
-import grpc
 import pytest
 
 from tests.support.aio import asynchronous
+from tests.support.broken_servers import GARBAGE, broken_server
 from tests.support.servers import EOS, EchoEngine, echo_server
 from trtc.protos.errors import CancelledError, ServeError, UnavailableError
 from trtc.protos.trtc.v1 import inference_pb2 as pb
 from trtc.runtime.client import AsyncClient, Client
 from trtc.runtime.executors.echo import EchoOptions
 
-GARBAGE = b"\xff\xff\xff"
 UNFINISHED = pb.GenerateResponse(request_id="r", token_ids=[1], text="a").SerializeToString()
 OVER = pb.GenerateResponse(request_id="r", usage=pb.Usage()).SerializeToString()
 
@@ -29,30 +25,6 @@ REPLIES = {
     "garbage": ([GARBAGE], "reply to Generate cannot be parsed"),
     "garbage after a token": ([UNFINISHED, GARBAGE], "reply to Generate cannot be parsed"),
 }
-
-
-class Nonsense(grpc.GenericRpcHandler):
-    """Answers Generate with `replies`, and everything else with garbage."""
-
-    def __init__(self, replies: list[bytes]) -> None:
-        self._replies = replies
-
-    def service(self, details: grpc.HandlerCallDetails) -> Any:
-        if details.method.endswith("/Generate"):
-            return grpc.unary_stream_rpc_method_handler(lambda *_: iter(self._replies))
-        return grpc.unary_unary_rpc_method_handler(lambda *_: GARBAGE)
-
-
-@contextmanager
-def broken_server(replies: list[bytes]) -> Iterator[str]:
-    """Its address."""
-    server = grpc.server(ThreadPoolExecutor(2), handlers=[Nonsense(replies)])
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.stop(None).wait()
 
 
 @pytest.mark.parametrize("what", REPLIES)
