@@ -339,8 +339,8 @@ class EngineLoop:
 
     def _take_orders(self) -> bool:
         """Wait for work, and take over submissions and aborts; False: stop."""
+        self._wait_for_work()
         with self._changed:
-            self._wait_for_work()
             aborted, self._aborted = self._aborted, []
             if self._stopping:
                 return False
@@ -352,17 +352,23 @@ class EngineLoop:
 
     def _wait_for_work(self) -> None:
         """Sleep until there is work; meanwhile check the pool once and the device periodically."""
-
-        def has_work() -> bool:
-            orders = self._submitted or self._aborted or self._stopping
-            return bool(orders) or self._has_work()
-
         is_checked = False
-        while not self._changed.wait_for(has_work, timeout=_IDLE_CHECK_AFTER_S):
+        while not self._is_needed(within_s=_IDLE_CHECK_AFTER_S):
+            # Without the lock: whoever submits must not wait for a check.
             self._executor.check()
-            if not is_checked:
-                self._state.check_integrity()
-                is_checked = True
+            is_checked = is_checked or self._check_state()
+
+    def _is_needed(self, within_s: float) -> bool:
+        """Whether there are orders or work, now or within a time."""
+        with self._changed:
+            return self._changed.wait_for(self._has_orders_or_work, timeout=within_s)
+
+    def _has_orders_or_work(self) -> bool:
+        return bool(self._submitted or self._aborted or self._stopping) or self._has_work()
+
+    def _check_state(self) -> bool:
+        """Check the scheduler's integrity; False: work came before the end."""
+        return not any(self._has_orders_or_work() for _ in self._state.integrity_checks())
 
     def _has_work(self) -> bool:
         return self._state.has_work or self._pipeline.num_in_flight > 0

@@ -302,7 +302,12 @@ class PrefixCache:
         Raises:
             InvariantError: they do not.
         """
-        self.pool.check_integrity([*holdings, list(self._nodes)])
+        for _ in self.integrity_checks(holdings):
+            pass
+
+    def integrity_checks(self, holdings: Sequence[Sequence[int]]) -> Iterator[None]:
+        """The same in parts of a few milliseconds at most, however many pages are cached."""
+        yield from self.pool.integrity_checks([*holdings, list(self._nodes)])
         held = {page for pages in holdings for page in pages}
         if self._idle.keys() | self._spare.keys() != self._nodes.keys() - held:
             raise InvariantError("the idle pages are not the cached pages without a holder")
@@ -317,11 +322,12 @@ class PrefixCache:
                 is_empty = not pages and not child.children
                 if child.parent is not node or child.key != key or is_empty:
                     raise InvariantError(f"the prefix tree is broken at pages {pages}")
-                if len(reached.keys() | set(pages)) < len(reached) + len(pages):
+                if len(set(pages)) < len(pages) or not reached.keys().isdisjoint(pages):
                     raise InvariantError(f"pages {pages} are in the prefix trees twice")
                 self._check_parent(child, node, held)
                 reached |= dict.fromkeys(pages, child)
                 stack.append(child)
+            yield
         if reached != self._nodes:
             raise InvariantError("the prefix trees do not hold exactly the cached pages")
 

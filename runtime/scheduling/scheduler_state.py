@@ -22,7 +22,7 @@ reads and writes those pages, and `commit` drops what that step draws for it. Th
 """
 
 from bisect import insort
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from math import inf
@@ -531,7 +531,14 @@ class SchedulerState:
         Raises:
             InvariantError: something leaked.
         """
-        self.cache.check_integrity([held for one in self.running for held in one.held_pages()])
+        for _ in self.integrity_checks():
+            pass
+
+    def integrity_checks(self) -> Iterator[None]:
+        """The same in short parts: with hundreds of thousands of pages it takes a while. Begin it
+        again after any change."""
+        held = [held for one in self.running for held in one.held_pages()]
+        yield from self.cache.integrity_checks(held)
         lanes = sorted([*self.free_lanes, *(lane for one in self.running for lane in one.lanes)])
         if lanes != list(range(self.num_lanes)):
             raise InvariantError("a lane leaked or was given away twice")

@@ -4,6 +4,7 @@ import itertools
 import random
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -576,19 +577,37 @@ def test_an_idle_loop_sleeps_and_looks_after_its_pool(
     with open_loop(ROOMY) as loop:
         loop.send(greedy_request("a", [1], 4)).result()
         checked = threading.Event()
-        check = loop._state.check_integrity
+        checks = loop._state.integrity_checks
 
-        def watched() -> None:
-            check()
+        def watched() -> Iterator[None]:
+            yield from checks()
             checked.set()
 
-        monkeypatch.setattr(loop._state, "check_integrity", watched)
+        monkeypatch.setattr(loop._state, "integrity_checks", watched)
         loop.send(greedy_request("b", [1], 4)).result()
         assert checked.wait(10)
         before = time.process_time()
         time.sleep(0.3)
         assert time.process_time() - before < 0.1
         loop.send(greedy_request("c", [1], 4)).result()
+
+
+def test_a_request_does_not_wait_for_the_check_of_an_idle_pool(
+    open_loop: OpenLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtc.runtime.engine.loop._IDLE_CHECK_AFTER_S", 0.02)
+    with open_loop(ROOMY) as loop:
+        begun = threading.Event()
+
+        def endless() -> Iterator[None]:
+            begun.set()
+            while True:
+                yield
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loop._state, "integrity_checks", endless)
+            assert begun.wait(10)
+            loop.send(greedy_request("a", [1], 4)).result()
 
 
 class FailingWhenIdle(EchoExecutor):
