@@ -144,7 +144,7 @@ async def test_a_rotation_that_is_half_done_keeps_the_old_certificate(tmp_path: 
 async def test_clients_that_begin_no_handshake_are_bounded_in_time_and_number(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trtc.runtime.frontends.http.port.HANDSHAKE_S", 1.0)
+    monkeypatch.setattr("trtc.runtime.frontends.http.server.HANDSHAKE_S", 1.0)
 
     def held(port: int) -> int:
         return sum(
