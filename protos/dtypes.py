@@ -1,13 +1,11 @@
 """Element types: one literal table, so that every layer spells a type the same way."""
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 DTypeName = Literal["f32", "bf16", "f16", "f8e4m3", "f4e2m1", "i8", "i4", "u4", "i32", "u8"]
 
 
-@dataclass(frozen=True)
-class DType:
+class DType(NamedTuple):
     """One element type and its spelling in each format that trtc reads or writes."""
 
     name: DTypeName

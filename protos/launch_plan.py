@@ -13,12 +13,12 @@ from typing import Literal
 
 import msgspec
 
+from trtc.protos.manifest import TACTICS_PREFIX
 from trtc.protos.numbers import Count, Index, Size
 from trtc.protos.record import Record, read_record
 
 LAUNCHES_FILE = "launches.json"
 KERNELS_DIR = "kernels"
-TACTICS_PREFIX = "tactics-"
 TILE_MAP_BYTES = 128
 """Of a tensor map on the device, which begins at a multiple of it."""
 

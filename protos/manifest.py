@@ -30,6 +30,8 @@ REPORT_HTML = "report.html"
 SBOM_FILE = "sbom.cdx.json"
 SIGNATURE_FILE = "manifest.sig"
 """Not listed in the manifest, which it signs."""
+TACTICS_PREFIX = "tactics-"
+"""Of the names of tables of measured kernels, in CUDA engines."""
 
 
 def weights_files(tp: int) -> tuple[str, ...]:

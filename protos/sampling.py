@@ -11,7 +11,7 @@ sampler's tensors follow from SAMPLING_PARAMETERS; the messages of the wire have
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import msgspec
 
@@ -113,8 +113,7 @@ class SamplingOptions(TypedDict, total=False):
     seed: int
 
 
-@dataclass(frozen=True)
-class SamplingParameter:
+class SamplingParameter(NamedTuple):
     """One number of SamplingParams."""
 
     name: str

@@ -9,8 +9,7 @@ one for each of protos/sampling.py's parameters, and what a draw needs besides.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from trtc.protos.dtypes import DTypeName
 from trtc.protos.sampling import SAMPLING_PARAMETERS
@@ -21,8 +20,7 @@ MAX_DRAFT_TOKENS = 15
 """Draft tokens that a step verifies of one sequence, at most."""
 
 
-@dataclass(frozen=True)
-class StepInput:
+class StepInput(NamedTuple):
     """An array of runtime/executors/base.py's StepBatch."""
 
     name: str
@@ -87,8 +85,7 @@ def in_block_order(inputs: Iterable[StepInput]) -> tuple[StepInput, ...]:
     return tuple(sorted(inputs, key=lambda one: (one.is_table, "T" in one.shape)))
 
 
-@dataclass(frozen=True)
-class SamplingColumn:
+class SamplingColumn(NamedTuple):
     """One value for each row of logits: an [R] array of runtime's SamplingBatch."""
 
     name: str
@@ -111,8 +108,7 @@ SAMPLING_COLUMNS: tuple[SamplingColumn, ...] = (
 )
 
 
-@dataclass(frozen=True)
-class SparseColumn:
+class SparseColumn(NamedTuple):
     """Values for a few tokens of a few rows: the SparseRows of runtime's SamplingBatch."""
 
     name: str
@@ -125,24 +121,6 @@ class SparseColumn:
 SPARSE_COLUMNS: tuple[SparseColumn, ...] = (
     SparseColumn("seen", "counts", "i32", "tokens that penalties look at: times in the output"),
     SparseColumn("bias", "values", "f32", "added to the logits"),
-)
-
-
-@dataclass(frozen=True)
-class OptionalColumn:
-    """What only some steps bring for their rows: an attribute of runtime's SamplingBatch or None.
-    Executors that take it say so (runtime/executors/base.py)."""
-
-    name: str
-    meaning: str
-
-
-OPTIONAL_COLUMNS: tuple[OptionalColumn, ...] = (
-    OptionalColumn("drafts", "the draft that the next row was computed with, or -1"),
-    OptionalColumn("masks", "bits of the tokens that a row may draw, num_mask_words words each"),
-    OptionalColumn(
-        "pending", "row of the step before that draws a token which `seen` lacks, or -1"
-    ),
 )
 
 

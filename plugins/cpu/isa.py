@@ -1,10 +1,9 @@
 """Instruction-set levels that engines are compiled for, with their compiler flags."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Isa:
+class Isa(NamedTuple):
     """A level that kernels have code for."""
 
     name: str

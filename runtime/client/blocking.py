@@ -15,7 +15,7 @@ from trtc.runtime.requests.generating import BlockingGeneration, Closing
 from trtc.runtime.requests.keywords import takes
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.request import Output
-from trtc.runtime.text.chat_options import Message, TemplateOptions
+from trtc.runtime.text.template_options import Message, TemplateOptions
 from trtc.runtime.wire.channel import CLIENT_OPTIONS
 from trtc.runtime.wire.failures import to_error
 from trtc.runtime.wire.messages import draft_to_wire

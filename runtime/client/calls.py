@@ -7,7 +7,8 @@ from typing import Generic, TypeVar
 from trtc.protos.errors import UnavailableError
 from trtc.protos.trtc.v1 import inference_pb2 as pb
 from trtc.runtime.requests.model_info import ModelInfo
-from trtc.runtime.text.chat_options import Message, TemplateOptions, chat_of
+from trtc.runtime.text.chat_options import chat_of
+from trtc.runtime.text.template_options import Message, TemplateOptions
 from trtc.runtime.wire.messages import chat_to_wire, info_from_wire
 from trtc.runtime.wire.methods import (
     ABORT,

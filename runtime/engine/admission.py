@@ -9,8 +9,8 @@ service in threads that suit them (runtime/service/prompts.py).
 
 import uuid
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from trtc.protos.errors import ContextLengthError, InvalidRequestError
 from trtc.runtime.engine.handle import EngineHandle
@@ -18,8 +18,10 @@ from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.principal import LOCAL, Principal
 from trtc.runtime.requests.request import GenerationRequest
 from trtc.runtime.requests.validation import check_lengths, finish_draft
-from trtc.runtime.text.chat import Chat
 from trtc.runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from trtc.runtime.text.chat import Chat
 
 SHORT_TEXT_CHARACTERS = 2048
 """Texts up to this long are tokenised sooner than it is judged whether they can fit."""
@@ -27,8 +29,7 @@ SHORT_TEXT_CHARACTERS = 2048
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class PromptLimits:
+class PromptLimits(NamedTuple):
     """What a prompt may cost before it is token ids. None: anything."""
 
     max_bytes: int | None = None
@@ -41,8 +42,7 @@ UNLIMITED = PromptLimits()
 """For callers who pay for their prompts themselves."""
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(NamedTuple):
     """Whose a request is, and until when it is wanted."""
 
     principal: Principal = LOCAL
@@ -52,8 +52,7 @@ class Origin:
     """As in `namespace_of`."""
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """A call that may take long, and needs none of the caller's threads."""
 
     run: Callable[[], Any]
@@ -96,7 +95,7 @@ def admission(
     return request
 
 
-def chat_ids(engine: EngineHandle, chat: Chat, limits: PromptLimits) -> Admission[Sequence[int]]:
+def chat_ids(engine: EngineHandle, chat: "Chat", limits: PromptLimits) -> Admission[Sequence[int]]:
     """Token ids of a conversation in the engine's chat template."""
     tokenizer = engine.tokenizer_for("chat")
     if limits.max_messages is not None and len(chat.messages) > limits.max_messages:

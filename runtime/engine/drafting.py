@@ -9,8 +9,7 @@ on what else is in the step. On GPUs they do, by rounding.
 """
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from trtc.protos.errors import RequestError, UnsupportedError
 from trtc.protos.step import MAX_DRAFT_TOKENS
@@ -26,8 +25,7 @@ _MAX_PAUSE = 5
 """A sequence whose last m drafts were all wrong gets none for 2**m tokens, m at most this."""
 
 
-@dataclass(frozen=True)
-class DraftConfig:
+class DraftConfig(NamedTuple):
     """Speculative decoding: which drafter proposes tokens, and how many."""
 
     method: Literal["ngram"] = "ngram"

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from trtc.protos.errors import NoTokenizerError
 from trtc.protos.manifest import Manifest
 from trtc.protos.sampling import SamplingOptions
 from trtc.runtime.engine.loop import EngineLoop
-from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.text.tokenizer import Tokenizer
 from trtc.version import __version__
+
+if TYPE_CHECKING:
+    from trtc.runtime.requests.model_info import ModelInfo
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,9 @@ class EngineHandle:
             )
         return self.tokenizer
 
-    def info(self) -> ModelInfo:
+    def info(self) -> "ModelInfo":
+        from trtc.runtime.requests.model_info import ModelInfo  # only servers are asked
+
         manifest, defaults = self.manifest, self.loop.bounds.defaults
         return ModelInfo(
             name=self.name,

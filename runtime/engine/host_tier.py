@@ -9,9 +9,10 @@ here as well: when it is evicted again, nothing is copied.
 """
 
 import mmap
+import os
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,9 @@ from trtc.protos.errors import EnvironmentFault, RequestError, UnsupportedError
 from trtc.runtime.executors.base import Executor, PageRead
 from trtc.runtime.executors.huge_pages import advise_huge_pages
 from trtc.runtime.host.machine import available_bytes
-from trtc.runtime.scheduling.cache_events import PageKey
+from trtc.runtime.scheduling.cache_events import CacheEvents, PageKey
+from trtc.runtime.scheduling.restoring import PrefixRestorer
+from trtc.runtime.scheduling.scheduler_state import SchedulerState
 
 _FIELD = "--kv-host-bytes"
 _BATCH_BYTES = 16 << 20
@@ -28,16 +31,14 @@ _MAX_READS = 4
 """Copies in flight at most; beyond, the device is waited for."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Read:
+class _Read(NamedTuple):
     """Pages on their way into slots of the arena."""
 
     read: PageRead
     slots: list[int]
 
 
-@dataclass(frozen=True, eq=False)
-class _Kept:
+class _Kept(NamedTuple):
     """Pages that have landed (implements KeptPages)."""
 
     tier: "HostTier"
@@ -106,7 +107,15 @@ class HostTier:
         """Slots that hold a page."""
         return len(self._slots)
 
-    # What the prefix cache tells.
+    def events(self) -> CacheEvents:
+        """Events for a prefix cache whose evicted pages this tier is to keep."""
+        return CacheEvents(os.urandom(32), [self])
+
+    def restorer(self, state: SchedulerState, events: CacheEvents) -> PrefixRestorer:
+        """Restores kept pages to the prefix cache of `state`, which has these events."""
+        return PrefixRestorer(state, events, self)
+
+    # CacheListener.
 
     def cached(
         self, key: PageKey, parent: PageKey, token_ids: Sequence[int], group: int, page: int
@@ -120,7 +129,7 @@ class HostTier:
         else:
             self._leaving[name] = page
 
-    # What the pipeline of steps asks.
+    # For the step pipeline.
 
     def flush(self) -> None:
         """Begin to copy evicted pages, before anything overwrites them."""
@@ -137,7 +146,7 @@ class HostTier:
             self._arena[landing.slots] = landing.read.wait()
             self._num_landed += 1
 
-    # What restoring asks.
+    # PageStore.
 
     def has(self, key: PageKey, group: int) -> bool:
         return (key, group) in self._slots

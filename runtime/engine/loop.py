@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from trtc.protos.errors import (
     DeadlineError,
@@ -32,19 +32,16 @@ from trtc.protos.errors import (
 from trtc.protos.sampling import NO_DEFAULTS, SamplingDefaults
 from trtc.runtime.engine.drafting import DraftConfig, drafter_of
 from trtc.runtime.engine.emission import Delivery, LiveRequest, Sink
-from trtc.runtime.engine.host_tier import HostTier
 from trtc.runtime.engine.step_pipeline import CompletedStep, StepPipeline
 from trtc.runtime.executors.base import Executor
 from trtc.runtime.requests.principal import LOCAL, Principal
 from trtc.runtime.requests.request import GenerationRequest, TokenLogprobs
 from trtc.runtime.requests.validation import RequestBounds, validate
 from trtc.runtime.sampling.sampler import Int32s, Logprobs
-from trtc.runtime.scheduling.cache_events import CacheEvents
 from trtc.runtime.scheduling.deadlines import Deadlines
 from trtc.runtime.scheduling.kv_pool import KvPool
 from trtc.runtime.scheduling.pace import Pace
 from trtc.runtime.scheduling.prefix_cache import PrefixCache
-from trtc.runtime.scheduling.restoring import PrefixRestorer
 from trtc.runtime.scheduling.scheduler import StepLimits, plan
 from trtc.runtime.scheduling.scheduler_state import AGEING_S, OVERDUE_S, SchedulerState
 from trtc.runtime.scheduling.sequence import Sequence as RunningSequence
@@ -52,6 +49,9 @@ from trtc.runtime.scheduling.sequence import rank_of
 from trtc.runtime.scheduling.shares import Resource, Shares
 from trtc.runtime.scheduling.step_plan import Scored
 from trtc.runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from trtc.runtime.engine.host_tier import HostTier
 
 __all__ = ["Delivery", "EngineLoop", "LoopConfig", "LoopStats", "Sink"]
 
@@ -178,7 +178,7 @@ class EngineLoop:
         # The loop's thread only.
         pool = KvPool(executor.num_pages, kv.page_size, kv.windows)
         self._tier = _host_tier(executor, config)
-        events = CacheEvents(os.urandom(32), [self._tier]) if self._tier is not None else None
+        events = None if self._tier is None else self._tier.events()
         cache = PrefixCache(pool, enabled=config.prefix_cache, events=events)
         self._state = SchedulerState(
             cache,
@@ -191,9 +191,9 @@ class EngineLoop:
         )
         self._pace = Pace(StepLimits(limits.max_num_tokens), config.step_target_s)
         self._restorer = (
-            PrefixRestorer(self._state, events, self._tier)
-            if events is not None and self._tier is not None
-            else None
+            None
+            if self._tier is None or events is None
+            else self._tier.restorer(self._state, events)
         )
         self._pipeline = StepPipeline(
             executor,
@@ -576,7 +576,7 @@ class EngineLoop:
         return self._num_finished + self._num_failed + len(self._live)
 
 
-def _host_tier(executor: Executor, config: LoopConfig) -> HostTier | None:
+def _host_tier(executor: Executor, config: LoopConfig) -> "HostTier | None":
     if not config.kv_host_bytes:
         return None
     if not config.prefix_cache:
@@ -585,6 +585,8 @@ def _host_tier(executor: Executor, config: LoopConfig) -> HostTier | None:
             field="--kv-host-bytes",
             remedy="Leave out --no-prefix-cache, or this",
         )
+    from trtc.runtime.engine.host_tier import HostTier  # few engines have one
+
     return HostTier(executor, config.kv_host_bytes)
 
 

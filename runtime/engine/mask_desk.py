@@ -9,7 +9,7 @@ skips steps until the mask is ready. Where the cache cannot be rolled back, the 
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -34,8 +34,7 @@ class MaskedRows(NamedTuple):
     """More than one where a request forks."""
 
 
-@dataclass(frozen=True, eq=False)
-class Collected:
+class Collected(NamedTuple):
     """What is known of a step's masks when it is drawn."""
 
     masks: RowMasks | None
@@ -43,7 +42,7 @@ class Collected:
     """Their masks are not ready."""
     failures: dict[Sequence, TrtcError]
     """Errors of masks that could not be computed."""
-    biases: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
+    biases: Mapping[int, Mapping[int, float]] = MappingProxyType({})
     """Row -> token id -> what is added to its logit."""
 
 

@@ -1,13 +1,17 @@
 """From an engine directory to a running engine loop."""
 
-from trtc.runtime.engine.config import EngineConfig, EngineSource
+from typing import TYPE_CHECKING
+
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.engine.loop import EngineLoop, LoopConfig
 from trtc.runtime.engine.session import Session, open_session
 from trtc.runtime.requests.request_defaults import request_defaults
 
+if TYPE_CHECKING:
+    from trtc.runtime.engine.config import EngineConfig, EngineSource
 
-def open_handle(source: EngineSource, config: EngineConfig) -> EngineHandle:
+
+def open_handle(source: "EngineSource", config: "EngineConfig") -> EngineHandle:
     """Verify, map and start one engine.
 
     Raises:

@@ -478,8 +478,7 @@ def _without_rows(entries: SparseRows, dropped: Bools) -> SparseRows:
     return SparseRows(entries.rows[kept], entries.token_ids[kept], entries.values[kept])
 
 
-@dataclass(frozen=True)
-class _EarlyBias:
+class _EarlyBias(NamedTuple):
     """Keeps a sequence from ending before it has `min_tokens` tokens."""
 
     min_tokens: int

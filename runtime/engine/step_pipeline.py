@@ -21,10 +21,10 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from trtc.protos.errors import InvariantError, TrtcError
 from trtc.runtime.engine.drafting import Drafter
-from trtc.runtime.engine.host_tier import HostTier
 from trtc.runtime.engine.mask_desk import MaskDesk
 from trtc.runtime.engine.step_builder import BuiltStep, StepBuilder
 from trtc.runtime.executors.base import (
@@ -38,9 +38,11 @@ from trtc.runtime.scheduling.scheduler_state import Drawn, SchedulerState
 from trtc.runtime.scheduling.sequence import Sequence
 from trtc.runtime.scheduling.step_plan import Scored, StepPlan
 
+if TYPE_CHECKING:
+    from trtc.runtime.engine.host_tier import HostTier
 
-@dataclass(frozen=True, eq=False)
-class CompletedStep:
+
+class CompletedStep(NamedTuple):
     """What a step drew, as the scheduler's state took it over."""
 
     drawn: list[Drawn]
@@ -82,7 +84,7 @@ class StepPipeline:
         state: SchedulerState,
         *,
         max_context: int,
-        tier: HostTier | None = None,
+        tier: "HostTier | None" = None,
         drafter: Drafter | None = None,
         num_drafts: int = 0,
     ) -> None:

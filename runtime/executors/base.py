@@ -13,7 +13,7 @@ without a device sampler use runtime/sampling/sampler.py on the host.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,8 +53,7 @@ class StepBatch:
     knows all, as it always does with executors that do not run ahead."""
 
 
-@dataclass(frozen=True)
-class DraftRows:
+class DraftRows(NamedTuple):
     """How an executor checks drafts (runtime/engine/drafting.py)."""
 
     most: int
@@ -92,8 +91,7 @@ class PageRead(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False)
-class Landed:
+class Landed(NamedTuple):
     """Pages that are on the host (implements PageRead)."""
 
     data: Bytes

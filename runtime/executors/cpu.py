@@ -2,8 +2,8 @@
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,8 +86,7 @@ class _Step(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, eq=False)
-class CpuEngineFiles:
+class CpuEngineFiles(NamedTuple):
     """What a session has verified and hands over."""
 
     shared_object: Path
@@ -101,8 +100,7 @@ class CpuEngineFiles:
     """Of the shared object; None: any is taken."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Done:
+class _Done(NamedTuple):
     """A finished step: this executor computes when it is launched."""
 
     tokens: SampledTokens
@@ -111,8 +109,7 @@ class _Done:
         return self.tokens
 
 
-@dataclass(frozen=True, eq=False)
-class _Computed:
+class _Computed(NamedTuple):
     """The logits of a step; they are overwritten by the next one."""
 
     logits: Float32s

@@ -1,7 +1,7 @@
 """Opens a CPU engine: the best code for this processor, over mapped or random weights."""
 
 import hashlib
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from trtc.plugins.cpu.host import object_file, read_cpu_flags, runnable_isas
 from trtc.plugins.cpu.isa import ISAS
@@ -20,8 +20,7 @@ from trtc.runtime.host.machine import (
 _POOL_SHARE = 0.5
 
 
-@dataclass(frozen=True)
-class CpuOpening:
+class CpuOpening(NamedTuple):
     """A CPU engine with code for this machine (implements Opening)."""
 
     request: OpenRequest

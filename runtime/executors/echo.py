@@ -9,7 +9,7 @@ the page before holds.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -111,7 +111,7 @@ class EchoForward:
         tokens = sample(self.logits, sampling)
         if self.chance is not None and tokens.counts is not None and sampling.drafts is not None:
             some = _some_of(tokens.counts, sampling.drafts, self.chance)
-            tokens = replace(tokens, counts=some)
+            tokens = tokens._replace(counts=some)
         return EchoStep(tokens, self.due, self.failed)
 
 

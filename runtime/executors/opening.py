@@ -6,17 +6,16 @@
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from trtc.protos.manifest import Manifest
 from trtc.runtime.executors.base import Executor
 from trtc.runtime.integrity.engine_files import FileIdentity
 
 
-@dataclass(frozen=True)
-class OpenRequest:
+class OpenRequest(NamedTuple):
     """An engine and how its user wants it run."""
 
     engine: Path

@@ -9,17 +9,17 @@ import logging
 import os
 import stat
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from trtc.protos.errors import EngineCorruptError
-from trtc.protos.launch_plan import TACTICS_PREFIX
 from trtc.protos.manifest import (
     MANIFEST_FILE,
     REPORT_HTML,
     REPORT_JSON,
     SBOM_FILE,
     SIGNATURE_FILE,
+    TACTICS_PREFIX,
     FileFacts,
     Manifest,
 )
@@ -36,8 +36,7 @@ _HARMLESS = frozenset({"lost+found"})
 _log = logging.getLogger("trtc.engine")
 
 
-@dataclass(frozen=True)
-class FileIdentity:
+class FileIdentity(NamedTuple):
     """Which file this is, and when it was last written to."""
 
     device: int

@@ -13,7 +13,6 @@ import msgspec
 from trtc.protos.dtypes import DTYPES
 from trtc.protos.errors import EngineCorruptError
 from trtc.protos.files import UnreadableError, decode_json, open_regular
-from trtc.protos.launch_plan import KernelCall, LaunchPlan
 from trtc.protos.manifest import MANIFEST_FILE, PLAN_FILE, Manifest
 from trtc.protos.plan import Plan, Weight
 from trtc.runtime.integrity.engine_files import REBUILD
@@ -110,24 +109,3 @@ def _read_entries(path: Path) -> dict[str, _Entry]:
         return {name: decode_json(bytes(entry), _Entry) for name, entry in raw.items()}
     except (UnreadableError, OSError) as error:
         raise EngineCorruptError(str(error), field=f"{path}: header", remedy=REBUILD) from error
-
-
-def check_launches(launches: LaunchPlan) -> None:
-    """See that every index into the launch plan's own tables is within them.
-
-    Raises:
-        EngineCorruptError: one is not.
-    """
-    calls = (
-        work
-        for call in launches.calls
-        for variant in call.variants
-        for work in variant.work
-        if isinstance(work, KernelCall)
-    )
-    drawn = (work for stage in launches.sampling.stages.values() for work in stage)
-    most = max((work.kernel for work in (*calls, *drawn)), default=-1)
-    if most >= len(launches.kernels):
-        raise EngineCorruptError(
-            f"has kernel {most} of {len(launches.kernels)}", field="launches.json", remedy=REBUILD
-        )

@@ -6,9 +6,9 @@ import os
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from trtc.protos.errors import EngineCorruptError
 from trtc.protos.files import UnreadableError, open_regular
@@ -64,7 +64,7 @@ class HashCheck:
         """
         self._engine = engine
         self._pieces = [
-            replace(piece, identity=found.get(name))
+            piece._replace(identity=found.get(name))
             for name in names
             for piece in pieces_of(name, manifest.files[name])
         ]
@@ -105,8 +105,7 @@ def _num_threads() -> int:
     return min(_MAX_THREADS, num_usable_cores())
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Consecutive bytes of a file, and what they hash to."""
 
     name: str

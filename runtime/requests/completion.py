@@ -1,15 +1,15 @@
 """A finished request, collected from its outputs; the JSON that `generate` and `client` print."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from trtc.protos.errors import ServeError
 from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
 
 
-@dataclass(frozen=True)
-class Completion:
+class Completion(msgspec.Struct, frozen=True):
     """One sequence, whole."""
 
     index: int
@@ -22,8 +22,7 @@ class Completion:
     """One for each token, when asked for."""
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(msgspec.Struct, frozen=True):
     """All sequences of one request, by index."""
 
     request_id: str

@@ -6,9 +6,12 @@ Clients make drafts, wire formats carry them, the service finishes them.
 """
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from trtc.protos.sampling import SamplingOptions
-from trtc.runtime.text.chat import Chat
+
+if TYPE_CHECKING:
+    from trtc.runtime.text.chat import Chat
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,7 @@ class RequestDraft:
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
-    chat: Chat | None = None
+    chat: "Chat | None" = None
     model: str = ""
     """Engine name; may be empty when there is one engine."""
     request_id: str = ""

@@ -12,7 +12,7 @@ from trtc.protos.sampling import SAMPLING_PARAMETERS, SamplingOptions
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.keywords import Keyword
 from trtc.runtime.requests.prompts import Prompt, Prompts, read_prompts
-from trtc.runtime.text.chat_options import TEMPLATE_OPTIONS, Message, TemplateOptions, chat_of
+from trtc.runtime.text.template_options import TEMPLATE_OPTIONS, Message, TemplateOptions
 
 
 class GenerateOptions(SamplingOptions, total=False):
@@ -157,6 +157,8 @@ def draft_of_chat(messages: Sequence[Message], options: ChatOptions) -> RequestD
     Raises:
         InvalidRequestError: a message, or what the template is given beside it, has another shape.
     """
+    from trtc.runtime.text.chat_options import chat_of  # few programs have conversations
+
     given: dict[str, Any] = dict(options)
     of_template: dict[str, Any] = {
         name: given.pop(name) for name in list(given) if name in TEMPLATE_OPTIONS

@@ -22,7 +22,7 @@ from trtc.runtime.requests.generate_options import (
 from trtc.runtime.requests.keywords import takes
 from trtc.runtime.requests.prompts import Prompt, Prompts
 from trtc.runtime.requests.request import Output
-from trtc.runtime.text.chat_options import Message
+from trtc.runtime.text.template_options import Message
 
 GenerationT = TypeVar("GenerationT", bound=Cancellable)
 

@@ -8,14 +8,12 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True)
-class Keyword:
+class Keyword(NamedTuple):
     """One keyword argument, as a signature and a docstring show it."""
 
     annotation: Any

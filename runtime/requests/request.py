@@ -83,8 +83,7 @@ class GenerationRequest:
         return namespace_of(self.principal, self.cache_salt, share_prefixes=self.share_prefixes)
 
 
-@dataclass(frozen=True)
-class TokenLogprobs:
+class TokenLogprobs(msgspec.Struct, frozen=True):
     """Log-probabilities, in nats, of one token and of the likeliest at its place."""
 
     token_id: int
@@ -107,8 +106,7 @@ class TokenLogprobs:
         return tuple(one.decode(errors="replace") for one in self.top_utf8)
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     cached_prompt_tokens: int
     completion_tokens: int

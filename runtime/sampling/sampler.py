@@ -13,7 +13,7 @@ forbids may be among the likeliest that are reported.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,8 +55,7 @@ _CHUNK_ELEMENTS = 1 << 20
 """Logits worked on at once, so that the copies stay near the cache."""
 
 
-@dataclass(frozen=True, eq=False)
-class TokenCounts:
+class TokenCounts(NamedTuple):
     """Tokens that a sequence has seen: what its penalties look at."""
 
     token_ids: Int32s
@@ -184,8 +183,7 @@ class SamplingBatch:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Logprobs:
+class Logprobs(NamedTuple):
     """Log-probabilities of the Q rows that request them, in nats."""
 
     rows: Int32s
@@ -200,8 +198,7 @@ class Logprobs:
     """[Q] how many the row requests."""
 
 
-@dataclass(frozen=True, eq=False)
-class SampledTokens:
+class SampledTokens(NamedTuple):
     """What one step drew."""
 
     token_ids: Int32s

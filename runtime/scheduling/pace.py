@@ -1,7 +1,5 @@
 """How many prompt tokens a step with decodes may have, so that decodes do not wait long."""
 
-from dataclasses import replace
-
 from trtc.runtime.scheduling.scheduler import StepLimits
 
 _LEAST_TOKENS = 32
@@ -41,4 +39,4 @@ class Pace:
         known = self._tokens_per_s or speed
         self._tokens_per_s = known + _WEIGHT * (speed - known)
         beside = max(_LEAST_TOKENS, int(self._tokens_per_s * self._target_s))
-        self._limits = replace(self._limits, max_tokens_beside_decodes=beside)
+        self._limits = self._limits._replace(max_tokens_beside_decodes=beside)

@@ -22,11 +22,14 @@ evicted before anything else.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from trtc.protos.errors import InvariantError
 from trtc.runtime.requests.principal import Namespace
-from trtc.runtime.scheduling.cache_events import CacheEvents, PageKey
 from trtc.runtime.scheduling.kv_pool import LET_GO, KvPool
+
+if TYPE_CHECKING:
+    from trtc.runtime.scheduling.cache_events import CacheEvents, PageKey
 
 NO_PAGE = -1
 
@@ -64,7 +67,7 @@ class PrefixCache:
     """
 
     def __init__(
-        self, pool: KvPool, *, enabled: bool = True, events: CacheEvents | None = None
+        self, pool: KvPool, *, enabled: bool = True, events: "CacheEvents | None" = None
     ) -> None:
         """
         Args:
@@ -227,7 +230,7 @@ class PrefixCache:
             parent = self.name(node.parent)
             self._events.cached(node.name, parent, node.key, group, page)
 
-    def name(self, node: Node) -> PageKey:
+    def name(self, node: Node) -> "PageKey":
         """A node's key, for listeners; there must be some."""
         if isinstance(node, Root) and not node.name:
             assert self._events is not None

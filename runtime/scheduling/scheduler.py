@@ -33,7 +33,7 @@ until the host knows the tokens, and then nothing at all is planned:
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from trtc.runtime.scheduling.prefix_cache import Node
 from trtc.runtime.scheduling.scheduler_state import SchedulerState
@@ -45,8 +45,7 @@ SHARE_S = 1.0
 and between two such preemptions: at most one sequence is recomputed in that time."""
 
 
-@dataclass(frozen=True)
-class StepLimits:
+class StepLimits(NamedTuple):
     max_num_tokens: int
     """Tokens in one step."""
     max_tokens_beside_decodes: int | None = None

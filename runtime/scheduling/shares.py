@@ -11,7 +11,7 @@ Trusted principals are bound by the capacity alone.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from trtc.protos.errors import QueueFullError
 from trtc.runtime.requests.principal import Principal
@@ -22,8 +22,7 @@ HOST_ALPHA = 8
 """The clients of a host together take eight ninths: one machine can use most of a server."""
 
 
-@dataclass(frozen=True)
-class Resource:
+class Resource(NamedTuple):
     """What there are places of, and how messages word it."""
 
     name: str

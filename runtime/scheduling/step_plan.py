@@ -1,6 +1,5 @@
 """What the scheduler decides about one step."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from trtc.runtime.scheduling.prefix_cache import Node
@@ -41,8 +40,7 @@ class Admission(NamedTuple):
     """Pages found in the prefix cache."""
 
 
-@dataclass(frozen=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """What the next step does; valid until the state changes. Without chunks it does nothing."""
 
     preempted: tuple[Sequence, ...] = ()

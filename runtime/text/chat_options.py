@@ -1,33 +1,17 @@
 """Conversations as Python callers word them, in the shapes of the OpenAI API, become `Chat`s."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 
 from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.text.chat import Chat, ChatMessage, ContentPart, ToolCall
-
-Message = Mapping[str, Any]
-"""`role` and `content` (a text, a list of text parts, or None), and where they apply `name`,
-`tool_calls`, `tool_call_id` and `reasoning_content`."""
+from trtc.runtime.text.template_options import Message, TemplateOptions
 
 _MESSAGE_KEYS = frozenset(
     {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
 )
-
-
-class TemplateOptions(TypedDict, total=False):
-    """Variables of a chat template besides the messages. All optional."""
-
-    tools: Sequence[Mapping[str, Any]]
-    documents: Sequence[Mapping[str, Any]]
-    chat_template_kwargs: Mapping[str, Any]
-    add_generation_prompt: bool
-    continue_final_message: bool
-
-
-TEMPLATE_OPTIONS = frozenset(TemplateOptions.__annotations__)
 
 
 def chat_of(messages: Sequence[Message], options: TemplateOptions) -> Chat:

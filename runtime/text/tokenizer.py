@@ -13,10 +13,9 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import Decoder
@@ -292,8 +291,7 @@ def _spelt_bytes(token: str, alphabet: Mapping[str, int]) -> bytes:
     return bytes(known) if len(known) == len(spelt) else token.encode()
 
 
-@dataclass(frozen=True)
-class _Files:
+class _Files(NamedTuple):
     """A tokenizer's directory, of which perhaps only some files may be read."""
 
     directory: Path

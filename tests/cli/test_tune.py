@@ -9,8 +9,8 @@ from tests.support.manifests import tiny_manifest
 from trtc.cli import main
 from trtc.commands.tune import store
 from trtc.protos.errors import OutputError
-from trtc.protos.launch_plan import TACTICS_PREFIX, Tactic, TacticTable, read_tactics
-from trtc.protos.manifest import MANIFEST_FILE, Manifest, read_manifest
+from trtc.protos.launch_plan import Tactic, TacticTable, read_tactics
+from trtc.protos.manifest import MANIFEST_FILE, TACTICS_PREFIX, Manifest, read_manifest
 from trtc.quant.hashing import file_facts
 from trtc.runtime.integrity.verify import verify_files
 

@@ -71,8 +71,8 @@ def open_executor(engine: Path, *, num_threads: int = 1, num_pages: int = NUM_PA
     """An executor whose pool holds NaN wherever nothing has been written; of as many threads as
     are asked for, whatever the cores."""
     opening = prepare_cpu(OpenRequest(engine, read_manifest(engine), 1, dummy_weights=False))
-    request = replace(opening.request, num_threads=num_threads)
-    executor = replace(opening, request=request).open(num_pages)
+    request = opening.request._replace(num_threads=num_threads)
+    executor = opening._replace(request=request).open(num_pages)
     fill_pool(executor, 0xFF)
     return executor
 

@@ -16,7 +16,7 @@ from trtc.protos.sampling import SAMPLING_PARAMETERS
 from trtc.runtime.requests.completion import Result
 from trtc.runtime.requests.generate_options import ChatOptions, GenerateOptions
 from trtc.runtime.requests.request import Output
-from trtc.runtime.text.chat_options import Message
+from trtc.runtime.text.template_options import Message
 
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trtc.protos.errors import RequestError
-from trtc.runtime.text.chat_options import Message, TemplateOptions
+from trtc.runtime.text.template_options import Message, TemplateOptions
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from trtc.commands.phases import phases
 from trtc.protos.errors import OutputError, UnsupportedError
-from trtc.protos.launch_plan import TACTICS_PREFIX, TacticTable, tactics_file
-from trtc.protos.manifest import MANIFEST_FILE, FileFacts, Manifest, read_manifest
+from trtc.protos.launch_plan import TacticTable, tactics_file
+from trtc.protos.manifest import MANIFEST_FILE, TACTICS_PREFIX, FileFacts, Manifest, read_manifest
 from trtc.protos.record import record_json
 from trtc.protos.staging import claim_directory, replace_files
 

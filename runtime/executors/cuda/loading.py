@@ -8,12 +8,11 @@ from trtc.protos.errors import EngineCorruptError
 from trtc.protos.launch_plan import (
     KERNELS_DIR,
     LAUNCHES_FILE,
-    TACTICS_PREFIX,
     TacticTable,
     read_launches,
     read_tactics,
 )
-from trtc.protos.manifest import PLAN_FILE, weights_files
+from trtc.protos.manifest import PLAN_FILE, TACTICS_PREFIX, weights_files
 from trtc.runtime.device.cuda_driver import CudaDriverDevice
 from trtc.runtime.executors.cuda.device import HostArray, HostBytes, Seat
 from trtc.runtime.executors.cuda.executor import CudaExecutor
@@ -21,7 +20,7 @@ from trtc.runtime.executors.cuda.gpu_device import GpuDevice
 from trtc.runtime.executors.cuda.program import CudaEngineFiles
 from trtc.runtime.executors.opening import OpenRequest
 from trtc.runtime.executors.weights import WeightsFile, dummy_weights
-from trtc.runtime.integrity.engine_relations import check_launches
+from trtc.runtime.integrity.launch_relations import check_launches
 
 _POOL_SHARE = 0.95
 _RESERVED_BYTES = 768 << 20

@@ -17,8 +17,9 @@ from tests.support.chat_templates import (
 )
 from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.text.chat import MAX_JSON_BYTES, Chat, ChatMessage, ContentPart, ToolCall
-from trtc.runtime.text.chat_options import Message, TemplateOptions, chat_of
+from trtc.runtime.text.chat_options import chat_of
 from trtc.runtime.text.chat_template import ChatTemplate
+from trtc.runtime.text.template_options import Message, TemplateOptions
 from trtc.runtime.wire.messages import chat_from_wire, chat_to_wire
 
 SOURCES = (

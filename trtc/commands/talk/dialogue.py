@@ -10,7 +10,8 @@ from trtc.commands.conversation import read_json
 from trtc.commands.talk.answers import Answer
 from trtc.protos.errors import RequestError
 from trtc.protos.files import UnreadableError, read_file
-from trtc.runtime.text.chat_options import Message, chat_of
+from trtc.runtime.text.chat_options import chat_of
+from trtc.runtime.text.template_options import Message
 
 _MAX_FILE_BYTES = 64 << 20
 

@@ -1,0 +1,25 @@
+"""What Python callers give for a conversation: messages, and variables of the chat template.
+
+The types stand apart from `chat_of`, which reads them, because every program has them in its
+signatures and few have conversations.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+Message = Mapping[str, Any]
+"""`role` and `content` (a text, a list of text parts, or None), and where they apply `name`,
+`tool_calls`, `tool_call_id` and `reasoning_content`."""
+
+
+class TemplateOptions(TypedDict, total=False):
+    """Variables of a chat template besides the messages. All optional."""
+
+    tools: Sequence[Mapping[str, Any]]
+    documents: Sequence[Mapping[str, Any]]
+    chat_template_kwargs: Mapping[str, Any]
+    add_generation_prompt: bool
+    continue_final_message: bool
+
+
+TEMPLATE_OPTIONS = frozenset(TemplateOptions.__annotations__)
