@@ -24,7 +24,8 @@ TrtcError
 │   ├── NoTokenizerError       text for an engine that takes token ids only
 │   ├── UnknownModelError
 │   ├── UnknownRequestError
-│   └── UnavailableError       draining, or the engine loop has died
+│   ├── UnavailableError       draining, or the engine loop has died
+│   └── HookError              an operator's hook failed, or took too long
 └── InvariantError       a bug in trtc                                       exit 70
 
 Protocols have codes of their own for these: each maps the tree by a table (`by_class`).
@@ -168,6 +169,10 @@ class UnknownRequestError(ServeError):
 
 
 class UnavailableError(ServeError):
+    pass
+
+
+class HookError(ServeError):
     pass
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from trtc.runtime.requests.tenant_limits import NO_LIMITS, TenantLimits
 
+_TENANT = "tenant "
 IPV6_HOST_BITS = 64
 """Of an IPv6 address: one host may use any address of its network."""
 
@@ -40,6 +41,11 @@ class Principal:
     limits: TenantLimits = field(default=NO_LIMITS, compare=False)
     """As its last call found them."""
 
+    @property
+    def tenant(self) -> str:
+        """The tenant's name; "": this is none."""
+        return self.name.removeprefix(_TENANT) if self.name.startswith(_TENANT) else ""
+
 
 LOCAL = Principal("local", "local", is_trusted=True)
 """A caller in this process."""
@@ -72,7 +78,7 @@ def tenant(
     name: str, scopes: frozenset[Scope] = ALL_SCOPES, limits: TenantLimits = NO_LIMITS
 ) -> Principal:
     """The holder of an API key of the tenant `name`, or of a certificate with that subject."""
-    name = f"tenant {name}"
+    name = f"{_TENANT}{name}"
     return Principal(name, name, scopes=scopes, limits=limits)
 
 

@@ -17,10 +17,12 @@ from trtc.runtime.engine.config import EngineConfig, EngineSource, Opener
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.engine.loop import LoopStats
 from trtc.runtime.frontends.base import Frontend, FrontendConfig
+from trtc.runtime.hooks.calls import HookCalls, HooksConfig
 from trtc.runtime.host.interpreter import few_collections
 from trtc.runtime.server.process import prepare_process
 from trtc.runtime.service.access import OPEN, Access, AccessConfig
 from trtc.runtime.service.audit import Audit, AuditConfig
+from trtc.runtime.service.hooks import hooked_opener
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.metric_twins import MetricsCompat
 from trtc.runtime.service.metrics import ServerMetrics
@@ -58,6 +60,8 @@ class ServerConfig:
     """None: requests are not recorded."""
     metrics_compat: MetricsCompat = "none"
     """Whose names of metrics are exposed beside our own."""
+    hooks: HooksConfig | None = None
+    """None: no code of the operator's is called."""
 
 
 class Server:
@@ -83,8 +87,13 @@ class Server:
         names = [source.name for source in config.engines]
         self._audit = Audit(config.audit, self.metrics)
         access = Access(config.access, self.metrics.strangers.inc)
+        self._hooks = None if config.hooks is None else HookCalls(config.hooks)
+        if self._hooks is not None:
+            self._opener = hooked_opener(opener, self._hooks)
         self.models = Models(names)
-        self.service = Service(self.models, config.limits, self.metrics, access, self._audit)
+        self.service = Service(
+            self.models, config.limits, self.metrics, access, self._audit, self._hooks
+        )
         self.metrics.watch_loops(self._loop_stats)
         frontends = [one.frontend(self.service) for one in config.frontends]
         self.frontends: Mapping[str, Frontend] = {one.name: one for one in frontends}
@@ -129,6 +138,9 @@ class Server:
             # Ports come first: a port in use is known before an engine is mapped.
             for frontend in self.frontends.values():
                 await frontend.start()
+        if self._hooks is not None:
+            with self._phase("hooks"):
+                await self._hooks.start()
         for source in self.config.engines:
             await self._open(source)
         for handle in self.models.engines.values():
@@ -150,6 +162,8 @@ class Server:
         for frontend in self.frontends.values():
             await frontend.close(FAREWELL_S)
         self.service.close()
+        if self._hooks is not None:
+            await self._hooks.close()
         await asyncio.to_thread(self._audit.close)
         for handle in self.models.engines.values():
             handle.close()

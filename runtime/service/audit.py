@@ -21,6 +21,7 @@ from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.requests.request import GenerationRequest, Output
 from trtc.runtime.service.metrics import ServerMetrics
+from trtc.runtime.text.surrogates import without_surrogates
 
 CLOSE_S = 5.0
 """For what waits to be written when the server ends."""
@@ -180,17 +181,7 @@ def encode(entry: Entry) -> bytes:
         return msgspec.json.encode(entry) + b"\n"
     except UnicodeEncodeError:
         plain = msgspec.to_builtins(entry)
-        return msgspec.json.encode(_without_surrogates(plain)) + b"\n"
-
-
-def _without_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode(errors="replace").decode()
-    if isinstance(value, dict):
-        return {_without_surrogates(key): _without_surrogates(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_surrogates(one) for one in value]
-    return value
+        return msgspec.json.encode(without_surrogates(plain)) + b"\n"
 
 
 def _prompt(draft: RequestDraft) -> Any:

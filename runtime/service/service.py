@@ -10,16 +10,20 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 
 from trtc.protos.errors import InvalidRequestError, TrtcError, UnknownRequestError
 from trtc.runtime.engine.admission import Origin, admission, chat_ids, text_ids
 from trtc.runtime.engine.handle import EngineHandle
+from trtc.runtime.hooks.calls import HookCalls
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.principal import Principal
+from trtc.runtime.requests.request import GenerationRequest
 from trtc.runtime.scheduling.shares import Place, Resource, Shares
 from trtc.runtime.service.access import Access
 from trtc.runtime.service.audit import Audit
+from trtc.runtime.service.hooks import HookedRequest
 from trtc.runtime.service.intake import Intake
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.metrics import RequestClock, ServerMetrics
@@ -41,12 +45,15 @@ class Service:
         metrics: ServerMetrics,
         access: Access | None = None,
         audit: Audit | None = None,
+        hooks: HookCalls | None = None,
     ) -> None:
         """
         Args:
             access: who may call; None: everybody.
             audit: records requests; None: nothing does.
+            hooks: an operator's; None: there are none.
         """
+        self._hooks = hooks
         self._audit = Audit(None, metrics) if audit is None else audit
         self.models = models
         self.access = Access() if access is None else access
@@ -247,23 +254,48 @@ class Service:
         place: Place,
         progress: Progress,
     ) -> OutputStream:
-        self._check_priority(draft, origin.principal)
-        request = await self._prompts.run(
-            handle, origin.principal, admission(handle, draft, origin, self.limits.prompts)
-        )
+        hooked = None
+        if self._hooks is None:
+            request = await self._request(handle, draft, origin)
+        else:
+            hooked = HookedRequest(self._hooks, handle.name, draft, origin.principal)
+            request = await self._hooked_request(handle, hooked, origin)
         progress.check(request)
+
+        def abort() -> bool:
+            return handle.loop.cancel(number)
+
         stream = OutputStream(
-            abort=lambda: handle.loop.cancel(number),
+            abort=abort,
             max_unread_tokens=self.limits.max_unread_tokens,
             on_failure=lambda stream: self._give_up(stream, place),
             on_end=self._forget,
             on_output=lambda stream, outputs, at: progress.deliver(outputs, at),
             prompt_ids=request.prompt_ids,
+            edit=None if hooked is None else hooked.outputs(request.n, abort),
         )
         number = handle.loop.submit(request, lambda delivery: self._courier.post(stream, delivery))
         progress.admit(request)
         self._running.add(stream)
         return stream
+
+    async def _request(
+        self, handle: EngineHandle, draft: RequestDraft, origin: Origin
+    ) -> GenerationRequest:
+        self._check_priority(draft, origin.principal)
+        return await self._prompts.run(
+            handle, origin.principal, admission(handle, draft, origin, self.limits.prompts)
+        )
+
+    async def _hooked_request(
+        self, handle: EngineHandle, hooked: HookedRequest, origin: Origin
+    ) -> GenerationRequest:
+        draft = await hooked.on_request()
+        request = await self._request(handle, draft, origin)
+        edited = await hooked.on_prompt(draft, request.prompt_ids)
+        if edited is not draft:
+            request = await self._request(handle, edited, origin)
+        return replace(request, masks=hooked.masks(handle.loop.bounds.vocab_size))
 
     def _give_up(self, stream: OutputStream, place: Place) -> None:
         """The reader lags: whoever still writes to it may do so for ever, at its own cost only."""

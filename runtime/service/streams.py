@@ -11,7 +11,7 @@ request is aborted, so that a client that stops reading costs neither pages nor 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -64,7 +64,13 @@ class OutputStream:
         on_end: Callable[["OutputStream"], object],
         on_output: Callable[["OutputStream", Sequence[Output], float], object],
         prompt_ids: tuple[int, ...] = (),
+        edit: Callable[[Sequence[Output]], Awaitable[list[Output]]] | None = None,
     ) -> None:
+        """
+        Args:
+            edit: what the reader gets in place of outputs, perhaps nothing; what it raises ends the
+                request.
+        """
         self.prompt_ids = prompt_ids
         """Of the request, as it was admitted."""
         self.abort = abort
@@ -73,6 +79,7 @@ class OutputStream:
         self._on_failure = on_failure
         self._on_end = on_end
         self._on_output = on_output
+        self._edit = edit
         self._pending: list[Output] = []
         self._unread_tokens = 0
         self._error: TrtcError | None = None
@@ -119,6 +126,20 @@ class OutputStream:
         return self
 
     async def __anext__(self) -> list[Output]:
+        if self._edit is None:
+            return await self._arrivals()
+        while True:
+            outputs = await self._arrivals()
+            try:
+                edited = await self._edit(outputs)
+            except TrtcError as error:
+                self.fail(error)
+                raise
+            if edited:
+                return edited
+
+    async def _arrivals(self) -> list[Output]:
+        """All that has arrived since the last time."""
         while not self._pending and self._error is None and not self._ended:
             self._arrived.clear()
             await self._arrived.wait()

@@ -58,6 +58,7 @@ _BY_NAME: dict[str, type[errors.TrtcError]] = {
         errors.UnknownModelError,
         errors.UnknownRequestError,
         errors.UnavailableError,
+        errors.HookError,
         errors.InvariantError,
     )
 }

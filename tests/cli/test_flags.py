@@ -48,6 +48,7 @@ FLAGS = {
         --dummy-weights --generation-config --drain-timeout
         --tls-cert --tls-key --tls-client-ca --api-keys --allow-anonymous
         --audit-log --audit-content --audit-max-bytes --audit-keep
+        --hooks --hook-timeout --hook-processes
         --metrics-compat --log-level
     """,
     "keys": "file --add --scope --expires-days --revoke",

@@ -16,6 +16,7 @@ from trtc.runtime.engine.opening import open_handle
 from trtc.runtime.frontends.base import is_loopback
 from trtc.runtime.frontends.grpc.frontend import GrpcConfig
 from trtc.runtime.frontends.http.port import HttpConfig
+from trtc.runtime.hooks.calls import HooksConfig
 from trtc.runtime.host.line_log import LineLogConfig
 from trtc.runtime.requests.request_defaults import GenerationConfig
 from trtc.runtime.requests.validation import MAX_PRIORITY
@@ -31,6 +32,7 @@ _GRPC = GrpcConfig()
 _HTTP = HttpConfig()
 _LIMITS = ServiceLimits()
 _DRAFTS = DraftConfig()
+_HOOKS = HooksConfig("")
 
 
 @click.command()
@@ -224,6 +226,22 @@ _DRAFTS = DraftConfig()
     help="Expose metrics under the names of another server too, for dashboards and routers.",
 )
 @click.option(
+    "--hooks",
+    metavar="MODULE:CLASS",
+    help="Class whose methods on_request, on_prompt, logits_processor and on_output are called in "
+    "processes of their own: see docs/hooks.md.",
+)
+@click.option(
+    "--hook-timeout",
+    type=click.FloatRange(0.01),
+    help=f"Seconds that a call of a hook may take. Default: {_HOOKS.timeout_s:g}.",
+)
+@click.option(
+    "--hook-processes",
+    type=click.IntRange(1, 64),
+    help=f"Processes that call hooks, beside a spare one. Default: {_HOOKS.num_processes}.",
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -266,6 +284,9 @@ def command(
     audit_max_bytes: int,
     audit_keep: int,
     metrics_compat: MetricsCompat,
+    hooks: str | None,
+    hook_timeout: float | None,
+    hook_processes: int | None,
     log_level: str,
 ) -> None:
     """Serve engines over gRPC and HTTP until SIGTERM or Ctrl-C, which let running requests end."""
@@ -304,6 +325,7 @@ def command(
         drain_timeout_s=drain_timeout,
         access=access,
         audit=_audit(audit_log, audit_max_bytes, audit_keep, has_content=audit_content),
+        hooks=_hooks(hooks, hook_timeout, hook_processes),
         metrics_compat=metrics_compat,
     )
     asyncio.run(_serve(config))
@@ -346,6 +368,25 @@ def _audit(
         raise RequestError(
             "has no effect alone", field="--audit-content", remedy="Give --audit-log FILE as well"
         )
+    return None
+
+
+def _hooks(
+    name: str | None, timeout_s: float | None, num_processes: int | None
+) -> HooksConfig | None:
+    if name is not None:
+        if not all(name.partition(":")):
+            raise RequestError(f"is {name[:200]!r}", field="--hooks", remedy="Give module:Class")
+        return HooksConfig(
+            name,
+            _HOOKS.timeout_s if timeout_s is None else timeout_s,
+            _HOOKS.num_processes if num_processes is None else num_processes,
+        )
+    for option, given in (("--hook-timeout", timeout_s), ("--hook-processes", num_processes)):
+        if given is not None:
+            raise RequestError(
+                "has no effect alone", field=option, remedy="Give --hooks MODULE:CLASS as well"
+            )
     return None
 
 

@@ -200,6 +200,7 @@ SERVED = [
     (errors.UnsupportedError, "UNIMPLEMENTED"),
     (errors.EngineCorruptError, "FAILED_PRECONDITION"),
     (errors.EngineIncompatibleError, "FAILED_PRECONDITION"),
+    (errors.HookError, "INTERNAL"),
     (errors.InvariantError, "INTERNAL"),
 ]
 

@@ -1,0 +1,1 @@
+"""Calls of an operator's own code about requests, in processes of their own."""

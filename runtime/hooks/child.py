@@ -1,0 +1,131 @@
+"""The inside of a process that calls hooks: one call after the other, until its socket closes.
+
+Frames in both directions are a length (4 bytes, little-endian) and that many bytes of MessagePack,
+over file descriptor 0. The first frame from outside is the name of the class; its answer is
+(OK, names of its methods) or (FAILED, what is wrong). All others are (method, arguments), answered
+in order by (OK, result), (REFUSED, text) or (FAILED, traceback). `hooks.process` is the other side.
+"""
+
+import importlib
+import inspect
+import io
+import os
+import select
+import socket
+import threading
+import traceback
+from collections.abc import Collection
+from typing import Any, BinaryIO
+
+import msgspec
+
+from trtc.runtime.hooks.contract import (
+    METHODS,
+    NewOutput,
+    Refused,
+    Request,
+    RequestInfo,
+)
+
+LENGTH_BYTES = 4
+OK = "ok"
+REFUSED = "refused"
+FAILED = "failed"
+_SOCKET = 0
+
+
+def main() -> None:
+    """Answer calls until the socket closes."""
+    channel = socket.socket(fileno=os.dup(_SOCKET))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), _SOCKET)  # hooks may read it
+    threading.Thread(target=_end_with, args=(channel.fileno(),), daemon=True).start()
+    frames: BinaryIO = io.BufferedReader(io.FileIO(channel.fileno(), closefd=False), 1 << 16)
+    first = _receive(frames)
+    if first is None:
+        return
+    hooks, answer = _open(msgspec.msgpack.decode(first, type=str))
+    channel.sendall(_framed(answer))
+    if hooks is None:
+        return
+    calls = _calls()
+    while (frame := _receive(frames)) is not None:
+        channel.sendall(_framed(_answer(hooks, calls, frame)))
+
+
+def _calls() -> "dict[str, msgspec.msgpack.Decoder[Any]]":
+    """Method -> what decodes a call of it."""
+    decoder = msgspec.msgpack.Decoder
+    return {
+        "on_request": decoder(tuple[str, tuple[Request]]),
+        "on_prompt": decoder(tuple[str, tuple[RequestInfo, list[int]]]),
+        "logits_processor": decoder(tuple[str, tuple[RequestInfo, list[int]]]),
+        "on_output": decoder(tuple[str, tuple[RequestInfo, NewOutput]]),
+    }
+
+
+def _open(name: str) -> tuple[Any, tuple[str, Any]]:
+    """An object of the class, or None; and the answer about it."""
+    try:
+        module, _, path = name.partition(":")
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+        hooks = found()
+    except Exception:  # noqa: BLE001 (an operator's code: whatever it raises is what is wrong)
+        return None, (FAILED, traceback.format_exc())
+    methods = [one for one in METHODS if callable(getattr(hooks, one, None))]
+    if not methods:
+        return None, (FAILED, f"it has none of {', '.join(METHODS)}")
+    for one in methods:
+        if inspect.iscoroutinefunction(getattr(hooks, one)):
+            return None, (FAILED, f"{one} is a coroutine; hooks are functions")
+    return hooks, (OK, methods)
+
+
+def _answer(
+    hooks: Any, calls: "dict[str, msgspec.msgpack.Decoder[Any]]", frame: bytes
+) -> tuple[str, Any]:
+    method, _ = msgspec.msgpack.decode(frame, type=tuple[str, msgspec.Raw])
+    _, arguments = calls[method].decode(frame)
+    try:
+        return OK, msgspec.Raw(_encoded(getattr(hooks, method)(*arguments)))
+    except Refused as refusal:
+        return REFUSED, str(refusal)
+    except Exception:  # noqa: BLE001 (an operator's code fails its request alone)
+        return FAILED, traceback.format_exc()
+
+
+def _encoded(value: Any) -> bytes:
+    return msgspec.msgpack.encode(value, enc_hook=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """Arrays, and other collections, as lists."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Collection):
+        return list(value)
+    raise TypeError(f"a hook gave a {type(value).__name__}")
+
+
+def _framed(answer: tuple[str, Any]) -> bytes:
+    try:
+        content = msgspec.msgpack.encode(answer)
+    except UnicodeEncodeError:
+        content = msgspec.msgpack.encode((answer[0], answer[1].encode(errors="replace").decode()))
+    return len(content).to_bytes(LENGTH_BYTES, "little") + content
+
+
+def _receive(frames: BinaryIO) -> bytes | None:
+    head = frames.read(LENGTH_BYTES)
+    if len(head) < LENGTH_BYTES:
+        return None
+    return frames.read(int.from_bytes(head, "little"))
+
+
+def _end_with(channel: int) -> None:
+    """End this process when its server has gone, whatever a hook is doing."""
+    poll = select.poll()
+    poll.register(channel, select.POLLRDHUP)
+    poll.poll()
+    os._exit(0)

@@ -1,0 +1,126 @@
+"""One process that calls hooks, from outside."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+
+from trtc.protos.errors import RequestError
+from trtc.runtime.hooks.child import LENGTH_BYTES, OK
+
+START_S = 60.0
+"""For a new process to have imported and made the class."""
+MAX_ANSWER_BYTES = 64 << 20
+
+
+class ProcessLost(Exception):
+    """The process has ended, or writes what is no answer."""
+
+
+def framed(content: bytes) -> bytes:
+    return len(content).to_bytes(LENGTH_BYTES, "little") + content
+
+
+class HookProcess:
+    """Made by `start`; used in one asyncio loop."""
+
+    def __init__(
+        self,
+        process: "subprocess.Popen[bytes]",
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self.methods: frozenset[str] = frozenset()
+        """That the class has."""
+
+    @classmethod
+    async def start(cls, name: str) -> "HookProcess":
+        """A process that has made an object of the class `module:Class`.
+
+        Raises:
+            RequestError: it could not.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = _spawn(theirs)
+        try:
+            started = cls(process, *await asyncio.open_connection(sock=ours))
+        except BaseException:
+            ours.close()
+            process.kill()
+            process.wait()
+            raise
+        try:
+            async with asyncio.timeout(START_S):
+                await started._open(name)
+        except TimeoutError as error:
+            started.kill()
+            raise _unusable(name, f"takes longer than {START_S:g} s to be made") from error
+        except ProcessLost as error:
+            started.kill()
+            raise _unusable(name, "ended its process when it was made") from error
+        except BaseException:
+            started.kill()
+            raise
+        return started
+
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
+
+    def send(self, frame: bytes) -> None:
+        """Hand over a frame, without waiting."""
+        self._writer.write(frame)
+
+    async def receive(self) -> bytes:
+        """The content of the next frame.
+
+        Raises:
+            ProcessLost
+        """
+        try:
+            size = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "little")
+            if size > MAX_ANSWER_BYTES:
+                raise ProcessLost(f"gave {size} bytes")
+            return await self._reader.readexactly(size)
+        except (asyncio.IncompleteReadError, OSError) as error:
+            raise ProcessLost("ended its process") from error
+
+    def kill(self) -> None:
+        """End it at once. Idempotent."""
+        self._process.kill()
+        self._writer.transport.abort()
+        asyncio.get_running_loop().run_in_executor(None, self._process.wait)
+
+    async def _open(self, name: str) -> None:
+        self.send(framed(msgspec.msgpack.encode(name)))
+        status, found = msgspec.msgpack.decode(await self.receive(), type=tuple[str, Any])
+        if status != OK:
+            raise _unusable(name, f"cannot be used: {str(found).strip()}")
+        self.methods = frozenset(found)
+
+
+def _spawn(theirs: socket.socket) -> "subprocess.Popen[bytes]":
+    paths = [os.path.abspath(one) for one in sys.path]  # noqa: PTH100 (links stay as they are)
+    code = f"import sys; sys.path[:] = {paths!r}; from trtc.runtime.hooks.child import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=theirs.fileno(),
+        stdout=2,  # what hooks print goes where the server's log does
+        start_new_session=True,  # Ctrl-C is for the server, which drains
+    )
+
+
+def _unusable(name: str, problem: str) -> RequestError:
+    return RequestError(
+        f"{name} {problem}",
+        field="--hooks",
+        remedy="Give module:Class, of a module on PYTHONPATH (docs/hooks.md)",
+    )

@@ -1,0 +1,254 @@
+"""An operator's hooks, where a request passes: its draft, its prompt, its draws, its outputs.
+
+    draft -> on_request -> tokenise -> on_prompt -> engine -> outputs -> on_output -> client
+                                                      └── logits_processor, in the mask desk
+
+Nothing here is waited for by an engine: hooks run in processes of their own (runtime/hooks), and a
+step that wants a token's edit goes on without its sequence when that is late.
+"""
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+from msgspec.structs import replace as with_fields
+
+from trtc.protos.errors import RequestError
+from trtc.protos.sampling import SamplingOptions
+from trtc.runtime.engine.config import EngineConfig, EngineSource, Opener
+from trtc.runtime.engine.handle import EngineHandle
+from trtc.runtime.hooks.calls import HookCalls, failed
+from trtc.runtime.hooks.contract import (
+    LogitsEdit,
+    Message,
+    NewOutput,
+    Parameters,
+    Request,
+    RequestInfo,
+    Stop,
+)
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.principal import Principal
+from trtc.runtime.requests.request import FinishReason, Output, TokenEdit, TokenMasks
+from trtc.runtime.requests.validation import MAX_BIAS
+from trtc.runtime.sampling.masks import pack_mask
+
+_SAMPLING = frozenset(SamplingOptions.__annotations__)
+
+
+def hooked_opener(opener: Opener, calls: HookCalls) -> Opener:
+    """`opener`, which refuses engines that a server's hooks are not possible with; RequestError."""
+
+    def open_checked(source: EngineSource, config: EngineConfig) -> EngineHandle:
+        handle = opener(source, config)
+        try:
+            _check_engine(calls, handle)
+        except RequestError:
+            handle.loop.stop()
+            handle.close()
+            raise
+        return handle
+
+    return open_checked
+
+
+def _check_engine(calls: HookCalls, handle: EngineHandle) -> None:
+    if "logits_processor" not in calls.methods:
+        return
+    if not handle.loop.bounds.takes_masks:
+        problem = "draws tokens before a hook could edit their logits"
+    elif any(group.is_state for group in handle.manifest.kv.groups):
+        problem = "has recurrent states, so that all sequences of a step would wait for a late hook"
+    else:
+        return
+    raise RequestError(
+        f"logits_processor is not possible: engine {handle.name} {problem}",
+        field="--hooks",
+        remedy="Give a class without logits_processor, or serve another engine",
+    )
+
+
+class HookedRequest:
+    """The hooks of one request."""
+
+    def __init__(
+        self, calls: HookCalls, model: str, draft: RequestDraft, principal: Principal
+    ) -> None:
+        self._calls = calls
+        self._lane = calls.lane()
+        self._draft = replace(draft, request_id=draft.request_id or uuid.uuid4().hex)
+        self._info = RequestInfo(self._draft.request_id, model, principal.tenant)
+        self._edits_logits = "logits_processor" in calls.methods
+
+    async def on_request(self) -> RequestDraft:
+        """The draft, as the hook wants it.
+
+        Raises:
+            ForbiddenError, HookError: see `HookCalls.call`; all methods raise these.
+        """
+        draft = self._draft
+        given = await self._call("on_request", _request_of(draft, self._info))
+        if given is None:
+            return draft
+        self._edits_logits = self._edits_logits and given.edits_logits
+        return replace(
+            draft,
+            sampling=_sampling_of(given.sampling),
+            max_tokens=given.max_tokens,
+            min_tokens=given.min_tokens,
+            stop=given.stop,
+            stop_token_ids=given.stop_token_ids,
+            ignore_eos=given.ignore_eos,
+            priority=given.priority,
+            cache_salt=given.cache_salt,
+        )
+
+    async def on_prompt(self, draft: RequestDraft, token_ids: tuple[int, ...]) -> RequestDraft:
+        """`draft`, whose prompt has become `token_ids`; with others if the hook gives any."""
+        given = await self._call("on_prompt", token_ids)
+        if given is None:
+            return draft
+        return replace(draft, text=None, chat=None, token_ids=tuple(given))
+
+    def masks(self, vocab_size: int) -> TokenMasks | None:
+        """What asks logits_processor, if it is to be asked."""
+        if not self._edits_logits:
+            return None
+        return _Edits(self, vocab_size)
+
+    def outputs(self, num_sequences: int, abort: Callable[[], object]) -> "OutputHook | None":
+        """What passes outputs through on_output, if there is one.
+
+        Args:
+            abort: ends the request.
+        """
+        if "on_output" not in self._calls.methods:
+            return None
+        return OutputHook(self, num_sequences, abort)
+
+    async def on_output(self, output: Output) -> str | Stop | None:
+        reason = output.finish_reason
+        told = NewOutput(output.index, output.text, output.token_ids, reason and reason.value)
+        return cast(str | Stop | None, await self._call("on_output", told))
+
+    def edit(self, output_ids: Sequence[int]) -> LogitsEdit | None:
+        """Called in a thread of the mask desk."""
+        call = self._call("logits_processor", output_ids)
+        return cast(LogitsEdit | None, self._calls.wait(call))
+
+    async def _call(self, method: str, argument: Any) -> Any:
+        arguments = (argument,) if method == "on_request" else (self._info, argument)
+        return await self._calls.call(self._lane, method, self._info.request_id, *arguments)
+
+
+@dataclass(frozen=True)
+class _Edits:
+    """Edits of a hook (implements TokenMasks)."""
+
+    request: HookedRequest
+    vocab_size: int
+
+    def allowed(self, output_ids: Sequence[int]) -> TokenEdit:
+        edit = self.request.edit(output_ids)
+        if edit is None:
+            return TokenEdit()
+        allowed = None if edit.allowed is None else list(edit.allowed)
+        tokens = [*(allowed or ()), *edit.bias]
+        if allowed == [] or not all(0 <= one < self.vocab_size for one in tokens):
+            raise failed("logits_processor", "allows no token, or names one that there is not")
+        if not all(-MAX_BIAS <= one <= MAX_BIAS for one in edit.bias.values()):
+            raise failed("logits_processor", f"gave a bias beyond {MAX_BIAS:g}")
+        if allowed is None:
+            return TokenEdit(bias=edit.bias)
+        mask = np.zeros(self.vocab_size, np.bool_)
+        mask[allowed] = True
+        return TokenEdit(pack_mask(mask), edit.bias)
+
+
+class OutputHook:
+    """Outputs of one request on their way to its reader."""
+
+    def __init__(
+        self, request: HookedRequest, num_sequences: int, abort: Callable[[], object]
+    ) -> None:
+        self._request = request
+        self._running = set(range(num_sequences))
+        self._stopped: set[int] = set()
+        """Ended by the hook; the engine ends them when no other one runs."""
+        self._abort = abort
+
+    async def __call__(self, outputs: Sequence[Output]) -> list[Output]:
+        """What the reader gets in place of these; perhaps nothing."""
+        told: list[Output] = []
+        for output in outputs:
+            told += await self._told(output)
+        return told
+
+    async def _told(self, output: Output) -> list[Output]:
+        is_last = output.finish_reason is not None or output.usage is not None
+        if output.index in self._stopped:
+            return [_ended(output, "")] if is_last else []
+        if not (output.token_ids or output.text or is_last):
+            return [output]  # log-probabilities of the prompt
+        given = await self._request.on_output(output)
+        if output.finish_reason is not None:
+            self._running.discard(output.index)
+        if isinstance(given, Stop):
+            return [self._stop(output, given.text)]
+        return [output if given is None or given == output.text else _edited(output, given)]
+
+    def _stop(self, output: Output, text: str) -> Output:
+        if output.finish_reason is not None:
+            return _ended(output, text)
+        self._stopped.add(output.index)
+        self._running.discard(output.index)
+        if not self._running:
+            self._abort()
+        return _edited(output, text)
+
+
+def _edited(output: Output, text: str) -> Output:
+    """Tokens and their log-probabilities would tell what the hook has taken out."""
+    return with_fields(output, text=text, token_ids=(), logprobs=())
+
+
+def _ended(output: Output, text: str) -> Output:
+    return with_fields(_edited(output, text), finish_reason=FinishReason.STOP, matched_stop="")
+
+
+def _request_of(draft: RequestDraft, info: RequestInfo) -> Request:
+    return Request(
+        info=info,
+        parameters=Parameters(
+            sampling=cast(Mapping[str, Any], draft.sampling),
+            max_tokens=draft.max_tokens,
+            min_tokens=draft.min_tokens,
+            stop=draft.stop,
+            stop_token_ids=draft.stop_token_ids,
+            ignore_eos=draft.ignore_eos,
+            priority=draft.priority,
+            cache_salt=draft.cache_salt,
+        ),
+        text=draft.text,
+        token_ids=draft.token_ids,
+        messages=None
+        if draft.chat is None
+        else tuple(
+            Message(one.role, one.content or "".join(part.text for part in one.parts))
+            for one in draft.chat.messages
+        ),
+        n=draft.n,
+    )
+
+
+def _sampling_of(given: Mapping[str, Any]) -> SamplingOptions:
+    """
+    Raises:
+        HookError: there is no such parameter, or it is of another type.
+    """
+    for name, value in given.items():
+        if name not in _SAMPLING or isinstance(value, dict) != (name == "logit_bias"):
+            raise failed("on_request", f"gave a wrong sampling parameter: {name[:100]!r}")
+    return cast(SamplingOptions, dict(given))

@@ -1,0 +1,204 @@
+"""Processes that call hooks: in order, each call for a bounded time, and none left behind."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.aio import asynchronous
+from trtc.protos.errors import ForbiddenError, HookError, RequestError, UnavailableError
+from trtc.runtime.hooks.calls import HookCalls, HooksConfig
+from trtc.runtime.hooks.contract import NewOutput, RequestInfo, Stop
+
+SETS = "tests.support.hook_sets"
+OUTPUT = NewOutput(0, "some text", (1, 2))
+
+
+@asynccontextmanager
+async def calls_of(name: str, **options: Any) -> AsyncIterator[HookCalls]:
+    calls = HookCalls(HooksConfig(f"{SETS}:{name}", **options))
+    await calls.start()
+    try:
+        yield calls
+    finally:
+        await calls.close()
+
+
+async def on_output(calls: HookCalls, request_id: str, lane: int = 0) -> Any:
+    info = RequestInfo(request_id, "echo")
+    return await calls.call(lane, "on_output", request_id, info, OUTPUT)
+
+
+@asynchronous
+async def test_only_methods_that_the_class_has_are_called() -> None:
+    async with calls_of("Chooser") as calls:
+        assert calls.methods == {"logits_processor"}
+        assert await on_output(calls, "hang-on_output") is None
+
+
+@asynchronous
+async def test_answers_are_those_of_their_calls() -> None:
+    async with calls_of("Editor", num_processes=3) as calls:
+        names = ["plain", "redact", "stop"] * 100
+        lanes = [calls.lane() for _ in names]
+        assert set(lanes) == {0, 1, 2}
+        answers = await asyncio.gather(
+            *(on_output(calls, name, lane) for name, lane in zip(names, lanes, strict=True))
+        )
+    assert answers == [None, "*" * len(OUTPUT.text), Stop("[stopped]")] * 100
+
+
+@pytest.mark.parametrize(
+    ("fault", "problem"), [("hang", "took longer than 0.5 s"), ("exit", "ended its process")]
+)
+@asynchronous
+async def test_a_call_that_ends_its_process_fails_alone(fault: str, problem: str) -> None:
+    async with calls_of("Told", timeout_s=0.5, num_processes=1) as calls:
+        before = calls.pids
+        names = ["a", "b", f"{fault}-on_output", "c", f"{fault}-on_output-2", "d", "e"]
+        answers = await asyncio.gather(
+            *(on_output(calls, name) for name in names), return_exceptions=True
+        )
+        assert [one for one in answers if one is None] == [None] * 5
+        for at in (2, 4):
+            assert isinstance(answers[at], HookError)
+            assert str(answers[at]).startswith(f"the server's hook on_output {problem}. ")
+        (now,) = calls.pids
+        assert [now] != before
+        with pytest.raises(ProcessLookupError):  # it is gone, and no zombie
+            for _ in range(500):
+                os.kill(before[0], 0)
+                await asyncio.sleep(0.01)
+
+
+@asynchronous
+async def test_the_time_of_a_call_begins_when_those_before_it_have_ended() -> None:
+    async with calls_of("Told", timeout_s=0.5, num_processes=1) as calls:
+        names = [f"slow-on_output-{at}" for at in range(16)]  # 0.8 s together
+        assert await asyncio.gather(*(on_output(calls, name) for name in names)) == [None] * 16
+
+
+@asynchronous
+async def test_what_a_hook_raises_stays_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with calls_of("Told", num_processes=1) as calls:
+        with pytest.raises(HookError, match=r"^the server's hook on_output failed\. ") as failed:
+            await on_output(calls, "raise-on_output")
+        assert "secret" not in str(failed.value)
+        assert "a secret of the operator's" in caplog.text
+        with pytest.raises(ForbiddenError, match=r"^not on a Monday$"):
+            await on_output(calls, "refuse-on_output")
+        assert await on_output(calls, "x") is None
+
+
+@asynchronous
+async def test_results_that_the_contract_does_not_have_are_failures() -> None:
+    async with calls_of("Wrong", num_processes=1) as calls:
+        with pytest.raises(HookError, match="on_output gave a wrong result"):
+            await on_output(calls, "number")
+        with pytest.raises(HookError, match="on_output failed"):
+            await on_output(calls, "object")
+
+
+@asynchronous
+async def test_halves_of_surrogate_pairs_do_not_fail_a_call() -> None:
+    async with calls_of("Editor", num_processes=1) as calls:
+        info = RequestInfo("redact", "echo")
+        told = await calls.call(0, "on_output", "redact", info, NewOutput(0, "a\ud800b", ()))
+        assert told == "***"
+
+
+@asynchronous
+async def test_a_process_that_ended_while_idle_is_replaced() -> None:
+    async with calls_of("Told", num_processes=1) as calls:
+        for _ in range(2):
+            os.kill(calls.pids[0], signal.SIGKILL)
+            while calls.pids:
+                await asyncio.sleep(0.01)
+            assert await on_output(calls, "x") is None
+
+
+@asynchronous
+async def test_closing_fails_what_runs() -> None:
+    async with calls_of("Told", num_processes=1) as calls:
+        running = asyncio.create_task(on_output(calls, "hang-on_output"))
+        await asyncio.sleep(0.05)
+        info = RequestInfo("hang-logits_processor", "echo")
+        call = calls.call(0, "logits_processor", info.request_id, info, [1, 2])
+        thread = asyncio.create_task(asyncio.to_thread(calls.wait, call))
+        await asyncio.sleep(0.05)
+        await calls.close()
+        for one in (running, thread):
+            with pytest.raises(HookError, match="did not end before the server did"):
+                await one
+        with pytest.raises(HookError, match="the server ends"):
+            await on_output(calls, "x")
+
+
+def test_a_thread_does_not_wait_for_a_loop_that_has_ended() -> None:
+    calls = HookCalls(HooksConfig(f"{SETS}:Told", num_processes=1))
+
+    async def use() -> None:
+        await calls.start()
+        await calls.close()
+
+    asyncio.run(use())
+    with pytest.raises(UnavailableError):
+        calls.wait(on_output(calls, "x"))
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("nowhere:Hooks", "No module named 'nowhere'"),
+        (f"{SETS}:Nobody", "has no attribute 'Nobody'"),
+        (f"{SETS}:Without", "has none of on_request, on_prompt, logits_processor, on_output"),
+        (f"{SETS}:Asynchronous", "on_output is a coroutine"),
+        (f"{SETS}:Unmade", "no database"),
+        ("os:abort", "ended its process when it was made"),
+    ],
+)
+@asynchronous
+async def test_a_class_that_cannot_be_used_is_refused_by_name(name: str, problem: str) -> None:
+    calls = HookCalls(HooksConfig(name))
+    with pytest.raises(RequestError, match=rf"(?s)^--hooks: {name} .*{problem}"):
+        await calls.start()
+    await calls.close()
+
+
+def test_a_hook_that_hangs_ends_with_a_server_that_is_killed() -> None:
+    code = (
+        "import asyncio, os\n"
+        "from tests.runtime.hooks.test_calls import calls_of, on_output\n"
+        "async def main():\n"
+        "    async with calls_of('Told', timeout_s=60.0, num_processes=1) as calls:\n"
+        "        asyncio.create_task(on_output(calls, 'hang-on_output'))\n"
+        "        await asyncio.sleep(0.1)\n"
+        "        print(calls.pids[0], flush=True)\n"
+        "        await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    server = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]
+    )
+    assert server.stdout is not None
+    with server, server.stdout:
+        pid = int(server.stdout.readline())
+        os.kill(pid, 0)
+        server.kill()
+        server.wait()
+    for _ in range(1000):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return
+        if state == "Z":  # its new parent has not looked yet
+            return
+        subprocess.run(["sleep", "0.01"], check=True)
+    raise AssertionError("it goes on")
