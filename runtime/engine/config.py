@@ -33,6 +33,8 @@ class EngineConfig:
     """Bytes of KV pool; None: what the session chooses."""
     kv_host_bytes: int = 0
     """Host memory for pages that the prefix cache evicts; 0: evicted pages are lost."""
+    kv_events: bool = False
+    """Whether there is a log of what is cached and evicted."""
     dummy_weights: bool = False
     trust: Path | None = None
     """Public keys, of which one must have signed the engine; None: no signature is needed."""

@@ -9,10 +9,9 @@ here as well: when it is evicted again, nothing is copied.
 """
 
 import mmap
-import os
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -29,6 +28,19 @@ _BATCH_BYTES = 16 << 20
 """Bytes of pages in one copy, in memory besides the arena."""
 _MAX_READS = 4
 """Copies in flight at most; beyond, the device is waited for."""
+
+
+class TierWatcher(Protocol):
+    """Told of the tier's pages, each a key and a group, in the tier's thread."""
+
+    def saved(self, names: Sequence[tuple[PageKey, int]]) -> None:
+        """Of what was evicted since the last call, these are kept; what others follow comes
+        first."""
+        ...
+
+    def dropped(self, name: tuple[PageKey, int]) -> None:
+        """It is kept no more."""
+        ...
 
 
 class _Read(NamedTuple):
@@ -51,8 +63,13 @@ class _Kept(NamedTuple):
 class HostTier:
     """See the module (implements CacheListener and PageStore). One thread uses it."""
 
-    def __init__(self, executor: Executor, num_bytes: int) -> None:
+    def __init__(
+        self, executor: Executor, num_bytes: int, watcher: TierWatcher | None = None
+    ) -> None:
         """Reserve the memory; the system commits it as it is used.
+
+        Args:
+            watcher: told of what is kept; None: nobody is.
 
         Raises:
             UnsupportedError: the executor moves no pages.
@@ -81,6 +98,7 @@ class HostTier:
                 remedy="Give less",
             )
         self._executor = executor
+        self._watcher = watcher
         self._memory = mmap.mmap(
             -1, self.num_slots * page_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         )
@@ -106,10 +124,6 @@ class HostTier:
     def num_used(self) -> int:
         """Slots that hold a page."""
         return len(self._slots)
-
-    def events(self) -> CacheEvents:
-        """Events for a prefix cache whose evicted pages this tier is to keep."""
-        return CacheEvents(os.urandom(32), [self])
 
     def restorer(self, state: SchedulerState, events: CacheEvents) -> PrefixRestorer:
         """Restores kept pages to the prefix cache of `state`, which has these events."""
@@ -177,6 +191,8 @@ class HostTier:
         self._leaving.clear()
         slots = [self._free.pop() if self._free else self._drop() for _ in leaving]
         self._slots.update(zip((name for name, _ in leaving), slots, strict=True))
+        if self._watcher is not None:
+            self._watcher.saved([name for name, _ in reversed(leaving)])
         for begin in range(0, len(leaving), self._batch):
             batch = slice(begin, begin + self._batch)
             read = self._executor.read_pages([page for _, page in leaving[batch]])
@@ -187,5 +203,7 @@ class HostTier:
 
     def _drop(self) -> int:
         """A slot, of the page that was used least recently."""
-        _, slot = self._slots.popitem(last=False)
+        name, slot = self._slots.popitem(last=False)
+        if self._watcher is not None:
+            self._watcher.dropped(name)
         return slot

@@ -34,7 +34,7 @@ from trtc.runtime.engine.drafting import DraftConfig, drafter_of
 from trtc.runtime.engine.emission import Delivery, LiveRequest, Sink
 from trtc.runtime.engine.step_pipeline import CompletedStep, StepPipeline
 from trtc.runtime.executors.base import Executor
-from trtc.runtime.requests.principal import LOCAL, Principal
+from trtc.runtime.requests.principal import LOCAL, SHARED, Principal
 from trtc.runtime.requests.request import GenerationRequest, TokenLogprobs
 from trtc.runtime.requests.validation import RequestBounds, validate
 from trtc.runtime.sampling.sampler import Int32s, Logprobs
@@ -51,7 +51,10 @@ from trtc.runtime.scheduling.step_plan import Scored
 from trtc.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from trtc.runtime.engine.host_tier import HostTier
+    from trtc.runtime.engine.cache_feed import CacheFeed
+    from trtc.runtime.engine.host_tier import HostTier, TierWatcher
+    from trtc.runtime.engine.kv_events import EventLog
+    from trtc.runtime.scheduling.cache_events import CacheEvents
 
 __all__ = ["Delivery", "EngineLoop", "LoopConfig", "LoopStats", "Sink"]
 
@@ -77,6 +80,8 @@ class LoopConfig:
     prefix_cache: bool = True
     kv_host_bytes: int = 0
     """Host memory for pages that the prefix cache evicts; 0: evicted pages are lost."""
+    kv_events: bool = False
+    """Whether there is a log of what is cached and evicted."""
     drafts: DraftConfig | None = None
     """Speculative decoding; None: off."""
     step_target_s: float = 0.17
@@ -112,6 +117,8 @@ class LoopStats(NamedTuple):
     """Copied from the pool to the host tier."""
     host_restored_bytes: int = 0
     """Copied from the host tier to the pool."""
+    kv_events_lost: int = 0
+    """Events of the prefix cache that the log did not get one by one."""
     preemptions: int = 0
     steps: int = 0
     prompt_tokens: int = 0
@@ -177,8 +184,13 @@ class EngineLoop:
 
         # The loop's thread only.
         pool = KvPool(executor.num_pages, kv.page_size, kv.windows)
-        self._tier = _host_tier(executor, config)
-        events = None if self._tier is None else self._tier.events()
+        self._feed = _cache_feed(config)
+        self._tier = _host_tier(executor, config, self._feed)
+        events = _cache_events(self._feed, self._tier)
+        self.kv_events: EventLog | None = None
+        """What is cached and evicted, for any thread; None: it was not asked for."""
+        if self._feed is not None and events is not None:
+            self.kv_events = _event_log(self._feed, events, pool)
         cache = PrefixCache(pool, enabled=config.prefix_cache, events=events)
         self._state = SchedulerState(
             cache,
@@ -220,6 +232,8 @@ class EngineLoop:
 
     def start(self) -> None:
         """Start the thread; requests may have been submitted before."""
+        if self.kv_events is not None:
+            self.kv_events.start()
         self._thread.start()
 
     def submit(self, request: GenerationRequest, sink: Sink) -> int:
@@ -302,6 +316,8 @@ class EngineLoop:
             self._fail_all(UnavailableError("the engine has stopped"))
         elif self._thread is not threading.current_thread():
             self._thread.join()
+        if self.kv_events is not None:
+            self.kv_events.close()
 
     def stats(self) -> LoopStats:
         return self._stats
@@ -548,6 +564,7 @@ class EngineLoop:
             prefix_query_tokens=counters.prefix_query_tokens,
             prefix_hit_tokens=counters.prefix_hit_tokens,
             **self._tier_stats(),
+            kv_events_lost=0 if self._feed is None else self._feed.num_lost,
             preemptions=counters.preemptions,
             steps=self._pipeline.num_completed,
             prompt_tokens=counters.prefilled_tokens,
@@ -576,7 +593,23 @@ class EngineLoop:
         return self._num_finished + self._num_failed + len(self._live)
 
 
-def _host_tier(executor: Executor, config: LoopConfig) -> "HostTier | None":
+def _cache_feed(config: LoopConfig) -> "CacheFeed | None":
+    if not config.kv_events:
+        return None
+    if not config.prefix_cache:
+        raise RequestError(
+            "tells of the prefix cache, and there is none",
+            field="--kv-events",
+            remedy="Leave out --no-prefix-cache, or this",
+        )
+    from trtc.runtime.engine.cache_feed import CacheFeed  # few engines have one
+
+    return CacheFeed(has_tier=config.kv_host_bytes > 0)
+
+
+def _host_tier(
+    executor: Executor, config: LoopConfig, watcher: "TierWatcher | None"
+) -> "HostTier | None":
     if not config.kv_host_bytes:
         return None
     if not config.prefix_cache:
@@ -587,7 +620,23 @@ def _host_tier(executor: Executor, config: LoopConfig) -> "HostTier | None":
         )
     from trtc.runtime.engine.host_tier import HostTier  # few engines have one
 
-    return HostTier(executor, config.kv_host_bytes)
+    return HostTier(executor, config.kv_host_bytes, watcher)
+
+
+def _cache_events(feed: "CacheFeed | None", tier: "HostTier | None") -> "CacheEvents | None":
+    if feed is None and tier is None:
+        return None
+    from trtc.runtime.scheduling.cache_events import CacheEvents
+
+    return CacheEvents(os.urandom(32), [one for one in (feed, tier) if one is not None])
+
+
+def _event_log(feed: "CacheFeed", events: "CacheEvents", pool: KvPool) -> "EventLog":
+    from trtc.runtime.engine.kv_events import EventLog
+    from trtc.runtime.scheduling.cache_events import namespace_name
+
+    shared = namespace_name(events.key_of_root(SHARED))
+    return EventLog(feed, pool.page_size, pool.windows, shared)
 
 
 def _with_seed(request: GenerationRequest) -> GenerationRequest:

@@ -36,6 +36,7 @@ def open_handle(source: "EngineSource", config: "EngineConfig") -> EngineHandle:
         max_queue=config.max_queue,
         prefix_cache=config.prefix_cache,
         kv_host_bytes=config.kv_host_bytes,
+        kv_events=config.kv_events,
         step_target_s=config.step_target_s,
         drafts=config.drafts,
     )

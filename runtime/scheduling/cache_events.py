@@ -1,8 +1,8 @@
 """Events of the prefix cache: which pages were cached, and which were evicted.
 
-A page's key is the last link of a chain of keyed hashes over its namespace and all tokens up to its
-own last one. So equal keys mean equal keys and values of one namespace, a key tells nothing of salt
-or tokens, and nobody without the secret can make one.
+A page's key is the name of its namespace and the last link of a chain of keyed hashes over that and
+all tokens up to its own last one. So equal keys mean equal keys and values of one namespace, a key
+tells nothing of salt or tokens, and nobody without the secret can make one.
 """
 
 import hashlib
@@ -15,7 +15,18 @@ from trtc.runtime.requests.principal import Namespace
 PageKey = bytes
 """Of one page of tokens; the pages of all groups that hold these tokens have the same."""
 
-_KEY_BYTES = 32
+_NAME_BYTES = 16
+_LINK_BYTES = 32
+
+
+def namespace_name(key: PageKey) -> bytes:
+    """Of a page's or a root's: the same for all keys of a namespace."""
+    return key[:_NAME_BYTES]
+
+
+def is_root(key: PageKey) -> bool:
+    """Whether it is what the keys of first pages follow."""
+    return len(key) == _NAME_BYTES
 
 
 class CacheListener(Protocol):
@@ -50,11 +61,13 @@ class CacheEvents:
     def key_of_root(self, namespace: Namespace) -> PageKey:
         """What the first page's key follows."""
         parts = [part.encode("utf-8", "surrogatepass") for part in namespace]
-        return self._hash(b"namespace", *(b"%d:%b" % (len(part), part) for part in parts))
+        sized = b"".join(b"%d:%b" % (len(part), part) for part in parts)
+        return self._hash(b"namespace", sized, _NAME_BYTES)
 
     def key_after(self, parent: PageKey, token_ids: Sequence[int]) -> PageKey:
         """Of the page with these tokens, behind the page of `parent`."""
-        return self._hash(b"tokens", parent, array("q", token_ids).tobytes())
+        link = self._hash(b"tokens", parent + array("q", token_ids).tobytes(), _LINK_BYTES)
+        return namespace_name(parent) + link
 
     def cached(
         self, key: PageKey, parent: PageKey, token_ids: Sequence[int], group: int, page: int
@@ -66,7 +79,5 @@ class CacheEvents:
         for listener in self._listeners:
             listener.evicted(key, group, page)
 
-    def _hash(self, kind: bytes, *parts: bytes) -> PageKey:
-        return hashlib.blake2b(
-            b"".join(parts), digest_size=_KEY_BYTES, key=self._secret, person=kind
-        ).digest()
+    def _hash(self, kind: bytes, data: bytes, size: int) -> bytes:
+        return hashlib.blake2b(data, digest_size=size, key=self._secret, person=kind).digest()

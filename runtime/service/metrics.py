@@ -97,6 +97,13 @@ LOOP_READINGS = (
         is_counter=True,
     ),
     LoopReading(
+        "kv_events_lost",
+        "KV events that were not told one by one, because too many waited: the whole state was "
+        "told instead.",
+        lambda r: r.kv_events_lost,
+        is_counter=True,
+    ),
+    LoopReading(
         "num_preemptions",
         "Sequences put back into the queue for want of pages.",
         lambda r: r.preemptions,

@@ -49,6 +49,7 @@ FLAGS = {
         --tls-cert --tls-key --tls-client-ca --api-keys --allow-anonymous
         --audit-log --audit-content --audit-max-bytes --audit-keep
         --hooks --hook-timeout --hook-processes
+        --kv-events --kv-events-replay --kv-events-topic --kv-events-format
         --metrics-compat --log-level
     """,
     "keys": "file --add --scope --expires-days --revoke",

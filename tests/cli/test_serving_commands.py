@@ -352,3 +352,34 @@ def test_content_of_an_audit_log_needs_a_log(
 ) -> None:
     assert main(["serve", str(tmp_path), "--audit-content"]) == 2
     assert "--audit-content: has no effect alone. Give --audit-log FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--kv-events", "tcp://*:5557"], "--kv-events: is reached from other machines, and tells"),
+        (
+            ["--kv-events", "ipc:///tmp/x", "--kv-events-replay", "tcp://0.0.0.0:1"],
+            "--kv-events: is reached from other machines",
+        ),
+        (["--kv-events", "localhost:5557"], "--kv-events: is 'localhost:5557'. Give tcp://"),
+        (
+            ["--kv-events", "tcp://[::1]:1", "--kv-events-replay", "udp://[::1]:2"],
+            "--kv-events-replay: is 'udp://[::1]:2'",
+        ),
+        (["--kv-events-replay", "ipc:///tmp/x"], "--kv-events-replay: has no effect alone"),
+        (
+            ["b=other", "--kv-events", "ipc:///tmp/x", "--kv-events-topic", "kv@{host}"],
+            "--kv-events-topic: is one for several engines. Have {model} in it",
+        ),
+        (
+            ["--kv-events", "ipc:///tmp/x", "--kv-events-topic", "kv@{pod}"],
+            "--kv-events-topic: is 'kv@{pod}'. Only {host} and {model}",
+        ),
+    ],
+)
+def test_kv_events_are_published_only_where_it_makes_sense(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", f"a={tmp_path}", *arguments]) == 2
+    assert said in capsys.readouterr().err

@@ -7,12 +7,15 @@ from tests.support.cache_book import CacheBook
 from tests.support.lazy import LazyEcho
 from tests.support.masks import PromptDesk
 from tests.support.requests import greedy_request
+from trtc.runtime.engine.cache_feed import MAX_EVENTS, CacheFeed
 from trtc.runtime.engine.drafting import Drafter
 from trtc.runtime.engine.host_tier import HostTier
+from trtc.runtime.engine.kv_events import MAX_BATCHES, EventLog
 from trtc.runtime.engine.step_pipeline import StepPipeline
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
+from trtc.runtime.requests.principal import SHARED
 from trtc.runtime.requests.request import GenerationRequest
-from trtc.runtime.scheduling.cache_events import CacheEvents, CacheListener
+from trtc.runtime.scheduling.cache_events import CacheEvents, CacheListener, namespace_name
 from trtc.runtime.scheduling.kv_pool import KvPool
 from trtc.runtime.scheduling.prefix_cache import PrefixCache
 from trtc.runtime.scheduling.restoring import PrefixRestorer
@@ -37,6 +40,8 @@ class Driver:
         mask_lateness: float = 0.0,
         host_pages: int = 0,
         drafter: Drafter | None = None,
+        max_kv_events: int = MAX_EVENTS,
+        max_kv_batches: int = MAX_BATCHES,
     ) -> None:
         """
         Args:
@@ -45,11 +50,16 @@ class Driver:
         self.executor = LazyEcho(options) if ahead else EchoExecutor(options)
         pool = KvPool(options.num_pages, options.page_size, options.windows)
         self.book = CacheBook()
+        feed = CacheFeed(has_tier=host_pages > 0, max_events=max_kv_events)
         self.tier: HostTier | None = None
         if host_pages:
-            self.tier = HostTier(self.executor, host_pages * self.executor.kv.page_bytes)
-        listeners: list[CacheListener] = [self.book, *([self.tier] if self.tier else [])]
+            self.tier = HostTier(self.executor, host_pages * self.executor.kv.page_bytes, feed)
+        listeners: list[CacheListener] = [self.book, feed, *([self.tier] if self.tier else [])]
         events = CacheEvents(b"secret", listeners)
+        shared = namespace_name(events.key_of_root(SHARED))
+        self.log = EventLog(
+            feed, options.page_size, options.windows, shared, max_batches=max_kv_batches
+        )
         cache = PrefixCache(pool, enabled=prefix_cache, events=events)
         self.state = SchedulerState(
             cache,

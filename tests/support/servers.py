@@ -123,6 +123,7 @@ def serve_executor(
             max_queue=config.max_queue,
             prefix_cache=config.prefix_cache,
             kv_host_bytes=config.kv_host_bytes,
+            kv_events=config.kv_events,
             overdue_s=engine.overdue_s,
         ),
     )

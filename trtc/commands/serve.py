@@ -16,6 +16,8 @@ from trtc.runtime.engine.opening import open_handle
 from trtc.runtime.frontends.base import is_loopback
 from trtc.runtime.frontends.grpc.frontend import GrpcConfig
 from trtc.runtime.frontends.http.port import HttpConfig
+from trtc.runtime.frontends.zmq.frontend import ZmqConfig
+from trtc.runtime.frontends.zmq.messages import EventFormat
 from trtc.runtime.hooks.calls import HooksConfig
 from trtc.runtime.host.line_log import LineLogConfig
 from trtc.runtime.requests.request_defaults import GenerationConfig
@@ -33,6 +35,7 @@ _HTTP = HttpConfig()
 _LIMITS = ServiceLimits()
 _DRAFTS = DraftConfig()
 _HOOKS = HooksConfig("")
+_ZMQ = ZmqConfig()
 
 
 @click.command()
@@ -219,6 +222,30 @@ _HOOKS = HooksConfig("")
     help="Rotated files that are kept.",
 )
 @click.option(
+    "--kv-events",
+    metavar="ENDPOINT",
+    help="Tell routers over ZeroMQ which prefixes are cached, token ids included, in vLLM's shape: "
+    "tcp://ADDRESS:PORT or ipc://PATH.",
+)
+@click.option(
+    "--kv-events-replay",
+    metavar="ENDPOINT",
+    help="Where subscribers of ZeroMQ ask for what they missed.",
+)
+@click.option(
+    "--kv-events-topic",
+    default=_ZMQ.topic,
+    show_default=True,
+    help="Topic of an engine's events.",
+)
+@click.option(
+    "--kv-events-format",
+    type=click.Choice(["map", "array"]),
+    default=_ZMQ.format,
+    show_default=True,
+    help="How an event is written: map, as vLLM does since 0.28, or array, as before.",
+)
+@click.option(
     "--metrics-compat",
     type=click.Choice(["none", "vllm"]),
     default=_DEFAULTS.metrics_compat,
@@ -283,6 +310,10 @@ def command(
     audit_content: bool,
     audit_max_bytes: int,
     audit_keep: int,
+    kv_events: str | None,
+    kv_events_replay: str | None,
+    kv_events_topic: str,
+    kv_events_format: EventFormat,
     metrics_compat: MetricsCompat,
     hooks: str | None,
     hook_timeout: float | None,
@@ -293,13 +324,19 @@ def command(
     _log_to_stderr(log_level)
     tls = _tls(tls_cert, tls_key, tls_client_ca)
     access = AccessConfig(api_keys, needs_certificate=tls_client_ca is not None)
+    sources = pin_digests(engine_sources(engines), digests)
+    zmq = _zmq(kv_events, kv_events_replay, kv_events_topic, kv_events_format)
+    if zmq is not None:
+        zmq.check([one.name for one in sources])
     if not allow_anonymous:
         _check_reach(host, access)
+        _check_reach_of_events(zmq)
     config = ServerConfig(
-        engines=pin_digests(engine_sources(engines), digests),
+        engines=sources,
         frontends=(
             GrpcConfig(host, grpc_port, tls),
             *(() if no_http else (HttpConfig(host, http_port, tls),)),
+            *(() if zmq is None else (zmq,)),
         ),
         limits=ServiceLimits(
             max_streams=max_streams,
@@ -318,6 +355,7 @@ def command(
             num_threads=threads,
             kv_bytes=kv_bytes,
             kv_host_bytes=kv_host_bytes,
+            kv_events=kv_events is not None,
             dummy_weights=dummy_weights,
             trust=_trust(trust, required=require_signature),
             generation_config=generation_config,
@@ -396,6 +434,31 @@ def _check_reach(host: str, access: AccessConfig) -> None:
             f"{host} is reached from other machines, and anybody could use the server",
             field="--host",
             remedy="Give --api-keys or --tls-client-ca, or --allow-anonymous to let anybody in",
+        )
+
+
+def _zmq(
+    endpoint: str | None, replay: str | None, topic: str, how: EventFormat
+) -> ZmqConfig | None:
+    if endpoint is not None:
+        return ZmqConfig(endpoint, replay or "", topic, how)
+    if replay is not None:
+        raise RequestError(
+            "has no effect alone",
+            field="--kv-events-replay",
+            remedy="Give --kv-events tcp://ADDRESS:PORT as well",
+        )
+    return None
+
+
+def _check_reach_of_events(zmq: ZmqConfig | None) -> None:
+    """ZeroMQ asks nobody for a key."""
+    if zmq is not None and not zmq.is_local:
+        raise RequestError(
+            "is reached from other machines, and tells anybody the token ids of all prompts",
+            field="--kv-events",
+            remedy="Listen on tcp://127.0.0.1:PORT, or give --allow-anonymous and let only routers "
+            "reach the port",
         )
 
 

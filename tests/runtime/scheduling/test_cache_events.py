@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.cache_book import CacheBook
-from trtc.runtime.scheduling.cache_events import CacheEvents
+from trtc.runtime.scheduling.cache_events import CacheEvents, is_root, namespace_name
 from trtc.runtime.scheduling.kv_pool import KvPool
 from trtc.runtime.scheduling.prefix_cache import Node, PrefixCache
 
@@ -31,8 +31,19 @@ def test_keys_follow_namespace_tokens_and_secret() -> None:
         root,
     }
     assert len(keys) == 7
-    assert {len(key) for key in keys} == {32}
     assert EVENTS.key_after(root, (1, 2)) in keys, "lists and tuples are alike"
+
+
+@given(NAMESPACES, NAMESPACES, st.lists(st.integers(0, 9), min_size=1, max_size=3))
+def test_a_key_begins_with_the_name_of_its_namespace(
+    one: tuple[str, ...], other: tuple[str, ...], tokens: list[int]
+) -> None:
+    roots = [EVENTS.key_of_root(one), EVENTS.key_of_root(other)]
+    pages = [EVENTS.key_after(EVENTS.key_after(root, tokens), tokens) for root in roots]
+    assert all(is_root(root) for root in roots)
+    assert not any(is_root(page) for page in pages)
+    assert [namespace_name(page) for page in pages] == [namespace_name(root) for root in roots]
+    assert (namespace_name(pages[0]) == namespace_name(pages[1])) == (one == other)
 
 
 def test_a_listener_hears_of_pages_in_order() -> None:

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 
 from tests.support.drafts import Guesser
 from tests.support.driver import Driver, greedy_outputs, solo_outputs
+from tests.support.kv_reader import KvReader
 from tests.support.masks import SomeTokens
 from tests.support.requests import greedy_request, sampled_request
 from trtc.runtime.executors.base import DraftRows
@@ -104,6 +105,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         accepting=st.sampled_from(("no drafts", "all that are right", "a random number")),
         counts_pending=st.booleans(),
         draft_rows=st.builds(DraftRows, most=st.integers(2, 16), as_sequences=st.booleans()),
+        max_kv_events=st.sampled_from((2, 1000)),
+        max_kv_batches=st.sampled_from((2, 1000)),
     )
     def open(
         self,
@@ -119,6 +122,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         accepting: str,
         counts_pending: bool,
         draft_rows: DraftRows,
+        max_kv_events: int,
+        max_kv_batches: int,
     ) -> None:
         self.options = replace(
             TINY,
@@ -138,7 +143,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             mask_lateness=mask_lateness,
             host_pages=host_pages,
             drafter=None if accepting == "no drafts" else Guesser(self.options),
+            max_kv_events=max_kv_events,
+            max_kv_batches=max_kv_batches,
         )
+        self.router = KvReader(self.driver.log)
         self.requests: dict[str, GenerationRequest] = {}
         self.numbers = itertools.count()
 
@@ -193,6 +201,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def evict(self) -> None:
         self.driver.state.cache.clear()
+
+    @rule()
+    def tell(self) -> None:
+        """Make a batch, which a slow router does not read yet."""
+        self.driver.log.collect()
+
+    @rule()
+    def route(self) -> None:
+        self.driver.log.collect()
+        self.router.read()
+        self.router.check(self.driver.state.cache, self.driver.tier)
 
     @rule(target=live)
     def nobody(self) -> object:

@@ -1,0 +1,187 @@
+"""The thread with the ZeroMQ sockets: what engines' logs tell goes to whoever has subscribed.
+
+    PUB     topic | number | batch
+    ROUTER  a number        ──►  that batch and all after it, then the number -1
+
+A subscriber that does not keep up loses batches, which it sees by their numbers, and asks for them.
+"""
+
+import contextlib
+import logging
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+
+from trtc.runtime.engine.kv_events import EventLog
+from trtc.runtime.frontends.zmq.messages import EventFormat, encoder
+from trtc.runtime.host.background import make_way
+
+_log = logging.getLogger("trtc.server")
+
+HIGH_WATER_MARK = 100_000
+"""Messages that wait for one subscriber; further ones are not sent to it."""
+MAX_WAITING_REPLAYS = 100
+"""Further ones wait at their clients."""
+MAX_MESSAGE_BYTES = 1024
+"""Of what a client sends: a subscription, or a number."""
+MAX_REPLAY_BYTES = 64 << 20
+"""Of the last batches of one engine."""
+REPLAY_PAUSE_S = 0.05
+"""Between two replays: sending what is kept takes about as long."""
+LINGER_MS = 500
+"""For what was sent last to leave, when the server ends."""
+END = (-1).to_bytes(8, "big", signed=True)
+"""The number after a replay's last batch."""
+
+
+@dataclass
+class _Source:
+    """One engine, and what was sent of it."""
+
+    topic: bytes
+    log: EventLog
+    leave: Callable[[], None]
+    seen: int = 0
+    sent: deque[tuple[int, bytes]] = field(default_factory=deque)
+    num_bytes: int = 0
+
+    def keep(self, number: int, data: bytes) -> None:
+        self.sent.append((number, data))
+        self.num_bytes += len(data)
+        while self.num_bytes > MAX_REPLAY_BYTES and len(self.sent) > 1:
+            self.num_bytes -= len(self.sent.popleft()[1])
+
+
+class Publisher:
+    """Takes over sockets that are bound, and closes them at its end."""
+
+    def __init__(
+        self, publish: "zmq.Socket[Any]", replay: "zmq.Socket[Any] | None", how: EventFormat
+    ) -> None:
+        self._publish = publish
+        self._replay = replay
+        self._encode = encoder(how)
+        self._names_topics = how == "map"
+        """Whether a replay's batches name their topics, as they do since vLLM 0.28."""
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._lock = threading.Lock()
+        """Held to look at or change which sources there are."""
+        self._sources: dict[bytes, _Source] = {}
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="trtc-kv-zmq", daemon=True)
+        self._thread.start()
+
+    def attach(self, topic: bytes, log: EventLog) -> None:
+        """Publish what a log tells from its beginning on; of a topic that has another one, in its
+        place."""
+        with self._lock:
+            known = self._sources.get(topic)
+            if known is not None and known.log is log:
+                return
+            if known is not None:
+                known.leave()
+            self._sources[topic] = _Source(topic, log, log.listen(self._wake))
+        self._wake()
+
+    def close(self) -> None:
+        """Send what waits; blocks for up to half a second."""
+        self._is_closing = True
+        self._wake()
+        self._thread.join()
+        os.close(self._wake_write)
+        os.close(self._wake_read)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it is awake
+            os.write(self._wake_write, b"\0")
+
+    def _run(self) -> None:
+        make_way()
+        try:
+            self._serve()
+        except Exception:  # noqa: BLE001 (a thread's last frame: requests go on)
+            _log.exception("KV events are not published any more")
+        for source in self._list():
+            source.leave()
+        for socket in (self._publish, self._replay):
+            if socket is not None:
+                socket.close(linger=LINGER_MS)
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wake_read, zmq.POLLIN)
+        replays_at = 0.0
+        while True:
+            is_closing = self._is_closing
+            self._send_new()
+            if is_closing:
+                return
+            wait_s = replays_at - time.monotonic()
+            may_replay = self._replay is not None and wait_s <= 0
+            if may_replay:
+                poller.register(self._replay, zmq.POLLIN)
+            is_paused = self._replay is not None and not may_replay
+            ready = dict(poller.poll(math.ceil(wait_s * 1e3) if is_paused else None))
+            if may_replay:
+                poller.unregister(self._replay)
+            if self._wake_read in ready:
+                os.read(self._wake_read, 1 << 16)
+            if self._replay is not None and self._replay in ready:
+                self._answer(self._replay)
+                replays_at = time.monotonic() + REPLAY_PAUSE_S
+
+    def _list(self) -> list[_Source]:
+        with self._lock:
+            return list(self._sources.values())
+
+    def _send_new(self) -> None:
+        for source in self._list():
+            batches = source.log.after(source.seen)
+            for batch in source.log.snapshot() if batches is None else batches:
+                data = self._encode(batch, source.log)
+                source.seen = batch.number
+                source.keep(batch.number, data)
+                self._send(self._publish, (source.topic, _number(batch.number), data))
+            if source.log.is_closed and source.seen == source.log.last:
+                self._forget(source)
+
+    def _answer(self, socket: "zmq.Socket[Any]") -> None:
+        frames = socket.recv_multipart(zmq.NOBLOCK)
+        if len(frames) != 3 or len(frames[2]) != 8:
+            return  # not of the protocol
+        client, _, asked = frames
+        first = int.from_bytes(asked, "big")
+        for source in self._list():
+            for number, data in self._since(source, first):
+                names = (source.topic,) if self._names_topics else ()
+                self._send(socket, (client, b"", *names, _number(number), data))
+        self._send(socket, (client, b"", *((b"",) if self._names_topics else ()), END, b""))
+
+    def _since(self, source: _Source, first: int) -> list[tuple[int, bytes]]:
+        """What was sent from a number on; what is cached, where the beginning is gone."""
+        if source.sent and max(1, first) < source.sent[0][0]:
+            return [(one.number, self._encode(one, source.log)) for one in source.log.snapshot()]
+        return [one for one in source.sent if one[0] >= first]
+
+    def _forget(self, source: _Source) -> None:
+        """Its engine has gone, and was said to have."""
+        source.leave()
+        with self._lock:
+            if self._sources.get(source.topic) is source:
+                del self._sources[source.topic]
+
+    def _send(self, socket: "zmq.Socket[Any]", frames: tuple[bytes, ...]) -> None:
+        """Never waits: a subscriber that lags loses it."""
+        with contextlib.suppress(zmq.Again):
+            socket.send_multipart(frames, zmq.NOBLOCK)
+
+
+def _number(number: int) -> bytes:
+    return number.to_bytes(8, "big")
