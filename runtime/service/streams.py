@@ -152,9 +152,8 @@ class OutputStream:
 
     def _keep(self, outputs: Sequence[Output]) -> None:
         self._pending.extend(outputs)
-        self._unread_tokens += sum(
-            len(output.token_ids) + len(output.prompt_logprobs) for output in outputs
-        )
+        for output in outputs:
+            self._unread_tokens += len(output.token_ids) + len(output.prompt_logprobs)
         if self._unread_tokens > self._max_unread_tokens:
             self.fail(
                 QueueFullError(
@@ -178,6 +177,8 @@ def merge(outputs: Sequence[Output]) -> list[Output]:
 
     A reader that keeps up gets its outputs as they are; one that lags gets fewer, longer ones.
     """
+    if len(outputs) == 1:
+        return list(outputs)
     merged: dict[int, Output] = {}
     usage = None
     for output in outputs:

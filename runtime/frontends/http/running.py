@@ -58,8 +58,9 @@ async def unaborted(stream: OutputStream) -> AsyncIterator[Sequence[Output]]:
         CancelledError: it was aborted; and what the stream raises.
     """
     async for outputs in stream:
-        if any(one.finish_reason is FinishReason.ABORTED for one in outputs):
-            raise CancelledError("the request was aborted", remedy="Send it again")
+        for one in outputs:
+            if one.finish_reason is FinishReason.ABORTED:
+                raise CancelledError("the request was aborted", remedy="Send it again")
         yield outputs
 
 
