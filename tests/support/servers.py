@@ -159,6 +159,15 @@ class RunningServer:
     def handle(self, name: str = "echo") -> EngineHandle:
         return self.server.service.engines[name]
 
+    def num_refused(self) -> float:
+        """Requests that limits have kept out so far."""
+        return sum(
+            sample.value
+            for metric in self.server.service.metrics.registry.collect()
+            for sample in metric.samples
+            if sample.name == "trtc_request_refused_total"
+        )
+
     async def idle(self, name: str = "echo", timeout: float = 10.0) -> None:
         """Wait until no page is held and nothing waits: a leak fails here."""
         deadline = asyncio.get_running_loop().time() + timeout

@@ -13,7 +13,7 @@ from tests.support.aio import asynchronous, eventually
 from tests.support.anthropic_sdk import anthropic_sdk
 from tests.support.http1 import exchange, post
 from tests.support.openai_sdk import ECHO, SLOW
-from tests.support.servers import CONFIG, TOKENIZER, RunningServer, echo_server
+from tests.support.servers import CONFIG, TOKENIZER, echo_server
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.requests.completion import Result
 from trtc.runtime.service.limits import ServiceLimits
@@ -44,15 +44,6 @@ def text_of(message: Any) -> str:
     (block,) = message.content
     assert block.type == "text"
     return str(block.text)
-
-
-def num_refused(server: RunningServer) -> float:
-    return sum(
-        sample.value
-        for metric in server.server.service.metrics.registry.collect()
-        for sample in metric.samples
-        if sample.name == "trtc_request_refused_total"
-    )
 
 
 @asynchronous
@@ -251,7 +242,7 @@ async def test_the_sdk_asks_a_full_server_again() -> None:
         assert caught.value.type == "rate_limit_error"
         assert caught.value.response.headers["retry-after"] == "1"
         asking = asyncio.create_task(patient.messages.create(**{**ASKED, "max_tokens": 2}))
-        await eventually(lambda: num_refused(server) >= 2, "it is refused, too")
+        await eventually(lambda: server.num_refused() >= 2, "it is refused, too")
         await stream.close()
         assert (await asking).usage.output_tokens == 2
         await server.idle()
