@@ -6,6 +6,7 @@ from pathlib import Path
 OWN = "trtc/v1"
 FOREIGN = ("kserve", "smg")
 """Folders of protocols that others define."""
+_IMPORT = re.compile(r"^from trtc\.protos\.\w+ import \w+ as (\w+)$", re.M)
 
 
 def generate(root: Path) -> None:
@@ -28,10 +29,22 @@ def generate(root: Path) -> None:
         for proto in sorted(root.glob(f"{folder}/*.proto")):
             _compile(proto, proto.parent)
             stub = proto.with_name(f"{proto.stem}_pb2.py")
-            text = stub.read_text()
-            stub.write_text(
-                text.replace("_descriptor_pool.Default()", "_descriptor_pool.DescriptorPool()")
+            text = _absolute(stub.read_text(), folder)
+            imported = _IMPORT.search(text)
+            # A file that imports another one is in the pool of that.
+            pool = (
+                "_descriptor_pool.DescriptorPool()"
+                if imported is None
+                else f"{imported[1]}.DESCRIPTOR.pool"
             )
+            stub.write_text(text.replace("_descriptor_pool.Default()", pool))
+            types = stub.with_suffix(".pyi")
+            types.write_text(_absolute(types.read_text(), folder))
+
+
+def _absolute(text: str, folder: str) -> str:
+    """Imports of neighbours, which are generated as of top-level modules."""
+    return re.sub(r"^import (\w+_pb2)", rf"from trtc.protos.{folder} import \1", text, flags=re.M)
 
 
 def _compile(proto: Path, root: Path) -> None:

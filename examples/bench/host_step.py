@@ -1,6 +1,6 @@
 """What the host does for a decode step, whatever computes it: the engine loop's own time.
 
-    python -m examples.bench.host_step [--sequences 1,64] [--steps 500]
+    python -m examples.bench.host_step [--sequences 1,64] [--steps 500] [--kv-events]
 
 An executor that computes nothing and returns at once takes the device's place, once as one that
 runs ahead and once as one that does not. Figures are microseconds of processor time of the loop's
@@ -63,10 +63,12 @@ class IdleExecutor(EchoExecutor):
         return _Done(SampledTokens(np.full(len(batch.logit_rows), 7, np.int32)))
 
 
-def step_microseconds(num_sequences: int, num_steps: int, *, runs_ahead: bool) -> float:
+def step_microseconds(
+    num_sequences: int, num_steps: int, *, runs_ahead: bool, kv_events: bool
+) -> float:
     """Processor time of the loop's thread for a step that decodes every sequence."""
     executor = IdleExecutor(num_sequences, num_steps, runs_ahead=runs_ahead)
-    loop = EngineLoop(executor, None, LoopConfig())
+    loop = EngineLoop(executor, None, LoopConfig(kv_events=kv_events))
     has_ended = threading.Semaphore(0)
 
     def sink(delivery: Delivery) -> None:
@@ -98,11 +100,14 @@ def main() -> None:
     parser.add_argument("--sequences", default="1,64", help="sequences at once, a comma between")
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--kv-events", action="store_true", help="keep a log of what is cached")
     options = parser.parse_args()
     for number in map(int, options.sequences.split(",")):
         for runs_ahead in (False, True):
             runs = [
-                step_microseconds(number, options.steps, runs_ahead=runs_ahead)
+                step_microseconds(
+                    number, options.steps, runs_ahead=runs_ahead, kv_events=options.kv_events
+                )
                 for _ in range(options.repeats)
             ]
             kind = "runs ahead" if runs_ahead else "step by step"

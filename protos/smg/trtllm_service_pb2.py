@@ -22,71 +22,72 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from trtc.protos.smg import common_pb2 as common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.DescriptorPool().AddSerializedFile(b'\n\x14trtllm_service.proto\x12\x06trtllm\"\x94\x08\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\ttokenized\x18\x02 \x01(\x0b\x32\x16.trtllm.TokenizedInput\x12/\n\x0fsampling_config\x18\x03 \x01(\x0b\x32\x16.trtllm.SamplingConfig\x12+\n\routput_config\x18\x04 \x01(\x0b\x32\x14.trtllm.OutputConfig\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x11\n\tstreaming\x18\x06 \x01(\x08\x12:\n\x0fguided_decoding\x18\x0b \x01(\x0b\x32\x1c.trtllm.GuidedDecodingParamsH\x00\x88\x01\x01\x12\x16\n\x0e\x65mbedding_bias\x18\x0c \x03(\x02\x12,\n\x0blora_config\x18\r \x01(\x0b\x32\x12.trtllm.LoraConfigH\x01\x88\x01\x01\x12=\n\x14prompt_tuning_config\x18\x0e \x01(\x0b\x32\x1a.trtllm.PromptTuningConfigH\x02\x88\x01\x01\x12\x36\n\x10multimodal_input\x18\x0f \x01(\x0b\x32\x17.trtllm.MultimodalInputH\x03\x88\x01\x01\x12?\n\x12kv_cache_retention\x18\x10 \x01(\x0b\x32\x1e.trtllm.KvCacheRetentionConfigH\x04\x88\x01\x01\x12>\n\x14\x64isaggregated_params\x18\x11 \x01(\x0b\x32\x1b.trtllm.DisaggregatedParamsH\x05\x88\x01\x01\x12\x36\n\x10lookahead_config\x18\x12 \x01(\x0b\x32\x17.trtllm.LookaheadConfigH\x06\x88\x01\x01\x12\x1a\n\rcache_salt_id\x18\x13 \x01(\x03H\x07\x88\x01\x01\x12\x19\n\x0c\x61rrival_time\x18\x14 \x01(\x01H\x08\x88\x01\x01\x12\x0c\n\x04stop\x18\x15 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x16 \x03(\r\x12\x12\n\nignore_eos\x18\x17 \x01(\x08\x12\x0b\n\x03\x62\x61\x64\x18\x18 \x03(\t\x12\x15\n\rbad_token_ids\x18\x19 \x03(\r\x12$\n\x1cinclude_stop_token_in_output\x18\x1a \x01(\x08\x42\x12\n\x10_guided_decodingB\x0e\n\x0c_lora_configB\x17\n\x15_prompt_tuning_configB\x13\n\x11_multimodal_inputB\x15\n\x13_kv_cache_retentionB\x17\n\x15_disaggregated_paramsB\x13\n\x11_lookahead_configB\x10\n\x0e_cache_salt_idB\x0f\n\r_arrival_timeJ\x04\x08\x07\x10\x08J\x04\x08\x08\x10\tJ\x04\x08\t\x10\nJ\x04\x08\n\x10\x0b\"Y\n\x0eTokenizedInput\x12\x15\n\roriginal_text\x18\x01 \x01(\t\x12\x17\n\x0finput_token_ids\x18\x02 \x03(\r\x12\x17\n\x0fquery_token_ids\x18\x03 \x03(\r\"\xe8\x06\n\x0eSamplingConfig\x12\x12\n\nbeam_width\x18\x01 \x01(\x05\x12\x1c\n\x14num_return_sequences\x18\x02 \x01(\r\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x01\x88\x01\x01\x12\x16\n\ttop_p_min\x18\x05 \x01(\x02H\x02\x88\x01\x01\x12\x1c\n\x0ftop_p_reset_ids\x18\x06 \x01(\x05H\x03\x88\x01\x01\x12\x18\n\x0btop_p_decay\x18\x07 \x01(\x02H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x05\x88\x01\x01\x12\x18\n\x0btemperature\x18\t \x01(\x02H\x06\x88\x01\x01\x12\x17\n\nmin_tokens\x18\n \x01(\rH\x07\x88\x01\x01\x12\'\n\x1a\x62\x65\x61m_search_diversity_rate\x18\x0b \x01(\x02H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0c \x01(\x02H\t\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\r \x01(\x02H\n\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0e \x01(\x02H\x0b\x88\x01\x01\x12!\n\x14prompt_ignore_length\x18\x0f \x01(\x05H\x0c\x88\x01\x01\x12\x1b\n\x0elength_penalty\x18\x10 \x01(\x02H\r\x88\x01\x01\x12\x1b\n\x0e\x65\x61rly_stopping\x18\x11 \x01(\x05H\x0e\x88\x01\x01\x12!\n\x14no_repeat_ngram_size\x18\x12 \x01(\x05H\x0f\x88\x01\x01\x12\x12\n\x05min_p\x18\x13 \x01(\x02H\x10\x88\x01\x01\x12\x18\n\x10\x62\x65\x61m_width_array\x18\x14 \x03(\x05\x42\x08\n\x06_top_kB\x08\n\x06_top_pB\x0c\n\n_top_p_minB\x12\n\x10_top_p_reset_idsB\x0e\n\x0c_top_p_decayB\x07\n\x05_seedB\x0e\n\x0c_temperatureB\r\n\x0b_min_tokensB\x1d\n\x1b_beam_search_diversity_rateB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x17\n\x15_prompt_ignore_lengthB\x11\n\x0f_length_penaltyB\x11\n\x0f_early_stoppingB\x17\n\x15_no_repeat_ngram_sizeB\x08\n\x06_min_p\"\x84\x02\n\x0cOutputConfig\x12\x15\n\x08logprobs\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x1d\n\x15return_context_logits\x18\x03 \x01(\x08\x12 \n\x18return_generation_logits\x18\x04 \x01(\x08\x12!\n\x19\x65xclude_input_from_output\x18\x05 \x01(\x08\x12\x1d\n\x15return_encoder_output\x18\x06 \x01(\x08\x12\x1b\n\x13return_perf_metrics\x18\x07 \x01(\x08\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x8e\x02\n\x14GuidedDecodingParams\x12:\n\nguide_type\x18\x01 \x01(\x0e\x32&.trtllm.GuidedDecodingParams.GuideType\x12\r\n\x05guide\x18\x02 \x01(\t\"\xaa\x01\n\tGuideType\x12\x1a\n\x16GUIDE_TYPE_UNSPECIFIED\x10\x00\x12\x13\n\x0fGUIDE_TYPE_JSON\x10\x01\x12\x1a\n\x16GUIDE_TYPE_JSON_SCHEMA\x10\x02\x12\x14\n\x10GUIDE_TYPE_REGEX\x10\x03\x12\x1b\n\x17GUIDE_TYPE_EBNF_GRAMMAR\x10\x04\x12\x1d\n\x19GUIDE_TYPE_STRUCTURAL_TAG\x10\x05\"i\n\nLoraConfig\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x14\n\x07weights\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x12\x18\n\x0b\x63onfig_json\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\n\n\x08_weightsB\x0e\n\x0c_config_json\"-\n\x12PromptTuningConfig\x12\x17\n\x0f\x65mbedding_table\x18\x01 \x01(\x0c\"%\n\x0fMultimodalInput\x12\x12\n\nimage_data\x18\x01 \x03(\x0c\"=\n\x16KvCacheRetentionConfig\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x02 \x01(\t\"\xbd\x02\n\x13\x44isaggregatedParams\x12=\n\x0crequest_type\x18\x01 \x01(\x0e\x32\'.trtllm.DisaggregatedParams.RequestType\x12\x16\n\x0e\x63tx_request_id\x18\x02 \x01(\t\x12=\n\x14\x63ontext_phase_params\x18\x03 \x01(\x0b\x32\x1a.trtllm.ContextPhaseParamsH\x00\x88\x01\x01\"w\n\x0bRequestType\x12\'\n#REQUEST_TYPE_CONTEXT_AND_GENERATION\x10\x00\x12\x1d\n\x19REQUEST_TYPE_CONTEXT_ONLY\x10\x01\x12 \n\x1cREQUEST_TYPE_GENERATION_ONLY\x10\x02\x42\x17\n\x15_context_phase_params\"I\n\x12\x43ontextPhaseParams\x12\x1a\n\x12\x66irst_gen_token_id\x18\x01 \x01(\r\x12\x17\n\x0fkv_cache_blocks\x18\x02 \x01(\x0c\"e\n\x0fLookaheadConfig\x12\x17\n\x0fmax_window_size\x18\x01 \x01(\x05\x12\x16\n\x0emax_ngram_size\x18\x02 \x01(\x05\x12!\n\x19max_verification_set_size\x18\x03 \x01(\x05\"\x94\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12,\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1b.trtllm.GenerateStreamChunkH\x00\x12,\n\x08\x63omplete\x18\x03 \x01(\x0b\x32\x18.trtllm.GenerateCompleteH\x00\x42\n\n\x08responseJ\x04\x08\x04\x10\x05\"\xb1\x01\n\x13GenerateStreamChunk\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x16\n\x0esequence_index\x18\x02 \x01(\r\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12&\n\x08logprobs\x18\x06 \x03(\x0b\x32\x14.trtllm.TokenLogprob\"\xa3\x04\n\x10GenerateComplete\x12\x18\n\x10output_token_ids\x18\x01 \x03(\r\x12\x16\n\x0esequence_index\x18\x02 \x01(\r\x12\x15\n\rfinish_reason\x18\x03 \x01(\t\x12\x1a\n\x10matched_stop_str\x18\x04 \x01(\tH\x00\x12\x1a\n\x10matched_token_id\x18\r \x01(\rH\x00\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x06 \x01(\r\x12\x15\n\rcached_tokens\x18\x07 \x01(\r\x12&\n\x08logprobs\x18\x08 \x03(\x0b\x32\x14.trtllm.TokenLogprob\x12-\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x14.trtllm.TokenLogprob\x12.\n\x0cperf_metrics\x18\n \x01(\x0b\x32\x13.trtllm.PerfMetricsH\x01\x88\x01\x01\x12\x1b\n\x0e\x63ontext_logits\x18\x0b \x01(\x0cH\x02\x88\x01\x01\x12\x1e\n\x11generation_logits\x18\x0c \x01(\x0cH\x03\x88\x01\x01\x12\x1c\n\x14spec_accepted_tokens\x18\x0e \x01(\r\x12\x19\n\x11spec_draft_tokens\x18\x0f \x01(\rB\x0e\n\x0cmatched_stopB\x0f\n\r_perf_metricsB\x11\n\x0f_context_logitsB\x14\n\x12_generation_logits\"[\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12(\n\x0ctop_logprobs\x18\x03 \x03(\x0b\x32\x12.trtllm.TopLogprob\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\xcb\x01\n\x0bPerfMetrics\x12\x14\n\x0c\x61rrival_time\x18\x01 \x01(\x01\x12\x1c\n\x14\x66irst_scheduled_time\x18\x02 \x01(\x01\x12\x18\n\x10\x66irst_token_time\x18\x03 \x01(\x01\x12\x17\n\x0flast_token_time\x18\x04 \x01(\x01\x12\x1f\n\x17kv_cache_transfer_start\x18\x05 \x01(\x01\x12\x1d\n\x15kv_cache_transfer_end\x18\x06 \x01(\x01\x12\x15\n\rkv_cache_size\x18\x07 \x01(\x03\"\x14\n\x12HealthCheckRequest\"%\n\x13HealthCheckResponse\x12\x0e\n\x06status\x18\x01 \x01(\t\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"1\n\rAbortResponse\x12\x0f\n\x07success\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x15\n\x13GetModelInfoRequest\"\xd8\x01\n\x14GetModelInfoResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x15\n\rmax_input_len\x18\x02 \x01(\x05\x12\x13\n\x0bmax_seq_len\x18\x03 \x01(\x05\x12\x16\n\x0emax_batch_size\x18\x04 \x01(\x05\x12\x12\n\nvocab_size\x18\x05 \x01(\x05\x12\x13\n\x0bhidden_size\x18\x06 \x01(\x05\x12\x12\n\nnum_layers\x18\x07 \x01(\x05\x12\x11\n\tnum_heads\x18\x08 \x01(\x05\x12\x1a\n\x12supported_features\x18\t \x03(\t\"\x16\n\x14GetServerInfoRequest\"\xaa\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x1c\n\x14tensor_parallel_size\x18\x03 \x01(\x05\x12\x1e\n\x16pipeline_parallel_size\x18\x04 \x01(\x05\x12\x1d\n\x15\x63ontext_parallel_size\x18\x05 \x01(\x05\x12\x12\n\nworld_size\x18\x06 \x01(\x05\x32\xe7\x02\n\rTrtllmService\x12?\n\x08Generate\x12\x17.trtllm.GenerateRequest\x1a\x18.trtllm.GenerateResponse0\x01\x12\x46\n\x0bHealthCheck\x12\x1a.trtllm.HealthCheckRequest\x1a\x1b.trtllm.HealthCheckResponse\x12\x34\n\x05\x41\x62ort\x12\x14.trtllm.AbortRequest\x1a\x15.trtllm.AbortResponse\x12I\n\x0cGetModelInfo\x12\x1b.trtllm.GetModelInfoRequest\x1a\x1c.trtllm.GetModelInfoResponse\x12L\n\rGetServerInfo\x12\x1c.trtllm.GetServerInfoRequest\x1a\x1d.trtllm.GetServerInfoResponseb\x06proto3')
+DESCRIPTOR = common__pb2.DESCRIPTOR.pool.AddSerializedFile(b'\n\x14trtllm_service.proto\x12\x06trtllm\x1a\x0c\x63ommon.proto\"\x94\x08\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\ttokenized\x18\x02 \x01(\x0b\x32\x16.trtllm.TokenizedInput\x12/\n\x0fsampling_config\x18\x03 \x01(\x0b\x32\x16.trtllm.SamplingConfig\x12+\n\routput_config\x18\x04 \x01(\x0b\x32\x14.trtllm.OutputConfig\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x11\n\tstreaming\x18\x06 \x01(\x08\x12:\n\x0fguided_decoding\x18\x0b \x01(\x0b\x32\x1c.trtllm.GuidedDecodingParamsH\x00\x88\x01\x01\x12\x16\n\x0e\x65mbedding_bias\x18\x0c \x03(\x02\x12,\n\x0blora_config\x18\r \x01(\x0b\x32\x12.trtllm.LoraConfigH\x01\x88\x01\x01\x12=\n\x14prompt_tuning_config\x18\x0e \x01(\x0b\x32\x1a.trtllm.PromptTuningConfigH\x02\x88\x01\x01\x12\x36\n\x10multimodal_input\x18\x0f \x01(\x0b\x32\x17.trtllm.MultimodalInputH\x03\x88\x01\x01\x12?\n\x12kv_cache_retention\x18\x10 \x01(\x0b\x32\x1e.trtllm.KvCacheRetentionConfigH\x04\x88\x01\x01\x12>\n\x14\x64isaggregated_params\x18\x11 \x01(\x0b\x32\x1b.trtllm.DisaggregatedParamsH\x05\x88\x01\x01\x12\x36\n\x10lookahead_config\x18\x12 \x01(\x0b\x32\x17.trtllm.LookaheadConfigH\x06\x88\x01\x01\x12\x1a\n\rcache_salt_id\x18\x13 \x01(\x03H\x07\x88\x01\x01\x12\x19\n\x0c\x61rrival_time\x18\x14 \x01(\x01H\x08\x88\x01\x01\x12\x0c\n\x04stop\x18\x15 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x16 \x03(\r\x12\x12\n\nignore_eos\x18\x17 \x01(\x08\x12\x0b\n\x03\x62\x61\x64\x18\x18 \x03(\t\x12\x15\n\rbad_token_ids\x18\x19 \x03(\r\x12$\n\x1cinclude_stop_token_in_output\x18\x1a \x01(\x08\x42\x12\n\x10_guided_decodingB\x0e\n\x0c_lora_configB\x17\n\x15_prompt_tuning_configB\x13\n\x11_multimodal_inputB\x15\n\x13_kv_cache_retentionB\x17\n\x15_disaggregated_paramsB\x13\n\x11_lookahead_configB\x10\n\x0e_cache_salt_idB\x0f\n\r_arrival_timeJ\x04\x08\x07\x10\x08J\x04\x08\x08\x10\tJ\x04\x08\t\x10\nJ\x04\x08\n\x10\x0b\"Y\n\x0eTokenizedInput\x12\x15\n\roriginal_text\x18\x01 \x01(\t\x12\x17\n\x0finput_token_ids\x18\x02 \x03(\r\x12\x17\n\x0fquery_token_ids\x18\x03 \x03(\r\"\xe8\x06\n\x0eSamplingConfig\x12\x12\n\nbeam_width\x18\x01 \x01(\x05\x12\x1c\n\x14num_return_sequences\x18\x02 \x01(\r\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x01\x88\x01\x01\x12\x16\n\ttop_p_min\x18\x05 \x01(\x02H\x02\x88\x01\x01\x12\x1c\n\x0ftop_p_reset_ids\x18\x06 \x01(\x05H\x03\x88\x01\x01\x12\x18\n\x0btop_p_decay\x18\x07 \x01(\x02H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x05\x88\x01\x01\x12\x18\n\x0btemperature\x18\t \x01(\x02H\x06\x88\x01\x01\x12\x17\n\nmin_tokens\x18\n \x01(\rH\x07\x88\x01\x01\x12\'\n\x1a\x62\x65\x61m_search_diversity_rate\x18\x0b \x01(\x02H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0c \x01(\x02H\t\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\r \x01(\x02H\n\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0e \x01(\x02H\x0b\x88\x01\x01\x12!\n\x14prompt_ignore_length\x18\x0f \x01(\x05H\x0c\x88\x01\x01\x12\x1b\n\x0elength_penalty\x18\x10 \x01(\x02H\r\x88\x01\x01\x12\x1b\n\x0e\x65\x61rly_stopping\x18\x11 \x01(\x05H\x0e\x88\x01\x01\x12!\n\x14no_repeat_ngram_size\x18\x12 \x01(\x05H\x0f\x88\x01\x01\x12\x12\n\x05min_p\x18\x13 \x01(\x02H\x10\x88\x01\x01\x12\x18\n\x10\x62\x65\x61m_width_array\x18\x14 \x03(\x05\x42\x08\n\x06_top_kB\x08\n\x06_top_pB\x0c\n\n_top_p_minB\x12\n\x10_top_p_reset_idsB\x0e\n\x0c_top_p_decayB\x07\n\x05_seedB\x0e\n\x0c_temperatureB\r\n\x0b_min_tokensB\x1d\n\x1b_beam_search_diversity_rateB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x17\n\x15_prompt_ignore_lengthB\x11\n\x0f_length_penaltyB\x11\n\x0f_early_stoppingB\x17\n\x15_no_repeat_ngram_sizeB\x08\n\x06_min_p\"\x84\x02\n\x0cOutputConfig\x12\x15\n\x08logprobs\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x1d\n\x15return_context_logits\x18\x03 \x01(\x08\x12 \n\x18return_generation_logits\x18\x04 \x01(\x08\x12!\n\x19\x65xclude_input_from_output\x18\x05 \x01(\x08\x12\x1d\n\x15return_encoder_output\x18\x06 \x01(\x08\x12\x1b\n\x13return_perf_metrics\x18\x07 \x01(\x08\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x8e\x02\n\x14GuidedDecodingParams\x12:\n\nguide_type\x18\x01 \x01(\x0e\x32&.trtllm.GuidedDecodingParams.GuideType\x12\r\n\x05guide\x18\x02 \x01(\t\"\xaa\x01\n\tGuideType\x12\x1a\n\x16GUIDE_TYPE_UNSPECIFIED\x10\x00\x12\x13\n\x0fGUIDE_TYPE_JSON\x10\x01\x12\x1a\n\x16GUIDE_TYPE_JSON_SCHEMA\x10\x02\x12\x14\n\x10GUIDE_TYPE_REGEX\x10\x03\x12\x1b\n\x17GUIDE_TYPE_EBNF_GRAMMAR\x10\x04\x12\x1d\n\x19GUIDE_TYPE_STRUCTURAL_TAG\x10\x05\"i\n\nLoraConfig\x12\x0f\n\x07task_id\x18\x01 \x01(\x03\x12\x14\n\x07weights\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x12\x18\n\x0b\x63onfig_json\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\n\n\x08_weightsB\x0e\n\x0c_config_json\"-\n\x12PromptTuningConfig\x12\x17\n\x0f\x65mbedding_table\x18\x01 \x01(\x0c\"%\n\x0fMultimodalInput\x12\x12\n\nimage_data\x18\x01 \x03(\x0c\"=\n\x16KvCacheRetentionConfig\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x02 \x01(\t\"\xbd\x02\n\x13\x44isaggregatedParams\x12=\n\x0crequest_type\x18\x01 \x01(\x0e\x32\'.trtllm.DisaggregatedParams.RequestType\x12\x16\n\x0e\x63tx_request_id\x18\x02 \x01(\t\x12=\n\x14\x63ontext_phase_params\x18\x03 \x01(\x0b\x32\x1a.trtllm.ContextPhaseParamsH\x00\x88\x01\x01\"w\n\x0bRequestType\x12\'\n#REQUEST_TYPE_CONTEXT_AND_GENERATION\x10\x00\x12\x1d\n\x19REQUEST_TYPE_CONTEXT_ONLY\x10\x01\x12 \n\x1cREQUEST_TYPE_GENERATION_ONLY\x10\x02\x42\x17\n\x15_context_phase_params\"I\n\x12\x43ontextPhaseParams\x12\x1a\n\x12\x66irst_gen_token_id\x18\x01 \x01(\r\x12\x17\n\x0fkv_cache_blocks\x18\x02 \x01(\x0c\"e\n\x0fLookaheadConfig\x12\x17\n\x0fmax_window_size\x18\x01 \x01(\x05\x12\x16\n\x0emax_ngram_size\x18\x02 \x01(\x05\x12!\n\x19max_verification_set_size\x18\x03 \x01(\x05\"\x94\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12,\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1b.trtllm.GenerateStreamChunkH\x00\x12,\n\x08\x63omplete\x18\x03 \x01(\x0b\x32\x18.trtllm.GenerateCompleteH\x00\x42\n\n\x08responseJ\x04\x08\x04\x10\x05\"\xb1\x01\n\x13GenerateStreamChunk\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x16\n\x0esequence_index\x18\x02 \x01(\r\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12&\n\x08logprobs\x18\x06 \x03(\x0b\x32\x14.trtllm.TokenLogprob\"\xa3\x04\n\x10GenerateComplete\x12\x18\n\x10output_token_ids\x18\x01 \x03(\r\x12\x16\n\x0esequence_index\x18\x02 \x01(\r\x12\x15\n\rfinish_reason\x18\x03 \x01(\t\x12\x1a\n\x10matched_stop_str\x18\x04 \x01(\tH\x00\x12\x1a\n\x10matched_token_id\x18\r \x01(\rH\x00\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x06 \x01(\r\x12\x15\n\rcached_tokens\x18\x07 \x01(\r\x12&\n\x08logprobs\x18\x08 \x03(\x0b\x32\x14.trtllm.TokenLogprob\x12-\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x14.trtllm.TokenLogprob\x12.\n\x0cperf_metrics\x18\n \x01(\x0b\x32\x13.trtllm.PerfMetricsH\x01\x88\x01\x01\x12\x1b\n\x0e\x63ontext_logits\x18\x0b \x01(\x0cH\x02\x88\x01\x01\x12\x1e\n\x11generation_logits\x18\x0c \x01(\x0cH\x03\x88\x01\x01\x12\x1c\n\x14spec_accepted_tokens\x18\x0e \x01(\r\x12\x19\n\x11spec_draft_tokens\x18\x0f \x01(\rB\x0e\n\x0cmatched_stopB\x0f\n\r_perf_metricsB\x11\n\x0f_context_logitsB\x14\n\x12_generation_logits\"[\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12(\n\x0ctop_logprobs\x18\x03 \x03(\x0b\x32\x12.trtllm.TopLogprob\"/\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\xcb\x01\n\x0bPerfMetrics\x12\x14\n\x0c\x61rrival_time\x18\x01 \x01(\x01\x12\x1c\n\x14\x66irst_scheduled_time\x18\x02 \x01(\x01\x12\x18\n\x10\x66irst_token_time\x18\x03 \x01(\x01\x12\x17\n\x0flast_token_time\x18\x04 \x01(\x01\x12\x1f\n\x17kv_cache_transfer_start\x18\x05 \x01(\x01\x12\x1d\n\x15kv_cache_transfer_end\x18\x06 \x01(\x01\x12\x15\n\rkv_cache_size\x18\x07 \x01(\x03\"\x14\n\x12HealthCheckRequest\"%\n\x13HealthCheckResponse\x12\x0e\n\x06status\x18\x01 \x01(\t\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"1\n\rAbortResponse\x12\x0f\n\x07success\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x15\n\x13GetModelInfoRequest\"\xd8\x01\n\x14GetModelInfoResponse\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x15\n\rmax_input_len\x18\x02 \x01(\x05\x12\x13\n\x0bmax_seq_len\x18\x03 \x01(\x05\x12\x16\n\x0emax_batch_size\x18\x04 \x01(\x05\x12\x12\n\nvocab_size\x18\x05 \x01(\x05\x12\x13\n\x0bhidden_size\x18\x06 \x01(\x05\x12\x12\n\nnum_layers\x18\x07 \x01(\x05\x12\x11\n\tnum_heads\x18\x08 \x01(\x05\x12\x1a\n\x12supported_features\x18\t \x03(\t\"\x16\n\x14GetServerInfoRequest\"\xaa\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x1c\n\x14tensor_parallel_size\x18\x03 \x01(\x05\x12\x1e\n\x16pipeline_parallel_size\x18\x04 \x01(\x05\x12\x1d\n\x15\x63ontext_parallel_size\x18\x05 \x01(\x05\x12\x12\n\nworld_size\x18\x06 \x01(\x05\x32\xc8\x03\n\rTrtllmService\x12?\n\x08Generate\x12\x17.trtllm.GenerateRequest\x1a\x18.trtllm.GenerateResponse0\x01\x12\x46\n\x0bHealthCheck\x12\x1a.trtllm.HealthCheckRequest\x1a\x1b.trtllm.HealthCheckResponse\x12\x34\n\x05\x41\x62ort\x12\x14.trtllm.AbortRequest\x1a\x15.trtllm.AbortResponse\x12I\n\x0cGetModelInfo\x12\x1b.trtllm.GetModelInfoRequest\x1a\x1c.trtllm.GetModelInfoResponse\x12L\n\rGetServerInfo\x12\x1c.trtllm.GetServerInfoRequest\x1a\x1d.trtllm.GetServerInfoResponse\x12_\n\x11SubscribeKvEvents\x12).smg.grpc.common.SubscribeKvEventsRequest\x1a\x1d.smg.grpc.common.KvEventBatch0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'trtllm_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GENERATEREQUEST']._serialized_start=33
-  _globals['_GENERATEREQUEST']._serialized_end=1077
-  _globals['_TOKENIZEDINPUT']._serialized_start=1079
-  _globals['_TOKENIZEDINPUT']._serialized_end=1168
-  _globals['_SAMPLINGCONFIG']._serialized_start=1171
-  _globals['_SAMPLINGCONFIG']._serialized_end=2043
-  _globals['_OUTPUTCONFIG']._serialized_start=2046
-  _globals['_OUTPUTCONFIG']._serialized_end=2306
-  _globals['_GUIDEDDECODINGPARAMS']._serialized_start=2309
-  _globals['_GUIDEDDECODINGPARAMS']._serialized_end=2579
-  _globals['_GUIDEDDECODINGPARAMS_GUIDETYPE']._serialized_start=2409
-  _globals['_GUIDEDDECODINGPARAMS_GUIDETYPE']._serialized_end=2579
-  _globals['_LORACONFIG']._serialized_start=2581
-  _globals['_LORACONFIG']._serialized_end=2686
-  _globals['_PROMPTTUNINGCONFIG']._serialized_start=2688
-  _globals['_PROMPTTUNINGCONFIG']._serialized_end=2733
-  _globals['_MULTIMODALINPUT']._serialized_start=2735
-  _globals['_MULTIMODALINPUT']._serialized_end=2772
-  _globals['_KVCACHERETENTIONCONFIG']._serialized_start=2774
-  _globals['_KVCACHERETENTIONCONFIG']._serialized_end=2835
-  _globals['_DISAGGREGATEDPARAMS']._serialized_start=2838
-  _globals['_DISAGGREGATEDPARAMS']._serialized_end=3155
-  _globals['_DISAGGREGATEDPARAMS_REQUESTTYPE']._serialized_start=3011
-  _globals['_DISAGGREGATEDPARAMS_REQUESTTYPE']._serialized_end=3130
-  _globals['_CONTEXTPHASEPARAMS']._serialized_start=3157
-  _globals['_CONTEXTPHASEPARAMS']._serialized_end=3230
-  _globals['_LOOKAHEADCONFIG']._serialized_start=3232
-  _globals['_LOOKAHEADCONFIG']._serialized_end=3333
-  _globals['_GENERATERESPONSE']._serialized_start=3336
-  _globals['_GENERATERESPONSE']._serialized_end=3484
-  _globals['_GENERATESTREAMCHUNK']._serialized_start=3487
-  _globals['_GENERATESTREAMCHUNK']._serialized_end=3664
-  _globals['_GENERATECOMPLETE']._serialized_start=3667
-  _globals['_GENERATECOMPLETE']._serialized_end=4214
-  _globals['_TOKENLOGPROB']._serialized_start=4216
-  _globals['_TOKENLOGPROB']._serialized_end=4307
-  _globals['_TOPLOGPROB']._serialized_start=4309
-  _globals['_TOPLOGPROB']._serialized_end=4356
-  _globals['_PERFMETRICS']._serialized_start=4359
-  _globals['_PERFMETRICS']._serialized_end=4562
-  _globals['_HEALTHCHECKREQUEST']._serialized_start=4564
-  _globals['_HEALTHCHECKREQUEST']._serialized_end=4584
-  _globals['_HEALTHCHECKRESPONSE']._serialized_start=4586
-  _globals['_HEALTHCHECKRESPONSE']._serialized_end=4623
-  _globals['_ABORTREQUEST']._serialized_start=4625
-  _globals['_ABORTREQUEST']._serialized_end=4659
-  _globals['_ABORTRESPONSE']._serialized_start=4661
-  _globals['_ABORTRESPONSE']._serialized_end=4710
-  _globals['_GETMODELINFOREQUEST']._serialized_start=4712
-  _globals['_GETMODELINFOREQUEST']._serialized_end=4733
-  _globals['_GETMODELINFORESPONSE']._serialized_start=4736
-  _globals['_GETMODELINFORESPONSE']._serialized_end=4952
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=4954
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=4976
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=4979
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=5149
-  _globals['_TRTLLMSERVICE']._serialized_start=5152
-  _globals['_TRTLLMSERVICE']._serialized_end=5511
+  _globals['_GENERATEREQUEST']._serialized_start=47
+  _globals['_GENERATEREQUEST']._serialized_end=1091
+  _globals['_TOKENIZEDINPUT']._serialized_start=1093
+  _globals['_TOKENIZEDINPUT']._serialized_end=1182
+  _globals['_SAMPLINGCONFIG']._serialized_start=1185
+  _globals['_SAMPLINGCONFIG']._serialized_end=2057
+  _globals['_OUTPUTCONFIG']._serialized_start=2060
+  _globals['_OUTPUTCONFIG']._serialized_end=2320
+  _globals['_GUIDEDDECODINGPARAMS']._serialized_start=2323
+  _globals['_GUIDEDDECODINGPARAMS']._serialized_end=2593
+  _globals['_GUIDEDDECODINGPARAMS_GUIDETYPE']._serialized_start=2423
+  _globals['_GUIDEDDECODINGPARAMS_GUIDETYPE']._serialized_end=2593
+  _globals['_LORACONFIG']._serialized_start=2595
+  _globals['_LORACONFIG']._serialized_end=2700
+  _globals['_PROMPTTUNINGCONFIG']._serialized_start=2702
+  _globals['_PROMPTTUNINGCONFIG']._serialized_end=2747
+  _globals['_MULTIMODALINPUT']._serialized_start=2749
+  _globals['_MULTIMODALINPUT']._serialized_end=2786
+  _globals['_KVCACHERETENTIONCONFIG']._serialized_start=2788
+  _globals['_KVCACHERETENTIONCONFIG']._serialized_end=2849
+  _globals['_DISAGGREGATEDPARAMS']._serialized_start=2852
+  _globals['_DISAGGREGATEDPARAMS']._serialized_end=3169
+  _globals['_DISAGGREGATEDPARAMS_REQUESTTYPE']._serialized_start=3025
+  _globals['_DISAGGREGATEDPARAMS_REQUESTTYPE']._serialized_end=3144
+  _globals['_CONTEXTPHASEPARAMS']._serialized_start=3171
+  _globals['_CONTEXTPHASEPARAMS']._serialized_end=3244
+  _globals['_LOOKAHEADCONFIG']._serialized_start=3246
+  _globals['_LOOKAHEADCONFIG']._serialized_end=3347
+  _globals['_GENERATERESPONSE']._serialized_start=3350
+  _globals['_GENERATERESPONSE']._serialized_end=3498
+  _globals['_GENERATESTREAMCHUNK']._serialized_start=3501
+  _globals['_GENERATESTREAMCHUNK']._serialized_end=3678
+  _globals['_GENERATECOMPLETE']._serialized_start=3681
+  _globals['_GENERATECOMPLETE']._serialized_end=4228
+  _globals['_TOKENLOGPROB']._serialized_start=4230
+  _globals['_TOKENLOGPROB']._serialized_end=4321
+  _globals['_TOPLOGPROB']._serialized_start=4323
+  _globals['_TOPLOGPROB']._serialized_end=4370
+  _globals['_PERFMETRICS']._serialized_start=4373
+  _globals['_PERFMETRICS']._serialized_end=4576
+  _globals['_HEALTHCHECKREQUEST']._serialized_start=4578
+  _globals['_HEALTHCHECKREQUEST']._serialized_end=4598
+  _globals['_HEALTHCHECKRESPONSE']._serialized_start=4600
+  _globals['_HEALTHCHECKRESPONSE']._serialized_end=4637
+  _globals['_ABORTREQUEST']._serialized_start=4639
+  _globals['_ABORTREQUEST']._serialized_end=4673
+  _globals['_ABORTRESPONSE']._serialized_start=4675
+  _globals['_ABORTRESPONSE']._serialized_end=4724
+  _globals['_GETMODELINFOREQUEST']._serialized_start=4726
+  _globals['_GETMODELINFOREQUEST']._serialized_end=4747
+  _globals['_GETMODELINFORESPONSE']._serialized_start=4750
+  _globals['_GETMODELINFORESPONSE']._serialized_end=4966
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=4968
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=4990
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=4993
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=5163
+  _globals['_TRTLLMSERVICE']._serialized_start=5166
+  _globals['_TRTLLMSERVICE']._serialized_end=5622
 # @@protoc_insertion_point(module_scope)

@@ -70,6 +70,13 @@ def block_hash(key: PageKey) -> int:
     return int.from_bytes(key[-8:], "big") >> 1
 
 
+def kind_of(window: int | None) -> tuple[str, int | None]:
+    """What kind of layers a group of pages is of, in vLLM's words, and its window in tokens."""
+    if window is None:
+        return "full_attention", None
+    return ("mamba", None) if window == 0 else ("sliding_window", window)
+
+
 class EventLog:
     """Start it, and close it once its engine has stopped."""
 

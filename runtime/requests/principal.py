@@ -16,9 +16,13 @@ class Scope(enum.Enum):
 
     INFERENCE = "inference"
     METRICS = "metrics"
+    EVENTS = "events"
+    """Which prefixes are cached: the token ids of everybody's prompts."""
 
 
 ALL_SCOPES = frozenset(Scope)
+CERTIFICATE_SCOPES = ALL_SCOPES - {Scope.EVENTS}
+"""Of a client certificate without a key."""
 
 
 @dataclass(frozen=True)

@@ -56,18 +56,23 @@ class CacheEvents:
             secret: up to 64 bytes; whoever has it can tell whether a guess of tokens is cached.
         """
         self._secret = secret
+        # Of every page: what the secret makes of a hash is computed once.
+        self._links = hashlib.blake2b(digest_size=_LINK_BYTES, key=secret, person=b"tokens")
         self._listeners = tuple(listeners)
 
     def key_of_root(self, namespace: Namespace) -> PageKey:
         """What the first page's key follows."""
         parts = [part.encode("utf-8", "surrogatepass") for part in namespace]
         sized = b"".join(b"%d:%b" % (len(part), part) for part in parts)
-        return self._hash(b"namespace", sized, _NAME_BYTES)
+        return hashlib.blake2b(
+            sized, digest_size=_NAME_BYTES, key=self._secret, person=b"namespace"
+        ).digest()
 
     def key_after(self, parent: PageKey, token_ids: Sequence[int]) -> PageKey:
         """Of the page with these tokens, behind the page of `parent`."""
-        link = self._hash(b"tokens", parent + array("q", token_ids).tobytes(), _LINK_BYTES)
-        return namespace_name(parent) + link
+        link = self._links.copy()
+        link.update(parent + array("q", token_ids).tobytes())
+        return namespace_name(parent) + link.digest()
 
     def cached(
         self, key: PageKey, parent: PageKey, token_ids: Sequence[int], group: int, page: int
@@ -78,6 +83,3 @@ class CacheEvents:
     def evicted(self, key: PageKey, group: int, page: int) -> None:
         for listener in self._listeners:
             listener.evicted(key, group, page)
-
-    def _hash(self, kind: bytes, data: bytes, size: int) -> bytes:
-        return hashlib.blake2b(data, digest_size=size, key=self._secret, person=kind).digest()

@@ -15,7 +15,14 @@ from pathlib import Path
 
 from trtc.protos.errors import ForbiddenError, UnauthenticatedError
 from trtc.runtime.host.reloaded import Reloaded
-from trtc.runtime.requests.principal import Principal, Scope, connection, host_of, tenant
+from trtc.runtime.requests.principal import (
+    CERTIFICATE_SCOPES,
+    Principal,
+    Scope,
+    connection,
+    host_of,
+    tenant,
+)
 from trtc.runtime.service.api_keys import KeyTable, read_keys
 
 
@@ -77,7 +84,8 @@ class Access:
         principal = self.identify(peer)
         if scope not in principal.scopes:
             raise ForbiddenError(
-                f"the key may not be used for {scope.value}",
+                f"the {'key' if self.needs_keys else 'certificate'} may not be used for "
+                f"{scope.value}",
                 field="authorization",
                 remedy=f"Use a key of a tenant whose scopes have {scope.value!r}",
             )
@@ -93,7 +101,9 @@ class Access:
             )
         if (holder := self.holder(peer.key)) is not None:
             return holder
-        return tenant(peer.subject) if peer.subject else self.stranger(peer)
+        if peer.subject:
+            return tenant(peer.subject, CERTIFICATE_SCOPES)
+        return self.stranger(peer)
 
     def stranger(self, peer: Peer) -> Principal:
         """Who calls, whatever credentials there are: for probes, which need none."""

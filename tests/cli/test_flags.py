@@ -50,6 +50,7 @@ FLAGS = {
         --audit-log --audit-content --audit-max-bytes --audit-keep
         --hooks --hook-timeout --hook-processes
         --kv-events --kv-events-replay --kv-events-topic --kv-events-format
+        --kv-events-grpc
         --metrics-compat --log-level
     """,
     "keys": "file --add --scope --expires-days --revoke",

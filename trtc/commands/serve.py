@@ -246,6 +246,12 @@ _ZMQ = ZmqConfig()
     help="How an event is written: map, as vLLM does since 0.28, or array, as before.",
 )
 @click.option(
+    "--kv-events-grpc",
+    is_flag=True,
+    help="Tell them over gRPC too, by SMG's SubscribeKvEvents. With --api-keys a key needs the "
+    "scope events.",
+)
+@click.option(
     "--metrics-compat",
     type=click.Choice(["none", "vllm"]),
     default=_DEFAULTS.metrics_compat,
@@ -314,6 +320,7 @@ def command(
     kv_events_replay: str | None,
     kv_events_topic: str,
     kv_events_format: EventFormat,
+    kv_events_grpc: bool,
     metrics_compat: MetricsCompat,
     hooks: str | None,
     hook_timeout: float | None,
@@ -334,7 +341,7 @@ def command(
     config = ServerConfig(
         engines=sources,
         frontends=(
-            GrpcConfig(host, grpc_port, tls),
+            GrpcConfig(host, grpc_port, tls, kv_events_grpc),
             *(() if no_http else (HttpConfig(host, http_port, tls),)),
             *(() if zmq is None else (zmq,)),
         ),
@@ -355,7 +362,7 @@ def command(
             num_threads=threads,
             kv_bytes=kv_bytes,
             kv_host_bytes=kv_host_bytes,
-            kv_events=kv_events is not None,
+            kv_events=kv_events is not None or kv_events_grpc,
             dummy_weights=dummy_weights,
             trust=_trust(trust, required=require_signature),
             generation_config=generation_config,

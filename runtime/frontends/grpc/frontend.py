@@ -27,6 +27,8 @@ class GrpcConfig:
     port: int = 8001
     """0: any free port."""
     tls: ServerTls | None = None
+    kv_events: bool = False
+    """Whether SMG is told what is cached."""
 
     def frontend(self, service: Service) -> "GrpcFrontend":
         return GrpcFrontend(self, service)
@@ -60,7 +62,7 @@ class GrpcFrontend(Frontend):
         services = (
             InferenceServicer(self._service, self._intake).grpc_service(),
             KServeServicer(self._service, self._intake).grpc_service(),
-            TrtllmServicer(self._service, self._intake).grpc_service(),
+            TrtllmServicer(self._service, self._intake, kv_events=config.kv_events).grpc_service(),
         )
         self._names = ("", *(one.name for one in services))
         access = self._service.access

@@ -69,7 +69,8 @@ def _pool(files: Sequence[Any]) -> DescriptorPool:
     """What reflection tells of: files of several pools in one."""
     pool = DescriptorPool()
     for file in files:
-        pool.AddSerializedFile(file.serialized_pb)
+        for one in (*file.dependencies, file):
+            pool.AddSerializedFile(one.serialized_pb)
     return pool
 
 

@@ -17,6 +17,7 @@ from trtc.runtime.engine.kv_events import (
     EventLog,
     KvEvent,
     block_hash,
+    kind_of,
 )
 from trtc.runtime.scheduling.cache_events import is_root
 
@@ -55,13 +56,6 @@ class _Batch(msgspec.Struct, array_like=True):
     data_parallel_rank: int = 0
 
 
-def spec_of(window: int | None) -> tuple[str, int | None]:
-    """What kind of layers a group of pages is of, and its window in tokens."""
-    if window is None:
-        return "full_attention", None
-    return ("mamba", None) if window == 0 else ("sliding_window", window)
-
-
 def encoder(how: EventFormat) -> Callable[[Batch, EventLog], bytes]:
     """What writes batches of a log."""
     make: dict[str, Any] = {
@@ -98,7 +92,7 @@ def log_fields(log: EventLog) -> Callable[[KvEvent], tuple[str, dict[str, Any]]]
 
 
 def _stored(event: BlocksStored, log: EventLog) -> dict[str, Any]:
-    kind, window = spec_of(log.windows[event.group])
+    kind, window = kind_of(log.windows[event.group])
     is_first = is_root(event.parent)
     return {
         "parent_block_hash": None if is_first else block_hash(event.parent),

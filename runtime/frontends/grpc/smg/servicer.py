@@ -4,10 +4,11 @@ Requests name no model, so they go to the only engine of the server.
 """
 
 import uuid
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
+from functools import partial
 
-from trtc.protos.errors import UnknownModelError, UnknownRequestError
+from trtc.protos.errors import UnknownModelError, UnknownRequestError, UnsupportedError
 from trtc.protos.smg import trtllm_service_pb2 as pb
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.frontends.grpc.calls import (
@@ -22,10 +23,12 @@ from trtc.runtime.frontends.grpc.calls import (
 )
 from trtc.runtime.frontends.grpc.intake import Intake
 from trtc.runtime.frontends.grpc.smg import methods
+from trtc.runtime.frontends.grpc.smg.kv_events import Subscribers, batches_from
 from trtc.runtime.frontends.grpc.smg.replies import Ends, Replies
 from trtc.runtime.frontends.grpc.smg.requests import NAMES, draft_of
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.naming import fields_as_sent
+from trtc.runtime.requests.principal import Scope
 from trtc.runtime.service.service import Service
 from trtc.runtime.wire.bounded import MAX_NUMBERS, parse
 from trtc.version import __version__
@@ -35,8 +38,19 @@ class TrtllmServicer:
     """The handlers of trtllm.TrtllmService."""
 
     def __init__(
-        self, service: Service, intake: Intake, *, stalled_client_s: float = STALLED_CLIENT_S
+        self,
+        service: Service,
+        intake: Intake,
+        *,
+        kv_events: bool = False,
+        stalled_client_s: float = STALLED_CLIENT_S,
     ) -> None:
+        """
+        Args:
+            kv_events: whether they are told.
+        """
+        self._tells_kv_events = kv_events
+        self._subscribers = Subscribers()
         self._service = service
         self._intake = intake
         self._stalled_client_s = stalled_client_s
@@ -57,6 +71,9 @@ class TrtllmServicer:
                 methods.GET_SERVER_INFO.name: unary(
                     intake, methods.GET_SERVER_INFO, self._get_server_info
                 ),
+                methods.SUBSCRIBE_KV_EVENTS.name: streaming(
+                    methods.SUBSCRIBE_KV_EVENTS, self._subscribe_kv_events
+                ),
             },
             probes=frozenset({methods.HEALTH_CHECK.name}),
         )
@@ -76,6 +93,22 @@ class TrtllmServicer:
                     with writing((stream,), self._stalled_client_s):
                         for response in replies.responses(outputs):
                             await context.write(response)
+
+    async def _subscribe_kv_events(self, context: Context) -> None:
+        principal = self._intake.caller(context, Scope.EVENTS)
+        log = self._service.engine_for(principal, self._engine().name).loop.kv_events
+        if log is None or not self._tells_kv_events:
+            raise UnsupportedError(
+                "KV events are not told", remedy="Start the server with --kv-events-grpc"
+            )
+        read = partial(parse, methods.SUBSCRIBE_KV_EVENTS.request)
+        async with self._intake.request(context, principal, read) as request:
+            first = request.start_sequence_number
+        with self._subscribers.place():
+            async with aclosing(batches_from(log, first)) as messages:
+                async for message in messages:
+                    with writing(()):
+                        await context.write(message)
 
     def _read(self, data: bytes) -> tuple[RequestDraft, Replies]:
         handle = self._engine()
