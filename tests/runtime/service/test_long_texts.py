@@ -20,34 +20,24 @@ from trtc.runtime.text.tokenizer import Tokenizer
 ENGINE = EchoEngine(EchoOptions(vocab_size=4096), tokenizer=TOKENIZER)
 
 
-def longest_stall(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds that `work` takes in a thread, and the longest that it keeps this one waiting."""
-    seconds = 0.0
-
-    def timed() -> None:
-        nonlocal seconds
-        begin = time.perf_counter()
-        work()
-        seconds = time.perf_counter() - begin
-
-    thread = threading.Thread(target=timed)
-    last, stall = time.perf_counter(), 0.0
+def turns_of_another_thread(work: Callable[[], object]) -> int:
+    """How often this thread runs, pausing between, while another one does `work`."""
+    thread = threading.Thread(target=work)
     thread.start()
+    turns = 0
     while thread.is_alive():
         time.sleep(0.001)
-        now = time.perf_counter()
-        stall, last = max(stall, now - last), now
-    return seconds, stall
+        turns += 1
+    return turns
 
 
 def test_other_threads_run_while_a_long_text_is_tokenised_or_put_together() -> None:
     tokenizer = Tokenizer.load(TOKENIZER)
     text = "def f(x):\n    return x + 1  # once more\n" * 20_000
-    seconds, stall = longest_stall(lambda: tokenizer.encode(text))
-    assert stall < seconds / 2
+    # A call that kept the interpreter to itself would give one turn, at its end.
+    assert turns_of_another_thread(lambda: tokenizer.encode(text)) > 5
     token_ids = tokenizer.encode(text)
-    seconds, stall = longest_stall(lambda: tokenizer.decode(token_ids))
-    assert stall < seconds / 2
+    assert turns_of_another_thread(lambda: tokenizer.decode(token_ids)) > 5
     assert tokenizer.decode(token_ids).strip() == text.strip()
 
 
