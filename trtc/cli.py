@@ -7,8 +7,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -23,8 +22,7 @@ EXIT_BROKEN_PIPE = 141
 """128 + SIGPIPE."""
 
 
-@dataclass(frozen=True)
-class Subcommand:
+class Subcommand(NamedTuple):
     """A row of `trtc --help`. The module `trtc.commands.<name>` exposes `command`."""
 
     help: str

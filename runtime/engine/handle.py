@@ -1,8 +1,9 @@
 """One engine of a server: opened, running, and what it says of itself."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
+
+import msgspec
 
 from trtc.protos.errors import NoTokenizerError
 from trtc.protos.manifest import Manifest
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     from trtc.runtime.requests.model_info import ModelInfo
 
 
-@dataclass(frozen=True)
-class EngineHandle:
+class EngineHandle(msgspec.Struct, frozen=True):
     """One engine, opened and running: what the service knows of it."""
 
     name: str

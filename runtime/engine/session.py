@@ -9,8 +9,9 @@ are right: looking at the machine may import libraries for seconds.
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from trtc.protos.errors import (
     EngineCorruptError,
@@ -82,8 +83,7 @@ _DATA = {"cpu": WEIGHTS_FILE}
 reads within bounds of its own."""
 
 
-@dataclass(frozen=True)
-class Session:
+class Session(msgspec.Struct, frozen=True):
     """An engine that is ready to run. Close it to free the pool."""
 
     path: Path

@@ -11,9 +11,10 @@ built before that, ~row (negative, as no token is) stands for what a row of the 
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,8 +48,7 @@ _FORCED = 3e38
 """A bias: with it a finite logit stays finite, and is the largest."""
 
 
-@dataclass(frozen=True, eq=False)
-class BuiltStep:
+class BuiltStep(msgspec.Struct, frozen=True, eq=False):
     """A step ready to launch."""
 
     batch: StepBatch

@@ -20,8 +20,9 @@ way, so that the device need not wait for the host:
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from trtc.protos.errors import InvariantError, TrtcError
 from trtc.runtime.engine.drafting import Drafter
@@ -58,8 +59,7 @@ class CompletedStep(NamedTuple):
     """Sequences that cannot go on, because their masks failed."""
 
 
-@dataclass(eq=False)
-class _StepInFlight:
+class _StepInFlight(msgspec.Struct, eq=False):
     plan: StepPlan
     built: BuiltStep
     launched_at: float
@@ -72,7 +72,7 @@ class _StepInFlight:
     """None: it was drawn when it was launched."""
     held: Collection[Sequence] = ()
     """Sequences whose token does not count: their masks are late, or failed."""
-    failures: Mapping[Sequence, TrtcError] = field(default_factory=dict)
+    failures: Mapping[Sequence, TrtcError] = msgspec.field(default_factory=dict)
 
 
 class StepPipeline:

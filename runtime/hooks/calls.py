@@ -19,6 +19,7 @@ import msgspec
 
 from trtc.protos.errors import ForbiddenError, HookError, TrtcError, UnavailableError
 from trtc.runtime.hooks.child import FAILED, OK, REFUSED
+from trtc.runtime.hooks.config import HooksConfig
 from trtc.runtime.hooks.contract import LogitsEdit, Parameters, Stop
 from trtc.runtime.hooks.process import HookProcess, ProcessLost, framed
 from trtc.runtime.text.surrogates import without_surrogates
@@ -36,18 +37,6 @@ _RESULTS: Mapping[str, "msgspec.msgpack.Decoder[Any]"] = {
     "on_output": msgspec.msgpack.Decoder(str | Stop | None),
 }
 _log = logging.getLogger("trtc.hooks")
-
-
-@dataclass(frozen=True)
-class HooksConfig:
-    """Which hooks a server calls, and how."""
-
-    name: str
-    """`module:Class`"""
-    timeout_s: float = 1.0
-    """What one call may take."""
-    num_processes: int = 2
-    """A request stays with one of them."""
 
 
 @dataclass(frozen=True, eq=False)

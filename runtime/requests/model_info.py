@@ -1,12 +1,11 @@
 """What a server says of one of its engines."""
 
-from dataclasses import dataclass, field
+import msgspec
 
 from trtc.protos.sampling import SamplingOptions
 
 
-@dataclass(frozen=True)
-class ModelInfo:
+class ModelInfo(msgspec.Struct, frozen=True):
     name: str
     family: str
     scheme: str
@@ -29,7 +28,7 @@ class ModelInfo:
     """Digest of the engine's manifest."""
     trtc_version: str
     """Of the server."""
-    sampling_defaults: SamplingOptions = field(default_factory=SamplingOptions)
+    sampling_defaults: SamplingOptions = msgspec.field(default_factory=SamplingOptions)
     """Of requests that do not say; what is absent here has the runtime's default."""
     default_max_tokens: int | None = None
     """The same of `max_tokens`; None: as many as fit."""

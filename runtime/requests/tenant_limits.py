@@ -1,10 +1,9 @@
 """What one tenant may have of a server, beside what bounds every client."""
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True)
-class TenantLimits:
+class TenantLimits(msgspec.Struct, frozen=True):
     """None: no limit but the server's."""
 
     requests_per_minute: int | None = None

@@ -24,10 +24,11 @@ reads and writes those pages, and `commit` drops what that step draws for it. Th
 from bisect import insort
 from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
+
+import msgspec
 
 from trtc.protos.errors import InvariantError
 from trtc.runtime.requests.principal import Namespace
@@ -61,20 +62,18 @@ class Drawn(NamedTuple):
     finish_reason: FinishReason | None
 
 
-@dataclass
-class Changes:
+class Changes(msgspec.Struct):
     """What the loop's tables must take over."""
 
-    placed: list[Sequence] = field(default_factory=list)
+    placed: list[Sequence] = msgspec.field(default_factory=list)
     """Sequences new on their lanes."""
-    grown: list[tuple[Sequence, int, int]] = field(default_factory=list)
+    grown: list[tuple[Sequence, int, int]] = msgspec.field(default_factory=list)
     """Sequences whose pages [begin, end) changed, of any group."""
-    copies: list[PageCopy] = field(default_factory=list)
+    copies: list[PageCopy] = msgspec.field(default_factory=list)
     """Page copies to perform, in order, before the step."""
 
 
-@dataclass
-class Counters:
+class Counters(msgspec.Struct):
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     preemptions: int = 0

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtc.protos.errors import EnvironmentFault, RequestError, TrtcError
 from trtc.runtime.engine.canary import why_canaries_fail
@@ -17,18 +18,20 @@ from trtc.runtime.engine.config import EngineConfig, EngineSource, Opener
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.engine.loop import LoopStats
 from trtc.runtime.frontends.base import Frontend, FrontendConfig
-from trtc.runtime.hooks.calls import HookCalls, HooksConfig
+from trtc.runtime.hooks.config import HooksConfig
 from trtc.runtime.host.interpreter import few_collections
 from trtc.runtime.server.process import prepare_process
 from trtc.runtime.service.access import OPEN, Access, AccessConfig
 from trtc.runtime.service.audit import Audit, AuditConfig
-from trtc.runtime.service.hooks import hooked_opener
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.metric_twins import MetricsCompat
 from trtc.runtime.service.metrics import ServerMetrics
 from trtc.runtime.service.models import Model, Models, ModelState
 from trtc.runtime.service.service import Service
 from trtc.version import __version__
+
+if TYPE_CHECKING:
+    from trtc.runtime.hooks.calls import HookCalls
 
 _log = logging.getLogger("trtc.server")
 
@@ -87,8 +90,12 @@ class Server:
         names = [source.name for source in config.engines]
         self._audit = Audit(config.audit, self.metrics)
         access = Access(config.access, self.metrics.strangers.inc)
-        self._hooks = None if config.hooks is None else HookCalls(config.hooks)
-        if self._hooks is not None:
+        self._hooks: HookCalls | None = None
+        if config.hooks is not None:
+            from trtc.runtime.hooks import calls
+            from trtc.runtime.service.hooks import hooked_opener
+
+            self._hooks = calls.HookCalls(config.hooks)
             self._opener = hooked_opener(opener, self._hooks)
         self.models = Models(names)
         self.service = Service(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from trtc.protos.errors import ForbiddenError, UnauthenticatedError
 from trtc.runtime.host.reloaded import Reloaded
@@ -38,8 +39,7 @@ OPEN = AccessConfig()
 """Everybody may call."""
 
 
-@dataclass(frozen=True)
-class Peer:
+class Peer(NamedTuple):
     """What a protocol knows of a caller."""
 
     address: str

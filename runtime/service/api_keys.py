@@ -12,10 +12,9 @@ import hmac
 import secrets
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
@@ -88,8 +87,7 @@ class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Literal[1] = 1
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     sha256: str
     principal: Principal
     expires: datetime | None

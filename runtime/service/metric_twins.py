@@ -5,16 +5,15 @@ scrape from our own metric, so both always say the same. There is one only for w
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import field
+from typing import Literal, NamedTuple
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.samples import Sample
 
 
-@dataclass(frozen=True)
-class Twin:
+class Twin(NamedTuple):
     """One metric of another server."""
 
     ours: str

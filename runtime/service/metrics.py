@@ -4,7 +4,7 @@ Names follow vLLM's with the prefix `trtc_`, so that dashboards carry over by on
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -33,8 +33,7 @@ TOKENS_BUCKETS = tuple(float(mantissa * 10**power) for power in range(6) for man
 """Tokens of a request: 1, 2, 5, 10, ..., 500,000."""
 
 
-@dataclass(frozen=True)
-class LoopReading:
+class LoopReading(NamedTuple):
     """One row of what a scrape reads from a loop."""
 
     name: str

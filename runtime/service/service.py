@@ -11,11 +11,11 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from trtc.protos.errors import InvalidRequestError, TrtcError, UnknownRequestError
 from trtc.runtime.engine.admission import Origin, admission, chat_ids, text_ids
 from trtc.runtime.engine.handle import EngineHandle
-from trtc.runtime.hooks.calls import HookCalls
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.principal import Principal
@@ -23,7 +23,6 @@ from trtc.runtime.requests.request import GenerationRequest
 from trtc.runtime.scheduling.shares import Place, Resource, Shares
 from trtc.runtime.service.access import Access
 from trtc.runtime.service.audit import Audit
-from trtc.runtime.service.hooks import HookedRequest
 from trtc.runtime.service.intake import Intake
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.metrics import RequestClock, ServerMetrics
@@ -33,6 +32,10 @@ from trtc.runtime.service.prompts import Prompts
 from trtc.runtime.service.quotas import Quotas
 from trtc.runtime.service.streams import Courier, OutputStream
 from trtc.runtime.text.chat import Chat
+
+if TYPE_CHECKING:
+    from trtc.runtime.hooks.calls import HookCalls
+    from trtc.runtime.service.hooks import HookedRequest
 
 
 class Service:
@@ -45,7 +48,7 @@ class Service:
         metrics: ServerMetrics,
         access: Access | None = None,
         audit: Audit | None = None,
-        hooks: HookCalls | None = None,
+        hooks: "HookCalls | None" = None,
     ) -> None:
         """
         Args:
@@ -258,6 +261,8 @@ class Service:
         if self._hooks is None:
             request = await self._request(handle, draft, origin)
         else:
+            from trtc.runtime.service.hooks import HookedRequest
+
             hooked = HookedRequest(self._hooks, handle.name, draft, origin.principal)
             request = await self._hooked_request(handle, hooked, origin)
         progress.check(request)
@@ -288,7 +293,7 @@ class Service:
         )
 
     async def _hooked_request(
-        self, handle: EngineHandle, hooked: HookedRequest, origin: Origin
+        self, handle: EngineHandle, hooked: "HookedRequest", origin: Origin
     ) -> GenerationRequest:
         draft = await hooked.on_request()
         request = await self._request(handle, draft, origin)

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.engine.handle import EngineHandle
@@ -64,15 +64,13 @@ class InferRequest:
             )
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     message: Message
     final: bool
     """It is the request's last."""
 
 
-@dataclass(frozen=True)
-class _RunningRow:
+class _RunningRow(NamedTuple):
     row: RowRequest
     replies: RowReplies
     stream: OutputStream

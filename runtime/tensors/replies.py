@@ -6,7 +6,7 @@ of extent 1, as tensorrtllm_backend has it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -18,8 +18,7 @@ from trtc.runtime.tensors.requests import RowRequest
 Message = Mapping[str, NDArray[Any]]
 
 
-@dataclass(frozen=True)
-class Prompt:
+class Prompt(NamedTuple):
     token_ids: tuple[int, ...]
     text: str
 

@@ -39,8 +39,7 @@ RESERVED_NAMES = frozenset(
 """Template variables that the renderer itself sets."""
 
 
-@dataclass(frozen=True)
-class ContentPart:
+class ContentPart(msgspec.Struct, frozen=True):
     """One part of a message's content."""
 
     text: str
@@ -48,8 +47,7 @@ class ContentPart:
     """Models of this runtime read text: any other type is refused by name."""
 
 
-@dataclass(frozen=True)
-class ToolCall:
+class ToolCall(msgspec.Struct, frozen=True):
     """A call that the assistant made."""
 
     name: str
@@ -59,8 +57,7 @@ class ToolCall:
     type: str = "function"
 
 
-@dataclass(frozen=True)
-class ChatMessage:
+class ChatMessage(msgspec.Struct, frozen=True):
     role: str
     """`system`, `developer`, `user`, `assistant`, `tool`, or another that the template knows."""
     content: str = ""
@@ -73,8 +70,7 @@ class ChatMessage:
     reasoning_content: str = ""
 
 
-@dataclass(frozen=True)
-class TemplateInput:
+class TemplateInput(msgspec.Struct, frozen=True):
     """A conversation as chat templates expect it."""
 
     messages: list[dict[str, Any]]

@@ -1,7 +1,9 @@
 """trtc.v1 messages <-> the runtime's data types. No decisions: only validation.py judges values."""
 
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any, cast
+
+import msgspec
 
 from trtc.protos.errors import InvalidRequestError, ServeError
 from trtc.protos.sampling import SamplingOptions
@@ -185,7 +187,7 @@ def _reason_from_wire(reason: int) -> FinishReason:
 
 def info_to_wire(info: ModelInfo) -> pb.ModelInfo:
     """The message has the noun's fields, name for name."""
-    return pb.ModelInfo(**asdict(info))
+    return pb.ModelInfo(**msgspec.structs.asdict(info))
 
 
 def info_from_wire(info: pb.ModelInfo) -> ModelInfo:

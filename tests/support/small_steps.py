@@ -1,6 +1,5 @@
 """Opened engines whose steps take few tokens, so that prompts are prefilled in chunks."""
 
-from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
@@ -24,4 +23,4 @@ def with_small_steps(session: Session, max_num_tokens: int) -> Session:
     """The same engine, `max_num_tokens` a step."""
     assert max_num_tokens < session.executor.limits.max_num_tokens
     executor = cast(Executor, _SmallSteps(session.executor, max_num_tokens))
-    return replace(session, executor=executor)
+    return msgspec.structs.replace(session, executor=executor)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -17,8 +17,7 @@ from trtc.runtime.frontends.base import is_loopback
 from trtc.runtime.frontends.grpc.frontend import GrpcConfig
 from trtc.runtime.frontends.http.port import HttpConfig
 from trtc.runtime.frontends.zmq.frontend import ZmqConfig
-from trtc.runtime.frontends.zmq.messages import EventFormat
-from trtc.runtime.hooks.calls import HooksConfig
+from trtc.runtime.hooks.config import HooksConfig
 from trtc.runtime.host.line_log import LineLogConfig
 from trtc.runtime.requests.request_defaults import GenerationConfig
 from trtc.runtime.requests.validation import MAX_PRIORITY
@@ -28,6 +27,9 @@ from trtc.runtime.service.audit import AuditConfig
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.metric_twins import MetricsCompat
 from trtc.runtime.wire.tls import ServerTls
+
+if TYPE_CHECKING:
+    from trtc.runtime.frontends.zmq.messages import EventFormat
 
 _DEFAULTS = ServerConfig(engines=(), frontends=())
 _GRPC = GrpcConfig()
@@ -319,7 +321,7 @@ def command(
     kv_events: str | None,
     kv_events_replay: str | None,
     kv_events_topic: str,
-    kv_events_format: EventFormat,
+    kv_events_format: "EventFormat",
     kv_events_grpc: bool,
     metrics_compat: MetricsCompat,
     hooks: str | None,
@@ -445,7 +447,7 @@ def _check_reach(host: str, access: AccessConfig) -> None:
 
 
 def _zmq(
-    endpoint: str | None, replay: str | None, topic: str, how: EventFormat
+    endpoint: str | None, replay: str | None, topic: str, how: "EventFormat"
 ) -> ZmqConfig | None:
     if endpoint is not None:
         return ZmqConfig(endpoint, replay or "", topic, how)

@@ -9,9 +9,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
@@ -31,8 +30,7 @@ STALLED_CLIENT_S = 60
 """A client that takes no message for this long loses its stream: it holds a place of others."""
 
 
-@dataclass(frozen=True)
-class GrpcService:
+class GrpcService(NamedTuple):
     """One service of the port."""
 
     name: str

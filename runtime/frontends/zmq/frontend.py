@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trtc.protos.errors import EnvironmentFault, RequestError
 from trtc.runtime.frontends.base import Frontend, is_loopback
-from trtc.runtime.frontends.zmq.messages import EventFormat
 from trtc.runtime.service.service import Service
 
 if TYPE_CHECKING:
     import zmq
 
+    from trtc.runtime.frontends.zmq.messages import EventFormat
     from trtc.runtime.frontends.zmq.publisher import Publisher
 
 ENDPOINT = "--kv-events"
@@ -28,7 +28,7 @@ class ZmqConfig:
     """Where they ask for what they missed; "": nowhere."""
     topic: str = "kv@{host}@{model}"
     """Of each engine; `{host}` and `{model}` are filled in."""
-    format: EventFormat = "map"
+    format: "EventFormat" = "map"
 
     @property
     def is_local(self) -> bool:

@@ -14,7 +14,8 @@ import pytest
 
 from tests.support.aio import asynchronous
 from trtc.protos.errors import ForbiddenError, HookError, RequestError, UnavailableError
-from trtc.runtime.hooks.calls import HookCalls, HooksConfig
+from trtc.runtime.hooks.calls import HookCalls
+from trtc.runtime.hooks.config import HooksConfig
 from trtc.runtime.hooks.contract import NewOutput, RequestInfo, Stop
 
 SETS = "tests.support.hook_sets"

@@ -17,7 +17,7 @@ from tests.support.openai_sdk import ECHO, SLOW, sdk
 from tests.support.servers import CONFIG, TOKENIZER, EchoEngine, RunningServer, echo_server, greedy
 from trtc.protos.errors import ForbiddenError, HookError, InvalidRequestError, RequestError
 from trtc.runtime.client import AsyncClient
-from trtc.runtime.hooks.calls import HooksConfig
+from trtc.runtime.hooks.config import HooksConfig
 from trtc.runtime.hooks.contract import METHODS
 from trtc.runtime.requests.request import FinishReason
 from trtc.runtime.service.access import AccessConfig

@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, contextmanager
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from google.protobuf.message import Message
 
@@ -41,8 +40,7 @@ from trtc.runtime.wire.bounded import MAX_NUMBERS, parse
 from trtc.runtime.wire.methods import Method
 
 
-@dataclass(frozen=True)
-class _Refused:
+class _Refused(NamedTuple):
     """A request of a stream that cannot be run: an answer, and no end of the stream."""
 
     request_id: str

@@ -6,6 +6,7 @@ unless the request asks for it; it is counted nevertheless.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from trtc.protos.smg import trtllm_service_pb2 as pb
 from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
@@ -17,8 +18,7 @@ _REASONS = {
 }
 
 
-@dataclass(frozen=True)
-class Ends:
+class Ends(NamedTuple):
     """Tokens of a request that end a sequence."""
 
     eos_token_ids: frozenset[int]

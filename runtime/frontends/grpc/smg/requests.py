@@ -1,8 +1,7 @@
 """GenerateRequest becomes a draft; what asks for more than the runtime does is refused by name."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from trtc.protos.errors import InvalidRequestError
 from trtc.protos.sampling import SAMPLING_PARAMETERS, SamplingOptions
@@ -28,8 +27,7 @@ NAMES: Mapping[str, str] = {
 """Field of a draft -> that of the message, for errors."""
 
 
-@dataclass(frozen=True)
-class _Refused:
+class _Refused(NamedTuple):
     """A field that asks for what the runtime does not do, unless its value asks for nothing."""
 
     path: str
