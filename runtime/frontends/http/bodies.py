@@ -1,7 +1,8 @@
 """Bodies become fields: one pass for the names that are given, one for the values that are read."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -31,6 +32,7 @@ class Fields(msgspec.Struct, kw_only=True):
 
 
 FieldsT = TypeVar("FieldsT", bound=Fields)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,23 +60,13 @@ def read(body: bytes, kind: type[FieldsT], *, within: str = "") -> Given[FieldsT
     Raises:
         InvalidRequestError: it is no JSON object, a field has another type, or is not supported.
     """
-    try:
+    with _json_of(kind.api, within):
         body.decode()  # what is not read is not decoded, nor checked, below
         names = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         fields = msgspec.json.decode(body, type=kind)
         refused = {
             name: msgspec.json.decode(names[name]) for name in kind.refused.keys() & names.keys()
         }
-    except msgspec.ValidationError as error:
-        raise _wrong_type(error, within, kind.api) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(
-            f"the body is not JSON ({error})", remedy="Send one JSON object in UTF-8"
-        ) from error
-    except RecursionError:
-        raise InvalidRequestError(
-            "the body is nested too deeply", remedy="Send lists and objects of fewer levels"
-        ) from None
     for name, value in refused.items():
         if value is not None and value not in kind.refused[name]:
             raise InvalidRequestError(
@@ -83,6 +75,34 @@ def read(body: bytes, kind: type[FieldsT], *, within: str = "") -> Given[FieldsT
     known = kind.refused.keys() | set(kind.__struct_encode_fields__)
     unknown = [name for name, raw in names.items() if name not in known and bytes(raw) != b"null"]
     return Given(fields, tuple(within + name for name in unknown))
+
+
+def decoded(body: bytes, kind: type[T], api: str) -> T:
+    """A JSON body whose fields are read one by one, behind this.
+
+    Raises:
+        InvalidRequestError: it is no JSON, or of another type.
+    """
+    with _json_of(api, ""):
+        body.decode()
+        return msgspec.json.decode(body, type=kind)
+
+
+@contextmanager
+def _json_of(api: str, within: str) -> Iterator[None]:
+    """Errors of decoding in the block, as those of the request."""
+    try:
+        yield
+    except msgspec.ValidationError as error:
+        raise _wrong_type(error, within, api) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(
+            f"the body is not JSON ({error})", remedy="Send one JSON object in UTF-8"
+        ) from error
+    except RecursionError:
+        raise InvalidRequestError(
+            "the body is nested too deeply", remedy="Send lists and objects of fewer levels"
+        ) from None
 
 
 def _wrong_type(error: msgspec.ValidationError, within: str, api: str) -> InvalidRequestError:

@@ -11,6 +11,7 @@ import msgspec
 from trtc.protos.errors import TrtcError, UnknownModelError, UnsupportedError, by_class
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.frontends.asgi import error_headers, http_status
+from trtc.runtime.frontends.http.bodies import decoded
 from trtc.runtime.frontends.http.events import begin_events
 from trtc.runtime.frontends.http.exchange import BodySizeError, BodyTypeError, Exchange
 from trtc.runtime.frontends.http.kserve.generation import read_generate, written_generate
@@ -20,7 +21,7 @@ from trtc.runtime.frontends.http.kserve.infer import (
     read_infer,
     written_infer,
 )
-from trtc.runtime.frontends.http.kserve.reading import decoded
+from trtc.runtime.frontends.http.kserve.reading import API
 from trtc.runtime.frontends.http.routes import Route
 from trtc.runtime.requests.principal import Scope
 from trtc.runtime.service.service import Service
@@ -82,7 +83,7 @@ class _Handlers:
 
     async def index(self, exchange: Exchange) -> None:
         def parse(body: bytes) -> _IndexFields:
-            return decoded(body or b"{}", _IndexFields)
+            return decoded(body or b"{}", _IndexFields, API)
 
         async with self._body(exchange, parse) as fields:
             entries = model.index(self._service, exchange.principal, ready=fields.ready)

@@ -13,8 +13,9 @@ import msgspec
 from numpy.typing import NDArray
 
 from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.frontends.http.bodies import decoded
 from trtc.runtime.frontends.http.kserve.infer import json_values
-from trtc.runtime.frontends.http.kserve.reading import array_of_json, decoded
+from trtc.runtime.frontends.http.kserve.reading import API, array_of_json
 from trtc.runtime.tensors.codec import input_datatype
 from trtc.runtime.tensors.model import VERSION
 from trtc.runtime.tensors.replies import Message
@@ -31,7 +32,7 @@ class GenerateBody:
 
 def read_generate(body: bytes) -> GenerateBody:
     """Raises InvalidRequestError: names what is wrong."""
-    fields = decoded(body, dict[str, Any])
+    fields = decoded(body, dict[str, Any], API)
     request_id = fields.pop("id", "")
     if not isinstance(request_id, str):
         raise InvalidRequestError("is no string", field="id", remedy="Send a string")

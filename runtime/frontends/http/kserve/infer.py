@@ -13,7 +13,8 @@ import msgspec
 from numpy.typing import NDArray
 
 from trtc.protos.errors import InvalidRequestError
-from trtc.runtime.frontends.http.kserve.reading import array_of_json, decoded
+from trtc.runtime.frontends.http.bodies import decoded
+from trtc.runtime.frontends.http.kserve.reading import API, array_of_json
 from trtc.runtime.tensors.codec import (
     array_of_bytes,
     bytes_of,
@@ -74,7 +75,7 @@ def read_infer(body: bytes, header_length: bytes) -> InferBody:
         InvalidRequestError: names what is wrong.
     """
     length = _length(body, header_length)
-    fields, rest = decoded(body[:length], InferFields), body[length:]
+    fields, rest = decoded(body[:length], InferFields, API), body[length:]
     tensors: dict[str, NDArray[Any]] = {}
     for at, sent in enumerate(fields.inputs):
         if sent.name in tensors:
@@ -84,7 +85,7 @@ def read_infer(body: bytes, header_length: bytes) -> InferBody:
         size = sent.parameters.pop(_SIZE, None)
         refuse_parameters(f"inputs[{at}]", sent.parameters)
         if size is None:
-            data = decoded(sent.data, object) if bytes(sent.data) else []
+            data = decoded(bytes(sent.data), object, API) if bytes(sent.data) else []
             tensors[sent.name] = array_of_json(sent.name, sent.datatype, sent.shape, data)
             continue
         if type(size) is not int or not 0 <= size <= len(rest):

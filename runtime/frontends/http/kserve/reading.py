@@ -2,36 +2,15 @@
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 from numpy.typing import NDArray
 
 from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.tensors.codec import array_of_values, check_input
 
 MAX_DEPTH = 8
-
-T = TypeVar("T")
-
-
-def decoded(data: bytes, kind: type[T]) -> T:
-    """A JSON document of a kind.
-
-    Raises:
-        InvalidRequestError: it is no JSON, or has fields of other types.
-    """
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        # msgspec says in its own words what is wrong, and where.
-        raise InvalidRequestError(
-            f"the body cannot be read ({error})", remedy="Send one JSON object in UTF-8"
-        ) from error
-    except RecursionError:
-        raise InvalidRequestError(
-            "the body is nested too deeply", remedy="Send lists and objects of fewer levels"
-        ) from None
+API = "KServe's protocol"
 
 
 def array_of_json(name: str, sent_as: str, shape: Sequence[int], data: object) -> NDArray[Any]:

@@ -204,11 +204,6 @@ def body_of(**changes: Any) -> dict[str, Any]:
 
 # (path, body, status, what the error must say)
 BAD: list[tuple[str, Any, int, str]] = [
-    (INFER, b"", 400, "the body cannot be read"),
-    (INFER, b'{"inputs": [', 400, "the body cannot be read"),
-    (INFER, b"\xff\xfe", 400, "the body cannot be read"),
-    (INFER, b"[" * 100_000, 400, "the body cannot be read"),
-    (INFER, {"inputs": b"[".decode() * 3}, 400, "the body cannot be read"),
     (INFER, {"inputs": []}, 400, "text_input: is missing"),
     (INFER, body_of(name="ids"), 400, "'ids' is no input of the model"),
     (INFER, body_of(datatype="FP32"), 400, "input_ids: is 'FP32'. Send INT32"),
@@ -230,7 +225,6 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("/v2/models/none/infer", body_of(), 404, "model_name: no engine is called 'none'"),
     ("/v2/models/echo/versions/9/infer", body_of(), 404, "model_version: is '9'"),
     ("/v2/models/echo/brew", body_of(), 404, "/v2/models/echo/brew: is not there"),
-    (GENERATE, [1], 400, "the body cannot be read"),
     (GENERATE, {}, 400, "text_input: is missing"),
     (GENERATE, {"input_ids": [1], "id": 5}, 400, "id: is no string"),
     (GENERATE, {"input_ids": [1], "parameters": 5}, 400, "parameters: is no object"),
@@ -260,17 +254,11 @@ async def test_every_bad_body_is_refused_by_name_and_nothing_is_left() -> None:
             assert "Inference-Header-Content-Length: is" in answer["error"]
         found, answer = await http.post(INFER, json.dumps(body_of()).encode() + b"xx")
         assert found == 400
-        found, answer = await http.post(GENERATE, b"x" * (5 << 20))
-        assert found == 413
         found, answer = await http.post(
             GENERATE, {"input_ids": [1]}, content_type="text/plain", origin="http://evil.example"
         )
         assert found == 415
         assert (await http.get("/v2/models/echo/brew"))[0] == 404
-        await server.idle()
-        whole = json.dumps({**body_of(), "id": "x"}).encode()
-        for end in range(len(whole)):
-            assert (await http.post(INFER, whole[:end]))[0] == 400
         await server.idle()
 
 
