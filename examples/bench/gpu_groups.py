@@ -8,13 +8,16 @@ type, head_dim 256) and of an LFM2 (short convolutions with states beside attent
 what their CPU twins answer to long prompts. `run` checks every kernel against the operators'
 references, then serves all prompts at once, twice, from a pool of NaN that is too small for them
 unless pages are let go: a token that follows from a page of somebody else, or from one that nobody
-has written, is another token. Exit status 1: something was wrong.
+has written, is another token. Then prompts come one after the other to a pool that holds two of
+them, twice, with a tier in host memory that gives back what was evicted. Exit status 1: something
+was wrong.
 """
 
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +92,8 @@ PROMPTS = tuple(range(400, 1401, 125))
 MAX_TOKENS, MAX_BATCH, MAX_SEQ_LEN = 48, 8, 2048
 NUM_PAGES = 900
 """Of 16 tokens. Eight sequences of 900 tokens want 1400 at once; without letting go, 2700."""
+TIER_PAGES, TIER_BYTES = 220, 1 << 28
+"""Of the pool that evicts most prompts, and of the tier that keeps them."""
 _POISON = 0xFF
 
 
@@ -177,6 +182,12 @@ def run(directory: Path, names: Sequence[str], *, operators: bool) -> int:
                 f"{one.name}: {problem}"
                 for problem in serve_and_compare(executor, answers, TOLERANCE[one.name])
             ]
+        with opened(engine, CudaExecutor, num_pages=TIER_PAGES) as (_, executor):
+            poison(executor)
+            problems += [
+                f"{one.name}, from the host: {problem}"
+                for problem in serve_from_host(executor, answers, TOLERANCE[one.name])
+            ]
     for problem in problems:
         print(f"WRONG {problem}")
     print(f"{len(problems)} problems")
@@ -191,37 +202,73 @@ def poison(executor: CudaExecutor) -> None:
 
 def serve_and_compare(executor: Executor, answers: Sequence[Canary], tolerance: float) -> list[str]:
     """Serve all prompts at once, and again; what is wrong with the answers."""
-    loop = EngineLoop(executor, None, LoopConfig())
-    loop.start()
-    problems = []
-    try:
+    with running(executor, LoopConfig()) as loop:
+        problems = []
         for attempt in ("first", "again"):
-            began = time.monotonic()
             found = serve(loop, _requests(attempt, answers))
-            same = 0
-            for answer, tokens in zip(answers, found, strict=True):
-                if isinstance(tokens, str):
-                    problems.append(f"{attempt}: {tokens}")
-                    continue
-                agrees = np.array(tokens) == np.array(answer.token_ids)
-                first = int(np.argmin(agrees)) if not agrees.all() else len(tokens)
-                same += first
-                if first < len(tokens) and answer.margins[first] > tolerance:
-                    problems.append(
-                        f"{attempt}: {len(answer.prompt_ids)} tokens of prompt, token {first} is "
-                        f"another, which the twin leads by {answer.margins[first]}"
-                    )
+            problems += compare(attempt, answers, found, tolerance)
             stats = loop.stats()
             print(
-                f"  {attempt}: {same} of {MAX_TOKENS * len(answers)} tokens before one differs, "
-                f"{time.monotonic() - began:.1f} s, pages {stats.pages_total}, "
-                f"prefix hits {stats.prefix_hit_tokens}, preemptions {stats.preemptions}",
+                f"    pages {stats.pages_total}, prefix hits {stats.prefix_hit_tokens}, "
+                f"preemptions {stats.preemptions}",
                 flush=True,
             )
-        if loop.stats().prefix_hit_tokens == 0:
+        if stats.prefix_hit_tokens == 0:
             problems.append("no prompt was found in the prefix cache")
+    return problems
+
+
+def serve_from_host(executor: Executor, answers: Sequence[Canary], tolerance: float) -> list[str]:
+    """Serve the prompts one after the other, and again from pages that were kept in host memory;
+    what is wrong with the answers."""
+    with running(executor, LoopConfig(kv_host_bytes=TIER_BYTES)) as loop:
+        problems = []
+        for attempt in ("one by one", "from the host"):
+            requests = _requests(attempt, answers)
+            found = [tokens for one in requests for tokens in serve(loop, [one])]
+            problems += compare(attempt, answers, found, tolerance)
+        stats = loop.stats()
+        print(
+            f"    {stats.host_hit_tokens} tokens from the host, {stats.host_saved_bytes / 1e6:.1f} "
+            f"MB saved, {stats.host_restored_bytes / 1e6:.1f} MB restored",
+            flush=True,
+        )
+        if stats.host_hit_tokens == 0:
+            problems.append("no page came back from the host")
+    return problems
+
+
+@contextmanager
+def running(executor: Executor, config: LoopConfig) -> Iterator[EngineLoop]:
+    loop = EngineLoop(executor, None, config)
+    loop.start()
+    try:
+        yield loop
     finally:
         loop.stop()
+
+
+def compare(
+    attempt: str,
+    answers: Sequence[Canary],
+    found: Sequence[Sequence[int] | str],
+    tolerance: float,
+) -> list[str]:
+    """What differs from the twin's answers where the twin leads by more than `tolerance`."""
+    problems, same = [], 0
+    for answer, tokens in zip(answers, found, strict=True):
+        if isinstance(tokens, str):
+            problems.append(f"{attempt}: {tokens}")
+            continue
+        agrees = np.array(tokens) == np.array(answer.token_ids)
+        first = int(np.argmin(agrees)) if not agrees.all() else len(tokens)
+        same += first
+        if first < len(tokens) and answer.margins[first] > tolerance:
+            problems.append(
+                f"{attempt}: {len(answer.prompt_ids)} tokens of prompt, token {first} is another, "
+                f"which the twin leads by {answer.margins[first]}"
+            )
+    print(f"  {attempt}: {same} of {MAX_TOKENS * len(answers)} tokens before one differs")
     return problems
 
 
