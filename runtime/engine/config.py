@@ -15,6 +15,8 @@ class EngineSource:
     path: Path
     digest: str = ""
     """Of the only manifest that may be served; "": any."""
+    version: str = "1"
+    """Of those of its name."""
 
 
 @dataclass(frozen=True)

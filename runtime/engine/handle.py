@@ -27,6 +27,8 @@ class EngineHandle(msgspec.Struct, frozen=True):
     loop: EngineLoop
     close: Callable[[], None]
     """Frees the executor, once the loop has stopped."""
+    version: str = "1"
+    """Of those of its name."""
     raise_if_changed: Callable[[], None] = lambda: None
     """Raises EngineCorruptError when somebody has written to a file that the engine maps."""
 

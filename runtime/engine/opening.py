@@ -40,10 +40,10 @@ def open_handle(source: "EngineSource", config: "EngineConfig") -> EngineHandle:
         step_target_s=config.step_target_s,
         drafts=config.drafts,
     )
-    return start(session, source.name, loop_config)
+    return start(session, source.name, loop_config, source.version)
 
 
-def start(session: Session, name: str, config: LoopConfig) -> EngineHandle:
+def start(session: Session, name: str, config: LoopConfig, version: str = "1") -> EngineHandle:
     """The running engine of an opened one.
 
     Raises:
@@ -63,5 +63,6 @@ def start(session: Session, name: str, config: LoopConfig) -> EngineHandle:
         num_pages=session.executor.num_pages,
         loop=loop,
         close=session.close,
+        version=version,
         raise_if_changed=session.raise_if_changed,
     )

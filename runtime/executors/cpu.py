@@ -234,6 +234,7 @@ class CpuExecutor(ExecutorSizes):
             self._library.trtc_engine_destroy(self._engine)
             self._engine = None
             self._pool.close()
+            self._weights = np.empty(0, np.uint8)
 
     def _step(
         self,

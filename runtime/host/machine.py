@@ -30,15 +30,30 @@ def num_usable_cpus() -> int:
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int:
-    """Memory that can be taken without swapping, or what is left of the container's limit."""
+    """Memory that can be taken without swapping, or what is left of the container's limit; files
+    that the system keeps in memory are no use of it."""
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     for line in _read(meminfo).splitlines():
         if line.startswith("MemAvailable:"):
             free = int(line.split()[1]) * 1024
     limit, used = _read(cgroup / "memory.max"), _read(cgroup / "memory.current")
     if limit.isdigit() and used.isdigit():
-        free = min(free, int(limit) - int(used))
+        free = min(free, int(limit) - int(used) + _cached_bytes(cgroup))
     return max(0, free)
+
+
+def resident_bytes(status: Path = Path("/proc/self/status")) -> int:
+    """Memory that this process holds by itself, mapped files left out."""
+    for line in _read(status).splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _cached_bytes(cgroup: Path) -> int:
+    """Of the container's use, what the system takes back at need."""
+    fields = (line.split() for line in _read(cgroup / "memory.stat").splitlines())
+    return sum(int(one[1]) for one in fields if one[0] in ("active_file", "inactive_file"))
 
 
 def _first_sibling(cpus: Path, cpu: int) -> str:

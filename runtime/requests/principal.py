@@ -18,10 +18,14 @@ class Scope(enum.Enum):
     METRICS = "metrics"
     EVENTS = "events"
     """Which prefixes are cached: the token ids of everybody's prompts."""
+    ADMIN = "admin"
+    """Models come and go, sleep and wake."""
 
 
 ALL_SCOPES = frozenset(Scope)
-CERTIFICATE_SCOPES = ALL_SCOPES - {Scope.EVENTS}
+CONNECTION_SCOPES = ALL_SCOPES - {Scope.ADMIN}
+"""Of an anonymous client."""
+CERTIFICATE_SCOPES = CONNECTION_SCOPES - {Scope.EVENTS}
 """Of a client certificate without a key."""
 
 
@@ -79,7 +83,7 @@ def namespace_of(principal: Principal, salt: str, *, share_prefixes: bool = Fals
 
 
 def tenant(
-    name: str, scopes: frozenset[Scope] = ALL_SCOPES, limits: TenantLimits = NO_LIMITS
+    name: str, scopes: frozenset[Scope] = CONNECTION_SCOPES, limits: TenantLimits = NO_LIMITS
 ) -> Principal:
     """The holder of an API key of the tenant `name`, or of a certificate with that subject."""
     name = f"{_TENANT}{name}"
@@ -88,7 +92,8 @@ def tenant(
 
 def connection(address: str, host: str) -> Principal:
     """An anonymous client; `address` names its connection, `host` where that comes from."""
-    return Principal(f"connection {address}", f"host {host}", is_anonymous=True)
+    name, group = f"connection {address}", f"host {host}"
+    return Principal(name, group, is_anonymous=True, scopes=CONNECTION_SCOPES)
 
 
 def host_of(address: str) -> str:

@@ -5,15 +5,12 @@ import logging
 import re
 import signal
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtc.protos.errors import EnvironmentFault, RequestError, TrtcError
-from trtc.runtime.engine.canary import why_canaries_fail
 from trtc.runtime.engine.config import EngineConfig, EngineSource, Opener
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.engine.loop import LoopStats
@@ -24,11 +21,14 @@ from trtc.runtime.server.process import prepare_process
 from trtc.runtime.service.access import OPEN, Access, AccessConfig
 from trtc.runtime.service.audit import Audit, AuditConfig
 from trtc.runtime.service.limits import ServiceLimits
+from trtc.runtime.service.memory_ledger import MemoryLedger
 from trtc.runtime.service.metric_twins import MetricsCompat
 from trtc.runtime.service.metrics import ServerMetrics
-from trtc.runtime.service.models import Model, Models, ModelState
+from trtc.runtime.service.model_control import FAREWELL_S, ModelControl
+from trtc.runtime.service.models import Models
+from trtc.runtime.service.phases import phase
+from trtc.runtime.service.repository import DirectoryRepository, FixedRepository, Repository
 from trtc.runtime.service.service import Service
-from trtc.version import __version__
 
 if TYPE_CHECKING:
     from trtc.runtime.hooks.calls import HookCalls
@@ -42,8 +42,18 @@ THREAD_SWITCH_S = 0.2e-3
 """How long a thread that is busy in Python keeps another waiting. Python's own 5 ms are half of a
 decode step, and writing the tokens of hundreds of streams keeps the asyncio thread busy for that
 long; engine threads would launch their next step late."""
-FAREWELL_S = 2.0
-"""For streams to carry their last message once their requests have ended."""
+
+
+@dataclass(frozen=True)
+class RepositoryConfig:
+    """Models that come and go with a directory."""
+
+    path: Path
+    poll_s: float | None = None
+    """Seconds between two looks at what the directory has, which is what is served; None: models
+    come and go by order."""
+    load: tuple[str, ...] = ()
+    """Models to load at the start; without effect where the directory is followed."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,7 @@ class ServerConfig:
     """The configuration of a server; complete, so that it can be logged and compared."""
 
     engines: tuple[EngineSource, ...]
+    """Those that are served from the start, each by its path."""
     frontends: tuple[FrontendConfig, ...]
     """The ways in, each of another protocol."""
     limits: ServiceLimits = field(default_factory=ServiceLimits)
@@ -65,6 +76,8 @@ class ServerConfig:
     """Whose names of metrics are exposed beside our own."""
     hooks: HooksConfig | None = None
     """None: no code of the operator's is called."""
+    repository: RepositoryConfig | None = None
+    """A directory of engines, instead of `engines`."""
 
 
 class Server:
@@ -80,14 +93,13 @@ class Server:
     def __init__(self, config: ServerConfig, *, opener: Opener) -> None:
         self.config = config
         self.metrics = ServerMetrics(config.metrics_compat)
-        self._opener = opener
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
+        self._follower: asyncio.Task[None] | None = None
         self._failure: TrtcError | None = None
-        self._ended: set[str] = set()
+        self._ended: dict[str, EngineHandle] = {}
         """Engines that will not be ready again."""
-        names = [source.name for source in config.engines]
         self._audit = Audit(config.audit, self.metrics)
         access = Access(config.access, self.metrics.strangers.inc)
         self._hooks: HookCalls | None = None
@@ -96,10 +108,27 @@ class Server:
             from trtc.runtime.service.hooks import hooked_opener
 
             self._hooks = calls.HookCalls(config.hooks)
-            self._opener = hooked_opener(opener, self._hooks)
-        self.models = Models(names)
+            opener = hooked_opener(opener, self._hooks)
+        repository = _repository(config)
+        self.models = Models(_wanted(config, repository))
+        self.control = ModelControl(
+            self.models,
+            repository,
+            opener,
+            config.engine,
+            self.metrics,
+            MemoryLedger(has_several=config.repository is not None or len(config.engines) > 1),
+            unload_timeout_s=config.drain_timeout_s,
+            takes_orders=config.repository is None or config.repository.poll_s is None,
+        )
         self.service = Service(
-            self.models, config.limits, self.metrics, access, self._audit, self._hooks
+            self.models,
+            config.limits,
+            self.metrics,
+            access,
+            self._audit,
+            self._hooks,
+            self.control,
         )
         self.metrics.watch_loops(self._loop_stats)
         frontends = [one.frontend(self.service) for one in config.frontends]
@@ -141,17 +170,21 @@ class Server:
     async def start(self) -> None:
         """Bind the ports, open the engines, run their canaries."""
         self._audit.open()
-        with self._phase("listen"):
+        with phase(self.metrics, "listen"):
             # Ports come first: a port in use is known before an engine is mapped.
             for frontend in self.frontends.values():
                 await frontend.start()
         if self._hooks is not None:
-            with self._phase("hooks"):
+            with phase(self.metrics, "hooks"):
                 await self._hooks.start()
         for source in self.config.engines:
-            await self._open(source)
+            if not self._stopping.is_set():
+                await self.control.open(source)
         for handle in self.models.engines.values():
-            await self._verify(handle)
+            if not self._stopping.is_set():
+                await self.control.verify(handle)
+        if self.config.repository is not None:
+            await self._start_repository(self.config.repository)
         self._watcher = asyncio.create_task(self._watch_loops(), name="trtc-watch-loops")
 
     async def close(self) -> None:
@@ -159,12 +192,12 @@ class Server:
         self.service.drain()
         for frontend in self.frontends.values():
             frontend.drain()
-        if self._watcher is not None:
-            self._watcher.cancel()
+        for task in (self._watcher, self._follower):
+            if task is not None:
+                task.cancel()
         if not await self._drained():
             _log.warning("drain timed out open_streams=%d", self.service.num_open)
-        for handle in self.models.engines.values():
-            await asyncio.to_thread(handle.loop.stop)
+        await self.control.stop()
         await self.service.wait_idle(FAREWELL_S)
         for frontend in self.frontends.values():
             await frontend.close(FAREWELL_S)
@@ -172,49 +205,30 @@ class Server:
         if self._hooks is not None:
             await self._hooks.close()
         await asyncio.to_thread(self._audit.close)
-        for handle in self.models.engines.values():
-            handle.close()
+        self.control.close()
         _log.info("stopped")
 
     def _announce(self) -> None:
         """The addresses, once, when clients may come: scripts wait for this line."""
         if self._stopping.is_set():
             return
-        names = ",".join(source.name for source in self.config.engines)
+        names = ",".join(self.models.names)
         addresses = " ".join(f"{one.name}={one.address}" for one in self.frontends.values())
         word = "serving" if not self.service.why_not_ready() else "listening, but not ready"
         _log.info("%s engines=%s %s", word, names, addresses)
 
-    async def _open(self, source: EngineSource) -> None:
-        if self._stopping.is_set():
+    async def _start_repository(self, config: RepositoryConfig) -> None:
+        if config.poll_s is None:
+            await self.control.load_all(config.load)
             return
-        with self._phase("open", engine=source.name):
-            handle = await asyncio.to_thread(self._opener, source, self.config.engine)
-        reason = "running its canaries"
-        self.models.put(Model(source.name, ModelState.LOADING, reason, handle))
-        manifest = handle.manifest
-        self.metrics.engine_info.labels(
-            source.name,
-            manifest.model.family,
-            manifest.scheme.name,
-            manifest.target.name,
-            manifest.digest,
-            __version__,
-        ).set(1)
-        self.metrics.cache_info.labels(
-            source.name, str(manifest.kv.page_size), str(handle.num_pages)
-        ).set(1)
+        await self.control.follow()
+        following = self._follow_repository(config.poll_s)
+        self._follower = asyncio.create_task(following, name="trtc-follow-models")
 
-    async def _verify(self, handle: EngineHandle) -> None:
-        if self._stopping.is_set():
-            return
-        with self._phase("canaries", engine=handle.name):
-            why = await asyncio.to_thread(why_canaries_fail, handle)
-        self.models.set_ready(handle.name, why)
-        if why:
-            _log.error("not ready engine=%s reason=%s", handle.name, why)
-        elif not handle.manifest.canaries:
-            _log.warning("engine=%s has no canaries: its tokens were not checked", handle.name)
+    async def _follow_repository(self, poll_s: float) -> None:
+        while True:
+            await asyncio.sleep(poll_s)
+            await self.control.follow()
 
     async def _drained(self) -> bool:
         idle = asyncio.create_task(self.service.wait_idle(self.config.drain_timeout_s))
@@ -242,14 +256,18 @@ class Server:
 
     def _end_readiness(self, handle: EngineHandle, reason: str) -> None:
         """For good: an engine that fails twice failed for the first reason."""
-        if handle.name in self._ended:
+        model = self.models.get(handle.name)
+        if model is None or model.engine is not handle or self._ended.get(handle.name) is handle:
             return
-        self._ended.add(handle.name)
+        self._ended[handle.name] = handle
         _log.error("not ready engine=%s reason=%s", handle.name, reason)
         self.models.set_ready(handle.name, reason)
 
     def _end_if_none_lives(self) -> None:
-        """A server without an engine is of no use; whoever started it can start another."""
+        """A server without an engine is of no use, unless it can be given another; whoever started
+        it can start another."""
+        if self.config.repository is not None:
+            return
         failed = [one for one in self.models.engines.values() if one.loop.failure]
         if failed and len(failed) == len(self.config.engines) and not self._stopping.is_set():
             last = failed[-1]
@@ -261,14 +279,18 @@ class Server:
     def _loop_stats(self) -> Mapping[str, LoopStats]:
         return {name: one.loop.stats() for name, one in self.models.engines.items()}
 
-    @contextmanager
-    def _phase(self, name: str, engine: str = "") -> Iterator[None]:
-        """Log and measure one phase of the start."""
-        begin = time.perf_counter()
-        yield
-        seconds = time.perf_counter() - begin
-        self.metrics.startup.labels(f"{name}:{engine}" if engine else name).set(seconds)
-        _log.info("phase=%s%s seconds=%.3f", name, f" engine={engine}" if engine else "", seconds)
+
+def _repository(config: ServerConfig) -> Repository:
+    if config.repository is None:
+        return FixedRepository(config.engines)
+    return DirectoryRepository(config.repository.path)
+
+
+def _wanted(config: ServerConfig, repository: Repository) -> Sequence[str]:
+    """The models that the server is not ready without."""
+    if config.repository is None or config.repository.poll_s is not None:
+        return repository.names()
+    return config.repository.load
 
 
 def engine_sources(arguments: tuple[str, ...]) -> tuple[EngineSource, ...]:

@@ -6,8 +6,10 @@
 A frontend says what its protocol knows of a caller (`Peer`), and what the call is for (`Scope`).
 Where clients must have certificates, they need one; where the server has API keys, they need a key,
 whose tenant then is who calls. Else everybody may call. Probes of health are open everywhere.
+Models come and go by order of keys that may do so, and of this machine where there are no keys.
 """
 
+import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -82,6 +84,9 @@ class Access:
             ForbiddenError: the caller may not ask for `scope`.
         """
         principal = self.identify(peer)
+        if scope is Scope.ADMIN and not self.needs_keys:
+            _check_is_local(peer)
+            return principal
         if scope not in principal.scopes:
             raise ForbiddenError(
                 f"the {'key' if self.needs_keys else 'certificate'} may not be used for "
@@ -134,6 +139,20 @@ def api_key(authorization: str, x_api_key: str) -> str:
     if scheme.lower() == "bearer":
         return credential.strip()
     return x_api_key.strip()
+
+
+def _check_is_local(peer: Peer) -> None:
+    """Raises ForbiddenError unless a caller is on this machine."""
+    try:
+        is_local = ipaddress.ip_address(peer.ip).is_loopback
+    except ValueError:
+        is_local = peer.ip == "unix"
+    if not is_local:
+        raise ForbiddenError(
+            "without keys, models come and go by order of this machine alone",
+            field="authorization",
+            remedy="Start the server with --api-keys, and send a key with the scope 'admin'",
+        )
 
 
 @lru_cache(maxsize=4096)

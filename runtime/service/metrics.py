@@ -278,6 +278,24 @@ class ServerMetrics:
             labelnames=("model_name", "family", "scheme", "target", "digest", "trtc_version"),
             registry=registry,
         )
+        self.model_loads = Counter(
+            "trtc_model_loads",
+            "Models that were loaded while the server ran, or failed to be, by outcome.",
+            labelnames=("model_name", "outcome"),
+            registry=registry,
+        )
+        self.model_unloads = Counter(
+            "trtc_model_unloads",
+            "Models that were unloaded while the server ran.",
+            by_model,
+            registry=registry,
+        )
+        self.model_load_seconds = Gauge(
+            "trtc_model_load_seconds",
+            "How long the last load of a model took, its canaries included.",
+            by_model,
+            registry=registry,
+        )
         self.cache_info = Gauge(
             "trtc_kv_cache_info",
             "Always 1; the labels say how many tokens a KV page has, and how many pages there are.",

@@ -26,6 +26,7 @@ from trtc.runtime.service.audit import Audit
 from trtc.runtime.service.intake import Intake
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.metrics import RequestClock, ServerMetrics
+from trtc.runtime.service.model_control import ModelControl
 from trtc.runtime.service.models import Models
 from trtc.runtime.service.progress import Progress
 from trtc.runtime.service.prompts import Prompts
@@ -49,14 +50,17 @@ class Service:
         access: Access | None = None,
         audit: Audit | None = None,
         hooks: "HookCalls | None" = None,
+        control: ModelControl | None = None,
     ) -> None:
         """
         Args:
             access: who may call; None: everybody.
             audit: records requests; None: nothing does.
             hooks: an operator's; None: there are none.
+            control: loads and unloads models; None: they stay.
         """
         self._hooks = hooks
+        self.control = control
         self._audit = Audit(None, metrics) if audit is None else audit
         self.models = models
         self.access = Access() if access is None else access
@@ -74,6 +78,8 @@ class Service:
         self._quotas = Quotas(time.monotonic)
         self.intake = Intake(limits)
         """Of all ports."""
+        self._shown: set[str] = set()
+        """Models whose readiness metrics tell of."""
         self.models.on_change(self._show_readiness)
 
     @property
@@ -106,8 +112,12 @@ class Service:
             ForbiddenError: `principal` may not use it; and as `engine`.
         """
         handle = self.engine(name)
-        self._quotas.check_model(principal, handle.name)
+        self.check_model(principal, handle.name)
         return handle
+
+    def check_model(self, principal: Principal, name: str) -> None:
+        """Raises ForbiddenError if `principal` may not use the model `name`."""
+        self._quotas.check_model(principal, name)
 
     @asynccontextmanager
     async def generate(
@@ -228,6 +238,9 @@ class Service:
     def _show_readiness(self) -> None:
         for one in self.models.all():
             self.metrics.ready.labels(one.name).set(not one.reason)
+        for gone in self._shown - set(self.models.names):
+            self.metrics.ready.remove(gone)
+        self._shown = set(self.models.names)
 
     def _check_priority(self, draft: RequestDraft, principal: Principal) -> None:
         granted = self.limits.max_priority

@@ -46,6 +46,8 @@ class InferRequest:
     timeout_s: float | None = None
     stops: bool = False
     """It is the end of the running requests of its id, and has no rows."""
+    version: str = "1"
+    """Of the model; once the request runs, of the engine that runs it."""
 
     def check_one_reply(self) -> None:
         """Raises InvalidRequestError unless all can be said in one message."""
@@ -145,9 +147,9 @@ class Inference:
         Raises:
             TrtcError: no such model, or something in the request is wrong; names it.
         """
-        check_version(version)
         with fields_as_sent(_NAMES):
             handle = self._service.engine(model)
+        check_version(handle, version)
         if len(request_id) > MAX_REQUEST_ID_CHARACTERS:
             raise InvalidRequestError(
                 f"has {len(request_id)} characters",
@@ -160,7 +162,9 @@ class Inference:
                 raise InvalidRequestError(
                     "is empty", field="id", remedy="Send that of the request to stop"
                 )
-            return InferRequest(handle.name, request_id, (), asked, timeout_s, stops=True)
+            return InferRequest(
+                handle.name, request_id, (), asked, timeout_s, stops=True, version=handle.version
+            )
         limit = handle.manifest.limits.max_batch_size
         for name, array in tensors.items():
             if not 1 <= len(array) <= limit:
@@ -172,7 +176,9 @@ class Inference:
             replace(row, draft=replace(row.draft, model=handle.name))
             for row in reader.read(tensors)
         ]
-        return InferRequest(handle.name, request_id, tuple(rows), asked, timeout_s)
+        return InferRequest(
+            handle.name, request_id, tuple(rows), asked, timeout_s, version=handle.version
+        )
 
     @asynccontextmanager
     async def run(
@@ -202,7 +208,7 @@ class Inference:
                 await self._admit(row, at, request, engine, principal, deadline, streams)
                 for at, row in enumerate(request.rows)
             ]
-            exchange = Exchange(request, rows)
+            exchange = Exchange(replace(request, version=engine.version), rows)
             self._running.setdefault(key, set()).add(exchange)
             try:
                 yield exchange

@@ -1,37 +1,44 @@
 """What a server says of its models, as KServe and Triton word it; the same over gRPC and HTTP.
 
-Answers are dictionaries with the fields of the protocol's messages. An engine is version 1 of its
-name, which is the only one.
+Answers are dictionaries with the fields of the messages of the protocol. One version of a name is
+served, the newest; older ones are in the index while their streams go on.
 """
 
+import logging
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from prometheus_client.metrics import MetricWrapperBase
 
-from trtc.protos.errors import UnknownModelError, UnsupportedError
+from trtc.protos.errors import InvalidRequestError, UnknownModelError, UnsupportedError
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.principal import Principal
+from trtc.runtime.service.model_control import ModelControl
 from trtc.runtime.service.service import Service
 from trtc.runtime.tensors.codec import datatype
 from trtc.runtime.tensors.table import INPUTS, OUTPUTS, Tensor
 from trtc.version import __version__
 
-VERSION = "1"
 PLATFORM = "trtc"
 NS = 1_000_000_000
-EXTENSIONS = ("model_configuration", "statistics")
+EXTENSIONS = ("model_configuration", "model_repository", "statistics")
+KV_BYTES = "kv_bytes"
+"""A parameter of a load: bytes of the model's KV pool."""
+Parameters = Mapping[str, Any]
 _NAMES = {"model": "model_name"}
 
+_log = logging.getLogger("trtc.server")
 
-def check_version(version: str) -> None:
-    """Raises UnknownModelError for another than VERSION; "" is that."""
-    if version not in ("", VERSION):
+
+def check_version(engine: EngineHandle, version: str) -> None:
+    """Raises UnknownModelError for another version than that of an engine; "" is that."""
+    if version not in ("", engine.version):
         raise UnknownModelError(
             f"is {version[:100]!r}",
             field="model_version",
-            remedy=f"Every model has the version {VERSION} only: leave it out, or send that",
+            remedy=f"{engine.name} has the version {engine.version} only: leave it out, or send "
+            "that",
         )
 
 
@@ -43,9 +50,10 @@ def engine_of(service: Service, principal: Principal, name: str, version: str) -
         ForbiddenError: `principal` may not use it.
         UnavailableError: it is not open yet.
     """
-    check_version(version)
     with fields_as_sent(_NAMES):
-        return service.engine_for(principal, name)
+        engine = service.engine_for(principal, name)
+    check_version(engine, version)
+    return engine
 
 
 def engines_of(service: Service, principal: Principal) -> list[EngineHandle]:
@@ -56,8 +64,10 @@ def engines_of(service: Service, principal: Principal) -> list[EngineHandle]:
 
 def is_ready(service: Service, principal: Principal, name: str, version: str) -> bool:
     """Whether a version of a model serves; one that is unknown does not."""
-    is_known = principal.limits.may_use(name) and version in ("", VERSION)
-    return is_known and service.models.is_ready(name)
+    model = service.models.get(name)
+    if model is None or model.engine is None or not principal.limits.may_use(name):
+        return False
+    return not model.reason and version in ("", model.engine.version)
 
 
 def server_metadata(*extensions: str) -> dict[str, Any]:
@@ -71,7 +81,7 @@ def server_metadata(*extensions: str) -> dict[str, Any]:
 def metadata(handle: EngineHandle) -> dict[str, Any]:
     return {
         "name": handle.name,
-        "versions": [VERSION],
+        "versions": [handle.version],
         "platform": PLATFORM,
         "inputs": [_described(tensor) for tensor in INPUTS],
         "outputs": [_described(tensor) for tensor in OUTPUTS],
@@ -94,16 +104,24 @@ def config(handle: EngineHandle) -> dict[str, Any]:
     }
 
 
-def index(service: Service, principal: Principal, *, ready: bool) -> list[dict[str, Any]]:
-    """One entry a model that `principal` may use; with `ready`, of those that serve now."""
+async def index(
+    service: Service, principal: Principal, *, repository: str, ready: bool
+) -> list[dict[str, Any]]:
+    """One entry a version that `principal` may use; with `ready`, of those that serve now.
+
+    Args:
+        repository: the request's; there is one, which has no name.
+    """
+    _check_repository(repository)
+    entries = await _control(service).index()
     return [
         {
             "name": one.name,
-            "version": VERSION,
+            "version": one.version,
             "state": one.state.value,
             "reason": one.reason,
         }
-        for one in service.models.all()
+        for one in entries
         if principal.limits.may_use(one.name) and not (ready and one.reason)
     ]
 
@@ -117,7 +135,7 @@ def statistics(service: Service, handle: EngineHandle) -> dict[str, Any]:
     failed = sum(value for _, value in _samples(metrics.failure, name, "_total"))
     return {
         "name": name,
-        "version": VERSION,
+        "version": handle.version,
         "inference_count": count,
         "execution_count": handle.loop.stats().steps,
         "inference_stats": {
@@ -129,12 +147,67 @@ def statistics(service: Service, handle: EngineHandle) -> dict[str, Any]:
     }
 
 
-def refuse_to_load() -> NoReturn:
-    """Raises UnsupportedError."""
-    raise UnsupportedError(
-        "models do not come and go while the server runs",
-        remedy="Start another `trtc serve` with the engines that are wanted, and end this one",
-    )
+async def load(
+    service: Service, principal: Principal, name: str, repository: str, parameters: Parameters
+) -> None:
+    """Serve the newest version of a model.
+
+    Raises:
+        ForbiddenError: `principal` may not use it.
+        InvalidRequestError: a parameter that is not known; and as `ModelControl.load`.
+    """
+    _check_repository(repository)
+    service.check_model(principal, name)
+    kv_bytes = None
+    for key, value in parameters.items():
+        if key != KV_BYTES:
+            raise InvalidRequestError(
+                "is not known",
+                field=f"parameters.{key[:100]}",
+                remedy=f"Give {KV_BYTES}, or none: an engine has its configuration within",
+            )
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InvalidRequestError(
+                "is no positive integer", field=f"parameters.{key}", remedy="Give bytes"
+            )
+        kv_bytes = value
+    _log.info("load model=%s asked by %s", name[:100], principal.name)
+    await _control(service).load(name, kv_bytes)
+
+
+async def unload(
+    service: Service, principal: Principal, name: str, repository: str, parameters: Parameters
+) -> None:
+    """Serve a model no more, once its running requests have ended.
+
+    Raises:
+        ForbiddenError: `principal` may not use it.
+        InvalidRequestError: a parameter that is not known; and as `ModelControl.unload`.
+    """
+    _check_repository(repository)
+    service.check_model(principal, name)
+    for key in parameters:
+        if key != "unload_dependents":  # Triton's clients always say it, and nothing depends here
+            raise InvalidRequestError(
+                "is not known", field=f"parameters.{key[:100]}", remedy="Leave it out"
+            )
+    _log.info("unload model=%s asked by %s", name[:100], principal.name)
+    await _control(service).unload(name)
+
+
+def _control(service: Service) -> ModelControl:
+    if service.control is None:
+        raise UnsupportedError("models do not come and go here")
+    return service.control
+
+
+def _check_repository(name: str) -> None:
+    if name:
+        raise UnknownModelError(
+            f"is {name[:100]!r}",
+            field="repository_name",
+            remedy="There is one repository, which has no name: leave it out",
+        )
 
 
 def _described(tensor: Tensor) -> dict[str, Any]:

@@ -270,7 +270,13 @@ def test_one_flipped_byte_is_never_served(
         (["x", "--host", "0.0.0.0"], 2, "--host: 0.0.0.0 is reached from other machines"),
         (["x", "--host", "::", "--allow-anonymous"], 4, "manifest.json cannot be read"),
         (["x", "--api-keys", "/nowhere"], 2, "/nowhere: cannot be read"),
-        ([], 2, "[NAME=]ENGINE...: is missing"),
+        ([], 2, "no engine is given, and no directory of engines"),
+        (["x", "--poll"], 2, "--poll: has no effect alone"),
+        (["--models", "."], 2, "--models: needs one of --poll and --explicit"),
+        (["--models", ".", "--poll", "--load", "a"], 2, "--load: has no effect with --poll"),
+        (["--models", ".", "--explicit", "x"], 2, "both engines and a directory of them"),
+        (["--models", "/nowhere", "--poll"], 2, "--models: /nowhere is no directory"),
+        (["--models", ".", "--poll", "--digest", "0" * 64], 2, "--digest: does not go with"),
     ],
 )
 def test_bad_serve_options(

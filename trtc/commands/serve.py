@@ -21,7 +21,13 @@ from trtc.runtime.hooks.config import HooksConfig
 from trtc.runtime.host.line_log import LineLogConfig
 from trtc.runtime.requests.request_defaults import GenerationConfig
 from trtc.runtime.requests.validation import MAX_PRIORITY
-from trtc.runtime.server.app import Server, ServerConfig, engine_sources, pin_digests
+from trtc.runtime.server.app import (
+    RepositoryConfig,
+    Server,
+    ServerConfig,
+    engine_sources,
+    pin_digests,
+)
 from trtc.runtime.service.access import OPEN, AccessConfig
 from trtc.runtime.service.audit import AuditConfig
 from trtc.runtime.service.limits import ServiceLimits
@@ -38,10 +44,38 @@ _LIMITS = ServiceLimits()
 _DRAFTS = DraftConfig()
 _HOOKS = HooksConfig("")
 _ZMQ = ZmqConfig()
+_POLL_S = 5.0
+_SEVERAL = ("one", "another")
+"""Stand for models that come and go."""
 
 
 @click.command()
-@click.argument("engines", nargs=-1, required=True, metavar="[NAME=]ENGINE...")
+@click.argument("engines", nargs=-1, metavar="[NAME=]ENGINE...")
+@click.option(
+    "--models",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Serve engines of a directory: DIR/NAME, or DIR/NAME/VERSION, of which the highest. With "
+    "--poll or --explicit.",
+)
+@click.option(
+    "--poll",
+    type=click.FloatRange(0.1, 86400),
+    is_flag=False,
+    flag_value=_POLL_S,
+    metavar="[SECONDS]",
+    help=f"Follow DIR: look so often, by default every {_POLL_S:g} seconds, what has come, changed "
+    "or gone.",
+)
+@click.option(
+    "--explicit", is_flag=True, help="Load and unload models of DIR by order, as KServe's clients."
+)
+@click.option(
+    "--load",
+    multiple=True,
+    metavar="NAME",
+    help="With --explicit: a model to load at the start.",
+)
 @click.option("--host", default=_GRPC.host, show_default=True, help="Address to listen on.")
 @click.option(
     "--grpc-port",
@@ -284,6 +318,10 @@ _ZMQ = ZmqConfig()
 )
 def command(
     engines: tuple[str, ...],
+    models: Path | None,
+    poll: float | None,
+    explicit: bool,
+    load: tuple[str, ...],
     host: str,
     grpc_port: int,
     http_port: int,
@@ -333,10 +371,12 @@ def command(
     _log_to_stderr(log_level)
     tls = _tls(tls_cert, tls_key, tls_client_ca)
     access = AccessConfig(api_keys, needs_certificate=tls_client_ca is not None)
+    repository = _repository(models, poll, load, explicit=explicit)
+    _check_engines(engines, repository, digests)
     sources = pin_digests(engine_sources(engines), digests)
     zmq = _zmq(kv_events, kv_events_replay, kv_events_topic, kv_events_format)
     if zmq is not None:
-        zmq.check([one.name for one in sources])
+        zmq.check([one.name for one in sources] or _SEVERAL)
     if not allow_anonymous:
         _check_reach(host, access)
         _check_reach_of_events(zmq)
@@ -371,11 +411,52 @@ def command(
         ),
         drain_timeout_s=drain_timeout,
         access=access,
+        repository=repository,
         audit=_audit(audit_log, audit_max_bytes, audit_keep, has_content=audit_content),
         hooks=_hooks(hooks, hook_timeout, hook_processes),
         metrics_compat=metrics_compat,
     )
     asyncio.run(_serve(config))
+
+
+def _repository(
+    models: Path | None, poll_s: float | None, load: tuple[str, ...], *, explicit: bool
+) -> RepositoryConfig | None:
+    given = {"--poll": poll_s is not None, "--explicit": explicit, "--load": bool(load)}
+    if models is None:
+        for option in (option for option, is_given in given.items() if is_given):
+            raise RequestError("has no effect alone", field=option, remedy="Give --models DIR too")
+        return None
+    if explicit == (poll_s is not None):
+        raise RequestError(
+            "needs one of --poll and --explicit",
+            field="--models",
+            remedy="--poll follows the directory; --explicit takes orders of clients",
+        )
+    if load and not explicit:
+        raise RequestError(
+            "has no effect with --poll, which loads all", field="--load", remedy="Leave it out"
+        )
+    return RepositoryConfig(models, poll_s, load)
+
+
+def _check_engines(
+    engines: tuple[str, ...], repository: RepositoryConfig | None, digests: tuple[str, ...]
+) -> None:
+    if bool(engines) == (repository is not None):
+        raise RequestError(
+            "both engines and a directory of them are given"
+            if engines
+            else "no engine is given, and no directory of engines",
+            field="ENGINE",
+            remedy="Give engines, or --models DIR",
+        )
+    if digests and repository is not None:
+        raise RequestError(
+            "does not go with --models, whose engines change",
+            field="--digest",
+            remedy="Give --require-signature and --trust",
+        )
 
 
 async def _serve(config: ServerConfig) -> None:

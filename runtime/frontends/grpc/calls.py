@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 
 from trtc.protos.errors import CancelledError, TrtcError
 from trtc.runtime.frontends.grpc.intake import Intake
-from trtc.runtime.requests.principal import Principal
+from trtc.runtime.requests.principal import Principal, Scope
 from trtc.runtime.service.streams import OutputStream
 from trtc.runtime.wire.bounded import parse
 from trtc.runtime.wire.failures import to_status
@@ -55,10 +55,11 @@ def unary(
     intake: Intake,
     method: Method[Any, Any],
     behaviour: Callable[[Any, Context], Awaitable[Message]],
+    scope: Scope = Scope.INFERENCE,
 ) -> "grpc.RpcMethodHandler[Any, Any]":
     """A handler that is given its request, which holds its turn if it is large, and whose known
     errors become statuses."""
-    return _unary(intake, intake.caller, method, behaviour)
+    return _unary(intake, partial(intake.caller, scope=scope), method, behaviour)
 
 
 def probe(

@@ -408,6 +408,8 @@ def test_memory_is_bounded_by_the_container(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("30000\n")
     (tmp_path / "memory.current").write_text("10000\n")
     assert available_bytes(meminfo, tmp_path) == 20000
+    (tmp_path / "memory.stat").write_text("anon 4000\ninactive_file 5000\nactive_file 100\n")
+    assert available_bytes(meminfo, tmp_path) == 25100
     (tmp_path / "memory.max").write_text("max\n")
     assert available_bytes(meminfo, tmp_path) == 50 * 1024
     assert available_bytes() > 0

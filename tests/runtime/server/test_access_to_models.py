@@ -15,9 +15,10 @@ from tests.support.openai_sdk import ECHO
 from tests.support.servers import CONFIG, echo_server
 from tests.support.tensors import tensors
 from tests.support.triton_client import input_of
+from trtc.protos.errors import ForbiddenError
 from trtc.runtime.requests.principal import Scope
 from trtc.runtime.server.app import ServerConfig
-from trtc.runtime.service.access import AccessConfig
+from trtc.runtime.service.access import Access, AccessConfig, Peer
 from trtc.runtime.service.api_keys import ApiKey, KeyFile, Tenant, hash_of
 
 with warnings.catch_warnings():
@@ -25,7 +26,7 @@ with warnings.catch_warnings():
     import aiohttp
     import tritonclient.grpc.aio
 
-ALICE, OPERATOR = "alice's", "the operator's"
+ALICE, OPERATOR, DEPLOYER = "alice's", "the operator's", "the deployer's"
 
 
 @pytest.fixture
@@ -38,6 +39,7 @@ def keyed(tmp_path: Path) -> ServerConfig:
     tenants = {
         "alice": tenant(ALICE, (Scope.INFERENCE,), ("a",)),
         "operator": tenant(OPERATOR, (Scope.INFERENCE, Scope.METRICS), None),
+        "deployer": tenant(DEPLOYER, (Scope.ADMIN,), ("a",)),
     }
     path = tmp_path / "keys.json"
     path.write_bytes(msgspec.json.encode(KeyFile(tenants=tenants)))
@@ -162,3 +164,36 @@ async def test_smg_is_refused_without_a_key(keyed: ServerConfig) -> None:
             call = stub.GetModelInfo(pb.GetModelInfoRequest())
             assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
             assert await stub.HealthCheck(pb.HealthCheckRequest())
+
+
+@asynchronous
+async def test_models_go_by_order_of_a_key_that_may(keyed: ServerConfig) -> None:
+    async with (
+        echo_server(names=("a", "b"), config=keyed) as server,
+        tritonclient.grpc.aio.InferenceServerClient(server.address) as client,
+        aiohttp.ClientSession(f"http://127.0.0.1:{server.http_port}") as session,
+    ):
+        for key, said in (("", "UNAUTHENTICATED"), (OPERATOR, "PERMISSION_DENIED.*'admin'")):
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            with pytest.raises(Exception, match=said):
+                await client.unload_model("a", headers=headers)
+            async with session.post("/v2/repository/models/a/unload", headers=headers) as answer:
+                assert answer.status == (403 if key else 401)
+        headers = {"authorization": f"Bearer {DEPLOYER}"}
+        with pytest.raises(Exception, match="may not use 'b'"):
+            await client.unload_model("b", headers=headers)
+        assert list(server.server.models.names) == ["a", "b"]
+        await client.unload_model("a", headers=headers)
+        assert list(server.server.models.names) == ["b"]
+
+
+def test_without_keys_models_go_by_order_of_this_machine_alone() -> None:
+    access = Access(AccessConfig())
+    for ip in ("127.0.0.1", "::1", "127.8.8.8", "unix"):
+        access.admit(Peer("x", ip), Scope.ADMIN)
+    for ip in ("192.0.2.1", "::", "2001:db8::1", "unknown", "localhost"):
+        with pytest.raises(ForbiddenError, match="this machine"):
+            access.admit(Peer("x", ip), Scope.ADMIN)
+        with pytest.raises(ForbiddenError, match="this machine"):
+            access.admit(Peer("x", ip, subject="CN=a client"), Scope.ADMIN)
+        access.admit(Peer("x", ip), Scope.INFERENCE)

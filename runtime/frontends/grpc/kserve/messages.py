@@ -15,7 +15,6 @@ from trtc.runtime.tensors.codec import (
     refuse_parameters,
 )
 from trtc.runtime.tensors.inference import InferRequest, Reply
-from trtc.runtime.tensors.model import VERSION
 
 _CONTENTS = {
     "BOOL": "bool_contents",
@@ -75,9 +74,18 @@ def parameters_of(request: pb.ModelInferRequest) -> dict[str, bool | int | str |
     }
 
 
+def repository_parameters(
+    request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest,
+) -> dict[str, bool | int | str | bytes]:
+    return {
+        name: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
+        for name, value in request.parameters.items()
+    }
+
+
 def response_of(request: InferRequest, reply: Reply) -> pb.ModelInferResponse:
     response = pb.ModelInferResponse(
-        model_name=request.model, model_version=VERSION, id=request.request_id
+        model_name=request.model, model_version=request.version, id=request.request_id
     )
     for name, array in reply.message.items():
         response.outputs.add(name=name, datatype=output_datatype(name), shape=array.shape)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, contextmanager
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
@@ -26,6 +26,7 @@ from trtc.runtime.frontends.grpc.kserve import methods
 from trtc.runtime.frontends.grpc.kserve.messages import (
     outputs_of,
     parameters_of,
+    repository_parameters,
     response_of,
     stream_error,
     stream_response_of,
@@ -100,8 +101,10 @@ class KServeServicer:
             methods.MODEL_CONFIG: self._model_config,
             methods.MODEL_STATISTICS: self._model_statistics,
             methods.REPOSITORY_INDEX: self._repository_index,
-            methods.REPOSITORY_LOAD: self._refuse_load,
-            methods.REPOSITORY_UNLOAD: self._refuse_load,
+        }
+        orders: dict[Method[Any, Any], Callable[[Any, Context], Awaitable[Message]]] = {
+            methods.REPOSITORY_LOAD: self._repository_load,
+            methods.REPOSITORY_UNLOAD: self._repository_unload,
         }
         infer, stream_infer = methods.MODEL_INFER, methods.MODEL_STREAM_INFER
         return GrpcService(
@@ -110,6 +113,10 @@ class KServeServicer:
             {
                 **{one.name: probe(self._intake, one, answer) for one, answer in probes.items()},
                 **{one.name: unary(self._intake, one, answer) for one, answer in answers.items()},
+                **{
+                    one.name: unary(self._intake, one, answer, Scope.ADMIN)
+                    for one, answer in orders.items()
+                },
                 infer.name: one_answer(infer, self._model_infer),
                 stream_infer.name: streaming(stream_infer, self._model_stream_infer),
             },
@@ -165,13 +172,39 @@ class KServeServicer:
     async def _repository_index(
         self, request: pb.RepositoryIndexRequest, context: Context
     ) -> pb.RepositoryIndexResponse:
-        entries = model.index(self._service, self._intake.caller(context), ready=request.ready)
+        entries = await model.index(
+            self._service,
+            self._intake.caller(context),
+            repository=request.repository_name,
+            ready=request.ready,
+        )
         return pb.RepositoryIndexResponse(
             models=[pb.RepositoryIndexResponse.ModelIndex(**one) for one in entries]
         )
 
-    async def _refuse_load(self, request: object, context: Context) -> NoReturn:
-        model.refuse_to_load()
+    async def _repository_load(
+        self, request: pb.RepositoryModelLoadRequest, context: Context
+    ) -> pb.RepositoryModelLoadResponse:
+        await model.load(
+            self._service,
+            self._intake.caller(context, Scope.ADMIN),
+            request.model_name,
+            request.repository_name,
+            repository_parameters(request),
+        )
+        return pb.RepositoryModelLoadResponse()
+
+    async def _repository_unload(
+        self, request: pb.RepositoryModelUnloadRequest, context: Context
+    ) -> pb.RepositoryModelUnloadResponse:
+        await model.unload(
+            self._service,
+            self._intake.caller(context, Scope.ADMIN),
+            request.model_name,
+            request.repository_name,
+            repository_parameters(request),
+        )
+        return pb.RepositoryModelUnloadResponse()
 
     def _engine(
         self,
@@ -188,7 +221,7 @@ class KServeServicer:
             async with self._intake.request(context, principal, self._one_reply) as request:
                 run = self._inference.run(request, principal, deadline(context))
                 exchange = await running.enter_async_context(run)
-            return response_of(request, Reply(await exchange.reply(), final=True))
+            return response_of(exchange.request, Reply(await exchange.reply(), final=True))
 
     async def _model_stream_infer(self, context: Context) -> None:
         """Requests are admitted one after the other, and answered as their outputs come."""

@@ -23,13 +23,14 @@ from trtc.runtime.frontends.http.kserve.infer import (
 )
 from trtc.runtime.frontends.http.kserve.reading import API
 from trtc.runtime.frontends.http.routes import Route
-from trtc.runtime.requests.principal import Scope
+from trtc.runtime.requests.principal import Principal, Scope
 from trtc.runtime.service.service import Service
 from trtc.runtime.tensors import model
 from trtc.runtime.tensors.inference import Inference, InferRequest
 
 BINARY = b"application/octet-stream"
 MODELS = "/v2/models/"
+REPOSITORY = "/v2/repository/models/"
 _VERSIONS = "versions/"
 _NOT_READY = HTTPStatus.BAD_REQUEST
 """As KServe's specification has it."""
@@ -44,8 +45,15 @@ _STATUS: Mapping[type[TrtcError], HTTPStatus] = {
 T = TypeVar("T")
 
 
+Order = Callable[[Service, Principal, str, str, model.Parameters], Awaitable[None]]
+
+
 class _IndexFields(msgspec.Struct):
     ready: bool = False
+
+
+class _OrderFields(msgspec.Struct):
+    parameters: dict[str, bool | int | str] = {}
 
 
 def kserve(service: Service) -> Sequence[Route]:
@@ -58,7 +66,7 @@ def kserve(service: Service) -> Sequence[Route]:
         Route("/v2/models/stats", {"GET": handlers.all_statistics}, _refuse, scope=Scope.METRICS),
         Route(MODELS, {"GET": handlers.tell, "POST": handlers.ask}, _refuse),
         Route("/v2/repository/index", {"POST": handlers.index}, _refuse),
-        Route("/v2/repository/models/", {"POST": handlers.load}, _refuse),
+        Route(REPOSITORY, {"POST": handlers.order}, _refuse, scope=Scope.ADMIN),
     )
 
 
@@ -86,11 +94,28 @@ class _Handlers:
             return decoded(body or b"{}", _IndexFields, API)
 
         async with self._body(exchange, parse) as fields:
-            entries = model.index(self._service, exchange.principal, ready=fields.ready)
+            entries = await model.index(
+                self._service, exchange.principal, repository="", ready=fields.ready
+            )
         await _answer(exchange, entries)
 
-    async def load(self, exchange: Exchange) -> None:
-        model.refuse_to_load()
+    async def order(self, exchange: Exchange) -> None:
+        """Load or unload a model."""
+        name, _, what = exchange.path.removeprefix(REPOSITORY).rpartition("/")
+        orders: Mapping[str, Order] = {"load": model.load, "unload": model.unload}
+        if what not in orders:
+            raise UnknownModelError(
+                "is not there",
+                field=exchange.path[:200],
+                remedy=f"Post to {REPOSITORY}NAME/load or /unload",
+            )
+
+        def parse(body: bytes) -> _OrderFields:
+            return decoded(body or b"{}", _OrderFields, API)
+
+        async with self._body(exchange, parse) as fields:
+            await orders[what](self._service, exchange.principal, name, "", fields.parameters)
+        await exchange.answer(200, b"")
 
     async def tell(self, exchange: Exchange) -> None:
         """What a model is, and how it does."""
@@ -144,7 +169,7 @@ class _Handlers:
                 run = self._inference.run(request, exchange.principal, None)
                 answering = await running.enter_async_context(run)
             message = await answering.reply()
-        body, length = written_infer(request.model, said, message)
+        body, length = written_infer(answering.request, said, message)
         if length is None:
             await exchange.answer(200, body)
             return
@@ -162,7 +187,7 @@ class _Handlers:
                 run = self._inference.run(request, exchange.principal, None)
                 answering = await running.enter_async_context(run)
             message = await answering.reply()
-        body = written_generate(request.model, request.request_id, message)
+        body = written_generate(answering.request, message)
         await exchange.answer(200, body)
 
     async def _generate_stream(self, exchange: Exchange, place: "_Place") -> None:
@@ -178,8 +203,7 @@ class _Handlers:
                 async with aclosing(answering.replies()) as arriving:
                     async for replies in arriving:
                         bodies = [
-                            written_generate(request.model, request.request_id, one.message)
-                            for one in replies
+                            written_generate(answering.request, one.message) for one in replies
                         ]
                         await exchange.write(b"".join(map(_event, bodies)))
             except TrtcError as error:

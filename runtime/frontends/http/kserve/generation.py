@@ -17,7 +17,7 @@ from trtc.runtime.frontends.http.bodies import decoded
 from trtc.runtime.frontends.http.kserve.infer import json_values
 from trtc.runtime.frontends.http.kserve.reading import API, array_of_json
 from trtc.runtime.tensors.codec import input_datatype
-from trtc.runtime.tensors.model import VERSION
+from trtc.runtime.tensors.inference import InferRequest
 from trtc.runtime.tensors.replies import Message
 
 
@@ -51,11 +51,11 @@ def read_generate(body: bytes) -> GenerateBody:
     return GenerateBody(request_id, tensors, parameters)
 
 
-def written_generate(model: str, request_id: str, message: Message) -> bytes:
+def written_generate(request: InferRequest, message: Message) -> bytes:
     """Outputs of one value as that, others as flat lists."""
-    answer: dict[str, Any] = {"model_name": model, "model_version": VERSION}
-    if request_id:
-        answer["id"] = request_id
+    answer: dict[str, Any] = {"model_name": request.model, "model_version": request.version}
+    if request.request_id:
+        answer["id"] = request.request_id
     for name, array in message.items():
         values = json_values(array)
         answer[name] = values[0] if len(values) == 1 else values

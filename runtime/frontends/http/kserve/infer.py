@@ -21,7 +21,7 @@ from trtc.runtime.tensors.codec import (
     output_datatype,
     refuse_parameters,
 )
-from trtc.runtime.tensors.model import VERSION
+from trtc.runtime.tensors.inference import InferRequest
 from trtc.runtime.tensors.replies import Message
 
 HEADER_LENGTH = b"inference-header-content-length"
@@ -109,7 +109,9 @@ def read_infer(body: bytes, header_length: bytes) -> InferBody:
     return InferBody(fields.id, tensors, names, fields.parameters, is_binary)
 
 
-def written_infer(model: str, body: InferBody, message: Message) -> tuple[bytes, int | None]:
+def written_infer(
+    request: InferRequest, body: InferBody, message: Message
+) -> tuple[bytes, int | None]:
     """The body of an answer, and the length of its JSON where bytes follow."""
     outputs, chunks = list[dict[str, Any]](), list[bytes]()
     for name, array in message.items():
@@ -124,7 +126,7 @@ def written_infer(model: str, body: InferBody, message: Message) -> tuple[bytes,
         else:
             output["data"] = json_values(array)
         outputs.append(output)
-    answer: dict[str, Any] = {"model_name": model, "model_version": VERSION}
+    answer: dict[str, Any] = {"model_name": request.model, "model_version": request.version}
     if body.request_id:
         answer["id"] = body.request_id
     document = msgspec.json.encode({**answer, "outputs": outputs})

@@ -107,14 +107,6 @@ async def test_what_a_server_and_its_models_are() -> None:
 
 
 @asynchronous
-async def test_models_that_would_come_or_go_are_refused_with_the_remedy() -> None:
-    async with echo_server() as server, triton_client(server.address) as client:
-        for call in (client.load_model, client.unload_model):
-            with pytest.raises(Exception, match=r"UNIMPLEMENTED.*Start another `trtc serve`"):
-                await call("echo")
-
-
-@asynchronous
 async def test_tokens_are_those_of_every_protocol() -> None:
     async with echo_server() as server, triton_client(server.address) as client:
         result = await client.infer("echo", sent(**IDS), request_id="mine")

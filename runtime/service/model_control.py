@@ -1,0 +1,398 @@
+"""Models come and go while the server runs.
+
+    load    find -> ledger -> open, verify -> canaries -> new requests get it -> the old one retires
+            └────────── a thread ───────────────────┘
+    unload  no new requests -> running ones end -> close
+    retire  wait until nobody uses the engine -> stop its loop -> close: its memory is free
+
+One load or unload at a time, in the order of the calls; each is carried out even if its caller
+leaves. A load that fails leaves what was served before.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from trtc.protos.errors import (
+    EngineIncompatibleError,
+    EnvironmentFault,
+    TrtcError,
+    UnknownModelError,
+    UnsupportedError,
+)
+from trtc.protos.manifest import read_manifest
+from trtc.runtime.engine.canary import why_canaries_fail
+from trtc.runtime.engine.config import EngineConfig, EngineSource, Opener
+from trtc.runtime.engine.handle import EngineHandle
+from trtc.runtime.host.memory import give_back_memory
+from trtc.runtime.service.memory_ledger import MemoryLedger
+from trtc.runtime.service.metrics import ServerMetrics
+from trtc.runtime.service.models import Model, Models, ModelState
+from trtc.runtime.service.phases import phase
+from trtc.runtime.service.repository import Found, Repository
+from trtc.version import __version__
+
+_log = logging.getLogger("trtc.server")
+
+FAREWELL_S = 2.0
+"""For streams to carry their last message once their engine has stopped."""
+NOT_LOADED = "not loaded"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the repository's index."""
+
+    name: str
+    version: str
+    """Empty: of a model that was never opened."""
+    state: ModelState
+    reason: str
+
+
+class ModelControl:
+    """Loads and unloads the models of a server. Used in its asyncio loop only."""
+
+    def __init__(
+        self,
+        models: Models,
+        repository: Repository,
+        opener: Opener,
+        config: EngineConfig,
+        metrics: ServerMetrics,
+        ledger: MemoryLedger,
+        *,
+        unload_timeout_s: float,
+        takes_orders: bool,
+    ) -> None:
+        """
+        Args:
+            opener: `opening.open_handle`, or a test's own.
+            config: how each engine is opened.
+            unload_timeout_s: for running requests to end, when their model is unloaded.
+            takes_orders: whether callers may load and unload; else the repository alone says what
+                is served.
+        """
+        self._models = models
+        self._repository = repository
+        self._opener = opener
+        self._config = config
+        self._metrics = metrics
+        self._ledger = ledger
+        self._unload_timeout_s = unload_timeout_s
+        self._takes_orders = takes_orders
+        self._turn = asyncio.Lock()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="trtc-models")
+        self._under_way: set[asyncio.Task[Any]] = set()
+        self._retiring: dict[int, EngineHandle] = {}
+        """By identity: engines that no new request gets."""
+        self._retirements: set[asyncio.Task[None]] = set()
+        self._seen: dict[str, tuple[int, ...]] = {}
+        """By name, the mark of what `follow` has found last."""
+        self._failures: dict[str, str] = {}
+        """By name, what `follow` has said in the log."""
+
+    # At the start: what fails, fails the server.
+
+    async def open(self, source: EngineSource) -> None:
+        """Open an engine that is verified next.
+
+        Raises:
+            TrtcError: it cannot be opened.
+        """
+        with phase(self._metrics, "open", source.name):
+            engine = await self._in_thread(lambda: self._opener(source, self._config))
+        self._ledger.hold(engine)
+        self._show(engine)
+        reason = "running its canaries"
+        self._models.put(Model(source.name, ModelState.LOADING, reason, engine))
+
+    async def verify(self, engine: EngineHandle) -> None:
+        """Let an open engine serve if its canaries give their tokens."""
+        with phase(self._metrics, "canaries", engine.name):
+            why = await self._in_thread(lambda: why_canaries_fail(engine))
+        self._models.set_ready(engine.name, why)
+        if why:
+            _log.error("not ready engine=%s reason=%s", engine.name, why)
+        else:
+            _warn_without_canaries(engine)
+
+    # While it runs.
+
+    async def load(self, name: str, kv_bytes: int | None = None) -> None:
+        """Serve the newest version of a model; nothing happens if that is served already.
+
+        Args:
+            kv_bytes: of its KV pool; None: as the server's other models.
+
+        Raises:
+            UnknownModelError: the repository has none of that name.
+            EnvironmentFault: too little memory.
+            EngineError: it is damaged, not for this machine, or computes something else.
+            UnsupportedError: the repository alone says what is served.
+        """
+        self._check_orders()
+        await self._alone(lambda: self._load(name, kv_bytes))
+
+    async def unload(self, name: str) -> None:
+        """Serve a model no more; returns when its memory is free.
+
+        Raises:
+            UnknownModelError: there is none of that name.
+            UnsupportedError: the repository alone says what is served.
+        """
+        self._check_orders()
+        await self._alone(lambda: self._unload(name))
+
+    async def load_all(self, names: Sequence[str]) -> None:
+        """Load models; one that fails is logged, and the server is not ready without it."""
+        for name in names:
+            try:
+                await self._alone(lambda name=name: self._load(name, None))  # type: ignore[misc]
+            except TrtcError as error:
+                _log.error("not loaded model=%s reason=%s", name, error)
+
+    async def follow(self) -> None:
+        """Serve what the repository has now. What has failed is logged, and tried again once it
+        has changed, or if it did not fit."""
+        try:
+            await self._alone(self._follow)
+        except TrtcError as error:
+            _log.error("cannot look for models: %s", error)
+
+    async def index(self) -> list[Entry]:
+        """Everything that there is to load, and everything that is loaded."""
+        found = await asyncio.to_thread(self._repository.names)
+        entries = [_entry(one) for one in self._models.all()]
+        entries += [
+            Entry(one.name, one.version, ModelState.UNLOADING, "its streams go on")
+            for one in self._retiring.values()
+        ]
+        known = {one.name for one in entries}
+        entries += [
+            Entry(name, "", ModelState.UNAVAILABLE, NOT_LOADED)
+            for name in found
+            if name not in known
+        ]
+        return sorted(entries, key=lambda one: (one.name, one.version))
+
+    # At the end.
+
+    async def stop(self) -> None:
+        """Stop all engines' loops; their requests end with UnavailableError."""
+        for task in self._retirements:
+            task.cancel()
+        await asyncio.gather(*self._under_way, *self._retirements, return_exceptions=True)
+        for engine in self._all_engines():
+            await asyncio.to_thread(engine.loop.stop)
+
+    def close(self) -> None:
+        """Close all engines, whose loops have stopped."""
+        self._worker.shutdown(wait=True)
+        for engine in self._all_engines():
+            engine.close()
+
+    # One at a time.
+
+    async def _load(self, name: str, kv_bytes: int | None) -> None:
+        found = await self._in_thread(lambda: self._repository.find(name))
+        before = self._models.get(name)
+        if kv_bytes is None and await self._in_thread(lambda: _is_served(before, found)):
+            return
+        is_wanted = before is not None and before.is_wanted
+        if before is None or before.engine is None:
+            self._models.put(Model(name, ModelState.LOADING, "loading", is_wanted=is_wanted))
+        begin = time.perf_counter()
+        try:
+            engine = await self._in_thread(lambda: self._open_checked(found.source, kv_bytes))
+        except BaseException as error:
+            self._metrics.model_loads.labels(name, "failed").inc()
+            if before is None or before.engine is None:
+                reason = str(error) or type(error).__name__
+                failed = Model(name, ModelState.UNAVAILABLE, reason, is_wanted=is_wanted)
+                self._models.put(failed)
+            raise
+        seconds = time.perf_counter() - begin
+        self._show(engine)
+        self._models.put(Model(name, ModelState.READY, engine=engine))
+        self._metrics.model_loads.labels(name, "loaded").inc()
+        self._metrics.model_load_seconds.labels(name).set(seconds)
+        _log.info(
+            "loaded model=%s version=%s digest=%s seconds=%.3f",
+            name,
+            engine.version,
+            engine.manifest.digest,
+            seconds,
+        )
+        if before is not None and before.engine is not None:
+            self._retire_later(before.engine)
+
+    async def _unload(self, name: str) -> None:
+        model = self._models.get(name)
+        if model is None:
+            if name in await self._in_thread(self._repository.names):
+                return  # it is not loaded
+            raise UnknownModelError(f"no engine is called {name[:100]!r}", field="model_name")
+        if model.engine is not None:
+            reason = "it is being unloaded"
+            leaving = replace(model, state=ModelState.UNLOADING, reason=reason, is_wanted=False)
+            self._models.put(leaving)
+            begin = time.perf_counter()
+            num_bytes = await self._retire(model.engine, self._unload_timeout_s)
+            seconds = time.perf_counter() - begin
+            _log.info("unloaded model=%s bytes=%d seconds=%.3f", name, num_bytes, seconds)
+            self._metrics.model_unloads.labels(name).inc()
+        self._models.remove(name)
+
+    async def _follow(self) -> None:
+        seen = self._seen
+        names = await self._in_thread(self._repository.names)
+        for gone in [name for name in self._models.names if name not in names]:
+            seen.pop(gone, None)
+            await self._unload(gone)
+        for name in names:
+            try:
+                found = await self._in_thread(lambda name=name: self._repository.find(name))  # type: ignore[misc]
+                if seen.get(name) != found.mark:
+                    seen[name] = found.mark
+                    await self._load(name, None)
+            except EnvironmentFault as error:
+                del seen[name]  # there may be room next time
+                self._log_once(name, error)
+            except TrtcError as error:
+                self._log_once(name, error)
+
+    def _log_once(self, name: str, error: TrtcError) -> None:
+        if self._failures.get(name) != str(error):
+            self._failures[name] = str(error)
+            _log.error("not loaded model=%s reason=%s", name, error)
+
+    def _open_checked(self, source: EngineSource, kv_bytes: int | None) -> EngineHandle:
+        """An engine that fits and computes what it should."""
+        config = self._config if kv_bytes is None else replace(self._config, kv_bytes=kv_bytes)
+        manifest = read_manifest(source.path)
+        pool = self._ledger.pool_bytes(source.name, manifest, config)
+        # What was measured is what is opened.
+        pinned = replace(source, digest=source.digest or manifest.digest)
+        with phase(self._metrics, "open", source.name):
+            engine = self._opener(pinned, replace(config, kv_bytes=pool))
+        try:
+            with phase(self._metrics, "canaries", source.name):
+                why = why_canaries_fail(engine)
+            if why:
+                raise EngineIncompatibleError(
+                    why,
+                    field=f"{source.name}, version {source.version}",
+                    remedy="Build the engine again for this machine",
+                )
+        except BaseException:
+            engine.loop.stop()
+            engine.close()
+            raise
+        _warn_without_canaries(engine)
+        self._ledger.hold(engine)
+        return engine
+
+    def _retire_later(self, engine: EngineHandle) -> None:
+        """Close an engine that another one has replaced, whenever its streams end."""
+        task = asyncio.create_task(self._retired(engine))
+        self._retirements.add(task)
+        task.add_done_callback(self._retirements.discard)
+
+    async def _retired(self, engine: EngineHandle) -> None:
+        await self._retire(engine, None)
+        _log.info("retired model=%s version=%s", engine.name, engine.version)
+
+    async def _retire(self, engine: EngineHandle, timeout_s: float | None) -> int:
+        """Close an engine that no new request gets; the bytes that it might have taken."""
+        self._retiring[id(engine)] = engine
+        if not await self._models.unused(engine, timeout_s):
+            _log.warning("unload timed out model=%s: its requests are ended", engine.name)
+        await asyncio.to_thread(engine.loop.stop)
+        await self._models.unused(engine, FAREWELL_S)
+        self._hide(engine)
+        await asyncio.to_thread(engine.close)
+        del self._retiring[id(engine)]
+        num_bytes = self._ledger.release(engine)
+        await asyncio.to_thread(give_back_memory)
+        return num_bytes
+
+    def _all_engines(self) -> list[EngineHandle]:
+        served = {id(one): one for one in self._models.engines.values()}
+        return list({**served, **self._retiring}.values())
+
+    def _show(self, engine: EngineHandle) -> None:
+        self._metrics.engine_info.labels(*_labels(engine)).set(1)
+        self._metrics.cache_info.labels(*_cache_labels(engine)).set(1)
+
+    def _hide(self, engine: EngineHandle) -> None:
+        model = self._models.get(engine.name)
+        successor = None if model is None or model.engine is engine else model.engine
+        if successor is None or _labels(successor) != _labels(engine):
+            self._metrics.engine_info.remove(*_labels(engine))
+        if successor is None or _cache_labels(successor) != _cache_labels(engine):
+            self._metrics.cache_info.remove(*_cache_labels(engine))
+
+    def _check_orders(self) -> None:
+        if not self._takes_orders:
+            raise UnsupportedError(
+                "the server serves what the directory of its models has",
+                remedy="Change the directory, or start the server with --explicit",
+            )
+
+    async def _alone(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Do it in turn, and to its end whether or not the caller waits for it."""
+
+        async def in_turn() -> T:
+            async with self._turn:
+                return await work()
+
+        task = asyncio.create_task(in_turn())
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(task)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
+
+def _is_served(model: Model | None, found: Found) -> bool:
+    """Whether the engine that was found is the one that serves."""
+    if model is None or model.engine is None or model.reason:
+        return False
+    manifest = read_manifest(found.source.path)
+    served = model.engine
+    return (manifest.digest, found.source.version) == (served.manifest.digest, served.version)
+
+
+def _entry(model: Model) -> Entry:
+    version = "" if model.engine is None else model.engine.version
+    return Entry(model.name, version, model.state, model.reason)
+
+
+def _labels(engine: EngineHandle) -> tuple[str, ...]:
+    """Of the metric that says what is served."""
+    manifest = engine.manifest
+    return (
+        engine.name,
+        manifest.model.family,
+        manifest.scheme.name,
+        manifest.target.name,
+        manifest.digest,
+        __version__,
+    )
+
+
+def _cache_labels(engine: EngineHandle) -> tuple[str, ...]:
+    return engine.name, str(engine.manifest.kv.page_size), str(engine.num_pages)
+
+
+def _warn_without_canaries(engine: EngineHandle) -> None:
+    if not engine.manifest.canaries:
+        _log.warning("engine=%s has no canaries: its tokens were not checked", engine.name)
