@@ -6,8 +6,8 @@
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from trtc.protos.manifest import Manifest
@@ -25,7 +25,7 @@ class OpenRequest(NamedTuple):
     dummy_weights: bool
     quick_start: bool = False
     """Whether the first token comes before all that can wait until it has come."""
-    found: Mapping[str, FileIdentity] = field(default_factory=dict)
+    found: Mapping[str, FileIdentity] = MappingProxyType({})
     """Files as they were when their hashing began; empty: any content is taken."""
     verify: bool = True
     """Whether code is hashed as it is loaded, so that what runs is what the manifest lists."""
