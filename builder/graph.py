@@ -258,6 +258,7 @@ class _SourceGraph:
             steps["query_start"],
             steps["context_lens"],
             steps[group_input("page_table", self._groups[index])],
+            steps[group_input("slots", self._groups[index])],
             self._writer.weight(f"{site}.weight", conv_weight(spec, self._dtype)),
         ]
         if spec.has_bias:

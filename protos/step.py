@@ -47,7 +47,7 @@ STEP_INPUTS: tuple[StepInput, ...] = (
     StepInput(
         "slots",
         ("T",),
-        "page * page_size + offset: where each token's K and V go",
+        "page * page_size + offset: where each token's K and V go, or in which page its state",
         per_group=True,
     ),
     StepInput("query_start", ("B+1",), "prefix sums of new tokens a sequence"),

@@ -3,14 +3,16 @@
     python -m examples.bench.gpu_drafts make DIR    anywhere, with trtc[build,cuda-build]
     python -m examples.bench.gpu_drafts run DIR     on the GPU, with trtc[cuda]
 
-`make` builds fp32 and bf16 engines of the bundled pyllama, and one of the shape of Llama-3.1-8B
-without weights. `run` serves prompts with and without drafts, one at a time and eight at once, and
-prints tokens a second. The prompts are Python that ends by repeating its beginning; those of the
-shape are random, and its answers come to repeat themselves, because its weights are random too.
+`make` builds fp32 and bf16 engines of the bundled pyllama, one of the shape of Llama-3.1-8B without
+weights, and engines of a small random LFM2, whose convolutions keep states. `run` serves prompts
+with and without drafts, one at a time and eight at once, and prints tokens a second. The prompts of
+pyllama are Python that ends by repeating its beginning. Those of the others are random: answers of
+the shape come to repeat themselves, because its weights are random too, and LFM2 draws one of two
+tokens, so that drafts are right now and then.
 
-Exit status 1: a greedy token of the fp32 engine was another with drafts, or none of pyllama's
-drafts was right. With bf16, and where tokens are drawn, steps of other rows round otherwise: how
-many tokens come before the first that differs is printed.
+Exit status 1: a greedy token of an fp32 engine was another with drafts, or none of the drafts of
+pyllama or LFM2 was right. With bf16, and where tokens are drawn, steps of other rows round
+otherwise: how many tokens come before the first that differs is printed.
 """
 
 import argparse
@@ -19,13 +21,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from examples.bench.gpu import LLAMA_8B
+from examples.bench.gpu_groups import VOCABULARY, random_checkpoint
 from examples.bench.loops import serve
 from trtc.protos.sampling import SamplingParams
 from trtc.runtime.engine.drafting import DraftConfig
@@ -38,8 +41,17 @@ REPOSITORY = Path(__file__).parents[2]
 PYLLAMA = REPOSITORY / "examples" / "models" / "pyllama"
 SHAPE = "8b-bf16"
 """Of dummy weights."""
-DTYPES = {"fp32": "fp32", "bf16": "bf16", SHAPE: "bf16"}
+STATES = "lfm2-fp32", "lfm2-bf16"
+DTYPES = {
+    "fp32": "fp32",
+    "bf16": "bf16",
+    SHAPE: "bf16",
+    "lfm2-fp32": "fp32",
+    "lfm2-bf16": "bf16",
+}
 """Engine -> scheme."""
+TWO_TOKENS = {5: 50.0, 6: 50.0}
+"""Biases for models with states."""
 BATCHES, TEMPERATURES = (1, 8), (0.0, 0.8)
 PROMPTS_FILE, NUM_PROMPTS = "prompts.json", max(BATCHES)
 BODY, REPEATED = 1500, 300
@@ -70,13 +82,10 @@ def make(directory: Path, target: str, engines: Sequence[str]) -> None:
     """Engines, and the token ids of their prompts."""
     from trtc.api import build
 
-    shape = directory / "shape"
-    shape.mkdir(parents=True, exist_ok=True)
-    (shape / "config.json").write_text(json.dumps(LLAMA_8B))
     for engine in engines:
         began, is_shape = time.monotonic(), engine == SHAPE
         build(
-            shape if is_shape else PYLLAMA,
+            model_of(engine, directory / "models"),
             directory / engine,
             dtype=DTYPES[engine],
             target=target,
@@ -88,8 +97,23 @@ def make(directory: Path, target: str, engines: Sequence[str]) -> None:
         )
         print(f"{engine}: {target} built in {time.monotonic() - began:.1f} s", flush=True)
     source = prompts_of_source()
-    prompts = {one: random_prompts() if one == SHAPE else source for one in engines}
+    vocabularies = {SHAPE: 128_000} | dict.fromkeys(STATES, VOCABULARY)
+    prompts = {
+        one: random_prompts(vocabularies[one]) if one in vocabularies else source for one in engines
+    }
     (directory / PROMPTS_FILE).write_bytes(msgspec.json.encode(prompts))
+
+
+def model_of(engine: str, directory: Path) -> Path:
+    """What an engine is built from; made if need be."""
+    if engine in STATES:
+        return random_checkpoint(directory, "lfm2")
+    if engine != SHAPE:
+        return PYLLAMA
+    shape = directory / "shape"
+    shape.mkdir(parents=True, exist_ok=True)
+    (shape / "config.json").write_text(json.dumps(LLAMA_8B))
+    return shape
 
 
 def prompts_of_source() -> list[list[int]]:
@@ -100,9 +124,9 @@ def prompts_of_source() -> list[list[int]]:
         return [list(tokenizer.encode(text[:BODY] + "\n\n" + text[:REPEATED])) for text in long]
 
 
-def random_prompts() -> list[list[int]]:
+def random_prompts(vocabulary: int) -> list[list[int]]:
     random = np.random.default_rng(0)
-    return [random.integers(10, 128_000, RANDOM_LENGTH).tolist() for _ in range(NUM_PROMPTS)]
+    return [random.integers(10, vocabulary, RANDOM_LENGTH).tolist() for _ in range(NUM_PROMPTS)]
 
 
 def run(directory: Path, num_drafts: int, engines: Sequence[str]) -> int:
@@ -126,9 +150,12 @@ def compare(
     engine: str, session: Session, prompts: Sequence[Sequence[int]], num_drafts: int
 ) -> list[str]:
     """Serve prompts with and without drafts; what is wrong with the tokens."""
-    temperatures = TEMPERATURES[:1] if engine == SHAPE else TEMPERATURES
-    plain = serve_all(session, prompts, temperatures, None)
-    drafted = serve_all(session, prompts, temperatures, DraftConfig(num_tokens=num_drafts))
+    samplings = [
+        SamplingParams(temperature=temperature, logit_bias=TWO_TOKENS if engine in STATES else {})
+        for temperature in (TEMPERATURES[:1] if engine == SHAPE else TEMPERATURES)
+    ]
+    plain = serve_all(session, prompts, samplings, None)
+    drafted = serve_all(session, prompts, samplings, DraftConfig(num_tokens=num_drafts))
     problems = []
     for (batch, temperature), one in plain.items():
         other = drafted[batch, temperature]
@@ -143,7 +170,7 @@ def compare(
         )
         if temperature > 0:
             continue
-        if same < total and engine == "fp32":
+        if same < total and DTYPES[engine] == "fp32":
             problems.append(f"{engine}, {batch} at once: drafts changed greedy tokens")
         if other.accepted == 0 and engine != SHAPE:
             problems.append(f"{engine}, {batch} at once: no draft was right")
@@ -153,7 +180,7 @@ def compare(
 def serve_all(
     session: Session,
     prompts: Sequence[Sequence[int]],
-    temperatures: Sequence[float],
+    samplings: Sequence[SamplingParams],
     drafts: DraftConfig | None,
 ) -> Mapping[tuple[int, float], Served]:
     """Every batch at every temperature, each twice: the first time graphs are captured."""
@@ -162,15 +189,18 @@ def serve_all(
     try:
         found = {}
         for batch in BATCHES:
-            for temperature in temperatures:
-                serve_once(loop, prompts[:batch], temperature)
-                found[batch, temperature] = serve_once(loop, prompts[:batch], temperature)
+            for sampling in samplings:
+                serve_once(loop, prompts[:batch], sampling)
+                served = serve_once(loop, prompts[:batch], sampling)
+                found[batch, sampling.temperature] = served
         return found
     finally:
         loop.stop()
 
 
-def serve_once(loop: EngineLoop, prompts: Sequence[Sequence[int]], temperature: float) -> Served:
+def serve_once(
+    loop: EngineLoop, prompts: Sequence[Sequence[int]], sampling: SamplingParams
+) -> Served:
     """
     Raises:
         RuntimeError: a request failed.
@@ -179,7 +209,7 @@ def serve_once(loop: EngineLoop, prompts: Sequence[Sequence[int]], temperature: 
         GenerationRequest(
             request_id=str(number),
             prompt_ids=tuple(prompt),
-            sampling=SamplingParams(temperature=temperature, seed=number),
+            sampling=replace(sampling, seed=number),
             max_tokens=MAX_TOKENS,
             ignore_eos=True,
         )

@@ -103,7 +103,7 @@ def make(directory: Path, sm: int, names: Sequence[str]) -> None:
     random = np.random.default_rng(1)
     prompts = [random.integers(3, VOCABULARY, length).tolist() for length in PROMPTS]
     for one in _chosen(names):
-        model = _checkpoint(directory / "models", one.name.partition("-")[0])
+        model = random_checkpoint(directory / "models", one.name.partition("-")[0])
         twin = directory / f"cpu-{one.name}"
         _build(model, twin, one, "cpu")
         _build(model, directory / f"cuda-{one.name}", one, f"cuda:sm_{sm}")
@@ -122,7 +122,7 @@ def _chosen(names: Sequence[str]) -> list[Variation]:
     return [one for one in VARIATIONS if not names or one.name in names]
 
 
-def _checkpoint(directory: Path, name: str) -> Path:
+def random_checkpoint(directory: Path, name: str) -> Path:
     """A random model whose layers matter and whose tokens have margins."""
     import torch
     import transformers

@@ -7,7 +7,7 @@
 namespace trtc {
 
 struct short_conv_args {
-  View gated, state, query_start, context_lens, page_table, weight, bias, out, state_out;
+  View gated, state, query_start, context_lens, page_table, slots, weight, bias, out, state_out;
   std::int64_t M, B, P, num_pages;
 };
 
@@ -68,20 +68,22 @@ void short_conv(Context& ctx, const short_conv_args& a) {
   constexpr std::int64_t blocks = (C::channels + kMost - 1) / kMost;
   const auto* query_start = static_cast<const std::int32_t*>(a.query_start.data);
   const auto* context_lens = static_cast<const std::int32_t*>(a.context_lens.data);
+  const auto page_of = [slots = static_cast<const std::int32_t*>(a.slots.data)](std::int64_t row) {
+    return slots[row] / static_cast<std::int32_t>(C::page_size);
+  };
   const std::int64_t grain = rows_a_part(4 * kMost * ((a.M + a.B - 1) / a.B));
   ctx.threads.parallel_for(a.B * blocks, grain, [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t part = begin; part < end; ++part) {
       const std::int64_t sequence = part / blocks, first = part % blocks * kMost;
       const std::int64_t rows_begin = query_start[sequence], rows_end = query_start[sequence + 1];
-      const std::int64_t shift = context_lens[sequence] - rows_end;  // from a row to its position
       const auto* pages = a.page_table.row<const std::int32_t>(sequence);
-      const std::int64_t start = rows_begin + shift;
+      const std::int64_t start = context_lens[sequence] - (rows_end - rows_begin);
       detail::ShortConv<C, kMost> conv{a, first, C::channels - first < kMost ? C::channels - first : kMost};
       if (start > 0) conv.load_state(pages[(start - 1) / C::page_size]);
       for (std::int64_t row = rows_begin; row < rows_end; ++row) {
         conv.row(row);
-        const std::int64_t length = row + shift + 1;
-        if (length % C::page_size == 0 || row + 1 == rows_end) conv.store_state(pages[(length - 1) / C::page_size]);
+        const std::int32_t page = page_of(row);
+        if (row + 1 == rows_end || page_of(row + 1) != page) conv.store_state(page);
       }
     }
   });

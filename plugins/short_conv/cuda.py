@@ -3,6 +3,9 @@
 decode    read the state, add the one new token, write the state
 any       keep each sequence's state aside, since a tile may write where another reads it; then
           all tiles
+
+A draft is a sequence that goes on from what the row before it leaves in the same step. No program
+waits for another: a state is no more than the last inputs, and those of this step are in `gated`.
 """
 
 import triton
@@ -23,10 +26,68 @@ _NUM_WARPS = 4
 
 
 @triton.jit
+def find_state(
+    sequence,
+    row,
+    start,
+    page_table,
+    slots,
+    COLUMNS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    TABLE_WIDTH: tl.constexpr,
+):
+    """The page with the state that a sequence goes on from, and how many rows before its first one,
+    at most COLUMNS, this step has added since: those of the sequences of one token, each of which
+    goes on from what the row before it leaves."""
+    table = page_table + sequence.to(tl.int64) * TABLE_WIDTH
+    page = tl.load(table + tl.maximum(start - 1, 0) // PAGE_SIZE)
+    behind = 0
+    for back in tl.static_range(COLUMNS):
+        is_there = sequence > back
+        left = tl.load(slots + row - back - 1, mask=is_there, other=-PAGE_SIZE) // PAGE_SIZE
+        older = table - (back + 1) * TABLE_WIDTH + tl.maximum(start - back - 2, 0) // PAGE_SIZE
+        older_page = tl.load(older, mask=is_there, other=0)
+        follows = (behind == back) & (start > back) & (left == page)
+        page = tl.where(follows, older_page, page)
+        behind += follows.to(tl.int32)
+    return page.to(tl.int64), behind
+
+
+@triton.jit
+def input_before(
+    distance: tl.constexpr,
+    gated,
+    state_out,
+    row,
+    start,
+    page,
+    behind,
+    channel,
+    inside,
+    CHANNELS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STATE_STRIDE: tl.constexpr,
+    GATED_STRIDE: tl.constexpr,
+):
+    """What the convolution saw `distance` tokens before a row: an input of this step, or a column
+    of the state; zeros before the sequence's start."""
+    is_new = distance <= behind
+    b = gated + (row - distance) * GATED_STRIDE + channel
+    left = tl.load(b, mask=inside & is_new, other=0.0).to(tl.float32)
+    right = tl.load(b + 2 * CHANNELS, mask=inside & is_new, other=0.0).to(tl.float32)
+    column = state_out + page * STATE_STRIDE + (COLUMNS - distance + behind) * CHANNELS + channel
+    is_kept = (distance > behind) & (start > behind)
+    older = tl.load(column, mask=inside & is_kept, other=0.0)
+    return tl.where(is_new, (left * right).to(gated.dtype.element_ty), older)
+
+
+@triton.jit
 def keep_state(
+    gated,
     query_start,
     context_lens,
     page_table,
+    slots,
     dims,
     kept,
     state_out,
@@ -35,6 +96,7 @@ def keep_state(
     PAGE_SIZE: tl.constexpr,
     TABLE_WIDTH: tl.constexpr,
     STATE_STRIDE: tl.constexpr,
+    GATED_STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
@@ -45,14 +107,28 @@ def keep_state(
     sequence = tl.program_id(0) // PARTS
     channel = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)
     if sequence < tl.load(dims + 1):
-        num_new = tl.load(query_start + sequence + 1) - tl.load(query_start + sequence)
-        start = tl.load(context_lens + sequence) - num_new
-        at = sequence.to(tl.int64) * TABLE_WIDTH + tl.maximum(start - 1, 0) // PAGE_SIZE
-        page = tl.load(page_table + at).to(tl.int64)
+        row = tl.load(query_start + sequence)
+        start = tl.load(context_lens + sequence) - (tl.load(query_start + sequence + 1) - row)
+        page, behind = find_state(
+            sequence, row, start, page_table, slots, COLUMNS, PAGE_SIZE, TABLE_WIDTH
+        )
         inside = channel < CHANNELS
         for column in tl.static_range(COLUMNS):
-            source = state_out + page * STATE_STRIDE + column * CHANNELS + channel
-            values = tl.load(source, mask=inside & (start > 0), other=0.0)
+            values = input_before(
+                COLUMNS - column,
+                gated,
+                state_out,
+                row.to(tl.int64),
+                start,
+                page,
+                behind,
+                channel,
+                inside,
+                CHANNELS,
+                COLUMNS,
+                STATE_STRIDE,
+                GATED_STRIDE,
+            )
             target = kept + (sequence * COLUMNS + column) * CHANNELS + channel
             tl.store(target, values, mask=inside)
 
@@ -61,8 +137,7 @@ def keep_state(
 def short_conv(
     gated,
     query_start,
-    context_lens,
-    page_table,
+    slots,
     weight,
     bias,
     dims,
@@ -72,7 +147,6 @@ def short_conv(
     CHANNELS: tl.constexpr,
     COLUMNS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
-    TABLE_WIDTH: tl.constexpr,
     STATE_STRIDE: tl.constexpr,
     GATED_STRIDE: tl.constexpr,
     OUT_STRIDE: tl.constexpr,
@@ -93,11 +167,11 @@ def short_conv(
         new = first_new + tl.arange(0, ROWS)
         is_channel = channel < CHANNELS
         inside = (new < num_new)[:, None] & is_channel[None, :]
-        length = tl.load(context_lens + sequence) - num_new + new + 1
-        leaves = (new < num_new) & ((length % PAGE_SIZE == 0) | (new == num_new - 1))
-        at = sequence.to(tl.int64) * TABLE_WIDTH + (length - 1) // PAGE_SIZE
-        page = tl.load(page_table + at, mask=leaves, other=0).to(tl.int64)
         row = (first_row + new).to(tl.int64)
+        page = tl.load(slots + row, mask=new < num_new, other=0) // PAGE_SIZE
+        next_page = tl.load(slots + row + 1, mask=new + 1 < num_new, other=-PAGE_SIZE) // PAGE_SIZE
+        leaves = (new < num_new) & (next_page != page)
+        page = page.to(tl.int64)
         total = tl.zeros([ROWS, BLOCK], tl.float32)
         for tap in tl.static_range(COLUMNS + 1):
             # Inputs of this step, and before those the state's columns.
@@ -131,6 +205,7 @@ def short_conv_decode(
     gated,
     context_lens,
     page_table,
+    slots,
     weight,
     bias,
     dims,
@@ -147,7 +222,8 @@ def short_conv_decode(
     OVERLAPS: tl.constexpr,
 ):
     """Of sequences with one new token each: row and sequence are one. Nobody else writes the page
-    that a sequence writes, or reads it."""
+    that a sequence writes, and nobody else reads it, unless rows that go on from it take their
+    inputs of this step from `gated`."""
     PARTS: tl.constexpr = (CHANNELS + BLOCK - 1) // BLOCK
     THROUGH: tl.constexpr = gated.dtype.element_ty
     launch_dependents(OVERLAPS)
@@ -157,9 +233,10 @@ def short_conv_decode(
     if row < tl.load(dims + 1):
         inside = channel < CHANNELS
         start = tl.load(context_lens + row) - 1
-        table = page_table + row * TABLE_WIDTH
-        old = tl.load(table + tl.maximum(start - 1, 0) // PAGE_SIZE).to(tl.int64)
-        page = tl.load(table + start // PAGE_SIZE).to(tl.int64)
+        old, behind = find_state(
+            row, row, start, page_table, slots, COLUMNS, PAGE_SIZE, TABLE_WIDTH
+        )
+        page = (tl.load(slots + row) // PAGE_SIZE).to(tl.int64)
         b = gated + row * GATED_STRIDE + channel
         left = tl.load(b, mask=inside, other=0.0).to(tl.float32)
         right = tl.load(b + 2 * CHANNELS, mask=inside, other=0.0).to(tl.float32)
@@ -168,8 +245,21 @@ def short_conv_decode(
         for tap in tl.static_range(COLUMNS + 1):
             values = now
             if tap < COLUMNS:
-                source = state_out + old * STATE_STRIDE + tap * CHANNELS + channel
-                values = tl.load(source, mask=inside & (start > 0), other=0.0)
+                values = input_before(
+                    COLUMNS - tap,
+                    gated,
+                    state_out,
+                    row,
+                    start,
+                    old,
+                    behind,
+                    channel,
+                    inside,
+                    CHANNELS,
+                    COLUMNS,
+                    STATE_STRIDE,
+                    GATED_STRIDE,
+                )
             # Threads that hold the same channel read a column before any of them writes it.
             tl.debug_barrier()
             by = tl.load(weight + tap * CHANNELS + channel, mask=inside, other=0.0)
@@ -192,11 +282,12 @@ def lower(site: Site) -> tuple[Variant, ...]:
         "CHANNELS": channels,
         "COLUMNS": columns,
         "PAGE_SIZE": site.page_size,
-        "TABLE_WIDTH": site.table_width,
         "STATE_STRIDE": site.strides["state_out"],
+        "GATED_STRIDE": site.strides["gated"],
         "BLOCK": block,
     }
-    strides = {"GATED_STRIDE": site.strides["gated"], "OUT_STRIDE": site.strides["out"]}
+    reading = {**shared, "TABLE_WIDTH": site.table_width}
+    writing = {"OUT_STRIDE": site.strides["out"]}
     by_sequence = (Extent("sequences", times=parts), ONE, ONE)
     tiles = (Extent("tokens", block=_ROWS, times=parts, plus="sequences"), ONE, ONE)
     dtype = site.dtypes["state_out"]
@@ -205,17 +296,17 @@ def lower(site: Site) -> tuple[Variant, ...]:
     decode = scratch_launch(
         site,
         short_conv_decode,
-        {**shared, **strides},
+        {**reading, **writing},
         by_sequence,
         num_warps=_NUM_WARPS,
         scratch={},
     )
     pair = (
-        scratch_launch(site, keep_state, shared, by_sequence, num_warps=_NUM_WARPS, scratch=kept),
+        scratch_launch(site, keep_state, reading, by_sequence, num_warps=_NUM_WARPS, scratch=kept),
         scratch_launch(
             site,
             short_conv,
-            {**shared, **strides, "ROWS": _ROWS},
+            {**shared, **writing, "ROWS": _ROWS},
             tiles,
             num_warps=_NUM_WARPS,
             scratch=kept,

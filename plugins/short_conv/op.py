@@ -13,6 +13,7 @@ SHORT_CONV = FusedOp(
         Parameter("query_start", ("B+1",), ("i32",), role="step"),
         Parameter("context_lens", ("B",), ("i32",), role="step"),
         Parameter("page_table", ("B", "P"), ("i32",), role="step"),
+        Parameter("slots", ("M",), ("i32",), role="step"),
         Parameter("weight", ("columns+1", "channels"), ("f32",), role="weight"),
         Parameter("bias", ("channels",), ("f32",), role="weight", optional=True),
     ),

@@ -14,6 +14,7 @@ def reference(
     query_start: Array,
     context_lens: Array,
     page_table: Array,
+    slots: Array,
     weight: Array,
     bias: Array | None,
     *,
@@ -21,9 +22,12 @@ def reference(
 ) -> tuple[Array, Array]:
     """Return (c * (conv(b * x) + bias), a copy of `state` with what the step's tokens left).
 
-    `state` [num_pages, columns, channels]: page i of a sequence's table has the last inputs of the
-    convolution, oldest first, as they were after the sequence's last token in page i. A sequence
-    goes on from the page of its last computed token, and writes every page that it goes through.
+    `state` [num_pages, columns, channels]: a page has the last inputs of the convolution, oldest
+    first, as they were after some token of a sequence. A sequence goes on from the page that its
+    table has for the token before its first new one. What each token leaves goes to the page of its
+    slot, where that of the next one may replace it.
+
+    A sequence of one token may go on from what the row before it leaves in this step: a draft.
     """
     through = str(gated.dtype)
     b, c, x = np.split(gated.astype(np.float32), 3, axis=1)
@@ -35,11 +39,11 @@ def reference(
         pages, start = page_table[sequence], length - (end - begin)
         columns = np.zeros(state.shape[1:], np.float32)
         if start > 0:
-            columns = state[pages[(start - 1) // page_size]].astype(np.float32)
+            columns = written[pages[(start - 1) // page_size]].astype(np.float32)
         for row in range(begin, end):
             seen = np.concatenate((columns, inputs[row : row + 1]))
             total = np.sum(seen * taps, axis=0) + (0 if bias is None else bias)
             out[row] = c[row] * cast(total, through).astype(np.float32)
             columns = seen[1:]
-            written[pages[(start + row - begin) // page_size]] = cast(columns, str(state.dtype))
+            written[slots[row] // page_size] = cast(columns, str(state.dtype))
     return cast(out, through), written

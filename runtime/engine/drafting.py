@@ -58,7 +58,7 @@ def drafter_of(config: DraftConfig, executor: Executor) -> Drafter:
     """The drafter that a config names, for an executor.
 
     Raises:
-        UnsupportedError: the executor verifies no drafts, or its cache cannot be rolled back.
+        UnsupportedError: the executor verifies no drafts.
         RequestError: the number is out of range.
     """
     if not 1 <= config.num_tokens <= MAX_DRAFT_TOKENS:
@@ -70,12 +70,6 @@ def drafter_of(config: DraftConfig, executor: Executor) -> Drafter:
             "this engine checks no drafts",
             field="draft",
             remedy="Leave it out, or build the engine with a larger --max-batch-size",
-        )
-    if 0 in executor.kv.windows:
-        raise UnsupportedError(
-            "this model has recurrent states, which cannot be rolled back",
-            field="draft",
-            remedy="Leave it out",
         )
     return NgramDrafter()
 

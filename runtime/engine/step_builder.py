@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from trtc.protos.sampling import SAMPLING_PARAMETERS
 from trtc.protos.step import SAMPLING_COLUMNS
+from trtc.runtime.engine.draft_layout import place_states, with_drafts_apart
 from trtc.runtime.engine.mask_desk import MaskedRows
 from trtc.runtime.executors.base import NO_SOURCE, StepBatch
 from trtc.runtime.sampling.masks import RowMasks
@@ -84,10 +85,13 @@ class StepBuilder:
         max_context: int,
         page_size: int,
         num_groups: int = 1,
+        state_group: int | None = None,
         counts_pending: bool = False,
         drafts_as_sequences: bool = False,
     ) -> None:
-        """For `counts_pending` see Executor, for `drafts_as_sequences` DraftRows."""
+        """For `state_group` see KvPool, for `counts_pending` Executor, for `drafts_as_sequences`
+        DraftRows."""
+        self._state_group = state_group
         self._counts_pending = counts_pending
         self._page_size = page_size
         self._drafts_as_sequences = drafts_as_sequences
@@ -165,18 +169,22 @@ class StepBuilder:
         width = -(-int(layout.context_lens.max()) // self._page_size)
         cells = self._tokens[token_lanes, positions]
         token_ids, token_sources = (cells, None) if self._last is None else _split(cells)
+        slots = self._slots(token_lanes, page, offset.astype(np.int32))
+        if plan.has_drafts and self._state_group is not None:
+            states = slots.reshape(len(self._pages), -1)[self._state_group]
+            place_states(states, plan, layout.query_start, self._page_size)
         batch = StepBatch(
             token_ids=token_ids,
             token_sources=token_sources,
             positions=(positions + self._position_offsets[token_lanes]).astype(np.int32),
-            slots=self._slots(token_lanes, page, offset.astype(np.int32)),
+            slots=slots,
             query_start=layout.query_start.astype(np.int32),
             context_lens=layout.context_lens.astype(np.int32),
             page_table=_joined_groups([table[layout.lanes, :width] for table in self._pages]),
             logit_rows=layout.logit_rows.astype(np.int32),
         )
         if plan.has_drafts and self._drafts_as_sequences:
-            batch = _with_drafts_apart(batch, plan)
+            batch = with_drafts_apart(batch, plan, self._state_group, self._page_size)
         row_lanes, row_positions = layout.lanes[layout.row_chunks], layout.row_positions
         sampling = self._sampling.gather(
             row_lanes,
@@ -315,21 +323,6 @@ def _layout_of_chunks(
         logit_rows=ends[row_chunks] - back,
         row_positions=context_lens[row_chunks] - back + 1,
         places=places,
-    )
-
-
-def _with_drafts_apart(batch: StepBatch, plan: StepPlan) -> StepBatch:
-    """The same tokens, with each draft in a sequence of its own."""
-    parts = np.array([1 + chunk.num_drafts for chunk in plan.chunks])
-    behind = (parts.cumsum().repeat(parts) - np.arange(parts.sum()) - 1).astype(np.int32)
-    ends = batch.query_start[1:].repeat(parts) - behind
-    width = batch.page_table.shape[1]
-    tables = batch.page_table.reshape(-1, len(parts), width)
-    return replace(
-        batch,
-        query_start=np.concatenate((batch.query_start[:1], ends)),
-        context_lens=batch.context_lens.repeat(parts) - behind,
-        page_table=tables.repeat(parts, axis=1).reshape(-1, width),
     )
 
 

@@ -106,6 +106,7 @@ class StepPipeline:
             max_context=max_context,
             page_size=state.cache.pool.page_size,
             num_groups=len(state.cache.pool.windows),
+            state_group=state.cache.pool.state_group,
             counts_pending=executor.counts_pending,
             drafts_as_sequences=executor.draft_rows is not None
             and executor.draft_rows.as_sequences,
@@ -161,7 +162,7 @@ class StepPipeline:
     def _draw(self, step: _StepInFlight) -> None:
         """Draw a step that was launched up to its logits; those before it are complete."""
         assert step.undrawn is not None
-        collected = self._masks.collect(step.built.masked, may_be_late=self._state.can_roll_back)
+        collected = self._masks.collect(step.built.masked, may_be_late=self._state.can_hold)
         step.failures = collected.failures
         step.held = {*collected.late, *collected.failures}
         for sequence in step.held:

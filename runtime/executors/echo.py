@@ -282,12 +282,16 @@ class EchoExecutor:
         assert 0 <= batch.token_ids.min() <= batch.token_ids.max() < options.vocab_size
 
     def _advance_states(self, batch: StepBatch) -> UInt64s:
-        """Write the state group's pages of this step; the state after each of its tokens [T]."""
+        """Write the state group's pages of this step; the state after each of its tokens [T].
+
+        Sequences go on in order, so that one may go on from what the one before it leaves."""
         size, after = self.options.page_size, np.zeros(len(batch.token_ids), np.uint64)
         if 0 not in self.options.windows:
             return after
-        tables = batch.page_table.reshape(len(self.options.windows), len(batch.context_lens), -1)
-        for sequence, pages in enumerate(tables[self.options.windows.index(0)]):
+        groups, group = len(self.options.windows), self.options.windows.index(0)
+        tables = batch.page_table.reshape(groups, len(batch.context_lens), -1)
+        targets = batch.slots.reshape(groups, -1)[group] // size
+        for sequence, pages in enumerate(tables[group]):
             begin, end = batch.query_start[sequence], batch.query_start[sequence + 1]
             start = int(batch.context_lens[sequence] - (end - begin))
             state = np.uint64(0)
@@ -299,8 +303,8 @@ class EchoExecutor:
             hashes = _token_hashes(at, batch.token_ids[begin:end])
             after[begin:end] = state ^ np.bitwise_xor.accumulate(hashes)
             # The last of a page's tokens is the one that stays.
-            self._states[pages[at // size]] = after[begin:end]
-            self._state_positions[pages[at // size]] = batch.positions[begin:end]
+            self._states[targets[begin:end]] = after[begin:end]
+            self._state_positions[targets[begin:end]] = batch.positions[begin:end]
         return after
 
     def _read_state(self, batch: StepBatch, sequence: int, row: int, rows: UInt64s) -> np.uint64:

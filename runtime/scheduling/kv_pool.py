@@ -39,6 +39,11 @@ class KvPool:
         self._free = list(range(num_pages - 1, -1, -1))
 
     @property
+    def state_group(self) -> int | None:
+        """Number of the group whose pages are states; None: there is none."""
+        return self.windows.index(0) if 0 in self.windows else None
+
+    @property
     def num_free(self) -> int:
         return len(self._free)
 

@@ -182,8 +182,9 @@ class _Draft:
         """Lengthen decodes by their drafts, as far as tokens, rows and available pages go. Spare
         rows are for those who wait, if anybody does."""
         rows = self._rows_beyond_lanes + (0 if self._state.waiting else self._spare_rows)
+        prompts = self._pages_of_prompts()
         for at, chunk in enumerate(self.chunks):
-            number = self._fitting_drafts(chunk, min(self._budget, rows))
+            number = self._fitting_drafts(chunk, min(self._budget, rows), prompts)
             if number:
                 self.chunks[at] = chunk._replace(num_tokens=1 + number, num_drafts=number)
                 self._budget -= number
@@ -192,18 +193,24 @@ class _Draft:
         if not self._state.waiting:
             self._spare_rows = min(self._spare_rows, rows)
 
-    def _fitting_drafts(self, chunk: Chunk, most: int) -> int:
-        """How many drafts of a decode find pages, which are taken."""
+    def _fitting_drafts(self, chunk: Chunk, most: int, kept_back: int) -> int:
+        """How many drafts of a decode find pages, which are taken, but for so many."""
         sequence, end, state = chunk.sequence, chunk.start + 1, self._state
         number = min(len(sequence.drafts), most, state.most_context(sequence) - end)
-        taken = state.num_missing_pages(sequence, end)  # by the decode
         while number > 0:
-            more = state.num_missing_pages(sequence, end + number) - taken
-            if more <= self._available:
+            more = state.num_draft_pages(sequence, end, number)
+            if more <= self._available - kept_back:
                 self._available -= more
                 return number
             number -= 1
         return 0
+
+    def _pages_of_prompts(self) -> int:
+        """Pages that chunks of running sequences' prompts may need in this step."""
+        return sum(
+            self._state.num_missing_pages(one, one.num_computed + min(remaining, self._budget))
+            for one, remaining in self._prefills
+        )
 
     def bound_prefill(self, max_tokens: int) -> None:
         """Leave prompts what the decodes leave of so many tokens."""

@@ -19,6 +19,11 @@ reads and writes those pages, and `commit` drops what that step draws for it. Th
 - Nobody is preempted while a step is in flight (scheduler.py), and nobody who has ended comes back:
   a sequence in flight either has the pages that its step was given, or wants nothing of it.
 - A request forks in `commit`, with no later step of it in flight (`sits_out`).
+
+A state is replaced as its sequence goes on, and cannot be taken back. So each row that checks
+drafts leaves its state in a page of its own. `commit` puts those of the tokens that count into the
+page table, and releases the others. Nobody reads them before that: no later step of the sequence is
+in flight.
 """
 
 from bisect import insort
@@ -115,6 +120,7 @@ class SchedulerState:
         self._page_size = cache.pool.page_size
         self._windows = cache.pool.windows
         self._has_windows = any(window is not None for window in cache.pool.windows)
+        self._state_group = cache.pool.state_group
         self.num_lanes = num_lanes
         self.waiting = FairQueue(overdue_s)
         self._ageing_s = ageing_s
@@ -131,10 +137,9 @@ class SchedulerState:
         self._changes = Changes()
 
     @property
-    def can_roll_back(self) -> bool:
-        """Whether computed tokens can be taken back. A state group's page holds the state after its
-        last token alone."""
-        return 0 not in self._windows
+    def can_hold(self) -> bool:
+        """Whether a computed token can be computed again: not from a state that it replaced."""
+        return self._state_group is None
 
     @property
     def has_work(self) -> bool:
@@ -223,6 +228,13 @@ class SchedulerState:
         needed = self.cache.pool.pages_for(end)
         return sum(max(0, needed - len(pages)) for pages in sequence.pages)
 
+    def num_draft_pages(self, sequence: Sequence, end: int, num_drafts: int) -> int:
+        """Pages to allocate for drafts behind a running sequence's next token, which ends at `end`:
+        as many as they reach into, and one for the state of each row."""
+        missing = self.num_missing_pages(sequence, end + num_drafts)
+        states = 0 if self._state_group is None else 1 + num_drafts
+        return missing - self.num_missing_pages(sequence, end) + states
+
     def num_computed_after(self, sequence: Sequence, matched: Items[Node]) -> int:
         """Tokens that the matched pages save. The last token is always computed, for its logits."""
         hit = len(matched) * self.cache.pool.page_size
@@ -261,6 +273,8 @@ class SchedulerState:
         self.num_in_flight += 1
 
     def _draft(self, sequence: Sequence, num_drafts: int) -> None:
+        if self._state_group is not None:
+            sequence.state_pages = self.cache.allocate(1 + num_drafts)
         sequence.num_drafted = num_drafts
         sequence.num_pending += num_drafts
         sequence.drafted_at = sequence.num_output
@@ -272,6 +286,8 @@ class SchedulerState:
 
     def _preempt(self, sequence: Sequence) -> None:
         self._let_go(sequence)
+        # It may come back with fewer pages before the loop has heard of those.
+        self._changes.grown = [one for one in self._changes.grown if one[0] is not sequence]
         sequence.status = Status.WAITING
         self.waiting.add(sequence)
         self.counters.preemptions += 1
@@ -345,7 +361,7 @@ class SchedulerState:
 
         The sequence skips steps until it is released, and then computes its last known token again.
         """
-        assert self.can_roll_back
+        assert self.can_hold
         sequence.num_pending -= 1
         sequence.num_computed -= 1
         sequence.is_held = True
@@ -431,6 +447,8 @@ class SchedulerState:
         sequence.num_pending -= 1 + sequence.num_drafted
         sequence.num_drafted = 0
         sequence.num_computed = start + len(taken)
+        if self._state_group is not None:
+            self._take_states(sequence, start, self._state_group)
         num_right = max(0, len(taken) - 1)
         sequence.num_missed_drafts = 0 if num_right else sequence.num_missed_drafts + 1
         self.counters.accepted_tokens += num_right
@@ -441,6 +459,25 @@ class SchedulerState:
         if self._has_windows:
             self._slide(sequence, sequence.num_computed)
         return taken
+
+    def _take_states(self, sequence: Sequence, start: int, group: int) -> None:
+        """Of the states that rows with drafts left, put those after the tokens that count in the
+        places of the ones before; of a page's tokens the last one's. The rest are released."""
+        left, sequence.state_pages = sequence.state_pages, ()
+        table, end = sequence.pages[group], start
+        released = []
+        for page in left:
+            if end == sequence.num_computed:
+                released.append(page)
+                continue
+            index = end // self._page_size
+            released.append(table[index])
+            table[index] = page
+            end += 1
+        self.cache.release(released)
+        if end > start:
+            begin = start // self._page_size
+            self._changes.grown.append((sequence, begin, self.cache.pool.pages_for(end)))
 
     def _recompute_outgrown(self, sequences: Iterable[Sequence]) -> None:
         """Queue again what now needs the other rotary factors. No step in flight computes it: one
@@ -521,6 +558,7 @@ class SchedulerState:
         sequence.num_computed = 0
         sequence.num_pending = 0
         sequence.num_drafted = 0
+        sequence.state_pages = ()
         sequence.drafts = ()
         sequence.is_held = False
 
@@ -554,6 +592,9 @@ class SchedulerState:
                 raise InvariantError("a sequence has computed tokens without pages")
             if not 0 <= sequence.num_pending - sequence.num_drafted <= self.num_in_flight:
                 raise InvariantError("a sequence has pending tokens that no step in flight draws")
+            rows = sequence.num_drafted + 1 if self._state_group is not None else 0
+            if len(sequence.state_pages) != (rows if sequence.num_drafted else 0):
+                raise InvariantError("a sequence has not a state for each row with drafts")
         if any(one.pages or one.lanes or one.num_pending for one in self.waiting):
             raise InvariantError("a waiting sequence holds pages or lanes, or is in flight")
 

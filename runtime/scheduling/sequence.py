@@ -53,6 +53,7 @@ class Sequence:
         "reads_output",
         "request",
         "scores_prompt",
+        "state_pages",
         "status",
         "stop_ids",
         "token_ids",
@@ -93,6 +94,9 @@ class Sequence:
         """Tokens that may follow its last one, for the next step to verify."""
         self.num_drafted = 0
         """Drafts that the step in flight checks: pending like the token that it draws anyway."""
+        self.state_pages: Items[int] = ()
+        """Where each row of the step in flight that checks drafts leaves its state, in models with
+        states."""
         self.drafted_at = 0
         """Length of its output when drafts were checked last."""
         self.num_missed_drafts = 0
@@ -142,9 +146,11 @@ class Sequence:
         return self.max_tokens - length - 1
 
     def held_pages(self) -> Iterator[list[int]]:
-        """Of each group, the pages that it holds."""
+        """Of each group, the pages that it holds, and those of drafts."""
         for pages, first in zip(self.pages, self.num_let_go, strict=True):
             yield pages[first:] if first else pages
+        if self.state_pages:
+            yield list(self.state_pages)
 
     @property
     def num_output(self) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.cuda.test_engine import FAMILIES
 from tests.support.cuda_engines import in_interpreter, lower_dummy
@@ -78,10 +79,11 @@ def with_and_without(family: str, directory: str, **options: Any) -> dict[str, A
     }
 
 
-def test_drafts_change_the_number_of_steps_alone(tmp_path: Path) -> None:
-    """Of a model with layers of windows and of full attention."""
-    work = functools.partial(with_and_without, **FAMILIES["gemma3"])
-    result = in_interpreter(work, "gemma3", str(tmp_path))
+@pytest.mark.parametrize("family", ["gemma3", "lfm2"])
+def test_drafts_change_the_number_of_steps_alone(family: str, tmp_path: Path) -> None:
+    """Of models with layers of full attention and of windows, or of convolutions with states."""
+    work = functools.partial(with_and_without, **FAMILIES[family])
+    result = in_interpreter(work, family, str(tmp_path))
     for plain, drafted in zip(result["plain"], result["drafted"], strict=True):
         assert drafted.token_ids == plain.token_ids
         assert drafted.finish_reason is plain.finish_reason

@@ -34,3 +34,13 @@ def test_a_decode_is_a_step_of_one_token(case: Sequences) -> None:
     one, other = run_lowered(call, variant=DECODE), run_lowered(call, variant=ANY)
     assert one["out"].tobytes() == other["out"].tobytes()
     assert np.asarray(one["state_out"]).tobytes() == np.asarray(other["state_out"]).tobytes()
+
+
+@by_case
+@pytest.mark.parametrize("variant", [DECODE, ANY])
+def test_drafts_go_on_from_the_rows_before_them(case: Sequences, variant: int) -> None:
+    before = case.call(case.history()).reference()["state_out"]
+    call = case.drafted_call(before, as_sequences=True)
+    outputs, expected = run_lowered(call, variant=variant), call.reference()
+    assert_close(call, {"out": outputs["out"], "state_out": expected["state_out"]})
+    assert np.asarray(outputs["state_out"]).tobytes() == expected["state_out"].tobytes()

@@ -1,21 +1,31 @@
 """A compiled model with states: snapshots, preemption and forks leave the tokens as they are."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.engine.conftest import Engines
+from tests.support.drafts import Replaying
 from tests.support.engines import open_executor
 from tests.support.loops import Loop
 from tests.support.models import random_prompt, transformers_greedy
 from tests.support.requests import greedy_request, sampled_request
+from trtc.runtime.engine.drafting import DraftConfig
 from trtc.runtime.engine.loop import LoopConfig
 
 
 @contextmanager
-def running(engine: Path, num_pages: int) -> Iterator[Loop]:
+def running(engine: Path, num_pages: int, drafted: Sequence[Sequence[int]] = ()) -> Iterator[Loop]:
+    """
+    Args:
+        drafted: answers by the numbers of the requests, from which drafts are made.
+    """
     executor = open_executor(engine, num_pages=num_pages)
-    loop = Loop(executor, None, LoopConfig())
+    loop = Loop(executor, None, LoopConfig(drafts=DraftConfig() if drafted else None))
+    if drafted:
+        loop._pipeline._drafter = Replaying(drafted, executor.vocab_size)
     loop.start()
     try:
         yield loop
@@ -42,6 +52,38 @@ def test_a_crowded_pool_serves_the_tokens_of_transformers(tiny_engines: Engines)
         stats = loop.stats()
     assert stats.preemptions > 0
     assert stats.prefix_hit_tokens > 0
+
+
+@pytest.mark.parametrize(("num_pages", "is_crowded"), [(24, True), (160, False)])
+def test_drafts_change_no_token(tiny_engines: Engines, num_pages: int, is_crowded: bool) -> None:
+    """Drafts that are right up to random places, beside a request that is aborted; the second time
+    prompts with parts of the answers go on from snapshots that steps with drafts left."""
+    checkpoint, engine = tiny_engines("lfm2")
+    prompts = [random_prompt(30 + 5 * seed, seed=seed) for seed in range(4)]
+    answers = [transformers_greedy(checkpoint, prompt, 60) for prompt in prompts]
+    longer = [[*prompt, *answer[:40]] for prompt, answer in zip(prompts, answers, strict=True)]
+    rests = [answer[40:] for answer in answers]
+    with running(engine, num_pages, [*answers, *answers[:1], *rests]) as loop:
+        sent = [
+            loop.send(greedy_request(f"first{number}", prompt, 60, ignore_eos=True))
+            for number, prompt in enumerate(prompts)
+        ]
+        aborted = loop.send(greedy_request("aborted", prompts[0], 60, ignore_eos=True))
+        aborted.first.wait()
+        loop.abort("aborted")
+        assert [list(one.result().completions[0].token_ids) for one in sent] == answers
+        again = [
+            loop.send(greedy_request(f"again{number}", prompt, 20, ignore_eos=True)).result()
+            for number, prompt in enumerate(longer)
+        ]
+        aborted.wait()
+        stats = loop.stats()
+    assert [list(one.completions[0].token_ids) for one in again] == rests
+    assert (stats.preemptions > 0) == is_crowded
+    if not is_crowded:
+        whole_pages = [(len(prompt) - 1) // 8 * 8 for prompt in longer]
+        assert [one.usage.cached_prompt_tokens for one in again] == whole_pages
+    assert 50 < stats.accepted_draft_tokens < stats.draft_tokens
 
 
 def test_a_prompt_served_again_is_computed_from_its_last_snapshot(tiny_engines: Engines) -> None:

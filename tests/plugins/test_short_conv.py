@@ -52,3 +52,34 @@ def test_neither_company_nor_pieces_change_a_bit(library: KernelLibrary, case: S
             state = alone["state_out"]
         pages = case.table[number, : -(-context // PAGE_SIZE)]
         assert state[pages].tobytes() == together["state_out"][pages].tobytes()
+
+
+def test_the_reference_leaves_what_each_draft_leaves_alone() -> None:
+    """Rows that check drafts, as sequences or not: the outputs and states of tokens one by one."""
+    case = Sequences("f32", 24, 2, bias=True)
+    before = case.call(case.history()).reference()["state_out"]
+    expected = [
+        (one, at, case.call([(one, begin, at + 1)], before).reference())
+        for one, begin, end in case.drafted()
+        for at in range(begin, end)
+    ]
+    for as_sequences in (False, True):
+        found = case.drafted_call(before, as_sequences=as_sequences).reference()
+        for row, (one, at, alone) in enumerate(expected):
+            np.testing.assert_array_equal(found["out"][row], alone["out"][-1])
+            begin = next(part[1] for part in case.drafted() if part[0] == one)
+            np.testing.assert_array_equal(
+                found["state_out"][case.draft_pages[one, at - begin]],
+                alone["state_out"][case.table[one, at // PAGE_SIZE]],
+            )
+        undrafted = np.setdiff1d(np.arange(case.num_pages), case.draft_pages)
+        np.testing.assert_array_equal(found["state_out"][undrafted], before[undrafted])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.dtype}-{case.channels}")
+def test_each_draft_leaves_its_own_state(library: KernelLibrary, case: Sequences) -> None:
+    before = case.call(case.history()).reference()["state_out"]
+    call = case.drafted_call(before, as_sequences=False)
+    outputs, expected = library.run(call, 2), call.reference()
+    assert_close(call, {"out": outputs["out"], "state_out": expected["state_out"]})
+    assert outputs["state_out"].tobytes() == expected["state_out"].tobytes()

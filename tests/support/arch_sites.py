@@ -151,7 +151,7 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
         _site(
             "short_conv",
             {"channels": WIDTH, "columns": 2},
-            dict.fromkeys(("query_start", "context_lens", "page_table"), "i32")
+            dict.fromkeys(("query_start", "context_lens", "page_table", "slots"), "i32")
             | {"weight": "f32", "bias": "f32"}
             | _bf16("gated", "state", "out", "state_out"),
             page_size=PAGE_SIZE,

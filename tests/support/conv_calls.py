@@ -1,5 +1,6 @@
 """Calls of short_conv, for the kernel tests of every target."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ TABLE_WIDTH = 1024 // PAGE_SIZE
 """Of lowered calls in tests (support/lowered.py)."""
 STEP = ((5, 5), (9, 1), (17, 1), (30, 13), (16, 8), (40, 24))
 """(context, new tokens): from the start, within a page, after one, across several, whole pages."""
+MOST_DRAFTS = 4
 SHAPES = (("f32", 96, 2, False), ("bf16", 72, 2, True), ("bf16", 128, 3, False))
 """Element type, channels, columns of the state, bias."""
 
@@ -33,11 +35,14 @@ class Sequences:
             "bias": random_array(rng, channels) if bias else None,
         }
         widths = [-(-context // PAGE_SIZE) for context, _ in STEP]
-        pages = rng.permutation(sum(widths) + 2).astype(np.int32)
+        num_drafted = len(STEP) * (1 + MOST_DRAFTS)
+        pages = rng.permutation(sum(widths) + num_drafted + 2).astype(np.int32)
         self.table = np.zeros((len(STEP), TABLE_WIDTH), np.int32)
         for row, width in enumerate(widths):
             self.table[row, :width], pages = pages[:width], pages[width:]
-        self.num_pages = sum(widths) + 2
+        self.draft_pages = pages[:num_drafted].reshape(len(STEP), -1)
+        """Where rows with drafts leave their states, each in one of its own."""
+        self.num_pages = sum(widths) + num_drafted + 2
 
     def call(self, parts: list[tuple[int, int, int]], state: Array | None = None) -> KernelCall:
         """A step over (sequence, begin, end) triples."""
@@ -51,9 +56,16 @@ class Sequences:
             "query_start": np.cumsum([0, *counts]).astype(np.int32),
             "context_lens": np.array([end for *_, end in parts], np.int32),
             "page_table": self.table[[one for one, *_ in parts]],
+            "slots": np.concatenate([self.slots(*part) for part in parts]),
             **self.weights,
         }
         return KernelCall(REGISTRY["short_conv"], {"page_size": PAGE_SIZE}, inputs)
+
+    def slots(self, sequence: int, begin: int, end: int) -> Array:
+        """Where each token of a part leaves its state."""
+        page, offset = np.divmod(np.arange(begin, end), PAGE_SIZE)
+        slots: Array = self.table[sequence, page] * PAGE_SIZE + offset.astype(np.int32)
+        return slots
 
     def history(self) -> list[tuple[int, int, int]]:
         """What came before STEP."""
@@ -63,6 +75,35 @@ class Sequences:
     def decode(self) -> list[tuple[int, int, int]]:
         """One token each, after the history; sequences that begin are left out."""
         return [(one, begin, begin + 1) for one, _, begin in self.history()]
+
+    def drafted(self) -> list[tuple[int, int, int]]:
+        """One token each, after the history, and from none to MOST_DRAFTS drafts."""
+        return [
+            (one, begin, min(begin + 1 + number % (1 + MOST_DRAFTS), STEP[one][0]))
+            for number, (one, _, begin) in enumerate(self.history(), start=1)
+        ]
+
+    def drafted_call(self, state: Array, *, as_sequences: bool) -> KernelCall:
+        """A step over `drafted`.
+
+        Args:
+            as_sequences: each draft is a sequence of its own, which goes on from the row before.
+        """
+        parts = self.drafted()
+        slots = [
+            self.draft_pages[one, : end - begin] * PAGE_SIZE + np.arange(begin, end) % PAGE_SIZE
+            for one, begin, end in parts
+        ]
+        given = {"slots": np.concatenate(slots).astype(np.int32)}
+        if as_sequences:
+            parts = [(one, at, at + 1) for one, begin, end in parts for at in range(begin, end)]
+            given["page_table"] = self.table[[one for one, *_ in parts]]
+            for row, (one, at, _) in enumerate(parts):
+                if row and parts[row - 1][0] == one:
+                    page = given["slots"][row - 1] // PAGE_SIZE
+                    given["page_table"][row, (at - 1) // PAGE_SIZE] = page
+        plain = self.call(parts, state)
+        return replace(plain, inputs={**plain.inputs, **given})
 
     def step(self) -> list[tuple[int, int, int]]:
         return [(one, context - new, context) for one, (context, new) in enumerate(STEP)]

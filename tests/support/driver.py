@@ -72,8 +72,6 @@ class Driver:
         )
         self.limits = StepLimits(options.max_num_tokens)
         max_context = self.executor.kv.longest_sequence(options.num_pages, options.max_seq_len)
-        if not self.state.can_roll_back:
-            drafter = None
         self.pipeline = StepPipeline(
             self.executor,
             self.state,

@@ -167,8 +167,6 @@ def test_what_cannot_be_drafted_is_refused_by_name() -> None:
     config = LoopConfig(drafts=DraftConfig())
     with pytest.raises(UnsupportedError, match=r"^draft: this engine checks no drafts"):
         Loop(EchoExecutor(replace(ROOMY, draft_rows=None)), None, config)
-    with pytest.raises(UnsupportedError, match=r"^draft: this model has recurrent states"):
-        Loop(EchoExecutor(replace(ROOMY, windows=(None, 0))), None, config)
     for number in (0, 16):
         config = LoopConfig(drafts=DraftConfig(num_tokens=number))
         with pytest.raises(RequestError, match=r"^draft_tokens: is .* Give 1 to 15"):
