@@ -160,7 +160,6 @@ class EngineLoop:
             max_context=kv.longest_sequence(executor.num_pages, limits.max_seq_len),
             max_sequences=limits.max_batch_size,
             defaults=config.defaults,
-            takes_masks=executor.late_draws is not None,
         )
         self._eos = frozenset(config.eos_token_ids)
         self._numbers = itertools.count()
@@ -196,7 +195,6 @@ class EngineLoop:
             cache,
             num_lanes=limits.max_batch_size,
             rope_switch=limits.rope_switch,
-            draws_late=executor.late_draws is not None or executor.counts_pending,
             max_draft_rows=0 if executor.draft_rows is None else executor.draft_rows.most,
             ageing_s=config.ageing_s,
             overdue_s=config.overdue_s,

@@ -5,7 +5,7 @@
     complete   drawn <- commit <- wait for the oldest <────┘
 
 A step whose draws need tokens that the host does not know yet, or masks, is launched up to its
-logits, and drawn when the host has them (Executor.late_draws); of one in flight behind another,
+logits, and drawn when the host has them (Executor.launch_forward); of one in flight behind another,
 that is when the other is complete:
 
     launch     ... -> launch_forward ─────> masks, counts -> draw
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from trtc.protos.errors import InvariantError, TrtcError
+from trtc.protos.errors import TrtcError
 from trtc.runtime.engine.drafting import Drafter
 from trtc.runtime.engine.mask_desk import MaskDesk
 from trtc.runtime.engine.step_builder import BuiltStep, StepBuilder
@@ -96,7 +96,6 @@ class StepPipeline:
         self._drafter = drafter
         self._num_drafts = num_drafts
         self._executor = executor
-        self._late_draws = executor.late_draws
         self._masks = MaskDesk(executor.vocab_size)
         self._tier = tier
         self._max_in_flight = MAX_STEPS_IN_FLIGHT if executor.runs_ahead else 1
@@ -150,12 +149,10 @@ class StepPipeline:
         if not built.is_drawn_late:
             step.pending = self._executor.launch(built.batch, built.sampling)
             return
-        if self._late_draws is None:
-            raise InvariantError("a step is to be drawn late, which the executor does not do")
         is_next = len(self._in_flight) == 1
         if is_next:
             self._masks.ask(built.masked)
-        step.undrawn = self._late_draws.launch_forward(built.batch)
+        step.undrawn = self._executor.launch_forward(built.batch)
         if is_next:
             self._draw(step)
 

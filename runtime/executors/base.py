@@ -2,8 +2,8 @@
 
     plan -> StepBatch -> launch -> PendingStep.wait -> SampledTokens -> apply
 
-What a row may draw can depend on tokens or masks that are known only after the launch. An executor
-that draws late launches such a step without sampling:
+What a row may draw can depend on tokens or masks that are known only after the launch. Such a step
+is launched up to its logits, and drawn late:
 
     plan -> StepBatch -> launch_forward -> UndrawnStep.draw(masks, ...) -> PendingStep.wait -> ...
 
@@ -109,15 +109,6 @@ class UndrawnStep(Protocol):
         ...
 
 
-class LateDraws(Protocol):
-    """The methods that an executor that draws late has in addition. Its draws honour
-    `SamplingBatch.masks`."""
-
-    def launch_forward(self, batch: StepBatch) -> UndrawnStep:
-        """Start a step up to its logits. It is drawn before the next one is launched."""
-        ...
-
-
 class Executor(Protocol):
     """An opened engine with its KV pool. Not thread-safe: one thread drives it.
 
@@ -145,16 +136,10 @@ class Executor(Protocol):
         ...
 
     @property
-    def late_draws(self) -> LateDraws | None:
-        """This executor, if it can sample a step after its launch. None: it cannot, and takes no
-        masks."""
-        ...
-
-    @property
     def counts_pending(self) -> bool:
         """Whether penalties count tokens that the host does not know yet: those that
         `SamplingBatch.pending` names. Otherwise the draw of a sequence with penalties waits for its
-        last token; where an executor does not draw late, so does its launch."""
+        last token."""
         ...
 
     @property
@@ -169,6 +154,11 @@ class Executor(Protocol):
         runs ahead takes pending tokens as `batch.token_sources` says; a row whose logits were
         invalid must have drawn some token of the vocabulary for that.
         """
+        ...
+
+    def launch_forward(self, batch: StepBatch) -> UndrawnStep:
+        """Start a step up to its logits. It is drawn before the next one is launched, and its draws
+        honour `SamplingBatch.masks`."""
         ...
 
     def logits(self, batch: StepBatch) -> Float32s:

@@ -24,7 +24,6 @@ from trtc.runtime.executors.base import (
     Float32s,
     Int32s,
     Landed,
-    LateDraws,
     PageRead,
     PendingStep,
     StepBatch,
@@ -173,10 +172,6 @@ class CpuExecutor(ExecutorSizes):
     @property
     def runs_ahead(self) -> bool:
         return False
-
-    @property
-    def late_draws(self) -> LateDraws:
-        return self
 
     @property
     def counts_pending(self) -> bool:

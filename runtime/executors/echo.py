@@ -32,7 +32,6 @@ from trtc.runtime.executors.base import (
     Float32s,
     Int32s,
     Landed,
-    LateDraws,
     PageRead,
     PendingStep,
     StepBatch,
@@ -172,10 +171,6 @@ class EchoExecutor:
     @property
     def num_pages(self) -> int:
         return self.options.num_pages
-
-    @property
-    def late_draws(self) -> LateDraws | None:
-        return self
 
     @property
     def counts_pending(self) -> bool:

@@ -21,7 +21,6 @@ from trtc.runtime.executors.base import (
     ExecutorSizes,
     Float32s,
     Landed,
-    LateDraws,
     PageRead,
     PendingStep,
     StepBatch,
@@ -102,10 +101,6 @@ class TensorRtExecutor(ExecutorSizes):
     def runs_ahead(self) -> bool:
         """The host draws tokens, so it must have a step's logits before it can build the next."""
         return False
-
-    @property
-    def late_draws(self) -> LateDraws:
-        return self
 
     @property
     def counts_pending(self) -> bool:

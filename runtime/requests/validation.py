@@ -39,8 +39,6 @@ class RequestBounds:
     max_sequences: int
     """Largest n: sequences in one step."""
     defaults: SamplingDefaults = NO_DEFAULTS
-    takes_masks: bool = True
-    """Whether draws can keep to GenerationRequest.masks."""
 
 
 def default_max_tokens(num_prompt_tokens: int, bounds: RequestBounds) -> int:
@@ -119,12 +117,6 @@ def validate(request: GenerationRequest, bounds: RequestBounds) -> None:
         if asked is not None:
             _check_range(name, asked, 0, min(MAX_LOGPROBS, bounds.vocab_size))
     _check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
-    if request.masks is not None and not bounds.takes_masks:
-        raise InvalidRequestError(
-            "this engine's executor draws from the whole vocabulary only",
-            field="masks",
-            remedy="Leave them out",
-        )
     _check_salt(request.cache_salt)
     _check_deadline(request.deadline)
 

@@ -21,12 +21,9 @@ time. Hence no starvation.
 
 While a step is in flight the next one is planned ahead: running sequences continue with tokens that
 the host does not know. A sequence that must wait for its own, once, sits the step out alone
-(`SchedulerState.sits_out`); so does one whose mask is late, until it comes. Three things are left
-until the host knows the tokens, and then nothing at all is planned:
+(`SchedulerState.sits_out`); so does one whose mask is late, until it comes. In two cases nothing at
+all is planned until the host knows the tokens:
 
-- the draw of a sequence that would decode needs its tokens, always, and the executor does not draw
-  late (`SchedulerState.stops_planning`). The others wait with it: in steps that are planned by
-  turns each would find half of the batch, and cost as much;
 - as many sequences sit out because of their drafts as decodes go on, or more. Else the two would be
   computed by turns from then on;
 - somebody would have to be preempted. The step in flight may end a sequence and free its pages.
@@ -168,7 +165,6 @@ class _Draft:
 
     def _decode(self, sequence: Sequence) -> None:
         if sequence.num_pending and self._state.sits_out(sequence):
-            self.must_wait = self._state.stops_planning(sequence)
             self._num_awaiting_drafts += sequence.num_drafted > 0
             return
         if not self._state.has_own_page(sequence):

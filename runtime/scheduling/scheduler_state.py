@@ -100,20 +100,14 @@ class SchedulerState:
         *,
         num_lanes: int,
         rope_switch: int | None = None,
-        draws_late: bool = False,
         max_draft_rows: int = 0,
         ageing_s: float = AGEING_S,
         overdue_s: float = OVERDUE_S,
     ) -> None:
         """For `ageing_s` see `rank_of`, for `overdue_s` FairQueue, for `rope_switch` Limits, for
-        `max_draft_rows` DraftRows.
-
-        Args:
-            draws_late: whether a draw may need a token that is pending when its step is launched.
-        """
+        `max_draft_rows` DraftRows."""
         self.cache = cache
         self._rope_switch = rope_switch
-        self._draws_late = draws_late
         self.max_draft_rows = max_draft_rows
         self.has_drafts = False
         """Whether a running sequence may have drafts."""
@@ -174,20 +168,14 @@ class SchedulerState:
         """Whether the host must know a sequence's pending token before it plans the next one.
 
         It need not, because the executor has the token. But where a request forks, each of its
-        sequences draws a token of its own; of drafts it is not certain which count; longer contexts
-        may need other rotary factors; and a draw may need the token itself.
+        sequences draws a token of its own; of drafts it is not certain which count; and longer
+        contexts may need other rotary factors.
         """
         return sequence.num_pending > 0 and (
             sequence.num_samples > 1
             or sequence.num_drafted > 0
-            or (sequence.reads_output and not self._draws_late)
             or (self._rope_switch is not None and self.outgrows_factors(sequence))
         )
-
-    def stops_planning(self, sequence: Sequence) -> bool:
-        """Whether nothing can be planned before a sequence's pending token is known: its draw needs
-        it, which the executor does not allow."""
-        return sequence.num_pending > 0 and sequence.reads_output and not self._draws_late
 
     def outgrows_factors(self, sequence: Sequence) -> bool:
         """Whether a running sequence's next token makes it too long for the rotary factors that its

@@ -57,14 +57,11 @@ def hooked_opener(opener: Opener, calls: HookCalls) -> Opener:
 def _check_engine(calls: HookCalls, handle: EngineHandle) -> None:
     if "logits_processor" not in calls.methods:
         return
-    if not handle.loop.bounds.takes_masks:
-        problem = "draws tokens before a hook could edit their logits"
-    elif any(group.is_state for group in handle.manifest.kv.groups):
-        problem = "has recurrent states, so that all sequences of a step would wait for a late hook"
-    else:
+    if not any(group.is_state for group in handle.manifest.kv.groups):
         return
     raise RequestError(
-        f"logits_processor is not possible: engine {handle.name} {problem}",
+        f"logits_processor is not possible: engine {handle.name} has recurrent states, so that all "
+        "sequences of a step would wait for a late hook",
         field="--hooks",
         remedy="Give a class without logits_processor, or serve another engine",
     )

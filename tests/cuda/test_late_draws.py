@@ -18,7 +18,6 @@ from trtc.runtime.engine.probe import solo_batch
 from trtc.runtime.executors.base import (
     ExecutorSizes,
     Float32s,
-    LateDraws,
     PendingStep,
     StepBatch,
     UndrawnStep,
@@ -119,10 +118,6 @@ class HostDraws(ExecutorSizes):
     counts_pending = False
     draft_rows = None
     moves_pages = False
-
-    @property
-    def late_draws(self) -> LateDraws:
-        return self
 
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         return self.launch_forward(batch).draw(sampling)

@@ -65,7 +65,6 @@ class Driver:
             cache,
             num_lanes=options.max_batch_size,
             rope_switch=options.rope_switch,
-            draws_late=self.executor.late_draws is not None or self.executor.counts_pending,
             max_draft_rows=options.draft_rows.most if options.draft_rows else 0,
             ageing_s=AGEING_S,
             overdue_s=OVERDUE_S,

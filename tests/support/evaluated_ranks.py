@@ -23,6 +23,7 @@ from trtc.runtime.executors.base import (
     PageRead,
     PendingStep,
     StepBatch,
+    UndrawnStep,
 )
 from trtc.runtime.executors.ranks.link import Link
 from trtc.runtime.executors.ranks.messages import Open, Order
@@ -38,6 +39,14 @@ class _Computed:
 
     def wait(self) -> SampledTokens:
         return self.tokens
+
+
+@dataclass(frozen=True)
+class _Forward:
+    logits: Float32s
+
+    def draw(self, sampling: SamplingBatch) -> PendingStep:
+        return _Computed(sample(self.logits, sampling))
 
 
 class EvaluatedExecutor(ExecutorSizes):
@@ -60,10 +69,6 @@ class EvaluatedExecutor(ExecutorSizes):
         return False
 
     @property
-    def late_draws(self) -> None:
-        return None
-
-    @property
     def counts_pending(self) -> bool:
         return False
 
@@ -73,6 +78,9 @@ class EvaluatedExecutor(ExecutorSizes):
 
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         return _Computed(sample(self.logits(batch), sampling))
+
+    def launch_forward(self, batch: StepBatch) -> UndrawnStep:
+        return _Forward(self.logits(batch))
 
     def logits(self, batch: StepBatch) -> Float32s:
         inputs = {name: array for name, array in vars(batch).items() if array is not None}

@@ -27,7 +27,6 @@ from trtc.runtime.executors.base import (
     DraftRows,
     ExecutorSizes,
     Float32s,
-    LateDraws,
     PageRead,
     PendingStep,
     StepBatch,
@@ -135,10 +134,6 @@ class CudaExecutor(ExecutorSizes):
     @property
     def runs_ahead(self) -> bool:
         return True
-
-    @property
-    def late_draws(self) -> LateDraws:
-        return self
 
     @property
     def counts_pending(self) -> bool:

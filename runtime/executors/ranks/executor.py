@@ -15,7 +15,6 @@ from trtc.runtime.executors.base import (
     DraftRows,
     Executor,
     Float32s,
-    LateDraws,
     PageRead,
     PendingStep,
     StepBatch,
@@ -131,10 +130,6 @@ class ShardedExecutor:
         return self._local.runs_ahead
 
     @property
-    def late_draws(self) -> LateDraws | None:
-        return None if self._local.late_draws is None else self
-
-    @property
     def counts_pending(self) -> bool:
         return self._local.counts_pending
 
@@ -149,11 +144,10 @@ class ShardedExecutor:
             return _ShardedStep(self, number, self._local.launch(batch, sampling))
 
     def launch_forward(self, batch: StepBatch) -> UndrawnStep:
-        assert self._local.late_draws is not None
         number = self._next_step()
         with self._group.calling():
             self._group.send(Forward(number, pack(batch)))
-            step = self._local.late_draws.launch_forward(batch)
+            step = self._local.launch_forward(batch)
             return _UndrawnShards(self, number, step)
 
     def draw(self, undrawn: _UndrawnShards, sampling: SamplingBatch) -> PendingStep:

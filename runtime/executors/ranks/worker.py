@@ -161,11 +161,9 @@ class _Steps:
         self._launched.put(_Launched(order.number, step))
 
     def launch_forward(self, order: Forward) -> None:
-        if self._executor.late_draws is None:
-            raise InvariantError("a step is to be drawn late, which the executor does not do")
         self._room.acquire()
         batch = unpack(StepBatch, order.batch)
-        self._undrawn = self._executor.late_draws.launch_forward(batch)
+        self._undrawn = self._executor.launch_forward(batch)
         self._move(begun=order.number)
 
     def draw(self, order: Draw) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from tests.support.lazy import LazyEcho
 from tests.support.loops import running_loop
 from tests.support.masks import SomeTokens
 from tests.support.requests import greedy_request, sampled_request
@@ -221,21 +220,6 @@ def test_masks_that_fail_end_their_request_alone(
         told = [sum(len(one.token_ids) for one in wrong.outputs if one.index == i) for i in (0, 1)]
         assert told == [2, 2]
         assert right.result().completions[0].token_ids == EchoExecutor(ROOMY).greedy([2], 9)
-
-
-class EarlyEcho(LazyEcho):
-    """Never draws late."""
-
-    @property
-    def late_draws(self) -> None:
-        return None
-
-
-def test_executors_that_cannot_refuse_masks_by_name() -> None:
-    with running_loop(executor=EarlyEcho(ROOMY)) as loop:
-        request = greedy_request("r", [1], 3, masks=SomeTokens(64))
-        with pytest.raises(InvalidRequestError, match=r"^masks: this engine's executor draws"):
-            loop.send(request)
 
 
 def test_masks_are_computed_while_the_step_runs() -> None:

@@ -43,21 +43,12 @@ class Counting(LazyEcho):
         return super().queue(batch, sampling)
 
 
-class Early(Counting):
-    """Draws when it launches, and never later."""
-
-    @property
-    def late_draws(self) -> None:
-        return None
-
-
 def run(
     requests: list[GenerationRequest],
-    kind: type[Counting] = Counting,
     options: EchoOptions = ROOMY,
 ) -> Counting:
     """Run requests that arrive together; all must be served right."""
-    executor = kind(options)
+    executor = Counting(options)
     loop = Loop(executor, None, LoopConfig())
     inboxes = [loop.send(request) for request in requests]
     loop.start()
@@ -97,29 +88,14 @@ def test_sequences_with_penalties_run_ahead_and_are_drawn_when_their_tokens_are_
     assert executor.num_drawn_late == 11
 
 
-@pytest.mark.parametrize("kind", [Counting, Early])
-def test_penalties_that_count_pending_tokens_wait_for_nobody(kind: type[Counting]) -> None:
+def test_penalties_that_count_pending_tokens_wait_for_nobody() -> None:
     penalised = [GenerationRequest(f"p{i}", (i,), PENALISED, max_tokens=12) for i in range(3)]
     plain = [greedy_request(f"r{i}", [i], 9) for i in range(2)]
-    executor = run([*penalised, *plain], kind, COUNTING)
+    executor = run([*penalised, *plain], COUNTING)
     assert executor.num_steps == 12
     assert executor.num_ahead == 11
     assert executor.num_pending_tokens == 3 * 11 + 2 * 8
     assert executor.num_counted == 3 * 11
-    assert executor.num_drawn_late == 0
-
-
-def test_where_draws_are_never_late_penalties_wait_and_share_their_steps() -> None:
-    penalised = [GenerationRequest(f"p{i}", (i,), PENALISED, max_tokens=12) for i in range(3)]
-    executor = run(penalised, Early)
-    assert executor.num_steps == 12
-    assert executor.num_pending_tokens == 0
-    plain = [greedy_request(f"r{i}", [i], 12) for i in range(3)]
-    executor = run([*plain, *penalised], Early)
-    assert executor.num_steps == 12, "nobody is computed by turns"
-    executor = run([greedy_request("long", [5], 30), *penalised], Early)
-    assert executor.num_steps == 30
-    assert executor.num_pending_tokens == 30 - 12, "ahead again when the penalised have ended"
     assert executor.num_drawn_late == 0
 
 
@@ -142,26 +118,11 @@ class Telling(LazyEcho):
         return super().queue(batch, sampling)
 
 
-class TellingEarly(Telling):
-    """Never draws late."""
-
-    @property
-    def late_draws(self) -> None:
-        return None
-
-
 @pytest.mark.parametrize(
-    ("kind", "sampling", "order"),
-    [
-        (Telling, SamplingParams(seed=0), "launch launch launch told launch told told told"),
-        (Telling, PENALISED, "launch launch launch told launch told told told"),
-        (TellingEarly, PENALISED, "launch launch told launch told launch told told"),
-    ],
+    "sampling", [SamplingParams(seed=0), PENALISED], ids=["plain", "penalised"]
 )
-def test_all_that_can_be_launched_is_before_a_step_is_told(
-    kind: type[Telling], sampling: SamplingParams, order: str
-) -> None:
-    executor = kind(ROOMY)
+def test_all_that_can_be_launched_is_before_a_step_is_told(sampling: SamplingParams) -> None:
+    executor = Telling(ROOMY)
     with running_loop(executor=executor) as loop:
         inbox = Inbox()
 
@@ -171,6 +132,7 @@ def test_all_that_can_be_launched_is_before_a_step_is_told(
 
         loop.submit(GenerationRequest("r", (1, 2), sampling, max_tokens=4), sink)
         inbox.result()
+    order = "launch launch launch told launch told told told"
     assert executor.events == order.split()
 
 
