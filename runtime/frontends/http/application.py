@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from http import HTTPStatus
+from typing import Any
 
 from trtc.protos.errors import ForbiddenError, InvariantError, TrtcError
 from trtc.runtime.frontends.asgi import AsgiScope, Receive, Send
@@ -32,13 +33,21 @@ class Application:
         is_local: only this machine reaches the port, so names that others may give to its address
             (DNS rebinding) are refused.
         max_connections: of the port, the reserved ones included.
+        is_draining: tells whether the server takes no more requests.
     """
 
     def __init__(
-        self, routes: Sequence[Route], access: Access, max_connections: int, *, is_local: bool
+        self,
+        routes: Sequence[Route],
+        access: Access,
+        max_connections: int,
+        *,
+        is_local: bool,
+        is_draining: Callable[[], bool],
     ) -> None:
         self._access = access
         self._is_local = is_local
+        self._is_draining = is_draining
         self._routes = {route.path: route for route in routes}
         assert len(self._routes) == len(routes), "two routes of one path"
         self._places = Shares(
@@ -51,7 +60,7 @@ class Application:
         )
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
+        exchange = Exchange(scope, receive, self._closing(send))
         try:
             await self._answer(exchange)
         except asyncio.CancelledError:
@@ -59,6 +68,17 @@ class Application:
                 raise
         finally:
             exchange.close()
+
+    def _closing(self, send: Send) -> Send:
+        """`send`, with which an answer closes its connection while the server drains: its client's
+        next request finds another."""
+
+        async def send_or_close(message: MutableMapping[str, Any]) -> None:
+            if self._is_draining() and message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+
+        return send_or_close
 
     async def _answer(self, exchange: Exchange) -> None:
         route = self._route(exchange.path)

@@ -30,16 +30,21 @@ def probes(service: Service) -> Sequence[Route]:
         return _json(status, {"status": "not ready" if reasons else "ready", "reasons": reasons})
 
     return (
-        _probe("/metrics", metrics, Scope.METRICS),
+        _probe("/metrics", metrics, Scope.METRICS, in_thread=True),
         _probe("/healthz", lambda: _json(HTTPStatus.OK, {"status": "alive"})),
         _probe("/readyz", readyz),
     )
 
 
-def _probe(path: str, page: Page, scope: Scope | None = None) -> Route:
+def _probe(path: str, page: Page, scope: Scope | None = None, *, in_thread: bool = False) -> Route:
+    """
+    Args:
+        in_thread: whether the page takes milliseconds, in which this loop has tokens to deliver.
+            Others wait for no thread, even where all are busy.
+    """
+
     async def answer(exchange: Exchange) -> None:
-        # Writing all metrics takes milliseconds, in which this loop has tokens to deliver.
-        status, content_type, body = await asyncio.to_thread(page)
+        status, content_type, body = await asyncio.to_thread(page) if in_thread else page()
         await exchange.answer(status, body, content_type=content_type)
 
     return Route(path, {"GET": answer, "HEAD": answer}, refuse_plainly, scope, is_probe=True)

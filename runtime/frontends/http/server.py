@@ -51,7 +51,13 @@ class HttpServer:
         """A server that accepts the listener's connections, from the first on."""
         max_connections = service.limits.max_connections + RESERVED_CONNECTIONS
         routes = [route for dialect in DIALECTS for route in dialect(service)]
-        application = Application(routes, service.access, max_connections, is_local=is_local)
+        application = Application(
+            routes,
+            service.access,
+            max_connections,
+            is_local=is_local,
+            is_draining=lambda: service.models.is_draining,
+        )
         config = Config(
             application,
             ws="none",

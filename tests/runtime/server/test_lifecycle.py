@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import logging
 import os
 import re
@@ -17,6 +18,7 @@ import pytest
 
 from tests.support.aio import asynchronous, eventually
 from tests.support.certificates import Certificates, make_certificates
+from tests.support.http1 import exchange, post, read_answer
 from tests.support.rank_worker import LocalEcho, Role, open_echo_ranks
 from tests.support.rank_worker import command as rank_command
 from tests.support.servers import (
@@ -407,3 +409,54 @@ def test_engines_are_named_by_their_directory_or_as_told(tmp_path: Path) -> None
 def test_two_engines_of_one_name_are_refused(arguments: tuple[str, ...]) -> None:
     with pytest.raises(RequestError, match="name"):
         engine_sources(arguments)
+
+
+@asynchronous
+async def test_a_server_that_drains_closes_kept_connections_and_lets_streams_end() -> None:
+    engine = EchoEngine(EchoOptions(step_s=0.01, never=(EOS,)))
+    completion = {"model": "echo", "prompt": [5], "max_tokens": 60, "ignore_eos": True}
+
+    def ask(**fields: object) -> bytes:
+        return post("/v1/completions", json.dumps({**completion, **fields}).encode())
+
+    async with echo_server(engine) as server:
+        port = server.http_port
+        streaming, stream = await asyncio.open_connection("127.0.0.1", port)
+        kept, keep = await asyncio.open_connection("127.0.0.1", port)
+        stream.write(ask(stream=True))
+        head = await streaming.readuntil(b"\r\n\r\n")
+        keep.write(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = await read_answer(kept)
+        assert (answer.status, answer.headers.get("connection")) == (200, None)
+        server.server.stop()
+        server.server.service.drain()
+        keep.write(ask())
+        answer = await read_answer(kept)
+        assert (answer.status, answer.headers["connection"]) == (503, "close")
+        assert await kept.read() == b""
+        for path, status in (("/healthz", 200), ("/readyz", 503), ("/v1/models", 503)):
+            answer = await exchange(
+                port, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+            )
+            assert (answer.status, answer.headers["connection"]) == (status, "close")
+        assert b"connection: close" not in head.lower()
+        events = await streaming.readuntil(b"[DONE]")
+        assert b'"finish_reason":"length"' in events
+        for one in (keep, stream):
+            one.close()
+
+
+@asynchronous
+async def test_the_process_is_known_to_live_while_every_thread_is_busy() -> None:
+    release = threading.Event()
+    async with echo_server() as server:
+        get = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        await exchange(server.http_port, get)
+        waiting = [asyncio.create_task(asyncio.to_thread(release.wait)) for _ in range(64)]
+        try:
+            for path in ("healthz", "readyz"):
+                answer = await exchange(server.http_port, get.replace(b"healthz", path.encode()))
+                assert answer.status == 200
+        finally:
+            release.set()
+            await asyncio.gather(*waiting)
