@@ -17,16 +17,16 @@ import msgspec
 from trtc.protos.errors import TrtcError
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.host.line_log import LineLog, LineLogConfig
+from trtc.runtime.requests.call import current_call
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.requests.request import GenerationRequest, Output
 from trtc.runtime.service.metrics import ServerMetrics
+from trtc.runtime.service.progress import LEFT
 from trtc.runtime.text.surrogates import without_surrogates
 
 CLOSE_S = 5.0
 """For what waits to be written when the server ends."""
-LEFT = "left"
-"""The outcome of a request whose client went before its end."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class Entry(msgspec.Struct):
     model: str
     digest: str
     """Of the engine's manifest."""
+    call_id: str = ""
+    """Of the call that it came with, as the client named it, or drawn by the server."""
     outcome: str = "ok"
     """`ok`, `left`, or the error by its class in trtc.protos.errors."""
     finish_reasons: list[str] = []
@@ -155,6 +157,7 @@ class Audit:
             client=principal.name,
             model=handle.name,
             digest=handle.manifest.digest,
+            call_id=current_call().id,
         )
         content = draft if self._config.has_content else None
         record = Record(entry, content, handle.tokenizer is not None)

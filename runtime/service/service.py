@@ -149,7 +149,7 @@ class Service:
                 place = self._places.take(principal)
                 held.callback(self._free, place)
                 origin = Origin(principal, deadline, self.limits.share_prefixes)
-                progress = Progress(clock, usage, record)
+                progress = Progress(clock, usage, () if record is None else (record,))
                 stream = await self._admit(handle, draft, origin, place, progress)
             try:
                 yield stream

@@ -28,6 +28,7 @@ from trtc.runtime.server.app import (
     engine_sources,
     pin_digests,
 )
+from trtc.runtime.server.log_lines import CallFormatter
 from trtc.runtime.service.access import OPEN, AccessConfig
 from trtc.runtime.service.audit import AuditConfig
 from trtc.runtime.service.limits import ServiceLimits
@@ -566,7 +567,7 @@ def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> ServerT
 
 def _log_to_stderr(level: str) -> None:
     """One line an event, in UTC: `2026-01-31T12:00:00Z INFO trtc.server phase=open ...`."""
-    formatter = logging.Formatter(
+    formatter = CallFormatter(
         "%(asctime)sZ %(levelname)s %(name)s %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
     )
     formatter.converter = time.gmtime

@@ -7,8 +7,8 @@ with INVALID_ARGUMENT instead of INTERNAL.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -18,12 +18,14 @@ from google.protobuf.message import Message
 
 from trtc.protos.errors import CancelledError, TrtcError
 from trtc.runtime.frontends.grpc.intake import Intake
+from trtc.runtime.requests.call import REQUEST_ID, answering, call_of
 from trtc.runtime.requests.principal import Principal, Scope
 from trtc.runtime.service.streams import OutputStream
 from trtc.runtime.wire.bounded import parse
 from trtc.runtime.wire.failures import to_status
 from trtc.runtime.wire.methods import Method
 
+CALL_METADATA = (REQUEST_ID, "traceparent", "tracestate")
 Context = grpc.aio.ServicerContext[Any, Any]
 AnswerT = TypeVar("AnswerT")
 STALLED_CLIENT_S = 60
@@ -91,7 +93,8 @@ def one_answer(
     """A handler that reads by itself, and whose known errors become statuses."""
 
     async def handle(requests: object, context: Context) -> Message:
-        reply = await or_status(behaviour(context))
+        async with _named(context):
+            reply = await or_status(behaviour(context))
         if isinstance(reply, grpc.Status):
             await abort(context, reply)
         return reply
@@ -110,13 +113,29 @@ def streaming(
     """
 
     async def handle(requests: object, context: Context) -> None:
-        status = await or_status(behaviour(context))
+        async with _named(context):
+            status = await or_status(behaviour(context))
         if status is not None:
             await abort(context, status)
 
     return grpc.stream_stream_rpc_method_handler(
         handle, response_serializer=method.response.SerializeToString
     )
+
+
+@asynccontextmanager
+async def _named(context: Context) -> AsyncIterator[None]:
+    """Answer a call as its client names it, and tell the client that name."""
+    said = {
+        name: value
+        for name, value in context.invocation_metadata() or ()
+        if name in CALL_METADATA and isinstance(value, str)
+    }
+    call = call_of(*(said.get(name, "") for name in CALL_METADATA))
+    if call.is_named:
+        await context.send_initial_metadata(((REQUEST_ID, call.id),))
+    with answering(call):
+        yield
 
 
 @contextmanager

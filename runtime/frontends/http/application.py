@@ -13,6 +13,7 @@ from trtc.runtime.frontends.base import is_loopback
 from trtc.runtime.frontends.http.exchange import Exchange
 from trtc.runtime.frontends.http.plain import answer_plainly, refuse_plainly
 from trtc.runtime.frontends.http.routes import Route
+from trtc.runtime.requests.call import answering
 from trtc.runtime.scheduling.shares import Resource, Shares
 from trtc.runtime.service.access import Access
 
@@ -62,7 +63,8 @@ class Application:
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, self._closing(send))
         try:
-            await self._answer(exchange)
+            with answering(exchange.call):
+                await self._answer(exchange)
         except asyncio.CancelledError:
             if not exchange.has_left:
                 raise

@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 
 from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.frontends.asgi import AsgiScope, Receive, Send, peer_of
+from trtc.runtime.requests.call import REQUEST_ID, Call, call_of
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.service.intake import Intake
 
 Headers = Sequence[tuple[bytes, bytes]]
 
+CALL_HEADERS = (REQUEST_ID.encode(), b"traceparent", b"tracestate")
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 MAX_DISCARDED_BYTES = 64 << 20
@@ -56,6 +58,12 @@ class Exchange:
     def number(self) -> str:
         """Names the request, for dialects whose errors too have an id: 32 hexadecimal digits."""
         return uuid.uuid4().hex
+
+    @cached_property
+    def call(self) -> Call:
+        """The call, as the client names it; or else by the exchange's number."""
+        request_id, *trace = (self.header(name).decode("latin-1") for name in CALL_HEADERS)
+        return call_of(request_id, *trace, drawn=self.number)
 
     def header(self, name: bytes) -> bytes:
         """The value of a header, by its name in lower case; empty when there is none."""
@@ -103,7 +111,7 @@ class Exchange:
             {
                 "type": "http.response.start",
                 "status": int(status),
-                "headers": [(b"content-type", content_type), *headers],
+                "headers": [(b"content-type", content_type), *self._named(headers)],
             }
         )
 
@@ -120,6 +128,13 @@ class Exchange:
         """The handler has ended."""
         if self._watcher is not None:
             self._watcher.cancel()
+
+    def _named(self, headers: Headers) -> Headers:
+        """With the id of the call: the client's, or else that which the dialect gave it."""
+        name = REQUEST_ID.encode()
+        if not self.call.is_named and any(one == name for one, _ in headers):
+            return headers
+        return [*(one for one in headers if one[0] != name), (name, self.call.id.encode())]
 
     def _check_type(self, *, any_type: bool) -> None:
         """Pages of other origins can send a browser's user's requests here, but not as JSON."""

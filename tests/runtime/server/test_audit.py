@@ -83,7 +83,7 @@ async def test_a_line_says_who_when_what_and_how_long(path: Path, tmp_path: Path
                 await client.generate(prompt, **options).result()  # type: ignore[call-overload]
         digest = server.handle().manifest.digest
     first, second = lines(path)
-    assert list(first) == list(Entry.__struct_fields__)[:13], "no content"
+    assert list(first) == list(Entry.__struct_fields__)[:14], "no content"
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first["time"])
     assert (first["request_id"], second["request_id"]) == ("first", "second")
     for line in (first, second):

@@ -1,7 +1,6 @@
 """The routes of the Ollama API, and the story of each: fields, a draft, outputs, an answer."""
 
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
@@ -98,7 +97,7 @@ class _Handlers:
         self, exchange: Exchange, read_body: Read, params: Mapping[str, str], form: Form
     ) -> None:
         begun_ns = time.monotonic_ns()
-        request_id = f"ollama-{uuid.uuid4().hex}"
+        request_id = f"ollama-{exchange.number}"
         service = self._service
         async with AsyncExitStack() as stack:
             with fields_as_sent(params):

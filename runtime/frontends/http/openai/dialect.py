@@ -1,7 +1,6 @@
 """The routes of the OpenAI API, and the story of each: fields, drafts, outputs, answer."""
 
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
@@ -82,7 +81,7 @@ class _Handlers:
         await exchange.answer(200, msgspec.json.encode(self._model(info)))
 
     async def chat(self, exchange: Exchange) -> None:
-        request_id = _request_id("chatcmpl")
+        request_id = f"chatcmpl-{exchange.number}"
 
         def parse(body: bytes) -> tuple[Given[ChatFields], RequestDraft]:
             given = read(body, ChatFields)
@@ -103,7 +102,7 @@ class _Handlers:
                 await self._write(exchange, given, run, request_id, form)
 
     async def completions(self, exchange: Exchange) -> None:
-        request_id = _request_id("cmpl")
+        request_id = f"cmpl-{exchange.number}"
 
         def parse(body: bytes) -> tuple[Given[CompletionFields], tuple[RequestDraft, ...]]:
             given = read(body, CompletionFields)
@@ -194,10 +193,6 @@ class _Handlers:
         return Model(
             id=info.name, created=self._created, max_model_len=info.max_seq_len, root=info.name
         )
-
-
-def _request_id(kind: str) -> str:
-    return f"{kind}-{uuid.uuid4().hex}"
 
 
 def _chat_params(fields: ChatFields) -> Params:

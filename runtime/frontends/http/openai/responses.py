@@ -1,6 +1,5 @@
 """POST /v1/responses: one message, whole or as events; nothing is kept of it."""
 
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -38,7 +37,7 @@ class ResponsesHandler:
 
     async def create(self, exchange: Exchange) -> None:
         """Answer with a response."""
-        response_id = f"resp_{uuid.uuid4().hex}"
+        response_id = f"resp_{exchange.number}"
 
         def parse(body: bytes) -> tuple[Given[ResponseFields], RequestDraft]:
             given = read(body, ResponseFields)

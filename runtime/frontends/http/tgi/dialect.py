@@ -1,6 +1,5 @@
 """The routes of Text Generation Inference, and the story of each."""
 
-import uuid
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
@@ -71,7 +70,7 @@ class _Handlers:
         await exchange.answer(200, b"")
 
     async def _ask(self, exchange: Exchange, *, stream: bool | None) -> None:
-        request_id = f"tgi-{uuid.uuid4().hex}"
+        request_id = f"tgi-{exchange.number}"
         service = self._service
         limit = service.limits.max_request_bytes
         async with AsyncExitStack() as stack:
