@@ -1,12 +1,13 @@
 """How long a call that was cancelled unread keeps its stream."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from tests.support.aio import asynchronous, eventually
 from tests.support.http2 import RawClient, cancel_stream, open_stream, request_headers
-from tests.support.servers import echo_server
+from tests.support.servers import CONFIG, echo_server
 from trtc.runtime.frontends.grpc import resets
 from trtc.runtime.frontends.grpc.frontend import GrpcFrontend
 from trtc.runtime.frontends.grpc.resets import BURST, MAX_HOLD_S, RESETS_PER_S, Resets
@@ -33,11 +34,18 @@ def test_hosts_that_have_gone_leave_nothing_behind() -> None:
     assert len(rates._due) == 1
 
 
+def hold_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is let go because time passes, which it does where a machine is busy."""
+    monkeypatch.setattr(resets, "RESETS_PER_S", 1e-6)
+    monkeypatch.setattr(resets, "MAX_HOLD_S", 3600.0)
+
+
 @asynchronous
 async def test_as_many_wait_as_may_and_closing_lets_them_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resets, "MAX_HELD", 50)
+    hold_for_good(monkeypatch)
     rates = Resets()
     tasks = [asyncio.create_task(rates.hold("a")) for _ in range(BURST + 80)]
     await eventually(lambda: sum(task.done() for task in tasks) == BURST + 30, "others have ended")
@@ -49,18 +57,21 @@ async def test_as_many_wait_as_may_and_closing_lets_them_go(
 
 
 @asynchronous
-async def test_calls_cancelled_unread_are_held_and_the_server_ends_at_once() -> None:
+async def test_calls_cancelled_unread_are_held_and_the_server_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hold_for_good(monkeypatch)
+    monkeypatch.setattr(resets, "BURST", 0)
     headers = request_headers("/trtc.v1.Inference/Generate")
-    calls = range(1, 2 * (BURST + 100), 2)
-    async with echo_server() as server:
+    calls = range(1, 200, 2)
+    config = replace(CONFIG, drain_timeout_s=3600.0)
+    async with echo_server(config=config) as server:
         client = await asyncio.to_thread(RawClient, server.address)
         frontend = server.server.frontends["grpc"]
         assert isinstance(frontend, GrpcFrontend)
         rates = frontend._intake._resets
         opened = b"".join(open_stream(one, headers) + cancel_stream(one) for one in calls)
         await asyncio.to_thread(client.send, opened)
-        await eventually(lambda: rates.num_held > 0, "some are held", 20)
-        begin = asyncio.get_running_loop().time()
-    assert asyncio.get_running_loop().time() - begin < MAX_HOLD_S / 2
-    assert rates.num_held == 0
+        await eventually(lambda: rates.num_held > 0, "some are held", 120)
+    assert rates.num_held == 0, "an hour before they were due"
     client.close()
