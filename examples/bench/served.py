@@ -15,8 +15,12 @@ class TrtcServer:
 
     address: str
     """gRPC."""
-    metrics_url: str
+    http_port: int
     server: Server
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}/metrics"
 
 
 @contextmanager
@@ -30,5 +34,4 @@ def trtc_server(engine: Path, *options: str) -> Iterator[TrtcServer]:
     command: Command = [sys.executable, "-m", "trtc", "serve", engine]
     command += ["--grpc-port", str(port), "--http-port", str(http_port), *options]
     with serving(command, lambda: http_ok(http_port, "/readyz")) as server:
-        metrics_url = f"http://127.0.0.1:{http_port}/metrics"
-        yield TrtcServer(f"127.0.0.1:{port}", metrics_url, server)
+        yield TrtcServer(f"127.0.0.1:{port}", http_port, server)
