@@ -1,0 +1,100 @@
+"""The time between tokens with hooks that change nothing, beside none.
+
+    python -m examples.bench.hooks ENGINE --streams 1 --streams 8
+
+One server a set of hooks, by turns: rounds go through all sets, so that what else the machine does
+meets all of them. Prints the median of the rounds' p50 of each, and its ratio to a server without.
+"""
+
+import argparse
+import asyncio
+import statistics
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from examples.bench.served import trtc_server
+from trtc.hooks import NewOutput, Request, RequestInfo
+from trtc.runtime.bench.load import ServerTarget, Shape, run_load
+from trtc.runtime.bench.measure import Load
+from trtc.runtime.client import AsyncClient
+
+
+class WithoutLogits:
+    """Every hook but logits_processor."""
+
+    def on_request(self, request: Request) -> None:
+        pass
+
+    def on_prompt(self, request: RequestInfo, token_ids: Sequence[int]) -> None:
+        pass
+
+    def on_output(self, request: RequestInfo, output: NewOutput) -> None:
+        pass
+
+
+class All(WithoutLogits):
+    def logits_processor(self, request: RequestInfo, output_ids: Sequence[int]) -> None:
+        pass
+
+
+SETS = {"none": (), "all but logits": ("WithoutLogits",), "all": ("All",)}
+
+
+async def p50_ms(address: str, load: Load, shape: Shape) -> float:
+    """Of the time between tokens."""
+    async with AsyncClient(address) as client:
+        found = await run_load(ServerTarget(client, ""), load, shape)
+    assert not found.failures, found.failures
+    return found.itl_ms.p50
+
+
+def compare(
+    engine: Path, load: Load, shape: Shape, *, rounds: int, options: Sequence[str]
+) -> dict[str, list[float]]:
+    """The p50 of each round, by set of hooks."""
+    found: dict[str, list[float]] = {name: [] for name in SETS}
+    with ExitStack() as stack:
+        addresses = {}
+        for name, classes in SETS.items():
+            hooks = [f"--hooks=examples.bench.hooks:{one}" for one in classes]
+            served = trtc_server(engine, "--log-level", "warning", *hooks, *options)
+            addresses[name] = stack.enter_context(served).address
+        for address in addresses.values():
+            asyncio.run(p50_ms(address, load, shape))
+        for _ in range(rounds):
+            for name, address in addresses.items():
+                found[name].append(asyncio.run(p50_ms(address, load, shape)))
+    return found
+
+
+def report(streams: int, found: dict[str, list[float]]) -> None:
+    base = statistics.median(found["none"])
+    for name, rounds in found.items():
+        p50 = statistics.median(rounds)
+        spread = f"{min(rounds):.3f} to {max(rounds):.3f}"
+        print(
+            f"{streams:3d} streams  hooks: {name:15s} ITL p50 {p50:.3f} ms ({spread})  "
+            f"{p50 / base:.3f}x",
+            flush=True,
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("engine", type=Path)
+    parser.add_argument("--streams", type=int, action="append")
+    parser.add_argument("--input-len", type=int, default=32)
+    parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dummy-weights", action="store_true")
+    given = parser.parse_args(arguments)
+    shape = Shape(given.input_len, given.output_len)
+    options = ["--dummy-weights"] if given.dummy_weights else []
+    for streams in given.streams or [1]:
+        load = Load(streams, concurrency=streams)
+        report(streams, compare(given.engine, load, shape, rounds=given.rounds, options=options))
+
+
+if __name__ == "__main__":
+    main()
