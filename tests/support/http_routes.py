@@ -69,6 +69,8 @@ ROUTES: Mapping[str, Posted] = {
         400,
         {"stream": True, "max_output_tokens": 900},
     ),
+    "/tokenize": Posted({"prompt": "a"}, _openai),
+    "/detokenize": Posted({"tokens": [5]}, _openai),
     "/v1/messages": Posted({"messages": [USER], "max_tokens": 4}, _anthropic, 400, _LONG_OPENAI),
     "/v1/messages/count_tokens": Posted({"messages": [USER]}, _anthropic),
     "/api/chat": Posted(

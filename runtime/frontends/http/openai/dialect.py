@@ -29,6 +29,7 @@ from trtc.runtime.frontends.http.openai.forms import (
 )
 from trtc.runtime.frontends.http.openai.params import CHAT, COMPLETION, Params
 from trtc.runtime.frontends.http.openai.responses import ResponsesHandler
+from trtc.runtime.frontends.http.openai.tokens import TokensHandler
 from trtc.runtime.frontends.http.openai.writing import (
     Head,
     UsageWanted,
@@ -49,14 +50,16 @@ T = TypeVar("T")
 
 
 def openai(service: Service) -> Sequence[Route]:
-    """Models, chat completions, completions and responses."""
-    handlers = _Handlers(service)
+    """Models, chat completions, completions, responses, and token ids."""
+    handlers, tokens = _Handlers(service), TokensHandler(service)
     return (
         Route(MODELS, {"GET": handlers.models}, refuse),
         Route(f"{MODELS}/", {"GET": handlers.model}, refuse),
         Route("/v1/chat/completions", {"POST": handlers.chat}, refuse),
         Route("/v1/completions", {"POST": handlers.completions}, refuse),
         Route("/v1/responses", {"POST": ResponsesHandler(service).create}, refuse),
+        Route("/tokenize", {"POST": tokens.tokenize}, refuse),
+        Route("/detokenize", {"POST": tokens.detokenize}, refuse),
     )
 
 

@@ -11,11 +11,13 @@ from trtc.runtime.frontends.http.openai.fields import (
     ChoiceFields,
     CommonFields,
     CompletionFields,
+    TokenizeFields,
 )
 from trtc.runtime.frontends.http.openai.params import CHAT
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.prompts import Prompt, read_prompts
+from trtc.runtime.text.chat import Chat
 from trtc.runtime.text.chat_options import chat_of
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -30,9 +32,28 @@ def chat_draft(fields: ChatFields, request_id: str) -> RequestDraft:
     Raises:
         InvalidRequestError: names the field of the conversation that is wrong.
     """
+    _check_choices(fields)
+    chat = conversation(fields)
+    limit = fields.max_completion_tokens
+    return RequestDraft(
+        chat=chat,
+        request_id=request_id,
+        max_tokens=fields.max_tokens if limit is None else limit,
+        logprobs=asked_logprobs(fields.logprobs, fields.top_logprobs),
+        prompt_logprobs=fields.prompt_logprobs,
+        n=1 if fields.n is None else fields.n,
+        **common(fields),
+    )
+
+
+def conversation(fields: ChatFields | TokenizeFields) -> Chat:
+    """The conversation of a request, with what else the chat template is given.
+
+    Raises:
+        InvalidRequestError: names the field that is wrong.
+    """
     if fields.messages is None:
         raise InvalidRequestError("is missing", field="messages", remedy="Give a list of messages")
-    _check_choices(fields)
     messages = chat_messages(fields.messages)
     template: dict[str, Any] = {
         "chat_template_kwargs": fields.chat_template_kwargs,
@@ -44,17 +65,7 @@ def chat_draft(fields: ChatFields, request_id: str) -> RequestDraft:
         # vLLM's clients say both, or leave the second at its default.
         template["add_generation_prompt"] = fields.add_generation_prompt or None
     with fields_as_sent(CHAT):
-        chat = chat_of(messages, cast(Any, template))
-    limit = fields.max_completion_tokens
-    return RequestDraft(
-        chat=chat,
-        request_id=request_id,
-        max_tokens=fields.max_tokens if limit is None else limit,
-        logprobs=asked_logprobs(fields.logprobs, fields.top_logprobs),
-        prompt_logprobs=fields.prompt_logprobs,
-        n=1 if fields.n is None else fields.n,
-        **common(fields),
-    )
+        return chat_of(messages, cast(Any, template))
 
 
 def completion_drafts(fields: CompletionFields, request_id: str) -> tuple[RequestDraft, ...]:

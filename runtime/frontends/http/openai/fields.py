@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from trtc.runtime.frontends.http.bodies import Refused
+from trtc.runtime.frontends.http.bodies import Fields, Refused
 from trtc.runtime.frontends.http.generation import GenerationFields
 
 _REFUSED: Refused = {
@@ -47,6 +47,14 @@ _REFUSED_RESPONSE: Refused = {
     "prompt": (),
     "store": (False,),
     "truncation": ("disabled",),
+}
+
+
+_REFUSED_TOKENIZE: Refused = {
+    "chat_template": (),
+    "mm_processor_kwargs": ({},),
+    "return_token_strs": (False,),
+    "tools": ([],),
 }
 
 
@@ -119,3 +127,27 @@ class ResponseFields(CommonFields, kw_only=True):
     top_logprobs: int | None = None
     # vLLM's own
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeFields(Fields, kw_only=True):
+    """Of a text or of a conversation. None: not given."""
+
+    api: ClassVar[str] = "vLLM"
+    refused: ClassVar[Refused] = _REFUSED_TOKENIZE
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    """Of a text; the chat template says for a conversation."""
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+
+
+class DetokenizeFields(Fields, kw_only=True):
+    api: ClassVar[str] = "vLLM"
+
+    model: str | None = None
+    tokens: list[int] | None = None

@@ -27,3 +27,4 @@ COMPLETION: Params = {
     "text": "prompt",
     "include_stop": "include_stop_str_in_output",
 }
+DETOKENIZE: Params = {"token_ids": "tokens", "prompt_ids": "tokens"}

@@ -27,6 +27,14 @@ def completion(**fields: Any) -> tuple[str, dict[str, Any]]:
     return COMPLETIONS, {"prompt": [1, 2, 3], **fields}
 
 
+def tokenize(**fields: Any) -> tuple[str, dict[str, Any]]:
+    return "/tokenize", fields
+
+
+def detokenize(**fields: Any) -> tuple[str, dict[str, Any]]:
+    return "/detokenize", fields
+
+
 # (path, body), the param of the error, what its message must say
 BAD: list[tuple[tuple[str, dict[str, Any]], str | None, str]] = [
     ((CHAT, {}), "messages", "is missing"),
@@ -62,6 +70,21 @@ BAD: list[tuple[tuple[str, dict[str, Any]], str | None, str]] = [
         "messages[1].tool_calls[0].function.arguments",
         "is not JSON",
     ),
+    (tokenize(), "prompt", "is missing"),
+    (tokenize(prompt="a", messages=[USER]), "prompt", "is given beside messages"),
+    (tokenize(prompt=["a"]), "prompt", "got array"),
+    (tokenize(prompt="x" * 20_000), "prompt", "has 20000 bytes"),
+    (tokenize(prompt="a", return_token_strs=True), "return_token_strs", "is not supported"),
+    (tokenize(prompt="a", model="other"), "model", "no engine is called 'other'"),
+    (tokenize(messages=[]), "messages", "has no messages"),
+    (tokenize(messages=[{"role": "king"}]), "messages[0].role", "is 'king'"),
+    (tokenize(messages=[USER], tools=[{}]), "tools", "is not supported"),
+    (detokenize(), "tokens", "is missing"),
+    (detokenize(tokens="a"), "tokens", "got str"),
+    (detokenize(tokens=[1, "a"]), "tokens[1]", "got str"),
+    (detokenize(tokens=[4096]), "tokens[0]", "4096 is not a token"),
+    (detokenize(tokens=[1, -1]), "tokens[1]", "-1 is not a token"),
+    (detokenize(tokens=[2**70]), "tokens[0]", "is not a token"),
     ((COMPLETIONS, {}), "prompt", "is missing"),
     ((COMPLETIONS, {"prompt": ""}), "prompt", "has no tokens"),
     ((COMPLETIONS, {"prompt": []}), "prompt", "has no tokens"),
