@@ -119,6 +119,23 @@ def test_drafts_find_room_in_rows_that_nobody_needs(most: int, expected: list[in
     assert sum(chunk.num_drafts for chunk in chunks) == max(0, min(most - 4, 12))
 
 
+def test_states_are_drafted_as_far_as_pages_go() -> None:
+    """Of nine pages of four tokens one to four hold keys and values, one or two states; each row
+    with drafts wants one of the others, and where it begins a page of tokens two more."""
+    options = replace(
+        ROOMY, windows=(None, 0), page_size=4, num_pages=9, max_seq_len=16, max_batch_size=2
+    )
+    driver = Driver(options, prefix_cache=False, drafter=Knowing(options))
+    driver.submit(greedy_request("r", [1], 15))
+    drafts: list[int] = []
+    while driver.is_busy:
+        drafts += [chunk.num_drafts for chunk in driver.step().chunks]
+        driver.state.check_integrity()
+    assert driver.outputs("r") == [greedy_outputs([1], 15, options)]
+    assert drafts == [0, 4, 2, 2, 2]
+    assert driver.state.cache.pool.num_free == 9
+
+
 def completions(
     requests: list[GenerationRequest], options: EchoOptions, *, drafts: bool, ahead: bool = False
 ) -> tuple[list[tuple[Completion, ...]], int]:
@@ -132,13 +149,21 @@ def completions(
         return told, loop.stats().accepted_draft_tokens
 
 
+@pytest.mark.parametrize(
+    ("windows", "as_sequences"), [((None,), False), ((None, 0), False), ((None, 0), True)]
+)
 @pytest.mark.parametrize("ahead", [False, True])
-def test_requests_are_told_the_same_as_without_drafts(ahead: bool) -> None:
+def test_requests_are_told_the_same_as_without_drafts(
+    ahead: bool, windows: tuple[int | None, ...], as_sequences: bool
+) -> None:
     """Stop strings inside of accepted drafts, penalties, log-probabilities, forks, preemptions."""
     rng = random.Random(7)
     requests = [draw_request(number, rng, text=True) for number in range(40)]
-    plain, _ = completions(requests, TINY_TEXT, drafts=False)
-    options = replace(TINY_TEXT, accepts_at_random=True)
+    num_pages = TINY_TEXT.num_pages * len(windows)
+    options = replace(TINY_TEXT, windows=windows, num_pages=num_pages)
+    plain, _ = completions(requests, options, drafts=False)
+    rows = DraftRows(16, as_sequences=as_sequences)
+    options = replace(options, accepts_at_random=True, draft_rows=rows)
     drafted, accepted = completions(requests, options, drafts=True, ahead=ahead)
     assert drafted == plain
     assert accepted > 0
