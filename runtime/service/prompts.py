@@ -93,8 +93,8 @@ def _check_tokens(token_ids: Sequence[int], vocab_size: int) -> None:
             field="token_ids",
             remedy=f"Give at most {MAX_DETOKENIZED} in one call",
         )
-    if token_ids and max(token_ids) >= vocab_size:
-        position = next(at for at, token in enumerate(token_ids) if token >= vocab_size)
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        position = next(at for at, one in enumerate(token_ids) if not 0 <= one < vocab_size)
         raise InvalidRequestError(
             f"{token_ids[position]} is not a token",
             field=f"token_ids[{position}]",
