@@ -1,9 +1,9 @@
 """The inside of a process that calls hooks: one call after the other, until its socket closes.
 
-Frames in both directions are a length (4 bytes, little-endian) and that many bytes of MessagePack,
-over file descriptor 0. The first frame from outside is the name of the class; its answer is
-(OK, names of its methods) or (FAILED, what is wrong). All others are (method, arguments), answered
-in order by (OK, result), (REFUSED, text) or (FAILED, traceback). `hooks.process` is the other side.
+Frames are a length (4 bytes, little-endian) and that many bytes of MessagePack. Calls come over
+file descriptor 0, answers go over 1. The first frame is the name of the class, answered by (OK,
+names of its methods) or (FAILED, what is wrong). All others are (method, arguments), answered in
+order by (OK, result), (REFUSED, text) or (FAILED, traceback). `hooks.process` is the other side.
 """
 
 import importlib
@@ -31,25 +31,27 @@ LENGTH_BYTES = 4
 OK = "ok"
 REFUSED = "refused"
 FAILED = "failed"
-_SOCKET = 0
+_CALLS, _ANSWERS, _ERRORS = range(3)
 
 
 def main() -> None:
     """Answer calls until the socket closes."""
-    channel = socket.socket(fileno=os.dup(_SOCKET))
-    os.dup2(os.open(os.devnull, os.O_RDONLY), _SOCKET)  # hooks may read it
-    threading.Thread(target=_end_with, args=(channel.fileno(),), daemon=True).start()
-    frames: BinaryIO = io.BufferedReader(io.FileIO(channel.fileno(), closefd=False), 1 << 16)
+    incoming, answers = os.dup(_CALLS), socket.socket(fileno=os.dup(_ANSWERS))
+    # Hooks may read the one and print to the other.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), _CALLS)
+    os.dup2(_ERRORS, _ANSWERS)
+    threading.Thread(target=_end_with, args=(incoming,), daemon=True).start()
+    frames: BinaryIO = io.BufferedReader(io.FileIO(incoming), 1 << 16)
     first = _receive(frames)
     if first is None:
         return
     hooks, answer = _open(msgspec.msgpack.decode(first, type=str))
-    channel.sendall(_framed(answer))
+    answers.sendall(_framed(answer))
     if hooks is None:
         return
     calls = _calls()
     while (frame := _receive(frames)) is not None:
-        channel.sendall(_framed(_answer(hooks, calls, frame)))
+        answers.sendall(_framed(_answer(hooks, calls, frame)))
 
 
 def _calls() -> "dict[str, msgspec.msgpack.Decoder[Any]]":

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -32,11 +33,15 @@ class HookProcess:
         self,
         process: "subprocess.Popen[bytes]",
         reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        writers: tuple[asyncio.StreamWriter, asyncio.StreamWriter],
     ) -> None:
+        """
+        Args:
+            writers: of calls, and of the socket of answers, which is only read.
+        """
         self._process = process
         self._reader = reader
-        self._writer = writer
+        self._writers = writers
         self.methods: frozenset[str] = frozenset()
         """That the class has."""
 
@@ -47,16 +52,22 @@ class HookProcess:
         Raises:
             RequestError: it could not.
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = _spawn(theirs)
-        try:
-            started = cls(process, *await asyncio.open_connection(sock=ours))
-        except BaseException:
-            ours.close()
-            process.kill()
-            process.wait()
-            raise
+        # Two sockets: that calls cannot be sent to a process that has ended must not keep the
+        # answers that it gave before from being read.
+        calls, to_calls = socket.socketpair()
+        answers, to_answers = socket.socketpair()
+        with to_calls, to_answers:
+            process = _spawn(to_calls, to_answers)
+        with ExitStack() as undo:
+            undo.callback(process.wait)
+            undo.callback(process.kill)
+            undo.callback(answers.close)
+            undo.callback(calls.close)
+            reader, unused = await asyncio.open_connection(sock=answers)
+            undo.callback(unused.transport.abort)
+            _, writer = await asyncio.open_connection(sock=calls)
+            undo.pop_all()
+        started = cls(process, reader, (writer, unused))
         try:
             async with asyncio.timeout(START_S):
                 await started._open(name)
@@ -77,7 +88,7 @@ class HookProcess:
 
     def send(self, frame: bytes) -> None:
         """Hand over a frame, without waiting."""
-        self._writer.write(frame)
+        self._writers[0].write(frame)
 
     async def receive(self) -> bytes:
         """The content of the next frame.
@@ -96,7 +107,8 @@ class HookProcess:
     def kill(self) -> None:
         """End it at once. Idempotent."""
         self._process.kill()
-        self._writer.transport.abort()
+        for writer in self._writers:
+            writer.transport.abort()
         asyncio.get_running_loop().run_in_executor(None, self._process.wait)
 
     async def _open(self, name: str) -> None:
@@ -107,13 +119,13 @@ class HookProcess:
         self.methods = frozenset(found)
 
 
-def _spawn(theirs: socket.socket) -> "subprocess.Popen[bytes]":
+def _spawn(calls: socket.socket, answers: socket.socket) -> "subprocess.Popen[bytes]":
     paths = [os.path.abspath(one) for one in sys.path]  # noqa: PTH100 (links stay as they are)
     code = f"import sys; sys.path[:] = {paths!r}; from trtc.runtime.hooks.child import main; main()"
     return subprocess.Popen(
         [sys.executable, "-c", code],
-        stdin=theirs.fileno(),
-        stdout=2,  # what hooks print goes where the server's log does
+        stdin=calls.fileno(),
+        stdout=answers.fileno(),
         start_new_session=True,  # Ctrl-C is for the server, which drains
     )
 

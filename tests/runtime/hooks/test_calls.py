@@ -80,6 +80,20 @@ async def test_a_call_that_ends_its_process_fails_alone(fault: str, problem: str
 
 
 @asynchronous
+async def test_answers_before_the_end_of_a_process_are_read() -> None:
+    """Whatever else is on its way to it then."""
+    large = NewOutput(0, "x" * 200_000, ())
+
+    async def call(calls: HookCalls, name: str) -> Any:
+        return await calls.call(0, "on_output", name, RequestInfo(name, "echo"), large)
+
+    async with calls_of("Told", num_processes=1) as calls:
+        names = ["exit-on_output" if at % 7 == 3 else "x" for at in range(21)]
+        answers = await asyncio.gather(*(call(calls, one) for one in names), return_exceptions=True)
+        assert [isinstance(one, HookError) for one in answers] == [one != "x" for one in names]
+
+
+@asynchronous
 async def test_the_time_of_a_call_begins_when_those_before_it_have_ended() -> None:
     async with calls_of("Told", timeout_s=0.5, num_processes=1) as calls:
         names = [f"slow-on_output-{at}" for at in range(16)]  # 0.8 s together
