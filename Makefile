@@ -37,7 +37,7 @@ $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { echo 'could not make a virtual environment: install the venv module (Debian: apt-get install python3-venv)' >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e '.[build,dev,kv-events,sign]'
+	$(BIN)/python -m pip install --quiet -e '.[build,dev,kv-events,opentelemetry,sign]'
 	$(BIN)/python -m pip install --quiet --no-deps tritonclient==2.73.0 python-rapidjson==1.25  # asks for an older ml_dtypes
 	@touch $(STAMP)
 

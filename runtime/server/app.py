@@ -29,6 +29,7 @@ from trtc.runtime.service.models import Models
 from trtc.runtime.service.phases import phase
 from trtc.runtime.service.repository import DirectoryRepository, FixedRepository, Repository
 from trtc.runtime.service.service import Service
+from trtc.runtime.service.telemetry import TelemetryConfig, open_telemetry
 
 if TYPE_CHECKING:
     from trtc.runtime.hooks.calls import HookCalls
@@ -74,6 +75,8 @@ class ServerConfig:
     """None: requests are not recorded."""
     metrics_compat: MetricsCompat = "none"
     """Whose names of metrics are exposed beside our own."""
+    telemetry: TelemetryConfig | None = None
+    """None: nothing goes to OpenTelemetry."""
     hooks: HooksConfig | None = None
     """None: no code of the operator's is called."""
     repository: RepositoryConfig | None = None
@@ -88,6 +91,7 @@ class Server:
 
     Raises:
         RequestError: the file of API keys cannot be read.
+        EnvironmentFault: telemetry is on, and OpenTelemetry is not installed.
     """
 
     def __init__(self, config: ServerConfig, *, opener: Opener) -> None:
@@ -109,6 +113,7 @@ class Server:
 
             self._hooks = calls.HookCalls(config.hooks)
             opener = hooked_opener(opener, self._hooks)
+        self._telemetry = None if config.telemetry is None else open_telemetry(config.telemetry)
         repository = _repository(config)
         self.models = Models(_wanted(config, repository))
         self.control = ModelControl(
@@ -129,6 +134,7 @@ class Server:
             self._audit,
             self._hooks,
             self.control,
+            self._telemetry,
         )
         self.metrics.watch_loops(self._loop_stats)
         frontends = [one.frontend(self.service) for one in config.frontends]
@@ -205,6 +211,8 @@ class Server:
         if self._hooks is not None:
             await self._hooks.close()
         await asyncio.to_thread(self._audit.close)
+        if self._telemetry is not None:
+            await asyncio.to_thread(self._telemetry.close)
         self.control.close()
         _log.info("stopped")
 

@@ -28,7 +28,7 @@ from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.metrics import RequestClock, ServerMetrics
 from trtc.runtime.service.model_control import ModelControl
 from trtc.runtime.service.models import Models
-from trtc.runtime.service.progress import Progress
+from trtc.runtime.service.progress import Progress, Watcher
 from trtc.runtime.service.prompts import Prompts
 from trtc.runtime.service.quotas import Quotas
 from trtc.runtime.service.streams import Courier, OutputStream
@@ -37,6 +37,7 @@ from trtc.runtime.text.chat import Chat
 if TYPE_CHECKING:
     from trtc.runtime.hooks.calls import HookCalls
     from trtc.runtime.service.hooks import HookedRequest
+    from trtc.runtime.service.telemetry import Telemetry
 
 
 class Service:
@@ -51,6 +52,7 @@ class Service:
         audit: Audit | None = None,
         hooks: "HookCalls | None" = None,
         control: ModelControl | None = None,
+        telemetry: "Telemetry | None" = None,
     ) -> None:
         """
         Args:
@@ -58,9 +60,11 @@ class Service:
             audit: records requests; None: nothing does.
             hooks: an operator's; None: there are none.
             control: loads and unloads models; None: they stay.
+            telemetry: follows requests; None: nothing does.
         """
         self._hooks = hooks
         self.control = control
+        self._telemetry = telemetry
         self._audit = Audit(None, metrics) if audit is None else audit
         self.models = models
         self.access = Access() if access is None else access
@@ -143,13 +147,16 @@ class Service:
             handle = engine or held.enter_context(self.models.lease(draft.model))
             clock = self.metrics.clock(handle.name, time.monotonic())
             record = held.enter_context(self._audit.recording(principal, handle, draft))
+            watchers: list[Watcher] = [] if record is None else [record]
+            if self._telemetry is not None:
+                watchers.append(held.enter_context(self._telemetry.recording(handle, draft)))
             with _counted(clock):
                 self.models.check_serves(handle)
                 usage = held.enter_context(self._quotas.stream(principal, handle.name))
                 place = self._places.take(principal)
                 held.callback(self._free, place)
                 origin = Origin(principal, deadline, self.limits.share_prefixes)
-                progress = Progress(clock, usage, () if record is None else (record,))
+                progress = Progress(clock, usage, watchers)
                 stream = await self._admit(handle, draft, origin, place, progress)
             try:
                 yield stream

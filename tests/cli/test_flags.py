@@ -51,7 +51,7 @@ FLAGS = {
         --hooks --hook-timeout --hook-processes
         --kv-events --kv-events-replay --kv-events-topic --kv-events-format
         --kv-events-grpc
-        --metrics-compat --log-level
+        --otlp-endpoint --metrics-compat --log-level
     """,
     "keys": "file --add --scope --expires-days --revoke",
     "client": f"""

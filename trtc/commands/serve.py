@@ -33,6 +33,7 @@ from trtc.runtime.service.access import OPEN, AccessConfig
 from trtc.runtime.service.audit import AuditConfig
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.metric_twins import MetricsCompat
+from trtc.runtime.service.telemetry import telemetry_config
 from trtc.runtime.wire.tls import ServerTls
 
 if TYPE_CHECKING:
@@ -289,6 +290,12 @@ _SEVERAL = ("one", "another")
     "scope events.",
 )
 @click.option(
+    "--otlp-endpoint",
+    metavar="URL",
+    help="OpenTelemetry collector that is sent traces and metrics of requests, never their "
+    "content. Default: as OTEL_EXPORTER_OTLP_ENDPOINT says.",
+)
+@click.option(
     "--metrics-compat",
     type=click.Choice(["none", "vllm"]),
     default=_DEFAULTS.metrics_compat,
@@ -362,6 +369,7 @@ def command(
     kv_events_topic: str,
     kv_events_format: "EventFormat",
     kv_events_grpc: bool,
+    otlp_endpoint: str | None,
     metrics_compat: MetricsCompat,
     hooks: str | None,
     hook_timeout: float | None,
@@ -416,6 +424,7 @@ def command(
         audit=_audit(audit_log, audit_max_bytes, audit_keep, has_content=audit_content),
         hooks=_hooks(hooks, hook_timeout, hook_processes),
         metrics_compat=metrics_compat,
+        telemetry=telemetry_config(otlp_endpoint),
     )
     asyncio.run(_serve(config))
 
