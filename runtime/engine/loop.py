@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from trtc.protos.errors import (
     DeadlineError,
     InvalidRequestError,
@@ -665,7 +667,9 @@ def _scores(
         token_id = scored.sequence.token_ids[scored.position + at]
         # Another was drawn: the model cannot give this one.
         is_possible = entry.token_id == token_id
-        entries.append(entry if is_possible else replace(entry, token_id=token_id, logprob=-inf))
+        if not is_possible:
+            entry = msgspec.structs.replace(entry, token_id=token_id, logprob=-inf)
+        entries.append(entry)
     return entries
 
 

@@ -236,6 +236,24 @@ def test_prompt_logprobs_come_before_the_first_token_and_once(open_loop: OpenLoo
     assert cached > 0, "others may use what was computed"
 
 
+class Unable(EchoExecutor):
+    """Its model can never give token 7."""
+
+    def logits(self, batch: StepBatch) -> Float32s:
+        logits = super().logits(batch)
+        logits[:, 7] = -np.inf
+        return logits
+
+
+def test_a_prompt_token_that_the_model_cannot_give_has_minus_infinity() -> None:
+    with running_loop(executor=Unable(ROOMY)) as loop:
+        result = loop.send(greedy_request("r", (5, 7, 9), 2, prompt_logprobs=0)).result()
+    impossible, possible = result.prompt_logprobs
+    assert (impossible.token_id, impossible.logprob) == (7, -np.inf)
+    assert possible.token_id == 9
+    assert np.isfinite(possible.logprob)
+
+
 def test_requests_without_a_seed_differ(open_loop: OpenLoop) -> None:
     with open_loop(ROOMY) as loop:
         requests = [

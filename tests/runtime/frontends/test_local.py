@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import click.testing
+import msgspec
 import numpy as np
 import pytest
 
@@ -367,7 +368,7 @@ class Damaged:
 def test_no_completion_ends_well_on_damaged_weights() -> None:
     """What had come before the hashes were compared is taken back, and nothing is begun anew."""
     damaged = Damaged()
-    session = replace(echo_session(), late_check=cast(HashCheck, damaged))
+    session = msgspec.structs.replace(echo_session(), late_check=cast(HashCheck, damaged))
     with LocalEngine(session) as engine:
         assert not damaged.begun
         generation = engine.generate([5, 6, 7], max_tokens=4, ignore_eos=True)
