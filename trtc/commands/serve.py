@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -47,6 +48,7 @@ _DRAFTS = DraftConfig()
 _HOOKS = HooksConfig("")
 _ZMQ = ZmqConfig()
 _POLL_S = 5.0
+_ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
 _SEVERAL = ("one", "another")
 """Stand for models that come and go."""
 
@@ -94,6 +96,13 @@ _SEVERAL = ("one", "another")
     help="Port for the OpenAI API, /metrics, /healthz and /readyz; 0 for any free one.",
 )
 @click.option("--no-http", is_flag=True, help="Open no HTTP port.")
+@click.option(
+    "--cors-origin",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Pages of the web that may ask over HTTP and read the answers, such as "
+    "https://chat.example.com; repeatable. *: all of them.",
+)
 @click.option("--threads", type=click.IntRange(1), help="CPU threads, an engine.")
 @click.option("--kv-bytes", type=click.IntRange(1), help="Bytes of KV pool, an engine.")
 @click.option(
@@ -334,6 +343,7 @@ def command(
     grpc_port: int,
     http_port: int,
     no_http: bool,
+    cors_origin: tuple[str, ...],
     threads: int | None,
     kv_bytes: int | None,
     kv_host_bytes: int,
@@ -383,6 +393,7 @@ def command(
     repository = _repository(models, poll, load, explicit=explicit)
     _check_engines(engines, repository, digests)
     sources = pin_digests(engine_sources(engines), digests)
+    _check_origins(cors_origin, no_http=no_http)
     zmq = _zmq(kv_events, kv_events_replay, kv_events_topic, kv_events_format)
     if zmq is not None:
         zmq.check([one.name for one in sources] or _SEVERAL)
@@ -393,7 +404,7 @@ def command(
         engines=sources,
         frontends=(
             GrpcConfig(host, grpc_port, tls, kv_events_grpc),
-            *(() if no_http else (HttpConfig(host, http_port, tls),)),
+            *(() if no_http else (HttpConfig(host, http_port, tls, cors_origin),)),
             *(() if zmq is None else (zmq,)),
         ),
         limits=ServiceLimits(
@@ -526,6 +537,18 @@ def _hooks(
                 "has no effect alone", field=option, remedy="Give --hooks MODULE:CLASS as well"
             )
     return None
+
+
+def _check_origins(origins: tuple[str, ...], *, no_http: bool) -> None:
+    if origins and no_http:
+        raise RequestError("has no effect with --no-http", field="--cors-origin")
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise RequestError(
+                f"{origin[:80]!r} is not an origin",
+                field="--cors-origin",
+                remedy="Give one as browsers send it, such as https://chat.example.com, or *",
+            )
 
 
 def _check_reach(host: str, access: AccessConfig) -> None:

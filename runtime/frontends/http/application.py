@@ -14,6 +14,7 @@ from trtc.runtime.frontends.http.exchange import Exchange
 from trtc.runtime.frontends.http.plain import answer_plainly, refuse_plainly
 from trtc.runtime.frontends.http.routes import Route
 from trtc.runtime.requests.call import answering
+from trtc.runtime.requests.principal import Scope
 from trtc.runtime.scheduling.shares import Resource, Shares
 from trtc.runtime.service.access import Access
 
@@ -70,6 +71,11 @@ class Application:
                 raise
         finally:
             exchange.close()
+
+    def is_for_clients(self, path: str) -> bool:
+        """Whether what answers a path is inference, or open to all."""
+        route = self._route(path)
+        return route is not None and route.scope in (None, Scope.INFERENCE)
 
     def _closing(self, send: Send) -> Send:
         """`send`, with which an answer closes its connection while the server drains: its client's

@@ -26,6 +26,8 @@ class HttpConfig:
     port: int = 8000
     """0: any free port."""
     tls: ServerTls | None = None
+    cors_origins: tuple[str, ...] = ()
+    """Of pages that may read answers in a browser; `*`: of all."""
 
     def frontend(self, service: Service) -> "HttpFrontend":
         return HttpFrontend(self, service)
@@ -73,8 +75,13 @@ class HttpFrontend(Frontend):
         await asyncio.to_thread(importlib.import_module, "trtc.runtime.frontends.http.server")
         from trtc.runtime.frontends.http.server import HttpServer
 
-        is_local = is_loopback(self.host)
-        return await HttpServer.accepting(listener, tls, self._service, is_local=is_local)
+        return await HttpServer.accepting(
+            listener,
+            tls,
+            self._service,
+            is_local=is_loopback(self.host),
+            cors_origins=self._config.cors_origins,
+        )
 
 
 def _listen(host: str, port: int) -> BoundedListener:

@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 from trtc.runtime.frontends.http.anthropic.dialect import anthropic
 from trtc.runtime.frontends.http.application import RESERVED_CONNECTIONS, Application
 from trtc.runtime.frontends.http.connections import BoundedConnection
+from trtc.runtime.frontends.http.cors import Cors
 from trtc.runtime.frontends.http.kserve.dialect import kserve
 from trtc.runtime.frontends.http.listener import BACKLOG, BoundedListener
 from trtc.runtime.frontends.http.ollama.dialect import ollama
@@ -47,6 +48,7 @@ class HttpServer:
         service: Service,
         *,
         is_local: bool,
+        cors_origins: Sequence[str],
     ) -> "HttpServer":
         """A server that accepts the listener's connections, from the first on."""
         max_connections = service.limits.max_connections + RESERVED_CONNECTIONS
@@ -59,7 +61,9 @@ class HttpServer:
             is_draining=lambda: service.models.is_draining,
         )
         config = Config(
-            application,
+            Cors(application, cors_origins, application.is_for_clients)
+            if cors_origins
+            else application,
             ws="none",
             interface="asgi3",
             lifespan="off",
