@@ -40,7 +40,8 @@ FLAGS = {
     "chat": f"{TALK} --no-history",
     "run": f"{TALK} prompt",
     "serve": """
-        engines --host --grpc-port --http-port --no-http --cors-origin --threads --kv-bytes
+        engines --models --poll --explicit --load
+        --host --grpc-port --http-port --no-http --cors-origin --threads --kv-bytes
         --kv-host-bytes
         --step-target --digest --require-signature --trust
         --max-queue --max-streams --max-connection-streams --max-connections
