@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from trtc.builder.module import TENSORRT_DOMAIN, TRTC_DOMAIN, Module
-from trtc.builder.onnx_file import is_external
+from trtc.builder.onnx_check import is_external
 from trtc.builder.recipes import Array, TensorReader
 from trtc.plugins.op import FusedOp
 from trtc.plugins.registry import REGISTRY

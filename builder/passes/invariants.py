@@ -6,8 +6,8 @@ import onnx
 
 from trtc.builder.graph_writer import INLINE_ELEMENTS
 from trtc.builder.module import TRTC_DOMAIN, Module
-from trtc.builder.onnx_file import check_module as check_onnx
-from trtc.builder.onnx_file import is_external
+from trtc.builder.onnx_check import check_module as check_onnx
+from trtc.builder.onnx_check import is_external
 from trtc.plugins.op import FusedOp, TensorType
 from trtc.plugins.registry import REGISTRY
 from trtc.protos.dtypes import BY_ONNX

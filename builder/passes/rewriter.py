@@ -16,7 +16,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 
 from trtc.builder.graph_writer import INLINE_ELEMENTS, onnx_type
 from trtc.builder.module import TRTC_DOMAIN, Module
-from trtc.builder.onnx_file import is_external
+from trtc.builder.onnx_check import is_external
 from trtc.builder.passes.matching import (
     Node,
     Tensor,

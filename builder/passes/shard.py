@@ -16,7 +16,7 @@ import numpy as np
 from trtc.builder.module import TRTC_DOMAIN, Module
 from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of, is_fused, is_op
 from trtc.builder.passes.rewriter import Rewriter
-from trtc.builder.recipes import OnFirstRank, Recipe, Shard, recipe_of_rank
+from trtc.builder.recipes import OnFirstRank, Recipe, Shard
 from trtc.protos.errors import InvariantError
 
 Parts = tuple[int, ...]
@@ -28,7 +28,7 @@ _READERS_OF_PARTS = ("rope_kv_write", "swiglu")
 @dataclass(frozen=True)
 class ShardOverRanks:
     """A pass: the graph of rank 0, from which the others' differ in what their weights hold alone
-    (`module_of_rank`).
+    (`recipe_of_rank`).
 
     Rules, for R ranks; a tensor is parted when a rank has only some of its columns:
         linear(whole) read by rope_kv_write or swiglu -> 1 / R of its columns, parted
@@ -59,12 +59,6 @@ class ShardOverRanks:
 
 
 _COLLECTIVES = ("all_reduce", "all_gather")
-
-
-def module_of_rank(module: Module, rank: int) -> Module:
-    """What rank `rank` runs, of a sharded module."""
-    recipes = {name: recipe_of_rank(recipe, rank) for name, recipe in module.recipes.items()}
-    return replace(module, recipes=recipes)
 
 
 class _Walk:

@@ -23,7 +23,7 @@ from trtc.runtime.scheduling.cache_events import CacheEvents, PageKey
 from trtc.runtime.scheduling.restoring import PrefixRestorer
 from trtc.runtime.scheduling.scheduler_state import SchedulerState
 
-_FIELD = "--kv-host-bytes"
+_FIELD = "kv_host_bytes"
 _BATCH_BYTES = 16 << 20
 """Bytes of pages in one copy, in memory besides the arena."""
 _MAX_READS = 4

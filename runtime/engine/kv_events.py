@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from trtc.runtime.engine.cache_feed import HOST, POOL, CacheFeed, Removed, Stored
-from trtc.runtime.host.background import make_way
+from trtc.runtime.host.background import lower_priority
 from trtc.runtime.scheduling.cache_events import PageKey, namespace_name
 
 BATCH_S = 0.005
@@ -177,7 +177,7 @@ class EventLog:
         ]
 
     def _run(self) -> None:
-        make_way()
+        lower_priority()
         while not self._is_closing:
             self._feed.arrived.wait()
             if not self._is_closing:

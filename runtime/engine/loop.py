@@ -599,8 +599,8 @@ def _cache_feed(config: LoopConfig) -> "CacheFeed | None":
     if not config.prefix_cache:
         raise RequestError(
             "tells of the prefix cache, and there is none",
-            field="--kv-events",
-            remedy="Leave out --no-prefix-cache, or this",
+            field="kv_events",
+            remedy="Leave it out, or keep the prefix cache",
         )
     from trtc.runtime.engine.cache_feed import CacheFeed  # few engines have one
 
@@ -615,8 +615,8 @@ def _host_tier(
     if not config.prefix_cache:
         raise RequestError(
             "keeps what the prefix cache evicts, and there is none",
-            field="--kv-host-bytes",
-            remedy="Leave out --no-prefix-cache, or this",
+            field="kv_host_bytes",
+            remedy="Leave it out, or keep the prefix cache",
         )
     from trtc.runtime.engine.host_tier import HostTier  # few engines have one
 

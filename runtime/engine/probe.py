@@ -111,7 +111,7 @@ def greedy_with_margins(executor: Executor, prompt_ids: Sequence[int], max_token
 
 
 def pages_of_solo(kv: CacheLayout, limits: Limits) -> int:
-    """Pages of a pool for one sequence of any length, of which no window lets go of any."""
+    """Pages of a pool for one sequence of any length, of which no window releases any."""
     return len(kv.groups) * kv.pages_for(limits.max_seq_len)
 
 

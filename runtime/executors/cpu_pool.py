@@ -2,7 +2,7 @@
 
 A huge page's first touch zeroes 2 MB, in every region at once; on a virtual machine whose host has
 to find the memory first, that made one step in seven take 90 ms longer. So memory is asked for some
-way ahead of its use, by a thread that makes way for others. A first step that nobody could wait
+way ahead of its use, by a thread of low priority. A first step that nobody could wait
 longer for touches small pages, which that thread makes huge ones afterwards.
 """
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from trtc.protos.errors import EnvironmentFault
 from trtc.protos.kv import CacheLayout
 from trtc.runtime.executors.huge_pages import advise_huge_pages
-from trtc.runtime.host.background import make_way
+from trtc.runtime.host.background import lower_priority
 
 _HUGE_PAGE = 1 << 21
 _MADV_POPULATE_WRITE = 23
@@ -150,7 +150,7 @@ class _Toucher:
             self._thread.join()
 
     def _run(self) -> None:
-        make_way()
+        lower_priority()
         while self._done < self._num_pages:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._done < self._goal)

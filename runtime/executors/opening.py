@@ -54,7 +54,7 @@ class Opening(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what was made ready; for an engine that will not be opened."""
+        """Release what was made ready; for an engine that will not be opened."""
         ...
 
     def open(self, num_pages: int) -> Executor:

@@ -2,7 +2,7 @@
 
 It is a fresh interpreter, never a fork of this one, whose threads and gRPC would not survive that,
 and it can import only the packages that it is given. It sees no environment and has no files. A
-socket pair is its only way out, and its end: it stops when this process lets go of it, or dies.
+socket pair is its only way out, and its end: it stops when this process closes it, or dies.
 """
 
 import importlib.util
@@ -120,7 +120,7 @@ class LimitedProcess:
         self._process.wait()
 
     def close(self) -> None:
-        """End it and let go of its socket; no thread may be in `call`."""
+        """End it and close its socket; no thread may be in `call`."""
         self.kill()
         self._socket.close()
 

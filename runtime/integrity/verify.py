@@ -13,7 +13,7 @@ from typing import NamedTuple
 from trtc.protos.errors import EngineCorruptError
 from trtc.protos.files import UnreadableError, open_regular
 from trtc.protos.manifest import CHUNK_BYTES, FileFacts, Manifest
-from trtc.runtime.host.background import make_way
+from trtc.runtime.host.background import lower_priority
 from trtc.runtime.host.machine import num_usable_cores
 from trtc.runtime.integrity.engine_files import (
     REBUILD,
@@ -43,7 +43,7 @@ def verify_files(engine: Path, manifest: Manifest) -> None:
 
 
 class HashCheck:
-    """Compares the hashes of some files in threads of its own, which make way for others.
+    """Compares the hashes of some files in threads of its own, of low priority.
 
     Nothing is hashed before somebody calls `begin` or `wait`. Hashing frees the GIL.
     """
@@ -68,7 +68,7 @@ class HashCheck:
             for name in names
             for piece in pieces_of(name, manifest.files[name])
         ]
-        self._pool = ThreadPoolExecutor(_num_threads(), "trtc-verify", initializer=make_way)
+        self._pool = ThreadPoolExecutor(_num_threads(), "trtc-verify", initializer=lower_priority)
         self._checks: list[Future[None]] = []
         self._beginning = threading.Lock()
 
@@ -173,7 +173,7 @@ def _check_same(path: Path, file: io.FileIO, identity: FileIdentity | None) -> N
 def hash_piece(descriptor: int, piece: Piece) -> str:
     """SHA-256 of a piece, or of as much of it as there is."""
     digest, at, end = hashlib.sha256(), piece.begin, piece.begin + piece.bytes
-    # Large blocks: a thread that makes way for others should not often hold the GIL while it does.
+    # Large blocks: a thread of low priority should not often hold the GIL while it does.
     block = memoryview(bytearray(min(_BLOCK_BYTES, piece.bytes)))
     while at < end and (count := os.preadv(descriptor, [block[: end - at]], at)):
         digest.update(block[:count])

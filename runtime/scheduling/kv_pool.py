@@ -15,7 +15,7 @@ class PageCopy(NamedTuple):
     target: int
 
 
-LET_GO = 0
+RELEASED_PAGE = 0
 """In a page table, in place of a page that the sequence has released: nothing reads it."""
 
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from trtc.protos.errors import InvariantError
 from trtc.runtime.requests.principal import Namespace
-from trtc.runtime.scheduling.kv_pool import LET_GO, KvPool
+from trtc.runtime.scheduling.kv_pool import RELEASED_PAGE, KvPool
 
 if TYPE_CHECKING:
     from trtc.runtime.scheduling.cache_events import CacheEvents, PageKey
@@ -178,7 +178,7 @@ class PrefixCache:
         for group, first in enumerate(self.first_wanted(matched)):
             held = [node.pages[group] for node in matched[first:]]
             self.hold(held)
-            tables.append([LET_GO] * first + held)
+            tables.append([RELEASED_PAGE] * first + held)
         return tables
 
     def hold(self, pages: Sequence[int]) -> None:

@@ -14,8 +14,8 @@ Before that, where the next in fair order has nothing running and has waited for
 whoever holds most lanes keeps it out, that one loses the sequence that costs it least: one in
 SHARE_S, which is computed again later. So nobody keeps all lanes for as long as sequences run.
 
-The first in rank can take every page but its own and fits the pool alone, and it never makes way,
-so it always advances; ranks are given at the first admission and never change. Hence no livelock.
+The first in rank can take every page but its own, fits the pool alone and is never preempted, so it
+always advances; ranks are given at the first admission and never change. Hence no livelock.
 Nobody overtakes the first of the queue within a step, and whoever waits becomes that in bounded
 time. Hence no starvation.
 
@@ -55,15 +55,15 @@ def plan(state: SchedulerState, limits: StepLimits) -> StepPlan:
 
     It is empty only if nothing is left to compute, or not before the step in flight is complete.
     """
-    chosen = _plan(state, limits, may_make_way=True)
-    if chosen.makes_way and not chosen.chunks:
-        return _plan(state, limits, may_make_way=False)
+    chosen = _plan(state, limits, may_preempt_for_fairness=True)
+    if chosen.preempts_for_fairness and not chosen.chunks:
+        return _plan(state, limits, may_preempt_for_fairness=False)
     return chosen
 
 
-def _plan(state: SchedulerState, limits: StepLimits, *, may_make_way: bool) -> StepPlan:
+def _plan(state: SchedulerState, limits: StepLimits, *, may_preempt_for_fairness: bool) -> StepPlan:
     draft = _Draft(state, limits)
-    makes_way = may_make_way and draft.make_way()
+    preempts_for_fairness = may_preempt_for_fairness and draft.preempt_for_fairness()
     draft.decode_running()
     if draft.must_wait:
         return StepPlan()
@@ -80,7 +80,7 @@ def _plan(state: SchedulerState, limits: StepLimits, *, may_make_way: bool) -> S
         tuple(draft.admissions),
         tuple(draft.chunks),
         scores=draft.scores,
-        makes_way=makes_way,
+        preempts_for_fairness=preempts_for_fairness,
         has_drafts=draft.has_drafts,
     )
 
@@ -119,10 +119,10 @@ class _Draft:
         self.admissions: list[Admission] = []
         self.chunks: list[Chunk] = []
 
-    def make_way(self) -> bool:
+    def preempt_for_fairness(self) -> bool:
         """Preempt one sequence for a client that has none running, if one is to be."""
         state = self._state
-        if state.waiting.now - state.made_way_at < SHARE_S:
+        if state.waiting.now - state.last_fair_preemption < SHARE_S:
             return False
         first = state.waiting.deprived(SHARE_S)
         if first is None or self._has_place(first):

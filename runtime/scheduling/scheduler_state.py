@@ -125,7 +125,7 @@ class SchedulerState:
         self.free_lanes = list(range(num_lanes - 1, -1, -1))
         self.num_in_flight = 0
         """Steps that were applied and not yet committed."""
-        self.made_way_at = -inf
+        self.last_fair_preemption = -inf
         """When a sequence was last preempted for a client that had none running; see `tick`."""
         self.counters = Counters()
         self._changes = Changes()
@@ -240,11 +240,11 @@ class SchedulerState:
             self._preempt(sequence)
         if plan.preempted:
             self.running = [one for one in self.running if one.status is Status.RUNNING]
-        if plan.makes_way:
-            self.made_way_at = self.waiting.now
+        if plan.preempts_for_fairness:
+            self.last_fair_preemption = self.waiting.now
         for admission in plan.admissions:  # before anything is allocated: that may evict
             admission.sequence.pages = self.cache.claim(admission.matched)
-            admission.sequence.num_let_go = self.cache.first_wanted(admission.matched)
+            admission.sequence.num_released = self.cache.first_wanted(admission.matched)
         for admission in plan.admissions:
             self._admit(admission)
         for sequence in plan.secured:
@@ -273,7 +273,7 @@ class SchedulerState:
         return switch if switch is not None and length > switch else 0
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._let_go(sequence)
+        self._release_all(sequence)
         # It may come back with fewer pages before the loop has heard of those.
         self._changes.grown = [one for one in self._changes.grown if one[0] is not sequence]
         sequence.status = Status.WAITING
@@ -507,7 +507,7 @@ class SchedulerState:
         """Release pages that no later token's window reaches. They stay cached while there is
         room."""
         for group, window in enumerate(self._windows):
-            first = sequence.num_let_go[group]
+            first = sequence.num_released[group]
             end = self.cache.pool.num_outside(window, num_computed)
             if end > first:
                 pages = sequence.pages[group]
@@ -517,7 +517,7 @@ class SchedulerState:
                         self.cache.release(pages[index : index + 1], spare=spare)
                 else:
                     self.cache.release(pages[first:end])
-                sequence.num_let_go[group] = end
+                sequence.num_released[group] = end
 
     def finish(self, sequences: Iterable[Sequence]) -> None:
         """End sequences, waiting or running; those that have finished already stay so."""
@@ -527,19 +527,19 @@ class SchedulerState:
                 self.waiting.remove(sequence)
             elif sequence.status is Status.RUNNING:
                 any_ran = True
-                self._let_go(sequence)
+                self._release_all(sequence)
             sequence.status = Status.FINISHED
         if any_ran:
             self.running = [one for one in self.running if one.status is Status.RUNNING]
 
-    def _let_go(self, sequence: Sequence) -> None:
+    def _release_all(self, sequence: Sequence) -> None:
         """Return lanes and pages; full pages stay in the prefix cache while there is room."""
         for pages in sequence.held_pages():
             self.cache.release(pages)
         self.free_lanes += sequence.lanes
         self.waiting.release(sequence.request.principal, len(sequence.lanes))
         sequence.pages = []
-        sequence.num_let_go = []
+        sequence.num_released = []
         sequence.lanes = []
         sequence.node = None
         sequence.num_cached_pages = 0

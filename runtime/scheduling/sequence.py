@@ -40,10 +40,10 @@ class Sequence:
         "num_cached_pages",
         "num_computed",
         "num_drafted",
-        "num_let_go",
         "num_missed_drafts",
         "num_pending",
         "num_prompt",
+        "num_released",
         "num_samples",
         "number",
         "order",
@@ -105,7 +105,7 @@ class Sequence:
         """Whether it skips steps until its mask is ready."""
         self.pages: list[list[int]] = []
         """Of each group, as the page table has them; []: not running."""
-        self.num_let_go: list[int] = []
+        self.num_released: list[int] = []
         """Of each group, how many of the first pages it no longer holds: no later token looks back
         there."""
         self.position_offset = 0
@@ -147,7 +147,7 @@ class Sequence:
 
     def held_pages(self) -> Iterator[list[int]]:
         """Of each group, the pages that it holds, and those of drafts."""
-        for pages, first in zip(self.pages, self.num_let_go, strict=True):
+        for pages, first in zip(self.pages, self.num_released, strict=True):
             yield pages[first:] if first else pages
         if self.state_pages:
             yield list(self.state_pages)
@@ -166,7 +166,7 @@ class Sequence:
         child.rank = (self.rank[0], self.rank[1], index)
         child.token_ids = list(self.token_ids)
         child.pages = [list(pages) for pages in self.pages]
-        child.num_let_go = list(self.num_let_go)
+        child.num_released = list(self.num_released)
         child.lanes = [lane]
         child.num_samples = 1
         return child

@@ -52,7 +52,7 @@ class StepPlan(NamedTuple):
     tokens, or those that drafts follow, then one a sample."""
     scores: bool = False
     """Whether any chunk has scored tokens."""
-    makes_way: bool = False
+    preempts_for_fairness: bool = False
     """Whether a sequence is preempted for a client that has none running."""
     has_drafts: bool = False
 

@@ -72,7 +72,7 @@ class Service:
         self.metrics = metrics
         self._courier = Courier(asyncio.get_running_loop())
         self._running: set[OutputStream] = set()
-        """Streams whose requests their engines have not let go of."""
+        """Streams whose requests their engines have not released."""
         self._places = Shares(
             Resource("streams", limits.max_streams, "open streams", "--max-streams")
         )

@@ -50,7 +50,7 @@ class OutputStream:
     """The outputs of one request, read by at most one reader in the asyncio thread.
 
     Its owner is told of every delivery (`on_output`), when the reader fails to keep up
-    (`on_failure`) and when the engine has let go of the request (`on_end`). Iterating yields all
+    (`on_failure`) and when the engine has released the request (`on_end`). Iterating yields all
     that has arrived since the last time, one Output a sequence, and ends after the request's last
     Output or raises its error.
     """
@@ -86,7 +86,7 @@ class OutputStream:
         self._closed = False
         """No more outputs are taken: the reader has failed or gone."""
         self._ended = False
-        """The engine has let go of the request."""
+        """The engine has released the request."""
         self._arrived = asyncio.Event()
 
     @property

@@ -152,10 +152,6 @@ class Tokenizer:
             continue_final_message=conversation.continue_final_message,
         )
 
-    def encode_chat(self, conversation: "TemplateInput") -> tuple[int, ...]:
-        """Token ids of a chat; the template has written its special tokens itself."""
-        return self.encode(self.apply_chat_template(conversation), add_special_tokens=False)
-
     def piece(self, token_id: int, *, first: bool, skip_special: bool) -> bytes | None:
         """UTF-8 (or a part of it) that a token adds to the text before it; None: it is not there.
 

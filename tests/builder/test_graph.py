@@ -33,7 +33,7 @@ from trtc.builder.families.registry import decoder_spec
 from trtc.builder.graph import GraphRequest, build_graph
 from trtc.builder.graph_writer import INLINE_ELEMENTS
 from trtc.builder.module import OPSET, TRTC_DOMAIN, Module
-from trtc.builder.onnx_file import check_module, is_external, with_weights_as_inputs, write_onnx
+from trtc.builder.onnx_check import check_module, is_external, with_weights_as_inputs
 from trtc.builder.recipes import Array, TensorReader
 from trtc.builder.spec import DecoderSpec
 from trtc.plugins.registry import REGISTRY
@@ -252,26 +252,6 @@ def test_a_70b_graph_takes_seconds_and_reads_no_weights(scheme: str) -> None:
     assert time.monotonic() - started < 20
     assert reader.num_bytes < 64 << 20
     assert module.model.ByteSize() < 8 << 20
-
-
-# --- on disk -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("scheme", ["bf16", "fp8", "int4_awq"])
-def test_an_onnx_file_holds_what_the_recipes_make(scheme: str, tmp_path: Path) -> None:
-    module, reader = dummy_module("llama", scheme, **WIDE)
-    path = tmp_path / "graph.onnx"
-    write_onnx(module, path, reader)
-    onnx.checker.check_model(str(path))
-    model = onnx.load(str(path))
-    for item in model.graph.initializer:
-        np.testing.assert_array_equal(
-            onnx.numpy_helper.to_array(item), module.recipes[item.name].load(reader)
-        )
-    again = tmp_path / "again" / "graph.onnx"
-    again.parent.mkdir()
-    write_onnx(module, again, reader)
-    assert again.read_bytes() == path.read_bytes()
 
 
 # --- quantised linears -------------------------------------------------------------------------

@@ -12,10 +12,10 @@ from pathlib import Path
 from tests.builder.passes.tiny import Tiny, scheme_of, tiny
 from tests.support.caches import new_pools, outputs_as_inputs
 from tests.support.mesh import Mesh
+from tests.support.ranks import module_of_rank
 from trtc.builder.evaluator import Evaluator, Exchange, alone
 from trtc.builder.passes.base import run_passes
 from trtc.builder.passes.order import cuda_passes
-from trtc.builder.passes.shard import module_of_rank
 from trtc.runtime.executors.base import (
     Bytes,
     ExecutorSizes,

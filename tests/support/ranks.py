@@ -3,17 +3,23 @@
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 
 from trtc.builder.evaluator import Evaluator, Exchange
 from trtc.builder.module import Module
-from trtc.builder.passes.shard import module_of_rank
-from trtc.builder.recipes import Array, TensorReader
+from trtc.builder.recipes import Array, TensorReader, recipe_of_rank
 
 _HEADS = 3
 """Axis of a pool."""
 _PATIENCE_S = 60.0
+
+
+def module_of_rank(module: Module, rank: int) -> Module:
+    """What rank `rank` runs, of a sharded module."""
+    recipes = {name: recipe_of_rank(recipe, rank) for name, recipe in module.recipes.items()}
+    return replace(module, recipes=recipes)
 
 
 class Meeting:

@@ -108,12 +108,12 @@ class Pages:
             if window is not None:
                 # A state is that after the token before.
                 first = self._lengths.get(name, 0) - (window - 1 if window else 1)
-                self._let_go(pages, first // self._page_size)
+                self._release_before(pages, first // self._page_size)
             while len(pages) * self._page_size < length:
                 pages.append(self._free.pop(0))
         self._lengths[name] = length
 
-    def _let_go(self, pages: list[int], end: int) -> None:
+    def _release_before(self, pages: list[int], end: int) -> None:
         """Give what a window has left to others at once, page 0 in the table in its place."""
         for index in range(max(0, end)):
             if pages[index] != _GONE:

@@ -15,7 +15,7 @@ import onnx
 
 from trtc.builder.memory import align
 from trtc.builder.module import TRTC_DOMAIN, Module
-from trtc.builder.onnx_file import is_external
+from trtc.builder.onnx_check import is_external
 from trtc.builder.passes.base import Pass
 from trtc.builder.passes.order import TENSORRT_PASSES
 from trtc.builder.recipes import TensorReader

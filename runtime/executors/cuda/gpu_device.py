@@ -172,7 +172,7 @@ class GpuDevice:
         self._gpu.synchronize()
 
     def abandon(self) -> None:
-        """NCCL's abort lets go of kernels that wait, but may itself wait for the GPU; and so may
+        """NCCL's abort releases kernels that wait, but may itself wait for the GPU; and so may
         CUDA, when the process ends."""
         self._waiter.abandon()
         if self._communicator is not None:

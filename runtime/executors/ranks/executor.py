@@ -38,7 +38,7 @@ class LocalRank(Executor, Protocol):
     """Rank 0."""
 
     def abandon(self) -> None:
-        """Let go of whoever waits for the device, which will never end its work; any thread."""
+        """Release threads that wait for the device, which will never end its work; any thread."""
         ...
 
 

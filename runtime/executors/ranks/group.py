@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 def end_process(error: TrtcError) -> None:
     """Rank 0's own thread is stuck in its device, and nothing else would end its requests."""
-    _log.critical("the device does not let go after a failure, so this process ends: %s", error)
+    _log.critical("the device does not stop after a failure, so this process ends: %s", error)
     os._exit(error.exit_code)
 
 
@@ -106,8 +106,8 @@ class RankGroup:
         return len(self._ranks) + 1
 
     def on_failure(self, abandon: Callable[[], None]) -> None:
-        """Call `abandon` once if the group fails, from any thread: it lets go of whoever waits for
-        rank 0's device."""
+        """Call `abandon` once if the group fails, from any thread: it releases threads that wait
+        for rank 0's device."""
         self._abandon = abandon
         if self._failure is not None:
             abandon()

@@ -75,7 +75,7 @@ def _pool(files: Sequence[Any]) -> DescriptorPool:
 
 
 def _try_port(host: str, port: int) -> None:
-    """Bind and let go: gRPC writes lines of its own to stderr when it cannot.
+    """Bind and close: gRPC writes lines of its own to stderr when it cannot.
 
     Raises:
         OSError: the address cannot be had.

@@ -21,7 +21,7 @@ import zmq
 
 from trtc.runtime.engine.kv_events import EventLog
 from trtc.runtime.frontends.zmq.messages import EventFormat, encoder
-from trtc.runtime.host.background import make_way
+from trtc.runtime.host.background import lower_priority
 
 _log = logging.getLogger("trtc.server")
 
@@ -103,7 +103,7 @@ class Publisher:
             os.write(self._wake_write, b"\0")
 
     def _run(self) -> None:
-        make_way()
+        lower_priority()
         try:
             self._serve()
         except Exception:  # noqa: BLE001 (a thread's last frame: requests go on)

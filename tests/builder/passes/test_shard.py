@@ -33,14 +33,14 @@ from tests.builder.passes.tiny import (
 from tests.support.caches import kv_heads
 from tests.support.engines import LivelyReader, config_dict
 from tests.support.models import FAMILIES
-from tests.support.ranks import ShardedRun
+from tests.support.ranks import ShardedRun, module_of_rank
 from trtc.builder.checkpoint.dummy import dummy_checkpoint
 from trtc.builder.families.registry import decoder_spec
 from trtc.builder.graph import GraphRequest, build_graph
 from trtc.builder.module import Module
 from trtc.builder.passes.base import Pass, run_passes
 from trtc.builder.passes.order import cuda_passes
-from trtc.builder.passes.shard import ShardOverRanks, module_of_rank
+from trtc.builder.passes.shard import ShardOverRanks
 from trtc.builder.recipes import Array, OnFirstRank, Shard, TensorReader
 from trtc.protos.errors import InvariantError
 from trtc.quant.scheme import SCHEMES, Scheme

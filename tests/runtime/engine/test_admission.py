@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.chats import chat_ids
 from tests.support.servers import CONFIG, TOKENIZER, EchoEngine, open_echo
 from trtc.protos.errors import InvalidRequestError, NoTokenizerError
 from trtc.runtime.engine.admission import (
@@ -68,7 +69,7 @@ def test_a_chat_is_rendered_and_then_tokenised(engine: EngineHandle) -> None:
     text = steps[0].run()
     assert steps[1].num_characters == len(text)
     tokenizer = Tokenizer.load(TOKENIZER)
-    assert done.value.value.prompt_ids == tokenizer.encode_chat(chat.template_input())
+    assert done.value.value.prompt_ids == chat_ids(tokenizer, chat)
     tokenizer.close()
 
 

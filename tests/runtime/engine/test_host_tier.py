@@ -116,13 +116,13 @@ class _InParts(EchoExecutor):
 def test_a_tier_that_cannot_be_is_refused(
     executor: EchoExecutor, num_bytes: int, error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=rf"--kv-host-bytes: .*{message}"):
+    with pytest.raises(error, match=rf"kv_host_bytes: .*{message}"):
         Loop(executor, None, LoopConfig(kv_host_bytes=num_bytes))
 
 
 def test_a_tier_needs_a_prefix_cache() -> None:
     config = LoopConfig(kv_host_bytes=1 << 20, prefix_cache=False)
-    with pytest.raises(RequestError, match=r"--kv-host-bytes: .*--no-prefix-cache"):
+    with pytest.raises(RequestError, match=r"kv_host_bytes: .*prefix cache"):
         Loop(EchoExecutor(OPTIONS), None, config)
 
 

@@ -115,7 +115,7 @@ def test_the_gpu_has_a_name(gpu: Machine) -> None:
     assert opening.device_name() == "NVIDIA H200"
 
 
-def test_a_gpu_that_is_not_used_is_let_go(tmp_path: Path, gpu: Machine) -> None:
+def test_a_gpu_that_is_not_used_is_released(tmp_path: Path, gpu: Machine) -> None:
     ready = prepare_cuda(request_of(tmp_path))
     assert gpu.contexts == 1
     ready.close()

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.support.chats import chat_ids
 from tests.support.loops import PYLLAMA
 from tests.support.servers import EchoEngine, manifest
 from trtc.commands.generate import command
@@ -77,7 +78,7 @@ def test_a_chat_goes_through_the_template(engine: LocalEngine) -> None:
     assert engine.tokenizer is not None
     messages = [{"role": "user", "content": "hi"}]
     result = engine.chat(messages, max_tokens=5, temperature=0.0).result()
-    ids = engine.tokenizer.encode_chat(chat_of(messages, {}).template_input())
+    ids = chat_ids(engine.tokenizer, chat_of(messages, {}))
     assert result.token_ids == EchoExecutor(OPTIONS).greedy(ids, 5)
 
 
@@ -287,9 +288,7 @@ def test_the_command_reads_files_and_passes_options_on(
     assert json.loads(biased)["token_ids"] == [77]
     chat = run(monkeypatch, "--chat", "--prompt", "hi", "--system", "Be brief.", *GREEDY, "--json")
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
-    greedy = EchoExecutor(OPTIONS).greedy(
-        tokenizer.encode_chat(chat_of(messages, {}).template_input()), 8
-    )
+    greedy = EchoExecutor(OPTIONS).greedy(chat_ids(tokenizer, chat_of(messages, {})), 8)
     assert json.loads(chat)["token_ids"] == list(greedy)
     path.write_text(json.dumps(messages), encoding="utf-8")
     chat = run(
@@ -391,7 +390,7 @@ def test_masks_say_what_may_come_next(engine: LocalEngine) -> None:
 
 def test_a_tier_that_cannot_be_closes_the_session() -> None:
     session = echo_session(text=False)
-    with pytest.raises(RequestError, match="--kv-host-bytes: holds no page"):
+    with pytest.raises(RequestError, match="kv_host_bytes: holds no page"):
         LocalEngine(session, kv_host_bytes=10)
     assert cast(EchoExecutor, session.executor).closed
 

@@ -456,7 +456,7 @@ def test_long_prompts_of_one_client_do_not_stop_the_short_ones_of_another() -> N
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("newcomer", [MODEST, FAR])
-def test_who_holds_all_lanes_makes_way_for_who_holds_none(newcomer: Principal, ahead: bool) -> None:
+def test_who_holds_all_lanes_loses_one_to_who_holds_none(newcomer: Principal, ahead: bool) -> None:
     """Long sequences of one client kept all others waiting until the first of them had ended."""
     driver = Driver(OPTIONS, ahead=ahead)
     long = [greedy_request(f"g{number}", [1, number], 60, principal=GREEDY) for number in range(6)]
@@ -475,7 +475,7 @@ def test_who_holds_all_lanes_makes_way_for_who_holds_none(newcomer: Principal, a
         assert driver.outputs(request.request_id) == solo_outputs(request, OPTIONS)
 
 
-def test_who_holds_all_pages_makes_way_for_who_holds_none() -> None:
+def test_who_holds_all_pages_loses_some_to_who_holds_none() -> None:
     options = replace(OPTIONS, num_pages=40)
     driver = Driver(options)
     for number in range(3):

@@ -209,7 +209,7 @@ class NamespaceMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
-    def let_go(self, data: st.DataObject) -> None:
+    def release_first(self, data: st.DataObject) -> None:
         self.cache.release(self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))
 
     @rule()
