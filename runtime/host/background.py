@@ -1,5 +1,6 @@
 """Threads whose work can wait for kernels to have the cores."""
 
+import contextlib
 import os
 import threading
 
@@ -7,6 +8,12 @@ _NICENESS = 10
 
 
 def lower_priority() -> None:
-    """Lower the scheduling priority of the calling thread; on Linux, of no other."""
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+    """Lower the scheduling priority of the calling thread; on Linux, of no other.
+
+    A process that was started with a lower one keeps that: only root may raise it.
+    """
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    thread = threading.get_native_id()
+    if os.getpriority(os.PRIO_PROCESS, thread) < _NICENESS:
+        os.setpriority(os.PRIO_PROCESS, thread, _NICENESS)
