@@ -149,14 +149,6 @@ async def test_bytes_that_are_no_message_are_the_callers_error() -> None:
 
 
 @asynchronous
-async def test_a_message_over_the_size_limit_is_refused() -> None:
-    async with echo_server() as server, grpc.aio.insecure_channel(server.address) as channel:
-        code, details = await ask(channel, "Generate", b"\x1a" + b"\x80" * (17 << 20))
-        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "larger than max" in details
-
-
-@asynchronous
 async def test_the_other_methods_name_their_bad_fields() -> None:
     async with limited() as server, grpc.aio.insecure_channel(server.address) as channel:
         table = [
