@@ -66,6 +66,8 @@ class EchoEngine:
     overdue_s: float = OVERDUE_S
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
     canary_tolerance: float = 0.0
+    eos: tuple[int, ...] = (EOS,)
+    """Tokens that end a sequence."""
 
 
 def manifest(engine: EchoEngine, executor: Executor) -> Manifest:
@@ -82,7 +84,7 @@ def manifest(engine: EchoEngine, executor: Executor) -> Manifest:
             num_parameters=0,
             max_position_embeddings=executor.limits.max_seq_len,
             bos_token_id=None,
-            eos_token_ids=(EOS,),
+            eos_token_ids=engine.eos,
             pad_token_id=None,
             sampling_defaults=engine.sampling_defaults,
         ),
@@ -118,7 +120,7 @@ def serve_executor(
         executor,
         tokenizer,
         LoopConfig(
-            eos_token_ids=(EOS,),
+            eos_token_ids=engine.eos,
             defaults=request_defaults(facts.model, config.generation_config),
             max_queue=config.max_queue,
             prefix_cache=config.prefix_cache,
