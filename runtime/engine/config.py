@@ -1,12 +1,16 @@
 """Which engines a process opens, and how."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtc.runtime.engine.drafting import DraftConfig
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.request_defaults import GenerationConfig
+
+if TYPE_CHECKING:
+    from trtc.runtime.executors.weights import KeptWeights
 
 
 @dataclass(frozen=True)
@@ -17,6 +21,8 @@ class EngineSource:
     """Of the only manifest that may be served; "": any."""
     version: str = "1"
     """Of those of its name."""
+    weights: "KeptWeights | None" = field(default=None, compare=False, repr=False)
+    """In the host's memory, of an earlier time; None: those of the files."""
 
 
 @dataclass(frozen=True)

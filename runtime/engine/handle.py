@@ -13,6 +13,7 @@ from trtc.runtime.text.tokenizer import Tokenizer
 from trtc.version import __version__
 
 if TYPE_CHECKING:
+    from trtc.runtime.executors.weights import KeptWeights
     from trtc.runtime.requests.model_info import ModelInfo
 
 
@@ -29,6 +30,9 @@ class EngineHandle(msgspec.Struct, frozen=True):
     """Frees the executor, once the loop has stopped."""
     version: str = "1"
     """Of those of its name."""
+    keep_weights: "Callable[[], KeptWeights] | None" = None
+    """Its weights, for when it is opened again; once the loop has stopped, before `close`. None:
+    they cannot be had."""
     raise_if_changed: Callable[[], None] = lambda: None
     """Raises EngineCorruptError when somebody has written to a file that the engine maps."""
 

@@ -29,6 +29,7 @@ def open_handle(source: "EngineSource", config: "EngineConfig") -> EngineHandle:
         kv_bytes=config.kv_bytes,
         dummy_weights=config.dummy_weights,
         digest=digest,
+        weights=source.weights,
     )
     loop_config = LoopConfig(
         eos_token_ids=session.manifest.model.eos_token_ids,
@@ -64,5 +65,6 @@ def start(session: Session, name: str, config: LoopConfig, version: str = "1") -
         loop=loop,
         close=session.close,
         version=version,
+        keep_weights=session.keep_weights if session.executor.keeps_weights else None,
         raise_if_changed=session.raise_if_changed,
     )

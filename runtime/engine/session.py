@@ -32,6 +32,7 @@ from trtc.protos.manifest import (
 from trtc.protos.plan import read_plan
 from trtc.runtime.executors.base import Executor
 from trtc.runtime.executors.opening import Opening, OpenRequest, Prepare
+from trtc.runtime.executors.weights import KeptWeights
 from trtc.runtime.integrity.engine_files import (
     REBUILD,
     FileIdentity,
@@ -95,6 +96,19 @@ class Session(msgspec.Struct, frozen=True):
     """Hashes that are still being compared; None: all have been."""
     watch: FileWatch | None = None
     """Of the files that stay mapped; None: there are none."""
+    mapped_weights: FileIdentity | None = None
+    """The file that the executor's weights are mapped from; None: they are not."""
+
+    def keep_weights(self) -> KeptWeights:
+        """Weights for another `open_session` of the same engine, once this one is closed.
+
+        Raises:
+            UnsupportedError: the executor gives none.
+            EngineCorruptError: somebody has written to their file.
+        """
+        weights = self.executor.weights_on_host()
+        self.raise_if_changed()
+        return KeptWeights(weights, self.manifest.digest, self.mapped_weights)
 
     def raise_if_changed(self) -> None:
         """Look whether somebody has written to a mapped file, which takes microseconds.
@@ -125,6 +139,7 @@ def open_session(
     verify: bool = True,
     quick_start: bool = False,
     digest: str = "",
+    weights: KeptWeights | None = None,
 ) -> Session:
     """Verify an engine and load it.
 
@@ -140,6 +155,8 @@ def open_session(
             hashes above all; the caller must ask `Session.late_check` before it vouches for any
             result.
         digest: of the only manifest that may be opened; "": any.
+        weights: of an earlier session; they are not read and hashed again if they are this
+            engine's. None: those of the files.
 
     Raises:
         EngineCorruptError: a file is missing, or differs from the manifest.
@@ -159,14 +176,26 @@ def open_session(
         refuse_unlisted(engine, manifest)
         warn_of_damaged_reports(engine, manifest)
     late = _late_files(manifest) if verify and quick_start else ()
-    early = [name for name in needed if verify and name not in late]
+    of_weights = weights_files(manifest.target.tp)
+    is_kept = weights is not None and weights.are_of(manifest.digest, found.get(of_weights[0]))
+    known = (*late, *(of_weights if is_kept else ()))
+    early = [name for name in needed if verify and name not in known]
     with ExitStack() as undo:
         early_check = HashCheck(engine, manifest, early, found)
         undo.callback(early_check.close)
         early_check.begin()
         prepare = KINDS[manifest.target.kind]
         opening = prepare(
-            OpenRequest(engine, manifest, num_threads, dummy_weights, quick_start, found, verify)
+            OpenRequest(
+                engine,
+                manifest,
+                num_threads,
+                dummy_weights,
+                quick_start,
+                found,
+                verify,
+                weights.data if weights is not None and is_kept else None,
+            )
         )
         undo.callback(opening.close)
         pages = _num_pages(manifest, opening, kv_bytes, num_pages)
@@ -184,7 +213,8 @@ def open_session(
         undo.callback(watch.close)
         check_unchanged(engine, found)
         undo.pop_all()
-    return Session(engine, manifest, executor, tokenizer, late_check, watch)
+    mapped = _mapped(manifest, found).get(WEIGHTS_FILE)
+    return Session(engine, manifest, executor, tokenizer, late_check, watch, mapped)
 
 
 def _load_tokenizer(engine: Path, manifest: Manifest) -> Tokenizer | None:

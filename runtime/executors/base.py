@@ -200,6 +200,21 @@ class Executor(Protocol):
         """
         ...
 
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether `weights_on_host` works: not where weights are within a vendor's engine, or in
+        other processes."""
+        ...
+
+    def weights_on_host(self) -> Bytes:
+        """All weights, as `OpenRequest.weights` takes them. They outlive the executor.
+
+        Raises:
+            UnsupportedError: this executor gives none.
+            EnvironmentFault: the device failed.
+        """
+        ...
+
     def check(self) -> None:
         """Called periodically while idle.
 

@@ -215,6 +215,14 @@ class CpuExecutor(ExecutorSizes):
     def moves_pages(self) -> bool:
         return True
 
+    @property
+    def keeps_weights(self) -> bool:
+        return True
+
+    def weights_on_host(self) -> Bytes:
+        """Where they are: mapped from their file, unless they are random."""
+        return self._weights
+
     def read_pages(self, pages: Sequence[int]) -> PageRead:
         return Landed(self._pool.read_pages(pages))
 

@@ -3,6 +3,9 @@
 import hashlib
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trtc.plugins.cpu.host import object_file, read_cpu_flags, runnable_isas
 from trtc.plugins.cpu.isa import ISAS
 from trtc.protos.errors import EngineIncompatibleError, RequestError
@@ -58,13 +61,7 @@ class CpuOpening(NamedTuple):
         return CpuExecutor(
             CpuEngineFiles(
                 shared_object=engine / code,
-                weights=dummy_weights(plan_path)
-                if self.request.dummy_weights
-                else map_weights(
-                    engine / WEIGHTS_FILE,
-                    manifest.ledger.weights,
-                    self.request.found.get(WEIGHTS_FILE),
-                ),
+                weights=self._weights(),
                 plan_digest=hashlib.sha256(plan_path.read_bytes()).hexdigest(),
                 weights_path=None if self.request.dummy_weights else engine / WEIGHTS_FILE,
                 code_sha256=manifest.files[code].sha256 if self.request.verify else None,
@@ -78,6 +75,15 @@ class CpuOpening(NamedTuple):
             cpus=cores if num_threads == len(cores) else (),
             quick_start=self.request.quick_start,
         )
+
+    def _weights(self) -> NDArray[np.uint8]:
+        request, engine = self.request, self.request.engine
+        if request.weights is not None:
+            return request.weights
+        if request.dummy_weights:
+            return dummy_weights(engine / PLAN_FILE)
+        num_bytes, found = request.manifest.ledger.weights, request.found.get(WEIGHTS_FILE)
+        return map_weights(engine / WEIGHTS_FILE, num_bytes, found)
 
 
 def prepare_cpu(request: OpenRequest) -> CpuOpening:

@@ -219,6 +219,13 @@ class EchoExecutor:
     def moves_pages(self) -> bool:
         return True
 
+    @property
+    def keeps_weights(self) -> bool:
+        return True
+
+    def weights_on_host(self) -> Bytes:
+        return np.empty(0, np.uint8)
+
     def read_pages(self, pages: Sequence[int]) -> PageRead:
         data = np.zeros((len(pages), self.kv.page_bytes), np.uint8)
         for row, page in zip(data, pages, strict=True):

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from trtc.protos.manifest import Manifest
-from trtc.runtime.executors.base import Executor
+from trtc.runtime.executors.base import Bytes, Executor
 from trtc.runtime.integrity.engine_files import FileIdentity
 
 
@@ -29,6 +29,9 @@ class OpenRequest(NamedTuple):
     """Files as they were when their hashing began; empty: any content is taken."""
     verify: bool = True
     """Whether code is hashed as it is loaded, so that what runs is what the manifest lists."""
+    weights: Bytes | None = None
+    """Verified ones that are in the host's memory (`Executor.weights_on_host`); None: those of the
+    engine's files."""
 
 
 class Opening(Protocol):

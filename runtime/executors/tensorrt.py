@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trtc.protos.errors import InvariantError
+from trtc.protos.errors import InvariantError, UnsupportedError
 from trtc.protos.manifest import Limits
 from trtc.protos.stages import Stages
 from trtc.runtime.device.base import DriverDevice
@@ -135,6 +135,13 @@ class TensorRtExecutor(ExecutorSizes):
     @property
     def moves_pages(self) -> bool:
         return True
+
+    @property
+    def keeps_weights(self) -> bool:
+        return False
+
+    def weights_on_host(self) -> Bytes:
+        raise UnsupportedError("TensorRT keeps weights within its engine")
 
     def read_pages(self, pages: Sequence[int]) -> PageRead:
         self._check_open()

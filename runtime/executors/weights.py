@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,27 @@ from trtc.runtime.executors.huge_pages import advise_huge_pages
 from trtc.runtime.integrity.engine_files import REBUILD, FileIdentity, changed_while_opening
 
 _ALIGNMENT = 64
+
+
+class KeptWeights(NamedTuple):
+    """Weights in the host's memory, of an engine that is closed for a while. They had been verified
+    when it was opened."""
+
+    data: NDArray[np.uint8]
+    digest: str
+    """Of the engine's manifest."""
+    mapped: FileIdentity | None
+    """The file that `data` is mapped from; None: it is memory of this process."""
+
+    def are_of(self, digest: str, found: FileIdentity | None) -> bool:
+        """Whether an engine may be opened with them: it is the same, and nobody has written to a
+        file that is mapped.
+
+        Args:
+            digest: of its manifest.
+            found: its file of weights now; None: it has none.
+        """
+        return self.digest == digest and (self.mapped is None or self.mapped == found)
 
 
 def map_weights(path: Path, num_bytes: int, found: FileIdentity | None = None) -> NDArray[np.uint8]:

@@ -25,7 +25,7 @@ from trtc.runtime.service.memory_ledger import MemoryLedger
 from trtc.runtime.service.metric_twins import MetricsCompat
 from trtc.runtime.service.metrics import ServerMetrics
 from trtc.runtime.service.model_control import FAREWELL_S, ModelControl
-from trtc.runtime.service.models import Models
+from trtc.runtime.service.models import Models, ModelState
 from trtc.runtime.service.phases import phase
 from trtc.runtime.service.repository import DirectoryRepository, FixedRepository, Repository
 from trtc.runtime.service.service import Service
@@ -252,6 +252,9 @@ class Server:
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
             for handle in self.models.engines.values():
+                model = self.models.get(handle.name)
+                if model is None or model.state is ModelState.UNLOADING:
+                    continue
                 if not handle.loop.healthy():
                     self._end_readiness(handle, "its loop has died; restart the server")
                     continue

@@ -16,6 +16,7 @@ from trtc.protos.manifest import Manifest
 from trtc.runtime.engine.config import EngineConfig
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.executors.room import PLACES, Place
+from trtc.runtime.executors.weights import KeptWeights
 from trtc.runtime.host.machine import resident_bytes
 
 _POOL_SHARE = 0.5
@@ -92,9 +93,14 @@ class MemoryLedger:
         device = PLACES[manifest.target.kind].device
         self._claims[id(engine)] = Claim(engine.name, device, num_bytes)
 
-    def release(self, engine: EngineHandle) -> int:
-        """An engine was closed: the bytes that it might take."""
-        claim = self._claims.pop(id(engine), None)
+    def hold_weights(self, name: str, weights: KeptWeights) -> None:
+        """Weights of a closed engine stay in the host's memory."""
+        device = PLACES["cpu"].device
+        self._claims[id(weights)] = Claim(f"{name}, asleep,", device, weights.data.nbytes)
+
+    def release(self, holder: EngineHandle | KeptWeights) -> int:
+        """An engine was closed, or weights were let go: the bytes that it might take."""
+        claim = self._claims.pop(id(holder), None)
         return 0 if claim is None else claim.num_bytes
 
     def _free(self, place: Place) -> int:

@@ -16,6 +16,8 @@ from trtc.runtime.engine.loop import LoopStats
 from trtc.runtime.requests.request import Output, Usage
 from trtc.runtime.service.metric_twins import TWINS, MetricsCompat, TwinCollector
 
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+"""By level, as vLLM calls them."""
 FIRST_TOKEN_BUCKETS_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
@@ -288,6 +290,13 @@ class ServerMetrics:
             "trtc_model_unloads",
             "Models that were unloaded while the server ran.",
             by_model,
+            registry=registry,
+        )
+        self.sleep_state = Gauge(
+            "trtc_engine_sleep_state",
+            "1 in the state that a model is in: awake, weights_offloaded (level 1) or discard_all "
+            "(level 2).",
+            labelnames=("model_name", "sleep_state"),
             registry=registry,
         )
         self.model_load_seconds = Gauge(

@@ -4,6 +4,8 @@
             └────────── a thread ───────────────────┘
     unload  no new requests -> running ones end -> close
     retire  wait until nobody uses the engine -> stop its loop -> close: its memory is free
+    sleep   as unload, but the name stays, and at level 1 the weights stay in the host's memory
+    wake    as load, of the engine that went to sleep
 
 One load or unload at a time, in the order of the calls; each is carried out even if its caller
 leaves. A load that fails leaves what was served before.
@@ -15,7 +17,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from trtc.protos.errors import (
     EngineIncompatibleError,
@@ -28,6 +30,7 @@ from trtc.protos.manifest import read_manifest
 from trtc.runtime.engine.canary import why_canaries_fail
 from trtc.runtime.engine.config import EngineConfig, EngineSource, Opener
 from trtc.runtime.engine.handle import EngineHandle
+from trtc.runtime.executors.weights import KeptWeights
 from trtc.runtime.host.memory import give_back_memory
 from trtc.runtime.service.memory_ledger import MemoryLedger
 from trtc.runtime.service.metrics import ServerMetrics
@@ -54,6 +57,33 @@ class Entry:
     """Empty: of a model that was never opened."""
     state: ModelState
     reason: str
+
+
+class Slept(NamedTuple):
+    """What a model's going to sleep took and gave."""
+
+    model: str
+    level: int
+    seconds: float
+    freed_bytes: int
+    """That the engine might have taken of its device: weights, activations, KV pool."""
+    kept_bytes: int
+    """Of weights in the host's memory."""
+
+
+class Woken(NamedTuple):
+    model: str
+    seconds: float
+    """Until its canaries were right."""
+
+
+class _Asleep(NamedTuple):
+    """How to open an engine again."""
+
+    level: int
+    source: EngineSource
+    kv_bytes: int
+    """Of its KV pool, as it was."""
 
 
 class ModelControl:
@@ -93,6 +123,9 @@ class ModelControl:
         self._retiring: dict[int, EngineHandle] = {}
         """By identity: engines that no new request gets."""
         self._retirements: set[asyncio.Task[None]] = set()
+        self._sources: dict[int, EngineSource] = {}
+        """By the identity of the engine that was opened from it."""
+        self._asleep: dict[str, _Asleep] = {}
         self._seen: dict[str, tuple[int, ...]] = {}
         """By name, the mark of what `follow` has found last."""
         self._failures: dict[str, str] = {}
@@ -109,6 +142,7 @@ class ModelControl:
         with phase(self._metrics, "open", source.name):
             engine = await self._in_thread(lambda: self._opener(source, self._config))
         self._ledger.hold(engine)
+        self._sources[id(engine)] = source
         self._show(engine)
         reason = "running its canaries"
         self._models.put(Model(source.name, ModelState.LOADING, reason, engine))
@@ -149,6 +183,28 @@ class ModelControl:
         """
         self._check_orders()
         await self._alone(lambda: self._unload(name))
+
+    async def sleep(self, level: int, names: Sequence[str], *, aborts: bool) -> list[Slept]:
+        """Give the memory of models back for a while; their new requests are refused.
+
+        Args:
+            level: 1: weights stay in the host's memory; 2: nothing stays.
+            names: of models; of those that are not open, nothing happens.
+            aborts: end running requests at once; else they get as long as when a model is unloaded.
+
+        Raises:
+            UnsupportedError: an engine that cannot have its weights on the host, and level 1.
+        """
+        return await self._alone(lambda: self._sleep(level, names, aborts=aborts))
+
+    async def wake(self, names: Sequence[str]) -> list[Woken]:
+        """Open models again that are asleep, as they were. They stay asleep if that fails.
+
+        Raises:
+            EnvironmentFault: too little memory.
+            EngineError: the engine's files have changed, or are damaged.
+        """
+        return await self._alone(lambda: self._wake(names))
 
     async def load_all(self, names: Sequence[str]) -> None:
         """Load models; one that fails is logged, and the server is not ready without it."""
@@ -230,6 +286,7 @@ class ModelControl:
             engine.manifest.digest,
             seconds,
         )
+        self._forget_sleep(name)
         if before is not None and before.engine is not None:
             self._retire_later(before.engine)
 
@@ -248,7 +305,83 @@ class ModelControl:
             seconds = time.perf_counter() - begin
             _log.info("unloaded model=%s bytes=%d seconds=%.3f", name, num_bytes, seconds)
             self._metrics.model_unloads.labels(name).inc()
+        self._forget_sleep(name)
         self._models.remove(name)
+
+    async def _sleep(self, level: int, names: Sequence[str], *, aborts: bool) -> list[Slept]:
+        engines = [self._models.engines[one] for one in names if one in self._models.engines]
+        for engine in engines:
+            if level == 1 and engine.keep_weights is None:
+                raise UnsupportedError(
+                    f"{engine.name}, for {engine.manifest.target.name}, cannot have its weights in "
+                    "the host's memory",
+                    field="level",
+                    remedy="Ask for level 2, which reads them again",
+                )
+        return [await self._put_to_sleep(engine, level, aborts=aborts) for engine in engines]
+
+    async def _put_to_sleep(self, engine: EngineHandle, level: int, *, aborts: bool) -> Slept:
+        begin, name = time.perf_counter(), engine.name
+        is_asleep = Model(
+            name, ModelState.UNAVAILABLE, f"it is asleep (level {level})", sleep_level=level
+        )
+        self._models.put(replace(is_asleep, state=ModelState.UNLOADING, engine=engine))
+        # What wakes is what went to sleep.
+        source = replace(self._sources[id(engine)], digest=engine.manifest.digest)
+        kv_bytes = engine.num_pages * engine.manifest.kv.page_bytes
+        kept: list[KeptWeights] = []
+
+        def keep() -> None:
+            if level == 1 and engine.keep_weights is not None:
+                kept.append(engine.keep_weights())
+
+        try:
+            freed = await self._retire(engine, 0 if aborts else self._unload_timeout_s, keep)
+        finally:
+            weights = kept[0] if kept else None
+            self._asleep[name] = _Asleep(level, replace(source, weights=weights), kv_bytes)
+            self._models.put(is_asleep)
+        if weights is not None:
+            self._ledger.hold_weights(name, weights)
+        num_kept = 0 if weights is None else weights.data.nbytes
+        slept = Slept(name, level, time.perf_counter() - begin, freed, num_kept)
+        _log.info(
+            "asleep model=%s level=%d freed_bytes=%d kept_bytes=%d seconds=%.3f",
+            name,
+            level,
+            freed,
+            num_kept,
+            slept.seconds,
+        )
+        return slept
+
+    async def _wake(self, names: Sequence[str]) -> list[Woken]:
+        return [await self._wake_up(name) for name in names if name in self._asleep]
+
+    async def _wake_up(self, name: str) -> Woken:
+        begin, asleep = time.perf_counter(), self._asleep[name]
+        weights = asleep.source.weights
+        if weights is not None:
+            self._ledger.release(weights)
+        try:
+            engine = await self._in_thread(
+                lambda: self._open_checked(asleep.source, asleep.kv_bytes)
+            )
+        except BaseException:
+            if weights is not None:
+                self._ledger.hold_weights(name, weights)
+            raise
+        del self._asleep[name]
+        self._show(engine)
+        self._models.put(Model(name, ModelState.READY, engine=engine))
+        woken = Woken(name, time.perf_counter() - begin)
+        _log.info("awake model=%s seconds=%.3f", name, woken.seconds)
+        return woken
+
+    def _forget_sleep(self, name: str) -> None:
+        asleep = self._asleep.pop(name, None)
+        if asleep is not None and asleep.source.weights is not None:
+            self._ledger.release(asleep.source.weights)
 
     async def _follow(self) -> None:
         seen = self._seen
@@ -259,7 +392,7 @@ class ModelControl:
         for name in names:
             try:
                 found = await self._in_thread(lambda name=name: self._repository.find(name))  # type: ignore[misc]
-                if seen.get(name) != found.mark:
+                if seen.get(name) != found.mark and name not in self._asleep:
                     seen[name] = found.mark
                     await self._load(name, None)
             except EnvironmentFault as error:
@@ -297,6 +430,7 @@ class ModelControl:
             raise
         _warn_without_canaries(engine)
         self._ledger.hold(engine)
+        self._sources[id(engine)] = replace(pinned, weights=None)
         return engine
 
     def _retire_later(self, engine: EngineHandle) -> None:
@@ -309,18 +443,31 @@ class ModelControl:
         await self._retire(engine, None)
         _log.info("retired model=%s version=%s", engine.name, engine.version)
 
-    async def _retire(self, engine: EngineHandle, timeout_s: float | None) -> int:
-        """Close an engine that no new request gets; the bytes that it might have taken."""
+    async def _retire(
+        self,
+        engine: EngineHandle,
+        timeout_s: float | None,
+        before_close: Callable[[], None] = lambda: None,
+    ) -> int:
+        """Close an engine that no new request gets; the bytes that it might have taken.
+
+        Args:
+            timeout_s: for running requests to end; None: as long as they take.
+            before_close: called in a thread, once the engine's loop has stopped.
+        """
         self._retiring[id(engine)] = engine
         if not await self._models.unused(engine, timeout_s):
             _log.warning("unload timed out model=%s: its requests are ended", engine.name)
         await asyncio.to_thread(engine.loop.stop)
         await self._models.unused(engine, FAREWELL_S)
-        self._hide(engine)
-        await asyncio.to_thread(engine.close)
-        del self._retiring[id(engine)]
-        num_bytes = self._ledger.release(engine)
-        await asyncio.to_thread(give_back_memory)
+        try:
+            await asyncio.to_thread(before_close)
+        finally:
+            self._hide(engine)
+            await asyncio.to_thread(engine.close)
+            del self._retiring[id(engine)], self._sources[id(engine)]
+            num_bytes = self._ledger.release(engine)
+            await asyncio.to_thread(give_back_memory)
         return num_bytes
 
     def _all_engines(self) -> list[EngineHandle]:

@@ -39,6 +39,8 @@ class Model:
     """None: it is not open."""
     is_wanted: bool = True
     """Whether the server is not ready without it."""
+    sleep_level: int = 0
+    """0: it is awake, or not loaded."""
 
 
 class Models:
@@ -87,6 +89,26 @@ class Models:
         model = self._models.get(name)
         return model is not None and not model.reason
 
+    def find(self, name: str) -> Model:
+        """A model; the only one that is wanted when `name` is empty.
+
+        Raises:
+            UnknownModelError: there is none, or several to choose from.
+        """
+        if not name:
+            wanted = [one for one in self.all() if one.is_wanted]
+            if len(wanted) == 1:
+                return wanted[0]
+        if name not in self._models:
+            known = ", ".join(sorted(self._models))
+            several = "several engines are served" if known else "no engine is served"
+            raise UnknownModelError(
+                f"no engine is called {name[:100]!r}" if name else several,
+                field="model",
+                remedy=f"Choose one of: {known}" if known else "Load one",
+            )
+        return self._models[name]
+
     def engine(self, name: str) -> EngineHandle:
         """The engine of a model; of the only one when `name` is empty.
 
@@ -94,7 +116,7 @@ class Models:
             UnknownModelError: there is none, or several to choose from.
             UnavailableError: it is not open.
         """
-        model = self._find(name)
+        model = self.find(name)
         if model.engine is None:
             raise _not_ready(model)
         return model.engine
@@ -164,21 +186,6 @@ class Models:
         """Call `listener` now, and whenever a model changes."""
         self._listeners.append(listener)
         listener()
-
-    def _find(self, name: str) -> Model:
-        if not name:
-            wanted = [one for one in self.all() if one.is_wanted]
-            if len(wanted) == 1:
-                return wanted[0]
-        if name not in self._models:
-            known = ", ".join(sorted(self._models))
-            several = "several engines are served" if known else "no engine is served"
-            raise UnknownModelError(
-                f"no engine is called {name[:100]!r}" if name else several,
-                field="model",
-                remedy=f"Choose one of: {known}" if known else "Load one",
-            )
-        return self._models[name]
 
     def _tell_listeners(self) -> None:
         for listener in self._listeners:

@@ -25,7 +25,7 @@ from trtc.runtime.service.access import Access
 from trtc.runtime.service.audit import Audit
 from trtc.runtime.service.intake import Intake
 from trtc.runtime.service.limits import ServiceLimits
-from trtc.runtime.service.metrics import RequestClock, ServerMetrics
+from trtc.runtime.service.metrics import SLEEP_STATES, RequestClock, ServerMetrics
 from trtc.runtime.service.model_control import ModelControl
 from trtc.runtime.service.models import Models
 from trtc.runtime.service.progress import Progress, Watcher
@@ -245,8 +245,12 @@ class Service:
     def _show_readiness(self) -> None:
         for one in self.models.all():
             self.metrics.ready.labels(one.name).set(not one.reason)
+            for level, state in enumerate(SLEEP_STATES):
+                self.metrics.sleep_state.labels(one.name, state).set(level == one.sleep_level)
         for gone in self._shown - set(self.models.names):
             self.metrics.ready.remove(gone)
+            for state in SLEEP_STATES:
+                self.metrics.sleep_state.remove(gone, state)
         self._shown = set(self.models.names)
 
     def _check_priority(self, draft: RequestDraft, principal: Principal) -> None:

@@ -1,8 +1,11 @@
 """`trtc serve --models` on real engines, in a process of its own: memory, files, versions."""
 
+import json
 import re
 import shutil
 import time
+import urllib.error
+import urllib.request
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +17,7 @@ from tests.support.engines import build_tiny
 from tests.support.servers import TOKENIZER
 from tests.support.serving import Serving
 from trtc import open_engine
+from trtc.protos.errors import UnavailableError
 from trtc.protos.manifest import WEIGHTS_FILE
 from trtc.runtime.client import Client
 
@@ -152,3 +156,49 @@ def test_what_is_forged_or_too_large_is_refused_and_the_old_one_serves(
     index = {one["name"]: one["state"] for one in server.client.get_model_repository_index()}
     assert index == {"a": "READY", "b": "READY"}
     assert server.client.is_model_ready("a", "1")
+
+
+def order(server: Server, path: str) -> Any:
+    request = urllib.request.Request(f"http://127.0.0.1:{server.http_port}{path}", method="POST")
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_model_that_sleeps_gives_memory_back_and_wakes_with_its_tokens(
+    level: int, server: Server, engines: dict[str, Path]
+) -> None:
+    wanted: Any = {"max_tokens": 100, "temperature": 0.0, "ignore_eos": True}
+    expected = tokens(engines["first"], 100)
+    with Client(f"127.0.0.1:{server.grpc_port}") as client:
+        for number in range(30):  # fill the pool
+            prompt = [(number * 7 + at * 3) % 500 + 3 for at in range(500)]
+            client.generate(prompt, max_tokens=2).result()
+        assert list(client.generate(PROMPT, **wanted).result().token_ids) == expected
+        awake = server.anonymous_bytes()
+        (slept,) = order(server, f"/sleep?level={level}")["slept"]
+        assert slept["freed_bytes"] > 90e6
+        assert awake - server.anonymous_bytes() > 30e6
+        assert (WEIGHTS_FILE in server.mapped()) == (level == 1)  # mapped, and not copied
+        assert (slept["kept_bytes"] > 0) == (level == 1)
+        with pytest.raises(UnavailableError, match="asleep"):
+            client.generate(PROMPT, **wanted).result()
+        (woken,) = order(server, "/wake_up")["woken"]
+        assert woken["seconds"] > 0
+        assert list(client.generate(PROMPT, **wanted).result().token_ids) == expected
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_weights_that_were_written_to_meanwhile_do_not_wake(
+    level: int, server: Server, models: Path
+) -> None:
+    order(server, f"/sleep?level={level}")
+    weights = models / "a" / "1" / WEIGHTS_FILE
+    with weights.open("r+b") as file:
+        file.seek(-1, 2)
+        last = file.read(1)
+        file.seek(-1, 2)
+        file.write(bytes([last[0] ^ 1]))
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        order(server, "/wake_up")
+    assert b"differs from the manifest's sha256" in refused.value.read()

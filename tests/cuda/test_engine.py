@@ -8,6 +8,7 @@ import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -18,8 +19,10 @@ from tests.support.engines import NUM_PAGES, engine_stepper
 from tests.support.models import random_prompt
 from tests.support.steps import Stepper
 from tests.support.triton_kernels import needs_triton
+from trtc.protos.manifest import WEIGHTS_FILE
 from trtc.quant.scheme import SCHEMES
 from trtc.runtime.engine.probe import solo_batch
+from trtc.runtime.executors.weights import map_weights
 
 needs_triton()
 
@@ -103,6 +106,24 @@ def test_a_step_without_logit_rows_fills_the_cache(tmp_path: Path) -> None:
     assert [rows for rows, _ in shapes] == [0, 1]
     assert shapes[0][1] == shapes[1][1] > 0
     assert error < 1e-5
+
+
+def weights_on_the_host(directory: str) -> list[bool]:
+    """Whether they are those of the file, fetched in pieces; whether a step changes them."""
+    from trtc.runtime.executors.cuda import program
+
+    executor = lower_dummy("llama", SCHEMES["fp32"], Path(directory)).executor
+    (file,) = Path(directory).rglob(WEIGHTS_FILE)
+    with patch.object(program, "_PIECE_BYTES", 10_007):
+        before = executor.weights_on_host()
+    executor.logits(solo_batch(executor, np.array([5, 6], np.int32), 0, [1]))
+    after = executor.weights_on_host()
+    of_file = map_weights(file, len(before))
+    return [executor.keeps_weights, np.array_equal(before, of_file), np.array_equal(before, after)]
+
+
+def test_weights_come_back_from_the_device_as_they_are_in_their_file(tmp_path: Path) -> None:
+    assert in_interpreter(weights_on_the_host, str(tmp_path)) == [True, True, True]
 
 
 def moved_pages(directory: str) -> list[bool]:

@@ -97,6 +97,13 @@ class EvaluatedExecutor(ExecutorSizes):
     def moves_pages(self) -> bool:
         return False
 
+    @property
+    def keeps_weights(self) -> bool:
+        return False
+
+    def weights_on_host(self) -> Bytes:
+        raise AssertionError("a rank is not asked for weights")
+
     def read_pages(self, pages: Sequence[int]) -> PageRead:
         raise AssertionError("a rank is not asked for pages")
 

@@ -6,15 +6,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from tests.support.servers import CONFIG, EOS, EchoEngine, RunningServer, manifest, open_echo
+from trtc.protos.errors import EngineUntrustedError, EnvironmentFault
 from trtc.protos.manifest import MANIFEST_FILE, Canary, read_manifest
 from trtc.runtime.engine.config import EngineConfig, EngineSource
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
+from trtc.runtime.executors.weights import KeptWeights
 from trtc.runtime.server.app import RepositoryConfig, Server, ServerConfig
 
 STEP_S = 0.002
+FAULT = ".fault"
+"""A file in an engine's directory: it cannot be opened."""
+NO_WEIGHTS = ".no-weights"
+"""The same: its weights cannot be had."""
 
 
 def options_of(vocab_size: int) -> EchoOptions:
@@ -35,10 +42,18 @@ def add_engine(path: Path, vocab_size: int = 512, canaries: Sequence[Canary] = (
 def open_from(source: EngineSource, config: EngineConfig) -> EngineHandle:
     """The engine of a directory, as `opening.open_handle` opens one."""
     found = read_manifest(source.path)
-    assert source.digest in ("", found.digest)
+    if source.digest not in ("", found.digest):
+        raise EngineUntrustedError("is another engine")
+    if (source.path / FAULT).exists():
+        raise EnvironmentFault("it cannot be opened now")
+    kept = source.weights or KeptWeights(np.zeros(1000, np.uint8), found.digest, None)
+    assert kept.are_of(found.digest, None)
     echo = EchoEngine(options_of(found.model.vocab_size), canaries=found.canaries)
     engine = open_echo(echo, source.name, config)
-    return msgspec.structs.replace(engine, version=source.version, manifest=found)
+    keep = None if (source.path / NO_WEIGHTS).exists() else lambda: kept
+    return msgspec.structs.replace(
+        engine, version=source.version, manifest=found, keep_weights=keep
+    )
 
 
 @asynccontextmanager

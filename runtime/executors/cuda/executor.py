@@ -207,6 +207,13 @@ class CudaExecutor(ExecutorSizes):
     def moves_pages(self) -> bool:
         return True
 
+    @property
+    def keeps_weights(self) -> bool:
+        return True
+
+    def weights_on_host(self) -> Bytes:
+        return self._program.weights_on_host()
+
     def read_pages(self, pages: Sequence[int]) -> PageRead:
         downloads: list[Download] = []
         for batch in self._in_batches(pages):

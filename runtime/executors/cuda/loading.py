@@ -88,6 +88,9 @@ def open_executor(
 @contextmanager
 def _weights(request: OpenRequest, rank: int) -> Iterator[HostBytes]:
     """Open for as long as they are copied."""
+    if request.weights is not None:
+        yield HostArray(request.weights)
+        return
     if request.dummy_weights:
         yield HostArray(dummy_weights(request.engine / PLAN_FILE))
         return

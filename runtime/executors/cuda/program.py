@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
+
 from trtc.protos.dtypes import DTYPES
 from trtc.protos.kv import CacheLayout
 from trtc.protos.launch_plan import (
@@ -22,6 +24,7 @@ from trtc.protos.launch_plan import (
 )
 from trtc.runtime.executors.cuda.buckets import Bucket, Tactics, grid_of
 from trtc.runtime.executors.cuda.device import (
+    Bytes,
     HostBytes,
     Memory,
     Operand,
@@ -30,6 +33,9 @@ from trtc.runtime.executors.cuda.device import (
     ProgramDevice,
     Tiles,
 )
+
+_PIECE_BYTES = 16 << 20
+"""Of weights on their way to the host: one landing of page-locked memory."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,15 @@ class Program:
         elif address.space == "pool":
             offset += self.regions[address.index]
         return Place(self.spaces[address.space], offset)
+
+    def weights_on_host(self) -> Bytes:
+        """A copy of the weights, which are never written to."""
+        memory = self.spaces["weights"]
+        copy = np.empty(memory.num_bytes, np.uint8)
+        for begin in range(0, memory.num_bytes, _PIECE_BYTES):
+            piece = copy[begin : begin + _PIECE_BYTES]
+            piece[:] = self.device.fetch(Place(memory, begin), len(piece)).wait()
+        return copy
 
     def close(self) -> None:
         self._maps.clear()

@@ -181,6 +181,13 @@ class ShardedExecutor:
     def moves_pages(self) -> bool:
         return False
 
+    @property
+    def keeps_weights(self) -> bool:
+        return False
+
+    def weights_on_host(self) -> Bytes:
+        raise UnsupportedError("each rank's weights are in a process of its own")
+
     def read_pages(self, pages: Sequence[int]) -> PageRead:
         raise _in_parts()
 

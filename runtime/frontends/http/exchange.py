@@ -2,10 +2,11 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl
 
 from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.frontends.asgi import AsgiScope, Receive, Send, peer_of
@@ -21,6 +22,8 @@ EVENT_STREAM = b"text/event-stream; charset=utf-8"
 MAX_DISCARDED_BYTES = 64 << 20
 """Of a body that is too large: so much is read for its client to be told, which many listen for
 only once they have sent it all."""
+
+MAX_QUERY_BYTES = 4096
 
 NOBODY = Principal("nobody", "nobody", is_anonymous=True)
 
@@ -48,6 +51,7 @@ class Exchange:
         """Whether a status was sent."""
         self.has_left = False
         """Whether the client has gone before its answer was whole."""
+        self._query: bytes = scope.get("query_string", b"")
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._receive = receive
         self._send = send
@@ -68,6 +72,27 @@ class Exchange:
     def header(self, name: bytes) -> bytes:
         """The value of a header, by its name in lower case; empty when there is none."""
         return self._headers.get(name, b"")
+
+    def query(self, *names: str) -> Mapping[str, str]:
+        """The fields of the query string.
+
+        Args:
+            names: of those that there are.
+
+        Raises:
+            InvalidRequestError: another one, or one that is given twice.
+        """
+        fields: dict[str, str] = {}
+        given = self._query[:MAX_QUERY_BYTES].decode("latin-1")
+        for name, value in parse_qsl(given, keep_blank_values=True):
+            if name not in names or name in fields:
+                raise InvalidRequestError(
+                    "is given twice" if name in fields else "is not known",
+                    field=name[:100],
+                    remedy=f"Fields of the query are: {', '.join(names)}",
+                )
+            fields[name] = value
+        return fields
 
     @asynccontextmanager
     async def document(

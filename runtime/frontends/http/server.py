@@ -24,12 +24,13 @@ from trtc.runtime.frontends.http.ollama.dialect import ollama
 from trtc.runtime.frontends.http.openai.dialect import openai
 from trtc.runtime.frontends.http.probes import probes
 from trtc.runtime.frontends.http.routes import Dialect
+from trtc.runtime.frontends.http.sleep import sleep
 from trtc.runtime.frontends.http.tgi.dialect import tgi
 from trtc.runtime.service.service import Service
 
 HANDSHAKE_S = 5.0
 """For the TLS handshake of a connection."""
-DIALECTS: Sequence[Dialect] = (probes, openai, anthropic, kserve, ollama, tgi)
+DIALECTS: Sequence[Dialect] = (probes, openai, anthropic, kserve, ollama, tgi, sleep)
 """Each answers paths of its own."""
 
 

@@ -25,7 +25,7 @@ from trtc.protos.errors import (
     RequestError,
     TrtcError,
 )
-from trtc.protos.manifest import Manifest, TargetFacts, read_manifest
+from trtc.protos.manifest import WEIGHTS_FILE, Manifest, TargetFacts, read_manifest
 from trtc.runtime.engine import session
 from trtc.runtime.engine.probe import Probe, greedy, sequence_logits
 from trtc.runtime.engine.session import open_session
@@ -396,6 +396,55 @@ def test_what_an_opening_began_is_undone_when_it_fails(
         open_session(engine, num_pages=0 if fault == "pool" else 8)
     assert prepared.events == ["let go"]
     assert fault != "tokenizer" or prepared.executor.closed
+
+
+# --- Weights that stay on the host -------------------------------------------------------------
+
+
+def test_weights_of_a_closed_session_open_the_next_one(engine: Path) -> None:
+    first = open_session(engine, num_pages=8)
+    kept = first.keep_weights()
+    first.close()
+    assert kept.digest == first.manifest.digest
+    assert kept.mapped is not None
+    again = open_session(engine, num_pages=8, weights=kept)
+    assert again.keep_weights().data is kept.data
+    again.close()
+
+
+@pytest.mark.parametrize("change", ["digest", "file", "content"])
+def test_weights_of_another_engine_or_of_a_file_that_was_written_to_are_not_used(
+    change: str, engine: Path
+) -> None:
+    first = open_session(engine, num_pages=8)
+    kept = first.keep_weights()
+    first.close()
+    weights = engine / WEIGHTS_FILE
+    if change == "digest":
+        kept = kept._replace(digest="0" * 64)
+    if change == "file":
+        content = weights.read_bytes()
+        weights.unlink()
+        weights.write_bytes(content)
+    if change == "content":
+        flip_bit(weights, -1)
+        with pytest.raises(EngineCorruptError, match="differs from the manifest's sha256"):
+            open_session(engine, num_pages=8, weights=kept)
+        return
+    again = open_session(engine, num_pages=8, weights=kept)
+    assert again.keep_weights().data is not kept.data
+    again.close()
+
+
+def test_a_copy_of_weights_is_used_whatever_has_become_of_the_file(engine: Path) -> None:
+    first = open_session(engine, num_pages=8)
+    kept = first.keep_weights()
+    copy = kept._replace(data=kept.data.copy(), mapped=None)
+    first.close()
+    flip_bit(engine / WEIGHTS_FILE, -1)
+    again = open_session(engine, num_pages=8, weights=copy)
+    assert again.keep_weights().data is copy.data
+    again.close()
 
 
 # --- The machine ------------------------------------------------------------------------------

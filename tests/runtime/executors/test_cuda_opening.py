@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from tests.support.manifests import tiny_manifest
@@ -151,6 +152,15 @@ def test_all_code_and_tactics_are_verified(tmp_path: Path, gpu: Machine) -> None
     assert {"plan.json", "launches.json", "weights.safetensors", *listed[:2]} == set(files)
     without = prepare_cuda(request_of(tmp_path, *listed, dummy_weights=True)).files
     assert "weights.safetensors" not in without
+
+
+def test_weights_that_are_on_the_host_are_not_read_again(tmp_path: Path, gpu: Machine) -> None:
+    kept = np.arange(10, dtype=np.uint8)
+    request = request_of(tmp_path)._replace(weights=kept)  # there is no file
+    with loading._weights(request, 0) as weights:
+        target = np.empty(4, np.uint8)
+        weights.read(3, target)
+    assert target.tolist() == [3, 4, 5, 6]
 
 
 def test_code_that_the_manifest_does_not_list_is_refused(
