@@ -5,7 +5,7 @@ scrape from our own metric, so both always say the same. There is one only for w
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from prometheus_client.core import Metric
@@ -22,9 +22,9 @@ class Twin(NamedTuple):
     """The other name, without `_total` of a counter."""
     bounds: tuple[float, ...] = ()
     """Of a histogram's buckets there, all of which ours has; (): as ours."""
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = MappingProxyType({})
     """Our labels -> their names there, where these differ."""
-    values: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    values: Mapping[tuple[str, str], str] = MappingProxyType({})
     """(label, value) -> the value there, where that differs."""
 
 
