@@ -244,9 +244,9 @@ class ModelControl:
         """Stop all engines' loops; their requests end with UnavailableError."""
         for task in self._retirements:
             task.cancel()
+        await self._stop_loops()  # an unload under way waits for its model's requests
         await asyncio.gather(*self._under_way, *self._retirements, return_exceptions=True)
-        for engine in self._all_engines():
-            await asyncio.to_thread(engine.loop.stop)
+        await self._stop_loops()  # of a load that was under way
 
     def close(self) -> None:
         """Close all engines, whose loops have stopped."""
@@ -469,6 +469,10 @@ class ModelControl:
             num_bytes = self._ledger.release(engine)
             await asyncio.to_thread(give_back_memory)
         return num_bytes
+
+    async def _stop_loops(self) -> None:
+        for engine in self._all_engines():
+            await asyncio.to_thread(engine.loop.stop)
 
     def _all_engines(self) -> list[EngineHandle]:
         served = {id(one): one for one in self._models.engines.values()}

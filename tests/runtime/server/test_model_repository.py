@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from tests.support.aio import asynchronous, eventually
-from tests.support.model_repository import add_engine, options_of, repository_server
+from tests.support.model_repository import add_engine, open_from, options_of, repository_server
 from tests.support.servers import CONFIG, RunningServer, echo_server, greedy
 from trtc.protos.errors import EnvironmentFault, TrtcError, UnavailableError, UnknownModelError
 from trtc.protos.manifest import MANIFEST_FILE, Canary
 from trtc.runtime.client import AsyncClient
+from trtc.runtime.server.app import RepositoryConfig, Server
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # gevent warns about itself, and stubs are of an older protobuf
@@ -365,3 +366,25 @@ async def test_pages_of_the_web_give_no_orders(tmp_path: Path) -> None:
     ):
         assert answer.status == 415
         assert server.server.models.names == ()
+
+
+@asynchronous
+async def test_a_server_that_is_told_twice_to_end_waits_for_no_unload(tmp_path: Path) -> None:
+    add_engine(tmp_path / "m", 400)
+    add_engine(tmp_path / "n", 430)
+    repository = RepositoryConfig(tmp_path, load=("m",))
+    server = Server(replace(CONFIG, engines=(), repository=repository), opener=open_from)
+    await server.start()
+    async with AsyncClient(server.frontends["grpc"].address) as own:
+        long = own.generate(PROMPT, model="m", max_tokens=1000, temperature=0.0, ignore_eos=True)
+        await anext(aiter(long))
+        unloading = asyncio.create_task(server.control.unload("m"))
+        loading = asyncio.create_task(server.control.load("n"))
+        await eventually(lambda: not server.models.is_ready("m"), "it is being unloaded")
+        server.stop()
+        server.stop()
+        ending = asyncio.create_task(server.close())
+        with pytest.raises(UnavailableError, match="stopped"):
+            await long.result()
+        await ending
+        await asyncio.gather(unloading, loading)
