@@ -11,7 +11,8 @@ idea of what is cached.
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+
+import msgspec
 
 from trtc.runtime.scheduling.cache_events import PageKey
 
@@ -22,8 +23,8 @@ HOST = "CPU"
 MAX_EVENTS = 1 << 16
 
 
-class Stored(NamedTuple):
-    """A page can be found."""
+class Stored(msgspec.Struct, frozen=True, gc=False):
+    """A page can be found. Structs are made in a third of the time that named tuples take."""
 
     key: PageKey
     parent: PageKey
@@ -32,7 +33,7 @@ class Stored(NamedTuple):
     medium: str
 
 
-class Removed(NamedTuple):
+class Removed(msgspec.Struct, frozen=True, gc=False):
     """A page cannot be found any more."""
 
     key: PageKey
@@ -88,8 +89,8 @@ class CacheFeed:
 
     def saved(self, names: Sequence[tuple[PageKey, int]]) -> None:
         for name in names:
-            key, parent, token_ids, group, _ = self._evicted[name]
-            self._store(Stored(key, parent, token_ids, group, HOST))
+            one = self._evicted[name]
+            self._store(Stored(one.key, one.parent, one.token_ids, one.group, HOST))
         self._evicted.clear()
 
     def dropped(self, name: tuple[PageKey, int]) -> None:

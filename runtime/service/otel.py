@@ -51,8 +51,18 @@ PER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.
 class OpenTelemetry:
     """Implements Telemetry over providers of traces and metrics, which it shuts down."""
 
-    def __init__(self, traces: TracerProvider, metrics: MeterProvider) -> None:
+    def __init__(
+        self,
+        traces: TracerProvider,
+        metrics: MeterProvider,
+        exporters: Sequence[SpanExporter | MetricExporter] = (),
+    ) -> None:
+        """
+        Args:
+            exporters: of both, which may be told to give up.
+        """
         self._providers = (traces, metrics)
+        self._exporters = exporters
         self._tracer = traces.get_tracer("trtc", __version__)
         self._context = TraceContextTextMapPropagator()
         meter = metrics.get_meter("trtc", __version__)
@@ -114,6 +124,8 @@ class OpenTelemetry:
         closing = threading.Thread(target=self._shut_down, name="otel-close", daemon=True)
         closing.start()
         closing.join(CLOSE_S)
+        for exporter in self._exporters if closing.is_alive() else ():
+            exporter.shutdown()
 
     def _shut_down(self) -> None:
         for provider in self._providers:
@@ -225,7 +237,8 @@ def connected(endpoint: str) -> OpenTelemetry:
         traces.add_span_processor(BatchSpanProcessor(spans))
     if os.environ.get("OTEL_METRICS_EXPORTER") != "none":
         readers.append(PeriodicExportingMetricReader(metrics))
-    return OpenTelemetry(traces, MeterProvider(readers, resource=resource, shutdown_on_exit=False))
+    meters = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
+    return OpenTelemetry(traces, meters, (spans, metrics))
 
 
 def _exporters(endpoint: str) -> tuple[SpanExporter, MetricExporter]:
