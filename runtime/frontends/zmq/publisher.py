@@ -157,6 +157,7 @@ class Publisher:
         if len(frames) != 3 or len(frames[2]) != 8:
             return  # not of the protocol
         client, _, asked = frames
+        self._send_new()
         first = int.from_bytes(asked, "big")
         for source in self._list():
             for number, data in self._since(source, first):
