@@ -109,6 +109,7 @@ VLLM = (
     Twin("request_decode_time_seconds", "vllm:request_decode_time_seconds", _REQUEST_S),
     Twin("request_prompt_tokens", "vllm:request_prompt_tokens"),
     Twin("request_generation_tokens", "vllm:request_generation_tokens"),
+    Twin("engine_sleep_state", "vllm:engine_sleep_state"),
     Twin("spec_decode_num_draft_tokens", "vllm:spec_decode_num_draft_tokens"),
     Twin("spec_decode_num_accepted_tokens", "vllm:spec_decode_num_accepted_tokens"),
 )
