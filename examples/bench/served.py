@@ -30,8 +30,21 @@ def trtc_server(engine: Path, *options: str) -> Iterator[TrtcServer]:
     Raises:
         RunFailed: it ended, or was not ready in time.
     """
+    with _serving(str(engine), *options) as server:
+        yield server
+
+
+@contextmanager
+def trtc_models(models: Path, *options: str) -> Iterator[TrtcServer]:
+    """The same of a directory of models."""
+    with _serving("--models", str(models), *options) as server:
+        yield server
+
+
+@contextmanager
+def _serving(*arguments: str) -> Iterator[TrtcServer]:
     port, http_port = free_port(), free_port()
-    command: Command = [sys.executable, "-m", "trtc", "serve", engine]
-    command += ["--grpc-port", str(port), "--http-port", str(http_port), *options]
+    command: Command = [sys.executable, "-m", "trtc", "serve", *arguments]
+    command += ["--grpc-port", str(port), "--http-port", str(http_port)]
     with serving(command, lambda: http_ok(http_port, "/readyz")) as server:
         yield TrtcServer(f"127.0.0.1:{port}", http_port, server)
