@@ -1,6 +1,7 @@
-"""The time between tokens with hooks that change nothing, beside none.
+"""The time between tokens with hooks that change nothing, beside none; and what a call costs.
 
     python -m examples.bench.hooks ENGINE --streams 1 --streams 8
+    python -m examples.bench.hooks
 
 One server a set of hooks, by turns: rounds go through all sets, so that what else the machine does
 meets all of them. Prints the median of the rounds' p50, and of their ratios to a server without.
@@ -9,15 +10,20 @@ meets all of them. Prints the median of the rounds' p50, and of their ratios to 
 import argparse
 import asyncio
 import statistics
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+
+import psutil
 
 from examples.bench.served import trtc_server
 from trtc.hooks import NewOutput, Request, RequestInfo
 from trtc.runtime.bench.load import ServerTarget, Shape, run_load
 from trtc.runtime.bench.measure import Load
 from trtc.runtime.client import AsyncClient
+from trtc.runtime.hooks.calls import HookCalls
+from trtc.runtime.hooks.config import HooksConfig
 
 
 class WithoutLogits:
@@ -68,6 +74,24 @@ def compare(
     return found
 
 
+async def call_cost(at_once: int, num_calls: int = 4000) -> str:
+    """CPU time of a call of on_output, in the server's process and in the hooks'."""
+    calls = HookCalls(HooksConfig("examples.bench.hooks:All", num_processes=1))
+    await calls.start()
+    info, output = RequestInfo("0" * 32, "model"), NewOutput(0, " token", (5,))
+    process = psutil.Process(calls.pids[0])
+    for _ in range(2):  # the first time to warm up
+        theirs, ours = sum(process.cpu_times()[:2]), time.process_time()
+        for _ in range(num_calls // at_once):
+            await asyncio.gather(
+                *(calls.call(0, "on_output", "r", info, output) for _ in range(at_once))
+            )
+        ours = 1e6 * (time.process_time() - ours) / num_calls
+        theirs = 1e6 * (sum(process.cpu_times()[:2]) - theirs) / num_calls
+    await calls.close()
+    return f"{at_once:3d} calls at once: {ours:.0f} us of CPU time here, {theirs:.0f} us there"
+
+
 def report(streams: int, found: dict[str, list[float]]) -> None:
     for name, rounds in found.items():
         p50 = statistics.median(rounds)
@@ -83,13 +107,17 @@ def report(streams: int, found: dict[str, list[float]]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("engine", type=Path)
+    parser.add_argument("engine", type=Path, nargs="?", help="without one: what a call costs")
     parser.add_argument("--streams", type=int, action="append")
     parser.add_argument("--input-len", type=int, default=32)
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dummy-weights", action="store_true")
     given = parser.parse_args(arguments)
+    if given.engine is None:
+        for at_once in (1, 16, 64):
+            print(asyncio.run(call_cost(at_once)))
+        return
     shape = Shape(given.input_len, given.output_len)
     options = ["--dummy-weights"] if given.dummy_weights else []
     for streams in given.streams or [1]:

@@ -250,3 +250,21 @@ async def test_an_engine_without_a_tokenizer_has_hooks_too() -> None:
     assert TOKENIZER.exists()
     async with hooked("Nothing", plain) as server, AsyncClient(server.address) as client:
         assert await generated(client, "r") == tuple(greedy(IDS, 8, ECHO.options))
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "hooks.md").read_text()
+    (tmp_path / "guard.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    @asynchronous
+    async def ask() -> None:
+        config = replace(CONFIG, hooks=HooksConfig("guard:Guard"))
+        async with (
+            echo_server(ECHO, config=config) as server,
+            AsyncClient(server.address) as client,
+        ):
+            with pytest.raises(ForbiddenError, match="anonymous clients may not ask this server"):
+                await generated(client, "r")
+
+    ask()
