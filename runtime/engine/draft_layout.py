@@ -1,4 +1,4 @@
-"""Where rows with drafts lie in a step's arrays.
+"""Where rows with drafts lie in a step's arrays, and where rows leave states that may not count.
 
 Each row of a model with states leaves its state in a page of its own, so that the scheduler can
 take that of the last token that counts. Drafts may be sequences of one token (DraftRows), each of
@@ -20,15 +20,15 @@ from trtc.runtime.scheduling.step_plan import StepPlan
 
 
 def place_states(slots: Int32s, plan: StepPlan, query_start: Int64s, page_size: int) -> None:
-    """Give each row with drafts the page that the scheduler has for its state.
+    """Give the last rows of each sequence the pages that the scheduler has for their states.
 
     Args:
         slots: [T] of the state group; is changed.
     """
-    for chunk, begin in zip(plan.chunks, query_start[:-1].tolist(), strict=True):
-        if chunk.num_drafts:
-            rows = slots[begin : begin + chunk.num_tokens]
+    for chunk, end in zip(plan.chunks, query_start[1:].tolist(), strict=True):
+        if chunk.sequence.state_pages:
             pages = np.array(chunk.sequence.state_pages, np.int32)
+            rows = slots[end - len(pages) : end]
             rows[:] = pages * np.int32(page_size) + rows % np.int32(page_size)
 
 

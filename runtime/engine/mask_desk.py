@@ -3,7 +3,7 @@
     ask ──> TokenMasks.allowed, while the executor computes logits ──> collect ──> draw
 
 A mask that is not ready when the logits are is waited for briefly. Then its sequence is held: it
-skips steps until the mask is ready. Where the cache cannot be rolled back, the step waits.
+skips steps until the mask is ready. Where its state cannot be kept meanwhile, the step waits.
 """
 
 import os

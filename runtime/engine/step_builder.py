@@ -170,7 +170,7 @@ class StepBuilder:
         cells = self._tokens[token_lanes, positions]
         token_ids, token_sources = (cells, None) if self._last is None else _split(cells)
         slots = self._slots(token_lanes, page, offset.astype(np.int32))
-        if plan.has_drafts and self._state_group is not None:
+        if self._state_group is not None and (plan.has_drafts or plan.kept):
             states = slots.reshape(len(self._pages), -1)[self._state_group]
             place_states(states, plan, layout.query_start, self._page_size)
         batch = StepBatch(

@@ -159,7 +159,9 @@ class StepPipeline:
     def _draw(self, step: _StepInFlight) -> None:
         """Draw a step that was launched up to its logits; those before it are complete."""
         assert step.undrawn is not None
-        collected = self._masks.collect(step.built.masked, may_be_late=self._state.can_hold)
+        masked = [one for one in step.built.masked if one.sequence.lanes]
+        may_be_late = all(self._state.can_hold(one.sequence) for one in masked)
+        collected = self._masks.collect(masked, may_be_late=may_be_late)
         step.failures = collected.failures
         step.held = {*collected.late, *collected.failures}
         for sequence in step.held:

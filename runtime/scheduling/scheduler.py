@@ -82,6 +82,7 @@ def _plan(state: SchedulerState, limits: StepLimits, *, may_preempt_for_fairness
         scores=draft.scores,
         preempts_for_fairness=preempts_for_fairness,
         has_drafts=draft.has_drafts,
+        kept=draft.keep_states(),
     )
 
 
@@ -241,6 +242,20 @@ class _Draft:
             self._spare_rows -= sequence.num_samples
             self.admissions.append(Admission(sequence, matched))
             self._add_chunk(sequence, start, remaining, number)
+
+    def keep_states(self) -> tuple[Sequence, ...]:
+        """Sequences with masks, which may be late, whose last token gets a page of its own for the
+        state that it leaves. Where none is available, the step waits for the mask."""
+        if not self._state.has_states:
+            return ()
+        kept = []
+        for sequence, start, num_tokens, num_samples, *_ in self.chunks:
+            begins_page = (start + num_tokens - 1) % self._page_size == 0
+            is_masked = num_samples > 0 and sequence.request.masks is not None
+            if is_masked and not begins_page and self._available > 0:
+                self._available -= 1
+                kept.append(sequence)
+        return tuple(kept)
 
     def _within_pages(self, sequence: Sequence, number: int) -> int:
         """How many of the next `number` tokens of a prompt find pages, which are taken; maybe 0.

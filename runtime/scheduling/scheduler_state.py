@@ -23,7 +23,8 @@ reads and writes those pages, and `commit` drops what that step draws for it. Th
 A state is replaced as its sequence goes on, and cannot be taken back. So each row that checks
 drafts leaves its state in a page of its own. `commit` puts those of the tokens that count into the
 page table, and releases the others. Nobody reads them before that: no later step of the sequence is
-in flight.
+in flight. The last row of a sequence with a mask does the same, for its draw may be taken back when
+the mask is late; whether it was is known before the next step is applied.
 """
 
 from bisect import insort
@@ -125,15 +126,22 @@ class SchedulerState:
         self.free_lanes = list(range(num_lanes - 1, -1, -1))
         self.num_in_flight = 0
         """Steps that were applied and not yet committed."""
+        self._kept: tuple[Sequence, ...] = ()
+        """Of the step that was applied last."""
         self.last_fair_preemption = -inf
         """When a sequence was last preempted for a client that had none running; see `tick`."""
         self.counters = Counters()
         self._changes = Changes()
 
     @property
-    def can_hold(self) -> bool:
-        """Whether a computed token can be computed again: not from a state that it replaced."""
-        return self._state_group is None
+    def has_states(self) -> bool:
+        return self._state_group is not None
+
+    def can_hold(self, sequence: Sequence) -> bool:
+        """Whether a running sequence's last token can be computed again: not from a state that it
+        replaced. One that begins a page replaces none."""
+        begins_page = (sequence.num_computed - 1) % self._page_size == 0
+        return not self.has_states or begins_page or bool(sequence.state_pages)
 
     @property
     def has_work(self) -> bool:
@@ -236,6 +244,7 @@ class SchedulerState:
     def apply(self, plan: StepPlan) -> None:
         """Allocate the plan's pages and count its tokens as computed: it is launched now."""
         assert not (plan.preempted and self.num_in_flight)
+        self._take_kept_states()
         for sequence in plan.preempted:
             self._preempt(sequence)
         if plan.preempted:
@@ -258,6 +267,9 @@ class SchedulerState:
             if num_samples:
                 sequence.num_pending += 1
                 sequence.scores_prompt = False
+        for sequence in plan.kept:
+            sequence.state_pages = self.cache.allocate(1)
+        self._kept = plan.kept
         self.num_in_flight += 1
 
     def _draft(self, sequence: Sequence, num_drafts: int) -> None:
@@ -345,11 +357,13 @@ class SchedulerState:
         self.counters.prefix_hit_tokens += sequence.num_computed
 
     def hold(self, sequence: Sequence) -> None:
-        """Discard a running sequence's token in flight, because its mask is late.
+        """Discard a running sequence's token in flight, because its mask is late or failed.
 
-        The sequence skips steps until it is released, and then computes its last known token again.
+        The sequence skips steps until it is released, and then computes its last known token again,
+        if it can (`can_hold`); else it must end.
         """
-        assert self.can_hold
+        self.cache.release(sequence.state_pages)
+        sequence.state_pages = ()
         sequence.num_pending -= 1
         sequence.num_computed -= 1
         sequence.is_held = True
@@ -376,7 +390,7 @@ class SchedulerState:
             One entry a sample that counts, in order, without the rows of sequences that have ended
             since the step was planned. Sequences that finished have released their pages.
         """
-        self.num_in_flight -= 1
+        self._land()
         drawn: list[Drawn] = []
         row = 0
         for sequence, start, num_tokens, num_samples, num_scored, num_drafts in plan.chunks:
@@ -448,8 +462,22 @@ class SchedulerState:
             self._slide(sequence, sequence.num_computed)
         return taken
 
+    def _land(self) -> None:
+        """The oldest step in flight is complete."""
+        self.num_in_flight -= 1
+        if not self.num_in_flight:  # else `apply` has done so
+            self._take_kept_states()
+
+    def _take_kept_states(self) -> None:
+        """The draws of the step that was applied last count, but for those that were held."""
+        for sequence in self._kept:
+            if sequence.state_pages:
+                assert self._state_group is not None
+                self._take_states(sequence, sequence.num_computed - 1, self._state_group)
+        self._kept = ()
+
     def _take_states(self, sequence: Sequence, start: int, group: int) -> None:
-        """Of the states that rows with drafts left, put those after the tokens that count in the
+        """Of the states that a step's rows left, put those after the tokens that count in the
         places of the ones before; of a page's tokens the last one's. The rest are released."""
         left, sequence.state_pages = sequence.state_pages, ()
         table, end = sequence.pages[group], start
@@ -580,9 +608,9 @@ class SchedulerState:
                 raise InvariantError("a sequence has computed tokens without pages")
             if not 0 <= sequence.num_pending - sequence.num_drafted <= self.num_in_flight:
                 raise InvariantError("a sequence has pending tokens that no step in flight draws")
-            rows = sequence.num_drafted + 1 if self._state_group is not None else 0
-            if len(sequence.state_pages) != (rows if sequence.num_drafted else 0):
-                raise InvariantError("a sequence has not a state for each row with drafts")
+            rows = 1 + sequence.num_drafted if sequence.num_drafted or sequence in self._kept else 0
+            if sequence.state_pages and len(sequence.state_pages) != rows:
+                raise InvariantError("a sequence has states that no step in flight leaves")
         if any(one.pages or one.lanes or one.num_pending for one in self.waiting):
             raise InvariantError("a waiting sequence holds pages or lanes, or is in flight")
 

@@ -95,8 +95,8 @@ class Sequence:
         self.num_drafted = 0
         """Drafts that the step in flight checks: pending like the token that it draws anyway."""
         self.state_pages: Items[int] = ()
-        """Where each row of the step in flight that checks drafts leaves its state, in models with
-        states."""
+        """Where rows of the step in flight leave their states, in models with states: those that
+        check drafts, or the last one if its draw may be taken back."""
         self.drafted_at = 0
         """Length of its output when drafts were checked last."""
         self.num_missed_drafts = 0
@@ -146,7 +146,7 @@ class Sequence:
         return self.max_tokens - length - 1
 
     def held_pages(self) -> Iterator[list[int]]:
-        """Of each group, the pages that it holds, and those of drafts."""
+        """Of each group, the pages that it holds, and those of `state_pages`."""
         for pages, first in zip(self.pages, self.num_released, strict=True):
             yield pages[first:] if first else pages
         if self.state_pages:

@@ -55,6 +55,9 @@ class StepPlan(NamedTuple):
     preempts_for_fairness: bool = False
     """Whether a sequence is preempted for a client that has none running."""
     has_drafts: bool = False
+    kept: tuple[Sequence, ...] = ()
+    """Sequences of which the state before their last token is kept, because its draw may be taken
+    back."""
 
     def scored(self) -> list[Scored]:
         """Of the sequences that have not ended since the step was planned."""

@@ -44,3 +44,13 @@ def test_drafts_go_on_from_the_rows_before_them(case: Sequences, variant: int) -
     outputs, expected = run_lowered(call, variant=variant), call.reference()
     assert_close(call, {"out": outputs["out"], "state_out": expected["state_out"]})
     assert np.asarray(outputs["state_out"]).tobytes() == expected["state_out"].tobytes()
+
+
+@by_case
+@pytest.mark.parametrize("variant", [DECODE, ANY])
+def test_the_state_before_the_last_token_can_be_kept(case: Sequences, variant: int) -> None:
+    before = case.call(case.history()).reference()["state_out"]
+    call = case.kept_call(case.decode() if variant == DECODE else case.step(), before)
+    outputs, expected = run_lowered(call, variant=variant), call.reference()
+    assert_close(call, {"out": outputs["out"], "state_out": expected["state_out"]})
+    assert np.asarray(outputs["state_out"]).tobytes() == expected["state_out"].tobytes()

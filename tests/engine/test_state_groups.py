@@ -10,6 +10,7 @@ from tests.engine.conftest import Engines
 from tests.support.drafts import Replaying
 from tests.support.engines import open_executor
 from tests.support.loops import Loop
+from tests.support.masks import PromptDesk, SomeTokens
 from tests.support.models import random_prompt, transformers_greedy
 from tests.support.requests import greedy_request, sampled_request
 from trtc.runtime.engine.drafting import DraftConfig
@@ -116,3 +117,32 @@ def test_samples_of_one_prompt_go_on_from_one_state(tiny_engines: Engines) -> No
         together = [[one.token_ids for one in each.result().completions] for each in sent]
     assert together == alone
     assert all(len(set(samples)) == 3 for samples in alone)
+
+
+def test_late_masks_delay_their_sequences_alone_and_change_no_token(tiny_engines: Engines) -> None:
+    """Their states before the token that is drawn anew are as they were."""
+    _, engine = tiny_engines("lfm2")
+    answers, num_late = [], []
+    for lateness in (0.0, 0.4):
+        with running(engine, 64) as loop:
+            size = loop._executor.vocab_size
+            desk = loop._pipeline._masks = PromptDesk(size, lateness=lateness)
+            sent = [
+                loop.send(
+                    sampled_request(
+                        f"{number}",
+                        random_prompt(13 + number, seed=number),
+                        24,
+                        seed=number,
+                        n=1 + number % 2,
+                        masks=SomeTokens(size, number) if number else None,
+                        ignore_eos=True,
+                    )
+                )
+                for number in range(4)
+            ]
+            results = [one.result() for one in sent]
+        answers.append([one.token_ids for result in results for one in result.completions])
+        num_late.append(desk.num_late)
+    assert answers[0] == answers[1]
+    assert num_late[0] == 0 < 20 < num_late[1]

@@ -83,3 +83,17 @@ def test_each_draft_leaves_its_own_state(library: KernelLibrary, case: Sequences
     outputs, expected = library.run(call, 2), call.reference()
     assert_close(call, {"out": outputs["out"], "state_out": expected["state_out"]})
     assert outputs["state_out"].tobytes() == expected["state_out"].tobytes()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.dtype}-{case.channels}")
+def test_the_state_before_the_last_token_can_be_kept(
+    library: KernelLibrary, case: Sequences
+) -> None:
+    before = case.call(case.history()).reference()["state_out"]
+    call = case.kept_call(case.step(), before)
+    outputs, expected = library.run(call, 2), call.reference()
+    assert outputs["state_out"].tobytes() == expected["state_out"].tobytes()
+    again = [(one, end - 1, end) for one, _, end in case.step()]
+    alone = case.call(again, outputs["state_out"]).reference()["out"]
+    assert_close(call, {"out": outputs["out"], "state_out": expected["state_out"]})
+    np.testing.assert_array_equal(alone, expected["out"][call.inputs["query_start"][1:] - 1])

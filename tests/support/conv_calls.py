@@ -105,6 +105,17 @@ class Sequences:
         plain = self.call(parts, state)
         return replace(plain, inputs={**plain.inputs, **given})
 
+    def kept_call(self, parts: list[tuple[int, int, int]], state: Array) -> KernelCall:
+        """A step over `parts` in which the last row of each leaves its state in a page of its own,
+        so that the one before it stays."""
+        plain = self.call(parts, state)
+        slots, starts = plain.inputs["slots"], plain.inputs["query_start"]
+        assert slots is not None
+        assert starts is not None
+        for (one, _, end), last in zip(parts, starts[1:] - 1, strict=True):
+            slots[last] = self.draft_pages[one, 0] * PAGE_SIZE + (end - 1) % PAGE_SIZE
+        return plain
+
     def step(self) -> list[tuple[int, int, int]]:
         return [(one, context - new, context) for one, (context, new) in enumerate(STEP)]
 

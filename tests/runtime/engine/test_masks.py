@@ -1,6 +1,7 @@
 """Masks that requests bring: kept to whatever else runs, and waited for alone."""
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -104,11 +105,12 @@ class Gated(SomeTokens):
         return super().allowed(output_ids)
 
 
+@pytest.mark.parametrize("windows", [(None,), (None, 0)])
 @pytest.mark.parametrize("ahead", [False, True])
-def test_who_awaits_a_mask_waits_alone(ahead: bool) -> None:
-    masks = Gated()
+def test_who_awaits_a_mask_waits_alone(ahead: bool, windows: tuple[int | None, ...]) -> None:
+    options, masks = replace(ROOMY, windows=windows), Gated()
     request = sampled_request("late", [1, 2], 8, masks=masks)
-    with running_loop(ROOMY, ahead=ahead) as loop:
+    with running_loop(options, ahead=ahead) as loop:
         late = loop.send(request)
         assert masks.asked.wait(30)
         others = [loop.send(greedy_request(f"r{i}", [i], 40)) for i in range(3)]
@@ -117,21 +119,27 @@ def test_who_awaits_a_mask_waits_alone(ahead: bool) -> None:
         assert not late.ended.is_set()
         masks.gate.set()
         tokens = late.result().completions[0].token_ids
-    with running_loop(ROOMY) as loop:
+    with running_loop(options) as loop:
         alone = loop.send(replace(request, masks=SomeTokens(64))).result().completions[0]
     assert tokens == alone.token_ids
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_late_mask_is_waited_for_where_a_state_cannot_be_rolled_back(ahead: bool) -> None:
-    options, masks = replace(ROOMY, windows=(None, 0)), Gated()
-    request = sampled_request("late", [1, 2], 8, masks=masks)
+def test_a_late_mask_is_waited_for_where_no_page_keeps_the_state_before(ahead: bool) -> None:
+    """Six tokens and their states take the four pages that are left."""
+    options = replace(ROOMY, windows=(None, 0), page_size=4, num_pages=6, max_seq_len=12)
+    masks = Gated()
+    request = sampled_request("late", [1, 2, 3, 4], 8, masks=masks)
     with running_loop(options, ahead=ahead) as loop:
+        held = loop._state.cache.allocate(2)
         late = loop.send(request)
         assert masks.asked.wait(30)
-        threading.Timer(0.05, masks.gate.set).start()  # later than a step waits elsewhere
+        time.sleep(0.05)  # longer than a step waits elsewhere
+        assert not any(one.is_held for one in loop._state.running)
+        loop._state.cache.release(held)
+        masks.gate.set()
         tokens = late.result().completions[0].token_ids
-    with running_loop(options) as loop:
+    with running_loop(replace(options, num_pages=60)) as loop:
         alone = loop.send(replace(request, masks=SomeTokens(64))).result().completions[0]
     assert tokens == alone.token_ids
 
@@ -197,6 +205,7 @@ class Wrong:
         return self._mask
 
 
+@pytest.mark.parametrize("windows", [(None,), (None, 0)])
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize(
     ("mask", "problem"),
@@ -210,16 +219,17 @@ class Wrong:
     ],
 )
 def test_masks_that_fail_end_their_request_alone(
-    mask: bytes | TokenEdit | None, problem: str, ahead: bool
+    mask: bytes | TokenEdit | None, problem: str, ahead: bool, windows: tuple[int | None, ...]
 ) -> None:
-    with running_loop(ROOMY, ahead=ahead) as loop:
+    options = replace(ROOMY, windows=windows)
+    with running_loop(options, ahead=ahead) as loop:
         wrong = loop.send(sampled_request("wrong", [1], 9, n=2, masks=Wrong(mask)))
         right = loop.send(greedy_request("right", [2], 9))
         assert isinstance(wrong.wait().error, InvalidRequestError)
         assert str(wrong.error).startswith(problem)
         told = [sum(len(one.token_ids) for one in wrong.outputs if one.index == i) for i in (0, 1)]
         assert told == [2, 2]
-        assert right.result().completions[0].token_ids == EchoExecutor(ROOMY).greedy([2], 9)
+        assert right.result().completions[0].token_ids == EchoExecutor(options).greedy([2], 9)
 
 
 def test_masks_are_computed_while_the_step_runs() -> None:
