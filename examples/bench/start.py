@@ -68,7 +68,13 @@ Way = Callable[[Contestant], Run]
 class Process:
     """`python -m ...` in a contestant's tree, from now until `first_token`."""
 
-    def __init__(self, one: Contestant, *arguments: str, stdin: bytes = b"") -> None:
+    def __init__(
+        self, one: Contestant, *arguments: str, stdin: bytes = b"", logs: bool = False
+    ) -> None:
+        """
+        Args:
+            logs: read its stderr too, which is otherwise this process's.
+        """
         self._began = time.perf_counter()
         self._popen = subprocess.Popen(
             [sys.executable, "-m", *arguments],
@@ -76,7 +82,7 @@ class Process:
             env={**os.environ, "PYTHONPATH": str(one.tree)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.STDOUT if logs else None,
         )
         assert self._popen.stdin is not None
         self._popen.stdin.write(stdin)
@@ -134,7 +140,7 @@ def generate(one: Contestant) -> Run:
 def _ready_server(one: Contestant) -> tuple[Process, dict[str, str]]:
     """A server once it is ready, and the addresses of its ports by protocol."""
     options = ("--grpc-port", "0", "--http-port", "0", "--threads", "1")
-    process = Process(one, "trtc", "serve", str(one.engine), *options)
+    process = Process(one, "trtc", "serve", str(one.engine), *options, logs=True)
     words = process.read(b" serving ").decode().split()
     return process, dict(word.split("=", 1) for word in words if "=" in word)
 
