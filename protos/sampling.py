@@ -18,8 +18,7 @@ import msgspec
 FLOAT32_MAX = 3.4028234663852886e38
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(msgspec.Struct, frozen=True):
     """Values of a number; `most` of infinity stands for any that is finite in float32."""
 
     least: float

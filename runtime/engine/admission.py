@@ -9,7 +9,6 @@ service in threads that suit them (runtime/service/prompts.py).
 
 import uuid
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from trtc.protos.errors import ContextLengthError, InvalidRequestError
@@ -80,7 +79,7 @@ def admission(
     most = origin.principal.limits.max_context
     bounds = engine.loop.bounds
     if most is not None:
-        bounds = replace(bounds, max_context=min(most, bounds.max_context))
+        bounds = bounds._replace(max_context=min(most, bounds.max_context))
     request = finish_draft(
         draft,
         request_id=draft.request_id or uuid.uuid4().hex,

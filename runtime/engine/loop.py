@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -69,8 +69,7 @@ _MASK_WAIT_S = 0.05
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class LoopConfig:
+class LoopConfig(msgspec.Struct, frozen=True):
     """How one engine is driven."""
 
     eos_token_ids: tuple[int, ...] = ()

@@ -3,8 +3,7 @@
 import math
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from trtc.protos.errors import ContextLengthError, DeadlineError, InvalidRequestError
 from trtc.protos.requests import MAX_LOGPROBS
@@ -28,8 +27,7 @@ MAX_SALT_BYTES = 256
 MAX_PRIORITY = 10
 
 
-@dataclass(frozen=True)
-class RequestBounds:
+class RequestBounds(NamedTuple):
     """What one engine can do for one request, and what a request gets that does not say."""
 
     vocab_size: int

@@ -98,7 +98,7 @@ def test_a_past_deadline_is_a_deadline_error() -> None:
 
 def test_what_a_draft_does_not_say_is_the_models() -> None:
     defaults = SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95, max_tokens=7)
-    bounds = replace(BOUNDS, defaults=defaults)
+    bounds = BOUNDS._replace(defaults=defaults)
 
     def finished(**fields: Any) -> GenerationRequest:
         draft = RequestDraft(token_ids=(1, 2), **fields)
@@ -111,7 +111,7 @@ def test_what_a_draft_does_not_say_is_the_models() -> None:
     given = finished(sampling={"temperature": 1.0, "top_k": 0, "min_p": 0.1}, max_tokens=9)
     assert given.sampling == SamplingParams(top_p=0.95, min_p=0.1)
     assert given.max_tokens == 9
-    longest = replace(bounds, defaults=SamplingDefaults(max_tokens=1000))
+    longest = bounds._replace(defaults=SamplingDefaults(max_tokens=1000))
     assert default_max_tokens(2, longest) == 30
 
 

@@ -49,7 +49,7 @@ def test_the_request_of_every_guide_to_the_backend() -> None:
 def test_the_models_defaults_count_where_a_request_does_not_say() -> None:
     reader = replace(
         READER,
-        bounds=replace(READER.bounds, defaults=SamplingDefaults(temperature=0.6, top_p=0.9)),
+        bounds=READER.bounds._replace(defaults=SamplingDefaults(temperature=0.6, top_p=0.9)),
     )
 
     def given(**inputs: Any) -> SamplingOptions:
