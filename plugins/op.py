@@ -82,13 +82,13 @@ class FusedOp:
     in_place: Mapping[str, str] = field(default_factory=dict)
     """Output name -> the input whose memory it is."""
     overwrites: Mapping[str, str] = field(default_factory=dict)
-    """Output name -> an input of the same shape whose memory it may take when nobody needs that
-    any more: every kernel reads an element of it right before it writes the same element."""
+    """Output name -> an input of the same shape whose memory it may reuse where that is not read
+    later: every kernel reads an element of it right before it writes the same element."""
     row_axes: tuple[str, ...] = ("M",)
     """Axis symbols that may vary from step to step, in the order of the kernel's arguments."""
     collective: bool = False
-    """It brings together what the ranks of a sharded model have: for each input the reference takes
-    every rank's, in their order."""
+    """A collective over the ranks of a sharded model: for each input the reference takes every
+    rank's, in their order."""
 
     def attribute(self, name: str) -> Attribute:
         return next(attribute for attribute in self.attributes if attribute.name == name)

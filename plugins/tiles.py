@@ -7,7 +7,7 @@ Scales and zero points [N, G] are cut into 16 rows of one group each, in the sam
     position in memory   16 rows a tile of rows; then all of K, 128 channels a tile;
                          then the rows of the tile; then its channels, two a byte
 
-Element types and shapes stay what they were: only the order of the elements is another.
+Element types and shapes do not change, only the order of the elements.
 """
 
 from typing import Any

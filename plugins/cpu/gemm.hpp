@@ -20,7 +20,7 @@ namespace trtc::gemm {
 struct Workspace {
   float* totals;           // [padded rows][P][16]
   std::byte* gathered;     // [P][range] blocks, for row-major weights
-  std::byte* expanded;     // [P][range * kExpansion] blocks, for narrow weights
+  std::byte* expanded;     // [P][range * kExpansion] blocks, for quantised weights
   float* scale;            // [P][groups][16], where they are not stored like that
   std::int32_t* zero;      // [P][groups][16]
   std::int8_t* quantized;  // a row, while it is packed

@@ -1,4 +1,4 @@
-// Narrow weights widened to floats in AVX2 registers.
+// Converts weights of fewer than 32 bits to floats in AVX2 registers.
 #pragma once
 
 #include "gemm_format.hpp"

@@ -1,4 +1,4 @@
-// Narrow weights widened to bf16 in AVX-512 registers.
+// Converts weights of fewer than 16 bits to bf16 in AVX-512 registers.
 #pragma once
 
 #include "gemm_format.hpp"

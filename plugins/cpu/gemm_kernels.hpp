@@ -115,9 +115,9 @@ struct FloatKernel {
 };
 
 #if defined(TRTC_AVX512) || defined(TRTC_AVX2)
-// The same of narrow weights that widen in registers: few rows are one tile, which has no
-// other to share widened weights with, and writing them down takes longer than its products. (With
-// more rows there are no registers left for it.)
+// The same for quantised weights that are converted in registers: few rows are one tile, which shares
+// converted weights with no other, and storing them takes longer than its products. (With more rows
+// there are no registers left for it.)
 template <class Of>
 struct WideningKernel {
   template <int R, int P>
@@ -322,7 +322,7 @@ struct DynamicKernel {
   }
 };
 
-// Whether a step of kStep panels of product Of takes narrow weights as they are stored.
+// Whether a step of kStep panels of product Of reads quantised weights as they are stored.
 #if defined(TRTC_AVX512) || defined(TRTC_AVX2)
 template <class Of, int kStep>
 constexpr bool kWidensInRegisters = kWidens<Of> && kStreams<kStep>;

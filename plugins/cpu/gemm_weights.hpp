@@ -1,4 +1,4 @@
-// Weights on their way into a kernel: row-major rows gathered into blocks, narrow types widened.
+// Prepares weights for a kernel: gathers row-major rows into blocks, converts quantised types.
 #pragma once
 
 #include <bit>

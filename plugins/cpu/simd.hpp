@@ -1,4 +1,4 @@
-// Sixteen lanes of float or int32, on whatever the compiler was told the machine has.
+// Sixteen lanes of float or int32, on the instruction set that the compiler targets.
 //
 // A row of a panel of weights is sixteen columns wide, and its sums stay in registers for thousands
 // of steps: these types are what the innermost loops of matrix products are written in (vector.hpp

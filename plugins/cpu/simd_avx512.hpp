@@ -53,7 +53,7 @@ TRTC_INLINE I32x16 shift_right(I32x16 x) {
 TRTC_INLINE F32x16 to_f32(I32x16 x) { return {_mm512_cvtepi32_ps(x.v)}; }
 TRTC_INLINE F32x16 as_f32(I32x16 x) { return {_mm512_castsi512_ps(x.v)}; }
 
-// Asks for a cache line that will be read soon (kSoon: within a microsecond).
+// Prefetches a cache line that will be read soon (kSoon: within a microsecond).
 template <bool kSoon>
 TRTC_INLINE void fetch(const std::byte* p) {
   _mm_prefetch(reinterpret_cast<const char*>(p), kSoon ? _MM_HINT_T0 : _MM_HINT_T1);

@@ -83,7 +83,7 @@ TRTC_INLINE F32x16 as_f32(I32x16 x) {
   return detail::each_lane<F32x16>([&](int i) { return std::bit_cast<float>(x.v[i]); });
 }
 
-// Asks for a cache line that will be read soon (kSoon: within a microsecond).
+// Prefetches a cache line that will be read soon (kSoon: within a microsecond).
 template <bool kSoon>
 TRTC_INLINE void fetch(const std::byte* p) {
   __builtin_prefetch(p, 0, kSoon ? 3 : 2);

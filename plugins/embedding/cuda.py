@@ -33,7 +33,7 @@ def embedding(
     is_real = row < tl.load(dims + COUNT)
     wait_for_inputs(OVERLAPS)
     if is_real:
-        # The sampler may have written the id a moment ago: whatever it is, stay in the table.
+        # The sampler may have written the id a moment ago: clamp it to the table.
         token = tl.load(token_ids + row)
         token = tl.minimum(tl.maximum(token, 0), NUM_TOKEN_IDS - 1).to(tl.int64)
         values = tl.load(table + token * TABLE_STRIDE + column, mask=inside, other=0.0)

@@ -3,13 +3,13 @@
 //
 // A tile is 128 rows and 128 columns of out, so 256 of the products: 128 of gate and the same of up.
 // The two blocks of a cluster take tiles of the same columns, one below the other; each copies half of
-// the weight's rows, for both. Clusters stay and take every so many-th tile. In a block
+// the weight's rows, for both. Clusters are persistent, with a stride over the tiles. In a block
 //
-//   a warp      copies x and the weight in steps of 128 bytes of K, into STAGES panels of each
-//   8 warps     multiply, 64 rows each group of four, and make their part of out from the sums
+//   a warp      copies x and the weight by TMA in steps of 128 bytes of K, into STAGES panels of each
+//   8 warps     run WGMMA, 64 rows each group of four, and write their part of out
 //
-// Copies and products meet at barriers: "full" when a step has been copied, "empty" when the products
-// of both blocks are through with it. The next tile is copied while a group makes out. The order of a
+// Producer and consumers synchronise by mbarriers: "full" when a step has been copied, "empty" when
+// the WGMMAs of both blocks have read it. The next tile is copied while a group makes out. The order of a
 // sum depends on nothing but K.
 //
 // Macros: K, I; X_STRIDE, OUT_STRIDE; GELU_TANH (else silu); COUNT (which of dims counts the rows);
@@ -38,7 +38,7 @@ using Gated = GatedUnit<GELU_TANH>;
 struct Shared {
   alignas(1024) unsigned char x[STAGES][kPanelBytes];
   unsigned char weight[STAGES][2][kPanelBytes];  // gate, up
-  Factors factors[2][2][kTileColumns];  // by group and by turns, in the order of a panel's rows
+  Factors factors[2][2][kTileColumns];  // by group, double-buffered, in the order of a panel's rows
   unsigned long long full[STAGES], empty[STAGES];
   TensorMap maps[2];
 };
@@ -191,7 +191,7 @@ __device__ inline void consume(Shared& shared, const Output& output, int rank) {
       }
       previous = turn.stage;
     }
-    // By turns: another warp may still be at the tile before, but at none before that.
+    // Double-buffered: another warp may still be at the tile before, but at none before that.
     Factors* const factors = shared.factors[group][round % 2];
     factors[thread % 128] = output.unit.factors(gate_scale, up_scale);
     wait_for_products<0>();

@@ -56,7 +56,7 @@ struct Residual {
   }
 };
 
-// Brings the first part of each 16 KB of the next call's weight to L2: what its warps ask for first.
+// Brings the first part of each 16 KB of the next call's weight to L2: what its warps load first.
 __device__ inline void prefetch_next(const u8* next) {
   constexpr int kStretch = 16 << 10, kStretches = NEXT_BYTES / kStretch;
   if (threadIdx.x % 32 != 0) return;
@@ -197,7 +197,7 @@ __launch_bounds__(kThreads, MIN_BLOCKS) mixed_input_gemm(
   const int left = kChunks - first_chunk;
   const int num_chunks = CLUSTER == 1 ? kChunks : left < kBlockChunks ? left : kBlockChunks;
   u8* const x_shared = shared_bytes + kOperandAt;
-  // x comes after what has been asked for before it, and all this while it is on its way.
+  // Loads complete in order: x after those issued before it, which run while it is awaited.
   const auto ask_for_more = [&] {
 #pragma unroll
     for (int stage = kEarly; stage < kAhead; ++stage) ask_for(stage);

@@ -26,7 +26,7 @@ constexpr int kWarpBytes = kZerosAt + HAS_ZERO * kParts * kZeroBytes;  // of a s
 static_assert(!BYTES || (SIGNED && !HAS_ZERO && kParts == 1), "int8 is signed, in large groups");
 static_assert(N % kWarpRows == 0 && K % kChunkChannels == 0, "tiles are whole");
 
-// Where the 16-byte piece of a row of a tile lies: lanes that read together meet different banks.
+// Offset of a 16-byte vector of a row of a tile, swizzled: lanes that read together use different banks.
 __device__ inline unsigned piece_offset(int row, int piece) {
   return row * kRowBytes + (piece ^ (BYTES ? row % 8 : row / 2 % 4)) * 16;
 }

@@ -6,11 +6,11 @@
 // CLUSTER-th chunk of K, 128 channels. In a block
 //
 //   4 warps     copy chunks into a ring of STAGES: two of them weights, two x
-//   TEAMS teams multiply them by turns: ROW_GROUPS groups of four warps, 64 rows of the tile each.
+//   TEAMS teams multiply them alternately: ROW_GROUPS groups of four warps, 64 rows of the tile each.
 //               Weights become the first operand in registers, x is the second, in shared memory
 //
-// Both meet at barriers: "full" when a chunk has been copied, "empty" when its team is through with it.
-// Weights are asked for while the kernels before this one still run.
+// They synchronise by mbarriers: "full" when a chunk has been copied, "empty" when its team has read it.
+// Weights are loaded while the kernels before this one still run (PDL).
 //
 // Where K is split, a cluster has one item, and its parts of the sums meet in the ring's memory, to
 // be added up in the order of blocks and teams: a result depends neither on the other rows of x nor
@@ -195,7 +195,7 @@ __device__ inline void produce(Shared& shared, const Loader& loader, Place place
 struct Products {
   float sums[kSums];
   float units[2];  // what they are multiples of
-  unsigned a[2][2][4];  // of two turns, by turns
+  unsigned a[2][2][4];  // of two chunks, double-buffered
   int g;
   unsigned selector;
 
@@ -300,8 +300,8 @@ struct Output {
   }
 };
 
-// Which rows of x and of a tile a thread's sums are of; worked out where it is asked for, and not kept
-// in registers meanwhile.
+// Which rows of x and of a tile a thread's sums are of; recomputed where it is needed, to save
+// registers.
 struct Where {
   unsigned thread;
 

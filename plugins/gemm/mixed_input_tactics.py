@@ -32,7 +32,7 @@ class Few:
     digits: bool = False
     """Products of mixed_input_digits.cuh, for scales of 128 channels or more."""
     early: int = 0
-    """Stages that a warp asks for before x: x comes after them. 0: all."""
+    """Stages that a warp loads before x, which arrives after them. 0: all."""
     next_share: int = 0
     """KB of each 16 KB of the next call's weight that are brought to L2 while x is awaited."""
 

@@ -16,7 +16,7 @@
 //
 // Macros: N, K; E4M3 (weights and x, else bf16); ROWS (of x at most: 8, 16, 32, 64, 128),
 // ROW_GROUPS, TEAMS, STAGES, CLUSTER, CLUSTERS; LEAD (the next kernel may start when a team has so
-// many segments left to ask for); HAS_WGMMA (of sm_90, else those of a warp); X_STRIDE,
+// many segments left to load); HAS_WGMMA (of sm_90, else those of a warp); X_STRIDE,
 // OUT_STRIDE, RESIDUAL_STRIDE; OUT_F32, RESIDUAL_F32, HAS_WEIGHT_SCALE, HAS_INPUT_SCALE, HAS_BIAS,
 // HAS_RESIDUAL (0 or 1); SOFTCAP (0: none); COUNT (which of dims counts the rows).
 #include "gpu/cluster.cuh"
@@ -138,7 +138,7 @@ struct Ring {
   }
 
   // The address of the next segment. All of the team have multiplied the one before it then, and
-  // another one is asked for in its place.
+  // the load of another one is issued into its place.
   __device__ inline unsigned take(int team) {
     wait_for_copies<STAGES - 2>();
     show_tiles();

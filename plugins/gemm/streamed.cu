@@ -2,9 +2,9 @@
 // sm_90a, for so few rows that reading the weights takes most of the time, and so many that reading x
 // for each tile of them would take as long.
 //
-// One thread asks TMA for the weights and one for x, each into a ring of their own: that
+// One thread issues TMA loads of the weights and one those of x, each into a ring of its own: that
 // of the weights is filled before the kernels that x depends on have ended, and x, which comes from
-// L2, is asked for many segments ahead too, since it waits behind the weights.
+// L2, is prefetched many segments ahead too, since it queues behind the weights.
 //
 // The weight is cut into tiles of 64 * ROW_GROUPS rows, and K into segments of 128 bytes. A tile is
 // the work of SPLITS blocks of a cluster, which take a share of K each. In a block a team is

@@ -3,7 +3,7 @@
 // it knows of its own Columns and Output.
 //
 // Of four sums of a thread the first two are of gate, the others of up, in the same column of out. A
-// group's results go through shared memory, where they become pieces of rows of 16 bytes.
+// group's results go through shared memory, where they become 16-byte vectors of rows.
 //
 // Macros, beside those of streamed.cu: GELU_TANH (else silu), HAS_OUT_SCALE (0 or 1).
 #pragma once

@@ -14,7 +14,7 @@ constexpr int kTileRowBytes = 128;
 constexpr int kChunkBytes = 16;
 constexpr int kStepBytes = 32;  // of a row, that one instruction multiplies
 
-// What this thread has copied into tiles may be multiplied, once it has met whoever multiplies.
+// Makes what this thread has copied into tiles visible to the MMAs of threads that synchronise with it.
 __device__ inline void show_tiles() {
 #if HAS_WGMMA
   publish_to_products();

@@ -1,6 +1,6 @@
 """The facts of each SM that kernels are compiled for, in one table.
 
-A kernel asks for a feature or a size, never for a number of an SM. What was measured on one SM is a
+A kernel queries a feature or a size, never the number of an SM. What was measured on one SM is a
 tactic, and lies beside the kernel that it is of.
 """
 

@@ -44,8 +44,8 @@ __device__ inline void arrive_at_threads(int number, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-// What this thread has written to shared memory, or has seen copied there, can be read by the products
-// that it issues, or of whoever it tells next.
+// What this thread has written to shared memory, or has seen copied there, can be read by the WGMMAs
+// that it issues, or that a thread issues which synchronises with it next.
 __device__ inline void publish_to_products() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -93,9 +93,9 @@ __device__ inline void wait_for_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 }
 
-// Whoever waits for products after this has worked `value` out, which is never negative. The compiler
-// puts such a wait as early as it may, before the very arithmetic that should run beside the products;
-// over a branch it moves nothing.
+// Computes `value`, which is never negative, before a wait for WGMMAs that follows. The compiler moves
+// such a wait as early as it may, before the very arithmetic that should overlap the WGMMAs; it moves
+// nothing over a branch.
 __device__ inline void finish_before_waiting(float value) {
   if (__any_sync(0xffffffffu, value < 0.f)) asm volatile("trap;");
 }

@@ -68,7 +68,7 @@ struct Half {
     return Rounding(expert_view(pre_scale, expert * kDepth), expert_view(input_scale, expert));
   }
 
-  // A sum of the product as the float that it stands for.
+  // A sum of the product, dequantised to a float.
   template <class N>
   Floats scaled(std::int64_t expert, std::int64_t column, const float* sums, N n) const {
     Floats value = load(sums, n);

@@ -109,7 +109,7 @@ struct Partial {
 };
 
 // Which tile is number `item` of the step; tiles are counted sequence by sequence, and within one
-// the KV heads change fastest. Whoever asks for growing items goes on from where it was.
+// the KV heads change fastest. Calls with ascending items continue from the last one.
 template <class C>
 class Tiles {
  public:
@@ -332,7 +332,7 @@ class TileRunner {
   }
 
  private:
-  static constexpr Pool kNoKey[C::head_dim] = {};  // stands for keys that nobody sees
+  static constexpr Pool kNoKey[C::head_dim] = {};  // in place of masked keys
 
   static Range span_range(std::int64_t span) { return {span * kSpan, (span + 1) * kSpan}; }
 
@@ -402,7 +402,7 @@ class TileRunner {
       for (std::int64_t i = 0; i < S::group; ++i) exponentiate(row + i, seen, result);
     }
     if (rows_of_head() <= kFewRows && C::head_dim == S::columns) {
-      // Little is done with a key or value: what comes next is asked for on the way.
+      // Little is done with a key or value: the next ones are prefetched meanwhile.
       const std::int64_t mine = share.head * C::head_dim, next = share.next_head * C::head_dim;
       add_values(first, start, tokens, result, [&](std::int64_t key, std::int64_t column) {
         __builtin_prefetch(share.next_rows->keys[key] + next + column, 0, 2);

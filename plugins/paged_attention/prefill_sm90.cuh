@@ -1,8 +1,7 @@
 // The tiles of prefill_sm90.cu, and what its producers and consumers share.
 //
 // A tile is 128 rows: TOKENS new tokens of one sequence times the query heads of one KV head, token
-// by token. Programs stay and take tiles from a counter, longest contexts first, until there are no
-// more.
+// by token. Persistent blocks take tiles from an atomic counter, longest contexts first.
 #pragma once
 
 #include "gpu/hopper.cuh"
@@ -56,7 +55,7 @@ struct Shared {
   unsigned char raw[2][kRawStages][kE4m3 ? kCopiedBytes : 16];  // K and V as in the pool
   Barriers barriers;
   Tile tile;                      // that `queries` are of
-  int next[2];                    // numbers from the counter, by turns
+  int next[2];                    // numbers from the counter, double-buffered
   int sums[kProducers];
   int tiles[MAX_SEQUENCES + 1];   // of the sequences before each, for one KV head
 };

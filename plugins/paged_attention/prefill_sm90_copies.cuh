@@ -207,7 +207,7 @@ __device__ inline void produce(Shared& shared, const Maps& maps, const int* quer
   if (!kE4m3 && thread >= 32) return;  // nothing to widen
   constexpr int kStaying = kE4m3 ? kProducers : 64;
   Turn turn;
-  int upcoming = threadIdx.x == 0 ? atomicAdd(counter, 1) : 0;  // asked for a tile ahead
+  int upcoming = threadIdx.x == 0 ? atomicAdd(counter, 1) : 0;  // requested a tile ahead
   for (int round = 0;; ++round) {
     if (threadIdx.x == 0) {
       shared.next[round % 2] = upcoming;

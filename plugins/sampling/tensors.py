@@ -2,11 +2,11 @@
 
 The kernels mean what runtime/sampling/sampler.py means; a step runs, in this order:
 
-    LIKELIEST                if a row asks for log-probabilities
+    LIKELIEST                if a row has log-probabilities to report
     EDIT                     if a row has a bias or a penalty, or a pending token
     MASK                     if a row has a mask
     DRAW or DRAW_FILTERED    the latter if a row has top-k, top-p or min-p
-    DRAWN_LOGPROBS           if a row asks for log-probabilities: of the logits before EDIT
+    DRAWN_LOGPROBS           if a row has log-probabilities to report: of the logits before EDIT
 
 and TAKE_SAMPLED before the next step's embedding, for token ids that the host does not know yet.
 Rows are the R logit rows of the step; every kernel reads how many are real from `dims`.

@@ -20,7 +20,7 @@ _DTYPES: Mapping[str, str] = {"FLOAT": "f32", "BF16": "bf16", "HALF": "f16", "FP
 
 @dataclass(frozen=True)
 class Kernels:
-    """A bundle's kernels, as its plugins ask for them."""
+    """A bundle's kernels, as its plugins look them up."""
 
     facts: tuple[KernelFacts, ...]
     read: Callable[[str], bytes]
@@ -95,7 +95,7 @@ class Plugin:
     inputs: tuple[Parameter, ...]
     """Of the operator; all are there."""
     key: tuple[str, ...]
-    """Inputs whose types tell its kernels apart."""
+    """Inputs by whose types its kernel is chosen."""
     same_type: Mapping[str, str]
     """Other inputs and outputs -> that of `key` whose type they have. The rest have only one."""
     describe: Callable[[Node], Any]

@@ -23,7 +23,7 @@ def block_stats(
 
     A block with NaN has the maximum +inf: either makes the row invalid. Weights are
     exp((logit - block's maximum) / temperature), and are not summed for greedy rows. Without a
-    `temperature` it is 1, for the rows that ask for log-probabilities; others are left alone.
+    `temperature` it is 1, for the rows that report log-probabilities; others keep theirs.
     """
     NUM_BLOCKS: tl.constexpr = (VOCAB + BLOCK - 1) // BLOCK
     PARTS: tl.constexpr = (NUM_BLOCKS + BLOCKS - 1) // BLOCKS
