@@ -48,7 +48,10 @@ class _Source:
     topic: bytes
     log: EventLog
     leave: Callable[[], None]
+    before: int
+    """Messages of the topic before this engine's: numbers go on where another engine's ended."""
     seen: int = 0
+    """Batches of the log."""
     sent: deque[tuple[int, bytes]] = field(default_factory=deque)
     num_bytes: int = 0
 
@@ -74,6 +77,8 @@ class Publisher:
         self._lock = threading.Lock()
         """Held to look at or change which sources there are."""
         self._sources: dict[bytes, _Source] = {}
+        self._ends: dict[bytes, int] = {}
+        """Of topics whose engine has gone: the number of the last message."""
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="trtc-kv-zmq", daemon=True)
         self._thread.start()
@@ -86,8 +91,9 @@ class Publisher:
             if known is not None and known.log is log:
                 return
             if known is not None:
-                known.leave()
-            self._sources[topic] = _Source(topic, log, log.listen(self._wake))
+                self._let_go(known)
+            before = self._ends.pop(topic, 0)
+            self._sources[topic] = _Source(topic, log, log.listen(self._wake), before)
         self._wake()
 
     def close(self) -> None:
@@ -147,8 +153,9 @@ class Publisher:
             for batch in source.log.snapshot() if batches is None else batches:
                 data = self._encode(batch, source.log)
                 source.seen = batch.number
-                source.keep(batch.number, data)
-                self._send(self._publish, (source.topic, _number(batch.number), data))
+                number = source.before + batch.number
+                source.keep(number, data)
+                self._send(self._publish, (source.topic, _number(number), data))
             if source.log.is_closed and source.seen == source.log.last:
                 self._forget(source)
 
@@ -168,15 +175,21 @@ class Publisher:
     def _since(self, source: _Source, first: int) -> list[tuple[int, bytes]]:
         """What was sent from a number on; what is cached, where the beginning is gone."""
         if source.sent and max(1, first) < source.sent[0][0]:
-            return [(one.number, self._encode(one, source.log)) for one in source.log.snapshot()]
+            snapshot = source.log.snapshot()
+            return [(source.before + one.number, self._encode(one, source.log)) for one in snapshot]
         return [one for one in source.sent if one[0] >= first]
 
     def _forget(self, source: _Source) -> None:
         """Its engine has gone, and was said to have."""
-        source.leave()
         with self._lock:
             if self._sources.get(source.topic) is source:
-                del self._sources[source.topic]
+                self._let_go(source)
+
+    def _let_go(self, source: _Source) -> None:
+        """Under the lock."""
+        source.leave()
+        del self._sources[source.topic]
+        self._ends[source.topic] = source.before + source.seen
 
     def _send(self, socket: "zmq.Socket[Any]", frames: tuple[bytes, ...]) -> None:
         """Never waits: a subscriber that lags loses it."""

@@ -11,7 +11,14 @@ import pytest
 
 from tests.support.aio import asynchronous
 from tests.support.kv_reader import nodes_below
-from tests.support.servers import CONFIG, EOS, EchoEngine, RunningServer, echo_server
+from tests.support.servers import (
+    CONFIG,
+    EOS,
+    EchoEngine,
+    RunningServer,
+    echo_server,
+    open_echo,
+)
 from tests.support.vllm_events import DECODERS, Router
 from trtc.protos.errors import EnvironmentFault, RequestError
 from trtc.runtime.client.aio import AsyncClient
@@ -20,6 +27,7 @@ from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.frontends.zmq import publisher
 from trtc.runtime.frontends.zmq.frontend import ZmqConfig
 from trtc.runtime.requests.principal import SHARED
+from trtc.runtime.service.models import Model, ModelState
 
 zmq = pytest.importorskip("zmq", reason="make setup installs it")
 zmq_asyncio = pytest.importorskip("zmq.asyncio", reason="make setup installs it")
@@ -195,6 +203,27 @@ async def test_where_the_beginning_is_gone_a_replay_says_what_is_cached(
             router.take(int.from_bytes(frames[1], "big"), DECODERS["map"].decode(frames[2]))
         assert router.numbers[-1] == await caught_up(server)
         assert router.held("GPU") == cached(server) != set()
+
+
+@asynchronous
+async def test_numbers_go_on_where_another_engine_has_the_name() -> None:
+    router = Router()
+    async with publishing() as server, subscribed(server) as subscriber:
+        async with AsyncClient(server.address) as client:
+            await ask(client, range(9))
+            await caught_up(server)
+            before = await subscriber.ask(0)
+            old, config = server.handle(), server.server.config.engine
+            new = open_echo(EchoEngine(OPTIONS), "echo", config)
+            await asyncio.to_thread(old.loop.stop)
+            server.server.models.put(Model("echo", ModelState.READY, engine=new))
+            old.close()
+            await ask(client, range(20, 29))
+            await caught_up(server)
+        for _, number, data in await subscriber.ask(0):
+            router.take(int.from_bytes(number, "big"), DECODERS["map"].decode(data))
+        assert router.held("GPU") == cached(server) == {(20, 21, 22, 23), tuple(range(20, 28))}
+    assert router.numbers[0] > int.from_bytes(before[-1][1], "big")
 
 
 @asynchronous
