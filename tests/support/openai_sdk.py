@@ -11,6 +11,8 @@ ECHO = EchoEngine(EchoOptions(vocab_size=4096, never=(EOS,)), tokenizer=TOKENIZE
 """Answers with tokens of pyllama's vocabulary, and never ends by itself."""
 
 SLOW = replace(ECHO, options=replace(ECHO.options, step_s=0.01))
+SLOWER = replace(ECHO, options=replace(ECHO.options, step_s=0.03))
+"""900 tokens take half a minute: what is idle before was ended."""
 
 
 def sdk(server: RunningServer, api_key: str = "none") -> AsyncOpenAI:

@@ -21,7 +21,7 @@ from trtc.runtime.wire import methods as own_methods
 from trtc.runtime.wire.methods import Method
 
 ENGINE = EchoEngine(EchoOptions(vocab_size=4096, never=(EOS,)), tokenizer=TOKENIZER)
-SLOW = EchoEngine(EchoOptions(vocab_size=4096, never=(EOS,), step_s=0.01), tokenizer=TOKENIZER)
+SLOW = EchoEngine(EchoOptions(vocab_size=4096, never=(EOS,), step_s=0.03), tokenizer=TOKENIZER)
 Contents = kserve.InferTensorContents
 STREAMED = {
     own_methods.GENERATE.path,

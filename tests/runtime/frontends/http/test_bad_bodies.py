@@ -13,7 +13,7 @@ import pytest
 from tests.support.aio import asynchronous, eventually
 from tests.support.http1 import exchange, post, read_answer
 from tests.support.http_routes import ROUTES, Posted
-from tests.support.openai_sdk import ECHO, SLOW
+from tests.support.openai_sdk import ECHO, SLOWER
 from tests.support.servers import CONFIG, RunningServer, echo_server
 from trtc.runtime.service.limits import ServiceLimits
 
@@ -111,8 +111,8 @@ async def test_a_sender_that_is_too_slow_is_told(
 async def test_a_client_may_leave_at_every_byte_of_its_answer(path: str) -> None:
     """Before the head, in it, in a chunk's length, in an event."""
     request = STREAMS[path].request(path, **STREAMS[path].long)
-    async with echo_server(SLOW) as server:
-        for num_bytes in range(0, 600, 31):
+    async with echo_server(SLOWER) as server:
+        for num_bytes in range(0, 600, 43):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.http_port)
             writer.write(request)
             async with asyncio.timeout(30):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.aio import asynchronous, eventually
 from tests.support.libraries import LIBRARIES, MESSAGES, Answer, Libraries, Question, libraries
-from tests.support.openai_sdk import ECHO, SLOW
+from tests.support.openai_sdk import ECHO, SLOWER
 from tests.support.servers import CONFIG, RunningServer, echo_server
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.requests.completion import Result
@@ -53,10 +53,10 @@ async def test_answers_are_those_over_grpc(name: str, process: Libraries) -> Non
 @pytest.mark.parametrize("name", [name for name, one in LIBRARIES.items() if one.left])
 @asynchronous
 async def test_a_stream_that_is_left_ends_its_request(name: str, process: Libraries) -> None:
-    async with echo_server(SLOW) as server:
+    async with echo_server(SLOWER) as server:
         (answer,) = await process.ask(name, "left", Question(server.http_port, 900))
         assert answer.text, answer.message
-        await server.idle(timeout=5)
+        await server.idle(timeout=20)
 
 
 ERRORS = {
@@ -97,7 +97,7 @@ RETRYING = [
 async def test_a_full_server_is_asked_again(name: str, process: Libraries) -> None:
     limits = ServiceLimits(max_streams=1)
     async with (
-        echo_server(SLOW, config=replace(CONFIG, limits=limits)) as server,
+        echo_server(SLOWER, config=replace(CONFIG, limits=limits)) as server,
         AsyncClient(server.address) as client,
     ):
         asked = await question(server, name, 2)
@@ -106,7 +106,7 @@ async def test_a_full_server_is_asked_again(name: str, process: Libraries) -> No
         (refused,) = await process.ask(name, "whole", asked)
         assert "RateLimitError" in refused.errors, refused
         asking = asyncio.create_task(process.ask(name, "whole", replace(asked, retries=3)))
-        await eventually(lambda: server.num_refused() >= 2, "it is refused, too")
+        await eventually(lambda: server.num_refused() >= 2, "it is refused, too", 20)
         holding.cancel()
         (answer,) = await asking
         assert answer.completion_tokens == 2, answer
