@@ -33,7 +33,7 @@ class Claim:
 
 
 class MemoryLedger:
-    """For one thread.
+    """Safe from any thread.
 
     Args:
         free_bytes: of a place; a test's own.
@@ -107,14 +107,18 @@ class MemoryLedger:
         free = self._free_bytes(place)
         if not place.is_host:
             return free
-        claimed = sum(one.num_bytes for one in self._claims.values() if one.device == place.device)
+        claimed = sum(one.num_bytes for one in self._claims_of(place))
         taken = max(0, self._resident() - self._own)
         return free + min(taken, claimed) - claimed
+
+    def _claims_of(self, place: Place) -> list[Claim]:
+        # A copy first: engines retire in another thread.
+        return [one for one in tuple(self._claims.values()) if one.device == place.device]
 
     def _refusal(
         self, name: str, place: Place, base: int, pool: int, free: int
     ) -> EnvironmentFault:
-        holders = [one for one in self._claims.values() if one.device == place.device]
+        holders = self._claims_of(place)
         held = ", ".join(f"{one.name} {_size(one.num_bytes)}" for one in holders)
         return EnvironmentFault(
             f"{name} needs {_size(base + pool)} of {place.device} ({_size(base)} for weights and "

@@ -3,7 +3,6 @@
     load    find -> ledger -> open, verify -> canaries -> new requests get it -> the old one retires
             └────────── a thread ───────────────────┘
     unload  no new requests -> running ones end -> close
-    retire  wait until nobody uses the engine -> stop its loop -> close: its memory is free
     sleep   as unload, but the name stays, and at level 1 the weights stay in the host's memory
     wake    as load, of the engine that went to sleep
 
@@ -15,41 +14,33 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from trtc.protos.errors import (
-    EngineIncompatibleError,
     EnvironmentFault,
     TrtcError,
     UnknownModelError,
     UnsupportedError,
 )
 from trtc.protos.manifest import read_manifest
-from trtc.runtime.engine.canary import why_canaries_fail
 from trtc.runtime.engine.config import EngineConfig, EngineSource, Opener
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.executors.weights import KeptWeights
-from trtc.runtime.host.memory import give_back_memory
+from trtc.runtime.service.engine_lifecycle import EngineLifecycle
 from trtc.runtime.service.memory_ledger import MemoryLedger
 from trtc.runtime.service.metrics import ServerMetrics
 from trtc.runtime.service.models import Model, Models, ModelState
-from trtc.runtime.service.phases import phase
 from trtc.runtime.service.repository import Found, Repository
-from trtc.version import __version__
 
 _log = logging.getLogger("trtc.server")
 
-FAREWELL_S = 2.0
-"""For streams to carry their last message once their engine has stopped."""
 NOT_LOADED = "not loaded"
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A line of the repository's index."""
 
     name: str
@@ -111,20 +102,12 @@ class ModelControl:
         """
         self._models = models
         self._repository = repository
-        self._opener = opener
-        self._config = config
         self._metrics = metrics
-        self._ledger = ledger
+        self._engines = EngineLifecycle(models, opener, config, metrics, ledger)
         self._unload_timeout_s = unload_timeout_s
         self._takes_orders = takes_orders
         self._turn = asyncio.Lock()
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="trtc-models")
         self._under_way: set[asyncio.Task[Any]] = set()
-        self._retiring: dict[int, EngineHandle] = {}
-        """By identity: engines that no new request gets."""
-        self._retirements: set[asyncio.Task[None]] = set()
-        self._sources: dict[int, EngineSource] = {}
-        """By the identity of the engine that was opened from it."""
         self._asleep: dict[str, _Asleep] = {}
         self._seen: dict[str, tuple[int, ...]] = {}
         """By name, the mark of what `follow` has found last."""
@@ -139,23 +122,16 @@ class ModelControl:
         Raises:
             TrtcError: it cannot be opened.
         """
-        with phase(self._metrics, "open", source.name):
-            engine = await self._in_thread(lambda: self._opener(source, self._config))
-        self._ledger.hold(engine)
-        self._sources[id(engine)] = source
-        self._show(engine)
+        engine = await self._engines.open(source)
         reason = "running its canaries"
         self._models.put(Model(source.name, ModelState.LOADING, reason, engine))
 
     async def verify(self, engine: EngineHandle) -> None:
         """Let an open engine serve if its canaries give their tokens."""
-        with phase(self._metrics, "canaries", engine.name):
-            why = await self._in_thread(lambda: why_canaries_fail(engine))
+        why = await self._engines.why_not(engine)
         self._models.set_ready(engine.name, why)
         if why:
             _log.error("not ready engine=%s reason=%s", engine.name, why)
-        else:
-            _warn_without_canaries(engine)
 
     # While it runs.
 
@@ -228,7 +204,7 @@ class ModelControl:
         entries = [_entry(one) for one in self._models.all()]
         entries += [
             Entry(one.name, one.version, ModelState.UNLOADING, "its streams go on")
-            for one in self._retiring.values()
+            for one in self._engines.retiring
         ]
         known = {one.name for one in entries}
         entries += [
@@ -242,31 +218,27 @@ class ModelControl:
 
     async def stop(self) -> None:
         """Stop all engines' loops; their requests end with UnavailableError."""
-        for task in self._retirements:
-            task.cancel()
-        await self._stop_loops()  # an unload under way waits for its model's requests
-        await asyncio.gather(*self._under_way, *self._retirements, return_exceptions=True)
-        await self._stop_loops()  # of a load that was under way
+        await self._engines.stop()  # an unload under way waits for its model's requests
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+        await self._engines.stop()  # of a load that was under way
 
     def close(self) -> None:
         """Close all engines, whose loops have stopped."""
-        self._worker.shutdown(wait=True)
-        for engine in self._all_engines():
-            engine.close()
+        self._engines.close()
 
     # One at a time.
 
     async def _load(self, name: str, kv_bytes: int | None) -> None:
-        found = await self._in_thread(lambda: self._repository.find(name))
+        found = await self._engines.in_thread(lambda: self._repository.find(name))
         before = self._models.get(name)
-        if kv_bytes is None and await self._in_thread(lambda: _is_served(before, found)):
+        if kv_bytes is None and await self._engines.in_thread(lambda: _is_served(before, found)):
             return
         is_wanted = before is not None and before.is_wanted
         if before is None or before.engine is None:
             self._models.put(Model(name, ModelState.LOADING, "loading", is_wanted=is_wanted))
         begin = time.perf_counter()
         try:
-            engine = await self._in_thread(lambda: self._open_checked(found.source, kv_bytes))
+            engine = await self._engines.open_verified(found.source, kv_bytes)
         except BaseException as error:
             self._metrics.model_loads.labels(name, "failed").inc()
             if before is None or before.engine is None:
@@ -275,7 +247,6 @@ class ModelControl:
                 self._models.put(failed)
             raise
         seconds = time.perf_counter() - begin
-        self._show(engine)
         self._models.put(Model(name, ModelState.READY, engine=engine))
         self._metrics.model_loads.labels(name, "loaded").inc()
         self._metrics.model_load_seconds.labels(name).set(seconds)
@@ -288,12 +259,12 @@ class ModelControl:
         )
         self._forget_sleep(name)
         if before is not None and before.engine is not None:
-            self._retire_later(before.engine)
+            self._engines.retire_later(before.engine)
 
     async def _unload(self, name: str) -> None:
         model = self._models.get(name)
         if model is None:
-            if name in await self._in_thread(self._repository.names):
+            if name in await self._engines.in_thread(self._repository.names):
                 return  # it is not loaded
             raise UnknownModelError(f"no engine is called {name[:100]!r}", field="model_name")
         if model.engine is not None:
@@ -301,7 +272,7 @@ class ModelControl:
             leaving = replace(model, state=ModelState.UNLOADING, reason=reason, is_wanted=False)
             self._models.put(leaving)
             begin = time.perf_counter()
-            num_bytes = await self._retire(model.engine, self._unload_timeout_s)
+            num_bytes = await self._engines.retire(model.engine, self._unload_timeout_s)
             seconds = time.perf_counter() - begin
             _log.info("unloaded model=%s bytes=%d seconds=%.3f", name, num_bytes, seconds)
             self._metrics.model_unloads.labels(name).inc()
@@ -327,7 +298,7 @@ class ModelControl:
         )
         self._models.put(replace(is_asleep, state=ModelState.UNLOADING, engine=engine))
         # What wakes is what went to sleep.
-        source = replace(self._sources[id(engine)], digest=engine.manifest.digest)
+        source = replace(self._engines.source_of(engine), digest=engine.manifest.digest)
         kv_bytes = engine.num_pages * engine.manifest.kv.page_bytes
         kept: list[KeptWeights] = []
 
@@ -336,13 +307,15 @@ class ModelControl:
                 kept.append(engine.keep_weights())
 
         try:
-            freed = await self._retire(engine, 0 if aborts else self._unload_timeout_s, keep)
+            freed = await self._engines.retire(
+                engine, 0 if aborts else self._unload_timeout_s, keep
+            )
         finally:
             weights = kept[0] if kept else None
             self._asleep[name] = _Asleep(level, replace(source, weights=weights), kv_bytes)
             self._models.put(is_asleep)
         if weights is not None:
-            self._ledger.hold_weights(name, weights)
+            self._engines.ledger.hold_weights(name, weights)
         num_kept = 0 if weights is None else weights.data.nbytes
         slept = Slept(name, level, time.perf_counter() - begin, freed, num_kept)
         _log.info(
@@ -362,17 +335,14 @@ class ModelControl:
         begin, asleep = time.perf_counter(), self._asleep[name]
         weights = asleep.source.weights
         if weights is not None:
-            self._ledger.release(weights)
+            self._engines.ledger.release(weights)
         try:
-            engine = await self._in_thread(
-                lambda: self._open_checked(asleep.source, asleep.kv_bytes)
-            )
+            engine = await self._engines.open_verified(asleep.source, asleep.kv_bytes)
         except BaseException:
             if weights is not None:
-                self._ledger.hold_weights(name, weights)
+                self._engines.ledger.hold_weights(name, weights)
             raise
         del self._asleep[name]
-        self._show(engine)
         self._models.put(Model(name, ModelState.READY, engine=engine))
         woken = Woken(name, time.perf_counter() - begin)
         _log.info("awake model=%s seconds=%.3f", name, woken.seconds)
@@ -381,17 +351,17 @@ class ModelControl:
     def _forget_sleep(self, name: str) -> None:
         asleep = self._asleep.pop(name, None)
         if asleep is not None and asleep.source.weights is not None:
-            self._ledger.release(asleep.source.weights)
+            self._engines.ledger.release(asleep.source.weights)
 
     async def _follow(self) -> None:
         seen = self._seen
-        names = await self._in_thread(self._repository.names)
+        names = await self._engines.in_thread(self._repository.names)
         for gone in [name for name in self._models.names if name not in names]:
             seen.pop(gone, None)
             await self._unload(gone)
         for name in names:
             try:
-                found = await self._in_thread(lambda name=name: self._repository.find(name))  # type: ignore[misc]
+                found = await self._engines.in_thread(lambda name=name: self._repository.find(name))  # type: ignore[misc]
                 if seen.get(name) != found.mark and name not in self._asleep:
                     seen[name] = found.mark
                     await self._load(name, None)
@@ -405,90 +375,6 @@ class ModelControl:
         if self._failures.get(name) != str(error):
             self._failures[name] = str(error)
             _log.error("not loaded model=%s reason=%s", name, error)
-
-    def _open_checked(self, source: EngineSource, kv_bytes: int | None) -> EngineHandle:
-        """An engine that fits and computes what it should."""
-        config = self._config if kv_bytes is None else replace(self._config, kv_bytes=kv_bytes)
-        manifest = read_manifest(source.path)
-        pool = self._ledger.pool_bytes(source.name, manifest, config)
-        # What was measured is what is opened.
-        pinned = replace(source, digest=source.digest or manifest.digest)
-        with phase(self._metrics, "open", source.name):
-            engine = self._opener(pinned, replace(config, kv_bytes=pool))
-        try:
-            with phase(self._metrics, "canaries", source.name):
-                why = why_canaries_fail(engine)
-            if why:
-                raise EngineIncompatibleError(
-                    why,
-                    field=f"{source.name}, version {source.version}",
-                    remedy="Build the engine again for this machine",
-                )
-        except BaseException:
-            engine.loop.stop()
-            engine.close()
-            raise
-        _warn_without_canaries(engine)
-        self._ledger.hold(engine)
-        self._sources[id(engine)] = replace(pinned, weights=None)
-        return engine
-
-    def _retire_later(self, engine: EngineHandle) -> None:
-        """Close an engine that another one has replaced, whenever its streams end."""
-        task = asyncio.create_task(self._retired(engine))
-        self._retirements.add(task)
-        task.add_done_callback(self._retirements.discard)
-
-    async def _retired(self, engine: EngineHandle) -> None:
-        await self._retire(engine, None)
-        _log.info("retired model=%s version=%s", engine.name, engine.version)
-
-    async def _retire(
-        self,
-        engine: EngineHandle,
-        timeout_s: float | None,
-        before_close: Callable[[], None] = lambda: None,
-    ) -> int:
-        """Close an engine that no new request gets; the bytes that it might have taken.
-
-        Args:
-            timeout_s: for running requests to end; None: as long as they take.
-            before_close: called in a thread, once the engine's loop has stopped.
-        """
-        self._retiring[id(engine)] = engine
-        if not await self._models.unused(engine, timeout_s):
-            _log.warning("unload timed out model=%s: its requests are ended", engine.name)
-        await asyncio.to_thread(engine.loop.stop)
-        await self._models.unused(engine, FAREWELL_S)
-        try:
-            await asyncio.to_thread(before_close)
-        finally:
-            self._hide(engine)
-            await asyncio.to_thread(engine.close)
-            del self._retiring[id(engine)], self._sources[id(engine)]
-            num_bytes = self._ledger.release(engine)
-            await asyncio.to_thread(give_back_memory)
-        return num_bytes
-
-    async def _stop_loops(self) -> None:
-        for engine in self._all_engines():
-            await asyncio.to_thread(engine.loop.stop)
-
-    def _all_engines(self) -> list[EngineHandle]:
-        served = {id(one): one for one in self._models.engines.values()}
-        return list({**served, **self._retiring}.values())
-
-    def _show(self, engine: EngineHandle) -> None:
-        self._metrics.engine_info.labels(*_labels(engine)).set(1)
-        self._metrics.cache_info.labels(*_cache_labels(engine)).set(1)
-
-    def _hide(self, engine: EngineHandle) -> None:
-        model = self._models.get(engine.name)
-        successor = None if model is None or model.engine is engine else model.engine
-        if successor is None or _labels(successor) != _labels(engine):
-            self._metrics.engine_info.remove(*_labels(engine))
-        if successor is None or _cache_labels(successor) != _cache_labels(engine):
-            self._metrics.cache_info.remove(*_cache_labels(engine))
 
     def _check_orders(self) -> None:
         if not self._takes_orders:
@@ -509,9 +395,6 @@ class ModelControl:
         task.add_done_callback(self._under_way.discard)
         return await asyncio.shield(task)
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
-
 
 def _is_served(model: Model | None, found: Found) -> bool:
     """Whether the engine that was found is the one that serves."""
@@ -525,25 +408,3 @@ def _is_served(model: Model | None, found: Found) -> bool:
 def _entry(model: Model) -> Entry:
     version = "" if model.engine is None else model.engine.version
     return Entry(model.name, version, model.state, model.reason)
-
-
-def _labels(engine: EngineHandle) -> tuple[str, ...]:
-    """Of the metric that says what is served."""
-    manifest = engine.manifest
-    return (
-        engine.name,
-        manifest.model.family,
-        manifest.scheme.name,
-        manifest.target.name,
-        manifest.digest,
-        __version__,
-    )
-
-
-def _cache_labels(engine: EngineHandle) -> tuple[str, ...]:
-    return engine.name, str(engine.manifest.kv.page_size), str(engine.num_pages)
-
-
-def _warn_without_canaries(engine: EngineHandle) -> None:
-    if not engine.manifest.canaries:
-        _log.warning("engine=%s has no canaries: its tokens were not checked", engine.name)

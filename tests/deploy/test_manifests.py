@@ -23,7 +23,7 @@ from tests.support.deployments import (
     merged,
 )
 from trtc.runtime.service.audit import CLOSE_S
-from trtc.runtime.service.model_control import FAREWELL_S
+from trtc.runtime.service.engine_lifecycle import FAREWELL_S
 
 VERSION = kubernetes_validate.latest_version()
 BASE = documents(*sorted((KUBERNETES / "base").glob("*.yaml")))
