@@ -169,7 +169,7 @@ def test_each_chapter_of_extending_says_what_proves_it(chapter: str) -> None:
                 "server",
                 # of several dialects
                 *("bodies", "events", "failures", "generation", "logprobs", "messages", "running"),
-                "sampling",
+                *("sampling", "structured"),
             },
         ),
     ],

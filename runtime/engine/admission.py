@@ -9,14 +9,16 @@ service in threads that suit them (runtime/service/prompts.py).
 
 import uuid
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from trtc.protos.errors import ContextLengthError, InvalidRequestError
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.principal import LOCAL, Principal
-from trtc.runtime.requests.request import GenerationRequest
-from trtc.runtime.requests.validation import check_lengths, finish_draft
+from trtc.runtime.requests.request import GenerationRequest, TokenMasks
+from trtc.runtime.requests.validation import check_lengths, finish_draft, validate
 from trtc.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ class Work(NamedTuple):
     """Of the text that it tokenises."""
     renders: bool = False
     """It waits for the processes that render chat templates."""
+    compiles: bool = False
+    """It waits for the processes that try grammars."""
 
 
 Admission = Generator[Work, Any, T]
@@ -72,7 +76,7 @@ def admission(
 
     Raises:
         InvalidRequestError: the prompt is missing, beyond the limits, or cannot fit; or it does not
-            fit into the principal's own limit of a context.
+            fit into the principal's own limit of a context; or the grammar cannot be held.
         NoTokenizerError: the prompt is text, and the engine has no tokenizer.
     """
     prompt_ids = yield from _prompt_ids(engine, draft, limits)
@@ -91,7 +95,9 @@ def admission(
     )
     if most is not None:
         check_lengths(request, bounds)
-    return request
+    if draft.grammar is None:
+        return request
+    return (yield from _constrained(engine, request, draft.grammar))
 
 
 def chat_ids(engine: EngineHandle, chat: "Chat", limits: PromptLimits) -> Admission[Sequence[int]]:
@@ -136,6 +142,25 @@ def run_here(admission: Admission[T]) -> T:
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
         result = work.run()
+
+
+def _constrained(
+    engine: EngineHandle, request: GenerationRequest, grammar: Grammar
+) -> Admission[GenerationRequest]:
+    """The request, whose outputs are the grammar's."""
+    validate(request, engine.loop.bounds)  # what is refused anyway is not worth a compilation
+    if request.min_tokens:
+        raise InvalidRequestError(
+            f"is given beside {grammar.field}, which says where an output ends",
+            field="min_tokens",
+            remedy="Leave it out",
+        )
+    grammars = engine.grammars
+    grammars.check(grammar)
+    masks: TokenMasks = yield Work(
+        lambda: grammars.masks(grammar, request.n), compiles=not grammars.is_kept(grammar)
+    )
+    return replace(request, masks=masks)
 
 
 def _prompt_ids(

@@ -9,6 +9,7 @@ from trtc.protos.errors import NoTokenizerError
 from trtc.protos.manifest import Manifest
 from trtc.protos.sampling import SamplingOptions
 from trtc.runtime.engine.loop import EngineLoop
+from trtc.runtime.grammar.grammars import Grammars
 from trtc.runtime.text.tokenizer import Tokenizer
 from trtc.version import __version__
 
@@ -26,6 +27,7 @@ class EngineHandle(msgspec.Struct, frozen=True):
     num_pages: int
     """Pages of its KV pool."""
     loop: EngineLoop
+    grammars: Grammars
     close: Callable[[], None]
     """Frees the executor, once the loop has stopped."""
     version: str = "1"

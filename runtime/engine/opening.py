@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.engine.loop import EngineLoop, LoopConfig
 from trtc.runtime.engine.session import Session, open_session
+from trtc.runtime.grammar.grammars import Grammars
 from trtc.runtime.requests.request_defaults import request_defaults
 
 if TYPE_CHECKING:
@@ -57,13 +58,21 @@ def start(session: Session, name: str, config: LoopConfig, version: str = "1") -
         session.close()
         raise
     loop.start()
+    model = session.manifest.model
+    grammars = Grammars(session.tokenizer, model.vocab_size, model.eos_token_ids)
+
+    def close() -> None:
+        grammars.close()
+        session.close()
+
     return EngineHandle(
         name=name,
         manifest=session.manifest,
         tokenizer=session.tokenizer,
         num_pages=session.executor.num_pages,
         loop=loop,
-        close=session.close,
+        grammars=grammars,
+        close=close,
         version=version,
         keep_weights=session.keep_weights if session.executor.keeps_weights else None,
         raise_if_changed=session.raise_if_changed,

@@ -21,6 +21,7 @@ from trtc.runtime.requests.keywords import names_checked
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.request import GenerationRequest, Output, TokenMasks
 from trtc.runtime.requests.request_defaults import GenerationConfig, request_defaults
+from trtc.runtime.sampling.masks import both_masks
 from trtc.runtime.text.tokenizer import Tokenizer
 
 
@@ -182,7 +183,7 @@ class LocalEngine(Generating[LocalGeneration], Closing):
 
         Args:
             timeout: seconds after which it ends with DeadlineError.
-            masks: says which tokens may come next in its sequences.
+            masks: says which tokens may come next in its sequences, beside the draft's grammar.
 
         Raises:
             InvalidRequestError: a field that the engine cannot honour, by name.
@@ -193,7 +194,8 @@ class LocalEngine(Generating[LocalGeneration], Closing):
         if late_check is not None:
             late_check.raise_failure()
         self._session.raise_if_changed()
-        request = replace(self._request(draft, timeout), masks=masks)
+        request = self._request(draft, timeout)
+        request = replace(request, masks=both_masks(request.masks, masks))
         return LocalGeneration(request, self._loop, late_check, self._session.raise_if_changed)
 
     def stats(self) -> LoopStats:
@@ -203,7 +205,7 @@ class LocalEngine(Generating[LocalGeneration], Closing):
         """Stop the loop, end what runs with UnavailableError and free the engine. Idempotent."""
         self._closed = True
         self._loop.stop()
-        self._session.close()
+        self._engine.close()
 
     def _request(self, draft: RequestDraft, timeout: float | None) -> GenerationRequest:
         if draft.model not in ("", self._engine.name):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trtc.protos.sampling import SamplingOptions
+from trtc.runtime.requests.grammar import Grammar
 
 if TYPE_CHECKING:
     from trtc.runtime.text.chat import Chat
@@ -37,5 +38,7 @@ class RequestDraft:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     priority: int = 0
+    grammar: Grammar | None = None
+    """What outputs have to be; None: anything."""
     cache_salt: str = ""
     """A secret: clients that give the same one share cached prefixes. "": the client's own."""

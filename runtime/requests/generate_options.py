@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar, cast, get_args
 from trtc.protos.errors import InvalidRequestError
 from trtc.protos.sampling import SAMPLING_PARAMETERS, SamplingOptions
 from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.grammar import Grammar, choice, json_schema, only_one
 from trtc.runtime.requests.keywords import Keyword
 from trtc.runtime.requests.prompts import Prompt, Prompts, read_prompts
 from trtc.runtime.text.template_options import TEMPLATE_OPTIONS, Message, TemplateOptions
@@ -31,6 +32,11 @@ class GenerateOptions(SamplingOptions, total=False):
     prompt_logprobs: int | None
     priority: int
     cache_salt: str
+    json_schema: str | Mapping[str, Any]
+    json_object: bool
+    regex: str
+    choice: Sequence[str]
+    grammar: str
 
 
 class ChatOptions(GenerateOptions, TemplateOptions, total=False):
@@ -56,6 +62,11 @@ _DESCRIPTIONS = {
     "prompt_logprobs": "the same for the prompt's tokens.",
     "priority": "higher ones are served first, up to what the server grants.",
     "cache_salt": "a secret: clients that give the same one share cached prefixes.",
+    "json_schema": "a JSON schema that each output is a document of, or its text.",
+    "json_object": "each output is a JSON object.",
+    "regex": "a regular expression that each output matches as a whole.",
+    "choice": "texts, of which each output is one.",
+    "grammar": "a grammar in Lark's or GBNF's notation that each output is a text of.",
     "tools": "JSON schemas of functions, for the chat template.",
     "documents": "JSON objects, for the chat template.",
     "chat_template_kwargs": "further variables of the chat template.",
@@ -66,7 +77,8 @@ _DESCRIPTIONS = {
 }
 
 _DEFAULTS = {field.name: field.default for field in fields(RequestDraft)} | {
-    "continue_final_message": False
+    "continue_final_message": False,
+    "json_object": False,
 }
 
 
@@ -177,8 +189,35 @@ def _draft_fields(options: GenerateOptions) -> dict[str, Any]:
     stop = given.pop("stop", ())
     given["stop"] = (stop,) if isinstance(stop, str) else _listed("stop", stop, str)
     given["stop_token_ids"] = _listed("stop_token_ids", given.pop("stop_token_ids", ()), int)
+    given["grammar"] = _grammar(given)
     given["request_id"] = given.pop("request_id", "") or uuid.uuid4().hex
     return {"sampling": sampling, **given}
+
+
+def _grammar(given: dict[str, Any]) -> Grammar | None:
+    """What is asked of outputs; takes its options out of those that are given."""
+    schema, texts = given.pop("json_schema", None), given.pop("choice", None)
+    plain = {name: given.pop(name, None) for name in ("json_object", "regex", "grammar")}
+    if schema is not None and not isinstance(schema, str | Mapping):
+        raise _other_kind(schema, "json_schema", "Give a mapping, or the text of one")
+    return only_one(
+        [
+            None if schema is None else _schema(schema),
+            Grammar("json_object", sent_as="json_object") if plain["json_object"] else None,
+            None if plain["regex"] is None else Grammar("regex", plain["regex"], "regex"),
+            None if texts is None else choice(_listed("choice", texts, str), "choice"),
+            None if plain["grammar"] is None else Grammar("lark", plain["grammar"], "grammar"),
+        ]
+    )
+
+
+def _schema(schema: str | Mapping[str, Any]) -> Grammar:
+    try:
+        return json_schema(schema if isinstance(schema, str) else dict(schema), "json_schema")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(
+            f"is not JSON ({error})", field="json_schema", remedy="Give JSON's own types"
+        ) from error
 
 
 def _check_kind(name: str, value: Any) -> None:

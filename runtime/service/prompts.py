@@ -1,4 +1,5 @@
-"""Tokenises prompts in threads, long ones in a thread of their own."""
+"""Tokenises prompts in threads, long ones in a thread of their own; renders chats and compiles
+grammars in threads that wait for processes."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,6 +17,9 @@ LONG_TEXT_CHARACTERS = 1 << 16
 """Texts from this length on wait for each other, and for no others."""
 MAX_DETOKENIZED = 1 << 18
 """Tokens of one call."""
+_COMPILING = 2
+"""Grammars that are compiled at a time."""
+_COMPILE_WAIT_S = 20.0
 
 T = TypeVar("T")
 
@@ -31,12 +35,20 @@ class Prompts:
         self._chat_pool = ThreadPoolExecutor(thread_name_prefix="trtc-chat")
         self._chat_turns: dict[str, FairTurns] = {}
         """By engine, as each has its own processes."""
+        self._grammar_pool = ThreadPoolExecutor(_COMPILING, thread_name_prefix="trtc-grammar")
+        self._grammar_turns = FairTurns(
+            capacity=_COMPILING,
+            per_client=max(1, _COMPILING - 1),
+            wait_s=_COMPILE_WAIT_S,
+            name="the processes that compile grammars",
+        )
 
     def close(self) -> None:
         for pool in (self._pool, self._long_pool):
             pool.shutdown(wait=True, cancel_futures=True)
         # A rendering ends with its engine's processes.
         self._chat_pool.shutdown(wait=False, cancel_futures=True)
+        self._grammar_pool.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, engine: EngineHandle, principal: Principal, admission: Admission[T]) -> T:
         """What an admission to `engine` returns."""
@@ -68,6 +80,9 @@ class Prompts:
         if work.renders:
             async with self._turns_at(engine).turn(principal.group):
                 return await loop.run_in_executor(self._chat_pool, work.run)
+        if work.compiles:
+            async with self._grammar_turns.turn(principal.group):
+                return await loop.run_in_executor(self._grammar_pool, work.run)
         if work.num_characters <= SHORT_TEXT_CHARACTERS:
             return work.run()
         is_long = work.num_characters > LONG_TEXT_CHARACTERS

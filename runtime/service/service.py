@@ -20,6 +20,7 @@ from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.requests.request import GenerationRequest
+from trtc.runtime.sampling.masks import both_masks
 from trtc.runtime.scheduling.shares import Place, Resource, Shares
 from trtc.runtime.service.access import Access
 from trtc.runtime.service.audit import Audit
@@ -324,7 +325,8 @@ class Service:
         edited = await hooked.on_prompt(draft, request.prompt_ids)
         if edited is not draft:
             request = await self._request(handle, edited, origin)
-        return replace(request, masks=hooked.masks(handle.loop.bounds.vocab_size))
+        edits = hooked.masks(handle.loop.bounds.vocab_size)
+        return replace(request, masks=both_masks(request.masks, edits))
 
     def _give_up(self, stream: OutputStream, place: Place) -> None:
         """The reader lags: whoever still writes to it may do so for ever, at its own cost only."""

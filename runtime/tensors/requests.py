@@ -15,6 +15,7 @@ from trtc.protos.errors import InvalidRequestError, NoTokenizerError
 from trtc.protos.sampling import SAMPLING_PARAMETERS, SamplingOptions
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.grammar import Grammar, Kind
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.validation import (
     MAX_STOP_TOKENS,
@@ -33,6 +34,15 @@ MAX_BIAS_WORDS = 1024
 """Of embedding_bias_words, each of which is tokenised."""
 _OTHER_NAMES = {"top_k": ("runtime_top_k",), "top_p": ("runtime_top_p",)}
 """Of sampling parameters, beside their own."""
+
+
+GUIDE_KINDS: Mapping[str, Kind] = {
+    "json": "json_object",
+    "json_schema": "json_schema",
+    "regex": "regex",
+    "ebnf_grammar": "lark",
+}
+"""TensorRT-LLM's types of guides; its `json` is any document, of which objects are some."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +121,7 @@ class RequestReader:
             include_stop=True,
             n=row.value("num_return_sequences", field="n") or 1,
             logprobs=0 if log_probs else None,
+            grammar=_grammar(row),
         )
         return RowRequest(
             draft=draft,
@@ -228,6 +239,21 @@ class RequestReader:
 
     def _is_special(self, token: int) -> bool:
         return self.tokenizer is not None and not self.tokenizer.decode((token,))
+
+
+def _grammar(row: Row) -> Grammar | None:
+    """What the output has to be; empty texts, which some clients send, ask for nothing."""
+    kinds, guides = row.texts("guided_decoding_guide_type"), row.texts("guided_decoding_guide")
+    kind, guide = "".join(kinds[:1]), "".join(guides[:1])
+    if not kind and not guide:
+        return None
+    if kind not in GUIDE_KINDS:
+        raise InvalidRequestError(
+            f"is {kind[:40]!r}",
+            field="guided_decoding_guide_type",
+            remedy=f"Send {', '.join(GUIDE_KINDS)}",
+        )
+    return Grammar(GUIDE_KINDS[kind], guide, "guided_decoding_guide")
 
 
 def _check_number(row: Row, name: str, limit: int) -> None:

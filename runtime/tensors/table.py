@@ -67,6 +67,8 @@ READ_INPUTS: tuple[Tensor, ...] = (
     Tensor("embedding_bias_words", "TYPE_STRING", (-1,)),
     Tensor("embedding_bias_weights", "TYPE_FP32", (-1,)),
     Tensor("embedding_bias", "TYPE_FP32", (-1,)),
+    Tensor("guided_decoding_guide_type", "TYPE_STRING"),
+    Tensor("guided_decoding_guide", "TYPE_STRING"),
     Tensor("seed", "TYPE_UINT64"),
     Tensor("random_seed", "TYPE_UINT64"),
     Tensor("num_return_sequences", "TYPE_INT32"),
@@ -90,7 +92,6 @@ EMPTY_INPUTS: tuple[Tensor, ...] = (
 """What changes no result whatever its value: no batch is padded, and there is no beam search."""
 
 _NO_ADAPTERS = "Leave it out: merge the adapter into the checkpoint and build an engine of that"
-_NO_GRAMMAR = "Leave it out: there is no guided decoding"
 
 REFUSED_INPUTS: tuple[RefusedInput, ...] = (
     RefusedInput(
@@ -115,8 +116,6 @@ REFUSED_INPUTS: tuple[RefusedInput, ...] = (
     RefusedInput(Tensor("lora_task_id", "TYPE_UINT64"), _only(0), _NO_ADAPTERS),
     RefusedInput(Tensor("lora_weights", "TYPE_FP16", (-1, -1)), _only(), _NO_ADAPTERS),
     RefusedInput(Tensor("lora_config", "TYPE_INT32", (-1, 3)), _only(), _NO_ADAPTERS),
-    RefusedInput(Tensor("guided_decoding_guide_type", "TYPE_STRING"), _only(b""), _NO_GRAMMAR),
-    RefusedInput(Tensor("guided_decoding_guide", "TYPE_STRING"), _only(b""), _NO_GRAMMAR),
 )
 """What other deployments of TensorRT-LLM take. Their clients often send the value for nothing."""
 

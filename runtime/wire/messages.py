@@ -9,6 +9,7 @@ from trtc.protos.errors import InvalidRequestError, ServeError
 from trtc.protos.sampling import SamplingOptions
 from trtc.protos.trtc.v1 import inference_pb2 as pb
 from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.grammar import Grammar, choice
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
 from trtc.runtime.text.chat import MAX_MESSAGE_ITEMS, Chat, ChatMessage, ContentPart, ToolCall
@@ -22,7 +23,7 @@ _REASON_FROM_WIRE: dict[int, FinishReason] = {
     wire: reason for reason, wire in _REASON_TO_WIRE.items()
 }
 
-_CONVERTED = ("text", "token_ids", "chat", "sampling")
+_CONVERTED = ("text", "token_ids", "chat", "sampling", "grammar")
 _SAME = tuple(one.name for one in fields(RequestDraft) if one.name not in _CONVERTED)
 """Fields that a draft and its message both have, as they are."""
 _LISTS = ("stop", "stop_token_ids")
@@ -42,6 +43,8 @@ def draft_to_wire(draft: RequestDraft) -> pb.GenerateRequest:
             request.token_ids.ids.extend(draft.token_ids)
         if draft.chat is not None:
             request.chat.CopyFrom(chat_to_wire(draft.chat))
+        if draft.grammar is not None:
+            request.grammar.CopyFrom(_grammar_to_wire(draft.grammar))
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(
             f"the request cannot be written: {error}",
@@ -63,8 +66,28 @@ def draft_from_wire(request: pb.GenerateRequest) -> RequestDraft:
         token_ids=tuple(request.token_ids.ids) if kind == "token_ids" else None,
         chat=chat_from_wire(request.chat) if kind == "chat" else None,
         sampling=_sampling_from_wire(request.sampling),
+        grammar=_grammar_from_wire(request.grammar) if request.HasField("grammar") else None,
         **given,
     )
+
+
+def _grammar_to_wire(grammar: Grammar) -> pb.Grammar:
+    if grammar.kind == "json_object":
+        return pb.Grammar(json_object=True)
+    if grammar.kind == "choice":
+        return pb.Grammar(choice=pb.Texts(texts=msgspec.json.decode(grammar.text)))
+    message = pb.Grammar()
+    setattr(message, grammar.kind, grammar.text)
+    return message
+
+
+def _grammar_from_wire(grammar: pb.Grammar) -> Grammar | None:
+    kind = grammar.WhichOneof("kind")
+    if kind == "choice":
+        return choice(grammar.choice.texts)
+    if kind == "json_object":
+        return Grammar("json_object") if grammar.json_object else None
+    return None if kind is None else Grammar(kind, getattr(grammar, kind))
 
 
 def chat_to_wire(chat: Chat) -> pb.ChatMessages:

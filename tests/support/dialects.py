@@ -70,11 +70,18 @@ async def trtc_v1(server: RunningServer, case: Case) -> Sequences:
 
 
 async def _openai(server: RunningServer, case: Case, *, stream: bool) -> Sequences:
-    extra = {"return_token_ids": True}
+    extra: dict[str, Any] = {"return_token_ids": True}
     asked: dict[str, Any] = {"model": "echo", "stream": stream}
     own = {"max_tokens", "temperature", "top_p", "seed", "n", "stop", "logit_bias"}
     own |= {"presence_penalty", "frequency_penalty"}
-    for name, value in case.options.items():
+    options = dict(case.options)
+    schema = options.pop("json_schema", None)
+    if schema is not None and case.is_chat:
+        named = {"name": "any", "strict": True, "schema": schema}
+        asked["response_format"] = {"type": "json_schema", "json_schema": named}
+    elif schema is not None:
+        extra["structured_outputs"] = {"json": schema}
+    for name, value in options.items():
         (asked if name in own else extra)[name] = value
     told: dict[int, list[int]] = {}
     async with sdk(server) as client:
@@ -106,6 +113,10 @@ async def _anthropic(server: RunningServer, case: Case, *, stream: bool) -> Sequ
     messages: Any = case.prompt
     first, *others = messages
     assert first["role"] == "system"
+    options = dict(case.options)
+    schema = options.pop("json_schema", None)
+    if schema is not None:
+        options["output_config"] = {"format": {"type": "json_schema", "schema": schema}}
     async with anthropic_sdk(server) as client:
         create: Any = client.messages.create
         answer = await create(
@@ -115,7 +126,7 @@ async def _anthropic(server: RunningServer, case: Case, *, stream: bool) -> Sequ
             max_tokens=case.options["max_tokens"],
             stream=stream,
             # The SDK has no argument for sampling any more.
-            extra_body={"return_token_ids": True, **case.options},
+            extra_body={"return_token_ids": True, **options},
         )
         if not stream:
             return [answer.model_dump()["token_ids"]]
@@ -139,6 +150,9 @@ def _tensors(case: Case) -> dict[str, Any] | None:
     options = {"top_p": 1.0, **case.options}
     names = {"max_tokens": "request_output_len", "n": "num_return_sequences"}
     sent = {names.get(name, name): value for name, value in options.items()}
+    if "json_schema" in sent:
+        sent["guided_decoding_guide_type"] = "json_schema"
+        sent["guided_decoding_guide"] = json.dumps(sent.pop("json_schema"))
     if "logit_bias" in sent:
         sent["embedding_bias"] = _dense(sent.pop("logit_bias"))
     if "stop_token_ids" in sent:
@@ -205,6 +219,10 @@ async def smg(server: RunningServer, case: Case) -> Sequences | None:
         stubs = pytest.importorskip("smg_grpc_proto", reason="make setup installs it")
     pb = stubs.trtllm_service_pb2
     config = {name: value for name, value in options.items() if name in sampling}
+    guide = None
+    if "json_schema" in options:
+        schema = json.dumps(options.pop("json_schema"))
+        guide = pb.GuidedDecodingParams(guide_type="GUIDE_TYPE_JSON_SCHEMA", guide=schema)
     request = pb.GenerateRequest(
         tokenized=pb.TokenizedInput(input_token_ids=case.prompt),
         max_tokens=options["max_tokens"],
@@ -212,6 +230,7 @@ async def smg(server: RunningServer, case: Case) -> Sequences | None:
         embedding_bias=_dense(options["logit_bias"]) if "logit_bias" in options else (),
         stop_token_ids=options.get("stop_token_ids", ()),
         include_stop_token_in_output=True,
+        guided_decoding=guide,
     )
     left = options.keys() - sampling - {"max_tokens", "n", "logit_bias", "stop_token_ids"}
     assert not left, "a parameter that nobody has words for"
@@ -241,10 +260,11 @@ async def _ollama(server: RunningServer, case: Case, *, stream: bool) -> Sequenc
     same = {"temperature", "top_k", "top_p", "min_p", "seed"}
     same |= {"presence_penalty", "frequency_penalty"}
     is_ids = not case.is_chat and not isinstance(case.prompt, str)
-    if is_ids or case.options.keys() - same - names.keys():
+    if is_ids or case.options.keys() - same - names.keys() - {"json_schema"}:
         return None
     options = {names.get(name, name): value for name, value in case.options.items()}
     asked: dict[str, Any] = {"model": "echo", "stream": stream, "options": options}
+    asked["format"] = options.pop("json_schema", None)
     async with ollama_client(server) as client:
         ask: Any = client.chat if case.is_chat else client.generate
         if case.is_chat:
@@ -275,7 +295,8 @@ async def ollama_streamed(server: RunningServer, case: Case) -> Sequences | None
 async def _tgi(server: RunningServer, case: Case, *, stream: bool) -> Sequences | None:
     """It takes texts, and knows no conversations."""
     same = {"seed", "temperature", "top_k", "top_p", "repetition_penalty", "frequency_penalty"}
-    if not isinstance(case.prompt, str) or case.options.keys() - same - {"max_tokens"}:
+    known = same | {"max_tokens", "json_schema"}
+    if not isinstance(case.prompt, str) or case.options.keys() - known:
         return None
     sent = {name: value for name, value in case.options.items() if name in same}
     asked: dict[str, Any] = {
@@ -283,6 +304,8 @@ async def _tgi(server: RunningServer, case: Case, *, stream: bool) -> Sequences 
         "max_new_tokens": case.options["max_tokens"],
         "details": True,
     }
+    if "json_schema" in case.options:
+        asked["grammar"] = {"type": "json", "value": case.options["json_schema"]}
     async with tgi_client(server) as client:
         ask: Any = client.text_generation
         answer = await ask(case.prompt, stream=stream, **asked)

@@ -24,6 +24,7 @@ from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.frontends.base import FrontendConfig
 from trtc.runtime.frontends.grpc.frontend import GrpcConfig
 from trtc.runtime.frontends.http.port import HttpConfig
+from trtc.runtime.grammar.grammars import Grammars
 from trtc.runtime.host.line_log import LineLogConfig
 from trtc.runtime.requests.request_defaults import request_defaults
 from trtc.runtime.scheduling.scheduler_state import OVERDUE_S
@@ -131,7 +132,10 @@ def serve_executor(
     )
     loop.start()
 
+    grammars = Grammars(tokenizer, facts.model.vocab_size, (EOS,))
+
     def close() -> None:
+        grammars.close()
         if tokenizer is not None:
             tokenizer.close()
         executor.close()
@@ -142,6 +146,7 @@ def serve_executor(
         tokenizer=tokenizer,
         num_pages=executor.num_pages,
         loop=loop,
+        grammars=grammars,
         close=close,
     )
 

@@ -74,6 +74,18 @@ completion_options = together(
     click.option("--include-stop", is_flag=True, help="Keep the stop text in the output."),
     click.option("--ignore-eos", is_flag=True, help="Go on past end-of-sequence tokens."),
     click.option("--min-tokens", type=int, default=0, help="New tokens before anything ends it."),
+    click.option(
+        "--json-schema",
+        type=click.File(encoding="utf-8"),
+        help="The output is a JSON document that this schema describes; - for standard input.",
+    ),
+    click.option("--regex", help="The output matches this regular expression as a whole."),
+    click.option("--choice", multiple=True, help="The output is one of these; repeatable."),
+    click.option(
+        "--grammar",
+        type=click.File(encoding="utf-8"),
+        help="The output is of this grammar, in Lark's or GBNF's notation; - for standard input.",
+    ),
     click.option("--n", type=int, default=1, help="Sequences to draw."),
     click.option("--logprobs", type=int, help="Give log-probabilities of this many likeliest."),
     click.option("--prompt-logprobs", type=int, help="The same of the prompt's own tokens."),
@@ -124,6 +136,9 @@ def complete(completer: Callable[[], AbstractContextManager[Completer]], **optio
     as_json = options.pop("as_json")
     options["logit_bias"] = dict(_bias(one) for one in options["logit_bias"])
     options["stop_token_ids"] = _token_ids("--stop-token-ids", options["stop_token_ids"]) or ()
+    options["json_schema"] = _read("--json-schema", options["json_schema"])
+    options["grammar"] = _read("--grammar", options["grammar"])
+    options["choice"] = options["choice"] or None
     given: GenerateOptions = options  # type: ignore[assignment]
     with completer() as opened:
         generation = (

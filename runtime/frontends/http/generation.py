@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from trtc.runtime.frontends.http.sampling import SamplingFields, sampling_of
+from trtc.runtime.frontends.http.sampling import sampling_of
+from trtc.runtime.frontends.http.structured import StructuredFields
 
 _AS_THEY_ARE = ("ignore_eos", "min_tokens", "cache_salt")
 
 
-class GenerationFields(SamplingFields, kw_only=True):
+class GenerationFields(StructuredFields, kw_only=True):
     """None: not given."""
 
     model: str | None = None

@@ -11,6 +11,12 @@ CHAT = (
     {"role": "user", "content": [{"type": "text", "text": "def f("}]},
 )
 IDS = (5, 17, 9)
+SCHEMA = {
+    "type": "object",
+    "properties": {"b": {"type": "integer"}, "a": {"enum": ["x", "yy"]}},
+    "required": ["b", "a"],
+    "additionalProperties": False,
+}
 
 CASES = {
     "ids": Case(IDS, [[3173, 2541, 3593, 1892, 707, 1861]], {"max_tokens": 6, "temperature": 0.0}),
@@ -92,6 +98,21 @@ CASES = {
         CHAT,
         [[3671, 1635, 2657, 3000], [1259, 2944, 2830, 4048]],
         {"max_tokens": 4, "n": 2, "seed": 11, "top_p": 0.5},
+    ),
+    "schema of ids": Case(
+        IDS,
+        [[94, 263, 359, 270, 404, 277, 3008, 5]],
+        {"max_tokens": 8, "temperature": 0.0, "json_schema": SCHEMA},
+    ),
+    "schema of a text": Case(
+        "import os\n",
+        [[94, 5, 69, 554, 2194, 2194, 1568, 2114]],
+        {"max_tokens": 8, "temperature": 0.0, "json_schema": SCHEMA},
+    ),
+    "schema of a chat": Case(
+        CHAT,
+        [[94, 2687, 262, 3704, 404, 3632, 5, 69]],
+        {"max_tokens": 8, "temperature": 0.0, "json_schema": SCHEMA},
     ),
     "stop token": Case(
         IDS, [[3173, 2541, 3593]], {"max_tokens": 12, "temperature": 0.0, "stop_token_ids": [3593]}

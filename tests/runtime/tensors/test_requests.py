@@ -11,6 +11,7 @@ from tests.support.tensors import tensor, tensors
 from trtc.protos.errors import InvalidRequestError, NoTokenizerError
 from trtc.protos.sampling import SamplingDefaults, SamplingOptions, SamplingParams
 from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.validation import RequestBounds
 from trtc.runtime.tensors.requests import RequestReader, RowRequest, asks_to_stop
 from trtc.runtime.tensors.table import EMPTY_INPUTS, REFUSED_INPUTS
@@ -256,8 +257,6 @@ ASKING: dict[str, Any] = {
     "lora_task_id": 3,
     "lora_weights": [[0.0, 1.0]],
     "lora_config": [[0, 1, 2]],
-    "guided_decoding_guide_type": "json",
-    "guided_decoding_guide": "{}",
 }
 """A value that asks for what is not there, for each refused input."""
 
@@ -269,14 +268,34 @@ NOT_ASKING: dict[str, Any] = {
     "return_generation_logits": False,
     "return_perf_metrics": False,
     "lora_task_id": 0,
-    "guided_decoding_guide_type": "",
-    "guided_decoding_guide": "",
 }
 
 
 @pytest.mark.parametrize("name", ["min_tokens", "min_length"])
 def test_the_least_number_of_tokens_is_read(name: str) -> None:
     assert read(text_input="a", **{name: 5}).draft.min_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("json", "json_object"),
+        ("json_schema", "json_schema"),
+        ("regex", "regex"),
+        ("ebnf_grammar", "lark"),
+    ],
+)
+def test_a_guide_is_a_grammar(kind: Any, expected: Any) -> None:
+    asked = read(text_input="a", guided_decoding_guide_type=kind, guided_decoding_guide="{}").draft
+    assert asked.grammar == Grammar(expected, "{}", "guided_decoding_guide")
+    nothing = read(text_input="a", guided_decoding_guide_type="", guided_decoding_guide="").draft
+    assert nothing.grammar is None
+    for wrong in (
+        {"guided_decoding_guide": "{}"},
+        {"guided_decoding_guide_type": "structural_tag"},
+    ):
+        with pytest.raises(InvalidRequestError, match="guided_decoding_guide_type: is '"):
+            read(text_input="a", **wrong)
 
 
 def test_every_refused_input_is_tried() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from trtc.protos import errors
 from trtc.protos.trtc.v1 import inference_pb2 as pb
 from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.grammar import Grammar, choice
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
 from trtc.runtime.text.chat import Chat, ChatMessage, ContentPart, ToolCall
@@ -67,6 +68,12 @@ samplings = st.fixed_dictionaries(
     },
 )
 
+grammars = st.one_of(
+    st.builds(Grammar, st.sampled_from(["json_schema", "regex", "lark"]), text),
+    st.just(Grammar("json_object")),
+    st.builds(choice, st.lists(named, min_size=1, max_size=3)),
+)
+
 
 drafts = prompts.flatmap(
     lambda prompt: st.builds(
@@ -76,6 +83,7 @@ drafts = prompts.flatmap(
         request_id=text,
         sampling=samplings,
         max_tokens=st.none() | tokens,
+        grammar=st.none() | grammars,
         stop=st.lists(text, max_size=3).map(tuple),
         stop_token_ids=st.lists(tokens, max_size=3).map(tuple),
         ignore_eos=st.booleans(),

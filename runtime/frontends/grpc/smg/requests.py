@@ -7,6 +7,7 @@ from trtc.protos.errors import InvalidRequestError
 from trtc.protos.sampling import SAMPLING_PARAMETERS, SamplingOptions
 from trtc.protos.smg import trtllm_service_pb2 as pb
 from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.grammar import Grammar, Kind
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.validation import (
     RequestBounds,
@@ -35,6 +36,12 @@ class _Refused(NamedTuple):
     remedy: str = "Leave it out"
 
 
+_GUIDE_KINDS: Mapping[int, Kind] = {
+    pb.GuidedDecodingParams.GUIDE_TYPE_JSON: "json_object",
+    pb.GuidedDecodingParams.GUIDE_TYPE_JSON_SCHEMA: "json_schema",
+    pb.GuidedDecodingParams.GUIDE_TYPE_REGEX: "regex",
+    pb.GuidedDecodingParams.GUIDE_TYPE_EBNF_GRAMMAR: "lark",
+}
 _REFUSED = (
     _Refused("tokenized.query_token_ids"),
     _Refused(
@@ -50,7 +57,6 @@ _REFUSED = (
     _Refused("output_config.return_generation_logits"),
     _Refused("output_config.return_encoder_output"),
     _Refused("output_config.return_perf_metrics"),
-    _Refused("guided_decoding.guide_type", remedy="Leave it out: there is no guided decoding"),
     _Refused(
         "lora_config",
         lambda message: not message.ByteSize(),
@@ -96,8 +102,20 @@ def draft_of(request: pb.GenerateRequest, bounds: RequestBounds) -> RequestDraft
         n=sampling.num_return_sequences or 1,
         logprobs=output.logprobs if output.HasField("logprobs") else None,
         prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else None,
+        grammar=_grammar(request.guided_decoding),
         cache_salt=str(request.cache_salt_id) if request.HasField("cache_salt_id") else "",
     )
+
+
+def _grammar(asked: pb.GuidedDecodingParams) -> Grammar | None:
+    """What the output has to be."""
+    if not asked.guide_type:
+        return None
+    if asked.guide_type not in _GUIDE_KINDS:
+        raise InvalidRequestError(
+            "is not supported", field="guided_decoding.guide_type", remedy="Leave it out"
+        )
+    return Grammar(_GUIDE_KINDS[asked.guide_type], asked.guide, "guided_decoding.guide")
 
 
 def _sampling(request: pb.GenerateRequest, bounds: RequestBounds) -> SamplingOptions:

@@ -5,8 +5,14 @@ from itertools import chain, groupby
 from typing import Any
 
 from trtc.protos.errors import InvalidRequestError
-from trtc.runtime.frontends.http.anthropic.fields import MessageFields, Messages, System
+from trtc.runtime.frontends.http.anthropic.fields import (
+    MessageFields,
+    Messages,
+    OutputConfig,
+    System,
+)
 from trtc.runtime.frontends.http.generation import generation
+from trtc.runtime.frontends.http.structured import grammar_of, text_format
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.text.chat import MAX_MESSAGE_ITEMS, Chat, ChatMessage, ContentPart
@@ -35,11 +41,17 @@ def message_draft(fields: MessageFields, request_id: str) -> RequestDraft:
         raise InvalidRequestError(
             "is missing", field="max_tokens", remedy="Say how many tokens the answer may have"
         )
+    asked = fields.output_config or OutputConfig()
+    if asked.effort is not None:
+        raise InvalidRequestError(
+            "is not supported by this server", field="output_config.effort", remedy="Leave it out"
+        )
     return RequestDraft(
         chat=conversation(fields.system, fields.messages),
         request_id=request_id,
         max_tokens=fields.max_tokens,
         stop=tuple(fields.stop_sequences or ()),
+        grammar=grammar_of(fields, text_format(asked.format, "output_config.format")),
         **generation(fields),
     )
 

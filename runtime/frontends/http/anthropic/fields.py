@@ -5,6 +5,8 @@ vLLM's additions to OpenAI's fields are taken here too.
 
 from typing import Any, ClassVar
 
+import msgspec
+
 from trtc.runtime.frontends.http.bodies import Fields, Refused
 from trtc.runtime.frontends.http.generation import GenerationFields
 
@@ -13,7 +15,6 @@ _REFUSED: Refused = {
     "container": (),
     "context_management": (),
     "mcp_servers": ([],),
-    "output_config": ({},),
     "output_format": (),
     "thinking": ({"type": "disabled"},),
     "tool_choice": ({"type": "none"}, {"type": "auto"}),
@@ -25,6 +26,13 @@ System = str | list[dict[str, Any]]
 """A text, or blocks."""
 
 
+class OutputConfig(msgspec.Struct, kw_only=True):
+    """Of a message. None: not given."""
+
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
 class MessageFields(GenerationFields, kw_only=True):
     """Of a message. None: not given."""
 
@@ -33,6 +41,7 @@ class MessageFields(GenerationFields, kw_only=True):
 
     max_tokens: int | None = None
     messages: Messages | None = None
+    output_config: OutputConfig | None = None
     stop_sequences: list[str] | None = None
     system: System | None = None
     # vLLM's own
@@ -47,4 +56,6 @@ class CountFields(Fields, kw_only=True):
 
     messages: Messages | None = None
     model: str | None = None
+    output_config: OutputConfig | None = None
+    """Read and without effect: it is no part of the prompt."""
     system: System | None = None

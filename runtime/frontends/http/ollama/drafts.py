@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.frontends.http.bodies import Given, read
 from trtc.runtime.frontends.http.logprobs import asked_logprobs
@@ -16,6 +18,7 @@ from trtc.runtime.frontends.http.ollama.fields import (
 )
 from trtc.runtime.frontends.http.sampling import sampling_of
 from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.text.chat import Chat
 from trtc.runtime.text.chat_options import chat_of
@@ -127,7 +130,18 @@ def _draft(
         max_tokens=None if limit is None or limit < 0 else limit,
         stop=() if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
         logprobs=asked_logprobs(fields.logprobs, fields.top_logprobs),
+        grammar=_format(fields.format),
     )
+
+
+def _format(raw: msgspec.Raw) -> Grammar | None:
+    """Clients send an empty text for none."""
+    given = bytes(raw)
+    if given in (b"null", b'""'):
+        return None
+    if given == b'"json"':
+        return Grammar("json_object", sent_as="format")
+    return Grammar("json_schema", given.decode(), "format")
 
 
 def _drawn_seed(options: Options) -> Options:

@@ -9,7 +9,6 @@ from trtc.runtime.frontends.http.sampling import SamplingFields
 
 _API = "the Ollama API"
 _REFUSED: Refused = {
-    "format": ("",),
     "images": ([],),
     "tools": ([],),
 }
@@ -40,6 +39,8 @@ class AskFields(Fields, kw_only=True):
     refused: ClassVar[Refused] = _REFUSED
 
     model: str | None = None
+    format: msgspec.Raw = msgspec.Raw(b"null")
+    """"json", or a JSON schema."""
     keep_alive: float | str | None = None
     """Read and without effect: engines stay loaded."""
     logprobs: bool | None = None

@@ -14,6 +14,7 @@ from trtc.runtime.frontends.http.openai.fields import (
     TokenizeFields,
 )
 from trtc.runtime.frontends.http.openai.params import CHAT
+from trtc.runtime.frontends.http.structured import grammar_of, response_format
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.prompts import Prompt, read_prompts
@@ -42,6 +43,7 @@ def chat_draft(fields: ChatFields, request_id: str) -> RequestDraft:
         logprobs=asked_logprobs(fields.logprobs, fields.top_logprobs),
         prompt_logprobs=fields.prompt_logprobs,
         n=1 if fields.n is None else fields.n,
+        grammar=grammar_of(fields, response_format(fields.response_format)),
         **common(fields),
     )
 
@@ -88,6 +90,7 @@ def completion_drafts(fields: CompletionFields, request_id: str) -> tuple[Reques
         "logprobs": fields.logprobs,
         "prompt_logprobs": _prompt_logprobs(fields),
         "n": 1 if fields.n is None else fields.n,
+        "grammar": grammar_of(fields, response_format(fields.response_format)),
         **common(fields),
     }
     if len(prompts) == 1:

@@ -9,6 +9,7 @@ import msgspec
 
 from trtc.runtime.frontends.http.bodies import Fields, Refused
 from trtc.runtime.frontends.http.generation import GenerationFields
+from trtc.runtime.frontends.http.structured import ResponseFormat
 
 _REFUSED: Refused = {
     "allowed_token_ids": ([],),
@@ -18,19 +19,13 @@ _REFUSED: Refused = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "grammar": (),
-    "guided_choice": ([],),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "kv_transfer_params": (),
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "prompt_embeds": (),
-    "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
-    "structured_outputs": (),
     "suffix": ("",),
     "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),
@@ -41,6 +36,7 @@ _REFUSED: Refused = {
 }
 _REFUSED_RESPONSE: Refused = {
     **_REFUSED,
+    "response_format": ({"type": "text"},),
     "background": (False,),
     "conversation": (),
     "previous_response_id": (),
@@ -82,6 +78,7 @@ class ChoiceFields(CommonFields, kw_only=True):
     stream_options: StreamOptions | None = None
     # vLLM's own
     prompt_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 

@@ -85,7 +85,7 @@ class Response:
             "tool_choice": "auto",
             "truncation": "disabled",
             "parallel_tool_calls": True,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": (asked.text and asked.text.format) or {"type": "text"}},
             **self.sampling,
             "top_logprobs": asked.top_logprobs or 0,
             "reasoning": None,

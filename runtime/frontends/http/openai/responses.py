@@ -21,6 +21,7 @@ from trtc.runtime.frontends.http.openai.params import RESPONSE
 from trtc.runtime.frontends.http.openai.response_events import Response
 from trtc.runtime.frontends.http.openai.writing import DONE
 from trtc.runtime.frontends.http.running import Told, running
+from trtc.runtime.frontends.http.structured import grammar_of, text_format
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.service.service import Service
@@ -85,11 +86,7 @@ def response_draft(fields: ResponseFields, response_id: str) -> RequestDraft:
     """
     if fields.input is None:
         raise InvalidRequestError("is missing", field="input", remedy="Give a text or items")
-    shape = {} if fields.text is None else fields.text.format or {}
-    if shape.get("type", "text") != "text":
-        raise InvalidRequestError(
-            "is not supported by this server", field="text.format", remedy="Leave it out"
-        )
+    asked = None if fields.text is None else text_format(fields.text.format, "text.format")
     messages = chat_messages(messages_of(fields.input))
     chat = chat_of(messages, {"chat_template_kwargs": fields.chat_template_kwargs or {}})
     if fields.instructions is not None:
@@ -100,6 +97,7 @@ def response_draft(fields: ResponseFields, response_id: str) -> RequestDraft:
         request_id=response_id,
         max_tokens=fields.max_output_tokens,
         logprobs=_logprobs(fields),
+        grammar=grammar_of(fields, asked),
         **common(fields),
     )
 

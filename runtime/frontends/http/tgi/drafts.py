@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from trtc.protos.errors import InvalidRequestError
 from trtc.protos.sampling import SamplingOptions
 from trtc.runtime.frontends.http.bodies import Given, read
 from trtc.runtime.frontends.http.sampling import sampling_of
-from trtc.runtime.frontends.http.tgi.fields import GenerateFields, Parameters
+from trtc.runtime.frontends.http.tgi.fields import GenerateFields, GuideGrammar, Parameters
 from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.grammar import Grammar
 
 PARAMS: Mapping[str, str] = {
     **{name: f"parameters.{name}" for name in Parameters.__struct_fields__},
@@ -27,6 +30,9 @@ _IDLE: Mapping[str, tuple[float | None, ...]] = {
     "top_p": (None, 1.0),
 }
 """Values by which a parameter does not ask for tokens to be drawn."""
+
+
+_GRAMMARS = ("json", "json_schema", "regex")
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ def draft(asked: Asked, request_id: str, *, stream: bool) -> RequestDraft:
         sampling=_sampling(parameters),
         max_tokens=parameters.max_new_tokens,
         stop=tuple(parameters.stop or ()),
+        grammar=_grammar(parameters.grammar),
         logprobs=(parameters.top_n_tokens or 0) if tells_tokens else None,
     )
 
@@ -77,6 +84,33 @@ def is_sampled(parameters: Parameters) -> bool:
     return bool(parameters.do_sample) or any(
         getattr(parameters, name) not in idle for name, idle in _IDLE.items()
     )
+
+
+def _grammar(given: GuideGrammar | None) -> Grammar | None:
+    """What is asked of the answer.
+
+    Raises:
+        InvalidRequestError: it is of a type that TGI does not have, or its value of another.
+    """
+    if given is None:
+        return None
+    if given.type not in _GRAMMARS:
+        raise InvalidRequestError(
+            f"is {given.type[:40]!r}",
+            field="parameters.grammar.type",
+            remedy=f"Give {', '.join(_GRAMMARS)}",
+        )
+    field = "parameters.grammar.value"
+    value = msgspec.json.decode(given.value)
+    if given.type == "json_schema" and isinstance(value, dict):
+        value = value.get("schema")
+    elif given.type == "json" and isinstance(value, str):
+        value = msgspec.Raw(value.encode())
+    if given.type == "regex":
+        if not isinstance(value, str):
+            raise InvalidRequestError("is no text", field=field, remedy="Give an expression")
+        return Grammar("regex", value, field)
+    return Grammar("json_schema", msgspec.json.encode(value).decode(), field)
 
 
 def _sampling(parameters: Parameters) -> SamplingOptions:

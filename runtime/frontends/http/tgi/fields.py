@@ -10,6 +10,13 @@ from trtc.runtime.frontends.http.sampling import SamplingFields
 _API = "Text Generation Inference"
 
 
+class GuideGrammar(msgspec.Struct, kw_only=True):
+    """What an answer has to be."""
+
+    type: str
+    value: msgspec.Raw
+
+
 class Parameters(SamplingFields, kw_only=True):
     """`parameters` of a request. None: not given."""
 
@@ -18,7 +25,6 @@ class Parameters(SamplingFields, kw_only=True):
         "adapter_id": (),
         "best_of": (1,),
         "decoder_input_details": (False,),
-        "grammar": (),
         "truncate": (),
         "typical_p": (1, 1.0),
         "watermark": (False,),
@@ -27,6 +33,7 @@ class Parameters(SamplingFields, kw_only=True):
     details: bool | None = None
     do_sample: bool | None = None
     """Draw, though nothing else says so."""
+    grammar: GuideGrammar | None = None
     max_new_tokens: int | None = None
     return_full_text: bool | None = None
     """Tell the prompt before what is generated."""

@@ -201,7 +201,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"request_id": "x" * 300}, "request_id: has 300 characters"),
     ({"bad_token_ids": [3]}, "bad_token_ids: is not supported"),
     (
-        {"guided_decoding": pb.GuidedDecodingParams(guide_type=2, guide="{}")},
+        {"guided_decoding": pb.GuidedDecodingParams(guide_type=5, guide="{}")},
         "guided_decoding.guide_type: is not supported",
     ),
 ]
@@ -258,12 +258,13 @@ async def test_a_server_of_several_engines_is_not_asked() -> None:
 READ = {
     *("request_id", "tokenized.input_token_ids", "max_tokens", "streaming", "embedding_bias"),
     *("cache_salt_id", "stop", "stop_token_ids", "ignore_eos", "include_stop_token_in_output"),
+    *("guided_decoding.guide_type", "guided_decoding.guide"),
     "sampling_config.num_return_sequences",
     *requests.NAMES.values(),
 }
 CHANGES_NOTHING = {
     *("tokenized.original_text", "arrival_time", "lookahead_config"),
-    *("output_config.exclude_input_from_output", "guided_decoding.guide"),
+    "output_config.exclude_input_from_output",
     *(f"disaggregated_params.{name}" for name in ("ctx_request_id", "context_phase_params")),
     *(
         f"sampling_config.{name}"

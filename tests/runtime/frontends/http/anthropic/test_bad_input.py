@@ -85,7 +85,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (asked(tool_choice={"type": "any"}), "tool_choice: is not supported"),
     (asked(thinking={"type": "enabled", "budget_tokens": 1024}), "thinking: is not supported"),
     (asked(thinking={"type": "adaptive"}), "thinking: is not supported"),
-    (asked(output_config={"effort": "high"}), "output_config: is not supported"),
+    (asked(output_config={"effort": "high"}), "output_config.effort: is not supported"),
+    (asked(output_config={"format": {"type": "text/html"}}), "output_config.format.type: is"),
+    (
+        asked(output_config={"format": {"type": "json_schema", "schema": {"not": {}}}}),
+        'output_config.format.schema: cannot be compiled: Unimplemented keys: ["not"]',
+    ),
     (asked(mcp_servers=[{}]), "mcp_servers: is not supported"),
     (asked(container="x"), "container: is not supported"),
 ]

@@ -190,7 +190,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id", "not supported"),
     ({"input": "a", "background": True}, "background", "is not supported"),
     ({"input": "a", "tools": [{"type": "web_search"}]}, "tools", "is not supported"),
-    ({"input": "a", "text": {"format": {"type": "json_object"}}}, "text.format", "not supported"),
+    ({"input": "a", "text": {"format": {"type": "grammar"}}}, "text.format.type", "is 'grammar'"),
     ({"input": "a", "metadata": {"a": 5}}, "metadata", "got int"),
 ]
 

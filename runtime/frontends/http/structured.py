@@ -1,0 +1,134 @@
+"""Fields that say what an answer has to be, by OpenAI's and vLLM's names."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.frontends.http.sampling import SamplingFields
+from trtc.runtime.requests.grammar import Grammar, choice, only_one
+
+_ABSENT = msgspec.Raw(b"null")
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    """vLLM's `structured_outputs`. None: not given."""
+
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json: msgspec.Raw = _ABSENT
+    json_object: bool | None = None
+    regex: str | None = None
+    structural_tag: Any = None
+
+
+class JsonSchema(msgspec.Struct, kw_only=True):
+    """`json_schema` of a response format; its name and description mean nothing to the server."""
+
+    schema: msgspec.Raw = _ABSENT
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """OpenAI's, of chat completions; vLLM's completions have it too."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class StructuredFields(SamplingFields, kw_only=True):
+    """vLLM's, beside those that every dialect has. None: not given."""
+
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json: msgspec.Raw = _ABSENT
+    guided_regex: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+
+def grammar_of(fields: StructuredFields, *others: Grammar | None) -> Grammar | None:
+    """The grammar that a request asks for; None: it asks for none.
+
+    Args:
+        others: what its other fields ask for.
+
+    Raises:
+        InvalidRequestError: it asks for several, or for what the server does not have.
+    """
+    asked = fields.structured_outputs or StructuredOutputs()
+    if asked.structural_tag is not None:
+        raise InvalidRequestError(
+            "is not supported by this server",
+            field="structured_outputs.structural_tag",
+            remedy="Leave it out",
+        )
+    within = "structured_outputs."
+    return only_one(
+        [
+            *others,
+            schema_of(fields.guided_json, "guided_json"),
+            _plain("regex", fields.guided_regex, "guided_regex"),
+            choice(fields.guided_choice, "guided_choice") if fields.guided_choice else None,
+            _plain("lark", fields.guided_grammar, "guided_grammar"),
+            schema_of(asked.json, f"{within}json"),
+            Grammar("json_object", sent_as=f"{within}json_object") if asked.json_object else None,
+            _plain("regex", asked.regex, f"{within}regex"),
+            None if asked.choice is None else choice(asked.choice, f"{within}choice"),
+            _plain("lark", asked.grammar, f"{within}grammar"),
+        ]
+    )
+
+
+def response_format(given: ResponseFormat | None) -> Grammar | None:
+    """The grammar of `response_format`.
+
+    Raises:
+        InvalidRequestError: its type is another, or its schema is missing.
+    """
+    if given is None:
+        return None
+    schema = _ABSENT if given.json_schema is None else given.json_schema.schema
+    return _formatted(given.type, schema, "response_format", "response_format.json_schema.schema")
+
+
+def text_format(given: Mapping[str, Any] | None, field: str) -> Grammar | None:
+    """The grammar of a format whose schema lies beside its type: `text.format` of a response in
+    OpenAI's API, `output_config.format` of a message in Anthropic's.
+
+    Raises:
+        InvalidRequestError: as `response_format`.
+    """
+    if given is None:
+        return None
+    schema = msgspec.Raw(msgspec.json.encode(given.get("schema")))
+    return _formatted(str(given.get("type")), schema, field, f"{field}.schema")
+
+
+def schema_of(raw: msgspec.Raw, sent_as: str) -> Grammar | None:
+    """The grammar of a schema, or of its text; None: null."""
+    if bytes(raw) == b"null":
+        return None
+    value = bytes(raw).decode()
+    text = msgspec.json.decode(raw) if value.startswith('"') else value
+    return Grammar("json_schema", text, sent_as)
+
+
+def _formatted(kind: str, schema: msgspec.Raw, field: str, schema_field: str) -> Grammar | None:
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar("json_object", sent_as=field)
+    if kind != "json_schema":
+        raise InvalidRequestError(
+            f"is {kind[:40]!r}, which this server does not have",
+            field=f"{field}.type",
+            remedy="Give text, json_object or json_schema",
+        )
+    grammar = schema_of(schema, schema_field)
+    if grammar is None:
+        raise InvalidRequestError("is missing", field=schema_field, remedy="Give a JSON schema")
+    return grammar
+
+
+def _plain(kind: Any, text: str | None, sent_as: str) -> Grammar | None:
+    return None if text is None else Grammar(kind, text, sent_as)

@@ -1,0 +1,1 @@
+"""Constrained decoding: grammars become masks of tokens."""

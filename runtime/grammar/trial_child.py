@@ -1,0 +1,46 @@
+"""Compiles grammars of strangers, inside a limited process: `trial` is the other side."""
+
+import resource
+
+from llguidance import LLMatcher
+
+from trtc.runtime.grammar.notation import llguidance_grammar, parser_limits
+from trtc.runtime.host.limited_child import Message, Work, serve
+
+_STACK_BYTES = 1 << 20
+"""An eighth of what a thread of the server has, so that what is compiled here is compiled there."""
+_MAX_PROBLEM_CHARACTERS = 300
+_SAMPLES = {
+    "json_schema": '{"properties": {"a": {"type": "string", "pattern": "^a+$"}}}',
+    "lark": 'root ::= "a" [0-9]+',
+    "choice": '["a"]',
+}
+
+
+def main() -> None:
+    for kind, text in _SAMPLES.items():  # what is imported when needed: then no file can be opened
+        assert compiled({"kind": kind, "text": text})["status"] == "ok"
+    serve(set_up)
+
+
+def set_up(request: Message) -> tuple[Message, Work]:
+    resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, _STACK_BYTES))
+    return {"status": "ok"}, compiled
+
+
+def compiled(request: Message) -> Message:
+    """What llguidance says of a grammar, with the grammar in its own words."""
+    try:
+        grammar = llguidance_grammar(request["kind"], request["text"])
+    except (ValueError, KeyError, RecursionError, TypeError, AttributeError, IndexError) as error:
+        return _refused(str(error) or type(error).__name__)
+    is_error, said = LLMatcher.validate_grammar_with_warnings(grammar, limits=parser_limits())
+    if is_error:
+        return _refused(said[0])
+    return {"status": "ok", "grammar": grammar}
+
+
+def _refused(problem: str) -> Message:
+    """One line, of bounded length: part of it is the client's own text."""
+    line = " ".join(problem[: 4 * _MAX_PROBLEM_CHARACTERS].split())
+    return {"status": "refused", "problem": line[:_MAX_PROBLEM_CHARACTERS]}

@@ -1,0 +1,73 @@
+"""What an output has to be: a grammar, as a client words it."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from trtc.protos.errors import InvalidRequestError
+
+Kind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
+KINDS: tuple[str, ...] = get_args(Kind)
+MAX_GRAMMAR_BYTES = 1 << 18
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """Outputs are the strings of its language, and end where one may end."""
+
+    kind: Kind
+    text: str = ""
+    """By kind: a JSON schema; nothing; a regular expression in the syntax of Rust's `regex`; a JSON
+    list of texts; a grammar in Lark's or GBNF's notation."""
+    sent_as: str = ""
+    """What the request calls it, for errors; "": `grammar` and its kind."""
+
+    @property
+    def field(self) -> str:
+        """Its name in errors."""
+        return self.sent_as or f"grammar.{self.kind}"
+
+
+def json_schema(schema: str | dict[str, Any], sent_as: str = "") -> Grammar:
+    """Outputs are JSON documents that a schema describes: the schema, or its text."""
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    return Grammar("json_schema", text, sent_as)
+
+
+def choice(texts: Sequence[str], sent_as: str = "") -> Grammar:
+    """Outputs are one of several texts.
+
+    Raises:
+        InvalidRequestError: there is none, or one is empty.
+    """
+    if not texts or not all(texts):
+        raise InvalidRequestError(
+            "has an empty text" if texts else "has no texts",
+            field=sent_as or "grammar.choice",
+            remedy="Give at least one text, and none that is empty",
+        )
+    return Grammar("choice", json.dumps(list(texts)), sent_as)
+
+
+def only_one(given: Sequence[Grammar | None]) -> Grammar | None:
+    """The one grammar of those that a request may have; None: it has none.
+
+    Raises:
+        InvalidRequestError: it has several.
+    """
+    named = [one for one in given if one is not None]
+    if len(named) > 1:
+        raise InvalidRequestError(
+            f"is given beside {named[0].field}", field=named[1].field, remedy="Give one of them"
+        )
+    return named[0] if named else None
+
+
+def check_size(grammar: Grammar) -> None:
+    """Refuse a text of more than MAX_GRAMMAR_BYTES; InvalidRequestError."""
+    size = len(grammar.text.encode(errors="surrogatepass"))
+    if size > MAX_GRAMMAR_BYTES:
+        raise InvalidRequestError(
+            f"has {size} bytes", field=grammar.field, remedy=f"Give at most {MAX_GRAMMAR_BYTES}"
+        )

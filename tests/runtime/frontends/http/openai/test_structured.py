@@ -1,0 +1,116 @@
+"""Structured outputs by the unmodified `openai` SDK, with its own parsing."""
+
+import json
+from typing import Any, Literal
+
+import jsonschema
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tests.support.aio import asynchronous
+from tests.support.openai_sdk import ECHO, sdk
+from tests.support.servers import echo_server
+
+MESSAGES: list[Any] = [{"role": "user", "content": "def f("}]
+
+
+class Tag(BaseModel):
+    label: Literal["a", "b"]
+    is_new: bool
+
+
+class Record(BaseModel):
+    kind: Literal["person", "thing"]
+    main: Tag
+    other: Tag | None
+
+
+SCHEMA = Record.model_json_schema()
+
+
+@asynchronous
+async def test_a_chat_is_parsed_as_a_model_of_pydantic() -> None:
+    async with echo_server(ECHO) as server, sdk(server) as client:
+        answer = await client.chat.completions.parse(
+            model="echo", messages=MESSAGES, response_format=Record, max_tokens=600, n=2
+        )
+        for choice in answer.choices:
+            assert isinstance(choice.message.parsed, Record)
+            assert choice.finish_reason == "stop"
+
+
+@asynchronous
+async def test_a_chat_is_streamed_as_a_model_of_pydantic() -> None:
+    async with echo_server(ECHO) as server, sdk(server) as client:
+        asked: Any = {"model": "echo", "messages": MESSAGES, "response_format": Record}
+        async with client.chat.completions.stream(**asked, max_tokens=600) as stream:
+            answer = await stream.get_final_completion()
+        assert isinstance(answer.choices[0].message.parsed, Record)
+
+
+@asynchronous
+async def test_a_response_is_parsed_as_a_model_of_pydantic() -> None:
+    async with echo_server(ECHO) as server, sdk(server) as client:
+        response = await client.responses.parse(
+            model="echo", input="def f(", text_format=Record, max_output_tokens=600
+        )
+        assert isinstance(response.output_parsed, Record)
+        assert response.text is not None
+        assert response.text.format is not None
+        assert response.text.format.type == "json_schema"
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"structured_outputs": {"json": SCHEMA}},
+        {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+        {"guided_json": SCHEMA},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+    ],
+    ids=lambda one: next(iter(one)),
+)
+@asynchronous
+async def test_a_completion_keeps_to_a_schema_by_every_name(extra: dict[str, Any]) -> None:
+    async with echo_server(ECHO) as server, sdk(server) as client:
+        answer = await client.completions.create(
+            model="echo", prompt="def f(", max_tokens=600, extra_body=extra
+        )
+        jsonschema.validate(json.loads(answer.choices[0].text), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"structured_outputs": {"regex": "ab|cd"}},
+        {"structured_outputs": {"choice": ["ab", "cd"]}},
+        {"structured_outputs": {"grammar": 'root ::= "ab" | "cd"'}},
+        {"guided_regex": "ab|cd"},
+        {"guided_choice": ["ab", "cd"]},
+        {"guided_grammar": 'start: "ab" | "cd"'},
+    ],
+    ids=str,
+)
+@asynchronous
+async def test_other_grammars_have_vllm_s_names(extra: dict[str, Any]) -> None:
+    async with echo_server(ECHO) as server, sdk(server) as client:
+        answer = await client.chat.completions.create(
+            model="echo", messages=MESSAGES, max_tokens=9, n=4, extra_body=extra
+        )
+        assert {one.message.content for one in answer.choices} <= {"ab", "cd"}
+
+
+@asynchronous
+async def test_a_schema_that_cannot_be_held_is_a_bad_request() -> None:
+    async with echo_server(ECHO) as server, sdk(server) as client:
+        shape: Any = {"name": "x", "schema": {"not": {"type": "string"}}}
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(
+                model="echo",
+                messages=MESSAGES,
+                response_format={"type": "json_schema", "json_schema": shape},
+            )
+        assert caught.value.param == "response_format.json_schema.schema"
+        assert 'Unimplemented keys: ["not"]' in caught.value.message
+        await server.idle()

@@ -1,0 +1,141 @@
+"""Outputs under grammars: valid whatever the schema and the sampling, by `jsonschema`."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support.grammars import OPTIONS, grammar_engine
+from tests.support.schemas import check_outputs
+from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.frontends.local import LocalEngine
+from trtc.runtime.requests.request import FinishReason
+
+RECORD = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[LocalEngine]:
+    with grammar_engine() as opened:
+        yield opened
+
+
+def test_every_output_is_a_document_of_its_schema(engine: LocalEngine) -> None:
+    """`python -m tests.support.schemas 10000` checks more."""
+    num_whole, num_cut = check_outputs(engine, range(150))
+    assert num_whole > 9 * num_cut
+
+
+def test_tokens_are_the_same_alone_after_a_preemption_and_by_prefix_hits(
+    engine: LocalEngine,
+) -> None:
+    asked: list[dict[str, Any]] = [
+        {"json_schema": RECORD, "max_tokens": 120, "seed": seed, "n": 1 + seed % 2}
+        for seed in range(8)
+    ]
+    alone = [engine.generate([7] * 40, **one).result() for one in asked]
+    again = [engine.generate([7] * 40, **one).result() for one in asked]
+    crowded = replace(OPTIONS, num_pages=20)
+    with grammar_engine(crowded) as small:
+        together = [small.generate([7] * 40, **one) for one in asked]
+        results = [one.result() for one in together]
+        assert small.stats().preemptions > 0
+    for one, other, third in zip(alone, again, results, strict=True):
+        tokens = [completion.token_ids for completion in one.completions]
+        assert [completion.token_ids for completion in other.completions] == tokens
+        assert [completion.token_ids for completion in third.completions] == tokens
+
+
+def test_a_stop_string_ends_an_output_before_its_grammar_does(engine: LocalEngine) -> None:
+    result = engine.generate([5], regex="ab{3}cd", stop="c", max_tokens=20).result()
+    assert (result.text, result.finish_reason) == ("abbb", FinishReason.STOP)
+
+
+def test_max_tokens_ends_an_output_inside_its_grammar(engine: LocalEngine) -> None:
+    result = engine.generate([5], regex="[ab]{50,}", max_tokens=4).result()
+    assert result.finish_reason is FinishReason.LENGTH
+    assert set(result.text) <= {"a", "b"}
+
+
+def test_a_sequence_that_goes_on_beyond_its_end_says_nothing_more(engine: LocalEngine) -> None:
+    result = engine.generate([5], regex="abc", max_tokens=9, ignore_eos=True).result()
+    assert result.text == "abc"
+    assert len(result.token_ids) == 9
+
+
+def test_an_output_can_be_aborted(engine: LocalEngine) -> None:
+    generation = engine.generate([5], regex="[ab]*", max_tokens=900, logit_bias={2: -100.0})
+    next(generation)
+    generation.cancel()
+    again = engine.generate([5], regex="[ab]c", max_tokens=9).result()
+    assert again.text in ("ac", "bc")
+
+
+def test_log_probabilities_are_those_of_the_model(engine: LocalEngine) -> None:
+    """Before the mask: the likeliest tokens may be such as the grammar forbids."""
+    free = engine.generate([5], max_tokens=1, temperature=0.0, logprobs=3).result()
+    held = engine.generate([5], regex="abc", max_tokens=1, temperature=0.0, logprobs=3).result()
+    (first,), (second,) = free.completions[0].logprobs, held.completions[0].logprobs
+    assert first.top == second.top
+    assert second.token_id not in dict(second.top)
+    assert second.logprob < min(dict(second.top).values())
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (
+            {"json_schema": {"not": {}}},
+            'json_schema: cannot be compiled: Unimplemented keys: ["not"]',
+        ),
+        ({"json_schema": {"a": {1}}}, "json_schema: is not JSON"),
+        ({"json_schema": 5}, "json_schema: is a int"),
+        ({"regex": "("}, "regex: cannot be compiled"),
+        ({"regex": 5}, "regex: is a int"),
+        ({"regex": "a", "choice": ["b"]}, "choice: is given beside regex"),
+        ({"choice": []}, "choice: has no texts"),
+        ({"choice": "ab"}, "choice: is a str"),
+        ({"grammar": "start: x"}, "grammar: cannot be compiled"),
+        ({"json_object": 1}, "json_object: is a int"),
+        ({"regex": "a", "min_tokens": 1, "max_tokens": 2}, "min_tokens: is given beside regex"),
+    ],
+)
+def test_grammars_that_are_wrong_are_refused_by_name(
+    options: dict[str, Any], problem: str, engine: LocalEngine
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        engine.generate([5], **options)
+    assert str(caught.value).startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("options", "texts"),
+    [
+        ({"choice": ["yes", "no", '"ma\'y\\be"\n']}, {"yes", "no", '"ma\'y\\be"\n'}),
+        ({"regex": "(ab|c)d"}, {"abd", "cd"}),
+        ({"grammar": 'start: ("a" | "b") C\nC: /[cd]/'}, {"ac", "ad", "bc", "bd"}),
+        ({"grammar": 'root ::= ("a" | "b") c\nc ::= [cd]'}, {"ac", "ad", "bc", "bd"}),
+    ],
+)
+def test_every_text_of_a_small_grammar_is_drawn_and_no_other(
+    options: dict[str, Any], texts: set[str], engine: LocalEngine
+) -> None:
+    asked = [engine.generate([at], **options, max_tokens=20, n=4) for at in range(12)]
+    drawn = {one.text for generation in asked for one in generation.result().completions}
+    assert drawn == texts
+
+
+def test_any_json_object(engine: LocalEngine) -> None:
+    result = engine.generate(
+        [5], json_object=True, max_tokens=60, regex=None, logit_bias={94: 30.0}
+    ).result()
+    assert result.text.startswith("{")
