@@ -125,8 +125,7 @@ class Router:
         if keys := getattr(event, "extra_keys", None):
             assert parent is None and len(keys) == len(event.block_hashes)
             assert not any(keys[1:])
-            if keys[0]:
-                (self.namespaces[event.block_hashes[0]],) = keys[0]
+            (self.namespaces[event.block_hashes[0]],) = keys[0]
         for at, name in enumerate(event.block_hashes):
             self.tokens[name] = parent, _piece(event.token_ids, at, size)
             self.blocks.add((name, event.medium))

@@ -4,7 +4,7 @@ Fields are those of vLLM 0.33 (vllm/distributed/kv_events.py). A batch is always
 the events, and the rank in a group of data-parallel engines, which is 0.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -100,15 +100,14 @@ def _stored(event: BlocksStored, log: EventLog) -> dict[str, Any]:
         "block_size": log.page_size,
         "lora_id": None,
         "lora_name": None,
-        "extra_keys": list(_extra_keys(event, log)) if is_first else None,
+        "extra_keys": _extra_keys(event, log) if is_first else None,
         "kv_cache_spec_kind": kind,
         "kv_cache_spec_sliding_window": window,
     }
 
 
-def _extra_keys(event: BlocksStored, log: EventLog) -> Iterator[tuple[str, ...] | None]:
+def _extra_keys(event: BlocksStored, log: EventLog) -> list[tuple[str, ...] | None] | None:
     """The namespace with the first block of all, as vLLM has a cache salt there: the hashes of the
-    others follow from it."""
+    others follow from it. None: it is the one that everybody shares."""
     name = log.namespace(event.parent)
-    yield (name,) if name else None
-    yield from [None] * (len(event.keys) - 1)
+    return [(name,), *[None] * (len(event.keys) - 1)] if name else None
