@@ -27,10 +27,12 @@ FIELDS = {
         temperature=1 top_k=2 top_p=3 min_p=4 repetition_penalty=5 presence_penalty=6
         frequency_penalty=7 logit_bias=8 seed=9
     """,
+    "Grammar": "json_schema=1 json_object=2 regex=3 choice=4 lark=5",
+    "Texts": "texts=1",
     "GenerateRequest": """
         model=1 request_id=2 text=3 token_ids=4 chat=5 sampling=6 max_tokens=7 stop=8
         stop_token_ids=9 ignore_eos=10 n=11 logprobs=12 priority=13 include_stop=14
-        min_tokens=15 cache_salt=16 prompt_logprobs=17
+        min_tokens=15 cache_salt=16 prompt_logprobs=17 grammar=18
     """,
     "TokenLogprob": "token_id=1 logprob=2 utf8=3",
     "TokenLogprobs": "sampled=1 top=2",
