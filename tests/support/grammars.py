@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from tests.support.servers import EOS, TOKENIZER, EchoEngine, manifest
+from trtc.runtime.engine.drafting import DraftConfig
 from trtc.runtime.engine.session import Session
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.frontends.local import LocalEngine
@@ -28,12 +29,14 @@ def pyllama_grammars() -> Iterator[Grammars]:
 
 
 @contextmanager
-def grammar_engine(options: EchoOptions = OPTIONS) -> Iterator[LocalEngine]:
+def grammar_engine(
+    options: EchoOptions = OPTIONS, drafts: DraftConfig | None = None
+) -> Iterator[LocalEngine]:
     """Whose model has no idea of what it writes."""
     engine = EchoEngine(options, tokenizer=TOKENIZER)
     executor = EchoExecutor(options)
     session = Session(TOKENIZER, manifest(engine, executor), executor, Tokenizer.load(TOKENIZER))
-    with LocalEngine(session) as local:
+    with LocalEngine(session, drafts=drafts) as local:
         yield local
 
 

@@ -1,16 +1,21 @@
 """Outputs under grammars: valid whatever the schema and the sampling, by `jsonschema`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.support.grammars import OPTIONS, grammar_engine
+from tests.support.grammars import OPTIONS, VOCAB_SIZE, grammar_engine
 from tests.support.schemas import check_outputs
 from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.engine.drafting import DraftConfig
 from trtc.runtime.frontends.local import LocalEngine
-from trtc.runtime.requests.request import FinishReason
+from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.grammar import Grammar
+from trtc.runtime.requests.request import FinishReason, TokenEdit
+from trtc.runtime.sampling.masks import both_masks, pack_mask
 
 RECORD = {
     "type": "object",
@@ -139,3 +144,34 @@ def test_any_json_object(engine: LocalEngine) -> None:
         [5], json_object=True, max_tokens=60, regex=None, logit_bias={94: 30.0}
     ).result()
     assert result.text.startswith("{")
+
+
+def test_drafts_change_no_token(engine: LocalEngine) -> None:
+    """Several tokens a step, some of them taken back."""
+    asked: list[dict[str, Any]] = [
+        {"regex": "(ab(cd)?){20,30}", "max_tokens": 90, "seed": seed, "n": 1 + seed % 2}
+        for seed in range(6)
+    ]
+    with grammar_engine(drafts=DraftConfig()) as drafting:
+        for one in asked:
+            plain, drafted = (each.generate([5, 6], **one).result() for each in (engine, drafting))
+            for first, second in zip(plain.completions, drafted.completions, strict=True):
+                assert first.token_ids == second.token_ids
+
+
+def test_masks_of_a_caller_hold_beside_the_grammar(engine: LocalEngine) -> None:
+    """As those of an operator's hook do."""
+
+    class NoA:
+        def allowed(self, output_ids: Sequence[int]) -> TokenEdit:
+            allowed = np.ones(VOCAB_SIZE, np.bool_)
+            allowed[68] = False  # a
+            return TokenEdit(pack_mask(allowed), {69: 1.0})
+
+    draft = RequestDraft(token_ids=(5,), grammar=Grammar("regex", "[ab]{6}"), max_tokens=9)
+    assert 68 not in engine.submit(draft, masks=NoA()).result().token_ids
+    both = both_masks(NoA(), NoA())
+    assert both is not None
+    edit = both.allowed(())
+    assert isinstance(edit, TokenEdit)
+    assert edit.bias == {69: 2.0}

@@ -1,0 +1,211 @@
+"""Libraries of constrained decoding on the JSON Schema Test Suite: what they hold, and how fast.
+
+    git clone https://github.com/json-schema-org/JSON-Schema-Test-Suite
+    python -m examples.bench.grammar JSON-Schema-Test-Suite/tests/draft2020-12 TOKENIZER_DIRECTORY
+
+Every instance of the suite is written as JSON and read token by token, with a mask before each, as
+a model would write it. A schema may be refused, which is honest. An invalid instance that is taken
+is not: a model may then write what its schema forbids. A valid instance that is not taken is a
+document that a model cannot write; most have their properties in another order than the schema.
+
+xgrammar is measured where it is installed, with its documented meaning of schemas
+(`strict_mode=False`) and one thread.
+"""
+
+import argparse
+import importlib.util
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from trtc.runtime.text.tokenizer import Tokenizer
+
+
+class Reader(Protocol):
+    """A grammar that reads tokens."""
+
+    def allows(self, token: int) -> bool:
+        """Whether the mask of the next token has it; what takes the time of a mask."""
+        ...
+
+    def read(self, token: int) -> None: ...
+
+
+Compile = Callable[[str], Callable[[], Reader]]
+"""A schema's text to what makes readers of it; raises for a schema that is refused."""
+
+
+class Instance(NamedTuple):
+    tokens: Sequence[int]
+    is_valid: bool
+
+
+@dataclass
+class Found:
+    """Of one library, over the suite. Times in milliseconds."""
+
+    schemas: int = 0
+    refused: int = 0
+    taken: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
+    not_taken: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
+    """Valid instances, and invalid ones."""
+    compile_ms: list[float] = field(default_factory=list)
+    mask_ms: list[float] = field(default_factory=list)
+
+
+def llguidance(tokenizer: Tokenizer, vocab_size: int, eos: int) -> Compile:
+    """As trtc uses it."""
+    from llguidance import LLMatcher
+
+    from trtc.runtime.grammar.notation import llguidance_grammar, parser_limits
+    from trtc.runtime.grammar.vocabulary import trie_of
+
+    trie = trie_of(tokenizer, vocab_size, [eos])
+
+    class Matcher:
+        def __init__(self, first: LLMatcher) -> None:
+            self._matcher = first.deep_copy()
+
+        def allows(self, token: int) -> bool:
+            mask = self._matcher.compute_bitmask()
+            return bool(mask[token // 8] >> token % 8 & 1)
+
+        def read(self, token: int) -> None:
+            self._matcher.consume_token(token)
+
+    def compile_schema(schema: str) -> Callable[[], Reader]:
+        grammar = llguidance_grammar("json_schema", schema)
+        matcher = LLMatcher(trie, grammar, log_level=0, limits=parser_limits())
+        if matcher.is_error():
+            raise ValueError(matcher.get_error())
+        return lambda: Matcher(matcher)
+
+    return compile_schema
+
+
+def xgrammar(tokenizer: Tokenizer, vocab_size: int, eos: int) -> Compile:
+    import xgrammar as library
+
+    tokens = [tokenizer.token_utf8(token) for token in range(vocab_size)]
+    info = library.TokenizerInfo(
+        tokens, library.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=[eos]
+    )
+    compiler = library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    bits = library.allocate_token_bitmask(1, vocab_size)
+    words = bits.numpy().view(np.uint32)[0]
+
+    class Matcher:
+        def __init__(self, compiled: Any) -> None:
+            self._matcher = library.GrammarMatcher(compiled)
+
+        def allows(self, token: int) -> bool:
+            bits.fill_(-1)  # it writes nothing where everything is allowed
+            self._matcher.fill_next_token_bitmask(bits)
+            return bool(words[token // 32] >> np.uint32(token % 32) & np.uint32(1))
+
+        def read(self, token: int) -> None:
+            self._matcher.accept_token(token)
+
+    def compile_schema(schema: str) -> Callable[[], Reader]:
+        compiled = compiler.compile_json_schema(schema, any_whitespace=True, strict_mode=False)
+        return lambda: Matcher(compiled)
+
+    return compile_schema
+
+
+LIBRARIES = {"llguidance": llguidance, "xgrammar": xgrammar}
+
+
+def cases(suite: Path, tokenizer: Tokenizer) -> Iterator[tuple[str, list[Instance]]]:
+    """Schemas with their instances: those that a grammar could hold, which are objects."""
+    for path in sorted(suite.glob("*.json")):
+        for group in json.loads(path.read_text()):
+            if isinstance(group["schema"], dict):
+                yield (
+                    json.dumps(group["schema"]),
+                    [
+                        Instance(_written(one["data"], tokenizer), one["valid"])
+                        for one in group["tests"]
+                    ],
+                )
+
+
+def _written(data: Any, tokenizer: Tokenizer) -> Sequence[int]:
+    return tokenizer.encode(json.dumps(data, ensure_ascii=False), add_special_tokens=False)
+
+
+def check(compile_schema: Compile, schema: str, instances: list[Instance], eos: int) -> Found:
+    found = Found(schemas=1)
+    begun = time.perf_counter()
+    try:
+        reader = compile_schema(schema)
+    except Exception:  # noqa: BLE001 (each library has its own)
+        found.refused = 1
+        return found
+    found.compile_ms.append(1e3 * (time.perf_counter() - begun))
+    for tokens, is_valid in instances:
+        is_taken = _reads(reader(), [*tokens, eos], found.mask_ms)
+        (found.taken if is_taken else found.not_taken)[is_valid] += 1
+    return found
+
+
+def _reads(reader: Reader, tokens: Sequence[int], mask_ms: list[float]) -> bool:
+    for token in tokens:
+        begun = time.perf_counter()
+        is_allowed = reader.allows(token)
+        mask_ms.append(1e3 * (time.perf_counter() - begun))
+        if not is_allowed:
+            return False
+        reader.read(token)
+    return True
+
+
+def _sum(parts: Sequence[Found]) -> Found:
+    whole = Found()
+    for part in parts:
+        whole.schemas += part.schemas
+        whole.refused += part.refused
+        for valid in (True, False):
+            whole.taken[valid] += part.taken[valid]
+            whole.not_taken[valid] += part.not_taken[valid]
+        whole.compile_ms += part.compile_ms
+        whole.mask_ms += part.mask_ms
+    return whole
+
+
+def _times(values: Sequence[float]) -> str:
+    return f"{np.percentile(values, 50):.3f} / {np.percentile(values, 99):.3f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("suite", type=Path, help="a draft's folder of the suite")
+    parser.add_argument("tokenizer", type=Path, help="a folder with tokenizer.json")
+    parser.add_argument("--eos", type=int, default=0, help="the token that ends a sequence")
+    asked = parser.parse_args()
+    tokenizer = Tokenizer.load(asked.tokenizer)
+    listed = list(cases(asked.suite, tokenizer))
+    print("| library | schemas | refused | valid: taken, not | invalid: taken, not |", end="")
+    print(" compile p50 / p99, ms | mask p50 / p99, ms |")
+    print("|---|---|---|---|---|---|---|")
+    for name, library in LIBRARIES.items():
+        if importlib.util.find_spec(name) is None:
+            continue
+        compile_schema = library(tokenizer, tokenizer.vocab_size, asked.eos)
+        parts = [check(compile_schema, *one, asked.eos) for one in listed]
+        found = _sum(parts)
+        print(
+            f"| {name} | {found.schemas} | {found.refused} "
+            f"| {found.taken[True]}, {found.not_taken[True]} "
+            f"| {found.taken[False]}, {found.not_taken[False]} "
+            f"| {_times(found.compile_ms)} | {_times(found.mask_ms)} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
