@@ -52,7 +52,7 @@ class DriverApi:
         """What a driver function gives beside its status: nothing, a value, or several.
 
         Raises:
-            DriverRefusal: the driver refuses, or tells of work that has failed.
+            DriverRefusal: the driver refuses, or reports work that has failed.
         """
         status, *values = getattr(self.driver, function)(*arguments)
         self.check(function, status)

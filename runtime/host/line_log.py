@@ -44,7 +44,7 @@ class LineLog:
 
     Args:
         lost_line: a line that says how many were lost.
-        on_lost: told of each that is; from any thread.
+        on_lost: called for each lost line; from any thread.
 
     Raises:
         RequestError: the file cannot be opened, or is another process' log.

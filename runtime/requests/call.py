@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 REQUEST_ID = "x-request-id"
-"""Header and metadata by which clients name a call, and are told its name."""
+"""Header and metadata by which clients name a call, and which return its name."""
 _ID = re.compile(r"[A-Za-z0-9._:/=+@-]{1,128}")
 _MAX_TRACE = 512
 """Characters of a trace header; the W3C's `tracestate` may have as many."""

@@ -127,8 +127,8 @@ class HookedRequest:
 
     async def on_output(self, output: Output) -> str | Stop | None:
         reason = output.finish_reason
-        told = NewOutput(output.index, output.text, output.token_ids, reason and reason.value)
-        return cast(str | Stop | None, await self._call("on_output", told))
+        seen = NewOutput(output.index, output.text, output.token_ids, reason and reason.value)
+        return cast(str | Stop | None, await self._call("on_output", seen))
 
     def edit(self, output_ids: Sequence[int]) -> LogitsEdit | None:
         """Called in a thread of the mask desk."""
@@ -178,12 +178,9 @@ class OutputHook:
 
     async def __call__(self, outputs: Sequence[Output]) -> list[Output]:
         """What the reader gets in place of these; perhaps nothing."""
-        told: list[Output] = []
-        for output in outputs:
-            told += await self._told(output)
-        return told
+        return [edited for output in outputs for edited in await self._edited(output)]
 
-    async def _told(self, output: Output) -> list[Output]:
+    async def _edited(self, output: Output) -> list[Output]:
         is_last = output.finish_reason is not None or output.usage is not None
         if output.index in self._stopped:
             return [_ended(output, "")] if is_last else []
@@ -207,7 +204,7 @@ class OutputHook:
 
 
 def _edited(output: Output, text: str) -> Output:
-    """Tokens and their log-probabilities would tell what the hook has taken out."""
+    """Tokens and their log-probabilities would reveal what the hook has removed."""
     return with_fields(output, text=text, token_ids=(), logprobs=())
 
 

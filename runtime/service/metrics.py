@@ -99,8 +99,8 @@ LOOP_READINGS = (
     ),
     LoopReading(
         "kv_events_lost",
-        "KV events that were not told one by one, because too many waited: the whole state was "
-        "told instead.",
+        "KV events that were not sent one by one, because too many waited: the whole state was "
+        "sent instead.",
         lambda r: r.kv_events_lost,
         is_counter=True,
     ),

@@ -148,7 +148,7 @@ class Models:
     def put(self, model: Model) -> None:
         """Say what stands behind a name from now on."""
         self._models[model.name] = replace(model, reason="draining") if self._is_draining else model
-        self._tell_listeners()
+        self._call_listeners()
 
     def set_ready(self, name: str, why_not: str = "") -> None:
         """Let an open model serve, or keep it from serving and say why. Draining is not undone."""
@@ -158,7 +158,7 @@ class Models:
     def remove(self, name: str) -> None:
         """Forget a name."""
         self._models.pop(name, None)
-        self._tell_listeners()
+        self._call_listeners()
 
     def drain(self) -> None:
         """No model takes new requests any more."""
@@ -167,7 +167,7 @@ class Models:
             name: replace(one, state=ModelState.UNLOADING, reason="draining")
             for name, one in self._models.items()
         }
-        self._tell_listeners()
+        self._call_listeners()
 
     async def unused(self, engine: EngineHandle, timeout_s: float | None) -> bool:
         """Wait until no call uses an engine; False after `timeout_s`, None: wait for ever."""
@@ -187,7 +187,7 @@ class Models:
         self._listeners.append(listener)
         listener()
 
-    def _tell_listeners(self) -> None:
+    def _call_listeners(self) -> None:
         for listener in self._listeners:
             listener()
 

@@ -5,7 +5,7 @@
 
 Names are those of the semantic conventions of generative AI, which are in development; times within
 a request have the names that vLLM gives them (`gen_ai.latency.*`). Spans wait in a bounded queue of
-the SDK for a thread of its own; a collector that is away costs what it would have been told.
+the SDK for a thread of its own; what an unreachable collector would have received is lost.
 """
 
 import asyncio

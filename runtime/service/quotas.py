@@ -15,7 +15,7 @@ from trtc.runtime.requests.tenant_limits import TenantLimits
 from trtc.runtime.service.token_bucket import TokenBucket
 
 FULL_STREAMS_RETRY_S = 1.0
-"""When a stream ends is not known: what clients are told to wait before they look again."""
+"""When a stream ends is not known: the Retry-After that clients receive."""
 
 
 @dataclass

@@ -84,7 +84,7 @@ class Service:
         self.intake = Intake(limits)
         """Of all ports."""
         self._shown: set[str] = set()
-        """Models whose readiness metrics tell of."""
+        """Models whose readiness is exported."""
         self.models.on_change(self._show_readiness)
 
     @property
@@ -111,7 +111,7 @@ class Service:
         return self.models.engine(name)
 
     def engine_for(self, principal: Principal, name: str) -> EngineHandle:
-        """`engine`, for what is told of it.
+        """`engine`, for information about it.
 
         Raises:
             ForbiddenError: `principal` may not use it; and as `engine`.

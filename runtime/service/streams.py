@@ -49,7 +49,7 @@ class Courier:
 class OutputStream:
     """The outputs of one request, read by at most one reader in the asyncio thread.
 
-    Its owner is told of every delivery (`on_output`), when the reader fails to keep up
+    Its owner is called for every delivery (`on_output`), when the reader fails to keep up
     (`on_failure`) and when the engine has released the request (`on_end`). Iterating yields all
     that has arrived since the last time, one Output a sequence, and ends after the request's last
     Output or raises its error.

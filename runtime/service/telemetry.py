@@ -1,4 +1,4 @@
-"""What a server tells OpenTelemetry, if anything: when, and where to.
+"""What a server exports to OpenTelemetry, when, and where to.
 
 The library is imported with the first telemetry that is opened (`service.otel`).
 """

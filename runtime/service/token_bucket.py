@@ -10,7 +10,7 @@ the last action cost beyond what was known.
 
 MINUTE_S = 60.0
 _ROUNDING = 1e-6
-"""Of a level that many sums have made: whoever has waited for as long as told finds enough."""
+"""Of a level that many sums have made: whoever has waited for the returned time finds enough."""
 
 
 class TokenBucket:

@@ -43,7 +43,7 @@ def check_version(engine: EngineHandle, version: str) -> None:
 
 
 def engine_of(service: Service, principal: Principal, name: str, version: str) -> EngineHandle:
-    """The engine of a model's version, for what is told of it.
+    """The engine of a model's version, for information about it.
 
     Raises:
         UnknownModelError: there is no such model or version.

@@ -24,7 +24,7 @@ class Prompt(NamedTuple):
 
 
 @dataclass
-class _Told:
+class _Pending:
     """What has been generated of one sequence, less what a message has said already."""
 
     token_ids: list[int] = field(default_factory=list)
@@ -59,17 +59,17 @@ class RowReplies:
         self._prompt = prompt
         self._batch_index = batch_index
         self._has_text = has_text
-        self._told = [_Told() for _ in range(row.draft.n)]
+        self._pending = [_Pending() for _ in range(row.draft.n)]
 
     def messages(self, outputs: Sequence[Output]) -> list[Message]:
         """What can be said now: of every output when streaming, else of finished sequences."""
         messages = []
         for output in outputs:
-            told = self._told[output.index]
-            told.add(self._without_end(output))
+            pending = self._pending[output.index]
+            pending.add(self._without_end(output))
             if self._row.stream or output.finish_reason is not None:
-                messages.append(self._message(told, output))
-                told.forget()
+                messages.append(self._message(pending, output))
+                pending.forget()
         return messages
 
     def _without_end(self, output: Output) -> Output:
@@ -82,9 +82,9 @@ class RowReplies:
             return output
         return replace(output, token_ids=output.token_ids[:-1], logprobs=output.logprobs[:-1])
 
-    def _message(self, told: _Told, output: Output) -> Message:
+    def _message(self, pending: _Pending, output: Output) -> Message:
         row = self._row
-        text, token_ids = "".join(told.texts), told.token_ids
+        text, token_ids = "".join(pending.texts), pending.token_ids
         if row.with_prompt:
             text = self._prompt.text + text
             token_ids = [*self._prompt.token_ids, *token_ids]
@@ -97,12 +97,12 @@ class RowReplies:
         if output.finish_reason is not None:
             message["finish_reason"] = _string(output.finish_reason.value)
         if row.log_probs:
-            message["cum_log_probs"] = np.array([[told.sum_log_probs]], np.float32)
-            message["output_log_probs"] = np.array([[told.log_probs]], np.float32)
+            message["cum_log_probs"] = np.array([[pending.sum_log_probs]], np.float32)
+            message["output_log_probs"] = np.array([[pending.log_probs]], np.float32)
         if row.num_input_tokens:
             message["num_input_tokens"] = _int32(len(self._prompt.token_ids))
         if row.num_output_tokens:
-            message["num_output_tokens"] = _int32(len(told.token_ids))
+            message["num_output_tokens"] = _int32(len(pending.token_ids))
         if row.draft.n > 1:
             message["sequence_index"] = _int32(output.index)
         if self._batch_index is not None:

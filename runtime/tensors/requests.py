@@ -47,7 +47,7 @@ GUIDE_KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True)
 class RowRequest:
-    """One row: what to generate, and how to tell of it."""
+    """One row: what to generate, and how to reply."""
 
     draft: RequestDraft
     stream: bool

@@ -78,7 +78,7 @@ _BY_CODE: dict[grpc.StatusCode, type[errors.TrtcError]] = {
 
 
 _REFUSED_STREAM = "RST_STREAM with error code 7"
-"""RFC 9113, 7: the server has done nothing for this call. gRPC tells of it only in its text."""
+"""RFC 9113, 7: the server has done nothing for this call. gRPC reports it only in its text."""
 
 
 def status_name(error: errors.TrtcError) -> str:

@@ -130,13 +130,13 @@ def _changes(
 ) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
     """A fetcher for gRPC: the configuration if it is another one than the last time, else None."""
     lock = threading.Lock()
-    told = get()
+    loaded = get()
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
-        nonlocal told
+        nonlocal loaded
         with lock:
-            last, told = told, get()
-            return None if told is last else told
+            last, loaded = loaded, get()
+            return None if loaded is last else loaded
 
     return fetch
 

@@ -271,7 +271,7 @@ _SEVERAL = ("one", "another")
 @click.option(
     "--kv-events",
     metavar="ENDPOINT",
-    help="Tell routers over ZeroMQ which prefixes are cached, token ids included, in vLLM's shape: "
+    help="Publish KV events for routers over ZeroMQ, token ids included, in vLLM's shape: "
     "tcp://ADDRESS:PORT or ipc://PATH.",
 )
 @click.option(
@@ -295,8 +295,8 @@ _SEVERAL = ("one", "another")
 @click.option(
     "--kv-events-grpc",
     is_flag=True,
-    help="Tell them over gRPC too, by SMG's SubscribeKvEvents. With --api-keys a key needs the "
-    "scope events.",
+    help="Serve KV events over gRPC too, by SMG's SubscribeKvEvents. With --api-keys a key needs "
+    "the scope events.",
 )
 @click.option(
     "--otlp-endpoint",
@@ -578,7 +578,7 @@ def _check_reach_of_events(zmq: ZmqConfig | None) -> None:
     """ZeroMQ asks nobody for a key."""
     if zmq is not None and not zmq.is_local:
         raise RequestError(
-            "is reached from other machines, and tells anybody the token ids of all prompts",
+            "is reached from other machines, and sends anybody the token ids of all prompts",
             field="--kv-events",
             remedy="Listen on tcp://127.0.0.1:PORT, or give --allow-anonymous and let only routers "
             "reach the port",

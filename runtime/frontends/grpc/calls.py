@@ -125,7 +125,7 @@ def streaming(
 
 @asynccontextmanager
 async def _named(context: Context) -> AsyncIterator[None]:
-    """Answer a call as its client names it, and tell the client that name."""
+    """Answer a call as its client names it, and return that name."""
     said = {
         name: value
         for name, value in context.invocation_metadata() or ()

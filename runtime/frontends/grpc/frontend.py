@@ -28,7 +28,7 @@ class GrpcConfig:
     """0: any free port."""
     tls: ServerTls | None = None
     kv_events: bool = False
-    """Whether SMG is told what is cached."""
+    """Whether SMG may subscribe to KV events."""
 
     def frontend(self, service: Service) -> "GrpcFrontend":
         return GrpcFrontend(self, service)

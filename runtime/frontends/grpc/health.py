@@ -26,13 +26,13 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
         self._closed = False
 
     def set(self, serving: Mapping[str, bool]) -> None:
-        """Say which services there are, and whether each serves; watchers are told of the latest
+        """Say which services there are, and whether each serves; watchers receive the latest
         status only."""
         self._serving = dict(serving)
         self._wake()
 
     def close(self) -> None:
-        """Nothing serves any more, and watchers' streams end after they are told."""
+        """Nothing serves any more, and watchers' streams end after the last status."""
         self._serving = dict.fromkeys(self._serving, False)
         self._closed = True
         self._wake()
@@ -65,13 +65,13 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
         request: health_pb2.HealthCheckRequest,
         context: "grpc.aio.ServicerContext[Any, Any]",
     ) -> None:
-        told = None
+        sent = None
         while True:
             changed, closed = self._changed, self._closed
             status = self._status(request.service)
-            if status != told:
+            if status != sent:
                 await context.write(health_pb2.HealthCheckResponse(status=status))
-                told = status
+                sent = status
             if closed:
                 return
             await changed.wait()

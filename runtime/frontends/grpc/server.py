@@ -66,7 +66,7 @@ def bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None) -
 
 
 def _pool(files: Sequence[Any]) -> DescriptorPool:
-    """What reflection tells of: files of several pools in one."""
+    """The files that reflection serves: several pools in one."""
     pool = DescriptorPool()
     for file in files:
         for one in (*file.dependencies, file):

@@ -31,11 +31,11 @@ class Application:
 
     Args:
         routes: of all dialects; their paths differ.
-        access: tells who calls.
+        access: identifies callers.
         is_local: only this machine reaches the port, so names that others may give to its address
             (DNS rebinding) are refused.
         max_connections: of the port, the reserved ones included.
-        is_draining: tells whether the server takes no more requests.
+        is_draining: whether the server takes no more requests.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Application:
             await self._run(exchange, route)
             return
         try:
-            self._access.identify(exchange.peer)  # what there is, is not told to strangers
+            self._access.identify(exchange.peer)  # unknown callers do not learn which paths exist
         except TrtcError as error:
             await refuse_plainly(exchange, error)
             return

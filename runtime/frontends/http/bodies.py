@@ -27,7 +27,7 @@ class Fields(msgspec.Struct, kw_only=True):
     """The fields of a request that are read; what is neither read nor refused is ignored."""
 
     api: ClassVar[str]
-    """Whose reference tells the fields' types."""
+    """Whose reference has the fields' types."""
     refused: ClassVar[Refused] = {}
 
 

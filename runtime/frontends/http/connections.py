@@ -36,7 +36,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     Args:
         max_connections: of the port.
-        established: is told the file descriptor of the connection once it stands.
+        established: called with the file descriptor of each established connection.
     """
 
     def __init__(

@@ -69,15 +69,15 @@ def _naming(origin: bytes, send: Send) -> Send:
 
 async def _answer_preflight(origin: bytes, headers: dict[bytes, bytes], send: Send) -> None:
     wanted = headers.get(b"access-control-request-headers", b"")
-    told: Headers = (
+    answer: Headers = (
         *_named(origin),
         (b"access-control-allow-methods", _METHODS),
         (b"access-control-max-age", _MAX_AGE_S),
         (b"content-length", b"0"),
     )
     if wanted and _HEADER_NAMES.fullmatch(wanted):
-        told = (*told, (b"access-control-allow-headers", wanted))
-    await send({"type": "http.response.start", "status": 204, "headers": list(told)})
+        answer = (*answer, (b"access-control-allow-headers", wanted))
+    await send({"type": "http.response.start", "status": 204, "headers": list(answer)})
     await send({"type": "http.response.body", "body": b""})
 
 

@@ -14,6 +14,6 @@ async def begin_events(exchange: Exchange, headers: Headers = ()) -> None:
 
 
 def event(document: object, name: str = "") -> bytes:
-    """One event; a name is for clients that tell events apart by it."""
+    """One event; a name is for clients that dispatch on it."""
     data = b"data: " + _ENCODER.encode(document) + b"\n\n"
     return b"event: %s\n%s" % (name.encode(), data) if name else data

@@ -20,8 +20,8 @@ CALL_HEADERS = (REQUEST_ID.encode(), b"traceparent", b"tracestate")
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 MAX_DISCARDED_BYTES = 64 << 20
-"""Of a body that is too large: so much is read for its client to be told, which many listen for
-only once they have sent it all."""
+"""Of a body that is too large: so much is read before the error is sent, as many clients
+read a response only once they have sent everything."""
 
 MAX_QUERY_BYTES = 4096
 

@@ -1,4 +1,4 @@
-"""The log-probabilities of tokens, as the chats of several dialects tell them."""
+"""The log-probabilities of tokens, in the shape that several chat dialects share."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.requests.request import TokenLogprobs
 
 LEAST = -9999.0
-"""JSON has no infinity: what a token that cannot be drawn is told to have."""
+"""JSON has no infinity: the log-probability reported for a token that cannot be sampled."""
 
 
-class ToldLogprob(msgspec.Struct):
+class TokenLogprobEntry(msgspec.Struct):
     """A token, or one of the likeliest at its place."""
 
     token: str
@@ -19,12 +19,12 @@ class ToldLogprob(msgspec.Struct):
     bytes: list[int]
 
 
-class ChosenLogprob(ToldLogprob):
-    top_logprobs: list[ToldLogprob]
+class ChosenLogprob(TokenLogprobEntry):
+    top_logprobs: list[TokenLogprobEntry]
 
 
 def asked_logprobs(logprobs: bool | None, top_logprobs: int | None) -> int | None:
-    """How many of the likeliest tokens are told beside each; None: nothing is.
+    """How many of the likeliest tokens are reported for each token; None: none are.
 
     Raises:
         InvalidRequestError: `top_logprobs` is given without `logprobs`.
@@ -38,7 +38,9 @@ def asked_logprobs(logprobs: bool | None, top_logprobs: int | None) -> int | Non
     return None
 
 
-def told_logprobs(entries: Sequence[TokenLogprobs], *, by_id: bool = False) -> list[ChosenLogprob]:
+def logprob_entries(
+    entries: Sequence[TokenLogprobs], *, by_id: bool = False
+) -> list[ChosenLogprob]:
     """Args: by_id: whether tokens are named `token_id:N`, which names every token exactly."""
     return [
         ChosenLogprob(
@@ -46,7 +48,7 @@ def told_logprobs(entries: Sequence[TokenLogprobs], *, by_id: bool = False) -> l
             logprob=finite(one.logprob),
             bytes=list(one.utf8),
             top_logprobs=[
-                ToldLogprob(
+                TokenLogprobEntry(
                     token_name(token, utf8.decode(errors="replace"), by_id),
                     finite(value),
                     list(utf8),

@@ -13,7 +13,7 @@ from trtc.runtime.requests.request import FinishReason, Output
 from trtc.runtime.service.service import Service
 from trtc.runtime.service.streams import OutputStream
 
-Told = Sequence[tuple[int, Output]]
+OutputBatch = Sequence[tuple[int, Output]]
 """Outputs that came together, each with the number of its prompt."""
 
 
@@ -23,7 +23,7 @@ class Running:
 
     engine: EngineHandle
     """Runs all of them."""
-    outputs: AsyncIterator[Told]
+    outputs: AsyncIterator[OutputBatch]
 
 
 @asynccontextmanager
@@ -64,7 +64,7 @@ async def unaborted(stream: OutputStream) -> AsyncIterator[Sequence[Output]]:
         yield outputs
 
 
-async def _outputs(prompt: int, stream: OutputStream) -> AsyncIterator[Told]:
+async def _outputs(prompt: int, stream: OutputStream) -> AsyncIterator[OutputBatch]:
     async for outputs in unaborted(stream):
         yield [(prompt, one) for one in outputs]
 
@@ -75,7 +75,7 @@ class _Merged:
 
     def __init__(self, streams: Sequence[OutputStream]) -> None:
         self._streams = streams
-        self._arrived: asyncio.Queue[Told | BaseException | None] = asyncio.Queue(1)
+        self._arrived: asyncio.Queue[OutputBatch | BaseException | None] = asyncio.Queue(1)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -89,7 +89,7 @@ class _Merged:
             for task in tasks:
                 task.cancel()
 
-    async def outputs(self) -> AsyncIterator[Told]:
+    async def outputs(self) -> AsyncIterator[OutputBatch]:
         num_open = len(self._streams)
         while num_open:
             arrived = await self._arrived.get()
@@ -102,8 +102,8 @@ class _Merged:
 
     async def _read(self, prompt: int, stream: OutputStream) -> None:
         try:
-            async for told in _outputs(prompt, stream):
-                await self._arrived.put(told)
+            async for batch in _outputs(prompt, stream):
+                await self._arrived.put(batch)
         except Exception as error:  # noqa: BLE001 (raised where outputs are read)
             await self._arrived.put(error)
             return

@@ -1,4 +1,4 @@
-"""config.pbtxt: what Triton is told of a model, in protobuf's text format (model_config.proto)."""
+"""config.pbtxt: a model's configuration for Triton, in protobuf's text format."""
 
 import json
 from collections.abc import Iterable

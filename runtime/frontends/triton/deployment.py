@@ -141,9 +141,9 @@ class Deployment:
             requests.append(request)
             replies = self._replies(row, request, index, len(rows))
             exchange.rows.append(_Row(request.request_id, replies, row.sent_as))
-        for row, request, told in zip(rows, requests, exchange.rows, strict=True):
+        for row, request, answered in zip(rows, requests, exchange.rows, strict=True):
             with fields_as_sent(row.sent_as):
-                loop.submit(request, partial(self._sink, exchange, told))
+                loop.submit(request, partial(self._sink, exchange, answered))
 
     def _sink(self, exchange: _Exchange, row: _Row, delivery: Delivery) -> None:
         self._inbox.put(partial(self._deliver, exchange, row, delivery))

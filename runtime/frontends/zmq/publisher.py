@@ -1,4 +1,4 @@
-"""The thread with the ZeroMQ sockets: what engines' logs tell goes to whoever has subscribed.
+"""The thread with the ZeroMQ sockets: publishes engines' event logs to subscribers.
 
     PUB     topic | number | batch
     ROUTER  a number        ──►  that batch and all after it, then the number -1
@@ -84,7 +84,7 @@ class Publisher:
         self._thread.start()
 
     def attach(self, topic: bytes, log: EventLog) -> None:
-        """Publish what a log tells from its beginning on; of a topic that has another one, in its
+        """Publish a log from its beginning on; of a topic that has another one, in its
         place."""
         with self._lock:
             known = self._sources.get(topic)

@@ -252,7 +252,7 @@ class KServeServicer:
     async def _start(
         self, data: bytes, context: Context, running: AsyncExitStack, writer: "_Writer"
     ) -> Exchange | None:
-        """Admit a request of a stream; None: it is refused, and its client has been told."""
+        """Admit a request of a stream; None: it is refused, and its error has been sent."""
         request_id = ""
         try:
             principal = self._intake.caller(context)  # whose key may have been taken away

@@ -24,7 +24,7 @@ class Ends(NamedTuple):
     eos_token_ids: frozenset[int]
     """Empty with ignore_eos."""
     stop_token_ids: frozenset[int]
-    are_told: bool
+    are_returned: bool
     """Whether they are part of the output."""
 
     def by(self, output: Output) -> int | None:
@@ -38,7 +38,7 @@ class Ends(NamedTuple):
 class _Sequence:
     token_ids: list[int] = field(default_factory=list)
     num_drawn: int = 0
-    """Those that are not told included."""
+    """Including those that are not returned."""
     logprobs: list[pb.TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[pb.TokenLogprob] = field(default_factory=list)
     complete: pb.GenerateComplete | None = None
@@ -70,13 +70,15 @@ class Replies:
         sequence = self._sequences[output.index]
         sequence.num_drawn += len(output.token_ids)
         ended_by = self._ends.by(output)
-        told = len(output.token_ids) - (ended_by is not None and not self._ends.are_told)
+        num_returned = len(output.token_ids) - (
+            ended_by is not None and not self._ends.are_returned
+        )
         chunk = pb.GenerateStreamChunk(
-            token_ids=output.token_ids[:told],
+            token_ids=output.token_ids[:num_returned],
             sequence_index=output.index,
             prompt_tokens=self._num_prompt_tokens,
             completion_tokens=sequence.num_drawn,
-            logprobs=_logprobs(output.logprobs[:told]),
+            logprobs=_logprobs(output.logprobs[:num_returned]),
         )
         sequence.token_ids += chunk.token_ids
         sequence.logprobs += chunk.logprobs

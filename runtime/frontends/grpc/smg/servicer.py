@@ -47,9 +47,9 @@ class TrtllmServicer:
     ) -> None:
         """
         Args:
-            kv_events: whether they are told.
+            kv_events: whether SubscribeKvEvents is served.
         """
-        self._tells_kv_events = kv_events
+        self._has_kv_events = kv_events
         self._subscribers = Subscribers()
         self._service = service
         self._intake = intake
@@ -97,9 +97,9 @@ class TrtllmServicer:
     async def _subscribe_kv_events(self, context: Context) -> None:
         principal = self._intake.caller(context, Scope.EVENTS)
         log = self._service.engine_for(principal, self._engine().name).loop.kv_events
-        if log is None or not self._tells_kv_events:
+        if log is None or not self._has_kv_events:
             raise UnsupportedError(
-                "KV events are not told", remedy="Start the server with --kv-events-grpc"
+                "KV events are not served", remedy="Start the server with --kv-events-grpc"
             )
         read = partial(parse, methods.SUBSCRIBE_KV_EVENTS.request)
         async with self._intake.request(context, principal, read) as request:

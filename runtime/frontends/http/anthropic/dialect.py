@@ -70,7 +70,7 @@ class _Handlers:
                 model=engine.name,
                 num_prompt_tokens=len(stream.prompt_ids),
                 stop_sequences=frozenset(draft.stop),
-                tells_ids=bool(given.fields.return_token_ids),
+                returns_ids=bool(given.fields.return_token_ids),
             )
             write = _write_events if given.fields.stream else _write_whole
             with fields_as_sent(PARAMS):

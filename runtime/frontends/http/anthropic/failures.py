@@ -38,7 +38,7 @@ def id_headers(exchange: Exchange) -> Headers:
 
 
 def failure(exchange: Exchange, error: errors.TrtcError) -> dict[str, object]:
-    """The error as a client is told of it."""
+    """The error response."""
     kind = errors.by_class(_KINDS, error, _INTERNAL)
     said = {"type": kind.type, "message": str(error)}
     return {"type": "error", "error": said, "request_id": request_id(exchange)}

@@ -1,4 +1,4 @@
-"""A message as it grows: the object, and the events that tell of it.
+"""A message as it grows: the object, and its events.
 
 message_start, content_block_start, ping,
 content_block_delta ... content_block_stop, message_delta, message_stop
@@ -19,14 +19,14 @@ _STOP_REASONS: Mapping[FinishReason, str] = {
 
 @dataclass
 class Message:
-    """One message, to be told its outputs."""
+    """One message, built from its outputs."""
 
     id: str
     model: str
     num_prompt_tokens: int
     stop_sequences: frozenset[str] = frozenset()
-    tells_ids: bool = False
-    """Whether token ids are told beside the text."""
+    returns_ids: bool = False
+    """Whether token ids are sent beside the text."""
     _texts: list[str] = field(default_factory=list)
     _token_ids: list[int] = field(default_factory=list)
     _reason: FinishReason | None = None
@@ -38,13 +38,13 @@ class Message:
         self._texts.append(output.text)
         self._reason, self._matched_stop = output.finish_reason, output.matched_stop
         self._usage = output.usage
-        if self.tells_ids:
+        if self.returns_ids:
             self._token_ids += output.token_ids
 
     def whole(self) -> dict[str, Any]:
         """The object of the API, once the last output was taken."""
         content = [{"type": "text", "text": "".join(self._texts)}]
-        ids = {"token_ids": self._token_ids} if self.tells_ids else {}
+        ids = {"token_ids": self._token_ids} if self.returns_ids else {}
         return {**self._object(), "content": content, **self._end(), **ids}
 
     def first_events(self) -> bytes:
@@ -58,8 +58,8 @@ class Message:
         )
 
     def delta(self, output: Output) -> bytes:
-        """What tells of an output; nothing where it has no text yet."""
-        ids = {"token_ids": output.token_ids} if self.tells_ids and output.token_ids else {}
+        """The events of an output; none where it has no text yet."""
+        ids = {"token_ids": output.token_ids} if self.returns_ids and output.token_ids else {}
         if not output.text and not ids:
             return b""
         said = {"type": "text_delta", "text": output.text}
@@ -70,7 +70,7 @@ class Message:
         return b"".join(
             (
                 _event("content_block_stop", index=0),
-                _event("message_delta", delta=self._end(), usage=self._told_usage()),
+                _event("message_delta", delta=self._end(), usage=self._usage_fields()),
                 _event("message_stop"),
             )
         )
@@ -84,7 +84,7 @@ class Message:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": self._told_usage(),
+            "usage": self._usage_fields(),
         }
 
     def _end(self) -> dict[str, str | None]:
@@ -93,7 +93,7 @@ class Message:
         reason = None if self._reason is None else _STOP_REASONS[self._reason]
         return {"stop_reason": reason, "stop_sequence": None}
 
-    def _told_usage(self) -> dict[str, int]:
+    def _usage_fields(self) -> dict[str, int]:
         """What the prefix cache gave is known at the end: until then nothing counts as read."""
         usage = self._usage or Usage(self.num_prompt_tokens, 0, 0)
         return {

@@ -64,7 +64,7 @@ def kserve(service: Service) -> Sequence[Route]:
         Route("/v2/health/live", {"GET": handlers.live}, _refuse, scope=None, is_probe=True),
         Route("/v2/health/ready", {"GET": handlers.ready}, _refuse, scope=None, is_probe=True),
         Route("/v2/models/stats", {"GET": handlers.all_statistics}, _refuse, scope=Scope.METRICS),
-        Route(MODELS, {"GET": handlers.tell, "POST": handlers.ask}, _refuse),
+        Route(MODELS, {"GET": handlers.get, "POST": handlers.ask}, _refuse),
         Route("/v2/repository/index", {"POST": handlers.index}, _refuse),
         Route(REPOSITORY, {"POST": handlers.order}, _refuse, scope=Scope.ADMIN),
     )
@@ -86,8 +86,8 @@ class _Handlers:
 
     async def all_statistics(self, exchange: Exchange) -> None:
         engines = model.engines_of(self._service, exchange.principal)
-        told = [model.statistics(self._service, one) for one in engines]
-        await _answer(exchange, {"model_stats": told})
+        statistics = [model.statistics(self._service, one) for one in engines]
+        await _answer(exchange, {"model_stats": statistics})
 
     async def index(self, exchange: Exchange) -> None:
         def parse(body: bytes) -> _IndexFields:
@@ -117,7 +117,7 @@ class _Handlers:
             await orders[what](self._service, exchange.principal, name, "", fields.parameters)
         await exchange.answer(200, b"")
 
-    async def tell(self, exchange: Exchange) -> None:
+    async def get(self, exchange: Exchange) -> None:
         """What a model is, and how it does."""
         place = _place(exchange.path, self._service.names)
         if place.what == "ready":

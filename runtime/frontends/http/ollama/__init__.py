@@ -1,1 +1,1 @@
-"""The Ollama API over HTTP: chats, prompts and what is told of models."""
+"""The Ollama API over HTTP: chats, prompts and information about models."""

@@ -120,7 +120,7 @@ class _Handlers:
                     form,
                     ((b"x-request-id", request_id.encode()), *asked.given.headers),
                     begun_ns,
-                    tells_logprobs=bool(fields.logprobs),
+                    returns_logprobs=bool(fields.logprobs),
                 )
                 if outputs is None:
                     await writer.loaded()

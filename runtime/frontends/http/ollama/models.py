@@ -1,4 +1,4 @@
-"""What is told of engines, as Ollama tells of models."""
+"""Information about engines in the shape of Ollama's models."""
 
 from datetime import UTC, datetime
 

@@ -14,10 +14,10 @@ from msgspec import UNSET
 
 from trtc.protos.errors import TrtcError
 from trtc.runtime.frontends.http.exchange import Exchange, Headers
-from trtc.runtime.frontends.http.logprobs import told_logprobs
+from trtc.runtime.frontends.http.logprobs import logprob_entries
 from trtc.runtime.frontends.http.ollama.answers import Answer, Message
 from trtc.runtime.frontends.http.ollama.models import timestamp
-from trtc.runtime.frontends.http.running import Told
+from trtc.runtime.frontends.http.running import OutputBatch
 from trtc.runtime.requests.completion import Collector
 from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
 
@@ -45,7 +45,7 @@ class Writer:
     headers: Headers
     begun_ns: int
     """time.monotonic_ns() when the request came."""
-    tells_logprobs: bool = False
+    returns_logprobs: bool = False
 
     async def loaded(self) -> None:
         """The answer to who asks for nothing but that the model is loaded."""
@@ -53,30 +53,32 @@ class Writer:
         answer.done_reason = "load"
         await self._whole(answer)
 
-    async def whole(self, outputs: AsyncIterator[Told]) -> None:
+    async def whole(self, outputs: AsyncIterator[OutputBatch]) -> None:
         """Answer once everything has come."""
         collector, first_ns = Collector(), 0
-        async for told in outputs:
+        async for batch in outputs:
             first_ns = first_ns or time.monotonic_ns()
-            for _, output in told:
+            for _, output in batch:
                 collector.add(output)
         result = collector.result()
         answer = self._answer(result.text, result.logprobs, done=True)
         self._end(answer, result.finish_reason, result.usage, first_ns)
         await self._whole(answer)
 
-    async def lines(self, outputs: AsyncIterator[Told]) -> None:
+    async def lines(self, outputs: AsyncIterator[OutputBatch]) -> None:
         """Answer as it comes. An error ends the stream as its last line."""
         await self.exchange.begin(200, content_type=LINES, headers=self.headers)
         first_ns = 0
         last: Output | None = None
         try:
-            async for told in outputs:
+            async for batch in outputs:
                 first_ns = first_ns or time.monotonic_ns()
-                lines = [self._answer(one.text, one.logprobs) for _, one in told if _tells(one)]
+                lines = [
+                    self._answer(one.text, one.logprobs) for _, one in batch if _has_content(one)
+                ]
                 if lines:
                     await self.exchange.write(b"".join(map(_line, lines)))
-                last = told[-1][1]
+                last = batch[-1][1]
         except TrtcError as error:
             await self.exchange.end(error_body(error) + b"\n")
             return
@@ -94,7 +96,7 @@ class Writer:
         return Answer(
             model=self.model,
             created_at=timestamp(),
-            logprobs=told_logprobs(entries) if self.tells_logprobs and entries else UNSET,
+            logprobs=logprob_entries(entries) if self.returns_logprobs and entries else UNSET,
             done=done,
             **self.form(text),
         )
@@ -111,11 +113,11 @@ class Writer:
 
 
 def error_body(error: TrtcError) -> bytes:
-    """The error as a client is told of it."""
+    """The error response."""
     return msgspec.json.encode({"error": str(error)})
 
 
-def _tells(output: Output) -> bool:
+def _has_content(output: Output) -> bool:
     return bool(output.text or output.logprobs)
 
 

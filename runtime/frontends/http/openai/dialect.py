@@ -23,16 +23,16 @@ from trtc.runtime.frontends.http.openai.fields import (
 from trtc.runtime.frontends.http.openai.forms import (
     ChatForm,
     CompletionForm,
+    EchoedPrompt,
     Form,
-    PromptTold,
-    Wanted,
+    ResponseOptions,
 )
 from trtc.runtime.frontends.http.openai.params import CHAT, COMPLETION, Params
 from trtc.runtime.frontends.http.openai.responses import ResponsesHandler
 from trtc.runtime.frontends.http.openai.tokens import TokensHandler
 from trtc.runtime.frontends.http.openai.writing import (
     Head,
-    UsageWanted,
+    UsageOptions,
     write_events,
     write_whole,
 )
@@ -99,8 +99,8 @@ class _Handlers:
                     run = await stack.enter_async_context(
                         running(self._service, (draft,), exchange.principal)
                     )
-            wanted = _wanted(fields, logprobs=bool(fields.logprobs))
-            form = ChatForm(wanted, draft.n, [PromptTold(draft.token_ids or ())])
+            options = _options(fields, logprobs=bool(fields.logprobs))
+            form = ChatForm(options, draft.n, [EchoedPrompt(draft.token_ids or ())])
             with fields_as_sent(_chat_params(fields)):
                 await self._write(exchange, given, run, request_id, form)
 
@@ -115,16 +115,21 @@ class _Handlers:
             async with self._document(exchange, parse) as (given, drafts):
                 fields = given.fields
                 with fields_as_sent(COMPLETION):
-                    prompts = [await self._told(one, fields, exchange.principal) for one in drafts]
+                    prompts = [
+                        await self._echoed(one, fields, exchange.principal) for one in drafts
+                    ]
                     run = await stack.enter_async_context(
                         running(
                             self._service,
-                            [_over(one, told) for one, told in zip(drafts, prompts, strict=True)],
+                            [
+                                _over(one, prompt)
+                                for one, prompt in zip(drafts, prompts, strict=True)
+                            ],
                             exchange.principal,
                         )
                     )
             form = CompletionForm(
-                _wanted(fields, logprobs=fields.logprobs is not None),
+                _options(fields, logprobs=fields.logprobs is not None),
                 drafts[0].n,
                 prompts,
                 is_echo_only=fields.max_tokens == 0,
@@ -154,7 +159,7 @@ class _Handlers:
             await write_whole(exchange, outputs, head, form, headers)
             return
         options = fields.stream_options or StreamOptions()
-        usage = UsageWanted(
+        usage = UsageOptions(
             at_end=bool(options.include_usage), always=bool(options.continuous_usage_stats)
         )
         await write_events(exchange, outputs, head, form, usage, headers)
@@ -174,9 +179,9 @@ class _Handlers:
             return replace(draft, text=None, token_ids=tuple(ids))
         return draft
 
-    async def _told(
+    async def _echoed(
         self, draft: RequestDraft, fields: CompletionFields, principal: Principal
-    ) -> PromptTold:
+    ) -> EchoedPrompt:
         """What the answer says of a prompt."""
         scored = bool(fields.echo) and fields.logprobs is not None
         needs_ids = scored or _needs_ids(fields) or fields.add_special_tokens is False
@@ -187,7 +192,7 @@ class _Handlers:
         if fields.echo and not text:
             text = await self._text(draft.model, ids, principal)
         first = await self._text(draft.model, ids[:1], principal) if scored else ""
-        return PromptTold(ids, text if fields.echo else "", first)
+        return EchoedPrompt(ids, text if fields.echo else "", first)
 
     async def _text(self, model: str, ids: Sequence[int], principal: Principal) -> str:
         return await self._service.detokenize(model, ids, True, principal)
@@ -210,14 +215,14 @@ def _needs_ids(fields: ChoiceFields) -> bool:
     return bool(fields.return_token_ids or (options and options.continuous_usage_stats))
 
 
-def _over(draft: RequestDraft, told: PromptTold) -> RequestDraft:
+def _over(draft: RequestDraft, prompt: EchoedPrompt) -> RequestDraft:
     """The draft over the ids that are known already."""
-    return replace(draft, text=None, token_ids=told.token_ids) if told.token_ids else draft
+    return replace(draft, text=None, token_ids=prompt.token_ids) if prompt.token_ids else draft
 
 
-def _wanted(fields: ChoiceFields, *, logprobs: bool) -> Wanted:
+def _options(fields: ChoiceFields, *, logprobs: bool) -> ResponseOptions:
     stop = fields.stop
-    return Wanted(
+    return ResponseOptions(
         logprobs=logprobs,
         prompt_logprobs=fields.prompt_logprobs is not None,
         token_ids=bool(fields.return_token_ids),

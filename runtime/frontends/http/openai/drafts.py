@@ -84,7 +84,7 @@ def completion_drafts(fields: CompletionFields, request_id: str) -> tuple[Reques
     prompts = _prompts(fields.prompt)
     limit = DEFAULT_COMPLETION_TOKENS if fields.max_tokens is None else fields.max_tokens
     if limit == 0 and fields.echo:
-        limit = 1  # drawn, and not told: `echo` alone
+        limit = 1  # sampled, but not returned: `echo` alone
     asked = {
         "max_tokens": limit,
         "logprobs": fields.logprobs,
@@ -129,7 +129,7 @@ def _check_choices(fields: ChoiceFields) -> None:
         )
     if fields.prompt_logprobs is not None and fields.stream:
         raise InvalidRequestError(
-            "is not told in streams", field="prompt_logprobs", remedy='Give "stream": false'
+            "is not available in streams", field="prompt_logprobs", remedy='Give "stream": false'
         )
 
 

@@ -40,7 +40,7 @@ class Failure(msgspec.Struct):
 
 
 def failure(error: errors.TrtcError) -> Failure:
-    """The error as a client is told of it."""
+    """The error response."""
     kind = errors.by_class(_KINDS, error, _INTERNAL)
     param = error.field.partition(" ")[0]  # of "stop (how many)"
     return Failure(Error(str(error), kind.type, param or None, kind.code))

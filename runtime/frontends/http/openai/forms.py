@@ -1,4 +1,4 @@
-"""How the sequences of a request are told: what chat completions and completions differ in."""
+"""How the sequences of a request are written: what chat completions and completions differ in."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ResponseOptions:
     """What an answer has beside its text."""
 
     logprobs: bool = False
@@ -41,24 +41,24 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class PromptTold:
-    """What an answer says of a prompt, where that is wanted."""
+class EchoedPrompt:
+    """What an answer says of a prompt, where it is asked for."""
 
     token_ids: tuple[int, ...] = ()
     text: str = ""
-    """Told before the completion."""
+    """Returned before the completion."""
     first_token: str = ""
-    """Text of its first token, where its log-probabilities are told."""
+    """Text of its first token, where its log-probabilities are returned."""
 
 
 class Form(ABC):
-    """Of one request. Sequences are told by (number of the prompt, Output)."""
+    """Of one request. Its sequences come as (number of the prompt, Output)."""
 
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
 
-    def __init__(self, wanted: Wanted, n: int, prompts: Sequence[PromptTold]) -> None:
-        self._wanted = wanted
+    def __init__(self, options: ResponseOptions, n: int, prompts: Sequence[EchoedPrompt]) -> None:
+        self._options = options
         self._n = n
         self._prompts = prompts
         self._begun: set[int] = set()
@@ -68,8 +68,8 @@ class Form(ABC):
         return len(self._prompts)
 
     @property
-    def tells_drawn(self) -> bool:
-        """Whether what was drawn is told, and counts."""
+    def returns_generated(self) -> bool:
+        """Whether generated tokens are returned and counted."""
         return True
 
     @property
@@ -84,24 +84,24 @@ class Form(ABC):
 
     @abstractmethod
     def first(self, prompt: int, index: int) -> Sequence[Choice]:
-        """What is told before the first output of a choice."""
+        """Chunks before the first output of a choice."""
 
     @abstractmethod
-    def piece(self, prompt: int, index: int, output: Output) -> Sequence[Choice]:
+    def output_chunks(self, prompt: int, index: int, output: Output) -> Sequence[Choice]:
         """An output of a choice."""
 
     @abstractmethod
     def whole(self, prompt: int, index: int, result: Result, completion: Completion) -> Choice:
         """A choice at once."""
 
-    def pieces(self, prompt: int, output: Output) -> Sequence[Choice]:
-        """What is told of an output, and before it."""
+    def chunks(self, prompt: int, output: Output) -> Sequence[Choice]:
+        """Chunks of an output, and what comes before the first one."""
         index = prompt * self._n + output.index
-        pieces = self.piece(prompt, index, output)
-        if index in self._begun or not pieces:
-            return pieces
+        chunks = self.output_chunks(prompt, index, output)
+        if index in self._begun or not chunks:
+            return chunks
         self._begun.add(index)
-        return (*self.first(prompt, index), *pieces)
+        return (*self.first(prompt, index), *chunks)
 
     def choices(self, results: Sequence[Result]) -> list[Choice]:
         """All choices, of the results of all prompts."""
@@ -114,13 +114,13 @@ class Form(ABC):
     def _end(self, reason: FinishReason | None, matched: str, ids: Sequence[int]) -> dict[str, Any]:
         if reason is None:
             return {"finish_reason": None}
-        stop: str | int | None = matched if matched in self._wanted.stop else None
+        stop: str | int | None = matched if matched in self._options.stop else None
         if stop is None and reason is FinishReason.STOP and ids:
-            stop = ids[-1] if ids[-1] in self._wanted.stop_token_ids else None
+            stop = ids[-1] if ids[-1] in self._options.stop_token_ids else None
         return {"finish_reason": reason.value, "stop_reason": stop}
 
     def _ids(self, token_ids: Sequence[int]) -> list[int] | UnsetType:
-        return list(token_ids) if self._wanted.token_ids else UNSET
+        return list(token_ids) if self._options.token_ids else UNSET
 
 
 class ChatForm(Form):
@@ -129,16 +129,16 @@ class ChatForm(Form):
 
     def complete(self, answer: Answer, results: Sequence[Result]) -> None:
         answer.prompt_token_ids = self._ids(self._prompts[0].token_ids)
-        if self._wanted.prompt_logprobs and results:
+        if self._options.prompt_logprobs and results:
             answer.prompt_logprobs = prompt_logprobs(results[0].prompt_logprobs)
 
     def first(self, prompt: int, index: int) -> Sequence[Choice]:
         return (ChatChunkChoice(index=index, delta=Delta(role="assistant", content="")),)
 
-    def piece(self, prompt: int, index: int, output: Output) -> Sequence[Choice]:
-        told: list[Choice] = []
-        if output.text or output.logprobs or (self._wanted.token_ids and output.token_ids):
-            told.append(
+    def output_chunks(self, prompt: int, index: int, output: Output) -> Sequence[Choice]:
+        chunks: list[Choice] = []
+        if output.text or output.logprobs or (self._options.token_ids and output.token_ids):
+            chunks.append(
                 ChatChunkChoice(
                     index=index,
                     delta=Delta(content=output.text),
@@ -148,8 +148,8 @@ class ChatForm(Form):
             )
         if output.finish_reason is not None:
             end = self._end(output.finish_reason, output.matched_stop, output.token_ids)
-            told.append(ChatChunkChoice(index=index, delta=Delta(), **end))
-        return told
+            chunks.append(ChatChunkChoice(index=index, delta=Delta(), **end))
+        return chunks
 
     def whole(self, prompt: int, index: int, result: Result, completion: Completion) -> Choice:
         return ChatChoice(
@@ -161,21 +161,26 @@ class ChatForm(Form):
         )
 
     def _logprobs(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
-        if not self._wanted.logprobs:
+        if not self._options.logprobs:
             return None
-        return chat_logprobs(entries, by_id=self._wanted.tokens_by_id)
+        return chat_logprobs(entries, by_id=self._options.tokens_by_id)
 
 
 class CompletionForm(Form):
-    """Args: is_echo_only: nothing is told of what was drawn."""
+    """Args: is_echo_only: generated tokens are not returned."""
 
     whole_object: ClassVar[str] = "text_completion"
     chunk_object: ClassVar[str] = "text_completion"
 
     def __init__(
-        self, wanted: Wanted, n: int, prompts: Sequence[PromptTold], *, is_echo_only: bool
+        self,
+        options: ResponseOptions,
+        n: int,
+        prompts: Sequence[EchoedPrompt],
+        *,
+        is_echo_only: bool,
     ) -> None:
-        super().__init__(wanted, n, prompts)
+        super().__init__(options, n, prompts)
         self._is_echo_only = is_echo_only
         self._texts: dict[int, CompletionTexts] = {}
         self._scores: dict[int, list[TokenLogprobs]] = {}
@@ -185,28 +190,28 @@ class CompletionForm(Form):
         """Choices say it."""
 
     @property
-    def tells_drawn(self) -> bool:
+    def returns_generated(self) -> bool:
         return not self._is_echo_only
 
     def first(self, prompt: int, index: int) -> Sequence[Choice]:
-        told = self._prompts[prompt]
-        if not told.text and not self._wanted.token_ids:
+        echoed = self._prompts[prompt]
+        if not echoed.text and not self._options.token_ids:
             return ()
         return (
             CompletionChoice(
                 index=index,
-                text=told.text,
+                text=echoed.text,
                 logprobs=self._scored(prompt, self._scores.get(prompt, ())),
                 token_ids=self._ids(()),
-                prompt_token_ids=self._ids(told.token_ids),
+                prompt_token_ids=self._ids(echoed.token_ids),
             ),
         )
 
-    def piece(self, prompt: int, index: int, output: Output) -> Sequence[Choice]:
+    def output_chunks(self, prompt: int, index: int, output: Output) -> Sequence[Choice]:
         self._scores.setdefault(prompt, []).extend(output.prompt_logprobs)
         if self._is_echo_only:
             return () if output.finish_reason is None else (self._echo_end(index),)
-        has_more = output.token_ids and (self._wanted.logprobs or self._wanted.token_ids)
+        has_more = output.token_ids and (self._options.logprobs or self._options.token_ids)
         if not (output.text or output.finish_reason or has_more):
             return ()
         return (
@@ -220,18 +225,18 @@ class CompletionForm(Form):
         )
 
     def whole(self, prompt: int, index: int, result: Result, completion: Completion) -> Choice:
-        told = self._prompts[prompt]
+        echoed = self._prompts[prompt]
         drawn = () if self._is_echo_only else completion.token_ids
         end = {"finish_reason": "length"}
         if not self._is_echo_only:
             end = self._end(completion.finish_reason, completion.matched_stop, drawn)
-        scores = prompt_logprobs(result.prompt_logprobs) if self._wanted.prompt_logprobs else UNSET
+        scores = prompt_logprobs(result.prompt_logprobs) if self._options.prompt_logprobs else UNSET
         return CompletionChoice(
             index=index,
-            text=told.text + ("" if self._is_echo_only else completion.text),
+            text=echoed.text + ("" if self._is_echo_only else completion.text),
             logprobs=self._all_logprobs(prompt, index, result, completion),
             token_ids=self._ids(drawn),
-            prompt_token_ids=self._ids(told.token_ids),
+            prompt_token_ids=self._ids(echoed.token_ids),
             prompt_logprobs=scores,
             **end,
         )
@@ -249,21 +254,21 @@ class CompletionForm(Form):
         return drawn if drawn is None or scored is None else joined(scored, drawn)
 
     def _scored(self, prompt: int, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs | None:
-        """Of the prompt's tokens, where they are told."""
-        told = self._prompts[prompt]
-        if not told.first_token:
+        """Of the prompt's tokens, where they are returned."""
+        echoed = self._prompts[prompt]
+        if not echoed.first_token:
             return None
-        texts = CompletionTexts(by_id=self._wanted.tokens_by_id)
-        first = texts.first(told.token_ids[0], told.first_token)
+        texts = CompletionTexts(by_id=self._options.tokens_by_id)
+        first = texts.first(echoed.token_ids[0], echoed.first_token)
         return joined(first, texts.take(entries))
 
     def _logprobs(
         self, prompt: int, index: int, entries: Sequence[TokenLogprobs]
     ) -> CompletionLogprobs | None:
-        if not self._wanted.logprobs:
+        if not self._options.logprobs:
             return None
         texts = self._texts.get(index)
         if texts is None:
-            texts = self._texts[index] = CompletionTexts(by_id=self._wanted.tokens_by_id)
+            texts = self._texts[index] = CompletionTexts(by_id=self._options.tokens_by_id)
             texts.skip(self._prompts[prompt].text)
         return texts.take(entries)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trtc.runtime.frontends.http.logprobs import finite, token_name, told_logprobs
+from trtc.runtime.frontends.http.logprobs import finite, logprob_entries, token_name
 from trtc.runtime.frontends.http.openai.answers import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -12,8 +12,8 @@ from trtc.runtime.requests.request import TokenLogprobs
 
 
 def chat_logprobs(entries: Sequence[TokenLogprobs], *, by_id: bool) -> ChatLogprobs:
-    """Args: by_id: as of `told_logprobs`."""
-    return ChatLogprobs(told_logprobs(entries, by_id=by_id))
+    """Args: by_id: as of `logprob_entries`."""
+    return ChatLogprobs(logprob_entries(entries, by_id=by_id))
 
 
 class CompletionTexts:
@@ -29,20 +29,22 @@ class CompletionTexts:
 
     def first(self, token_id: int, text: str) -> CompletionLogprobs:
         """The first token of the prompt, which has no probability."""
-        told = CompletionLogprobs([token_name(token_id, text, self._by_id)], [None], [None], [0])
+        logprobs = CompletionLogprobs(
+            [token_name(token_id, text, self._by_id)], [None], [None], [0]
+        )
         self.skip(text)
-        return told
+        return logprobs
 
     def take(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
         """The next tokens."""
-        told = CompletionLogprobs([], [], [], [])
+        logprobs = CompletionLogprobs([], [], [], [])
         for one in entries:
-            told.tokens.append(token_name(one.token_id, one.text, self._by_id))
-            told.token_logprobs.append(finite(one.logprob))
-            told.top_logprobs.append(_top(one, by_id=self._by_id))
-            told.text_offset.append(self._offset)
+            logprobs.tokens.append(token_name(one.token_id, one.text, self._by_id))
+            logprobs.token_logprobs.append(finite(one.logprob))
+            logprobs.top_logprobs.append(_top(one, by_id=self._by_id))
+            logprobs.text_offset.append(self._offset)
             self._offset += len(one.text)
-        return told
+        return logprobs
 
 
 def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
@@ -60,19 +62,19 @@ def prompt_logprobs(entries: Sequence[TokenLogprobs]) -> list[dict[int, PromptLo
 
 
 def _at_place(one: TokenLogprobs) -> dict[int, PromptLogprob]:
-    told = {one.token_id: PromptLogprob(finite(one.logprob), None, one.text)}
+    logprobs = {one.token_id: PromptLogprob(finite(one.logprob), None, one.text)}
     for rank, ((token, value), text) in enumerate(zip(one.top, one.top_texts, strict=True), 1):
-        told[token] = PromptLogprob(finite(value), rank, text)
-    return told
+        logprobs[token] = PromptLogprob(finite(value), rank, text)
+    return logprobs
 
 
 def _top(one: TokenLogprobs, *, by_id: bool) -> dict[str, float] | None:
     """The likeliest and the token itself; None where only the token was asked for."""
     if not one.top:
         return None
-    told = {
+    logprobs = {
         token_name(token, text, by_id): finite(value)
         for (token, value), text in zip(one.top, one.top_texts, strict=True)
     }
-    told.setdefault(token_name(one.token_id, one.text, by_id), finite(one.logprob))
-    return told
+    logprobs.setdefault(token_name(one.token_id, one.text, by_id), finite(one.logprob))
+    return logprobs

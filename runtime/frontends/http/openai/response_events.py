@@ -1,4 +1,4 @@
-"""A response as it grows: the object, whole at any time, and the events that tell of it.
+"""A response as it grows: the object, whole at any time, and its events.
 
 created, in_progress, output_item.added, content_part.added,
 output_text.delta ... output_text.done, content_part.done, output_item.done,
@@ -24,7 +24,7 @@ _PLACE = {"output_index": 0, "content_index": 0}
 
 @dataclass
 class Response:
-    """One response, to be told its outputs."""
+    """One response, built from its outputs."""
 
     id: str
     model: str
@@ -89,7 +89,7 @@ class Response:
             **self.sampling,
             "top_logprobs": asked.top_logprobs or 0,
             "reasoning": None,
-            "usage": self._told_usage(),
+            "usage": self._usage_fields(),
             "max_output_tokens": asked.max_output_tokens,
             "max_tool_calls": None,
             "store": False,
@@ -116,7 +116,7 @@ class Response:
         )
 
     def delta(self, output: Output) -> bytes:
-        """What tells of an output; nothing where it has no text yet."""
+        """The events of an output; none where it has no text yet."""
         if not output.text:
             return b""
         logprobs = (
@@ -172,10 +172,10 @@ class Response:
     def _failure(self) -> dict[str, Any] | None:
         if self._error is None:
             return None
-        told = failure(self._error).error
-        return {"code": told.code or told.type, "message": told.message}
+        error = failure(self._error).error
+        return {"code": error.code or error.type, "message": error.message}
 
-    def _told_usage(self) -> dict[str, Any] | None:
+    def _usage_fields(self) -> dict[str, Any] | None:
         usage = self._usage
         if usage is None:
             return None

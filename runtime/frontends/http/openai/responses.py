@@ -20,7 +20,7 @@ from trtc.runtime.frontends.http.openai.items import messages_of
 from trtc.runtime.frontends.http.openai.params import RESPONSE
 from trtc.runtime.frontends.http.openai.response_events import Response
 from trtc.runtime.frontends.http.openai.writing import DONE
-from trtc.runtime.frontends.http.running import Told, running
+from trtc.runtime.frontends.http.running import OutputBatch, running
 from trtc.runtime.frontends.http.structured import grammar_of, text_format
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.naming import fields_as_sent
@@ -109,23 +109,23 @@ def _logprobs(fields: ResponseFields) -> int | None:
 
 
 async def _write_whole(
-    exchange: Exchange, outputs: AsyncIterator[Told], response: Response, headers: Headers
+    exchange: Exchange, outputs: AsyncIterator[OutputBatch], response: Response, headers: Headers
 ) -> None:
-    async for told in outputs:
-        for _, output in told:
+    async for batch in outputs:
+        for _, output in batch:
             response.take(output)
     await exchange.answer(200, msgspec.json.encode(response.whole()), headers=headers)
 
 
 async def _write_events(
-    exchange: Exchange, outputs: AsyncIterator[Told], response: Response, headers: Headers
+    exchange: Exchange, outputs: AsyncIterator[OutputBatch], response: Response, headers: Headers
 ) -> None:
     await begin_events(exchange, headers)
     await exchange.write(response.first_events())
     try:
-        async for told in outputs:
+        async for batch in outputs:
             events = []
-            for _, output in told:
+            for _, output in batch:
                 response.take(output)
                 events.append(response.delta(output))
             if any(events):

@@ -40,7 +40,7 @@ class TokensHandler:
         await exchange.answer(200, msgspec.json.encode(answer), headers=given.headers)
 
     async def detokenize(self, exchange: Exchange) -> None:
-        """Answer with the text of token ids; special tokens are told, as in vLLM."""
+        """Answer with the text of token ids; special tokens included, as in vLLM."""
 
         def parse(body: bytes) -> tuple[Given[DetokenizeFields], list[int]]:
             given = read(body, DetokenizeFields)

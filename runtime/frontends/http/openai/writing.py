@@ -22,7 +22,7 @@ from trtc.runtime.frontends.http.openai.answers import (
 )
 from trtc.runtime.frontends.http.openai.failures import failure
 from trtc.runtime.frontends.http.openai.forms import Form
-from trtc.runtime.frontends.http.running import Told
+from trtc.runtime.frontends.http.running import OutputBatch
 from trtc.runtime.requests import request
 from trtc.runtime.requests.completion import Collector
 
@@ -50,7 +50,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class UsageWanted:
+class UsageOptions:
     """What is said of the tokens of a stream."""
 
     at_end: bool = False
@@ -67,8 +67,8 @@ class Tally:
         self._num_drawn = 0
         self._ended: list[request.Usage] = []
 
-    def count(self, told: Told) -> None:
-        for _, output in told:
+    def count(self, batch: OutputBatch) -> None:
+        for _, output in batch:
             self._num_drawn += len(output.token_ids)
             if output.usage is not None:
                 self._ended.append(output.usage)
@@ -92,17 +92,17 @@ class Tally:
 
 async def write_whole(
     exchange: Exchange,
-    outputs: AsyncIterator[Told],
+    outputs: AsyncIterator[OutputBatch],
     head: Head,
     form: Form,
     headers: Headers = (),
 ) -> None:
     """Answer once everything has come."""
     collectors = [Collector() for _ in range(form.num_prompts)]
-    tally = Tally(counts_drawn=form.tells_drawn)
-    async for told in outputs:
-        tally.count(told)
-        for prompt, output in told:
+    tally = Tally(counts_drawn=form.returns_generated)
+    async for batch in outputs:
+        tally.count(batch)
+        for prompt, output in batch:
             collectors[prompt].add(output)
     results = [one.result() for one in collectors]
     answer = head.answer(form.whole_object, form.choices(results))
@@ -113,21 +113,21 @@ async def write_whole(
 
 async def write_events(
     exchange: Exchange,
-    outputs: AsyncIterator[Told],
+    outputs: AsyncIterator[OutputBatch],
     head: Head,
     form: Form,
-    usage: UsageWanted,
+    usage: UsageOptions,
     headers: Headers = (),
 ) -> None:
     """Answer as it comes. An error ends the stream as its last event."""
-    tally = Tally(form.num_prompt_tokens, counts_drawn=form.tells_drawn)
+    tally = Tally(form.num_prompt_tokens, counts_drawn=form.returns_generated)
     await begin_events(exchange, headers)
     is_first = True
     try:
-        async for told in outputs:
-            tally.count(told)
+        async for batch in outputs:
+            tally.count(batch)
             # One chunk a choice: clients read the first choice of each.
-            choices = [one for prompt, output in told for one in form.pieces(prompt, output)]
+            choices = [one for prompt, output in batch for one in form.chunks(prompt, output)]
             chunks = [head.answer(form.chunk_object, (one,)) for one in choices]
             for chunk in chunks:
                 chunk.usage = tally.so_far() if usage.always else UNSET

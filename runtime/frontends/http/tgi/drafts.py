@@ -64,9 +64,10 @@ def read_generate(body: bytes) -> Asked:
 
 
 def draft(asked: Asked, request_id: str, *, stream: bool) -> RequestDraft:
-    """The draft of a request; the tokens of a stream are always told with their probabilities."""
+    """The draft of a request; the tokens of a stream always come with their
+    log-probabilities."""
     parameters = asked.parameters
-    tells_tokens = stream or bool(parameters.details)
+    returns_tokens = stream or bool(parameters.details)
     return RequestDraft(
         text=asked.inputs,
         model=asked.given.fields.model or "",
@@ -75,7 +76,7 @@ def draft(asked: Asked, request_id: str, *, stream: bool) -> RequestDraft:
         max_tokens=parameters.max_new_tokens,
         stop=tuple(parameters.stop or ()),
         grammar=_grammar(parameters.grammar),
-        logprobs=(parameters.top_n_tokens or 0) if tells_tokens else None,
+        logprobs=(parameters.top_n_tokens or 0) if returns_tokens else None,
     )
 
 

@@ -31,7 +31,7 @@ class Failure(msgspec.Struct):
 
 
 def failure(error: errors.TrtcError) -> Failure:
-    """The error as a client is told of it."""
+    """The error response."""
     return Failure(str(error), errors.by_class(_KINDS, error, _GENERATION).type)
 
 

@@ -36,7 +36,7 @@ class Parameters(SamplingFields, kw_only=True):
     grammar: GuideGrammar | None = None
     max_new_tokens: int | None = None
     return_full_text: bool | None = None
-    """Tell the prompt before what is generated."""
+    """Return the prompt before the generated text."""
     stop: list[str] | None = None
     top_n_tokens: int | None = None
 

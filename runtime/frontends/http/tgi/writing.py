@@ -10,7 +10,7 @@ from trtc.protos.errors import TrtcError
 from trtc.runtime.frontends.http.events import begin_events, event
 from trtc.runtime.frontends.http.exchange import Exchange, Headers
 from trtc.runtime.frontends.http.logprobs import finite
-from trtc.runtime.frontends.http.running import Told
+from trtc.runtime.frontends.http.running import OutputBatch
 from trtc.runtime.frontends.http.tgi.answers import Details, Event, StreamDetails, Token, Whole
 from trtc.runtime.frontends.http.tgi.drafts import Asked, is_sampled
 from trtc.runtime.frontends.http.tgi.failures import failure
@@ -28,11 +28,11 @@ class Writer:
     tokenizer: Tokenizer
     headers: Headers
 
-    async def whole(self, outputs: AsyncIterator[Told], *, listed: bool = False) -> None:
+    async def whole(self, outputs: AsyncIterator[OutputBatch], *, listed: bool = False) -> None:
         """Answer once everything has come. Args: listed: as a list of one answer."""
         collector = Collector()
-        async for told in outputs:
-            for _, output in told:
+        async for batch in outputs:
+            for _, output in batch:
                 collector.add(output)
         result = collector.result()
         (completion,) = result.completions
@@ -49,14 +49,14 @@ class Writer:
         body = msgspec.json.encode([answer] if listed else answer)
         await self.exchange.answer(200, body, headers=self.headers)
 
-    async def events(self, outputs: AsyncIterator[Told]) -> None:
+    async def events(self, outputs: AsyncIterator[OutputBatch]) -> None:
         """Answer as it comes. An error ends the stream as its last event."""
         await begin_events(self.exchange, self.headers)
         collector, index = Collector(), 0
         try:
-            async for told in outputs:
+            async for batch in outputs:
                 events = []
-                for _, output in told:
+                for _, output in batch:
                     collector.add(output)
                     events += self._events(output, index)
                     index += len(output.token_ids)

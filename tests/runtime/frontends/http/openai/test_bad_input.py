@@ -141,7 +141,7 @@ BAD: list[tuple[tuple[str, dict[str, Any]], str | None, str]] = [
     (chat(logprobs=5), "logprobs", "got int"),
     (chat(top_logprobs=1), "top_logprobs", "given without logprobs"),
     (completion(prompt_logprobs=21), "prompt_logprobs", "is 21"),
-    (completion(prompt_logprobs=1, stream=True), "prompt_logprobs", "not told in streams"),
+    (completion(prompt_logprobs=1, stream=True), "prompt_logprobs", "not available in streams"),
     (completion(stream="yes"), "stream", "got str"),
     (completion(stream_options={"include_usage": True}), "stream_options", "without stream"),
     (completion(stream=True, stream_options=5), "stream_options", "got int"),
