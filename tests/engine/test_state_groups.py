@@ -21,13 +21,15 @@ from trtc.runtime.engine.loop import LoopConfig
 def running(engine: Path, num_pages: int, drafted: Sequence[Sequence[int]] = ()) -> Iterator[Loop]:
     """
     Args:
-        drafted: answers by the numbers of the requests, from which drafts are made.
+        drafted: answers by the numbers of the requests, from which drafts are made. Such a loop
+            is not started yet, so that requests can come together.
     """
     executor = open_executor(engine, num_pages=num_pages)
     loop = Loop(executor, None, LoopConfig(drafts=DraftConfig() if drafted else None))
     if drafted:
         loop._pipeline._drafter = Replaying(drafted, executor.vocab_size)
-    loop.start()
+    else:
+        loop.start()
     try:
         yield loop
     finally:
@@ -70,6 +72,7 @@ def test_drafts_change_no_token(tiny_engines: Engines, num_pages: int, is_crowde
             for number, prompt in enumerate(prompts)
         ]
         aborted = loop.send(greedy_request("aborted", prompts[0], 60, ignore_eos=True))
+        loop.start()
         aborted.first.wait()
         loop.abort("aborted")
         assert [list(one.result().completions[0].token_ids) for one in sent] == answers
