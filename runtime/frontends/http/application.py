@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -30,7 +30,7 @@ class Application:
     """Answers the requests of all connections, in one asyncio loop.
 
     Args:
-        routes: of all dialects; their paths differ.
+        routes: of all dialects; on one path they answer different methods.
         access: identifies callers.
         is_local: only this machine reaches the port, so names that others may give to its address
             (DNS rebinding) are refused.
@@ -50,8 +50,7 @@ class Application:
         self._access = access
         self._is_local = is_local
         self._is_draining = is_draining
-        self._routes = {route.path: route for route in routes}
-        assert len(self._routes) == len(routes), "two routes of one path"
+        self._routes = _by_path(routes)
         self._places = Shares(
             Resource(
                 "http_connections",
@@ -74,8 +73,8 @@ class Application:
 
     def is_for_clients(self, path: str) -> bool:
         """Whether what answers a path is inference, or open to all."""
-        route = self._route(path)
-        return route is not None and route.scope in (None, Scope.INFERENCE)
+        scopes = {route.scope for route in self._routes_of(path).values()}
+        return bool(scopes) and scopes <= {None, Scope.INFERENCE}
 
     def _closing(self, send: Send) -> Send:
         """`send`, with which an answer closes its connection while the server drains: its client's
@@ -89,20 +88,20 @@ class Application:
         return send_or_close
 
     async def _answer(self, exchange: Exchange) -> None:
-        route = self._route(exchange.path)
-        if route is not None and exchange.method in route.handlers:
-            await self._run(exchange, route)
+        routes = self._routes_of(exchange.path)
+        if exchange.method in routes:
+            await self._run(exchange, routes[exchange.method])
             return
         try:
             self._access.identify(exchange.peer)  # unknown callers do not learn which paths exist
         except TrtcError as error:
             await refuse_plainly(exchange, error)
             return
-        if route is None:
+        if not routes:
             known: dict[str, object] = {"status": "no such path", "known": list(self._routes)}
             await answer_plainly(exchange, HTTPStatus.NOT_FOUND, known)
         else:
-            allowed = ", ".join(route.handlers)
+            allowed = ", ".join(routes)
             said: dict[str, object] = {"status": f"only {allowed}"}
             headers = ((b"allow", allowed.encode()),)
             await answer_plainly(exchange, HTTPStatus.METHOD_NOT_ALLOWED, said, headers)
@@ -145,11 +144,22 @@ class Application:
             raise error
         await route.refuse(exchange, error)
 
-    def _route(self, path: str) -> Route | None:
+    def _routes_of(self, path: str) -> Mapping[str, Route]:
+        """By method; empty: there is no such path."""
         found = self._routes.get(path)
         if found is not None and (path == "/" or not path.endswith("/")):
             return found
         roots = (one for one in self._routes if one.endswith("/") and one != "/")
         above = (one for one in roots if path.startswith(one))
-        nearest = max(above, key=len, default=None)
-        return None if nearest is None or nearest == path else self._routes[nearest]
+        nearest = max(above, key=len, default=path)
+        return {} if nearest == path else self._routes[nearest]
+
+
+def _by_path(routes: Sequence[Route]) -> dict[str, dict[str, Route]]:
+    """Path -> method -> route."""
+    found: dict[str, dict[str, Route]] = {}
+    for route in routes:
+        methods = found.setdefault(route.path, {})
+        assert not methods.keys() & route.handlers.keys(), f"two routes of {route.path}"
+        methods.update(dict.fromkeys(route.handlers, route))
+    return found
