@@ -1,6 +1,6 @@
 # make demo   sets everything up, builds an engine from the bundled checkpoint, serves it, streams from it
-# make test   sets everything up, runs the tests but those of CUDA, TensorRT and Triton's server
-# make check  what CI runs: format, lint, types, arrows, tests, and those of CUDA, TensorRT and Triton's server
+# make test   sets everything up, runs the tests but those of CUDA, TensorRT, Triton's server and the page
+# make check  what CI runs: format, lint, types, arrows, and all tests, those left out above included
 # make quick  format, lint, types, arrows and the tests that build no engine: for every change
 # make help   lists the rest
 
@@ -11,11 +11,11 @@ STAMP  := $(VENV)/.installed
 PYTEST_WORKERS ?= 2
 # A worker takes whole files, so that what a file's tests share is made once; slow files first.
 PYTEST := -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
-# Those with environments of their own.
-OTHERS := tests/cuda tests/tensorrt tests/triton
+# Those that need more than the virtual environment.
+OTHERS := tests/cuda tests/tensorrt tests/triton tests/browser
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick check static environments format-check lint types arrows tests test-cuda test-tensorrt test-triton format proto bench clean
+.PHONY: help setup demo test quick check static environments format-check lint types arrows tests test-cuda test-tensorrt test-triton test-browser format proto bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}make/make/p' Makefile
@@ -24,6 +24,7 @@ help:
 	@printf 'make test-cuda  the CUDA target'\''s own tests, in the same environment as test-tensorrt\n'
 	@printf 'make test-tensorrt  the TensorRT target'\''s own tests, in an environment with its wheels\n'
 	@printf 'make test-triton  packaged models in a real Triton server, in an environment with its wheel\n'
+	@printf 'make test-browser  the page of a server in Chromium, which has to be installed\n'
 	@printf 'make proto   regenerate the messages of protos/\n'
 	@printf 'make bench   decode speed beside Transformers on this machine\n'
 
@@ -47,14 +48,14 @@ demo: setup
 test: tests
 
 # Tests of contracts, scheduling, sampling, text and the command line. `make test` runs all but those
-# of GPU targets and of Triton's server, which need environments of their own; `make check` those too.
+# of GPU targets, of Triton's server and of the page, which need more; `make check` those too.
 QUICK := tests/protos tests/runtime/scheduling tests/runtime/sampling tests/runtime/requests \
   tests/runtime/text tests/runtime/engine/test_step_builder.py tests/cli/test_pages.py tests/test_house.py
 
 quick: static
 	$(BIN)/python $(PYTEST) -m 'not slow' $(QUICK)
 
-check: static environments tests test-cuda test-tensorrt test-triton
+check: static environments tests test-cuda test-tensorrt test-triton test-browser
 
 # Each takes one core, or waits for the package index.
 TWO_AT_A_TIME := --jobs=2 --output-sync=target --no-print-directory
@@ -123,6 +124,14 @@ $(TRITON_STAMP): $(STAMP)
 
 test-triton: $(TRITON_STAMP)
 	$(TRITON_VENV)/bin/python -m pytest tests/triton
+
+# Any Chromium or Chrome: its executable.
+export CHROMIUM ?= $(firstword $(shell command -v chromium chromium-browser google-chrome))
+
+test-browser: setup
+	@test -x '$(CHROMIUM)' || \
+	  { echo 'the tests of the page need Chromium: install it (Debian: apt-get install chromium) or set CHROMIUM' >&2; exit 1; }
+	$(BIN)/python $(PYTEST) tests/browser
 
 format:
 	$(BIN)/ruff check --fix --exit-zero .

@@ -59,6 +59,8 @@ import trtc.cli
 found = [name for name in {BUILDER_PACKAGES!r} if importlib.util.find_spec(name)]
 assert not found, found
 assert "site-packages" in trtc.cli.__file__, trtc.cli.__file__
+from trtc.runtime.frontends.http.page.files import page_files
+assert page_files().keys() >= {{"index.html", "style.css", "main.js", "icon.svg"}}
 """
     run(runtime_only, "-c", script, cwd=tmp_path)
     there = json.loads(run(runtime_only, "-m", "trtc", "generate", engine, *PROMPT, cwd=tmp_path))

@@ -102,6 +102,7 @@ class Server:
         self._hurry = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
         self._follower: asyncio.Task[None] | None = None
+        self._sampler: asyncio.Task[None] | None = None
         self._failure: TrtcError | None = None
         self._ended: dict[str, EngineHandle] = {}
         """Engines that will not be ready again."""
@@ -181,6 +182,8 @@ class Server:
             # Ports come first: a port in use is known before an engine is mapped.
             for frontend in self.frontends.values():
                 await frontend.start()
+        sampling = self.service.activity.run(self._loop_stats)
+        self._sampler = asyncio.create_task(sampling, name="trtc-sample-activity")
         if self._hooks is not None:
             with phase(self.metrics, "hooks"):
                 await self._hooks.start()
@@ -206,6 +209,8 @@ class Server:
             _log.warning("drain timed out open_streams=%d", self.service.num_open)
         await self.control.stop()
         await self.service.wait_idle(FAREWELL_S)
+        if self._sampler is not None:
+            self._sampler.cancel()
         for frontend in self.frontends.values():
             await frontend.close(FAREWELL_S)
         self.service.close()

@@ -1,5 +1,5 @@
 """What is made of a request as it goes on: metrics, a tenant's tokens, a line of the audit log, a
-trace."""
+trace, a timeline."""
 
 import time
 from collections.abc import Sequence

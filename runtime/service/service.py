@@ -23,6 +23,7 @@ from trtc.runtime.requests.request import GenerationRequest
 from trtc.runtime.sampling.masks import both_masks
 from trtc.runtime.scheduling.shares import Place, Resource, Shares
 from trtc.runtime.service.access import Access
+from trtc.runtime.service.activity import Activity
 from trtc.runtime.service.audit import Audit
 from trtc.runtime.service.intake import Intake
 from trtc.runtime.service.limits import ServiceLimits
@@ -33,6 +34,7 @@ from trtc.runtime.service.progress import Progress, Watcher
 from trtc.runtime.service.prompts import Prompts
 from trtc.runtime.service.quotas import Quotas
 from trtc.runtime.service.streams import Courier, OutputStream
+from trtc.runtime.service.timeline import Timeline
 from trtc.runtime.text.chat import Chat
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ class Service:
         self.access = Access() if access is None else access
         self.limits = limits
         self.metrics = metrics
+        self.activity = Activity()
         self._courier = Courier(asyncio.get_running_loop())
         self._running: set[OutputStream] = set()
         """Streams whose requests their engines have not released."""
@@ -148,10 +151,11 @@ class Service:
             handle = engine or held.enter_context(self.models.lease(draft.model))
             clock = self.metrics.clock(handle.name, time.monotonic())
             record = held.enter_context(self._audit.recording(principal, handle, draft))
-            watchers: list[Watcher] = [] if record is None else [record]
+            timeline = held.enter_context(self.activity.watching(principal, handle.name))
+            watchers: list[Watcher] = [timeline] if record is None else [timeline, record]
             if self._telemetry is not None:
                 watchers.append(held.enter_context(self._telemetry.recording(handle, draft)))
-            with _counted(clock):
+            with _counted(clock, timeline):
                 self.models.check_serves(handle)
                 usage = held.enter_context(self._quotas.stream(principal, handle.name))
                 place = self._places.take(principal)
@@ -353,10 +357,11 @@ class Service:
 
 
 @contextmanager
-def _counted(clock: RequestClock) -> Iterator[None]:
+def _counted(clock: RequestClock, timeline: Timeline) -> Iterator[None]:
     """Count what the block refuses."""
     try:
         yield
     except TrtcError as error:
         clock.refuse(error)
+        timeline.refuse()
         raise

@@ -41,8 +41,8 @@ FLAGS = {
     "run": f"{TALK} prompt",
     "serve": """
         engines --models --poll --explicit --load
-        --host --grpc-port --http-port --no-http --cors-origin --threads --kv-bytes
-        --kv-host-bytes
+        --host --grpc-port --http-port --no-http --cors-origin --no-page --threads
+        --kv-bytes --kv-host-bytes
         --step-target --digest --require-signature --trust
         --max-queue --max-streams --max-connection-streams --max-connections
         --max-request-bytes --max-prompt-bytes --max-priority --share-prefixes --no-prefix-cache

@@ -93,7 +93,7 @@ _SEVERAL = ("one", "another")
     type=click.IntRange(0, 65535),
     default=_HTTP.port,
     show_default=True,
-    help="Port for the OpenAI API, /metrics, /healthz and /readyz; 0 for any free one.",
+    help="Port for the OpenAI API, the page, /metrics, /healthz and /readyz; 0 for any free one.",
 )
 @click.option("--no-http", is_flag=True, help="Open no HTTP port.")
 @click.option(
@@ -103,6 +103,7 @@ _SEVERAL = ("one", "another")
     help="Pages of the web that may ask over HTTP and read the answers, such as "
     "https://chat.example.com; repeatable. *: all of them.",
 )
+@click.option("--no-page", is_flag=True, help="Have no page for people at / of the HTTP port.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads, an engine.")
 @click.option("--kv-bytes", type=click.IntRange(1), help="Bytes of KV pool, an engine.")
 @click.option(
@@ -344,6 +345,7 @@ def command(
     http_port: int,
     no_http: bool,
     cors_origin: tuple[str, ...],
+    no_page: bool,
     threads: int | None,
     kv_bytes: int | None,
     kv_host_bytes: int,
@@ -404,7 +406,11 @@ def command(
         engines=sources,
         frontends=(
             GrpcConfig(host, grpc_port, tls, kv_events_grpc),
-            *(() if no_http else (HttpConfig(host, http_port, tls, cors_origin),)),
+            *(
+                ()
+                if no_http
+                else (HttpConfig(host, http_port, tls, cors_origin, has_page=not no_page),)
+            ),
             *(() if zmq is None else (zmq,)),
         ),
         limits=ServiceLimits(

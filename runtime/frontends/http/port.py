@@ -28,13 +28,15 @@ class HttpConfig:
     tls: ServerTls | None = None
     cors_origins: tuple[str, ...] = ()
     """Of pages that may read answers in a browser; `*`: of all."""
+    has_page: bool = True
+    """Whether `/` is a page for people."""
 
     def frontend(self, service: Service) -> "HttpFrontend":
         return HttpFrontend(self, service)
 
 
 class HttpFrontend(Frontend):
-    """Every dialect of HTTP, metrics and probes."""
+    """Every dialect of HTTP, metrics, probes and the page."""
 
     name: ClassVar[str] = "http"
 
@@ -81,6 +83,7 @@ class HttpFrontend(Frontend):
             self._service,
             is_local=is_loopback(self.host),
             cors_origins=self._config.cors_origins,
+            has_page=self._config.has_page,
         )
 
 

@@ -22,6 +22,7 @@ from trtc.runtime.frontends.http.kserve.dialect import kserve
 from trtc.runtime.frontends.http.listener import BACKLOG, BoundedListener
 from trtc.runtime.frontends.http.ollama.dialect import ollama
 from trtc.runtime.frontends.http.openai.dialect import openai
+from trtc.runtime.frontends.http.page.dialect import page
 from trtc.runtime.frontends.http.probes import probes
 from trtc.runtime.frontends.http.routes import Dialect
 from trtc.runtime.frontends.http.sleep import sleep
@@ -50,10 +51,12 @@ class HttpServer:
         *,
         is_local: bool,
         cors_origins: Sequence[str],
+        has_page: bool,
     ) -> "HttpServer":
         """A server that accepts the listener's connections, from the first on."""
         max_connections = service.limits.max_connections + RESERVED_CONNECTIONS
-        routes = [route for dialect in DIALECTS for route in dialect(service)]
+        dialects = (*DIALECTS, page) if has_page else DIALECTS
+        routes = [route for dialect in dialects for route in dialect(service)]
         application = Application(
             routes,
             service.access,

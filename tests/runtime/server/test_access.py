@@ -13,7 +13,6 @@ from typing import Any
 import anthropic
 import grpc
 import grpc.aio
-import msgspec
 import openai
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -28,6 +27,7 @@ from tests.support.aio import asynchronous
 from tests.support.anthropic_sdk import anthropic_sdk
 from tests.support.certificates import make_certificates
 from tests.support.http1 import exchange, post
+from tests.support.keys import holding, write_keys
 from tests.support.openai_sdk import ECHO, sdk
 from tests.support.servers import CONFIG, EchoEngine, echo_server, frontends
 from trtc.protos.errors import (
@@ -39,22 +39,12 @@ from trtc.protos.errors import (
 )
 from trtc.runtime.client import AsyncClient, Client, ClientTls
 from trtc.runtime.executors.echo import EchoOptions
+from trtc.runtime.frontends.http.page.files import page_files
 from trtc.runtime.requests.principal import Principal, Scope
 from trtc.runtime.server.app import ServerConfig
 from trtc.runtime.service.access import AccessConfig, Peer
-from trtc.runtime.service.api_keys import ApiKey, KeyFile, Tenant, hash_of
 
 ALICE, BOB, PROMETHEUS = "alice's", "bob's", "prometheus'"
-
-
-def write_keys(path: Path, tenants: Mapping[str, Tenant]) -> None:
-    new = path.with_suffix(".new")
-    new.write_bytes(msgspec.json.encode(KeyFile(tenants=dict(tenants))))
-    new.replace(path)
-
-
-def holding(*keys: str, scopes: tuple[Scope, ...] = (Scope.INFERENCE,)) -> Tenant:
-    return Tenant(keys=tuple(ApiKey(hash_of(one)[:8], hash_of(one)) for one in keys), scopes=scopes)
 
 
 TENANTS = {
@@ -243,7 +233,9 @@ async def test_no_path_of_any_dialect_but_probes_answers_strangers(keyed: Server
             for method in ("GET", "POST")
             if (await get(port, path, method=method)).status != 401
         }
-    assert answered == {"/healthz", "/readyz", "/health", "/v2/health/live", "/v2/health/ready"}
+    health = {"/healthz", "/readyz", "/health", "/v2/health/live", "/v2/health/ready"}
+    files = {f"/trtc/page/{name}" for name in page_files()} - {"/trtc/page/index.html"}
+    assert answered == health | files | {"/"}
 
 
 @asynchronous

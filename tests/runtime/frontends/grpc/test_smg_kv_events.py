@@ -13,8 +13,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from tests.runtime.server.test_access import ALICE, BOB, TENANTS, holding, write_keys
+from tests.runtime.server.test_access import ALICE, BOB, TENANTS
 from tests.support.aio import asynchronous, eventually
+from tests.support.keys import holding, write_keys
 from tests.support.kv_reader import nodes_below
 from tests.support.servers import CONFIG, EOS, EchoEngine, RunningServer, echo_server
 from trtc.runtime.client.aio import AsyncClient

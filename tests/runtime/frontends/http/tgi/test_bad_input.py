@@ -103,8 +103,8 @@ async def test_the_root_is_a_path_of_its_own() -> None:
     async with echo_server(ECHO) as server:
         answer = await ask(server, "/nothing", asking())
         assert answer.status == 404
-        get = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        assert (await exchange(server.http_port, get)).status == 405
+        put = b"PUT / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        assert (await exchange(server.http_port, put)).status == 405
 
 
 @asynchronous

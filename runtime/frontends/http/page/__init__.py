@@ -1,0 +1,1 @@
+"""The server's own page for people: what it does, its models, requests of late, a playground."""

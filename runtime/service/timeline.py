@@ -1,0 +1,163 @@
+"""What happened to one request when, without anything of its content.
+
+arrived --tokenise--> admitted --queue--> scheduled --prefill--> first token --decode--> ended
+"""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from trtc.runtime.requests.principal import Principal
+from trtc.runtime.requests.request import GenerationRequest, Output
+
+MAX_MARKS = 64
+"""Deliveries whose times are kept. Of more, each second one is left out, then each second of those
+that are left, and so on."""
+MAX_ID_CHARACTERS = 80
+ANONYMOUS = "anonymous"
+
+
+class RequestTimes(msgspec.Struct, kw_only=True):
+    """As it is told. Seconds count from the arrival; None: that has not come, or is not known."""
+
+    number: int
+    """Unique in the server."""
+    request_id: str
+    client: str
+    """`tenant NAME`, or `anonymous`."""
+    model: str
+    arrived_at: float
+    """time.monotonic()."""
+    prompt_tokens: int
+    cached_prompt_tokens: int | None = None
+    completion_tokens: int = 0
+    """That the engine gave so far, of all sequences."""
+    admitted_s: float
+    """When its engine got it."""
+    scheduled_s: float | None = None
+    """When the first step began that computed it; not known before its end."""
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    ended_s: float | None = None
+    outcome: str = ""
+    """`ok`, `left`, or an error by its class in trtc.protos.errors; "": it runs."""
+    finish_reasons: tuple[str, ...] = ()
+    marks: tuple[float, ...] = ()
+    """When tokens came, at most MAX_MARKS of these times."""
+
+
+class Timeline:
+    """Of one request: a Watcher, from its arrival on.
+
+    Args:
+        now: time.monotonic, or a test's.
+        latency: is told of each duration, by its name.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        principal: Principal,
+        model: str,
+        now: Callable[[], float],
+        latency: Callable[[str, float], None],
+    ) -> None:
+        self.number = number
+        self.client = ANONYMOUS if principal.is_anonymous else principal.name
+        self.model = model
+        self.arrived_at = now()
+        self.is_admitted = False
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self.outcome = ""
+        """Set once it has failed."""
+        self.is_refused = False
+        self._now = now
+        self._latency = latency
+        self._request_id = ""
+        self._cached_prompt_tokens: int | None = None
+        self._admitted_at = 0.0
+        self._queue_s: float | None = None
+        self._first_at: float | None = None
+        self._last_at = 0.0
+        self._ended_at: float | None = None
+        self._finish_reasons: list[str] = []
+        self._marks: list[float] = []
+        self._stride = 1
+        self._num_deliveries = 0
+
+    def admit(self, request: GenerationRequest) -> None:
+        """Its engine has it."""
+        self.is_admitted = True
+        self._admitted_at = self._now()
+        self._request_id = request.request_id[:MAX_ID_CHARACTERS]
+        self.prompt_tokens = len(request.prompt_ids)
+
+    def deliver(self, outputs: Sequence[Output], at: float) -> None:
+        if num_tokens := sum(len(one.token_ids) for one in outputs):
+            self.completion_tokens += num_tokens
+            if self._first_at is None:
+                self._first_at = at
+                self._latency("first_token", at - self.arrived_at)
+            else:
+                self._latency("between_tokens", at - self._last_at)
+            self._last_at = at
+            self._mark(at)
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._finish_reasons.append(output.finish_reason.value)
+            if output.usage is not None:
+                self._ended_at = at
+                self._cached_prompt_tokens = output.usage.cached_prompt_tokens
+                self._queue_s = output.usage.queue_s
+                if self._queue_s is not None:
+                    self._latency("queue", self._queue_s)
+
+    def refuse(self) -> None:
+        """The request was not admitted."""
+        self.is_refused = True
+
+    def fail(self, outcome: str) -> None:
+        """The first failure is the outcome."""
+        self.outcome = self.outcome or outcome
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        self.outcome = self.outcome or "ok"
+        if self._ended_at is None:
+            self._ended_at = self._now()
+
+    def told(self) -> RequestTimes:
+        """What is known by now."""
+        queue_s = self._queue_s
+        return RequestTimes(
+            number=self.number,
+            request_id=self._request_id,
+            client=self.client,
+            model=self.model,
+            arrived_at=self.arrived_at,
+            prompt_tokens=self.prompt_tokens,
+            cached_prompt_tokens=self._cached_prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            admitted_s=self._since_arrival(self._admitted_at),
+            scheduled_s=(
+                None if queue_s is None else self._since_arrival(self._admitted_at + queue_s)
+            ),
+            first_token_s=None if self._first_at is None else self._since_arrival(self._first_at),
+            last_token_s=None if self._first_at is None else self._since_arrival(self._last_at),
+            ended_s=None if self._ended_at is None else self._since_arrival(self._ended_at),
+            outcome=self.outcome,
+            finish_reasons=tuple(self._finish_reasons),
+            marks=tuple(self._marks),
+        )
+
+    def _mark(self, at: float) -> None:
+        if self._num_deliveries % self._stride == 0:
+            self._marks.append(self._since_arrival(at))
+            if len(self._marks) > MAX_MARKS:
+                del self._marks[1::2]
+                self._stride *= 2
+        self._num_deliveries += 1
+
+    def _since_arrival(self, at: float) -> float:
+        return round(at - self.arrived_at, 6)
