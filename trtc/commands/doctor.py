@@ -41,8 +41,8 @@ GIB = 1 << 30
 
 RUNTIME_PACKAGES = (
     "click", "grpcio", "grpcio-health-checking", "grpcio-reflection", "grpcio-status",
-    "httptools", "jinja2", "msgspec", "numpy", "prometheus-client", "protobuf", "rich",
-    "safetensors", "tokenizers", "uvicorn",
+    "httptools", "jinja2", "llguidance", "msgspec", "numpy", "prometheus-client", "protobuf",
+    "rich", "safetensors", "tokenizers", "uvicorn",
 )  # fmt: skip
 BUILD_PACKAGES = (
     "torch", "transformers", "nvidia-modelopt", "onnx", "onnx-graphsurgeon", "ml_dtypes",
