@@ -199,3 +199,30 @@ def test_no_code_compares_an_sm_with_a_number() -> None:
         if compared.search(line) and path.name != "arch.py"
     ]
     assert not found
+
+
+def test_fields_of_named_tuples_and_structs_have_no_dataclass_defaults() -> None:
+    """`dataclasses.field` there would be the default itself, and mypy takes it."""
+    wrong = []
+    for path in tracked_files():
+        if path.suffix != ".py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and _bases(node) & {"NamedTuple", "Struct"}:
+                wrong += [
+                    f"{path.name}: {node.name}" for one in node.body if _is_dataclass_field(one)
+                ]
+    assert not wrong
+
+
+def _bases(node: ast.ClassDef) -> set[str]:
+    return {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+
+
+def _is_dataclass_field(node: ast.stmt) -> bool:
+    """msgspec's own is called as `msgspec.field`."""
+    return (
+        isinstance(node, ast.AnnAssign)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func) in ("field", "dataclasses.field")
+    )
