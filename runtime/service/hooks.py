@@ -61,7 +61,7 @@ def _check_engine(calls: HookCalls, handle: EngineHandle) -> None:
         return
     raise RequestError(
         f"logits_processor is not possible: engine {handle.name} has recurrent states, so that all "
-        "sequences of a step would wait for a late hook",
+        "sequences of a step would wait for a late hook while the KV pool is full",
         field="--hooks",
         remedy="Give a class without logits_processor, or serve another engine",
     )
