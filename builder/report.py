@@ -40,7 +40,7 @@ from trtc.quant.calibrate import CalibrationFacts
 
 _TEMPLATE = Path(__file__).parent / "report.html"
 _VERDICTS = (
-    (0.01, "hardly to be told from the original"),
+    (0.01, "hardly distinguishable from the original"),
     (0.05, "close to the original"),
     (0.2, "visibly different from the original"),
 )
@@ -380,8 +380,8 @@ def _summary_rows(report: Report) -> list[tuple[str, Text]]:
         rows.append(("top-1", Text(f"{100 * accuracy.top1:.1f} % the same")))
     worst = sorted(accuracy.layers, key=lambda e: (e.sqnr_db, e.layer))[:_WORST_IN_TERMINAL]
     if worst:
-        told = "; ".join(f"{short_name(e.layer)} {e.sqnr_db:.1f} dB" for e in worst)
-        rows.append(("noisiest", Text(told)))
+        noisiest = "; ".join(f"{short_name(e.layer)} {e.sqnr_db:.1f} dB" for e in worst)
+        rows.append(("noisiest", Text(noisiest)))
     return rows
 
 

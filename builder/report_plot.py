@@ -159,11 +159,11 @@ def _cell(x: float, y: float, width: float, errors: Sequence[LayerError]) -> Ite
         yield (
             f'<rect class="cell s{SHADES.shade(error.sqnr_db)}" x="{x + number * part:.2f}" '
             f'y="{y:.2f}" width="{part + overlap:.2f}" height="{height}">'
-            f"<title>{escape(_told(error))}</title></rect>"
+            f"<title>{escape(_described(error))}</title></rect>"
         )
 
 
-def _told(error: LayerError) -> str:
+def _described(error: LayerError) -> str:
     return f"{error.layer}\n{error.sqnr_db:.1f} dB, largest error {error.max_abs_error:.3g}"
 
 
@@ -237,7 +237,7 @@ def worst_strip(errors: Sequence[LayerError]) -> str:
             _text(0, y + 4, short_name(error.layer), "name", "start"),
             f'<line class="stem" x1="{x:.2f}" x2="{right}" y1="{y}" y2="{y}"/>',
             f'<circle class="cell s{SHADES.shade(error.sqnr_db)}" cx="{x:.2f}" cy="{y}" r="7">'
-            f"<title>{escape(_told(error))}</title></circle>",
+            f"<title>{escape(_described(error))}</title></circle>",
             _text(x - 14, y + 4, f"{error.sqnr_db:.1f} dB", "strong", "end"),
             _text(_WIDTH, y + 4, f"{error.max_abs_error:.3g}", "", "end"),
         ]
@@ -256,7 +256,7 @@ def byte_bars(parts: Sequence[tuple[str, int, str]], ghost: tuple[str, int] | No
     largest = max([size for _, size, _ in parts] + [ghost[1] if ghost else 1])
     row = 34.0
     body = []
-    for number, (name, size, told) in enumerate(parts):
+    for number, (name, size, caption) in enumerate(parts):
         y = number * row + 4
         width = max(size / largest * (right - left), 1.5)
         end = left + width
@@ -271,7 +271,7 @@ def byte_bars(parts: Sequence[tuple[str, int, str]], ghost: tuple[str, int] | No
         body.append(
             f'<rect class="{tone}" x="{left}" y="{y}" width="{width:.2f}" height="20" rx="4"/>'
         )
-        body.append(_text(end + 12, y + 15, told, "", "start"))
+        body.append(_text(end + 12, y + 15, caption, "", "start"))
     return _svg(len(parts) * row, "Bytes", body)
 
 

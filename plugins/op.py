@@ -246,7 +246,9 @@ def _bind(where: str, axis: str, extent: Extent, extents: dict[str, Extent]) -> 
     """Bind the one unknown symbol of `axis`, or check that the known ones give `extent`."""
     unknown = [symbol for symbol in _symbols(axis) if symbol not in extents]
     if len(unknown) > 1:
-        raise ValueError(f"{where}: {' and '.join(unknown)} can't be told from axis {axis!r}")
+        raise ValueError(
+            f"{where}: {' and '.join(unknown)} can't be distinguished from axis {axis!r}"
+        )
     if unknown:
         extents[unknown[0]] = _solved(where, axis, extent, unknown[0], extents)
         return

@@ -116,7 +116,7 @@ def separate_experts(model: Any) -> tuple[SeparateExperts, ...]:
 
 
 def prepare_export() -> None:
-    """Tell nvidia-modelopt's export that these experts lack no scale that it should make up."""
+    """Make nvidia-modelopt's export see that these experts lack no scale that it should make up."""
     from modelopt.torch.export.registry import PrepareMoEInputsRegistry
 
     PrepareMoEInputsRegistry.register(SeparateExperts)(_nothing_to_fill_in)

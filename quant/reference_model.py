@@ -77,7 +77,7 @@ def load_model(model_dir: Path, dtype: str) -> Any:
 
 @contextlib.contextmanager
 def _readable(model_dir: Path) -> Iterator[None]:
-    """Transformers tells of bad directories in many exceptions; say which directory it was."""
+    """Transformers raises many exceptions for bad directories; say which directory it was."""
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError) as error:

@@ -43,7 +43,7 @@ class Removed(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class Taken:
-    """What there was to tell."""
+    """The events so far."""
 
     events: list[Stored | Removed]
     """Since the last time, in order; after a loss none."""
@@ -53,7 +53,7 @@ class Taken:
 
 
 class CacheFeed:
-    """Implements CacheListener and TierWatcher. One thread takes what another tells.
+    """Implements CacheListener and TierWatcher. One thread takes the events of another.
 
     Args:
         has_tier: whether pages that are evicted may be kept in the host's memory.
@@ -99,7 +99,7 @@ class CacheFeed:
     # Another thread.
 
     def take(self, *, whole: bool = False) -> Taken:
-        """What was told since the last time.
+        """The events since the last call.
 
         Args:
             whole: give the book as well, as it is after the last event.
@@ -114,15 +114,15 @@ class CacheFeed:
     def _store(self, stored: Stored) -> None:
         with self._lock:
             self._book[stored.medium, stored.key, stored.group] = stored
-            self._tell(stored)
+            self._add(stored)
 
     def _remove(self, key: PageKey, group: int, medium: str) -> Stored:
         with self._lock:
             stored = self._book.pop((medium, key, group))
-            self._tell(Removed(key, group, medium))
+            self._add(Removed(key, group, medium))
         return stored
 
-    def _tell(self, event: Stored | Removed) -> None:
+    def _add(self, event: Stored | Removed) -> None:
         if self._has_lost:
             self.num_lost += 1
             return

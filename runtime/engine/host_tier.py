@@ -31,7 +31,7 @@ _MAX_READS = 4
 
 
 class TierWatcher(Protocol):
-    """Told of the tier's pages, each a key and a group, in the tier's thread."""
+    """Called for the tier's pages, each a key and a group, in the tier's thread."""
 
     def saved(self, names: Sequence[tuple[PageKey, int]]) -> None:
         """Of what was evicted since the last call, these are kept; what others follow comes
@@ -69,7 +69,7 @@ class HostTier:
         """Reserve the memory; the system commits it as it is used.
 
         Args:
-            watcher: told of what is kept; None: nobody is.
+            watcher: called for what is kept; None: nothing is.
 
         Raises:
             UnsupportedError: the executor moves no pages.

@@ -118,7 +118,7 @@ class EventLog:
         self._thread.start()
 
     def close(self) -> None:
-        """Tell what waits, and that nothing is cached any more. Idempotent."""
+        """Publish what waits, and that nothing is cached any more. Idempotent."""
         self._is_closing = True
         self._feed.arrived.set()
         if self._thread.ident is not None:
@@ -141,7 +141,7 @@ class EventLog:
 
     def namespace(self, key: PageKey) -> str:
         """What a key's namespace is called outside of the process: a keyed hash, of which nobody
-        can tell the salt or tenant; "": it is the one that everybody shares."""
+        can find the salt or tenant; "": it is the one that everybody shares."""
         name = namespace_name(key)
         return "" if name == self._shared else name.hex()
 
@@ -188,13 +188,13 @@ class EventLog:
         self._wake()
 
     def collect(self) -> None:
-        """Make batches of what was told meanwhile."""
+        """Make batches of the events since then."""
         with self._taking:
             self._take()
         self._wake()
 
     def _take(self, *, whole: bool = False) -> list[Stored]:
-        """Make batches of what was told; the book, if it is wanted."""
+        """Make batches of the events; the whole state, if it is wanted."""
         taken = self._feed.take(whole=whole)
         book = taken.book or []
         if taken.has_lost:

@@ -311,7 +311,7 @@ class EngineLoop:
             self._stopping = True
             self._refusal = self._refusal or "the engine has stopped"
             self._changed.notify_all()
-        if self._thread.ident is None:  # never started: nobody else will tell them
+        if self._thread.ident is None:  # never started: nothing else will end them
             self._fail_all(UnavailableError("the engine has stopped"))
         elif self._thread is not threading.current_thread():
             self._thread.join()
@@ -544,7 +544,7 @@ class EngineLoop:
             self._number_of.clear()
             self._changed.notify_all()
         self._num_failed += len(live)
-        self._publish_stats()  # before anyone is told, who may look
+        self._publish_stats()  # before anyone is called, who may look
         for one in live:
             self._call(one, error)
 
@@ -597,7 +597,7 @@ def _cache_feed(config: LoopConfig) -> "CacheFeed | None":
         return None
     if not config.prefix_cache:
         raise RequestError(
-            "tells of the prefix cache, and there is none",
+            "publishes the prefix cache, and there is none",
             field="kv_events",
             remedy="Leave it out, or keep the prefix cache",
         )

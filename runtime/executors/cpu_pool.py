@@ -113,13 +113,13 @@ class KvPool:
 
 
 class _Toucher:
-    """Touches pages in order up to where it was last told to go, in a thread of its own."""
+    """Touches pages in order up to where it was last asked to go, in a thread of its own."""
 
     def __init__(self, num_pages: int, block: int, touch: Callable[[int, int], bool]) -> None:
         """
         Args:
             block: pages that are touched at once.
-            touch: told [begin, end); False ends it all.
+            touch: called with [begin, end); False ends the thread.
         """
         self._num_pages = num_pages
         self._block = block

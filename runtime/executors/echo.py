@@ -92,7 +92,7 @@ class EchoStep:
     def wait(self) -> SampledTokens:
         time.sleep(max(0.0, self.due - time.monotonic()))
         if self.failed:
-            raise EnvironmentFault("the echo device was told to fail", field="fail_at_step")
+            raise EnvironmentFault("the echo device was asked to fail", field="fail_at_step")
         return self.tokens
 
 

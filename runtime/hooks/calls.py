@@ -273,7 +273,7 @@ class _Lane:
 
 
 def failed(method: str, problem: str) -> HookError:
-    """For the client: what is wrong is in the log, as it may tell of the server's inside."""
+    """For the client: what is wrong is in the log, as it may reveal internals of the server."""
     kept = problem if "\n" not in problem else "failed"
     return HookError(
         f"the server's hook {method} {kept}", remedy="Its operator finds the cause in its log"

@@ -2,7 +2,7 @@
 
 A page's key is the name of its namespace and the last link of a chain of keyed hashes over that and
 all tokens up to its own last one. So equal keys mean equal keys and values of one namespace, a key
-tells nothing of salt or tokens, and nobody without the secret can make one.
+reveals nothing of salt or tokens, and nobody without the secret can make one.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ class CacheEvents:
     def __init__(self, secret: bytes, listeners: Sequence[CacheListener]) -> None:
         """
         Args:
-            secret: up to 64 bytes; whoever has it can tell whether a guess of tokens is cached.
+            secret: up to 64 bytes; whoever has it can test whether guessed tokens are cached.
         """
         self._secret = secret
         # Of every page: what the secret makes of a hash is computed once.

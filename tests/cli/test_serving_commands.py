@@ -366,7 +366,7 @@ def test_content_of_an_audit_log_needs_a_log(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--kv-events", "tcp://*:5557"], "--kv-events: is reached from other machines, and tells"),
+        (["--kv-events", "tcp://*:5557"], "--kv-events: is reached from other machines, and sends"),
         (
             ["--kv-events", "ipc:///tmp/x", "--kv-events-replay", "tcp://0.0.0.0:1"],
             "--kv-events: is reached from other machines",

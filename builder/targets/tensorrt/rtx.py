@@ -139,7 +139,7 @@ class TensorRtRtxTarget:
             graph = request.scratch / f"segment-{number}.onnx"
             graph.write_bytes(subgraph.model.SerializeToString(deterministic=True))
             label = f"segment {number + 1}/{len(subgraphs)}"
-            built = build_plan(trt, graph, options, partial(_tell, progress, label))
+            built = build_plan(trt, graph, options, partial(_report, progress, label))
             plans.append(f"{PLANS_DIR}/segment-{number}.plan")
             (request.workdir / plans[-1]).write_bytes(built.plan)
         return plans
@@ -149,7 +149,7 @@ def _load() -> Any:
     return load_vendor(TENSORRT_RTX, "build plans")
 
 
-def _tell(progress: Progress, label: str, step: Step) -> None:
+def _report(progress: Progress, label: str, step: Step) -> None:
     progress(Step(f"{label}  {step.phase}", step.done, step.total, step.unit))
 
 

@@ -101,5 +101,5 @@ def _check(library: ctypes.CDLL, status: int) -> None:
     if status != _SUCCESS:
         text: bytes = library.ncclGetErrorString(status)
         raise EnvironmentFault(
-            text.decode(), field="NCCL", remedy="Run it with NCCL_DEBUG=WARN, which tells more"
+            text.decode(), field="NCCL", remedy="Run it with NCCL_DEBUG=WARN, which logs more"
         )

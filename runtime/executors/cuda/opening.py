@@ -92,5 +92,5 @@ def _check_gpus(manifest: Manifest, api: DriverApi) -> None:
                 f"GPU {one} does not reach the memory of GPU {other}",
                 field="manifest.json: target.tp",
                 remedy="Choose linked GPUs with CUDA_VISIBLE_DEVICES (`nvidia-smi topo -p2p r` "
-                "tells which are), or build without --tp",
+                "shows which are), or build without --tp",
             )

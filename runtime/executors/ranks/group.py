@@ -2,7 +2,7 @@
 
 A thread watches: a rank that has ended, has reported an error, is behind with a step or has drawn
 other tokens than rank 0 makes the whole group fail, once and for good. The others are killed then,
-and whoever waits for the device is told.
+and whoever waits for the device gets the error.
 """
 
 import logging

@@ -131,8 +131,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     def of(cls, error: Exception) -> "Failed":
         if isinstance(error, errors.TrtcError):
             return cls(type(error).__name__, error.problem, error.field, error.remedy)
-        told = str(error) or "without a word"
-        return cls("EnvironmentFault", f"{type(error).__name__}: {told}", "", "")
+        text = str(error) or "without a message"
+        return cls("EnvironmentFault", f"{type(error).__name__}: {text}", "", "")
 
     def error(self, where: str) -> errors.TrtcError:
         """The error as it was, and where it happened."""

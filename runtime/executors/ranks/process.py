@@ -16,7 +16,7 @@ _LAST_WORDS_S = 1.0
 class RankProcess:
     """A process that can import what this one can, with one end of a socket pair.
 
-    It has a session of its own: Ctrl-C is for rank 0, which tells the others when to end. It was
+    It has a session of its own: Ctrl-C is for rank 0, which ends the others. It was
     not forked from a process that has used CUDA: it begins anew.
     """
 

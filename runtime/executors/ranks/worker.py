@@ -2,7 +2,7 @@
 
     socket -> orders -> executor (main thread) -> steps under way -> done (a thread that waits)
 
-It ends when it is told to, when it fails, and when rank 0's end of the socket closes: then at once,
+It ends on request, when it fails, and when rank 0's end of the socket closes: then at once,
 whatever its device does.
 """
 
@@ -79,8 +79,8 @@ def serve_rank(link: Link[Order], host: RankHost) -> int:
     try:
         link.send(Ready(host.free_bytes()))
         _serve(link, host, orders)
-    except Exception as error:  # noqa: BLE001 (rank 0 is told, whatever it is)
-        _tell(link, error)
+    except Exception as error:  # noqa: BLE001 (rank 0 receives it, whatever it is)
+        _report(link, error)
         return 1
     return 0
 
@@ -134,7 +134,7 @@ class _Launched:
 
 
 class _Steps:
-    """Steps under way: one thread waits for each, another tells rank 0 how far they are."""
+    """Steps under way: one thread waits for each, another reports their progress to rank 0."""
 
     def __init__(self, link: Link[Order], executor: Executor) -> None:
         self._link = link
@@ -192,7 +192,7 @@ class _Steps:
         self._moved.set()
 
     def _wait(self) -> None:
-        with self._told_of_errors():
+        with self._reporting_errors():
             drawn = 0
             while (one := self._launched.get()) is not None:
                 if one.step is not None:
@@ -201,23 +201,23 @@ class _Steps:
                 self._move(ended=one.number, digest=drawn)
 
     def _report(self) -> None:
-        with self._told_of_errors():
+        with self._reporting_errors():
             while self._moved.wait():
                 self._moved.clear()
                 self._link.send(self._progress)
                 time.sleep(_REPORT_S)
 
     @contextmanager
-    def _told_of_errors(self) -> Iterator[None]:
+    def _reporting_errors(self) -> Iterator[None]:
         """The main thread may be stuck in the device: it is not waited for."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 (a thread's last frame)
-            _tell(self._link, error)
+            _report(self._link, error)
             os._exit(1)
 
 
-def _tell(link: Link[Order], error: Exception) -> None:
+def _report(link: Link[Order], error: Exception) -> None:
     if not isinstance(error, TrtcError):
         traceback.print_exception(error)
     try:

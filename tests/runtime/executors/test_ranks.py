@@ -235,7 +235,7 @@ def test_a_rank_that_stops_is_given_up() -> None:
 def test_a_device_that_fails_on_another_rank_says_so() -> None:
     with sharded(Role(SLOW), Role(SLOW, "device fails")) as executor, running(executor) as loop:
         error = str(loop.send(greedy_request("r", [1], 1000)).wait().error)
-    assert "rank 2 of 3: the echo device was told to fail" in error or (
+    assert "rank 2 of 3: the echo device was asked to fail" in error or (
         "rank 2 of 3: fail_at_step: the echo device" in error
     )
 

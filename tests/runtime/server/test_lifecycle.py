@@ -184,7 +184,7 @@ def mortal_server(*names: str) -> Server:
 
 async def kill_mortal(server: Server) -> None:
     async with AsyncClient(server.frontends["grpc"].address) as client:
-        with pytest.raises(UnavailableError, match="told to fail"):
+        with pytest.raises(UnavailableError, match="asked to fail"):
             await client.generate([1], model="mortal", max_tokens=20, ignore_eos=True).result()
     await eventually(lambda: bool(server.service.why_not_ready()), "it is dead")
 
@@ -195,7 +195,7 @@ async def test_a_server_whose_last_engine_dies_ends_with_its_error() -> None:
     running = asyncio.create_task(server.run())
     await eventually(lambda: not server.service.why_not_ready(), "it serves")
     await kill_mortal(server)
-    with pytest.raises(EnvironmentFault, match=r"engine mortal has failed: .*told to fail"):
+    with pytest.raises(EnvironmentFault, match=r"engine mortal has failed: .*asked to fail"):
         await asyncio.wait_for(running, 10)
 
 

@@ -325,7 +325,7 @@ async def test_the_engines_death_ends_every_stream_with_one_error() -> None:
             return caught.value.problem
 
         problems = await asyncio.gather(*(complete(number) for number in range(30)))
-        assert all("the echo device was told to fail" in problem for problem in problems)
+        assert all("the echo device was asked to fail" in problem for problem in problems)
         await eventually(lambda: "died" in str(server.server.service.why_not_ready()), "not ready")
         with pytest.raises(UnavailableError, match="died"):
             await client.generate([1], max_tokens=1).result()
