@@ -20,7 +20,8 @@ IDLE = aborts.Reading(rss=1 << 28, num_fds=20, num_pages=0, num_sequences=0)
         (replace(IDLE, num_fds=19, rss=IDLE.rss + (31 << 20)), []),
         (replace(IDLE, num_pages=2), ["2 KV pages and 0 sequences are held"]),
         (replace(IDLE, num_sequences=1), ["0 KV pages and 1 sequences are held"]),
-        (replace(IDLE, num_fds=21), ["1 more file descriptors are open"]),
+        (replace(IDLE, num_fds=22), []),
+        (replace(IDLE, num_fds=23), ["3 more file descriptors are open"]),
         (replace(IDLE, rss=1 << 29), ["memory grew from 268,435,456 to 536,870,912 bytes"]),
     ],
 )

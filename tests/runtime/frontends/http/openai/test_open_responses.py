@@ -15,8 +15,10 @@ from tests.support.http1 import Answer, exchange, post
 from tests.support.openai_sdk import ECHO
 from tests.support.servers import RunningServer, echo_server
 
-ENDING = replace(ECHO, options=replace(ECHO.options, never=()), eos=tuple(range(4, 400)))
+ENDING = replace(ECHO, options=replace(ECHO.options, never=()), eos=tuple(range(404, 800)))
 """Ends by itself, after some ten tokens."""
+GREEDY = {"temperature": 0}
+"""So that the first token is never the last."""
 
 
 def message(role: str, content: Any) -> dict[str, Any]:
@@ -56,7 +58,7 @@ EVENTS = {
 
 
 async def ask(server: RunningServer, **fields: Any) -> Answer:
-    body = json.dumps({"model": "echo", **fields}).encode()
+    body = json.dumps({"model": "echo", **GREEDY, **fields}).encode()
     return await exchange(
         server.http_port, post("/v1/responses", body, "Authorization: Bearer none")
     )
