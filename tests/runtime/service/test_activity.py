@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.clock import Clock
 from trtc.protos.sampling import SamplingParams
 from trtc.runtime.engine.loop import LoopStats
 from trtc.runtime.requests.principal import Principal, connection, tenant
@@ -27,17 +28,9 @@ from trtc.runtime.service.timeline import MAX_MARKS, Timeline
 ALICE = tenant("alice")
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture

@@ -5,18 +5,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.clock import Clock
 from trtc.protos.errors import ForbiddenError, QueueFullError
 from trtc.runtime.requests.principal import LOCAL, Principal, connection, tenant
 from trtc.runtime.requests.tenant_limits import TenantLimits
 from trtc.runtime.service.quotas import Quotas
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

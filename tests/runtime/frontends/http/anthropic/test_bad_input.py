@@ -1,7 +1,6 @@
 """Every field that can be wrong: Anthropic's error, which names it, and nothing left behind."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,13 +9,12 @@ from hypothesis import strategies as st
 
 from tests.support.aio import asynchronous
 from tests.support.http1 import Answer, exchange, post
-from tests.support.openai_sdk import ECHO
-from tests.support.servers import CONFIG, EchoEngine, RunningServer, echo_server
+from tests.support.http_asking import limited
+from tests.support.servers import EchoEngine, RunningServer, echo_server
 from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.frontends.http.anthropic.drafts import conversation, message_draft
 from trtc.runtime.frontends.http.anthropic.fields import CountFields, MessageFields
 from trtc.runtime.frontends.http.bodies import read
-from trtc.runtime.service.limits import ServiceLimits
 
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
@@ -94,11 +92,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (asked(mcp_servers=[{}]), "mcp_servers: is not supported"),
     (asked(container="x"), "container: is not supported"),
 ]
-
-
-def limited() -> Any:
-    limits = ServiceLimits(max_prompt_bytes=10_000, max_chat_messages=32, max_request_bytes=1 << 19)
-    return echo_server(ECHO, config=replace(CONFIG, limits=limits))
 
 
 async def ask(server: RunningServer, body: Any, *headers: str, path: str = MESSAGES) -> Answer:

@@ -1,14 +1,11 @@
 """Every field that can be wrong: OpenAI's error, its param, and nothing left behind."""
 
-import json
-from dataclasses import replace
 from typing import Any
 
 from tests.support.aio import asynchronous
-from tests.support.http1 import Answer, exchange, post
+from tests.support.http_asking import ask, limited
 from tests.support.openai_sdk import ECHO
-from tests.support.servers import CONFIG, EchoEngine, RunningServer, echo_server
-from trtc.runtime.service.limits import ServiceLimits
+from tests.support.servers import EchoEngine, RunningServer, echo_server
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -183,15 +180,6 @@ BAD: list[tuple[tuple[str, dict[str, Any]], str | None, str]] = [
         "is given beside",
     ),
 ]
-
-
-def limited() -> Any:
-    limits = ServiceLimits(max_prompt_bytes=10_000, max_chat_messages=32, max_request_bytes=1 << 19)
-    return echo_server(ECHO, config=replace(CONFIG, limits=limits))
-
-
-async def ask(server: RunningServer, path: str, document: dict[str, Any]) -> Answer:
-    return await exchange(server.http_port, post(path, json.dumps(document).encode()))
 
 
 async def still_serves(server: RunningServer) -> None:

@@ -2,16 +2,15 @@
 
 import asyncio
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.support.aio import asynchronous
-from tests.support.http1 import Answer, exchange, post
+from tests.support.http1 import exchange, post
+from tests.support.http_asking import ask, limited
 from tests.support.openai_sdk import ECHO, SLOW
-from tests.support.servers import CONFIG, EchoEngine, RunningServer, echo_server
-from trtc.runtime.service.limits import ServiceLimits
+from tests.support.servers import EchoEngine, RunningServer, echo_server
 
 PATHS = ("/", "/generate", "/generate_stream")
 
@@ -57,15 +56,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (asking(stop=[1]), "parameters.stop[0]: expected str, got int"),
     (asking(stop=[""]), "parameters.stop"),
 ]
-
-
-def limited() -> Any:
-    limits = ServiceLimits(max_prompt_bytes=10_000, max_request_bytes=1 << 19)
-    return echo_server(ECHO, config=replace(CONFIG, limits=limits))
-
-
-async def ask(server: RunningServer, path: str, document: dict[str, Any]) -> Answer:
-    return await exchange(server.http_port, post(path, json.dumps(document).encode()))
 
 
 async def still_serves(server: RunningServer) -> None:
