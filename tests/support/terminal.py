@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PATIENCE_S = 60.0
+_PRESS_AGAIN_S = 5.0
 _ROWS_COLUMNS = (24, 400)
 """Wide enough that no line is wrapped."""
 
@@ -38,6 +39,22 @@ class Terminal:
         piece = self.seen[self._read : found]
         self._read = found + len(wanted)
         return piece.decode()
+
+    def interrupt(self, answer: str) -> str:
+        """What comes up to `answer`, after Ctrl-C at a prompt.
+
+        A program between its prompt and its wait for input sees the signal only with the next
+        key, because `select` is not interrupted by a signal that came before it. So Ctrl-C is
+        pressed again where nothing happens, as a user would.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        press = True
+        while self.seen.find(answer.encode(), self._read) < 0:
+            assert time.monotonic() < deadline, f"{answer!r} does not come"
+            if press:
+                self.type("\x03")
+            press = not self._more(time.monotonic() + _PRESS_AGAIN_S)
+        return self.until(answer)
 
     def something(self) -> str:
         """Whatever comes next, that is more than the end of a line."""
