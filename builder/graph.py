@@ -173,23 +173,21 @@ class _SourceGraph:
         steps: _StepInputs,
     ) -> tuple[Value, Value]:
         site = f"layers.{index}"
-        normed = self._norm(f"{site}.attention_norm", layer.attention_norm, hidden)
+        normed = self._optional_norm(f"{site}.attention_norm", layer.attention_norm, hidden)
         if isinstance(layer.mixer, ShortConvSpec):
             name = "conv"
             mixed, pool_out = self._short_conv(index, layer.mixer, normed, pool, steps)
         else:
             name = "attention"
             mixed, pool_out = self._attention(index, layer.mixer, normed, pool, positions, steps)
-        if layer.attention_post_norm is not None:
-            mixed = self._norm(f"{site}.attention_post_norm", layer.attention_post_norm, mixed)
+        mixed = self._optional_norm(f"{site}.attention_post_norm", layer.attention_post_norm, mixed)
         hidden = self._add(f"{site}.{name}.residual", hidden, mixed)
-        normed = self._norm(f"{site}.mlp_norm", layer.mlp_norm, hidden)
+        normed = self._optional_norm(f"{site}.mlp_norm", layer.mlp_norm, hidden)
         if isinstance(layer.mlp, MoeMlpSpec):
             mixed = self._moe(f"{site}.mlp", layer.mlp, normed)
         else:
             mixed = self._mlp(f"{site}.mlp", layer.mlp, normed)
-        if layer.mlp_post_norm is not None:
-            mixed = self._norm(f"{site}.mlp_post_norm", layer.mlp_post_norm, mixed)
+        mixed = self._optional_norm(f"{site}.mlp_post_norm", layer.mlp_post_norm, mixed)
         return self._add(f"{site}.mlp.residual", hidden, mixed), pool_out
 
     def _attention(
@@ -205,10 +203,8 @@ class _SourceGraph:
         q = self._linear(f"{site}.q", spec.q, x)
         k = self._linear(f"{site}.k", spec.k, x)
         v = self._linear(f"{site}.v", spec.v, x)
-        if spec.q_norm is not None:
-            q = self._head_norm(f"{site}.q_norm", spec.q_norm, q, spec.head_dim)
-        if spec.k_norm is not None:
-            k = self._head_norm(f"{site}.k_norm", spec.k_norm, k, spec.head_dim)
+        q = self._qk_norm(f"{site}.q_norm", spec.q_norm, q, spec)
+        k = self._qk_norm(f"{site}.k_norm", spec.k_norm, k, spec)
         q = self._rope(f"{site}.q_rope", spec.rope, q, positions, spec.num_heads)
         k = self._rope(f"{site}.k_rope", spec.rope, k, positions, spec.num_kv_heads)
         scales = [self._kv_scale(index, "k"), self._kv_scale(index, "v")]
@@ -287,9 +283,11 @@ class _SourceGraph:
         tensor = Tensor(Cast(source_recipe(source), "f32"), "f32", ())
         return self._writer.weight(f"layers.{index}.attention.{which}_scale", tensor)
 
-    def _head_norm(self, site: str, norm: NormSpec, x: Value, head_dim: int) -> Value:
-        """RMSNorm over each head's D values of x [T, heads * D]."""
-        width = x.shape[1]
+    def _qk_norm(self, site: str, norm: NormSpec | None, x: Value, spec: AttentionSpec) -> Value:
+        """RMSNorm over each head's D values of x [T, heads * D], or over each row."""
+        if norm is None or spec.qk_norm == "row":
+            return self._optional_norm(site, norm, x)
+        width, head_dim = x.shape[1], spec.head_dim
         assert isinstance(width, int)
         heads = self._reshape(f"{site}.heads", x, ("T", width // head_dim, head_dim))
         return self._reshape(f"{site}.flat", self._norm(site, norm, heads), ("T", width))
@@ -520,6 +518,9 @@ class _SourceGraph:
         return self._writer.node(
             "MatMul", f"{site}.matmul", [x, transposed], dtype, (x.shape[0], n)
         )
+
+    def _optional_norm(self, site: str, norm: NormSpec | None, x: Value) -> Value:
+        return x if norm is None else self._norm(site, norm, x)
 
     def _norm(self, site: str, norm: NormSpec, x: Value) -> Value:
         size = x.shape[-1]

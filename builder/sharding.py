@@ -34,6 +34,8 @@ def _problem(
 ) -> str:
     """The first thing that does not divide; "": all do."""
     linears = None if quantization is None else quantization.linears
+    if any(one.q_norm is not None and one.qk_norm == "row" for _, one in spec.attentions):
+        return "the norm over all heads of q and k"
     for extent, what in _extents(spec):
         if extent % ranks:
             return f"{what}, {extent},"

@@ -10,6 +10,20 @@ from typing import Literal
 from trtc.protos.errors import UnsupportedError
 
 Activation = Literal["silu", "gelu_tanh"]
+QkNorm = Literal["head", "row"]
+"""What q and k norms run over: each head's D values, or all heads of a token."""
+
+
+@dataclass(frozen=True)
+class Interleaved:
+    """Heads whose rotary embedding turns dimensions (2i, 2i + 1), as in GLM, Cohere and Ernie.
+
+    trtc turns (i, i + rotary_dim / 2). Scores do not change when q and k have their dimensions
+    reordered alike, so rows of weights are: even dimensions first, then the odd ones.
+    """
+
+    head_dim: int
+    rotary_dim: int
 
 
 @dataclass(frozen=True)
@@ -23,6 +37,8 @@ class LinearSpec:
     has_bias: bool = False
     rows: tuple[int, int] | None = None
     """Which rows of the checkpoint's tensor, when it is a fused one (Phi-3's qkv_proj)."""
+    interleaved: Interleaved | None = None
+    """Of q and k whose rotary embedding turns pairs of neighbours: the rows are reordered."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +48,8 @@ class NormSpec:
     weight: str
     eps: float
     unit_offset: bool = False
+    multiplier: float = 1.0
+    """Multiplies the weight: what scales the logits, when it is the final norm's."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +69,10 @@ class RopeSpec:
     """None: all sequences use `inv_freq`."""
 
 
+NO_ROPE = RopeSpec(rotary_dim=2, inv_freq=(0.0,))
+"""No rotary embedding: one pair of dimensions that is turned by nothing, which changes no bit."""
+
+
 @dataclass(frozen=True)
 class AttentionSpec:
     num_heads: int
@@ -64,8 +86,9 @@ class AttentionSpec:
     v: LinearSpec
     o: LinearSpec
     q_norm: NormSpec | None = None
-    """Over each head's D values, before rope (Qwen3)."""
+    """Before rope (Qwen3)."""
     k_norm: NormSpec | None = None
+    qk_norm: QkNorm = "head"
     window: int | None = None
     """A token sees itself and the window-1 tokens before it; None: all."""
     softcap: float | None = None
@@ -110,13 +133,16 @@ class MoeMlpSpec:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """x += post(mixer(pre(x))); x += post(mlp(pre(x))); post norms are optional (Gemma 2)."""
+    """x += post(mixer(pre(x))); x += post(mlp(pre(x))), where every norm is optional.
+
+    Norms before: Llama. After: OLMo 2. Both: Gemma 2, GLM-4.
+    """
 
     mixer: AttentionSpec | ShortConvSpec
     """Attention or a convolution: what mixes tokens."""
     mlp: DenseMlpSpec | MoeMlpSpec
-    attention_norm: NormSpec
-    mlp_norm: NormSpec
+    attention_norm: NormSpec | None = None
+    mlp_norm: NormSpec | None = None
     attention_post_norm: NormSpec | None = None
     mlp_post_norm: NormSpec | None = None
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trtc.builder.recipes import Apply, Array, Cast, Load, Recipe, Reshape, Rows, TensorReader
-from trtc.builder.spec import LinearSpec, NormSpec, ShortConvSpec
+from trtc.builder.spec import Interleaved, LinearSpec, NormSpec, ShortConvSpec
 from trtc.protos.errors import CheckpointError, UnsupportedError
 from trtc.quant.scheme import QuantizedLinear, TensorSource, WeightFormat
 
@@ -62,11 +62,21 @@ def norm_weight(norm: NormSpec, size: int, dtype: str) -> Tensor:
     recipe: Recipe = Load(norm.weight)
     if norm.unit_offset:
         recipe = Apply(_plus_one, (Cast(recipe, "f32"),))
+    if norm.multiplier != 1.0:
+        recipe = Apply(_Times(norm.multiplier), (Cast(recipe, "f32"),))
     return Tensor(Cast(recipe, dtype), dtype, (size,))
 
 
 def _plus_one(weight: Array) -> Array:
     return weight + np.float32(1)
+
+
+@dataclass(frozen=True)
+class _Times:
+    factor: float
+
+    def __call__(self, weight: Array) -> Array:
+        return weight * np.float32(self.factor)
 
 
 def conv_weight(conv: ShortConvSpec, dtype: str) -> Tensor:
@@ -150,10 +160,11 @@ def linear_weights(
 
 def _canonical(key: str, source: TensorSource, linear: LinearSpec) -> Recipe:
     recipe = source_recipe(source)
-    if key in _ROWWISE and linear.rows is not None:
-        begin, end = linear.rows
-        return Apply(_RowsOfMany(begin, end), (recipe,))
-    return recipe
+    if key not in _ROWWISE:
+        return recipe
+    if linear.rows is not None:
+        recipe = Apply(_RowsOfMany(*linear.rows), (recipe,))
+    return _in_halves(recipe, linear)
 
 
 @dataclass(frozen=True)
@@ -168,7 +179,29 @@ class _RowsOfMany:
 
 
 def _rows(recipe: Recipe, linear: LinearSpec) -> Recipe:
-    return recipe if linear.rows is None else Rows(recipe, *linear.rows)
+    return _in_halves(recipe if linear.rows is None else Rows(recipe, *linear.rows), linear)
+
+
+def _in_halves(recipe: Recipe, linear: LinearSpec) -> Recipe:
+    """Rows of interleaved heads in the order of halves; see `Interleaved`."""
+    pairs = linear.interleaved
+    return recipe if pairs is None else Apply(_Halves(pairs), (recipe,))
+
+
+@dataclass(frozen=True)
+class _Halves:
+    pairs: Interleaved
+
+    def __call__(self, values: Array) -> Array:
+        """Reorder the rows of every head; a row that all of them share stays."""
+        if values.ndim == 0 or values.shape[0] == 1:
+            return values
+        head, rotary = self.pairs.head_dim, self.pairs.rotary_dim
+        order = np.concatenate(
+            (np.arange(0, rotary, 2), np.arange(1, rotary, 2), np.arange(rotary, head))
+        )
+        heads = values.reshape(-1, head, *values.shape[1:])
+        return np.ascontiguousarray(heads[:, order]).reshape(values.shape)
 
 
 def _bias(linear: LinearSpec, dtype: str) -> Tensor | None:

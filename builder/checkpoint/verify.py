@@ -137,8 +137,9 @@ def _same_bytes(reader: SafetensorsReader, first: str, second: str) -> bool:
 def _add_mixer(shapes: dict[str, Shape], mixer: AttentionSpec | ShortConvSpec) -> None:
     """What is no linear."""
     if isinstance(mixer, AttentionSpec):
-        _add_norm(shapes, mixer.q_norm, mixer.head_dim)
-        _add_norm(shapes, mixer.k_norm, mixer.head_dim)
+        by_head = mixer.qk_norm == "head"
+        _add_norm(shapes, mixer.q_norm, mixer.head_dim if by_head else mixer.q.out_features)
+        _add_norm(shapes, mixer.k_norm, mixer.head_dim if by_head else mixer.k.out_features)
         return
     shapes[f"{mixer.conv}.weight"] = (mixer.channels, 1, mixer.taps)
     if mixer.has_bias:

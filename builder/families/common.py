@@ -2,22 +2,28 @@
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from trtc.builder.families.config import Config, shown
 from trtc.builder.spec import (
+    NO_ROPE,
     Activation,
     AttentionSpec,
     DecoderSpec,
     DenseMlpSpec,
+    Interleaved,
     LayerSpec,
     LinearSpec,
     MoeMlpSpec,
     NormSpec,
+    QkNorm,
     RopeSpec,
 )
 from trtc.protos.errors import CheckpointError, UnsupportedError
 
 EMBEDDING = "model.embed_tokens"
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Layer types."""
 SILU: Mapping[str, Activation] = {"silu": "silu", "swish": "silu"}
 GELU_TANH: Mapping[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh"}
 ACTIVATIONS: Mapping[str, Activation] = {**SILU, **GELU_TANH}
@@ -63,26 +69,33 @@ def attention(
     dim: int,
     qkv_bias: bool = False,
     o_bias: bool = False,
-    qk_norm: bool = False,
+    qk_norm: QkNorm | None = None,
+    interleaved: bool = False,
     window: int | None = None,
 ) -> AttentionSpec:
-    """Separate q, k, v and o projections under `<layer>.self_attn`."""
+    """Separate q, k, v and o projections under `<layer>.self_attn`.
+
+    Args:
+        interleaved: the rotary embedding turns neighbours: see `Interleaved`.
+    """
     heads = config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
     hidden = config.integer("hidden_size")
     prefix = f"{layer}.self_attn"
+    pairs = Interleaved(dim, rope.rotary_dim) if interleaved and rope is not NO_ROPE else None
     return AttentionSpec(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=dim,
         scale=dim**-0.5,
         rope=rope,
-        q=LinearSpec(f"{prefix}.q_proj", hidden, heads * dim, qkv_bias),
-        k=LinearSpec(f"{prefix}.k_proj", hidden, kv_heads * dim, qkv_bias),
+        q=LinearSpec(f"{prefix}.q_proj", hidden, heads * dim, qkv_bias, interleaved=pairs),
+        k=LinearSpec(f"{prefix}.k_proj", hidden, kv_heads * dim, qkv_bias, interleaved=pairs),
         v=LinearSpec(f"{prefix}.v_proj", hidden, kv_heads * dim, qkv_bias),
         o=LinearSpec(f"{prefix}.o_proj", heads * dim, hidden, o_bias),
         q_norm=norm(config, f"{prefix}.q_norm") if qk_norm else None,
         k_norm=norm(config, f"{prefix}.k_norm") if qk_norm else None,
+        qk_norm=qk_norm or "head",
         window=window,
     )
 
@@ -107,24 +120,72 @@ def gated_mlp(
     )
 
 
-def pre_norm_layer(
-    config: Config, layer: str, attention_spec: AttentionSpec, mlp: DenseMlpSpec | MoeMlpSpec
-) -> LayerSpec:
-    """Norms before attention and MLP only, as in Llama."""
-    return LayerSpec(
-        mixer=attention_spec,
-        mlp=mlp,
-        attention_norm=norm(config, f"{layer}.input_layernorm"),
-        mlp_norm=norm(config, f"{layer}.post_attention_layernorm"),
+def fused_mlp(config: Config, layer: str) -> DenseMlpSpec:
+    """gate and up as one tensor, under `<layer>.mlp`."""
+    hidden = config.integer("hidden_size")
+    width = config.integer("intermediate_size")
+    fused = f"{layer}.mlp.gate_up_proj"
+    return DenseMlpSpec(
+        gate=LinearSpec(fused, hidden, width, rows=(0, width)),
+        up=LinearSpec(fused, hidden, width, rows=(width, 2 * width)),
+        down=LinearSpec(f"{layer}.mlp.down_proj", width, hidden),
+        activation=activation(config),
     )
 
 
-def window_by_layer_type(config: Config, index: int, default_type: str) -> int | None:
-    """The window of layer `index`: `layer_types` decides, else the family's rule.
+@dataclass(frozen=True)
+class NormNames:
+    """Which norms a layer has, by their names in the checkpoint."""
+
+    attention: str | None = None
+    mlp: str | None = None
+    attention_post: str | None = None
+    mlp_post: str | None = None
+
+
+PRE_NORMS = NormNames(attention="input_layernorm", mlp="post_attention_layernorm")
+"""Before attention and MLP, as in Llama."""
+POST_NORMS = NormNames(
+    attention_post="post_attention_layernorm", mlp_post="post_feedforward_layernorm"
+)
+"""After attention and MLP, as in OLMo 2."""
+SANDWICH_NORMS = NormNames(
+    attention="input_layernorm",
+    attention_post="post_self_attn_layernorm",
+    mlp="post_attention_layernorm",
+    mlp_post="post_mlp_layernorm",
+)
+"""Before and after, as in GLM-4."""
+
+
+def layer_spec(
+    config: Config,
+    layer: str,
+    mixer: AttentionSpec,
+    mlp: DenseMlpSpec | MoeMlpSpec,
+    norms: NormNames = PRE_NORMS,
+) -> LayerSpec:
+    """Attention and an MLP, with the norms that `norms` names."""
+
+    def named(name: str | None) -> NormSpec | None:
+        return None if name is None else norm(config, f"{layer}.{name}")
+
+    return LayerSpec(
+        mixer=mixer,
+        mlp=mlp,
+        attention_norm=named(norms.attention),
+        mlp_norm=named(norms.mlp),
+        attention_post_norm=named(norms.attention_post),
+        mlp_post_norm=named(norms.mlp_post),
+    )
+
+
+def layer_type(config: Config, index: int, default_type: str) -> str:
+    """Of layer `index`: `layer_types` decides, else the family's rule.
 
     Raises:
         UnsupportedError: a layer type that trtc does not have.
-        CheckpointError: `layer_types` or `sliding_window` do not fit.
+        CheckpointError: `layer_types` are too few.
     """
     kinds = config.sequence("layer_types")
     if kinds is not None and len(kinds) < config.integer("num_hidden_layers"):
@@ -133,15 +194,23 @@ def window_by_layer_type(config: Config, index: int, default_type: str) -> int |
             field="config.json: layer_types",
         )
     kind = default_type if kinds is None else kinds[index]
-    if kind == "full_attention":
-        return None
-    if kind == "sliding_attention":
-        return config.integer("sliding_window")
+    if kind in (FULL, SLIDING):
+        return str(kind)
     raise UnsupportedError(
         f"layer type {shown(kind)} is not supported",
         field="config.json: layer_types",
-        remedy="trtc knows full_attention and sliding_attention",
+        remedy=f"trtc knows {FULL} and {SLIDING}",
     )
+
+
+def window_by_layer_type(config: Config, index: int, default_type: str) -> int | None:
+    """The window of layer `index`, by its `layer_type`.
+
+    Raises:
+        UnsupportedError, CheckpointError: as `layer_type`; or `sliding_window` does not fit.
+    """
+    is_sliding = layer_type(config, index, default_type) == SLIDING
+    return config.integer("sliding_window") if is_sliding else None
 
 
 def decoder(
@@ -152,11 +221,17 @@ def decoder(
     tied_by_default: bool = False,
     unit_offset: bool = False,
     embedding_scale: float | None = None,
+    logit_scale: float = 1.0,
     logit_softcap: float | None = None,
 ) -> DecoderSpec:
-    """The frame around the layers; `layer(index, prefix)` makes each of them."""
+    """The frame around the layers; `layer(index, prefix)` makes each of them.
+
+    Args:
+        logit_scale: multiplies the logits. The final norm's weight takes it in.
+    """
     architecture = str((config.sequence("architectures") or ("",))[0])
     vocab, hidden = config.integer("vocab_size"), config.integer("hidden_size")
+    final_norm = norm(config, "model.norm", unit_offset=unit_offset)
     tied = config.flag("tie_word_embeddings", tied_by_default)
     return DecoderSpec(
         family=family,
@@ -169,7 +244,7 @@ def decoder(
             layer(index, f"model.layers.{index}")
             for index in range(config.integer("num_hidden_layers"))
         ),
-        final_norm=norm(config, "model.norm", unit_offset=unit_offset),
+        final_norm=replace(final_norm, multiplier=logit_scale),
         lm_head=LinearSpec(EMBEDDING if tied else "lm_head", hidden, vocab),
         embedding_scale=embedding_scale,
         logit_softcap=logit_softcap,

@@ -19,6 +19,11 @@ class Config:
     def get(self, key: str) -> Any:
         return self.fields.get(key)
 
+    def with_defaults(self, **defaults: Any) -> "Config":
+        """The same, with what the family assumes of fields that are absent or null."""
+        given = {key: value for key, value in self.fields.items() if value is not None}
+        return Config({**self.fields, **defaults, **given})
+
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         """A whole number from `least` up to the field's bound.
 

@@ -26,8 +26,7 @@ _OTHER_PARTS = (r"(model\.)?vision_tower\..*", r"(model\.)?multi_modal_projector
 
 def gemma3(config: Config, max_seq_len: int) -> DecoderSpec:
     """Gemma3ForCausalLM, and the text model in Gemma3ForConditionalGeneration."""
-    given = {key: value for key, value in config.fields.items() if value is not None}
-    config = Config(_DEFAULTS | given)
+    config = config.with_defaults(**_DEFAULTS)
     config.require("use_bidirectional_attention", (False,), False)
     dim = common.head_dim(config)
     ropes = {

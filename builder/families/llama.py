@@ -1,28 +1,62 @@
-"""Llama 2 and 3.x."""
+"""Llama 2 and 3.x, and what has Llama's graph: Yi, Helium, ERNIE 4.5, Seed-OSS."""
 
-from trtc.builder.families import common
 from trtc.builder.families.config import Config
-from trtc.builder.families.rope import rope_spec
-from trtc.builder.spec import DecoderSpec, LayerSpec
+from trtc.builder.families.dense import Dense, dense
+from trtc.builder.spec import DecoderSpec
 
 
 def llama(config: Config, max_seq_len: int) -> DecoderSpec:
     """LlamaForCausalLM."""
-    dim = common.head_dim(config)
-    rope = rope_spec(config, dim, max_seq_len)
-    act = common.activation(config)
-    attention_bias = config.flag("attention_bias", False)
+    bias = config.flag("attention_bias", False)
     mlp_bias = config.flag("mlp_bias", False)
-    intermediate = config.integer("intermediate_size")
+    return dense(config, max_seq_len, Dense("llama", qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias))
 
-    def layer(_index: int, prefix: str) -> LayerSpec:
-        return common.pre_norm_layer(
-            config,
-            prefix,
-            common.attention(
-                config, prefix, rope, dim=dim, qkv_bias=attention_bias, o_bias=attention_bias
-            ),
-            common.gated_mlp(config, f"{prefix}.mlp", intermediate, act, bias=mlp_bias),
-        )
 
-    return common.decoder(config, "llama", layer)
+def helium(config: Config, max_seq_len: int) -> DecoderSpec:
+    """HeliumForCausalLM."""
+    config = config.with_defaults(head_dim=128, rms_norm_eps=1e-8)
+    return dense(
+        config,
+        max_seq_len,
+        Dense(
+            "helium",
+            theta=100000.0,
+            interleaved=True,
+            qkv_bias=config.flag("attention_bias", False),
+            mlp_bias=config.flag("mlp_bias", False),
+        ),
+    )
+
+
+def ernie4_5(config: Config, max_seq_len: int) -> DecoderSpec:
+    """Ernie4_5ForCausalLM."""
+    config = config.with_defaults(head_dim=128, rms_norm_eps=1e-5)
+    bias = config.flag("use_bias", False)
+    return dense(
+        config,
+        max_seq_len,
+        Dense(
+            "ernie4_5",
+            theta=500000.0,
+            interleaved=True,
+            qkv_bias=bias,
+            o_bias=bias,
+            mlp_bias=bias,
+            tied=True,
+        ),
+    )
+
+
+def seed_oss(config: Config, max_seq_len: int) -> DecoderSpec:
+    """SeedOssForCausalLM."""
+    config = config.with_defaults(head_dim=128)
+    return dense(
+        config,
+        max_seq_len,
+        Dense(
+            "seed_oss",
+            qkv_bias=config.flag("attention_bias", True),
+            o_bias=config.flag("attention_out_bias", False),
+            mlp_bias=config.flag("mlp_bias", False),
+        ),
+    )

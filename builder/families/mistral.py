@@ -22,7 +22,7 @@ def mistral(config: Config, max_seq_len: int) -> DecoderSpec:
     )
 
     def layer(_index: int, prefix: str) -> LayerSpec:
-        return common.pre_norm_layer(
+        return common.layer_spec(
             config,
             prefix,
             common.attention(config, prefix, rope, dim=dim, window=window),

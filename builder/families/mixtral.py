@@ -14,7 +14,7 @@ def mixtral(config: Config, max_seq_len: int) -> DecoderSpec:
 
     def layer(_index: int, prefix: str) -> LayerSpec:
         attention = common.attention(config, prefix, rope, dim=dim, window=window)
-        return common.pre_norm_layer(config, prefix, attention, _experts(config, prefix))
+        return common.layer_spec(config, prefix, attention, _experts(config, prefix))
 
     return common.decoder(config, "mixtral", layer)
 

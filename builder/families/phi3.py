@@ -5,7 +5,7 @@ import dataclasses
 from trtc.builder.families import common
 from trtc.builder.families.config import Config
 from trtc.builder.families.rope import rope_spec
-from trtc.builder.spec import AttentionSpec, DecoderSpec, DenseMlpSpec, LayerSpec, LinearSpec
+from trtc.builder.spec import AttentionSpec, DecoderSpec, LayerSpec, LinearSpec
 
 _OLDER_ROPE_NAMES = {"su": "longrope", "yarn": "longrope"}
 
@@ -18,8 +18,8 @@ def phi3(config: Config, max_seq_len: int) -> DecoderSpec:
 
     def layer(_index: int, prefix: str) -> LayerSpec:
         attention = common.attention(config, prefix, rope, dim=dim, window=window)
-        return common.pre_norm_layer(
-            config, prefix, _with_fused_qkv(attention, prefix), _mlp(config, prefix)
+        return common.layer_spec(
+            config, prefix, _with_fused_qkv(attention, prefix), common.fused_mlp(config, prefix)
         )
 
     return common.decoder(config, "phi3", layer)
@@ -41,16 +41,4 @@ def _with_fused_qkv(attention: AttentionSpec, layer: str) -> AttentionSpec:
         q=rows(attention.q, 0),
         k=rows(attention.k, q_rows),
         v=rows(attention.v, q_rows + kv_rows),
-    )
-
-
-def _mlp(config: Config, layer: str) -> DenseMlpSpec:
-    hidden = config.integer("hidden_size")
-    width = config.integer("intermediate_size")
-    fused = f"{layer}.mlp.gate_up_proj"
-    return DenseMlpSpec(
-        gate=LinearSpec(fused, hidden, width, rows=(0, width)),
-        up=LinearSpec(fused, hidden, width, rows=(width, 2 * width)),
-        down=LinearSpec(f"{layer}.mlp.down_proj", width, hidden),
-        activation=common.activation(config),
     )

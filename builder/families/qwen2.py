@@ -15,7 +15,7 @@ def qwen2(config: Config, max_seq_len: int) -> DecoderSpec:
 
     def layer(index: int, prefix: str) -> LayerSpec:
         window = qwen_window(config, index)
-        return common.pre_norm_layer(
+        return common.layer_spec(
             config,
             prefix,
             common.attention(config, prefix, rope, dim=dim, qkv_bias=True, window=window),

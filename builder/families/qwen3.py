@@ -25,10 +25,10 @@ def qwen3(config: Config, max_seq_len: int) -> DecoderSpec:
             dim=dim,
             qkv_bias=bias,
             o_bias=bias,
-            qk_norm=True,
+            qk_norm="head",
             window=qwen_window(config, index),
         )
         mlp = common.gated_mlp(config, f"{prefix}.mlp", intermediate, act)
-        return common.pre_norm_layer(config, prefix, attention, mlp)
+        return common.layer_spec(config, prefix, attention, mlp)
 
     return common.decoder(config, "qwen3", layer)

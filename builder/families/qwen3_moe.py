@@ -22,10 +22,10 @@ def qwen3_moe(config: Config, max_seq_len: int) -> DecoderSpec:
             dim=dim,
             qkv_bias=bias,
             o_bias=bias,
-            qk_norm=True,
+            qk_norm="head",
             window=window,
         )
-        return common.pre_norm_layer(config, prefix, attention, _mlp(config, index, prefix))
+        return common.layer_spec(config, prefix, attention, _mlp(config, index, prefix))
 
     return common.decoder(config, "qwen3_moe", layer)
 

@@ -7,16 +7,21 @@ from typing import Any
 from trtc.builder.checkpoint.checkpoint import Checkpoint
 from trtc.builder.families.bounds import MAX_EXPERTS_OF_ALL_LAYERS
 from trtc.builder.families.config import Config, shown
+from trtc.builder.families.exaone4 import exaone4
 from trtc.builder.families.gemma2 import gemma2
 from trtc.builder.families.gemma3 import gemma3
+from trtc.builder.families.glm4 import glm, glm4
+from trtc.builder.families.granite import granite
 from trtc.builder.families.lfm2 import lfm2
-from trtc.builder.families.llama import llama
+from trtc.builder.families.llama import ernie4_5, helium, llama, seed_oss
 from trtc.builder.families.mistral import mistral
 from trtc.builder.families.mixtral import mixtral
+from trtc.builder.families.olmo2 import olmo2, olmo3
 from trtc.builder.families.phi3 import phi3
 from trtc.builder.families.qwen2 import qwen2
 from trtc.builder.families.qwen3 import qwen3
 from trtc.builder.families.qwen3_moe import qwen3_moe
+from trtc.builder.families.smollm3 import smollm3
 from trtc.builder.spec import DecoderSpec
 from trtc.protos.errors import CheckpointError, RequestError, UnsupportedError
 
@@ -32,6 +37,16 @@ FAMILIES: Mapping[str, Callable[[Config, int], DecoderSpec]] = {
     "Lfm2ForCausalLM": lfm2,
     "Qwen3MoeForCausalLM": qwen3_moe,
     "MixtralForCausalLM": mixtral,
+    "SmolLM3ForCausalLM": smollm3,
+    "Olmo2ForCausalLM": olmo2,
+    "Olmo3ForCausalLM": olmo3,
+    "GraniteForCausalLM": granite,
+    "GlmForCausalLM": glm,
+    "Glm4ForCausalLM": glm4,
+    "HeliumForCausalLM": helium,
+    "Ernie4_5ForCausalLM": ernie4_5,
+    "SeedOssForCausalLM": seed_oss,
+    "Exaone4ForCausalLM": exaone4,
 }
 
 

@@ -67,7 +67,8 @@ def _match_rotated(rewriter: Rewriter, tensor: Tensor, head_dim: int) -> _Rotate
         return None
     norm = _producer_through(rewriter, x, "RMSNormalization")
     if norm is not None and not _is_head_norm(norm, head_dim):
-        return None
+        # A norm over all heads of a row (OLMo 2): the rotation reads its result.
+        norm = None
     source = _source(rewriter, norm.inputs[0] if norm is not None else x)
     if len(source.shape) != 2 or source.shape[1] != num_heads * head_dim:
         return None

@@ -32,7 +32,7 @@ from trtc.builder.families.registry import checkpoint_spec, decoder_spec
 from trtc.builder.graph import GraphRequest, build_graph
 from trtc.builder.request import BuildRequest
 from trtc.builder.source import open_source
-from trtc.builder.spec import DecoderSpec, MoeMlpSpec
+from trtc.builder.spec import NO_ROPE, DecoderSpec, MoeMlpSpec
 from trtc.protos.errors import CheckpointError, RequestError, TrtcError, UnsupportedError
 from trtc.protos.manifest import Limits
 
@@ -181,6 +181,17 @@ def test_lfm2s_convolutions_with_biases_and_more_taps(tmp_path: Path) -> None:
         ("qwen3_moe", {"norm_topk_prob": False}),
         ("mixtral", {"num_experts_per_tok": 1}),
         ("lfm2", {"norm_eps": 1e-2}),
+        ("smollm3", {"no_rope_layers": [1, 1, 1, 1]}),
+        ("smollm3", {"use_sliding_window": False}),
+        ("olmo3", {"layer_types": ["full_attention"] * 4}),
+        ("olmo3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}),
+        ("granite", {"embedding_multiplier": 1.0}),
+        ("granite", {"residual_multiplier": 1.0}),
+        ("granite", {"attention_multiplier": 0.25}),
+        ("granite", {"logits_scaling": 1.0}),
+        ("granite", {"rms_norm_eps": 1e-2}),
+        ("glm4", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.0}}),
+        ("exaone4", {"layer_types": ["full_attention"] * 4}),
         ("lfm2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
     ],
 )
@@ -325,6 +336,23 @@ def test_a_text_model_inside_another_is_found_by_its_prefix(prefix: str, tmp_pat
     np.testing.assert_allclose(found, transformers_logits(path, prompt), rtol=0, atol=TOLERANCE)
 
 
+def test_what_older_configs_of_exaone4_and_smollm3_leave_out() -> None:
+    """The pattern says which layers have windows, the interval which have a rotary embedding."""
+    exaone4 = config_of("exaone4")
+    for pattern in (2, "LLLG"):
+        older = {**exaone4, "layer_types": None, "sliding_window_pattern": pattern}
+        windows = [one.attention.window for one in decoder_spec(older, 64).layers]
+        last_of = 2 if pattern == 2 else 4
+        assert windows == [None if (i + 1) % last_of == 0 else WINDOW for i in range(4)]
+    everywhere = decoder_spec({**exaone4, "sliding_window": None}, 64)
+    assert {one.attention.window for one in everywhere.layers} == {None}
+    assert NO_ROPE not in {one.attention.rope for one in everywhere.layers}
+    older = config_of("smollm3", no_rope_layers=..., layer_types=..., no_rope_layer_interval=3)
+    layers = decoder_spec(older, 64).layers
+    assert [one.attention.rope is NO_ROPE for one in layers] == [False, False, True, False]
+    assert [one.attention.window for one in layers] == [None, None, WINDOW, None]
+
+
 def test_null_and_absent_windows_differ_for_mistral() -> None:
     def window(spec: DecoderSpec) -> int | None:
         return spec.layers[0].attention.window
@@ -359,6 +387,7 @@ LONGROPE_SHORT_LIST = {
     "long_factor": [1.0],
 }
 LFM2_ENORMOUS = {"block_ffn_dim_multiplier": 998, "intermediate_size": 1 << 20}
+EXAONE4_PATTERN = {"sliding_window_pattern": "LLG", "layer_types": ...}
 ODD_ROTARY = {"partial_rotary_factor": 0.2}
 
 
@@ -397,6 +426,11 @@ ODD_ROTARY = {"partial_rotary_factor": 0.2}
         ("lfm2", {"layer_types": [["conv"]] * 5}, UnsupportedError, "a list of 1"),
         ("lfm2", {"conv_L_cache": 1}, CheckpointError, "conv_L_cache: is 1"),
         ("lfm2", LFM2_ENORMOUS, CheckpointError, "intermediate size of 697651904"),
+        ("smollm3", {"no_rope_layers": [1]}, CheckpointError, "names 1 layers of 4"),
+        ("smollm3", {"no_rope_layers": [1, 0, 2, 1]}, CheckpointError, "has 2, not 0 or 1"),
+        ("exaone4", EXAONE4_PATTERN, UnsupportedError, "'LLG' is not supported"),
+        ("olmo3", {"layer_types": ["chunked_attention"] * 4}, UnsupportedError, "chunked"),
+        ("granite", {"residual_multiplier": 0}, CheckpointError, "residual_multiplier: is 0"),
     ],
 )
 def test_refused_by_name(

@@ -51,6 +51,12 @@ def check(scheme: str, ranks: int, **sizes: int) -> None:
     check_sharding(spec, named, None, ranks)
 
 
+def test_a_norm_over_all_heads_is_not_shared() -> None:
+    spec = decoder_spec(config_dict("olmo2", **SIZES), 64)
+    with pytest.raises(RequestError, match="norm over all heads of q and k cannot be shared by 2"):
+        check_sharding(spec, SCHEMES["bf16"], None, 2)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 @pytest.mark.parametrize("scheme", ["bf16", "fp8", "int8_sq", "int4_awq", "w4a8_awq"])
 def test_what_divides_can_be_shared(scheme: str, ranks: int) -> None:

@@ -35,10 +35,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {},
     "gemma3": WINDOWS,
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
+    "olmo3": {
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 8,
+    },
+    "smollm3": {"num_hidden_layers": 2, "no_rope_layers": [1, 0], "use_sliding_window": False},
 }
 """One without and one with norms of q and k, one with routed experts, one with windows and full
 attention, rope by layer type, scaled embeddings and norms on both sides of a layer's parts, and one
-with short convolutions, whose states lie side by side in the pool."""
+with short convolutions, whose states lie side by side in the pool; one with norms after a layer's
+parts and over all heads, and one with layers that have no rotary embedding."""
 
 
 def run_both(family: str, scheme: str, directory: str, **options: Any) -> dict[str, Any]:
@@ -165,7 +172,7 @@ def test_an_fp32_engine_is_its_graph(family: str, tmp_path: Path) -> None:
     result = in_interpreter(functools.partial(run_both, **options), family, "fp32", str(tmp_path))
     assert result["errors"][-1] < 1e-5
     assert len(result["launched"]) >= 6, "the engine ran other kernels than its own"
-    windows = {"gemma3": (None, 8), "lfm2": (None, 0)}
+    windows = {"gemma3": (None, 8), "lfm2": (None, 0), "olmo3": (None, 8)}
     assert result["windows"] == windows.get(family, (None,))
 
 

@@ -26,8 +26,12 @@ FAMILIES = (
     "phi3_longrope",
     "qwen3_moe",
     "mixtral",
+    "smollm3",
+    "olmo3",
+    "glm4",
 )
-"""The variants whose kernels differ; llama3 and yarn differ in the rope table only."""
+"""The variants whose kernels differ; llama3 and yarn differ in the rope table only, Granite in
+constants, GLM, Helium and ERNIE in the order of weights."""
 TOLERANCE = 1e-4
 PROMPT = 53
 CHUNKS = (1, 7, PAGE_SIZE, 23, 64)

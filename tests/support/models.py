@@ -132,6 +132,52 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "MixtralConfig",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
     ),
+    "smollm3": (
+        "SmolLM3Config",
+        {
+            "num_hidden_layers": 4,
+            "no_rope_layers": [1, 0, 1, 0],
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+        },
+    ),
+    "olmo2": ("Olmo2Config", {"attention_bias": True}),
+    "olmo3": (
+        "Olmo3Config",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": WINDOW,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 1000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                },
+            },
+        },
+    ),
+    "granite": (
+        "GraniteConfig",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 0.3,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "glm": ("GlmConfig", {"head_dim": 24}),
+    "glm4": ("Glm4Config", {"head_dim": 24}),
+    "helium": ("HeliumConfig", {"head_dim": 16}),
+    "ernie4_5": ("Ernie4_5Config", {"head_dim": 32, "use_bias": True}),
+    "seed_oss": ("SeedOssConfig", {"head_dim": 32, "attention_out_bias": True}),
+    "exaone4": (
+        "Exaone4Config",
+        {"num_hidden_layers": 4, "sliding_window": WINDOW, "sliding_window_pattern": 2},
+    ),
 }
 
 FAMILIES: tuple[str, ...] = tuple(_CONFIGS)

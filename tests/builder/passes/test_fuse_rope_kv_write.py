@@ -216,7 +216,6 @@ def test_every_legal_attention_is_fused(q: Side, k: Side, rotary_dim: int, norms
         Side(eps=1e-3),
         Side(rotary_dim=4, cos="short_cos", sin="short_sin"),
         Side(rope=False),
-        Side(norm="rows"),
         Side(norm="computed"),
         Side(by_heads=True, norm="none"),
     ],
@@ -226,6 +225,17 @@ def test_every_legal_attention_is_fused(q: Side, k: Side, rotary_dim: int, norms
 def test_a_side_that_no_kernel_makes_is_left_alone(which: str, odd: Side) -> None:
     sides = (odd, PLAIN) if which == "q" else (PLAIN, odd)
     assert_unchanged(FUSE_ROPE_KV_WRITE, Attention(*sides).whole)
+
+
+def test_a_norm_over_all_heads_stays_before_the_rotation() -> None:
+    attention = Attention(Side(norm="rows"), PLAIN)
+    fused, changed = FUSE_ROPE_KV_WRITE(attention.whole)
+    assert changed and ops(fused)["RMSNormalization"] == 1
+    (node,) = nodes(fused, "rope_kv_write")
+    assert {name for name in given(node) if "norm" in name} == {"k_norm"}
+    expected, found = attention.outputs(attention.whole), attention.outputs(fused)
+    for before, after in zip(expected, found, strict=True):
+        np.testing.assert_allclose(after, before, atol=1e-5)
 
 
 @pytest.mark.parametrize("side", [Side(cos="computed"), Side(sin="computed")], ids=str)
