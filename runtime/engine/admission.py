@@ -18,6 +18,8 @@ from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.principal import LOCAL, Principal
 from trtc.runtime.requests.request import GenerationRequest, TokenMasks
+from trtc.runtime.requests.tool_choice import AUTO
+from trtc.runtime.requests.tools import shown, tool_use
 from trtc.runtime.requests.validation import check_lengths, finish_draft, validate
 from trtc.runtime.text.tokenizer import Tokenizer
 
@@ -79,6 +81,7 @@ def admission(
             fit into the principal's own limit of a context; or the grammar cannot be held.
         NoTokenizerError: the prompt is text, and the engine has no tokenizer.
     """
+    _check_answer(draft)
     prompt_ids = yield from _prompt_ids(engine, draft, limits)
     most = origin.principal.limits.max_context
     bounds = engine.loop.bounds
@@ -110,7 +113,12 @@ def chat_ids(engine: EngineHandle, chat: "Chat", limits: PromptLimits) -> Admiss
             remedy=f"The server takes at most {limits.max_messages}",
         )
     _check_bytes(chat.num_bytes, "chat", limits)
-    text = yield Work(lambda: tokenizer.apply_chat_template(chat.template_input()), renders=True)
+
+    def render() -> str:
+        tool_use(chat)  # raises for tools of another shape
+        return tokenizer.apply_chat_template(chat.template_input())
+
+    text = yield Work(render, renders=True)
     # The template has written its special tokens itself.
     ids: Sequence[int] = yield _encoding(engine, tokenizer, text, special=False, field="chat")
     return ids
@@ -163,6 +171,25 @@ def _constrained(
     return replace(request, masks=masks)
 
 
+def _check_answer(draft: RequestDraft) -> None:
+    """Refuse what takes a model whose calls and thoughts are told from its text.
+
+    Raises:
+        InvalidRequestError: also for tools of another shape.
+    """
+    tools = tool_use(draft.chat, draft.tool_choice, parallel=draft.parallel_tool_calls)
+    asked = {
+        "tool_choice": tools is not None and tools.choice != AUTO,
+        "parallel_tool_calls": tools is not None and not tools.parallel,
+        "thinking_token_budget": draft.thinking_token_budget is not None,
+    }
+    for field, is_asked in asked.items():
+        if is_asked:
+            raise InvalidRequestError(
+                "is not supported by this engine's model", field=field, remedy="Leave it out"
+            )
+
+
 def _prompt_ids(
     engine: EngineHandle, draft: RequestDraft, limits: PromptLimits
 ) -> Admission[Sequence[int]]:
@@ -170,7 +197,7 @@ def _prompt_ids(
     if draft.token_ids is not None:
         return draft.token_ids
     if draft.chat is not None:
-        return (yield from chat_ids(engine, draft.chat, limits))
+        return (yield from chat_ids(engine, shown(draft.chat, draft.tool_choice), limits))
     if draft.text is not None:
         return (yield from text_ids(engine, draft.text, limits))
     raise InvalidRequestError("is missing", field="prompt", remedy="Give text, token_ids or chat")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from trtc.protos.sampling import SamplingOptions
 from trtc.runtime.requests.grammar import Grammar
+from trtc.runtime.requests.tool_choice import AUTO, ToolChoice
 
 if TYPE_CHECKING:
     from trtc.runtime.text.chat import Chat
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RequestDraft:
-    """Exactly one of `text`, `token_ids` and `chat` is the prompt."""
+    """Exactly one of `text`, `token_ids` and `chat` is the prompt. A chat that was rendered already
+    stands beside its `token_ids`."""
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
@@ -40,5 +42,11 @@ class RequestDraft:
     priority: int = 0
     grammar: Grammar | None = None
     """What outputs have to be; None: anything."""
+    tool_choice: ToolChoice = AUTO
+    """Of the chat's tools."""
+    parallel_tool_calls: bool = True
+    """Whether an answer may have several calls."""
+    thinking_token_budget: int | None = None
+    """Tokens of a sequence's reasoning; None: as many as the model likes."""
     cache_salt: str = ""
     """A secret: clients that give the same one share cached prefixes. "": the client's own."""

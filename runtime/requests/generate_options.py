@@ -13,6 +13,7 @@ from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.grammar import Grammar, choice, json_schema, only_one
 from trtc.runtime.requests.keywords import Keyword
 from trtc.runtime.requests.prompts import Prompt, Prompts, read_prompts
+from trtc.runtime.requests.tool_choice import AUTO, tool_choice
 from trtc.runtime.text.template_options import TEMPLATE_OPTIONS, Message, TemplateOptions
 
 
@@ -42,6 +43,10 @@ class GenerateOptions(SamplingOptions, total=False):
 class ChatOptions(GenerateOptions, TemplateOptions, total=False):
     """Those of `chat`."""
 
+    tool_choice: str | Mapping[str, Any]
+    parallel_tool_calls: bool
+    thinking_token_budget: int | None
+
 
 _SAMPLING = frozenset(SamplingOptions.__annotations__)
 
@@ -67,7 +72,13 @@ _DESCRIPTIONS = {
     "regex": "a regular expression that each output matches as a whole.",
     "choice": "texts, of which each output is one.",
     "grammar": "a grammar in Lark's or GBNF's notation that each output is a text of.",
-    "tools": "JSON schemas of functions, for the chat template.",
+    "tools": "functions in the shape of the OpenAI API, which the answer may call.",
+    "tool_choice": "none, auto, required, a function or allowed_tools, as in the OpenAI API; None: "
+    "auto.",
+    "parallel_tool_calls": "whether an answer may have several calls.",
+    "enable_thinking": "whether the model reasons; None: as its chat template does.",
+    "reasoning_effort": "none, minimal, low, medium, high, xhigh or max, for the chat template.",
+    "thinking_token_budget": "tokens that the model may reason for; None: no limit.",
     "documents": "JSON objects, for the chat template.",
     "chat_template_kwargs": "further variables of the chat template.",
     "add_generation_prompt": "whether the prompt ends with the head of the assistant's message; "
@@ -112,7 +123,7 @@ def _kind(annotation: Any) -> tuple[type, str] | None:
     return _KINDS.get(plain[0]) if len(plain) == 1 else None
 
 
-_KIND_OF = {name: _kind(annotation) for name, annotation in GenerateOptions.__annotations__.items()}
+_KIND_OF = {name: _kind(annotation) for name, annotation in ChatOptions.__annotations__.items()}
 _KIND_OF["logit_bias"] = (Mapping, "a mapping of token ids to numbers")
 
 
@@ -175,8 +186,13 @@ def draft_of_chat(messages: Sequence[Message], options: ChatOptions) -> RequestD
     of_template: dict[str, Any] = {
         name: given.pop(name) for name in list(given) if name in TEMPLATE_OPTIONS
     }
+    for name in ("enable_thinking", "reasoning_effort"):
+        _check_kind(name, of_template.get(name))
     chat = chat_of(messages, cast(TemplateOptions, of_template))
-    return RequestDraft(chat=chat, **_draft_fields(cast(GenerateOptions, given)))
+    choice = tool_choice(given.pop("tool_choice", None)) or AUTO
+    return RequestDraft(
+        chat=chat, tool_choice=choice, **_draft_fields(cast(GenerateOptions, given))
+    )
 
 
 def _draft_fields(options: GenerateOptions) -> dict[str, Any]:
@@ -222,7 +238,7 @@ def _schema(schema: str | Mapping[str, Any]) -> Grammar:
 
 def _check_kind(name: str, value: Any) -> None:
     expected = _KIND_OF[name]
-    if expected is None or (value is None and GENERATE_KEYWORDS[name].default is None):
+    if expected is None or (value is None and CHAT_KEYWORDS[name].default is None):
         return
     kind, remedy = expected
     if not isinstance(value, kind):

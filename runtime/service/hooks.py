@@ -107,7 +107,7 @@ class HookedRequest:
         given = await self._call("on_prompt", token_ids)
         if given is None:
             return draft
-        return replace(draft, text=None, chat=None, token_ids=tuple(given))
+        return replace(draft, text=None, token_ids=tuple(given))
 
     def masks(self, vocab_size: int) -> TokenMasks | None:
         """What asks logits_processor, if it is to be asked."""

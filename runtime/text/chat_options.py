@@ -7,6 +7,7 @@ import msgspec
 
 from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.text.chat import Chat, ChatMessage, ContentPart, ToolCall
+from trtc.runtime.text.reasoning import reasoning_variables
 from trtc.runtime.text.template_options import Message, TemplateOptions
 
 _MESSAGE_KEYS = frozenset(
@@ -19,7 +20,8 @@ def chat_of(messages: Sequence[Message], options: TemplateOptions) -> Chat:
 
     Args:
         messages: oldest first.
-        options: `tools` are JSON schemas, `chat_template_kwargs` further variables of the template.
+        options: `tools` are JSON schemas, `chat_template_kwargs` further variables of the template,
+            before which those of `enable_thinking` and `reasoning_effort` stand back.
 
     Raises:
         InvalidRequestError: a message or an option has another shape; names it.
@@ -35,10 +37,20 @@ def chat_of(messages: Sequence[Message], options: TemplateOptions) -> Chat:
         ),
         tools=_json(options.get("tools"), "chat.tools"),
         documents=_json(options.get("documents"), "chat.documents"),
-        template_kwargs=_json(options.get("chat_template_kwargs"), "chat.template_kwargs"),
+        template_kwargs=_json(_variables(options), "chat.template_kwargs"),
         add_generation_prompt=options.get("add_generation_prompt"),
         continue_final_message=options.get("continue_final_message", False),
     )
+
+
+def _variables(options: TemplateOptions) -> Mapping[str, Any] | None:
+    """What is given by name goes before what the other options say."""
+    said = reasoning_variables(options.get("enable_thinking"), options.get("reasoning_effort"))
+    given = options.get("chat_template_kwargs")
+    if not said or given is None:
+        return said or given
+    _check_object(given, "chat.template_kwargs")
+    return {**said, **given}
 
 
 def _message(message: Message, field: str) -> ChatMessage:

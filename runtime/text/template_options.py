@@ -18,6 +18,8 @@ class TemplateOptions(TypedDict, total=False):
     tools: Sequence[Mapping[str, Any]]
     documents: Sequence[Mapping[str, Any]]
     chat_template_kwargs: Mapping[str, Any]
+    enable_thinking: bool | None
+    reasoning_effort: str | None
     add_generation_prompt: bool
     continue_final_message: bool
 

@@ -12,6 +12,7 @@ from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.grammar import Grammar, choice
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
+from trtc.runtime.requests.tool_choice import AUTO, ToolChoice, ToolMode
 from trtc.runtime.text.chat import MAX_MESSAGE_ITEMS, Chat, ChatMessage, ContentPart, ToolCall
 
 _REASON_TO_WIRE = {
@@ -23,7 +24,14 @@ _REASON_FROM_WIRE: dict[int, FinishReason] = {
     wire: reason for reason, wire in _REASON_TO_WIRE.items()
 }
 
-_CONVERTED = ("text", "token_ids", "chat", "sampling", "grammar")
+_MODE_TO_WIRE: dict[ToolMode, pb.ToolChoice.Mode] = {
+    "auto": pb.ToolChoice.AUTO,
+    "none": pb.ToolChoice.NONE,
+    "required": pb.ToolChoice.REQUIRED,
+}
+_MODE_FROM_WIRE: dict[int, ToolMode] = {wire: mode for mode, wire in _MODE_TO_WIRE.items()}
+
+_CONVERTED = ("text", "token_ids", "chat", "sampling", "grammar", "tool_choice")
 _SAME = tuple(one.name for one in fields(RequestDraft) if one.name not in _CONVERTED)
 """Fields that a draft and its message both have, as they are."""
 _LISTS = ("stop", "stop_token_ids")
@@ -45,6 +53,8 @@ def draft_to_wire(draft: RequestDraft) -> pb.GenerateRequest:
             request.chat.CopyFrom(chat_to_wire(draft.chat))
         if draft.grammar is not None:
             request.grammar.CopyFrom(_grammar_to_wire(draft.grammar))
+        if draft.tool_choice != AUTO:
+            request.tool_choice.CopyFrom(_choice_to_wire(draft.tool_choice))
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(
             f"the request cannot be written: {error}",
@@ -67,6 +77,7 @@ def draft_from_wire(request: pb.GenerateRequest) -> RequestDraft:
         chat=chat_from_wire(request.chat) if kind == "chat" else None,
         sampling=_sampling_from_wire(request.sampling),
         grammar=_grammar_from_wire(request.grammar) if request.HasField("grammar") else None,
+        tool_choice=_choice_from_wire(request.tool_choice),
         **given,
     )
 
@@ -88,6 +99,19 @@ def _grammar_from_wire(grammar: pb.Grammar) -> Grammar | None:
     if kind == "json_object":
         return Grammar("json_object") if grammar.json_object else None
     return None if kind is None else Grammar(kind, getattr(grammar, kind))
+
+
+def _choice_to_wire(choice: ToolChoice) -> pb.ToolChoice:
+    return pb.ToolChoice(mode=_MODE_TO_WIRE[choice.mode], names=choice.names)
+
+
+def _choice_from_wire(choice: pb.ToolChoice) -> ToolChoice:
+    """Raises InvalidRequestError for a mode of a later version."""
+    if choice.mode not in _MODE_FROM_WIRE:
+        raise InvalidRequestError(
+            f"is {choice.mode}", field="tool_choice.mode", remedy="Give AUTO, NONE or REQUIRED"
+        )
+    return ToolChoice(_MODE_FROM_WIRE[choice.mode], tuple(choice.names))
 
 
 def chat_to_wire(chat: Chat) -> pb.ChatMessages:

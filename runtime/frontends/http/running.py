@@ -5,11 +5,12 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from trtc.protos.errors import CancelledError
+from trtc.protos.errors import CancelledError, InvalidRequestError
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.requests.request import FinishReason, Output
+from trtc.runtime.requests.tools import tool_use
 from trtc.runtime.service.service import Service
 from trtc.runtime.service.streams import OutputStream
 
@@ -35,6 +36,8 @@ async def running(
     Raises:
         TrtcError: a draft is refused, which ends those before it.
     """
+    for one in drafts:
+        _check_tools(one)
     async with AsyncExitStack() as stack:
         engine = stack.enter_context(service.models.lease(drafts[0].model))
         streams = [
@@ -49,6 +52,14 @@ async def running(
         merged = _Merged(streams)
         with merged.reading():
             yield Running(engine, merged.outputs())
+
+
+def _check_tools(draft: RequestDraft) -> None:
+    """Refuse tools whose calls a client would look for beside the text, and not find."""
+    if tool_use(draft.chat, draft.tool_choice, parallel=draft.parallel_tool_calls) is not None:
+        raise InvalidRequestError(
+            "is not supported by this server", field="chat.tools", remedy="Leave it out"
+        )
 
 
 async def unaborted(stream: OutputStream) -> AsyncIterator[Sequence[Output]]:

@@ -29,10 +29,12 @@ FIELDS = {
     """,
     "Grammar": "json_schema=1 json_object=2 regex=3 choice=4 lark=5",
     "Texts": "texts=1",
+    "ToolChoice": "mode=1 names=2",
     "GenerateRequest": """
         model=1 request_id=2 text=3 token_ids=4 chat=5 sampling=6 max_tokens=7 stop=8
         stop_token_ids=9 ignore_eos=10 n=11 logprobs=12 priority=13 include_stop=14
         min_tokens=15 cache_salt=16 prompt_logprobs=17 grammar=18
+        tool_choice=19 parallel_tool_calls=20 thinking_token_budget=21
     """,
     "TokenLogprob": "token_id=1 logprob=2 utf8=3",
     "TokenLogprobs": "sampled=1 top=2",

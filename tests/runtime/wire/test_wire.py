@@ -14,6 +14,7 @@ from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.grammar import Grammar, choice
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
+from trtc.runtime.requests.tool_choice import ToolChoice
 from trtc.runtime.text.chat import Chat, ChatMessage, ContentPart, ToolCall
 from trtc.runtime.wire.failures import status_name, to_error, to_status
 from trtc.runtime.wire.messages import (
@@ -68,6 +69,11 @@ samplings = st.fixed_dictionaries(
     },
 )
 
+choices = st.builds(
+    ToolChoice,
+    st.sampled_from(["none", "auto", "required"]),
+    st.lists(text, max_size=2).map(tuple),
+)
 grammars = st.one_of(
     st.builds(Grammar, st.sampled_from(["json_schema", "regex", "lark"]), text),
     st.just(Grammar("json_object")),
@@ -93,6 +99,9 @@ drafts = prompts.flatmap(
         logprobs=st.none() | tokens,
         prompt_logprobs=st.none() | tokens,
         priority=st.integers(-(2**31), 2**31 - 1),
+        tool_choice=choices,
+        parallel_tool_calls=st.booleans(),
+        thinking_token_budget=st.none() | tokens,
         cache_salt=text,
     )
 )

@@ -42,6 +42,7 @@ from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.principal import Principal
+from trtc.runtime.requests.tools import shown
 from trtc.runtime.service.service import Service
 
 MODELS = "/v1/models"
@@ -169,8 +170,9 @@ class _Handlers:
     ) -> RequestDraft:
         """The same with its prompt as token ids."""
         if draft.chat is not None:
-            ids = await self._service.tokenize_chat(draft.model, draft.chat, principal)
-            return replace(draft, chat=None, token_ids=tuple(ids))
+            chat = shown(draft.chat, draft.tool_choice)
+            ids = await self._service.tokenize_chat(draft.model, chat, principal)
+            return replace(draft, token_ids=tuple(ids))
         if draft.text is not None:
             special = getattr(fields, "add_special_tokens", None)
             ids = await self._service.tokenize_text(

@@ -18,6 +18,7 @@ from trtc.runtime.frontends.http.structured import grammar_of, response_format
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.prompts import Prompt, read_prompts
+from trtc.runtime.requests.tool_choice import AUTO, tool_choice
 from trtc.runtime.text.chat import Chat
 from trtc.runtime.text.chat_options import chat_of
 
@@ -44,6 +45,9 @@ def chat_draft(fields: ChatFields, request_id: str) -> RequestDraft:
         prompt_logprobs=fields.prompt_logprobs,
         n=1 if fields.n is None else fields.n,
         grammar=grammar_of(fields, response_format(fields.response_format)),
+        tool_choice=tool_choice(fields.tool_choice) or AUTO,
+        parallel_tool_calls=fields.parallel_tool_calls is not False,
+        thinking_token_budget=fields.thinking_token_budget,
         **common(fields),
     )
 
@@ -60,6 +64,9 @@ def conversation(fields: ChatFields | TokenizeFields) -> Chat:
     template: dict[str, Any] = {
         "chat_template_kwargs": fields.chat_template_kwargs,
         "documents": fields.documents,
+        "enable_thinking": fields.enable_thinking,
+        "reasoning_effort": fields.reasoning_effort,
+        "tools": fields.tools,
         "add_generation_prompt": fields.add_generation_prompt,
         "continue_final_message": bool(fields.continue_final_message),
     }

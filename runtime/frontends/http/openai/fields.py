@@ -34,6 +34,10 @@ _REFUSED: Refused = {
     "use_beam_search": (False,),
     "web_search_options": (),
 }
+_TAKEN_BY_CHATS = frozenset({"thinking_token_budget", "tool_choice", "tools"})
+_REFUSED_CHAT: Refused = {
+    name: same for name, same in _REFUSED.items() if name not in _TAKEN_BY_CHATS
+}
 _REFUSED_RESPONSE: Refused = {
     **_REFUSED,
     "response_format": ({"type": "text"},),
@@ -50,7 +54,6 @@ _REFUSED_TOKENIZE: Refused = {
     "chat_template": (),
     "mm_processor_kwargs": ({},),
     "return_token_strs": (False,),
-    "tools": ([],),
 }
 
 
@@ -84,15 +87,23 @@ class ChoiceFields(CommonFields, kw_only=True):
 
 
 class ChatFields(ChoiceFields, kw_only=True):
+    refused: ClassVar[Refused] = _REFUSED_CHAT
+
     messages: list[dict[str, Any]] | None = None
     logprobs: bool | None = None
     max_completion_tokens: int | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
     top_logprobs: int | None = None
     # vLLM's own
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     documents: list[dict[str, Any]] | None = None
+    enable_thinking: bool | None = None
+    thinking_token_budget: int | None = None
 
 
 class CompletionFields(ChoiceFields, kw_only=True):
@@ -141,6 +152,10 @@ class TokenizeFields(Fields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     documents: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    # not vLLM's: as in chat completions
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
 
 
 class DetokenizeFields(Fields, kw_only=True):

@@ -9,6 +9,7 @@ CHAT: Params = {
     "chat": "messages",
     "chat.messages": "messages",
     "chat.documents": "documents",
+    "chat.tools": "tools",
     "chat.template_kwargs": "chat_template_kwargs",
     "chat.continue_final_message": "continue_final_message",
     "prompt": "messages",

@@ -10,6 +10,7 @@ from tests.support.servers import EchoEngine, RunningServer, echo_server
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 USER = {"role": "user", "content": "a"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
 def chat(**fields: Any) -> tuple[str, dict[str, Any]]:
@@ -75,7 +76,7 @@ BAD: list[tuple[tuple[str, dict[str, Any]], str | None, str]] = [
     (tokenize(prompt="a", model="other"), "model", "no engine is called 'other'"),
     (tokenize(messages=[]), "messages", "has no messages"),
     (tokenize(messages=[{"role": "king"}]), "messages[0].role", "is 'king'"),
-    (tokenize(messages=[USER], tools=[{}]), "tools", "is not supported"),
+    (tokenize(messages=[USER], tools=[{}]), "tools[0].name", "is missing"),
     (detokenize(), "tokens", "is missing"),
     (detokenize(tokens="a"), "tokens", "got str"),
     (detokenize(tokens=[1, "a"]), "tokens[1]", "got str"),
@@ -146,8 +147,49 @@ BAD: list[tuple[tuple[str, dict[str, Any]], str | None, str]] = [
     (completion(priority=2**40), "priority", "is -1099511627776"),
     (completion(cache_salt="x" * 300), "cache_salt", "has 300 bytes"),
     (completion(suffix="a"), "suffix", "is not supported"),
-    (chat(tools=[{"type": "function"}]), "tools", "is not supported"),
-    (chat(tool_choice="required"), "tool_choice", "is not supported"),
+    (chat(tools=[TOOL]), "tools", "is not supported"),
+    (chat(tools=[{"type": "function"}]), "tools[0].name", "is missing"),
+    (chat(tools=[{"function": 5}]), "tools[0].function", "is a int"),
+    (chat(tools=[{"function": {"name": "a b"}}]), "tools[0].function.name", "is 'a b'"),
+    (chat(tools=[{"name": "f", "parameters": []}]), "tools[0].parameters", "is a list"),
+    (chat(tools=[{"name": "f", "description": 5}]), "tools[0].description", "is a int"),
+    (chat(tools=[{"name": "f", "strict": "yes"}]), "tools[0].strict", "is a str"),
+    (chat(tools=[TOOL, TOOL]), "tools[1]", "'f' is given twice"),
+    (chat(tools=[{"name": f"f{n}"} for n in range(513)]), "tools", "has 513 tools"),
+    (chat(tools=5), "tools", "expected array"),
+    (chat(tool_choice="required"), "tool_choice", "is given without tools"),
+    (chat(tools=[TOOL], tool_choice="any"), "tool_choice", "is 'any'"),
+    (chat(tools=[TOOL], tool_choice={}), "tool_choice", "has no type"),
+    (chat(tools=[TOOL], tool_choice={"type": "function"}), "tool_choice", "names no function"),
+    (
+        chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "g"}}),
+        "tool_choice",
+        "names 'g', which is not among the tools",
+    ),
+    (
+        chat(tools=[TOOL], tool_choice={"type": "allowed_tools", "tools": []}),
+        "tool_choice.tools",
+        "is no list of tools",
+    ),
+    (
+        chat(tools=[TOOL], tool_choice={"type": "allowed_tools", "mode": "x", "tools": [TOOL]}),
+        "tool_choice.mode",
+        "is 'x'",
+    ),
+    (
+        chat(tools=[TOOL], tool_choice={"type": "allowed_tools", "allowed_tools": 5}),
+        "tool_choice.allowed_tools",
+        "is a int",
+    ),
+    (
+        chat(tools=[TOOL], tool_choice={"type": "allowed_tools", "tools": [TOOL, {}]}),
+        "tool_choice.tools[1]",
+        "names no function",
+    ),
+    (chat(parallel_tool_calls=5), "parallel_tool_calls", "expected bool"),
+    (chat(reasoning_effort="most"), "reasoning_effort", "is 'most'"),
+    (chat(reasoning_effort="low", enable_thinking=False), "reasoning_effort", "is 'low' beside"),
+    (chat(thinking_token_budget=5), "thinking_token_budget", "is not supported"),
     (chat(functions=[{"name": "f"}]), "functions", "is not supported"),
     (chat(response_format={"type": "grammar"}), "response_format.type", "is 'grammar'"),
     (
