@@ -107,7 +107,10 @@ class Grammars:
 
         with self._lock:
             if self._trials is None:
-                self._trials = GrammarTrials()
+                assert self._tokenizer is not None
+                self._trials = GrammarTrials(
+                    token_ids=self._tokenizer.added_tokens, end_token_ids=self._eos_token_ids
+                )
             return self._trials
 
     def _tokens(self) -> "LLTokenizer":

@@ -6,6 +6,7 @@ compiled in the server's.
 """
 
 import threading
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from trtc.protos.errors import EnvironmentFault, InvalidRequestError, UnavailableError
@@ -19,7 +20,7 @@ from trtc.runtime.host.limited_process import (
 from trtc.runtime.requests.grammar import Grammar
 
 _MODULE = "trtc.runtime.grammar.trial_child"
-_PACKAGES = ("llguidance",)
+_PACKAGES = ("llguidance", "msgspec")
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,19 @@ class TrialLimits:
 class GrammarTrials:
     """Tries grammars, from any thread. The first one starts the first process."""
 
-    def __init__(self, limits: TrialLimits | None = None) -> None:
+    def __init__(
+        self,
+        limits: TrialLimits | None = None,
+        token_ids: Mapping[str, int] | None = None,
+        end_token_ids: Collection[int] = (),
+    ) -> None:
+        """
+        Args:
+            token_ids: of added tokens by their texts, by which structural tags name them.
+            end_token_ids: end-of-sequence tokens.
+        """
         self._limits = limits or TrialLimits()
+        self._token_ids = {"token_ids": token_ids or {}, "end_token_ids": tuple(end_token_ids)}
         self._slots = threading.BoundedSemaphore(self._limits.processes)
         self._lock = threading.Lock()
         self._idle: list[LimitedProcess] = []
@@ -101,7 +113,7 @@ class GrammarTrials:
             "recycle_bytes": self._limits.recycle_bytes,
         }
         try:
-            process.call({"limits": limits}, START_S)
+            process.call({"limits": limits, **self._token_ids}, START_S)
         except ProcessEnded as error:
             self._give_back(process, is_usable=False)
             if self._closed:

@@ -1,16 +1,17 @@
 """The keyword arguments of `generate` and `chat`: the same in this process and for both clients."""
 
+import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, Protocol, TypeVar, cast, get_args
+from typing import Any, Literal, Protocol, TypeVar, cast, get_args
 
 from trtc.protos.errors import InvalidRequestError
 from trtc.protos.sampling import SAMPLING_PARAMETERS, SamplingOptions
 from trtc.runtime.requests.draft import RequestDraft
-from trtc.runtime.requests.grammar import Grammar, choice, json_schema, only_one
+from trtc.runtime.requests.grammar import Grammar, choice, only_one
 from trtc.runtime.requests.keywords import Keyword
 from trtc.runtime.requests.prompts import Prompt, Prompts, read_prompts
 from trtc.runtime.requests.tool_choice import AUTO, tool_choice
@@ -38,6 +39,7 @@ class GenerateOptions(SamplingOptions, total=False):
     regex: str
     choice: Sequence[str]
     grammar: str
+    structural_tag: str | Mapping[str, Any]
 
 
 class ChatOptions(GenerateOptions, TemplateOptions, total=False):
@@ -72,6 +74,8 @@ _DESCRIPTIONS = {
     "regex": "a regular expression that each output matches as a whole.",
     "choice": "texts, of which each output is one.",
     "grammar": "a grammar in Lark's or GBNF's notation that each output is a text of.",
+    "structural_tag": "free text with parts of given shapes: a mapping of type "
+    "`structural_tag`, or its text.",
     "tools": "functions in the shape of the OpenAI API, which the answer may call.",
     "tool_choice": "none, auto, required, a function or allowed_tools, as in the OpenAI API; None: "
     "auto.",
@@ -212,27 +216,32 @@ def _draft_fields(options: GenerateOptions) -> dict[str, Any]:
 
 def _grammar(given: dict[str, Any]) -> Grammar | None:
     """What is asked of outputs; takes its options out of those that are given."""
-    schema, texts = given.pop("json_schema", None), given.pop("choice", None)
+    texts = given.pop("choice", None)
+    documents = {name: given.pop(name, None) for name in ("json_schema", "structural_tag")}
     plain = {name: given.pop(name, None) for name in ("json_object", "regex", "grammar")}
-    if schema is not None and not isinstance(schema, str | Mapping):
-        raise _other_kind(schema, "json_schema", "Give a mapping, or the text of one")
     return only_one(
         [
-            None if schema is None else _schema(schema),
+            _document("json_schema", documents["json_schema"]),
             Grammar("json_object", sent_as="json_object") if plain["json_object"] else None,
             None if plain["regex"] is None else Grammar("regex", plain["regex"], "regex"),
             None if texts is None else choice(_listed("choice", texts, str), "choice"),
             None if plain["grammar"] is None else Grammar("lark", plain["grammar"], "grammar"),
+            _document("structural_tag", documents["structural_tag"]),
         ]
     )
 
 
-def _schema(schema: str | Mapping[str, Any]) -> Grammar:
+def _document(name: Literal["json_schema", "structural_tag"], given: Any) -> Grammar | None:
+    """The grammar that a JSON document asks for, or its text; None: not given."""
+    if given is None:
+        return None
+    if not isinstance(given, str | Mapping):
+        raise _other_kind(given, name, "Give a mapping, or the text of one")
     try:
-        return json_schema(schema if isinstance(schema, str) else dict(schema), "json_schema")
+        return Grammar(name, given if isinstance(given, str) else json.dumps(dict(given)), name)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(
-            f"is not JSON ({error})", field="json_schema", remedy="Give JSON's own types"
+            f"is not JSON ({error})", field=name, remedy="Give JSON's own types"
         ) from error
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from trtc.protos.errors import InvalidRequestError
 
-Kind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
+Kind = Literal["json_schema", "json_object", "regex", "choice", "lark", "structural_tag"]
 KINDS: tuple[str, ...] = get_args(Kind)
 MAX_GRAMMAR_BYTES = 1 << 18
 
@@ -19,7 +19,8 @@ class Grammar(msgspec.Struct, frozen=True):
     kind: Kind
     text: str = ""
     """By kind: a JSON schema; nothing; a regular expression in the syntax of Rust's `regex`; a JSON
-    list of texts; a grammar in Lark's or GBNF's notation."""
+    list of texts; a grammar in Lark's or GBNF's notation; a structural tag, as a response format of
+    the OpenAI API has it."""
     sent_as: str = ""
     """What the request calls it, for errors; "": `grammar` and its kind."""
 

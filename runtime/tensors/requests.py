@@ -41,6 +41,7 @@ GUIDE_KINDS: Mapping[str, Kind] = {
     "json_schema": "json_schema",
     "regex": "regex",
     "ebnf_grammar": "lark",
+    "structural_tag": "structural_tag",
 }
 """TensorRT-LLM's types of guides; its `json` is any document, of which objects are some."""
 

@@ -90,6 +90,12 @@ class Tokenizer:
         """Whether a token is one of the model's marks, which texts leave out."""
         return token_id in self._special_ids
 
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """Ids of the tokens that were added to the vocabulary, special or not, by their texts."""
+        added = self._fast.get_added_tokens_decoder()
+        return {facts.content: token for token, facts in added.items()}
+
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of a text.
 

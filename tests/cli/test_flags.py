@@ -10,7 +10,7 @@ COMPLETION = """
     --messages --tools --chat-template-kwargs --max-tokens --temperature --top-k
     --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --logit-bias --seed
     --stop --stop-token-ids --include-stop --ignore-eos --min-tokens --n --logprobs
-    --prompt-logprobs --json-schema --regex --choice --grammar --json
+    --prompt-logprobs --json-schema --regex --choice --grammar --structural-tag --json
 """
 
 TALK = """

@@ -11,6 +11,8 @@ from trtc.runtime.engine.session import Session
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.frontends.local import LocalEngine
 from trtc.runtime.grammar.grammars import Grammars
+from trtc.runtime.grammar.mask_source import GrammarMasks
+from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.text.tokenizer import Tokenizer
 
 VOCAB_SIZE = 4096
@@ -38,6 +40,31 @@ def grammar_engine(
     session = Session(TOKENIZER, manifest(engine, executor), executor, Tokenizer.load(TOKENIZER))
     with LocalEngine(session, drafts=drafts) as local:
         yield local
+
+
+class TextReader:
+    """Reads texts as a model writes them: by tokens that the masks allow, then the end."""
+
+    def __init__(self, grammars: Grammars, tokenizer: Tokenizer) -> None:
+        self._grammars = grammars
+        self._of_text: dict[bytes, list[int]] = {}
+        for token in range(VOCAB_SIZE):
+            if not tokenizer.is_special(token):
+                self._of_text.setdefault(tokenizer.token_utf8(token), []).append(token)
+
+    def reads(self, grammar: Grammar, text: str) -> bool:
+        """Whether some tokens of the text are allowed, and then the end."""
+        return self._reads(self._grammars.masks(grammar, 1), [], text.encode())
+
+    def _reads(self, masks: GrammarMasks, output: list[int], rest: bytes) -> bool:
+        allowed = tokens_of(masks.allowed(output))
+        if not rest:
+            return EOS in allowed
+        for size in range(len(rest), 0, -1):
+            for token in self._of_text.get(rest[:size], ()):
+                if token in allowed and self._reads(masks, [*output, token], rest[size:]):
+                    return True
+        return False
 
 
 def tokens_of(mask: bytes) -> set[int]:

@@ -276,8 +276,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"text_input": "a", "bad_words": ["b"]}, "bad_words: is not supported"),
     ({"text_input": "a", "lora_task_id": 1}, "lora_task_id: is not supported"),
     (
-        {"text_input": "a", "guided_decoding_guide_type": "structural_tag"},
-        "guided_decoding_guide_type: is 'structural_tag'",
+        {"text_input": "a", "guided_decoding_guide_type": "xml"},
+        "guided_decoding_guide_type: is 'xml'",
     ),
     ({"text_input": "a", "max_tokens": 9999}, "max_tokens: is 9999"),
     ({"text_input": "a", "temperature": -1.0}, "temperature: is -1.0"),

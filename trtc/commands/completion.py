@@ -86,6 +86,11 @@ completion_options = together(
         type=click.File(encoding="utf-8"),
         help="The output is of this grammar, in Lark's or GBNF's notation; - for standard input.",
     ),
+    click.option(
+        "--structural-tag",
+        type=click.File(encoding="utf-8"),
+        help="The output has parts with shapes, as this JSON document says; - for standard input.",
+    ),
     click.option("--n", type=int, default=1, help="Sequences to draw."),
     click.option("--logprobs", type=int, help="Give log-probabilities of this many likeliest."),
     click.option("--prompt-logprobs", type=int, help="The same of the prompt's own tokens."),
@@ -138,6 +143,7 @@ def complete(completer: Callable[[], AbstractContextManager[Completer]], **optio
     options["stop_token_ids"] = _token_ids("--stop-token-ids", options["stop_token_ids"]) or ()
     options["json_schema"] = _read("--json-schema", options["json_schema"])
     options["grammar"] = _read("--grammar", options["grammar"])
+    options["structural_tag"] = _read("--structural-tag", options["structural_tag"])
     options["choice"] = options["choice"] or None
     given: GenerateOptions = options  # type: ignore[assignment]
     with completer() as opened:

@@ -20,7 +20,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     json: msgspec.Raw = _ABSENT
     json_object: bool | None = None
     regex: str | None = None
-    structural_tag: Any = None
+    structural_tag: msgspec.Raw = _ABSENT
 
 
 class JsonSchema(msgspec.Struct, kw_only=True):
@@ -30,10 +30,19 @@ class JsonSchema(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """OpenAI's, of chat completions; vLLM's completions have it too."""
+    """OpenAI's, of chat completions; vLLM's completions have it too. A structural tag is `format`,
+    or in its legacy form `structures` and `triggers`."""
 
     type: str
     json_schema: JsonSchema | None = None
+    format: msgspec.Raw = _ABSENT
+    structures: msgspec.Raw = _ABSENT
+    triggers: msgspec.Raw = _ABSENT
+
+    def structural_tag(self) -> bytes:
+        """The fields of one that are given, as JSON."""
+        fields = {"format": self.format, "structures": self.structures, "triggers": self.triggers}
+        return msgspec.json.encode({name: raw for name, raw in fields.items() if raw != _ABSENT})
 
 
 class StructuredFields(SamplingFields, kw_only=True):
@@ -56,12 +65,6 @@ def grammar_of(fields: StructuredFields, *others: Grammar | None) -> Grammar | N
         InvalidRequestError: it asks for several, or for what the server does not have.
     """
     asked = fields.structured_outputs or StructuredOutputs()
-    if asked.structural_tag is not None:
-        raise InvalidRequestError(
-            "is not supported by this server",
-            field="structured_outputs.structural_tag",
-            remedy="Leave it out",
-        )
     within = "structured_outputs."
     return only_one(
         [
@@ -75,6 +78,7 @@ def grammar_of(fields: StructuredFields, *others: Grammar | None) -> Grammar | N
             _plain("regex", asked.regex, f"{within}regex"),
             None if asked.choice is None else choice(asked.choice, f"{within}choice"),
             _plain("lark", asked.grammar, f"{within}grammar"),
+            _document("structural_tag", asked.structural_tag, f"{within}structural_tag"),
         ]
     )
 
@@ -87,6 +91,8 @@ def response_format(given: ResponseFormat | None) -> Grammar | None:
     """
     if given is None:
         return None
+    if given.type == "structural_tag":
+        return Grammar("structural_tag", given.structural_tag().decode(), "response_format")
     schema = _ABSENT if given.json_schema is None else given.json_schema.schema
     return _formatted(given.type, schema, "response_format", "response_format.json_schema.schema")
 
@@ -100,17 +106,24 @@ def text_format(given: Mapping[str, Any] | None, field: str) -> Grammar | None:
     """
     if given is None:
         return None
+    if given.get("type") == "structural_tag":
+        return Grammar("structural_tag", msgspec.json.encode(given).decode(), field)
     schema = msgspec.Raw(msgspec.json.encode(given.get("schema")))
     return _formatted(str(given.get("type")), schema, field, f"{field}.schema")
 
 
 def schema_of(raw: msgspec.Raw, sent_as: str) -> Grammar | None:
     """The grammar of a schema, or of its text; None: null."""
+    return _document("json_schema", raw, sent_as)
+
+
+def _document(kind: Any, raw: msgspec.Raw, sent_as: str) -> Grammar | None:
+    """The grammar that a JSON document asks for, or its text; None: null."""
     if bytes(raw) == b"null":
         return None
     value = bytes(raw).decode()
     text = msgspec.json.decode(raw) if value.startswith('"') else value
-    return Grammar("json_schema", text, sent_as)
+    return Grammar(kind, text, sent_as)
 
 
 def _formatted(kind: str, schema: msgspec.Raw, field: str, schema_field: str) -> Grammar | None:
@@ -122,7 +135,7 @@ def _formatted(kind: str, schema: msgspec.Raw, field: str, schema_field: str) ->
         raise InvalidRequestError(
             f"is {kind[:40]!r}, which this server does not have",
             field=f"{field}.type",
-            remedy="Give text, json_object or json_schema",
+            remedy="Give text, json_object, json_schema or structural_tag",
         )
     grammar = schema_of(schema, schema_field)
     if grammar is None:

@@ -283,6 +283,7 @@ def test_the_least_number_of_tokens_is_read(name: str) -> None:
         ("json_schema", "json_schema"),
         ("regex", "regex"),
         ("ebnf_grammar", "lark"),
+        ("structural_tag", "structural_tag"),
     ],
 )
 def test_a_guide_is_a_grammar(kind: Any, expected: Any) -> None:
@@ -292,7 +293,7 @@ def test_a_guide_is_a_grammar(kind: Any, expected: Any) -> None:
     assert nothing.grammar is None
     for wrong in (
         {"guided_decoding_guide": "{}"},
-        {"guided_decoding_guide_type": "structural_tag"},
+        {"guided_decoding_guide_type": "xml"},
     ):
         with pytest.raises(InvalidRequestError, match="guided_decoding_guide_type: is '"):
             read(text_input="a", **wrong)

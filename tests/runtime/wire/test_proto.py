@@ -27,7 +27,7 @@ FIELDS = {
         temperature=1 top_k=2 top_p=3 min_p=4 repetition_penalty=5 presence_penalty=6
         frequency_penalty=7 logit_bias=8 seed=9
     """,
-    "Grammar": "json_schema=1 json_object=2 regex=3 choice=4 lark=5",
+    "Grammar": "json_schema=1 json_object=2 regex=3 choice=4 lark=5 structural_tag=6",
     "Texts": "texts=1",
     "ToolChoice": "mode=1 names=2",
     "GenerateRequest": """

@@ -75,7 +75,7 @@ choices = st.builds(
     st.lists(text, max_size=2).map(tuple),
 )
 grammars = st.one_of(
-    st.builds(Grammar, st.sampled_from(["json_schema", "regex", "lark"]), text),
+    st.builds(Grammar, st.sampled_from(["json_schema", "regex", "lark", "structural_tag"]), text),
     st.just(Grammar("json_object")),
     st.builds(choice, st.lists(named, min_size=1, max_size=3)),
 )

@@ -41,6 +41,7 @@ _GUIDE_KINDS: Mapping[int, Kind] = {
     pb.GuidedDecodingParams.GUIDE_TYPE_JSON_SCHEMA: "json_schema",
     pb.GuidedDecodingParams.GUIDE_TYPE_REGEX: "regex",
     pb.GuidedDecodingParams.GUIDE_TYPE_EBNF_GRAMMAR: "lark",
+    pb.GuidedDecodingParams.GUIDE_TYPE_STRUCTURAL_TAG: "structural_tag",
 }
 _REFUSED = (
     _Refused("tokenized.query_token_ids"),

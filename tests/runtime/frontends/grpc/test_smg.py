@@ -201,7 +201,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"request_id": "x" * 300}, "request_id: has 300 characters"),
     ({"bad_token_ids": [3]}, "bad_token_ids: is not supported"),
     (
-        {"guided_decoding": pb.GuidedDecodingParams(guide_type=5, guide="{}")},
+        {"guided_decoding": pb.GuidedDecodingParams(guide_type=9, guide="{}")},
         "guided_decoding.guide_type: is not supported",
     ),
 ]

@@ -207,7 +207,17 @@ BAD: list[tuple[tuple[str, dict[str, Any]], str | None, str]] = [
     (
         chat(structured_outputs={"structural_tag": "{}"}),
         "structured_outputs.structural_tag",
-        "is not supported",
+        "missing required field `format`",
+    ),
+    (
+        chat(response_format={"type": "structural_tag", "format": {"type": "any_texts"}}),
+        "response_format",
+        "Invalid value 'any_texts' - at `$.format.type`",
+    ),
+    (
+        chat(response_format={"type": "structural_tag", "structures": [], "triggers": ["<"]}),
+        "response_format",
+        "length >= 1 - at `$.structures`",
     ),
     (completion(guided_regex="("), "guided_regex", "unclosed group"),
     (completion(guided_regex="a", guided_choice=["b"]), "guided_choice", "beside guided_regex"),

@@ -82,6 +82,9 @@ async def test_a_completion_keeps_to_a_schema_by_every_name(extra: dict[str, Any
         jsonschema.validate(json.loads(answer.choices[0].text), SCHEMA)
 
 
+TAG = {"type": "structural_tag", "format": {"type": "regex", "pattern": "ab|cd"}}
+
+
 @pytest.mark.parametrize(
     "extra",
     [
@@ -91,6 +94,9 @@ async def test_a_completion_keeps_to_a_schema_by_every_name(extra: dict[str, Any
         {"guided_regex": "ab|cd"},
         {"guided_choice": ["ab", "cd"]},
         {"guided_grammar": 'start: "ab" | "cd"'},
+        {"structured_outputs": {"structural_tag": json.dumps(TAG)}},
+        {"structured_outputs": {"structural_tag": TAG}},
+        {"response_format": TAG},
     ],
     ids=str,
 )
@@ -101,6 +107,26 @@ async def test_other_grammars_have_vllm_s_names(extra: dict[str, Any]) -> None:
             model="echo", messages=MESSAGES, max_tokens=9, n=4, extra_body=extra
         )
         assert {one.message.content for one in answer.choices} <= {"ab", "cd"}
+
+
+@asynchronous
+async def test_a_structural_tag_in_its_legacy_form() -> None:
+    """Tokens of "<" are made likely, and what begins with one is a tag."""
+    tag: Any = {
+        "type": "structural_tag",
+        "structures": [{"begin": "<x>", "schema": {"const": 12}, "end": "</x>"}],
+        "triggers": ["<"],
+    }
+    async with echo_server(ECHO) as server, sdk(server) as client:
+        answer = await client.chat.completions.create(
+            model="echo",
+            messages=MESSAGES,
+            max_tokens=40,
+            response_format=tag,
+            logit_bias={"31": 60},
+            stop="</",
+        )
+        assert answer.choices[0].message.content == "<x>12"
 
 
 @asynchronous
