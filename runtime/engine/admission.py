@@ -17,7 +17,8 @@ from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.principal import LOCAL, Principal
-from trtc.runtime.requests.request import GenerationRequest, TokenMasks
+from trtc.runtime.requests.request import GenerationRequest
+from trtc.runtime.requests.token_masks import MaskSource
 from trtc.runtime.requests.tool_choice import AUTO
 from trtc.runtime.requests.tools import shown, tool_use
 from trtc.runtime.requests.validation import check_lengths, finish_draft, validate
@@ -165,7 +166,7 @@ def _constrained(
         )
     grammars = engine.grammars
     grammars.check(grammar)
-    masks: TokenMasks = yield Work(
+    masks: MaskSource = yield Work(
         lambda: grammars.masks(grammar, request.n), compiles=not grammars.is_kept(grammar)
     )
     return replace(request, masks=masks)

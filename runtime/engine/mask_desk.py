@@ -1,22 +1,29 @@
-"""Computes masks and biases of requests' next tokens, on threads of its own.
+"""Computes masks and biases of requests' next tokens, in other threads than the engine loop's.
 
-    ask ──> TokenMasks.allowed, while the executor computes logits ──> collect ──> draw
+    ask ──> answerers, while the executor computes logits ──> collect ──> draw
 
-A mask that is not ready when the logits are is waited for briefly. Then its sequence is held: it
+All sequences of a step are asked about at once: each answerer gets one list of questions. A mask
+that is not ready when the logits are is waited for briefly. Then its sequence is held: it
 skips steps until the mask is ready. Where its state cannot be kept meanwhile, the step waits.
 """
 
 import os
 from collections.abc import Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from trtc.protos.errors import InvalidRequestError, TrtcError
-from trtc.runtime.requests.request import TokenEdit, TokenMasks
-from trtc.runtime.sampling.masks import RowMasks, UInt32s, check_bias, read_mask
+from trtc.protos.errors import TrtcError
+from trtc.runtime.engine.mask_answers import Answers, AnswerThreads, Question
+from trtc.runtime.requests.token_masks import (
+    JointMasks,
+    MaskAnswerer,
+    MaskQuestion,
+    TokenMasks,
+    each_source,
+)
+from trtc.runtime.sampling.masks import RowMasks, UInt32s, check_allows_any
 from trtc.runtime.scheduling.sequence import Sequence, Status
 
 _GRACE_S = 0.005
@@ -46,16 +53,21 @@ class Collected(NamedTuple):
     """Row -> token id -> what is added to its logit."""
 
 
-class _Edit(NamedTuple):
-    """A TokenEdit that was checked."""
-
-    words: UInt32s | None
-    bias: Mapping[int, float]
-
-
 class _Asked(NamedTuple):
     num_output: int
-    answer: "Future[_Edit]"
+    questions: tuple[Question, ...]
+    """One of each source of the request's masks."""
+
+    @property
+    def is_answered(self) -> bool:
+        return all(one.is_answered for one in self.questions)
+
+
+class _Mask(NamedTuple):
+    """A row of masks that belong together."""
+
+    masks: memoryview
+    row: int
 
 
 class MaskDesk:
@@ -63,8 +75,8 @@ class MaskDesk:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._threads: ThreadPoolExecutor | None = None
-        """None: no masks have been requested yet."""
+        self._answers = Answers()
+        self._threads = AnswerThreads(min(_MAX_THREADS, os.cpu_count() or 1))
         self._asked: dict[Sequence, _Asked] = {}
 
     @property
@@ -74,40 +86,46 @@ class MaskDesk:
 
     def ask(self, rows: Iterable[MaskedRows]) -> None:
         """Request the masks of sequences whose tokens are all known; `collect` gives them."""
+        begun: dict[MaskAnswerer, list[MaskQuestion]] = {}
         for sequence, _, _ in rows:
             asked = self._asked.get(sequence)
             if asked is None or asked.num_output != sequence.num_output:
-                self._asked[sequence] = self._begin(sequence)
+                asked = self._asked[sequence] = self._about(sequence)
+                for one in asked.questions:
+                    begun.setdefault(self._answerer(one.source), []).append(one)
+        for answerer, questions in begun.items():
+            answerer.begin(questions)
 
     def collect(self, rows: Iterable[MaskedRows], *, may_be_late: bool = True) -> Collected:
         """The masks of a step that is drawn now, of those sequences that have not ended. Masks that
         were not requested yet are."""
         running = [one for one in rows if one.sequence.lanes]
         self.ask(running)
-        answers = [self._asked[one.sequence].answer for one in running]
-        wait(answers, _GRACE_S if may_be_late else None)
+        questions = [each for one in running for each in self._asked[one.sequence].questions]
+        self._answers.wait_for_all(questions, _GRACE_S if may_be_late else None)
         numbers: list[int] = []
-        words: list[UInt32s] = []
+        found: list[_Mask] = []
         biases: dict[int, Mapping[int, float]] = {}
         late: list[Sequence] = []
         failures: dict[Sequence, TrtcError] = {}
         for sequence, first, number in running:
-            answer = self._asked[sequence].answer
-            if not answer.done():
+            asked = self._asked[sequence]
+            if not asked.is_answered:
                 late.append(sequence)
                 continue
             del self._asked[sequence]
-            error = answer.exception()
-            if error is not None:
-                failures[sequence] = _refusal(error)
+            try:
+                mask, bias = _common(asked.questions)
+            except TrtcError as error:
+                failures[sequence] = error
                 continue
-            edit, rows_of = answer.result(), range(first, first + number)
-            if edit.words is not None:
+            rows_of = range(first, first + number)
+            if mask is not None:
                 numbers += rows_of
-                words += [edit.words] * number
-            if edit.bias:
-                biases |= dict.fromkeys(rows_of, edit.bias)
-        masks = RowMasks(np.array(numbers, np.int32), np.array(words)) if words else None
+                found += [mask] * number
+            if bias:
+                biases |= dict.fromkeys(rows_of, bias)
+        masks = RowMasks(np.array(numbers, np.int32), _joined(found)) if found else None
         return Collected(masks, late, failures, biases)
 
     def release(self) -> None:
@@ -115,43 +133,69 @@ class MaskDesk:
         for sequence, asked in list(self._asked.items()):
             if sequence.status is Status.FINISHED:
                 del self._asked[sequence]
-            elif asked.answer.done():
+            elif asked.is_answered:
                 sequence.is_held = False
 
     def wait(self, seconds: float) -> None:
         """Wait until a mask is ready, or for so many seconds."""
-        wait([one.answer for one in self._asked.values()], seconds, FIRST_COMPLETED)
+        asked = self._asked.values()
+        self._answers.wait_until(lambda: any(one.is_answered for one in asked), seconds)
 
     def close(self) -> None:
         """Drop all requests for masks."""
         self._asked.clear()
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
-    def _begin(self, sequence: Sequence) -> _Asked:
-        if self._threads is None:
-            number = min(_MAX_THREADS, os.cpu_count() or 1)
-            self._threads = ThreadPoolExecutor(number, thread_name_prefix="trtc-masks")
-        source = sequence.request.masks
-        assert source is not None
+    def _about(self, sequence: Sequence) -> _Asked:
+        masks = sequence.request.masks
+        assert masks is not None
         output = sequence.token_ids[sequence.num_prompt :]
-        return _Asked(len(output), self._threads.submit(self._answer, source, output))
+        questions = tuple(
+            Question(source, output, self._answers, self._vocab_size)
+            for source in each_source(masks)
+        )
+        return _Asked(len(output), questions)
 
-    def _answer(self, source: TokenMasks, output: list[int]) -> _Edit:
-        answer = source.allowed(output)
-        edit = answer if isinstance(answer, TokenEdit) else TokenEdit(answer)
-        words = None if edit.mask is None else read_mask(edit.mask, self._vocab_size)
-        check_bias(edit.bias, self._vocab_size)
-        return _Edit(words, edit.bias)
+    def _answerer(self, source: TokenMasks | JointMasks) -> MaskAnswerer:
+        found: MaskAnswerer | None = getattr(source, "answerer", None)
+        return self._threads if found is None else found
 
 
-def _refusal(error: BaseException) -> TrtcError:
-    if isinstance(error, TrtcError):
-        return error
-    refusal = InvalidRequestError(
-        f"raised {type(error).__name__}: {error}",
-        field="masks",
-        remedy="Give masks for every output that they allow",
-    )
-    refusal.__cause__ = error
-    return refusal
+def _common(questions: tuple[Question, ...]) -> tuple[_Mask | None, Mapping[int, float]]:
+    """What all of them allow, and the sums of their biases.
+
+    Raises:
+        TrtcError: of an answer that failed; or no token is allowed by all.
+    """
+    for one in questions:
+        if one.error is not None:
+            raise one.error
+    (first, *others) = questions
+    mask = None if first.masks is None else _Mask(first.masks, first.row)
+    if not others:
+        return mask, first.bias
+    sums = dict(first.bias)
+    for other in others:
+        for token, value in other.bias.items():
+            sums[token] = sums.get(token, 0.0) + value
+        if other.masks is not None:
+            added = _Mask(other.masks, other.row)
+            mask = added if mask is None else _intersection(mask, added)
+    return mask, sums
+
+
+def _intersection(one: _Mask, other: _Mask) -> _Mask:
+    words = np.asarray(one.masks)[one.row] & np.asarray(other.masks)[other.row]
+    check_allows_any(words)
+    return _Mask(words[None].data, 0)
+
+
+def _joined(found: list[_Mask]) -> UInt32s:
+    """[len(found), words]; not a copy where they lie so already, as those of most steps do."""
+    masks = found[0].masks
+    words: UInt32s
+    if all(one.masks is masks for one in found):
+        words, rows = np.asarray(masks), [one.row for one in found]
+        return words if rows == list(range(len(words))) else words[rows]
+    words = np.array([np.asarray(one.masks)[one.row] for one in found])
+    return words

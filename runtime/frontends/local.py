@@ -19,9 +19,9 @@ from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.generating import BlockingGeneration, Closing, Generating
 from trtc.runtime.requests.keywords import names_checked
 from trtc.runtime.requests.model_info import ModelInfo
-from trtc.runtime.requests.request import GenerationRequest, Output, TokenMasks
+from trtc.runtime.requests.request import GenerationRequest, Output
 from trtc.runtime.requests.request_defaults import GenerationConfig, request_defaults
-from trtc.runtime.sampling.masks import both_masks
+from trtc.runtime.requests.token_masks import TokenMasks, both_masks
 from trtc.runtime.text.tokenizer import Tokenizer
 
 

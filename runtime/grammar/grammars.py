@@ -14,6 +14,7 @@ from trtc.runtime.requests.grammar import Grammar, check_size
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+    from trtc.runtime.grammar.mask_computer import MaskComputer
     from trtc.runtime.grammar.mask_source import GrammarMasks
     from trtc.runtime.grammar.trial import GrammarTrials
     from trtc.runtime.text.tokenizer import Tokenizer
@@ -35,6 +36,7 @@ class Grammars:
         self._trie_lock = threading.Lock()
         self._trie: LLTokenizer | None = None
         self._trials: GrammarTrials | None = None
+        self._computer: MaskComputer | None = None
         self._kept: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
 
     def check(self, grammar: Grammar) -> None:
@@ -63,13 +65,22 @@ class Grammars:
         from trtc.runtime.grammar.mask_source import GrammarMasks
 
         matcher = self._kept_one(grammar) or self._compile(grammar)
-        return GrammarMasks(grammar, matcher, self._vocab_size, self._eos_token_ids, num_sequences)
+        return GrammarMasks(
+            grammar,
+            matcher,
+            self._vocab_size,
+            self._eos_token_ids,
+            num_sequences,
+            self._computing(),
+        )
 
     def close(self) -> None:
-        """End the processes that try grammars. Idempotent."""
+        """End the processes that try grammars, and compute no more masks. Idempotent."""
         with self._lock:
             if self._trials is not None:
                 self._trials.close()
+            if self._computer is not None:
+                self._computer.close()
 
     def is_kept(self, grammar: Grammar) -> bool:
         """Whether it need not be compiled."""
@@ -112,6 +123,14 @@ class Grammars:
                     token_ids=self._tokenizer.added_tokens, end_token_ids=self._eos_token_ids
                 )
             return self._trials
+
+    def _computing(self) -> "MaskComputer":
+        from trtc.runtime.grammar.mask_computer import MaskComputer
+
+        with self._lock:
+            if self._computer is None:
+                self._computer = MaskComputer(self._vocab_size)
+            return self._computer
 
     def _tokens(self) -> "LLTokenizer":
         from trtc.runtime.grammar.vocabulary import trie_of

@@ -8,17 +8,23 @@ computed anew or takes back drafts finds a matcher to roll back, or reads from t
 """
 
 import threading
+import time
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher
 
 from trtc.runtime.grammar.trial import refused
 from trtc.runtime.requests.grammar import Grammar
+from trtc.runtime.requests.token_masks import MaskAnswerer
 from trtc.runtime.sampling.masks import pack_mask
 
+SLOW_S = 0.005
+"""Seconds after which a mask is late for most steps."""
 
-class _State:
+
+class State:
     """A matcher and the tokens that it has read."""
 
     def __init__(self, matcher: LLMatcher, read: list[int]) -> None:
@@ -33,8 +39,17 @@ class _State:
         return next(at for at in range(most) if self.read[at] != output[at])
 
 
+class Reading(NamedTuple):
+    """What is to be done for the mask of one sequence's next token."""
+
+    state: State
+    """For the caller alone, until it gives it back. One that has failed it drops."""
+    rest: list[int]
+    """Tokens that the matcher has to read first."""
+
+
 class GrammarMasks:
-    """The masks of one request (implements TokenMasks)."""
+    """The masks of one request (implements TokenMasks and JointMasks)."""
 
     def __init__(
         self,
@@ -43,21 +58,32 @@ class GrammarMasks:
         vocab_size: int,
         eos_token_ids: Collection[int],
         num_sequences: int,
+        answerer: MaskAnswerer,
     ) -> None:
         """
         Args:
             matcher: at the beginning; it is copied.
             num_sequences: that ask; as many matchers are kept.
+            answerer: computes masks of many requests together, of this one by `take`.
         """
         self._grammar = grammar
         self._first = matcher
         self._ends = frozenset(eos_token_ids)
         ended = np.zeros(vocab_size, np.bool_)
         ended[list(eos_token_ids)] = True
-        self._ended = pack_mask(ended)
+        self.ended = pack_mask(ended)
+        """The mask of a sequence that goes on beyond its end."""
         self._most = num_sequences
+        self._answerer = answerer
         self._lock = threading.Lock()
-        self._idle: list[_State] = []
+        self._idle: list[State] = []
+        self.is_slow = False
+        """Whether a mask may take so long that others should not wait for it: it is asked about
+        alone until one has not."""
+
+    @property
+    def answerer(self) -> MaskAnswerer | None:
+        return None if self.is_slow else self._answerer
 
     def allowed(self, output_ids: Sequence[int]) -> bytes:
         """The mask of the token after `output_ids`; end-of-sequence tokens are in it where the
@@ -67,23 +93,41 @@ class GrammarMasks:
             InvalidRequestError: the mask goes over a limit; or the grammar does not allow what it
                 is asked about.
         """
-        output = list(output_ids)
-        state, shared = self._take(output)
-        rest = output[shared:]
-        if not self._ends.isdisjoint(rest):
-            self._give_back(state)
-            return self._ended  # the sequence goes on beyond its end
-        matcher = state.matcher
-        if rest and not matcher.consume_tokens(rest):
-            raise self._failure(matcher)
+        begin = time.perf_counter()
+        reading = self.take(list(output_ids))
+        if reading is None:
+            return self.ended
+        state, rest = reading
+        if rest and not state.matcher.consume_tokens(rest):
+            raise self.failure(state)
         state.read += rest
-        mask = matcher.compute_bitmask()
-        if matcher.is_error():
-            raise self._failure(matcher)
-        self._give_back(state)
-        return mask[: len(self._ended)]  # llguidance may have a word more
+        mask = state.matcher.compute_bitmask()
+        if state.matcher.is_error():
+            raise self.failure(state)
+        self.give_back(state)
+        self.is_slow = time.perf_counter() - begin > SLOW_S
+        return mask[: len(self.ended)]  # llguidance may have a word more
 
-    def _take(self, output: list[int]) -> tuple[_State, int]:
+    def take(self, output: list[int]) -> Reading | None:
+        """A state that reads on where `output` goes on; None: that is beyond the end."""
+        state, shared = self._nearest(output)
+        rest = output[shared:]
+        if self._ends.isdisjoint(rest):
+            return Reading(state, rest)
+        self.give_back(state)
+        return None
+
+    def give_back(self, state: State) -> None:
+        with self._lock:
+            self._idle.append(state)
+            del self._idle[: -self._most]
+
+    def failure(self, state: State) -> Exception:
+        """The error of a state whose matcher has failed."""
+        said = state.matcher.get_error().split("\n")[0][:300]
+        return refused(self._grammar, f"cannot be kept to any longer ({said})")
+
+    def _nearest(self, output: list[int]) -> tuple[State, int]:
         """A state for this thread alone, and how much of `output` it has read."""
         with self._lock:
             known = [(one.shared(output), one) for one in self._idle]
@@ -92,18 +136,9 @@ class GrammarMasks:
                 self._idle.remove(best)
                 return best, shared
             if best is None or len(self._idle) < self._most:
-                return _State(self._first.deep_copy(), []), 0
+                return State(self._first.deep_copy(), []), 0
             self._idle.remove(best)
         if best.matcher.rollback(len(best.read) - shared):
             del best.read[shared:]
             return best, shared
-        return _State(self._first.deep_copy(), []), 0
-
-    def _give_back(self, state: _State) -> None:
-        with self._lock:
-            self._idle.append(state)
-            del self._idle[: -self._most]
-
-    def _failure(self, matcher: LLMatcher) -> Exception:
-        said = matcher.get_error().split("\n")[0][:300]
-        return refused(self._grammar, f"cannot be kept to any longer ({said})")
+        return State(self._first.deep_copy(), []), 0

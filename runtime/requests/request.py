@@ -1,50 +1,19 @@
 """The data types of the runtime: requests and their outputs."""
 
 import enum
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 import msgspec
 
 from trtc.protos.sampling import SamplingParams
 from trtc.runtime.requests.principal import LOCAL, Namespace, Principal, namespace_of
+from trtc.runtime.requests.token_masks import MaskSource
 
 
 class FinishReason(enum.Enum):
     STOP = "stop"
     LENGTH = "length"
     ABORTED = "aborted"
-
-
-@dataclass(frozen=True)
-class TokenEdit:
-    """What is done to the logits of one token's draw."""
-
-    mask: bytes | None = None
-    """As `TokenMasks.allowed`; None: every token may be drawn."""
-    bias: Mapping[int, float] = field(default_factory=dict)
-    """Token id -> what is added to its logit, as `logit_bias` of the request is."""
-
-
-class TokenMasks(Protocol):
-    """Says which tokens may come next in the sequences of a request: constrained decoding.
-
-    Called from threads of the engine, for each sequence in order and for several at the same time.
-    It must answer by its argument alone, because a sequence may be asked about again. While an
-    answer is late its sequence sits steps out, and the others go on. What it raises ends the
-    request.
-    """
-
-    def allowed(self, output_ids: Sequence[int]) -> bytes | TokenEdit:
-        """The mask of the token after `output_ids`, a sequence's output so far.
-
-        Returns:
-            ceil(vocab_size / 32) little-endian words of 32 bits; token t may be drawn if bit t % 32
-            of word t // 32 is 1. At least one token must be allowed. Or a TokenEdit, which may have
-            biases as well.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -71,7 +40,7 @@ class GenerationRequest:
     """time.monotonic() after which the request is ended with DEADLINE_EXCEEDED."""
     principal: Principal = LOCAL
     """Who sent it; `request_id` is unique among its live requests."""
-    masks: TokenMasks | None = None
+    masks: MaskSource | None = None
     """Of what may be drawn; None: every token."""
     cache_salt: str = ""
     share_prefixes: bool = False

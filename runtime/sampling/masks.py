@@ -5,7 +5,7 @@
 Bits behind the vocabulary mean nothing. This is the layout of XGrammar's and llguidance's masks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from trtc.protos.errors import InvalidRequestError
 from trtc.protos.step import num_mask_words
-from trtc.runtime.requests.request import TokenEdit, TokenMasks
 from trtc.runtime.requests.validation import MAX_BIAS
 
 UInt32s = NDArray[np.uint32]
@@ -33,38 +32,6 @@ class RowMasks:
         as_bytes = self.words[at].astype("<u4").view(np.uint8)
         bits = np.unpackbits(as_bytes, axis=1, bitorder="little", count=vocab_size)
         return bits.view(np.bool_)
-
-
-@dataclass(frozen=True)
-class BothMasks:
-    """Allows what two sources allow, with the biases of both (implements TokenMasks)."""
-
-    first: TokenMasks
-    second: TokenMasks
-
-    def allowed(self, output_ids: Sequence[int]) -> TokenEdit:
-        one, other = (_edit_of(each.allowed(output_ids)) for each in (self.first, self.second))
-        bias = {**one.bias}
-        for token, value in other.bias.items():
-            bias[token] = bias.get(token, 0.0) + value
-        return TokenEdit(_common(one.mask, other.mask), bias)
-
-
-def both_masks(first: TokenMasks | None, second: TokenMasks | None) -> TokenMasks | None:
-    """A source of what both allow; None: there is neither."""
-    if first is None or second is None:
-        return second if first is None else first
-    return BothMasks(first, second)
-
-
-def _edit_of(answer: bytes | TokenEdit) -> TokenEdit:
-    return answer if isinstance(answer, TokenEdit) else TokenEdit(answer)
-
-
-def _common(one: bytes | None, other: bytes | None) -> bytes | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return (np.frombuffer(one, np.uint8) & np.frombuffer(other, np.uint8)).tobytes()
 
 
 def pack_mask(allowed: NDArray[np.bool_]) -> bytes:
@@ -88,13 +55,18 @@ def read_mask(mask: bytes, vocab_size: int) -> UInt32s:
     words = np.frombuffer(mask, "<u4").astype(np.uint32)
     if vocab_size % 32:
         words[-1] &= np.uint32((1 << vocab_size % 32) - 1)
+    check_allows_any(words)
+    return words
+
+
+def check_allows_any(words: UInt32s) -> None:
+    """Refuse the mask of a row that allows no token; InvalidRequestError."""
     if not words.any():
         raise InvalidRequestError(
             "allow no token",
             field="masks",
             remedy="Allow the end of the sequence where nothing else may follow",
         )
-    return words
 
 
 def check_bias(bias: Mapping[int, float], vocab_size: int) -> None:

@@ -31,7 +31,8 @@ from trtc.runtime.hooks.contract import (
 )
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.principal import Principal
-from trtc.runtime.requests.request import FinishReason, Output, TokenEdit, TokenMasks
+from trtc.runtime.requests.request import FinishReason, Output
+from trtc.runtime.requests.token_masks import TokenEdit, TokenMasks
 from trtc.runtime.requests.validation import MAX_BIAS
 from trtc.runtime.sampling.masks import pack_mask
 

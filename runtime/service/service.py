@@ -20,7 +20,7 @@ from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.requests.request import GenerationRequest
-from trtc.runtime.sampling.masks import both_masks
+from trtc.runtime.requests.token_masks import both_masks
 from trtc.runtime.scheduling.shares import Place, Resource, Shares
 from trtc.runtime.service.access import Access
 from trtc.runtime.service.activity import Activity

@@ -78,9 +78,8 @@ class PromptDesk(MaskDesk):
                 late.append(sequence)
                 continue
             source = sequence.request.masks
-            assert source is not None
+            assert isinstance(source, SomeTokens)
             answer = source.allowed(sequence.token_ids[sequence.num_prompt :])
-            assert isinstance(answer, bytes)
             mask = read_mask(answer, self._size)
             numbers += range(first, first + number)
             words += [mask] * number

@@ -14,7 +14,8 @@ from tests.support.requests import greedy_request, sampled_request
 from trtc.protos.errors import InvalidRequestError
 from trtc.protos.sampling import SamplingParams
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions, context_state
-from trtc.runtime.requests.request import GenerationRequest, TokenEdit
+from trtc.runtime.requests.request import GenerationRequest
+from trtc.runtime.requests.token_masks import TokenEdit
 from trtc.runtime.sampling.masks import pack_mask
 
 TINY = EchoOptions(

@@ -4,11 +4,16 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
 
 from tests.support.grammars import VOCAB_SIZE, pyllama_grammars, tokens_of
 from tests.support.servers import EOS, TOKENIZER
+from trtc.protos.errors import UnavailableError
+from trtc.runtime.engine.mask_answers import Answers, Question
 from trtc.runtime.grammar.grammars import Grammars
+from trtc.runtime.grammar.mask_computer import MaskComputer
+from trtc.runtime.grammar.mask_source import GrammarMasks
 from trtc.runtime.grammar.vocabulary import _Tokens
 from trtc.runtime.requests.grammar import Grammar, choice, json_schema
 from trtc.runtime.text.tokenizer import Tokenizer
@@ -97,3 +102,67 @@ def test_a_grammar_is_compiled_once(grammars: Grammars) -> None:
     grammars.masks(grammar, 1)
     assert grammars.is_kept(grammar)
     assert grammars.is_kept(json_schema({"const": "only here"}, "response_format"))
+
+
+@pytest.mark.parametrize("slow_s", [-1.0, 60.0])
+def test_masks_computed_together_are_those_computed_alone(
+    grammars: Grammars, slow_s: float
+) -> None:
+    """Steps of sequences of several requests: some of them fork, end, or take tokens back. With a
+    block that is always slow, every other step asks about each request alone."""
+    rng = random.Random(4)
+    asked = [
+        Grammar("regex", "(ab|cd)*(ef)?"),
+        json_schema({"type": "array", "items": {"enum": ["ab", "abc", 12, None]}}),
+        choice(["x", "xy"]),
+    ]
+    computer = MaskComputer(VOCAB_SIZE, slow_s)
+    sources = [_with_answerer(grammars, one, computer) for one in asked for _ in range(2)]
+    alone = [grammars.masks(one, 1) for one in asked for _ in range(2)]
+    outputs = [(number, list[int]()) for number in range(len(sources)) for _ in range(2)]
+    answers, num_alone = Answers(), 0
+    for _ in range(40):
+        step = rng.sample(outputs, rng.randrange(1, len(outputs)))
+        questions = [
+            Question(sources[number], list(output), answers, VOCAB_SIZE) for number, output in step
+        ]
+        is_joint = [sources[number].answerer is computer for number, _ in step]
+        num_alone += is_joint.count(False)
+        computer.begin([one for one, joint in zip(questions, is_joint, strict=True) if joint])
+        for one, joint, (number, output) in zip(questions, is_joint, step, strict=True):
+            if not joint:
+                one.answer(sources[number].allowed(output))
+        answers.wait_for_all(questions, 30)
+        for one, (number, output) in zip(questions, step, strict=True):
+            assert one.is_answered
+            assert one.error is None
+            assert one.masks is not None
+            found = tokens_of(np.asarray(one.masks)[one.row].tobytes())
+            assert found == tokens_of(alone[number].allowed(output))
+            if rng.random() < 0.2:
+                del output[rng.randrange(len(output) + 1) :]
+            else:
+                output.append(rng.choice(sorted(found)))
+    assert (num_alone > 0) == (slow_s < 0)
+    computer.close()
+
+
+def test_a_token_that_a_grammar_forbids_fails_its_question_alone(grammars: Grammars) -> None:
+    computer = MaskComputer(VOCAB_SIZE)
+    source = _with_answerer(grammars, Grammar("regex", "(ab|cd)*"), computer)
+    answers = Answers()
+    questions = [Question(source, output, answers, VOCAB_SIZE) for output in ([], [68, 68], [68])]
+    computer.begin(questions)
+    answers.wait_for_all(questions, 30)
+    assert [one.error is None for one in questions] == [True, False, True]
+    assert "regex: cannot be kept to any longer" in str(questions[1].error)
+    computer.close()
+    late = Question(source, [], answers, VOCAB_SIZE)
+    computer.begin([late])
+    assert isinstance(late.error, UnavailableError)
+
+
+def _with_answerer(grammars: Grammars, grammar: Grammar, computer: MaskComputer) -> GrammarMasks:
+    source = grammars.masks(grammar, 2)
+    source._answerer = computer
+    return source

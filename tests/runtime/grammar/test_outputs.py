@@ -14,8 +14,9 @@ from trtc.runtime.engine.drafting import DraftConfig
 from trtc.runtime.frontends.local import LocalEngine
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.grammar import Grammar
-from trtc.runtime.requests.request import FinishReason, TokenEdit
-from trtc.runtime.sampling.masks import both_masks, pack_mask
+from trtc.runtime.requests.request import FinishReason
+from trtc.runtime.requests.token_masks import TokenEdit
+from trtc.runtime.sampling.masks import pack_mask
 
 RECORD = {
     "type": "object",
@@ -170,8 +171,12 @@ def test_masks_of_a_caller_hold_beside_the_grammar(engine: LocalEngine) -> None:
 
     draft = RequestDraft(token_ids=(5,), grammar=Grammar("regex", "[ab]{6}"), max_tokens=9)
     assert 68 not in engine.submit(draft, masks=NoA()).result().token_ids
-    both = both_masks(NoA(), NoA())
-    assert both is not None
-    edit = both.allowed(())
-    assert isinstance(edit, TokenEdit)
-    assert edit.bias == {69: 2.0}
+
+    class OnlyAnother:
+        """Nothing that the grammar allows is left."""
+
+        def allowed(self, output_ids: Sequence[int]) -> bytes:
+            return pack_mask(np.arange(VOCAB_SIZE) == 67)
+
+    with pytest.raises(InvalidRequestError, match="masks: allow no token"):
+        engine.submit(draft, masks=OnlyAnother()).result()

@@ -1,0 +1,145 @@
+"""Questions about sequences' next tokens, their answers, and a thread that waits for them."""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
+
+from trtc.protos.errors import InvalidRequestError, TrtcError
+from trtc.runtime.requests.token_masks import JointMasks, MaskQuestion, TokenEdit, TokenMasks
+from trtc.runtime.sampling.masks import check_bias, read_mask
+
+_NO_BIAS: Mapping[int, float] = MappingProxyType({})
+
+
+class Answers:
+    """Lets one thread wait for what others answer: it is woken once, by the last answer."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._num_awaited = 0
+        self._looks_at_each = False
+
+    def wait_for_all(self, questions: Iterable["Question"], seconds: float | None) -> None:
+        with self._changed:
+            awaited = [one for one in questions if not one.is_answered]
+            for one in awaited:
+                one.is_awaited = True
+            self._num_awaited = len(awaited)
+            self._changed.wait_for(lambda: self._num_awaited == 0, seconds)
+            for one in awaited:
+                one.is_awaited = False
+
+    def wait_until(self, holds: Callable[[], bool], seconds: float) -> None:
+        """`holds` is looked at after each answer."""
+        with self._changed:
+            self._looks_at_each = True
+            self._changed.wait_for(holds, seconds)
+            self._looks_at_each = False
+
+    def take(self, question: "Question") -> None:
+        """A question has its answer."""
+        with self._changed:
+            question.is_answered = True
+            self._num_awaited -= question.is_awaited
+            if self._looks_at_each or (question.is_awaited and self._num_awaited == 0):
+                self._changed.notify_all()
+
+
+class Question:
+    """About one sequence's next token (implements MaskQuestion)."""
+
+    __slots__ = (
+        "_answers",
+        "_vocab_size",
+        "bias",
+        "error",
+        "is_answered",
+        "is_awaited",
+        "masks",
+        "output_ids",
+        "row",
+        "source",
+    )
+
+    def __init__(
+        self,
+        source: TokenMasks | JointMasks,
+        output_ids: list[int],
+        answers: Answers,
+        vocab_size: int,
+    ) -> None:
+        self.source = source
+        self.output_ids = output_ids
+        self.masks: memoryview | None = None
+        """[rows, ceil(vocab / 32)] of 32 bits, of which `row` is the answer; None: every token."""
+        self.row = 0
+        self.bias = _NO_BIAS
+        self.error: TrtcError | None = None
+        self.is_answered = False
+        """Changed, and `is_awaited`, under the lock of the answers."""
+        self.is_awaited = False
+        self._answers = answers
+        self._vocab_size = vocab_size
+
+    def answer(self, edit: bytes | TokenEdit) -> None:
+        try:
+            edit = edit if isinstance(edit, TokenEdit) else TokenEdit(edit)
+            if edit.mask is not None:
+                self.masks = read_mask(edit.mask, self._vocab_size)[None].data
+            check_bias(edit.bias, self._vocab_size)
+        except Exception as error:  # noqa: BLE001 (whatever is wrong with an answer ends its request)
+            self.fail(error)
+            return
+        self.bias = edit.bias
+        self._answers.take(self)
+
+    def answer_from(self, masks: memoryview, row: int) -> None:
+        self.masks, self.row = masks, row
+        self._answers.take(self)
+
+    def fail(self, error: BaseException) -> None:
+        self.error = _refusal(error)
+        self._answers.take(self)
+
+
+class AnswerThreads:
+    """Asks TokenMasks about one sequence after the other (implements MaskAnswerer)."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._threads: ThreadPoolExecutor | None = None
+        """None: nothing has been asked yet."""
+
+    def begin(self, questions: Sequence[MaskQuestion]) -> None:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._number, thread_name_prefix="trtc-masks")
+        for question in questions:
+            self._threads.submit(_ask, question)
+
+    def close(self) -> None:
+        """What has not been asked will not be."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _ask(question: MaskQuestion) -> None:
+    source = question.source
+    try:
+        edit = source.allowed(question.output_ids)  # type: ignore[union-attr]
+    except BaseException as error:  # noqa: BLE001 (a caller's code: whatever it raises is its answer)
+        question.fail(error)
+    else:
+        question.answer(edit)
+
+
+def _refusal(error: BaseException) -> TrtcError:
+    if isinstance(error, TrtcError):
+        return error
+    refusal = InvalidRequestError(
+        f"raised {type(error).__name__}: {error}",
+        field="masks",
+        remedy="Give masks for every output that they allow",
+    )
+    refusal.__cause__ = error
+    return refusal

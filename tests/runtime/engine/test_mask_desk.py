@@ -1,0 +1,182 @@
+"""Questions about a step's sequences find their own answers, whoever gives them, and whenever."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.masks import SomeTokens
+from tests.support.requests import greedy_request
+from trtc.protos.errors import TrtcError
+from trtc.runtime.engine.mask_desk import Collected, MaskDesk, MaskedRows
+from trtc.runtime.requests.token_masks import (
+    BothMasks,
+    MaskQuestion,
+    MaskSource,
+    TokenEdit,
+)
+from trtc.runtime.sampling.masks import pack_mask, read_mask
+from trtc.runtime.scheduling.sequence import Sequence as RunningSequence
+
+VOCAB_SIZE = 70
+
+
+@dataclass(eq=False)
+class Shuffled:
+    """Answers in an order of its own, in another thread; some of them from one block, some late."""
+
+    seed: int
+    late: int
+    """Answers about this many are given when it is let."""
+    gate: threading.Event = field(default_factory=threading.Event)
+    num_lists: int = 0
+
+    def begin(self, questions: Sequence[MaskQuestion]) -> None:
+        self.num_lists += 1
+        threading.Thread(target=self._answer, args=(list(questions),)).start()
+
+    def _answer(self, questions: list[MaskQuestion]) -> None:
+        rng = np.random.default_rng(self.seed)
+        block = np.zeros((len(questions), 3), np.uint32)
+        order = rng.permutation(len(questions)).tolist()
+        for place, row in enumerate(order):
+            if place == len(order) - self.late:
+                self.gate.wait(30)
+            source = questions[row].source
+            assert isinstance(source, Joint)
+            mask = source.tokens.allowed(questions[row].output_ids)
+            if source.fails:
+                questions[row].fail(RuntimeError(f"no {source.tokens.seed}"))
+            elif place % 2:
+                questions[row].answer(TokenEdit(mask, {source.tokens.seed: 0.5}))
+            else:
+                block[row] = read_mask(mask, VOCAB_SIZE)
+                questions[row].answer_from(block.data, row)
+
+
+@dataclass(frozen=True, eq=False)
+class Joint:
+    """Of one request (implements JointMasks)."""
+
+    tokens: SomeTokens
+    answerer: Shuffled
+    fails: bool = False
+
+
+def running(name: int, output: list[int], masks: MaskSource) -> RunningSequence:
+    request = greedy_request(str(name), [1, 2], 40, masks=masks)
+    sequence = RunningSequence(request, number=name, order=(0, 0, 0), eos_token_ids=frozenset())
+    sequence.token_ids += output
+    sequence.lanes = [name]
+    return sequence
+
+
+@given(
+    kinds=st.lists(st.sampled_from(["alone", "joint", "both", "fails"]), min_size=1, max_size=8),
+    forks=st.lists(st.integers(1, 3), min_size=8, max_size=8),
+    seed=st.integers(0, 99),
+    late=st.integers(0, 3),
+)
+def test_each_row_gets_its_own_mask(
+    kinds: list[str], forks: list[int], seed: int, late: int
+) -> None:
+    answerer = Shuffled(seed, late)
+    rows, expected = list[MaskedRows](), dict[int, np.ndarray]()
+    first = 0
+    for name, (kind, number) in enumerate(zip(kinds, forks, strict=False)):
+        tokens, others = SomeTokens(VOCAB_SIZE, name), SomeTokens(VOCAB_SIZE, 50 + name)
+        joint = Joint(tokens, answerer, fails=kind == "fails")
+        source: MaskSource = tokens if kind == "alone" else joint
+        output = [name] * (seed % 3)
+        allowed = tokens.tokens(output)
+        if kind == "both":
+            source, allowed = BothMasks(others, joint), allowed & others.tokens(output)
+        rows.append(MaskedRows(running(name, output, source), first, number))
+        expected |= dict.fromkeys(range(first, first + number), allowed)
+        first += number
+    desk = MaskDesk(VOCAB_SIZE)
+    desk.ask(rows)
+    desk.ask(rows)  # what has been asked is not asked again
+    collected = desk.collect(rows)
+    held = [one for one in rows if one.sequence in collected.late]
+    assert bool(desk.is_waiting) == bool(held)
+    answerer.gate.set()
+    check(rows, collected, expected, answerer)
+    check(held, desk.collect(held, may_be_late=False), expected, answerer)
+    assert answerer.num_lists == any(kind != "alone" for kind in kinds)
+    assert not desk.is_waiting
+    desk.close()
+
+
+def check(
+    rows: list[MaskedRows],
+    collected: Collected,
+    expected: dict[int, np.ndarray],
+    answerer: Shuffled,
+) -> None:
+    """All but the late ones are there, in order, and right."""
+    masked = list[int]()
+    for sequence, first, number in rows:
+        if sequence in collected.late:
+            continue
+        source = sequence.request.masks
+        is_empty = not expected[first].any()
+        if sequence in collected.failures:
+            assert is_empty or (isinstance(source, Joint) and source.fails)
+            continue
+        assert not is_empty
+        masked += range(first, first + number)
+    found = collected.masks
+    assert (found is None) == (not masked)
+    if found is not None:
+        assert found.rows.tolist() == masked
+        allowed = found.allowed(np.arange(len(masked)), VOCAB_SIZE)
+        assert np.array_equal(allowed, [expected[row] for row in masked])
+
+
+def test_biases_of_both_masks_are_added_up() -> None:
+    class Nudges(SomeTokens):
+        def allowed(self, output_ids: Sequence[int]) -> TokenEdit:  # type: ignore[override]
+            return TokenEdit(None, {3: 1.0, self.seed: 2.0})
+
+    both = BothMasks(Nudges(VOCAB_SIZE, 4), BothMasks(Nudges(VOCAB_SIZE, 5), Nudges(VOCAB_SIZE, 5)))
+    rows = [MaskedRows(running(0, [], both), 0, 2)]
+    desk = MaskDesk(VOCAB_SIZE)
+    collected = desk.collect(rows, may_be_late=False)
+    assert collected.masks is None
+    assert collected.biases == {row: {3: 3.0, 4: 2.0, 5: 4.0} for row in (0, 1)}
+    desk.close()
+
+
+def test_an_answer_after_its_sequence_went_on_is_dropped() -> None:
+    """It is asked about again, and that answer counts."""
+    answerer = Shuffled(0, late=1)
+    tokens = SomeTokens(VOCAB_SIZE, 1)
+    sequence = running(0, [5], Joint(tokens, answerer))
+    rows = [MaskedRows(sequence, 0, 1)]
+    desk = MaskDesk(VOCAB_SIZE)
+    desk.ask(rows)
+    sequence.token_ids.append(6)
+    desk.ask(rows)
+    answerer.gate.set()
+    masks = desk.collect(rows, may_be_late=False).masks
+    assert masks is not None
+    assert masks.words.tobytes() == read_mask(pack_mask(tokens.tokens([5, 6])), 70).tobytes()
+    desk.close()
+
+
+def test_a_wrong_answer_fails_its_question() -> None:
+    class Wrong(SomeTokens):
+        def allowed(self, output_ids: Sequence[int]) -> bytes:
+            return "no mask"  # type: ignore[return-value]
+
+    sequence = running(0, [], Wrong(VOCAB_SIZE))
+    desk = MaskDesk(VOCAB_SIZE)
+    failures = desk.collect([MaskedRows(sequence, 0, 1)], may_be_late=False).failures
+    with pytest.raises(TrtcError, match="masks: gave 7 bytes for a row"):
+        raise failures[sequence]
+    desk.close()
