@@ -40,6 +40,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -e '.[build,dev,kv-events,opentelemetry,sign]'
 	$(BIN)/python -m pip install --quiet --no-deps tritonclient==2.73.0 python-rapidjson==1.25  # asks for an older ml_dtypes
+	$(BIN)/python -m pip install --quiet --no-deps instructor==1.17.0  # asks for an older jiter, and so an older openai
 	@touch $(STAMP)
 
 demo: setup

@@ -1,35 +1,19 @@
-"""Unmodified libraries that applications ask models through, in a process of their own.
+"""Unmodified libraries that applications ask models through: texts, whole and streamed.
 
-They block event loops, leave sockets to the garbage collector and read settings from the
-environment, so a test talks with them over pipes: `python -m tests.support.libraries`, a JSON line
-in, a JSON line out. A library is a line of LIBRARIES.
+A library is a line of LIBRARIES. They run in a process of their own: `library_process`.
 """
 
-import asyncio
-import json
-import os
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 SYSTEM, QUESTION = "Be brief.", "def f("
 MESSAGES = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
-_ENVIRONMENT = {
-    # Nothing is asked of anybody else, and nothing told.
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    "LANGSMITH_TRACING": "false",
-    "OPENAI_AGENTS_DISABLE_TRACING": "1",
-    "PYTHONWARNINGS": "ignore",
-}
 
 
 @dataclass(frozen=True)
 class Question:
-    """MESSAGES, at temperature 0."""
+    """MESSAGES, unless the library's function has its own, at temperature 0."""
 
     port: int
     max_tokens: int
@@ -68,7 +52,7 @@ class Library:
 # LangChain
 
 
-def _chat_openai(question: Question, **options: Any) -> Any:
+def chat_openai(question: Question, **options: Any) -> Any:
     import langchain_openai
 
     make: Any = langchain_openai.ChatOpenAI
@@ -78,11 +62,11 @@ def _chat_openai(question: Question, **options: Any) -> Any:
     )  # fmt: skip
 
 
-def _responses(question: Question) -> Any:
-    return _chat_openai(question, use_responses_api=True)
+def responses_openai(question: Question) -> Any:
+    return chat_openai(question, use_responses_api=True)
 
 
-def _chat_anthropic(question: Question) -> Any:
+def chat_anthropic(question: Question) -> Any:
     import langchain_anthropic
 
     make: Any = langchain_anthropic.ChatAnthropic
@@ -92,7 +76,7 @@ def _chat_anthropic(question: Question) -> Any:
     )  # fmt: skip
 
 
-def _chat_ollama(question: Question) -> Any:
+def chat_ollama(question: Question) -> Any:
     import langchain_ollama
 
     return langchain_ollama.ChatOllama(
@@ -224,10 +208,10 @@ def _delta(event: Any) -> str:
 
 
 LIBRARIES: Mapping[str, Library] = {
-    "langchain-openai": _of_langchain(_chat_openai),
-    "langchain-openai, responses": _of_langchain(_responses),
-    "langchain-anthropic": _of_langchain(_chat_anthropic),
-    "langchain-ollama": _of_langchain(_chat_ollama),
+    "langchain-openai": _of_langchain(chat_openai),
+    "langchain-openai, responses": _of_langchain(responses_openai),
+    "langchain-anthropic": _of_langchain(chat_anthropic),
+    "langchain-ollama": _of_langchain(chat_ollama),
     "LiteLLM, OpenAI": _of_litellm("openai"),
     # These read on to the end after aclose().
     "LiteLLM, vLLM": _of_litellm("hosted_vllm", can_leave=False),
@@ -236,65 +220,3 @@ LIBRARIES: Mapping[str, Library] = {
     "openai-agents, chat completions": _of_agents("OpenAIChatCompletionsModel"),
     "openai-agents, responses": _of_agents("OpenAIResponsesModel"),
 }
-
-
-class Libraries:
-    """The process that has them."""
-
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self._process = process
-
-    async def ask(self, library: str, how: str, *questions: Question) -> list[Answer]:
-        """Ask all at once; `how` is a field of Library."""
-        asked = {"library": library, "how": how, "questions": [asdict(one) for one in questions]}
-        line = await asyncio.to_thread(self._exchange, json.dumps(asked))
-        return [Answer(**{**one, "errors": tuple(one["errors"])}) for one in json.loads(line)]
-
-    def _exchange(self, line: str) -> str:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        assert answer, "the process of the libraries has ended"
-        return answer
-
-
-@contextmanager
-def libraries() -> Iterator[Libraries]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.libraries"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **_ENVIRONMENT},
-        cwd=Path(__file__).parents[2],
-    )
-    try:
-        yield Libraries(process)
-    finally:
-        process.kill()
-        process.communicate()
-
-
-async def _serve() -> None:
-    answers, sys.stdout = sys.stdout, sys.stderr  # libraries print
-    while line := await asyncio.to_thread(sys.stdin.readline):
-        asked = json.loads(line)
-        ask = getattr(LIBRARIES[asked["library"]], asked["how"])
-        questions = [Question(**one) for one in asked["questions"]]
-        found = await asyncio.gather(*(_answer(ask, one) for one in questions))
-        answers.write(json.dumps([asdict(one) for one in found]) + "\n")
-        answers.flush()
-
-
-async def _answer(ask: Ask, question: Question) -> Answer:
-    try:
-        async with asyncio.timeout(60):
-            return await ask(question)
-    except Exception as error:  # noqa: BLE001 (told to the test)
-        classes = [one.__name__ for one in type(error).__mro__]
-        return Answer(errors=classes, message=str(error))
-
-
-if __name__ == "__main__":
-    asyncio.run(_serve())

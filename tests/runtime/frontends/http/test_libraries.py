@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.support.aio import asynchronous, eventually
-from tests.support.libraries import LIBRARIES, MESSAGES, Answer, Libraries, Question, libraries
+from tests.support.libraries import LIBRARIES, MESSAGES, Answer, Question
+from tests.support.library_process import Libraries, libraries
 from tests.support.openai_sdk import ECHO, SLOWER
 from tests.support.servers import CONFIG, RunningServer, echo_server
 from trtc.runtime.client import AsyncClient

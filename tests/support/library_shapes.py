@@ -1,0 +1,259 @@
+"""Unmodified libraries that ask for an object of a class: an answer's text is its JSON.
+
+Each asks in its own way for a `Record` (`MESSAGES`, temperature 0), and reads what comes by its own
+parser. A way is a line of SHAPED.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from tests.support.libraries import (
+    MESSAGES,
+    QUESTION,
+    SYSTEM,
+    Answer,
+    Ask,
+    Question,
+    chat_anthropic,
+    chat_ollama,
+    chat_openai,
+    responses_openai,
+)
+
+
+class Tag(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    label: Literal["a", "b"]
+    is_new: bool
+
+
+class Record(BaseModel):
+    """It has no texts of any length, nor properties of any name: a small model does not end."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["person", "thing"]
+    main: Tag
+    other: Tag | None
+
+
+def _read(record: Any) -> Answer:
+    assert isinstance(record, Record), record
+    return Answer(record.model_dump_json())
+
+
+# openai
+
+
+def _openai(question: Question) -> Any:
+    from openai import AsyncOpenAI
+
+    return AsyncOpenAI(base_url=question.url(), api_key="none", max_retries=0)
+
+
+def _chat(question: Question) -> dict[str, Any]:
+    return {
+        "model": question.model,
+        "messages": MESSAGES,
+        "max_tokens": question.max_tokens,
+        "temperature": 0,
+    }
+
+
+def _response(question: Question) -> dict[str, Any]:
+    return {
+        "model": question.model,
+        "instructions": SYSTEM,
+        "input": QUESTION,
+        "max_output_tokens": question.max_tokens,
+        "temperature": 0,
+    }
+
+
+async def _chat_parsed(question: Question) -> Answer:
+    async with _openai(question) as client:
+        answer = await client.chat.completions.parse(response_format=Record, **_chat(question))
+    return _read(answer.choices[0].message.parsed)
+
+
+async def _chat_streamed(question: Question) -> Answer:
+    async with (
+        _openai(question) as client,
+        client.chat.completions.stream(response_format=Record, **_chat(question)) as stream,
+    ):
+        answer = await stream.get_final_completion()
+    return _read(answer.choices[0].message.parsed)
+
+
+async def _response_parsed(question: Question) -> Answer:
+    async with _openai(question) as client:
+        response = await client.responses.parse(text_format=Record, **_response(question))
+    return _read(response.output_parsed)
+
+
+async def _response_streamed(question: Question) -> Answer:
+    async with (
+        _openai(question) as client,
+        client.responses.stream(text_format=Record, **_response(question)) as stream,
+    ):
+        response = await stream.get_final_response()
+    return _read(response.output_parsed)
+
+
+# anthropic
+
+
+def _anthropic(question: Question) -> Any:
+    from anthropic import AsyncAnthropic
+
+    return AsyncAnthropic(base_url=question.url(""), api_key="none", max_retries=0)
+
+
+def _message(question: Question) -> dict[str, Any]:
+    return {
+        "model": question.model,
+        "system": SYSTEM,
+        "messages": MESSAGES[1:],
+        "max_tokens": question.max_tokens,
+        "extra_body": {"temperature": 0},
+    }
+
+
+async def _message_parsed(question: Question) -> Answer:
+    async with _anthropic(question) as client:
+        message = await client.messages.parse(output_format=Record, **_message(question))
+    return _read(message.parsed_output)
+
+
+async def _message_streamed(question: Question) -> Answer:
+    async with (
+        _anthropic(question) as client,
+        client.messages.stream(output_format=Record, **_message(question)) as stream,
+    ):
+        message = await stream.get_final_message()
+    return _read(message.parsed_output)
+
+
+# ollama
+
+
+def _ollama_options(question: Question) -> dict[str, Any]:
+    return {"num_predict": question.max_tokens, "temperature": 0}
+
+
+async def _ollama_chat(question: Question) -> Answer:
+    from ollama import AsyncClient
+
+    answer = await AsyncClient(question.url("")).chat(
+        question.model,
+        MESSAGES,
+        format=Record.model_json_schema(),
+        options=_ollama_options(question),
+    )
+    return _read(Record.model_validate_json(answer.message.content or ""))
+
+
+async def _ollama_generate(question: Question) -> Answer:
+    from ollama import AsyncClient
+
+    parts = await AsyncClient(question.url("")).generate(
+        question.model,
+        QUESTION,
+        system=SYSTEM,
+        stream=True,
+        format=Record.model_json_schema(),
+        options=_ollama_options(question),
+    )
+    text = "".join([part.response or "" async for part in parts])
+    return _read(Record.model_validate_json(text))
+
+
+# LangChain
+
+
+def _of_langchain(make: Any, **options: Any) -> Ask:
+    async def ask(question: Question) -> Answer:
+        model = make(question).with_structured_output(Record, **options)
+        return _read(await model.ainvoke(MESSAGES))
+
+    return ask
+
+
+# LiteLLM
+
+
+def _of_litellm(model: str, path: str = "/v1") -> Ask:
+    async def ask(question: Question) -> Answer:
+        import litellm
+
+        answer: Any = await litellm.acompletion(
+            model=f"{model}/{question.model}", messages=MESSAGES, api_base=question.url(path),
+            api_key="none", temperature=0, max_tokens=question.max_tokens,
+            response_format=Record, num_retries=0, max_retries=0,
+        )  # fmt: skip
+        return _read(Record.model_validate_json(answer.choices[0].message.content))
+
+    return ask
+
+
+# openai-agents
+
+
+def _of_agents(kind: str) -> Ask:
+    async def ask(question: Question) -> Answer:
+        import agents
+
+        agent = agents.Agent(
+            name="A",
+            instructions=SYSTEM,
+            model=getattr(agents, kind)(model=question.model, openai_client=_openai(question)),
+            model_settings=agents.ModelSettings(temperature=0, max_tokens=question.max_tokens),
+            output_type=Record,
+        )
+        return _read((await agents.Runner.run(agent, QUESTION)).final_output)
+
+    return ask
+
+
+# instructor
+
+
+def _of_instructor(client: str, mode: str) -> Ask:
+    async def ask(question: Question) -> Answer:
+        import instructor
+
+        made = {"openai": _openai, "anthropic": _anthropic}[client](question)
+        patch = getattr(instructor, f"from_{client}")
+        patched = patch(made, mode=instructor.Mode[mode])
+        return _read(
+            await patched.chat.completions.create(
+                response_model=Record, max_retries=0, **_chat(question)
+            )
+        )
+
+    return ask
+
+
+SHAPED: Mapping[str, Ask] = {
+    "openai, chat.completions.parse": _chat_parsed,
+    "openai, chat.completions.stream": _chat_streamed,
+    "openai, responses.parse": _response_parsed,
+    "openai, responses.stream": _response_streamed,
+    "anthropic, messages.parse": _message_parsed,
+    "anthropic, messages.stream": _message_streamed,
+    "ollama, chat": _ollama_chat,
+    "ollama, generate": _ollama_generate,
+    "langchain-openai": _of_langchain(chat_openai, method="json_schema"),
+    "langchain-openai, responses": _of_langchain(responses_openai, method="json_schema"),
+    "langchain-anthropic": _of_langchain(chat_anthropic, method="json_schema"),
+    "langchain-ollama": _of_langchain(chat_ollama, method="json_schema"),
+    "LiteLLM, OpenAI": _of_litellm("openai"),
+    "LiteLLM, vLLM": _of_litellm("hosted_vllm"),
+    "LiteLLM, Ollama": _of_litellm("ollama_chat", ""),
+    "openai-agents, chat completions": _of_agents("OpenAIChatCompletionsModel"),
+    "openai-agents, responses": _of_agents("OpenAIResponsesModel"),
+    "instructor, JSON schema": _of_instructor("openai", "JSON_SCHEMA"),
+}
