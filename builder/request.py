@@ -111,7 +111,7 @@ class BuildRequest:
             )
         if self.dtype is not None:
             scheme = scheme_named(self.dtype)
-            if self.calib is not None and scheme.name in BUILDABLE and scheme.modelopt is None:
+            if self.calib is not None and scheme.name in BUILDABLE and scheme.calibration is None:
                 raise RequestError(
                     f"{scheme.name} needs no calibration", field="--calib", remedy="Leave it out"
                 )

@@ -42,7 +42,7 @@ class ModelSource:
 
     @property
     def needs_calibration(self) -> bool:
-        return self.scheme.modelopt is not None and self.quantization is None
+        return self.scheme.calibration is not None and self.quantization is None
 
 
 def open_source(request: BuildRequest) -> ModelSource:
@@ -70,7 +70,7 @@ def open_source(request: BuildRequest) -> ModelSource:
     quantization = read_quantization(checkpoint.config, checkpoint.hf_quant_config, reader.tensors)
     spec = settle_embeddings(settle_prefix(spec, reader), reader)
     scheme = _scheme(request, quantization)
-    if scheme.modelopt is None and quantization is None and scheme.group_size is not None:
+    if scheme.calibration is None and quantization is None and scheme.group_size is not None:
         raise UnsupportedError(
             f"trtc reads {scheme.name} checkpoints and does not make them",
             field="--dtype",
@@ -107,7 +107,7 @@ def _default_max_seq_len(checkpoint: Checkpoint) -> int:
 def _scheme(request: BuildRequest, quantization: CheckpointQuantization | None) -> Scheme:
     if quantization is None:
         scheme = scheme_named(request.dtype or _DEFAULT_DTYPE)
-        if request.keep and scheme.modelopt is None:
+        if request.keep and scheme.calibration is None:
             raise RequestError(
                 f"--dtype {scheme.name} quantises nothing", field="--keep", remedy="Leave it out"
             )

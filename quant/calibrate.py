@@ -1,7 +1,7 @@
-"""Quantise a checkpoint with nvidia-modelopt into a unified Hugging Face checkpoint."""
+"""Quantise a checkpoint into one that other engines read too."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,6 +9,7 @@ from typing import Any, Literal
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.manifest import LayerError
 from trtc.protos.progress import Progress, Step
+from trtc.quant.calibration import CalibrationJob, Calibrator
 from trtc.quant.calibration_text import (
     MIN_TOKENS,
     TOKENIZER_FILE,
@@ -22,7 +23,7 @@ from trtc.quant.calibration_text import (
 from trtc.quant.device import Placement, on_best_device
 from trtc.quant.evaluation import SELF_SAMPLE_LENGTH, heldout_set, part_of
 from trtc.quant.reference_model import load_model, sample_sequences
-from trtc.quant.scheme import Scheme
+from trtc.quant.scheme import BUILDABLE, SCHEMES, Modelopt, Scheme
 
 _COPIED_FILES = (
     TOKENIZER_FILE,
@@ -36,9 +37,6 @@ _COPIED_FILES = (
     "chat_template.json",
     "generation_config.json",
 )
-_MAX_TOKENS = {"max": 16_384, "smoothquant": 16_384, "awq_lite": 8_192}
-"""Calibration tokens by algorithm. AWQ tries many scales a linear on all of them; its authors find
-that 16 windows do as well as many times more."""
 _CALIBRATION_SEED = 1
 
 
@@ -70,12 +68,12 @@ def quantize_checkpoint(
     heldout: TokenSet | None = None,
     keep: Sequence[str] = (),
 ) -> CalibrationFacts:
-    """Write `model_dir`, quantised by `scheme`, as a unified Hugging Face checkpoint.
+    """Write `model_dir`, quantised by `scheme`, as a Hugging Face checkpoint.
 
     The same inputs give the same bytes. The lm_head, embeddings, norms and routers stay bf16.
 
     Args:
-        scheme: one that names a modelopt config.
+        scheme: one with a calibration.
         kv_dtype: f8e4m3 adds scales for an FP8 KV cache.
         calibration: .jsonl or text; None for the text that ships with trtc.
         output_dir: made if absent; its files are overwritten.
@@ -89,25 +87,27 @@ def quantize_checkpoint(
         CalibrationError: text that is too small or unreadable.
         CheckpointError: a damaged checkpoint.
     """
-    if scheme.modelopt is None:
+    if scheme.calibration is None:
+        calibrated = [name for name in BUILDABLE if SCHEMES[name].calibration is not None]
         raise UnsupportedError(
             f"{scheme.name} has nothing to calibrate",
             field="--dtype",
-            remedy="Use fp8, int8_sq, int4_awq, w4a8_awq or nvfp4",
+            remedy=f"Use one of {', '.join(calibrated)}",
         )
     # Read before any work, so that a bad file costs no time; torch and modelopt cost seconds.
     texts = default_calibration() if calibration is None else read_texts(calibration)
-    from trtc.quant import modelopt_ptq as ptq
+    from trtc.quant.linears import check_quantizable
 
-    kept = ptq.check_quantizable(model_dir, scheme, keep)
+    kept = check_quantizable(model_dir, scheme, keep)
+    calibrator = _CALIBRATORS[type(scheme.calibration)](scheme, kv_dtype, kept)
     progress(Step("loading the checkpoint"))
     model = load_model(model_dir, "bfloat16")
     with on_best_device(model) as placement:
         return _quantize(
             model,
             model_dir,
-            scheme,
-            kv_dtype,
+            calibrator,
+            scheme.name,
             texts,
             output_dir,
             progress,
@@ -117,11 +117,23 @@ def quantize_checkpoint(
         )
 
 
+def _modelopt(scheme: Scheme, kv_dtype: str, kept: tuple[str, ...]) -> Calibrator:
+    from trtc.quant.modelopt_ptq import ModeloptCalibrator
+
+    return ModeloptCalibrator(scheme, kv_dtype, kept)
+
+
+_CALIBRATORS: Mapping[type[Any], Callable[[Scheme, str, tuple[str, ...]], Calibrator]] = {
+    Modelopt: _modelopt,
+}
+"""By the record of the algorithm. The arguments: scheme, KV type, linears that stay unquantised."""
+
+
 def _quantize(
     model: Any,
     model_dir: Path,
-    scheme: Scheme,
-    kv_dtype: str,
+    calibrator: Calibrator,
+    name: str,
     texts: Texts,
     output_dir: Path,
     progress: Progress,
@@ -129,23 +141,18 @@ def _quantize(
     placement: Placement,
     kept: tuple[str, ...],
 ) -> CalibrationFacts:
-    from trtc.quant import modelopt_ptq as ptq
     from trtc.quant.experts import separate_experts
-    from trtc.quant.layer_error import measure_layers
+    from trtc.quant.linears import mark_starved
 
     facts = model.config.get_text_config()
     window = min(WINDOW, facts.max_position_embeddings)
-    config = ptq.modelopt_config(scheme, kv_dtype, kept)
-    tokens = _calibration_set(model, model_dir, texts, window, _MAX_TOKENS[ptq.method_of(config)])
+    tokens = _calibration_set(model, model_dir, texts, window, calibrator.max_tokens)
     heldout = heldout or heldout_set(model_dir, facts.vocab_size, window, model=model)
-    experts = separate_experts(model)
-    starved = ptq.mark_starved(model, experts, tokens)
-    phase = f"calibrating {scheme.name} on {tokens.num_tokens} tokens, {placement}"
-    ptq.calibrate(model, config, tokens, experts, phase, progress)
-    layers = measure_layers(model, part_of(heldout).sequences, progress)
-    progress(Step("writing the quantised checkpoint"))
+    starved = mark_starved(model, separate_experts(model), tokens)
     output_dir.mkdir(parents=True, exist_ok=True)
-    ptq.export(model, output_dir)
+    phase = f"calibrating {name} on {tokens.num_tokens} tokens, {placement}"
+    job = CalibrationJob(model, model_dir, output_dir, tokens, part_of(heldout), phase, progress)
+    layers = calibrator.run(job)
     _copy_files(model_dir, output_dir)
     return CalibrationFacts(
         tokens.source, tokens.sha256, tokens.num_tokens, layers, starved, placement.name, kept

@@ -18,8 +18,8 @@ _SILENT_DB = 200.0
 """Reported when quantisation changes nothing: more than f32 can resolve."""
 
 
-class _Meter:
-    """A forward hook that compares a linear's output with the one it would have unquantised."""
+class Meter:
+    """Compares what a linear gives with what it would give unquantised."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -27,15 +27,10 @@ class _Meter:
         self._noise = 0.0
         self._largest = 0.0
 
-    def __call__(self, linear: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        x = inputs[0].float()
-        if not x.numel():
+    def add(self, exact: torch.Tensor, output: torch.Tensor) -> None:
+        """Outputs [..., N] of the same inputs; there may be none."""
+        if not output.numel():
             return
-        scale = linear.input_quantizer.pre_quant_scale
-        # The smoothed weight expects its input scaled: this is part of the layer, not its error.
-        x = x if scale is None else x * scale.float()
-        bias = None if linear.bias is None else linear.bias.float()
-        exact = functional.linear(x, linear.weight.float(), bias)
         error = output.float() - exact
         self._signal += float(exact.double().square().sum())
         self._noise += float(error.double().square().sum())
@@ -54,6 +49,18 @@ class _Meter:
         )
 
 
+class _ModeloptMeter(Meter):
+    """A forward hook of a linear of modelopt's, which has its unquantised weight too."""
+
+    def __call__(self, linear: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        x = inputs[0].float()
+        scale = linear.input_quantizer.pre_quant_scale
+        # The smoothed weight expects its input scaled: this is part of the layer, not its error.
+        x = x if scale is None else x * scale.float()
+        bias = None if linear.bias is None else linear.bias.float()
+        self.add(functional.linear(x, linear.weight.float(), bias), output)
+
+
 def measure_layers(
     model: Any, sequences: Sequence[Int32s], report: Progress = lambda step: None
 ) -> tuple[LayerError, ...]:
@@ -63,7 +70,7 @@ def measure_layers(
     blames its own layer and not those before it.
     """
     meters = [
-        (_Meter(name), module)
+        (_ModeloptMeter(name), module)
         for name, module in model.named_modules()
         if _is_quantized_linear(module)
     ]

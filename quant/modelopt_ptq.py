@@ -4,94 +4,70 @@ import copy
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import transformers
 from torch import nn
 
-from trtc.protos.errors import CalibrationError, UnsupportedError
+from trtc.protos.errors import CalibrationError
+from trtc.protos.manifest import LayerError
 from trtc.protos.progress import Progress, Step
 from trtc.quant import nvfp4
 from trtc.quant.awq import Forward, with_fast_search
+from trtc.quant.calibration import CalibrationJob
 from trtc.quant.calibration_text import TokenSet
-from trtc.quant.device import device_of
-from trtc.quant.experts import STARVED_TOKENS, SeparateExperts, prepare_export, separate_experts
-from trtc.quant.keep import kept_linears
+from trtc.quant.experts import SeparateExperts, prepare_export
+from trtc.quant.layer_error import measure_layers
+from trtc.quant.linears import BATCH, NEVER_QUANTIZED, quantizable_linears, run_decoder
 from trtc.quant.quiet import quiet_libraries
-from trtc.quant.reference_model import load_config
-from trtc.quant.scheme import Scheme
-from trtc.quant.wide_linears import wide_linears
+from trtc.quant.scheme import Modelopt, Scheme
 
-_BATCH = 4
+_MAX_TOKENS = {"max": 16_384, "smoothquant": 16_384, "awq_lite": 8_192}
+"""Calibration tokens by algorithm. AWQ tries many scales a linear on all of them; its authors find
+that 16 windows do as well as many times more."""
 _BAD_WEIGHTS = "The checkpoint is damaged there, or dead; check it in bf16 first"
 _E2M1_BITS = (2, 1)
-_NEVER_QUANTIZED = ("*lm_head*", "*router*", "*mlp.gate.*", "*block_sparse_moe.gate.*")
 
 
-def check_quantizable(model_dir: Path, scheme: Scheme, keep: Sequence[str] = ()) -> tuple[str, ...]:
-    """Refuse a model whose linears do not fit the scheme, before weights are read.
+@dataclass(frozen=True)
+class ModeloptCalibrator:
+    """What nvidia-modelopt does for one scheme: see quant/calibration.py."""
 
-    Args:
-        keep: globs of linears that stay unquantised.
+    scheme: Scheme
+    kv_dtype: str
+    kept: tuple[str, ...]
+    """Names of linears that stay unquantised."""
 
-    Returns:
-        The linears that stay unquantised.
+    @property
+    def max_tokens(self) -> int:
+        return _MAX_TOKENS[method_of(self._config())]
 
-    Raises:
-        RequestError: a glob that names no linear.
-        UnsupportedError: names the linear and its size.
-        CheckpointError: unreadable config.json.
-    """
-    config = load_config(model_dir)
-    with quiet_libraries(), torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
-    separate_experts(model)
-    kept = kept_linears(keep, [name for name, _ in _quantized_linears(model)])
-    group = scheme.group_size
-    if group is None:
-        return kept
-    remedy = "Use --dtype fp8 or int8_sq, which take any size"
-    for name, linear in _quantized_linears(model):
-        if name in kept:
-            continue
-        if linear.in_features % group:
-            raise UnsupportedError(
-                f"has {linear.in_features} input features, no multiple of {scheme.name}'s group "
-                f"of {group}",
-                field=name,
-                remedy=remedy,
-            )
-        if linear.out_features % 2 and scheme.weight in ("i4", "i4_f8"):
-            raise UnsupportedError(
-                f"has {linear.out_features} output features; 4-bit rows are stored in pairs",
-                field=name,
-                remedy=remedy,
-            )
-    return kept
+    def run(self, job: CalibrationJob) -> tuple[LayerError, ...]:
+        experts = tuple(m for m in job.model.modules() if isinstance(m, SeparateExperts))
+        calibrate(job.model, self._config(), job.tokens, experts, job.phase, job.progress)
+        layers = measure_layers(job.model, job.heldout.sequences, job.progress)
+        job.progress(Step("writing the quantised checkpoint"))
+        export(job.model, job.output_dir)
+        return layers
 
-
-def _quantized_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    for name, module in model.named_modules():
-        is_linear = isinstance(module, nn.Linear) and "layers." in name
-        if is_linear and not any(fnmatchcase(f"{name}.", rule) for rule in _NEVER_QUANTIZED):
-            yield name, module
+    def _config(self) -> dict[str, Any]:
+        return modelopt_config(self.scheme, self.kv_dtype, self.kept)
 
 
 def modelopt_config(scheme: Scheme, kv_dtype: str, kept: Sequence[str] = ()) -> dict[str, Any]:
     """modelopt's config: the last rule that matches a quantiser wins.
 
     Args:
+        scheme: one that modelopt calibrates.
         kept: names of linears that stay unquantised.
     """
-    assert scheme.modelopt is not None
+    assert isinstance(scheme.calibration, Modelopt)
     with quiet_libraries():
         import modelopt.torch.quantization as mtq
 
-        config: dict[str, Any] = copy.deepcopy(getattr(mtq, scheme.modelopt))
+        config: dict[str, Any] = copy.deepcopy(getattr(mtq, scheme.calibration.config))
         if kv_dtype == "f8e4m3":
             kv = copy.deepcopy(mtq.FP8_KV_CFG["quant_cfg"])
             config = mtq.update_quant_cfg_with_kv_cache_quant(config, kv)
@@ -99,7 +75,7 @@ def modelopt_config(scheme: Scheme, kv_dtype: str, kept: Sequence[str] = ()) -> 
             _round_anywhere(config)
     config["quant_cfg"] += [
         {"quantizer_name": pattern, "enable": False}
-        for pattern in (*_NEVER_QUANTIZED, *(f"{name}.*" for name in kept))
+        for pattern in (*NEVER_QUANTIZED, *(f"{name}.*" for name in kept))
     ]
     return config
 
@@ -121,34 +97,6 @@ def method_of(config: dict[str, Any]) -> str:
     return str(algorithm["method"] if isinstance(algorithm, dict) else algorithm)
 
 
-def run_decoder(model: Any, tokens: TokenSet, batch: int = _BATCH) -> None:
-    """Run the windows through the model without its lm_head, which nobody calibrates."""
-    for begin in range(0, len(tokens.sequences), batch):
-        ids = torch.from_numpy(np.stack(tokens.sequences[begin : begin + batch]).astype(np.int64))
-        with torch.inference_mode(), wide_linears():
-            model.base_model(ids.to(device_of(model)), use_cache=False)
-
-
-def mark_starved(
-    model: nn.Module, experts: tuple[SeparateExperts, ...], tokens: TokenSet
-) -> tuple[str, ...]:
-    """Mark the experts that the text hardly reaches, and name them."""
-    if not experts:
-        return ()
-    for layer in experts:
-        layer.collecting = True
-    run_decoder(model, tokens)
-    names = {id(module): name for name, module in model.named_modules()}
-    starved = []
-    for layer in experts:
-        layer.collecting = False
-        layer.starved = frozenset(
-            i for i, seen in enumerate(layer.tokens_seen) if seen < STARVED_TOKENS
-        )
-        starved += [f"{names[id(layer)]}.{i}" for i in sorted(layer.starved)]
-    return tuple(starved)
-
-
 def calibrate(
     model: Any,
     config: dict[str, Any],
@@ -168,7 +116,7 @@ def calibrate(
 
         guards = [
             linear.register_forward_pre_hook(_Guard(name))
-            for name, linear in _quantized_linears(model)
+            for name, linear in quantizable_linears(model)
         ]
         for layer in experts:
             layer.collecting = True
@@ -203,7 +151,7 @@ def _counting_layers(model: Any, batches: int, phase: str, report: Progress) -> 
 
 def _num_batches(config: dict[str, Any], tokens: TokenSet) -> int:
     """How often calibration runs the decoder."""
-    batches = -(-len(tokens.sequences) // _BATCH)
+    batches = -(-len(tokens.sequences) // BATCH)
     return batches + 1 if method_of(config) == "awq_lite" else batches
 
 

@@ -13,8 +13,24 @@ WeightFormat = Literal["f32", "bf16", "f8e4m3", "f4e2m1", "i8", "i4", "i4_f8"]
 
 
 @dataclass(frozen=True)
+class Modelopt:
+    """Calibration by nvidia-modelopt."""
+
+    config: str
+    """Name of its config, which says the algorithm too."""
+
+
+Calibration = Modelopt
+"""How scales and rounded weights are found: a record for each kind of algorithm, with its settings.
+quant/calibrate.py has the function of each."""
+
+
+@dataclass(frozen=True)
 class Scheme:
-    """How linears are stored and multiplied. The lm_head and routers stay in `dtype`."""
+    """A format, which is how linears are stored and multiplied, and how it is calibrated.
+
+    Any calibration may go with a format that it can fill. The lm_head and routers stay in `dtype`.
+    """
 
     name: str
     dtype: Literal["f32", "bf16"]
@@ -26,8 +42,8 @@ class Scheme:
     """Input channels that share a weight scale; None: one scale an output channel or a tensor."""
     pre_quant_scale: bool = False
     """Whether linears may have a scale an input channel (AWQ, SmoothQuant)."""
-    modelopt: str | None = None
-    """Name of the nvidia-modelopt config that calibrates it; None: nothing to calibrate."""
+    calibration: Calibration | None = None
+    """None: nothing to calibrate, or nothing that trtc can make."""
 
 
 SCHEMES: dict[str, Scheme] = {
@@ -35,12 +51,23 @@ SCHEMES: dict[str, Scheme] = {
     for scheme in (
         Scheme("fp32", "f32", "f32", "f32"),
         Scheme("bf16", "bf16", "bf16", "bf16"),
-        Scheme("fp8", "bf16", "f8e4m3", "f8e4m3", modelopt="FP8_DEFAULT_CFG"),
+        Scheme("fp8", "bf16", "f8e4m3", "f8e4m3", calibration=Modelopt("FP8_DEFAULT_CFG")),
         Scheme(
-            "int8_sq", "bf16", "i8", "i8", pre_quant_scale=True, modelopt="INT8_SMOOTHQUANT_CFG"
+            "int8_sq",
+            "bf16",
+            "i8",
+            "i8",
+            pre_quant_scale=True,
+            calibration=Modelopt("INT8_SMOOTHQUANT_CFG"),
         ),
         Scheme(
-            "int4_awq", "bf16", "i4", "bf16", 128, pre_quant_scale=True, modelopt="INT4_AWQ_CFG"
+            "int4_awq",
+            "bf16",
+            "i4",
+            "bf16",
+            128,
+            pre_quant_scale=True,
+            calibration=Modelopt("INT4_AWQ_CFG"),
         ),
         Scheme(
             "w4a8_awq",
@@ -49,9 +76,9 @@ SCHEMES: dict[str, Scheme] = {
             "f8e4m3",
             128,
             pre_quant_scale=True,
-            modelopt="W4A8_AWQ_BETA_CFG",
+            calibration=Modelopt("W4A8_AWQ_BETA_CFG"),
         ),
-        Scheme("nvfp4", "bf16", "f4e2m1", "f4e2m1", 16, modelopt="NVFP4_DEFAULT_CFG"),
+        Scheme("nvfp4", "bf16", "f4e2m1", "f4e2m1", 16, calibration=Modelopt("NVFP4_DEFAULT_CFG")),
         Scheme("int4_gptq", "bf16", "i4", "bf16", 128),
         # Weights only: imported, and what is made of checkpoints that quantise activations anew
         # for every token. Multiplying with the bf16 activation itself is exact where they round.

@@ -21,7 +21,7 @@ from trtc.quant.record import CHECKPOINT, write_record
 from trtc.quant.scheme import BUILDABLE, SCHEMES, scheme_named
 from trtc.version import __version__
 
-SCHEME_NAMES = tuple(name for name in BUILDABLE if SCHEMES[name].modelopt is not None)
+SCHEME_NAMES = tuple(name for name in BUILDABLE if SCHEMES[name].calibration is not None)
 KV_DTYPES: dict[str, Literal["bf16", "f8e4m3"]] = {"bf16": "bf16", "fp8": "f8e4m3"}
 _WORST_LAYERS = 5
 

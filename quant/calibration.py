@@ -1,0 +1,47 @@
+"""What every calibration is given, and what it owes, whatever its algorithm."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from trtc.protos.manifest import LayerError
+from trtc.protos.progress import Progress
+from trtc.quant.calibration_text import TokenSet
+
+
+@dataclass(frozen=True)
+class CalibrationJob:
+    """A model and the text to calibrate it on."""
+
+    model: Any
+    """A Transformers causal language model in bf16, with `SeparateExperts`; it may be changed."""
+    model_dir: Path
+    """The checkpoint that it was read from."""
+    output_dir: Path
+    """Exists."""
+    tokens: TokenSet
+    heldout: TokenSet
+    """To measure the layers on."""
+    phase: str
+    """What progress is reported as."""
+    progress: Progress
+
+
+class Calibrator(Protocol):
+    """An algorithm with its settings, for one scheme."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Calibration tokens that it takes, at most."""
+        ...
+
+    def run(self, job: CalibrationJob) -> tuple[LayerError, ...]:
+        """Write the quantised weights and the model's config to `output_dir`.
+
+        Returns:
+            Errors of the quantised linears on held-out text, in the order of the model.
+
+        Raises:
+            CalibrationError: activations that nothing can be calibrated on.
+        """
+        ...

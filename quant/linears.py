@@ -1,0 +1,103 @@
+"""The linears of a Transformers model that schemes quantise, and text run through them."""
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import nn
+
+from trtc.protos.errors import UnsupportedError
+from trtc.quant.calibration_text import TokenSet
+from trtc.quant.device import device_of
+from trtc.quant.experts import STARVED_TOKENS, SeparateExperts, separate_experts
+from trtc.quant.keep import kept_linears
+from trtc.quant.quiet import quiet_libraries
+from trtc.quant.reference_model import load_config
+from trtc.quant.scheme import Scheme
+from trtc.quant.wide_linears import wide_linears
+
+NEVER_QUANTIZED = ("*lm_head*", "*router*", "*mlp.gate.*", "*block_sparse_moe.gate.*")
+BATCH = 4
+"""Sequences that calibration computes at once."""
+
+
+def check_quantizable(model_dir: Path, scheme: Scheme, keep: Sequence[str] = ()) -> tuple[str, ...]:
+    """Refuse a model whose linears do not fit the scheme, before weights are read.
+
+    Args:
+        keep: globs of linears that stay unquantised.
+
+    Returns:
+        The linears that stay unquantised.
+
+    Raises:
+        RequestError: a glob that names no linear.
+        UnsupportedError: names the linear and its size.
+        CheckpointError: unreadable config.json.
+    """
+    config = load_config(model_dir)
+    with quiet_libraries(), torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    separate_experts(model)
+    kept = kept_linears(keep, [name for name, _ in quantizable_linears(model)])
+    group = scheme.group_size
+    if group is None:
+        return kept
+    remedy = "Use --dtype fp8 or int8_sq, which take any size"
+    for name, linear in quantizable_linears(model):
+        if name in kept:
+            continue
+        if linear.in_features % group:
+            raise UnsupportedError(
+                f"has {linear.in_features} input features, no multiple of {scheme.name}'s group "
+                f"of {group}",
+                field=name,
+                remedy=remedy,
+            )
+        if linear.out_features % 2 and scheme.weight in ("i4", "i4_f8"):
+            raise UnsupportedError(
+                f"has {linear.out_features} output features; 4-bit rows are stored in pairs",
+                field=name,
+                remedy=remedy,
+            )
+    return kept
+
+
+def quantizable_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    """Names and modules of all linears in decoder layers but routers, in the model's order."""
+    for name, module in model.named_modules():
+        is_linear = isinstance(module, nn.Linear) and "layers." in name
+        if is_linear and not any(fnmatchcase(f"{name}.", rule) for rule in NEVER_QUANTIZED):
+            yield name, module
+
+
+def run_decoder(model: Any, tokens: TokenSet, batch: int = BATCH) -> None:
+    """Run the windows through the model without its lm_head, which nobody calibrates."""
+    for begin in range(0, len(tokens.sequences), batch):
+        ids = torch.from_numpy(np.stack(tokens.sequences[begin : begin + batch]).astype(np.int64))
+        with torch.inference_mode(), wide_linears():
+            model.base_model(ids.to(device_of(model)), use_cache=False)
+
+
+def mark_starved(
+    model: nn.Module, experts: tuple[SeparateExperts, ...], tokens: TokenSet
+) -> tuple[str, ...]:
+    """Mark the experts that the text hardly reaches, and name them."""
+    if not experts:
+        return ()
+    for layer in experts:
+        layer.collecting = True
+    run_decoder(model, tokens)
+    names = {id(module): name for name, module in model.named_modules()}
+    starved = []
+    for layer in experts:
+        layer.collecting = False
+        layer.starved = frozenset(
+            i for i, seen in enumerate(layer.tokens_seen) if seen < STARVED_TOKENS
+        )
+        starved += [f"{names[id(layer)]}.{i}" for i in sorted(layer.starved)]
+    return tuple(starved)
