@@ -2,9 +2,9 @@
 
 The kernels mean what runtime/sampling/sampler.py means; a step runs, in this order:
 
-    LIKELIEST                if a row has log-probabilities to report
-    EDIT                     if a row has a bias or a penalty, or a pending token
     MASK                     if a row has a mask
+    LIKELIEST                if a row has log-probabilities to report: of the tokens that are left
+    EDIT                     if a row has a bias or a penalty, or a pending token
     DRAW or DRAW_FILTERED    the latter if a row has top-k, top-p or min-p
     DRAWN_LOGPROBS           if a row has log-probabilities to report: of the logits before EDIT
 
@@ -25,7 +25,7 @@ DRAW = "draw"
 DRAW_FILTERED = "draw_filtered"
 DRAWN_LOGPROBS = "drawn_logprobs"
 TAKE_SAMPLED = "take_sampled"
-STAGES = (LIKELIEST, EDIT, MASK, DRAW, DRAW_FILTERED, DRAWN_LOGPROBS, TAKE_SAMPLED)
+STAGES = (MASK, LIKELIEST, EDIT, DRAW, DRAW_FILTERED, DRAWN_LOGPROBS, TAKE_SAMPLED)
 
 BLOCK = 128
 """Logits summed in one go: a row is searched by block, then inside one block."""

@@ -6,9 +6,9 @@ Every filter comes down to one threshold a row: a token stays if its scaled logi
 tokens that tie with the last one kept stay too. The one random number of a row is a function of
 (seed, sequence index, output position): nothing else in the batch can change a token.
 
-Log-probabilities are those of the model's own distribution, the log-softmax of the raw logits
-before bias, penalties, masks, temperature and filters, as in the OpenAI API: a token that a mask
-forbids may be among the likeliest that are reported.
+Log-probabilities are those of the model's own distribution among the tokens that the row's mask
+leaves: the log-softmax of their raw logits, before bias, penalties, temperature and filters. A
+token that a mask forbids is never reported.
 """
 
 from collections.abc import Mapping, Sequence
@@ -195,7 +195,7 @@ class Logprobs(NamedTuple):
     top: Float32s
     """[Q, L]"""
     num_top: Int32s
-    """[Q] how many the row requests."""
+    """[Q] how many the row requests, of those that its mask leaves."""
 
 
 class SampledTokens(NamedTuple):
@@ -263,7 +263,7 @@ def sample(logits: Float32s, batch: SamplingBatch) -> SampledTokens:
         _draw_edited(logits, batch, drawn, token_ids, invalid)
     return SampledTokens(
         token_ids,
-        logprobs=_logprobs(logits, batch.num_logprobs, token_ids),
+        logprobs=_logprobs(logits, batch, token_ids),
         invalid_rows=tuple(np.flatnonzero(invalid).tolist()),
         counts=None if batch.drafts is None else counted(token_ids, batch.drafts),
     )
@@ -456,23 +456,43 @@ def _positions(sparse: Int32s, rows: Int64s) -> tuple[Int64s, Int64s]:
     return at[picked], picked
 
 
-def _logprobs(logits: Float32s, asked: Int32s, token_ids: Int32s) -> Logprobs | None:
-    rows = np.flatnonzero(asked != NO_LOGPROBS)
+def num_reported(batch: SamplingBatch, vocab_size: int) -> Int32s:
+    """[R] likeliest tokens that each row reports; NO_LOGPROBS as in the batch."""
+    most: Int32s = np.minimum(batch.num_logprobs, np.int32(vocab_size))
+    if batch.masks is not None:
+        at = np.flatnonzero(most[batch.masks.rows] > 0)
+        rows = batch.masks.rows[at]
+        num_left = batch.masks.allowed(at, vocab_size).sum(axis=1)
+        most[rows] = np.minimum(most[rows], num_left)
+    return most
+
+
+def _logprobs(logits: Float32s, batch: SamplingBatch, token_ids: Int32s) -> Logprobs | None:
+    rows = np.flatnonzero(batch.num_logprobs != NO_LOGPROBS)
     if not len(rows):
         return None
-    width = int(asked[rows].max())
+    reported = num_reported(batch, logits.shape[1])[rows]
+    width = int(batch.num_logprobs[rows].max())
     token = np.empty(len(rows), np.float32)
     top_ids = np.zeros((len(rows), width), np.int32)
     top = np.zeros((len(rows), width), np.float32)
     for at, row in enumerate(rows):
-        values = logits[row]
+        values = _left_by_mask(logits[row], int(row), batch.masks)
         normaliser = _logsumexp(values)
         token[at] = values[token_ids[row]] - normaliser
-        best = _likeliest(values, int(asked[row]))
+        best = _likeliest(values, int(reported[at]))
         top_ids[at, : len(best)] = best
         top[at, : len(best)] = values[best] - normaliser
-    num_top = np.minimum(asked[rows], logits.shape[1])
-    return Logprobs(rows.astype(np.int32), token, top_ids, top, num_top)
+    return Logprobs(rows.astype(np.int32), token, top_ids, top, reported)
+
+
+def _left_by_mask(values: Float32s, row: int, masks: RowMasks | None) -> Float32s:
+    """The logits of a row, -inf of tokens that its mask forbids."""
+    if masks is None or row not in masks.rows:
+        return values
+    (allowed,) = masks.allowed(np.flatnonzero(masks.rows == row), len(values))
+    left: Float32s = np.where(allowed, values, np.float32(-np.inf))
+    return left
 
 
 def _logsumexp(values: Float32s) -> float:

@@ -227,12 +227,15 @@ def test_tokens_under_masks_are_those_of_the_host(case: Case, seed: int) -> None
             assert is_borderline(scores, case.params[row], float(random[row]))
 
 
-def test_masks_leave_log_probabilities_those_of_the_raw_logits() -> None:
-    """Of the likeliest tokens, which may be forbidden, and of the drawn one, which is edited."""
+def test_log_probabilities_are_those_among_the_tokens_that_a_mask_leaves() -> None:
+    """Of the likeliest tokens, of which a row asks for more than there are, and of the drawn one,
+    whose logit is edited."""
     rng = np.random.default_rng(12)
     logits = rng.normal(size=(4, 900)).astype(np.float32) * 4
     allowed = rng.random(logits.shape) < 0.1
     allowed[np.arange(4), logits.argmax(axis=1)] = False
+    allowed[0, 2:] = False
+    allowed[0, :2] = True
     params = [
         GREEDY,
         SamplingParams(seed=1, repetition_penalty=1.4, logit_bias={7: 3.0}),
@@ -240,10 +243,11 @@ def test_masks_leave_log_probabilities_those_of_the_raw_logits() -> None:
         GREEDY,
     ]
     counts = {1: counts_of(list(range(900)), [5, 5])}
-    batch = SamplingBatch.of(params, num_logprobs=[2, 3, None, 20], counts=counts)
+    batch = SamplingBatch.of(params, num_logprobs=[7, 3, None, 20], counts=counts)
     batch = replace(batch, masks=masks_of(allowed, [0, 1, 2]))
     expected = sample(logits, batch)
     assert expected.logprobs is not None
+    assert expected.logprobs.num_top.tolist() == [2, 3, 20]
     outputs = sample_by_stages(logits, batch)
     assert outputs["sampled"][:, 0].tolist() == expected.token_ids.tolist()
     for at, row in enumerate(expected.logprobs.rows.tolist()):

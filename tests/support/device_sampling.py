@@ -74,9 +74,9 @@ def stages_of(batch: SamplingBatch) -> tuple[str, ...]:
     asks = bool((batch.num_logprobs != NO_LOGPROBS).any())
     filters = bool(((batch.top_k > 0) | (batch.top_p < 1) | (batch.min_p > 0)).any())
     return (
+        *((MASK,) if batch.masks is not None else ()),
         *((LIKELIEST,) if asks else ()),
         *((EDIT,) if edits else ()),
-        *((MASK,) if batch.masks is not None else ()),
         DRAW_FILTERED if filters else DRAW,
         *((DRAWN_LOGPROBS,) if asks else ()),
     )

@@ -1,4 +1,5 @@
-"""Log-probabilities of the likeliest tokens, before logits are edited, and of the drawn one."""
+"""Log-probabilities of the likeliest tokens that a mask leaves, and of the drawn one, by the logits
+before biases and penalties."""
 
 import triton
 import triton.language as tl
@@ -88,7 +89,7 @@ def drawn_logprobs(
     ENTRIES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """One program a row. Masks leave a drawn token's logit as it was."""
+    """One program a row."""
     launch_dependents(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     is_real = row < tl.load(dims + 2)

@@ -31,6 +31,7 @@ from trtc.runtime.sampling.sampler import (
     SampledTokens,
     SamplingBatch,
     counted,
+    num_reported,
 )
 
 _SPARSE = tuple(
@@ -48,9 +49,9 @@ def stages_of(sampling: SamplingBatch, vocab_size: int) -> tuple[str, ...]:
     narrowed = sampling.narrowed(vocab_size)
     asked = bool((sampling.num_logprobs != NO_LOGPROBS).any())
     return (
+        *((MASK,) if sampling.masks is not None else ()),
         *((LIKELIEST,) if asked else ()),
         *((EDIT,) if edited else ()),
-        *((MASK,) if sampling.masks is not None else ()),
         DRAW_FILTERED if bool((drawn & narrowed).any()) else DRAW,
         *((DRAWN_LOGPROBS,) if asked else ()),
     )
@@ -87,6 +88,7 @@ class PendingTokens:
     tokens: _Results
     logprobs: _Results | None
     sampling: SamplingBatch
+    vocab_size: int
 
     def wait(self) -> SampledTokens:
         rows, drafts = self.sampling.num_rows, self.sampling.drafts
@@ -101,8 +103,8 @@ class PendingTokens:
     def _logprobs(self, results: _Results) -> Logprobs:
         token, top_ids, top = results.wait()
         asked = np.flatnonzero(self.sampling.num_logprobs != NO_LOGPROBS)
-        num_top = self.sampling.num_logprobs[asked]
-        most = int(num_top.max())
+        num_top = num_reported(self.sampling, self.vocab_size)[asked]
+        most = int(self.sampling.num_logprobs[asked].max())
         return Logprobs(
             rows=asked.astype(np.int32),
             token=token.view(np.float32)[asked, 0],
@@ -153,6 +155,7 @@ class DeviceSampler:
             tokens=self._fetch(_TOKENS),
             logprobs=self._fetch(_LOGPROBS) if LIKELIEST in stages else None,
             sampling=sampling,
+            vocab_size=self._vocab_size,
         )
 
     def take_sampled(self, bucket: Bucket) -> None:

@@ -1,5 +1,6 @@
 """Outputs under grammars: valid whatever the schema and the sampling, by `jsonschema`."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from tests.support.grammars import OPTIONS, VOCAB_SIZE, grammar_engine
 from tests.support.schemas import check_outputs
+from tests.support.servers import TOKENIZER
 from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.engine.drafting import DraftConfig
 from trtc.runtime.frontends.local import LocalEngine
@@ -17,6 +19,7 @@ from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.request import FinishReason
 from trtc.runtime.requests.token_masks import TokenEdit
 from trtc.runtime.sampling.masks import pack_mask
+from trtc.runtime.text.tokenizer import Tokenizer
 
 RECORD = {
     "type": "object",
@@ -86,14 +89,17 @@ def test_an_output_can_be_aborted(engine: LocalEngine) -> None:
     assert again.text in ("ac", "bc")
 
 
-def test_log_probabilities_are_those_of_the_model(engine: LocalEngine) -> None:
-    """Before the mask: the likeliest tokens may be such as the grammar forbids."""
-    free = engine.generate([5], max_tokens=1, temperature=0.0, logprobs=3).result()
-    held = engine.generate([5], regex="abc", max_tokens=1, temperature=0.0, logprobs=3).result()
-    (first,), (second,) = free.completions[0].logprobs, held.completions[0].logprobs
-    assert first.top == second.top
-    assert second.token_id not in dict(second.top)
-    assert second.logprob < min(dict(second.top).values())
+def test_log_probabilities_are_those_of_the_tokens_that_a_grammar_leaves(
+    engine: LocalEngine,
+) -> None:
+    result = engine.generate([5], regex="[ab]c", max_tokens=9, logprobs=20).result()
+    first, second, end = result.completions[0].logprobs
+    assert sum(math.exp(value) for _, value in first.top) == pytest.approx(1, abs=1e-4)
+    texts = {Tokenizer.load(TOKENIZER).decode([token]) for token, _ in first.top}
+    assert {"a", "b"} <= texts <= {"a", "b", "ac", "bc"}
+    assert (first.token_id, first.logprob) in first.top
+    assert [one.logprob for one in (second, end)] == pytest.approx([0, 0], abs=1e-5)
+    assert len(second.top) == len(end.top) == 1
 
 
 @pytest.mark.parametrize(

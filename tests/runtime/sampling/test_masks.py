@@ -1,6 +1,7 @@
 """Masks: what they forbid is never drawn, and the rest as if nothing else were there."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,16 +60,44 @@ def test_a_mask_of_every_token_changes_nothing() -> None:
     assert (masked.token_ids == sample(logits, batch).token_ids).all()
 
 
-def test_log_probabilities_are_those_of_the_model_whatever_is_masked() -> None:
-    logits = np.array([[3.0, 1.0, 2.0]], np.float32)
-    batch = SamplingBatch.of([SamplingParams(temperature=0.0)], num_logprobs=[3])
-    words = read_mask(pack_mask(np.array([False, True, False])), 3)[None]
-    masks = RowMasks(np.array([0], np.int32), words)
+def test_log_probabilities_are_those_among_the_tokens_that_a_mask_leaves() -> None:
+    logits = np.array([[3.0, 1.0, 2.0, 1.5], [3.0, 1.0, 2.0, 1.5]], np.float32)
+    biased = SamplingParams(temperature=0.0, logit_bias={1: 9.0})
+    batch = SamplingBatch.of([biased, biased], num_logprobs=[3, 3])
+    words = read_mask(pack_mask(np.array([False, True, True, False])), 4)[None]
+    masks = RowMasks(np.array([1], np.int32), words)
     logprobs = sample(logits, SamplingBatch(**{**vars(batch), "masks": masks})).logprobs
     assert logprobs is not None
-    normaliser = math.log(math.exp(3) + math.exp(1) + math.exp(2))
-    assert logprobs.token[0] == pytest.approx(1 - normaliser)
-    assert logprobs.top_ids[0].tolist() == [0, 2, 1]
+    whole, left = (math.log(sum(map(math.exp, row))) for row in ((3, 1, 2, 1.5), (1, 2)))
+    assert logprobs.token.tolist() == pytest.approx([1 - whole, 1 - left])
+    assert logprobs.num_top.tolist() == [3, 2]
+    assert logprobs.top_ids[0].tolist() == [0, 2, 3]
+    assert logprobs.top_ids[1, :2].tolist() == [2, 1]
+    assert logprobs.top[1, :2].tolist() == pytest.approx([2 - left, 1 - left])
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=cases([10, 33, 128]), seed=st.integers(0, 2**32 - 1))
+def test_log_probabilities_are_those_of_a_slow_softmax(case: Case, seed: int) -> None:
+    allowed, masks = drawn_masks(case.logits.shape, seed)
+    asked = np.full(len(case.logits), 5, np.int32)
+    batch = replace(case.batch, masks=masks, num_logprobs=asked)
+    tokens = sample(case.logits, batch)
+    assert tokens.logprobs is not None
+    for row in set(range(len(case.logits))) - set(tokens.invalid_rows):
+        left = [
+            (token, float(value))
+            for token, value in enumerate(case.logits[row])
+            if row not in masks.rows or allowed[row, token]
+        ]
+        total = math.log(math.fsum(math.exp(value) for _, value in left))
+        left.sort(key=lambda one: -one[1])
+        number = int(tokens.logprobs.num_top[row])
+        assert number == min(5, len(left))
+        expected = [value - total for _, value in left[:number]]
+        assert tokens.logprobs.top[row, :number].tolist() == pytest.approx(expected, abs=1e-4)
+        drawn = float(case.logits[row, tokens.token_ids[row]]) - total
+        assert float(tokens.logprobs.token[row]) == pytest.approx(drawn, abs=1e-4)
 
 
 def test_a_row_whose_allowed_tokens_are_impossible_is_invalid() -> None:
