@@ -176,6 +176,27 @@ class RMSNormalization(OpRun):  # type: ignore[misc]
         return (_rounded(wide * inverse * _f32(scale), x),)
 
 
+class LayerNormalization(OpRun):  # type: ignore[misc]
+    """(x - mean) / deviation * weight + bias in f32 over the last axis, rounded once."""
+
+    def _run(
+        self,
+        x: Array,
+        scale: Array,
+        bias: Array | None = None,
+        *,
+        axis: int,
+        epsilon: float,
+        stash_type: int,
+    ) -> tuple[Array]:
+        assert axis in (-1, x.ndim - 1) and stash_type == 1
+        wide = _f32(x)
+        wide = wide - np.mean(wide, axis=-1, keepdims=True)
+        inverse = 1.0 / np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + np.float32(epsilon))
+        normed = wide * inverse * _f32(scale)
+        return (_rounded(normed if bias is None else normed + _f32(bias), x),)
+
+
 class Sigmoid(OpRun):  # type: ignore[misc]
     """1 / (1 + exp(-x)) in f32; tanh's form does not overflow."""
 

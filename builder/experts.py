@@ -42,7 +42,7 @@ def expert_weights(
         found = linear_weights(linear, quantized, dtype, reader)
         return _as_e4m3(found, dtype) if found.format == "i4_f8" else found
 
-    gates = [weights(expert.gate) for expert in mlp.experts]
+    gates = [weights(expert.gated) for expert in mlp.experts]
     ups = [weights(expert.up) for expert in mlp.experts]
     downs = [weights(expert.down) for expert in mlp.experts]
     first = gates[0]
@@ -69,7 +69,7 @@ def expert_weights(
 
 
 def _check_uniform(mlp: MoeMlpSpec, linears: list[LinearWeights]) -> None:
-    name = mlp.experts[0].gate.name
+    name = mlp.experts[0].gated.name
     if any(linear.bias is not None for linear in linears):
         raise UnsupportedError("biases of routed experts are not supported", field=name)
     if any(linear.scale_2 is not None for linear in linears):

@@ -21,6 +21,7 @@ from trtc.builder.graph_writer import Attribute, GraphWriter, Value, onnx_type
 from trtc.builder.module import TENSORRT_DOMAIN, TRTC_DOMAIN, Module
 from trtc.builder.recipes import Cast, Load, RopeTable, TensorReader
 from trtc.builder.spec import (
+    Activation,
     AttentionSpec,
     DecoderSpec,
     DenseMlpSpec,
@@ -37,6 +38,7 @@ from trtc.builder.weights import (
     conv_bias,
     conv_weight,
     linear_weights,
+    norm_bias,
     norm_weight,
     plain_linear,
     source_recipe,
@@ -182,7 +184,8 @@ class _SourceGraph:
             mixed, pool_out = self._attention(index, layer.mixer, normed, pool, positions, steps)
         mixed = self._optional_norm(f"{site}.attention_post_norm", layer.attention_post_norm, mixed)
         hidden = self._add(f"{site}.{name}.residual", hidden, mixed)
-        normed = self._optional_norm(f"{site}.mlp_norm", layer.mlp_norm, hidden)
+        if not layer.parallel:
+            normed = self._optional_norm(f"{site}.mlp_norm", layer.mlp_norm, hidden)
         if isinstance(layer.mlp, MoeMlpSpec):
             mixed = self._moe(f"{site}.mlp", layer.mlp, normed)
         else:
@@ -330,18 +333,22 @@ class _SourceGraph:
         return self._ropes[rope]
 
     def _mlp(self, site: str, mlp: DenseMlpSpec, x: Value) -> Value:
+        if mlp.gate is None:
+            up = self._linear(f"{site}.up", mlp.up, x)
+            return self._linear(f"{site}.down", mlp.down, self._active(site, mlp.activation, up))
         gate = self._linear(f"{site}.gate", mlp.gate, x)
         up = self._linear(f"{site}.up", mlp.up, x)
-        if mlp.activation == "silu":
-            sigmoid = self._writer.node(
-                "Sigmoid", f"{site}.sigmoid", [gate], gate.dtype, gate.shape
-            )
-            active = self._mul(f"{site}.silu", gate, sigmoid)
-        else:
-            active = self._writer.node(
-                "Gelu", f"{site}.gelu", [gate], gate.dtype, gate.shape, approximate="tanh"
-            )
+        active = self._active(site, mlp.activation, gate)
         return self._linear(f"{site}.down", mlp.down, self._mul(f"{site}.product", active, up))
+
+    def _active(self, site: str, activation: Activation, x: Value) -> Value:
+        if activation == "silu":
+            sigmoid = self._writer.node("Sigmoid", f"{site}.sigmoid", [x], x.dtype, x.shape)
+            return self._mul(f"{site}.silu", x, sigmoid)
+        if activation == "relu2":
+            positive = self._writer.node("Relu", f"{site}.relu", [x], x.dtype, x.shape)
+            return self._mul(f"{site}.relu2", positive, positive)
+        return self._writer.node("Gelu", f"{site}.gelu", [x], x.dtype, x.shape, approximate="tanh")
 
     def _moe(self, site: str, mlp: MoeMlpSpec, x: Value) -> Value:
         router = plain_linear(mlp.router, self._dtype).weight
@@ -363,7 +370,7 @@ class _SourceGraph:
             self._dtype,
             x.shape,
             domain=TRTC_DOMAIN,
-            I=mlp.experts[0].gate.out_features,
+            I=mlp.experts[0].up.out_features,
             top_k=mlp.top_k,
             renormalize=int(mlp.renormalize),
             activation=mlp.experts[0].activation,
@@ -526,10 +533,28 @@ class _SourceGraph:
         size = x.shape[-1]
         assert isinstance(size, int)
         weight = self._writer.weight(f"{site}.weight", norm_weight(norm, size, self._dtype))
+        if norm.centered:
+            return self._layer_norm(site, norm, x, weight)
         return self._writer.node(
             "RMSNormalization",
             site,
             [x, weight],
+            x.dtype,
+            x.shape,
+            axis=-1,
+            epsilon=norm.eps,
+            stash_type=1,
+        )
+
+    def _layer_norm(self, site: str, norm: NormSpec, x: Value, weight: Value) -> Value:
+        bias = norm_bias(norm, weight.shape[0], self._dtype)  # type: ignore[arg-type]
+        inputs = [x, weight]
+        if bias is not None:
+            inputs.append(self._writer.weight(f"{site}.bias", bias))
+        return self._writer.node(
+            "LayerNormalization",
+            site,
+            inputs,
             x.dtype,
             x.shape,
             axis=-1,

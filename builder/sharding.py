@@ -57,7 +57,7 @@ def _extents(spec: DecoderSpec) -> Iterator[tuple[int, str]]:
             yield layer.mixer.num_kv_heads, "the number of KV heads"
         mlps = layer.mlp.experts if isinstance(layer.mlp, MoeMlpSpec) else (layer.mlp,)
         for mlp in mlps:
-            yield mlp.gate.out_features, "the MLP's intermediate size"
+            yield mlp.up.out_features, "the MLP's intermediate size"
 
 
 def _cut_by_depth(spec: DecoderSpec) -> Iterator[LinearSpec]:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from trtc.protos.errors import UnsupportedError
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "relu2"]
 QkNorm = Literal["head", "row"]
 """What q and k norms run over: each head's D values, or all heads of a token."""
 
@@ -43,13 +43,19 @@ class LinearSpec:
 
 @dataclass(frozen=True)
 class NormSpec:
-    """RMSNorm; `unit_offset` adds 1 to the weight (Gemma)."""
+    """RMSNorm or LayerNorm over the last axis."""
 
     weight: str
+    """Tensor name."""
     eps: float
     unit_offset: bool = False
+    """Adds 1 to the weight (Gemma)."""
+    centered: bool = False
+    """LayerNorm: subtracts the mean."""
+    bias: str | None = None
+    """Tensor name; None: there is none. Of a centered norm."""
     multiplier: float = 1.0
-    """Multiplies the weight: what scales the logits, when it is the final norm's."""
+    """Multiplies weight and bias: what scales the logits, when it is the final norm's."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +121,23 @@ class ShortConvSpec:
 
 @dataclass(frozen=True)
 class DenseMlpSpec:
-    gate: LinearSpec
+    """down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate."""
+
+    gate: LinearSpec | None
     up: LinearSpec
     down: LinearSpec
     activation: Activation
+
+    @property
+    def gated(self) -> LinearSpec:
+        """The gate of an MLP that has one, as experts do."""
+        assert self.gate is not None, f"{self.up.name} has no gate"
+        return self.gate
+
+    @property
+    def linears(self) -> tuple[LinearSpec, ...]:
+        """In the order of use."""
+        return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
 
 
 @dataclass(frozen=True)
@@ -136,6 +155,7 @@ class LayerSpec:
     """x += post(mixer(pre(x))); x += post(mlp(pre(x))), where every norm is optional.
 
     Norms before: Llama. After: OLMo 2. Both: Gemma 2, GLM-4.
+    Parallel (Cohere): x += post(mixer(pre(x))) + post(mlp(pre(x))), with the mixer's norm for both.
     """
 
     mixer: AttentionSpec | ShortConvSpec
@@ -145,6 +165,7 @@ class LayerSpec:
     mlp_norm: NormSpec | None = None
     attention_post_norm: NormSpec | None = None
     mlp_post_norm: NormSpec | None = None
+    parallel: bool = False
 
     @property
     def attention(self) -> AttentionSpec:
@@ -221,5 +242,5 @@ class DecoderSpec:
             found += layer.mixer_linears
             mlps = layer.mlp.experts if isinstance(layer.mlp, MoeMlpSpec) else (layer.mlp,)
             for mlp in mlps:
-                found += [mlp.gate, mlp.up, mlp.down]
+                found += mlp.linears
         return tuple(found)

@@ -62,6 +62,15 @@ def norm_weight(norm: NormSpec, size: int, dtype: str) -> Tensor:
     recipe: Recipe = Load(norm.weight)
     if norm.unit_offset:
         recipe = Apply(_plus_one, (Cast(recipe, "f32"),))
+    return _of_norm(recipe, norm, size, dtype)
+
+
+def norm_bias(norm: NormSpec, size: int, dtype: str) -> Tensor | None:
+    """[size], if there is one."""
+    return None if norm.bias is None else _of_norm(Load(norm.bias), norm, size, dtype)
+
+
+def _of_norm(recipe: Recipe, norm: NormSpec, size: int, dtype: str) -> Tensor:
     if norm.multiplier != 1.0:
         recipe = Apply(_Times(norm.multiplier), (Cast(recipe, "f32"),))
     return Tensor(Cast(recipe, dtype), dtype, (size,))

@@ -1,4 +1,4 @@
-"""Activation functions of gated linear units, for the references."""
+"""Activation functions of MLPs, for the references."""
 
 from typing import Any
 
@@ -7,11 +7,14 @@ from numpy.typing import NDArray
 
 
 def activate(x: NDArray[np.float32], activation: str) -> NDArray[Any]:
-    """SiLU, or GELU in its tanh form, rounded to fp32 once: 1 + tanh cancels in fp32."""
+    """SiLU, GELU in its tanh form, or ReLU squared, rounded to fp32 once: 1 + tanh cancels in
+    fp32."""
     wide: NDArray[Any] = x.astype(np.float64)
     if activation == "silu":
         # exp overflows to infinity below -709, where the quotient is the right -0.
         with np.errstate(over="ignore"):
             return np.asarray(wide / (1 + np.exp(-wide)), np.float32)
+    if activation == "relu2":
+        return np.asarray(np.maximum(wide, 0.0) ** 2, np.float32)
     inner = np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)
     return np.asarray(0.5 * wide * (1 + np.tanh(inner)), np.float32)

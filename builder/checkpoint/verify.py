@@ -95,7 +95,8 @@ def _renamed(value: T, prefix: str) -> T:
     if isinstance(value, LinearSpec):
         return dataclasses.replace(value, name=rename(value.name))
     if isinstance(value, NormSpec):
-        return dataclasses.replace(value, weight=rename(value.weight))
+        bias = None if value.bias is None else rename(value.bias)
+        return dataclasses.replace(value, weight=rename(value.weight), bias=bias)
     if isinstance(value, ShortConvSpec):
         value = dataclasses.replace(value, conv=rename(value.conv))
     if isinstance(value, tuple):
@@ -149,6 +150,8 @@ def _add_mixer(shapes: dict[str, Shape], mixer: AttentionSpec | ShortConvSpec) -
 def _add_norm(shapes: dict[str, Shape], norm: NormSpec | None, size: int) -> None:
     if norm is not None:
         shapes[norm.weight] = (size,)
+    if norm is not None and norm.bias is not None:
+        shapes[norm.bias] = (size,)
 
 
 def _add_linear(shapes: dict[str, Shape], linear: LinearSpec) -> None:

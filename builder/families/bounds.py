@@ -28,6 +28,9 @@ INTEGERS: Mapping[str, int] = {
 NUMBERS: Mapping[str, tuple[float, float]] = {
     "rms_norm_eps": (0.0, 1.0),
     "norm_eps": (0.0, 1.0),
+    "norm_epsilon": (0.0, 1.0),
+    "layer_norm_eps": (0.0, 1.0),
+    "logit_scale": (1e-6, 1e6),
     "block_ffn_dim_multiplier": (1e-3, 1e3),
     "rope_theta": (1.001, 1e15),
     "partial_rotary_factor": (1e-3, 1.0),

@@ -24,6 +24,7 @@ from trtc.protos.errors import CheckpointError, UnsupportedError
 EMBEDDING = "model.embed_tokens"
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Layer types."""
+RELU2: Mapping[str, Activation] = {"relu2": "relu2"}
 SILU: Mapping[str, Activation] = {"silu": "silu", "swish": "silu"}
 GELU_TANH: Mapping[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh"}
 ACTIVATIONS: Mapping[str, Activation] = {**SILU, **GELU_TANH}
@@ -49,7 +50,7 @@ def head_dim(config: Config, default: int | None = None) -> int:
 
 
 def activation(config: Config, key: str = "hidden_act", default: str = "silu") -> Activation:
-    """The MLP's activation.
+    """The activation of a gated MLP.
 
     Raises:
         UnsupportedError: one that trtc does not have.
@@ -57,8 +58,48 @@ def activation(config: Config, key: str = "hidden_act", default: str = "silu") -
     return ACTIVATIONS[config.require(key, tuple(ACTIVATIONS), default)]
 
 
-def norm(config: Config, name: str, *, unit_offset: bool = False) -> NormSpec:
-    return NormSpec(f"{name}.weight", config.number("rms_norm_eps", 1e-6), unit_offset)
+def plain_mlp(
+    config: Config, prefix: str, default: str, *, bias: bool, names: tuple[str, str]
+) -> DenseMlpSpec:
+    """down(activation(up(x))) under `prefix`, with the activation that `hidden_act` says.
+
+    Raises:
+        UnsupportedError: an activation that trtc does not have.
+    """
+    known = {**ACTIVATIONS, **RELU2}
+    hidden, width = config.integer("hidden_size"), config.integer("intermediate_size")
+    up, down = names
+    return DenseMlpSpec(
+        gate=None,
+        up=LinearSpec(f"{prefix}.{up}", hidden, width, bias),
+        down=LinearSpec(f"{prefix}.{down}", width, hidden, bias),
+        activation=known[config.require("hidden_act", tuple(known), default)],
+    )
+
+
+@dataclass(frozen=True)
+class NormStyle:
+    """What all norms of a family are; see NormSpec."""
+
+    eps: str = "rms_norm_eps"
+    """The field of config.json."""
+    unit_offset: bool = False
+    centered: bool = False
+    has_bias: bool = False
+
+
+RMS_NORM = NormStyle()
+
+
+def norm(config: Config, name: str, style: NormStyle = RMS_NORM) -> NormSpec:
+    """The norm whose tensors begin with `name`."""
+    return NormSpec(
+        f"{name}.weight",
+        config.number(style.eps, 1e-5 if style.centered else 1e-6),
+        style.unit_offset,
+        style.centered,
+        f"{name}.bias" if style.has_bias else None,
+    )
 
 
 def attention(
@@ -143,6 +184,8 @@ class NormNames:
     mlp_post: str | None = None
 
 
+PARALLEL_NORMS = NormNames(attention="input_layernorm")
+"""Before both, as in Cohere's models."""
 PRE_NORMS = NormNames(attention="input_layernorm", mlp="post_attention_layernorm")
 """Before attention and MLP, as in Llama."""
 POST_NORMS = NormNames(
@@ -164,11 +207,14 @@ def layer_spec(
     mixer: AttentionSpec,
     mlp: DenseMlpSpec | MoeMlpSpec,
     norms: NormNames = PRE_NORMS,
+    style: NormStyle = RMS_NORM,
+    *,
+    parallel: bool = False,
 ) -> LayerSpec:
     """Attention and an MLP, with the norms that `norms` names."""
 
     def named(name: str | None) -> NormSpec | None:
-        return None if name is None else norm(config, f"{layer}.{name}")
+        return None if name is None else norm(config, f"{layer}.{name}", style)
 
     return LayerSpec(
         mixer=mixer,
@@ -177,6 +223,7 @@ def layer_spec(
         mlp_norm=named(norms.mlp),
         attention_post_norm=named(norms.attention_post),
         mlp_post_norm=named(norms.mlp_post),
+        parallel=parallel,
     )
 
 
@@ -219,7 +266,7 @@ def decoder(
     layer: Callable[[int, str], LayerSpec],
     *,
     tied_by_default: bool = False,
-    unit_offset: bool = False,
+    style: NormStyle = RMS_NORM,
     embedding_scale: float | None = None,
     logit_scale: float = 1.0,
     logit_softcap: float | None = None,
@@ -231,7 +278,7 @@ def decoder(
     """
     architecture = str((config.sequence("architectures") or ("",))[0])
     vocab, hidden = config.integer("vocab_size"), config.integer("hidden_size")
-    final_norm = norm(config, "model.norm", unit_offset=unit_offset)
+    final_norm = norm(config, "model.norm", style)
     tied = config.flag("tie_word_embeddings", tied_by_default)
     return DecoderSpec(
         family=family,

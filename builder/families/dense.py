@@ -1,4 +1,4 @@
-"""Dense decoders that differ from Llama in flags: attention and a gated MLP in every layer."""
+"""Dense decoders that differ from Llama in flags: attention and an MLP in every layer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from trtc.builder.families import common
 from trtc.builder.families.config import Config
 from trtc.builder.families.rope import rope_spec
-from trtc.builder.spec import NO_ROPE, DecoderSpec, LayerSpec, QkNorm, RopeSpec
+from trtc.builder.spec import NO_ROPE, DecoderSpec, DenseMlpSpec, LayerSpec, QkNorm, RopeSpec
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,9 @@ class Dense:
     mlp_bias: bool = False
     qk_norm: QkNorm | None = None
     norms: common.NormNames = common.PRE_NORMS
+    style: common.NormStyle = common.RMS_NORM
+    parallel: bool = False
+    """Attention and MLP read the same norm's result, and both are added to the layer's input."""
     tied: bool = False
     """Embeddings are tied where config.json says nothing."""
 
@@ -36,6 +39,8 @@ def dense(
     window: Callable[[int], int | None] = lambda index: None,
     rope: Callable[[int], RopeSpec] | None = None,
     has_rope: Callable[[int], bool] = lambda index: True,
+    mlp: Callable[[str], DenseMlpSpec] | None = None,
+    logit_scale: float = 1.0,
 ) -> DecoderSpec:
     """A dense decoder.
 
@@ -43,12 +48,16 @@ def dense(
         window: of a layer, by its index.
         rope: of a layer; None: config.json's, which all layers share.
         has_rope: whether a layer rotates q and k at all.
+        mlp: by its prefix in the checkpoint; None: a gated one with Llama's names.
+        logit_scale: multiplies the logits.
     """
     dim = common.head_dim(config)
-    act = common.activation(config)
-    intermediate = config.integer("intermediate_size")
     if rope is None:
         shared = rope_spec(config, dim, max_seq_len, default_theta=differs.theta)
+
+    def gated_mlp(prefix: str) -> DenseMlpSpec:
+        act, width = common.activation(config), config.integer("intermediate_size")
+        return common.gated_mlp(config, prefix, width, act, bias=differs.mlp_bias)
 
     def layer(index: int, prefix: str) -> LayerSpec:
         rotary = shared if rope is None else rope(index)
@@ -63,7 +72,21 @@ def dense(
             interleaved=differs.interleaved,
             window=window(index),
         )
-        mlp = common.gated_mlp(config, f"{prefix}.mlp", intermediate, act, bias=differs.mlp_bias)
-        return common.layer_spec(config, prefix, attention, mlp, differs.norms)
+        return common.layer_spec(
+            config,
+            prefix,
+            attention,
+            (mlp or gated_mlp)(f"{prefix}.mlp"),
+            differs.norms,
+            differs.style,
+            parallel=differs.parallel,
+        )
 
-    return common.decoder(config, differs.family, layer, tied_by_default=differs.tied)
+    return common.decoder(
+        config,
+        differs.family,
+        layer,
+        tied_by_default=differs.tied,
+        style=differs.style,
+        logit_scale=logit_scale,
+    )

@@ -8,6 +8,8 @@ from trtc.builder.families.config import Config
 from trtc.builder.families.rope import rope_spec
 from trtc.builder.spec import DecoderSpec, LayerSpec, NormSpec
 
+_NORMS = common.NormStyle(unit_offset=True)
+
 
 def gemma2(config: Config, max_seq_len: int) -> DecoderSpec:
     """Gemma2ForCausalLM."""
@@ -34,7 +36,7 @@ def gemma2(config: Config, max_seq_len: int) -> DecoderSpec:
         )
 
         def norm(name: str) -> NormSpec:
-            return common.norm(config, f"{prefix}.{name}", unit_offset=True)
+            return common.norm(config, f"{prefix}.{name}", _NORMS)
 
         return LayerSpec(
             mixer=dataclasses.replace(attention, scale=scale, softcap=softcap),
@@ -50,7 +52,7 @@ def gemma2(config: Config, max_seq_len: int) -> DecoderSpec:
         "gemma2",
         layer,
         tied_by_default=True,
-        unit_offset=True,
+        style=_NORMS,
         embedding_scale=math.sqrt(config.integer("hidden_size")),
         logit_softcap=_softcap(config, "final_logit_softcapping", 30.0),
     )

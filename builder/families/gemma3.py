@@ -23,6 +23,8 @@ _THETAS = {"full_attention": 1e6, "sliding_attention": 1e4}
 _OTHER_PARTS = (r"(model\.)?vision_tower\..*", r"(model\.)?multi_modal_projector\..*")
 """Tensors of the parts of Gemma3ForConditionalGeneration that see images."""
 
+_NORMS = common.NormStyle(unit_offset=True)
+
 
 def gemma3(config: Config, max_seq_len: int) -> DecoderSpec:
     """Gemma3ForCausalLM, and the text model in Gemma3ForConditionalGeneration."""
@@ -42,7 +44,7 @@ def gemma3(config: Config, max_seq_len: int) -> DecoderSpec:
 
     def layer(index: int, prefix: str) -> LayerSpec:
         def norm(name: str) -> NormSpec:
-            return common.norm(config, f"{prefix}.{name}", unit_offset=True)
+            return common.norm(config, f"{prefix}.{name}", _NORMS)
 
         window = common.window_by_layer_type(
             config, index, "sliding_attention" if (index + 1) % pattern else "full_attention"
@@ -76,7 +78,7 @@ def gemma3(config: Config, max_seq_len: int) -> DecoderSpec:
         "gemma3",
         layer,
         tied_by_default=True,
-        unit_offset=True,
+        style=_NORMS,
         embedding_scale=math.sqrt(config.integer("hidden_size")),
         logit_softcap=config.optional_number("final_logit_softcapping"),
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 from trtc.builder.checkpoint.checkpoint import Checkpoint
 from trtc.builder.families.bounds import MAX_EXPERTS_OF_ALL_LAYERS
+from trtc.builder.families.cohere import cohere, cohere2
 from trtc.builder.families.config import Config, shown
 from trtc.builder.families.exaone4 import exaone4
 from trtc.builder.families.gemma2 import gemma2
@@ -16,12 +17,14 @@ from trtc.builder.families.lfm2 import lfm2
 from trtc.builder.families.llama import ernie4_5, helium, llama, seed_oss
 from trtc.builder.families.mistral import mistral
 from trtc.builder.families.mixtral import mixtral
+from trtc.builder.families.nemotron import arcee, nemotron
 from trtc.builder.families.olmo2 import olmo2, olmo3
 from trtc.builder.families.phi3 import phi3
 from trtc.builder.families.qwen2 import qwen2
 from trtc.builder.families.qwen3 import qwen3
 from trtc.builder.families.qwen3_moe import qwen3_moe
 from trtc.builder.families.smollm3 import smollm3
+from trtc.builder.families.starcoder2 import stablelm, starcoder2
 from trtc.builder.spec import DecoderSpec
 from trtc.protos.errors import CheckpointError, RequestError, UnsupportedError
 
@@ -47,6 +50,12 @@ FAMILIES: Mapping[str, Callable[[Config, int], DecoderSpec]] = {
     "Ernie4_5ForCausalLM": ernie4_5,
     "SeedOssForCausalLM": seed_oss,
     "Exaone4ForCausalLM": exaone4,
+    "CohereForCausalLM": cohere,
+    "Cohere2ForCausalLM": cohere2,
+    "Starcoder2ForCausalLM": starcoder2,
+    "StableLmForCausalLM": stablelm,
+    "NemotronForCausalLM": nemotron,
+    "ArceeForCausalLM": arcee,
 }
 
 

@@ -34,7 +34,7 @@ def _is_sum_of_rows(add: Node) -> bool:
 def _fuse(rewriter: Rewriter, norm: Node, add: Node) -> None:
     total = add.outputs[0]
     left, right = add.inputs
-    inputs = {name: input_of(norm, name) for name in ("weight", "pre_scale", "out_scale")}
+    inputs = {name: input_of(norm, name) for name in ("weight", "bias", "pre_scale", "out_scale")}
     outputs = {"out": norm.outputs[0]}
     if rewriter.sole_consumer(total) is None:
         outputs["total"] = total

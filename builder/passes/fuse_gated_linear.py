@@ -48,6 +48,8 @@ def fuse_gated_linear(rewriter: Rewriter) -> bool:
 def gated_product(rewriter: Rewriter, swiglu: Node) -> Node | None:
     """The linear whose first half is gate and whose second is up, for this swiglu alone."""
     halves = [input_of(swiglu, name) for name in ("gate", "up")]
+    if halves[1] is None:
+        return None
     split = producer(halves[0], "Split")
     if split is None or list(map(id, split.outputs)) != list(map(id, halves)):
         return None

@@ -18,7 +18,7 @@ def fuse_linears(rewriter: Rewriter) -> bool:
         swiglu(Split(linear(x)))          -> fused_linear(x; gate)
         swiglu(Split(linear(rms_norm(x))) -> fused_linear(x, norm; gate)
     where nobody else reads what comes between, norm and swiglu give bf16, and the norm adds no
-    residual.
+    residual and subtracts no mean.
     """
     changed = False
     for linear in rewriter.fused_nodes("linear"):
@@ -48,6 +48,7 @@ def _norm_before(rewriter: Rewriter, linear: Node) -> Node | None:
         and dtype_of(norm.inputs[0]) == "bf16"
         and input_of(norm, "residual") is None
         and input_of(norm, "out_scale") is None
+        and not norm.attrs.get("centered", 0)
     )
     return norm if is_plain else None
 

@@ -1,4 +1,4 @@
-"""RMSNormalization over whole rows as trtc.rms_norm."""
+"""RMSNormalization and LayerNormalization over whole rows as trtc.rms_norm."""
 
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import dtype_of, is_weight
@@ -6,24 +6,33 @@ from trtc.builder.passes.rewriter import Rewriter
 
 
 def lower_norms(rewriter: Rewriter) -> bool:
-    """Lower norms of the residual stream.
+    """Lower norms of the residual stream, and of q and k over all heads.
 
-    Rule: RMSNormalization(x, w; axis=-1) -> rms_norm(x, f32(w)), for x [M, K]. Norms of single
-    heads have more axes; fuse_rope_kv_write takes those.
+    Rules, for x [M, K]:
+        RMSNormalization(x, w; axis=-1)      -> rms_norm(x, f32(w))
+        LayerNormalization(x, w, b; axis=-1) -> rms_norm(x, f32(w), f32(b); centered)
+    Norms of single heads have more axes; fuse_rope_kv_write takes those.
     """
     changed = False
-    for node in rewriter.nodes("RMSNormalization"):
-        x, weight = node.inputs
-        if not is_weight(weight) or len(x.shape) != 2 or node.attrs.get("axis", -1) not in (-1, 1):
-            continue
-        rewriter.fused(
-            "rms_norm",
-            node.name,
-            inputs={"x": x, "weight": rewriter.as_type(weight, "f32")},
-            outputs={"out": node.outputs[0]},
-            attributes={"eps": node.attrs.get("epsilon", 1e-5), "out_dtype": dtype_of(x)},
-        )
-        changed = True
+    for op in ("RMSNormalization", "LayerNormalization"):
+        for node in rewriter.nodes(op):
+            x, *weights = node.inputs
+            is_of_rows = len(x.shape) == 2 and node.attrs.get("axis", -1) in (-1, 1)
+            if not all(map(is_weight, weights)) or not is_of_rows:
+                continue
+            weight, *bias = (rewriter.as_type(one, "f32") for one in weights)
+            rewriter.fused(
+                "rms_norm",
+                node.name,
+                inputs={"x": x, "weight": weight, "bias": bias[0] if bias else None},
+                outputs={"out": node.outputs[0]},
+                attributes={
+                    "eps": node.attrs.get("epsilon", 1e-5),
+                    "centered": int(op == "LayerNormalization"),
+                    "out_dtype": dtype_of(x),
+                },
+            )
+            changed = True
     return changed
 
 

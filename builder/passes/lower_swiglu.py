@@ -1,18 +1,26 @@
-"""Gated activations as trtc.swiglu."""
+"""Activations of MLPs, gated or not, as trtc.swiglu."""
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.matching import Node, Tensor, dtype_of, producer, site_of
+from trtc.builder.passes.matching import Node, Tensor, dtype_of, is_fused, producer, site_of
 from trtc.builder.passes.rewriter import Rewriter
 
 
 def lower_swiglu(rewriter: Rewriter) -> bool:
-    """Lower the middle of a gated MLP.
+    """Lower the middle of an MLP.
 
-    Rules:
-        Mul(Mul(gate, Sigmoid(gate)), up)          -> swiglu(gate, up; silu)
-        Mul(Gelu(gate; approximate=tanh), up)      -> swiglu(gate, up; gelu_tanh)
-    with the operands of Mul in any order, for tensors [M, I].
+    Rules, with a(x) one of
+        Mul(x, Sigmoid(x))          silu
+        Gelu(x; approximate=tanh)   gelu_tanh
+        Mul(Relu(x), Relu(x))       relu2
+    and the operands of Mul in any order, for tensors [M, I]:
+        Mul(a(gate), up)                                 -> swiglu(gate, up; a)
+        a(x) that a linear or its quantize reads alone   -> swiglu(x; a)
     """
+    gated = _lower_gated(rewriter)
+    return _lower_plain(rewriter) or gated
+
+
+def _lower_gated(rewriter: Rewriter) -> bool:
     changed = False
     for multiply in rewriter.nodes("Mul"):
         found = _match(rewriter, multiply)
@@ -31,18 +39,44 @@ def lower_swiglu(rewriter: Rewriter) -> bool:
     return changed
 
 
+def _lower_plain(rewriter: Rewriter) -> bool:
+    changed = False
+    for node in (*rewriter.nodes("Mul"), *rewriter.nodes("Gelu")):
+        output = node.outputs[0]
+        found = _activation(output)
+        reader = rewriter.sole_consumer(output)
+        if found is None or not (is_fused(reader, "linear") or is_fused(reader, "quantize")):
+            continue
+        source, activation = found
+        rewriter.fused(
+            "swiglu",
+            f"{site_of(node)}.swiglu",
+            inputs={"gate": source},
+            outputs={"out": output},
+            attributes={"activation": activation, "out_dtype": dtype_of(source)},
+        )
+        changed = True
+    return changed
+
+
 def _match(rewriter: Rewriter, multiply: Node) -> tuple[Tensor, Tensor, str] | None:
     """(gate, up, activation) of activation(gate) * up."""
     left, right = multiply.inputs
     for activated, up in ((left, right), (right, left)):
         if rewriter.sole_consumer(activated) is None or list(activated.shape) != list(up.shape):
             continue
-        gate = _gelu_input(activated)
-        if gate is not None:
-            return gate, up, "gelu_tanh"
-        gate = _silu_input(activated)
-        if gate is not None:
-            return gate, up, "silu"
+        found = _activation(activated)
+        if found is not None:
+            return found[0], up, found[1]
+    return None
+
+
+def _activation(activated: Tensor) -> tuple[Tensor, str] | None:
+    """(x, name) of an activation's result."""
+    for name, source_of in _SOURCES.items():
+        source = source_of(activated)
+        if source is not None:
+            return source, name
     return None
 
 
@@ -64,4 +98,14 @@ def _silu_input(activated: Tensor) -> Tensor | None:
     return None
 
 
-LOWER_SWIGLU = Rewrite("lower_swiglu", lower_swiglu)
+def _relu2_input(activated: Tensor) -> Tensor | None:
+    multiply = producer(activated, "Mul")
+    relu = producer(multiply.inputs[0], "Relu") if multiply is not None else None
+    if multiply is None or relu is None or multiply.inputs[1] is not multiply.inputs[0]:
+        return None
+    return relu.inputs[0]
+
+
+_SOURCES = {"gelu_tanh": _gelu_input, "silu": _silu_input, "relu2": _relu2_input}
+
+LOWER_SWIGLU = Rewrite("lower_swiglu", lower_swiglu, requires=frozenset({"lower_linears"}))

@@ -1,4 +1,4 @@
-// The activations of gated MLPs, on vectors.
+// The activations of MLPs, on vectors.
 #pragma once
 
 #include "vector.hpp"
@@ -9,6 +9,9 @@ template <Activation kActivation>
 Floats activated(Floats x) {
   if constexpr (kActivation == Activation::silu) {
     return x / (1.f + exp(-x));
+  } else if constexpr (kActivation == Activation::relu2) {
+    const Floats positive = max(x, Floats{});
+    return positive * positive;
   } else {
     // 0.5 x (1 + tanh(y)) is x / (1 + e^-2y), without the cancellation.
     const Floats y = 0.7978845608f * (x + 0.044715f * x * x * x);

@@ -27,6 +27,7 @@ def rms_norm(
     x,
     residual,
     weight,
+    bias,
     pre_scale,
     out_scale,
     dims,
@@ -39,6 +40,7 @@ def rms_norm(
     OUT_STRIDE: tl.constexpr,
     TOTAL_STRIDE: tl.constexpr,
     EPS: tl.constexpr,
+    CENTERED: tl.constexpr,
     BLOCK: tl.constexpr,
     VECTOR: tl.constexpr,
     ROWS: tl.constexpr,
@@ -51,6 +53,7 @@ def rms_norm(
     column = tl.max_contiguous(tl.arange(0, BLOCK), VECTOR)
     inside = column < COLUMNS
     factor = tl.load(weight + column, mask=inside, other=0.0)
+    offset = None if bias is None else tl.load(bias + column, mask=inside, other=0.0)
     by_column = None if pre_scale is None else tl.load(pre_scale + column, mask=inside, other=1.0)
     by = None if out_scale is None else tl.load(out_scale)
     wait_for_inputs(OVERLAPS)
@@ -64,9 +67,14 @@ def rms_norm(
                 values = rounded.to(tl.float32)
                 if total is not None:
                     tl.store(total + row * TOTAL_STRIDE + column, rounded, mask=inside)
+            if CENTERED:
+                mean = tl.div_rn(tl.sum(values), COLUMNS * 1.0)
+                values = tl.where(inside, values - mean, 0.0)
             mean_square = tl.div_rn(tl.sum(values * values), COLUMNS * 1.0)
             scale = tl.div_rn(1.0, tl.sqrt_rn(mean_square + EPS))
             normed = values * scale * factor
+            if offset is not None:
+                normed += offset
             result = quantized(normed, by_column, by, x.dtype.element_ty, out.dtype.element_ty)
             tl.store(out + row * OUT_STRIDE + column, result, mask=inside)
 
@@ -95,6 +103,7 @@ def _launch(site: Site, rows: int) -> Launch:
             "OUT_STRIDE": site.strides["out"],
             "TOTAL_STRIDE": site.strides.get("total", 0),
             "EPS": float(site.attributes["eps"]),
+            "CENTERED": bool(site.attributes["centered"]),
             "BLOCK": block,
             "VECTOR": vector(site.dtypes["x"]),
             "ROWS": rows,

@@ -1,15 +1,16 @@
-"""RMSNorm, with the residual addition before it and the quantisation after it."""
+"""RMSNorm and LayerNorm, with the residual addition before and the quantisation after."""
 
 from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
 from trtc.plugins.rms_norm.reference import reference
 
 RMS_NORM = FusedOp(
     name="rms_norm",
-    summary="total = x + residual; out = quantize(rms_norm(total) * weight)",
+    summary="total = x + residual; out = quantize(norm(total) * weight + bias)",
     inputs=(
         Parameter("x", ("M", "K"), ("f32", "bf16")),
         Parameter("residual", ("M", "K"), ("f32", "bf16"), optional=True),
         Parameter("weight", ("K",), ("f32",), role="weight"),
+        Parameter("bias", ("K",), ("f32",), role="weight", optional=True),
         Parameter("pre_scale", ("K",), ("f32",), role="weight", optional=True),
         Parameter("out_scale", (), ("f32",), role="weight", optional=True),
     ),
@@ -19,6 +20,8 @@ RMS_NORM = FusedOp(
     ),
     attributes=(
         Attribute("eps", "float"),
+        # 1: LayerNorm, which subtracts a row's mean first.
+        Attribute("centered", "int", default=0),
         Attribute("out_dtype", "enum", choices=("f32", "bf16", "f8e4m3", "i8"), cpp_enum="DType"),
     ),
     reference=reference,

@@ -1,4 +1,5 @@
-"""RMS normalisation as written in Zhang & Sennrich 2019 (arXiv:1910.07467), eq. 4."""
+"""RMS normalisation as written in Zhang & Sennrich 2019 (arXiv:1910.07467), eq. 4, and layer
+normalisation (Ba et al. 2016, arXiv:1607.06450)."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +13,12 @@ def reference(
     x: Array,
     residual: Array | None,
     weight: Array,
+    bias: Array | None,
     pre_scale: Array | None,
     out_scale: Array | None,
     *,
     eps: float,
+    centered: int,
     out_dtype: str,
 ) -> tuple[Array, Array | None]:
     """Return (normalised and scaled, x + residual when there is a residual)."""
@@ -25,6 +28,10 @@ def reference(
         total_out = cast(total + residual.astype(np.float32), str(x.dtype))
         # The sum is rounded to the residual stream's type before it is normalised.
         total = total_out.astype(np.float32)
+    if centered:
+        total = total - np.mean(total, axis=-1, keepdims=True)
     scale = 1.0 / np.sqrt(np.mean(total * total, axis=-1, keepdims=True) + np.float32(eps))
     normed = total * scale * weight.astype(np.float32)
+    if bias is not None:
+        normed = normed + bias.astype(np.float32)
     return quantize(normed, pre_scale, out_scale, out_dtype, through=str(x.dtype)), total_out

@@ -1,4 +1,4 @@
-// out = quantize(activation(gate) * up).
+// out = quantize(activation(gate) * up), or quantize(activation(gate)).
 #pragma once
 
 #include "cpu/activation.hpp"
@@ -24,12 +24,16 @@ void swiglu(Context& ctx, const swiglu_args& a) {
       const std::int64_t row = part / parts;
       const std::int64_t first = part % parts * kColumns;
       const auto* gate = a.gate.row<const T>(row) + first;
-      const auto* up = a.up.row<const typename C::up_t>(row) + first;
       auto* out = a.out.row<Out>(row) + first;
       const std::int64_t columns = C::I - first < kColumns ? C::I - first : kColumns;
       for_vectors(columns, [&](std::int64_t i, auto n) {
         const Floats value = rounded<T>(activated<C::activation>(load(gate + i, n)));
-        quantizer.store(out + i, first + i, value * load(up + i, n), n);
+        if constexpr (std::is_same_v<typename C::up_t, none>) {
+          quantizer.store(out + i, first + i, value, n);
+        } else {
+          const auto* up = a.up.row<const typename C::up_t>(row) + first;
+          quantizer.store(out + i, first + i, value * load(up + i, n), n);
+        }
       });
     }
   });

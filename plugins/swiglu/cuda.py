@@ -28,6 +28,7 @@ def swiglu(
     UP_STRIDE: tl.constexpr,
     OUT_STRIDE: tl.constexpr,
     GELU_TANH: tl.constexpr,
+    RELU2: tl.constexpr,
     BLOCK: tl.constexpr,
     VECTOR: tl.constexpr,
     OVERLAPS: tl.constexpr,
@@ -41,8 +42,15 @@ def swiglu(
     wait_for_inputs(OVERLAPS)
     if row < num_rows:
         x = tl.load(gate + row * GATE_STRIDE + column, mask=inside, other=0.0).to(tl.float32)
-        factor = tl.load(up + row * UP_STRIDE + column, mask=inside, other=0.0).to(tl.float32)
-        product = activated(x, GELU_TANH).to(gate.dtype.element_ty).to(tl.float32) * factor
+        if RELU2:
+            positive = tl.maximum(x, 0.0)
+            product = positive * positive
+        else:
+            product = activated(x, GELU_TANH)
+        product = product.to(gate.dtype.element_ty).to(tl.float32)
+        if up is not None:
+            factor = tl.load(up + row * UP_STRIDE + column, mask=inside, other=0.0)
+            product *= factor.to(tl.float32)
         result = quantized(product, by_column, by, gate.dtype.element_ty, out.dtype.element_ty)
         tl.store(out + row * OUT_STRIDE + column, result, mask=inside)
 
@@ -60,8 +68,9 @@ def lower(site: Site) -> tuple[Variant, ...]:
         few_rows=_FEW_ROWS,
         constants={
             "GATE_STRIDE": site.strides["gate"],
-            "UP_STRIDE": site.strides["up"],
+            "UP_STRIDE": site.strides.get("up", 0),
             "OUT_STRIDE": site.strides["out"],
             "GELU_TANH": site.attributes["activation"] == "gelu_tanh",
+            "RELU2": site.attributes["activation"] == "relu2",
         },
     )

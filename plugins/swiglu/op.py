@@ -1,14 +1,14 @@
-"""Gated activation, with the quantisation after it."""
+"""The activation of an MLP, gated or not, with the quantisation after it."""
 
 from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
 from trtc.plugins.swiglu.reference import reference
 
 SWIGLU = FusedOp(
     name="swiglu",
-    summary="out = quantize(activation(gate) * up)",
+    summary="out = quantize(activation(gate) * up), without up: quantize(activation(gate))",
     inputs=(
         Parameter("gate", ("M", "I"), ("f32", "bf16")),
-        Parameter("up", ("M", "I"), ("f32", "bf16")),
+        Parameter("up", ("M", "I"), ("f32", "bf16"), optional=True),
         Parameter("pre_scale", ("I",), ("f32",), role="weight", optional=True),
         Parameter("out_scale", (), ("f32",), role="weight", optional=True),
     ),
@@ -16,7 +16,9 @@ SWIGLU = FusedOp(
         Parameter("out", ("M", "I"), ("f32", "bf16", "f8e4m3", "i8"), dtype_from="out_dtype"),
     ),
     attributes=(
-        Attribute("activation", "enum", choices=("silu", "gelu_tanh"), cpp_enum="Activation"),
+        Attribute(
+            "activation", "enum", choices=("silu", "gelu_tanh", "relu2"), cpp_enum="Activation"
+        ),
         Attribute("out_dtype", "enum", choices=("f32", "bf16", "f8e4m3", "i8"), cpp_enum="DType"),
     ),
     reference=reference,

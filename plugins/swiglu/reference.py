@@ -1,4 +1,4 @@
-"""Gated linear unit's elementwise part: Shazeer 2020 (arXiv:2002.05202)."""
+"""The elementwise part of an MLP, gated (Shazeer 2020, arXiv:2002.05202) or not."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,15 +11,18 @@ Array = NDArray[np.generic]
 
 def reference(
     gate: Array,
-    up: Array,
+    up: Array | None,
     pre_scale: Array | None,
     out_scale: Array | None,
     *,
     activation: str,
     out_dtype: str,
 ) -> tuple[Array]:
-    """Return quantize(activation(gate) * up), the activation rounded to gate's type."""
+    """Return quantize(activation(gate) * up), the activation rounded to gate's type; without `up`
+    the activation alone."""
     through = str(gate.dtype)
     activated = cast(activate(gate.astype(np.float32), activation), through)
-    product = activated.astype(np.float32) * up.astype(np.float32)
+    product = activated.astype(np.float32)
+    if up is not None:
+        product = product * up.astype(np.float32)
     return (quantize(product, pre_scale, out_scale, out_dtype, through=through),)

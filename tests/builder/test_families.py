@@ -192,6 +192,13 @@ def test_lfm2s_convolutions_with_biases_and_more_taps(tmp_path: Path) -> None:
         ("granite", {"rms_norm_eps": 1e-2}),
         ("glm4", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.0}}),
         ("exaone4", {"layer_types": ["full_attention"] * 4}),
+        ("cohere", {"logit_scale": 1.0}),
+        ("cohere", {"layer_norm_eps": 1e-1}),
+        ("cohere2", {"layer_types": ["full_attention"] * 4}),
+        ("starcoder2", {"sliding_window": None}),
+        ("starcoder2", {"hidden_act": "silu"}),
+        ("stablelm", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25}}),
+        ("nemotron", {"norm_eps": 1e-1}),
         ("lfm2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
     ],
 )
@@ -430,6 +437,9 @@ ODD_ROTARY = {"partial_rotary_factor": 0.2}
         ("smollm3", {"no_rope_layers": [1, 0, 2, 1]}, CheckpointError, "has 2, not 0 or 1"),
         ("exaone4", EXAONE4_PATTERN, UnsupportedError, "'LLG' is not supported"),
         ("olmo3", {"layer_types": ["chunked_attention"] * 4}, UnsupportedError, "chunked"),
+        ("cohere", {"use_qk_norm": True}, UnsupportedError, "use_qk_norm: True"),
+        ("stablelm", {"qk_layernorm": True}, UnsupportedError, "qk_layernorm: True"),
+        ("nemotron", {"hidden_act": "relu"}, UnsupportedError, "'relu'"),
         ("granite", {"residual_multiplier": 0}, CheckpointError, "residual_multiplier: is 0"),
     ],
 )

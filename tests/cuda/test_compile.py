@@ -74,11 +74,13 @@ CASES: dict[str, tuple[Lower, Any]] = {
     ),
     "rms_norm-e4m3": (
         rms_norm.lower,
-        lambda sm: site(sm, NORM | QUANTISED, {"K": K}, eps=1e-5),
+        lambda sm: site(sm, NORM | QUANTISED, {"K": K}, eps=1e-5, centered=0),
     ),
     "rms_norm-wide": (
         rms_norm.lower,
-        lambda sm: site(sm, NORM | {"out_scale": "f32", "out": "i8"}, {"K": 16384}, eps=1e-5),
+        lambda sm: site(
+            sm, NORM | {"out_scale": "f32", "out": "i8"}, {"K": 16384}, eps=1e-5, centered=0
+        ),
     ),
     "rope_kv_write": (rope_kv_write.lower, lambda sm: rope_site(sm, "bf16")),
     "rope_kv_write-e4m3": (rope_kv_write.lower, lambda sm: rope_site(sm, "f8e4m3")),

@@ -40,12 +40,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
         "sliding_window": 8,
     },
+    "nemotron": {},
+    "cohere2": {"num_hidden_layers": 1, "layer_types": ["full_attention"]},
     "smollm3": {"num_hidden_layers": 2, "no_rope_layers": [1, 0], "use_sliding_window": False},
 }
 """One without and one with norms of q and k, one with routed experts, one with windows and full
 attention, rope by layer type, scaled embeddings and norms on both sides of a layer's parts, and one
 with short convolutions, whose states lie side by side in the pool; one with norms after a layer's
-parts and over all heads, and one with layers that have no rotary embedding."""
+parts and over all heads, one with LayerNorm and squared ReLU without a gate, one with attention
+and MLP side by side, and one with layers that have no rotary embedding."""
 
 
 def run_both(family: str, scheme: str, directory: str, **options: Any) -> dict[str, Any]:

@@ -29,6 +29,8 @@ FAMILIES = (
     "smollm3",
     "olmo3",
     "glm4",
+    "cohere2",
+    "nemotron",
 )
 """The variants whose kernels differ; llama3 and yarn differ in the rope table only, Granite in
 constants, GLM, Helium and ERNIE in the order of weights."""

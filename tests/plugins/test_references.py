@@ -17,11 +17,43 @@ def rng() -> np.random.Generator:
 def test_rms_norm(rng):
     x, residual, weight = (random_array(rng, *shape) for shape in ((3, 40), (3, 40), (40,)))
     out, total = REGISTRY["rms_norm"].reference(
-        x, residual, weight, None, None, eps=1e-5, out_dtype="f32"
+        x, residual, weight, None, None, None, eps=1e-5, centered=0, out_dtype="f32"
     )
     expected = F.rms_norm(torch.tensor(x + residual), (40,), torch.tensor(weight), 1e-5)
     np.testing.assert_allclose(out, expected.numpy(), atol=1e-6)
     assert np.array_equal(total, x + residual)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_layer_norm(rng, has_bias):
+    x, weight = random_array(rng, 3, 40) + 5, random_array(rng, 40)
+    bias = random_array(rng, 40) if has_bias else None
+    out, _ = REGISTRY["rms_norm"].reference(
+        x, None, weight, bias, None, None, eps=1e-5, centered=1, out_dtype="f32"
+    )
+    expected = F.layer_norm(
+        torch.tensor(x),
+        (40,),
+        torch.tensor(weight),
+        None if bias is None else torch.tensor(bias),
+        1e-5,
+    )
+    np.testing.assert_allclose(out, expected.numpy(), atol=2e-6)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "relu2"])
+def test_an_activation_without_a_gate(rng, activation):
+    x = random_array(rng, 3, 40, spread=4)
+    (out,) = REGISTRY["swiglu"].reference(
+        x, None, None, None, activation=activation, out_dtype="f32"
+    )
+    wide = torch.tensor(x)
+    expected = {
+        "silu": F.silu(wide),
+        "gelu_tanh": F.gelu(wide, approximate="tanh"),
+        "relu2": F.relu(wide) ** 2,
+    }
+    np.testing.assert_allclose(out, expected[activation].numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])

@@ -136,6 +136,14 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             eps=1e-5,
             out_dtype="q",
         ),
+        _site(
+            "rms_norm",
+            {"K": WIDTH},
+            {"x": "bf16", "weight": "f32", "bias": "f32"} | _SCALED,
+            eps=1e-5,
+            centered=1,
+            out_dtype="q",
+        ),
     ),
     "rope_kv_write": (
         _site(
@@ -161,5 +169,6 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
         _site(
             "swiglu", {"I": WIDTH}, _bf16("gate", "up") | _SCALED, out_dtype="q", activation="silu"
         ),
+        _site("swiglu", {"I": WIDTH}, _bf16("gate") | _SCALED, out_dtype="q", activation="relu2"),
     ),
 }

@@ -12,6 +12,7 @@ from trtc.plugins.registry import REGISTRY
 ROWS = 7
 # A multiple of no vector length; more than one of each; and a real model's.
 WIDTHS = (1, 43, 576)
+UNEVEN = 43
 
 
 def epilogue(rng: np.random.Generator, out_dtype: str, width: int) -> dict[str, Array | None]:
@@ -35,6 +36,26 @@ def rms_norm(rng: np.random.Generator, dtype: str, out_dtype: str, width: int) -
         inputs | epilogue(rng, out_dtype, width),
         optional_outputs=("total",) if residual else (),
     )
+
+
+def layer_norm(rng: np.random.Generator, dtype: str, out_dtype: str, width: int) -> KernelCall:
+    """With a bias, but for quantised outputs."""
+    call = rms_norm(rng, dtype, out_dtype, width)
+    bias = random_array(rng, width) if out_dtype == dtype else None
+    return KernelCall(
+        call.op,
+        {**call.attributes, "centered": 1},
+        {**call.inputs, "x": call.inputs["x"] + call.inputs["x"].dtype.type(2), "bias": bias},
+        call.optional_outputs,
+    )
+
+
+def plain_activation(
+    rng: np.random.Generator, dtype: str, out_dtype: str, width: int, activation: str
+) -> KernelCall:
+    """Of an MLP without a gate."""
+    call = swiglu(rng, dtype, out_dtype, width, activation)
+    return KernelCall(call.op, call.attributes, {**call.inputs, "up": None})
 
 
 def swiglu(
@@ -124,6 +145,9 @@ def grid() -> list[KernelCall]:
                 calls += [
                     make(rng, dtype, out_dtype, width) for make in (rms_norm, swiglu, quantize)
                 ]
+                if width == UNEVEN:
+                    calls.append(layer_norm(rng, dtype, out_dtype, width))
+                    calls.append(plain_activation(rng, dtype, out_dtype, width, "relu2"))
             calls.append(swiglu(rng, dtype, dtype, width, "gelu_tanh"))
             calls += movers(rng, dtype, width)
     return calls

@@ -174,6 +174,21 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "helium": ("HeliumConfig", {"head_dim": 16}),
     "ernie4_5": ("Ernie4_5Config", {"head_dim": 32, "use_bias": True}),
     "seed_oss": ("SeedOssConfig", {"head_dim": 32, "attention_out_bias": True}),
+    "cohere": ("CohereConfig", {"logit_scale": 0.3, "attention_bias": True}),
+    "cohere2": (
+        "Cohere2Config",
+        {
+            "num_hidden_layers": 4,
+            "logit_scale": 0.25,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
+    "starcoder2": ("Starcoder2Config", {"sliding_window": WINDOW}),
+    "stablelm": ("StableLmConfig", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    "stablelm_parallel": ("StableLmConfig", {"use_parallel_residual": True}),
+    "nemotron": ("NemotronConfig", {"mlp_bias": True}),
+    "arcee": ("ArceeConfig", {}),
     "exaone4": (
         "Exaone4Config",
         {"num_hidden_layers": 4, "sliding_window": WINDOW, "sliding_window_pattern": 2},
@@ -228,7 +243,7 @@ def _random_like(name: str, parameter: torch.Tensor, family: str) -> torch.Tenso
     if name.endswith("bias"):
         return 0.3 * noise
     if parameter.dim() == 1:
-        return 0.2 * noise + (0.0 if family.startswith("gemma") else 1.0)
+        return 0.2 * noise + (0.0 if family.startswith(("gemma", "nemotron")) else 1.0)
     if "embed_tokens" in name:
         # Small, or a tied model would do nothing but repeat its last token.
         return 0.12 * noise

@@ -43,7 +43,16 @@ FAMILIES = (
     "mixtral",
     "qwen3_moe",
 )
-VARIANTS = ("llama3", "llama_biased", "phi3_longrope", "smollm3", "olmo3", "glm4")
+VARIANTS = (
+    "llama3",
+    "llama_biased",
+    "phi3_longrope",
+    "smollm3",
+    "olmo3",
+    "glm4",
+    "cohere2",
+    "nemotron",
+)
 WITH_EXPERTS = ("mixtral", "qwen3_moe")
 WIDTHS = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 1}
 MORE_WIDTHS: dict[str, dict[str, Any]] = {

@@ -35,9 +35,10 @@ def hand(
     outputs: list[Value] = []
     if norm:
         residual = graph.input("r", "T", K, dtype="bf16") if case == "residual" else None
+        centered = int(case == "centered")
         x = graph.node(
-            "rms_norm", "n", [x, residual, graph.weight("n.weight", K), pre_scale], "T", K,
-            dtype="bf16", eps=1e-5, out_dtype="bf16",
+            "rms_norm", "n", [x, residual, graph.weight("n.weight", K), None, pre_scale], "T", K,
+            dtype="bf16", eps=1e-5, centered=centered, out_dtype="bf16",
         )  # fmt: skip
         if case == "norm read elsewhere":
             outputs.append(x)
@@ -119,6 +120,7 @@ def test_linears_with_more_around_them_stay(case: str) -> None:
     ("case", "left"),
     [
         ("residual", {"trtc.rms_norm": 1, "trtc.fused_linear": 1}),
+        ("centered", {"trtc.rms_norm": 1, "trtc.fused_linear": 1}),
         ("norm read elsewhere", {"trtc.rms_norm": 1, "trtc.fused_linear": 1}),
         ("product read elsewhere", {"trtc.fused_linear": 1, "Split": 1, "trtc.swiglu": 1}),
         ("halves turned", {"trtc.fused_linear": 1, "Split": 1, "trtc.swiglu": 1}),

@@ -66,7 +66,7 @@ def test_other_quantisations_are_left_alone(case: str) -> None:
         made = hand.node("add", "n", [x, x], "T", 8)
     else:
         made = hand.node(
-            "rms_norm", "n", [x, None, weight, pre_scale], "T", 8, eps=1e-5, out_dtype="f32"
+            "rms_norm", "n", [x, None, weight, None, pre_scale], "T", 8, eps=1e-5, out_dtype="f32"
         )
     out = hand.node("quantize", "q", [made, None, scale], "T", 8, dtype="i8", out_dtype="i8")
     outs = [out, made] if case == "read elsewhere" else [out]

@@ -1,5 +1,6 @@
 """builder/passes/lower_norms.py."""
 
+import numpy as np
 import pytest
 
 from tests.builder.passes.tiny import (
@@ -34,6 +35,23 @@ def test_norms_have_f32_weights(kind: Tiny) -> None:
         assert types[given(node)["weight"]] == DTYPES["f32"].onnx
         assert shape_of(new, given(node)["weight"]) == (HIDDEN,)
         assert attributes(node)["eps"] == pytest.approx(1e-5)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_layer_norms_are_centered_ones(has_bias: bool) -> None:
+    hand = Hand()
+    inputs = [hand.input("x", "T", 8), hand.weight("w", 8)]
+    inputs += [hand.weight("b", 8)] if has_bias else []
+    settings = {"axis": -1, "epsilon": 1e-2, "stash_type": 1}
+    whole = hand.module(hand.node("LayerNormalization", "n", inputs, "T", 8, **settings))
+    lowered, changed = LOWER_NORMS(whole)
+    assert changed and ops(lowered) == {"trtc.rms_norm": 1}
+    (node,) = nodes(lowered, "rms_norm")
+    assert attributes(node)["centered"] == 1
+    assert ("bias" in given(node)) == has_bias
+    x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32) + 4
+    for before, after in zip(hand.run(whole, x=x), hand.run(lowered, x=x), strict=True):
+        np.testing.assert_allclose(after, before, atol=1e-6)
 
 
 @pytest.mark.parametrize("case", ["heads", "computed weight"])

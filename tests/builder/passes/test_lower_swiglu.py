@@ -1,5 +1,6 @@
 """builder/passes/lower_swiglu.py."""
 
+import numpy as np
 import pytest
 
 from tests.builder.passes.tiny import (
@@ -8,6 +9,7 @@ from tests.builder.passes.tiny import (
     assert_preserves,
     assert_unchanged,
     attributes,
+    given,
     nodes,
     ops,
 )
@@ -42,6 +44,30 @@ def test_operands_in_any_order() -> None:
     lowered, changed = LOWER_SWIGLU(module)
     assert changed and ops(lowered) == {"trtc.swiglu": 1}
     assert list(nodes(lowered, "swiglu")[0].input)[:2] == ["gate", "up"]
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "relu2"])
+def test_an_activation_before_a_linear_needs_no_gate(activation: str) -> None:
+    hand = Hand()
+    x = hand.input("x", "T", 8)
+    if activation == "gelu_tanh":
+        active = hand.node("Gelu", "m.gelu", [x], "T", 8, approximate="tanh")
+    elif activation == "relu2":
+        relu = hand.node("Relu", "m.relu", [x], "T", 8)
+        active = hand.node("Mul", "m.relu2", [relu, relu], "T", 8)
+    else:
+        sigmoid = hand.node("Sigmoid", "m.sigmoid", [x], "T", 8)
+        active = hand.node("Mul", "m.silu", [x, sigmoid], "T", 8)
+    settings = {"N": 4, "weight_dtype": "f32", "out_dtype": "f32"}
+    out = hand.node("linear", "m.down", [active, hand.weight("w", 4, 8)], "T", 4, **settings)
+    whole = hand.module(out)
+    lowered, changed = LOWER_SWIGLU(whole)
+    assert changed and ops(lowered) == {"trtc.swiglu": 1, "trtc.linear": 1}
+    (node,) = nodes(lowered, "swiglu")
+    assert attributes(node)["activation"] == activation and set(given(node)) == {"gate"}
+    values = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+    for before, after in zip(hand.run(whole, x=values), hand.run(lowered, x=values), strict=True):
+        np.testing.assert_allclose(after, before, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["erf", "read elsewhere", "other gate", "row", "plain"])
