@@ -25,6 +25,7 @@ from trtc.builder.judge import (
     make_canaries,
     window_tokens,
 )
+from trtc.builder.mixers import check_mixers
 from trtc.builder.package import check_output, publish, seal, workspace
 from trtc.builder.passes.base import run_passes
 from trtc.builder.probe import EngineProbe
@@ -41,7 +42,6 @@ from trtc.protos.errors import (
     CheckpointError,
     EnvironmentFault,
     RequestError,
-    UnsupportedError,
 )
 from trtc.protos.files import MAX_JSON_BYTES, UnreadableError, read_file
 from trtc.protos.manifest import (
@@ -163,7 +163,7 @@ def _open_job(
     found = resolve_model(request.model, request.revision, weights=weights)
     model = stack.enter_context(with_fast_tokenizer(found))
     source = open_source(replace(request, model=str(model), revision=None))
-    _check_states(request, target, source)
+    check_mixers(source.spec, target, request.tp)
     target.check(source.scheme)
     _check_ranks(request, target, source)
     tried = _try_tokenizer(source, probe)
@@ -225,22 +225,6 @@ def _check_ranks(request: BuildRequest, target: Target, source: ModelSource) -> 
             remedy="Leave it out, or build with --target cuda:sm_90",
         )
     check_sharding(source.spec, source.scheme, source.quantization, request.tp)
-
-
-def _check_states(request: BuildRequest, target: Target, source: ModelSource) -> None:
-    if source.spec.keeps_states and not target.keeps_states:
-        raise UnsupportedError(
-            f"{target.name} has no kernels for the short convolutions of "
-            f"{source.spec.architecture}, nor room for their state",
-            field="--target",
-            remedy="Build with --target cpu, or cuda:sm_90 and others",
-        )
-    if source.spec.keeps_states and request.tp > 1:
-        raise UnsupportedError(
-            f"the short convolutions of {source.spec.architecture} run on one GPU",
-            field="--tp",
-            remedy="Leave it out",
-        )
 
 
 def _texts(request: BuildRequest, source: ModelSource, reference: Path | None) -> TokenSet | None:

@@ -34,6 +34,7 @@ class Subcommand(NamedTuple):
 
 SUBCOMMANDS: dict[str, Subcommand] = {
     "build": Subcommand("Compile a checkpoint into an engine.", extra="build"),
+    "families": Subcommand("List the architectures that trtc builds.", extra="build"),
     "compile": Subcommand("Compile a TensorRT bundle into its plan, on a GPU host."),
     "tune": Subcommand("Measure a CUDA engine's fastest kernels, on its GPU."),
     "package": Subcommand("Make a model of a Triton server of engines."),

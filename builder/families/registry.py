@@ -1,6 +1,7 @@
 """The families, as a literal table: architecture in config.json -> how to read it."""
 
 import dataclasses
+import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,6 +29,7 @@ from trtc.builder.families.starcoder2 import stablelm, starcoder2
 from trtc.builder.spec import DecoderSpec
 from trtc.protos.errors import CheckpointError, RequestError, UnsupportedError
 
+_MAX_NAME = 100
 FAMILIES: Mapping[str, Callable[[Config, int], DecoderSpec]] = {
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
@@ -83,7 +85,7 @@ def decoder_spec(config: Mapping[str, Any], max_seq_len: int) -> DecoderSpec:
         raise UnsupportedError(
             f"{shown(architectures[0])} is not supported",
             field="config.json: architectures",
-            remedy=f"trtc builds {', '.join(FAMILIES)}",
+            remedy=_nearest(architectures[0]),
         )
     _check_experts(Config(config))
     spec = family(Config(config), max_seq_len)
@@ -96,6 +98,12 @@ def decoder_spec(config: Mapping[str, Any], max_seq_len: int) -> DecoderSpec:
             remedy=f"Give at most {spec.max_position_embeddings}",
         )
     return spec
+
+
+def _nearest(architecture: object) -> str:
+    listed = "`trtc families` lists what trtc builds"
+    near = difflib.get_close_matches(str(architecture)[:_MAX_NAME], FAMILIES, n=3)
+    return f"{listed}; the nearest are {', '.join(near)}" if near else listed
 
 
 def checkpoint_spec(checkpoint: Checkpoint, max_seq_len: int) -> DecoderSpec:

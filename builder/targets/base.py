@@ -91,6 +91,14 @@ class Target(Protocol):
         """Whether it has kernels for layers that keep a state of each sequence."""
         ...
 
+    def check_scheme(self, scheme: Scheme) -> None:
+        """Say whether the target runs a scheme, whatever this machine has.
+
+        Raises:
+            UnsupportedError: it does not.
+        """
+        ...
+
     def check(self, scheme: Scheme) -> None:
         """Say before any work whether this machine can compile for the target.
 

@@ -54,8 +54,11 @@ class CpuTarget:
     def max_ranks(self) -> int:
         return 1
 
-    def check(self, scheme: Scheme) -> None:
+    def check_scheme(self, scheme: Scheme) -> None:
         refuse_fp4(scheme, self.name)
+
+    def check(self, scheme: Scheme) -> None:
+        self.check_scheme(scheme)
         compiler = find_compiler()
         for isa in self.isas:
             compiler.check(isa)

@@ -65,9 +65,12 @@ class CudaTarget:
         return 8
 
     def check(self, scheme: Scheme) -> None:
-        refuse_fp4(scheme, self.name)
+        self.check_scheme(scheme)
         check_triton("cuda-build")
         check_nvrtc()
+
+    def check_scheme(self, scheme: Scheme) -> None:
+        refuse_fp4(scheme, self.name)
         if "f8e4m3" in (scheme.weight, scheme.activation) and not ARCHS[self.sm].has_e4m3:
             raise UnsupportedError(
                 f"sm_{self.sm} has no E4M3 arithmetic",

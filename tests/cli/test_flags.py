@@ -21,13 +21,14 @@ TALK = """
 
 FLAGS = {
     "build": """
-        --model --revision --output --dtype --kv-dtype --target --force --calib --keep
+        --model --revision --output --dry-run --dtype --kv-dtype --target --force --calib --keep
         --eval-text
         --eval-tokens
         --max-kl --reference --exact-activations --exact-lm-head --exact-weights --dummy-weights
         --max-batch-size
         --max-seq-len --max-num-tokens --page-size --tp --threads --json
     """,
+    "families": "--json",
     "compile": "bundle --strip --alias-pools --json",
     "quantize": "--model --revision --output --dtype --kv-dtype --calib --keep --force --json",
     "eval": "engine --text --reference --max-tokens --window --threads --json",

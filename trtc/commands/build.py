@@ -12,6 +12,7 @@ from trtc.commands.phases import phases
 from trtc.commands.values import one_of
 from trtc.plugins.cpu.isa import ISAS
 from trtc.plugins.gpu.arch import ARCHS, RTX_SMS
+from trtc.protos.errors import RequestError, UnsupportedError
 from trtc.quant.scheme import BUILDABLE
 
 _DEFAULTS = BuildRequest(model="", output=Path())
@@ -26,8 +27,12 @@ _TARGETS = (
 
 @click.command()
 @model_options
+@click.option("--output", type=click.Path(path_type=Path), help="Directory of the engine.")
 @click.option(
-    "--output", required=True, type=click.Path(path_type=Path), help="Directory of the engine."
+    "--dry-run",
+    is_flag=True,
+    help="Say whether the model would build, for which targets and how large, and do nothing. "
+    "--model may be a config.json; --output is not needed.",
 )
 @click.option(
     "--dtype",
@@ -120,13 +125,19 @@ _TARGETS = (
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads that measure the engine.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest instead of a table.")
-def command(threads: int | None, as_json: bool, **options: object) -> None:
+def command(threads: int | None, as_json: bool, dry_run: bool, **options: object) -> None:
     """Compile a checkpoint into an engine."""
     from trtc.builder.pipeline import build
     from trtc.builder.report import summary
     from trtc.runtime.engine.probe import Probe
 
+    if options["output"] is None and not dry_run:
+        raise RequestError("is missing", field="--output", remedy="Give the engine's directory")
+    options["output"] = options["output"] or Path()
     request = BuildRequest(**options)  # type: ignore[arg-type]
+    if dry_run:
+        _dry_run(request, as_json)
+        return
     errors = Console(stderr=True)
     noticed: list[str] = []
 
@@ -144,3 +155,21 @@ def command(threads: int | None, as_json: bool, **options: object) -> None:
     for note in (note for note in result.report.notes if note not in noticed):
         console.print(f"note: {escape(note)}", highlight=False)
     console.print(f"built {escape(str(result.path))} in {result.seconds:.1f} s", highlight=False)
+
+
+def _dry_run(request: BuildRequest, as_json: bool) -> None:
+    """Print what would be built.
+
+    Raises:
+        UnsupportedError: for none of the targets that were asked.
+    """
+    from trtc.builder.dry_run import dry_run
+    from trtc.commands.dry_run_table import dry_run_table
+
+    found = dry_run(request)
+    if as_json:
+        click.echo(found.to_json())
+    else:
+        Console().print(dry_run_table(found))
+    if not found.builds:
+        raise UnsupportedError("no target would build it", field="--dry-run")

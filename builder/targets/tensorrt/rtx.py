@@ -78,6 +78,9 @@ class TensorRtRtxTarget:
     def check(self, scheme: Scheme) -> None:
         check_triton("tensorrt-build")
         _load()
+        self.check_scheme(scheme)
+
+    def check_scheme(self, scheme: Scheme) -> None:
         for sm in self.sms:
             check_scheme(scheme, sm)
 

@@ -91,6 +91,9 @@ class TensorRtTarget:
 
     def check(self, scheme: Scheme) -> None:
         check_triton("tensorrt-build")
+        self.check_scheme(scheme)
+
+    def check_scheme(self, scheme: Scheme) -> None:
         check_scheme(scheme, self.sm)
 
     def passes(self, request: CompileRequest) -> tuple[Pass, ...]:

@@ -1,0 +1,193 @@
+"""Would a checkpoint build, for which targets, and how large? Answered without its weights."""
+
+import json
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from trtc.builder.checkpoint.checkpoint import CONFIG_FILE
+from trtc.builder.checkpoint.dummy import dummy_checkpoint
+from trtc.builder.checkpoint.resolve import resolve_model
+from trtc.builder.checkpoint.verify import expected_tensors
+from trtc.builder.families.features import features
+from trtc.builder.graph import GraphRequest, build_graph
+from trtc.builder.mixers import check_mixers
+from trtc.builder.module import Module
+from trtc.builder.request import BuildRequest
+from trtc.builder.sharding import check_sharding
+from trtc.builder.source import ModelSource, open_source
+from trtc.builder.targets.registry import parse_target
+from trtc.protos.dtypes import BY_ONNX
+from trtc.protos.errors import UserError
+from trtc.protos.manifest import Limits
+
+ALL_TARGETS = ("cpu", "cuda:sm_90", "tensorrt:sm_90", "tensorrt-rtx:sm_120")
+"""One of each kind, asked where no target is named."""
+GPU_GIGABYTES = (24, 48, 80, 141)
+"""Memory of an RTX 4090, an L40S, an H100 and an H200."""
+_RESERVE = 0.1
+"""Of a GPU's memory: activations, kernels and the driver."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one target."""
+
+    target: str
+    reason: str = ""
+    """Why it would not build; "": it would."""
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a build would make. All sizes are bytes."""
+
+    model: str
+    architecture: str
+    family: str
+    features: tuple[str, ...]
+    """What it is made of beside what Llama has."""
+    num_parameters: int
+    num_layers: int
+    scheme: str
+    kv_dtype: str
+    max_seq_len: int
+    weights: int
+    """As the source graph has them; targets pack some of them closer."""
+    kv_of_token: int
+    """Of a token in the KV pool, in layers that keep every token."""
+    kv_of_sequence: int
+    """Of one sequence of `max_seq_len` tokens, where pages that a window has left are released."""
+    tokens_beside_weights: dict[int, int]
+    """Gigabytes of a GPU's memory -> tokens of KV pool that it has room for, on `tp` such GPUs; 0:
+    the weights alone do not fit."""
+    verdicts: tuple[Verdict, ...]
+    unknown_tensors: tuple[str, ...]
+    """In the checkpoint, but not of the model: a build leaves them out."""
+    checked_tensors: bool
+    """Whether there were weights, whose names and shapes fit; otherwise config.json alone was
+    read."""
+
+    @property
+    def builds(self) -> bool:
+        """For one target at least."""
+        return any(not verdict.reason for verdict in self.verdicts)
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "builds": self.builds}, indent=2)
+
+
+def dry_run(request: BuildRequest) -> DryRun:
+    """Everything that a build would refuse before its work, and the sizes of what it would make.
+
+    `request.model` may also be the path of a config.json. Where there are no weights, or
+    `dummy_weights` is set, config.json alone decides.
+
+    Raises:
+        UserError: no target could build it: the config, the tensors or an option is at fault.
+    """
+    request.check()
+    directory = _directory(request)
+    has_weights = any(directory.glob("*.safetensors")) and not request.dummy_weights
+    source = open_source(
+        replace(request, model=str(directory), revision=None, dummy_weights=not has_weights)
+    )
+    limits = Limits(
+        max_batch_size=request.max_batch_size,
+        max_seq_len=source.max_seq_len,
+        max_num_tokens=request.max_num_tokens,
+        rope_switch=source.spec.rope_switch,
+    )
+    quantization, reader = source.quantization, source.reader
+    if source.needs_calibration:
+        # What calibration will make: a dry run leaves it out.
+        reader, quantization = dummy_checkpoint(source.spec, source.scheme)
+    graph_request = GraphRequest(
+        source.scheme,
+        source.kv_dtype,
+        limits,
+        quantization,
+        request.page_size,
+        window_groups=True,
+    )
+    module = build_graph(source.spec, graph_request, reader)
+    targets = ALL_TARGETS if request.target is None else (request.target,)
+    return _described(
+        request,
+        source,
+        module,
+        tuple(_verdict(request, source, target) for target in targets),
+        has_weights,
+    )
+
+
+def _directory(request: BuildRequest) -> Path:
+    path = Path(request.model).expanduser()
+    if path.is_file() and path.name == CONFIG_FILE:
+        return path.parent
+    local = path.is_dir()
+    return resolve_model(request.model, request.revision, weights=local)
+
+
+def _verdict(request: BuildRequest, source: ModelSource, name: str) -> Verdict:
+    try:
+        target = parse_target(name)
+        check_mixers(source.spec, target, request.tp)
+        target.check_scheme(source.scheme)
+        ranks = request.tp if target.max_ranks > 1 else 1
+        check_sharding(source.spec, source.scheme, source.quantization, ranks)
+    except UserError as error:
+        return Verdict(name, str(error))
+    if request.tp > target.max_ranks:
+        return Verdict(name, f"--tp: is {request.tp}, and it takes at most {target.max_ranks}")
+    return Verdict(name)
+
+
+def _described(
+    request: BuildRequest,
+    source: ModelSource,
+    module: Module,
+    verdicts: tuple[Verdict, ...],
+    has_weights: bool,
+) -> DryRun:
+    spec, kv = source.spec, module.kv
+    weights = _weights_bytes(module)
+    of_token = sum(
+        entry.num_bytes for group in kv.groups if not group.is_state for entry in group.entries
+    )
+    of_sequence = kv.pages_of_sequence(source.max_seq_len) * kv.page_bytes
+    room = {
+        gigabytes: _tokens(gigabytes * request.tp, weights, of_token) for gigabytes in GPU_GIGABYTES
+    }
+    return DryRun(
+        model=source.checkpoint.name,
+        architecture=spec.architecture,
+        family=spec.family,
+        features=features(spec),
+        num_parameters=sum(math.prod(shape) for shape in expected_tensors(spec).values()),
+        num_layers=len(spec.layers),
+        scheme=source.scheme.name,
+        kv_dtype=source.kv_dtype,
+        max_seq_len=source.max_seq_len,
+        weights=weights,
+        kv_of_token=of_token,
+        kv_of_sequence=of_sequence,
+        tokens_beside_weights=room,
+        verdicts=verdicts,
+        unknown_tensors=source.unknown_tensors,
+        checked_tensors=has_weights,
+    )
+
+
+def _tokens(gigabytes: int, weights: int, of_token: int) -> int:
+    room = int(gigabytes * 10**9 * (1 - _RESERVE)) - weights
+    return max(0, room // of_token) if of_token else 0
+
+
+def _weights_bytes(module: Module) -> int:
+    total = 0
+    for tensor in module.model.graph.initializer:
+        dtype = BY_ONNX.get(tensor.data_type)
+        if dtype is not None:
+            total += dtype.num_bytes(math.prod(tensor.dims))
+    return total

@@ -1,0 +1,74 @@
+"""What a decoder is made of, in words: for lists and for people who ask why."""
+
+from collections.abc import Callable, Mapping
+
+from trtc.builder.spec import (
+    NO_ROPE,
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    MoeMlpSpec,
+    NormSpec,
+    ShortConvSpec,
+)
+
+_Test = Callable[[DecoderSpec], bool]
+
+
+def features(spec: DecoderSpec) -> tuple[str, ...]:
+    """The primitives that a spec uses beside those of Llama, in the order of the table."""
+    return tuple(name for name, has in FEATURES.items() if has(spec))
+
+
+def _any_attention(test: Callable[[AttentionSpec], bool]) -> _Test:
+    return lambda spec: any(test(attention) for _, attention in spec.attentions)
+
+
+def _any_layer(test: Callable[[LayerSpec], bool]) -> _Test:
+    return lambda spec: any(test(layer) for layer in spec.layers)
+
+
+def _any_norm(test: Callable[[NormSpec], bool]) -> _Test:
+    return lambda spec: test(spec.final_norm)
+
+
+def _dense(layer: LayerSpec) -> bool:
+    return not isinstance(layer.mlp, MoeMlpSpec)
+
+
+def _gateless(layer: LayerSpec) -> bool:
+    return not isinstance(layer.mlp, MoeMlpSpec) and layer.mlp.gate is None
+
+
+FEATURES: Mapping[str, _Test] = {
+    "LayerNorm": _any_norm(lambda norm: norm.centered),
+    "norm weights plus 1": _any_norm(lambda norm: norm.unit_offset),
+    "norms after": _any_layer(lambda layer: layer.attention_post_norm is not None),
+    "no norms before": _any_layer(lambda layer: layer.attention_norm is None),
+    "parallel residual": _any_layer(lambda layer: layer.parallel),
+    "q and k norms by head": _any_attention(
+        lambda one: one.q_norm is not None and one.qk_norm == "head"
+    ),
+    "q and k norms over all heads": _any_attention(
+        lambda one: one.q_norm is not None and one.qk_norm == "row"
+    ),
+    "q, k, v biases": _any_attention(lambda one: one.q.has_bias),
+    "sliding windows": _any_attention(lambda one: one.window is not None),
+    "layers without rotary embedding": _any_attention(lambda one: one.rope is NO_ROPE),
+    "interleaved rotary embedding": _any_attention(lambda one: one.q.interleaved is not None),
+    "partial rotary embedding": _any_attention(
+        lambda one: one.rope is not NO_ROPE and one.rope.rotary_dim < one.head_dim
+    ),
+    "rotary embedding by layer type": lambda spec: (
+        len({one.rope for _, one in spec.attentions} - {NO_ROPE}) > 1
+    ),
+    "attention softcap": _any_attention(lambda one: one.softcap is not None),
+    "MLP without gate": _any_layer(_gateless),
+    "routed experts": _any_layer(lambda layer: isinstance(layer.mlp, MoeMlpSpec)),
+    "short convolutions": _any_layer(lambda layer: isinstance(layer.mixer, ShortConvSpec)),
+    "embedding scale": lambda spec: spec.embedding_scale is not None,
+    "logit scale": lambda spec: spec.final_norm.multiplier != 1.0,
+    "logit softcap": lambda spec: spec.logit_softcap is not None,
+    "tied embeddings": lambda spec: f"{spec.lm_head.name}.weight" == spec.embedding,
+}
+"""Name -> whether a spec has it."""

@@ -1,0 +1,26 @@
+"""Has a target the kernels of a model's layers? Asked before any work."""
+
+from trtc.builder.spec import DecoderSpec
+from trtc.builder.targets.base import Target
+from trtc.protos.errors import UnsupportedError
+
+
+def check_mixers(spec: DecoderSpec, target: Target, ranks: int = 1) -> None:
+    """Layers that keep a state need a target that has room for it.
+
+    Raises:
+        UnsupportedError: the target has none, or not over several ranks.
+    """
+    if spec.keeps_states and not target.keeps_states:
+        raise UnsupportedError(
+            f"{target.name} has no kernels for the short convolutions of "
+            f"{spec.architecture}, nor room for their state",
+            field="--target",
+            remedy="Build with --target cpu, or cuda:sm_90 and others",
+        )
+    if spec.keeps_states and ranks > 1:
+        raise UnsupportedError(
+            f"the short convolutions of {spec.architecture} run on one GPU",
+            field="--tp",
+            remedy="Leave it out",
+        )

@@ -1,0 +1,51 @@
+"""builder/family_support.py: the list of families says what builds do."""
+
+from typing import Any
+
+import pytest
+
+from tests.builder.test_families import config_of
+from tests.support.models import FAMILIES as TINY
+from trtc.builder.families.features import FEATURES, features
+from trtc.builder.families.registry import FAMILIES, decoder_spec
+from trtc.builder.family_support import SCHEMES_BUILT, TARGETS_SHOWN, FamilyRow, family_rows
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, FamilyRow]:
+    return {row.architecture: row for row in family_rows()}
+
+
+def test_every_architecture_has_a_row(rows: dict[str, FamilyRow]) -> None:
+    assert set(rows) == set(FAMILIES)
+    for row in rows.values():
+        assert set(row.targets) <= set(TARGETS_SHOWN)
+        assert row.targets["cpu"] == tuple(name for name in SCHEMES_BUILT if name != "nvfp4")
+
+
+def test_what_targets_lack(rows: dict[str, FamilyRow]) -> None:
+    assert set(rows["Lfm2ForCausalLM"].targets) == {"cpu", "cuda"}
+    assert "nvfp4" in rows["LlamaForCausalLM"].targets["tensorrt"]
+    assert "nvfp4" not in rows["MixtralForCausalLM"].targets["tensorrt"]
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_every_feature_is_in_some_tested_family(name: str) -> None:
+    assert any(name in features(decoder_spec(config_of(family), 64)) for family in TINY)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "expected"),
+    [
+        ("llama", {}, ()),
+        ("olmo2", {"attention_bias": False}, ("norms after", "no norms before")),
+        ("cohere2", {}, ("LayerNorm", "parallel residual", "layers without rotary embedding")),
+        ("nemotron", {}, ("LayerNorm", "norm weights plus 1", "MLP without gate")),
+        ("mixtral", {}, ("routed experts",)),
+    ],
+)
+def test_features_of_a_family(
+    family: str, fields: dict[str, Any], expected: tuple[str, ...]
+) -> None:
+    found = features(decoder_spec(config_of(family, **fields), 64))
+    assert set(expected) <= set(found) and (expected or not found)
