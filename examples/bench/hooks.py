@@ -22,7 +22,7 @@ from trtc.hooks import NewOutput, Request, RequestInfo
 from trtc.runtime.bench.load import ServerTarget, Shape, run_load
 from trtc.runtime.bench.measure import Load
 from trtc.runtime.client import AsyncClient
-from trtc.runtime.hooks.calls import HookCalls
+from trtc.runtime.hooks.calls import Edit, HookCalls
 from trtc.runtime.hooks.config import HooksConfig
 
 
@@ -74,22 +74,48 @@ def compare(
     return found
 
 
-async def call_cost(at_once: int, num_calls: int = 4000) -> str:
-    """CPU time of a call of on_output, in the server's process and in the hooks'."""
+INFO = RequestInfo("0" * 32, "model")
+OUTPUT = NewOutput(0, " token", (5,))
+
+
+async def outputs(calls: HookCalls, number: int) -> None:
+    """As many calls of on_output at once."""
+    await asyncio.gather(*(calls.call(0, "on_output", "r", INFO, OUTPUT) for _ in range(number)))
+
+
+async def edits(calls: HookCalls, number: int, num_output: int = 64) -> None:
+    """As many calls of logits_processor, of a step."""
+    answers = [asyncio.get_running_loop().create_future() for _ in range(number)]
+    calls.begin_edits(
+        [
+            Edit(0, INFO, list(range(num_output)), answer.set_result, answer.set_exception)
+            for answer in answers
+        ]
+    )
+    await asyncio.gather(*answers)
+
+
+KINDS = {"on_output": outputs, "logits_processor": edits}
+
+
+async def call_cost(method: str, at_once: int, num_calls: int = 6400) -> str:
+    """CPU time of a call, in the server's process and in the hooks'."""
     calls = HookCalls(HooksConfig("examples.bench.hooks:All", num_processes=1))
     await calls.start()
-    info, output = RequestInfo("0" * 32, "model"), NewOutput(0, " token", (5,))
     process = psutil.Process(calls.pids[0])
     for _ in range(2):  # the first time to warm up
         theirs, ours = sum(process.cpu_times()[:2]), time.process_time()
+        begin = time.perf_counter()
         for _ in range(num_calls // at_once):
-            await asyncio.gather(
-                *(calls.call(0, "on_output", "r", info, output) for _ in range(at_once))
-            )
+            await KINDS[method](calls, at_once)
+        wall = 1e6 * (time.perf_counter() - begin) * at_once / num_calls
         ours = 1e6 * (time.process_time() - ours) / num_calls
         theirs = 1e6 * (sum(process.cpu_times()[:2]) - theirs) / num_calls
     await calls.close()
-    return f"{at_once:3d} calls at once: {ours:.0f} us of CPU time here, {theirs:.0f} us there"
+    return (
+        f"{at_once:3d} calls of {method} at once: answered after {wall:.0f} us; "
+        f"each {ours:.1f} us of CPU time here, {theirs:.1f} us there"
+    )
 
 
 def report(streams: int, found: dict[str, list[float]]) -> None:
@@ -115,8 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dummy-weights", action="store_true")
     given = parser.parse_args(arguments)
     if given.engine is None:
-        for at_once in (1, 16, 64):
-            print(asyncio.run(call_cost(at_once)))
+        for method in KINDS:
+            for at_once in (1, 16, 64):
+                print(asyncio.run(call_cost(method, at_once)))
         return
     shape = Shape(given.input_len, given.output_len)
     options = ["--dummy-weights"] if given.dummy_weights else []

@@ -3,16 +3,18 @@
     call ─> lane ─> process          one call at a time; its answers come in order
                └──> spare            takes over when a call hangs or ends the process
 
-The oldest call of a lane is the one that runs. When it has run for too long its process is killed,
-it alone fails, and the calls behind it go to a new process; none of them had begun.
+Calls of one turn of the asyncio loop are sent together. When one runs for too long its process is
+killed, it alone fails, and those without an answer go to a new process: none of them had
+begun, or they depend on their arguments alone.
 """
 
 import asyncio
 import itertools
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -20,14 +22,12 @@ import msgspec
 from trtc.protos.errors import ForbiddenError, HookError, TrtcError, UnavailableError
 from trtc.runtime.hooks.child import FAILED, OK, REFUSED
 from trtc.runtime.hooks.config import HooksConfig
-from trtc.runtime.hooks.contract import LogitsEdit, Parameters, Stop
+from trtc.runtime.hooks.contract import LogitsEdit, Parameters, RequestInfo, Stop
 from trtc.runtime.hooks.process import HookProcess, ProcessLost, framed
 from trtc.runtime.text.surrogates import without_surrogates
 
 _SECOND_LOOK_S = 0.02
 """For an answer that has come, but that a busy loop has not read yet."""
-_CLOSED_CHECK_S = 1.0
-"""How often a thread that waits for a call looks whether there will be an answer."""
 _NO_CHANGE = msgspec.msgpack.encode((OK, None))
 _ANSWER = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
 _RESULTS: Mapping[str, "msgspec.msgpack.Decoder[Any]"] = {
@@ -39,17 +39,84 @@ _RESULTS: Mapping[str, "msgspec.msgpack.Decoder[Any]"] = {
 _log = logging.getLogger("trtc.hooks")
 
 
-@dataclass(frozen=True, eq=False)
-class _Call:
+@dataclass(frozen=True)
+class Edit:
+    """A call of logits_processor for one token."""
+
+    lane: int
+    info: RequestInfo
+    output_ids: Sequence[int]
+    answered: Callable[[LogitsEdit | None], None]
+    """Called in the asyncio loop, as `failed` is; one of them, once."""
+    failed: Callable[[TrtcError], None]
+
+
+@dataclass(eq=False)
+class _Call(ABC):
+    """On its way to a process, until it has an answer."""
+
     method: str
     request_id: str
     frame: bytes
-    answer: "asyncio.Future[bytes]"
+    number: int = 0
+    """Among those that its process has got, from 1; 0: it has not been sent."""
+
+    @property
+    @abstractmethod
+    def is_wanted(self) -> bool:
+        """Whether anybody waits for the answer."""
+
+    @abstractmethod
+    def give(self, content: bytes) -> None:
+        """The answer's content."""
 
     def fail(self, problem: str) -> None:
         _log.error("hook=%s request=%r %s", self.method, self.request_id, problem)
+        self.refuse(failed(self.method, problem))
+
+    @abstractmethod
+    def refuse(self, error: TrtcError) -> None:
+        """There is none."""
+
+
+@dataclass(eq=False)
+class _AwaitedCall(_Call):
+    answer: "asyncio.Future[bytes]" = field(kw_only=True)
+
+    @property
+    def is_wanted(self) -> bool:
+        return not self.answer.done()
+
+    def give(self, content: bytes) -> None:
         if not self.answer.done():
-            self.answer.set_exception(failed(self.method, problem))
+            self.answer.set_result(content)
+
+    def refuse(self, error: TrtcError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+@dataclass(eq=False)
+class _EditCall(_Call):
+    edit: Edit = field(kw_only=True)
+
+    @property
+    def is_wanted(self) -> bool:
+        return True
+
+    def give(self, content: bytes) -> None:
+        if content == _NO_CHANGE:
+            self.edit.answered(None)
+            return
+        try:
+            given = _result(self.method, self.request_id, content)
+        except TrtcError as error:
+            self.refuse(error)
+        else:
+            self.edit.answered(given)
+
+    def refuse(self, error: TrtcError) -> None:
+        self.edit.failed(error)
 
 
 class HookCalls:
@@ -102,27 +169,33 @@ class HookCalls:
         if method not in self._methods:
             return None
         if self._closed:
-            raise failed(method, "is not called any more: the server ends")
-        answer = await self._lanes[lane].call(method, request_id, framed(_call(method, arguments)))
+            raise _ended(method)
+        assert self._loop is not None
+        future = self._loop.create_future()
+        frame = framed(_call(method, arguments))
+        self._lanes[lane].add(_AwaitedCall(method, request_id, frame, answer=future))
+        answer = await future
         if answer == _NO_CHANGE:
             return None
         return _result(method, request_id, answer)
 
-    def wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Await `call` in another thread than the loop's."""
+    def begin_edits(self, edits: Sequence[Edit]) -> None:
+        """Call logits_processor for all of them, from any thread."""
         assert self._loop is not None
         try:
-            answer = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        except RuntimeError as error:  # the loop has been closed
-            coroutine.close()
-            raise UnavailableError("the server has ended") from error
-        while True:
-            try:
-                return answer.result(_CLOSED_CHECK_S)
-            except TimeoutError as error:
-                if self._closed:  # and nobody may be there to run it
-                    answer.cancel()
-                    raise UnavailableError("the server has ended") from error
+            self._loop.call_soon_threadsafe(self._call_edits, edits)
+        except RuntimeError:  # the loop has been closed
+            for edit in edits:
+                edit.failed(UnavailableError("the server has ended"))
+
+    def _call_edits(self, edits: Sequence[Edit]) -> None:
+        method = "logits_processor"
+        for edit in edits:
+            if self._closed:
+                edit.failed(_ended(method))
+                continue
+            frame = framed(_call(method, (edit.info, edit.output_ids)))
+            self._lanes[edit.lane].add(_EditCall(method, edit.info.request_id, frame, edit=edit))
 
     async def close(self) -> None:
         """End all processes; calls fail with HookError. Idempotent."""
@@ -164,8 +237,12 @@ class _Lane:
         self._process: HookProcess | None = None
         self._reading: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None
+        self._unsent: list[_Call] = []
+        """The last ones of them, if there is a process."""
+        self._num_sent = 0
+        """Calls that the process has got."""
         self._since = 0.0
-        """loop.time() at which the oldest call began."""
+        """loop.time() before which the oldest call had not begun."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -173,18 +250,18 @@ class _Lane:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    def call(self, method: str, request_id: str, frame: bytes) -> "asyncio.Future[bytes]":
-        """The answer's content, or HookError."""
-        call = _Call(method, request_id, frame, self._loop.create_future())
+    def add(self, call: _Call) -> None:
+        """Send it with those that are added in the same turn of the loop."""
         if not self._calls:
             self._since = self._loop.time()
         self._calls.append(call)
         if self._process is not None:
-            self._process.send(frame)
+            if not self._unsent:
+                self._loop.call_soon(self._send)
+            self._unsent.append(call)
             self._watch()
         elif self._opening is None:
             self._reopen()
-        return call.answer
 
     async def open(self) -> None:
         """Raises RequestError: no process could be started."""
@@ -196,12 +273,21 @@ class _Lane:
             process.kill()
             return
         self._process = process
-        self._calls = deque(call for call in self._calls if not call.answer.done())
+        self._calls = deque(call for call in self._calls if call.is_wanted)
         self._since = self._loop.time()
-        for call in self._calls:
-            process.send(call.frame)
+        self._num_sent = 0
+        self._unsent = list(self._calls)
+        self._send()
         self._watch()
         self._reading = asyncio.create_task(self._read(process), name="trtc-hooks")
+
+    def _send(self) -> None:
+        if self._process is not None and self._unsent:
+            for call in self._unsent:
+                self._num_sent += 1
+                call.number = self._num_sent
+            self._process.send(b"".join(call.frame for call in self._unsent))
+            self._unsent = []
 
     def close(self) -> None:
         self._closed = True
@@ -218,24 +304,28 @@ class _Lane:
     async def _read(self, process: HookProcess) -> None:
         try:
             while True:
-                content = await process.receive()
-                if not self._calls:
-                    raise ProcessLost("gave an answer to no call")
-                call = self._calls.popleft()
+                contents = await process.receive()
                 self._since = self._loop.time()
-                if not call.answer.done():  # else nobody waits for it any more
-                    call.answer.set_result(content)
+                for content in contents:
+                    if not self._calls:
+                        raise ProcessLost("gave an answer to no call")
+                    self._calls.popleft().give(content)
         except ProcessLost as error:
             if process is self._process:
                 self._replace(str(error))
 
     def _replace(self, problem: str) -> None:
-        """The oldest call fails; a new process gets the others."""
+        """The call that runs fails, or else the oldest; a new process gets the others."""
         assert self._process is not None
+        running = self._process.running.number
         self._process.kill()
         self._process = None
         if self._calls:
-            self._calls.popleft().fail(problem)
+            first = self._calls[0].number
+            at = running - first if 0 < first <= running else 0
+            call = self._calls[at]
+            del self._calls[at]
+            call.fail(problem)
         if self._calls:
             self._reopen()
 
@@ -259,17 +349,23 @@ class _Lane:
             self._timer = self._loop.call_at(self._since + self._timeout_s, self._look)
 
     def _look(self, seen: _Call | None = None) -> None:
-        """Whether the oldest call has run for too long; `seen`: it had, a moment ago."""
+        """Whether a call has run for too long; `seen`: the oldest had been there a moment ago."""
         self._timer = None
         if not self._calls or self._process is None:
             return
-        oldest = self._calls[0]
+        oldest, running = self._calls[0], self._process.running
+        if running.number >= oldest.number:
+            self._since = max(self._since, running.began_at)
         if self._loop.time() < self._since + self._timeout_s:
             self._watch()
         elif oldest is seen:
             self._replace(f"took longer than {self._timeout_s:g} s")
         else:
             self._timer = self._loop.call_later(_SECOND_LOOK_S, self._look, oldest)
+
+
+def _ended(method: str) -> HookError:
+    return failed(method, "is not called any more: the server ends")
 
 
 def failed(method: str, problem: str) -> HookError:

@@ -4,18 +4,20 @@ Frames are a length (4 bytes, little-endian) and that many bytes of MessagePack.
 file descriptor 0, answers go over 1. The first frame is the name of the class, answered by (OK,
 names of its methods) or (FAILED, what is wrong). All others are (method, arguments), answered in
 order by (OK, result), (REFUSED, text) or (FAILED, traceback). `hooks.process` is the other side.
+
+Calls that have come together are answered together if they may be made again, should the process
+end before the answers are sent: those of logits_processor, which depends on its arguments alone.
 """
 
 import importlib
 import inspect
-import io
 import os
 import select
 import socket
 import threading
 import traceback
-from collections.abc import Collection
-from typing import Any, BinaryIO
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import msgspec
 
@@ -26,32 +28,54 @@ from trtc.runtime.hooks.contract import (
     Request,
     RequestInfo,
 )
+from trtc.runtime.hooks.progress import Progress
 
 LENGTH_BYTES = 4
 OK = "ok"
 REFUSED = "refused"
 FAILED = "failed"
 _CALLS, _ANSWERS, _ERRORS = range(3)
+_REPEATABLE = "logits_processor"
+READ_BYTES = 1 << 18
+_MOST_UNSENT_BYTES = 1 << 20
 
 
-def main() -> None:
-    """Answer calls until the socket closes."""
+def main(progress: int) -> None:
+    """Answer calls until the socket closes.
+
+    Args:
+        progress: descriptor of the memory of a Progress.
+    """
     incoming, answers = os.dup(_CALLS), socket.socket(fileno=os.dup(_ANSWERS))
     # Hooks may read the one and print to the other.
     os.dup2(os.open(os.devnull, os.O_RDONLY), _CALLS)
     os.dup2(_ERRORS, _ANSWERS)
     threading.Thread(target=_end_with, args=(incoming,), daemon=True).start()
-    frames: BinaryIO = io.BufferedReader(io.FileIO(incoming), 1 << 16)
-    first = _receive(frames)
+    frames = _frames(incoming)
+    first = next((one for one in frames if one is not None), None)
     if first is None:
         return
     hooks, answer = _open(msgspec.msgpack.decode(first, type=str))
     answers.sendall(_framed(answer))
-    if hooks is None:
-        return
-    calls = _calls()
-    while (frame := _receive(frames)) is not None:
-        answers.sendall(_framed(_answer(hooks, calls, frame)))
+    if hooks is not None:
+        _answer_all(hooks, frames, answers, Progress(progress))
+
+
+def _answer_all(
+    hooks: Any, frames: Iterator[bytes | None], answers: socket.socket, progress: Progress
+) -> None:
+    calls, unsent, number = _calls(), bytearray(), 0
+    for frame in frames:
+        if frame is not None:
+            number += 1
+            progress.begin(number)
+            method, _ = msgspec.msgpack.decode(frame, type=tuple[str, msgspec.Raw])
+            unsent += _framed(_answer(hooks, calls, method, frame))
+            if method == _REPEATABLE and len(unsent) < _MOST_UNSENT_BYTES:
+                continue
+        if unsent:
+            answers.sendall(unsent)
+            unsent.clear()
 
 
 def _calls() -> "dict[str, msgspec.msgpack.Decoder[Any]]":
@@ -85,9 +109,8 @@ def _open(name: str) -> tuple[Any, tuple[str, Any]]:
 
 
 def _answer(
-    hooks: Any, calls: "dict[str, msgspec.msgpack.Decoder[Any]]", frame: bytes
+    hooks: Any, calls: "dict[str, msgspec.msgpack.Decoder[Any]]", method: str, frame: bytes
 ) -> tuple[str, Any]:
-    method, _ = msgspec.msgpack.decode(frame, type=tuple[str, msgspec.Raw])
     _, arguments = calls[method].decode(frame)
     try:
         return OK, msgspec.Raw(_encoded(getattr(hooks, method)(*arguments)))
@@ -118,11 +141,27 @@ def _framed(answer: tuple[str, Any]) -> bytes:
     return len(content).to_bytes(LENGTH_BYTES, "little") + content
 
 
-def _receive(frames: BinaryIO) -> bytes | None:
-    head = frames.read(LENGTH_BYTES)
-    if len(head) < LENGTH_BYTES:
-        return None
-    return frames.read(int.from_bytes(head, "little"))
+def _frames(descriptor: int) -> Iterator[bytes | None]:
+    """Their contents; None where the next one has not come yet."""
+    unread = bytearray()
+    while chunk := os.read(descriptor, READ_BYTES):
+        unread += chunk
+        yield from take_frames(unread)
+        yield None
+
+
+def take_frames(unread: bytearray) -> list[bytes]:
+    """The contents of frames that are there as a whole, taken from the beginning."""
+    contents, begin = list[bytes](), 0
+    while len(unread) >= begin + LENGTH_BYTES:
+        content = begin + LENGTH_BYTES
+        end = content + int.from_bytes(unread[begin:content], "little")
+        if end > len(unread):
+            break
+        contents.append(bytes(unread[content:end]))
+        begin = end
+    del unread[:begin]
+    return contents
 
 
 def _end_with(channel: int) -> None:

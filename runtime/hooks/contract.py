@@ -117,7 +117,7 @@ class LogitsProcessor(Protocol):
     ) -> LogitsEdit | None:
         """While the logits of the token after `output_ids` are computed, a sequence's output so
         far. It must answer by its arguments alone: several sequences of a request ask it, and one
-        is asked about again after a preemption."""
+        is asked about again after a preemption, or when the process of hooks has ended."""
         ...
 
 

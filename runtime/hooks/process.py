@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from trtc.protos.errors import RequestError
-from trtc.runtime.hooks.child import LENGTH_BYTES, OK
+from trtc.runtime.hooks.child import LENGTH_BYTES, OK, READ_BYTES, take_frames
+from trtc.runtime.hooks.progress import Progress, Running, shared_memory
 
 START_S = 60.0
 """For a new process to have imported and made the class."""
@@ -34,6 +35,7 @@ class HookProcess:
         process: "subprocess.Popen[bytes]",
         reader: asyncio.StreamReader,
         writers: tuple[asyncio.StreamWriter, asyncio.StreamWriter],
+        progress: Progress,
     ) -> None:
         """
         Args:
@@ -42,6 +44,8 @@ class HookProcess:
         self._process = process
         self._reader = reader
         self._writers = writers
+        self._progress = progress
+        self._unread = bytearray()
         self.methods: frozenset[str] = frozenset()
         """That the class has."""
 
@@ -56,8 +60,10 @@ class HookProcess:
         # answers that it gave before from being read.
         calls, to_calls = socket.socketpair()
         answers, to_answers = socket.socketpair()
+        descriptor = shared_memory()
         with to_calls, to_answers:
-            process = _spawn(to_calls, to_answers)
+            process = _spawn(to_calls, to_answers, descriptor)
+        progress = Progress(descriptor)
         with ExitStack() as undo:
             undo.callback(process.wait)
             undo.callback(process.kill)
@@ -67,7 +73,7 @@ class HookProcess:
             undo.callback(unused.transport.abort)
             _, writer = await asyncio.open_connection(sock=calls)
             undo.pop_all()
-        started = cls(process, reader, (writer, unused))
+        started = cls(process, reader, (writer, unused), progress)
         try:
             async with asyncio.timeout(START_S):
                 await started._open(name)
@@ -86,23 +92,34 @@ class HookProcess:
     def pid(self) -> int:
         return int(self._process.pid)
 
-    def send(self, frame: bytes) -> None:
-        """Hand over a frame, without waiting."""
-        self._writers[0].write(frame)
+    @property
+    def running(self) -> Running:
+        """The call that it is at; also after its end."""
+        return self._progress.running()
 
-    async def receive(self) -> bytes:
-        """The content of the next frame.
+    def send(self, frames: bytes) -> None:
+        """Hand over one frame or several, without waiting."""
+        self._writers[0].write(frames)
+
+    async def receive(self) -> list[bytes]:
+        """The contents of the frames that have come, of at least one.
 
         Raises:
             ProcessLost
         """
-        try:
-            size = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "little")
-            if size > MAX_ANSWER_BYTES:
-                raise ProcessLost(f"gave {size} bytes")
-            return await self._reader.readexactly(size)
-        except (asyncio.IncompleteReadError, OSError) as error:
-            raise ProcessLost("ended its process") from error
+        while not (contents := take_frames(self._unread)):
+            if len(self._unread) >= LENGTH_BYTES:
+                size = int.from_bytes(self._unread[:LENGTH_BYTES], "little")
+                if size > MAX_ANSWER_BYTES:
+                    raise ProcessLost(f"gave {size} bytes")
+            try:
+                chunk = await self._reader.read(READ_BYTES)
+            except OSError as error:
+                raise ProcessLost("ended its process") from error
+            if not chunk:
+                raise ProcessLost("ended its process")
+            self._unread += chunk
+        return contents
 
     def kill(self) -> None:
         """End it at once. Idempotent."""
@@ -113,19 +130,24 @@ class HookProcess:
 
     async def _open(self, name: str) -> None:
         self.send(framed(msgspec.msgpack.encode(name)))
-        status, found = msgspec.msgpack.decode(await self.receive(), type=tuple[str, Any])
+        (first,) = await self.receive()
+        status, found = msgspec.msgpack.decode(first, type=tuple[str, Any])
         if status != OK:
             raise _unusable(name, f"cannot be used: {str(found).strip()}")
         self.methods = frozenset(found)
 
 
-def _spawn(calls: socket.socket, answers: socket.socket) -> "subprocess.Popen[bytes]":
+def _spawn(
+    calls: socket.socket, answers: socket.socket, progress: int
+) -> "subprocess.Popen[bytes]":
     paths = [os.path.abspath(one) for one in sys.path]  # noqa: PTH100 (links stay as they are)
-    code = f"import sys; sys.path[:] = {paths!r}; from trtc.runtime.hooks.child import main; main()"
+    code = f"import sys; sys.path[:] = {paths!r}; from trtc.runtime.hooks.child import main; "
+    code += f"main({progress})"
     return subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=calls.fileno(),
         stdout=answers.fileno(),
+        pass_fds=(progress,),
         start_new_session=True,  # Ctrl-C is for the server, which drains
     )
 

@@ -10,16 +10,17 @@ step that wants a token's edit goes on without its sequence when that is late.
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 from msgspec.structs import replace as with_fields
 
-from trtc.protos.errors import RequestError
+from trtc.protos.errors import HookError, RequestError
 from trtc.protos.sampling import SamplingOptions
 from trtc.runtime.engine.config import EngineConfig, EngineSource, Opener
 from trtc.runtime.engine.handle import EngineHandle
-from trtc.runtime.hooks.calls import HookCalls, failed
+from trtc.runtime.hooks.calls import Edit, HookCalls, failed
 from trtc.runtime.hooks.contract import (
     LogitsEdit,
     Message,
@@ -32,11 +33,12 @@ from trtc.runtime.hooks.contract import (
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.requests.request import FinishReason, Output
-from trtc.runtime.requests.token_masks import TokenEdit, TokenMasks
+from trtc.runtime.requests.token_masks import JointMasks, MaskQuestion, TokenEdit
 from trtc.runtime.requests.validation import MAX_BIAS
 from trtc.runtime.sampling.masks import pack_mask
 
 _SAMPLING = frozenset(SamplingOptions.__annotations__)
+_NO_EDIT = TokenEdit()
 
 
 def hooked_opener(opener: Opener, calls: HookCalls) -> Opener:
@@ -110,11 +112,11 @@ class HookedRequest:
             return draft
         return replace(draft, text=None, token_ids=tuple(given))
 
-    def masks(self, vocab_size: int) -> TokenMasks | None:
+    def masks(self, vocab_size: int) -> JointMasks | None:
         """What asks logits_processor, if it is to be asked."""
         if not self._edits_logits:
             return None
-        return _Edits(self, vocab_size)
+        return _Edits(_Answerer(self._calls), self._lane, self._info, vocab_size)
 
     def outputs(self, num_sequences: int, abort: Callable[[], object]) -> "OutputHook | None":
         """What passes outputs through on_output, if there is one.
@@ -131,11 +133,6 @@ class HookedRequest:
         seen = NewOutput(output.index, output.text, output.token_ids, reason and reason.value)
         return cast(str | Stop | None, await self._call("on_output", seen))
 
-    def edit(self, output_ids: Sequence[int]) -> LogitsEdit | None:
-        """Called in a thread of the mask desk."""
-        call = self._call("logits_processor", output_ids)
-        return cast(LogitsEdit | None, self._calls.wait(call))
-
     async def _call(self, method: str, argument: Any) -> Any:
         arguments = (argument,) if method == "on_request" else (self._info, argument)
         return await self._calls.call(self._lane, method, self._info.request_id, *arguments)
@@ -143,15 +140,19 @@ class HookedRequest:
 
 @dataclass(frozen=True)
 class _Edits:
-    """Edits of a hook (implements TokenMasks)."""
+    """Edits of a hook (implements JointMasks)."""
 
-    request: HookedRequest
+    answerer: "_Answerer"
+    lane: int
+    info: RequestInfo
     vocab_size: int
 
-    def allowed(self, output_ids: Sequence[int]) -> TokenEdit:
-        edit = self.request.edit(output_ids)
-        if edit is None:
-            return TokenEdit()
+    def token_edit(self, edit: LogitsEdit) -> TokenEdit:
+        """What a hook has given.
+
+        Raises:
+            HookError: it cannot be done.
+        """
         allowed = None if edit.allowed is None else list(edit.allowed)
         tokens = [*(allowed or ()), *edit.bias]
         if allowed == [] or not all(0 <= one < self.vocab_size for one in tokens):
@@ -163,6 +164,33 @@ class _Edits:
         mask = np.zeros(self.vocab_size, np.bool_)
         mask[allowed] = True
         return TokenEdit(pack_mask(mask), edit.bias)
+
+
+@dataclass(frozen=True)
+class _Answerer:
+    """Asks logits_processor about all sequences of a step (implements MaskAnswerer). One is as good
+    as another of the same server."""
+
+    calls: HookCalls
+
+    def begin(self, questions: Sequence[MaskQuestion]) -> None:
+        edits = []
+        for question in questions:
+            source = cast(_Edits, question.source)
+            answered = partial(_answer, question, source)
+            ids = question.output_ids
+            edits.append(Edit(source.lane, source.info, ids, answered, question.fail))
+        self.calls.begin_edits(edits)
+
+
+def _answer(question: MaskQuestion, source: _Edits, edit: LogitsEdit | None) -> None:
+    if edit is None:
+        question.answer(_NO_EDIT)
+        return
+    try:
+        question.answer(source.token_edit(edit))
+    except HookError as error:
+        question.fail(error)
 
 
 class OutputHook:

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ import pytest
 
 from tests.support.aio import asynchronous
 from trtc.protos.errors import ForbiddenError, HookError, RequestError, UnavailableError
-from trtc.runtime.hooks.calls import HookCalls
+from trtc.runtime.hooks.calls import Edit, HookCalls
 from trtc.runtime.hooks.config import HooksConfig
-from trtc.runtime.hooks.contract import NewOutput, RequestInfo, Stop
+from trtc.runtime.hooks.contract import LogitsEdit, NewOutput, RequestInfo, Stop
 
 SETS = "tests.support.hook_sets"
 OUTPUT = NewOutput(0, "some text", (1, 2))
@@ -35,6 +35,17 @@ async def calls_of(name: str, **options: Any) -> AsyncIterator[HookCalls]:
 async def on_output(calls: HookCalls, request_id: str, lane: int = 0) -> Any:
     info = RequestInfo(request_id, "echo")
     return await calls.call(lane, "on_output", request_id, info, OUTPUT)
+
+
+async def edited(calls: HookCalls, request_ids: Sequence[str], num_output: int = 2) -> list[Any]:
+    """What logits_processor gives for each, all asked about at once by another thread."""
+    answers = [asyncio.get_running_loop().create_future() for _ in request_ids]
+    edits = [
+        Edit(0, RequestInfo(one, "echo"), [1] * num_output, answer.set_result, answer.set_result)
+        for one, answer in zip(request_ids, answers, strict=True)
+    ]
+    await asyncio.to_thread(calls.begin_edits, edits)
+    return await asyncio.gather(*answers)
 
 
 @asynchronous
@@ -77,6 +88,44 @@ async def test_a_call_that_ends_its_process_fails_alone(fault: str, problem: str
             for _ in range(500):
                 os.kill(before[0], 0)
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("fault", "problem"), [("hang", "took longer than 0.5 s"), ("exit", "ended its process")]
+)
+@asynchronous
+async def test_an_edit_that_ends_its_process_fails_alone(fault: str, problem: str) -> None:
+    """Also of those whose answers had not been sent."""
+    async with calls_of("Told", timeout_s=0.5, num_processes=1) as calls:
+        names = [str(at) for at in range(64)]
+        names[20] = f"{fault}-logits_processor"
+        names[40] = f"{fault}-logits_processor-2"
+        names[50] = "raise-logits_processor"
+        beside = [asyncio.create_task(on_output(calls, "x")) for _ in range(3)]
+        answers = await edited(calls, names)
+        for at, answer in enumerate(answers):
+            if at in (20, 40, 50):
+                assert isinstance(answer, HookError)
+                said = "failed" if at == 50 else problem
+                assert str(answer).startswith(f"the server's hook logits_processor {said}. ")
+            else:
+                assert answer is None
+        assert await asyncio.gather(*beside) == [None] * 3
+
+
+@asynchronous
+async def test_the_time_of_an_edit_begins_when_those_before_it_have_ended() -> None:
+    async with calls_of("Told", timeout_s=0.5, num_processes=1) as calls:
+        names = [f"slow-logits_processor-{at}" for at in range(16)]  # 0.8 s together
+        assert await edited(calls, names) == [None] * 16
+
+
+@asynchronous
+async def test_edits_are_those_of_their_calls_however_large() -> None:
+    async with calls_of("Chooser", num_processes=1) as calls:
+        for num_output in (0, 100_000, 3):  # more than is read at once
+            found = await edited(calls, ["x"] * 9, num_output)
+            assert found == [LogitsEdit(list(range(40, 44)), {40 + num_output % 4: 50.0})] * 9
 
 
 @asynchronous
@@ -136,6 +185,7 @@ async def test_a_process_that_ended_while_idle_is_replaced() -> None:
             os.kill(calls.pids[0], signal.SIGKILL)
             while calls.pids:
                 await asyncio.sleep(0.01)
+            assert await edited(calls, ["x"] * 3) == [None] * 3
             assert await on_output(calls, "x") is None
 
 
@@ -144,19 +194,20 @@ async def test_closing_fails_what_runs() -> None:
     async with calls_of("Told", num_processes=1) as calls:
         running = asyncio.create_task(on_output(calls, "hang-on_output"))
         await asyncio.sleep(0.05)
-        info = RequestInfo("hang-logits_processor", "echo")
-        call = calls.call(0, "logits_processor", info.request_id, info, [1, 2])
-        thread = asyncio.create_task(asyncio.to_thread(calls.wait, call))
+        edit = asyncio.create_task(edited(calls, ["hang-logits_processor"]))
         await asyncio.sleep(0.05)
         await calls.close()
-        for one in (running, thread):
-            with pytest.raises(HookError, match="did not end before the server did"):
-                await one
+        with pytest.raises(HookError, match="did not end before the server did"):
+            await running
+        (answer,) = await edit
+        assert "did not end before the server did" in str(answer)
         with pytest.raises(HookError, match="the server ends"):
             await on_output(calls, "x")
+        (answer,) = await edited(calls, ["x"])
+        assert "the server ends" in str(answer)
 
 
-def test_a_thread_does_not_wait_for_a_loop_that_has_ended() -> None:
+def test_a_loop_that_has_ended_answers_no_edits() -> None:
     calls = HookCalls(HooksConfig(f"{SETS}:Told", num_processes=1))
 
     async def use() -> None:
@@ -164,8 +215,9 @@ def test_a_thread_does_not_wait_for_a_loop_that_has_ended() -> None:
         await calls.close()
 
     asyncio.run(use())
-    with pytest.raises(UnavailableError):
-        calls.wait(on_output(calls, "x"))
+    answers: list[Any] = []
+    calls.begin_edits([Edit(0, RequestInfo("x", "echo"), [], answers.append, answers.append)])
+    assert [type(one) for one in answers] == [UnavailableError]
 
 
 @pytest.mark.parametrize(
@@ -217,3 +269,16 @@ def test_a_hook_that_hangs_ends_with_a_server_that_is_killed() -> None:
             return
         subprocess.run(["sleep", "0.01"], check=True)
     raise AssertionError("it goes on")
+
+
+@asynchronous
+async def test_calls_that_were_not_sent_are_told_from_those_that_were() -> None:
+    """The process ends in the turn of the loop in which they are made."""
+    async with calls_of("Told", num_processes=1) as calls:
+        assert await edited(calls, ["x"] * 5) == [None] * 5
+        lane = calls._lanes[0]
+        answers = [asyncio.create_task(on_output(calls, str(at))) for at in range(3)]
+        asyncio.get_running_loop().call_soon(lambda: lane._replace("ended its process"))
+        first, *others = await asyncio.gather(*answers, return_exceptions=True)
+        assert isinstance(first, HookError)
+        assert others == [None] * 2
