@@ -96,6 +96,13 @@ def _tool(value: Any, field: str) -> Tool:
     it too."""
     if not isinstance(value, Mapping):
         raise _refused("is not an object", field, "Give a list of JSON objects")
+    kind = value.get("type")
+    if kind not in (None, "function"):
+        raise _refused(
+            f"{str(kind)[:40]!r} is not supported",
+            f"{field}.type",
+            "Give tools of type function: the server runs none itself",
+        )
     function = value
     if "function" in value:
         function, field = value["function"], f"{field}.function"

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.text.template_options import ARGUMENTS_TEXT
 
 MAX_JSON_BYTES = 1 << 19
 """Of one JSON text."""
@@ -52,7 +53,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
     name: str
     arguments: str = "{}"
-    """A JSON object."""
+    """A JSON object. Templates that write it as it is get this text, others the object."""
     id: str = ""
     type: str = "function"
 
@@ -60,7 +61,8 @@ class ToolCall(msgspec.Struct, frozen=True):
 class ChatMessage(msgspec.Struct, frozen=True):
     role: str
     """`system`, `developer`, `user`, `assistant`, `tool`, or another that the template knows."""
-    content: str = ""
+    content: str | None = ""
+    """None: the message has none, as where the assistant only calls tools."""
     parts: tuple[ContentPart, ...] = ()
     """Instead of `content`."""
     name: str = ""
@@ -121,7 +123,7 @@ class Chat:
             variables={
                 **_template_kwargs(self.template_kwargs),
                 # None, not undefined: templates are written for Transformers, which sets them.
-                "tools": _objects(self.tools, "chat.tools"),
+                "tools": _shown_tools(_objects(self.tools, "chat.tools")),
                 "documents": _objects(self.documents, "chat.documents"),
                 "add_generation_prompt": adds_prompt,
             },
@@ -131,7 +133,7 @@ class Chat:
     def _texts(self) -> Iterator[str]:
         yield from (self.tools, self.documents, self.template_kwargs)
         for message in self.messages:
-            yield from (message.role, message.content, message.name)
+            yield from (message.role, message.content or "", message.name)
             yield from (message.tool_call_id, message.reasoning_content)
             for part in message.parts:
                 yield from (part.type, part.text)
@@ -178,9 +180,28 @@ def _template_call(call: ToolCall, field: str) -> dict[str, Any]:
         raise _refused(f"is {call.type[:40]!r}", f"{field}.type", 'Give "function"')
     if not call.name:
         raise _refused("is missing", f"{field}.function.name", "Name the function")
-    arguments = parse_json(call.arguments or "{}", f"{field}.function.arguments", dict)
+    text = call.arguments or "{}"
+    arguments = parse_json(text, f"{field}.function.arguments", dict)
     given: dict[str, Any] = {"id": call.id} if call.id else {}
-    return {**given, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    function = {"name": call.name, "arguments": arguments, ARGUMENTS_TEXT: text}
+    return {**given, "type": "function", "function": function}
+
+
+def _shown_tools(tools: list[Any] | None) -> list[Any] | None:
+    """In the shape of chat completions, which templates are written for, without `strict`, which is
+    said to the server alone."""
+    return None if tools is None else [_shown_tool(one) for one in tools]
+
+
+def _shown_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(tool.get("function"), dict):
+        function = {name: value for name, value in tool["function"].items() if name != "strict"}
+        return {**tool, "function": function}
+    if tool.get("type") != "function":
+        return tool
+    named = ("name", "description", "parameters")
+    function = {name: tool[name] for name in named if tool.get(name) is not None}
+    return {"type": "function", "function": function}
 
 
 def _objects(text: str, field: str) -> list[Any] | None:

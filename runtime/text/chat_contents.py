@@ -1,40 +1,111 @@
-"""Message contents in the form that a chat template reads: lists of parts, or plain text."""
+"""Messages in the form that a chat template reads.
 
-from collections.abc import Mapping, Sequence
+contents   lists of parts for a template that loops over them, for others one text
+           None for a template that tests for it, for others, which would write None, ""
+arguments  of calls: a text for a template that writes them as they are, for others an object
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import nodes
+
+from trtc.runtime.text.template_options import ARGUMENTS_TEXT
 
 _SEPARATOR = "\n"
 """Between the text parts of one content, as vLLM has it."""
 
 
-def with_readable_contents(
-    messages: Sequence[Mapping[str, Any]], template: nodes.Template
-) -> Sequence[Mapping[str, Any]]:
-    """The messages; for a template that takes contents for text, their parts are joined."""
-    if not any(isinstance(message["content"], list) for message in messages):
-        return messages
-    if _loops_over_contents(template):
-        return messages
-    return [{**message, "content": _text_of(message["content"])} for message in messages]
+@dataclass(frozen=True)
+class MessageForm:
+    """What a template expects of messages."""
+
+    loops_over_contents: bool
+    tests_contents_for_none: bool
+    writes_arguments: bool
+
+    def of(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Messages of a TemplateInput in this form."""
+        return [self._message(one) for one in messages]
+
+    def _message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        given = {**message, "content": self._content(message["content"])}
+        if "tool_calls" in message:
+            given["tool_calls"] = [self._call(one) for one in message["tool_calls"]]
+        return given
+
+    def _content(self, content: Any) -> Any:
+        if content is None:
+            return None if self.tests_contents_for_none else ""
+        if isinstance(content, str) or self.loops_over_contents:
+            return content
+        return _SEPARATOR.join(part["text"] for part in content)
+
+    def _call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        function = dict(call["function"])
+        text = function.pop(ARGUMENTS_TEXT)
+        if self.writes_arguments:
+            function["arguments"] = text
+        return {**call, "function": function}
 
 
-def _text_of(content: str | Sequence[Mapping[str, str]]) -> str:
-    if isinstance(content, str):
-        return content
-    return _SEPARATOR.join(part["text"] for part in content)
+def message_form(template: nodes.Template) -> MessageForm:
+    """What a parsed template expects of messages."""
+    contents, arguments = _named("content", template), _named("arguments", template)
+    return MessageForm(
+        loops_over_contents=any(contents(loop.iter) for loop in template.find_all(nodes.For)),
+        tests_contents_for_none=_tests(template, contents, ("none",))
+        or _compares_with_none(template, contents),
+        writes_arguments=_writes(template, arguments)
+        and not _tests(template, arguments, ("string", "mapping")),
+    )
 
 
-def _loops_over_contents(template: nodes.Template) -> bool:
-    """Whether the template has a loop over `message.content`, or over a variable of that name."""
-    return any(_is_content(loop.iter) for loop in template.find_all(nodes.For))
+_Match = Callable[[nodes.Node], bool]
 
 
-def _is_content(expression: nodes.Node) -> bool:
-    match expression:
-        case nodes.Getitem(arg=nodes.Const(value="content")) | nodes.Getattr(attr="content"):
-            return True
-        case nodes.Name(name="content"):
-            return True
-    return False
+def _named(name: str, template: nodes.Template) -> _Match:
+    """Whether an expression is `message.<name>`, or a variable of that name or set to it."""
+
+    def is_attribute(expression: nodes.Node) -> bool:
+        match expression:
+            case nodes.Getitem(arg=nodes.Const(value=value)):
+                return bool(value == name)
+            case nodes.Getattr(attr=attribute):
+                return bool(attribute == name)
+        return False
+
+    variables = {name} | {
+        one.target.name
+        for one in template.find_all(nodes.Assign)
+        if isinstance(one.target, nodes.Name) and is_attribute(one.node)
+    }
+
+    def match(expression: nodes.Node) -> bool:
+        if isinstance(expression, nodes.Name):
+            return expression.name in variables
+        return is_attribute(expression)
+
+    return match
+
+
+def _tests(template: nodes.Template, match: _Match, tests: Sequence[str]) -> bool:
+    return any(one.name in tests and match(one.node) for one in template.find_all(nodes.Test))
+
+
+def _compares_with_none(template: nodes.Template, match: _Match) -> bool:
+    return any(
+        match(one.expr) and any(_is_none(operand.expr) for operand in one.ops)
+        for one in template.find_all(nodes.Compare)
+    )
+
+
+def _is_none(expression: nodes.Node) -> bool:
+    return isinstance(expression, nodes.Const) and expression.value is None
+
+
+def _writes(template: nodes.Template, match: _Match) -> bool:
+    """Whether a text has it as it is: not through a filter, an attribute or a call."""
+    kinds = (nodes.Output, nodes.Add, nodes.Concat)
+    return any(match(child) for one in template.find_all(kinds) for child in one.iter_child_nodes())

@@ -1,5 +1,6 @@
 """Conversations as Python callers word them, in the shapes of the OpenAI API, become `Chat`s."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,7 +68,7 @@ def _message(message: Message, field: str) -> ChatMessage:
     is_text = content is None or isinstance(content, str)
     return ChatMessage(
         role=_text(message, "role", field),
-        content=_text(message, "content", field) if is_text else "",
+        content=content if is_text else "",
         parts=() if is_text else _parts(content, f"{field}.content"),
         name=_text(message, "name", field),
         tool_calls=tuple(
@@ -107,7 +108,7 @@ def _call(call: Any, field: str) -> ToolCall:
         name=_text(function, "name", where),
         arguments=arguments
         if isinstance(arguments, str)
-        else _json({} if arguments is None else arguments, f"{where}.arguments"),
+        else _arguments(arguments, f"{where}.arguments"),
         id=_text(call, "id", field),
         type=_text(call, "type", field) or "function",
     )
@@ -138,6 +139,11 @@ def _check_object(value: Any, field: str) -> None:
         raise InvalidRequestError(
             f"is a {type(value).__name__}", field=field, remedy="Give an object with named fields"
         )
+
+
+def _arguments(value: Any, field: str) -> str:
+    """As Python and templates write JSON, and models with them."""
+    return json.dumps(msgspec.json.decode(_json(value or {}, field)), ensure_ascii=False)
 
 
 def _json(value: Any, field: str) -> str:

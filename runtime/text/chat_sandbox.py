@@ -16,12 +16,14 @@ from typing import Any, NoReturn
 import jinja2.constants
 import jinja2.debug  # noqa: F401
 from jinja2 import Template, TemplateError, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from trtc.runtime.host.limited_child import Message, Work, serve
-from trtc.runtime.text.chat_contents import with_readable_contents
+from trtc.runtime.text.chat_contents import message_form
 
 _MAX_PROBLEM_CHARACTERS = 300
 _SAMPLE = """
@@ -56,8 +58,10 @@ def set_up(request: Message) -> tuple[Message, Work]:
         failure = _failed("unusable", error)
         return failure, lambda _: failure
 
+    form = message_form(tree)
+
     def render(chat: Message) -> Message:
-        messages = with_readable_contents(chat["messages"], tree)
+        messages = form.of(chat["messages"])
         variables = {**chat["variables"], **request["special_tokens"], "messages": messages}
         return _render(template, variables, request["max_characters"])
 
@@ -95,8 +99,39 @@ def _environment() -> ImmutableSandboxedEnvironment:
     )
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
+    environment.globals["dict"] = _Dict()
+    environment.globals["namespace"] = _Namespace
     environment.filters["tojson"] = _to_json
     return environment
+
+
+class _Dict:
+    """The two ways to make one, and none to Python's own class."""
+
+    def __call__(self, *args: Any, **items: Any) -> dict[Any, Any]:
+        return dict(*args, **items)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(Namespace):
+    """Holds no names that begin with an underscore, among which are Python's own."""
+
+    def __init__(*args: Any, **items: Any) -> None:
+        self, given = args[0], dict(*args[1:], **items)
+        for name in given:
+            _check_namespace(name)
+        Namespace.__init__(self, given)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_namespace(name)
+        super().__setitem__(name, value)
+
+
+def _check_namespace(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace cannot hold {name[:40]!r}")
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -129,6 +164,8 @@ class _GenerationBlocks(Extension):
 
     tags = {"generation"}  # noqa: RUF012 (as the base class declares it)
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        # As Transformers has it, what is set inside is not set behind it.
+        return nodes.Scope(body, lineno=line)

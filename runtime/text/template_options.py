@@ -7,6 +7,8 @@ signatures and few have conversations.
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+ARGUMENTS_TEXT = "arguments_text"
+"""Beside the arguments of a call as it goes to a template: their JSON as the caller wrote it."""
 Message = Mapping[str, Any]
 """`role` and `content` (a text, a list of text parts, or None), and where they apply `name`,
 `tool_calls`, `tool_call_id` and `reasoning_content`."""

@@ -170,7 +170,7 @@ def _message_from_wire(message: pb.ChatMessage, field: str) -> ChatMessage:
             )
     return ChatMessage(
         role=message.role,
-        content=message.content,
+        content=message.content if message.HasField("content") else None,
         parts=tuple(ContentPart(part.text, part.type or "text") for part in message.parts),
         name=message.name,
         tool_calls=tuple(

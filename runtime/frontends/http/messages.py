@@ -37,7 +37,8 @@ def _message(message: Mapping[str, Any], at: int) -> dict[str, Any]:
     if "reasoning" in given:
         given.setdefault("reasoning_content", given["reasoning"])
         del given["reasoning"]
-    return {**given, "content": given.get("content", "")}
+    # None where it is null or missing: the template may care.
+    return {**given, "content": "" if message.get("content") == [] else given.get("content")}
 
 
 def _check_items(value: Any, field: str) -> None:

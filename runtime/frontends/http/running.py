@@ -37,7 +37,7 @@ async def running(
         TrtcError: a draft is refused, which ends those before it.
     """
     for one in drafts:
-        _check_tools(one)
+        check_tools(one)
     async with AsyncExitStack() as stack:
         engine = stack.enter_context(service.models.lease(drafts[0].model))
         streams = [
@@ -54,8 +54,12 @@ async def running(
             yield Running(engine, merged.outputs())
 
 
-def _check_tools(draft: RequestDraft) -> None:
-    """Refuse tools whose calls a client would look for beside the text, and not find."""
+def check_tools(draft: RequestDraft) -> None:
+    """Refuse tools whose calls a client would look for beside the text, and not find.
+
+    Raises:
+        InvalidRequestError: also for tools of another shape.
+    """
     if tool_use(draft.chat, draft.tool_choice, parallel=draft.parallel_tool_calls) is not None:
         raise InvalidRequestError(
             "is not supported by this server", field="chat.tools", remedy="Leave it out"

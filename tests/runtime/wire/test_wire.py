@@ -33,7 +33,7 @@ named = text.filter(bool)
 messages = st.builds(
     ChatMessage,
     role=text,
-    content=text,
+    content=st.none() | text,
     parts=st.lists(st.builds(ContentPart, text, named), max_size=2).map(tuple),
     name=text,
     tool_calls=st.lists(st.builds(ToolCall, text, text, text, named), max_size=2).map(tuple),

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from trtc.protos.errors import InvalidRequestError, TrtcError
-from trtc.runtime.frontends.http.anthropic.drafts import PARAMS, conversation, message_draft
+from trtc.runtime.frontends.http.anthropic.drafts import PARAMS, counted, message_draft
 from trtc.runtime.frontends.http.anthropic.failures import (
     failure,
     id_headers,
@@ -21,7 +21,7 @@ from trtc.runtime.frontends.http.bodies import Given, read
 from trtc.runtime.frontends.http.events import begin_events, event
 from trtc.runtime.frontends.http.exchange import Exchange, Headers
 from trtc.runtime.frontends.http.routes import Route
-from trtc.runtime.frontends.http.running import unaborted
+from trtc.runtime.frontends.http.running import check_tools, unaborted
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.request import Output
@@ -61,6 +61,7 @@ class _Handlers:
         async with AsyncExitStack() as stack:
             async with self._document(exchange, parse) as (given, draft):
                 with fields_as_sent(PARAMS):
+                    check_tools(draft)
                     engine = stack.enter_context(self._service.models.lease(draft.model))
                     stream = await stack.enter_async_context(
                         self._service.generate(draft, principal=exchange.principal, engine=engine)
@@ -81,7 +82,7 @@ class _Handlers:
 
         def parse(body: bytes) -> tuple[Given[CountFields], Chat]:
             given = read(body, CountFields)
-            return given, conversation(given.fields.system, given.fields.messages)
+            return given, counted(given.fields)
 
         async with self._document(exchange, parse) as (given, chat):
             with fields_as_sent(PARAMS):

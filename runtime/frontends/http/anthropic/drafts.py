@@ -1,34 +1,43 @@
 """Fields become drafts: turns of a conversation, and what is asked of the answer."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, groupby
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from trtc.protos.errors import InvalidRequestError
-from trtc.runtime.frontends.http.anthropic.fields import (
-    MessageFields,
-    Messages,
-    OutputConfig,
-    System,
+from trtc.runtime.frontends.http.anthropic.fields import CountFields, MessageFields, OutputConfig
+from trtc.runtime.frontends.http.anthropic.tools import (
+    budget_of,
+    choice_of,
+    functions_of,
+    variables_of,
+)
+from trtc.runtime.frontends.http.anthropic.turns import (
+    joined_turns,
+    parts_of,
+    system_message,
+    turns_of,
 )
 from trtc.runtime.frontends.http.generation import generation
 from trtc.runtime.frontends.http.structured import grammar_of, text_format
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.naming import fields_as_sent
-from trtc.runtime.text.chat import MAX_MESSAGE_ITEMS, Chat, ChatMessage, ContentPart
+from trtc.runtime.requests.tools import shown
+from trtc.runtime.text.chat import Chat, ChatMessage
 from trtc.runtime.text.chat_options import chat_of
 
 PARAMS: Mapping[str, str] = {
     "chat": "messages",
     "chat.messages": "messages",
     "chat.continue_final_message": "messages",
+    "chat.tools": "tools",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "prompt": "messages",
     "prompt_ids": "messages",
     "stop": "stop_sequences",
+    "thinking_token_budget": "thinking.budget_tokens",
 }
 """Field of a draft -> its name in the request (`requests.naming`)."""
-ROLES = ("user", "assistant", "system")
-_KEYS = frozenset({"role", "content"})
 
 
 def message_draft(fields: MessageFields, request_id: str) -> RequestDraft:
@@ -42,98 +51,61 @@ def message_draft(fields: MessageFields, request_id: str) -> RequestDraft:
             "is missing", field="max_tokens", remedy="Say how many tokens the answer may have"
         )
     asked = fields.output_config or OutputConfig()
-    if asked.effort is not None:
-        raise InvalidRequestError(
-            "is not supported by this server", field="output_config.effort", remedy="Leave it out"
-        )
+    given = fields.tool_choice
     return RequestDraft(
-        chat=conversation(fields.system, fields.messages),
+        chat=conversation(fields),
         request_id=request_id,
         max_tokens=fields.max_tokens,
         stop=tuple(fields.stop_sequences or ()),
         grammar=grammar_of(fields, text_format(asked.format, "output_config.format")),
+        tool_choice=choice_of(given),
+        parallel_tool_calls=given is None or not given.disable_parallel_tool_use,
+        thinking_token_budget=budget_of(fields.thinking, fields.max_tokens),
         **generation(fields),
     )
 
 
-def conversation(system: System | None, messages: Messages | None) -> Chat:
-    """Messages as the chat template is given them. Those of one role in a row are one, and what the
-    assistant has begun to say is continued.
+def counted(fields: CountFields) -> Chat:
+    """The conversation whose tokens are counted.
 
     Raises:
-        InvalidRequestError: names the message or block that is wrong.
+        InvalidRequestError: names the field that is wrong.
     """
+    return shown(conversation(fields), choice_of(fields.tool_choice))
+
+
+def conversation(fields: MessageFields | CountFields) -> Chat:
+    """What the chat template is given.
+
+    Messages of one role in a row are one; what the assistant has begun to say is continued.
+
+    Raises:
+        InvalidRequestError: names the field, message or block that is wrong.
+    """
+    messages = fields.messages
     if not messages:
         raise InvalidRequestError(
             "is missing" if messages is None else "has no messages",
             field="messages",
             remedy="Give a list of messages",
         )
-    listed = [_message(one, f"messages[{at}]") for at, one in enumerate(messages)]
-    with fields_as_sent(PARAMS):
-        turns = _turns((*_system_message(system), *chat_of(listed, {}).messages))
+    turns = joined_turns((*system_message(fields.system), *turns_of(messages)))
     *before, last = turns
-    if last.role != "assistant":
-        return Chat(tuple(turns))
-    if not any(part.text for part in _parts(last)):
-        return Chat(tuple(before))
-    return Chat(tuple(turns), continue_final_message=True)
+    if last.role != "assistant" or last.tool_calls:
+        return _chat(fields, turns)
+    if not any(part.text for part in parts_of(last)):
+        return _chat(fields, before)
+    return _chat(fields, turns, continue_final_message=True)
 
 
-def _system_message(system: System | None) -> Sequence[ChatMessage]:
-    if not system:
-        return ()
-    _check_blocks(system, "system")
-    with fields_as_sent({"chat.messages[0].content": "system"}):
-        return chat_of([{"role": "system", "content": system}], {}).messages
-
-
-def _message(message: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    role = message.get("role")
-    if role not in ROLES:
-        raise InvalidRequestError(
-            "is missing" if role is None else f"is {str(role)[:40]!r}",
-            field=f"{field}.role",
-            remedy=f"Give one of {', '.join(ROLES)}",
+def _chat(fields: MessageFields | CountFields, turns: list[ChatMessage], **continued: Any) -> Chat:
+    asked = fields.output_config or OutputConfig()
+    with fields_as_sent(PARAMS):
+        chat = chat_of(
+            [],
+            {
+                "tools": functions_of(fields.tools or ()),
+                "chat_template_kwargs": variables_of(fields.thinking, asked.effort),
+            },
         )
-    content = message.get("content")
-    if content is None:
-        raise InvalidRequestError(
-            "is missing", field=f"{field}.content", remedy="Give a text or a list of blocks"
-        )
-    if unknown := sorted(message.keys() - _KEYS):
-        raise InvalidRequestError(
-            f"has {unknown[0][:40]!r}", field=field, remedy="Give a role and a content alone"
-        )
-    _check_blocks(content, f"{field}.content")
-    return message
-
-
-def _check_blocks(content: Any, field: str) -> None:
-    if isinstance(content, list) and len(content) > MAX_MESSAGE_ITEMS:
-        raise _too_many(len(content), field)
-
-
-def _turns(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
-    """The messages, with those of one role in a row as one."""
-    rows = [list(row) for _, row in groupby(messages, key=lambda one: one.role)]
-    return [row[0] if len(row) == 1 else _joined(row) for row in rows]
-
-
-def _joined(row: Sequence[ChatMessage]) -> ChatMessage:
-    parts = tuple(chain.from_iterable(_parts(one) for one in row))
-    if len(parts) > MAX_MESSAGE_ITEMS:
-        raise _too_many(len(parts), "messages")
-    return ChatMessage(row[0].role, parts=parts)
-
-
-def _parts(message: ChatMessage) -> Sequence[ContentPart]:
-    return message.parts or (ContentPart(message.content),)
-
-
-def _too_many(num_blocks: int, field: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"has {num_blocks} blocks of one turn",
-        field=field,
-        remedy=f"Give at most {MAX_MESSAGE_ITEMS}",
-    )
+    return replace(chat, messages=tuple(turns), **continued)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from trtc.runtime.frontends.http.anthropic.tools import Choice, Thinking
 from trtc.runtime.frontends.http.bodies import Fields, Refused
 from trtc.runtime.frontends.http.generation import GenerationFields
 
@@ -16,9 +17,6 @@ _REFUSED: Refused = {
     "context_management": (),
     "mcp_servers": ([],),
     "output_format": (),
-    "thinking": ({"type": "disabled"},),
-    "tool_choice": ({"type": "none"}, {"type": "auto"}),
-    "tools": ([],),
 }
 
 Messages = list[dict[str, Any]]
@@ -44,6 +42,9 @@ class MessageFields(GenerationFields, kw_only=True):
     output_config: OutputConfig | None = None
     stop_sequences: list[str] | None = None
     system: System | None = None
+    thinking: Thinking | None = None
+    tool_choice: Choice | None = None
+    tools: list[dict[str, Any]] | None = None
     # vLLM's own
     return_token_ids: bool | None = None
 
@@ -57,5 +58,8 @@ class CountFields(Fields, kw_only=True):
     messages: Messages | None = None
     model: str | None = None
     output_config: OutputConfig | None = None
-    """Read and without effect: it is no part of the prompt."""
+    """Of which the effort is a part of the prompt."""
     system: System | None = None
+    thinking: Thinking | None = None
+    tool_choice: Choice | None = None
+    tools: list[dict[str, Any]] | None = None

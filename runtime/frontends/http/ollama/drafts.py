@@ -22,6 +22,7 @@ from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.text.chat import Chat
 from trtc.runtime.text.chat_options import chat_of
+from trtc.runtime.text.template_options import TemplateOptions
 
 OPTION_NAMES: Mapping[str, str] = dict(
     zip(Options.__struct_fields__, Options.__struct_encode_fields__, strict=True)
@@ -34,9 +35,11 @@ CHAT: Mapping[str, str] = {
     **_OPTION_PARAMS,
     "chat": "messages",
     "chat.messages": "messages",
+    "chat.tools": "tools",
     "prompt": "messages",
     "prompt_ids": "messages",
     "logprobs": "top_logprobs",
+    "reasoning_effort": "think",
 }
 """Field of a draft -> its name in the request (`requests.naming`)."""
 GENERATE: Mapping[str, str] = {
@@ -74,7 +77,9 @@ def read_chat(body: bytes, request_id: str) -> Asked[ChatFields]:
         return Asked(given, None)
     messages = chat_messages([_message(one, at) for at, one in enumerate(given.fields.messages)])
     with fields_as_sent(CHAT):
-        chat = chat_of(messages, {"chat_template_kwargs": _template_kwargs(given.fields)})
+        chat = chat_of(
+            messages, {"tools": given.fields.tools or (), **_template_options(given.fields)}
+        )
     return Asked(given, _draft(given.fields, options, request_id, chat=chat))
 
 
@@ -99,7 +104,8 @@ def read_generate(body: bytes, request_id: str) -> Asked[GenerateFields]:
     messages = [{"role": "user", "content": prompt}]
     if fields.system:
         messages.insert(0, {"role": "system", "content": fields.system})
-    chat = chat_of(messages, {"chat_template_kwargs": _template_kwargs(fields)})
+    with fields_as_sent(CHAT):
+        chat = chat_of(messages, _template_options(fields))
     draft = _draft(fields, options, request_id, chat=chat)
     return Asked(given, draft, "" if fields.system else prompt)
 
@@ -151,15 +157,11 @@ def _drawn_seed(options: Options) -> Options:
     return options
 
 
-def _template_kwargs(fields: AskFields) -> dict[str, Any]:
-    """Templates of models that reason take it from here whether they should."""
-    if fields.think is None:
-        return {}
-    if fields.think is not False:
-        raise InvalidRequestError(
-            "is not supported by this server", field="think", remedy="Leave it out, or give false"
-        )
-    return {"enable_thinking": False}
+def _template_options(fields: AskFields) -> TemplateOptions:
+    """Whether the model reasons, or how much."""
+    if isinstance(fields.think, str):
+        return {"reasoning_effort": fields.think}
+    return {"enable_thinking": fields.think}
 
 
 def _message(message: Mapping[str, Any], at: int) -> Mapping[str, Any]:
@@ -176,4 +178,7 @@ def _message(message: Mapping[str, Any], at: int) -> Mapping[str, Any]:
                 field=f"messages[{at}].{name}",
                 remedy="Give a text",
             )
-    return {_RENAMED.get(name, name): value for name, value in message.items() if name != "images"}
+    given = {_RENAMED.get(name, name): value for name, value in message.items() if name != "images"}
+    if given.get("tool_calls") and given.get("content") == "":
+        given["content"] = None  # as its clients word it
+    return given

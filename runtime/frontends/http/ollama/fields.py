@@ -10,7 +10,6 @@ from trtc.runtime.frontends.http.sampling import SamplingFields
 _API = "the Ollama API"
 _REFUSED: Refused = {
     "images": ([],),
-    "tools": ([],),
 }
 
 
@@ -53,6 +52,7 @@ class AskFields(Fields, kw_only=True):
 
 class ChatFields(AskFields, kw_only=True):
     messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 class GenerateFields(AskFields, kw_only=True):

@@ -39,7 +39,8 @@ _REFUSED_CHAT: Refused = {
     name: same for name, same in _REFUSED.items() if name not in _TAKEN_BY_CHATS
 }
 _REFUSED_RESPONSE: Refused = {
-    **_REFUSED,
+    **_REFUSED_CHAT,
+    "max_tool_calls": (),
     "response_format": ({"type": "text"},),
     "background": (False,),
     "conversation": (),
@@ -120,6 +121,15 @@ class TextFields(msgspec.Struct, kw_only=True):
     format: dict[str, Any] | None = None
 
 
+class ReasoningFields(msgspec.Struct, kw_only=True):
+    """`reasoning` of a response. None: not given."""
+
+    effort: str | None = None
+    generate_summary: str | None = None
+    summary: str | None = None
+    """Read and without effect, as the field before it: reasoning is returned as it is."""
+
+
 class ResponseFields(CommonFields, kw_only=True):
     """Fields of responses."""
 
@@ -131,10 +141,16 @@ class ResponseFields(CommonFields, kw_only=True):
     instructions: str | None = None
     max_output_tokens: int | None = None
     metadata: dict[str, str] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningFields | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
     text: TextFields | None = None
     top_logprobs: int | None = None
     # vLLM's own
     chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    thinking_token_budget: int | None = None
 
 
 class TokenizeFields(Fields, kw_only=True):

@@ -1,11 +1,20 @@
-"""The input of a response becomes a conversation: items become messages."""
+"""The input of a response becomes a conversation: items become messages.
+
+message                 a message of its role
+reasoning               reasoning ┐
+message (assistant)     content   ├ of one message of the assistant, where they follow each other
+function_call           a call    ┘
+function_call_output    a message of the tool
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.text.chat import MAX_MESSAGE_ITEMS, ChatMessage, parse_json
 
 MAX_ITEMS = 1 << 14
+_THOUGHT = "reasoning_content"
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
 """Types of parts that a model reads, or has written."""
 
@@ -25,11 +34,47 @@ def messages_of(input: str | Sequence[Any]) -> list[dict[str, Any]]:
     return [_message_of(item, f"input[{at}]") for at, item in enumerate(input)]
 
 
+def joined(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
+    """The messages, with what the assistant thought, said and called in a row as one."""
+    turns: list[ChatMessage] = []
+    for message in messages:
+        if turns and _goes_on(turns[-1], message):
+            turns[-1] = _joined(turns[-1], message)
+        else:
+            turns.append(message)
+    return tuple(turns)
+
+
+def _goes_on(turn: ChatMessage, message: ChatMessage) -> bool:
+    """Reasoning comes first, then one text at most, then calls."""
+    if not turn.role == message.role == "assistant":
+        return False
+    has_only_thoughts = turn.content is None and not turn.tool_calls
+    return bool(message.tool_calls) or has_only_thoughts
+
+
+def _joined(turn: ChatMessage, message: ChatMessage) -> ChatMessage:
+    says = message if message.content is not None else turn
+    calls = (*turn.tool_calls, *message.tool_calls)
+    if len(calls) > MAX_MESSAGE_ITEMS:
+        raise InvalidRequestError(
+            f"has {len(calls)} calls of one turn",
+            field="input",
+            remedy=f"Give at most {MAX_MESSAGE_ITEMS}",
+        )
+    thoughts = [one.reasoning_content for one in (turn, message) if one.reasoning_content]
+    return ChatMessage(
+        "assistant",
+        content=says.content,
+        parts=says.parts,
+        tool_calls=calls,
+        reasoning_content="\n\n".join(thoughts),
+    )
+
+
 def _message_of(item: Any, field: str) -> dict[str, Any]:
     if not isinstance(item, Mapping):
-        raise InvalidRequestError(
-            f"is a {type(item).__name__}", field=field, remedy="Give an object with a type"
-        )
+        raise _other_kind(item, field, "Give an object with a type")
     kind = item.get("type", "message")
     read = _READERS.get(kind) if isinstance(kind, str) else None
     if read is None:
@@ -49,7 +94,13 @@ def _message(item: Mapping[str, Any], field: str) -> dict[str, Any]:
 
 
 def _call(item: Mapping[str, Any], field: str) -> dict[str, Any]:
-    function = {"name": item.get("name"), "arguments": item.get("arguments")}
+    name, arguments = item.get("name"), item.get("arguments")
+    if not isinstance(name, str) or not name:
+        raise _other_kind(name, f"{field}.name", "Name the function")
+    if not isinstance(arguments, str):
+        raise _other_kind(arguments, f"{field}.arguments", "Give a JSON object as a text")
+    parse_json(arguments or "{}", f"{field}.arguments", dict)  # named here by its item
+    function = {"name": name, "arguments": arguments}
     return {"role": "assistant", "tool_calls": [{"id": item.get("call_id"), "function": function}]}
 
 
@@ -58,11 +109,36 @@ def _output(item: Mapping[str, Any], field: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
 
 
+def _reasoning(item: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """Its text, or where there is none its summary; what is encrypted nobody here can read."""
+    for name in ("content", "summary"):
+        parts = item.get(name)
+        if parts in (None, []):
+            continue
+        if not isinstance(parts, list):
+            raise _other_kind(parts, f"{field}.{name}", "Give a list of parts")
+        texts = [_thought(part, f"{field}.{name}[{at}]") for at, part in enumerate(parts)]
+        return {"role": "assistant", "content": None, _THOUGHT: "\n\n".join(texts)}
+    return {"role": "assistant", "content": None}
+
+
+def _thought(part: Any, field: str) -> str:
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if not isinstance(text, str):
+        raise _other_kind(text, f"{field}.text", "Give a text")
+    return text
+
+
 _READERS: Mapping[str, Callable[[Mapping[str, Any], str], dict[str, Any]]] = {
     "message": _message,
     "function_call": _call,
     "function_call_output": _output,
+    "reasoning": _reasoning,
 }
+
+
+def _other_kind(value: object, field: str, remedy: str) -> InvalidRequestError:
+    return InvalidRequestError(f"is a {type(value).__name__}", field=field, remedy=remedy)
 
 
 def _content(content: Any, field: str) -> Any:

@@ -16,7 +16,7 @@ from trtc.runtime.frontends.http.exchange import Exchange, Headers
 from trtc.runtime.frontends.http.messages import chat_messages
 from trtc.runtime.frontends.http.openai.drafts import common
 from trtc.runtime.frontends.http.openai.fields import ResponseFields
-from trtc.runtime.frontends.http.openai.items import messages_of
+from trtc.runtime.frontends.http.openai.items import joined, messages_of
 from trtc.runtime.frontends.http.openai.params import RESPONSE
 from trtc.runtime.frontends.http.openai.response_events import Response
 from trtc.runtime.frontends.http.openai.writing import DONE
@@ -24,6 +24,7 @@ from trtc.runtime.frontends.http.running import OutputBatch, running
 from trtc.runtime.frontends.http.structured import grammar_of, text_format
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.naming import fields_as_sent
+from trtc.runtime.requests.tool_choice import AUTO, tool_choice
 from trtc.runtime.service.service import Service
 from trtc.runtime.text.chat import ChatMessage
 from trtc.runtime.text.chat_options import chat_of
@@ -88,7 +89,17 @@ def response_draft(fields: ResponseFields, response_id: str) -> RequestDraft:
         raise InvalidRequestError("is missing", field="input", remedy="Give a text or items")
     asked = None if fields.text is None else text_format(fields.text.format, "text.format")
     messages = chat_messages(messages_of(fields.input))
-    chat = chat_of(messages, {"chat_template_kwargs": fields.chat_template_kwargs or {}})
+    with fields_as_sent({"reasoning_effort": "reasoning.effort"}):
+        chat = chat_of(
+            messages,
+            {
+                "chat_template_kwargs": fields.chat_template_kwargs or {},
+                "enable_thinking": fields.enable_thinking,
+                "reasoning_effort": fields.reasoning.effort if fields.reasoning else None,
+                "tools": fields.tools or (),
+            },
+        )
+    chat = replace(chat, messages=joined(chat.messages))
     if fields.instructions is not None:
         system = ChatMessage("system", fields.instructions)
         chat = replace(chat, messages=(system, *chat.messages))
@@ -98,6 +109,9 @@ def response_draft(fields: ResponseFields, response_id: str) -> RequestDraft:
         max_tokens=fields.max_output_tokens,
         logprobs=_logprobs(fields),
         grammar=grammar_of(fields, asked),
+        tool_choice=tool_choice(fields.tool_choice) or AUTO,
+        parallel_tool_calls=fields.parallel_tool_calls is not False,
+        thinking_token_budget=fields.thinking_token_budget,
         **common(fields),
     )
 

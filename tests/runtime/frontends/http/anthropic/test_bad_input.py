@@ -12,13 +12,14 @@ from tests.support.http1 import Answer, exchange, post
 from tests.support.http_asking import limited
 from tests.support.servers import EchoEngine, RunningServer, echo_server
 from trtc.protos.errors import InvalidRequestError
-from trtc.runtime.frontends.http.anthropic.drafts import conversation, message_draft
+from trtc.runtime.frontends.http.anthropic.drafts import counted, message_draft
 from trtc.runtime.frontends.http.anthropic.fields import CountFields, MessageFields
 from trtc.runtime.frontends.http.bodies import read
 
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
 USER = {"role": "user", "content": "a"}
+TOOL = {"name": "f", "input_schema": {"type": "object"}}
 
 
 def asked(**fields: Any) -> dict[str, Any]:
@@ -31,6 +32,10 @@ def message(**fields: Any) -> dict[str, Any]:
 
 def block(**fields: Any) -> dict[str, Any]:
     return message(role="user", content=[{"type": "text", "text": "a"}, fields])
+
+
+def said(**fields: Any) -> dict[str, Any]:
+    return message(role="assistant", content=[{"type": "text", "text": "a"}, fields])
 
 
 # a body, and what the error's message must say
@@ -54,8 +59,26 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (block(type="text", text=5), "messages[1].content[1].text: is a int"),
     (block(type="image", source={}), "messages[1].content[1].type: 'image' is not supported"),
     (block(type="tool_use", id="x"), "messages[1].content[1].type: 'tool_use' is not supported"),
-    (block(type="tool_result"), "messages[1].content[1].type: 'tool_result' is not supported"),
     (block(type="thinking"), "messages[1].content[1].type: 'thinking' is not supported"),
+    (block(type="tool_result"), "messages[1].content[1].tool_use_id: is missing"),
+    (block(type="tool_result", tool_use_id=5), "messages[1].content[1].tool_use_id: is a int"),
+    (
+        block(type="tool_result", tool_use_id="x", content=5),
+        "messages[1].content[1].content: is a int",
+    ),
+    (
+        block(type="tool_result", tool_use_id="x", content=[{"type": "image"}]),
+        "messages[1].content[1].content[0].type: 'image' is not supported",
+    ),
+    (said(type="tool_use", name="f", input={}), "messages[1].content[1].id: is missing"),
+    (said(type="tool_use", id="x", input={}), "messages[1].content[1].name: is missing"),
+    (
+        said(type="tool_use", id="x", name="f", input="{}"),
+        "messages[1].content[1].input: is a str",
+    ),
+    (said(type="thinking"), "messages[1].content[1].thinking: is missing"),
+    (said(type="thinking", thinking=5), "messages[1].content[1].thinking: is a int"),
+    (said(type="tool_result", tool_use_id="x"), "messages[1].content[1].type: 'tool_result' is"),
     (block(type="document"), "messages[1].content[1].type: 'document' is not supported"),
     (asked(system=5), "system: expected"),
     (asked(system=[5]), "system[0]: expected object, got int"),
@@ -79,11 +102,25 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (asked(top_k=-2), "top_k: is -2"),
     (asked(seed=2**64), "seed: is 18446744073709551616"),
     (asked(stream="yes"), "stream: expected bool | null, got str"),
-    (asked(tools=[{"name": "f"}]), "tools: is not supported"),
-    (asked(tool_choice={"type": "any"}), "tool_choice: is not supported"),
-    (asked(thinking={"type": "enabled", "budget_tokens": 1024}), "thinking: is not supported"),
-    (asked(thinking={"type": "adaptive"}), "thinking: is not supported"),
-    (asked(output_config={"effort": "high"}), "output_config.effort: is not supported"),
+    (asked(tools=[TOOL]), "tools: is not supported"),
+    (asked(tools=5), "tools: expected array | null, got int"),
+    (asked(tools=[{"name": "f"}]), "tools[0].input_schema: is missing"),
+    (asked(tools=[{**TOOL, "input_schema": "{}"}]), "tools[0].input_schema: is a str"),
+    (asked(tools=[{**TOOL, "name": "a b"}]), "tools[0].name: is 'a b'"),
+    (asked(tools=[TOOL, TOOL]), "tools[1]: 'f' is given twice"),
+    (asked(tools=[{"type": "bash_20250124", "name": "bash"}]), "tools[0].type: 'bash_20250124'"),
+    (asked(tool_choice={"type": "any"}), "tool_choice: is given without tools"),
+    (asked(tool_choice={"type": "most"}), "tool_choice.type: Invalid enum value 'most'"),
+    (asked(tools=[TOOL], tool_choice={"type": "tool"}), "tool_choice.name: is missing"),
+    (asked(tools=[TOOL], tool_choice={"type": "tool", "name": "g"}), "tool_choice: names 'g'"),
+    (asked(thinking={"type": "enabled"}), "thinking.budget_tokens: is missing"),
+    (asked(thinking={"type": "enabled", "budget_tokens": 4}), "thinking.budget_tokens: is 4"),
+    (
+        asked(thinking={"type": "enabled", "budget_tokens": 2}),
+        "thinking.budget_tokens: is not supported",
+    ),
+    (asked(thinking={"type": "much"}), "thinking.type: Invalid enum value 'much'"),
+    (asked(output_config={"effort": "most"}), "output_config.effort: is 'most'"),
     (asked(output_config={"format": {"type": "text/html"}}), "output_config.format.type: is"),
     (
         asked(output_config={"format": {"type": "json_schema", "schema": {"not": {}}}}),
@@ -186,7 +223,6 @@ def test_any_document_is_read_or_refused(path: str, document: Any, messages: Any
         if path == MESSAGES:
             message_draft(read(body, MessageFields).fields, "id")
         else:
-            counted = read(body, CountFields).fields
-            conversation(counted.system, counted.messages)
+            counted(read(body, CountFields).fields)
     except InvalidRequestError as error:
         assert str(error)

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import anthropic
 import pytest
@@ -216,10 +216,10 @@ async def test_errors_are_those_of_the_sdk() -> None:
         assert unknown.value.body["request_id"] == unknown.value.request_id
         with pytest.raises(anthropic.BadRequestError) as refused:
             await client.messages.count_tokens(
-                model="a", messages=[USER], thinking={"type": "adaptive"}
+                model="a", messages=[USER], output_config={"effort": cast(Any, "most")}
             )
         assert refused.value.type == "invalid_request_error"
-        assert "thinking: is not supported" in refused.value.message
+        assert "output_config.effort: is 'most'" in refused.value.message
         server.server.service.models.set_ready("a", "running its canaries")
         with pytest.raises(anthropic.InternalServerError) as unready:
             await client.messages.create(**{**ASKED, "model": "a"})

@@ -9,6 +9,7 @@ from tests.support.servers import EchoEngine, RunningServer, echo_server
 
 CHAT, GENERATE, SHOW = "/api/chat", "/api/generate", "/api/show"
 USER = {"role": "user", "content": "a"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 Bad = tuple[str, dict[str, Any]]
 
@@ -46,10 +47,14 @@ BAD: list[tuple[Bad, str]] = [
         message(role="assistant", tool_calls=[{"function": {"name": 5}}]),
         "messages[1].tool_calls[0].function.name: is a int",
     ),
-    (chat(tools=[{"type": "function"}]), "tools: is not supported"),
+    (chat(tools=[{"type": "function"}]), "tools[0].name: is missing"),
+    (chat(tools=[TOOL]), "tools: is not supported"),
+    (chat(tools=[TOOL, TOOL]), "tools[1]: 'f' is given twice"),
+    (chat(tools=[{"type": "browser"}]), "tools[0].type: 'browser' is not supported"),
+    (chat(tools="f"), "tools: expected array | null, got str"),
     (chat(format="yaml"), "format: cannot be compiled: "),
-    (chat(think=True), "think: is not supported"),
-    (chat(think="high"), "think: is not supported"),
+    (chat(think="most"), "think: is 'most'"),
+    (chat(think=5), "think: expected"),
     (chat(model=5), "model: expected str | null, got int"),
     (chat(top_logprobs=1), "top_logprobs: is given without logprobs"),
     (chat(logprobs=True, top_logprobs=21), "top_logprobs: is 21"),

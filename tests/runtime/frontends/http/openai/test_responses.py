@@ -134,8 +134,7 @@ async def test_answers_go_back_as_items() -> None:
         call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
         messages = [
             MESSAGES[1],
-            {"role": "assistant", "content": first.output_text},
-            {"role": "assistant", "tool_calls": [call]},
+            {"role": "assistant", "content": first.output_text, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "c", "content": "2"},
             {"role": "user", "content": "Go on."},
         ]
@@ -161,6 +160,8 @@ async def test_log_probabilities_are_included_where_they_are_asked_for() -> None
         assert all(len(one.top_logprobs) == 2 for one in logprobs)
 
 
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+CALLED = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({}, "input", "is missing"),
     ({"input": 5}, "input", "got int"),
@@ -189,7 +190,27 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"input": "a", "store": True}, "store", "is not supported"),
     ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id", "not supported"),
     ({"input": "a", "background": True}, "background", "is not supported"),
-    ({"input": "a", "tools": [{"type": "web_search"}]}, "tools", "is not supported"),
+    ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type", "'web_search' is not"),
+    ({"input": "a", "tools": [{"type": "function"}]}, "tools[0].name", "is missing"),
+    ({"input": "a", "tools": [TOOL]}, "tools", "is not supported"),
+    ({"input": "a", "tool_choice": "required"}, "tool_choice", "is given without tools"),
+    (
+        {"input": "a", "tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}},
+        "tool_choice",
+        "names 'g'",
+    ),
+    ({"input": "a", "tool_choice": {"type": "file_search"}}, "tool_choice", "has no type"),
+    ({"input": "a", "parallel_tool_calls": 1}, "parallel_tool_calls", "got int"),
+    ({"input": "a", "max_tool_calls": 1}, "max_tool_calls", "is not supported"),
+    ({"input": "a", "reasoning": {"effort": "most"}}, "reasoning.effort", "is 'most'"),
+    ({"input": "a", "reasoning": "high"}, "reasoning", "got str"),
+    ({"input": [{"type": "function_call"}]}, "input[0].name", "is a NoneType"),
+    ({"input": [{**CALLED, "arguments": {}}]}, "input[0].arguments", "is a dict"),
+    ({"input": ["a", {**CALLED, "arguments": "{"}]}, "input[0]", "is a str"),
+    ({"input": [CALLED, {**CALLED, "arguments": "{"}]}, "input[1].arguments", "is not JSON"),
+    ({"input": [CALLED] * 300}, "input", "has 257 calls of one turn"),
+    ({"input": [{"type": "reasoning", "content": 5}]}, "input[0].content", "is a int"),
+    ({"input": [{"type": "reasoning", "summary": [5]}]}, "input[0].summary[0].text", "NoneType"),
     ({"input": "a", "text": {"format": {"type": "grammar"}}}, "text.format.type", "is 'grammar'"),
     ({"input": "a", "metadata": {"a": 5}}, "metadata", "got int"),
 ]
