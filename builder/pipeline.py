@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from trtc.builder.answer_format import detected_format
 from trtc.builder.checkpoint.resolve import hub_commit, resolve_model
 from trtc.builder.checkpoint.tokenizer_conversion import with_fast_tokenizer
 from trtc.builder.checkpoint.verify import expected_tensors
@@ -38,6 +39,7 @@ from trtc.builder.source import ModelSource, calibrated_source, open_source
 from trtc.builder.targets.base import Compiled, CompileRequest, Target
 from trtc.builder.targets.registry import parse_target
 from trtc.builder.twin import Twin, compile_twin, seal_twin, why_no_twin
+from trtc.protos.answer_formats import NONE
 from trtc.protos.errors import (
     CheckpointError,
     EnvironmentFault,
@@ -375,10 +377,17 @@ def _manifest(
         limits=_limits(job),
         ledger=compiled.ledger,
         has_tokenizer=source.checkpoint.has_tokenizer,
+        answer_format=_answer_format(job),
         dummy_weights=job.request.dummy_weights,
         provenance=provenance,
         files={},
     )
+
+
+def _answer_format(job: _Job) -> str | msgspec.UnsetType:
+    """None is not written, so that engines without a format are as they always were."""
+    found = job.request.answer_format or detected_format(job.source.checkpoint.tokenizer_files)
+    return msgspec.UNSET if found == NONE else found
 
 
 def _judge(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtc.protos.answer_formats import answer_format
 from trtc.protos.errors import RequestError
 from trtc.protos.kv import KvDType
 from trtc.quant.calibration_text import MIN_EVAL_TOKENS
@@ -62,6 +63,9 @@ class BuildRequest:
     page_size: int = 16
     reference: str | None = None
     """The unquantised checkpoint, to measure a checkpoint against that came quantised."""
+    answer_format: str | None = None
+    """How the model writes thoughts and calls, by a name of protos/answer_formats.py; None: as its
+    chat template shows."""
     tp: int = 1
     """GPUs that the model is spread over, by tensor parallelism."""
 
@@ -101,6 +105,8 @@ class BuildRequest:
                 field="--kv-dtype",
                 remedy=f"Use one of {', '.join(KV_DTYPES)}",
             )
+        if self.answer_format is not None:
+            answer_format(self.answer_format)
         self._check_quantisation()
 
     def _check_quantisation(self) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from trtc.protos.answer_formats import NONE
 from trtc.protos.errors import EngineCorruptError, EngineIncompatibleError
 from trtc.protos.files import UnreadableError, decode_json, read_file
 from trtc.protos.kv import CacheLayout, KvDType
@@ -201,6 +202,9 @@ class Manifest(Record, frozen=True, kw_only=True):
     limits: Limits
     ledger: ByteLedger
     has_tokenizer: bool
+    answer_format: str | msgspec.UnsetType = msgspec.UNSET
+    """How the model writes thoughts and calls, by a name of protos/answer_formats.py; absent: it is
+    not known to write any."""
     dummy_weights: bool = False
     """True when weights are not in the engine and random ones are filled in at load."""
     accuracy: AccuracyFacts | None = None
@@ -212,6 +216,11 @@ class Manifest(Record, frozen=True, kw_only=True):
     files: dict[str, FileFacts]
     """POSIX path relative to the engine -> facts; every file but the manifest."""
     digest: str = ""
+
+    @property
+    def format_name(self) -> str:
+        """Of `answer_format`, or `none`."""
+        return NONE if self.answer_format is msgspec.UNSET else self.answer_format
 
     def sealed(self) -> "Manifest":
         """The same manifest with its digest filled in."""

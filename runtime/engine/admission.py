@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from trtc.protos.errors import ContextLengthError, InvalidRequestError
+from trtc.runtime.engine.answers import answer_plan, check_answer
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.principal import LOCAL, Principal
 from trtc.runtime.requests.request import GenerationRequest
 from trtc.runtime.requests.token_masks import MaskSource
-from trtc.runtime.requests.tool_choice import AUTO
 from trtc.runtime.requests.tools import shown, tool_use
 from trtc.runtime.requests.validation import check_lengths, finish_draft, validate
 from trtc.runtime.text.tokenizer import Tokenizer
@@ -82,7 +82,8 @@ def admission(
             fit into the principal's own limit of a context; or the grammar cannot be held.
         NoTokenizerError: the prompt is text, and the engine has no tokenizer.
     """
-    _check_answer(draft)
+    tools = tool_use(draft.chat, draft.tool_choice, parallel=draft.parallel_tool_calls)
+    check_answer(engine, draft, tools)
     prompt_ids = yield from _prompt_ids(engine, draft, limits)
     most = origin.principal.limits.max_context
     bounds = engine.loop.bounds
@@ -99,6 +100,7 @@ def admission(
     )
     if most is not None:
         check_lengths(request, bounds)
+    request = replace(request, answer=answer_plan(engine, draft, tools, prompt_ids))
     if draft.grammar is None:
         return request
     return (yield from _constrained(engine, request, draft.grammar))
@@ -170,25 +172,6 @@ def _constrained(
         lambda: grammars.masks(grammar, request.n), compiles=not grammars.is_kept(grammar)
     )
     return replace(request, masks=masks)
-
-
-def _check_answer(draft: RequestDraft) -> None:
-    """Refuse what takes a model whose calls and thoughts are told from its text.
-
-    Raises:
-        InvalidRequestError: also for tools of another shape.
-    """
-    tools = tool_use(draft.chat, draft.tool_choice, parallel=draft.parallel_tool_calls)
-    asked = {
-        "tool_choice": tools is not None and tools.choice != AUTO,
-        "parallel_tool_calls": tools is not None and not tools.parallel,
-        "thinking_token_budget": draft.thinking_token_budget is not None,
-    }
-    for field, is_asked in asked.items():
-        if is_asked:
-            raise InvalidRequestError(
-                "is not supported by this engine's model", field=field, remedy="Leave it out"
-            )
 
 
 def _prompt_ids(

@@ -27,7 +27,8 @@ class SequenceText:
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._include_stop = request.include_stop
-        self._decoder = tokenizer.incremental_decoder() if tokenizer else None
+        shown = frozenset[int]() if request.answer is None else request.answer.shown_ids
+        self._decoder = tokenizer.incremental_decoder(shown_ids=shown) if tokenizer else None
         self._scanner = StopScanner(request.stop, include_stop=request.include_stop)
         self._num_early = request.min_tokens
         """Tokens yet to come in whose text no stop string may end."""

@@ -21,6 +21,7 @@ from trtc.runtime.requests.keywords import names_checked
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.request import GenerationRequest, Output
 from trtc.runtime.requests.request_defaults import GenerationConfig, request_defaults
+from trtc.runtime.requests.splitting import splitting
 from trtc.runtime.requests.token_masks import TokenMasks, both_masks
 from trtc.runtime.text.tokenizer import Tokenizer
 
@@ -46,6 +47,7 @@ class LocalGeneration(BlockingGeneration):
         self._late_check = late_check
         self._deliveries: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self._outputs: Iterator[Output] = iter(())
+        self._split = splitting(request)
         self._ended = False
         self._number: int | None = None
         self._number = loop.submit(request, _sink(self._deliveries, late_check))
@@ -68,7 +70,7 @@ class LocalGeneration(BlockingGeneration):
             if self._late_check is not None:
                 self._late_check.wait()
             self._raise_if_changed()
-        self._outputs = iter(delivery)
+        self._outputs = iter(delivery if self._split is None else self._split(delivery))
 
     def cancel(self) -> None:
         """End the request; what it has given so far can still be read."""

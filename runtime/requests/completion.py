@@ -7,6 +7,7 @@ import msgspec
 
 from trtc.protos.errors import ServeError
 from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
+from trtc.runtime.text.answer import AnswerPart, joined
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -20,6 +21,8 @@ class Completion(msgspec.Struct, frozen=True):
     matched_stop: str
     logprobs: tuple[TokenLogprobs, ...]
     """One for each token, when asked for."""
+    parts: tuple[AnswerPart, ...] = ()
+    """Of an answer that is split, in order."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -124,6 +127,7 @@ def _join(outputs: list[Output]) -> Completion:
         finish_reason=last.finish_reason,
         matched_stop=last.matched_stop,
         logprobs=tuple(entry for output in outputs for entry in output.logprobs),
+        parts=joined(part for output in outputs for part in output.parts),
     )
 
 

@@ -46,6 +46,9 @@ class RequestDraft:
     """Of the chat's tools."""
     parallel_tool_calls: bool = True
     """Whether an answer may have several calls."""
+    splits_answer: bool = False
+    """Whether outputs of a chat have parts: text, thoughts, calls of tools. Otherwise all of it is
+    text, as the model wrote it."""
     thinking_token_budget: int | None = None
     """Tokens of a sequence's reasoning; None: as many as the model likes."""
     cache_salt: str = ""

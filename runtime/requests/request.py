@@ -8,6 +8,8 @@ import msgspec
 from trtc.protos.sampling import SamplingParams
 from trtc.runtime.requests.principal import LOCAL, Namespace, Principal, namespace_of
 from trtc.runtime.requests.token_masks import MaskSource
+from trtc.runtime.text.answer import AnswerPart
+from trtc.runtime.text.answer_plan import AnswerPlan
 
 
 class FinishReason(enum.Enum):
@@ -42,6 +44,8 @@ class GenerationRequest:
     """Who sent it; `request_id` is unique among its live requests."""
     masks: MaskSource | None = None
     """Of what may be drawn; None: every token."""
+    answer: AnswerPlan | None = None
+    """How its outputs are split; None: they are text."""
     cache_salt: str = ""
     share_prefixes: bool = False
     """As in `namespace_of`."""
@@ -79,6 +83,8 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     cached_prompt_tokens: int
     completion_tokens: int
+    reasoning_tokens: int = 0
+    """Of those, tokens of thoughts; counted where answers are split."""
     queue_s: float | None = None
     """Seconds from the request's submission to the first step that computed it; None: none did, or
     the request ran behind a server, which keeps this in its metrics."""
@@ -103,3 +109,5 @@ class Output(msgspec.Struct, frozen=True):
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Of prompt tokens, each given those before it: from the second on, in order. They come before
     the first drawn token, in one Output or several, of the first sequence."""
+    parts: tuple[AnswerPart, ...] = ()
+    """Of an answer that is split, in order; `text` is then what is neither thought nor call."""

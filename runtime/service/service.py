@@ -20,6 +20,7 @@ from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.requests.request import GenerationRequest
+from trtc.runtime.requests.splitting import splitting
 from trtc.runtime.requests.token_masks import both_masks
 from trtc.runtime.scheduling.shares import Place, Resource, Shares
 from trtc.runtime.service.access import Access
@@ -307,6 +308,7 @@ class Service:
             on_output=lambda stream, outputs, at: progress.deliver(outputs, at),
             prompt_ids=request.prompt_ids,
             edit=None if hooked is None else hooked.outputs(request.n, abort),
+            split=splitting(request),
         )
         number = handle.loop.submit(request, lambda delivery: self._courier.post(stream, delivery))
         progress.admit(request)

@@ -51,7 +51,8 @@ class OutputStream:
 
     Its owner is called for every delivery (`on_output`), when the reader fails to keep up
     (`on_failure`) and when the engine has released the request (`on_end`). Iterating yields all
-    that has arrived since the last time, one Output a sequence, and ends after the request's last
+    that has arrived since the last time, one Output a sequence or, where
+    answers are split, one a token, and ends after the request's last
     Output or raises its error.
     """
 
@@ -65,11 +66,13 @@ class OutputStream:
         on_output: Callable[["OutputStream", Sequence[Output], float], object],
         prompt_ids: tuple[int, ...] = (),
         edit: Callable[[Sequence[Output]], Awaitable[list[Output]]] | None = None,
+        split: Callable[[Sequence[Output]], list[Output]] | None = None,
     ) -> None:
         """
         Args:
             edit: what the reader gets in place of outputs, perhaps nothing; what it raises ends the
                 request.
+            split: gives outputs their parts, after they were edited.
         """
         self.prompt_ids = prompt_ids
         """Of the request, as it was admitted."""
@@ -80,6 +83,7 @@ class OutputStream:
         self._on_end = on_end
         self._on_output = on_output
         self._edit = edit
+        self._split = split
         self._pending: list[Output] = []
         self._unread_tokens = 0
         self._error: TrtcError | None = None
@@ -126,6 +130,10 @@ class OutputStream:
         return self
 
     async def __anext__(self) -> list[Output]:
+        outputs = await self._edited()
+        return outputs if self._split is None else self._split(outputs)
+
+    async def _edited(self) -> list[Output]:
         if self._edit is None:
             return await self._arrivals()
         while True:
@@ -145,7 +153,8 @@ class OutputStream:
             await self._arrived.wait()
         if self._pending:
             outputs, self._pending, self._unread_tokens = self._pending, [], 0
-            return merge(outputs)
+            # The tokens of thoughts are counted by outputs.
+            return outputs if self._split is not None else merge(outputs)
         if self._error is not None:
             raise self._error
         raise StopAsyncIteration

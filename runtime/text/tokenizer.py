@@ -134,8 +134,20 @@ class Tokenizer:
         byte_level = self._pieces.is_byte_level
         return max(len(t if byte_level else t.encode()) for t in self._fast.get_vocab())
 
-    def incremental_decoder(self, skip_special: bool = True) -> "IncrementalDecoder":
-        return IncrementalDecoder(self, skip_special=skip_special)
+    def incremental_decoder(
+        self, skip_special: bool = True, shown_ids: frozenset[int] = frozenset()
+    ) -> "IncrementalDecoder":
+        """Args: shown_ids: special tokens that are not skipped."""
+        return IncrementalDecoder(self, skip_special=skip_special, shown_ids=shown_ids)
+
+    def special_within(self, texts: Collection[str]) -> frozenset[int]:
+        """The special tokens that one of these texts has in it."""
+        added = self._fast.get_added_tokens_decoder()
+        return frozenset(
+            token
+            for token in self._special_ids
+            if any(added[token].content in text for text in texts)
+        )
 
     def token_utf8(self, token_id: int) -> bytes:
         """What a token adds to a text, special or not; empty for an id without a token."""
@@ -175,9 +187,15 @@ class IncrementalDecoder:
     tokens, libraries replace a whole run of them if any part is not UTF-8; here only that part is.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip_special: bool = True,
+        shown_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._shown_ids = shown_ids
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._first = True
 
@@ -193,7 +211,8 @@ class IncrementalDecoder:
 
     def _pieces(self, token_ids: Sequence[int]) -> Iterator[bytes]:
         for token in token_ids:
-            piece = self._tokenizer.piece(token, first=self._first, skip_special=self._skip_special)
+            skip_special = self._skip_special and token not in self._shown_ids
+            piece = self._tokenizer.piece(token, first=self._first, skip_special=skip_special)
             if piece is not None:
                 self._first = False
                 yield piece

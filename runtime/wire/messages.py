@@ -32,8 +32,10 @@ _MODE_TO_WIRE: dict[ToolMode, pb.ToolChoice.Mode] = {
 _MODE_FROM_WIRE: dict[int, ToolMode] = {wire: mode for mode, wire in _MODE_TO_WIRE.items()}
 
 _CONVERTED = ("text", "token_ids", "chat", "sampling", "grammar", "tool_choice")
-_SAME = tuple(one.name for one in fields(RequestDraft) if one.name not in _CONVERTED)
-"""Fields that a draft and its message both have, as they are."""
+_SAME = tuple(
+    one.name for one in fields(RequestDraft) if one.name not in {*_CONVERTED, "splits_answer"}
+)
+"""Fields that a draft and its message both have, as they are. Messages of outputs have no parts."""
 _LISTS = ("stop", "stop_token_ids")
 
 

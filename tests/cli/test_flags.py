@@ -26,7 +26,7 @@ FLAGS = {
         --eval-tokens
         --max-kl --reference --exact-activations --exact-lm-head --exact-weights --dummy-weights
         --max-batch-size
-        --max-seq-len --max-num-tokens --page-size --tp --threads --json
+        --max-seq-len --max-num-tokens --page-size --format --tp --threads --json
     """,
     "families": "--json",
     "compile": "bundle --strip --alias-pools --json",

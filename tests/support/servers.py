@@ -69,6 +69,8 @@ class EchoEngine:
     canary_tolerance: float = 0.0
     eos: tuple[int, ...] = (EOS,)
     """Tokens that end a sequence."""
+    answer_format: str = "none"
+    """How it writes thoughts and calls."""
 
 
 def manifest(engine: EchoEngine, executor: Executor) -> Manifest:
@@ -101,6 +103,7 @@ def manifest(engine: EchoEngine, executor: Executor) -> Manifest:
         limits=executor.limits,
         ledger=ByteLedger(weights=0, activations=0, page=executor.kv.page_bytes),
         has_tokenizer=engine.tokenizer is not None,
+        answer_format=engine.answer_format,
         canaries=engine.canaries,
         canary_tolerance=engine.canary_tolerance,
         files={},

@@ -12,6 +12,7 @@ from trtc.commands.phases import phases
 from trtc.commands.values import one_of
 from trtc.plugins.cpu.isa import ISAS
 from trtc.plugins.gpu.arch import ARCHS, RTX_SMS
+from trtc.protos.answer_formats import ANSWER_FORMATS
 from trtc.protos.errors import RequestError, UnsupportedError
 from trtc.quant.scheme import BUILDABLE
 
@@ -114,6 +115,14 @@ _TARGETS = (
     default=_DEFAULTS.page_size,
     show_default=True,
     help="Tokens of a KV page.",
+)
+@click.option(
+    "--format",
+    "answer_format",
+    metavar="NAME",
+    shell_complete=one_of(tuple(ANSWER_FORMATS)),
+    help=f"How the model writes thoughts and calls of tools: {', '.join(ANSWER_FORMATS)}. Default: "
+    "as its chat template shows.",
 )
 @click.option(
     "--tp",

@@ -44,6 +44,7 @@ def engine_table(path: Path, manifest: Manifest) -> Table:
             f"{size(ledger.page * kv.pages_of_sequence(limits.max_seq_len))} a full sequence{each}",
         ),
         ("tokenizer", "yes" if manifest.has_tokenizer else "no: token ids only"),
+        ("format", manifest.format_name),
         ("sampling", _sampling_defaults(manifest)),
         ("canaries", _canaries(manifest)),
         ("on disk", f"{size(on_disk)} in {len(manifest.files) + 1} files"),

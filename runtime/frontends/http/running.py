@@ -60,6 +60,8 @@ def check_tools(draft: RequestDraft) -> None:
     Raises:
         InvalidRequestError: also for tools of another shape.
     """
+    if draft.splits_answer:
+        return
     if tool_use(draft.chat, draft.tool_choice, parallel=draft.parallel_tool_calls) is not None:
         raise InvalidRequestError(
             "is not supported by this server", field="chat.tools", remedy="Leave it out"

@@ -12,11 +12,16 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class ChatLogprobs(msgspec.Struct):
@@ -39,15 +44,37 @@ class PromptLogprob(msgspec.Struct):
     decoded_token: str
 
 
+class Function(msgspec.Struct):
+    name: str
+    arguments: str
+    """A JSON object."""
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    index: int | UnsetType = UNSET
+    """In a stream."""
+    id: str
+    type: str = "function"
+    function: Function
+
+
 class Message(msgspec.Struct, kw_only=True):
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: str | None = None
+    reasoning: str | UnsetType = UNSET
+    """vLLM's."""
+    reasoning_content: str | UnsetType = UNSET
+    """DeepSeek's: the same."""
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct, omit_defaults=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class Choice(msgspec.Struct, kw_only=True):

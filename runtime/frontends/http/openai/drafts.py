@@ -46,6 +46,7 @@ def chat_draft(fields: ChatFields, request_id: str) -> RequestDraft:
         n=1 if fields.n is None else fields.n,
         grammar=grammar_of(fields, response_format(fields.response_format)),
         tool_choice=tool_choice(fields.tool_choice) or AUTO,
+        splits_answer=True,
         parallel_tool_calls=fields.parallel_tool_calls is not False,
         thinking_token_budget=fields.thinking_token_budget,
         **common(fields),

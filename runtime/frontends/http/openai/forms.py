@@ -16,7 +16,9 @@ from trtc.runtime.frontends.http.openai.answers import (
     CompletionChoice,
     CompletionLogprobs,
     Delta,
+    Function,
     Message,
+    ToolCall,
 )
 from trtc.runtime.frontends.http.openai.logprobs import (
     CompletionTexts,
@@ -26,6 +28,7 @@ from trtc.runtime.frontends.http.openai.logprobs import (
 )
 from trtc.runtime.requests.completion import Completion, Result
 from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs
+from trtc.runtime.text.answer import AnswerPart, text_of
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,11 @@ class ChatForm(Form):
     whole_object: ClassVar[str] = "chat.completion"
     chunk_object: ClassVar[str] = "chat.completion.chunk"
 
+    def __init__(self, options: ResponseOptions, n: int, prompts: Sequence[EchoedPrompt]) -> None:
+        super().__init__(options, n, prompts)
+        self._with_calls: set[int] = set()
+        """Choices that have called tools."""
+
     def complete(self, answer: Answer, results: Sequence[Result]) -> None:
         answer.prompt_token_ids = self._ids(self._prompts[0].token_ids)
         if self._options.prompt_logprobs and results:
@@ -137,33 +145,73 @@ class ChatForm(Form):
 
     def output_chunks(self, prompt: int, index: int, output: Output) -> Sequence[Choice]:
         chunks: list[Choice] = []
-        if output.text or output.logprobs or (self._options.token_ids and output.token_ids):
+        deltas = [_delta(part) for part in output.parts]
+        has_more = output.logprobs or (self._options.token_ids and output.token_ids)
+        if not deltas and (output.text or has_more):
+            deltas = [Delta(content=output.text)]
+        for at, delta in enumerate(deltas):
+            is_first = at == 0
             chunks.append(
                 ChatChunkChoice(
                     index=index,
-                    delta=Delta(content=output.text),
-                    logprobs=self._logprobs(output.logprobs),
-                    token_ids=self._ids(output.token_ids),
+                    delta=delta,
+                    logprobs=self._logprobs(output.logprobs if is_first else ()),
+                    token_ids=self._ids(output.token_ids if is_first else ()),
                 )
             )
+        if any(part.kind == "call" for part in output.parts):
+            self._with_calls.add(index)
         if output.finish_reason is not None:
             end = self._end(output.finish_reason, output.matched_stop, output.token_ids)
+            _end_by_calls(end, has_calls=index in self._with_calls)
             chunks.append(ChatChunkChoice(index=index, delta=Delta(), **end))
         return chunks
 
     def whole(self, prompt: int, index: int, result: Result, completion: Completion) -> Choice:
+        message = _message(completion)
+        end = self._end(completion.finish_reason, completion.matched_stop, completion.token_ids)
+        _end_by_calls(end, has_calls=message.tool_calls is not UNSET)
         return ChatChoice(
             index=index,
-            message=Message(content=completion.text),
+            message=message,
             logprobs=self._logprobs(completion.logprobs),
             token_ids=self._ids(completion.token_ids),
-            **self._end(completion.finish_reason, completion.matched_stop, completion.token_ids),
+            **end,
         )
 
     def _logprobs(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
         if not self._options.logprobs:
             return None
         return chat_logprobs(entries, by_id=self._options.tokens_by_id)
+
+
+def _call(part: AnswerPart, index: int | UnsetType = UNSET) -> ToolCall:
+    return ToolCall(index=index, id=part.id, function=Function(part.name, part.text))
+
+
+def _delta(part: AnswerPart) -> Delta:
+    if part.kind == "call":
+        return Delta(tool_calls=[_call(part, part.index)])
+    if part.kind == "reasoning":
+        return Delta(reasoning=part.text, reasoning_content=part.text)
+    return Delta(content=part.text)
+
+
+def _message(completion: Completion) -> Message:
+    thought = text_of(completion.parts, "reasoning") or UNSET
+    calls = [_call(part) for part in completion.parts if part.kind == "call"]
+    return Message(
+        content=completion.text or (None if calls else ""),
+        reasoning=thought,
+        reasoning_content=thought,
+        tool_calls=calls or UNSET,
+    )
+
+
+def _end_by_calls(end: dict[str, Any], *, has_calls: bool) -> None:
+    """An answer that ends by itself and calls tools ends for them."""
+    if has_calls and end["finish_reason"] == FinishReason.STOP.value:
+        end["finish_reason"] = "tool_calls"
 
 
 class CompletionForm(Form):

@@ -17,6 +17,7 @@ from trtc.runtime.frontends.http.exchange import Exchange, Headers
 from trtc.runtime.frontends.http.openai.answers import (
     Answer,
     Choice,
+    CompletionTokensDetails,
     PromptTokensDetails,
     Usage,
 )
@@ -83,6 +84,9 @@ class Tally:
         )
         cached = sum(one.cached_prompt_tokens for one in self._ended)
         usage.prompt_tokens_details = PromptTokensDetails(cached)
+        thought = sum(one.reasoning_tokens for one in self._ended)
+        if thought:
+            usage.completion_tokens_details = CompletionTokensDetails(thought)
         return usage
 
     def _usage(self, prompt: int, drawn: int) -> Usage:

@@ -1,0 +1,42 @@
+"""Outputs whose text becomes parts: text, thoughts, calls."""
+
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from trtc.runtime.requests.request import GenerationRequest, Output
+from trtc.runtime.text.answer import joined, text_of
+from trtc.runtime.text.answer_plan import AnswerPlan
+
+
+class AnswerSplitter:
+    """Of one request. It counts the tokens of thoughts by the outputs that it is given: one token
+    each makes an exact count."""
+
+    def __init__(self, plan: AnswerPlan, num_sequences: int) -> None:
+        self._parsers = [plan.parser() for _ in range(num_sequences)]
+        self._num_reasoning_tokens = 0
+
+    def split(self, outputs: Sequence[Output]) -> list[Output]:
+        """The same with their parts; their texts are what is neither thought nor call."""
+        return [self._split(one) for one in outputs]
+
+    def _split(self, output: Output) -> Output:
+        parser = self._parsers[output.index]
+        self._num_reasoning_tokens += len(output.token_ids) * parser.in_thought
+        parts = [*parser.push(output.text)]
+        if output.finish_reason is not None:
+            parts += parser.flush()
+        usage = output.usage
+        if usage is not None:
+            usage = replace(usage, reasoning_tokens=self._num_reasoning_tokens)
+        return replace(output, text=text_of(parts), parts=joined(parts), usage=usage)
+
+
+def splitting(
+    request: GenerationRequest,
+) -> Callable[[Sequence[Output]], list[Output]] | None:
+    """What gives a request's outputs their parts; None: they have none."""
+    if request.answer is None:
+        return None
+    return AnswerSplitter(request.answer, request.n).split

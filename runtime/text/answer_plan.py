@@ -1,0 +1,47 @@
+"""How the outputs of one request are split into text, thoughts and calls."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trtc.protos.answer_formats import AnswerFormat
+from trtc.runtime.text.answer_parser import AnswerParser
+from trtc.runtime.text.call_reader import ToolTypes
+
+
+@dataclass(frozen=True)
+class AnswerPlan:
+    """Of one request, the same for all its sequences."""
+
+    form: AnswerFormat
+    tools: Mapping[str, ToolTypes]
+    """Those that the answer may call, by name; none: it is not looked for calls."""
+    in_thought: bool
+    """Whether the prompt ends within a thought."""
+    shown_ids: frozenset[int]
+    """Special tokens that are part of marks: the text has them."""
+
+    def parser(self) -> AnswerParser:
+        """Of one sequence."""
+        return AnswerParser(self.form, self.tools, in_thought=self.in_thought)
+
+
+def tool_types(schema: Mapping[str, Any]) -> ToolTypes:
+    """What a JSON schema of arguments says of texts."""
+    properties = schema.get("properties")
+    is_text: dict[str, bool] = {}
+    nullable: set[str] = set()
+    for name, one in properties.items() if isinstance(properties, dict) else ():
+        given = one.get("type") if isinstance(one, dict) else None
+        kinds = {given} if isinstance(given, str) else set(given or ())
+        if kinds and kinds <= {"string", "null"}:
+            is_text[name] = True
+            nullable |= {name} if "null" in kinds else set()
+        elif kinds and "string" not in kinds:
+            is_text[name] = False
+    return ToolTypes(is_text, frozenset(nullable))
+
+
+def ends_in_thought(form: AnswerFormat, prompt_tail: str) -> bool:
+    """Whether a prompt that ends so has begun the answer's thought."""
+    return form.thought is not None and prompt_tail.rstrip().endswith(form.thought.begins)
