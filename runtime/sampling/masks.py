@@ -7,6 +7,7 @@ Bits behind the vocabulary mean nothing. This is the layout of XGrammar's and ll
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,22 @@ class RowMasks:
         as_bytes = self.words[at].astype("<u4").view(np.uint8)
         bits = np.unpackbits(as_bytes, axis=1, bitorder="little", count=vocab_size)
         return bits.view(np.bool_)
+
+    def limits(self, at: NDArray[np.int64], vocab_size: int) -> NDArray[np.float32]:
+        """[len(at), vocab] the most that a logit may be, of the masks at these places: infinity
+        where the token may be drawn, and -infinity elsewhere."""
+        as_bytes = self.words[at].astype("<u4", copy=False).view(np.uint8)
+        # A table of bytes takes a fifth of the time of a choice by booleans.
+        limits = np.take(_limits_of_bytes(), as_bytes, axis=0, mode="clip")
+        return limits.reshape(len(at), 8 * as_bytes.shape[1])[:, :vocab_size]
+
+
+@cache
+def _limits_of_bytes() -> NDArray[np.float32]:
+    """[256, 8] of the tokens of each byte of a mask."""
+    values = np.arange(256, dtype=np.uint8)[:, None]
+    bits = np.unpackbits(values, axis=1, bitorder="little")
+    return np.where(bits, np.float32(np.inf), np.float32(-np.inf))
 
 
 def pack_mask(allowed: NDArray[np.bool_]) -> bytes:

@@ -51,7 +51,7 @@ _BLOCK = 128
 _TOP_CANDIDATES = 256
 """Largest logits sorted to find a top-p threshold before the whole row is."""
 _NO_IDS: Int32s = np.zeros(0, np.int32)
-_CHUNK_ELEMENTS = 1 << 20
+_CHUNK_ELEMENTS = 1 << 18
 """Logits worked on at once, so that the copies stay near the cache."""
 
 
@@ -296,9 +296,10 @@ def _draw_edited(
         scores = logits[part]  # a copy: the caller's logits also give the log-probabilities
         _add_bias(scores, part, batch.bias)
         _penalise(scores, part, batch)
-        if batch.masks is not None:
-            invalid[part] = _mask(scores, part, batch.masks)
+        masked = None if batch.masks is None else _mask(scores, part, batch.masks)
         best = _argmax(scores)
+        if masked is not None:
+            invalid[part[masked]] = ~np.isfinite(scores[masked, best[masked]])
         random = drawn[part] & ~invalid[part]
         if random.any():
             best[random] = _draw(scores[random], batch, part[random])
@@ -438,15 +439,15 @@ def _penalise(scores: Float32s, rows: Int64s, batch: SamplingBatch) -> None:
     scores[at, tokens] = values
 
 
-def _mask(scores: Float32s, rows: Int64s, masks: RowMasks) -> Bools:
-    """Take away what may not be drawn; [r] whether nothing is left of a masked row."""
-    is_empty = np.zeros(len(rows), np.bool_)
+def _mask(scores: Float32s, rows: Int64s, masks: RowMasks) -> Int64s:
+    """Take away what may not be drawn; which of the rows [r] have masks."""
     at, picked = _positions(masks.rows, rows)
-    if len(at):
-        allowed = masks.allowed(picked, scores.shape[1])
-        scores[at] = np.where(allowed, scores[at], np.float32(-np.inf))
-        is_empty[at] = ~np.isfinite(scores[at].max(axis=1))
-    return is_empty
+    limits = masks.limits(picked, scores.shape[1])
+    if len(at) == len(rows):
+        np.minimum(scores, limits, out=scores)
+    elif len(at):
+        scores[at] = np.minimum(scores[at], limits)
+    return at
 
 
 def _positions(sparse: Int32s, rows: Int64s) -> tuple[Int64s, Int64s]:
