@@ -7,7 +7,7 @@ Nothing is seen under the output's name until the last step, and nothing is left
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from trtc.builder.answer_format import detected_format
 from trtc.builder.checkpoint.resolve import hub_commit, resolve_model
 from trtc.builder.checkpoint.tokenizer_conversion import with_fast_tokenizer
 from trtc.builder.checkpoint.verify import expected_tensors
+from trtc.builder.grammar_files import read_grammar_files, write_grammars
 from trtc.builder.graph import GraphRequest, build_graph
 from trtc.builder.judge import (
     canary_tolerance,
@@ -46,6 +47,7 @@ from trtc.protos.errors import (
     RequestError,
 )
 from trtc.protos.files import MAX_JSON_BYTES, UnreadableError, read_file
+from trtc.protos.grammars import StoredGrammar
 from trtc.protos.manifest import (
     TOKENIZER_DIR,
     AccuracyFacts,
@@ -93,6 +95,8 @@ class _Job:
     """What the user should know before the work begins."""
     commit: str | None
     """Of a model from the hub."""
+    grammars: Mapping[str, StoredGrammar]
+    """That the engine holds, by their names."""
 
 
 def build(
@@ -134,6 +138,7 @@ def build(
         twin = _compile_twin(job, draft, compiled)
         job.source.release()
         _copy_tokenizer(job.source, work.new)
+        write_grammars(work.new, job.grammars)
         unsealed = _manifest(job, calibration, compiled, provenance)
         write_sbom(work.new, unsealed.model, unsealed.target, provenance)
         manifest = seal(work.new, unsealed)
@@ -169,6 +174,7 @@ def _open_job(
     target.check(source.scheme)
     _check_ranks(request, target, source)
     tried = _try_tokenizer(source, probe)
+    grammars = _grammars(request, source, probe)
     reference = _reference(request, source)
     unmeasured = _why_unmeasured(request, target, source, probe)
     if unmeasured:
@@ -187,9 +193,8 @@ def _open_job(
         )
     texts = None if probe is None else _texts(request, source, reference)
     notes = (*_early_notes(request, source, unmeasured), *tried)
-    return _Job(
-        request, target, source, probe, reference, texts, progress, notes, hub_commit(found)
-    )
+    commit = hub_commit(found)
+    return _Job(request, target, source, probe, reference, texts, progress, notes, commit, grammars)
 
 
 def _try_tokenizer(source: ModelSource, probe: EngineProbe | None) -> tuple[str, ...]:
@@ -197,6 +202,28 @@ def _try_tokenizer(source: ModelSource, probe: EngineProbe | None) -> tuple[str,
     if probe is None or not source.checkpoint.has_tokenizer:
         return ()
     return probe.check_tokenizer(source.checkpoint.path)
+
+
+def _grammars(
+    request: BuildRequest, source: ModelSource, probe: EngineProbe | None
+) -> Mapping[str, StoredGrammar]:
+    """The grammars of the request, each of which has been compiled."""
+    if not request.grammars:
+        return {}
+    first = request.grammars[0].field
+    if not source.checkpoint.has_tokenizer:
+        raise RequestError("the checkpoint has no tokenizer", field=first, remedy="Leave it out")
+    if probe is None:
+        raise EnvironmentFault(
+            "there is nothing to compile it with", field=first, remedy="Leave it out"
+        )
+    grammars = read_grammar_files(request.grammars)
+    try:
+        probe.check_grammars(source.checkpoint.path, source.spec.vocab_size, grammars)
+    except RequestError as error:
+        (wrong,) = [one.field for one in request.grammars if one.name == error.field]
+        raise RequestError(error.problem, field=wrong, remedy=error.remedy) from error
+    return grammars
 
 
 def _why_unmeasured(

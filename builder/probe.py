@@ -3,13 +3,14 @@
 Whoever calls the pipeline hands in a probe; builder and runtime share nothing but files.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trtc.protos.grammars import StoredGrammar
 from trtc.protos.manifest import Canary
 
 Int32s = NDArray[np.int32]
@@ -24,6 +25,16 @@ class EngineProbe(Protocol):
 
         Raises:
             CheckpointError: the tokenizer does not work.
+        """
+        ...
+
+    def check_grammars(
+        self, directory: Path, vocab_size: int, grammars: Mapping[str, StoredGrammar]
+    ) -> None:
+        """Compile grammars over a checkpoint's tokenizer, in processes with limits.
+
+        Raises:
+            RequestError: one cannot be compiled; `field` is its name.
         """
         ...
 

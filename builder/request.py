@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtc.builder.grammar_files import GrammarFile
 from trtc.protos.answer_formats import answer_format
 from trtc.protos.errors import RequestError
 from trtc.protos.kv import KvDType
@@ -66,6 +67,8 @@ class BuildRequest:
     answer_format: str | None = None
     """How the model writes thoughts and calls, by a name of protos/answer_formats.py; None: as its
     chat template shows."""
+    grammars: tuple[GrammarFile, ...] = ()
+    """Grammars that the engine holds, for requests that name them."""
     tp: int = 1
     """GPUs that the model is spread over, by tensor parallelism."""
 

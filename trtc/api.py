@@ -37,6 +37,7 @@ def build(
     max_seq_len: int | None = None,
     max_num_tokens: int = 512,
     page_size: int = 16,
+    grammars: Sequence[str] = (),
     tp: int = 1,
     progress: "Progress" = lambda step: None,
     num_threads: int | None = None,
@@ -71,6 +72,7 @@ def build(
             at most 4096.
         max_num_tokens: tokens that a step computes at most.
         page_size: tokens of a KV page: 8, 16, 32, 64 or 128.
+        grammars: `NAME=FILE` or `NAME=KIND:FILE` each: grammars that requests may name.
         tp: GPUs that the model is spread over, by tensor parallelism.
         progress: called with each step of the work: a text with attributes `done`, `total` and
             `unit`, None where they are not known.
@@ -81,6 +83,7 @@ def build(
         EnvironmentFault: this machine lacks something, such as a C++ compiler.
         TypeError: an argument that is not one of these; it names the nearest.
     """
+    from trtc.builder.grammar_files import parse_grammars
     from trtc.builder.pipeline import build as build_engine
     from trtc.builder.request import BuildRequest
     from trtc.runtime.engine.probe import Probe
@@ -107,6 +110,7 @@ def build(
         max_num_tokens=max_num_tokens,
         page_size=page_size,
         reference=reference,
+        grammars=parse_grammars((grammars,) if isinstance(grammars, str) else grammars),
         tp=tp,
     )
     return build_engine(request, probe=Probe(num_threads), progress=progress)

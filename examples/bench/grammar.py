@@ -1,12 +1,19 @@
-"""Libraries of constrained decoding on the JSON Schema Test Suite: what they hold, and how fast.
+"""Libraries of constrained decoding on suites of JSON schemas: what they hold, and how fast.
 
     git clone https://github.com/json-schema-org/JSON-Schema-Test-Suite
     python -m examples.bench.grammar JSON-Schema-Test-Suite/tests/draft2020-12 TOKENIZER_DIRECTORY
 
-Every instance of the suite is written as JSON and read token by token, with a mask before each, as
+    git clone https://github.com/guidance-ai/jsonschemabench
+    python -m examples.bench.grammar jsonschemabench/maskbench/data TOKENIZER_DIRECTORY --every 12
+
+Every instance of a suite is written as JSON and read token by token, with a mask before each, as
 a model would write it. A schema may be refused, which is honest. An invalid instance that is taken
 is not: a model may then write what its schema forbids. A valid instance that is not taken is a
 document that a model cannot write; most have their properties in another order than the schema.
+
+The first is in the suite's own form: a file is a list of schemas with their tests. The second,
+JSONSchemaBench's MaskBench, has one schema a file. Each schema is tried in a process that is ended
+where it takes longer than `--limit` seconds, and replaced where it dies: both are errors.
 
 xgrammar is measured where it is installed, with its documented meaning of schemas
 (`strict_mode=False`) and one thread.
@@ -15,6 +22,8 @@ xgrammar is measured where it is installed, with its documented meaning of schem
 import argparse
 import importlib.util
 import json
+import multiprocessing
+import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +33,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from trtc.runtime.text.tokenizer import Tokenizer
+
+FORK = multiprocessing.get_context("fork")
+"""A process begins with the library's tables of the vocabulary."""
+MAX_BYTES = 16 << 30
+"""Of address space."""
 
 
 class Reader(Protocol):
@@ -51,10 +65,13 @@ class Found:
 
     schemas: int = 0
     refused: int = 0
+    errors: int = 0
+    """Schemas over the limit of time, or that ended their process."""
     taken: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
     not_taken: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
     """Valid instances, and invalid ones."""
-    compile_ms: list[float] = field(default_factory=list)
+    first_mask_ms: list[float] = field(default_factory=list)
+    """From a schema's text to its first mask."""
     mask_ms: list[float] = field(default_factory=list)
 
 
@@ -121,10 +138,15 @@ def xgrammar(tokenizer: Tokenizer, vocab_size: int, eos: int) -> Compile:
 LIBRARIES = {"llguidance": llguidance, "xgrammar": xgrammar}
 
 
-def cases(suite: Path, tokenizer: Tokenizer) -> Iterator[tuple[str, list[Instance]]]:
+Case = tuple[str, list[Instance]]
+"""A schema's text, and its instances."""
+
+
+def cases(suite: Path, tokenizer: Tokenizer, every: int = 1) -> Iterator[Case]:
     """Schemas with their instances: those that a grammar could hold, which are objects."""
-    for path in sorted(suite.glob("*.json")):
-        for group in json.loads(path.read_text()):
+    for path in sorted(suite.glob("*.json"))[::every]:
+        content = json.loads(path.read_text())
+        for group in content if isinstance(content, list) else [content]:
             if isinstance(group["schema"], dict):
                 yield (
                     json.dumps(group["schema"]),
@@ -144,14 +166,48 @@ def check(compile_schema: Compile, schema: str, instances: list[Instance], eos: 
     begun = time.perf_counter()
     try:
         reader = compile_schema(schema)
+        reader().allows(eos)
     except Exception:  # noqa: BLE001 (each library has its own)
         found.refused = 1
         return found
-    found.compile_ms.append(1e3 * (time.perf_counter() - begun))
+    found.first_mask_ms.append(1e3 * (time.perf_counter() - begun))
     for tokens, is_valid in instances:
         is_taken = _reads(reader(), [*tokens, eos], found.mask_ms)
         (found.taken if is_taken else found.not_taken)[is_valid] += 1
     return found
+
+
+def check_all(
+    compile_schema: Compile, listed: Sequence[Case], eos: int, limit_s: float
+) -> Iterator[Found]:
+    """What is found of each schema, in processes that share nothing but what is loaded."""
+    begin = 0
+    while begin < len(listed):
+        mine, theirs = FORK.Pipe(duplex=False)
+        child = FORK.Process(
+            target=_send_all, args=(theirs, compile_schema, listed[begin:], eos), daemon=True
+        )
+        child.start()
+        theirs.close()
+        try:
+            while begin < len(listed):
+                found = mine.recv() if mine.poll(limit_s) else Found(schemas=1, errors=1)
+                yield found
+                begin += 1
+                if found.errors:
+                    break
+        except EOFError:
+            yield Found(schemas=1, errors=1)
+            begin += 1
+        child.kill()
+        child.join()
+        mine.close()
+
+
+def _send_all(pipe: Any, compile_schema: Compile, listed: Sequence[Case], eos: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    for schema, instances in listed:
+        pipe.send(check(compile_schema, schema, instances, eos))
 
 
 def _reads(reader: Reader, tokens: Sequence[int], mask_ms: list[float]) -> bool:
@@ -170,10 +226,11 @@ def _sum(parts: Sequence[Found]) -> Found:
     for part in parts:
         whole.schemas += part.schemas
         whole.refused += part.refused
+        whole.errors += part.errors
         for valid in (True, False):
             whole.taken[valid] += part.taken[valid]
             whole.not_taken[valid] += part.not_taken[valid]
-        whole.compile_ms += part.compile_ms
+        whole.first_mask_ms += part.first_mask_ms
         whole.mask_ms += part.mask_ms
     return whole
 
@@ -184,26 +241,32 @@ def _times(values: Sequence[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("suite", type=Path, help="a draft's folder of the suite")
+    parser.add_argument(
+        "suite", type=Path, help="a draft's folder of the Test Suite, or MaskBench's data"
+    )
     parser.add_argument("tokenizer", type=Path, help="a folder with tokenizer.json")
     parser.add_argument("--eos", type=int, default=0, help="the token that ends a sequence")
+    parser.add_argument("--every", type=int, default=1, help="take every Nth file of the suite")
+    parser.add_argument("--limit", type=float, default=20.0, help="seconds a schema")
     asked = parser.parse_args()
     tokenizer = Tokenizer.load(asked.tokenizer)
-    listed = list(cases(asked.suite, tokenizer))
-    print("| library | schemas | refused | valid: taken, not | invalid: taken, not |", end="")
-    print(" compile p50 / p99, ms | mask p50 / p99, ms |")
-    print("|---|---|---|---|---|---|---|")
+    listed = list(cases(asked.suite, tokenizer, asked.every))
+    print(
+        "| library | schemas | refused | errors | valid: taken, not | invalid: taken, not |", end=""
+    )
+    print(" first mask p50 / p99, ms | mask p50 / p99, ms |")
+    print("|---|---|---|---|---|---|---|---|")
     for name, library in LIBRARIES.items():
         if importlib.util.find_spec(name) is None:
             continue
         compile_schema = library(tokenizer, tokenizer.vocab_size, asked.eos)
-        parts = [check(compile_schema, *one, asked.eos) for one in listed]
-        found = _sum(parts)
+        found = _sum(list(check_all(compile_schema, listed, asked.eos, asked.limit)))
         print(
-            f"| {name} | {found.schemas} | {found.refused} "
+            f"| {name} | {found.schemas} | {found.refused} | {found.errors} "
             f"| {found.taken[True]}, {found.not_taken[True]} "
             f"| {found.taken[False]}, {found.not_taken[False]} "
-            f"| {_times(found.compile_ms)} | {_times(found.mask_ms)} |"
+            f"| {_times(found.first_mask_ms)} | {_times(found.mask_ms)} |",
+            flush=True,
         )
 
 

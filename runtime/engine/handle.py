@@ -75,4 +75,5 @@ class EngineHandle(msgspec.Struct, frozen=True):
             trtc_version=__version__,
             sampling_defaults=cast(SamplingOptions, defaults.sampling()),
             default_max_tokens=defaults.max_tokens,
+            grammars=self.grammars.names,
         )

@@ -6,6 +6,7 @@ from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.engine.loop import EngineLoop, LoopConfig
 from trtc.runtime.engine.session import Session, open_session
 from trtc.runtime.grammar.grammars import Grammars
+from trtc.runtime.grammar.stored import named_grammars
 from trtc.runtime.requests.request_defaults import request_defaults
 
 if TYPE_CHECKING:
@@ -59,7 +60,13 @@ def start(session: Session, name: str, config: LoopConfig, version: str = "1") -
         raise
     loop.start()
     model = session.manifest.model
-    grammars = Grammars(session.tokenizer, model.vocab_size, model.eos_token_ids)
+    grammars = Grammars(
+        session.tokenizer,
+        model.vocab_size,
+        model.eos_token_ids,
+        named_grammars(session.grammars),
+    )
+    grammars.prepare(name)
 
     def close() -> None:
         grammars.close()

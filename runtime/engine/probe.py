@@ -1,12 +1,13 @@
 """Runs an engine sequence by sequence, for accuracy and canaries: no scheduler, one sequence."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
 from trtc.protos.errors import RequestError
+from trtc.protos.grammars import StoredGrammar
 from trtc.protos.kv import CacheLayout
 from trtc.protos.manifest import Canary, Limits, read_manifest
 from trtc.runtime.engine.session import open_session
@@ -28,6 +29,18 @@ class Probe:
         from trtc.runtime.text.tokenizer_trial import try_tokenizer
 
         return try_tokenizer(directory)
+
+    def check_grammars(
+        self, directory: Path, vocab_size: int, grammars: Mapping[str, StoredGrammar]
+    ) -> None:
+        """Compile grammars over a checkpoint's tokenizer, in processes with limits.
+
+        Raises:
+            RequestError: one cannot be compiled; `field` is its name.
+        """
+        from trtc.runtime.grammar.stored import try_grammars
+
+        try_grammars(directory, vocab_size, grammars)
 
     def logits(self, engine: Path, sequences: Sequence[Int32s]) -> Iterator[Float32s]:
         """Logits [len, vocab] of every sequence, in order.

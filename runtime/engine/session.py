@@ -20,6 +20,7 @@ from trtc.protos.errors import (
     EnvironmentFault,
     RequestError,
 )
+from trtc.protos.grammars import StoredGrammar, read_grammars
 from trtc.protos.manifest import (
     MANIFEST_FILE,
     PLAN_FILE,
@@ -96,6 +97,8 @@ class Session(msgspec.Struct, frozen=True):
     """Hashes that are still being compared; None: all have been."""
     watch: FileWatch | None = None
     """Of the files that stay mapped; None: there are none."""
+    grammars: Mapping[str, StoredGrammar] = {}
+    """That requests may name."""
     mapped_weights: FileIdentity | None = None
     """The file that the executor's weights are mapped from; None: they are not."""
 
@@ -209,12 +212,13 @@ def open_session(
         executor = opening.open(pages)
         undo.callback(executor.close)
         tokenizer = _load_tokenizer(engine, manifest)
+        grammars = read_grammars(engine, manifest)
         watch = FileWatch(engine, manifest, _mapped(manifest, found))
         undo.callback(watch.close)
         check_unchanged(engine, found)
         undo.pop_all()
     mapped = _mapped(manifest, found).get(WEIGHTS_FILE)
-    return Session(engine, manifest, executor, tokenizer, late_check, watch, mapped)
+    return Session(engine, manifest, executor, tokenizer, late_check, watch, grammars, mapped)
 
 
 def _load_tokenizer(engine: Path, manifest: Manifest) -> Tokenizer | None:

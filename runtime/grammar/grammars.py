@@ -3,12 +3,20 @@
 Grammar -> trial, in a limited process -> compile, over the tokenizer's trie -> masks
 """
 
+import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from trtc.protos.errors import InvalidRequestError
+from msgspec.structs import replace
+
+from trtc.protos.errors import (
+    EnvironmentFault,
+    InvalidRequestError,
+    ServeError,
+    UnavailableError,
+)
 from trtc.runtime.requests.grammar import Grammar, check_size
 
 if TYPE_CHECKING:
@@ -19,16 +27,28 @@ if TYPE_CHECKING:
     from trtc.runtime.grammar.trial import GrammarTrials
     from trtc.runtime.text.tokenizer import Tokenizer
 
+_LOG = logging.getLogger("trtc.server")
 MAX_KEPT = 128
-"""Compiled grammars of an engine."""
+"""Compiled grammars of an engine, beside its own."""
+HEAD_START_S = 0.3
+"""From an engine's start until its own are compiled, which would compete with its first token for
+the interpreter."""
 
 
 class Grammars:
     """Compiles grammars, from any thread. Nothing is made before the first one is wanted."""
 
     def __init__(
-        self, tokenizer: "Tokenizer | None", vocab_size: int, eos_token_ids: Collection[int]
+        self,
+        tokenizer: "Tokenizer | None",
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        named: Mapping[str, Grammar] | None = None,
     ) -> None:
+        """
+        Args:
+            named: the engine's own, by the names that requests give.
+        """
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
@@ -38,15 +58,56 @@ class Grammars:
         self._trials: GrammarTrials | None = None
         self._computer: MaskComputer | None = None
         self._kept: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
+        self._named = dict(named or {})
+        self._ready: dict[str, LLMatcher] = {}
+        """Of `_named`; these are kept."""
+        self._preparing: threading.Thread | None = None
+        self._closed = threading.Event()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the engine's own grammars."""
+        return tuple(sorted(self._named))
+
+    def prepare(self, engine: str) -> None:
+        """Compile the engine's own in a thread, so that no request waits for it. One that cannot be
+        compiled is logged, and refused when it is asked for.
+
+        Args:
+            engine: its name, for the log.
+        """
+        if self._named and self._tokenizer is not None and self._eos_token_ids:
+            self._preparing = threading.Thread(
+                target=self._prepare, args=(engine,), name="trtc-named-grammars", daemon=True
+            )
+            self._preparing.start()
+
+    def _prepare(self, engine: str) -> None:
+        self._closed.wait(HEAD_START_S)
+        for name, grammar in self._named.items():
+            if self._closed.is_set():
+                return
+            try:
+                self._ready.setdefault(name, self._compile(grammar))
+            except UnavailableError:
+                return  # closed
+            except (ServeError, EnvironmentFault) as error:
+                _LOG.warning("engine=%s %s", engine, error)
 
     def check(self, grammar: Grammar) -> None:
         """What can be said of a grammar at once.
 
         Raises:
             InvalidRequestError: it is too large; or the engine has no tokenizer, or no token that
-                ends a sequence.
+                ends a sequence; or no such grammar.
         """
         check_size(grammar)
+        if grammar.kind == "named" and grammar.text not in self._named:
+            raise InvalidRequestError(
+                f"this engine has no grammar {grammar.text[:64]!r}",
+                field=grammar.field,
+                remedy=f"Give one of {', '.join(self.names)}" if self._named else "Leave it out",
+            )
         if self._tokenizer is None or not self._eos_token_ids:
             lacks = "tokenizer" if self._tokenizer is None else "end-of-sequence token"
             raise InvalidRequestError(
@@ -64,7 +125,7 @@ class Grammars:
         """
         from trtc.runtime.grammar.mask_source import GrammarMasks
 
-        matcher = self._kept_one(grammar) or self._compile(grammar)
+        matcher = self._found(grammar) or self._compiled(grammar)
         return GrammarMasks(
             grammar,
             matcher,
@@ -76,17 +137,24 @@ class Grammars:
 
     def close(self) -> None:
         """End the processes that try grammars, and compute no more masks. Idempotent."""
+        self._closed.set()
         with self._lock:
             if self._trials is not None:
                 self._trials.close()
             if self._computer is not None:
                 self._computer.close()
+        if self._preparing is not None:
+            self._preparing.join()
 
     def is_kept(self, grammar: Grammar) -> bool:
         """Whether it need not be compiled."""
+        if grammar.kind == "named":
+            return grammar.text in self._ready
         return (grammar.kind, grammar.text) in self._kept
 
-    def _kept_one(self, grammar: Grammar) -> "LLMatcher | None":
+    def _found(self, grammar: Grammar) -> "LLMatcher | None":
+        if grammar.kind == "named":
+            return self._ready.get(grammar.text)
         key = (grammar.kind, grammar.text)
         with self._lock:
             found = self._kept.get(key)
@@ -94,23 +162,31 @@ class Grammars:
                 self._kept.move_to_end(key)
             return found
 
+    def _compiled(self, grammar: Grammar) -> "LLMatcher":
+        self.check(grammar)
+        if grammar.kind == "named":
+            of_engine = replace(self._named[grammar.text], sent_as=grammar.field)
+            return self._ready.setdefault(grammar.text, self._compile(of_engine))
+        matcher = self._compile(grammar)
+        with self._lock:
+            self._kept[grammar.kind, grammar.text] = matcher
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return matcher
+
     def _compile(self, grammar: Grammar) -> "LLMatcher":
         from llguidance import LLMatcher
 
         from trtc.runtime.grammar.notation import parser_limits
         from trtc.runtime.grammar.trial import refused
 
-        self.check(grammar)
+        check_size(grammar)
         source = self._tried().run(grammar)
         matcher = LLMatcher(self._tokens(), source, log_level=0, limits=parser_limits())
         matcher.compute_bitmask()  # what the first mask finds out is the same for every request
         if matcher.is_error():
             problem = " ".join(matcher.get_error().split())[:300]
             raise refused(grammar, f"cannot be compiled: {problem}")
-        with self._lock:
-            self._kept[grammar.kind, grammar.text] = matcher
-            while len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
         return matcher
 
     def _tried(self) -> "GrammarTrials":

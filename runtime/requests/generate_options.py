@@ -40,6 +40,7 @@ class GenerateOptions(SamplingOptions, total=False):
     choice: Sequence[str]
     grammar: str
     structural_tag: str | Mapping[str, Any]
+    grammar_name: str
 
 
 class ChatOptions(GenerateOptions, TemplateOptions, total=False):
@@ -76,6 +77,7 @@ _DESCRIPTIONS = {
     "grammar": "a grammar in Lark's or GBNF's notation that each output is a text of.",
     "structural_tag": "free text with parts of given shapes: a mapping of type "
     "`structural_tag`, or its text.",
+    "grammar_name": "a grammar that the engine was built with, by its name.",
     "tools": "functions in the shape of the OpenAI API, which the answer may call.",
     "tool_choice": "none, auto, required, a function or allowed_tools, as in the OpenAI API; None: "
     "auto.",
@@ -218,7 +220,9 @@ def _grammar(given: dict[str, Any]) -> Grammar | None:
     """What is asked of outputs; takes its options out of those that are given."""
     texts = given.pop("choice", None)
     documents = {name: given.pop(name, None) for name in ("json_schema", "structural_tag")}
-    plain = {name: given.pop(name, None) for name in ("json_object", "regex", "grammar")}
+    plain = {
+        name: given.pop(name, None) for name in ("json_object", "regex", "grammar", "grammar_name")
+    }
     return only_one(
         [
             _document("json_schema", documents["json_schema"]),
@@ -227,8 +231,13 @@ def _grammar(given: dict[str, Any]) -> Grammar | None:
             None if texts is None else choice(_listed("choice", texts, str), "choice"),
             None if plain["grammar"] is None else Grammar("lark", plain["grammar"], "grammar"),
             _document("structural_tag", documents["structural_tag"]),
+            _named(plain["grammar_name"]),
         ]
     )
+
+
+def _named(name: str | None) -> Grammar | None:
+    return None if name is None else Grammar("named", name, "grammar_name")
 
 
 def _document(name: Literal["json_schema", "structural_tag"], given: Any) -> Grammar | None:

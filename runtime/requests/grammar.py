@@ -7,10 +7,10 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from trtc.protos.errors import InvalidRequestError
+from trtc.protos.grammars import MAX_GRAMMAR_BYTES
 
-Kind = Literal["json_schema", "json_object", "regex", "choice", "lark", "structural_tag"]
+Kind = Literal["json_schema", "json_object", "regex", "choice", "lark", "structural_tag", "named"]
 KINDS: tuple[str, ...] = get_args(Kind)
-MAX_GRAMMAR_BYTES = 1 << 18
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -20,7 +20,7 @@ class Grammar(msgspec.Struct, frozen=True):
     text: str = ""
     """By kind: a JSON schema; nothing; a regular expression in the syntax of Rust's `regex`; a JSON
     list of texts; a grammar in Lark's or GBNF's notation; a structural tag, as a response format of
-    the OpenAI API has it."""
+    the OpenAI API has it; the name of a grammar of the engine."""
     sent_as: str = ""
     """What the request calls it, for errors; "": `grammar` and its kind."""
 

@@ -32,3 +32,5 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """Of requests that do not say; what is absent here has the runtime's default."""
     default_max_tokens: int | None = None
     """The same of `max_tokens`; None: as many as fit."""
+    grammars: tuple[str, ...] = ()
+    """Names of the engine's own grammars."""

@@ -42,8 +42,10 @@ GUIDE_KINDS: Mapping[str, Kind] = {
     "regex": "regex",
     "ebnf_grammar": "lark",
     "structural_tag": "structural_tag",
+    "named": "named",
 }
-"""TensorRT-LLM's types of guides; its `json` is any document, of which objects are some."""
+"""TensorRT-LLM's types of guides; its `json` is any document, of which objects are some. `named` is
+not its own: the guide is the name of a grammar of the engine."""
 
 
 @dataclass(frozen=True)

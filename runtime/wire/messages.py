@@ -242,6 +242,7 @@ def info_to_wire(info: ModelInfo) -> pb.ModelInfo:
 def info_from_wire(info: pb.ModelInfo) -> ModelInfo:
     values = {field.name: getattr(info, field.name) for field in pb.ModelInfo.DESCRIPTOR.fields}
     values["eos_token_ids"] = tuple(info.eos_token_ids)
+    values["grammars"] = tuple(info.grammars)
     values["sampling_defaults"] = _sampling_from_wire(info.sampling_defaults)
     if not info.HasField("default_max_tokens"):
         values["default_max_tokens"] = None

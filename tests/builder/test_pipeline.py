@@ -489,6 +489,9 @@ def test_an_engine_that_overflows_is_refused(tmp_path: Path) -> None:
         def check_tokenizer(self, directory: Path) -> tuple[str, ...]:
             return ()
 
+        def check_grammars(self, directory: Path, vocab_size: int, grammars: Any) -> None:
+            raise AssertionError("the request has none")
+
         def logits(self, engine: Path, sequences: Sequence[Any]) -> Iterator[Any]:
             for sequence in sequences:
                 yield np.full((len(sequence), 4096), np.nan, np.float32)

@@ -10,7 +10,8 @@ COMPLETION = """
     --messages --tools --chat-template-kwargs --max-tokens --temperature --top-k
     --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --logit-bias --seed
     --stop --stop-token-ids --include-stop --ignore-eos --min-tokens --n --logprobs
-    --prompt-logprobs --json-schema --regex --choice --grammar --structural-tag --json
+    --prompt-logprobs --json-schema --regex --choice --grammar --structural-tag
+    --grammar-name --json
 """
 
 TALK = """
@@ -26,7 +27,7 @@ FLAGS = {
         --eval-tokens
         --max-kl --reference --exact-activations --exact-lm-head --exact-weights --dummy-weights
         --max-batch-size
-        --max-seq-len --max-num-tokens --page-size --format --tp --threads --json
+        --max-seq-len --max-num-tokens --page-size --format --grammar --tp --threads --json
     """,
     "families": "--json",
     "compile": "bundle --strip --alias-pools --json",

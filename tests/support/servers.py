@@ -9,7 +9,7 @@ import asyncio
 import logging
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from trtc.runtime.frontends.grpc.frontend import GrpcConfig
 from trtc.runtime.frontends.http.port import HttpConfig
 from trtc.runtime.grammar.grammars import Grammars
 from trtc.runtime.host.line_log import LineLogConfig
+from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.request_defaults import request_defaults
 from trtc.runtime.scheduling.scheduler_state import OVERDUE_S
 from trtc.runtime.server.app import Server, ServerConfig
@@ -71,6 +72,8 @@ class EchoEngine:
     """Tokens that end a sequence."""
     answer_format: str = "none"
     """How it writes thoughts and calls."""
+    grammars: Mapping[str, Grammar] = field(default_factory=dict)
+    """Its own, by their names."""
 
 
 def manifest(engine: EchoEngine, executor: Executor) -> Manifest:
@@ -135,7 +138,8 @@ def serve_executor(
     )
     loop.start()
 
-    grammars = Grammars(tokenizer, facts.model.vocab_size, (EOS,))
+    grammars = Grammars(tokenizer, facts.model.vocab_size, (EOS,), engine.grammars)
+    grammars.prepare(name)
 
     def close() -> None:
         grammars.close()

@@ -125,6 +125,14 @@ _TARGETS = (
     "as its chat template shows.",
 )
 @click.option(
+    "--grammar",
+    "grammars",
+    multiple=True,
+    metavar="NAME=[KIND:]FILE",
+    help="A grammar that requests may name: a JSON schema (.json), Lark (.lark), GBNF (.gbnf) or a "
+    "regular expression (.regex). KIND: json_schema, lark, regex or structural_tag. Repeatable.",
+)
+@click.option(
     "--tp",
     type=int,
     default=_DEFAULTS.tp,
@@ -134,8 +142,15 @@ _TARGETS = (
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads that measure the engine.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest instead of a table.")
-def command(threads: int | None, as_json: bool, dry_run: bool, **options: object) -> None:
+def command(
+    threads: int | None,
+    as_json: bool,
+    dry_run: bool,
+    grammars: tuple[str, ...],
+    **options: object,
+) -> None:
     """Compile a checkpoint into an engine."""
+    from trtc.builder.grammar_files import parse_grammars
     from trtc.builder.pipeline import build
     from trtc.builder.report import summary
     from trtc.runtime.engine.probe import Probe
@@ -143,7 +158,7 @@ def command(threads: int | None, as_json: bool, dry_run: bool, **options: object
     if options["output"] is None and not dry_run:
         raise RequestError("is missing", field="--output", remedy="Give the engine's directory")
     options["output"] = options["output"] or Path()
-    request = BuildRequest(**options)  # type: ignore[arg-type]
+    request = BuildRequest(**options, grammars=parse_grammars(grammars))  # type: ignore[arg-type]
     if dry_run:
         _dry_run(request, as_json)
         return

@@ -91,6 +91,7 @@ completion_options = together(
         type=click.File(encoding="utf-8"),
         help="The output has parts with shapes, as this JSON document says; - for standard input.",
     ),
+    click.option("--grammar-name", help="The output is of this grammar of the engine."),
     click.option("--n", type=int, default=1, help="Sequences to draw."),
     click.option("--logprobs", type=int, help="Give log-probabilities of this many likeliest."),
     click.option("--prompt-logprobs", type=int, help="The same of the prompt's own tokens."),

@@ -7,6 +7,7 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
+from trtc.protos.grammars import StoredGrammar
 from trtc.protos.manifest import AccuracyFacts, Manifest
 from trtc.protos.plan import Argument, Plan
 from trtc.protos.units import count, size
@@ -51,6 +52,16 @@ def engine_table(path: Path, manifest: Manifest) -> Table:
         ("digest", manifest.digest),
     ):
         table.add_row(name, escape(value))
+    return table
+
+
+def grammars_table(grammars: Mapping[str, StoredGrammar]) -> Table:
+    """The grammars that requests may name."""
+    table = Table(title="grammars", title_justify="left", box=None)
+    for column in ("name", "kind", "from", "size"):
+        table.add_column(column)
+    for name, one in sorted(grammars.items()):
+        table.add_row(name, one.kind, escape(one.source), size(len(one.text.encode())))
     return table
 
 

@@ -6,9 +6,16 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from trtc.commands.engine_table import accuracy_table, engine_table, plan_lines, provenance_lines
+from trtc.commands.engine_table import (
+    accuracy_table,
+    engine_table,
+    grammars_table,
+    plan_lines,
+    provenance_lines,
+)
 from trtc.commands.stages_lines import stages_lines
 from trtc.protos.errors import RequestError
+from trtc.protos.grammars import read_grammars
 from trtc.protos.manifest import PLAN_FILE, Manifest, read_manifest
 from trtc.protos.plan import read_plan
 from trtc.protos.record import record_json
@@ -36,6 +43,9 @@ def command(engine: Path, plan: bool, as_json: bool, verify: bool) -> None:
     console.print(engine_table(engine, manifest))
     if manifest.accuracy is not None:
         console.print(accuracy_table(manifest.accuracy))
+    grammars = read_grammars(engine, manifest)
+    if grammars:
+        console.print(grammars_table(grammars))
     for line in provenance_lines(manifest):
         console.print(escape(line), highlight=False, soft_wrap=True)
     if verify:

@@ -114,20 +114,22 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Grammar(_message.Message):
-    __slots__ = ("json_schema", "json_object", "regex", "choice", "lark", "structural_tag")
+    __slots__ = ("json_schema", "json_object", "regex", "choice", "lark", "structural_tag", "named")
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     JSON_OBJECT_FIELD_NUMBER: _ClassVar[int]
     REGEX_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     LARK_FIELD_NUMBER: _ClassVar[int]
     STRUCTURAL_TAG_FIELD_NUMBER: _ClassVar[int]
+    NAMED_FIELD_NUMBER: _ClassVar[int]
     json_schema: str
     json_object: bool
     regex: str
     choice: Texts
     lark: str
     structural_tag: str
-    def __init__(self, json_schema: _Optional[str] = ..., json_object: _Optional[bool] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Texts, _Mapping]] = ..., lark: _Optional[str] = ..., structural_tag: _Optional[str] = ...) -> None: ...
+    named: str
+    def __init__(self, json_schema: _Optional[str] = ..., json_object: _Optional[bool] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Texts, _Mapping]] = ..., lark: _Optional[str] = ..., structural_tag: _Optional[str] = ..., named: _Optional[str] = ...) -> None: ...
 
 class Texts(_message.Message):
     __slots__ = ("texts",)
@@ -306,7 +308,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "family", "scheme", "kv_dtype", "target", "vocab_size", "max_seq_len", "max_batch_size", "max_num_tokens", "has_tokenizer", "has_chat_template", "eos_token_ids", "page_size", "num_pages", "engine_digest", "trtc_version", "sampling_defaults", "default_max_tokens")
+    __slots__ = ("name", "family", "scheme", "kv_dtype", "target", "vocab_size", "max_seq_len", "max_batch_size", "max_num_tokens", "has_tokenizer", "has_chat_template", "eos_token_ids", "page_size", "num_pages", "engine_digest", "trtc_version", "sampling_defaults", "default_max_tokens", "grammars")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     SCHEME_FIELD_NUMBER: _ClassVar[int]
@@ -325,6 +327,7 @@ class ModelInfo(_message.Message):
     TRTC_VERSION_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMARS_FIELD_NUMBER: _ClassVar[int]
     name: str
     family: str
     scheme: str
@@ -343,7 +346,8 @@ class ModelInfo(_message.Message):
     trtc_version: str
     sampling_defaults: SamplingParams
     default_max_tokens: int
-    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., scheme: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., target: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_seq_len: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., max_num_tokens: _Optional[int] = ..., has_tokenizer: _Optional[bool] = ..., has_chat_template: _Optional[bool] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., engine_digest: _Optional[str] = ..., trtc_version: _Optional[str] = ..., sampling_defaults: _Optional[_Union[SamplingParams, _Mapping]] = ..., default_max_tokens: _Optional[int] = ...) -> None: ...
+    grammars: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., scheme: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., target: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_seq_len: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., max_num_tokens: _Optional[int] = ..., has_tokenizer: _Optional[bool] = ..., has_chat_template: _Optional[bool] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., engine_digest: _Optional[str] = ..., trtc_version: _Optional[str] = ..., sampling_defaults: _Optional[_Union[SamplingParams, _Mapping]] = ..., default_max_tokens: _Optional[int] = ..., grammars: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
     __slots__ = ("models",)

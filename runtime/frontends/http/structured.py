@@ -21,6 +21,8 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     json_object: bool | None = None
     regex: str | None = None
     structural_tag: msgspec.Raw = _ABSENT
+    named: str | None = None
+    """Not vLLM's: the name of a grammar of the engine."""
 
 
 class JsonSchema(msgspec.Struct, kw_only=True):
@@ -79,6 +81,7 @@ def grammar_of(fields: StructuredFields, *others: Grammar | None) -> Grammar | N
             None if asked.choice is None else choice(asked.choice, f"{within}choice"),
             _plain("lark", asked.grammar, f"{within}grammar"),
             _document("structural_tag", asked.structural_tag, f"{within}structural_tag"),
+            _plain("named", asked.named, f"{within}named"),
         ]
     )
 

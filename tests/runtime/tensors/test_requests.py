@@ -284,6 +284,7 @@ def test_the_least_number_of_tokens_is_read(name: str) -> None:
         ("regex", "regex"),
         ("ebnf_grammar", "lark"),
         ("structural_tag", "structural_tag"),
+        ("named", "named"),
     ],
 )
 def test_a_guide_is_a_grammar(kind: Any, expected: Any) -> None:

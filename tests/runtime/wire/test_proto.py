@@ -27,7 +27,7 @@ FIELDS = {
         temperature=1 top_k=2 top_p=3 min_p=4 repetition_penalty=5 presence_penalty=6
         frequency_penalty=7 logit_bias=8 seed=9
     """,
-    "Grammar": "json_schema=1 json_object=2 regex=3 choice=4 lark=5 structural_tag=6",
+    "Grammar": "json_schema=1 json_object=2 regex=3 choice=4 lark=5 structural_tag=6 named=7",
     "Texts": "texts=1",
     "ToolChoice": "mode=1 names=2",
     "GenerateRequest": """
@@ -54,6 +54,7 @@ FIELDS = {
         name=1 family=2 scheme=3 kv_dtype=4 target=5 vocab_size=6 max_seq_len=7 max_batch_size=8
         max_num_tokens=9 has_tokenizer=10 has_chat_template=11 eos_token_ids=12 page_size=13
         num_pages=14 engine_digest=15 trtc_version=16 sampling_defaults=17 default_max_tokens=18
+        grammars=19
     """,
     "GetModelInfoResponse": "models=1",
 }

@@ -75,7 +75,9 @@ choices = st.builds(
     st.lists(text, max_size=2).map(tuple),
 )
 grammars = st.one_of(
-    st.builds(Grammar, st.sampled_from(["json_schema", "regex", "lark", "structural_tag"]), text),
+    st.builds(
+        Grammar, st.sampled_from(["json_schema", "regex", "lark", "structural_tag", "named"]), text
+    ),
     st.just(Grammar("json_object")),
     st.builds(choice, st.lists(named, min_size=1, max_size=3)),
 )
@@ -191,7 +193,7 @@ def test_model_info_is_the_same_at_the_other_end() -> None:
         name="a", family="llama", scheme="fp8", kv_dtype="bf16", target="cpu:x", vocab_size=1,
         max_seq_len=2, max_batch_size=3, max_num_tokens=4, has_tokenizer=True,
         has_chat_template=False, eos_token_ids=(5, 6), page_size=7, num_pages=8,
-        engine_digest="d", trtc_version="v",
+        engine_digest="d", trtc_version="v", grammars=("x", "y"),
     )  # fmt: skip
     assert info_from_wire(info_to_wire(info)) == info
 

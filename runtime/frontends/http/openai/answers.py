@@ -129,6 +129,8 @@ class Model(msgspec.Struct, kw_only=True):
     object: str = "model"
     owned_by: str = "trtc"
     parent: str | None = None
+    grammars: tuple[str, ...] | UnsetType = UNSET
+    """Names of its own grammars."""
 
 
 class ModelList(msgspec.Struct):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from trtc.protos.errors import UnavailableError
 from trtc.runtime.frontends.http.bodies import Given, read
@@ -201,7 +202,11 @@ class _Handlers:
 
     def _model(self, info: ModelInfo) -> Model:
         return Model(
-            id=info.name, created=self._created, max_model_len=info.max_seq_len, root=info.name
+            id=info.name,
+            created=self._created,
+            max_model_len=info.max_seq_len,
+            root=info.name,
+            grammars=info.grammars or UNSET,
         )
 
 

@@ -1,6 +1,7 @@
 """Structured outputs by the unmodified `openai` SDK, with its own parsing."""
 
 import json
+from dataclasses import replace
 from typing import Any, Literal
 
 import jsonschema
@@ -11,6 +12,7 @@ from pydantic import BaseModel
 from tests.support.aio import asynchronous
 from tests.support.openai_sdk import ECHO, sdk
 from tests.support.servers import echo_server
+from trtc.runtime.requests.grammar import Grammar
 
 MESSAGES: list[Any] = [{"role": "user", "content": "def f("}]
 
@@ -107,6 +109,27 @@ async def test_other_grammars_have_vllm_s_names(extra: dict[str, Any]) -> None:
             model="echo", messages=MESSAGES, max_tokens=9, n=4, extra_body=extra
         )
         assert {one.message.content for one in answer.choices} <= {"ab", "cd"}
+
+
+@asynchronous
+async def test_an_answer_is_of_a_grammar_that_the_engine_has() -> None:
+    engine = replace(ECHO, grammars={"word": Grammar("regex", "ab|cd", "grammar word")})
+    async with echo_server(engine) as server, sdk(server) as client:
+        (model,) = [one async for one in client.models.list()]
+        assert model.model_dump()["grammars"] == ["word"]
+        for name, is_known in (("word", True), ("other", False)):
+            asked = client.chat.completions.create(
+                model="echo",
+                messages=MESSAGES,
+                max_tokens=9,
+                extra_body={"structured_outputs": {"named": name}},
+            )
+            if is_known:
+                assert (await asked).choices[0].message.content in ("ab", "cd")
+                continue
+            with pytest.raises(openai.BadRequestError, match="Give one of word") as caught:
+                await asked
+            assert caught.value.param == "structured_outputs.named"
 
 
 @asynchronous
