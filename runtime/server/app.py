@@ -23,8 +23,7 @@ from trtc.runtime.service.audit import Audit, AuditConfig
 from trtc.runtime.service.engine_lifecycle import FAREWELL_S
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.memory_ledger import MemoryLedger
-from trtc.runtime.service.metric_twins import MetricsCompat
-from trtc.runtime.service.metrics import ServerMetrics
+from trtc.runtime.service.metrics import MetricsCompat, ServerMetrics
 from trtc.runtime.service.model_control import ModelControl
 from trtc.runtime.service.models import Models, ModelState
 from trtc.runtime.service.phases import phase

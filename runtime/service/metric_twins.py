@@ -6,11 +6,13 @@ scrape from our own metric, so both always say the same. There is one only for w
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.samples import Sample
+
+from trtc.runtime.service.metrics import MetricsCompat
 
 
 class Twin(NamedTuple):
@@ -117,7 +119,6 @@ VLLM = (
 the number 0."""
 VLLM_LABELS = {"engine": "0"}
 
-MetricsCompat = Literal["none", "vllm"]
 TWINS: Mapping[MetricsCompat, tuple[Sequence[Twin], Mapping[str, str]]] = {
     "none": ((), {}),
     "vllm": (VLLM, VLLM_LABELS),

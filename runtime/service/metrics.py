@@ -1,20 +1,18 @@
-"""Prometheus metrics: counters and histograms of requests, and the loops' state at each scrape.
+"""What a server measures: counters and histograms of requests, and how to read the loops' state.
+`exposition` is what Prometheus reads.
 
 Names follow vLLM's with the prefix `trtc_`, so that dashboards carry over by one replacement.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import generate_latest
-from prometheus_client.registry import Collector
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from trtc.protos.errors import QueueFullError, TrtcError
 from trtc.runtime.engine.loop import LoopStats
 from trtc.runtime.requests.request import Output, Usage
-from trtc.runtime.service.metric_twins import TWINS, MetricsCompat, TwinCollector
+from trtc.runtime.service.instruments import Counter, Family, Gauge, Histogram
+
+MetricsCompat = Literal["none", "vllm"]
 
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 """By level, as vLLM calls them."""
@@ -138,187 +136,143 @@ LOOP_READINGS = (
 )
 
 
-class LoopCollector(Collector):
-    """Reads every loop when Prometheus asks, so that a step pays nothing for it."""
-
-    def __init__(self, read: Callable[[], Mapping[str, LoopStats]]) -> None:
-        self._read = read
-
-    def describe(self) -> Iterator[Metric]:
-        return self._families({})
-
-    def collect(self) -> Iterator[Metric]:
-        return self._families(self._read())
-
-    def _families(self, readings: Mapping[str, LoopStats]) -> Iterator[Metric]:
-        for row in LOOP_READINGS:
-            kind = CounterMetricFamily if row.is_counter else GaugeMetricFamily
-            family = kind(f"trtc_{row.name}", row.help, labels=["model_name"])
-            for model, reading in readings.items():
-                family.add_metric([model], row.value(reading))
-            yield family
-
-
 class ServerMetrics:
-    """Everything the server measures, in a registry of its own."""
+    """Everything the server measures."""
 
     def __init__(self, compat: MetricsCompat = "none") -> None:
         """
         Args:
             compat: by whose names metrics are exposed beside our own.
         """
-        self.registry = CollectorRegistry()
-        """Without twins."""
-        self._twins = CollectorRegistry()
-        self._twins.register(TwinCollector(self.registry, *TWINS[compat]))
-        registry, by_model = self.registry, ("model_name",)
+        self.compat = compat
+        self.read_loops: Callable[[], Mapping[str, LoopStats]] = dict
+        by_model = ("model_name",)
         self.prompt_tokens = Counter(
-            "trtc_prompt_tokens", "Prompt tokens of finished requests.", by_model, registry=registry
+            "trtc_prompt_tokens", "Prompt tokens of finished requests.", by_model
         )
         self.generation_tokens = Counter(
-            "trtc_generation_tokens", "Completion tokens delivered.", by_model, registry=registry
+            "trtc_generation_tokens", "Completion tokens delivered.", by_model
         )
         self.first_token = Histogram(
             "trtc_time_to_first_token_seconds",
             "From the arrival of a request to its first token.",
             by_model,
-            buckets=FIRST_TOKEN_BUCKETS_S,
-            registry=registry,
+            bounds=FIRST_TOKEN_BUCKETS_S,
         )
         self.between_tokens = Histogram(
             "trtc_inter_token_latency_seconds",
             "Between two deliveries of one request, for each token.",
             by_model,
-            buckets=BETWEEN_TOKENS_BUCKETS_S,
-            registry=registry,
+            bounds=BETWEEN_TOKENS_BUCKETS_S,
         )
         self.whole_request = Histogram(
             "trtc_e2e_request_latency_seconds",
             "From the arrival of a request to its last token.",
             by_model,
-            buckets=WHOLE_REQUEST_BUCKETS_S,
-            registry=registry,
+            bounds=WHOLE_REQUEST_BUCKETS_S,
         )
         self.queue = Histogram(
             "trtc_request_queue_time_seconds",
             "From the submission of a request to its engine to the first step that computed it.",
             by_model,
-            buckets=QUEUE_BUCKETS_S,
-            registry=registry,
+            bounds=QUEUE_BUCKETS_S,
         )
         self.prefill = Histogram(
             "trtc_request_prefill_time_seconds",
             "From the first step that computed a request to its first token.",
             by_model,
-            buckets=WHOLE_REQUEST_BUCKETS_S,
-            registry=registry,
+            bounds=WHOLE_REQUEST_BUCKETS_S,
         )
         self.decode = Histogram(
             "trtc_request_decode_time_seconds",
             "From the first token of a request to its last.",
             by_model,
-            buckets=WHOLE_REQUEST_BUCKETS_S,
-            registry=registry,
+            bounds=WHOLE_REQUEST_BUCKETS_S,
         )
         self.request_prompt_tokens = Histogram(
             "trtc_request_prompt_tokens",
             "Prompt tokens of a finished request.",
             by_model,
-            buckets=TOKENS_BUCKETS,
-            registry=registry,
+            bounds=TOKENS_BUCKETS,
         )
         self.request_generation_tokens = Histogram(
             "trtc_request_generation_tokens",
             "Completion tokens of a finished request, of all its sequences.",
             by_model,
-            buckets=TOKENS_BUCKETS,
-            registry=registry,
+            bounds=TOKENS_BUCKETS,
         )
         self.success = Counter(
             "trtc_request_success",
             "Sequences that ended, by finish reason.",
-            labelnames=("model_name", "finished_reason"),
-            registry=registry,
+            label_names=("model_name", "finished_reason"),
         )
         self.failure = Counter(
             "trtc_request_failure",
             "Requests that ended with an error, by its class in trtc.protos.errors.",
-            labelnames=("model_name", "error"),
-            registry=registry,
+            label_names=("model_name", "error"),
         )
         self.refused = Counter(
             "trtc_request_refused",
             "Requests refused for want of a place, by the limit that was reached: queue and "
             "streams were full, or the client or its host had its share of them; or a tenant had "
             "used its own streams, requests or tokens.",
-            labelnames=("model_name", "limit"),
-            registry=registry,
+            label_names=("model_name", "limit"),
         )
         self.strangers = Counter(
             "trtc_calls_unauthenticated",
             "Calls refused because their API key or client certificate was missing or unknown.",
-            registry=registry,
         )
         self.audit_lost = Counter(
             "trtc_audit_lost",
             "Lines of the audit log that were not written: its queue was full, or the server ended "
             "while the disk refused them.",
-            registry=registry,
         )
-        self.ready = Gauge(
-            "trtc_engine_ready", "1 when the engine serves, else 0.", by_model, registry=registry
-        )
+        self.ready = Gauge("trtc_engine_ready", "1 when the engine serves, else 0.", by_model)
         self.startup = Gauge(
             "trtc_startup_seconds",
             "How long each phase of the start took.",
-            labelnames=("phase",),
-            registry=registry,
+            label_names=("phase",),
         )
         self.engine_info = Gauge(
             "trtc_engine_info",
             "Always 1; the labels say what is served.",
-            labelnames=("model_name", "family", "scheme", "target", "digest", "trtc_version"),
-            registry=registry,
+            label_names=("model_name", "family", "scheme", "target", "digest", "trtc_version"),
         )
         self.model_loads = Counter(
             "trtc_model_loads",
             "Models that were loaded while the server ran, or failed to be, by outcome.",
-            labelnames=("model_name", "outcome"),
-            registry=registry,
+            label_names=("model_name", "outcome"),
         )
         self.model_unloads = Counter(
             "trtc_model_unloads",
             "Models that were unloaded while the server ran.",
             by_model,
-            registry=registry,
         )
         self.sleep_state = Gauge(
             "trtc_engine_sleep_state",
             "1 in the state that a model is in: awake, weights_offloaded (level 1) or discard_all "
             "(level 2).",
-            labelnames=("model_name", "sleep_state"),
-            registry=registry,
+            label_names=("model_name", "sleep_state"),
         )
         self.model_load_seconds = Gauge(
             "trtc_model_load_seconds",
             "How long the last load of a model took, its canaries included.",
             by_model,
-            registry=registry,
         )
         self.cache_info = Gauge(
             "trtc_kv_cache_info",
             "Always 1; the labels say how many tokens a KV page has, and how many pages there are.",
-            labelnames=("model_name", "page_tokens", "pages"),
-            registry=registry,
+            label_names=("model_name", "page_tokens", "pages"),
         )
+
+    @property
+    def families(self) -> list[Family[Any]]:
+        """All but what is read from loops, in the order of their declaration."""
+        return [one for one in vars(self).values() if isinstance(one, Family)]
 
     def watch_loops(self, read: Callable[[], Mapping[str, LoopStats]]) -> None:
         """From now on, every scrape calls `read` (from its own thread)."""
-        self.registry.register(LoopCollector(read))
-
-    def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format; takes milliseconds, in any thread."""
-        return generate_latest(self.registry) + generate_latest(self._twins)
+        self.read_loops = read
 
     def clock(self, model: str, arrived_at: float) -> "RequestClock":
         return RequestClock(self, model, arrived_at)

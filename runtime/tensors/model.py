@@ -8,12 +8,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from prometheus_client.metrics import MetricWrapperBase
-
 from trtc.protos.errors import InvalidRequestError, UnknownModelError, UnsupportedError
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.principal import Principal
+from trtc.runtime.service.instruments import Histogram
 from trtc.runtime.service.model_control import ModelControl
 from trtc.runtime.service.service import Service
 from trtc.runtime.tensors.codec import datatype
@@ -132,7 +131,7 @@ def statistics(service: Service, handle: EngineHandle) -> dict[str, Any]:
     metrics, name = service.metrics, handle.name
     count, total_s = _histogram(metrics.whole_request, name)
     queued, queue_s = _histogram(metrics.queue, name)
-    failed = sum(value for _, value in _samples(metrics.failure, name, "_total"))
+    failed = sum(one.value for (model, _), one in metrics.failure.series() if model == name)
     return {
         "name": name,
         "version": handle.version,
@@ -222,18 +221,10 @@ def _duration(count: int, seconds: float) -> dict[str, int]:
     return {"count": count, "ns": int(seconds * NS)}
 
 
-def _histogram(metric: MetricWrapperBase, model: str) -> tuple[int, float]:
+def _histogram(metric: Histogram, model: str) -> tuple[int, float]:
     """How many observations, and their sum."""
-    count = sum(value for _, value in _samples(metric, model, "_count"))
-    return int(count), sum(value for _, value in _samples(metric, model, "_sum"))
-
-
-def _samples(
-    metric: MetricWrapperBase, model: str, suffix: str
-) -> list[tuple[Mapping[str, str], float]]:
-    return [
-        (sample.labels, sample.value)
-        for family in metric.collect()
-        for sample in family.samples
-        if sample.name.endswith(suffix) and sample.labels["model_name"] == model
-    ]
+    found = dict(metric.series()).get((model,))
+    if found is None:
+        return 0, 0.0
+    counts, total = found.read()
+    return counts[-1], total

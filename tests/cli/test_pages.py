@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import cli_page, families_page
+from trtc.runtime.service.exposition import Exposition
 from trtc.runtime.service.metrics import LOOP_READINGS, ServerMetrics
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -26,7 +27,7 @@ def test_the_page_of_metrics_lists_every_metric_and_no_other() -> None:
     metrics.watch_loops(dict)
     families = {
         family.name + ("_total" if family.type == "counter" else ""): family.documentation
-        for family in metrics.registry.collect()
+        for family in Exposition(metrics).registry.collect()
     }
     families |= {
         f"trtc_{row.name}" + ("_total" if row.is_counter else ""): row.help for row in LOOP_READINGS

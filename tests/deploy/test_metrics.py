@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.deployments import DEPLOY, KUBERNETES, documents
 from trtc.runtime.engine.loop import LoopStats
+from trtc.runtime.service.exposition import Exposition
 from trtc.runtime.service.metrics import ServerMetrics
 
 RULES = DEPLOY / "prometheus" / "trtc.rules.yaml"
@@ -25,11 +26,8 @@ def series() -> dict[str, set[str]]:
     metrics = ServerMetrics()
     metrics.watch_loops(lambda: {"m": LoopStats()})
     found: dict[str, set[str]] = {}
-    labels = {
-        getattr(one, "_name", ""): set(getattr(one, "_labelnames", ()))
-        for one in list(metrics.registry._collector_to_names)
-    }
-    for family in metrics.registry.collect():
+    labels = {one.name: set(one.label_names) for one in metrics.families}
+    for family in Exposition(metrics).registry.collect():
         for suffix in _SUFFIXES[family.type]:
             found[family.name + suffix] = labels.get(family.name, {"model_name"})
     return found

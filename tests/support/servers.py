@@ -32,6 +32,7 @@ from trtc.runtime.scheduling.scheduler_state import OVERDUE_S
 from trtc.runtime.server.app import Server, ServerConfig
 from trtc.runtime.service.access import AccessConfig
 from trtc.runtime.service.audit import AuditConfig
+from trtc.runtime.service.exposition import Exposition
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.text.tokenizer import Tokenizer
 from trtc.runtime.wire.tls import ServerTls
@@ -177,7 +178,7 @@ class RunningServer:
         """Requests that limits have kept out so far."""
         return sum(
             sample.value
-            for metric in self.server.service.metrics.registry.collect()
+            for metric in Exposition(self.server.service.metrics).registry.collect()
             for sample in metric.samples
             if sample.name == "trtc_request_refused_total"
         )

@@ -33,7 +33,7 @@ from trtc.runtime.server.log_lines import CallFormatter
 from trtc.runtime.service.access import OPEN, AccessConfig
 from trtc.runtime.service.audit import AuditConfig
 from trtc.runtime.service.limits import ServiceLimits
-from trtc.runtime.service.metric_twins import MetricsCompat
+from trtc.runtime.service.metrics import MetricsCompat
 from trtc.runtime.service.telemetry import telemetry_config
 from trtc.runtime.wire.tls import ServerTls
 

@@ -11,6 +11,7 @@ from trtc.runtime.frontends.http.exchange import JSON, Exchange
 from trtc.runtime.frontends.http.plain import refuse_plainly
 from trtc.runtime.frontends.http.routes import Route
 from trtc.runtime.requests.principal import Scope
+from trtc.runtime.service.exposition import Exposition
 from trtc.runtime.service.service import Service
 
 Page = Callable[[], tuple[HTTPStatus, bytes, bytes]]
@@ -20,9 +21,10 @@ Page = Callable[[], tuple[HTTPStatus, bytes, bytes]]
 def probes(service: Service) -> Sequence[Route]:
     """The routes of metrics and probes."""
 
+    exposition = Exposition(service.metrics)
+
     def metrics() -> tuple[HTTPStatus, bytes, bytes]:
-        body = service.metrics.exposition()
-        return HTTPStatus.OK, CONTENT_TYPE_LATEST.encode(), body
+        return HTTPStatus.OK, CONTENT_TYPE_LATEST.encode(), exposition.text()
 
     def readyz() -> tuple[HTTPStatus, bytes, bytes]:
         reasons = service.why_not_ready()

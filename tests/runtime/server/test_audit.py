@@ -40,6 +40,7 @@ from trtc.runtime.server.app import ServerConfig
 from trtc.runtime.service.access import AccessConfig
 from trtc.runtime.service.api_keys import ApiKey, KeyFile, Tenant, hash_of
 from trtc.runtime.service.audit import AuditConfig, Entry, encode
+from trtc.runtime.service.exposition import Exposition
 
 TEXT = EchoEngine(EchoOptions(vocab_size=4096), TOKENIZER)
 SLOW = EchoEngine(EchoOptions(step_s=0.01))
@@ -180,7 +181,7 @@ async def test_requests_go_on_while_the_disk_does_not_answer(
     async with serving(EchoEngine(), config(path, max_queued_bytes=1000)) as (server, client):
         for _ in range(20):
             await client.generate([1], max_tokens=2, ignore_eos=True).result()
-        metrics = generate_latest(server.server.metrics.registry).decode()
+        metrics = generate_latest(Exposition(server.server.metrics).registry).decode()
         answers.set()
         await eventually(lambda: '"event":"lost"' in path.read_text(), "the rest is written")
     lost = re.search(r"^trtc_audit_lost_total (\S+)$", metrics, re.MULTILINE)

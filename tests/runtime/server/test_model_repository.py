@@ -18,6 +18,7 @@ from trtc.protos.errors import EnvironmentFault, TrtcError, UnavailableError, Un
 from trtc.protos.manifest import MANIFEST_FILE, Canary
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.server.app import RepositoryConfig, Server
+from trtc.runtime.service.exposition import Exposition
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # gevent warns about itself, and stubs are of an older protobuf
@@ -91,7 +92,7 @@ async def test_models_are_loaded_listed_and_unloaded_by_order(tmp_path: Path) ->
         await client.unload_model("a")  # it is not loaded
         await client.load_model("a")
         assert await tokens(own, "a") == told(400)
-        metrics = server.server.metrics.registry
+        metrics = Exposition(server.server.metrics).registry
         assert metrics.get_sample_value("trtc_engine_ready", {"model_name": "a"}) == 1
         loads = {"model_name": "a", "outcome": "loaded"}
         assert metrics.get_sample_value("trtc_model_loads_total", loads) == 2
@@ -211,7 +212,7 @@ async def test_a_directory_is_followed(tmp_path: Path) -> None:
         assert await tokens(own, "a") == told(440)
         add_engine(tmp_path / "b" / "2", 450, [WRONG])
         failed = {"model_name": "b", "outcome": "failed"}
-        registry = server.server.metrics.registry
+        registry = Exposition(server.server.metrics).registry
         await eventually(
             lambda: registry.get_sample_value("trtc_model_loads_total", failed) == 1, "b/2 fails"
         )

@@ -18,6 +18,7 @@ from trtc.runtime.client import AsyncClient
 from trtc.runtime.engine.config import EngineConfig
 from trtc.runtime.executors.echo import EchoOptions
 from trtc.runtime.frontends.grpc.servicer import InferenceServicer
+from trtc.runtime.service.exposition import Exposition
 from trtc.runtime.service.limits import ServiceLimits
 
 GENERATE = "/trtc.v1.Inference/Generate"
@@ -211,7 +212,7 @@ async def test_a_client_that_fills_the_queue_leaves_room_for_others() -> None:
     ):
 
         def refused() -> float | None:
-            return server.server.metrics.registry.get_sample_value(
+            return Exposition(server.server.metrics).registry.get_sample_value(
                 "trtc_request_refused_total", {"model_name": "echo", "limit": "queue_share"}
             )
 

@@ -20,6 +20,7 @@ from tests.support.model_repository import (
 from tests.support.servers import RunningServer, greedy
 from trtc.protos.errors import UnavailableError
 from trtc.runtime.client import AsyncClient
+from trtc.runtime.service.exposition import Exposition
 
 PROMPT = (5, 17, 9)
 
@@ -91,7 +92,7 @@ async def test_a_model_sleeps_and_wakes_as_it_was(level: int, tmp_path: Path) ->
         assert (await http.get("/healthz"))[0] == 200
         assert await tokens(own, "b") == told(430)
         states = ("awake", "weights_offloaded", "discard_all")
-        registry = server.server.metrics.registry
+        registry = Exposition(server.server.metrics).registry
         assert [
             registry.get_sample_value(
                 "trtc_engine_sleep_state", {"model_name": "a", "sleep_state": state}
