@@ -39,6 +39,44 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+NOT_IMPORTED_BEFORE_IT_SERVES = {
+    "prometheus_client",
+    "uvicorn",
+    "zmq",
+    "jinja2",
+    "llguidance",
+    "opentelemetry",
+    "grpc_reflection.v1alpha.reflection",
+    "trtc.protos.kserve.grpc_service_pb2",
+    "trtc.protos.smg.trtllm_service_pb2",
+    "trtc.runtime.engine.kv_events",
+    "trtc.runtime.frontends.grpc.kserve.messages",
+    "trtc.runtime.frontends.grpc.smg.requests",
+    "trtc.runtime.frontends.http.application",
+    "trtc.runtime.frontends.zmq.publisher",
+    "trtc.runtime.hooks.calls",
+    "trtc.runtime.service.exposition",
+    "trtc.runtime.tensors.inference",
+}
+"""What no first token of trtc.v1 needs; imported when it is called, and some of it a second after
+the port is open, so that its first caller doesn't wait."""
+
+
+def test_a_server_serves_before_it_imports_what_only_other_protocols_need(engine: Path) -> None:
+    serving = Serving(engine, log_imports=True)
+    try:
+        serving.wait_for(" serving ")
+        before = {line.rpartition("|")[2].strip() for line in serving.log if "|" in line}
+        assert "trtc.runtime.frontends.grpc.servicer" in before
+        assert not before & NOT_IMPORTED_BEFORE_IT_SERVES
+        serving.wait_for(r"\| +trtc.runtime.frontends.grpc.kserve.messages$")
+        serving.wait_for(r"\| +trtc.runtime.frontends.grpc.smg.requests$")
+        serving.wait_for(r"\| +grpc_reflection.v1alpha.reflection$")
+        assert serving.stop() == 0
+    finally:
+        serving.process.kill()
+
+
 def set_canary(engine: Path, tokens: tuple[int, ...]) -> None:
     manifest = msgspec.structs.replace(
         read_manifest(engine), canaries=(Canary(prompt_ids=PROMPT_IDS, token_ids=tokens),)

@@ -1,5 +1,6 @@
 """`trtc serve` in a process of its own."""
 
+import os
 import re
 import signal
 import subprocess
@@ -12,9 +13,14 @@ OPTIONS = ("--threads", "1", "--kv-bytes", "16000000", "--grpc-port", "0", "--ht
 class Serving:
     """`trtc serve` in a process of its own."""
 
-    def __init__(self, *arguments: str | Path) -> None:
+    def __init__(self, *arguments: str | Path, log_imports: bool = False) -> None:
+        """
+        Args:
+            log_imports: whether the log has a line for each module, when it has been imported.
+        """
         self.process = subprocess.Popen(
             [sys.executable, "-m", "trtc", "serve", *OPTIONS, *map(str, arguments)],
+            env={**os.environ, **({"PYTHONPROFILEIMPORTTIME": "1"} if log_imports else {})},
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -1,7 +1,7 @@
 """The principal behind a gRPC call, and the door that lets in only calls that have one."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -48,12 +48,12 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # a class at 
     refused, they are refused late (`resets`): they keep its streams, and cost the server little.
 
     Args:
-        open_methods: paths of probes, beside those of OPEN_SERVICES.
+        is_probe: whether a path is a probe's, beside those of OPEN_SERVICES.
     """
 
-    def __init__(self, access: Access, open_methods: Collection[str] = ()) -> None:
+    def __init__(self, access: Access, is_probe: Callable[[str], bool]) -> None:
         self._access = access
-        self._open_methods = frozenset(open_methods)
+        self._is_probe = is_probe
         self._refused = Resets()
 
     def drain(self) -> None:
@@ -67,7 +67,7 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # a class at 
     ) -> Handler:
         path = handler_call_details.method
         service = path.rpartition("/")[0].removeprefix("/")
-        if service not in OPEN_SERVICES and path not in self._open_methods:
+        if service not in OPEN_SERVICES and not self._is_probe(path):
             try:
                 self._access.holder(_key_of(handler_call_details.invocation_metadata or ()))
             except UnauthenticatedError as error:

@@ -35,22 +35,11 @@ STALLED_CLIENT_S = 60
 class GrpcService(NamedTuple):
     """One service of the port."""
 
-    name: str
-    """As in paths, health checks and reflection."""
     file: Any
     """Descriptor of the .proto that defines it, for reflection."""
     methods: "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
     probes: frozenset[str] = frozenset()
     """Names of methods that answer anybody (`probe`)."""
-
-    @property
-    def probe_paths(self) -> list[str]:
-        return [f"/{self.name}/{name}" for name in self.probes]
-
-    @property
-    def handlers(self) -> "grpc.GenericRpcHandler[Any, Any]":
-        """What a grpc.aio server is given."""
-        return grpc.method_handlers_generic_handler(self.name, dict(self.methods))
 
 
 def unary(

@@ -1,44 +1,34 @@
-"""The gRPC server of a port: its services, health and reflection, and the address it listens on."""
+"""The gRPC server of a port: its services and health, and the address it listens on."""
 
 import socket
 from collections.abc import Sequence
-from typing import Any
 
 import grpc.aio
-from google.protobuf.descriptor_pool import DescriptorPool
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2
+from grpc_health.v1 import health_pb2_grpc
 
 from trtc.protos.errors import RequestError
 from trtc.runtime.frontends.base import url_host
 from trtc.runtime.frontends.grpc.caller import Door
-from trtc.runtime.frontends.grpc.calls import GrpcService
 from trtc.runtime.frontends.grpc.health import Health
+from trtc.runtime.frontends.grpc.lazy_service import LazyService
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.wire.channel import server_options
 from trtc.runtime.wire.tls import ServerTls
 
 
 def make_server(
-    services: Sequence[GrpcService], status: Health, limits: ServiceLimits, door: Door | None
+    services: Sequence[LazyService], status: Health, limits: ServiceLimits, door: Door | None
 ) -> grpc.aio.Server:
-    """A server with these, health and reflection; it listens once ports are bound. `door`: what
-    calls come through; None: all are let in."""
+    """A server with these and health; it listens once ports are bound. `door`: what calls come
+    through; None: all are let in."""
     options = server_options(
         max_connection_calls=limits.max_connection_streams,
         max_connections=limits.max_connections,
         max_request_bytes=limits.max_request_bytes,
     )
     server = grpc.aio.server(options=options, interceptors=() if door is None else (door,))
-    server.add_generic_rpc_handlers(tuple(one.handlers for one in services))
+    server.add_generic_rpc_handlers(tuple(services))
     health_pb2_grpc.add_HealthServicer_to_server(status, server)
-    names = [one.name for one in services]
-    files = [one.file for one in services]
-    reflection.enable_server_reflection(
-        (*names, health.SERVICE_NAME, reflection.SERVICE_NAME),
-        server,
-        pool=_pool((*files, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)),
-    )
     return server
 
 
@@ -63,15 +53,6 @@ def bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None) -
             remedy="It may be in use: choose another port or host, or 0 for any free port",
         ) from error
     return int(bound)
-
-
-def _pool(files: Sequence[Any]) -> DescriptorPool:
-    """The files that reflection serves: several pools in one."""
-    pool = DescriptorPool()
-    for file in files:
-        for one in (*file.dependencies, file):
-            pool.AddSerializedFile(one.serialized_pb)
-    return pool
 
 
 def _try_port(host: str, port: int) -> None:

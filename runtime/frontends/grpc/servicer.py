@@ -30,7 +30,6 @@ from trtc.runtime.wire.methods import (
     DETOKENIZE,
     GENERATE,
     GET_MODEL_INFO,
-    SERVICE,
     TOKENIZE,
 )
 
@@ -48,7 +47,6 @@ class InferenceServicer:
     def grpc_service(self) -> GrpcService:
         """The service, for a port."""
         return GrpcService(
-            SERVICE,
             pb.DESCRIPTOR,
             {
                 GENERATE.name: streaming(GENERATE, self._generate),

@@ -108,7 +108,6 @@ class KServeServicer:
         }
         infer, stream_infer = methods.MODEL_INFER, methods.MODEL_STREAM_INFER
         return GrpcService(
-            methods.SERVICE,
             pb.DESCRIPTOR,
             {
                 **{one.name: probe(self._intake, one, answer) for one, answer in probes.items()},

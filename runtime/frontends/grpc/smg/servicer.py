@@ -59,7 +59,6 @@ class TrtllmServicer:
         """The service, for a port."""
         intake = self._intake
         return GrpcService(
-            methods.SERVICE,
             pb.DESCRIPTOR,
             {
                 methods.GENERATE.name: streaming(methods.GENERATE, self._generate),
