@@ -5,18 +5,12 @@ process. So each is compiled in a process of its own first; what comes out well 
 compiled in the server's.
 """
 
-import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from trtc.protos.errors import EnvironmentFault, InvalidRequestError, UnavailableError
-from trtc.runtime.host.limited_process import (
-    START_S,
-    LimitedProcess,
-    OutOfMemory,
-    OutOfTime,
-    ProcessEnded,
-)
+from trtc.protos.errors import EnvironmentFault, InvalidRequestError
+from trtc.runtime.host.limited_pool import LimitedPool, SetUpEnded
+from trtc.runtime.host.limited_process import OutOfMemory, OutOfTime, ProcessEnded
 from trtc.runtime.requests.grammar import Grammar
 
 _MODULE = "trtc.runtime.grammar.trial_child"
@@ -50,12 +44,20 @@ class GrammarTrials:
             end_token_ids: end-of-sequence tokens.
         """
         self._limits = limits or TrialLimits()
-        self._token_ids = {"token_ids": token_ids or {}, "end_token_ids": tuple(end_token_ids)}
-        self._slots = threading.BoundedSemaphore(self._limits.processes)
-        self._lock = threading.Lock()
-        self._idle: list[LimitedProcess] = []
-        self._busy: set[LimitedProcess] = set()
-        self._closed = False
+        self._pool = LimitedPool(
+            _MODULE,
+            _PACKAGES,
+            {
+                "limits": {
+                    "cpu_seconds": self._limits.cpu_seconds,
+                    "memory_bytes": self._limits.memory_bytes,
+                    "recycle_bytes": self._limits.recycle_bytes,
+                },
+                "token_ids": token_ids or {},
+                "end_token_ids": tuple(end_token_ids),
+            },
+            self._limits.processes,
+        )
 
     def run(self, grammar: Grammar) -> str:
         """The grammar in llguidance's own words.
@@ -66,77 +68,25 @@ class GrammarTrials:
             UnavailableError: closed.
             EnvironmentFault: no process can be started.
         """
-        with self._slots:
-            process = self._take()
-            is_usable = False
-            try:
-                asked = {"kind": grammar.kind, "text": grammar.text}
-                answer = process.call(asked, self._limits.wall_seconds)
-                is_usable = not answer["last"]
-            except ProcessEnded as error:
-                raise self._failure(grammar, error) from error
-            finally:
-                self._give_back(process, is_usable=is_usable)
+        try:
+            asked = {"kind": grammar.kind, "text": grammar.text}
+            answer = self._pool.call(asked, self._limits.wall_seconds)
+        except ProcessEnded as error:
+            raise self._failure(grammar, error) from error
+        except SetUpEnded as error:
+            raise EnvironmentFault(
+                f"the process that tries grammars does not start ({error.__cause__})",
+                remedy="Run pip install llguidance",
+            ) from error
         if answer["status"] != "ok":
             raise refused(grammar, f"cannot be compiled: {answer['problem']}")
         return str(answer["grammar"])
 
     def close(self) -> None:
         """End all processes at once. Idempotent."""
-        with self._lock:
-            self._closed = True
-            while self._idle:
-                self._idle.pop().close()
-            for process in self._busy:
-                process.kill()  # whoever waits for it closes it
+        self._pool.close()
 
-    def _take(self) -> LimitedProcess:
-        while True:
-            with self._lock:
-                if self._closed:
-                    raise UnavailableError("the engine is closed")
-                process = self._idle.pop() if self._idle else None
-                if process is not None and process.is_alive:
-                    self._busy.add(process)
-                    return process
-            if process is None:
-                return self._started()
-            process.close()
-
-    def _started(self) -> LimitedProcess:
-        process = LimitedProcess(_MODULE, _PACKAGES)
-        with self._lock:
-            self._busy.add(process)
-        limits = {
-            "cpu_seconds": self._limits.cpu_seconds,
-            "memory_bytes": self._limits.memory_bytes,
-            "recycle_bytes": self._limits.recycle_bytes,
-        }
-        try:
-            process.call({"limits": limits, **self._token_ids}, START_S)
-        except ProcessEnded as error:
-            self._give_back(process, is_usable=False)
-            if self._closed:
-                raise UnavailableError("the engine is closed") from error
-            raise EnvironmentFault(
-                f"the process that tries grammars does not start ({error})",
-                remedy="Run pip install llguidance",
-            ) from error
-        return process
-
-    def _give_back(self, process: LimitedProcess, *, is_usable: bool) -> None:
-        with self._lock:
-            self._busy.discard(process)
-            if is_usable and not self._closed:
-                self._idle.append(process)
-                return
-        process.close()
-
-    def _failure(
-        self, grammar: Grammar, error: ProcessEnded
-    ) -> InvalidRequestError | UnavailableError:
-        if self._closed:
-            return UnavailableError("the engine is closed")
+    def _failure(self, grammar: Grammar, error: ProcessEnded) -> InvalidRequestError:
         if isinstance(error, OutOfTime):
             return refused(grammar, f"takes more than {self._limits.cpu_seconds:g} s to compile")
         if isinstance(error, OutOfMemory):

@@ -4,30 +4,23 @@ The first chat starts the first process; the template is compiled once in each. 
 over a limit is replaced when the next one is wanted.
 """
 
-import threading
-import time
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from trtc.protos.errors import (
     InvalidRequestError,
     NoTokenizerError,
     QueueFullError,
-    UnavailableError,
 )
-from trtc.runtime.host.limited_process import (
-    START_S,
-    LimitedProcess,
-    OutOfMemory,
-    OutOfTime,
-    ProcessEnded,
-)
+from trtc.runtime.host.limited_pool import LimitedPool, PoolBusy, SetUpEnded, SetUpRefused
+from trtc.runtime.host.limited_process import OutOfMemory, OutOfTime, ProcessEnded
 
 MAX_TEMPLATE_CHARACTERS = 1 << 18
 _MODULE = "trtc.runtime.text.chat_sandbox"
 _PACKAGES = ("jinja2", "markupsafe")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -53,18 +46,25 @@ class ChatWorkers:
         self, source: str, special_tokens: Mapping[str, str], limits: RenderLimits | None = None
     ) -> None:
         self._limits = limits or RenderLimits()
-        self._source = source
-        self._special_tokens = dict(special_tokens)
-        self._changed = threading.Condition()
-        self._idle: list[LimitedProcess] = []
-        self._busy = 0
         self._invalid = ""
         """What is wrong with the template, once that is known: no process will compile it."""
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             self._invalid = f"has {len(source)} characters"
-        self._closed = False
-        self._processes: set[LimitedProcess] = set()
-        weakref.finalize(self, _close_all, self._processes)
+        self._pool = LimitedPool(
+            _MODULE,
+            _PACKAGES,
+            {
+                "source": source,
+                "special_tokens": dict(special_tokens),
+                "max_characters": self._limits.characters,
+                "limits": {
+                    "cpu_seconds": self._limits.cpu_seconds,
+                    "memory_bytes": self._limits.memory_bytes,
+                    "recycle_bytes": self._limits.recycle_bytes,
+                },
+            },
+            self._limits.processes,
+        )
 
     @property
     def is_invalid(self) -> bool:
@@ -78,7 +78,7 @@ class ChatWorkers:
             NoTokenizerError: it is not; or compiling it goes over a limit.
             EnvironmentFault: no process can be started.
         """
-        self._release(self._acquire(), is_usable=True)
+        self._refer(lambda: self._pool.start(self._limits.wait_seconds))
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """The template's text.
@@ -93,18 +93,11 @@ class ChatWorkers:
             UnavailableError: closed.
             EnvironmentFault: no process can be started.
         """
-        process = self._acquire()
-        is_usable = False
-        try:
-            answer = process.call(
-                {"messages": [dict(one) for one in messages], "variables": dict(variables)},
-                self._limits.wall_seconds,
-            )
-            is_usable = not answer["last"]
-        except ProcessEnded as error:
-            raise self._failure(error) from error
-        finally:
-            self._release(process, is_usable)
+        asked = {"messages": [dict(one) for one in messages], "variables": dict(variables)}
+        limits = self._limits
+        answer = self._refer(
+            lambda: self._pool.call(asked, limits.wall_seconds, limits.wait_seconds)
+        )
         if answer["status"] == "refused":
             raise _refused(f"refuses them ({answer['problem']})")
         if answer["status"] == "size":
@@ -113,101 +106,31 @@ class ChatWorkers:
 
     def close(self) -> None:
         """End all processes at once; renderings end with UnavailableError. Idempotent."""
-        with self._changed:
-            self._closed = True
-            while self._idle:
-                self._discard(self._idle.pop())
-            for process in self._processes:
-                process.kill()  # whoever waits for it closes it
-            self._changed.notify_all()
+        self._pool.close()
 
-    def _acquire(self) -> LimitedProcess:
-        """A process that has compiled the template, for this thread alone."""
-        deadline = time.monotonic() + self._limits.wait_seconds
-        with self._changed:
-            while True:
-                self._check_open()
-                if self._busy < self._limits.processes:
-                    break
-                if not self._changed.wait(deadline - time.monotonic()):
-                    raise QueueFullError(
-                        f"all {self._busy} processes that render chat templates were busy for "
-                        f"{self._limits.wait_seconds:g} seconds",
-                        field="chat",
-                        remedy="Try again later",
-                    )
-            self._busy += 1
-            while self._idle:
-                process = self._idle.pop()
-                if process.is_alive:
-                    return process
-                self._discard(process)
-        try:
-            return self._start()
-        except BaseException:
-            with self._changed:
-                self._busy -= 1
-                self._changed.notify()
-            raise
-
-    def _release(self, process: LimitedProcess, is_usable: bool) -> None:
-        with self._changed:
-            self._busy -= 1
-            if is_usable and not self._closed:
-                self._idle.append(process)
-            else:
-                self._discard(process)
-            self._changed.notify()
-
-    def _discard(self, process: LimitedProcess) -> None:
-        process.close()
-        self._processes.discard(process)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UnavailableError("the engine is closed")
+    def _refer(self, use: Callable[[], T]) -> T:
+        """What the pool gives, or the request's error."""
         if self._invalid:
             raise _unusable(self._invalid)
-
-    def _start(self) -> LimitedProcess:
-        process = LimitedProcess(_MODULE, _PACKAGES)
-        with self._changed:
-            self._processes.add(process)
         try:
-            answer = process.call(self._set_up(), START_S)
+            return use()
         except ProcessEnded as error:
-            with self._changed:
-                self._discard(process)
-                if self._closed:
-                    raise UnavailableError("the engine is closed") from error
-            raise _unusable(f"{_how_it_ended(error, self._limits)} to compile") from error
-        if answer["status"] != "ok":
-            with self._changed:
-                self._discard(process)
-            self._invalid = f"is not valid Jinja ({answer['problem']})"
-            raise _unusable(self._invalid)
-        return process
-
-    def _set_up(self) -> dict[str, Any]:
-        limits = self._limits
-        return {
-            "source": self._source,
-            "special_tokens": self._special_tokens,
-            "max_characters": limits.characters,
-            "limits": {
-                "cpu_seconds": limits.cpu_seconds,
-                "memory_bytes": limits.memory_bytes,
-                "recycle_bytes": limits.recycle_bytes,
-            },
-        }
-
-    def _failure(self, error: ProcessEnded) -> InvalidRequestError | UnavailableError:
-        if self._closed:
-            return UnavailableError("the engine is closed")
-        return _refused(f"{_how_it_ended(error, self._limits)} with them")
+            raise _refused(f"{_how_it_ended(error, self._limits)} with them") from error
+        except SetUpEnded as error:
+            raise _unusable(f"{_how_it_ended(error.__cause__, self._limits)} to compile") from error
+        except SetUpRefused as error:
+            self._invalid = f"is not valid Jinja ({error})"
+            raise _unusable(self._invalid) from error
+        except PoolBusy as error:
+            raise QueueFullError(
+                f"all {self._limits.processes} processes that render chat templates were busy for "
+                f"{self._limits.wait_seconds:g} seconds",
+                field="chat",
+                remedy="Try again later",
+            ) from error
 
 
-def _how_it_ended(error: ProcessEnded, limits: RenderLimits) -> str:
+def _how_it_ended(error: BaseException | None, limits: RenderLimits) -> str:
     if isinstance(error, OutOfTime):
         return f"takes more than {limits.cpu_seconds:g} seconds"
     if isinstance(error, OutOfMemory):
@@ -227,9 +150,3 @@ def _unusable(problem: str) -> NoTokenizerError:
     return NoTokenizerError(
         f"the chat template {problem}", field="chat", remedy="Give a text prompt"
     )
-
-
-def _close_all(processes: set[LimitedProcess]) -> None:
-    """For somebody who did not close what nobody can use any more."""
-    for process in processes:
-        process.close()

@@ -280,7 +280,7 @@ def test_a_process_has_no_files_and_ends_with_its_parent() -> None:
     code = (
         "import sys, time; from trtc.runtime.text.chat_template import ChatTemplate\n"
         "template = ChatTemplate('{{ messages }}', {}); template.render([{'content': ''}])\n"
-        "print(next(iter(template._workers._processes)).pid, flush=True); time.sleep(60)"
+        "print(template._workers._pool.pids[0], flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
