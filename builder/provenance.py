@@ -92,6 +92,8 @@ def _options(request: BuildRequest) -> dict[str, str]:
         value = getattr(request, field.name)
         if field.name not in _WITHOUT_EFFECT and value != field.default:
             given[field.name] = value.name if isinstance(value, Path) else _text(field.name, value)
+    if request.family is not None:
+        given["family"] = f"{request.family.name}, sha256 {_sha256(request.family)}"
     return given
 
 

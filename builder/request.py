@@ -69,6 +69,8 @@ class BuildRequest:
     chat template shows."""
     grammars: tuple[GrammarFile, ...] = ()
     """Grammars that the engine holds, for requests that name them."""
+    family: Path | None = None
+    """A Python file with the family of the model, instead of the one by its architecture."""
     tp: int = 1
     """GPUs that the model is spread over, by tensor parallelism."""
 

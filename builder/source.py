@@ -9,6 +9,7 @@ from trtc.builder.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from trtc.builder.checkpoint.dummy import dummy_checkpoint
 from trtc.builder.checkpoint.reader import SafetensorsReader
 from trtc.builder.checkpoint.verify import check_tensors, settle_embeddings, settle_prefix
+from trtc.builder.families.own import load_family
 from trtc.builder.families.registry import checkpoint_spec
 from trtc.builder.recipes import TensorReader
 from trtc.builder.request import DEFAULT_MAX_SEQ_LEN, KV_DTYPES, BuildRequest
@@ -53,7 +54,8 @@ def open_source(request: BuildRequest) -> ModelSource:
     """
     checkpoint = open_checkpoint(request.model, request.revision, weights=not request.dummy_weights)
     max_seq_len = request.max_seq_len or _default_max_seq_len(checkpoint)
-    spec = checkpoint_spec(checkpoint, max_seq_len)
+    own = None if request.family is None else load_family(request.family)
+    spec = checkpoint_spec(checkpoint, max_seq_len, own)
     if request.dummy_weights:
         scheme = scheme_named(request.dtype or _DEFAULT_DTYPE)
         dummy, quantization = dummy_checkpoint(spec, scheme)

@@ -39,6 +39,7 @@ def build(
     page_size: int = 16,
     grammars: Sequence[str] = (),
     tp: int = 1,
+    family: str | Path | None = None,
     progress: "Progress" = lambda step: None,
     num_threads: int | None = None,
 ) -> "BuildResult":
@@ -74,6 +75,8 @@ def build(
         page_size: tokens of a KV page: 8, 16, 32, 64 or 128.
         grammars: `NAME=FILE` or `NAME=KIND:FILE` each: grammars that requests may name.
         tp: GPUs that the model is spread over, by tensor parallelism.
+        family: Python file with a function `family(config, max_seq_len)` that describes the model
+            (`trtc.families`); None: by its architecture. The file is run.
         progress: called with each step of the work: a text with attributes `done`, `total` and
             `unit`, None where they are not known.
         num_threads: CPU threads that measure the engine; None: the usable cores.
@@ -112,6 +115,7 @@ def build(
         reference=reference,
         grammars=parse_grammars((grammars,) if isinstance(grammars, str) else grammars),
         tp=tp,
+        family=None if family is None else Path(family),
     )
     return build_engine(request, probe=Probe(num_threads), progress=progress)
 

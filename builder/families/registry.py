@@ -2,7 +2,7 @@
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from trtc.builder.checkpoint.checkpoint import Checkpoint
@@ -20,6 +20,7 @@ from trtc.builder.families.mistral import mistral
 from trtc.builder.families.mixtral import mixtral
 from trtc.builder.families.nemotron import arcee, nemotron
 from trtc.builder.families.olmo2 import olmo2, olmo3
+from trtc.builder.families.own import Family
 from trtc.builder.families.phi3 import phi3
 from trtc.builder.families.qwen2 import qwen2
 from trtc.builder.families.qwen3 import qwen3
@@ -30,7 +31,7 @@ from trtc.builder.spec import DecoderSpec
 from trtc.protos.errors import CheckpointError, RequestError, UnsupportedError
 
 _MAX_NAME = 100
-FAMILIES: Mapping[str, Callable[[Config, int], DecoderSpec]] = {
+FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
     "Qwen2ForCausalLM": qwen2,
@@ -61,18 +62,37 @@ FAMILIES: Mapping[str, Callable[[Config, int], DecoderSpec]] = {
 }
 
 
-def decoder_spec(config: Mapping[str, Any], max_seq_len: int) -> DecoderSpec:
+def decoder_spec(
+    config: Mapping[str, Any], max_seq_len: int, own: Family | None = None
+) -> DecoderSpec:
     """What config.json describes.
 
     Args:
         config: config.json.
         max_seq_len: prompt and completion tokens that the engine is built for.
+        own: a family of the user's own; None: the one by the architecture.
 
     Raises:
         UnsupportedError: an architecture, or a feature of a known one, that trtc does not have.
         CheckpointError: a field is missing or wrong.
         RequestError: max_seq_len beyond what the model was made for.
     """
+    family = _by_architecture(config) if own is None else own
+    if own is None:
+        _check_experts(Config(config))
+    spec = family(Config(config), max_seq_len)
+    _check_heads(spec)
+    if not 1 <= max_seq_len <= spec.max_position_embeddings:
+        raise RequestError(
+            f"{max_seq_len} is not between 1 and the model's max_position_embeddings "
+            f"{spec.max_position_embeddings}",
+            field="--max-seq-len",
+            remedy=f"Give at most {spec.max_position_embeddings}",
+        )
+    return spec
+
+
+def _by_architecture(config: Mapping[str, Any]) -> Family:
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures:
         raise CheckpointError(
@@ -87,17 +107,7 @@ def decoder_spec(config: Mapping[str, Any], max_seq_len: int) -> DecoderSpec:
             field="config.json: architectures",
             remedy=_nearest(architectures[0]),
         )
-    _check_experts(Config(config))
-    spec = family(Config(config), max_seq_len)
-    _check_heads(spec)
-    if not 1 <= max_seq_len <= spec.max_position_embeddings:
-        raise RequestError(
-            f"{max_seq_len} is not between 1 and the model's max_position_embeddings "
-            f"{spec.max_position_embeddings}",
-            field="--max-seq-len",
-            remedy=f"Give at most {spec.max_position_embeddings}",
-        )
-    return spec
+    return family
 
 
 def _nearest(architecture: object) -> str:
@@ -106,10 +116,12 @@ def _nearest(architecture: object) -> str:
     return f"{listed}; the nearest are {', '.join(near)}" if near else listed
 
 
-def checkpoint_spec(checkpoint: Checkpoint, max_seq_len: int) -> DecoderSpec:
+def checkpoint_spec(
+    checkpoint: Checkpoint, max_seq_len: int, own: Family | None = None
+) -> DecoderSpec:
     """`decoder_spec` of a checkpoint, with the token ids that generation_config.json decides."""
     return dataclasses.replace(
-        decoder_spec(checkpoint.config, max_seq_len),
+        decoder_spec(checkpoint.config, max_seq_len, own),
         bos_token_id=checkpoint.token_id("bos_token_id"),
         eos_token_ids=checkpoint.eos_token_ids,
         pad_token_id=checkpoint.token_id("pad_token_id"),

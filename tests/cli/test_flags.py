@@ -27,7 +27,8 @@ FLAGS = {
         --eval-tokens
         --max-kl --reference --exact-activations --exact-lm-head --exact-weights --dummy-weights
         --max-batch-size
-        --max-seq-len --max-num-tokens --page-size --format --grammar --tp --threads --json
+        --max-seq-len --max-num-tokens --page-size --format --grammar --tp --family --threads
+        --json
     """,
     "families": "--json",
     "compile": "bundle --strip --alias-pools --json",

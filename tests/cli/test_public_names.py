@@ -127,7 +127,7 @@ def test_build_hands_every_argument_on(monkeypatch: pytest.MonkeyPatch) -> None:
         "trtc.builder.pipeline.build", lambda request, **_: requests.append(request)
     )
     trtc.build(**given)
-    paths = {name: Path(given[name]) for name in ("output", "calib", "eval_text")}
+    paths = {name: Path(given[name]) for name in ("output", "calib", "eval_text", "family")}
     assert requests == [BuildRequest(**{**given, **paths, "keep": ("keep!",)})]
 
 

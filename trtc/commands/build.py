@@ -140,6 +140,13 @@ _TARGETS = (
     metavar="N",
     help="GPUs to spread the model over: 1, 2, 4 or 8. For --target cuda.",
 )
+@click.option(
+    "--family",
+    type=click.Path(path_type=Path),
+    metavar="FILE.py",
+    help="Describe the model by the function family(config, max_seq_len) of this file, which is "
+    "run, instead of by its architecture. See docs/families.md.",
+)
 @click.option("--threads", type=click.IntRange(1), help="CPU threads that measure the engine.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest instead of a table.")
 def command(

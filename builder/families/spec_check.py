@@ -1,0 +1,223 @@
+"""Is a DecoderSpec one that a graph can be written from? A wrong field is named by its place."""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, NoReturn
+
+from trtc.builder.families.bounds import INTEGERS, MAX_EXPERTS_OF_ALL_LAYERS
+from trtc.builder.families.config import shown
+from trtc.builder.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    DenseMlpSpec,
+    LayerSpec,
+    LinearSpec,
+    MoeMlpSpec,
+    RopeSpec,
+    ShortConvSpec,
+)
+from trtc.protos.errors import RequestError
+
+_MOST: Mapping[str, int] = {
+    **INTEGERS,
+    "num_heads": INTEGERS["num_attention_heads"],
+    "num_kv_heads": INTEGERS["num_key_value_heads"],
+    "in_features": 1 << 22,
+    "out_features": INTEGERS["vocab_size"],
+}
+"""Upper bounds of sizes, by their fields; the lower one is 1."""
+_POSITIVE = ("eps", "scale", "attention_factor", "softcap", "logit_softcap")
+
+
+def check_spec(spec: DecoderSpec, source: str) -> None:
+    """Check types, ranges and sizes that must agree.
+
+    Args:
+        source: what the spec comes from, for messages.
+
+    Raises:
+        RequestError: the first field that is wrong, by its place: `layers[3].mixer.num_heads`.
+    """
+    check = _Check(source)
+    check.types("", spec)
+    check.decoder(spec)
+
+
+class _Check:
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._hints: dict[type, Mapping[str, Any]] = {}
+        """Fields of the dataclasses met so far."""
+
+    def fail(self, place: str, problem: str) -> NoReturn:
+        raise RequestError(problem, field=f"{self._source}: {place}")
+
+    def types(self, place: str, value: Any) -> None:
+        """Of every field, however deep; and the range of every number."""
+        if type(value) not in self._hints:
+            self._hints[type(value)] = _hints(type(value))
+        for name, kind in self._hints[type(value)].items():
+            field = getattr(value, name)
+            where = f"{place}.{name}" if place else name
+            if not _fits(field, kind):
+                self.fail(where, f"is {shown(field)}, not {_spelled(kind)}")
+            self._number(where, name, field)
+            parts = field if isinstance(field, tuple) else (field,)
+            for index, part in enumerate(parts):
+                if dataclasses.is_dataclass(part):
+                    self.types(f"{where}[{index}]" if parts is field else where, part)
+
+    def _number(self, place: str, name: str, value: object) -> None:
+        if isinstance(value, float) and not math.isfinite(value):
+            self.fail(place, f"is {value}, not a finite number")
+        if name in _POSITIVE and isinstance(value, int | float) and value <= 0:
+            self.fail(place, f"is {value}, not a positive number")
+        if isinstance(value, int) and not isinstance(value, bool) and name in _MOST:
+            self.between(place, value, 1, _MOST[name])
+
+    def between(self, place: str, value: int, least: int, most: int) -> None:
+        if not least <= value <= most:
+            self.fail(place, f"is {value}, not from {least} to {most}")
+
+    def same(self, place: str, value: int, expected: int, what: str) -> None:
+        if value != expected:
+            self.fail(place, f"is {value}, and {what} makes it {expected}")
+
+    def decoder(self, spec: DecoderSpec) -> None:
+        self.between("layers", len(spec.layers), 1, INTEGERS["num_hidden_layers"])
+        self.between("max_position_embeddings", spec.max_position_embeddings, 1, 2**31 - 1)
+        mlps = [layer.mlp for layer in spec.layers]
+        experts = sum(len(mlp.experts) for mlp in mlps if isinstance(mlp, MoeMlpSpec))
+        self.between("layers", experts, 0, MAX_EXPERTS_OF_ALL_LAYERS)
+        self.linear("lm_head", spec.lm_head, spec.hidden_size, spec.vocab_size)
+        for index, layer in enumerate(spec.layers):
+            self.layer(f"layers[{index}]", layer, spec.hidden_size)
+
+    def layer(self, place: str, layer: LayerSpec, hidden: int) -> None:
+        if layer.parallel and layer.mlp_norm is not None:
+            self.fail(f"{place}.mlp_norm", "is given, and a parallel layer has the mixer's norm")
+        if isinstance(layer.mixer, AttentionSpec):
+            self.attention(f"{place}.mixer", layer.mixer, hidden)
+        else:
+            self.convolution(f"{place}.mixer", layer.mixer, hidden)
+        if isinstance(layer.mlp, DenseMlpSpec):
+            self.mlp(f"{place}.mlp", layer.mlp, hidden)
+        else:
+            self.experts(f"{place}.mlp", layer.mlp, hidden)
+
+    def attention(self, place: str, spec: AttentionSpec, hidden: int) -> None:
+        if spec.num_heads % spec.num_kv_heads:
+            self.fail(
+                f"{place}.num_kv_heads",
+                f"{spec.num_kv_heads} does not divide the {spec.num_heads} heads",
+            )
+        q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        self.linear(f"{place}.q", spec.q, hidden, q)
+        self.linear(f"{place}.k", spec.k, hidden, kv)
+        self.linear(f"{place}.v", spec.v, hidden, kv)
+        self.linear(f"{place}.o", spec.o, q, hidden)
+        self.rope(f"{place}.rope", spec.rope, spec.head_dim)
+        if spec.window is not None:
+            self.between(f"{place}.window", spec.window, 1, 2**31 - 1)
+        for name, norm in (("q_norm", spec.q_norm), ("k_norm", spec.k_norm)):
+            if norm is not None and norm.centered:
+                self.fail(f"{place}.{name}.centered", "is True, and q and k have RMS norms only")
+            if norm is not None and spec.q.interleaved is not None:
+                self.fail(f"{place}.{name}", "is given, and interleaved heads are reordered")
+        self._pairs(place, spec)
+
+    def _pairs(self, place: str, spec: AttentionSpec) -> None:
+        pairs = spec.q.interleaved
+        if pairs != spec.k.interleaved:
+            self.fail(f"{place}.k.interleaved", "is not that of q")
+        if pairs is not None:
+            self.same(f"{place}.q.interleaved.head_dim", pairs.head_dim, spec.head_dim, "head_dim")
+            rotary = spec.rope.rotary_dim
+            self.same(f"{place}.q.interleaved.rotary_dim", pairs.rotary_dim, rotary, "rope")
+
+    def rope(self, place: str, rope: RopeSpec, head_dim: int) -> None:
+        if rope.rotary_dim % 2:
+            self.fail(f"{place}.rotary_dim", f"is {rope.rotary_dim}, not a pair of halves")
+        self.between(f"{place}.rotary_dim", rope.rotary_dim, 2, head_dim)
+        half = rope.rotary_dim // 2
+        self.same(f"{place}.inv_freq", len(rope.inv_freq), half, "rotary_dim")
+        if rope.short_length is not None:
+            self.same(f"{place}.short_inv_freq", len(rope.short_inv_freq), half, "rotary_dim")
+        for name in ("inv_freq", "short_inv_freq"):
+            if not all(map(math.isfinite, getattr(rope, name))):
+                self.fail(f"{place}.{name}", "has numbers that are not finite")
+
+    def convolution(self, place: str, spec: ShortConvSpec, hidden: int) -> None:
+        self.same(f"{place}.channels", spec.channels, hidden, "hidden_size")
+        self.between(f"{place}.taps", spec.taps, 2, INTEGERS["conv_L_cache"])
+        self.linear(f"{place}.in_proj", spec.in_proj, hidden, 3 * hidden)
+        self.linear(f"{place}.out_proj", spec.out_proj, hidden, hidden)
+
+    def mlp(self, place: str, mlp: DenseMlpSpec, hidden: int) -> None:
+        width = mlp.up.out_features
+        self.linear(f"{place}.up", mlp.up, hidden, width)
+        self.linear(f"{place}.down", mlp.down, width, hidden)
+        if mlp.gate is not None:
+            self.linear(f"{place}.gate", mlp.gate, hidden, width)
+            if mlp.activation == "relu2":
+                self.fail(f"{place}.activation", "is relu2, which no kernel has beside a gate")
+
+    def experts(self, place: str, mlp: MoeMlpSpec, hidden: int) -> None:
+        number = len(mlp.experts)
+        self.between(f"{place}.experts", number, 1, INTEGERS["num_experts"])
+        self.between(f"{place}.top_k", mlp.top_k, 1, number)
+        self.linear(f"{place}.router", mlp.router, hidden, number)
+        width = mlp.experts[0].up.out_features
+        for index, expert in enumerate(mlp.experts):
+            where = f"{place}.experts[{index}]"
+            if expert.gate is None:
+                self.fail(f"{where}.gate", "is None, and routed experts are gated")
+            self.mlp(where, expert, hidden)
+            self.same(f"{where}.up.out_features", expert.up.out_features, width, "experts[0]")
+
+    def linear(self, place: str, linear: LinearSpec, in_features: int, out_features: int) -> None:
+        self.same(f"{place}.in_features", linear.in_features, in_features, "the layer")
+        self.same(f"{place}.out_features", linear.out_features, out_features, "the layer")
+        if linear.rows is not None:
+            begin, end = linear.rows
+            if begin < 0 or end - begin != out_features:
+                self.fail(f"{place}.rows", f"is {linear.rows}, not {out_features} rows")
+
+
+def _hints(kind: type) -> Mapping[str, Any]:
+    """Field -> type, of a dataclass."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def _fits(value: object, kind: Any) -> bool:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return any(_fits(value, one) for one in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        if arguments[-1] is Ellipsis:
+            return all(_fits(one, arguments[0]) for one in value)
+        return len(value) == len(arguments) and all(map(_fits, value, arguments))
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, type(None) if kind is None else kind)
+
+
+def _spelled(kind: Any) -> str:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(_spelled(one) for one in arguments)
+    if origin is Literal:
+        return " or ".join(map(repr, arguments))
+    if origin is tuple:
+        return f"a tuple of {_spelled(arguments[0])}"
+    return "None" if kind is type(None) else str(kind.__name__)

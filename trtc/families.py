@@ -1,0 +1,37 @@
+"""The types of `trtc build --family FILE.py`, for code that has such a function:
+docs/families.md."""
+
+from trtc.builder.families.config import Config
+from trtc.builder.families.dense import Dense, dense
+from trtc.builder.families.rope import rope_spec
+from trtc.builder.spec import (
+    NO_ROPE,
+    AttentionSpec,
+    DecoderSpec,
+    DenseMlpSpec,
+    Interleaved,
+    LayerSpec,
+    LinearSpec,
+    MoeMlpSpec,
+    NormSpec,
+    RopeSpec,
+    ShortConvSpec,
+)
+
+__all__ = [
+    "NO_ROPE",
+    "AttentionSpec",
+    "Config",
+    "DecoderSpec",
+    "Dense",
+    "DenseMlpSpec",
+    "Interleaved",
+    "LayerSpec",
+    "LinearSpec",
+    "MoeMlpSpec",
+    "NormSpec",
+    "RopeSpec",
+    "ShortConvSpec",
+    "dense",
+    "rope_spec",
+]
