@@ -7,7 +7,7 @@ import msgspec
 
 from trtc.protos.errors import ServeError
 from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
-from trtc.runtime.text.answer import AnswerPart, joined
+from trtc.runtime.text.answer import AnswerPart, joined, text_of
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -45,6 +45,11 @@ class Result(msgspec.Struct, frozen=True):
         return self.completions[0].token_ids
 
     @property
+    def parts(self) -> tuple[AnswerPart, ...]:
+        """Parts of the first sequence."""
+        return self.completions[0].parts
+
+    @property
     def finish_reason(self) -> FinishReason:
         """Why the first sequence ended."""
         return self.completions[0].finish_reason
@@ -61,6 +66,8 @@ class Result(msgspec.Struct, frozen=True):
             "cached_prompt_tokens": self.usage.cached_prompt_tokens,
             "completion_tokens": self.usage.completion_tokens,
         }
+        if self.usage.reasoning_tokens:
+            usage["reasoning_tokens"] = self.usage.reasoning_tokens
         document = {
             "request_id": self.request_id,
             **_sequence_json(self.completions[0]),
@@ -137,6 +144,12 @@ def _sequence_json(completion: Completion) -> dict[str, Any]:
         "text": completion.text,
         "finish_reason": completion.finish_reason.value,
     }
+    if thought := text_of(completion.parts, "reasoning"):
+        document["reasoning"] = thought
+    if calls := [part for part in completion.parts if part.kind == "call"]:
+        document["tool_calls"] = [
+            {"id": one.id, "name": one.name, "arguments": one.text} for one in calls
+        ]
     if completion.matched_stop:
         document["matched_stop"] = completion.matched_stop
     if completion.logprobs:

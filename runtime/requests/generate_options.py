@@ -49,6 +49,7 @@ class ChatOptions(GenerateOptions, TemplateOptions, total=False):
     tool_choice: str | Mapping[str, Any]
     parallel_tool_calls: bool
     thinking_token_budget: int | None
+    splits_answer: bool
 
 
 _SAMPLING = frozenset(SamplingOptions.__annotations__)
@@ -85,6 +86,8 @@ _DESCRIPTIONS = {
     "enable_thinking": "whether the model reasons; None: as its chat template does.",
     "reasoning_effort": "none, minimal, low, medium, high, xhigh or max, for the chat template.",
     "thinking_token_budget": "tokens that the model may reason for; None: no limit.",
+    "splits_answer": "whether outputs have parts: text, thoughts, calls of tools; otherwise all is "
+    "text, as the model wrote it.",
     "documents": "JSON objects, for the chat template.",
     "chat_template_kwargs": "further variables of the chat template.",
     "add_generation_prompt": "whether the prompt ends with the head of the assistant's message; "

@@ -13,6 +13,7 @@ from trtc.runtime.requests.grammar import Grammar, choice
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
 from trtc.runtime.requests.tool_choice import AUTO, ToolChoice, ToolMode
+from trtc.runtime.text.answer import AnswerPart
 from trtc.runtime.text.chat import MAX_MESSAGE_ITEMS, Chat, ChatMessage, ContentPart, ToolCall
 
 _REASON_TO_WIRE = {
@@ -32,10 +33,8 @@ _MODE_TO_WIRE: dict[ToolMode, pb.ToolChoice.Mode] = {
 _MODE_FROM_WIRE: dict[int, ToolMode] = {wire: mode for mode, wire in _MODE_TO_WIRE.items()}
 
 _CONVERTED = ("text", "token_ids", "chat", "sampling", "grammar", "tool_choice")
-_SAME = tuple(
-    one.name for one in fields(RequestDraft) if one.name not in {*_CONVERTED, "splits_answer"}
-)
-"""Fields that a draft and its message both have, as they are. Messages of outputs have no parts."""
+_SAME = tuple(one.name for one in fields(RequestDraft) if one.name not in _CONVERTED)
+"""Fields that a draft and its message both have, as they are."""
 _LISTS = ("stop", "stop_token_ids")
 
 
@@ -207,6 +206,8 @@ def output_to_wire(output: Output) -> pb.GenerateResponse:
         response.usage.prompt_tokens = output.usage.prompt_tokens
         response.usage.cached_prompt_tokens = output.usage.cached_prompt_tokens
         response.usage.completion_tokens = output.usage.completion_tokens
+        response.usage.reasoning_tokens = output.usage.reasoning_tokens
+    response.parts.extend(_part_to_wire(part) for part in output.parts)
     return response
 
 
@@ -222,7 +223,28 @@ def output_from_wire(response: pb.GenerateResponse) -> Output:
         matched_stop=finished.matched_stop if finished is not None else "",
         usage=_usage_from_wire(response.usage) if response.HasField("usage") else None,
         prompt_logprobs=tuple(_logprobs_from_wire(entry) for entry in response.prompt_logprobs),
+        parts=tuple(part for one in response.parts if (part := _part_from_wire(one)) is not None),
     )
+
+
+def _part_to_wire(part: AnswerPart) -> pb.AnswerPart:
+    if part.kind == "call":
+        call = pb.AnswerCall(index=part.index, id=part.id, name=part.name, arguments=part.text)
+        return pb.AnswerPart(call=call)
+    if part.kind == "reasoning":
+        return pb.AnswerPart(reasoning=part.text)
+    return pb.AnswerPart(text=part.text)
+
+
+def _part_from_wire(part: pb.AnswerPart) -> AnswerPart | None:
+    """None: of a kind that this client does not know."""
+    kind = part.WhichOneof("kind")
+    if kind == "call":
+        call = part.call
+        return AnswerPart("call", call.arguments, call.index, call.id, call.name)
+    if kind is None:
+        return None
+    return AnswerPart(kind, part.reasoning if kind == "reasoning" else part.text)
 
 
 def _reason_from_wire(reason: int) -> FinishReason:
@@ -250,7 +272,12 @@ def info_from_wire(info: pb.ModelInfo) -> ModelInfo:
 
 
 def _usage_from_wire(usage: pb.Usage) -> Usage:
-    return Usage(usage.prompt_tokens, usage.cached_prompt_tokens, usage.completion_tokens)
+    return Usage(
+        usage.prompt_tokens,
+        usage.cached_prompt_tokens,
+        usage.completion_tokens,
+        usage.reasoning_tokens,
+    )
 
 
 def _logprobs_to_wire(entry: TokenLogprobs) -> pb.TokenLogprobs:

@@ -49,6 +49,25 @@ class Library:
     """Leaves a stream after its first text, which it answers. None: it has no way to."""
 
 
+# SDKs
+
+
+def openai_client(question: Question) -> Any:
+    from openai import AsyncOpenAI
+
+    return AsyncOpenAI(
+        base_url=question.url(), api_key="none", max_retries=question.retries, timeout=30
+    )
+
+
+def anthropic_client(question: Question) -> Any:
+    from anthropic import AsyncAnthropic
+
+    return AsyncAnthropic(
+        base_url=question.url(""), api_key="none", max_retries=question.retries, timeout=30
+    )
+
+
 # LangChain
 
 
@@ -156,9 +175,8 @@ def _of_litellm(model: str, path: str = "/v1", *, can_leave: bool = True) -> Lib
 def _of_agents(kind: str) -> Library:
     def agent(question: Question) -> Any:
         import agents
-        from openai import AsyncOpenAI
 
-        client = AsyncOpenAI(base_url=question.url(), api_key="none", max_retries=question.retries)
+        client = openai_client(question)
         return agents.Agent(
             name="A",
             instructions=SYSTEM,

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.support.libraries import LIBRARIES, Answer, Ask, Question
+from tests.support.library_loops import CALLED
 from tests.support.library_shapes import SHAPED
 
 _ENVIRONMENT = {
@@ -31,6 +32,7 @@ ASKED: Mapping[str, Mapping[str, Ask]] = {
     "streamed": {name: one.streamed for name, one in LIBRARIES.items()},
     "left": {name: one.left for name, one in LIBRARIES.items() if one.left},
     "shaped": SHAPED,
+    "called": CALLED,
 }
 """How a library is asked -> its name -> the function that asks."""
 

@@ -16,9 +16,11 @@ from tests.support.libraries import (
     Answer,
     Ask,
     Question,
+    anthropic_client,
     chat_anthropic,
     chat_ollama,
     chat_openai,
+    openai_client,
     responses_openai,
 )
 
@@ -48,12 +50,6 @@ def _read(record: Any) -> Answer:
 # openai
 
 
-def _openai(question: Question) -> Any:
-    from openai import AsyncOpenAI
-
-    return AsyncOpenAI(base_url=question.url(), api_key="none", max_retries=0)
-
-
 def _chat(question: Question) -> dict[str, Any]:
     return {
         "model": question.model,
@@ -74,14 +70,14 @@ def _response(question: Question) -> dict[str, Any]:
 
 
 async def _chat_parsed(question: Question) -> Answer:
-    async with _openai(question) as client:
+    async with openai_client(question) as client:
         answer = await client.chat.completions.parse(response_format=Record, **_chat(question))
     return _read(answer.choices[0].message.parsed)
 
 
 async def _chat_streamed(question: Question) -> Answer:
     async with (
-        _openai(question) as client,
+        openai_client(question) as client,
         client.chat.completions.stream(response_format=Record, **_chat(question)) as stream,
     ):
         answer = await stream.get_final_completion()
@@ -89,14 +85,14 @@ async def _chat_streamed(question: Question) -> Answer:
 
 
 async def _response_parsed(question: Question) -> Answer:
-    async with _openai(question) as client:
+    async with openai_client(question) as client:
         response = await client.responses.parse(text_format=Record, **_response(question))
     return _read(response.output_parsed)
 
 
 async def _response_streamed(question: Question) -> Answer:
     async with (
-        _openai(question) as client,
+        openai_client(question) as client,
         client.responses.stream(text_format=Record, **_response(question)) as stream,
     ):
         response = await stream.get_final_response()
@@ -104,12 +100,6 @@ async def _response_streamed(question: Question) -> Answer:
 
 
 # anthropic
-
-
-def _anthropic(question: Question) -> Any:
-    from anthropic import AsyncAnthropic
-
-    return AsyncAnthropic(base_url=question.url(""), api_key="none", max_retries=0)
 
 
 def _message(question: Question) -> dict[str, Any]:
@@ -123,14 +113,14 @@ def _message(question: Question) -> dict[str, Any]:
 
 
 async def _message_parsed(question: Question) -> Answer:
-    async with _anthropic(question) as client:
+    async with anthropic_client(question) as client:
         message = await client.messages.parse(output_format=Record, **_message(question))
     return _read(message.parsed_output)
 
 
 async def _message_streamed(question: Question) -> Answer:
     async with (
-        _anthropic(question) as client,
+        anthropic_client(question) as client,
         client.messages.stream(output_format=Record, **_message(question)) as stream,
     ):
         message = await stream.get_final_message()
@@ -209,7 +199,9 @@ def _of_agents(kind: str) -> Ask:
         agent = agents.Agent(
             name="A",
             instructions=SYSTEM,
-            model=getattr(agents, kind)(model=question.model, openai_client=_openai(question)),
+            model=getattr(agents, kind)(
+                model=question.model, openai_client=openai_client(question)
+            ),
             model_settings=agents.ModelSettings(temperature=0, max_tokens=question.max_tokens),
             output_type=Record,
         )
@@ -225,7 +217,7 @@ def _of_instructor(client: str, mode: str) -> Ask:
     async def ask(question: Question) -> Answer:
         import instructor
 
-        made = {"openai": _openai, "anthropic": _anthropic}[client](question)
+        made = {"openai": openai_client, "anthropic": anthropic_client}[client](question)
         patch = getattr(instructor, f"from_{client}")
         patched = patch(made, mode=instructor.Mode[mode])
         return _read(

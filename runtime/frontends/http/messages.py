@@ -8,6 +8,9 @@ from trtc.runtime.text.chat import MAX_MESSAGE_ITEMS
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
+_OF_LIBRARIES = frozenset({"annotations", "provider_specific_fields", "refusal", "thinking_blocks"})
+"""What SDKs and libraries send back of an answer, and no template reads."""
+
 
 def chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages as `chat_of` reads them.
@@ -20,7 +23,11 @@ def chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 def _message(message: Mapping[str, Any], at: int) -> dict[str, Any]:
     """A message without what its sender left empty: SDKs send answers back with all fields."""
-    given = {key: value for key, value in message.items() if value not in (None, [], {})}
+    given = {
+        key: value
+        for key, value in message.items()
+        if value not in (None, [], {}) and key not in _OF_LIBRARIES
+    }
     role = given.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise InvalidRequestError(

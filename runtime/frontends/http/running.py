@@ -5,12 +5,11 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from trtc.protos.errors import CancelledError, InvalidRequestError
+from trtc.protos.errors import CancelledError
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.requests.request import FinishReason, Output
-from trtc.runtime.requests.tools import tool_use
 from trtc.runtime.service.service import Service
 from trtc.runtime.service.streams import OutputStream
 
@@ -36,8 +35,6 @@ async def running(
     Raises:
         TrtcError: a draft is refused, which ends those before it.
     """
-    for one in drafts:
-        check_tools(one)
     async with AsyncExitStack() as stack:
         engine = stack.enter_context(service.models.lease(drafts[0].model))
         streams = [
@@ -52,20 +49,6 @@ async def running(
         merged = _Merged(streams)
         with merged.reading():
             yield Running(engine, merged.outputs())
-
-
-def check_tools(draft: RequestDraft) -> None:
-    """Refuse tools whose calls a client would look for beside the text, and not find.
-
-    Raises:
-        InvalidRequestError: also for tools of another shape.
-    """
-    if draft.splits_answer:
-        return
-    if tool_use(draft.chat, draft.tool_choice, parallel=draft.parallel_tool_calls) is not None:
-        raise InvalidRequestError(
-            "is not supported by this server", field="chat.tools", remedy="Leave it out"
-        )
 
 
 async def unaborted(stream: OutputStream) -> AsyncIterator[Sequence[Output]]:

@@ -34,14 +34,17 @@ FIELDS = {
         model=1 request_id=2 text=3 token_ids=4 chat=5 sampling=6 max_tokens=7 stop=8
         stop_token_ids=9 ignore_eos=10 n=11 logprobs=12 priority=13 include_stop=14
         min_tokens=15 cache_salt=16 prompt_logprobs=17 grammar=18
-        tool_choice=19 parallel_tool_calls=20 thinking_token_budget=21
+        tool_choice=19 parallel_tool_calls=20 thinking_token_budget=21 splits_answer=22
     """,
     "TokenLogprob": "token_id=1 logprob=2 utf8=3",
     "TokenLogprobs": "sampled=1 top=2",
-    "Usage": "prompt_tokens=1 cached_prompt_tokens=2 completion_tokens=3",
+    "Usage": "prompt_tokens=1 cached_prompt_tokens=2 completion_tokens=3 reasoning_tokens=4",
+    "AnswerPart": "text=1 reasoning=2 call=3",
+    "AnswerCall": "index=1 id=2 name=3 arguments=4",
     "Finished": "reason=1 matched_stop=2",
     "GenerateResponse": """
         request_id=1 index=2 text=3 token_ids=4 logprobs=5 finished=6 usage=7 prompt_logprobs=8
+        parts=9
     """,
     "AbortRequest": "model=1 request_id=2",
     "AbortResponse": "",

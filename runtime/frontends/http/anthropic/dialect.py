@@ -16,12 +16,12 @@ from trtc.runtime.frontends.http.anthropic.failures import (
     request_id,
 )
 from trtc.runtime.frontends.http.anthropic.fields import CountFields, MessageFields
-from trtc.runtime.frontends.http.anthropic.message import Message
+from trtc.runtime.frontends.http.anthropic.message import Message, encoded
 from trtc.runtime.frontends.http.bodies import Given, read
 from trtc.runtime.frontends.http.events import begin_events, event
 from trtc.runtime.frontends.http.exchange import Exchange, Headers
 from trtc.runtime.frontends.http.routes import Route
-from trtc.runtime.frontends.http.running import check_tools, unaborted
+from trtc.runtime.frontends.http.running import unaborted
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.request import Output
@@ -61,7 +61,6 @@ class _Handlers:
         async with AsyncExitStack() as stack:
             async with self._document(exchange, parse) as (given, draft):
                 with fields_as_sent(PARAMS):
-                    check_tools(draft)
                     engine = stack.enter_context(self._service.models.lease(draft.model))
                     stream = await stack.enter_async_context(
                         self._service.generate(draft, principal=exchange.principal, engine=engine)
@@ -135,12 +134,9 @@ async def _write_events(
     await exchange.write(message.first_events())
     try:
         async for outputs in arriving:
-            events = []
-            for output in outputs:
-                message.take(output)
-                events.append(message.delta(output))
-            if any(events):
-                await exchange.write(b"".join(events))
+            events = [one for output in outputs for one in message.take(output)]
+            if events:
+                await exchange.write(encoded(events))
     except TrtcError as error:
         await exchange.end(event(failure(exchange, error), "error"))
         return

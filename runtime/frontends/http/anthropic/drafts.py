@@ -59,6 +59,7 @@ def message_draft(fields: MessageFields, request_id: str) -> RequestDraft:
         stop=tuple(fields.stop_sequences or ()),
         grammar=grammar_of(fields, text_format(asked.format, "output_config.format")),
         tool_choice=choice_of(given),
+        splits_answer=True,
         parallel_tool_calls=given is None or not given.disable_parallel_tool_use,
         thinking_token_budget=budget_of(fields.thinking, fields.max_tokens),
         **generation(fields),

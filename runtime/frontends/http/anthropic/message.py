@@ -1,20 +1,65 @@
 """A message as it grows: the object, and its events.
 
-message_start, content_block_start, ping,
-content_block_delta ... content_block_stop, message_delta, message_stop
+message_start, ping,
+content_block_start, content_block_delta ... content_block_stop     for each block
+message_delta, message_stop
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from trtc.runtime.frontends.http.events import event
+from trtc.runtime.requests.answer_parts import answer_parts
 from trtc.runtime.requests.request import FinishReason, Output, Usage
+from trtc.runtime.text.answer import AnswerPart
 
 _STOP_REASONS: Mapping[FinishReason, str] = {
     FinishReason.STOP: "end_turn",
     FinishReason.LENGTH: "max_tokens",
 }
+
+_EMPTY = AnswerPart("text", "")
+
+Event = Mapping[str, Any]
+
+
+@dataclass
+class _Block:
+    """A text, a thought or a call."""
+
+    begun_by: AnswerPart
+    texts: list[str] = field(default_factory=list)
+
+    def takes(self, part: AnswerPart) -> bool:
+        """Whether a part goes on with it; a call comes at once."""
+        return part.kind == self.begun_by.kind != "call"
+
+    def first(self) -> dict[str, Any]:
+        """The object of the API with nothing in it."""
+        if self.begun_by.kind == "call":
+            named = {"id": self.begun_by.id, "name": self.begun_by.name}
+            return {"type": "tool_use", **named, "input": {}}
+        if self.begun_by.kind == "reasoning":
+            return {"type": "thinking", "thinking": "", "signature": ""}
+        return {"type": "text", "text": ""}
+
+    def delta(self, text: str) -> dict[str, str]:
+        """A piece of it."""
+        if self.begun_by.kind == "call":
+            return {"type": "input_json_delta", "partial_json": text}
+        if self.begun_by.kind == "reasoning":
+            return {"type": "thinking_delta", "thinking": text}
+        return {"type": "text_delta", "text": text}
+
+    def whole(self) -> dict[str, Any]:
+        """The object of the API."""
+        text = "".join(self.texts)
+        if self.begun_by.kind == "call":
+            return {**self.first(), "input": msgspec.Raw(text.encode())}
+        return {**self.first(), ("thinking" if self.begun_by.kind == "reasoning" else "text"): text}
 
 
 @dataclass
@@ -27,53 +72,69 @@ class Message:
     stop_sequences: frozenset[str] = frozenset()
     returns_ids: bool = False
     """Whether token ids are sent beside the text."""
-    _texts: list[str] = field(default_factory=list)
+    _blocks: list[_Block] = field(default_factory=list)
     _token_ids: list[int] = field(default_factory=list)
+    _unsent_ids: list[int] = field(default_factory=list)
+    """Of tokens whose text has not come yet."""
     _reason: FinishReason | None = None
     _matched_stop: str = ""
     _usage: Usage | None = None
 
-    def take(self, output: Output) -> None:
-        """The next output of its sequence."""
-        self._texts.append(output.text)
+    def take(self, output: Output) -> Sequence[Event]:
+        """The next output of its sequence, and the events of what it adds."""
         self._reason, self._matched_stop = output.finish_reason, output.matched_stop
         self._usage = output.usage
         if self.returns_ids:
             self._token_ids += output.token_ids
+            self._unsent_ids += output.token_ids
+        events = [one for part in answer_parts(output) for one in self._add(part)]
+        if output.finish_reason is not None:
+            events += self._close()
+        return events
 
     def whole(self) -> dict[str, Any]:
         """The object of the API, once the last output was taken."""
-        content = [{"type": "text", "text": "".join(self._texts)}]
+        content = [one.whole() for one in self._blocks]
         ids = {"token_ids": self._token_ids} if self.returns_ids else {}
         return {**self._object(), "content": content, **self._end(), **ids}
 
     def first_events(self) -> bytes:
         """What comes before the first output."""
-        return b"".join(
-            (
-                _event("message_start", message=self._object()),
-                _event("content_block_start", index=0, content_block={"type": "text", "text": ""}),
-                _event("ping"),
-            )
-        )
-
-    def delta(self, output: Output) -> bytes:
-        """The events of an output; none where it has no text yet."""
-        ids = {"token_ids": output.token_ids} if self.returns_ids and output.token_ids else {}
-        if not output.text and not ids:
-            return b""
-        said = {"type": "text_delta", "text": output.text}
-        return _event("content_block_delta", index=0, delta=said, **ids)
+        return encoded([{"type": "message_start", "message": self._object()}, {"type": "ping"}])
 
     def last_events(self) -> bytes:
         """What comes after the last output."""
-        return b"".join(
-            (
-                _event("content_block_stop", index=0),
-                _event("message_delta", delta=self._end(), usage=self._usage_fields()),
-                _event("message_stop"),
-            )
-        )
+        ended = {"type": "message_delta", "delta": self._end(), "usage": self._usage_fields()}
+        return encoded([ended, {"type": "message_stop"}])
+
+    def _add(self, part: AnswerPart) -> Sequence[Event]:
+        if self._blocks and self._blocks[-1].takes(part):
+            return (self._delta(part.text),)
+        ended = [self._stop()] if self._blocks else []
+        return (*ended, self._start(part), self._delta(part.text))
+
+    def _close(self) -> Sequence[Event]:
+        """The end of the last block; an answer without any has an empty text."""
+        started = [] if self._blocks else [self._start(_EMPTY)]
+        rest = [self._delta("")] if self._unsent_ids else []
+        return (*started, *rest, self._stop())
+
+    def _start(self, part: AnswerPart) -> Event:
+        self._blocks.append(_Block(part))
+        return self._of_block("content_block_start", content_block=self._blocks[-1].first())
+
+    def _delta(self, text: str) -> Event:
+        block = self._blocks[-1]
+        block.texts.append(text)
+        ids = {"token_ids": self._unsent_ids} if self._unsent_ids else {}
+        self._unsent_ids = []
+        return self._of_block("content_block_delta", delta=block.delta(text), **ids)
+
+    def _stop(self) -> Event:
+        return self._of_block("content_block_stop")
+
+    def _of_block(self, kind: str, **fields: Any) -> Event:
+        return {"type": kind, "index": len(self._blocks) - 1, **fields}
 
     def _object(self) -> dict[str, Any]:
         return {
@@ -91,6 +152,8 @@ class Message:
         if self._matched_stop in self.stop_sequences:
             return {"stop_reason": "stop_sequence", "stop_sequence": self._matched_stop}
         reason = None if self._reason is None else _STOP_REASONS[self._reason]
+        if reason == "end_turn" and any(one.begun_by.kind == "call" for one in self._blocks):
+            reason = "tool_use"
         return {"stop_reason": reason, "stop_sequence": None}
 
     def _usage_fields(self) -> dict[str, int]:
@@ -104,5 +167,6 @@ class Message:
         }
 
 
-def _event(kind: str, **said: Any) -> bytes:
-    return event({"type": kind, **said}, kind)
+def encoded(events: Sequence[Event]) -> bytes:
+    """Events as they are sent."""
+    return b"".join(event(one, one["type"]) for one in events)

@@ -8,9 +8,26 @@ from msgspec import UNSET, UnsetType
 from trtc.runtime.frontends.http.logprobs import ChosenLogprob
 
 
-class Message(msgspec.Struct):
+class Function(msgspec.Struct):
+    index: int
+    """Calls of the answer before it."""
+    name: str
+    arguments: msgspec.Raw
+    """A JSON object."""
+
+
+class ToolCall(msgspec.Struct):
+    id: str
+    index: int
+    """The same as the function's: LiteLLM reads it here."""
+    function: Function
+
+
+class Message(msgspec.Struct, kw_only=True):
     role: str
     content: str
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class Answer(msgspec.Struct, kw_only=True):
@@ -23,6 +40,8 @@ class Answer(msgspec.Struct, kw_only=True):
     """Of a chat."""
     response: str | UnsetType = UNSET
     """Of a prompt."""
+    thinking: str | UnsetType = UNSET
+    """Of a prompt: what the model reasons before it answers."""
     logprobs: list[ChosenLogprob] | UnsetType = UNSET
     done: bool
     done_reason: str | UnsetType = UNSET

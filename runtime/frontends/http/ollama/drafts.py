@@ -137,6 +137,7 @@ def _draft(
         stop=() if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
         logprobs=asked_logprobs(fields.logprobs, fields.top_logprobs),
         grammar=_format(fields.format),
+        splits_answer=chat is not None,
     )
 
 

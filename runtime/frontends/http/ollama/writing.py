@@ -5,7 +5,7 @@
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,24 +15,37 @@ from msgspec import UNSET
 from trtc.protos.errors import TrtcError
 from trtc.runtime.frontends.http.exchange import Exchange, Headers
 from trtc.runtime.frontends.http.logprobs import logprob_entries
-from trtc.runtime.frontends.http.ollama.answers import Answer, Message
+from trtc.runtime.frontends.http.ollama.answers import Answer, Function, Message, ToolCall
 from trtc.runtime.frontends.http.ollama.models import timestamp
 from trtc.runtime.frontends.http.running import OutputBatch
+from trtc.runtime.requests.answer_parts import answer_parts
 from trtc.runtime.requests.completion import Collector
 from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
+from trtc.runtime.text.answer import AnswerPart, text_of
 
 LINES = b"application/x-ndjson"
 
-Form = Callable[[str], Mapping[str, Any]]
-"""The fields of an answer that a text goes into."""
+Form = Callable[[Sequence[AnswerPart]], Mapping[str, Any]]
+"""The fields of an answer that its parts go into."""
 
 
-def chat_form(text: str) -> Mapping[str, Any]:
-    return {"message": Message("assistant", text)}
+def chat_form(parts: Sequence[AnswerPart]) -> Mapping[str, Any]:
+    calls = [
+        ToolCall(one.id, one.index, Function(one.index, one.name, msgspec.Raw(one.text.encode())))
+        for one in parts
+        if one.kind == "call"
+    ]
+    message = Message(
+        role="assistant",
+        content=text_of(parts),
+        thinking=text_of(parts, "reasoning") or UNSET,
+        tool_calls=calls or UNSET,
+    )
+    return {"message": message}
 
 
-def generate_form(text: str) -> Mapping[str, Any]:
-    return {"response": text}
+def generate_form(parts: Sequence[AnswerPart]) -> Mapping[str, Any]:
+    return {"response": text_of(parts), "thinking": text_of(parts, "reasoning") or UNSET}
 
 
 @dataclass(frozen=True)
@@ -49,7 +62,7 @@ class Writer:
 
     async def loaded(self) -> None:
         """The answer to who asks for nothing but that the model is loaded."""
-        answer = self._answer("", done=True)
+        answer = self._answer((), done=True)
         answer.done_reason = "load"
         await self._whole(answer)
 
@@ -61,7 +74,7 @@ class Writer:
             for _, output in batch:
                 collector.add(output)
         result = collector.result()
-        answer = self._answer(result.text, result.logprobs, done=True)
+        answer = self._answer(answer_parts(result.completions[0]), result.logprobs, done=True)
         self._end(answer, result.finish_reason, result.usage, first_ns)
         await self._whole(answer)
 
@@ -74,7 +87,9 @@ class Writer:
             async for batch in outputs:
                 first_ns = first_ns or time.monotonic_ns()
                 lines = [
-                    self._answer(one.text, one.logprobs) for _, one in batch if _has_content(one)
+                    self._answer(answer_parts(one), one.logprobs)
+                    for _, one in batch
+                    if answer_parts(one) or one.logprobs
                 ]
                 if lines:
                     await self.exchange.write(b"".join(map(_line, lines)))
@@ -83,7 +98,7 @@ class Writer:
             await self.exchange.end(error_body(error) + b"\n")
             return
         assert last is not None and last.finish_reason is not None and last.usage is not None
-        answer = self._answer("", done=True)
+        answer = self._answer((), done=True)
         self._end(answer, last.finish_reason, last.usage, first_ns)
         await self.exchange.end(_line(answer))
 
@@ -91,14 +106,18 @@ class Writer:
         await self.exchange.answer(200, msgspec.json.encode(answer), headers=self.headers)
 
     def _answer(
-        self, text: str, entries: tuple[TokenLogprobs, ...] = (), *, done: bool = False
+        self,
+        parts: Sequence[AnswerPart],
+        entries: tuple[TokenLogprobs, ...] = (),
+        *,
+        done: bool = False,
     ) -> Answer:
         return Answer(
             model=self.model,
             created_at=timestamp(),
             logprobs=logprob_entries(entries) if self.returns_logprobs and entries else UNSET,
             done=done,
-            **self.form(text),
+            **self.form(parts),
         )
 
     def _end(self, answer: Answer, reason: FinishReason, usage: Usage, first_ns: int) -> None:
@@ -115,10 +134,6 @@ class Writer:
 def error_body(error: TrtcError) -> bytes:
     """The error response."""
     return msgspec.json.encode({"error": str(error)})
-
-
-def _has_content(output: Output) -> bool:
-    return bool(output.text or output.logprobs)
 
 
 def _line(answer: Answer) -> bytes:

@@ -1,8 +1,6 @@
 """A response as it grows: the object, whole at any time, and its events.
 
-created, in_progress, output_item.added, content_part.added,
-output_text.delta ... output_text.done, content_part.done, output_item.done,
-completed | incomplete | failed
+created, in_progress, those of each item (`response_items`), completed | incomplete | failed
 """
 
 import time
@@ -16,10 +14,13 @@ from trtc.runtime.frontends.http.logprobs import ChosenLogprob
 from trtc.runtime.frontends.http.openai.failures import failure
 from trtc.runtime.frontends.http.openai.fields import ResponseFields
 from trtc.runtime.frontends.http.openai.logprobs import chat_logprobs
+from trtc.runtime.frontends.http.openai.response_items import Event, Item, new_item
+from trtc.runtime.requests.answer_parts import answer_parts
 from trtc.runtime.requests.request import FinishReason, Output, Usage
+from trtc.runtime.text.answer import AnswerPart
 
-_PLACE = {"output_index": 0, "content_index": 0}
-"""Of the only part of the only item."""
+_TOOL = {"description": None, "parameters": None, "strict": False}
+"""What a tool need not say of itself."""
 
 
 @dataclass
@@ -33,16 +34,13 @@ class Response:
     """The parameters in force."""
     wants_logprobs: bool
     created_at: int = field(default_factory=lambda: int(time.time()))
-    _texts: list[str] = field(default_factory=list)
+    _items: list[Item] = field(default_factory=list)
     _logprobs: list[ChosenLogprob] = field(default_factory=list)
+    """Of tokens whose text has not come yet."""
     _reason: FinishReason | None = None
     _usage: Usage | None = None
     _error: TrtcError | None = None
     _num_events: int = 0
-
-    @property
-    def item_id(self) -> str:
-        return self.id.replace("resp_", "msg_", 1)
 
     @property
     def status(self) -> str:
@@ -52,13 +50,17 @@ class Response:
             return "in_progress"
         return "incomplete" if self._reason is FinishReason.LENGTH else "completed"
 
-    def take(self, output: Output) -> None:
-        """The next output of its sequence."""
-        self._texts.append(output.text)
-        self._reason = output.finish_reason
-        self._usage = output.usage
+    def take(self, output: Output) -> Sequence[Event]:
+        """The next output of its sequence, and the events of what it adds."""
+        self._reason, self._usage = output.finish_reason, output.usage
         if self.wants_logprobs:
             self._logprobs += chat_logprobs(output.logprobs, by_id=False).content
+        events: list[Event] = []
+        for part in answer_parts(output):
+            events += self._add(part)
+        if output.finish_reason is not None:
+            events += self._close()
+        return events
 
     def fail(self, error: TrtcError) -> None:
         self._error = error
@@ -79,16 +81,16 @@ class Response:
             "model": self.model,
             "previous_response_id": None,
             "instructions": asked.instructions,
-            "output": [self._item()] if is_over else [],
+            "output": self._documents() if is_over else [],
             "error": self._failure(),
-            "tools": [],
-            "tool_choice": "auto",
+            "tools": [{**_TOOL, **one} for one in asked.tools or ()],
+            "tool_choice": asked.tool_choice or "auto",
             "truncation": "disabled",
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "text": {"format": (asked.text and asked.text.format) or {"type": "text"}},
             **self.sampling,
             "top_logprobs": asked.top_logprobs or 0,
-            "reasoning": None,
+            "reasoning": {"effort": asked.reasoning and asked.reasoning.effort, "summary": None},
             "usage": self._usage_fields(),
             "max_output_tokens": asked.max_output_tokens,
             "max_tool_calls": None,
@@ -103,71 +105,50 @@ class Response:
 
     def first_events(self) -> bytes:
         """What comes before the first output."""
-        item = {**self._item(), "status": "in_progress", "content": []}
-        return b"".join(
-            (
-                self._event("response.created", response=self.whole()),
-                self._event("response.in_progress", response=self.whole()),
-                self._event("response.output_item.added", output_index=0, item=item),
-                self._event(
-                    "response.content_part.added", item_id=self.item_id, **_PLACE, part=_part("")
-                ),
-            )
-        )
-
-    def delta(self, output: Output) -> bytes:
-        """The events of an output; none where it has no text yet."""
-        if not output.text:
-            return b""
-        logprobs = (
-            chat_logprobs(output.logprobs, by_id=False).content if self.wants_logprobs else []
-        )
-        return self._event(
-            "response.output_text.delta",
-            item_id=self.item_id,
-            **_PLACE,
-            delta=output.text,
-            logprobs=logprobs,
+        return self.encoded(
+            [(kind, {"response": self.whole()}) for kind in ("created", "in_progress")]
         )
 
     def last_events(self) -> bytes:
         """What comes after the last output, or after an error."""
-        if self._error is not None:
-            return self._event("response.failed", response=self.whole())
-        part = self._part()
-        return b"".join(
-            (
-                self._event(
-                    "response.output_text.done",
-                    item_id=self.item_id,
-                    **_PLACE,
-                    text=part["text"],
-                    logprobs=part["logprobs"],
-                ),
-                self._event(
-                    "response.content_part.done", item_id=self.item_id, **_PLACE, part=part
-                ),
-                self._event("response.output_item.done", output_index=0, item=self._item()),
-                self._event(f"response.{self.status}", response=self.whole()),
-            )
-        )
+        return self.encoded([(self.status, {"response": self.whole()})])
 
-    def _event(self, kind: str, **said: Any) -> bytes:
-        document = {"type": kind, "sequence_number": self._num_events, **said}
+    def encoded(self, events: Sequence[Event]) -> bytes:
+        """Events with the numbers that they have in the stream."""
+        return b"".join(self._event(f"response.{kind}", fields) for kind, fields in events)
+
+    def _event(self, kind: str, fields: Mapping[str, Any]) -> bytes:
+        document = {"type": kind, "sequence_number": self._num_events, **fields}
         self._num_events += 1
         return event(document, kind)
 
-    def _item(self) -> dict[str, Any]:
-        return {
-            "type": "message",
-            "id": self.item_id,
-            "status": "incomplete" if self.status == "incomplete" else "completed",
-            "role": "assistant",
-            "content": [self._part()],
-        }
+    def _add(self, part: AnswerPart) -> Sequence[Event]:
+        logprobs = self._logprobs if part.kind == "text" else []
+        self._logprobs = []
+        if self._items and self._items[-1].takes(part):
+            return self._items[-1].add(part, logprobs)
+        ended = self._items[-1].end("completed") if self._items else ()
+        begun = self._begin(part)
+        return (*ended, *begun, *self._items[-1].add(part, logprobs))
 
-    def _part(self) -> dict[str, Any]:
-        return _part("".join(self._texts), self._logprobs)
+    def _begin(self, part: AnswerPart) -> Sequence[Event]:
+        number = self.id.removeprefix("resp_")
+        self._items.append(new_item(part, number, len(self._items)))
+        return self._items[-1].begin()
+
+    def _close(self) -> Sequence[Event]:
+        """The end of the last item; an answer without any has an empty message."""
+        begun = () if self._items else self._begin(AnswerPart("text", ""))
+        return (*begun, *self._items[-1].end(self._last_status))
+
+    @property
+    def _last_status(self) -> str:
+        """Of the last item."""
+        return "incomplete" if self.status == "incomplete" else "completed"
+
+    def _documents(self) -> list[Mapping[str, Any]]:
+        *before, last = self._items
+        return [*(one.document() for one in before), last.document(self._last_status)]
 
     def _failure(self) -> dict[str, Any] | None:
         if self._error is None:
@@ -186,10 +167,6 @@ class Response:
                 "cache_write_tokens": 0,
             },
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
-
-
-def _part(text: str, logprobs: Sequence[ChosenLogprob] = ()) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}

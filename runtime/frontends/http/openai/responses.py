@@ -1,4 +1,4 @@
-"""POST /v1/responses: one message, whole or as events; nothing is kept of it."""
+"""POST /v1/responses: an answer of items, whole or as events; nothing is kept of it."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -110,6 +110,7 @@ def response_draft(fields: ResponseFields, response_id: str) -> RequestDraft:
         logprobs=_logprobs(fields),
         grammar=grammar_of(fields, asked),
         tool_choice=tool_choice(fields.tool_choice) or AUTO,
+        splits_answer=True,
         parallel_tool_calls=fields.parallel_tool_calls is not False,
         thinking_token_budget=fields.thinking_token_budget,
         **common(fields),
@@ -138,12 +139,9 @@ async def _write_events(
     await exchange.write(response.first_events())
     try:
         async for batch in outputs:
-            events = []
-            for _, output in batch:
-                response.take(output)
-                events.append(response.delta(output))
-            if any(events):
-                await exchange.write(b"".join(events))
+            events = [one for _, output in batch for one in response.take(output)]
+            if events:
+                await exchange.write(response.encoded(events))
     except TrtcError as error:
         response.fail(error)
     await exchange.end(response.last_events() + DONE)

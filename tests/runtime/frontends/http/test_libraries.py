@@ -2,7 +2,6 @@
 retries, and what is left of them when they leave."""
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,18 +9,12 @@ import pytest
 
 from tests.support.aio import asynchronous, eventually
 from tests.support.libraries import LIBRARIES, MESSAGES, Answer, Question
-from tests.support.library_process import Libraries, libraries
+from tests.support.library_process import Libraries
 from tests.support.openai_sdk import ECHO, SLOWER
 from tests.support.servers import CONFIG, RunningServer, echo_server
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.requests.completion import Result
 from trtc.runtime.service.limits import ServiceLimits
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[Libraries]:
-    with libraries() as opened:
-        yield opened
 
 
 async def over_grpc(server: RunningServer, **options: Any) -> Result:

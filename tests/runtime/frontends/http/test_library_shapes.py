@@ -7,17 +7,11 @@ import pytest
 from tests.support.aio import asynchronous
 from tests.support.engines import build_tiny
 from tests.support.libraries import MESSAGES, Question
-from tests.support.library_process import Libraries, libraries
+from tests.support.library_process import Libraries
 from tests.support.library_shapes import SHAPED, Record
 from tests.support.servers import TOKENIZER
 from tests.support.serving import Serving
 from trtc.runtime.client import Client
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[Libraries]:
-    with libraries() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -93,7 +93,7 @@ async def test_events_come_in_the_order_of_the_api() -> None:
         names = [name.removeprefix("event: ") for name, _ in events]
         told = [json.loads(data.removeprefix("data: ")) for _, data in events]
     assert names == [one["type"] for one in told]
-    assert names[:3] == ["message_start", "content_block_start", "ping"]
+    assert names[:3] == ["message_start", "ping", "content_block_start"]
     assert set(names[3:-3]) == {"content_block_delta"}
     assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     start = told[0]["message"]

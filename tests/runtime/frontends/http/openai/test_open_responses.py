@@ -1,11 +1,12 @@
 """The cases of Open Responses' compliance suite, asked as its tester asks them.
 
 https://www.openresponses.org/compliance: every field that its schemas require, in answers and in
-events. Its cases of tools and images are refused by name.
+events. Those of images are refused by name.
 """
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from tests.support.aio import asynchronous
 from tests.support.http1 import Answer, exchange, post
 from tests.support.openai_sdk import ECHO
+from tests.support.scripted import chat_tokenizer, scripted_server
 from tests.support.servers import RunningServer, echo_server
 
 ENDING = replace(ECHO, options=replace(ECHO.options, never=()), eos=tuple(range(404, 800)))
@@ -44,6 +46,7 @@ RESPONSE = """
 _WHOLE = "type sequence_number response"
 _ITEM = "type sequence_number output_index item"
 _PART = "type sequence_number item_id output_index content_index"
+_ARGUMENTS = "type sequence_number item_id output_index"
 EVENTS = {
     "response.created": _WHOLE,
     "response.in_progress": _WHOLE,
@@ -143,3 +146,49 @@ async def test_tools_and_images_are_refused_by_name() -> None:
             assert (answer.status, answer.error["param"]) == (400, "tools")
             answer = await ask(server, input=[message("user", [image])], stream=stream)
             assert (answer.status, answer.error["param"]) == (400, "input[0].content[0].type")
+
+
+CALL_EVENTS = {
+    "response.output_item.added": _ITEM,
+    "response.function_call_arguments.delta": f"{_ARGUMENTS} delta",
+    "response.function_call_arguments.done": f"{_ARGUMENTS} arguments",
+    "response.output_item.done": _ITEM,
+}
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Of a city",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
+}
+
+
+def check_call(item: dict[str, Any]) -> None:
+    assert item.keys() >= {"type", "id", "call_id", "name", "arguments", "status"}
+    assert (item["name"], item["status"]) == ("get_weather", "completed")
+    assert json.loads(item["arguments"]).keys() == {"city"}
+
+
+@asynchronous
+async def test_a_tool_is_called(tmp_path: Path) -> None:
+    """tool-calling, whole and streamed."""
+    asked = {"input": CASES["basic-response"], "tools": [WEATHER]}
+    async with scripted_server(chat_tokenizer(tmp_path)) as server:
+        response = (await ask(server, **asked)).document
+        assert set(RESPONSE.split()) <= response.keys() and response["status"] == "completed"
+        (tool,) = response["tools"]
+        assert tool.items() >= WEATHER.items() and tool.keys() >= {"strict"}
+        assert response["output"][0].keys() >= {"type", "id", "summary"}
+        for item in response["output"][2:]:
+            check_call(item)
+        answer = await ask(server, **asked, stream=True)
+    *blocks, _ = answer.body.decode().removesuffix("\n\n").split("\n\n")
+    events = [json.loads(block.partition("data: ")[2]) for block in blocks]
+    called = [one for one in events if one.get("output_index") == 2]
+    assert [one["type"] for one in called] == list(CALL_EVENTS)
+    for one in called:
+        assert set(CALL_EVENTS[one["type"]].split()) <= one.keys()
+    check_call(called[-1]["item"])
