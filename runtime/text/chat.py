@@ -35,6 +35,7 @@ RESERVED_NAMES = frozenset(
         "pad_token",
         "sep_token",
         "cls_token",
+        "mask_token",
     }
 )
 """Template variables that the renderer itself sets."""

@@ -26,9 +26,20 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, source: str, special_tokens: Mapping[str, str], limits: "RenderLimits | None" = None
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        limits: "RenderLimits | None" = None,
+        *,
+        tool_use: "ChatTemplate | None" = None,
     ) -> None:
+        """
+        Args:
+            tool_use: renders conversations with tools, where the checkpoint has a template of this
+                name.
+        """
         self.source = source
+        self._tool_use = tool_use
         self._special_tokens = special_tokens
         self._limits = limits
         self._lock = threading.Lock()
@@ -46,6 +57,8 @@ class ChatTemplate:
             self._closed = True
             if self._opened is not None:
                 self._opened.close()
+        if self._tool_use is not None:
+            self._tool_use.close()
 
     def compile(self) -> None:
         """Find out whether the template is valid; `render` does so by itself.
@@ -54,6 +67,8 @@ class ChatTemplate:
             NoTokenizerError: it is not.
         """
         self._workers.compile()
+        if self._tool_use is not None:
+            self._tool_use.compile()
 
     def render(
         self,
@@ -74,10 +89,14 @@ class ChatTemplate:
             NoTokenizerError: the template is not valid Jinja, or too long.
             QueueFullError: the processes that render were busy for too long.
         """
+        if self._tool_use is not None and variables.get("tools") is not None:
+            return self._tool_use.render(
+                messages, variables, continue_final_message=continue_final_message
+            )
         if not continue_final_message:
             return self._workers.render(messages, variables)
-        marked = _with_mark(messages)
-        return _before_mark(self._workers.render(marked, variables))
+        marked, text = _with_mark(messages)
+        return _before_mark(self._workers.render(marked, variables), text)
 
     @property
     def _workers(self) -> "ChatWorkers":
@@ -92,25 +111,33 @@ class ChatTemplate:
             return self._opened
 
 
-def _with_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages with a mark at the end of the last one's text."""
+def _with_mark(
+    messages: Sequence[Mapping[str, Any]],
+) -> tuple[list[Mapping[str, Any]], str]:
+    """The messages with a mark at the end of the last one's text; and this text."""
     last = dict(messages[-1])
     content = last.get("content")
     if not content:
         raise _not_continued("the last message has no content")
     if isinstance(content, str):
+        said = content
         last["content"] = content + _END_MARK
     else:
         *before, part = content
-        last["content"] = [*before, {**part, "text": part["text"] + _END_MARK}]
-    return [*messages[:-1], last]
+        said = part["text"]
+        last["content"] = [*before, {**part, "text": said + _END_MARK}]
+    return [*messages[:-1], last], said
 
 
-def _before_mark(text: str) -> str:
-    """Templates may strip a message, and with it the mark's own space and what stood before it."""
+def _before_mark(text: str, said: str) -> str:
+    """Templates may strip a message, and with it the mark's own space and what stood before it.
+
+    Args:
+        said: the last message's text.
+    """
     at = text.rfind(_END_MARK.strip())
-    if at < 0:
-        raise _not_continued("the template drops the end of the last message")
+    if at < 0 or said.strip() not in text:
+        raise _not_continued("the template drops a part of the last message")
     keeps_space = text.startswith(_END_MARK, at)
     return text[:at] if keeps_space else text[:at].rstrip()
 

@@ -30,8 +30,19 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+"""Of older checkpoints."""
 TEMPLATE_FILE = "chat_template.jinja"
 
+_SPECIAL_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
 _SUPPORTED_DECODERS = frozenset(
     {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Sequence", "Strip"}
 )
@@ -364,24 +375,34 @@ def load_template(directory: Path) -> "ChatTemplate | None":
 
 
 def _load_template(files: _Files) -> "ChatTemplate | None":
-    """The template of chat_template.jinja, else of tokenizer_config.json, else None."""
-    config = _read_config(files)
+    """The template of chat_template.jinja, else of tokenizer_config.json, else None; and beside it
+    the one for tools, where the configuration has several by name."""
+    config = _read_config(files, CONFIG_FILE)
     content = files.read(TEMPLATE_FILE)
-    source = config.get("chat_template") if content is None else _template_text(files, content)
-    if isinstance(source, list):  # several, by name
-        source = next(
-            (
-                entry.get("template")
-                for entry in source
-                if isinstance(entry, dict) and entry.get("name") == "default"
-            ),
-            None,
-        )
-    if not isinstance(source, str):
+    named = _named_templates(config.get("chat_template"))
+    source = named.get("default") if content is None else _template_text(files, content)
+    if source is None:
         return None
     from trtc.runtime.text.chat_template import ChatTemplate  # not every start has a use for it
 
-    return ChatTemplate(source, special_tokens=_special_tokens(config))
+    special = _special_tokens({**_read_config(files, SPECIAL_TOKENS_FILE), **config})
+    of_tools = named.get("tool_use") if content is None else None
+    return ChatTemplate(
+        source, special, tool_use=None if of_tools is None else ChatTemplate(of_tools, special)
+    )
+
+
+def _named_templates(given: Any) -> dict[str, str]:
+    """By name, of a template or a list of them; what is neither is left out."""
+    if isinstance(given, str):
+        return {"default": given}
+    entries = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+    return {
+        name: source
+        for one in entries
+        if isinstance(name := one.get("name"), str)
+        and isinstance(source := one.get("template"), str)
+    }
 
 
 def _template_text(files: _Files, content: bytes) -> str:
@@ -395,8 +416,8 @@ def _template_text(files: _Files, content: bytes) -> str:
         ) from error
 
 
-def _read_config(files: _Files) -> dict[str, Any]:
-    content = files.read(CONFIG_FILE)
+def _read_config(files: _Files, name: str) -> dict[str, Any]:
+    content = files.read(name)
     if content is None:
         return {}
     try:
@@ -404,7 +425,7 @@ def _read_config(files: _Files) -> dict[str, Any]:
     except UnreadableError as error:
         raise EngineIncompatibleError(
             f"is not a JSON object ({error})",
-            field=str(files.directory / CONFIG_FILE),
+            field=str(files.directory / name),
             remedy="Mend the checkpoint's tokenizer",
         ) from error
 
@@ -412,7 +433,7 @@ def _read_config(files: _Files) -> dict[str, Any]:
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """`bos_token` and its kin, which are strings or {"content": ...}."""
     tokens = {}
-    for name in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token"):
+    for name in _SPECIAL_TOKENS:
         value = config.get(name)
         text = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str):

@@ -162,6 +162,21 @@ def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
     assert Tokenizer.load(folder).apply_chat_template(TemplateInput([], {})) == "d"
 
 
+def test_a_template_for_tools_renders_conversations_with_tools(tmp_path: Path) -> None:
+    named = [
+        {"name": "default", "template": "d"},
+        {"name": "tool_use", "template": "{{ tools | length }}{{ bos_token }}"},
+        {"name": 5, "template": "x"},
+        {"name": "rag"},
+    ]
+    folder = copy_of_pyllama(tmp_path, chat_template=named)
+    (folder / "special_tokens_map.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.apply_chat_template(TemplateInput([], {"tools": [{}, {}]})) == "2<s>"
+    assert tokenizer.apply_chat_template(TemplateInput([], {"tools": None})) == "d"
+    tokenizer.close()
+
+
 def test_without_a_template_a_chat_is_refused(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(copy_of_pyllama(tmp_path))
     assert not tokenizer.has_chat_template
