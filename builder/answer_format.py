@@ -1,4 +1,4 @@
-"""Finds how a checkpoint's model writes thoughts and calls of tools, in its chat template."""
+"""Detects the format in which a model writes reasoning and tool calls, from its chat template."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -23,7 +23,7 @@ from trtc.protos.kv import (
 )
 
 _MAX_GROUPS = 8
-"""Page tables of a sequence, which every step is built from."""
+"""The most page tables of a sequence, each of which every step fills."""
 
 
 def cache_layout(

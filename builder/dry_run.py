@@ -1,4 +1,4 @@
-"""Would a checkpoint build, for which targets, and how large? Answered without its weights."""
+"""Which targets a checkpoint can be built for, and the engine's size; reads no weights."""
 
 import json
 import math
@@ -31,11 +31,11 @@ _RESERVE = 0.1
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one target."""
+    """The outcome for one target."""
 
     target: str
     reason: str = ""
-    """Why it would not build; "": it would."""
+    """Why the target is refused; "": it is not."""
 
 
 @dataclass(frozen=True)

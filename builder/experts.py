@@ -103,7 +103,7 @@ def _as_e4m3(linear: LinearWeights, dtype: str) -> LinearWeights:
 
 
 def _as(tensor: Tensor | None, dtype: str) -> Tensor | None:
-    """trtc.moe reads zero points as bytes and every scale in f32."""
+    """trtc.moe takes zero points as u8 and every scale in f32."""
     return None if tensor is None else Tensor(Cast(tensor.recipe, dtype), dtype, tensor.shape)
 
 

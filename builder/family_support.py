@@ -1,4 +1,4 @@
-"""The families that trtc builds: what each is made of, which targets and schemes have it."""
+"""The families that trtc builds: parts, targets and schemes of each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ EXAMPLE: Mapping[str, Any] = {
     "moe_intermediate_size": 256,
     "full_attn_idxs": [2, 5],
 }
-"""What config.json of a small model says; whatever else is asked for has the family's default."""
+"""config.json of a small model; absent fields have the family's defaults."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What `--dummy-weights` fills each weight with: values whose products stay near one."""
+"""Distributions of `--dummy-weights`: values whose products stay near one."""
 
 import math
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ def dummy_fill(
     attributes: Mapping[str, int | float | str],
     axes: Mapping[str, Extent],
 ) -> Fill:
-    """The rule for one weight, from what its kernel does with it."""
+    """The distribution of one weight, by its parameter of the operator."""
     weight_dtype = attributes.get("weight_dtype", dtype)
     depth = axes.get(_DEPTH.get(parameter, ""), 1)
     gain = math.sqrt(depth) if isinstance(depth, int) else 1.0

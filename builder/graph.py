@@ -54,7 +54,7 @@ DEFAULT_PAGE_SIZE = 16
 
 @dataclass(frozen=True)
 class GraphRequest:
-    """What the graph depends on, besides the model."""
+    """Options of the graph, besides the model."""
 
     scheme: Scheme
     kv_dtype: str

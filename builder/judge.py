@@ -21,7 +21,7 @@ from trtc.quant.scheme import Scheme
 _MAX_LOGITS_BYTES = 128 << 20
 _MIN_WINDOW = 128
 _CANARY_LENGTHS = (5, 17, 40)
-"""Within a page, over a page's border, and over several."""
+"""Prompt lengths: within a page, across one page boundary, and across several."""
 _CANARY_TOKENS = 16
 _CANARY_MARGIN = 0.3
 """Logits by which a token of a CPU engine's canary must lead: another instruction set rounds
@@ -47,7 +47,7 @@ def judge_accuracy(
 ) -> AccuracyFacts:
     """Measure an engine against its unquantised checkpoint.
 
-    The reference runs first and its logits wait on disk, so that the two models are never in
+    The reference runs first and its logits are written to disk, so that the two models are never in
     memory together.
 
     Args:
@@ -106,7 +106,7 @@ def _spool(file: BinaryIO, logits: Float32s) -> _Spooled:
 
 
 def check_budget(accuracy: AccuracyFacts, max_kl: float | None) -> None:
-    """Hold an engine to `--max-kl`.
+    """Enforce `--max-kl`.
 
     Raises:
         AccuracyError: it is further from the unquantised model.
@@ -199,7 +199,7 @@ def _confident_prompts(
 
 
 def _num_sure(canary: Canary, margin: float) -> int:
-    """How many leading tokens lead by the margin."""
+    """How many of the first tokens lead by the margin."""
     unsure = (at for at, lead in enumerate(canary.margins) if lead < margin)
     return next(unsure, len(canary.margins))
 

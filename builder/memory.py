@@ -1,4 +1,4 @@
-"""Where in one arena each buffer lives: buffers whose lives overlap never share bytes."""
+"""Memory planning: offsets in one arena; buffers with overlapping lifetimes share no bytes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Life:
     last: int
 
     def overlaps(self, other: "Life") -> bool:
-        """Calls read while they write, so a life that ends where another begins overlaps it."""
+        """Calls read while they write, so a lifetime that ends where another begins overlaps it."""
         return self.first <= other.last and other.first <= self.last
 
 
@@ -28,7 +28,7 @@ def place(lives: Sequence[Life]) -> tuple[tuple[int, ...], int]:
     """Return (offset of each buffer, bytes of the arena).
 
     Greedy by size (Pisarchyk & Lee 2020, arXiv:2001.03288, section 5.2): the largest buffer first,
-    each at the lowest gap that is free for its whole life. Ties go to the earlier index, so the
+    each at the lowest gap that is free for its whole lifetime. Ties go to the earlier index, so the
     result depends on nothing but the argument.
     """
     offsets: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Has a target the kernels of a model's layers? Asked before any work."""
+"""Checks, before any work, that a target has the kernels of a model's layers."""
 
 from trtc.builder.spec import DecoderSpec
 from trtc.builder.targets.base import Target

@@ -1,4 +1,4 @@
-"""The unit that passes rewrite and targets lower: an ONNX graph with its weights by recipe."""
+"""The module that passes rewrite and targets lower: an ONNX graph and recipes of its weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

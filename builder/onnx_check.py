@@ -6,7 +6,7 @@ from trtc.builder.module import Module
 
 
 def check_module(module: Module) -> None:
-    """Run onnx.checker on the graph; trtc's own operators are taken on trust.
+    """Run onnx.checker on the graph; nodes of trtc's domain are not checked.
 
     The checker wants to open external files, which a module does not have: its external
     initialisers are shown to it as inputs.

@@ -1,4 +1,4 @@
-"""The story of a build, top to bottom.
+"""A build, step by step.
 
     checkpoint -> quantise -> graph -> passes -> compile -> judge -> manifest -> rename
 
@@ -73,13 +73,13 @@ class BuildResult:
     path: Path
     manifest: Manifest
     report: Report
-    """What it cost and what came of it, as in report.json."""
+    """The report, as in report.json."""
     seconds: float
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A request with what has been found out about it."""
+    """A request, resolved and checked."""
 
     request: BuildRequest
     target: Target
@@ -160,7 +160,8 @@ def _open_job(
     target: Target | None,
     stack: ExitStack,
 ) -> _Job:
-    """Everything that can be refused is refused here. `stack` removes what the job has made."""
+    """Raises every error that can be found before the work. `stack` removes what the job has
+    made."""
     request.check()
     target = parse_target(request.target) if target is None else target
     check_output(request.output, force=request.force)

@@ -1,4 +1,4 @@
-"""Native graph -> static plan: which kernel runs when, on which bytes.
+"""Native graph -> static plan: the sequence of kernel calls and the memory of their arguments.
 
 Every node of the graph is an operator of the domain `trtc`, or a Split of columns, which becomes
 views and costs nothing. The plan's order is the graph's order.

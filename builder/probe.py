@@ -1,6 +1,6 @@
 """How a build runs the engine that it has just made, without importing the runtime.
 
-Whoever calls the pipeline hands in a probe; builder and runtime share nothing but files.
+The caller of the pipeline passes a probe; builder and runtime share only files.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Weights by recipe: where a graph initialiser's bytes come from, as data.
+"""Recipes of weights: how to make the bytes of a graph's initialiser, as data.
 
 The graph names tensors and never holds them: a 70B graph is built in seconds. A recipe is read
 when its tensor is written into the engine, one tensor at a time, so the builder's memory stays

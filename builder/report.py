@@ -1,4 +1,4 @@
-"""What a build cost and what came of it: report.json, report.html and the terminal's summary."""
+"""The report of a build: report.json, report.html and the terminal's summary."""
 
 from collections.abc import Sequence
 from html import escape
@@ -61,7 +61,7 @@ class CalibrationReport(Record, frozen=True):
 
 
 class Report(Record, frozen=True):
-    """Everything that the pages show, and report.json holds."""
+    """The contents of report.json, which the pages show."""
 
     trtc_version: str
     model: ModelFacts
@@ -386,7 +386,7 @@ def _summary_rows(report: Report) -> list[tuple[str, Text]]:
 
 
 def _measured(accuracy: AccuracyFacts) -> str:
-    """What ran on which text."""
+    """What was measured, and on which text."""
     return f"{accuracy.measured_on}: {_text(accuracy.text, accuracy.tokens)}"
 
 

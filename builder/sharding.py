@@ -1,4 +1,4 @@
-"""Can a model be spread over so many ranks? Asked before any work."""
+"""Checks, before any work, that a model can be sharded over a number of ranks."""
 
 from collections.abc import Iterator, Mapping
 
@@ -32,7 +32,7 @@ def check_sharding(
 def _problem(
     spec: DecoderSpec, scheme: Scheme, quantization: CheckpointQuantization | None, ranks: int
 ) -> str:
-    """The first thing that does not divide; "": all do."""
+    """The first extent that is not divisible; "": all are."""
     linears = None if quantization is None else quantization.linears
     if any(one.q_norm is not None and one.qk_norm == "row" for _, one in spec.attentions):
         return "the norm over all heads of q and k"

@@ -24,7 +24,7 @@ _DEFAULT_DTYPE = "bf16"
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Everything that the graph is written from."""
+    """The inputs of the graph: spec, weights and scheme."""
 
     checkpoint: Checkpoint
     spec: DecoderSpec
@@ -34,7 +34,7 @@ class ModelSource:
     reader: TensorReader
     quantization: CheckpointQuantization | None
     unknown_tensors: tuple[str, ...] = ()
-    """In the checkpoint, but not of the model: left out."""
+    """Tensors of the checkpoint that the model has no use for; the engine has none of them."""
 
     def release(self) -> None:
         """Give the checkpoint's pages back: from here on the engine's own weights are read."""

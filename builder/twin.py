@@ -1,4 +1,4 @@
-"""The CPU twin of an engine that this machine does not run: the same graph, compiled for this CPU.
+"""The CPU twin of an engine that this machine cannot run: the same graph, compiled for this CPU.
 
 The twin computes what the engine's graph says, from the same quantised weights and with the same KV
 type, and differs from the engine by rounding alone. A build measures it in the engine's place. It

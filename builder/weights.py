@@ -15,7 +15,7 @@ _ROWWISE = ("weight", "weight_scale", "weight_zero")
 
 @dataclass(frozen=True)
 class Tensor:
-    """A weight of the graph before it has a name there."""
+    """A weight that has no name in the graph yet."""
 
     recipe: Recipe
     dtype: str

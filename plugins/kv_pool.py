@@ -8,7 +8,7 @@ POOL_DTYPES = ("f32", "bf16", "f8e4m3")
 POOL = Parameter("pool", POOL_AXES, POOL_DTYPES, role="pool")
 POOL_OUT = Parameter("pool_out", POOL_AXES, POOL_DTYPES, role="pool")
 STATE_AXES = ("num_pages", "columns", "channels")
-"""A convolution's state: its last inputs, oldest first."""
+"""A convolution's state: its latest inputs, oldest first."""
 STATE_DTYPES = ("f32", "bf16")
 STATE = Parameter("state", STATE_AXES, STATE_DTYPES, role="pool")
 STATE_OUT = Parameter("state_out", STATE_AXES, STATE_DTYPES, role="pool")

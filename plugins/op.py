@@ -25,7 +25,7 @@ class Parameter:
     role: Role = "activation"
     optional: bool = False
     dtype_from: str = ""
-    """Of an output with several `dtypes`: the input or enum attribute that gives its own."""
+    """For an output with several `dtypes`: the input or enum attribute that decides its type."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Attribute:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """A kernel's output may differ from the reference by `absolute + relative * |reference|`."""
+    """Tolerance of a kernel against the reference: `absolute + relative * |reference|`."""
 
     absolute: float
     relative: float

@@ -38,7 +38,7 @@ _TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is known of a model before any tensor is read."""
+    """Description of a model, without its tensors."""
 
     path: Path
     name: str
@@ -47,7 +47,7 @@ class Checkpoint:
     """config.json; the text part of it when it describes several."""
     generation_config: Mapping[str, Any]
     sampling_defaults: SamplingDefaults
-    """What generation_config.json says of sampling."""
+    """Sampling defaults of generation_config.json."""
     hf_quant_config: Mapping[str, Any] | None
     tokenizer_files: tuple[Path, ...]
     """Files that the engine's tokenizer/ folder holds; empty without tokenizer.json."""

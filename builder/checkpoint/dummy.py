@@ -17,7 +17,7 @@ from trtc.quant.scheme import CheckpointQuantization, QuantizedLinear, Scheme, T
 
 _STD = 0.02
 _QUANTIZED_STD: Mapping[str, float] = {"f8e4m3": 64.0, "i8": 40.0, "i4": 2.5, "f4e2m1": 2.0}
-"""Spreads codes over a good part of their range."""
+"""Spreads codes over much of their range."""
 _INT4_RANGE = (-8, 7)
 
 

@@ -91,7 +91,7 @@ class SafetensorsReader:
         return name in self._file_of
 
     def stored(self, name: str) -> StoredTensor:
-        """What the header says of a tensor; reads no data.
+        """The header's entry of a tensor; reads no data.
 
         Raises:
             CheckpointError: no such tensor.

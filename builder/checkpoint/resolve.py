@@ -55,7 +55,7 @@ def hub_commit(directory: Path) -> str | None:
 
 def model_name(directory: Path) -> str:
     """Of the directory, or of the model on the hub: a snapshot in the hub's cache lies in a folder
-    named after its commit, which says nothing to people."""
+    named after its commit."""
     resolved = directory.resolve()
     repository = resolved.parent.parent.name
     if hub_commit(resolved) is None or not repository.startswith("models--"):

@@ -1,4 +1,4 @@
-"""What generation_config.json says of sampling, as the manifest carries it."""
+"""Sampling defaults of generation_config.json, in the manifest's form."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tokenizers of other libraries become tokenizer.json, the one kind that engines hold."""
+"""Converts tokenizers of other libraries to tokenizer.json, the only format in engines."""
 
 import tempfile
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ def _convert(source: Path, output: Path) -> None:
                 source.parent, local_files_only=True, trust_remote_code=False
             )
             tokenizer.save_pretrained(output)
-    # A parser of a stranger's file: each library behind it raises its own errors.
+    # A parser of an untrusted file: each library behind it raises its own errors.
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise CheckpointError(

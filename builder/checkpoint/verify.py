@@ -1,4 +1,4 @@
-"""Does the checkpoint have the tensors that its config.json promises? Headers only."""
+"""Checks that the checkpoint has the tensors that its config.json describes. Reads headers only."""
 
 import dataclasses
 import re
@@ -136,7 +136,7 @@ def _same_bytes(reader: SafetensorsReader, first: str, second: str) -> bool:
 
 
 def _add_mixer(shapes: dict[str, Shape], mixer: AttentionSpec | ShortConvSpec) -> None:
-    """What is no linear."""
+    """Tensors that are not linears'."""
     if isinstance(mixer, AttentionSpec):
         by_head = mixer.qk_norm == "head"
         _add_norm(shapes, mixer.q_norm, mixer.head_dim if by_head else mixer.q.out_features)

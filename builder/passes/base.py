@@ -1,4 +1,4 @@
-"""What a pass is, and how a list of them runs: each checked for what it requires and leaves."""
+"""The contract of a pass, and running a list of passes with checks before and after each."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Products without the rounding to E4M3 ahead of them, for machines that multiply no E4M3."""
+"""Removes rounding to E4M3 before matrix products, for machines without E4M3 arithmetic."""
 
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import dtype_of, producer
@@ -6,7 +6,7 @@ from trtc.builder.passes.rewriter import Rewriter
 
 
 def drop_e4m3_rounding(rewriter: Rewriter) -> bool:
-    """Let products read what was rounded to E4M3 for them.
+    """Let matrix products read the tensor before its rounding to E4M3.
 
     Rule: DequantizeLinear(QuantizeLinear(x, scale), scale) -> x, where the codes are E4M3: an
     activation, or a 4-bit weight that the graph dequantises to E4M3 (W4A8).

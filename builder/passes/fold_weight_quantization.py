@@ -1,4 +1,4 @@
-"""Weights that are dequantised only to be quantised again, as E4M3 weights."""
+"""Folds weights that are dequantised only to be quantised again into E4M3 weights."""
 
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, dtype_of, is_weight, producer, site_of

@@ -1,4 +1,4 @@
-"""Residual additions in the norm that reads their sum."""
+"""Fuses residual additions into the norm that reads their sum."""
 
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, dtype_of, input_of, is_weight, producer
@@ -6,7 +6,7 @@ from trtc.builder.passes.rewriter import Rewriter
 
 
 def fuse_add_norm(rewriter: Rewriter) -> bool:
-    """Let a norm add its input's two halves.
+    """Let the norm add the two summands of its input.
 
     Rule: rms_norm(Add(a, b)) -> rms_norm(a, residual=b), which also gives the sum as `total` when
     others read it. Where linears absorb residuals (fuse_residual, on one rank) only sums of

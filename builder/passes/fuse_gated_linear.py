@@ -13,7 +13,7 @@ _PLAIN = {"layout": "row_major", "group_size": 0, "softcap": 0.0, "out_dtype": "
 
 
 def fuse_gated_linear(rewriter: Rewriter) -> bool:
-    """Keep both products from memory.
+    """Fuse both products with the activation, so that neither is written to memory.
 
     Rule: swiglu(Split(linear(x, [gate; up])); out_dtype=D) -> gated_linear(x, [gate; up])
     for halves of a row-major linear of x and weight in D with bf16 out, that nobody else reads:

@@ -1,4 +1,4 @@
-"""4-bit linears in one with the norm before them and the gate after them."""
+"""Fuses 4-bit linears with the norm before and the gated activation after them."""
 
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.fuse_gated_linear import gated_product

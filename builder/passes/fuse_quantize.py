@@ -1,4 +1,4 @@
-"""Activation quantisation at the end of the operator that makes the activation."""
+"""Fuses activation quantisation into the epilogue of the operator that produces the activation."""
 
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, Tensor, input_of, is_fused, producer
@@ -9,7 +9,7 @@ _PRODUCERS = ("rms_norm", "swiglu", "paged_attention")
 
 
 def fuse_quantize(rewriter: Rewriter) -> bool:
-    """Quantise while the values are at hand.
+    """Quantise in the epilogue of the producer.
 
     Rule: quantize(p(...), pre_scale, out_scale) -> p(..., pre_scale, out_scale; out_dtype) for p
     one of rms_norm, swiglu and paged_attention, when nothing else reads p's result. A norm whose

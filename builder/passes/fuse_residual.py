@@ -1,4 +1,4 @@
-"""Residual additions in the epilogue of the linear or the experts before them."""
+"""Fuses residual additions into the epilogue of the preceding linear or experts."""
 
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import (

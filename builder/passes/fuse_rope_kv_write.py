@@ -1,4 +1,4 @@
-"""Per-head norms, rotary embedding and the KV write as one walk over q, k and v."""
+"""Fuses per-head norms, rotary embedding and the KV write into one pass over q, k and v."""
 
 from dataclasses import dataclass
 

@@ -46,7 +46,7 @@ def _cone(rewriter: Rewriter, gather: Node) -> list[Node]:
             continue
         members.add(id(node))
         cone.append(node)
-        # A source may have been turned down before its last reader joined: it is asked again.
+        # A source may have been rejected before its last reader was added: check it again.
         pending += _activations(node)
     return cone
 

@@ -1,4 +1,4 @@
-"""What holds of every module, before the first pass and after each."""
+"""Invariants of every module, checked before the first pass and after each."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Additions that nothing could absorb as trtc.add."""
+"""Lowers additions that no pass has fused to trtc.add."""
 
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import dtype_of, is_weight

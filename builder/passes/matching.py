@@ -1,4 +1,4 @@
-"""Questions about nodes, tensors and weights that passes ask; nothing here changes a graph."""
+"""Queries about nodes, tensors and weights; nothing here changes a graph."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Linears that read the same tensor, as one linear and views of its columns."""
+"""Merges linears that read the same tensor into one linear and views of its columns."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The table of contents of the compiler: which passes run for which target, in order."""
+"""The passes of each target, in order."""
 
 from trtc.builder.passes.base import Pass
 from trtc.builder.passes.compact_weights import COMPACT_WEIGHTS
@@ -46,13 +46,13 @@ NATIVE_PASSES: tuple[Pass, ...] = (
     FUSE_ROPE_KV_WRITE,
     LOWER_NORMS,
     LOWER_SWIGLU,
-    # 3. Neighbours that save a trip through memory.
+    # 3. Fusions that save a round trip through memory.
     FUSE_RESIDUAL,
     FUSE_ADD_NORM,
     LOWER_ADD,
     GATHER_EARLY,
     FUSE_QUANTIZE,
-    # 4. Nothing may be left over.
+    # 4. Check that every node is lowered.
     VERIFY_NATIVE,
 )
 """What the CPU and CUDA targets share: the source graph -> trtc's operators and Splits."""

@@ -1,4 +1,4 @@
-"""E4M3 weights as int8 in groups, for machines whose integer products are the fast ones."""
+"""Stores E4M3 weights as int8 in groups, for machines whose int8 arithmetic is faster."""
 
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, dtype_of, input_of

@@ -78,7 +78,7 @@ class _Walk:
             self._rewriter.retype(node)
 
     def share(self, extent: int, where: str, unit: int = 1) -> int:
-        """What a rank has of `extent`, in whole units."""
+        """A rank's share of `extent`, in whole units."""
         if extent % (unit * self._ranks):
             raise InvariantError(f"{extent} in units of {unit} by {self._ranks} ranks", field=where)
         return extent // self._ranks

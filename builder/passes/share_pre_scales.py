@@ -1,4 +1,4 @@
-"""Scales of input channels that hold the same values, as one weight."""
+"""Merges scales of input channels that hold the same values into one weight."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Equal quantisations of one tensor, done once."""
+"""Merges equal quantisations of one tensor."""
 
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, input_of

@@ -1,4 +1,4 @@
-"""Attention of long contexts as two plugins: a launch of splits, and one that combines them."""
+"""Splits attention over long contexts into two plugins: attention_split and attention_combine."""
 
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, dtype_of, input_of

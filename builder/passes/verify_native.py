@@ -1,4 +1,4 @@
-"""The last check before a plan: nothing is left that no kernel runs."""
+"""The last check before the plan: a kernel runs every node."""
 
 from dataclasses import dataclass
 

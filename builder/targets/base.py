@@ -16,7 +16,7 @@ from trtc.quant.scheme import Scheme
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """Everything that a target may look at."""
+    """The inputs of a target."""
 
     module: Module
     reader: TensorReader

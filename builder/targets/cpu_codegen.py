@@ -115,7 +115,7 @@ def _kernel(number: int, kind: _Kind, operator: FusedOp, plan: Plan) -> str:
 
 
 def _scratch(plan: Plan, kinds: Sequence[_Kind], operators: Mapping[str, FusedOp]) -> str:
-    """The scratch area of the hungriest kernel, which depends on the number of threads."""
+    """The largest scratch area of any kernel, which depends on the number of threads."""
     wanted = []
     for number, kind in enumerate(kinds):
         row_axis = operators[kind.operator].row_axes[0]

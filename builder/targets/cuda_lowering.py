@@ -226,7 +226,7 @@ def source_key(source: Source) -> str:
 
 
 class _Resolver:
-    """Names of a call's tensors -> addresses; and how much scratch the hungriest call takes."""
+    """Names of a call's tensors -> addresses; and the scratch of the call that needs most."""
 
     def __init__(self, plan: Plan, is_uniform: Callable[[str], bool]) -> None:
         self._is_uniform = is_uniform

@@ -1,4 +1,4 @@
-"""What surrounds a step's calls on the device: the block of inputs before, the sampler after."""
+"""The block of a step's inputs on the device, and the launches of the sampler."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Residual addition that no neighbour could absorb."""
+"""Residual addition that was not fused into another operator."""
 
 from trtc.plugins.add.reference import reference
 from trtc.plugins.op import FusedOp, Parameter, Tolerance

@@ -1,4 +1,4 @@
-"""Every rank's columns side by side: whole logits from an lm_head that is split by vocabulary."""
+"""Concatenates every rank's columns: whole logits from an lm_head that is split by vocabulary."""
 
 from trtc.plugins.all_gather.reference import reference
 from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance

@@ -1,4 +1,4 @@
-"""Sum over the ranks of a sharded model: what linears by rows leave undone."""
+"""Sum over the ranks of a sharded model: completes row-parallel linears."""
 
 from trtc.plugins.all_reduce.reference import reference
 from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance

@@ -1,4 +1,4 @@
-"""Split-KV: how the keys of one sequence are shared out over programs.
+"""Split-KV: how the keys of one sequence are divided among programs.
 
 A split follows from a sequence's own length, so a row's sum never depends on the rest of the batch.
 Kernels have twins of `ranges`: plugins/attention/triton.py and plugins/paged_attention/context.cuh.
@@ -12,13 +12,13 @@ class SplitKv:
     """The splits of one family of kernels."""
 
     keys: int
-    """Of the shortest split: a shorter context is one."""
+    """Keys of the shortest split; a shorter context is a single split."""
     step: int
-    """A longer split has a multiple of so many keys."""
+    """The length of a longer split is a multiple of this."""
     alignment: int
-    """The first key is rounded down to a multiple of it, where a window leaves some out."""
+    """With a window, the first key is rounded down to a multiple of this."""
     max_splits: int
-    """The longest context falls into so many, each of more keys."""
+    """Splits of the longest context, whose splits are longer."""
 
     def ranges(self, context: int, window: int, max_splits: int) -> list[tuple[int, int]]:
         """[begin, end) of the keys of each split, for a sequence whose last token alone is new.

@@ -1,4 +1,4 @@
-"""One result of the splits that attention_split left."""
+"""Combines the partial results of attention_split."""
 
 from trtc.plugins.attention_combine.reference import reference
 from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance

@@ -1,4 +1,4 @@
-"""Attention of a step, long contexts in splits: what attention_combine makes one of."""
+"""Split-KV attention of a step; attention_combine combines the partial results."""
 
 from trtc.plugins.attention_split.reference import reference
 from trtc.plugins.kv_pool import POOL

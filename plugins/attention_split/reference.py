@@ -1,4 +1,4 @@
-"""Causal attention over a paged KV pool, the splits of a long context apart."""
+"""Causal attention over a paged KV pool, with separate results for the splits of a long context."""
 
 import math
 from itertools import product

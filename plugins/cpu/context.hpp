@@ -20,11 +20,11 @@ struct Context {
   ThreadPool& threads;
   std::byte* scratch;  // 64-byte aligned
   std::size_t scratch_bytes;
-  // Of each row of the step's result nothing will be asked but where its largest value is, and that.
+  // Of each row of the step's result only the argmax and the maximum will be read.
   bool only_largest = false;
 };
 
-// Rows of a row-wise kernel that are worth handing to another thread: a few microseconds of work.
+// The fewest rows of a row-wise kernel that go to another thread: a few microseconds of work.
 constexpr std::int64_t rows_a_part(std::int64_t columns) {
   constexpr std::int64_t kElements = 16384;
   return columns >= kElements ? 1 : kElements / columns;

@@ -24,7 +24,7 @@
 
 extern "C" {
 
-// What a compiled engine says of itself; the loader compares it with the manifest.
+// Identity of a compiled engine; the loader compares it with the manifest.
 struct trtc_engine_info_t {
   std::int32_t abi_version;  // STEP_ABI_VERSION of protos/manifest.py
   const char* isa;
@@ -113,12 +113,12 @@ struct Plan {
   std::int64_t num_calls;
   const Argument* arguments;
   const StepInput* step_inputs;
-  std::size_t (*scratch_bytes)(int num_threads);  // enough for the hungriest call
+  std::size_t (*scratch_bytes)(int num_threads);  // the most that any call needs
   Limits limits;
   trtc_engine_info_t info;
 };
 
-// Zeroed pages that the system hands out as they are touched.
+// Zeroed pages, which the system allocates on first touch.
 class PageMemory {
  public:
   explicit PageMemory(std::int64_t bytes) : bytes_(bytes < 1 ? 1 : static_cast<std::size_t>(bytes)) {
@@ -148,7 +148,7 @@ inline void require(bool holds, const char* what) {
   if (!holds) throw InvalidArgument(what);
 }
 
-// A bad index would read or write outside the pool, and the cost of looking is nanoseconds.
+// A bad index would read or write outside the pool; the check takes nanoseconds.
 inline void validate(const Limits& limits, const trtc_engine_step_t& step) {
   const std::int64_t T = step.num_tokens, B = step.num_sequences, R = step.num_logit_rows;
   const std::int64_t P = step.page_table_width;

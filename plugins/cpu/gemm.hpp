@@ -1,4 +1,4 @@
-// Activations times packed weights: the product that linear layers and experts are made of.
+// GEMM of activations and packed weights, for linear layers and experts.
 //
 //   using P = gemm::Product<X, DType, Multiply, group size, zero points?, Layout>;
 //   gemm::pack_tile<P>(...)          once a tile of activations (gemm_rows.hpp)
@@ -41,7 +41,7 @@ Workspace carve_workspace(Carver& carver, std::int64_t padded_rows, std::int64_t
   return ws;
 }
 
-// Where blocks ready to multiply are: those of the first panel, and how far on the next's.
+// Blocks that are ready to multiply: those of the first panel, and the stride to the next panel's.
 struct Blocks {
   const std::byte* data;
   std::int64_t panel_stride;
@@ -68,7 +68,7 @@ class PanelStep {
     start_totals();
     const std::int64_t blocks = Of::blocks(w_.depth);
     if constexpr (kFromMemory) {
-      // Fetches run a little ahead; those of the last blocks are for the next step's first.
+      // Prefetches run ahead; those of the last blocks are for the first blocks of the next step.
       const std::int64_t ahead = Of::ahead_blocks(w_.depth);
       const std::int64_t last = blocks > ahead ? ceil_div(blocks - ahead, ahead) * ahead : 0;
       if (last > 0) multiply_range(load_blocks(0, last), 0, last, ahead);

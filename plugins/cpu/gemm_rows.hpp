@@ -40,7 +40,7 @@ Tiling tile_rows(std::int64_t rows) {
   return {height, tiles, ceil_div(tiles, ceil_div(tiles, kChunkTiles))};
 }
 
-// The most rows, missing ones of the last tile included, that a chunk of a call may have.
+// The most rows of a chunk, padding of the last tile included.
 template <class P>
 std::int64_t max_chunk_rows(std::int64_t max_rows) {
   const std::int64_t tiles = ceil_div(max_rows, P::kMaxHeight);

@@ -1,4 +1,4 @@
-"""Which compiled code this machine can run, asked before any of it is opened.
+"""Which compiled code this machine can run, decided before any of it is opened.
 
 An engine may hold one shared object an instruction-set level over the same weights. Code of the
 wrong level dies with SIGILL, so the choice is made from the CPU's flags, never by trying.

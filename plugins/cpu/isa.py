@@ -27,7 +27,7 @@ ISAS: dict[str, Isa] = {
         ),
     )
 }
-"""From the least to the most demanding."""
+"""From the fewest required CPU features to the most."""
 
 CXX_FLAGS = (
     "-std=c++20",

@@ -105,7 +105,7 @@ class ThreadPool {
     cpu_set_t set;
     CPU_ZERO(&set);
     CPU_SET(cpu, &set);
-    // A CPU that the process may not use is only a lost hint.
+    // Pinning is a hint: failure for a CPU that the process may not use is ignored.
     pthread_setaffinity_np(worker.native_handle(), sizeof set, &set);
   }
 

@@ -1,5 +1,4 @@
-"""A linear of 4-bit weights in one with what is beside it: the norm of its input, and the gating of
-its result."""
+"""A linear of 4-bit weights, fused with the norm before and the gated activation after it."""
 
 from trtc.plugins.fused_linear.reference import reference
 from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance

@@ -1,5 +1,5 @@
 // out = quantize(activation(x @ gate.T) * (x @ up.T)) of E4M3 for many rows, on the tensor cores of
-// sm_90a: neither product leaves the chip.
+// sm_90a: neither product is written to global memory.
 //
 // A tile is 128 rows and 128 columns of out, so 256 of the products: 128 of gate and the same of up.
 // The two blocks of a cluster take tiles of the same columns, one below the other; each copies half of

@@ -1,4 +1,4 @@
-"""The first half of a gated MLP in one: two linears of one input, and the activation over both."""
+"""Gate and up projections of a gated MLP, fused with the activation."""
 
 from trtc.plugins.gated_linear.reference import reference
 from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance

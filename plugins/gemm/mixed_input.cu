@@ -1,6 +1,6 @@
 // out = softcap(x @ ((weight - zero) * weight_scale).T + bias) + residual for bf16 x, 4-bit weights
 // in tiles (plugins/tiles.py) or row-major int8 ones, and so few rows of x that reading the weights
-// takes all the time. Beside it, for plugins/fused_linear: one row of x may be normalised first
+// is the bound. For plugins/fused_linear, one row of x may be normalised first
 // (mixed_input_norm.cuh), and halves of the result may be gate and up, of which out is the gated product.
 //
 // A block takes 16 * ROW_TILES rows of the weight for each of its ROW_WARPS columns of warps, and K

@@ -1,6 +1,6 @@
-"""linear with integer weights on a GPU. Four ways, by rows:
+"""linear with integer weights on a GPU. Four kernels, by rows:
 
-    few         mixed_input.cu: 4-bit weights in tiles or int8 ones, as fast as memory gives them
+    few         mixed_input.cu: 4-bit weights in tiles or int8 ones, at the bandwidth of memory
     on sm_90    mixed_input_sm90.cu: the same weights, by WGMMA
     more        multiply_mixed_input: tiles of weights become operands in registers
     many        widen_weight: the weight is dequantised to bf16 once, and cuBLASLt multiplies

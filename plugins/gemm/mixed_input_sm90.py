@@ -1,4 +1,4 @@
-"""Integer weights by WGMMA (mixed_input_sm90.cu), cut to a site by what was measured."""
+"""Integer weights by WGMMA (mixed_input_sm90.cu): tactics for each site, as measured."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -8,7 +8,7 @@ from trtc.plugins.tiles import CHANNELS, ROWS
 
 _MAX_CLUSTER = 8
 _WARPS = 16
-"""Of a multiprocessor, about: enough to have its share of the memory's latency in flight."""
+"""Bytes in flight, per multiprocessor: about its share of bandwidth times latency."""
 _MANY_ROWS, _WARPS_OF_MANY_ROWS = 32, 12
 """Rows of x from which a warp needs more registers."""
 _STAGES, _MIN_STAGES = 4, 3

@@ -1,9 +1,9 @@
 // out = softcap(x @ weight.T * weight_scale * input_scale + bias) + residual, for so few rows that
-// reading the weights is all that takes time.
+// reading the weights is the bound.
 //
-// What costs time beside the reading is the ramp from one kernel to the next. So a block starts
-// while the kernels before it still run and fills its shared memory with weights, which depend on
-// nobody; only then it waits for x.
+// The other cost is the ramp from one kernel to the next. So a block starts while the kernels
+// before it still run (PDL) and fills its shared memory with weights, which no kernel writes; only
+// then it waits for x.
 //
 // The weight is cut into tiles of 64 * ROW_GROUPS rows, and K into segments of 128 bytes. A cluster
 // of CLUSTER blocks takes a tile at a time, and segment s of K is multiplied by

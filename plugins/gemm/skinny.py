@@ -1,4 +1,4 @@
-"""The kernel for few rows (skinny.cu), cut to a site by what was measured."""
+"""The kernel for few rows (skinny.cu): tactics for each site, as measured."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The kernel for 16 to 256 rows on sm_90 (streamed.cu), cut to a site by what was measured."""
+"""The kernel for 16 to 256 rows on sm_90 (streamed.cu): tactics for each site, as measured."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

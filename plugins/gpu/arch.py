@@ -24,10 +24,10 @@ class Arch:
     """`sm_90a`: with the "a" code runs on this SM and on no later one, and has all of its
     instructions."""
     shared_bytes: int
-    """What a block may have at most, its launch's limit raised (cuFuncSetAttribute)."""
+    """The most that a block may have, with the limit of its launch raised (cuFuncSetAttribute)."""
     multiprocessors: int
-    """Of its data centre GPU: work is cut for so many. With others some stand idle, or take two
-    blocks: no error."""
+    """SMs of its data centre GPU, which tactics assume. A GPU with another number runs correctly,
+    with idle SMs or several blocks an SM."""
     has_e4m3: bool = False
     """Converts and multiplies E4M3 in hardware."""
     has_e2m1: bool = False
@@ -47,7 +47,7 @@ class Arch:
 
     @property
     def has_large_shared(self) -> bool:
-        """Rings of several stages fit beside each other: 163 KB or more, not 99 KB."""
+        """Shared memory holds several multi-stage rings: 163 KB or more, not 99 KB."""
         return self.shared_bytes > _LARGE_SHARED_BYTES
 
 

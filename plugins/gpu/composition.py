@@ -1,4 +1,4 @@
-"""What several operators are lowered to, one after the other, as the work of one call."""
+"""The launches of several operators, one after the other, as one call."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

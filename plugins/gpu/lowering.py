@@ -1,4 +1,4 @@
-"""How a call of an operator becomes work on a GPU: what each `plugins/*/cuda.py` returns.
+"""The lowering of an operator's call to GPU launches, which each `plugins/*/cuda.py` returns.
 
     plan call -> Site -> lower(site) -> Variant, Variant, ... -> the engine's launch list
 
@@ -24,10 +24,10 @@ SCRATCH = "scratch."
 """Prefix of the arguments that are buffers of `Variant.scratch`, or `Variant.views` of them."""
 
 Axis = launch_plan.Axis
-"""What a grid may grow with: tokens (T), sequences (B), logit rows (R) of the captured bucket, or
-the splits of its longest context (plugins/attention/split_kv.py)."""
+"""Axes that a grid depends on: tokens (T), sequences (B) and logit rows (R) of the captured bucket,
+and the splits of its longest context (plugins/attention/split_kv.py)."""
 StepKind = Literal["decode", "any"]
-"""decode: every sequence has exactly one new token, so T == B."""
+"""decode: every sequence has exactly one new token, so T = B."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Site:
     """The operator's axis symbols that are static, those that integer attributes give included."""
     attributes: Mapping[str, int | float | str]
     rows: Literal["tokens", "rows"]
-    """What the operator's M is: all tokens, or the logit rows gathered from them."""
+    """The operator's axis M: all tokens, or the logit rows gathered from them."""
     page_size: int
     """Tokens of a KV page."""
     limits: Limits

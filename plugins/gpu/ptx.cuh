@@ -75,7 +75,7 @@ __device__ inline unsigned long long evict_first() {
   return policy;
 }
 
-// Has memory bring bytes, a multiple of 16, to the L2 cache.
+// Prefetches bytes, a multiple of 16, to the L2 cache.
 __device__ inline void prefetch_to_l2(const void* global, unsigned bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");

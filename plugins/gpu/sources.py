@@ -1,5 +1,4 @@
-"""What a kernel is before it is compiled: a specialisation of a Triton function, or of a CUDA C++
-file."""
+"""The source of a kernel: a specialisation of a Triton function, or of a CUDA C++ file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,9 +31,9 @@ class KernelSource:
     num_warps: int = 4
     num_stages: int = 2
     absent: tuple[str, ...] = ()
-    """Optional parameters of the function that this specialisation goes without: None in it."""
+    """Optional parameters that are absent: None in this specialisation."""
     max_shared_bytes: int = DEFAULT_SHARED_BYTES
-    """More only for launchers that raise the function's limit."""
+    """Larger values need a launcher that raises the function's limit."""
 
 
 @dataclass(frozen=True)

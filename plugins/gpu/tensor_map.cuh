@@ -6,7 +6,7 @@
 
 namespace trtc {
 
-// 128 bytes that only the instructions below know the inside of.
+// 128 opaque bytes (CUtensorMap).
 struct alignas(128) TensorMap {
   unsigned long long words[16];
 };
@@ -125,7 +125,7 @@ __device__ inline void stream_tile(unsigned shared, const TensorMap* map, unsign
       : "memory");
 }
 
-// Has the map at hand for copies to come.
+// Prefetches the map for later copies.
 __device__ inline void prefetch_map(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -1,4 +1,4 @@
-"""K and V into the paged pool, as the source graph says it; rope_kv_write fuses it."""
+"""Writes K and V to the paged pool; the form of the source graph, which rope_kv_write fuses."""
 
 from trtc.plugins.kv_pool import POOL, POOL_DTYPES, POOL_OUT
 from trtc.plugins.kv_write.reference import reference

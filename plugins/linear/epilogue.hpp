@@ -1,4 +1,4 @@
-// What a linear is given, and everything after the sums of its products.
+// Arguments of a linear, and its epilogue.
 #pragma once
 
 #include <type_traits>

@@ -1,4 +1,4 @@
-"""Linear layers: every matrix product with weights, whatever their type, with its epilogue."""
+"""Linear layers: GEMM with weights of any type, and its epilogue."""
 
 from trtc.plugins.linear.reference import reference
 from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance

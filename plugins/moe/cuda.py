@@ -1,4 +1,4 @@
-"""moe in five launches, without a synchronisation: grids cover the most that a bucket could need.
+"""moe in five launches without host synchronisation; grids cover the most blocks of a bucket.
 
     route     a program a pair of a row and one of its experts: which expert, with what share of the
               result, and the row as that expert multiplies it (scaled and quantised)

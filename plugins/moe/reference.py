@@ -116,7 +116,8 @@ def reference(
 def route(
     router_logits: Array, top_k: int, renormalize: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The top_k experts of each row, likeliest first (ties: lower index), and their weights."""
+    """The top_k experts of each row by descending probability (ties: lower index), and their
+    weights."""
     logits = router_logits.astype(np.float32)
     exponents = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities = exponents / exponents.sum(axis=1, keepdims=True)

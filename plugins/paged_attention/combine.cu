@@ -1,4 +1,4 @@
-// Puts together what split.cu left of each split of a sequence's keys.
+// Combines the partial results that split.cu wrote for each split of a sequence's keys.
 //
 // Macros: those of context.cuh, and HEADS (of a program) HAS_COUNTER.
 #include "gpu/quantize.cuh"

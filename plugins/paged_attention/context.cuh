@@ -51,7 +51,7 @@ __device__ inline unsigned weight_operand(float low, float high) {
   return pack_bf16(low, high);
 }
 
-// The optional inputs: a kernel's parameter, or null.
+// Optional inputs: a kernel's parameter, or null.
 #if HAS_K_SCALE
 #define K_SCALE_PARAMETER const float *k_scale,
 #else

@@ -28,12 +28,12 @@ _PLANES = 1 << 30
 """Keys or values of a page, as many as coordinates reach: how many pages a pool has is known when
 an engine is opened."""
 _PROGRAMS = SM_90.multiprocessors
-"""They take tiles until there are none."""
+"""Persistent programs, which take tiles from a counter."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a program goes about a tile of 128 rows."""
+    """Tactic of a program for a tile of 128 rows."""
 
     block_n: int
     """Keys of a product."""

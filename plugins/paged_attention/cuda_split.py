@@ -50,12 +50,12 @@ _STAGES, _LONGER_STAGES = 4, 2
 """At most."""
 _COMBINE_THREADS = 128
 _WARP_BYTES = 19000
-"""Of K and V on their way to one warp."""
+"""Bytes of K and V in flight, per warp."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """The launches, one after the other, and the scratch that they share."""
+    """Launches in order, and their shared scratch buffers."""
 
     launches: tuple[Launch, ...]
     scratch: Mapping[str, int]
@@ -63,10 +63,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Tile:
-    """How a program of split.cu goes about its split."""
+    """Tactic of split.cu."""
 
     warps: int
-    """They take tiles of 16 keys in turn. It decides the order of sums: one for all steps."""
+    """Warps take tiles of 16 keys in turn. Their number decides the order of sums, so it is the
+    same for all steps."""
     stages: int
     """Tiles of each warp that are on their way from memory."""
 

@@ -1,4 +1,4 @@
-// The producers of prefill_sm90.cu: they have TMA bring Q, K and V to shared memory.
+// The producers of prefill_sm90.cu, which copy Q, K and V to shared memory by TMA.
 //
 // It copies a panel of a page at a time: threads that copied 16 bytes each took a sixth of the time from
 // the products. A pool of E4M3 is copied as it is, and widened to f16 by the warps that had it copied.
@@ -120,7 +120,7 @@ __device__ inline void convert_queries(unsigned queries, int thread) {
   });
 }
 
-// All of a team have written what they were to write: it is announced.
+// Called by all of a team once it has written: arrives at the barrier.
 __device__ inline void publish(unsigned full, int which, int thread) {
   publish_to_products();
   sync_threads(2 + which, kTeam);

@@ -2,7 +2,7 @@
 // split of a sequence's keys for one KV head and leaves (largest score, sum of weights, weighted sum
 // of V) for combine.cu, or the result where the sequence has one split only.
 //
-// What limits it is reading K and V once, so everything else stays out of the way. A warp takes
+// Reading K and V once is the bound. A warp takes
 // tiles of 16 keys in turn, STAGES of them on their way to its own part of shared memory, whole rows
 // at a time. Both products run on the tensor cores:
 //

@@ -7,7 +7,7 @@ from trtc.plugins.tensorrt.aot import Kernels, Node, Plugin, register_plugin
 from trtc.protos.bundle import KernelFacts
 
 _QUANTISING = ("pre_scale", "out_scale")
-"""TensorRT quantises what attention gives by nodes of its own."""
+"""TensorRT quantises the result of attention in separate nodes."""
 
 
 def register(trtp: Any, kernels: Kernels, *, lazy: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Activation quantisation that no producer could absorb."""
+"""Activation quantisation that was not fused into its producer."""
 
 from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
 from trtc.plugins.quantize.reference import reference

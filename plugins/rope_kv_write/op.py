@@ -1,4 +1,4 @@
-"""Per-head norm, rotary embedding and the KV write in one walk over q, k and v."""
+"""Per-head norm, rotary embedding and the KV write, fused in one pass over q, k and v."""
 
 from trtc.plugins.kv_pool import POOL, POOL_OUT
 from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance

@@ -1,1 +1,1 @@
-"""Drawing of tokens on a GPU: its tensors, which the runtime fills, and its kernels."""
+"""The GPU sampler: its tensors, which the runtime fills, and its kernels."""

@@ -1,4 +1,4 @@
-"""The sampler's stages as launches; tensors.py says when each runs and on what."""
+"""Launches of the sampler's stages; tensors.py lists the tensors and when each stage runs."""
 
 from collections.abc import Mapping
 from typing import Any

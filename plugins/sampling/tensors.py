@@ -1,4 +1,4 @@
-"""What the GPU sampler reads and writes, and which of its stages a step needs.
+"""Tensors of the GPU sampler, and the stages that a step needs.
 
 The kernels mean what runtime/sampling/sampler.py means; a step runs, in this order:
 
@@ -36,7 +36,7 @@ CANDIDATES = 512
 SEARCH_PART = 8192
 """Logits a program where a whole row is searched."""
 SEARCH_UNROLLED = 8
-"""Loads of a thread that are then under way at once."""
+"""Loads of a thread that are in flight at once."""
 SEARCH_PIVOTS = 8
 """Values that a pass over a row tries at once."""
 

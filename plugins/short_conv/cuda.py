@@ -69,8 +69,8 @@ def input_before(
     STATE_STRIDE: tl.constexpr,
     GATED_STRIDE: tl.constexpr,
 ):
-    """What the convolution saw `distance` tokens before a row: an input of this step, or a column
-    of the state; zeros before the sequence's start."""
+    """The convolution's input `distance` tokens before a row: an input of this step, or a column of
+    the state; zeros before the sequence's start."""
     is_new = distance <= behind
     b = gated + (row - distance) * GATED_STRIDE + channel
     left = tl.load(b, mask=inside & is_new, other=0.0).to(tl.float32)

@@ -1,4 +1,4 @@
-"""A gated, causal, depthwise convolution of a few taps, with its last inputs kept as a state."""
+"""A gated, causal, depthwise convolution of a few taps, whose state is its latest inputs."""
 
 from trtc.plugins.kv_pool import STATE, STATE_OUT
 from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance

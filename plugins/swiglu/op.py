@@ -1,4 +1,4 @@
-"""The activation of an MLP, gated or not, with the quantisation after it."""
+"""Activation of an MLP, gated or not, and the quantisation of its result."""
 
 from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
 from trtc.plugins.swiglu.reference import reference

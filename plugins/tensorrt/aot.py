@@ -80,7 +80,7 @@ def _same(stored: int | float | str, given: int | float) -> bool:
 
 @dataclass(frozen=True)
 class Node:
-    """A node as TensorRT hands it to its plugin."""
+    """A node as TensorRT passes it to its plugin."""
 
     tensors: Mapping[str, Any]
     """TensorDesc by the operator's names of its inputs."""
@@ -89,7 +89,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Plugin:
-    """What is particular to an operator's ahead-of-time plugin."""
+    """What one operator's ahead-of-time plugin declares."""
 
     op: FusedOp
     inputs: tuple[Parameter, ...]
@@ -137,7 +137,7 @@ def register_plugin(trtp: Any, kernels: Kernels, plugin: Plugin, *, lazy: bool) 
         kernel = kernels.find(
             plugin.op.name,
             {name: dtype_name(node.tensors[name]) for name in plugin.key},
-            # Enumerations follow from the types.
+            # Enum attributes are derived from the types.
             {name: node.attributes[name] for name in attributes if attributes[name] is not str},
             given["tactic"],
         )

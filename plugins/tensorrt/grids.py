@@ -1,4 +1,4 @@
-"""How many programs each operator's kernel takes: what its tensorrt.py says in symbols."""
+"""Grid sizes of each operator's kernel: the numbers of its tensorrt.py's symbolic expressions."""
 
 from collections.abc import Callable, Mapping
 

@@ -14,7 +14,7 @@ class Vendor:
     module: str
     title: str
     install: str
-    """What to do on a machine that lacks it."""
+    """Remedy on a machine that lacks it."""
 
 
 TENSORRT = Vendor(
@@ -45,7 +45,7 @@ def load_vendor(vendor: Vendor, purpose: str) -> Any:
 
 
 def make_logger(trt: Any) -> Any:
-    """An ILogger that keeps `last_error` and `warnings`, and says nothing itself."""
+    """An ILogger that keeps `last_error` and `warnings`, and writes nothing."""
 
     class Log(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Weights back into a plan that was built without them, from the graph that it was built from."""
+"""Refits the weights of a stripped plan from the graph that it was built from."""
 
 from pathlib import Path
 from typing import Any

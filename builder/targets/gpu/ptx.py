@@ -1,4 +1,4 @@
-"""What a compiler for GPUs answers with: PTX and a cubin, and what a launch of it takes."""
+"""The result of a GPU compiler: PTX, cubin, and the parameters of a launch."""
 
 import re
 import subprocess

@@ -11,7 +11,7 @@ _STAGES = ("ttir", "ttgir", "llir", "ptx")
 
 
 def compile_request(request: dict[str, Any]) -> dict[str, Any]:
-    """PTX of the kernel, and what its launch needs.
+    """PTX of the kernel, and the parameters of its launch.
 
     These are the steps of triton.compile as far as PTX. That would also look into a cache, for
     whose key it hashes the 460 MB of libtriton, and assemble PTX that still has the hidden

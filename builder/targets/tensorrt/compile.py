@@ -1,4 +1,4 @@
-"""A bundle to `model.plan` on a machine that has TensorRT 11 and the GPU.
+"""Compiles a bundle to `model.plan` on a machine that has TensorRT 11 and the GPU.
 
 `trtc compile` does it to a bundle from elsewhere, `trtc build` to its own where it can.
 """

@@ -13,7 +13,7 @@ from trtc.protos.progress import Progress, Step
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What decides a plan besides its graph."""
+    """Options of a plan, besides its graph."""
 
     profiles: tuple[Profile, ...]
     optimization_level: int
@@ -24,7 +24,7 @@ class PlanOptions:
     strip: bool = False
     """Leave the weights out: they will be refitted, unchanged."""
     configure: Callable[[Any], None] = field(default=lambda config: None)
-    """Last word on the IBuilderConfig."""
+    """Called last on the IBuilderConfig."""
 
 
 @dataclass(frozen=True)

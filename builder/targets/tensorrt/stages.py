@@ -1,4 +1,4 @@
-"""What a step of an engine of plans is made of: stages.json from a graph, whole or cut."""
+"""stages.json, the stages of a step of an engine of plans, from a graph, whole or cut."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """The TensorRT target: a portable bundle, which `trtc compile` turns into a plan on a GPU host.
 
-The graph stays what it was, standard operators and Q/DQ, but for what TensorRT insists on; its
+The graph stays standard ONNX with Q/DQ, except where TensorRT requires otherwise; its
 weights are external data in weights.safetensors. The plugin nodes carry the attributes by which
 TensorRT's ONNX parser finds an ahead-of-time plugin.
 """
@@ -210,7 +210,7 @@ def check_scheme(scheme: Scheme, sm: int) -> None:
 
 
 def check_graph(request: CompileRequest) -> None:
-    """Refuse what no plan can be made of.
+    """Refuse modules that TensorRT cannot build.
 
     Raises:
         UnsupportedError: dummy weights, zero points, or more experts' rows than a tensor can hold.

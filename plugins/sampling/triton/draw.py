@@ -1,4 +1,5 @@
-"""The token of every row: its likeliest, or the one at which the running sum passes `random`."""
+"""Samples a token for every row: the argmax, or the token at which the cumulative sum passes
+`random`."""
 
 import triton
 import triton.language as tl

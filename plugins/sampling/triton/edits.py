@@ -1,4 +1,4 @@
-"""Biases and penalties, applied to the logits in place, and what the logits were before."""
+"""Applies biases and penalties to the logits in place, and keeps the logits from before."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""Tokens that a row may not draw: their logits become -inf."""
+"""Applies masks: logits of tokens that a row may not sample become -inf."""
 
 import triton
 import triton.language as tl

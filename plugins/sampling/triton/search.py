@@ -29,7 +29,7 @@ SUM = tl.constexpr(1)
 SEARCH = tl.constexpr(2)
 """Its range is."""
 _UNROLLED = tl.constexpr(SEARCH_UNROLLED)
-"""Loads of a thread that are under way at once."""
+"""Loads of a thread that are in flight at once."""
 
 
 @triton.jit

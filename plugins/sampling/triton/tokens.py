@@ -1,4 +1,4 @@
-"""Token ids that the step before drew, into the inputs of this one."""
+"""Copies token ids that the previous step sampled into the inputs of this step."""
 
 import triton
 import triton.language as tl
