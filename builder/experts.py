@@ -76,7 +76,7 @@ def _check_uniform(mlp: MoeMlpSpec, linears: list[LinearWeights]) -> None:
         raise UnsupportedError(
             "routed experts cannot have FP4 weights",
             field=name,
-            remedy="Use int4_awq, w4a8_awq or fp8 for models with routed experts",
+            remedy="Use int4, w4a8_awq or fp8 for models with routed experts",
         )
     if len({(one.format, one.weight.dtype, one.group_size) for one in linears}) > 1:
         raise CheckpointError(

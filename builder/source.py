@@ -17,7 +17,7 @@ from trtc.builder.spec import DecoderSpec
 from trtc.protos.errors import RequestError, UnsupportedError
 from trtc.protos.kv import KvDType
 from trtc.quant.prequantized import read_quantization
-from trtc.quant.scheme import CheckpointQuantization, Scheme, scheme_named
+from trtc.quant.scheme import BUILDABLE, CheckpointQuantization, Scheme, scheme_named
 
 _DEFAULT_DTYPE = "bf16"
 
@@ -72,11 +72,11 @@ def open_source(request: BuildRequest) -> ModelSource:
     quantization = read_quantization(checkpoint.config, checkpoint.hf_quant_config, reader.tensors)
     spec = settle_embeddings(settle_prefix(spec, reader), reader)
     scheme = _scheme(request, quantization)
-    if scheme.calibration is None and quantization is None and scheme.group_size is not None:
+    if quantization is None and scheme.name not in BUILDABLE:
         raise UnsupportedError(
             f"trtc reads {scheme.name} checkpoints and does not make them",
             field="--dtype",
-            remedy="Use int4_awq, or give a checkpoint that is quantised so",
+            remedy=f"Use one of {', '.join(BUILDABLE)}, or give a checkpoint that is quantised so",
         )
     return ModelSource(
         checkpoint,

@@ -9,7 +9,7 @@ from examples.support import MODEL, PROMPT, trtc
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint, engine = Path(folder) / "pyllama-int4", Path(folder) / "engine"
-        trtc("quantize", "--model", MODEL, "--dtype", "int4_awq", "--output", checkpoint)
+        trtc("quantize", "--model", MODEL, "--dtype", "int4", "--output", checkpoint)
         trtc("build", "--model", checkpoint, "--reference", MODEL, "--output", engine)
         trtc("generate", engine, "--prompt", PROMPT, "--max-tokens", "32", "--temperature", "0")
 

@@ -23,7 +23,7 @@ from trtc.quant.calibration_text import (
 from trtc.quant.device import Placement, on_best_device
 from trtc.quant.evaluation import SELF_SAMPLE_LENGTH, heldout_set, part_of
 from trtc.quant.reference_model import load_model, sample_sequences
-from trtc.quant.scheme import BUILDABLE, SCHEMES, Modelopt, Scheme
+from trtc.quant.scheme import BUILDABLE, SCHEMES, Gptq, Modelopt, Scheme
 
 _COPIED_FILES = (
     TOKENIZER_FILE,
@@ -123,8 +123,15 @@ def _modelopt(scheme: Scheme, kv_dtype: str, kept: tuple[str, ...]) -> Calibrato
     return ModeloptCalibrator(scheme, kv_dtype, kept)
 
 
+def _gptq(scheme: Scheme, kv_dtype: str, kept: tuple[str, ...]) -> Calibrator:
+    from trtc.quant.gptq_calibrator import GptqCalibrator
+
+    return GptqCalibrator(scheme, kv_dtype, kept)
+
+
 _CALIBRATORS: Mapping[type[Any], Callable[[Scheme, str, tuple[str, ...]], Calibrator]] = {
     Modelopt: _modelopt,
+    Gptq: _gptq,
 }
 """By the record of the algorithm. The arguments: scheme, KV type, linears that stay unquantised."""
 

@@ -47,7 +47,7 @@ def check_quantizable(model_dir: Path, scheme: Scheme, keep: Sequence[str] = ())
     group = scheme.group_size
     if group is None:
         return kept
-    remedy = "Use --dtype fp8 or int8_sq, which take any size"
+    remedy = "Use --dtype int4_g32 where 32 divides it, or fp8 or int8_sq, which take any size"
     for name, linear in quantizable_linears(model):
         if name in kept:
             continue

@@ -29,6 +29,7 @@ _MAX_TOKENS = {"max": 16_384, "smoothquant": 16_384, "awq_lite": 8_192}
 that 16 windows do as well as many times more."""
 _BAD_WEIGHTS = "The checkpoint is damaged there, or dead; check it in bf16 first"
 _E2M1_BITS = (2, 1)
+_E4M3_MAX = 448.0
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,29 @@ def calibrate(
         _check_scales(model)
         # The export does this too: once done, what is measured is what is shipped.
         requantize_resmooth_fused_llm_layers(model)
+
+
+def kv_scales(model: Any, tokens: TokenSet) -> dict[str, float]:
+    """Scales of an FP8 KV cache as checkpoints store them: `LAYER.self_attn.k_scale` and `v_scale`.
+
+    As in modelopt's own exports they are at least 1: E4M3 is as precise for small numbers.
+
+    Args:
+        model: is quantised in place, its KV cache alone.
+    """
+    with quiet_libraries():
+        import modelopt.torch.quantization as mtq
+
+        rules = [{"quantizer_name": "*", "enable": False}, *mtq.FP8_KV_CFG["quant_cfg"]]
+        config = {"quant_cfg": rules, "algorithm": "max"}
+        mtq.quantize(model, config, lambda model: run_decoder(model, tokens))
+        _check_scales(model)
+    return {
+        f"{name}.{kind}_scale": max(1.0, float(quantizer.amax) / _E4M3_MAX)
+        for name, module in model.named_modules()
+        for kind in "kv"
+        if (quantizer := getattr(module, f"{kind}_bmm_quantizer", None)) is not None
+    }
 
 
 @contextmanager

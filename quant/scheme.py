@@ -20,7 +20,19 @@ class Modelopt:
     """Name of its config, which says the algorithm too."""
 
 
-Calibration = Modelopt
+@dataclass(frozen=True)
+class Gptq:
+    """Calibration by GPTQ, or by GPTAQ, for 4-bit weights in groups (quant/gptq.py)."""
+
+    asymmetric: bool
+    """GPTAQ: aims at the outputs of the unquantised model."""
+    damping: float = 0.05
+    """Added to the diagonal of the inputs' Gram matrix, as a share of its mean."""
+    correction: float = 0.5
+    """Share of what GPTAQ says that is done; the rest would fit the calibration text."""
+
+
+Calibration = Modelopt | Gptq
 """How scales and rounded weights are found: a record for each kind of algorithm, with its settings.
 quant/calibrate.py has the function of each."""
 
@@ -79,7 +91,10 @@ SCHEMES: dict[str, Scheme] = {
             calibration=Modelopt("W4A8_AWQ_BETA_CFG"),
         ),
         Scheme("nvfp4", "bf16", "f4e2m1", "f4e2m1", 16, calibration=Modelopt("NVFP4_DEFAULT_CFG")),
-        Scheme("int4_gptq", "bf16", "i4", "bf16", 128),
+        Scheme("int4", "bf16", "i4", "bf16", 128, calibration=Gptq(asymmetric=True)),
+        Scheme("int4_g64", "bf16", "i4", "bf16", 64, calibration=Gptq(asymmetric=True)),
+        Scheme("int4_g32", "bf16", "i4", "bf16", 32, calibration=Gptq(asymmetric=True)),
+        Scheme("int4_gptq", "bf16", "i4", "bf16", 128, calibration=Gptq(asymmetric=False)),
         # Weights only: imported, and what is made of checkpoints that quantise activations anew
         # for every token. Multiplying with the bf16 activation itself is exact where they round.
         Scheme("fp8_weights", "bf16", "f8e4m3", "bf16"),
@@ -87,7 +102,19 @@ SCHEMES: dict[str, Scheme] = {
     )
 }
 
-BUILDABLE = ("fp32", "bf16", "fp8", "int8_sq", "int4_awq", "w4a8_awq", "nvfp4")
+BUILDABLE = (
+    "fp32",
+    "bf16",
+    "fp8",
+    "int8_sq",
+    "int4",
+    "int4_g64",
+    "int4_g32",
+    "int4_gptq",
+    "int4_awq",
+    "w4a8_awq",
+    "nvfp4",
+)
 """Schemes that trtc can make itself; the others are read from checkpoints."""
 
 

@@ -106,7 +106,7 @@ def test_what_click_refuses_is_one_line_as_all_else(
 @pytest.mark.parametrize(
     ("words", "last", "expected"),
     [
-        (["build", "--dtype"], "int4", ["int4_awq"]),
+        (["build", "--dtype"], "int4_g", ["int4_g64", "int4_g32", "int4_gptq"]),
         (["build", "--target"], "cuda:sm_9", ["cuda:sm_90"]),
         (["build", "--kv-dtype"], "", ["fp32", "bf16", "fp8"]),
         (["quantize", "--dtype"], "fp", ["fp8"]),

@@ -56,7 +56,7 @@ def weight_dtypes(engine: Path, site: str) -> set[str]:
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
     output = tmp_path_factory.mktemp("cuda") / "engine"
-    return built(output, "int4_awq", max_kl=0.5, eval_tokens=1024, keep=(f"{KEPT}=bf16",))
+    return built(output, "int4", max_kl=0.5, eval_tokens=1024, keep=(f"{KEPT}=bf16",))
 
 
 def test_the_manifest_says_what_was_measured_and_on_what(engine: BuildResult) -> None:

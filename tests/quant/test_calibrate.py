@@ -33,6 +33,7 @@ WIDE: dict[str, Any] = {
 OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"moe_intermediate_size": 128, "mlp_only_layers": []},
     "gemma2": {"head_dim": 32},
+    "lfm2": {"num_hidden_layers": 5},
 }
 CASES = [
     ("llama_biased", "int8_sq"),

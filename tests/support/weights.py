@@ -29,10 +29,15 @@ def random_weight(rng: np.random.Generator, *shape: int, dtype: str) -> Array:
 def random_scales(
     rng: np.random.Generator, *columns: int, depth: int, group: int, dtype: str, x_dtype: str
 ) -> Array:
-    """[columns..., G] scales that undo the size of the codes and of a sum over `depth`."""
+    """[columns..., G] scales that undo the size of the codes and of a sum over `depth`.
+
+    Those of 4-bit groups have either sign, as calibration gives them: -8 reaches further than 7.
+    """
     groups = -(-depth // group) if group else 1
     size = _LIMITS.get(dtype, 1) * _LIMITS.get(x_dtype, 1) * depth**0.5
     scales: Array = rng.uniform(0.5, 1.5, (*columns, groups)) / size
+    if group and dtype in ("i4", "u4"):
+        scales *= rng.choice([-1, 1], scales.shape)
     return scales.astype(np.float32)
 
 

@@ -60,9 +60,10 @@ def command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Quantise a checkpoint into a unified Hugging Face checkpoint.
+    """Quantise a checkpoint into one that `trtc build --model` takes, and other servers too.
 
-    `trtc build --model` takes the result, and so do vLLM, SGLang and TensorRT-LLM.
+    int4 and its like are in compressed-tensors' layout, which Transformers, vLLM and SGLang read;
+    other schemes in nvidia-modelopt's, which vLLM, SGLang and TensorRT-LLM read.
     """
     from trtc.builder.checkpoint.resolve import hub_commit, resolve_model
     from trtc.builder.checkpoint.tokenizer_conversion import with_fast_tokenizer

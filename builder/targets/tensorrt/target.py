@@ -199,7 +199,7 @@ def check_scheme(scheme: Scheme, sm: int) -> None:
         raise UnsupportedError(
             f"sm_{sm} has no E4M3 arithmetic",
             field="--dtype",
-            remedy="Use bf16, int8_sq or int4_awq, or a target from sm_89 on",
+            remedy="Use bf16, int8_sq or int4, or a target from sm_89 on",
         )
     if "f4e2m1" in (scheme.weight, scheme.activation) and not ARCHS[sm].has_e2m1:
         raise UnsupportedError(
@@ -226,7 +226,7 @@ def check_graph(request: CompileRequest) -> None:
             raise UnsupportedError(
                 "has zero points, and TensorRT quantises symmetrically only",
                 field=tensor.name,
-                remedy="Quantise with --dtype int4_awq, or use --target cpu",
+                remedy="Quantise with --dtype int4, or use --target cpu",
             )
 
 

@@ -1,0 +1,259 @@
+"""What 4-bit formats cost a model: trtc's schemes beside other libraries, at equal text and metric.
+
+    python -m examples.bench.accuracy [--model DIR] [--only NAME ...] [--tokens N]
+
+Linears of the decoder layers are quantised, and nothing else: embeddings and lm_head stay as they
+are for all. The weights that a library writes are put back into the model in f32 and run by
+Transformers, against the unquantised model in f32. Bits are of the linears' weights and scales, as
+checkpoints store them; for nvidia-modelopt's rows, with scales of 16 bits.
+Calibration text is trtc's own; the measured text is Python source that is not in it: files of the
+running Python's standard library.
+
+Rows of nvidia-modelopt's own recipes and of llama.cpp's Q4_0 (`pip install gguf`) are rivals.
+"""
+
+import argparse
+import copy
+import json
+import math
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trtc.builder.checkpoint.reader import SafetensorsReader
+from trtc.quant.accuracy import kl_divergence, log_softmax
+from trtc.quant.calibrate import quantize_checkpoint
+from trtc.quant.calibration_text import (
+    MIN_TOKENS,
+    WINDOW,
+    Texts,
+    TokenSet,
+    default_calibration,
+    tokenize,
+)
+from trtc.quant.linears import quantizable_linears, run_decoder
+from trtc.quant.prequantized import read_quantization
+from trtc.quant.quiet import quiet_libraries
+from trtc.quant.reference_model import load_model
+from trtc.quant.scheme import SCHEMES, CheckpointQuantization
+
+PYLLAMA = Path(__file__).parents[1] / "models" / "pyllama"
+HELDOUT_FILES = (
+    *("argparse", "ast", "bisect", "calendar", "cmd", "configparser", "csv", "dataclasses"),
+    *("difflib", "fractions", "heapq", "inspect", "pickle", "statistics"),
+)
+"""Modules of the standard library whose source is measured on."""
+TRTC_SCHEMES = ("int4", "int4_gptq", "int4_g64", "int4_g32", "int4_awq")
+MODELOPT_RECIPES: Mapping[str, Any] = {
+    "modelopt max": "max",
+    "modelopt mse": {"method": "mse"},
+    "modelopt gptq": {"method": "gptq"},
+}
+_GROUP_BITS = 4 + 16 / 128
+_CALIBRATION_TOKENS = 16_384
+Float64s = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table."""
+
+    name: str
+    bits: float
+    """Of a weight, scales included."""
+    kl: float
+    """Mean KL(unquantised || quantised) a token, in nats."""
+    kl_error: float
+    """Its standard error."""
+    top1: float
+    perplexity_ratio: float
+    cpu_seconds: float
+    """Of calibration."""
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A model with the weights that a library made."""
+
+    model: Any
+    bits: float
+
+
+class Judge:
+    """Compares models with the unquantised one on held-out text."""
+
+    def __init__(self, model_dir: Path, tokens: int) -> None:
+        self._texts = held_out(model_dir, tokens)
+        reference = load_model(model_dir, "float32")
+        self._reference = list(self._log_probabilities(reference))
+
+    def row(self, name: str, make: Callable[[], Quantized]) -> Row:
+        began = time.process_time()
+        made = make()
+        seconds = time.process_time() - began
+        divergence, agreed, lost = [], 0, 0.0
+        pairs = zip(self._reference, self._log_probabilities(made.model), strict=True)
+        for ids, (theirs, ours) in zip(self._texts.sequences, pairs, strict=True):
+            at = (np.arange(len(ids) - 1), ids[1:])
+            divergence.append(kl_divergence(theirs, ours))
+            agreed += int((theirs.argmax(1) == ours.argmax(1)).sum())
+            lost += float((theirs[at] - ours[at]).sum())
+        kl = np.concatenate(divergence)
+        return Row(
+            name,
+            made.bits,
+            float(kl.mean()),
+            float(kl.std() / math.sqrt(len(kl))),
+            agreed / len(kl),
+            math.exp(lost / len(kl)),
+            seconds,
+        )
+
+    def _log_probabilities(self, model: Any) -> Iterator[Float64s]:
+        """Of every window, those of all tokens but the first [tokens - 1, vocab]."""
+        for ids in self._texts.sequences:
+            with torch.inference_mode():
+                logits = model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0, :-1]
+            yield log_softmax(logits.float().numpy())
+
+
+def held_out(model_dir: Path, tokens: int) -> TokenSet:
+    library = Path(sysconfig.get_path("stdlib"))
+    samples = tuple((library / f"{name}.py").read_text("utf-8") for name in HELDOUT_FILES)
+    vocab_size = json.loads((model_dir / "config.json").read_text("utf-8"))["vocab_size"]
+    texts = Texts("standard library", "", samples)
+    return tokenize(
+        texts, model_dir, vocab_size, window=WINDOW, max_tokens=tokens, min_tokens=WINDOW
+    )
+
+
+def of_trtc(model_dir: Path, scheme: str) -> Quantized:
+    """A scheme's checkpoint, read back as `trtc build` reads it."""
+    with tempfile.TemporaryDirectory() as directory:
+        output = Path(directory)
+        quantize_checkpoint(model_dir, SCHEMES[scheme], "bf16", None, output, lambda step: None)
+        reader = SafetensorsReader(output)
+        hf_quant = output / "hf_quant_config.json"
+        found = read_quantization(
+            json.loads((output / "config.json").read_text("utf-8")),
+            json.loads(hf_quant.read_text("utf-8")) if hf_quant.is_file() else None,
+            reader.tensors,
+        )
+        assert found is not None
+        weights = {name: _dequantized(found, name, reader) for name in found.linears}
+        kept = {name: reader.read(name) for name in reader.names if not _is_of(name, weights)}
+        model = load_model(model_dir, "float32")
+        _fill(model, {**kept, **{f"{name}.weight": one for name, one in weights.items()}})
+        stored = sum(reader.read(name).nbytes for name in reader.names if _is_of(name, weights))
+        count = sum(weight.size for weight in weights.values())
+    return Quantized(model, 8 * stored / count)
+
+
+def _is_of(tensor: str, linears: Mapping[str, Any]) -> bool:
+    prefix, _, name = tensor.rpartition(".")
+    return prefix in linears and name not in ("bias", "weight_shape")
+
+
+def _dequantized(found: CheckpointQuantization, prefix: str, reader: SafetensorsReader) -> Any:
+    """[N, K] f32, as it acts on the linear's input."""
+    linear = found.linears[prefix]
+    parts = {
+        name: source.function(*map(reader.read, source.names))
+        if source.function
+        else reader.read(source.names[0])
+        for name, source in linear.tensors.items()
+    }
+    weight = parts["weight"].astype(np.float32)
+    repeats = weight.shape[1] // parts["weight_scale"].shape[1]
+    values = weight * parts["weight_scale"].repeat(repeats, axis=1)
+    return values * parts.get("pre_quant_scale", np.float32(1))
+
+
+def _fill(model: Any, tensors: Mapping[str, Any]) -> None:
+    parameters = dict(model.named_parameters())
+    for name, tensor in tensors.items():
+        if name in parameters:
+            parameters[name].data.copy_(torch.from_numpy(np.array(tensor, np.float32)))
+
+
+def of_modelopt(model_dir: Path, algorithm: Any) -> Quantized:
+    """A weight-only recipe of nvidia-modelopt's, groups of 128, max or searched scales."""
+    model = load_model(model_dir, "float32")
+    vocab_size = model.config.vocab_size
+    tokens = tokenize(
+        default_calibration(),
+        model_dir,
+        vocab_size,
+        window=WINDOW,
+        max_tokens=_CALIBRATION_TOKENS,
+        min_tokens=MIN_TOKENS,
+    )
+    with quiet_libraries():
+        import modelopt.torch.quantization as mtq
+
+        config = copy.deepcopy(mtq.INT4_BLOCKWISE_WEIGHT_ONLY_CFG)
+        config["algorithm"] = algorithm
+        mtq.quantize(model, config, lambda model: run_decoder(model, tokens))
+    return Quantized(model, _GROUP_BITS)
+
+
+def of_llama_cpp(model_dir: Path) -> Quantized:
+    """llama.cpp's Q4_0 by its own Python package: groups of 32, f16 scales, no calibration."""
+    import gguf
+
+    model = load_model(model_dir, "float32")
+    kind, stored, count = gguf.GGMLQuantizationType.Q4_0, 0, 0
+    for _, linear in quantizable_linears(model):
+        packed = gguf.quants.quantize(linear.weight.detach().numpy(), kind)
+        linear.weight.data.copy_(torch.from_numpy(gguf.quants.dequantize(packed, kind)))
+        stored, count = stored + packed.nbytes, count + linear.weight.numel()
+    return Quantized(model, 8 * stored / count)
+
+
+def makers(model_dir: Path) -> dict[str, Callable[[], Quantized]]:
+    """What can be measured, by name."""
+    ours = {name: lambda name=name: of_trtc(model_dir, name) for name in TRTC_SCHEMES}
+    theirs = {
+        name: lambda algorithm=algorithm: of_modelopt(model_dir, algorithm)
+        for name, algorithm in MODELOPT_RECIPES.items()
+    }
+    return {**ours, **theirs, "llama.cpp Q4_0": lambda: of_llama_cpp(model_dir)}
+
+
+def line(row: Row) -> str:
+    return (
+        f"| {row.name} | {row.bits:.3f} | {row.kl:.4f} ± {row.kl_error:.4f} | {row.top1:.1%} "
+        f"| {row.perplexity_ratio:.3f} | {row.cpu_seconds:.0f} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, default=PYLLAMA)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="Rows; default: all.")
+    parser.add_argument("--tokens", type=int, default=8192, help="Held-out tokens.")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    available = makers(options.model)
+    names = options.only or list(available)
+    if unknown := set(names) - set(available):
+        parser.error(f"no such row: {', '.join(sorted(unknown))}; rows: {', '.join(available)}")
+    judge = Judge(options.model, options.tokens)
+    print("| weights | bits | KL | top-1 | perplexity x | CPU s |\n|---|---|---|---|---|---|")
+    for name in names:
+        try:
+            print(line(judge.row(name, available[name])), flush=True)
+        except ImportError as error:
+            print(f"| {name} | not installed: {error.name} | | | | |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

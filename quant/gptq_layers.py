@@ -1,0 +1,214 @@
+"""GPTQ and GPTAQ over a whole model: each layer sees the errors of those before it."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from trtc.protos.errors import CalibrationError
+from trtc.protos.manifest import LayerError
+from trtc.protos.progress import Step
+from trtc.quant.calibration import CalibrationJob
+from trtc.quant.gptq import InputStatistics, Rounded, round_weights
+from trtc.quant.layer_error import Meter
+from trtc.quant.layerwise import (
+    Site,
+    Stage,
+    Stream,
+    advance,
+    find_stages,
+    hooked,
+    open_stream,
+    run_layer,
+)
+from trtc.quant.scheme import Gptq
+
+_BAD_WEIGHTS = "The checkpoint is damaged there, or dead; check it in bf16 first"
+
+
+@dataclass(frozen=True)
+class RoundedLayer:
+    """A decoder layer whose linears are rounded."""
+
+    index: int
+    linears: Mapping[str, Rounded]
+    """By their names in the model, on the CPU."""
+    errors: tuple[LayerError, ...]
+    """On held-out text, in the order of the model."""
+
+
+class _Enough(Exception):
+    """Ends a layer that has given all inputs that were asked for."""
+
+
+def round_layers(
+    job: CalibrationJob, names: Sequence[str], group_size: int, settings: Gptq
+) -> Iterator[RoundedLayer]:
+    """Round the linears of a job's model; the model itself is left as it is.
+
+    In memory at once are two copies of a layer in f32, the hidden states of the text, and the
+    inputs of one layer's linears.
+
+    Args:
+        names: linears of the model's decoder layers.
+
+    Raises:
+        CalibrationError: activations that are not finite, with the linear's name.
+    """
+    model, layers = job.model, job.model.base_model.layers
+    prefixes = {id(module): name for name, module in model.named_modules()}
+    rounded, exact = (open_stream(model, job.tokens.sequences) for _ in range(2))
+    unseen = open_stream(model, job.heldout.sequences)
+    for index, layer in enumerate(layers):
+        job.progress(Step(job.phase, index, len(layers), "layers"))
+        prefix = f"{prefixes[id(layer)]}."
+        within = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+        pair = _Pair(copy.deepcopy(layer).float(), copy.deepcopy(layer).float(), index, prefix)
+        linears = pair.round(within, rounded, exact, group_size, settings)
+        advance(pair.rounded, index, rounded)
+        errors = _measured(pair, list(linears), unseen)
+        yield RoundedLayer(index, {prefix + name: one for name, one in linears.items()}, errors)
+    job.progress(Step(job.phase, len(layers), len(layers), "layers"))
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A layer as it was and as it is rounded, stage by stage."""
+
+    exact: nn.Module
+    rounded: nn.Module
+    index: int
+    prefix: str
+
+    def round(
+        self,
+        names: Sequence[str],
+        stream: Stream,
+        exact: Stream,
+        group_size: int,
+        settings: Gptq,
+    ) -> dict[str, Rounded]:
+        """Round linears of `rounded`; `exact` is taken through the layer."""
+        stages = find_stages(self.exact, names, self.index, exact) if names else ()
+        asked = [site for stage in stages for site in stage if not site.routed]
+        kept = _inputs(self.exact, asked if settings.asymmetric else [], self.index, exact)
+        found: dict[str, Rounded] = {}
+        for stage in stages:
+            for site, inputs in self._statistics(stage, stream, kept).items():
+                found |= self._round_site(site, inputs, group_size, settings)
+            for site in stage:
+                kept.pop(site, None)
+        return {name: found[name] for name in names}
+
+    def _statistics(
+        self, stage: Stage, stream: Stream, exact: Mapping[Site, list[torch.Tensor]]
+    ) -> dict[Site, InputStatistics]:
+        sums = {site: _Sums(exact.get(site)) for site in stage}
+        hooks = {site.linears[0]: _last(sums[site].add, len(stage) == 1) for site in stage}
+        with hooked(self.rounded, hooks):
+            for batch in stream:
+                try:
+                    next(run_layer(self.rounded, self.index, [batch]))
+                except _Enough:
+                    continue
+        weights = {site: self._weight(site.linears[0]) for site in stage}
+        return {
+            site: sums[site].statistics(weight.shape[1], weight.device)
+            for site, weight in weights.items()
+        }
+
+    def _weight(self, name: str) -> torch.Tensor:
+        weight = self.rounded.get_submodule(name).weight
+        assert isinstance(weight, torch.Tensor)
+        return weight.data
+
+    def _round_site(
+        self, site: Site, inputs: InputStatistics, group_size: int, settings: Gptq
+    ) -> dict[str, Rounded]:
+        weights = [self._weight(name) for name in site.linears]
+        try:
+            whole = round_weights(torch.cat(weights), inputs, group_size, settings)
+        except CalibrationError as error:
+            raise CalibrationError(
+                error.problem, field=self.prefix + site.linears[0], remedy=_BAD_WEIGHTS
+            ) from error
+        found = {}
+        rows = [len(weight) for weight in weights]
+        codes, scales = torch.split(whole.codes, rows), torch.split(whole.scales, rows)
+        for name, weight, *part in zip(site.linears, weights, codes, scales, strict=True):
+            one = Rounded(*part)
+            weight.copy_(one.values())
+            found[name] = Rounded(one.codes.cpu(), one.scales.cpu())
+        return found
+
+
+class _Sums:
+    """Gathers the statistics of a site's inputs, batch after batch."""
+
+    def __init__(self, exact: list[torch.Tensor] | None) -> None:
+        self._exact = None if exact is None else iter(exact)
+        self._gram: torch.Tensor | None = None
+        self._shift: torch.Tensor | None = None
+
+    def add(self, inputs: torch.Tensor) -> None:
+        x = inputs.reshape(-1, inputs.shape[-1])
+        gram = x.T @ x
+        self._gram = gram if self._gram is None else self._gram.add_(gram)
+        if self._exact is not None:
+            shift = (next(self._exact) - x).T @ x
+            self._shift = shift if self._shift is None else self._shift.add_(shift)
+
+    def statistics(self, depth: int, device: torch.device) -> InputStatistics:
+        """Of [depth] channels; of a site that got no token, all channels count alike."""
+        if self._gram is None:
+            return InputStatistics(torch.eye(depth, device=device))
+        return InputStatistics(self._gram, self._shift)
+
+
+def _last(add: Callable[[torch.Tensor], None], stop: bool) -> Callable[..., None]:
+    def hook(linear: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        add(inputs[0])
+        if stop:
+            raise _Enough
+
+    return hook
+
+
+def _inputs(
+    layer: nn.Module, sites: Sequence[Site], index: int, stream: Stream
+) -> dict[Site, list[torch.Tensor]]:
+    """The inputs [T, K] of sites, by batch; the stream is taken through the layer."""
+    found: dict[Site, list[torch.Tensor]] = {site: [] for site in sites}
+
+    def keep(site: Site) -> Callable[..., None]:
+        return lambda linear, inputs: found[site].append(inputs[0].reshape(-1, inputs[0].shape[-1]))
+
+    with hooked(layer, {site.linears[0]: keep(site) for site in sites}):
+        advance(layer, index, stream)
+    return found
+
+
+def _measured(pair: _Pair, names: Sequence[str], stream: Stream) -> tuple[LayerError, ...]:
+    """Errors of linears on a stream, which is taken through the layer."""
+    meters = {name: Meter(pair.prefix + name) for name in names}
+
+    def compare(name: str) -> Callable[..., None]:
+        exact: Any = pair.exact.get_submodule(name)
+
+        def hook(linear: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+            x = inputs[0]
+            bias = linear.bias
+            meters[name].add(
+                functional.linear(x, exact.weight, bias), functional.linear(x, linear.weight, bias)
+            )
+
+        return hook
+
+    with hooked(pair.rounded, {name: compare(name) for name in names}):
+        advance(pair.rounded, pair.index, stream)
+    results = (meter.result() for meter in meters.values())
+    return tuple(result for result in results if result is not None)

@@ -1,0 +1,190 @@
+"""A model run one decoder layer at a time, in f32, so that no more than a layer of it is in memory.
+
+A stream holds the hidden states that sequences have before some layer, and what the model passes to
+every layer besides: masks, positions, rotations. Layers are computed in f32 whatever the checkpoint
+is stored in.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from trtc.quant.calibration_text import Int32s
+from trtc.quant.device import device_of
+from trtc.quant.experts import SeparateExperts
+
+_BATCH = 4
+_NUMBER = re.compile(r"\.\d+\.")
+
+
+@dataclass
+class Batch:
+    """Sequences of one length between two layers."""
+
+    hidden: torch.Tensor
+    """[sequences, tokens, hidden_size] f32."""
+    arguments: tuple[dict[str, Any], ...]
+    """What each layer is called with besides."""
+
+
+Stream = list[Batch]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Linears of a layer that get the same input."""
+
+    linears: tuple[str, ...]
+    """Names within the layer, in its order."""
+    routed: bool = False
+    """Whether a router decides which tokens it gets."""
+
+
+Stage = tuple[Site, ...]
+"""Sites whose inputs depend on the stages before, and not on each other."""
+
+
+def open_stream(model: Any, sequences: Sequence[Int32s]) -> Stream:
+    """Sequences before the first layer.
+
+    Args:
+        model: a Transformers causal language model.
+    """
+    with _recording(model.base_model.layers) as calls, _wide_embeddings(model):
+        return [_first_batch(model, ids, calls) for ids in _equal_lengths(sequences)]
+
+
+def run_layer(layer: nn.Module, index: int, stream: Stream) -> Iterator[torch.Tensor]:
+    """The outputs [sequences, tokens, hidden_size] of a layer, batch after batch."""
+    for batch in stream:
+        with torch.inference_mode():
+            result = layer(batch.hidden, **batch.arguments[index])
+        yield result[0] if isinstance(result, tuple) else result
+
+
+def advance(layer: nn.Module, index: int, stream: Stream) -> None:
+    """Take a stream through a layer."""
+    for batch, hidden in zip(stream, run_layer(layer, index, stream), strict=True):
+        batch.hidden = hidden
+
+
+def find_stages(
+    layer: nn.Module, names: Sequence[str], index: int, stream: Stream
+) -> tuple[Stage, ...]:
+    """The sites of a layer in the order in which it computes them.
+
+    Experts are alike: what one that the first batch reaches does, all do.
+
+    Args:
+        names: the linears to look for, within the layer.
+    """
+    calls: list[tuple[str, torch.Tensor]] = []
+
+    def record(name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
+        return lambda module, inputs: calls.append((name, inputs[0]))
+
+    with hooked(layer, {name: record(name) for name in names}):
+        next(run_layer(layer, index, stream[:1]))
+    order: dict[tuple[str, int], list[str]] = {}
+    for name, x in calls:
+        kinds = order.setdefault((_kind(name.rpartition(".")[0]), id(x)), [])
+        if _kind(name) not in kinds:
+            kinds.append(_kind(name))
+    shared = list(dict.fromkeys(tuple(kinds) for kinds in order.values()))
+    unseen = {_kind(name) for name in names} - {kind for kinds in shared for kind in kinds}
+    shared += [(kind,) for kind in sorted(unseen)]
+    routed = _routed(layer)
+    return tuple(_stage(kinds, names, routed) for kinds in shared)
+
+
+def _stage(kinds: tuple[str, ...], names: Sequence[str], routed: tuple[str, ...]) -> Stage:
+    sites: dict[str, list[str]] = {}
+    for name in names:
+        if _kind(name) in kinds:
+            sites.setdefault(name.rpartition(".")[0], []).append(name)
+    return tuple(
+        Site(tuple(linears), any(linears[0].startswith(f"{prefix}.") for prefix in routed))
+        for linears in sites.values()
+    )
+
+
+def _kind(name: str) -> str:
+    """A linear's name without its expert's number."""
+    return _NUMBER.sub(".#.", f"{name}.").removesuffix(".")
+
+
+def _routed(layer: nn.Module) -> tuple[str, ...]:
+    return tuple(
+        name for name, module in layer.named_modules() if isinstance(module, SeparateExperts)
+    )
+
+
+@contextmanager
+def hooked(layer: nn.Module, hooks: dict[str, Callable[..., None]]) -> Iterator[None]:
+    """Within the block, linears call their hook with (linear, inputs) before they compute."""
+    handles = [
+        layer.get_submodule(name).register_forward_pre_hook(hook) for name, hook in hooks.items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _recording(layers: Sequence[nn.Module]) -> Iterator[list[tuple[torch.Tensor, dict[str, Any]]]]:
+    """Within the block, layers do nothing but record what they are called with."""
+    calls: list[tuple[torch.Tensor, dict[str, Any]]] = []
+
+    def record(hidden: torch.Tensor, **arguments: Any) -> torch.Tensor:
+        calls.append((hidden, arguments))
+        return hidden
+
+    for layer in layers:
+        layer.forward = record
+    try:
+        yield calls
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+@contextmanager
+def _wide_embeddings(model: Any) -> Iterator[None]:
+    """Within the block, what follows from the embeddings is f32: rotations and masks too."""
+    handle = model.get_input_embeddings().register_forward_hook(
+        lambda module, inputs, output: output.float()
+    )
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _first_batch(
+    model: Any, ids: torch.Tensor, calls: list[tuple[torch.Tensor, dict[str, Any]]]
+) -> Batch:
+    calls.clear()
+    with torch.inference_mode():
+        model.base_model(ids.to(device_of(model)), use_cache=False)
+    return Batch(calls[0][0], tuple(arguments for _, arguments in calls))
+
+
+def _equal_lengths(sequences: Sequence[Int32s]) -> Iterator[torch.Tensor]:
+    """Batches [sequences, tokens] of neighbours of one length."""
+    begin = 0
+    while begin < len(sequences):
+        end = begin + 1
+        while end < min(begin + _BATCH, len(sequences)) and len(sequences[end]) == len(
+            sequences[begin]
+        ):
+            end += 1
+        yield torch.from_numpy(np.stack(sequences[begin:end]).astype(np.int64))
+        begin = end

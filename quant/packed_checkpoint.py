@@ -1,0 +1,182 @@
+"""Writes rounded weights as a compressed-tensors checkpoint, a file a decoder layer.
+
+compressed-tensors' `pack-quantized` format is what Transformers, vLLM and SGLang read. Beside each
+rounded linear's tensors, which are
+
+    weight_packed i32 [N, K/8], weight_scale bf16 [N, K/group_size], weight_shape i64 [2]
+
+every other tensor is as the source has it, floating-point ones in bf16.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from trtc.protos.errors import UnsupportedError
+from trtc.quant.gptq import LOWEST, Rounded
+from trtc.quant.pack import pack_words
+
+_INDEX = "model.safetensors.index.json"
+_METADATA = {"format": "pt"}
+_BITS = 4
+_HUB_NAMES = ((re.compile(r"^.*?(?=layers\.)"), ""), (re.compile(r"\.block_sparse_moe\."), ".mlp."))
+"""What differs between names in a checkpoint and in Transformers' model."""
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Tensors of the source."""
+
+    file_of: Mapping[str, Path]
+    """By name."""
+
+    def read(self, name: str) -> torch.Tensor:
+        with safe_open(self.file_of[name], framework="pt") as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+        return tensor.bfloat16() if tensor.is_floating_point() else tensor
+
+
+class PackedCheckpoint:
+    """A checkpoint that is written layer by layer.
+
+    Args:
+        model_dir: the unquantised checkpoint.
+        output_dir: exists.
+        linears: names, in Transformers' model, of those that will be given.
+
+    Raises:
+        UnsupportedError: the source has no tensor of its own for a linear.
+    """
+
+    def __init__(
+        self, model_dir: Path, output_dir: Path, linears: Sequence[str], group_size: int
+    ) -> None:
+        self._model_dir = model_dir
+        self._output_dir = output_dir
+        self._group_size = group_size
+        self._source = _Stored(_files(model_dir))
+        self._stored_as = _stored_names(linears, self._source.file_of)
+        self._files: list[tuple[str, ...]] = []
+
+    def add(self, linears: Mapping[str, Rounded]) -> None:
+        """Write the rounded linears of a layer."""
+        tensors: dict[str, torch.Tensor] = {}
+        for name, rounded in linears.items():
+            prefix = self._stored_as[name]
+            codes = (rounded.codes - LOWEST).to(torch.uint8).numpy()
+            tensors[f"{prefix}.weight_packed"] = torch.from_numpy(pack_words(codes, _BITS, axis=1))
+            tensors[f"{prefix}.weight_scale"] = rounded.scales.bfloat16()
+            tensors[f"{prefix}.weight_shape"] = torch.tensor(rounded.codes.shape)
+        self._write(tensors)
+
+    def finish(self, ignored: Sequence[str], kv_scales: Mapping[str, float]) -> None:
+        """Write the tensors that stay as they are, the index and config.json.
+
+        Args:
+            ignored: linears that are not quantised.
+            kv_scales: by names of tensors; empty: the KV cache is not quantised.
+        """
+        rounded = {f"{prefix}.weight" for prefix in self._stored_as.values()}
+        kept = sorted(set(self._source.file_of) - rounded)
+        scales = {name: torch.tensor(scale) for name, scale in sorted(kv_scales.items())}
+        self._write({**{name: self._source.read(name) for name in kept}, **scales})
+        self._write_index()
+        config = json.loads((self._model_dir / "config.json").read_text("utf-8"))
+        config.pop("torch_dtype", None)
+        config["dtype"] = "bfloat16"
+        config["quantization_config"] = _declared(self._group_size, ignored, bool(kv_scales))
+        text = json.dumps(config, indent=2, sort_keys=True)
+        (self._output_dir / "config.json").write_text(text + "\n", "utf-8")
+
+    def _write(self, tensors: dict[str, torch.Tensor]) -> None:
+        if tensors:
+            path = self._output_dir / _part(len(self._files))
+            save_file(
+                {name: tensors[name].contiguous() for name in sorted(tensors)}, path, _METADATA
+            )
+            path.chmod(0o644)  # safetensors writes them for the owner alone
+            self._files.append(tuple(sorted(tensors)))
+
+    def _write_index(self) -> None:
+        """Rename the files to the hub's convention, which says how many there are."""
+        count = len(self._files)
+        weight_map: dict[str, str] = {}
+        for number, names in enumerate(self._files):
+            final = f"model-{number + 1:05}-of-{count:05}.safetensors"
+            (self._output_dir / _part(number)).rename(self._output_dir / final)
+            weight_map |= dict.fromkeys(names, final)
+        size = sum(path.stat().st_size for path in self._output_dir.glob("model-*.safetensors"))
+        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+        text = json.dumps(index, indent=2, sort_keys=True)
+        (self._output_dir / _INDEX).write_text(text + "\n", "utf-8")
+
+
+def _part(number: int) -> str:
+    return f"part-{number + 1:05}.safetensors"
+
+
+def _files(model_dir: Path) -> dict[str, Path]:
+    """Each tensor's file."""
+    found: dict[str, Path] = {}
+    for path in sorted(model_dir.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            found |= dict.fromkeys(file.keys(), path)
+    index = model_dir / _INDEX
+    if index.is_file():
+        named = json.loads(index.read_text("utf-8"))["weight_map"]
+        return {name: model_dir / file for name, file in named.items()}
+    return found
+
+
+def _stored_names(linears: Sequence[str], tensors: Mapping[str, Path]) -> dict[str, str]:
+    stored: dict[str, str] = {}
+    for tensor in tensors:
+        if tensor.endswith(".weight"):
+            stored.setdefault(
+                _plain(tensor.removesuffix(".weight")), tensor.removesuffix(".weight")
+            )
+    found = {}
+    for name in linears:
+        if _plain(name) not in stored:
+            raise UnsupportedError(
+                "has no tensor of its own in the checkpoint",
+                field=name,
+                remedy="Quantise with --dtype int4_awq",
+            )
+        found[name] = stored[_plain(name)]
+    return found
+
+
+def _plain(name: str) -> str:
+    for pattern, instead in _HUB_NAMES:
+        name = pattern.sub(instead, name)
+    return name
+
+
+def _declared(group_size: int, ignored: Sequence[str], quantized_kv: bool) -> dict[str, Any]:
+    """config.json's quantization_config."""
+    weights = {
+        "num_bits": _BITS,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "group",
+        "group_size": group_size,
+        "dynamic": False,
+    }
+    group = {"targets": ["Linear"], "weights": weights, "format": "pack-quantized"}
+    kv = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": list(ignored),
+        "kv_cache_scheme": kv if quantized_kv else None,
+    }

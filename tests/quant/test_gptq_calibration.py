@@ -1,0 +1,152 @@
+"""Checkpoints that GPTQ writes: what they stand for, who reads them, and that they are the same
+again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from tests.quant.test_calibrate import (
+    calibration_ids,
+    read_tensors,
+    starve,
+    wide_checkpoint,
+)
+from tests.support.quantized import canonical, dequantized, headers
+from trtc.protos.errors import CalibrationError, UnsupportedError
+from trtc.quant.calibrate import CalibrationFacts, quantize_checkpoint
+from trtc.quant.calibration_text import TokenSet
+from trtc.quant.prequantized import read_quantization
+from trtc.quant.scheme import SCHEMES, CheckpointQuantization
+
+DRAFT = Path(__file__).parents[2] / "examples" / "models" / "pyllama-draft"
+HELDOUT = TokenSet("ids", "", (np.random.default_rng(6).integers(3, 160, 32, np.int32),))
+"""Short, so that the models need not write their own."""
+CASES = [
+    ("llama_biased", "int4"),
+    ("gemma2", "int4_gptq"),
+    ("phi3", "int4_g32"),
+    ("qwen3_moe", "int4"),
+    ("mixtral", "int4_g64"),
+    ("lfm2", "int4_g64"),
+]
+
+
+def written(
+    source: Path, scheme: str, output: Path, calibration: Path | None, kv_dtype: Any = "bf16"
+) -> tuple[CalibrationFacts, CheckpointQuantization, dict[str, Any]]:
+    facts = quantize_checkpoint(
+        source, SCHEMES[scheme], kv_dtype, calibration, output, lambda step: None, HELDOUT
+    )
+    tensors = read_tensors(output)
+    config = json.loads((output / "config.json").read_text())
+    found = read_quantization(config, None, headers(tensors))
+    assert found is not None
+    return facts, found, tensors
+
+
+@pytest.mark.parametrize(("family", "scheme"), CASES)
+def test_weights_stand_for_the_originals(family: str, scheme: str, tmp_path: Path) -> None:
+    source = wide_checkpoint(family, tmp_path)
+    ids = calibration_ids(tmp_path / "ids.jsonl")
+    facts, found, tensors = written(source, scheme, tmp_path / "out", ids)
+    original = read_tensors(source)
+    rounded = {f"{prefix}.weight" for prefix in found.linears}
+    assert found.scheme.group_size == SCHEMES[scheme].group_size
+    assert {e.layer for e in facts.layers} >= {n for n in found.linears if "expert" not in n}
+    for name, tensor in original.items():
+        if name not in rounded:
+            np.testing.assert_array_equal(tensors[name], tensor)
+            continue
+        exact = tensor.astype(np.float64)
+        noise = np.square(dequantized(found, name.removesuffix(".weight"), tensors) - exact).sum()
+        assert noise < 0.03 * np.square(exact).sum(), name
+    assert any(
+        (canonical(one, tensors)["weight_scale"] < 0).any() for one in found.linears.values()
+    )
+
+
+def test_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
+    """Of a bundled checkpoint, with an FP8 KV cache."""
+    ids = calibration_ids(tmp_path / "ids.jsonl")
+    facts, found, _ = written(DRAFT, "int4", tmp_path / "one", ids, "f8e4m3")
+    assert found.kv_dtype == "f8e4m3" and found.kv_scales
+    assert all(10 < error.sqnr_db < 45 for error in facts.layers)
+    written(DRAFT, "int4", tmp_path / "other", ids, "f8e4m3")
+    for path in (tmp_path / "one").iterdir():
+        assert (tmp_path / "other" / path.name).read_bytes() == path.read_bytes(), path.name
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "one").iterdir()} == {0o644}
+
+
+def test_transformers_reads_the_same_weights(tmp_path: Path) -> None:
+    """compressed-tensors' own decompression gives the logits of the weights that trtc reads."""
+    source = wide_checkpoint("llama", tmp_path)
+    ids = calibration_ids(tmp_path / "ids.jsonl")
+    _, found, tensors = written(source, "int4", tmp_path / "out", ids)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", dtype=torch.float32
+    )
+    ours = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    for prefix in found.linears:
+        values = torch.from_numpy(dequantized(found, prefix, tensors)).float()
+        ours.get_submodule(prefix).weight.data.copy_(values)
+    tokens = torch.arange(3, 35)[None]
+    with torch.inference_mode():
+        torch.testing.assert_close(theirs(tokens).logits, ours(tokens).logits, rtol=2e-3, atol=2e-3)
+
+
+def test_experts_that_text_hardly_reaches_are_named_and_sane(tmp_path: Path) -> None:
+    source = wide_checkpoint("mixtral", tmp_path)
+    starve(source, layer=1, expert=2)
+    ids = calibration_ids(tmp_path / "ids.jsonl")
+    facts, found, tensors = written(source, "int4", tmp_path / "out", ids)
+    assert "model.layers.1.mlp.experts.2" in facts.starved_experts
+    original = read_tensors(source)
+    for name in ("w1", "w2", "w3"):
+        prefix = f"model.layers.1.block_sparse_moe.experts.2.{name}"
+        exact = original[f"{prefix}.weight"].astype(np.float64)
+        noise = np.square(dequantized(found, prefix, tensors) - exact).sum()
+        assert noise < 0.03 * np.square(exact).sum()
+
+
+def test_kept_linears_stay(tmp_path: Path) -> None:
+    source = wide_checkpoint("llama", tmp_path)
+    output, keep = tmp_path / "out", ("*.down_proj",)
+    ids = calibration_ids(tmp_path / "ids.jsonl")
+    facts = quantize_checkpoint(
+        source, SCHEMES["int4"], "bf16", ids, output, lambda step: None, HELDOUT, keep
+    )
+    assert len(facts.kept) == 2 and all(name.endswith("down_proj") for name in facts.kept)
+    tensors = read_tensors(output)
+    for name in facts.kept:
+        np.testing.assert_array_equal(
+            tensors[f"{name}.weight"], read_tensors(source)[f"{name}.weight"]
+        )
+
+
+def test_a_linear_that_gets_nan_is_named(tmp_path: Path) -> None:
+    from safetensors.torch import load_file as load
+    from safetensors.torch import save_file
+
+    source = wide_checkpoint("llama", tmp_path)
+    path = source / "model.safetensors"
+    tensors = load(path)
+    tensors["model.layers.1.post_attention_layernorm.weight"][3] = torch.nan
+    save_file(tensors, path, {"format": "pt"})
+    ids = calibration_ids(tmp_path / "ids.jsonl")
+    with pytest.raises(CalibrationError, match=r"layers\.1\.mlp\.gate_proj: gets activations"):
+        quantize_checkpoint(
+            source, SCHEMES["int4"], "bf16", ids, tmp_path / "out", lambda step: None, HELDOUT
+        )
+
+
+def test_groups_that_do_not_divide_a_linear_are_refused(tmp_path: Path) -> None:
+    from tests.support.models import tiny_checkpoint
+
+    source = tiny_checkpoint("llama", tmp_path, "bfloat16")
+    with pytest.raises(UnsupportedError, match=r"64 input features.*group of 128.*int4_g"):
+        written(source, "int4", tmp_path / "out", None)
