@@ -69,7 +69,11 @@ class CallFormat:
     only_first: bool = False
     """A call counts only where no text stands before it."""
     separator: str = ""
-    """Between two calls."""
+    """A mark between two calls."""
+    gap: str = ""
+    """Whitespace between the marks of a call, as templates write it."""
+    between: str = ""
+    """What templates write between two calls."""
     opens: str = ""
     """Before the first call, where calls have a section of their own."""
     closes: str = ""
@@ -135,7 +139,7 @@ def _harmony() -> AnswerFormat:
     )
 
 
-def _deepseek(name: str, begin: str, name_end: str, *tails: str) -> AnswerFormat:
+def _deepseek(name: str, begin: str, name_end: str, *tails: str, between: str) -> AnswerFormat:
     return AnswerFormat(
         name,
         thought=_THINK,
@@ -144,6 +148,7 @@ def _deepseek(name: str, begin: str, name_end: str, *tails: str) -> AnswerFormat
             notation="named",
             name_end=name_end,
             tails=(*tails, "<｜tool▁call▁end｜>"),
+            between=between,
             opens="<｜tool▁calls▁begin｜>",
             closes="<｜tool▁calls▁end｜>",
         ),
@@ -151,7 +156,7 @@ def _deepseek(name: str, begin: str, name_end: str, *tails: str) -> AnswerFormat
     )
 
 
-def _glm(name: str) -> AnswerFormat:
+def _glm(name: str, line: str) -> AnswerFormat:
     return AnswerFormat(
         name,
         thought=_THINK,
@@ -162,6 +167,8 @@ def _glm(name: str) -> AnswerFormat:
                 "<arg_key>", "</arg_key>", "</arg_value>", (("<arg_value>", None),)
             ),
             tails=("</tool_call>",),
+            gap=line,
+            between="\n",
         ),
     )
 
@@ -172,7 +179,13 @@ _FORMATS = (
     AnswerFormat(
         "hermes",
         thought=_THINK,
-        call=CallFormat(begins=("<tool_call>",), notation="object", tails=("</tool_call>",)),
+        call=CallFormat(
+            begins=("<tool_call>",),
+            notation="object",
+            tails=("</tool_call>",),
+            gap="\n",
+            between="\n",
+        ),
     ),
     AnswerFormat(
         "llama3_json",
@@ -183,6 +196,7 @@ _FORMATS = (
             keeps_begin=True,
             only_first=True,
             separator=";",
+            between="; ",
         ),
         dropped=("<|python_tag|>",),
     ),
@@ -202,11 +216,19 @@ _FORMATS = (
             name_end=">",
             parameter=ParameterFormat("<parameter=", ">", "</parameter>"),
             tails=("</function>", "</tool_call>"),
+            gap="\n",
+            between="\n",
         ),
     ),
     _harmony(),
-    _deepseek("deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n", "```"),
-    _deepseek("deepseek_v31", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
+    _deepseek(
+        "deepseek_v3",
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+        "\n```json\n",
+        "```",
+        between="\n",
+    ),
+    _deepseek("deepseek_v31", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", between=""),
     AnswerFormat(
         "deepseek_v32",
         thought=_THINK,
@@ -221,13 +243,15 @@ _FORMATS = (
                 (('true">', True), ('false">', False)),
             ),
             tails=("</｜DSML｜invoke>",),
+            gap="\n",
+            between="\n",
             opens="<｜DSML｜function_calls>",
             closes="</｜DSML｜function_calls>",
         ),
         dropped=("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
     ),
-    _glm("glm45"),
-    _glm("glm47"),
+    _glm("glm45", "\n"),
+    _glm("glm47", ""),
     AnswerFormat(
         "kimi_k2",
         thought=_THINK,
@@ -251,12 +275,14 @@ _FORMATS = (
     AnswerFormat(
         "phi",
         thought=_THINK,
-        call=CallFormat(begins=("<|tool_call|>",), notation="objects", tails=("<|/tool_call|>",)),
+        call=CallFormat(
+            begins=("<|tool_call|>",), notation="objects", tails=("<|/tool_call|>",), between=", "
+        ),
     ),
     AnswerFormat(
         "granite",
         thought=_THINK,
-        call=CallFormat(begins=("<|tool_call|>", "<tool_call>"), notation="objects"),
+        call=CallFormat(begins=("<|tool_call|>", "<tool_call>"), notation="objects", between=", "),
     ),
 )
 ANSWER_FORMATS: Mapping[str, AnswerFormat] = MappingProxyType({one.name: one for one in _FORMATS})

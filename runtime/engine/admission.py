@@ -9,17 +9,23 @@ service in threads that suit them (runtime/service/prompts.py).
 
 import uuid
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from trtc.protos.errors import ContextLengthError, InvalidRequestError
-from trtc.runtime.engine.answers import answer_plan, check_answer
+from trtc.runtime.engine.answers import (
+    answer_grammars,
+    answer_plan,
+    check_answer,
+    thought_budget,
+)
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.principal import LOCAL, Principal
 from trtc.runtime.requests.request import GenerationRequest
-from trtc.runtime.requests.token_masks import MaskSource
+from trtc.runtime.requests.token_masks import MaskSource, both_masks
 from trtc.runtime.requests.tools import shown, tool_use
 from trtc.runtime.requests.validation import check_lengths, finish_draft, validate
 from trtc.runtime.text.tokenizer import Tokenizer
@@ -100,10 +106,12 @@ def admission(
     )
     if most is not None:
         check_lengths(request, bounds)
-    request = replace(request, answer=answer_plan(engine, draft, tools, prompt_ids))
-    if draft.grammar is None:
+    plan = answer_plan(engine, draft, tools, prompt_ids)
+    request = replace(request, answer=plan, masks=thought_budget(engine, draft, plan))
+    grammars = answer_grammars(engine, draft, tools, plan)
+    if not grammars:
         return request
-    return (yield from _constrained(engine, request, draft.grammar))
+    return (yield from _constrained(engine, request, grammars))
 
 
 def chat_ids(engine: EngineHandle, chat: "Chat", limits: PromptLimits) -> Admission[Sequence[int]]:
@@ -156,9 +164,10 @@ def run_here(admission: Admission[T]) -> T:
 
 
 def _constrained(
-    engine: EngineHandle, request: GenerationRequest, grammar: Grammar
+    engine: EngineHandle, request: GenerationRequest, choices: Sequence[Grammar]
 ) -> Admission[GenerationRequest]:
-    """The request, whose outputs are the grammar's."""
+    """The request, whose outputs are those of the first grammar that can be held."""
+    grammar = choices[0]
     validate(request, engine.loop.bounds)  # what is refused anyway is not worth a compilation
     if request.min_tokens:
         raise InvalidRequestError(
@@ -168,10 +177,15 @@ def _constrained(
         )
     grammars = engine.grammars
     grammars.check(grammar)
-    masks: MaskSource = yield Work(
-        lambda: grammars.masks(grammar, request.n), compiles=not grammars.is_kept(grammar)
-    )
-    return replace(request, masks=masks)
+
+    def compiled() -> MaskSource:
+        for one in choices[:-1]:
+            with suppress(InvalidRequestError):
+                return grammars.masks(one, request.n)
+        return grammars.masks(choices[-1], request.n)
+
+    masks: MaskSource = yield Work(compiled, compiles=not grammars.is_kept(grammar))
+    return replace(request, masks=both_masks(request.masks, masks))
 
 
 def _prompt_ids(

@@ -5,11 +5,23 @@ from collections.abc import Sequence
 from trtc.protos.answer_formats import AnswerFormat, answer_format
 from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.engine.handle import EngineHandle
+from trtc.runtime.grammar.answer_grammar import (
+    AnswerGrammars,
+    Element,
+    element_of,
+    holds_calls,
+    holds_text_before,
+    tag_of,
+)
 from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.tools import ToolUse
+from trtc.runtime.sampling.thought_budget import ThoughtBudget
 from trtc.runtime.text.answer_plan import AnswerPlan, ends_in_thought, tool_types
 from trtc.runtime.text.chat import parse_json
 
+_DOCUMENTS = frozenset({"json_schema", "json_object"})
+"""Kinds of grammars that an answer may have instead of calls."""
 _TAIL = 64
 """Tokens at the end of a prompt, in which the begin of a thought lies."""
 
@@ -30,22 +42,103 @@ def check_answer(engine: EngineHandle, draft: RequestDraft, tools: ToolUse | Non
         InvalidRequestError: names the field.
     """
     form = format_of(engine)
+    budget = draft.thinking_token_budget
+    if budget is not None and budget < 0:
+        raise InvalidRequestError(
+            f"is {budget}", field="thinking_token_budget", remedy="Give 0 or more"
+        )
     if tools is not None and draft.splits_answer and form.call is None:
         raise InvalidRequestError(
             "is not supported by this engine's model",
             field="chat.tools",
             remedy="Leave it out, or build the engine with the --format of its calls",
         )
+    is_required = tools is not None and tools.choice.mode == "required"
+    can_require = draft.splits_answer and holds_calls(form)
+    can_bind = can_require and (is_required or holds_text_before(form))
+    can_end_thoughts = draft.splits_answer and form.thought is not None
     asked = {
-        "tool_choice": tools is not None and tools.choice.mode == "required",
-        "parallel_tool_calls": tools is not None and not tools.parallel,
-        "thinking_token_budget": draft.thinking_token_budget is not None,
+        "tool_choice": is_required and not can_require,
+        "parallel_tool_calls": tools is not None and not tools.parallel and not can_bind,
+        "thinking_token_budget": budget is not None and not can_end_thoughts,
     }
     for field, is_asked in asked.items():
         if is_asked:
             raise InvalidRequestError(
                 "is not supported by this engine's model", field=field, remedy="Leave it out"
             )
+
+
+def answer_grammars(
+    engine: EngineHandle, draft: RequestDraft, tools: ToolUse | None, plan: AnswerPlan | None
+) -> Sequence[Grammar]:
+    """What outputs have to be: the first of these that can be held. None: anything.
+
+    Raises:
+        InvalidRequestError: the draft's grammar cannot stand beside its tools, or after a thought.
+    """
+    grammar = draft.grammar
+    if plan is None:
+        return () if grammar is None else (grammar,)
+    writer = AnswerGrammars(plan.form, engine.tokenizer_for("chat").special_tokens)
+    elements = () if tools is None else _of_calls(writer, plan, tools, grammar)
+    if elements:
+        name = "tool_choice" if tools is None or _is_loose(tools) else "chat.tools"
+        found = elements
+    elif grammar is None or not plan.in_thought:
+        return () if grammar is None else (grammar,)
+    else:
+        name, found = grammar.field, (element_of(grammar),)
+    if plan.in_thought:
+        found = tuple(writer.after_thought(one) for one in found)
+    return tuple(tag_of(one, name) for one in found)
+
+
+def thought_budget(
+    engine: EngineHandle, draft: RequestDraft, plan: AnswerPlan | None
+) -> ThoughtBudget | None:
+    """What keeps the draft's budget of a thought; None: it has none."""
+    if draft.thinking_token_budget is None or plan is None or plan.form.thought is None:
+        return None
+    tokenizer = engine.tokenizer_for("chat")
+    return ThoughtBudget(
+        tokenizer,
+        plan.form.thought,
+        draft.thinking_token_budget,
+        vocab_size=engine.manifest.model.vocab_size,
+        in_thought=plan.in_thought,
+    )
+
+
+def _of_calls(
+    writer: AnswerGrammars, plan: AnswerPlan, tools: ToolUse, grammar: Grammar | None
+) -> Sequence[Element]:
+    """Answers with calls: with every tool's schema, and with those of strict tools alone. None: an
+    answer may be as it likes, or as the grammar says."""
+    is_required = tools.choice.mode == "required"
+    document = grammar if grammar is not None and grammar.kind in _DOCUMENTS else None
+    is_bound = is_required or not tools.parallel or any(one.strict for one in tools.callable)
+    if grammar is not None and document is None:
+        if is_bound:
+            raise InvalidRequestError(
+                f"is given beside {grammar.field}",
+                field="tool_choice",
+                remedy="Give a JSON schema, or auto and tools that are not strict",
+            )
+        return ()
+    needs_text = not is_required and document is None
+    can_hold = holds_text_before(plan.form) if needs_text else holds_calls(plan.form)
+    if not can_hold or not (is_bound or document is not None):
+        return ()
+    tight, loose = (
+        writer.of_calls(tools, tight=is_tight, document=document) for is_tight in (True, False)
+    )
+    return (tight, loose) if _is_loose(tools) else (tight,)
+
+
+def _is_loose(tools: ToolUse) -> bool:
+    """Whether a schema may be left out."""
+    return not all(one.strict for one in tools.callable)
 
 
 def answer_plan(

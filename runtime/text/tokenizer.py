@@ -107,6 +107,11 @@ class Tokenizer:
         added = self._fast.get_added_tokens_decoder()
         return {facts.content: token for token, facts in added.items()}
 
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """Ids of the model's marks, by their texts."""
+        return {text: one for text, one in self.added_tokens.items() if one in self._special_ids}
+
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of a text.
 
@@ -153,12 +158,8 @@ class Tokenizer:
 
     def special_within(self, texts: Collection[str]) -> frozenset[int]:
         """The special tokens that one of these texts has in it."""
-        added = self._fast.get_added_tokens_decoder()
-        return frozenset(
-            token
-            for token in self._special_ids
-            if any(added[token].content in text for text in texts)
-        )
+        special = self.special_tokens.items()
+        return frozenset(token for mark, token in special if any(mark in text for text in texts))
 
     def token_utf8(self, token_id: int) -> bytes:
         """What a token adds to a text, special or not; empty for an id without a token."""

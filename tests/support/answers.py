@@ -90,11 +90,15 @@ def written(name: str, thought: str, text: str, calls: Sequence[tuple[str, Any]]
     """An answer as the template of a format shows it."""
     form = ANSWER_FORMATS[name]
     pieces = [written_call(name, *call, at) for at, call in enumerate(calls)]
-    opens, closes, between = "", "", "\n"
+    opens, closes, between = "", "", ""
     if form.call is not None and calls:
         opens, closes = form.call.opens, form.call.closes
-        between = "; " if name == "llama3_json" else "<|start|>assistant"
-        between = between if name in ("llama3_json", "harmony") else "\n"
+        if opens:
+            opens, closes = opens + form.call.gap, form.call.gap + closes
+        between = "<|start|>assistant" if name == "harmony" else form.call.between
+    if name in ("phi", "granite") and len(calls) > 1:
+        objects = ", ".join(json.dumps({"name": tool, "arguments": said}) for tool, said in calls)
+        pieces = [f"<|tool_call|>[{objects}]" + ("<|/tool_call|>" if name == "phi" else "")]
     body = opens + between.join(pieces) + closes
     if name == "harmony":
         head = f"<|channel|>analysis<|message|>{thought}<|end|>" if thought else ""

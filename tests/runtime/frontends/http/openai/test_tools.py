@@ -4,13 +4,16 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import httpx
+import jsonschema
 import openai
 import pytest
 
 from tests.support.aio import asynchronous
 from tests.support.openai_sdk import ECHO, sdk
-from tests.support.servers import echo_server
+from tests.support.servers import RunningServer, echo_server
 
+SEED = 1
 HERMES = replace(ECHO, answer_format="hermes")
 MESSAGES: list[Any] = [{"role": "user", "content": "def f("}]
 TOOLS: list[Any] = [
@@ -110,3 +113,149 @@ async def test_a_model_that_calls_nothing_takes_no_tools() -> None:
     async with echo_server(ECHO) as server, sdk(server) as client:
         with pytest.raises(openai.BadRequestError, match=r"tools.*--format"):
             await client.chat.completions.create(**saying("x", tools=TOOLS))
+
+
+def tool(name: str, *, strict: bool = False) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "strict": strict, "parameters": SCHEMA}}
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "unit": {"enum": ["c", "f"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["unit", "days"],
+    "additionalProperties": False,
+}
+THINKING: dict[str, Any] = {
+    "messages": [*MESSAGES, {"role": "assistant", "content": "<think>\n"}],
+    "extra_body": {"continue_final_message": True, "add_generation_prompt": False},
+}
+"""A prompt that ends within a thought."""
+
+
+def asking(**fields: Any) -> dict[str, Any]:
+    tools = [tool("get_weather"), tool("get_time")]
+    return {"model": "echo", "messages": MESSAGES, "max_tokens": 400, "tools": tools, **fields}
+
+
+NAMED = {"type": "function", "function": {"name": "get_time"}}
+ALLOWED = {
+    "type": "allowed_tools",
+    "allowed_tools": {"mode": "required", "tools": [NAMED]},
+}
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [("required", {"get_weather", "get_time"}), (NAMED, {"get_time"}), (ALLOWED, {"get_time"})],
+    ids=["required", "named", "allowed"],
+)
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "qwen3_coder", "deepseek_v31", "phi"])
+@asynchronous
+async def test_a_required_call_has_the_shape_of_its_tool(
+    name: str, choice: Any, names: set[str]
+) -> None:
+    asked = asking(tool_choice=choice, parallel_tool_calls=False, n=4, seed=SEED)
+    async with echo_server(replace(ECHO, answer_format=name)) as server, sdk(server) as client:
+        answer = await client.chat.completions.create(**asked)
+        for one in answer.choices:
+            assert one.finish_reason == "tool_calls"
+            calls: list[Any] = one.message.tool_calls or []
+            (call,) = calls
+            assert call.function.name in names
+            jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+
+
+@asynchronous
+async def test_a_strict_tool_is_called_well_or_not_at_all() -> None:
+    asked = saying(CALL, tools=[tool("get_weather", strict=True)])
+    async with echo_server(HERMES) as server, sdk(server) as client:
+        with pytest.raises(openai.BadRequestError, match=r"structured_outputs\.choice"):
+            await client.chat.completions.create(**asked)
+        begun = "<tool_call>\n"
+        asked = asking(
+            tools=[tool("get_weather", strict=True)],
+            messages=[*MESSAGES, {"role": "assistant", "content": begun}],
+            response_format={"type": "json_object"},
+            seed=SEED,
+        )
+        (choice,) = (await client.chat.completions.create(**asked)).choices
+        assert choice.finish_reason in ("stop", "tool_calls")
+        for call in choice.message.tool_calls or ():
+            assert call.type == "function"
+            jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+        if choice.finish_reason == "stop":
+            assert isinstance(json.loads(choice.message.content or ""), dict)
+
+
+@asynchronous
+async def test_a_schema_that_cannot_be_held_binds_strict_tools_only() -> None:
+    one = tool("f", strict=True)
+    one["function"]["parameters"] = {"type": "object", "not": {"required": ["a"]}}
+    async with echo_server(HERMES) as server, sdk(server) as client:
+        with pytest.raises(openai.BadRequestError, match=r"tools.*not"):
+            await client.chat.completions.create(**asking(tools=[one], tool_choice="required"))
+        one["function"]["strict"] = False
+        answer = await client.chat.completions.create(
+            **asking(tools=[one], tool_choice="required", max_tokens=8)
+        )
+        assert answer.choices
+
+
+@asynchronous
+async def test_a_thought_keeps_its_budget() -> None:
+    asked: dict[str, Any] = {"model": "echo", "max_tokens": 60, **THINKING}
+    for budget in (0, 7):
+        body = {**THINKING["extra_body"], "thinking_token_budget": budget}
+        async with echo_server(HERMES) as server, sdk(server) as client:
+            answer = await client.chat.completions.create(**{**asked, "extra_body": body})
+            (choice,) = answer.choices
+            assert choice.message.content
+            assert "</think>" not in choice.message.content
+            usage = answer.usage
+            assert usage is not None and usage.completion_tokens_details is not None
+            thought = usage.completion_tokens_details.reasoning_tokens or 0
+            end = len(await tokens_of(server, "</think>"))
+            assert thought <= budget + end
+            assert bool((choice.message.model_extra or {}).get("reasoning")) == bool(budget)
+
+
+async def tokens_of(server: RunningServer, text: str) -> list[int]:
+    url = f"http://127.0.0.1:{server.http_port}/tokenize"
+    async with httpx.AsyncClient() as client:
+        body = {"prompt": text, "add_special_tokens": False}
+        return list((await client.post(url, json=body)).json()["tokens"])
+
+
+@asynchronous
+async def test_a_shape_begins_after_the_thought() -> None:
+    body = {**THINKING["extra_body"], "thinking_token_budget": 9}
+    asked: dict[str, Any] = {
+        **THINKING,
+        "model": "echo",
+        "max_tokens": 500,
+        "seed": SEED,
+        "extra_body": body,
+    }
+    formed: Any = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+    async with echo_server(HERMES) as server, sdk(server) as client:
+        answer = await client.chat.completions.create(**asked, response_format=formed)
+        (choice,) = answer.choices
+        assert (choice.message.model_extra or {})["reasoning"]
+        jsonschema.validate(json.loads(choice.message.content or ""), SCHEMA)
+        asked |= {"tools": [tool("get_time")], "parallel_tool_calls": False}
+        answer = await client.chat.completions.create(**asked, tool_choice="required")
+        (choice,) = answer.choices
+        assert (choice.message.model_extra or {})["reasoning"]
+        called: list[Any] = choice.message.tool_calls or []
+        assert [one.function.name for one in called] == ["get_time"]
+
+
+@asynchronous
+async def test_what_a_format_cannot_be_made_to_write_is_refused() -> None:
+    async with echo_server(replace(ECHO, answer_format="gemma")) as server, sdk(server) as client:
+        for name, value in (("tool_choice", "required"), ("parallel_tool_calls", False)):
+            with pytest.raises(openai.BadRequestError, match=name):
+                await client.chat.completions.create(**asking(**{name: value}))

@@ -1,0 +1,246 @@
+"""The grammar of an answer that has to call tools, or to call them well: a structural tag.
+
+    [thought] calls                     where a call is required
+    [thought] (text call)* text         where it may call, and a call has to have its shape
+    [thought] (calls | document)        beside a response format
+
+Marks are those of the model's format. A mark that is a special token is named by its id, because
+texts of grammars are never special tokens.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trtc.protos.answer_formats import AnswerFormat, CallFormat
+from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.requests.grammar import Grammar
+from trtc.runtime.requests.tools import Tool, ToolUse
+from trtc.runtime.text.chat import parse_json
+
+Element = dict[str, Any]
+"""A format of a structural tag."""
+_WRITTEN = frozenset({"object", "objects", "named", "parameters"})
+_ANY_OBJECT = {"type": "object"}
+
+
+def holds_calls(form: AnswerFormat) -> bool:
+    """Whether a grammar can have the calls of a format."""
+    return form.call is not None and form.call.notation in _WRITTEN and form.name != "harmony"
+
+
+def holds_text_before(form: AnswerFormat) -> bool:
+    """Whether it can have text before them as well."""
+    return holds_calls(form) and form.call is not None and not form.call.only_first
+
+
+class AnswerGrammars:
+    """Of one format and tokenizer. Args: special_ids: of special tokens, by their texts."""
+
+    def __init__(self, form: AnswerFormat, special_ids: Mapping[str, int]) -> None:
+        self._form = form
+        self._special_ids = special_ids
+        texts = sorted(special_ids, key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, texts))) if texts else None
+
+    def of_calls(self, use: ToolUse, *, tight: bool, document: Grammar | None = None) -> Element:
+        """What an answer is made of that may, or has to, call tools.
+
+        Args:
+            tight: arguments are what the tool's schema describes, of tools that are not strict
+                too; otherwise theirs are any object.
+            document: what the answer is instead of calls; None: free text.
+        """
+        call = self._form.call
+        assert call is not None
+        opens, closes = _section(call)
+        # Of a gap and a text that begins with one, the text would be read: calls end with theirs.
+        last = [call.gap] if opens else []
+        tags = [self._tag([*self._call(call, one, tight=tight), *last]) for one in use.callable]
+        if opens:
+            separator = "" if call.gap else call.between
+            tags = [self._tag([opens, self._listed(tags, use, separator), closes])]
+        if use.choice.mode == "required" or document is not None:
+            calls = tags[0] if opens else self._listed(tags, use, call.between)
+            if use.choice.mode == "required" or document is None:
+                return calls
+            return {"type": "or", "elements": [calls, element_of(document)]}
+        stops = bool(opens) or not use.parallel
+        begins = [tag["begin"] for tag in tags]
+        if isinstance(begins[0], str):
+            return {
+                "type": "triggered_tags",
+                "triggers": [opens or call.begins[0]],
+                "tags": tags,
+                "stop_after_first": stops,
+            }
+        return {
+            "type": "token_triggered_tags",
+            "trigger_tokens": sorted({begin["token"] for begin in begins}),
+            "tags": tags,
+            "stop_after_first": stops,
+        }
+
+    def after_thought(self, answer: Element) -> Element:
+        """An answer whose prompt ends within a thought."""
+        thought = self._form.thought
+        assert thought is not None
+        end = self._elements([thought.end])
+        ending = end[0]["value"] if end[0]["type"] == "const_string" else end[0]
+        free = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": ending}
+        spaces = {"type": "regex", "pattern": "\\n{0,2}"}
+        return {"type": "sequence", "elements": [free, spaces, answer]}
+
+    # Calls
+
+    def _call(self, call: CallFormat, tool: Tool, *, tight: bool) -> list[str | Element]:
+        """The texts and elements of one call."""
+        schema = _schema(tool) if tight or tool.strict else _ANY_OBJECT
+        arguments = {"type": "json_schema", "json_schema": schema}
+        begin = call.begins[0]
+        if call.notation == "parameters":
+            gap = call.gap if call.head else ""
+            head = f"{begin}{gap}{call.head}{tool.name}{call.name_end}{call.gap}"
+            return [head, *self._parameters(call, schema), call.gap.join(call.tails)]
+        if call.notation == "named" or call.header_end:
+            number = [{"type": "regex", "pattern": ":[0-9]{1,3}"}] if call.numbered else []
+            head = begin + call.name_prefix + tool.name
+            tails = "".join(f"\n{one}" if one == "```" else one for one in call.tails)
+            return [head, *number, call.name_end + call.header_end, arguments, tails]
+        named = f'{{"name": {json.dumps(tool.name)}, {json.dumps(call.arguments_key)}: '
+        if call.notation == "objects":
+            return [named, arguments, "}"]
+        begin = "" if call.keeps_begin else begin
+        tails = "".join(call.gap + one for one in call.tails)
+        return [begin + call.gap + named, arguments, "}" + tails]
+
+    def _parameters(self, call: CallFormat, schema: Mapping[str, Any]) -> list[str | Element]:
+        """Each argument of a schema, in its order; those that are not required may be missing."""
+        form = call.parameter
+        assert form is not None
+        frame = "\n" if call.head else ""
+        properties, required = schema.get("properties"), schema.get("required") or ()
+        elements: list[str | Element] = []
+        for key, one in properties.items() if isinstance(properties, dict) else ():
+            is_text = isinstance(one, dict) and one.get("type") == "string" and len(one) <= 2
+            mark = next((m for m, text in form.value_begins if text in (None, is_text)), "")
+            content: Element = {"type": "any_text"}
+            if not is_text or "enum" in one:
+                inner = {**one, "$defs": schema["$defs"]} if "$defs" in schema else one
+                content = {"type": "json_schema", "json_schema": inner}
+            if is_text and "enum" in one:
+                content = _one_of(one["enum"])
+            gap = "" if call.head or call.opens else call.gap
+            begin = f"{form.begin}{key}{form.key_end}{gap}{mark}{frame}"
+            parts = [
+                *self._elements([begin]),
+                content,
+                *self._elements([frame + form.end + call.gap]),
+            ]
+            if content["type"] == "any_text":
+                end = frame + form.end
+                tag = {"type": "tag", "begin": begin, "content": content, "end": end}
+                parts = [tag, *_const(call.gap)]
+            argument: Element = {"type": "sequence", "elements": parts}
+            is_optional = key not in required
+            elements.append({"type": "optional", "content": argument} if is_optional else argument)
+        return elements
+
+    def _listed(self, tags: list[Element], use: ToolUse, separator: str) -> Element:
+        return {
+            "type": "tags_with_separator",
+            "tags": tags,
+            "separator": separator,
+            "at_least_one": True,
+            "stop_after_first": not use.parallel,
+        }
+
+    # Texts and special tokens
+
+    def _tag(self, parts: Sequence[str | Element]) -> Element:
+        first, *rest = self._elements(parts)
+        begin = first["value"] if first["type"] == "const_string" else first
+        return {
+            "type": "tag",
+            "begin": begin,
+            "content": {"type": "sequence", "elements": rest},
+            "end": "",
+        }
+
+    def _elements(self, parts: Sequence[str | Element]) -> list[Element]:
+        """Parts with their texts as elements: special tokens, and what is between them."""
+        elements: list[Element] = []
+        for part in parts:
+            if not isinstance(part, str):
+                elements.append(part)
+                continue
+            at = 0
+            for match in self._special.finditer(part) if self._special else ():
+                elements += _const(part[at : match.start()])
+                elements.append({"type": "token", "token": self._special_ids[match.group()]})
+                at = match.end()
+            elements += _const(part[at:])
+        return elements
+
+
+def tag_of(element: Element, sent_as: str) -> Grammar:
+    """The grammar of an element."""
+    return Grammar("structural_tag", json.dumps({"format": element}), sent_as)
+
+
+def element_of(grammar: Grammar) -> Element:
+    """A grammar as part of another.
+
+    Raises:
+        InvalidRequestError: it is one of the engine's, or a structural tag in its legacy form; or
+            its text is not JSON where it has to be.
+    """
+    if grammar.kind == "json_schema":
+        return {"type": "json_schema", "json_schema": _loaded(grammar)}
+    if grammar.kind == "json_object":
+        return {"type": "json_schema", "json_schema": _ANY_OBJECT}
+    if grammar.kind == "regex":
+        return {"type": "regex", "pattern": grammar.text}
+    if grammar.kind == "choice":
+        return _one_of(_loaded(grammar))
+    if grammar.kind == "lark":
+        return {"type": "grammar", "grammar": grammar.text}
+    given = _loaded(grammar) if grammar.kind == "structural_tag" else None
+    format = given.get("format") if isinstance(given, dict) else None
+    if not isinstance(format, dict):
+        raise InvalidRequestError(
+            "cannot stand after a thought, with which this answer begins",
+            field=grammar.field,
+            remedy="Give a grammar of another kind, or turn thoughts off",
+        )
+    return format
+
+
+def _loaded(grammar: Grammar) -> Any:
+    return parse_json(grammar.text, grammar.field, list if grammar.kind == "choice" else dict)
+
+
+def _section(call: CallFormat) -> tuple[str, str]:
+    """What stands around all calls; "": nothing does."""
+    if call.opens:
+        return call.opens + call.gap, call.closes
+    if call.notation == "objects" and not call.header_end:
+        return f"{call.begins[0]}[", "]" + "".join(call.tails)
+    return "", ""
+
+
+def _one_of(texts: Sequence[Any]) -> Element:
+    return {"type": "or", "elements": [{"type": "const_string", "value": str(t)} for t in texts]}
+
+
+def _const(text: str) -> list[Element]:
+    return [{"type": "const_string", "value": text}] if text else []
+
+
+def _schema(tool: Tool) -> dict[str, Any]:
+    """Of a tool's arguments; one without parameters takes none."""
+    if not tool.parameters:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    schema: dict[str, Any] = json.loads(tool.parameters)
+    return {"type": "object", **schema}
