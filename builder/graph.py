@@ -19,7 +19,7 @@ from trtc.builder.cache import cache_layout
 from trtc.builder.experts import expert_weights
 from trtc.builder.graph_writer import Attribute, GraphWriter, Value, onnx_type
 from trtc.builder.module import TENSORRT_DOMAIN, TRTC_DOMAIN, Module
-from trtc.builder.recipes import Cast, Load, RopeTable, TensorReader
+from trtc.builder.recipes import Cast, Load, QueryScaleTable, RopeTable, TensorReader
 from trtc.builder.spec import (
     Activation,
     AttentionSpec,
@@ -29,6 +29,7 @@ from trtc.builder.spec import (
     LinearSpec,
     MoeMlpSpec,
     NormSpec,
+    QueryScale,
     RopeSpec,
     ShortConvSpec,
 )
@@ -210,6 +211,8 @@ class _SourceGraph:
         k = self._qk_norm(f"{site}.k_norm", spec.k_norm, k, spec)
         q = self._rope(f"{site}.q_rope", spec.rope, q, positions, spec.num_heads)
         k = self._rope(f"{site}.k_rope", spec.rope, k, positions, spec.num_kv_heads)
+        if spec.query_scale is not None:
+            q = self._query_scale(f"{site}.q_scale", spec.query_scale, q, steps)
         scales = [self._kv_scale(index, "k"), self._kv_scale(index, "v")]
         written = self._writer.node(
             "kv_write",
@@ -312,6 +315,17 @@ class _SourceGraph:
         axis = self._axis()
         flat = self._writer.node("Squeeze", f"{site}.flat", [rotated, axis], "f32", x.shape)
         return self._cast(f"{site}.round", flat, self._dtype)
+
+    def _query_scale(self, site: str, scale: QueryScale, x: Value, steps: _StepInputs) -> Value:
+        """Each row by the factor of its position, which is rounded to the activation type."""
+        length = self._request.limits.max_seq_len
+        table = QueryScaleTable(scale.beta, scale.original_length, length)
+        name = f"rope.q_scale.{scale.original_length}.{scale.beta:g}"
+        weight = self._writer.weight(name, Tensor(Cast(table, self._dtype), self._dtype, (length,)))
+        factors = self._writer.node(
+            "Gather", f"{site}.gather", [weight, steps["positions"]], x.dtype, ("T",), axis=0
+        )
+        return self._mul(site, x, self._reshape(f"{site}.column", factors, ("T", 1)))
 
     def _rope_tables(self, rope: RopeSpec) -> tuple[Value, Value]:
         if rope not in self._ropes:

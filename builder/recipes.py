@@ -156,6 +156,19 @@ class RopeTable:
         return table * np.float32(self.attention_factor)
 
 
+@dataclass(frozen=True)
+class QueryScaleTable:
+    """1 + beta * ln(1 + floor(p / original_length)) of every position p: [length] f32."""
+
+    beta: float
+    original_length: int
+    length: int
+
+    def load(self, reader: TensorReader) -> Array:
+        steps = np.arange(self.length, dtype=np.int64) // self.original_length
+        return np.float32(1) + np.float32(self.beta) * np.log1p(steps.astype(np.float32))
+
+
 def _angles(inv_freq: tuple[float, ...], length: int) -> Array:
     """[length, len(inv_freq)]. In f32 throughout, as models are trained: at far positions the
     rounding shows."""

@@ -80,6 +80,15 @@ NO_ROPE = RopeSpec(rotary_dim=2, inv_freq=(0.0,))
 
 
 @dataclass(frozen=True)
+class QueryScale:
+    """Queries at position p are multiplied by 1 + beta * ln(1 + floor(p / original_length)), after
+    rope (Llama 4, Ministral 3)."""
+
+    beta: float
+    original_length: int
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     num_heads: int
     num_kv_heads: int
@@ -95,6 +104,7 @@ class AttentionSpec:
     """Before rope (Qwen3)."""
     k_norm: NormSpec | None = None
     qk_norm: QkNorm = "head"
+    query_scale: QueryScale | None = None
     window: int | None = None
     """A token sees itself and the window-1 tokens before it; None: all."""
     softcap: float | None = None

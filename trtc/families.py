@@ -14,6 +14,7 @@ from trtc.builder.spec import (
     LinearSpec,
     MoeMlpSpec,
     NormSpec,
+    QueryScale,
     RopeSpec,
     ShortConvSpec,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "LinearSpec",
     "MoeMlpSpec",
     "NormSpec",
+    "QueryScale",
     "RopeSpec",
     "ShortConvSpec",
     "dense",

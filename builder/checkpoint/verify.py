@@ -82,8 +82,16 @@ def settle_prefix(spec: DecoderSpec, reader: SafetensorsReader) -> DecoderSpec:
     for prefix in _PREFIXES:
         found = _renamed(spec, prefix)
         if found.embedding in reader:
-            return found
+            return _with_inner_head(found, reader)
     return spec
+
+
+def _with_inner_head(spec: DecoderSpec, reader: SafetensorsReader) -> DecoderSpec:
+    """Published checkpoints of several parts have the lm_head inside the text model."""
+    inner = f"language_model.{spec.lm_head.name}"
+    if spec.lm_head.name != "lm_head" or f"{inner}.weight" not in reader:
+        return spec
+    return dataclasses.replace(spec, lm_head=dataclasses.replace(spec.lm_head, name=inner))
 
 
 def _renamed(value: T, prefix: str) -> T:

@@ -42,6 +42,7 @@ NUMBERS: Mapping[str, tuple[float, float]] = {
     "attention_factor": (1e-6, 1e6),
     "mscale": (0.0, 1e6),
     "mscale_all_dim": (0.0, 1e6),
+    "llama_4_scaling_beta": (0.0, 1e6),
     "embedding_multiplier": (1e-6, 1e6),
     "residual_multiplier": (1e-6, 1e6),
     "attention_multiplier": (1e-6, 1e6),

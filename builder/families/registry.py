@@ -16,6 +16,7 @@ from trtc.builder.families.glm4 import glm, glm4
 from trtc.builder.families.granite import granite
 from trtc.builder.families.lfm2 import lfm2
 from trtc.builder.families.llama import ernie4_5, helium, llama, seed_oss
+from trtc.builder.families.ministral3 import ministral3
 from trtc.builder.families.mistral import mistral
 from trtc.builder.families.mixtral import mixtral
 from trtc.builder.families.nemotron import arcee, nemotron
@@ -43,6 +44,8 @@ FAMILIES: Mapping[str, Family] = {
     "Lfm2ForCausalLM": lfm2,
     "Qwen3MoeForCausalLM": qwen3_moe,
     "MixtralForCausalLM": mixtral,
+    "Ministral3ForCausalLM": ministral3,
+    "Mistral3ForConditionalGeneration": ministral3,
     "SmolLM3ForCausalLM": smollm3,
     "Olmo2ForCausalLM": olmo2,
     "Olmo3ForCausalLM": olmo3,

@@ -34,6 +34,14 @@ class _Rotated:
     eps: float = 0.0
 
 
+@dataclass(frozen=True)
+class _Scale:
+    """What multiplies rotated queries: table[positions]."""
+
+    table: Tensor
+    positions: Tensor
+
+
 def fuse_rope_kv_write(rewriter: Rewriter) -> bool:
     """Fuse each layer's q/k norm, rope and KV write.
 
@@ -41,7 +49,8 @@ def fuse_rope_kv_write(rewriter: Rewriter) -> bool:
     reshapes and casts,
         kv_write(r(k), v, pool, slots), paged_attention(r(q), pool_out, ...)
         -> rope_kv_write(q, k, v, positions, slots, ..., pool), paged_attention(q_out, pool_out)
-    where both rotations share positions and tables, and neither result is read elsewhere.
+    where both rotations share positions and tables, and neither result is read elsewhere. r(q) may
+    be multiplied by Gather(q_scale, positions).
     """
     changed = False
     for write in rewriter.fused_nodes("kv_write"):
@@ -49,12 +58,29 @@ def fuse_rope_kv_write(rewriter: Rewriter) -> bool:
         attention = readers[0] if len(readers) == 1 else None
         if attention is None or not is_fused(attention, "paged_attention"):
             continue
-        q = _match_rotated(rewriter, attention.inputs[0], attention.attrs["head_dim"])
+        queries, scale = _match_scale(rewriter, attention.inputs[0])
+        q = _match_rotated(rewriter, queries, attention.attrs["head_dim"])
         k = _match_rotated(rewriter, write.inputs[0], write.attrs["head_dim"])
-        if q is not None and k is not None and _share_tables(q, k):
-            _fuse(rewriter, write, attention, q, k)
+        if q is None or k is None or not _share_tables(q, k):
+            continue
+        if scale is None or scale.positions is q.positions:
+            table = None if scale is None else rewriter.as_type(scale.table, "f32")
+            _fuse(rewriter, write, attention, q, k, table)
             changed = True
     return changed
+
+
+def _match_scale(rewriter: Rewriter, tensor: Tensor) -> tuple[Tensor, _Scale | None]:
+    """What a table of factors by position multiplies, and the table; `tensor` itself if none
+    does."""
+    multiply = producer(tensor, "Mul")
+    if multiply is None or rewriter.sole_consumer(tensor) is None:
+        return tensor, None
+    for x, factors in (multiply.inputs, multiply.inputs[::-1]):
+        gather = _producer_through(rewriter, factors, "Gather")
+        if gather is not None and is_weight(gather.inputs[0]) and len(gather.inputs[0].shape) == 1:
+            return x, _Scale(gather.inputs[0], _source(rewriter, gather.inputs[1]))
+    return tensor, None
 
 
 def _match_rotated(rewriter: Rewriter, tensor: Tensor, head_dim: int) -> _Rotated | None:
@@ -120,7 +146,14 @@ def _share_tables(q: _Rotated, k: _Rotated) -> bool:
     )
 
 
-def _fuse(rewriter: Rewriter, write: Node, attention: Node, q: _Rotated, k: _Rotated) -> None:
+def _fuse(
+    rewriter: Rewriter,
+    write: Node,
+    attention: Node,
+    q: _Rotated,
+    k: _Rotated,
+    q_scale: Tensor | None,
+) -> None:
     pool_out = write.outputs[0]
     q_out = rewriter.variable(f"{write.name}.q", dtype_of(q.source), q.source.shape)
     rewriter.fused(
@@ -136,6 +169,7 @@ def _fuse(rewriter: Rewriter, write: Node, attention: Node, q: _Rotated, k: _Rot
             "sin": q.sin,
             "q_norm": q.norm,
             "k_norm": k.norm,
+            "q_scale": q_scale,
             "k_scale": input_of(write, "k_scale"),
             "v_scale": input_of(write, "v_scale"),
             "pool": input_of(write, "pool"),

@@ -11,11 +11,13 @@ def lower_embedding(rewriter: Rewriter) -> bool:
     Rules:
         Gather(table, ids)            -> embedding(ids, table)
         Mul(Gather(table, ids), c)    -> embedding(ids, table; scale=c), for a scalar c
+    for a table of rows; a vector has one number for each id, as scales of positions do.
     """
     changed = False
     for gather in rewriter.nodes("Gather"):
         table, ids = gather.inputs
-        if not is_weight(table) or len(ids.shape) != 1 or gather.attrs.get("axis", 0) != 0:
+        is_rows = len(ids.shape) == 1 and gather.attrs.get("axis", 0) == 0
+        if not is_weight(table) or len(table.shape) != 2 or not is_rows:
             continue
         last, scale = gather, 1.0
         after = rewriter.sole_consumer(gather.outputs[0], "Mul")

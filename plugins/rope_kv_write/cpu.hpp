@@ -1,4 +1,4 @@
-// q_out = rope(norm(q)); pool[slots] = (rope(norm(k)) / k_scale, v / v_scale).
+// q_out = rope(norm(q)) * q_scale; pool[slots] = (rope(norm(k)) / k_scale, v / v_scale).
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 namespace trtc {
 
 struct rope_kv_write_args {
-  View q, k, v, positions, slots, cos, sin, q_norm, k_norm, k_scale, v_scale, pool, q_out, pool_out;
+  View q, k, v, positions, slots, cos, sin, q_norm, k_norm, q_scale, k_scale, v_scale, pool, q_out, pool_out;
   std::int64_t M, num_pages;
 };
 
@@ -67,6 +67,10 @@ void rope_kv_write(Context& ctx, const rope_kv_write_args& a) {
         T* out = a.q_out.row<T>(row) + head * C::head_dim;
         detail::normed_head<C, typename C::q_norm_t>(out, a.q.row<const T>(row) + head * C::head_dim, q_norm);
         detail::rotate_head<C>(out, cos, sin);
+        if constexpr (!std::is_same_v<typename C::q_scale_t, none>) {
+          const float scale = static_cast<const float*>(a.q_scale.data)[positions[row]];
+          for_vectors(C::head_dim, [&](std::int64_t i, auto n) { store(out + i, load(out + i, n) * scale, n); });
+        }
       }
       auto* keys = slot_in_pool<C>(pool, Half::keys, slots[row]);
       for (std::int64_t head = 0; head < C::num_kv_heads; ++head) {

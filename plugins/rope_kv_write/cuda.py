@@ -25,6 +25,7 @@ def rope_kv_write(
     sin,
     q_norm,
     k_norm,
+    q_scale,
     k_scale,
     v_scale,
     dims,
@@ -66,6 +67,7 @@ def rope_kv_write(
     k_place = slot // PAGE_SIZE * (2 * PAGE_SIZE) + slot % PAGE_SIZE
     row_of_k = pool_out + k_place * (NUM_KV_HEADS * HEAD_DIM)
     row_of_v = row_of_k + PAGE_SIZE * NUM_KV_HEADS * HEAD_DIM
+    factor = None if q_scale is None else tl.load(q_scale + position)
     wait_for_inputs(OVERLAPS)
     if is_real:
         if part < Q_PARTS:
@@ -74,6 +76,7 @@ def rope_kv_write(
                 q + row * Q_STRIDE,
                 q_out + row * OUT_STRIDE,
                 q_norm,
+                factor,
                 None,
                 cosines,
                 sines,
@@ -91,6 +94,7 @@ def rope_kv_write(
                 k + row * K_STRIDE,
                 row_of_k,
                 k_norm,
+                None,
                 k_scale,
                 cosines,
                 sines,
@@ -118,6 +122,7 @@ def _rotate(
     source,
     target,
     norm,
+    factor,
     scale,
     cosines,
     sines,
@@ -130,7 +135,8 @@ def _rotate(
     REST_PAD: tl.constexpr,
 ):
     """Norm, rotation and quantisation of some heads from `source` to `target`, where the first
-    head of the row begins; `norm` and `scale` may be None."""
+    head of the row begins; `norm`, `factor` and `scale` may be None. `factor` multiplies the result
+    before it is divided by `scale`."""
     THROUGH: tl.constexpr = source.dtype.element_ty
     OUT: tl.constexpr = target.dtype.element_ty
     column = tl.arange(0, HALF_PAD)
@@ -160,6 +166,11 @@ def _rotate(
             rest = (tl.div_rn(rest, root) * by_rest).to(THROUGH).to(tl.float32)
     new_first = first * cosines[None, :] - second * sines[None, :]
     new_second = second * cosines[None, :] + first * sines[None, :]
+    if factor is not None:
+        new_first = new_first.to(THROUGH).to(tl.float32) * factor
+        new_second = new_second.to(THROUGH).to(tl.float32) * factor
+        if REST_PAD > 0:
+            rest = rest * factor
     tl.store(target + at, quantized(new_first, None, by, THROUGH, OUT), mask=inside)
     tl.store(target + at + HALF, quantized(new_second, None, by, THROUGH, OUT), mask=inside)
     if REST_PAD > 0:

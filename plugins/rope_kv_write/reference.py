@@ -18,6 +18,7 @@ def reference(
     sin: Array,
     q_norm: Array | None,
     k_norm: Array | None,
+    q_scale: Array | None,
     k_scale: Array | None,
     v_scale: Array | None,
     pool: Array,
@@ -28,7 +29,8 @@ def reference(
     rotary_dim: int,
     eps: float,
 ) -> tuple[Array, Array]:
-    """Return (rotated q, a copy of the pool with the rotated k and v at `slots`)."""
+    """Return (rotated q, scaled by its position; a copy of the pool with the rotated k and v at
+    `slots`)."""
     through = str(q.dtype)
 
     def rotated(x: Array, num: int, norm: Array | None) -> Array:
@@ -53,4 +55,7 @@ def reference(
         if scale is not None:
             stored = np.divide(stored, scale, dtype=np.float32)
         written[pages, index, offsets] = cast(stored, str(pool.dtype))
-    return rotated(q, num_heads, q_norm).reshape(q.shape), written
+    queries = rotated(q, num_heads, q_norm).reshape(q.shape)
+    if q_scale is not None:
+        queries = cast(queries.astype(np.float32) * q_scale[positions][:, None], through)
+    return queries, written

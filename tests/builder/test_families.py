@@ -130,6 +130,16 @@ GEMMA3_ONE_BASE = {
 }
 
 
+MINISTRAL3_UNSCALED = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+
+
 @pytest.mark.parametrize("family", ["mistral", "qwen2", "gemma2", "gemma3", "mixtral"])
 def test_pages_that_a_window_has_left_are_nobodys(family: str, tmp_path: Path) -> None:
     """Each group has its own page table; pages out of every window go to others at once."""
@@ -181,6 +191,7 @@ def test_lfm2s_convolutions_with_biases_and_more_taps(tmp_path: Path) -> None:
         ("qwen3_moe", {"norm_topk_prob": False}),
         ("mixtral", {"num_experts_per_tok": 1}),
         ("lfm2", {"norm_eps": 1e-2}),
+        ("ministral3", {"rope_parameters": MINISTRAL3_UNSCALED}),
         ("smollm3", {"no_rope_layers": [1, 1, 1, 1]}),
         ("smollm3", {"use_sliding_window": False}),
         ("olmo3", {"layer_types": ["full_attention"] * 4}),
@@ -360,6 +371,25 @@ def test_what_older_configs_of_exaone4_and_smollm3_leave_out() -> None:
     assert [one.attention.window for one in layers] == [None, None, WINDOW, None]
 
 
+def test_mistral3s_text_model_has_its_lm_head_inside(tmp_path: Path) -> None:
+    """As published; language_model.lm_head is not tied to the embeddings."""
+    path = tiny_checkpoint("ministral3", tmp_path)
+    whole = tmp_path / "wrapper"
+    whole.mkdir()
+    tensors = safetensors.numpy.load_file(path / "model.safetensors")
+    renamed = {f"language_model.{name}": value for name, value in tensors.items()}
+    renamed["multi_modal_projector.linear.weight"] = np.zeros((2, 2), np.float32)
+    safetensors.numpy.save_file(renamed, whole / "model.safetensors")
+    text = json.loads((path / "config.json").read_text())
+    config = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": text}
+    (whole / "config.json").write_text(json.dumps(config))
+    request = BuildRequest(str(whole), tmp_path / "e", dtype="fp32", max_seq_len=64)
+    source = open_source(request)
+    assert source.unknown_tensors == ()
+    assert source.spec.lm_head.name == "language_model.lm_head"
+    assert source.spec.layers[0].attention.query_scale is not None
+
+
 def test_null_and_absent_windows_differ_for_mistral() -> None:
     def window(spec: DecoderSpec) -> int | None:
         return spec.layers[0].attention.window
@@ -433,6 +463,7 @@ ODD_ROTARY = {"partial_rotary_factor": 0.2}
         ("lfm2", {"layer_types": [["conv"]] * 5}, UnsupportedError, "a list of 1"),
         ("lfm2", {"conv_L_cache": 1}, CheckpointError, "conv_L_cache: is 1"),
         ("lfm2", LFM2_ENORMOUS, CheckpointError, "intermediate size of 697651904"),
+        ("ministral3", {"rope_parameters": [1]}, CheckpointError, "not an object"),
         ("smollm3", {"no_rope_layers": [1]}, CheckpointError, "names 1 layers of 4"),
         ("smollm3", {"no_rope_layers": [1, 0, 2, 1]}, CheckpointError, "has 2, not 0 or 1"),
         ("exaone4", EXAONE4_PATTERN, UnsupportedError, "'LLG' is not supported"),
@@ -468,9 +499,10 @@ def test_an_unknown_architecture_names_the_nearest() -> None:
 
 
 def test_every_architecture_has_a_tiny_checkpoint() -> None:
-    """Gemma3ForConditionalGeneration wraps the text model that has one."""
+    """Those for conditional generation wrap text models that have one."""
     tested = {architecture_of(family) for family in FAMILIES}
-    assert set(ARCHITECTURES) - {"Gemma3ForConditionalGeneration"} <= tested
+    wrappers = {"Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration"}
+    assert set(ARCHITECTURES) - wrappers <= tested
 
 
 def test_the_heads_of_every_layer_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 8,
     },
     "nemotron": {},
+    "ministral3": {"num_hidden_layers": 1},
     "cohere2": {"num_hidden_layers": 1, "layer_types": ["full_attention"]},
     "smollm3": {"num_hidden_layers": 2, "no_rope_layers": [1, 0], "use_sliding_window": False},
 }
@@ -48,7 +49,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 attention, rope by layer type, scaled embeddings and norms on both sides of a layer's parts, and one
 with short convolutions, whose states lie side by side in the pool; one with norms after a layer's
 parts and over all heads, one with LayerNorm and squared ReLU without a gate, one with attention
-and MLP side by side, and one with layers that have no rotary embedding."""
+and MLP side by side, one with queries scaled by their position, and one with layers that have no
+rotary embedding."""
 
 
 def run_both(family: str, scheme: str, directory: str, **options: Any) -> dict[str, Any]:

@@ -31,6 +31,7 @@ FAMILIES = (
     "glm4",
     "cohere2",
     "nemotron",
+    "ministral3",
 )
 """The variants whose kernels differ; llama3 and yarn differ in the rope table only, Granite in
 constants, GLM, Helium and ERNIE in the order of weights."""

@@ -132,6 +132,22 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "MixtralConfig",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
     ),
+    "ministral3": (
+        "Ministral3Config",
+        {
+            "head_dim": 24,
+            "max_position_embeddings": 128,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
+    ),
     "smollm3": (
         "SmolLM3Config",
         {

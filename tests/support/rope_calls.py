@@ -20,6 +20,7 @@ def rope_call(
     rotary_dim: int,
     normed: bool,
     page_size: int = 8,
+    scaled: bool = False,
 ) -> KernelCall:
     """q, k and v are columns of one matrix, as a fused linear leaves them."""
     columns = np.cumsum([0, HEADS * head_dim, KV_HEADS * head_dim, KV_HEADS * head_dim])
@@ -38,6 +39,8 @@ def rope_call(
     inputs |= {name: inputs[name].astype(np.float32) for name in ("cos", "sin")}
     if normed:
         inputs |= {name: random_array(rng, head_dim) for name in ("q_norm", "k_norm")}
+    if scaled:
+        inputs["q_scale"] = rng.uniform(0.5, 2, 40).astype(np.float32)
     if pool_dtype == "f8e4m3":
         inputs |= {"k_scale": scalar(0.02), "v_scale": scalar(0.01)}
     attributes: dict[str, int | float | str] = {
@@ -54,8 +57,10 @@ def grid() -> list[KernelCall]:
     rng = np.random.default_rng(21)
     return [
         rope_call(rng, "f32", "f32", 64, 64, normed=False, page_size=16),
-        rope_call(rng, "f32", "bf16", 24, 24, normed=True),
-        rope_call(rng, "bf16", "bf16", 96, 72, normed=False, page_size=32),  # partial rotation
+        rope_call(rng, "f32", "bf16", 24, 24, normed=True, scaled=True),
+        rope_call(
+            rng, "bf16", "bf16", 96, 72, normed=False, page_size=32, scaled=True
+        ),  # partial rotation
         rope_call(rng, "bf16", "bf16", 128, 128, normed=True, page_size=64),
         rope_call(rng, "bf16", "f8e4m3", 64, 64, normed=False),
         rope_call(rng, "bf16", "f8e4m3", 16, 4, normed=True),

@@ -52,6 +52,7 @@ VARIANTS = (
     "glm4",
     "cohere2",
     "nemotron",
+    "ministral3",
 )
 WITH_EXPERTS = ("mixtral", "qwen3_moe")
 WIDTHS = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 1}

@@ -65,6 +65,8 @@ class Side:
     positions: str = "positions"
     rotary_dim: int = HEAD_DIM
     interleaved: int = 0
+    scaled: Literal["no", "positions", "slots"] = "no"
+    """By which step input the rotated rows are scaled."""
     by_heads: bool = False
     """RotaryEmbedding over [1, heads, T, D] instead of [1, T, heads * D]."""
 
@@ -142,9 +144,19 @@ class Attention(Hand):
             rotary_embedding_dim=side.rotary_dim,
         )
         if not side.by_heads:
-            return self.node("Squeeze", f"{name}.x", [turned, row], "T", width)
+            flat_rows = self.node("Squeeze", f"{name}.x", [turned, row], "T", width)
+            return self._scaled(name, flat_rows, width, side)
         flat = self.constant(f"{name}.flat_shape", [-1, width], "i64")
         return self.node("Reshape", f"{name}.x", [turned, flat], "T", width)
+
+    def _scaled(self, name: str, x: Value, width: int, side: Side) -> Value:
+        if side.scaled == "no":
+            return x
+        inputs = [self.weight(f"{name}.factors", 16), self.steps[side.scaled]]
+        factors = self.node("Gather", f"{name}.gather", inputs, "T", axis=0)
+        target = self.constant(f"{name}.column", [-1, 1], "i64")
+        column = self.node("Reshape", f"{name}.factor", [factors, target], "T", 1)
+        return self.node("Mul", f"{name}.scaled", [x, column], "T", width)
 
     def _table(self, name: str, half: int) -> Value:
         if name != "computed":
@@ -225,6 +237,24 @@ def test_every_legal_attention_is_fused(q: Side, k: Side, rotary_dim: int, norms
 def test_a_side_that_no_kernel_makes_is_left_alone(which: str, odd: Side) -> None:
     sides = (odd, PLAIN) if which == "q" else (PLAIN, odd)
     assert_unchanged(FUSE_ROPE_KV_WRITE, Attention(*sides).whole)
+
+
+def test_queries_are_scaled_by_their_positions() -> None:
+    attention = Attention(Side(scaled="positions"), PLAIN)
+    fused, changed = FUSE_ROPE_KV_WRITE(attention.whole)
+    assert changed and ops(fused) == {"trtc.rope_kv_write": 1, "trtc.paged_attention": 1}
+    (node,) = nodes(fused, "rope_kv_write")
+    assert given(node)["q_scale"] == "q.factors"
+    expected, found = attention.outputs(attention.whole), attention.outputs(fused)
+    for before, after in zip(expected, found, strict=True):
+        np.testing.assert_allclose(after, before, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("q", "k"), [(Side(scaled="slots"), PLAIN), (PLAIN, Side(scaled="positions"))], ids=str
+)
+def test_other_scales_are_left_alone(q: Side, k: Side) -> None:
+    assert_unchanged(FUSE_ROPE_KV_WRITE, Attention(q, k).whole)
 
 
 def test_a_norm_over_all_heads_stays_before_the_rotation() -> None:

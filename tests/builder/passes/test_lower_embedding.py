@@ -28,7 +28,7 @@ def test_lookup_and_scale_are_one(kind: Tiny) -> None:
     assert attributes(nodes(new, "embedding")[0])["scale"] == pytest.approx(scale, abs=0)
 
 
-@pytest.mark.parametrize("case", ["computed", "columns", "matrix of ids"])
+@pytest.mark.parametrize("case", ["computed", "columns", "vector", "matrix of ids"])
 def test_other_gathers_are_left_alone(case: str) -> None:
     hand = Hand()
     ids = hand.input("ids", "T", dtype="i32")
@@ -37,6 +37,8 @@ def test_other_gathers_are_left_alone(case: str) -> None:
         out = hand.node("Gather", "g.x", [hand.input("x", 8, 32), ids], "T", 32, axis=0)
     elif case == "columns":
         out = hand.node("Gather", "g.x", [table, ids], 8, "T", axis=1)
+    elif case == "vector":
+        out = hand.node("Gather", "g.x", [hand.weight("factors", 8), ids], "T", axis=0)
     else:
         square = hand.input("square", 2, "T", dtype="i32")
         out = hand.node("Gather", "g.x", [table, square], 2, "T", 32, axis=0)
