@@ -1,1 +1,1 @@
-"""Contracts shared by the builder, the runtime and the clients: no behaviour, no vendors."""
+"""Contracts shared by the builder, the runtime and the clients, without vendor libraries."""

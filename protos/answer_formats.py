@@ -1,4 +1,4 @@
-"""How models write thoughts and calls of tools into the text of an answer: one table.
+"""The formats in which models write reasoning and tool calls: one table.
 
 A checkpoint's chat template shows the model a notation; the model answers in it. `trtc build` finds
 the notation's name (builder/answer_format.py), the manifest holds it, and the runtime reads answers
@@ -30,7 +30,7 @@ class ThoughtFormat:
     begins: tuple[str, ...]
     end: str
     repeats: bool = False
-    """Whether a thought may begin after text; otherwise only at the beginning of an answer."""
+    """Whether reasoning may begin after text; otherwise only at the beginning of an answer."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class AnswerFormat:
     thought: ThoughtFormat | None = None
     call: CallFormat | None = None
     dropped: tuple[str, ...] = ()
-    """Marks that mean nothing to a client."""
+    """Marks that are removed from answers."""
     short_ids: bool = False
     """Ids of calls have nine letters and digits, as the template demands."""
 

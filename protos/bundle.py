@@ -1,4 +1,4 @@
-"""The portable TensorRT bundle: what a GPU host needs besides the graph to build a plan.
+"""The recipe of a portable TensorRT bundle, by which a GPU host builds a plan.
 
 A bundle is an engine directory whose manifest says `tensorrt`:
 

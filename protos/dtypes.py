@@ -1,4 +1,4 @@
-"""Element types: one literal table, so that every layer spells a type the same way."""
+"""Element types: one table of their names in every format that trtc reads or writes."""
 
 from typing import Literal, NamedTuple
 

@@ -1,7 +1,7 @@
 """The error tree: what went wrong, where, and what to do about it.
 
 TrtcError
-├── UserError            the input is wrong; the user can mend it            exit 2
+├── UserError            the input is wrong; the user can correct it         exit 2
 │   ├── RequestError       build or command-line options
 │   ├── CheckpointError    the model directory
 │   ├── UnsupportedError   a family, feature, scheme or target that trtc does not know
@@ -16,7 +16,7 @@ TrtcError
 ├── ServeError           one request's error                                 exit 6
 │   ├── InvalidRequestError    its fields
 │   │   └── ContextLengthError   prompt and completion do not fit
-│   ├── UnauthenticatedError   nobody knows who sent it: no key or certificate, or an unknown one
+│   ├── UnauthenticatedError   its sender is unknown: no key or certificate, or an unknown one
 │   ├── ForbiddenError         whoever sent it may not ask for that
 │   ├── QueueFullError         a limit on requests, streams or tokens is reached
 │   ├── DeadlineError          its time is over
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class TrtcError(Exception):
-    """One problem, said once.
+    """The base of all errors that trtc raises on purpose.
 
     Args:
         problem: what is wrong, in one sentence without the field's name.

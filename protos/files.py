@@ -1,4 +1,4 @@
-"""Reads files that somebody else wrote: regular ones, of bounded size, with strictly typed JSON.
+"""Reads untrusted files: regular ones, of bounded size, with strictly typed JSON.
 
 A FIFO would block whoever opens it, and a device would never end. Symbolic links are followed, as
 stores such as hub caches consist of them: what counts is the file that was opened.

@@ -1,4 +1,4 @@
-"""The layout of a model's KV cache: which layer keeps what of a token, and where.
+"""The layout of a model's KV cache: groups, the planes of their layers, and regions.
 
     group 0  full       layer 5    layer 11
     group 1  window     layer 0    layer 1
@@ -9,8 +9,8 @@ The pool is a list of regions, each of `num_pages` rows. A page is the same row 
 belongs to one group at a time and holds `page_size` tokens of that group's layers, so that the
 groups share one pool. A sequence has a page table for each group.
 
-A page of a state group holds one state instead: what its layers have made of all tokens up to
-some position. Page i of a sequence's table has the state after its tokens of page i. A sequence
+A page of a state group holds one state instead: that of its layers after all tokens up to some
+position. Page i of a sequence's table has the state after its tokens of page i. A sequence
 needs the last one alone; those before it are snapshots at page borders, for prefixes that others
 share. While drafts are checked, each row has a page of its own for the state that it leaves. States
 are small, and several layers' lie side by side in a region.

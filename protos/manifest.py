@@ -1,4 +1,4 @@
-"""The engine manifest: the only thing the builder and the runtime both know.
+"""The engine manifest: the contract between the builder and the runtime.
 
 `manifest.json` is written last. `digest` is the SHA-256 of the canonical JSON of everything else
 in it, and `files` holds the SHA-256 of every other file of the engine, so one flipped bit anywhere
@@ -127,7 +127,7 @@ class ByteLedger(Record, frozen=True):
 
 
 class LayerError(Record, frozen=True):
-    """How far one quantised linear is from the unquantised one, on held-out text."""
+    """Error of one quantised linear against the unquantised one, on held-out text."""
 
     layer: str
     sqnr_db: float
@@ -181,7 +181,7 @@ class FileFacts(Record, frozen=True):
 
 
 class Provenance(Record, frozen=True):
-    """What an engine was made of and by."""
+    """Provenance: the sources and tools of an engine."""
 
     checkpoint: dict[str, str]
     """File name -> SHA-256, of what the model was read from."""

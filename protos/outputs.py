@@ -1,4 +1,4 @@
-"""Which outputs trtc may write over, and directories that appear as outputs once they are whole."""
+"""Rules for replacing outputs, and directories that replace an output atomically."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

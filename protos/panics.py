@@ -1,4 +1,4 @@
-"""Failures of the `tokenizers` library, whose Rust code may panic, as errors of ours.
+"""Converts failures of the `tokenizers` library, whose Rust code may panic, to trtc's errors.
 
 A panic reaches Python as pyo3's PanicException, which is no Exception: left alone, it ends the
 thread that it meets, and whoever waits for that thread waits for ever.

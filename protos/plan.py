@@ -1,7 +1,7 @@
 """The static plan: a flat list of kernel calls over preallocated buffers.
 
-A plan says everything a target needs to run a step, and nothing about how: the CPU target prints
-it as C++, the CUDA target replays it as launches, `trtc inspect --plan` prints it for people.
+A plan is all that a target needs to run a step, independent of the device: the CPU target prints it
+as C++, the CUDA target replays it as launches, `trtc inspect --plan` prints it for people.
 """
 
 from pathlib import Path
@@ -25,7 +25,8 @@ class Buffer(Record, frozen=True):
     rows: Rows
     columns: Count
     offset: Size
-    """Bytes from the arena's start; a multiple of 64. Buffers whose lives overlap never do."""
+    """Bytes from the arena's start; a multiple of 64. Buffers with overlapping lifetimes never
+    overlap."""
 
 
 class Fill(Record, frozen=True):
@@ -84,7 +85,7 @@ class Call(Record, frozen=True):
     operator: str
     """Name in plugins/registry.py."""
     site: str
-    """The graph node, for people and profiles: `layers.3.attention.qkv`."""
+    """The graph node, for listings and profiles: `layers.3.attention.qkv`."""
     arguments: tuple[Argument, ...]
     """In the operator's declared order, inputs then outputs; absent optionals are left out."""
     attributes: dict[str, int | float | str]

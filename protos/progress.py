@@ -7,7 +7,7 @@ _T = TypeVar("_T")
 
 
 class Step(str):
-    """What is being done now: text for who prints it, and how much of it is done.
+    """The current work: a line of text, and how much of it is done.
 
     `done` and `total` count `unit`s; both are None where the work has no count.
     """

@@ -1,4 +1,4 @@
-"""Which directories trtc wrote, so that nothing else is ever replaced.
+"""Recognises directories that trtc wrote: nothing else is ever replaced.
 
 A directory is trtc's if it holds a record (a JSON object with the SHA-256 of its own content under
 `digest`) and nothing that the record does not list. The check reads no schema: it knows what other

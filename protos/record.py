@@ -1,4 +1,4 @@
-"""The base of everything that an engine's files hold, and how it is read and written."""
+"""The base of all records in an engine's files, with decoding and encoding."""
 
 from pathlib import Path
 from typing import Any, TypeVar

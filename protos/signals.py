@@ -37,7 +37,7 @@ class SignalExit(BaseException):
 def signals_as_exceptions() -> Iterator[None]:
     """Within the block SIGTERM and SIGHUP raise SignalExit in the main thread.
 
-    A signal that somebody handles already, or that is ignored (`nohup`), is left alone. In other
+    A signal that already has a handler, or that is ignored (`nohup`), is left alone. In other
     threads than the main one, which alone may handle signals, this does nothing.
     """
     if not _is_main_thread():
