@@ -58,7 +58,8 @@ def message_form(template: nodes.Template) -> MessageForm:
         tests_contents_for_none=_tests(template, contents, ("none",))
         or _compares_with_none(template, contents),
         writes_arguments=_writes(template, arguments)
-        and not _tests(template, arguments, ("string", "mapping")),
+        and not _tests(template, arguments, ("string", "mapping"))
+        and not _makes_json(template, arguments),
     )
 
 
@@ -103,6 +104,14 @@ def _compares_with_none(template: nodes.Template, match: _Match) -> bool:
 
 def _is_none(expression: nodes.Node) -> bool:
     return isinstance(expression, nodes.Const) and expression.value is None
+
+
+def _makes_json(template: nodes.Template, match: _Match) -> bool:
+    """Whether it is made a text by `tojson`, which may be written later by the same name."""
+    return any(
+        one.name == "tojson" and one.node is not None and match(one.node)
+        for one in template.find_all(nodes.Filter)
+    )
 
 
 def _writes(template: nodes.Template, match: _Match) -> bool:

@@ -141,6 +141,53 @@ def test_arguments_may_be_json_text() -> None:
     assert render(MISTRAL_LIKE, [USER, call]) == render(MISTRAL_LIKE, [USER, CALL])
 
 
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("{{ call.arguments }}", '{"z":1}'),
+        ("{{ 'x' ~ call['arguments'] }}", 'x{"z":1}'),
+        ("{% set given = call.arguments %}{{ 'x' + given }}", 'x{"z":1}'),
+        ("{{ call.arguments | tojson }}", '{"z": 1}'),
+        ("{% set arguments = call.arguments | tojson %}{{ arguments }}", '{"z": 1}'),
+        (
+            "{% if call.arguments is string %}{{ call.arguments }}"
+            "{% else %}{{ call.arguments | tojson }}{% endif %}",
+            '{"z": 1}',
+        ),
+        ("{% for name in call.arguments %}{{ name }}{% endfor %}", "z"),
+    ],
+)
+def test_arguments_are_a_text_for_a_template_that_writes_them(written: str, expected: str) -> None:
+    template = ChatTemplate(
+        "{% set call = messages[0].tool_calls[0].function %}" + written, SPECIAL
+    )
+    given = call_with('{"z":1}').template_input().messages[-1:]
+    try:
+        assert template.render(given) == expected
+    finally:
+        template.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ messages[0].content is none }}", "True"),
+        ("{% if messages[0]['content'] == none %}null{% endif %}", "null"),
+        ("{{ messages[0].content }}", ""),
+        ("{% set content = messages[0].content %}{{ content is not none }}", "False"),
+    ],
+)
+def test_a_content_that_is_null_is_so_for_a_template_that_tests_for_it(
+    source: str, expected: str
+) -> None:
+    template = ChatTemplate(source, SPECIAL)
+    given = chat_of([CALL], {}).template_input()
+    try:
+        assert template.render(given.messages, given.variables) == expected
+    finally:
+        template.close()
+
+
 def test_a_template_that_refuses_the_roles_is_the_callers_error() -> None:
     with pytest.raises(InvalidRequestError, match="must alternate"):
         render(MISTRAL_LIKE, [USER, USER])
