@@ -288,7 +288,7 @@ _FORMATS = (
 ANSWER_FORMATS: Mapping[str, AnswerFormat] = MappingProxyType({one.name: one for one in _FORMATS})
 
 
-def answer_format(name: str, field: str = "--format") -> AnswerFormat:
+def answer_format(name: str) -> AnswerFormat:
     """The format of a name.
 
     Raises:
@@ -297,7 +297,7 @@ def answer_format(name: str, field: str = "--format") -> AnswerFormat:
     found = ANSWER_FORMATS.get(name)
     if found is None:
         raise RequestError(
-            f"is {name[:40]!r}", field=field, remedy=f"Use one of {', '.join(ANSWER_FORMATS)}"
+            f"is {name[:40]!r}", field="--format", remedy=f"Use one of {', '.join(ANSWER_FORMATS)}"
         )
     return found
 

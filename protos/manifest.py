@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from trtc.protos.answer_formats import NONE
+from trtc.protos.answer_formats import ANSWER_FORMATS, NONE
 from trtc.protos.errors import EngineCorruptError, EngineIncompatibleError
 from trtc.protos.files import UnreadableError, decode_json, read_file
 from trtc.protos.kv import CacheLayout, KvDType
@@ -290,6 +290,12 @@ def decode_manifest(engine: Path, text: bytes) -> Manifest:
         )
     _check_names(manifest)
     _check_canaries(manifest)
+    if manifest.format_name not in ANSWER_FORMATS:
+        raise EngineIncompatibleError(
+            f"is {manifest.format_name[:40]!r}, which this trtc does not know",
+            field=f"{MANIFEST_FILE}: answer_format",
+            remedy="Serve it with the trtc that built it, or build it with --format",
+        )
     return manifest
 
 

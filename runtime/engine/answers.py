@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trtc.protos.answer_formats import AnswerFormat, answer_format
+from trtc.protos.answer_formats import ANSWER_FORMATS, AnswerFormat
 from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.grammar.answer_grammar import (
@@ -27,12 +27,8 @@ _TAIL = 64
 
 
 def format_of(engine: EngineHandle) -> AnswerFormat:
-    """How the engine's model writes thoughts and calls.
-
-    Raises:
-        RequestError: this trtc does not know the format.
-    """
-    return answer_format(engine.manifest.format_name, field="answer_format")
+    """How the engine's model writes thoughts and calls."""
+    return ANSWER_FORMATS[engine.manifest.format_name]
 
 
 def check_answer(engine: EngineHandle, draft: RequestDraft, tools: ToolUse | None) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.support.manifests import tiny_manifest
-from trtc.protos.errors import EngineCorruptError
+from trtc.protos.errors import EngineCorruptError, EngineIncompatibleError
 from trtc.protos.manifest import MANIFEST_FILE, read_manifest, weights_files
 
 
@@ -54,3 +54,12 @@ def test_a_manifest_reads_back(tmp_path: Path) -> None:
     manifest = tiny_manifest(target=target).sealed()
     (tmp_path / MANIFEST_FILE).write_bytes(manifest.to_json())
     assert read_manifest(tmp_path) == manifest
+
+
+def test_a_format_of_answers_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / MANIFEST_FILE
+    path.write_bytes(tiny_manifest(answer_format="hermes").sealed().to_json())
+    assert read_manifest(tmp_path).format_name == "hermes"
+    path.write_bytes(tiny_manifest(answer_format="later").sealed().to_json())
+    with pytest.raises(EngineIncompatibleError, match=r"answer_format: is 'later'"):
+        read_manifest(tmp_path)
