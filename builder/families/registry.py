@@ -21,6 +21,7 @@ from trtc.builder.families.mistral import mistral
 from trtc.builder.families.mixtral import mixtral
 from trtc.builder.families.nemotron import arcee, nemotron
 from trtc.builder.families.olmo2 import olmo2, olmo3
+from trtc.builder.families.olmoe import olmoe
 from trtc.builder.families.own import Family
 from trtc.builder.families.phi3 import phi3
 from trtc.builder.families.qwen2 import qwen2
@@ -49,6 +50,7 @@ FAMILIES: Mapping[str, Family] = {
     "SmolLM3ForCausalLM": smollm3,
     "Olmo2ForCausalLM": olmo2,
     "Olmo3ForCausalLM": olmo3,
+    "OlmoeForCausalLM": olmoe,
     "GraniteForCausalLM": granite,
     "GlmForCausalLM": glm,
     "Glm4ForCausalLM": glm4,

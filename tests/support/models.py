@@ -175,6 +175,10 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             },
         },
     ),
+    "olmoe": (
+        "OlmoeConfig",
+        {"num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32},
+    ),
     "granite": (
         "GraniteConfig",
         {
