@@ -47,6 +47,9 @@ def tool_use(
 ) -> ToolUse | None:
     """The tools of a request; None: its answer can call none.
 
+    The only tool that has to be called is called once, as in vLLM: clients that name one read one
+    call, and a model may not stop by itself.
+
     Args:
         chat: its `tools` are functions in the shape of the OpenAI API.
 
@@ -69,7 +72,8 @@ def tool_use(
             )
     if choice.mode == "none":
         return None
-    return ToolUse(listed, choice, parallel)
+    is_named = choice.mode == "required" and len(choice.names) == 1
+    return ToolUse(listed, choice, parallel and not is_named)
 
 
 def shown(chat: Chat, choice: ToolChoice) -> Chat:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.support.libraries import LIBRARIES, Answer, Ask, Question
 from tests.support.library_loops import CALLED
-from tests.support.library_shapes import SHAPED
+from tests.support.library_shapes import SHAPED, SHAPED_BY_TOOLS
 
 _ENVIRONMENT = {
     # Nothing is asked of anybody else, and nothing told.
@@ -32,6 +32,7 @@ ASKED: Mapping[str, Mapping[str, Ask]] = {
     "streamed": {name: one.streamed for name, one in LIBRARIES.items()},
     "left": {name: one.left for name, one in LIBRARIES.items() if one.left},
     "shaped": SHAPED,
+    "shaped by tools": SHAPED_BY_TOOLS,
     "called": CALLED,
 }
 """How a library is asked -> its name -> the function that asks."""

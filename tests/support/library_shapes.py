@@ -84,6 +84,20 @@ async def _chat_streamed(question: Question) -> Answer:
     return _read(answer.choices[0].message.parsed)
 
 
+async def _chat_called(question: Question) -> Answer:
+    import openai
+
+    async with openai_client(question) as client:
+        answer = await client.chat.completions.parse(
+            tools=[openai.pydantic_function_tool(Record)],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            **_chat(question),
+        )
+    (call,) = answer.choices[0].message.tool_calls
+    return _read(call.function.parsed_arguments)
+
+
 async def _response_parsed(question: Question) -> Answer:
     async with openai_client(question) as client:
         response = await client.responses.parse(text_format=Record, **_response(question))
@@ -125,6 +139,18 @@ async def _message_streamed(question: Question) -> Answer:
     ):
         message = await stream.get_final_message()
     return _read(message.parsed_output)
+
+
+async def _message_called(question: Question) -> Answer:
+    tool = {"name": "Record", "input_schema": Record.model_json_schema()}
+    choice = {"type": "tool", "name": "Record", "disable_parallel_tool_use": True}
+    async with anthropic_client(question) as client:
+        message = await client.messages.create(
+            tools=[tool], tool_choice=choice, **_message(question)
+        )
+    (block,) = message.content
+    assert message.stop_reason == "tool_use"
+    return _read(Record.model_validate(block.input))
 
 
 # ollama
@@ -220,11 +246,8 @@ def _of_instructor(client: str, mode: str) -> Ask:
         made = {"openai": openai_client, "anthropic": anthropic_client}[client](question)
         patch = getattr(instructor, f"from_{client}")
         patched = patch(made, mode=instructor.Mode[mode])
-        return _read(
-            await patched.chat.completions.create(
-                response_model=Record, max_retries=0, **_chat(question)
-            )
-        )
+        asked = (_chat if client == "openai" else _message)(question)
+        return _read(await patched.create(response_model=Record, max_retries=0, **asked))
 
     return ask
 
@@ -249,3 +272,14 @@ SHAPED: Mapping[str, Ask] = {
     "openai-agents, responses": _of_agents("OpenAIResponsesModel"),
     "instructor, JSON schema": _of_instructor("openai", "JSON_SCHEMA"),
 }
+
+SHAPED_BY_TOOLS: Mapping[str, Ask] = {
+    "openai": _chat_called,
+    "anthropic": _message_called,
+    "langchain-openai": _of_langchain(chat_openai, method="function_calling"),
+    "langchain-openai, responses": _of_langchain(responses_openai, method="function_calling"),
+    "langchain-anthropic": _of_langchain(chat_anthropic, method="function_calling"),
+    "instructor": _of_instructor("openai", "TOOLS"),
+    "instructor, Anthropic": _of_instructor("anthropic", "ANTHROPIC_TOOLS"),
+}
+"""By the arguments of a tool that has to be called."""

@@ -63,6 +63,23 @@ def test_a_choice_says_which_tools_may_be_called() -> None:
     assert ToolUse((f, g), ToolChoice("required", ("g",))).callable == (g,)
 
 
+@pytest.mark.parametrize(
+    ("choice", "parallel"),
+    [
+        (ToolChoice("required", ("a",)), False),
+        (ToolChoice("required", ("a", "b")), True),
+        (ToolChoice("required"), True),
+        (ToolChoice("auto", ("a",)), True),
+    ],
+)
+def test_the_only_tool_that_has_to_be_called_is_called_once(
+    choice: ToolChoice, parallel: bool
+) -> None:
+    tools = json.dumps([{"type": "function", "function": {"name": name}} for name in "ab"])
+    used = tool_use(Chat((ChatMessage("user", "?"),), tools=tools), choice)
+    assert used is not None and used.parallel == parallel
+
+
 def test_tools_that_must_not_be_called_are_not_shown() -> None:
     chat = chat_with(NESTED)
     assert tool_use(chat, ToolChoice("none")) is None
