@@ -75,6 +75,7 @@ PERSONS = {
 _EOS = 0
 """Of the tokenizer that is trained here."""
 _PATIENCE_S = 600
+_PICKED_WORDS = 64
 
 
 class Itl(NamedTuple):
@@ -148,12 +149,14 @@ class PlayedDevice(EchoExecutor):
         tokens = self._rng.integers(1, self.vocab_size, sampling.num_rows, np.int32)
         if sampling.masks is not None:
             words = sampling.masks.words
-            start = int(self._rng.integers(words.shape[1]))
-            word = (np.roll(words, -start, axis=1) != 0).argmax(axis=1) + start
-            word %= words.shape[1]
-            bits = words[np.arange(len(words)), word]
-            lowest = np.log2((bits & -bits.astype(np.int64)).astype(np.float64))
-            tokens[sampling.masks.rows] = 32 * word + lowest.astype(np.int64)
+            each = np.arange(len(words))
+            # Some words at random, another set for each row, or else the first one that there is.
+            picked = self._rng.integers(0, words.shape[1], (len(words), _PICKED_WORDS))
+            picked[:, -1] = (words != 0).argmax(axis=1)
+            word = picked[each, (np.take_along_axis(words, picked, axis=1) != 0).argmax(axis=1)]
+            bits = words[each, word].astype(np.int64)
+            lowest = np.log2((bits & -bits).astype(np.float64)).astype(np.int64)
+            tokens[sampling.masks.rows] = 32 * word + lowest
         return SampledTokens(tokens)
 
 
