@@ -37,6 +37,7 @@ def build(
     max_seq_len: int | None = None,
     max_num_tokens: int = 512,
     page_size: int = 16,
+    answer_format: str | None = None,
     grammars: Sequence[str] = (),
     tp: int = 1,
     family: str | Path | None = None,
@@ -73,6 +74,8 @@ def build(
             at most 4096.
         max_num_tokens: tokens that a step computes at most.
         page_size: tokens of a KV page: 8, 16, 32, 64 or 128.
+        answer_format: how the model writes thoughts and calls of tools, such as `hermes`; None: as
+            its chat template shows.
         grammars: `NAME=FILE` or `NAME=KIND:FILE` each: grammars that requests may name.
         tp: GPUs that the model is spread over, by tensor parallelism.
         family: Python file with a function `family(config, max_seq_len)` that describes the model
@@ -113,6 +116,7 @@ def build(
         max_num_tokens=max_num_tokens,
         page_size=page_size,
         reference=reference,
+        answer_format=answer_format,
         grammars=parse_grammars((grammars,) if isinstance(grammars, str) else grammars),
         tp=tp,
         family=None if family is None else Path(family),

@@ -122,6 +122,7 @@ def test_build_hands_every_argument_on(monkeypatch: pytest.MonkeyPatch) -> None:
         if name not in ("progress", "num_threads")
     }
     given = {name: not value if isinstance(value, bool) else value for name, value in given.items()}
+    given.update(answer_format="hermes", grammars=())
     requests: list[BuildRequest] = []
     monkeypatch.setattr(
         "trtc.builder.pipeline.build", lambda request, **_: requests.append(request)
