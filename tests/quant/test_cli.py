@@ -64,7 +64,7 @@ def test_quantize(trtc: Run, tmp_path: Path) -> None:
     [
         (("--dtype", "fp7"), "--dtype: 'fp7' is not a scheme"),
         (("--dtype", "bf16"), "nothing to quantise to"),
-        (("--dtype", "int4_gptq"), "nothing to quantise to"),
+        (("--dtype", "fp8_weights"), "nothing to quantise to"),
         (("--dtype", "fp8", "--kv-dtype", "int8"), "--kv-dtype: is 'int8'"),
         (("--dtype", "fp8", "--calib", "/absent.txt"), "--calib /absent.txt: cannot be read"),
     ],
