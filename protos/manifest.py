@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from trtc.protos.answer_formats import ANSWER_FORMATS, NONE
 from trtc.protos.errors import EngineCorruptError, EngineIncompatibleError
 from trtc.protos.files import UnreadableError, decode_json, read_file
 from trtc.protos.kv import CacheLayout, KvDType
@@ -220,6 +219,8 @@ class Manifest(Record, frozen=True, kw_only=True):
     @property
     def format_name(self) -> str:
         """Of `answer_format`, or `none`."""
+        from trtc.protos.answer_formats import NONE
+
         return NONE if self.answer_format is msgspec.UNSET else self.answer_format
 
     def sealed(self) -> "Manifest":
@@ -290,13 +291,21 @@ def decode_manifest(engine: Path, text: bytes) -> Manifest:
         )
     _check_names(manifest)
     _check_canaries(manifest)
+    _check_format(manifest)
+    return manifest
+
+
+def _check_format(manifest: Manifest) -> None:
+    if manifest.answer_format is msgspec.UNSET:
+        return
+    from trtc.protos.answer_formats import ANSWER_FORMATS
+
     if manifest.format_name not in ANSWER_FORMATS:
         raise EngineIncompatibleError(
             f"is {manifest.format_name[:40]!r}, which this trtc does not know",
             field=f"{MANIFEST_FILE}: answer_format",
             remedy="Serve it with the trtc that built it, or build it with --format",
         )
-    return manifest
 
 
 def _check_names(manifest: Manifest) -> None:

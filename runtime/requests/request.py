@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -9,7 +10,9 @@ from trtc.protos.sampling import SamplingParams
 from trtc.runtime.requests.principal import LOCAL, Namespace, Principal, namespace_of
 from trtc.runtime.requests.token_masks import MaskSource
 from trtc.runtime.text.answer import AnswerPart
-from trtc.runtime.text.answer_plan import AnswerPlan
+
+if TYPE_CHECKING:
+    from trtc.runtime.text.answer_plan import AnswerPlan
 
 
 class FinishReason(enum.Enum):
@@ -44,7 +47,7 @@ class GenerationRequest:
     """Who sent it; `request_id` is unique among its live requests."""
     masks: MaskSource | None = None
     """Of what may be drawn; None: every token."""
-    answer: AnswerPlan | None = None
+    answer: "AnswerPlan | None" = None
     """How its outputs are split; None: they are text."""
     cache_salt: str = ""
     share_prefixes: bool = False

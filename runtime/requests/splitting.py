@@ -1,19 +1,22 @@
 """Outputs whose text becomes parts: text, thoughts, calls."""
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from trtc.runtime.requests.request import GenerationRequest, Output
 from trtc.runtime.text.answer import joined, text_of
-from trtc.runtime.text.answer_plan import AnswerPlan
+
+if TYPE_CHECKING:
+    from trtc.runtime.text.answer_plan import AnswerPlan
 
 
 class AnswerSplitter:
     """Of one request. It counts the tokens of thoughts by the outputs that it is given: one token
     each makes an exact count."""
 
-    def __init__(self, plan: AnswerPlan, num_sequences: int) -> None:
+    def __init__(self, plan: "AnswerPlan", num_sequences: int) -> None:
         self._parsers = [plan.parser() for _ in range(num_sequences)]
         self._num_reasoning_tokens = 0
 

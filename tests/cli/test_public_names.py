@@ -137,7 +137,11 @@ def test_a_completion_starts_without_what_only_chats_and_mistakes_need():
         "import sys; from pathlib import Path; import trtc.cli, trtc.commands.generate\n"
         "from trtc.runtime.text.tokenizer import load_template\n"
         "assert load_template(Path('examples/models/pyllama')) is not None\n"
-        "print(*({'subprocess', 'socket', 'difflib', 'asyncio', 'jinja2'} & set(sys.modules)))"
+        "only = {'subprocess', 'socket', 'difflib', 'asyncio', 'jinja2',\n"
+        "        'trtc.protos.answer_formats', 'trtc.runtime.engine.answers',\n"
+        "        'trtc.runtime.grammar.answer_grammar', 'trtc.runtime.text.answer_plan',\n"
+        "        'trtc.runtime.text.chat'}\n"
+        "print(*(only & set(sys.modules)))"
     )
     root = Path(trtc.__file__).parents[1]
     found = subprocess.run(
