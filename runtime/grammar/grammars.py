@@ -22,6 +22,7 @@ from trtc.runtime.requests.grammar import Grammar, check_size
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+    from trtc.runtime.grammar.compiled import CompiledGrammar
     from trtc.runtime.grammar.mask_computer import MaskComputer
     from trtc.runtime.grammar.mask_source import GrammarMasks
     from trtc.runtime.grammar.trial import GrammarTrials
@@ -57,9 +58,9 @@ class Grammars:
         self._trie: LLTokenizer | None = None
         self._trials: GrammarTrials | None = None
         self._computer: MaskComputer | None = None
-        self._kept: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], CompiledGrammar] = OrderedDict()
         self._named = dict(named or {})
-        self._ready: dict[str, LLMatcher] = {}
+        self._ready: dict[str, CompiledGrammar] = {}
         """Of `_named`; these are kept."""
         self._preparing: threading.Thread | None = None
         self._closed = threading.Event()
@@ -116,7 +117,7 @@ class Grammars:
 
     def masks(self, grammar: Grammar, num_sequences: int) -> "GrammarMasks":
         """The masks of a request. The first time of a grammar, it is compiled: that may take
-        seconds.
+        seconds. So it is again for requests at once, as `CompiledGrammar` says.
 
         Raises:
             InvalidRequestError: see `check` and `GrammarTrials.run`.
@@ -125,14 +126,16 @@ class Grammars:
         """
         from trtc.runtime.grammar.mask_source import GrammarMasks
 
-        matcher = self._found(grammar) or self._compiled(grammar)
-        return GrammarMasks(
-            grammar,
-            matcher,
-            self._vocab_size,
-            self._eos_token_ids,
-            num_sequences,
-            self._computing(),
+        compiled = self._found(grammar) or self._compiled(grammar)
+        return compiled.masks(
+            lambda matcher: GrammarMasks(
+                grammar,
+                matcher,
+                self._vocab_size,
+                self._eos_token_ids,
+                num_sequences,
+                self._computing(),
+            )
         )
 
     def close(self) -> None:
@@ -149,10 +152,12 @@ class Grammars:
     def is_kept(self, grammar: Grammar) -> bool:
         """Whether it need not be compiled."""
         if grammar.kind == "named":
-            return grammar.text in self._ready
-        return (grammar.kind, grammar.text) in self._kept
+            found = self._ready.get(grammar.text)
+        else:
+            found = self._kept.get((grammar.kind, grammar.text))
+        return found is not None and found.is_ready
 
-    def _found(self, grammar: Grammar) -> "LLMatcher | None":
+    def _found(self, grammar: Grammar) -> "CompiledGrammar | None":
         if grammar.kind == "named":
             return self._ready.get(grammar.text)
         key = (grammar.kind, grammar.text)
@@ -162,26 +167,32 @@ class Grammars:
                 self._kept.move_to_end(key)
             return found
 
-    def _compiled(self, grammar: Grammar) -> "LLMatcher":
+    def _compiled(self, grammar: Grammar) -> "CompiledGrammar":
         self.check(grammar)
         if grammar.kind == "named":
             of_engine = replace(self._named[grammar.text], sent_as=grammar.field)
             return self._ready.setdefault(grammar.text, self._compile(of_engine))
-        matcher = self._compile(grammar)
+        compiled = self._compile(grammar)
         with self._lock:
-            self._kept[grammar.kind, grammar.text] = matcher
+            self._kept[grammar.kind, grammar.text] = compiled
             while len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
-        return matcher
+        return compiled
 
-    def _compile(self, grammar: Grammar) -> "LLMatcher":
+    def _compile(self, grammar: Grammar) -> "CompiledGrammar":
+        from trtc.runtime.grammar.compiled import CompiledGrammar
+        from trtc.runtime.grammar.mask_computer import num_threads
+
+        check_size(grammar)
+        source = self._tried().run(grammar)
+        return CompiledGrammar(lambda: self._matcher(grammar, source), num_threads())
+
+    def _matcher(self, grammar: Grammar, source: str) -> "LLMatcher":
         from llguidance import LLMatcher
 
         from trtc.runtime.grammar.notation import parser_limits
         from trtc.runtime.grammar.trial import refused
 
-        check_size(grammar)
-        source = self._tried().run(grammar)
         matcher = LLMatcher(self._tokens(), source, log_level=0, limits=parser_limits())
         matcher.compute_bitmask()  # what the first mask finds out is the same for every request
         if matcher.is_error():

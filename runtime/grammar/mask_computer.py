@@ -26,6 +26,12 @@ _EXTRA_S = 0.0005
 """Seconds that each further mask of a block may take."""
 
 
+def num_threads() -> int:
+    """That compute masks: half of the CPUs, since on many machines the executor computes on all of
+    them."""
+    return max(1, min(_MAX_THREADS, (os.cpu_count() or 1) // 2))
+
+
 class _Reading(NamedTuple):
     """A matcher on its way to a mask."""
 
@@ -39,6 +45,12 @@ class _Reading(NamedTuple):
         return self.state.matcher
 
 
+def _lexer(reading: _Reading) -> int:
+    """Which lexer it reads with. A thread computes neighbours, so that those with one lexer, which
+    is locked, do not wait for each other."""
+    return id(reading.source.original)
+
+
 class MaskComputer:
     """Answers about the grammars of one engine (implements MaskAnswerer)."""
 
@@ -49,8 +61,7 @@ class MaskComputer:
         """
         self._num_words = num_mask_words(vocab_size)
         self._slow_s = slow_s
-        # Half of the CPUs: on many machines the executor computes on all of them.
-        self._rows = LLExecutor(max(1, min(_MAX_THREADS, (os.cpu_count() or 1) // 2)))
+        self._rows = LLExecutor(num_threads())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trtc-grammars")
 
     def begin(self, questions: Sequence[MaskQuestion]) -> None:
@@ -89,9 +100,10 @@ class MaskComputer:
                 question.answer(source.ended)
             else:
                 readings.append(_Reading(question, source, *reading))
-        singles = [(one.matcher, one.rest[0]) for one in readings if len(one.rest) == 1]
+        singles = [one for one in readings if len(one.rest) == 1]
         if len(singles) > 1:
-            self._rows.consume_token_par(singles)
+            by_lexer = sorted(singles, key=_lexer)
+            self._rows.consume_token_par([(one.matcher, one.rest[0]) for one in by_lexer])
         for one in readings:
             if len(one.rest) > 1 or len(singles) == 1:
                 one.matcher.consume_tokens(one.rest)
@@ -101,9 +113,9 @@ class MaskComputer:
     def _fill(self, readings: list[_Reading], unanswered: dict[MaskQuestion, None]) -> None:
         """Compute and answer."""
         block = np.empty((len(readings), self._num_words), np.uint32)
-        matchers = [
-            (one.matcher, row) for row, one in enumerate(readings) if not one.matcher.is_error()
-        ]
+        rows = [(one, row) for row, one in enumerate(readings) if not one.matcher.is_error()]
+        rows.sort(key=lambda one: _lexer(one[0]))
+        matchers = [(one.matcher, row) for one, row in rows]
         begin, size = block.ctypes.data, block.strides[0]
         if len(matchers) == 1:  # needs no other thread
             ((matcher, row),) = matchers

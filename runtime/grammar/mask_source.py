@@ -62,12 +62,12 @@ class GrammarMasks:
     ) -> None:
         """
         Args:
-            matcher: at the beginning; it is copied.
+            matcher: at the beginning; it is copied, and its copies share its lexer.
             num_sequences: that ask; as many matchers are kept.
             answerer: computes masks of many requests together, of this one by `take`.
         """
         self._grammar = grammar
-        self._first = matcher
+        self.original = matcher
         self._ends = frozenset(eos_token_ids)
         ended = np.zeros(vocab_size, np.bool_)
         ended[list(eos_token_ids)] = True
@@ -136,9 +136,9 @@ class GrammarMasks:
                 self._idle.remove(best)
                 return best, shared
             if best is None or len(self._idle) < self._most:
-                return State(self._first.deep_copy(), []), 0
+                return State(self.original.deep_copy(), []), 0
             self._idle.remove(best)
         if best.matcher.rollback(len(best.read) - shared):
             del best.read[shared:]
             return best, shared
-        return State(self._first.deep_copy(), []), 0
+        return State(self.original.deep_copy(), []), 0

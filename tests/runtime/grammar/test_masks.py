@@ -11,6 +11,7 @@ from tests.support.grammars import VOCAB_SIZE, pyllama_grammars, tokens_of
 from tests.support.servers import EOS, TOKENIZER
 from trtc.protos.errors import UnavailableError
 from trtc.runtime.engine.mask_answers import Answers, Question
+from trtc.runtime.grammar import mask_computer
 from trtc.runtime.grammar.grammars import Grammars
 from trtc.runtime.grammar.mask_computer import MaskComputer
 from trtc.runtime.grammar.mask_source import GrammarMasks
@@ -104,9 +105,17 @@ def test_a_grammar_is_compiled_once(grammars: Grammars) -> None:
     assert grammars.is_kept(json_schema({"const": "only here"}, "response_format"))
 
 
+@pytest.fixture(scope="module")
+def threaded() -> Iterator[Grammars]:
+    """Grammars of a machine with CPUs for three threads that compute masks."""
+    with pytest.MonkeyPatch.context() as patch, pyllama_grammars() as opened:
+        patch.setattr(mask_computer, "num_threads", lambda: 3)
+        yield opened
+
+
 @pytest.mark.parametrize("slow_s", [-1.0, 60.0])
 def test_masks_computed_together_are_those_computed_alone(
-    grammars: Grammars, slow_s: float
+    threaded: Grammars, grammars: Grammars, slow_s: float
 ) -> None:
     """Steps of sequences of several requests: some of them fork, end, or take tokens back. With a
     block that is always slow, every other step asks about each request alone."""
@@ -117,7 +126,8 @@ def test_masks_computed_together_are_those_computed_alone(
         choice(["x", "xy"]),
     ]
     computer = MaskComputer(VOCAB_SIZE, slow_s)
-    sources = [_with_answerer(grammars, one, computer) for one in asked for _ in range(2)]
+    sources = [_with_answerer(threaded, one, computer) for one in asked for _ in range(2)]
+    assert len({id(one.original) for one in sources}) == len(sources)
     alone = [grammars.masks(one, 1) for one in asked for _ in range(2)]
     outputs = [(number, list[int]()) for number in range(len(sources)) for _ in range(2)]
     answers, num_alone = Answers(), 0
