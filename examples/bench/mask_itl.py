@@ -3,8 +3,9 @@
     python -m examples.bench.mask_itl ENGINE [--sequences 1,64] [--temperatures 0,1]
     python -m examples.bench.mask_itl --step-ms 2.6
 
-Sequences decode together: of none, half or all of them the output has to be a JSON document, or a
-`logits_processor` that changes nothing is asked about all. Rounds go through all of these by turns,
+Sequences decode together: of none, half or all of them the output has to be a JSON document, or
+of all one whose texts have a largest length (`lengths`), or a `logits_processor` that changes
+nothing is asked about all. Rounds go through all of these by turns,
 over one opened engine, so that what else the machine does meets all of them. Prints the median of
 the rounds' p50 and p99 and of their ratios to `none`, and what a step of it is made of:
 
@@ -30,6 +31,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,16 +57,16 @@ from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch
 from trtc.runtime.service.hooks import HookedRequest
 from trtc.runtime.text.tokenizer import TOKENIZER_FILE, Tokenizer
 
-PERSONS = {
+PERSONS: dict[str, Any] = {
     "type": "array",
     "minItems": 10_000,
     "items": {
         "type": "object",
         "properties": {
-            "name": {"type": "string", "maxLength": 40},
+            "name": {"type": "string"},
             "age": {"type": "integer", "minimum": 0, "maximum": 150},
             "role": {"enum": ["user", "admin", "guest"]},
-            "tags": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 3},
+            "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
             "score": {"type": "number"},
         },
         "required": ["name", "age", "role", "tags", "score"],
@@ -72,6 +74,13 @@ PERSONS = {
     },
 }
 """Never at its end, whatever a model of random weights writes."""
+_LENGTHS = {
+    "name": {"type": "string", "maxLength": 40},
+    "tags": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 3},
+}
+PERSONS_WITH_LENGTHS = deepcopy(PERSONS)
+"""Masks within a text that has a largest length take llguidance most time."""
+PERSONS_WITH_LENGTHS["items"]["properties"] |= _LENGTHS
 _EOS = 0
 """Of the tokenizer that is trained here."""
 _PATIENCE_S = 600
@@ -234,6 +243,8 @@ class Bench:
             return HookedRequest(self._calls, "model", draft, LOCAL).masks(self._vocab_size)
         if case == "all" or (case == "half" and index % 2):
             return self._grammars.masks(json_schema(PERSONS), 1)
+        if case == "lengths":
+            return self._grammars.masks(json_schema(PERSONS_WITH_LENGTHS), 1)
         return None
 
 
@@ -349,7 +360,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--vocab-size", type=int, default=128256, help="of the played device")
     parser.add_argument("--sequences", default="1,64", help="at once, a comma between")
     parser.add_argument("--temperatures", default="0,1", help="a comma between")
-    parser.add_argument("--cases", default="none,half,all,hook", help="a comma between")
+    parser.add_argument("--cases", default="none,half,all,lengths,hook", help="a comma between")
     parser.add_argument("--input-len", type=int, default=32)
     parser.add_argument("--output-len", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)

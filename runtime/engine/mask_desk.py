@@ -3,11 +3,14 @@
     ask ──> answerers, while the executor computes logits ──> collect ──> draw
 
 All sequences of a step are asked about at once: each answerer gets one list of questions. A mask
-that is not ready when the logits are is waited for briefly. Then its sequence is held: it
-skips steps until the mask is ready. Where its state cannot be kept meanwhile, the step waits.
+that is not ready when the logits are is waited for: as long as it takes the caller to compute
+logits if sequences without masks are in the step, so that they pay nothing, else briefly. Then its
+sequence is held: it skips steps until the mask is ready. Where its state cannot be kept meanwhile,
+the step waits; and where a step would draw nothing at all, it waits for the first mask.
 """
 
 import os
+import time
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -28,6 +31,13 @@ from trtc.runtime.scheduling.sequence import Sequence, Status
 
 _GRACE_S = 0.005
 """Seconds that a step waits for masks: less than most steps take, and more than most masks do."""
+_LEAST_GRACE_S = 0.0002
+_LEAST_GRACE = 0.02
+"""Of a step's seconds. Others wait as long at least: less than they notice, and a sequence that is
+held loses a whole step."""
+_FIRST_MASK_S = 0.05
+"""Seconds that a step with nothing else to draw waits for its first mask. The engine loop does
+nothing else meanwhile, such as admitting requests."""
 _MAX_THREADS = 4
 """So that one slow answer does not keep others waiting."""
 
@@ -55,6 +65,8 @@ class Collected(NamedTuple):
 
 class _Asked(NamedTuple):
     num_output: int
+    at: float
+    """time.perf_counter()"""
     questions: tuple[Question, ...]
     """One of each source of the request's masks."""
 
@@ -96,13 +108,23 @@ class MaskDesk:
         for answerer, questions in begun.items():
             answerer.begin(questions)
 
-    def collect(self, rows: Iterable[MaskedRows], *, may_be_late: bool = True) -> Collected:
+    def collect(
+        self,
+        rows: Iterable[MaskedRows],
+        *,
+        may_be_late: bool = True,
+        free_s: float | None = None,
+    ) -> Collected:
         """The masks of a step that is drawn now, of those sequences that have not ended. Masks that
-        were not requested yet are."""
+        were not requested yet are.
+
+        Args:
+            free_s: sequences without masks are in the step; seconds from the request for masks
+                that they wait for their logits anyway. None: there are none.
+        """
         running = [one for one in rows if one.sequence.lanes]
         self.ask(running)
-        questions = [each for one in running for each in self._asked[one.sequence].questions]
-        self._answers.wait_for_all(questions, _GRACE_S if may_be_late else None)
+        self._wait([self._asked[one.sequence] for one in running], may_be_late, free_s)
         numbers: list[int] = []
         found: list[_Mask] = []
         biases: dict[int, Mapping[int, float]] = {}
@@ -146,6 +168,12 @@ class MaskDesk:
         self._asked.clear()
         self._threads.close()
 
+    def _wait(self, asked: list[_Asked], may_be_late: bool, free_s: float | None) -> None:
+        questions = [each for one in asked for each in one.questions]
+        self._answers.wait_for_all(questions, _grace(asked, free_s) if may_be_late else None)
+        if free_s is None and asked and not any(one.is_answered for one in asked):
+            self._answers.wait_until(lambda: any(one.is_answered for one in asked), _FIRST_MASK_S)
+
     def _about(self, sequence: Sequence) -> _Asked:
         masks = sequence.request.masks
         assert masks is not None
@@ -154,11 +182,19 @@ class MaskDesk:
             Question(source, output, self._answers, self._vocab_size)
             for source in each_source(masks)
         )
-        return _Asked(len(output), questions)
+        return _Asked(len(output), time.perf_counter(), questions)
 
     def _answerer(self, source: TokenMasks | JointMasks) -> MaskAnswerer:
         found: MaskAnswerer | None = getattr(source, "answerer", None)
         return self._threads if found is None else found
+
+
+def _grace(asked: list[_Asked], free_s: float | None) -> float:
+    """Seconds to wait for masks from now on."""
+    if free_s is None or not asked:
+        return _GRACE_S
+    left = max(one.at for one in asked) + free_s - time.perf_counter()
+    return min(max(left, _LEAST_GRACE_S, _LEAST_GRACE * free_s), _GRACE_S)
 
 
 def _common(questions: tuple[Question, ...]) -> tuple[_Mask | None, Mapping[int, float]]:

@@ -59,6 +59,9 @@ class CompletedStep(NamedTuple):
     """Sequences that cannot go on, because their masks failed."""
 
 
+_RECENT_STEPS = 64
+
+
 class _StepInFlight(msgspec.Struct, eq=False):
     plan: StepPlan
     built: BuiltStep
@@ -112,6 +115,8 @@ class StepPipeline:
         )
         self._in_flight: deque[_StepInFlight] = deque()
         self._completed_at = 0.0
+        self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
+        """Of the last steps. The shortest did not wait for masks, or hardly."""
         self.num_completed = 0
         self.busy_seconds = 0.0
         """Time in which at least one step was in flight."""
@@ -161,7 +166,9 @@ class StepPipeline:
         assert step.undrawn is not None
         masked = [one for one in step.built.masked if one.sequence.lanes]
         may_be_late = all(self._state.can_hold(one.sequence) for one in masked)
-        collected = self._masks.collect(masked, may_be_late=may_be_late)
+        has_others = len(step.built.batch.context_lens) > len(masked)
+        free_s = min(self._step_seconds, default=0.0) if has_others else None
+        collected = self._masks.collect(masked, may_be_late=may_be_late, free_s=free_s)
         step.failures = collected.failures
         step.held = {*collected.late, *collected.failures}
         for sequence in step.held:
@@ -210,6 +217,7 @@ class StepPipeline:
         seconds = now - max(step.launched_at, self._completed_at)
         self.busy_seconds += seconds
         self._completed_at = now
+        self._step_seconds.append(seconds)
         self.num_completed += 1
         if self._tier is not None:
             self._tier.land(step.num_reads)

@@ -67,7 +67,13 @@ class PromptDesk(MaskDesk):
     def ask(self, rows: Iterable[MaskedRows]) -> None:
         """`collect` asks."""
 
-    def collect(self, rows: Iterable[MaskedRows], *, may_be_late: bool = True) -> Collected:
+    def collect(
+        self,
+        rows: Iterable[MaskedRows],
+        *,
+        may_be_late: bool = True,
+        free_s: float | None = None,
+    ) -> Collected:
         numbers: list[int] = []
         words: list[UInt32s] = []
         late: list[RunningSequence] = []

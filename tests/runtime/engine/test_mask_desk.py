@@ -1,6 +1,7 @@
 """Questions about a step's sequences find their own answers, whoever gives them, and whenever."""
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tests.support.masks import SomeTokens
 from tests.support.requests import greedy_request
 from trtc.protos.errors import TrtcError
+from trtc.runtime.engine import mask_desk
 from trtc.runtime.engine.mask_desk import Collected, MaskDesk, MaskedRows
 from trtc.runtime.requests.token_masks import (
     BothMasks,
@@ -179,4 +181,23 @@ def test_a_wrong_answer_fails_its_question() -> None:
     failures = desk.collect([MaskedRows(sequence, 0, 1)], may_be_late=False).failures
     with pytest.raises(TrtcError, match="masks: gave 7 bytes for a row"):
         raise failures[sequence]
+    desk.close()
+
+
+@pytest.mark.parametrize("has_others", [True, False])
+def test_a_step_waits_for_its_first_mask_only_if_it_has_nothing_else_to_draw(
+    has_others: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(SomeTokens):
+        def allowed(self, output_ids: Sequence[int]) -> bytes:
+            time.sleep(0.05)
+            return super().allowed(output_ids)
+
+    monkeypatch.setattr(mask_desk, "_GRACE_S", 0.0)
+    monkeypatch.setattr(mask_desk, "_FIRST_MASK_S", 60.0)
+    sequence = running(0, [], Slow(VOCAB_SIZE, 1))
+    desk = MaskDesk(VOCAB_SIZE)
+    free_s = 0.0 if has_others else None
+    collected = desk.collect([MaskedRows(sequence, 0, 1)], free_s=free_s)
+    assert collected.late == ([sequence] if has_others else [])
     desk.close()
