@@ -1,7 +1,7 @@
 """The trie of a tokenizer's tokens, as llguidance wants it."""
 
 from collections.abc import Collection
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
@@ -9,6 +9,10 @@ from trtc.runtime.text.tokenizer import Tokenizer
 
 _BEFORE = "\x02"
 """Stands before a text that is encoded, so that no space is put there."""
+
+_SHORT = 64
+"""Bytes of a text whose tokens are kept: names and marks of a grammar come back in every output."""
+_MAX_KEPT = 4096
 
 
 class _Tokens:
@@ -27,10 +31,15 @@ class _Tokens:
         self._special = frozenset(self.special_token_ids)
         self._tokenizer = tokenizer
         self._before = tokenizer.encode(_BEFORE, add_special_tokens=False)
+        self._short = lru_cache(_MAX_KEPT)(self._encoded)
 
     def __call__(self, text: bytes) -> list[int]:
         """Tokens of a text that a grammar leaves no choice but. Those alone are then allowed, so
-        they have to be the text and nothing else."""
+        they have to be the text and nothing else. The threads that compute masks ask one after
+        another, as they need the interpreter's lock."""
+        return self._short(text) if len(text) <= _SHORT else self._encoded(text)
+
+    def _encoded(self, text: bytes) -> list[int]:
         written = text.decode(errors="replace")
         ids = self._tokenizer.encode(_BEFORE + written, add_special_tokens=False)
         num_before = len(self._before)

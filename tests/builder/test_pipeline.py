@@ -429,7 +429,7 @@ def test_targets_without_kernels_for_states_refuse_models_that_keep_them(
     ("options", "error", "message"),
     [
         ({"dtype": "fp7"}, UnsupportedError, "--dtype"),
-        ({"dtype": "int4_gptq"}, UnsupportedError, "does not make them"),
+        ({"dtype": "fp8_weights"}, UnsupportedError, "does not make them"),
         ({"kv_dtype": "int8"}, RequestError, "--kv-dtype"),
         ({"target": "cpu:mmx"}, UnsupportedError, "--target"),
         ({"max_batch_size": 0}, RequestError, "--max-batch-size"),

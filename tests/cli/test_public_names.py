@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import trtc
+from trtc.builder.grammar_files import parse_grammars
 from trtc.builder.request import BuildRequest
 from trtc.runtime.frontends.local import LocalEngine
 from trtc.runtime.requests.draft import RequestDraft
@@ -115,21 +116,24 @@ def test_a_misspelt_argument_names_the_nearest(
         function("a", "b", zzz=1)
 
 
-def test_build_hands_every_argument_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_hands_every_argument_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digits = tmp_path / "digits.txt"
+    digits.write_text("[0-9]+")
     given: dict[str, Any] = {
         name: one.default if isinstance(one.default, bool) else f"{name}!"
         for name, one in inspect.signature(trtc.build).parameters.items()
         if name not in ("progress", "num_threads")
     }
     given = {name: not value if isinstance(value, bool) else value for name, value in given.items()}
-    given.update(answer_format="hermes", grammars=())
+    given.update(answer_format="hermes", grammars=f"digits=regex:{digits}")
     requests: list[BuildRequest] = []
     monkeypatch.setattr(
         "trtc.builder.pipeline.build", lambda request, **_: requests.append(request)
     )
     trtc.build(**given)
     paths = {name: Path(given[name]) for name in ("output", "calib", "eval_text", "family")}
-    assert requests == [BuildRequest(**{**given, **paths, "keep": ("keep!",)})]
+    lists = {"keep": ("keep!",), "grammars": parse_grammars([given["grammars"]])}
+    assert requests == [BuildRequest(**{**given, **paths, **lists})]
 
 
 def test_a_completion_starts_without_what_only_chats_and_mistakes_need():
