@@ -15,7 +15,7 @@ the rounds' p50 and p99 and of their ratios to `none`, and what a step of it is 
     host      what the engine loop does beside
     cpu       processor time of all threads, which other work on the machine does not change
 
-Without an engine a device is played that runs ahead and takes `--step-ms` for each step: what is
+Without an engine a device is simulated that runs ahead and takes `--step-ms` for each step: what is
 added to that is the host's.
 An engine without a tokenizer of its own gets one of its vocabulary's size, trained on the Python
 files of the standard library in half a minute and kept in `--tokenizer`.
@@ -133,7 +133,7 @@ class _TimedStep(NamedTuple):
         return self.timed._timed("wait", self.step.wait)
 
 
-class PlayedDevice(EchoExecutor):
+class SimulatedDevice(EchoExecutor):
     """Computes nothing, but takes its time for it (implements Executor)."""
 
     def __init__(self, options: EchoOptions, step_s: float) -> None:
@@ -151,7 +151,7 @@ class PlayedDevice(EchoExecutor):
 
     def launch_forward(self, batch: StepBatch) -> UndrawnStep:
         self._busy_until = max(self._busy_until, time.perf_counter()) + self._step_s
-        return _PlayedStep(self, self._busy_until)
+        return _SimulatedStep(self, self._busy_until)
 
     def drawn(self, sampling: SamplingBatch) -> SampledTokens:
         """Any tokens that masks allow."""
@@ -169,14 +169,14 @@ class PlayedDevice(EchoExecutor):
         return SampledTokens(tokens)
 
 
-class _PlayedStep(NamedTuple):
+class _SimulatedStep(NamedTuple):
     """A step under way (implements UndrawnStep and PendingStep)."""
 
-    device: PlayedDevice
+    device: SimulatedDevice
     done_at: float
     tokens: SampledTokens | None = None
 
-    def draw(self, sampling: SamplingBatch) -> "_PlayedStep":
+    def draw(self, sampling: SamplingBatch) -> "_SimulatedStep":
         return self._replace(tokens=self.device.drawn(sampling))
 
     def wait(self) -> SampledTokens:
@@ -340,7 +340,7 @@ def opened(given: argparse.Namespace, stack: ExitStack) -> Opened:
             max_seq_len=length,
             max_num_tokens=given.input_len * most,
         )
-        return Opened(PlayedDevice(options, given.step_ms / 1e3))
+        return Opened(SimulatedDevice(options, given.step_ms / 1e3))
     manifest = read_manifest(given.engine)
     session = open_session(
         given.engine,
@@ -356,8 +356,8 @@ def opened(given: argparse.Namespace, stack: ExitStack) -> Opened:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("engine", type=Path, nargs="?")
-    parser.add_argument("--step-ms", type=float, default=2.6, help="of the played device")
-    parser.add_argument("--vocab-size", type=int, default=128256, help="of the played device")
+    parser.add_argument("--step-ms", type=float, default=2.6, help="of the simulated device")
+    parser.add_argument("--vocab-size", type=int, default=128256, help="of the simulated device")
     parser.add_argument("--sequences", default="1,64", help="at once, a comma between")
     parser.add_argument("--temperatures", default="0,1", help="a comma between")
     parser.add_argument("--cases", default="none,half,all,lengths,hook", help="a comma between")

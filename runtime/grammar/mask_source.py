@@ -130,6 +130,11 @@ class GrammarMasks:
     def _nearest(self, output: list[int]) -> tuple[State, int]:
         """A state for this thread alone, and how much of `output` it has read."""
         with self._lock:
+            if self._idle:  # almost always the last token is all that is new
+                last = self._idle[-1]
+                num_read = len(last.read)
+                if len(output) - num_read <= 1 and last.read == output[:num_read]:
+                    return self._idle.pop(), num_read
             known = [(one.shared(output), one) for one in self._idle]
             shared, best = max(known, key=lambda one: one[0], default=(0, None))
             if best is not None and shared == len(best.read):
