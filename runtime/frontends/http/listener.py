@@ -47,6 +47,17 @@ class BoundedListener(socket.socket):
                 oldest.shutdown(socket.SHUT_RDWR)
         return one, address
 
+    @property
+    def num_accepted(self) -> int:
+        """Connections that are not established."""
+        return len(self._accepted)
+
+    def shut_down_accepted(self) -> None:
+        """Shut down connections that are not established; their transports then close."""
+        for one in self._accepted.values():
+            with contextlib.suppress(OSError):  # its client has gone
+                one.shutdown(socket.SHUT_RDWR)
+
     def established(self, descriptor: int) -> None:
         """The connection is the protocol's from now on, which bounds it."""
         self._accepted.pop(descriptor, None)

@@ -8,6 +8,7 @@ processes, is left out. The port imports this module with its first connection (
 
 import asyncio
 import ssl
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -31,6 +32,9 @@ from trtc.runtime.service.service import Service
 
 HANDSHAKE_S = 5.0
 """For the TLS handshake of a connection."""
+ACCEPTED_S = 1.0
+"""For connections that are being accepted, when the server closes; they take some turns of its
+loop."""
 DIALECTS: Sequence[Dialect] = (probes, openai, anthropic, kserve, ollama, tgi, sleep)
 """Each answers paths of its own."""
 
@@ -38,8 +42,11 @@ DIALECTS: Sequence[Dialect] = (probes, openai, anthropic, kserve, ollama, tgi, s
 class HttpServer:
     """Connections of one listener, and what is answered on them."""
 
-    def __init__(self, server: asyncio.Server, state: ServerState) -> None:
+    def __init__(
+        self, server: asyncio.Server, listener: BoundedListener, state: ServerState
+    ) -> None:
         self._server = server
+        self._listener = listener
         self._state = state
 
     @classmethod
@@ -94,10 +101,11 @@ class HttpServer:
             ssl_handshake_timeout=None if tls is None else HANDSHAKE_S,
             backlog=BACKLOG,
         )
-        return cls(server, state)
+        return cls(server, listener, state)
 
     async def close(self, grace_s: float) -> None:
         """Answers under way get `grace_s`, idle connections none."""
+        await self._close_accepted()
         self._server.close()
         for connection in self._state.connections.copy():
             connection.shutdown()
@@ -110,3 +118,11 @@ class HttpServer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._server.wait_closed()
+
+    async def _close_accepted(self) -> None:
+        """asyncio loses connections that it has accepted when a server closes before they have a
+        transport: their sockets stay open."""
+        deadline = time.monotonic() + ACCEPTED_S
+        while self._listener.num_accepted and time.monotonic() < deadline:
+            self._listener.shut_down_accepted()
+            await asyncio.sleep(0)

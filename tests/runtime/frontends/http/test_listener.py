@@ -1,8 +1,15 @@
 """Connections as they are accepted."""
 
+import asyncio
+import gc
 import socket
+import sys
 
-from trtc.runtime.frontends.http.listener import BoundedListener
+import pytest
+
+from tests.support.aio import asynchronous
+from tests.support.servers import echo_server
+from trtc.runtime.frontends.http.listener import BoundedListener, _Accepted
 
 
 def test_what_is_written_is_sent_at_once() -> None:
@@ -15,3 +22,26 @@ def test_what_is_written_is_sent_at_once() -> None:
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 50])
+def test_a_server_that_closes_with_its_first_connections_leaves_none(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some are accepted by then, and have no transport yet."""
+    for name in [
+        one for one in sys.modules if one.startswith("trtc.runtime.frontends.http.server")
+    ]:
+        monkeypatch.delitem(sys.modules, name)  # so that connections wait for its import
+
+    @asynchronous
+    async def leave() -> None:
+        async with echo_server() as server:
+            for _ in range(20):
+                socket.create_connection(("127.0.0.1", server.http_port)).close()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+    leave()
+    found = [one for one in gc.get_objects() if isinstance(one, _Accepted)]
+    assert [one for one in found if one.fileno() != -1] == []
