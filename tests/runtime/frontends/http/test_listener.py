@@ -42,6 +42,6 @@ def test_a_server_that_closes_with_its_first_connections_leaves_none(
             return server.http_port
 
     port = asyncio.run(port_of_a_server_that_was_left())
-    accepted = [one for one in gc.get_objects() if isinstance(one, _Accepted)]
+    accepted = [one for one in gc.get_objects() if type(one) is _Accepted]
     still_open = [one for one in accepted if one.fileno() != -1]  # other tests have servers too
     assert [one for one in still_open if one.getsockname()[1] == port] == []
