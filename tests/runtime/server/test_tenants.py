@@ -194,7 +194,7 @@ async def test_another_salt_makes_what_was_cached_unreachable(tmp_path: Path) ->
 
 @asynchronous
 async def test_a_tenant_of_a_higher_class_goes_first(tmp_path: Path) -> None:
-    narrow = EchoEngine(EchoOptions(step_s=0.002, max_batch_size=1))
+    narrow = EchoEngine(EchoOptions(step_s=0.01, max_batch_size=1))
     tenants = {"batch": Tenant(priority=-5), "chat": Tenant()}
     async with (
         serving(tmp_path, narrow, **tenants) as server,
@@ -207,12 +207,15 @@ async def test_a_tenant_of_a_higher_class_goes_first(tmp_path: Path) -> None:
             await ask(client, max_tokens=8)
             ended.append(name)
 
-        first = asyncio.create_task(ask(chat, max_tokens=100))
-        await asyncio.sleep(0.05)
+        loop = server.handle().loop
+        first = chat.generate([5], model="echo", max_tokens=1000, ignore_eos=True)
+        await anext(first)
         waiting = [asyncio.create_task(run("batch", batch)) for _ in range(4)]
-        await asyncio.sleep(0.05)
+        await eventually(lambda: loop.stats().waiting == 4, "those of a low class wait")
         waiting += [asyncio.create_task(run("chat", chat)) for _ in range(4)]
-        await asyncio.gather(first, *waiting)
+        await eventually(lambda: loop.stats().waiting == 8, "all wait")
+        first.cancel()
+        await asyncio.gather(*waiting)
         assert ended == ["chat"] * 4 + ["batch"] * 4
         with pytest.raises(InvalidRequestError, match="grants at most 0"):
             await ask(chat, priority=1)
