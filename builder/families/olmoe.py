@@ -3,7 +3,7 @@
 from trtc.builder.families import common
 from trtc.builder.families.config import Config
 from trtc.builder.families.rope import rope_spec
-from trtc.builder.spec import DecoderSpec, LayerSpec, LinearSpec, MoeMlpSpec
+from trtc.builder.spec import DecoderSpec, LayerSpec
 
 
 def olmoe(config: Config, max_seq_len: int) -> DecoderSpec:
@@ -18,22 +18,8 @@ def olmoe(config: Config, max_seq_len: int) -> DecoderSpec:
         attention = common.attention(
             config, prefix, rope, dim=dim, qkv_bias=bias, o_bias=bias, qk_norm="row"
         )
-        return common.layer_spec(config, prefix, attention, _experts(config, f"{prefix}.mlp"))
+        width = config.integer("intermediate_size")
+        experts = common.routed_experts(config, f"{prefix}.mlp", width, experts=64, top_k=8)
+        return common.layer_spec(config, prefix, attention, experts)
 
     return common.decoder(config, "olmoe", layer)
-
-
-def _experts(config: Config, prefix: str) -> MoeMlpSpec:
-    act = common.activation(config)
-    # Transformers 5 saves the older num_experts as num_local_experts.
-    experts = config.optional_integer("num_local_experts") or config.integer("num_experts", 64)
-    width = config.integer("intermediate_size")
-    return MoeMlpSpec(
-        router=LinearSpec(f"{prefix}.gate", config.integer("hidden_size"), experts),
-        experts=tuple(
-            common.gated_mlp(config, f"{prefix}.experts.{expert}", width, act)
-            for expert in range(experts)
-        ),
-        top_k=config.integer("num_experts_per_tok", 8),
-        renormalize=config.flag("norm_topk_prob", False),
-    )

@@ -3,7 +3,7 @@
 from trtc.builder.families import common
 from trtc.builder.families.config import Config
 from trtc.builder.families.rope import rope_spec
-from trtc.builder.spec import DecoderSpec, DenseMlpSpec, LayerSpec, LinearSpec, MoeMlpSpec
+from trtc.builder.spec import DecoderSpec, DenseMlpSpec, LayerSpec, MoeMlpSpec
 
 
 def qwen3_moe(config: Config, max_seq_len: int) -> DecoderSpec:
@@ -31,20 +31,9 @@ def qwen3_moe(config: Config, max_seq_len: int) -> DecoderSpec:
 
 
 def _mlp(config: Config, index: int, layer: str) -> DenseMlpSpec | MoeMlpSpec:
-    act = common.activation(config)
     prefix = f"{layer}.mlp"
     is_sparse = (index + 1) % config.integer("decoder_sparse_step", 1) == 0
     if not is_sparse or index in (config.sequence("mlp_only_layers") or ()):
-        return common.gated_mlp(config, prefix, config.integer("intermediate_size"), act)
-    # Transformers 5 saves the older num_experts as num_local_experts.
-    experts = config.optional_integer("num_local_experts") or config.integer("num_experts")
-    width = config.integer("moe_intermediate_size")
-    return MoeMlpSpec(
-        router=LinearSpec(f"{prefix}.gate", config.integer("hidden_size"), experts),
-        experts=tuple(
-            common.gated_mlp(config, f"{prefix}.experts.{expert}", width, act)
-            for expert in range(experts)
-        ),
-        top_k=config.integer("num_experts_per_tok"),
-        renormalize=config.flag("norm_topk_prob", False),
-    )
+        width, act = config.integer("intermediate_size"), common.activation(config)
+        return common.gated_mlp(config, prefix, width, act)
+    return common.routed_experts(config, prefix, config.integer("moe_intermediate_size"))
