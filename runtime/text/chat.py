@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from trtc.protos.errors import InvalidRequestError
-from trtc.runtime.text.template_options import ARGUMENTS_TEXT
+from trtc.runtime.text.template_options import ARGUMENTS_TEXT, SPECIAL_TOKENS
 
 MAX_JSON_BYTES = 1 << 19
 """Of one JSON text."""
@@ -29,13 +29,7 @@ RESERVED_NAMES = frozenset(
         "continue_final_message",
         "raise_exception",
         "strftime_now",
-        "bos_token",
-        "eos_token",
-        "unk_token",
-        "pad_token",
-        "sep_token",
-        "cls_token",
-        "mask_token",
+        *SPECIAL_TOKENS,
     }
 )
 """Template variables that the renderer itself sets."""

@@ -7,6 +7,16 @@ signatures and few have conversations.
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+SPECIAL_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
+"""Variables that a template finds in the tokenizer's configuration."""
 ARGUMENTS_TEXT = "arguments_text"
 """Beside the arguments of a call as it goes to a template: their JSON as the caller wrote it."""
 Message = Mapping[str, Any]

@@ -23,6 +23,7 @@ from tokenizers.decoders import Decoder
 from trtc.protos.errors import EngineIncompatibleError, InvalidRequestError, NoTokenizerError
 from trtc.protos.files import MAX_JSON_BYTES, UnreadableError, decode_json, read_file
 from trtc.protos.panics import tokenizer_failures
+from trtc.runtime.text.template_options import SPECIAL_TOKENS
 
 if TYPE_CHECKING:
     from trtc.runtime.text.chat import TemplateInput
@@ -34,15 +35,6 @@ SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 """Of older checkpoints."""
 TEMPLATE_FILE = "chat_template.jinja"
 
-_SPECIAL_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "pad_token",
-    "sep_token",
-    "cls_token",
-    "mask_token",
-)
 _SUPPORTED_DECODERS = frozenset(
     {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Sequence", "Strip"}
 )
@@ -434,7 +426,7 @@ def _read_config(files: _Files, name: str) -> dict[str, Any]:
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """`bos_token` and its kin, which are strings or {"content": ...}."""
     tokens = {}
-    for name in _SPECIAL_TOKENS:
+    for name in SPECIAL_TOKENS:
         value = config.get(name)
         text = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str):
