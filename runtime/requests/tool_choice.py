@@ -49,8 +49,8 @@ def tool_choice(value: Any, field: str = "tool_choice") -> ToolChoice | None:
         return ToolChoice("required", (_named(value, field),))
     if kind == "allowed_tools":
         return _allowed(value, field)
-    raise _refused(
-        "has no type that is known" if isinstance(value, Mapping) else _kind(value),
+    raise refused(
+        "has no type that is known" if isinstance(value, Mapping) else kind_of(value),
         field,
         "Give none, auto, required, a function by its name, or allowed_tools",
     )
@@ -61,10 +61,10 @@ def _allowed(value: Mapping[str, Any], field: str) -> ToolChoice:
     if given is not value:
         field = f"{field}.allowed_tools"
     if not isinstance(given, Mapping):
-        raise _refused(_kind(given), field, "Give a mode and tools")
+        raise refused(kind_of(given), field, "Give a mode and tools")
     tools = given.get("tools")
     if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
-        raise _refused(
+        raise refused(
             "is no list of tools", f"{field}.tools", f"Give a list of 1 to {MAX_TOOLS} tools"
         )
     names = tuple(_named(one, f"{field}.tools[{at}]") for at, one in enumerate(tools))
@@ -77,19 +77,21 @@ def _named(value: Any, field: str) -> str:
     function = value.get("function", value) if isinstance(value, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
-        raise _refused("names no function", field, "Give the name of a tool")
+        raise refused("names no function", field, "Give the name of a tool")
     return name
 
 
 def _mode(value: Any, field: str, modes: Sequence[str]) -> Any:
     if value not in modes:
-        raise _refused(f"is {str(value)[:40]!r}", field, f"Give {', '.join(modes)}")
+        raise refused(f"is {str(value)[:40]!r}", field, f"Give {', '.join(modes)}")
     return value
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """A problem: the value is of a wrong type."""
     return f"is a {type(value).__name__}"
 
 
-def _refused(problem: str, field: str, remedy: str) -> InvalidRequestError:
+def refused(problem: str, field: str, remedy: str) -> InvalidRequestError:
+    """Of a request's tools, or of its choice of them."""
     return InvalidRequestError(problem, field=field, remedy=remedy)

@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from trtc.protos.errors import InvalidRequestError
-from trtc.runtime.requests.tool_choice import AUTO, MAX_TOOLS, ToolChoice
+from trtc.runtime.requests.tool_choice import AUTO, MAX_TOOLS, ToolChoice, kind_of, refused
 from trtc.runtime.text.chat import Chat, parse_json
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -60,12 +59,12 @@ def tool_use(
     listed = _tools(parse_json(tools, field, list), field) if tools else ()
     if not listed:
         if choice.mode == "required" or choice.names:
-            raise _refused("is given without tools", "tool_choice", "Give tools, or leave it out")
+            raise refused("is given without tools", "tool_choice", "Give tools, or leave it out")
         return None
     known = {one.name for one in listed}
     for name in choice.names:
         if name not in known:
-            raise _refused(
+            raise refused(
                 f"names {name[:40]!r}, which is not among the tools",
                 "tool_choice",
                 "Give the name of a tool of this request",
@@ -83,12 +82,12 @@ def shown(chat: Chat, choice: ToolChoice) -> Chat:
 
 def _tools(values: Sequence[Any], field: str) -> tuple[Tool, ...]:
     if len(values) > MAX_TOOLS:
-        raise _refused(f"has {len(values)} tools", field, f"Give at most {MAX_TOOLS}")
+        raise refused(f"has {len(values)} tools", field, f"Give at most {MAX_TOOLS}")
     tools = tuple(_tool(value, f"{field}[{at}]") for at, value in enumerate(values))
     seen: set[str] = set()
     for at, tool in enumerate(tools):
         if tool.name in seen:
-            raise _refused(
+            raise refused(
                 f"{tool.name!r} is given twice", f"{field}[{at}]", "Give every tool its own name"
             )
         seen.add(tool.name)
@@ -99,10 +98,10 @@ def _tool(value: Any, field: str) -> Tool:
     """Of `{"type": "function", "function": {...}}`, or of the function alone, as templates take
     it too."""
     if not isinstance(value, Mapping):
-        raise _refused("is not an object", field, "Give a list of JSON objects")
+        raise refused("is not an object", field, "Give a list of JSON objects")
     kind = value.get("type")
     if kind not in (None, "function"):
-        raise _refused(
+        raise refused(
             f"{str(kind)[:40]!r} is not supported",
             f"{field}.type",
             "Give tools of type function: the server runs none itself",
@@ -111,11 +110,11 @@ def _tool(value: Any, field: str) -> Tool:
     if "function" in value:
         function, field = value["function"], f"{field}.function"
         if not isinstance(function, Mapping):
-            raise _refused(_kind(function), field, "Give an object with a name and parameters")
+            raise refused(kind_of(function), field, "Give an object with a name and parameters")
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         problem = "is missing" if name is None else f"is {str(name)[:40]!r}"
-        raise _refused(
+        raise refused(
             problem, f"{field}.name", "Give 1 to 128 letters, digits, underscores, dots or hyphens"
         )
     parameters = _of_type(function, "parameters", Mapping, field, "Give a JSON schema of an object")
@@ -130,13 +129,5 @@ def _tool(value: Any, field: str) -> Tool:
 def _of_type(function: Mapping[str, Any], name: str, kind: type, field: str, remedy: str) -> Any:
     value = function.get(name)
     if value is not None and not isinstance(value, kind):
-        raise _refused(_kind(value), f"{field}.{name}", remedy)
+        raise refused(kind_of(value), f"{field}.{name}", remedy)
     return value
-
-
-def _kind(value: object) -> str:
-    return f"is a {type(value).__name__}"
-
-
-def _refused(problem: str, field: str, remedy: str) -> InvalidRequestError:
-    return InvalidRequestError(problem, field=field, remedy=remedy)
