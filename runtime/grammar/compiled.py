@@ -37,10 +37,6 @@ class CompiledGrammar:
         self._originals = [_Original(compiled(), WeakSet())]
 
     @property
-    def num_originals(self) -> int:
-        return len(self._originals)
-
-    @property
     def is_ready(self) -> bool:
         """Whether the next request needs no compilation."""
         with self._lock:

@@ -1,4 +1,4 @@
-"""Whether and how much a model reasons: the variables by which chat templates are told."""
+"""Whether and how much a model reasons: as variables of chat templates."""
 
 from typing import Any
 

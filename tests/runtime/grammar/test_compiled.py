@@ -38,7 +38,7 @@ def test_requests_at_once_have_matchers_of_their_own_up_to_a_limit() -> None:
     assert compiled.is_ready  # no more are compiled
     more = [matcher_of(compiled) for _ in range(6)]
     assert [found.count(one) + [m for _, m in more].count(one) for one in compiler.made] == [3] * 3
-    assert (compiled.num_originals, len(held)) == (3, 3)
+    assert (len(compiler.made), len(held)) == (3, 3)
 
 
 def test_requests_one_after_another_share_one() -> None:
