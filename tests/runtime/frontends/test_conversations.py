@@ -173,8 +173,9 @@ def given_only(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, [], ())}
 
 
-def in_process(asked: Conversation) -> RequestDraft:
-    options = given_only(
+def chat_options(asked: Conversation) -> dict[str, Any]:
+    """Beside the messages, as OpenAI's chat completions and calls in process name them."""
+    return given_only(
         tools=openai_tools(asked),
         tool_choice=openai_choice(asked.choice, flat=False),
         parallel_tool_calls=asked.parallel,
@@ -182,7 +183,11 @@ def in_process(asked: Conversation) -> RequestDraft:
         reasoning_effort=asked.effort,
         thinking_token_budget=asked.budget,
     )
-    return draft_of_chat(openai_messages(asked, as_text=False), options)  # type: ignore[arg-type]
+
+
+def in_process(asked: Conversation) -> RequestDraft:
+    messages = openai_messages(asked, as_text=False)
+    return draft_of_chat(messages, chat_options(asked))  # type: ignore[arg-type]
 
 
 def trtc_v1(asked: Conversation) -> RequestDraft:
@@ -191,15 +196,7 @@ def trtc_v1(asked: Conversation) -> RequestDraft:
 
 
 def openai_chat(asked: Conversation) -> RequestDraft:
-    body = given_only(
-        messages=openai_messages(asked),
-        tools=openai_tools(asked),
-        tool_choice=openai_choice(asked.choice, flat=False),
-        parallel_tool_calls=asked.parallel,
-        enable_thinking=asked.thinks,
-        reasoning_effort=asked.effort,
-        thinking_token_budget=asked.budget,
-    )
+    body = given_only(messages=openai_messages(asked), **chat_options(asked))
     return chat_draft(read(json.dumps(body).encode(), ChatFields).fields, "id")
 
 
