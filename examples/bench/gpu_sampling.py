@@ -28,7 +28,7 @@ from trtc.runtime.engine.probe import sequence_logits
 from trtc.runtime.engine.session import open_session
 from trtc.runtime.executors.base import Executor, Float32s
 from trtc.runtime.frontends.local import LocalEngine
-from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.sampling.masks import RowMasks, pack_mask, read_mask
 from trtc.runtime.sampling.sampler import SamplingBatch, TokenCounts, sample
 
@@ -138,7 +138,7 @@ def serve(engine: LocalEngine, kind: Kind) -> Served:
     before = engine.stats()
     running = [
         engine.submit(
-            RequestDraft(
+            RequestInput(
                 token_ids=one.prompt_ids,
                 sampling=one.sampling,
                 max_tokens=MAX_TOKENS,

@@ -48,10 +48,10 @@ from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.grammar.grammars import Grammars
 from trtc.runtime.hooks.calls import HookCalls
 from trtc.runtime.hooks.config import HooksConfig
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.grammar import json_schema
 from trtc.runtime.requests.principal import LOCAL
 from trtc.runtime.requests.request import GenerationRequest
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.token_masks import MaskSource
 from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch
 from trtc.runtime.service.hooks import HookedRequest
@@ -239,8 +239,8 @@ class Bench:
 
     def _masks(self, case: str, index: int) -> MaskSource | None:
         if case == "hook":
-            draft = RequestDraft(token_ids=(1,), request_id=str(index))
-            return HookedRequest(self._calls, "model", draft, LOCAL).masks(self._vocab_size)
+            request_input = RequestInput(token_ids=(1,), request_id=str(index))
+            return HookedRequest(self._calls, "model", request_input, LOCAL).masks(self._vocab_size)
         if case == "all" or (case == "half" and index % 2):
             return self._grammars.masks(json_schema(PERSONS), 1)
         if case == "lengths":

@@ -32,9 +32,9 @@ from trtc.protos.errors import DeadlineError, TrtcError
 from trtc.protos.sampling import SamplingOptions
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.client.aio import AsyncGeneration
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.request import Output
+from trtc.runtime.requests.request_input import RequestInput
 
 STALLED_S = 120.0
 """A stream that gives nothing for so long stands still; a queue may be long."""
@@ -53,15 +53,15 @@ _SAMPLINGS = (
 class Ask:
     """A request, and what its client will do about it."""
 
-    draft: RequestDraft
+    request_input: RequestInput
     cancel_after: int | None
     """Tokens after which it is cancelled."""
     timeout: float | None
 
     @property
     def num_tokens(self) -> int:
-        assert self.draft.max_tokens is not None
-        return self.draft.n * self.draft.max_tokens
+        assert self.request_input.max_tokens is not None
+        return self.request_input.n * self.request_input.max_tokens
 
 
 @dataclass
@@ -101,7 +101,7 @@ def asks(info: ModelInfo, seed: int) -> Iterator[Ask]:
             prompt = rng.choice(prefixes) + prompt
         sampling = rng.choice(_SAMPLINGS)
         most = _log_uniform(rng, longest)
-        draft = RequestDraft(
+        request_input = RequestInput(
             token_ids=prompt,
             model=info.name,
             sampling=sampling,
@@ -112,7 +112,7 @@ def asks(info: ModelInfo, seed: int) -> Iterator[Ask]:
         )
         is_cancelled = rng.random() < _CANCELLED_SHARE
         yield Ask(
-            draft,
+            request_input,
             cancel_after=rng.randint(1, most) if is_cancelled else None,
             timeout=rng.uniform(0.05, 5.0) if rng.random() < _DEADLINE_SHARE else None,
         )
@@ -130,7 +130,7 @@ async def complete(client: AsyncClient, ask: Ask, tally: Tally) -> None:
     """One request to its end, whichever it is."""
     tokens = 0
     try:
-        async with client.submit(ask.draft, timeout=ask.timeout) as generation:
+        async with client.submit(ask.request_input, timeout=ask.timeout) as generation:
             while (output := await _next(generation)) is not None:
                 tokens += len(output.token_ids)
                 tally.tokens += len(output.token_ids)

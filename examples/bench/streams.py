@@ -26,9 +26,9 @@ from trtc.runtime.client import AsyncClient
 from trtc.runtime.engine.config import EngineConfig
 from trtc.runtime.engine.loop import LoopStats
 from trtc.runtime.engine.opening import open_handle
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.request import Output
+from trtc.runtime.requests.request_input import RequestInput
 
 
 class Choice(msgspec.Struct):
@@ -54,10 +54,10 @@ class SseTarget:
     async def info(self) -> ModelInfo:
         return self._info
 
-    async def stream(self, draft: RequestDraft) -> AsyncIterator[Output]:
+    async def stream(self, request_input: RequestInput) -> AsyncIterator[Output]:
         reader, writer = await asyncio.open_connection(self._host, self._port)
         try:
-            writer.write(_request(draft))
+            writer.write(_request(request_input))
             status = await reader.readline()
             if b" 200 " not in status:
                 raise RuntimeError(f"the server answers {status!r}")
@@ -74,11 +74,11 @@ class SseTarget:
         return None
 
 
-def _request(draft: RequestDraft) -> bytes:
+def _request(request_input: RequestInput) -> bytes:
     body = msgspec.json.encode(
         {
-            "prompt": draft.token_ids,
-            "max_tokens": draft.max_tokens,
+            "prompt": request_input.token_ids,
+            "max_tokens": request_input.max_tokens,
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,

@@ -15,10 +15,10 @@ from trtc.runtime.client import AsyncClient
 from trtc.runtime.engine.config import EngineConfig, EngineSource, Opener
 from trtc.runtime.engine.loop import LoopStats
 from trtc.runtime.host.interpreter import few_collections
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.principal import LOCAL
 from trtc.runtime.requests.request import Output
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.service.metrics import ServerMetrics
 from trtc.runtime.service.models import Model, Models, ModelState
@@ -41,7 +41,7 @@ class Target(Protocol):
 
     async def info(self) -> ModelInfo: ...
 
-    def stream(self, draft: RequestDraft) -> AsyncIterator[Output]: ...
+    def stream(self, request_input: RequestInput) -> AsyncIterator[Output]: ...
 
     def stats(self) -> LoopStats | None:
         """Of the engine's loop, when it is in this process."""
@@ -65,8 +65,8 @@ class ServerTarget:
             )
         return infos[0]
 
-    def stream(self, draft: RequestDraft) -> AsyncIterator[Output]:
-        return self._client.submit(draft)
+    def stream(self, request_input: RequestInput) -> AsyncIterator[Output]:
+        return self._client.submit(request_input)
 
     def stats(self) -> None:
         return None
@@ -83,8 +83,8 @@ class LocalTarget:
     async def info(self) -> ModelInfo:
         return self._service.info(self._name, LOCAL)[0]
 
-    async def stream(self, draft: RequestDraft) -> AsyncIterator[Output]:
-        async with self._service.generate(draft, principal=LOCAL) as stream:
+    async def stream(self, request_input: RequestInput) -> AsyncIterator[Output]:
+        async with self._service.generate(request_input, principal=LOCAL) as stream:
             async for outputs in stream:
                 for output in outputs:
                     yield output
@@ -116,26 +116,28 @@ async def run_load(target: Target, load: Load, shape: Shape) -> Measurement:
     """Send `load.num_requests` requests and measure them."""
     info = await target.info()
     prompts = random.Random(shape.seed)
-    drafts = [_draft(prompts, info, shape) for _ in range(load.num_requests)]
+    request_inputs = [_input(prompts, info, shape) for _ in range(load.num_requests)]
     before, begin = target.stats(), time.perf_counter()
     if load.rate is None:
         assert load.concurrency is not None
-        traces = await _closed_loop(target, drafts, load.concurrency)
+        traces = await _closed_loop(target, request_inputs, load.concurrency)
     else:
-        traces = await _open_loop(target, drafts, load.rate, shape.seed)
+        traces = await _open_loop(target, request_inputs, load.rate, shape.seed)
     seconds, after = time.perf_counter() - begin, target.stats()
     scheduler = SchedulerCost.between(before, after) if before and after else None
     return measure(load, traces, seconds, scheduler)
 
 
-async def _closed_loop(target: Target, drafts: list[RequestDraft], concurrency: int) -> list[Trace]:
-    """Workers take the next draft as soon as they are done with the last."""
-    waiting = iter(drafts)
+async def _closed_loop(
+    target: Target, request_inputs: list[RequestInput], concurrency: int
+) -> list[Trace]:
+    """Workers take the next request input as soon as they are done with the last."""
+    waiting = iter(request_inputs)
     traces: list[Trace] = []
 
     async def work() -> None:
-        for draft in waiting:
-            traces.append(await trace_request(target, draft))
+        for request_input in waiting:
+            traces.append(await trace_request(target, request_input))
 
     async with asyncio.TaskGroup() as group:
         for _ in range(concurrency):
@@ -144,28 +146,28 @@ async def _closed_loop(target: Target, drafts: list[RequestDraft], concurrency: 
 
 
 async def _open_loop(
-    target: Target, drafts: list[RequestDraft], rate: float, seed: int
+    target: Target, request_inputs: list[RequestInput], rate: float, seed: int
 ) -> list[Trace]:
     """Arrivals are drawn before anything is sent, so that the server's pace cannot shift them."""
     clock = random.Random(seed)
     at, traces = time.perf_counter(), []
 
-    async def arrive(draft: RequestDraft, when: float) -> None:
+    async def arrive(request_input: RequestInput, when: float) -> None:
         await asyncio.sleep(max(when - time.perf_counter(), 0))
-        traces.append(await trace_request(target, draft))
+        traces.append(await trace_request(target, request_input))
 
     async with asyncio.TaskGroup() as group:
-        for draft in drafts:
-            group.create_task(arrive(draft, at))
+        for request_input in request_inputs:
+            group.create_task(arrive(request_input, at))
             at += clock.expovariate(rate)
     return traces
 
 
-async def trace_request(target: Target, draft: RequestDraft) -> Trace:
+async def trace_request(target: Target, request_input: RequestInput) -> Trace:
     """Send one request and record when its tokens come, or how it failed."""
     trace = Trace(sent_at=time.perf_counter())
     try:
-        async for output in target.stream(draft):
+        async for output in target.stream(request_input):
             if output.token_ids:
                 trace.arrivals.append((time.perf_counter(), len(output.token_ids)))
     except TrtcError as error:
@@ -173,8 +175,8 @@ async def trace_request(target: Target, draft: RequestDraft) -> Trace:
     return trace
 
 
-def _draft(prompts: random.Random, info: ModelInfo, shape: Shape) -> RequestDraft:
-    return RequestDraft(
+def _input(prompts: random.Random, info: ModelInfo, shape: Shape) -> RequestInput:
+    return RequestInput(
         token_ids=tuple(prompts.randrange(info.vocab_size) for _ in range(shape.input_len)),
         model=info.name,
         sampling={"temperature": 0.0},

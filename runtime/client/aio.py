@@ -15,15 +15,15 @@ from trtc.runtime.client import calls
 from trtc.runtime.client.base import BaseClient, RemoteGeneration
 from trtc.runtime.client.calls import AnswerT, Call, closed_client
 from trtc.runtime.requests.completion import Result
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.generate_options import TEMPLATE_KEYWORDS
 from trtc.runtime.requests.keywords import takes
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.request import Output
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.text.template_options import Message, TemplateOptions
 from trtc.runtime.wire.channel import CLIENT_OPTIONS
 from trtc.runtime.wire.failures import to_error
-from trtc.runtime.wire.messages import draft_to_wire
+from trtc.runtime.wire.messages import input_to_wire
 from trtc.runtime.wire.methods import GENERATE, RequestT, ResponseT
 from trtc.runtime.wire.tls import ClientTls
 
@@ -124,15 +124,17 @@ class AsyncClient(BaseClient[AsyncGeneration]):
         )
         self._generate = GENERATE.over(self._channel.unary_stream)
 
-    def submit(self, draft: RequestDraft, *, timeout: float | None = None) -> AsyncGeneration:
+    def submit(
+        self, request_input: RequestInput, *, timeout: float | None = None
+    ) -> AsyncGeneration:
         """Send a request as it is."""
         loop = asyncio.get_running_loop()
-        request = draft_to_wire(draft)
+        request = input_to_wire(request_input)
         try:
             call = self._generate(request, timeout=self._seconds(timeout), metadata=self._metadata)
         except grpc.aio.UsageError as failure:
             raise closed_client(self.address) from failure
-        return AsyncGeneration(call, draft.request_id, self.address, loop)
+        return AsyncGeneration(call, request_input.request_id, self.address, loop)
 
     async def tokenize(
         self, text: str, *, model: str = "", add_special_tokens: bool = True

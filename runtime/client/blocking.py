@@ -9,16 +9,16 @@ from trtc.protos.errors import UnavailableError
 from trtc.runtime.client import calls
 from trtc.runtime.client.base import BaseClient, RemoteGeneration
 from trtc.runtime.client.calls import AnswerT, Call, closed_client
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.generate_options import TEMPLATE_KEYWORDS
 from trtc.runtime.requests.generating import BlockingGeneration, Closing
 from trtc.runtime.requests.keywords import takes
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.request import Output
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.text.template_options import Message, TemplateOptions
 from trtc.runtime.wire.channel import CLIENT_OPTIONS
 from trtc.runtime.wire.failures import to_error
-from trtc.runtime.wire.messages import draft_to_wire
+from trtc.runtime.wire.messages import input_to_wire
 from trtc.runtime.wire.methods import GENERATE, RequestT, ResponseT
 from trtc.runtime.wire.tls import ClientTls
 
@@ -81,14 +81,14 @@ class Client(BaseClient[Generation], Closing):
         )
         self._generate = GENERATE.over(self._channel.unary_stream)
 
-    def submit(self, draft: RequestDraft, *, timeout: float | None = None) -> Generation:
+    def submit(self, request_input: RequestInput, *, timeout: float | None = None) -> Generation:
         """Send a request as it is."""
-        request = draft_to_wire(draft)
+        request = input_to_wire(request_input)
         try:
             call = self._generate(request, timeout=self._seconds(timeout), metadata=self._metadata)
         except ValueError as failure:
             raise closed_client(self.address) from failure
-        return Generation(cast(ResponseCall, call), draft.request_id, self.address)
+        return Generation(cast(ResponseCall, call), request_input.request_id, self.address)
 
     def tokenize(
         self, text: str, *, model: str = "", add_special_tokens: bool = True

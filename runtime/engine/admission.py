@@ -1,6 +1,6 @@
-"""A draft becomes a request: written here once, for every frontend.
+"""A request input becomes a request: written here once, for every frontend.
 
-    RequestDraft --render--> text --encode--> token ids --defaults--> GenerationRequest
+    RequestInput --render--> text --encode--> token ids --defaults--> GenerationRequest
 
 Rendering a chat and tokenising a long text take long. So an admission is a generator that yields
 each such call as `Work` and is sent its result: `run_here` calls them in the caller's thread, the
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from trtc.protos.errors import ContextLengthError, InvalidRequestError
 from trtc.runtime.engine.handle import EngineHandle
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.principal import LOCAL, Principal
 from trtc.runtime.requests.request import GenerationRequest
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.token_masks import MaskSource, both_masks
 from trtc.runtime.requests.tool_choice import AUTO
-from trtc.runtime.requests.validation import check_lengths, finish_draft, validate
+from trtc.runtime.requests.validation import check_lengths, finish_input, validate
 from trtc.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -74,25 +74,28 @@ Admission = Generator[Work, Any, T]
 
 
 def admission(
-    engine: EngineHandle, draft: RequestDraft, origin: Origin, limits: PromptLimits = UNLIMITED
+    engine: EngineHandle,
+    request_input: RequestInput,
+    origin: Origin,
+    limits: PromptLimits = UNLIMITED,
 ) -> Admission[GenerationRequest]:
-    """The request that a draft asks for; not yet validated, which `EngineLoop.submit` does.
+    """The request of an input; not yet validated, which `EngineLoop.submit` does.
 
     Raises:
         InvalidRequestError: the prompt is missing, beyond the limits, or cannot fit; or it does not
             fit into the principal's own limit of a context; or the grammar cannot be held.
         NoTokenizerError: the prompt is text, and the engine has no tokenizer.
     """
-    has_format = _has_format(draft)
-    tools = _tools(engine, draft) if has_format else None
-    prompt_ids = yield from _prompt_ids(engine, draft, limits)
+    has_format = _has_format(request_input)
+    tools = _tools(engine, request_input) if has_format else None
+    prompt_ids = yield from _prompt_ids(engine, request_input, limits)
     most = origin.principal.limits.max_context
     bounds = engine.loop.bounds
     if most is not None:
         bounds = bounds._replace(max_context=min(most, bounds.max_context))
-    request = finish_draft(
-        draft,
-        request_id=draft.request_id or uuid.uuid4().hex,
+    request = finish_input(
+        request_input,
+        request_id=request_input.request_id or uuid.uuid4().hex,
         prompt_ids=prompt_ids,
         deadline=origin.deadline,
         bounds=bounds,
@@ -101,43 +104,48 @@ def admission(
     )
     if most is not None:
         check_lengths(request, bounds)
-    grammars: Sequence[Grammar] = () if draft.grammar is None else (draft.grammar,)
+    grammars: Sequence[Grammar] = () if request_input.grammar is None else (request_input.grammar,)
     if has_format:
-        request, grammars = _formatted(engine, draft, tools, request)
+        request, grammars = _formatted(engine, request_input, tools, request)
     if not grammars:
         return request
     return (yield from _constrained(engine, request, grammars))
 
 
-def _has_format(draft: RequestDraft) -> bool:
-    """Whether the format of the model's answers concerns the draft. Its modules take a tenth of the
+def _has_format(request_input: RequestInput) -> bool:
+    """Whether the format of the model's answers concerns the input. Its modules take a tenth of the
     time from the start of a process to its first token, and completions do without."""
     return (
-        draft.chat is not None
-        or draft.splits_answer
-        or draft.thinking_token_budget is not None
-        or draft.tool_choice != AUTO
+        request_input.chat is not None
+        or request_input.splits_answer
+        or request_input.thinking_token_budget is not None
+        or request_input.tool_choice != AUTO
     )
 
 
-def _tools(engine: EngineHandle, draft: RequestDraft) -> "ToolUse | None":
+def _tools(engine: EngineHandle, request_input: RequestInput) -> "ToolUse | None":
     from trtc.runtime.engine.answers import check_answer
     from trtc.runtime.requests.tools import tool_use
 
-    tools = tool_use(draft.chat, draft.tool_choice, parallel=draft.parallel_tool_calls)
-    check_answer(engine, draft, tools)
+    tools = tool_use(
+        request_input.chat, request_input.tool_choice, parallel=request_input.parallel_tool_calls
+    )
+    check_answer(engine, request_input, tools)
     return tools
 
 
 def _formatted(
-    engine: EngineHandle, draft: RequestDraft, tools: "ToolUse | None", request: GenerationRequest
+    engine: EngineHandle,
+    request_input: RequestInput,
+    tools: "ToolUse | None",
+    request: GenerationRequest,
 ) -> tuple[GenerationRequest, Sequence[Grammar]]:
     """The request with what reads its answer, and its grammars."""
     from trtc.runtime.engine.answers import answer_grammars, answer_plan, thought_budget
 
-    plan = answer_plan(engine, draft, tools, request.prompt_ids)
-    request = replace(request, answer=plan, masks=thought_budget(engine, draft, plan))
-    return request, answer_grammars(engine, draft, tools, plan)
+    plan = answer_plan(engine, request_input, tools, request.prompt_ids)
+    request = replace(request, answer=plan, masks=thought_budget(engine, request_input, plan))
+    return request, answer_grammars(engine, request_input, tools, plan)
 
 
 def chat_ids(engine: EngineHandle, chat: "Chat", limits: PromptLimits) -> Admission[Sequence[int]]:
@@ -217,17 +225,21 @@ def _constrained(
 
 
 def _prompt_ids(
-    engine: EngineHandle, draft: RequestDraft, limits: PromptLimits
+    engine: EngineHandle, request_input: RequestInput, limits: PromptLimits
 ) -> Admission[Sequence[int]]:
     """Not yet checked as token ids."""
-    if draft.token_ids is not None:
-        return draft.token_ids
-    if draft.chat is not None:
+    if request_input.token_ids is not None:
+        return request_input.token_ids
+    if request_input.chat is not None:
         from trtc.runtime.requests.tools import shown
 
-        return (yield from chat_ids(engine, shown(draft.chat, draft.tool_choice), limits))
-    if draft.text is not None:
-        return (yield from text_ids(engine, draft.text, limits))
+        return (
+            yield from chat_ids(
+                engine, shown(request_input.chat, request_input.tool_choice), limits
+            )
+        )
+    if request_input.text is not None:
+        return (yield from text_ids(engine, request_input.text, limits))
     raise InvalidRequestError("is missing", field="prompt", remedy="Give text, token_ids or chat")
 
 

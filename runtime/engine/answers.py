@@ -13,8 +13,8 @@ from trtc.runtime.grammar.answer_grammar import (
     holds_text_before,
     tag_of,
 )
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.grammar import Grammar
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.tools import ToolUse
 from trtc.runtime.sampling.thought_budget import ThoughtBudget
 from trtc.runtime.text.answer_plan import AnswerPlan, ends_in_thought, tool_types
@@ -31,28 +31,28 @@ def format_of(engine: EngineHandle) -> AnswerFormat:
     return ANSWER_FORMATS[engine.manifest.format_name]
 
 
-def check_answer(engine: EngineHandle, draft: RequestDraft, tools: ToolUse | None) -> None:
+def check_answer(engine: EngineHandle, request_input: RequestInput, tools: ToolUse | None) -> None:
     """Refuse what takes a model whose calls and thoughts are told from its text.
 
     Raises:
         InvalidRequestError: names the field.
     """
     form = format_of(engine)
-    budget = draft.thinking_token_budget
+    budget = request_input.thinking_token_budget
     if budget is not None and budget < 0:
         raise InvalidRequestError(
             f"is {budget}", field="thinking_token_budget", remedy="Give 0 or more"
         )
-    if tools is not None and draft.splits_answer and form.call is None:
+    if tools is not None and request_input.splits_answer and form.call is None:
         raise InvalidRequestError(
             "is not supported by this engine's model",
             field="chat.tools",
             remedy="Leave it out, or build the engine with the --format of its calls",
         )
     is_required = tools is not None and tools.choice.mode == "required"
-    can_require = draft.splits_answer and holds_calls(form)
+    can_require = request_input.splits_answer and holds_calls(form)
     can_bind = can_require and (is_required or holds_text_before(form))
-    can_end_thoughts = draft.splits_answer and form.thought is not None
+    can_end_thoughts = request_input.splits_answer and form.thought is not None
     asked = {
         "tool_choice": is_required and not can_require,
         "parallel_tool_calls": tools is not None and not tools.parallel and not can_bind,
@@ -66,14 +66,17 @@ def check_answer(engine: EngineHandle, draft: RequestDraft, tools: ToolUse | Non
 
 
 def answer_grammars(
-    engine: EngineHandle, draft: RequestDraft, tools: ToolUse | None, plan: AnswerPlan | None
+    engine: EngineHandle,
+    request_input: RequestInput,
+    tools: ToolUse | None,
+    plan: AnswerPlan | None,
 ) -> Sequence[Grammar]:
     """What outputs have to be: the first of these that can be held. None: anything.
 
     Raises:
-        InvalidRequestError: the draft's grammar cannot stand beside its tools, or after a thought.
+        InvalidRequestError: the input's grammar cannot stand beside its tools, or after a thought.
     """
-    grammar = draft.grammar
+    grammar = request_input.grammar
     if plan is None:
         return () if grammar is None else (grammar,)
     writer = AnswerGrammars(plan.form, engine.tokenizer_for("chat").special_tokens)
@@ -91,16 +94,16 @@ def answer_grammars(
 
 
 def thought_budget(
-    engine: EngineHandle, draft: RequestDraft, plan: AnswerPlan | None
+    engine: EngineHandle, request_input: RequestInput, plan: AnswerPlan | None
 ) -> ThoughtBudget | None:
-    """What keeps the draft's budget of a thought; None: it has none."""
-    if draft.thinking_token_budget is None or plan is None or plan.form.thought is None:
+    """What keeps the request input's budget of a thought; None: it has none."""
+    if request_input.thinking_token_budget is None or plan is None or plan.form.thought is None:
         return None
     tokenizer = engine.tokenizer_for("chat")
     return ThoughtBudget(
         tokenizer,
         plan.form.thought,
-        draft.thinking_token_budget,
+        request_input.thinking_token_budget,
         vocab_size=engine.manifest.model.vocab_size,
         in_thought=plan.in_thought,
     )
@@ -138,11 +141,14 @@ def _is_loose(tools: ToolUse) -> bool:
 
 
 def answer_plan(
-    engine: EngineHandle, draft: RequestDraft, tools: ToolUse | None, prompt_ids: Sequence[int]
+    engine: EngineHandle,
+    request_input: RequestInput,
+    tools: ToolUse | None,
+    prompt_ids: Sequence[int],
 ) -> AnswerPlan | None:
-    """How the draft's outputs are split; None: they are text."""
+    """How the request input's outputs are split; None: they are text."""
     form = format_of(engine)
-    if not draft.splits_answer or (form.call is None and form.thought is None):
+    if not request_input.splits_answer or (form.call is None and form.thought is None):
         return None
     tokenizer = engine.tokenizer_for("chat")
     return AnswerPlan(

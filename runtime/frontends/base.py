@@ -1,11 +1,11 @@
-"""What a frontend of a server is: drafts in, events out, errors in its protocol's own words.
+"""What a frontend of a server is: inputs in, events out, errors in its protocol's own words.
 
-    message --read--> RequestDraft, Principal --Service.generate--> Outputs --write--> events
+    message --read--> RequestInput, Principal --Service.generate--> Outputs --write--> events
                                                               └───> TrtcError --table--> status
 
 A frontend decides nothing: names, limits, fairness, tokenising and readiness are the service's, so
-that the same draft gives the same tokens and the same refusal whichever way it came. What is its
-own: its port, who calls (`Principal`), how a message becomes a draft (`RequestDraft`, `Chat`), how
+that the same input gives the same tokens and the same refusal whichever way it came. What is its
+own: its port, who calls (`Principal`), how a message becomes a input (`RequestInput`, `Chat`), how
 an Output becomes an event, and a table from the error tree to its statuses
 (`protos.errors.by_class`).
 

@@ -15,12 +15,12 @@ from trtc.runtime.engine.loop import Delivery, EngineLoop, LoopConfig, LoopStats
 from trtc.runtime.engine.opening import start
 from trtc.runtime.engine.session import Session, open_session
 from trtc.runtime.integrity.verify import HashCheck
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.generating import BlockingGeneration, Closing, Generating
 from trtc.runtime.requests.keywords import names_checked
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.request import GenerationRequest, Output
 from trtc.runtime.requests.request_defaults import GenerationConfig, request_defaults
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.splitting import splitting
 from trtc.runtime.requests.token_masks import TokenMasks, both_masks
 from trtc.runtime.text.tokenizer import Tokenizer
@@ -176,7 +176,7 @@ class LocalEngine(Generating[LocalGeneration], Closing):
 
     def submit(
         self,
-        draft: RequestDraft,
+        request_input: RequestInput,
         *,
         timeout: float | None = None,
         masks: TokenMasks | None = None,
@@ -185,7 +185,7 @@ class LocalEngine(Generating[LocalGeneration], Closing):
 
         Args:
             timeout: seconds after which it ends with DeadlineError.
-            masks: says which tokens may come next in its sequences, beside the draft's grammar.
+            masks: says which tokens may come next in its sequences, beside the input's grammar.
 
         Raises:
             InvalidRequestError: a field that the engine cannot honour, by name.
@@ -196,7 +196,7 @@ class LocalEngine(Generating[LocalGeneration], Closing):
         if late_check is not None:
             late_check.raise_failure()
         self._session.raise_if_changed()
-        request = self._request(draft, timeout)
+        request = self._request(request_input, timeout)
         request = replace(request, masks=both_masks(request.masks, masks))
         return LocalGeneration(request, self._loop, late_check, self._session.raise_if_changed)
 
@@ -209,12 +209,12 @@ class LocalEngine(Generating[LocalGeneration], Closing):
         self._loop.stop()
         self._engine.close()
 
-    def _request(self, draft: RequestDraft, timeout: float | None) -> GenerationRequest:
-        if draft.model not in ("", self._engine.name):
+    def _request(self, request_input: RequestInput, timeout: float | None) -> GenerationRequest:
+        if request_input.model not in ("", self._engine.name):
             raise UnknownModelError(
-                f"this engine is {self._engine.name!r}, not {draft.model!r}",
+                f"this engine is {self._engine.name!r}, not {request_input.model!r}",
                 field="model",
                 remedy="Leave it out",
             )
         origin = Origin(deadline=None if timeout is None else time.monotonic() + timeout)
-        return run_here(admission(self._engine, draft, origin))
+        return run_here(admission(self._engine, request_input, origin))

@@ -10,16 +10,16 @@ from typing import Any, Literal, Protocol, TypeVar, cast, get_args
 
 from trtc.protos.errors import InvalidRequestError
 from trtc.protos.sampling import SAMPLING_PARAMETERS, SamplingOptions
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.grammar import Grammar, choice, only_one
 from trtc.runtime.requests.keywords import Keyword
 from trtc.runtime.requests.prompts import Prompt, Prompts, read_prompts
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.tool_choice import AUTO, tool_choice
 from trtc.runtime.text.template_options import TEMPLATE_OPTIONS, Message, TemplateOptions
 
 
 class GenerateOptions(SamplingOptions, total=False):
-    """All optional; the defaults are those of RequestDraft, the model and SamplingParams."""
+    """All optional; the defaults are those of RequestInput, the model and SamplingParams."""
 
     model: str
     request_id: str
@@ -96,14 +96,14 @@ _DESCRIPTIONS = {
     "with.",
 }
 
-_DEFAULTS = {field.name: field.default for field in fields(RequestDraft)} | {
+_DEFAULTS = {field.name: field.default for field in fields(RequestInput)} | {
     "continue_final_message": False,
     "json_object": False,
 }
 
 
 def _keywords(options: Any) -> Mapping[str, Keyword]:
-    """The entries of a TypedDict; those that neither a draft nor a template needs are None."""
+    """The entries of a TypedDict; those that neither a input nor a template needs are None."""
     keywords = {}
     for name, annotation in options.__annotations__.items():
         default = _DEFAULTS.get(name)
@@ -148,7 +148,7 @@ GenerationT = TypeVar("GenerationT", bound=Cancellable)
 def submit_prompts(
     prompt: Prompt | Prompts,
     options: GenerateOptions,
-    submit: Callable[[RequestDraft], GenerationT],
+    submit: Callable[[RequestInput], GenerationT],
 ) -> GenerationT | list[GenerationT]:
     """Start one prompt, or several at once: if one is refused, those before it are cancelled.
 
@@ -157,18 +157,18 @@ def submit_prompts(
     """
     prompts = read_prompts(prompt)
     if not isinstance(prompts, list):
-        return submit(draft_of_prompt(prompts, options))
+        return submit(input_of_prompt(prompts, options))
     if options.get("request_id") and len(prompts) > 1:
         raise InvalidRequestError(
             f"is given for {len(prompts)} prompts",
             field="request_id",
             remedy="Leave it out: each generation has its own",
         )
-    drafts = [draft_of_prompt(one, options) for one in prompts]
+    request_inputs = [input_of_prompt(one, options) for one in prompts]
     started: list[GenerationT] = []
     try:
-        for draft in drafts:
-            started.append(submit(draft))
+        for request_input in request_inputs:
+            started.append(submit(request_input))
     except BaseException:
         for generation in started:
             generation.cancel()
@@ -176,15 +176,15 @@ def submit_prompts(
     return started
 
 
-def draft_of_prompt(prompt: Prompt, options: GenerateOptions) -> RequestDraft:
-    """A draft for a text, or for the token ids of one."""
+def input_of_prompt(prompt: Prompt, options: GenerateOptions) -> RequestInput:
+    """A request input for a text, or for the token ids of one."""
     if isinstance(prompt, str):
-        return RequestDraft(text=prompt, **_draft_fields(options))
-    return RequestDraft(token_ids=tuple(prompt), **_draft_fields(options))
+        return RequestInput(text=prompt, **_input_fields(options))
+    return RequestInput(token_ids=tuple(prompt), **_input_fields(options))
 
 
-def draft_of_chat(messages: Sequence[Message], options: ChatOptions) -> RequestDraft:
-    """A draft for a conversation, oldest message first.
+def input_of_chat(messages: Sequence[Message], options: ChatOptions) -> RequestInput:
+    """A request input for a conversation, oldest message first.
 
     Raises:
         InvalidRequestError: a message, or what the template is given beside it, has another shape.
@@ -199,13 +199,13 @@ def draft_of_chat(messages: Sequence[Message], options: ChatOptions) -> RequestD
         _check_kind(name, of_template.get(name))
     chat = chat_of(messages, cast(TemplateOptions, of_template))
     choice = tool_choice(given.pop("tool_choice", None)) or AUTO
-    return RequestDraft(
-        chat=chat, tool_choice=choice, **_draft_fields(cast(GenerateOptions, given))
+    return RequestInput(
+        chat=chat, tool_choice=choice, **_input_fields(cast(GenerateOptions, given))
     )
 
 
-def _draft_fields(options: GenerateOptions) -> dict[str, Any]:
-    """RequestDraft's keyword arguments; the client draws the id, so that it can abort by it."""
+def _input_fields(options: GenerateOptions) -> dict[str, Any]:
+    """RequestInput's keyword arguments; the client draws the id, so that it can abort by it."""
     given: dict[str, Any] = dict(options)
     for name, value in given.items():
         _check_kind(name, value)

@@ -1,6 +1,6 @@
 """What engines in this process and clients of a server have in common: `generate`, `chat`, leaving.
 
-They differ in how a draft is sent (`submit`) and how its outputs are waited for.
+They differ in how a request input is sent (`submit`) and how its outputs are waited for.
 """
 
 from abc import ABC, abstractmethod
@@ -9,19 +9,19 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar, Unpack, overload
 
 from trtc.runtime.requests.completion import Collector, Result
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.generate_options import (
     CHAT_KEYWORDS,
     GENERATE_KEYWORDS,
     Cancellable,
     ChatOptions,
     GenerateOptions,
-    draft_of_chat,
+    input_of_chat,
     submit_prompts,
 )
 from trtc.runtime.requests.keywords import takes
 from trtc.runtime.requests.prompts import Prompt, Prompts
 from trtc.runtime.requests.request import Output
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.text.template_options import Message
 
 GenerationT = TypeVar("GenerationT", bound=Cancellable)
@@ -31,7 +31,7 @@ class Generating(ABC, Generic[GenerationT]):
     """Completes prompts and answers conversations."""
 
     @abstractmethod
-    def submit(self, draft: RequestDraft, *, timeout: float | None = None) -> GenerationT:
+    def submit(self, request_input: RequestInput, *, timeout: float | None = None) -> GenerationT:
         """Start a request as it is; it runs with all others that have not ended.
 
         Args:
@@ -70,7 +70,9 @@ class Generating(ABC, Generic[GenerationT]):
             NoTokenizerError: a text for an engine without a tokenizer.
             UnavailableError: the engine or the client is closed.
         """
-        return submit_prompts(prompt, options, lambda draft: self.submit(draft, timeout=timeout))
+        return submit_prompts(
+            prompt, options, lambda request_input: self.submit(request_input, timeout=timeout)
+        )
 
     @takes(CHAT_KEYWORDS)
     def chat(
@@ -91,7 +93,7 @@ class Generating(ABC, Generic[GenerationT]):
             NoTokenizerError: the engine has no tokenizer.
             UnavailableError: the engine or the client is closed.
         """
-        return self.submit(draft_of_chat(messages, options), timeout=timeout)
+        return self.submit(input_of_chat(messages, options), timeout=timeout)
 
 
 class Closing(ABC):

@@ -14,9 +14,9 @@ from trtc.protos.sampling import (
     SamplingDefaults,
     SamplingParams,
 )
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.principal import LOCAL, Principal
 from trtc.runtime.requests.request import GenerationRequest
+from trtc.runtime.requests.request_input import RequestInput
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 512
@@ -47,8 +47,8 @@ def default_max_tokens(num_prompt_tokens: int, bounds: RequestBounds) -> int:
     return fitting if limit is None else min(fitting, limit)
 
 
-def finish_draft(
-    draft: RequestDraft,
+def finish_input(
+    request_input: RequestInput,
     *,
     request_id: str,
     prompt_ids: Sequence[int],
@@ -57,27 +57,27 @@ def finish_draft(
     principal: Principal = LOCAL,
     share_prefixes: bool = False,
 ) -> GenerationRequest:
-    """A draft whose prompt has become tokens, with its defaults filled in; not yet validated."""
-    max_tokens = draft.max_tokens
+    """A input whose prompt has become tokens, with its defaults filled in; not yet validated."""
+    max_tokens = request_input.max_tokens
     return GenerationRequest(
         request_id=request_id,
         prompt_ids=tuple(prompt_ids),
-        sampling=_sampling_params(draft, bounds),
+        sampling=_sampling_params(request_input, bounds),
         max_tokens=default_max_tokens(len(prompt_ids), bounds)
         if max_tokens is None
         else max_tokens,
-        stop=draft.stop,
-        stop_token_ids=draft.stop_token_ids,
-        ignore_eos=draft.ignore_eos,
-        min_tokens=draft.min_tokens,
-        include_stop=draft.include_stop,
-        n=draft.n,
-        logprobs=draft.logprobs,
-        prompt_logprobs=draft.prompt_logprobs,
-        priority=_priority(draft.priority, principal.limits.priority),
+        stop=request_input.stop,
+        stop_token_ids=request_input.stop_token_ids,
+        ignore_eos=request_input.ignore_eos,
+        min_tokens=request_input.min_tokens,
+        include_stop=request_input.include_stop,
+        n=request_input.n,
+        logprobs=request_input.logprobs,
+        prompt_logprobs=request_input.prompt_logprobs,
+        priority=_priority(request_input.priority, principal.limits.priority),
         deadline=deadline,
         principal=principal,
-        cache_salt=draft.cache_salt,
+        cache_salt=request_input.cache_salt,
         share_prefixes=share_prefixes,
     )
 
@@ -87,9 +87,9 @@ def _priority(asked: int, added: int) -> int:
     return max(-MAX_PRIORITY, min(MAX_PRIORITY, asked + added)) if added else asked
 
 
-def _sampling_params(draft: RequestDraft, bounds: RequestBounds) -> SamplingParams:
-    """What the draft says, else the model's authors, else the runtime."""
-    said: dict[str, Any] = {**bounds.defaults.sampling(), **draft.sampling}
+def _sampling_params(request_input: RequestInput, bounds: RequestBounds) -> SamplingParams:
+    """What the request input says, else the model's authors, else the runtime."""
+    said: dict[str, Any] = {**bounds.defaults.sampling(), **request_input.sampling}
     return SamplingParams(**said)
 
 

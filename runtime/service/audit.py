@@ -18,9 +18,9 @@ from trtc.protos.errors import TrtcError
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.host.line_log import LineLog, LineLogConfig
 from trtc.runtime.requests.call import current_call
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.requests.request import GenerationRequest, Output
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.service.metrics import ServerMetrics
 from trtc.runtime.service.progress import LEFT
 from trtc.runtime.text.surrogates import without_surrogates
@@ -72,10 +72,12 @@ class Entry(msgspec.Struct):
 class Record:
     """What becomes the line of one request. Times are time.monotonic()."""
 
-    def __init__(self, entry: Entry, draft: RequestDraft | None, has_tokenizer: bool) -> None:
-        """`draft`: whose content is recorded; None: no content is."""
+    def __init__(
+        self, entry: Entry, request_input: RequestInput | None, has_tokenizer: bool
+    ) -> None:
+        """`request_input`: whose content is recorded; None: no content is."""
         self.entry = entry
-        self._draft = draft
+        self._input = request_input
         self._has_tokenizer = has_tokenizer
         self._arrived_at = time.monotonic()
         self._texts: list[list[str]] = []
@@ -87,7 +89,7 @@ class Record:
         self.is_admitted = True
         self.entry.request_id = request.request_id
         self.entry.prompt_tokens = len(request.prompt_ids)
-        if self._draft is not None:
+        if self._input is not None:
             self._texts = [[] for _ in range(request.n)]
             self._token_ids = [[] for _ in range(request.n)]
 
@@ -102,7 +104,7 @@ class Record:
             if output.usage is not None:
                 entry.cached_prompt_tokens = output.usage.cached_prompt_tokens
                 entry.queue_s = output.usage.queue_s
-            if self._draft is not None:
+            if self._input is not None:
                 self._texts[output.index].append(output.text)
                 self._token_ids[output.index].extend(output.token_ids)
 
@@ -113,8 +115,8 @@ class Record:
 
     def line(self) -> bytes:
         self.entry.total_s = round(time.monotonic() - self._arrived_at, 6)
-        if self._draft is not None:
-            self.entry.prompt = _prompt(self._draft)
+        if self._input is not None:
+            self.entry.prompt = _prompt(self._input)
             self.entry.completions = (
                 ["".join(texts) for texts in self._texts]
                 if self._has_tokenizer
@@ -145,7 +147,7 @@ class Audit:
 
     @contextmanager
     def recording(
-        self, principal: Principal, handle: EngineHandle, draft: RequestDraft
+        self, principal: Principal, handle: EngineHandle, request_input: RequestInput
     ) -> Iterator[Record | None]:
         """Record the request that is served within the context; None: nothing is recorded."""
         if self._config is None or self._log is None:
@@ -153,13 +155,13 @@ class Audit:
             return
         entry = Entry(
             time=_now(),
-            request_id=draft.request_id,
+            request_id=request_input.request_id,
             client=principal.name,
             model=handle.name,
             digest=handle.manifest.digest,
             call_id=current_call().id,
         )
-        content = draft if self._config.has_content else None
+        content = request_input if self._config.has_content else None
         record = Record(entry, content, handle.tokenizer is not None)
         log = self._log
         try:
@@ -187,10 +189,10 @@ def encode(entry: Entry) -> bytes:
         return msgspec.json.encode(without_surrogates(plain)) + b"\n"
 
 
-def _prompt(draft: RequestDraft) -> Any:
-    if draft.chat is not None:
-        return draft.chat
-    return draft.text if draft.text is not None else draft.token_ids
+def _prompt(request_input: RequestInput) -> Any:
+    if request_input.chat is not None:
+        return request_input.chat
+    return request_input.text if request_input.text is not None else request_input.token_ids
 
 
 def _lost_line(number: int) -> bytes:

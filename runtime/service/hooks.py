@@ -1,6 +1,6 @@
-"""An operator's hooks, where a request passes: its draft, its prompt, its draws, its outputs.
+"""An operator's hooks, where a request passes: its input, its prompt, its draws, its outputs.
 
-    draft -> on_request -> tokenise -> on_prompt -> engine -> outputs -> on_output -> client
+    request input -> on_request -> tokenise -> on_prompt -> engine -> outputs -> on_output -> client
                                                       └── logits_processor, in the mask desk
 
 Nothing here is waited for by an engine: hooks run in processes of their own (runtime/hooks), and a
@@ -30,9 +30,9 @@ from trtc.runtime.hooks.contract import (
     RequestInfo,
     Stop,
 )
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.requests.request import FinishReason, Output
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.token_masks import JointMasks, MaskQuestion, TokenEdit
 from trtc.runtime.requests.validation import MAX_BIAS
 from trtc.runtime.sampling.masks import pack_mask
@@ -74,27 +74,29 @@ class HookedRequest:
     """The hooks of one request."""
 
     def __init__(
-        self, calls: HookCalls, model: str, draft: RequestDraft, principal: Principal
+        self, calls: HookCalls, model: str, request_input: RequestInput, principal: Principal
     ) -> None:
         self._calls = calls
         self._lane = calls.lane()
-        self._draft = replace(draft, request_id=draft.request_id or uuid.uuid4().hex)
-        self._info = RequestInfo(self._draft.request_id, model, principal.tenant)
+        self._input = replace(
+            request_input, request_id=request_input.request_id or uuid.uuid4().hex
+        )
+        self._info = RequestInfo(self._input.request_id, model, principal.tenant)
         self._edits_logits = "logits_processor" in calls.methods
 
-    async def on_request(self) -> RequestDraft:
-        """The draft, as the hook wants it.
+    async def on_request(self) -> RequestInput:
+        """The request input, as the hook wants it.
 
         Raises:
             ForbiddenError, HookError: see `HookCalls.call`; all methods raise these.
         """
-        draft = self._draft
-        given = await self._call("on_request", _request_of(draft, self._info))
+        request_input = self._input
+        given = await self._call("on_request", _request_of(request_input, self._info))
         if given is None:
-            return draft
+            return request_input
         self._edits_logits = self._edits_logits and given.edits_logits
         return replace(
-            draft,
+            request_input,
             sampling=_sampling_of(given.sampling),
             max_tokens=given.max_tokens,
             min_tokens=given.min_tokens,
@@ -105,12 +107,14 @@ class HookedRequest:
             cache_salt=given.cache_salt,
         )
 
-    async def on_prompt(self, draft: RequestDraft, token_ids: tuple[int, ...]) -> RequestDraft:
-        """`draft`, whose prompt has become `token_ids`; with others if the hook gives any."""
+    async def on_prompt(
+        self, request_input: RequestInput, token_ids: tuple[int, ...]
+    ) -> RequestInput:
+        """The input with `token_ids` as its prompt, or with those that the hook returns."""
         given = await self._call("on_prompt", token_ids)
         if given is None:
-            return draft
-        return replace(draft, text=None, token_ids=tuple(given))
+            return request_input
+        return replace(request_input, text=None, token_ids=tuple(given))
 
     def masks(self, vocab_size: int) -> JointMasks | None:
         """What asks logits_processor, if it is to be asked."""
@@ -241,28 +245,28 @@ def _ended(output: Output, text: str) -> Output:
     return with_fields(_edited(output, text), finish_reason=FinishReason.STOP, matched_stop="")
 
 
-def _request_of(draft: RequestDraft, info: RequestInfo) -> Request:
+def _request_of(request_input: RequestInput, info: RequestInfo) -> Request:
     return Request(
         info=info,
         parameters=Parameters(
-            sampling=cast(Mapping[str, Any], draft.sampling),
-            max_tokens=draft.max_tokens,
-            min_tokens=draft.min_tokens,
-            stop=draft.stop,
-            stop_token_ids=draft.stop_token_ids,
-            ignore_eos=draft.ignore_eos,
-            priority=draft.priority,
-            cache_salt=draft.cache_salt,
+            sampling=cast(Mapping[str, Any], request_input.sampling),
+            max_tokens=request_input.max_tokens,
+            min_tokens=request_input.min_tokens,
+            stop=request_input.stop,
+            stop_token_ids=request_input.stop_token_ids,
+            ignore_eos=request_input.ignore_eos,
+            priority=request_input.priority,
+            cache_salt=request_input.cache_salt,
         ),
-        text=draft.text,
-        token_ids=draft.token_ids,
+        text=request_input.text,
+        token_ids=request_input.token_ids,
         messages=None
-        if draft.chat is None
+        if request_input.chat is None
         else tuple(
             Message(one.role, one.content or "".join(part.text for part in one.parts))
-            for one in draft.chat.messages
+            for one in request_input.chat.messages
         ),
-        n=draft.n,
+        n=request_input.n,
     )
 
 

@@ -28,8 +28,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from trtc.protos.errors import EnvironmentFault, TrtcError
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.call import current_call
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.request import GenerationRequest, Output, Usage
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.service.progress import LEFT
 from trtc.version import __version__
 
@@ -87,12 +87,16 @@ class OpenTelemetry:
         )
 
     @contextmanager
-    def recording(self, handle: EngineHandle, draft: RequestDraft) -> Iterator["RequestTrace"]:
+    def recording(
+        self, handle: EngineHandle, request_input: RequestInput
+    ) -> Iterator["RequestTrace"]:
         call, began_ns = current_call(), time.time_ns()
         labels = {
-            "gen_ai.operation.name": "chat" if draft.chat is not None else "text_completion",
+            "gen_ai.operation.name": "chat"
+            if request_input.chat is not None
+            else "text_completion",
             "gen_ai.provider.name": "trtc",
-            "gen_ai.request.model": draft.model or handle.name,
+            "gen_ai.request.model": request_input.model or handle.name,
             "gen_ai.response.model": handle.name,
         }
         span = self._tracer.start_span(

@@ -1,6 +1,6 @@
 """The service behind every protocol: names, limits, tokenising, streams, readiness, draining.
 
-    draft -> engine by name (models) -> prompt ids -> request -> loop.submit -> OutputStream
+    request input -> engine by name (models) -> prompt ids -> request -> loop.submit -> OutputStream
 
 It lives in one asyncio loop; engine loops run in threads of their own and only ever touch the
 courier. Nothing here knows gRPC or HTTP.
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from trtc.protos.errors import InvalidRequestError, TrtcError, UnknownRequestError
 from trtc.runtime.engine.admission import Origin, admission, chat_ids, text_ids
 from trtc.runtime.engine.handle import EngineHandle
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.requests.request import GenerationRequest
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.splitting import splitting
 from trtc.runtime.requests.token_masks import both_masks
 from trtc.runtime.scheduling.shares import Place, Resource, Shares
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Service:
-    """Serves drafts from the engines of `models`; used in the running asyncio loop only."""
+    """Serves request inputs from the engines of `models`; used in the running asyncio loop only."""
 
     def __init__(
         self,
@@ -131,17 +131,17 @@ class Service:
     @asynccontextmanager
     async def generate(
         self,
-        draft: RequestDraft,
+        request_input: RequestInput,
         *,
         principal: Principal,
         deadline: float | None = None,
         engine: EngineHandle | None = None,
     ) -> AsyncIterator[OutputStream]:
-        """Run a draft; leaving the context early ends the request within a step.
+        """Run a request input; leaving the context early ends the request within a step.
 
         Args:
             principal: who asks.
-            engine: that runs it, which the caller has leased; None: that of the draft's model.
+            engine: that runs it, which the caller has leased; None: that of the input's model.
             deadline: time.monotonic() after which the request ends with DeadlineError.
 
         Raises:
@@ -149,13 +149,15 @@ class Service:
                 raised by the stream.
         """
         with ExitStack() as held:
-            handle = engine or held.enter_context(self.models.lease(draft.model))
+            handle = engine or held.enter_context(self.models.lease(request_input.model))
             clock = self.metrics.clock(handle.name, time.monotonic())
-            record = held.enter_context(self._audit.recording(principal, handle, draft))
+            record = held.enter_context(self._audit.recording(principal, handle, request_input))
             timeline = held.enter_context(self.activity.watching(principal, handle.name))
             watchers: list[Watcher] = [timeline] if record is None else [timeline, record]
             if self._telemetry is not None:
-                watchers.append(held.enter_context(self._telemetry.recording(handle, draft)))
+                watchers.append(
+                    held.enter_context(self._telemetry.recording(handle, request_input))
+                )
             with _counted(clock, timeline):
                 self.models.check_serves(handle)
                 usage = held.enter_context(self._quotas.stream(principal, handle.name))
@@ -163,7 +165,7 @@ class Service:
                 held.callback(self._free, place)
                 origin = Origin(principal, deadline, self.limits.share_prefixes)
                 progress = Progress(clock, usage, watchers)
-                stream = await self._admit(handle, draft, origin, place, progress)
+                stream = await self._admit(handle, request_input, origin, place, progress)
             try:
                 yield stream
             finally:
@@ -259,11 +261,11 @@ class Service:
                 self.metrics.sleep_state.remove(gone, state)
         self._shown = set(self.models.names)
 
-    def _check_priority(self, draft: RequestDraft, principal: Principal) -> None:
+    def _check_priority(self, request_input: RequestInput, principal: Principal) -> None:
         granted = self.limits.max_priority
-        if draft.priority > granted and not principal.is_trusted:
+        if request_input.priority > granted and not principal.is_trusted:
             raise InvalidRequestError(
-                f"is {draft.priority}; this server grants at most {granted}",
+                f"is {request_input.priority}; this server grants at most {granted}",
                 field="priority",
                 remedy=f"Ask for {granted} or less, or start the server with --max-priority",
             )
@@ -282,18 +284,18 @@ class Service:
     async def _admit(
         self,
         handle: EngineHandle,
-        draft: RequestDraft,
+        request_input: RequestInput,
         origin: Origin,
         place: Place,
         progress: Progress,
     ) -> OutputStream:
         hooked = None
         if self._hooks is None:
-            request = await self._request(handle, draft, origin)
+            request = await self._request(handle, request_input, origin)
         else:
             from trtc.runtime.service.hooks import HookedRequest
 
-            hooked = HookedRequest(self._hooks, handle.name, draft, origin.principal)
+            hooked = HookedRequest(self._hooks, handle.name, request_input, origin.principal)
             request = await self._hooked_request(handle, hooked, origin)
         progress.check(request)
 
@@ -316,20 +318,20 @@ class Service:
         return stream
 
     async def _request(
-        self, handle: EngineHandle, draft: RequestDraft, origin: Origin
+        self, handle: EngineHandle, request_input: RequestInput, origin: Origin
     ) -> GenerationRequest:
-        self._check_priority(draft, origin.principal)
+        self._check_priority(request_input, origin.principal)
         return await self._prompts.run(
-            handle, origin.principal, admission(handle, draft, origin, self.limits.prompts)
+            handle, origin.principal, admission(handle, request_input, origin, self.limits.prompts)
         )
 
     async def _hooked_request(
         self, handle: EngineHandle, hooked: "HookedRequest", origin: Origin
     ) -> GenerationRequest:
-        draft = await hooked.on_request()
-        request = await self._request(handle, draft, origin)
-        edited = await hooked.on_prompt(draft, request.prompt_ids)
-        if edited is not draft:
+        request_input = await hooked.on_request()
+        request = await self._request(handle, request_input, origin)
+        edited = await hooked.on_prompt(request_input, request.prompt_ids)
+        if edited is not request_input:
             request = await self._request(handle, edited, origin)
         edits = hooked.masks(handle.loop.bounds.vocab_size)
         return replace(request, masks=both_masks(request.masks, edits))

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from trtc.protos.errors import EnvironmentFault, RequestError
 from trtc.runtime.engine.handle import EngineHandle
-from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.service.progress import Watcher
 
 OPTION = "--otlp-endpoint"
@@ -29,7 +29,7 @@ class Telemetry(Protocol):
     """Follows requests. Nothing that befalls it befalls them."""
 
     def recording(
-        self, handle: EngineHandle, draft: RequestDraft
+        self, handle: EngineHandle, request_input: RequestInput
     ) -> AbstractContextManager[Watcher]:
         """Follow the request that is served within the context, in the call's trace."""
         ...

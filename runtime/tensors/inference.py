@@ -54,8 +54,8 @@ class InferRequest:
         problem = ""
         if len(self.rows) > 1:
             problem = f"has {len(self.rows)} rows"
-        elif self.rows and self.rows[0].draft.n > 1:
-            problem = f"asks for {self.rows[0].draft.n} sequences"
+        elif self.rows and self.rows[0].request_input.n > 1:
+            problem = f"asks for {self.rows[0].request_input.n} sequences"
         elif self.rows and self.rows[0].stream:
             problem = "asks for a message each step"
         if problem:
@@ -173,7 +173,7 @@ class Inference:
                 )
         reader = RequestReader.of(handle, exclude_input_in_output=True)
         rows = [
-            replace(row, draft=replace(row.draft, model=handle.name))
+            replace(row, request_input=replace(row.request_input, model=handle.name))
             for row in reader.read(tensors)
         ]
         return InferRequest(
@@ -230,10 +230,12 @@ class Inference:
         service = self._service
         with fields_as_sent({**_NAMES, **row.sent_as}):
             stream = await streams.enter_async_context(
-                service.generate(row.draft, principal=principal, deadline=deadline, engine=engine)
+                service.generate(
+                    row.request_input, principal=principal, deadline=deadline, engine=engine
+                )
             )
-            text = row.draft.text or ""
-            if row.with_prompt and row.draft.token_ids is not None:
+            text = row.request_input.text or ""
+            if row.with_prompt and row.request_input.token_ids is not None:
                 text = await self._text(engine, stream.prompt_ids, principal)
         replies = RowReplies(
             row,

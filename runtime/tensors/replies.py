@@ -59,7 +59,7 @@ class RowReplies:
         self._prompt = prompt
         self._batch_index = batch_index
         self._has_text = has_text
-        self._pending = [_Pending() for _ in range(row.draft.n)]
+        self._pending = [_Pending() for _ in range(row.request_input.n)]
 
     def messages(self, outputs: Sequence[Output]) -> list[Message]:
         """What can be said now: of every output when streaming, else of finished sequences."""
@@ -103,7 +103,7 @@ class RowReplies:
             message["num_input_tokens"] = _int32(len(self._prompt.token_ids))
         if row.num_output_tokens:
             message["num_output_tokens"] = _int32(len(pending.token_ids))
-        if row.draft.n > 1:
+        if row.request_input.n > 1:
             message["sequence_index"] = _int32(output.index)
         if self._batch_index is not None:
             message["batch_index"] = _int32(self._batch_index)

@@ -1,4 +1,4 @@
-"""A request's tensors become drafts, one a row of the batch. Knows numpy, nothing of Triton.
+"""A request's tensors become inputs, one a row of the batch. Knows numpy, nothing of Triton.
 
 Values mean what they mean to TensorRT-LLM: neither top_k nor top_p asks for the likeliest tokens,
 the end token is not part of the output, stop words are.
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from trtc.protos.errors import InvalidRequestError, NoTokenizerError
 from trtc.protos.sampling import SAMPLING_PARAMETERS, SamplingOptions
 from trtc.runtime.engine.handle import EngineHandle
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.grammar import Grammar, Kind
 from trtc.runtime.requests.naming import fields_as_sent
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.validation import (
     MAX_STOP_TOKENS,
     RequestBounds,
@@ -52,7 +52,7 @@ not its own: the guide is the name of a grammar of the engine."""
 class RowRequest:
     """One row: what to generate, and how to reply."""
 
-    draft: RequestDraft
+    request_input: RequestInput
     stream: bool
     """Every step's tokens in a message of their own, or all of them in one."""
     with_prompt: bool
@@ -66,7 +66,7 @@ class RowRequest:
     """Whether to say how many there are."""
     num_output_tokens: bool
     sent_as: Mapping[str, str]
-    """Field of the draft -> the input that it came from, for messages."""
+    """Field of the request input -> the input that it came from, for messages."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class RequestReader:
         exclude_prompt = row.value("exclude_input_in_output")
         if exclude_prompt is None:
             exclude_prompt = self.exclude_input_in_output
-        draft = RequestDraft(
+        request_input = RequestInput(
             text=text,
             token_ids=token_ids,
             sampling=self._sampling(row),
@@ -127,7 +127,7 @@ class RequestReader:
             grammar=_grammar(row),
         )
         return RowRequest(
-            draft=draft,
+            request_input=request_input,
             stream=stream,
             with_prompt=not exclude_prompt and not stream,
             end_ids=end_ids,

@@ -8,10 +8,10 @@ import msgspec
 from trtc.protos.errors import InvalidRequestError, ServeError
 from trtc.protos.sampling import SamplingOptions
 from trtc.protos.trtc.v1 import inference_pb2 as pb
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.grammar import Grammar, choice
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.tool_choice import AUTO, ToolChoice, ToolMode
 from trtc.runtime.text.answer import AnswerPart
 from trtc.runtime.text.chat import MAX_MESSAGE_ITEMS, Chat, ChatMessage, ContentPart, ToolCall
@@ -33,29 +33,29 @@ _MODE_TO_WIRE: dict[ToolMode, pb.ToolChoice.Mode] = {
 _MODE_FROM_WIRE: dict[int, ToolMode] = {wire: mode for mode, wire in _MODE_TO_WIRE.items()}
 
 _CONVERTED = ("text", "token_ids", "chat", "sampling", "grammar", "tool_choice")
-_SAME = tuple(one.name for one in fields(RequestDraft) if one.name not in _CONVERTED)
-"""Fields that a draft and its message both have, as they are."""
+_SAME = tuple(one.name for one in fields(RequestInput) if one.name not in _CONVERTED)
+"""Fields that a request input and its message both have, as they are."""
 _LISTS = ("stop", "stop_token_ids")
 
 
-def draft_to_wire(draft: RequestDraft) -> pb.GenerateRequest:
+def input_to_wire(request_input: RequestInput) -> pb.GenerateRequest:
     """Raises InvalidRequestError for a value that its field cannot carry (a negative count)."""
     try:
         request = pb.GenerateRequest(
-            **{name: getattr(draft, name) for name in _SAME},
-            sampling=pb.SamplingParams(**draft.sampling),
+            **{name: getattr(request_input, name) for name in _SAME},
+            sampling=pb.SamplingParams(**request_input.sampling),
         )
-        if draft.text is not None:
-            request.text = draft.text
-        if draft.token_ids is not None:
+        if request_input.text is not None:
+            request.text = request_input.text
+        if request_input.token_ids is not None:
             request.token_ids.SetInParent()
-            request.token_ids.ids.extend(draft.token_ids)
-        if draft.chat is not None:
-            request.chat.CopyFrom(chat_to_wire(draft.chat))
-        if draft.grammar is not None:
-            request.grammar.CopyFrom(_grammar_to_wire(draft.grammar))
-        if draft.tool_choice != AUTO:
-            request.tool_choice.CopyFrom(_choice_to_wire(draft.tool_choice))
+            request.token_ids.ids.extend(request_input.token_ids)
+        if request_input.chat is not None:
+            request.chat.CopyFrom(chat_to_wire(request_input.chat))
+        if request_input.grammar is not None:
+            request.grammar.CopyFrom(_grammar_to_wire(request_input.grammar))
+        if request_input.tool_choice != AUTO:
+            request.tool_choice.CopyFrom(_choice_to_wire(request_input.tool_choice))
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(
             f"the request cannot be written: {error}",
@@ -64,15 +64,15 @@ def draft_to_wire(draft: RequestDraft) -> pb.GenerateRequest:
     return request
 
 
-def draft_from_wire(request: pb.GenerateRequest) -> RequestDraft:
-    """What the message leaves out has RequestDraft's own defaults."""
+def input_from_wire(request: pb.GenerateRequest) -> RequestInput:
+    """What the message leaves out has RequestInput's own defaults."""
     kind = request.WhichOneof("prompt")
     given: dict[str, Any] = {
         field.name: tuple(value) if field.name in _LISTS else value
         for field, value in request.ListFields()
         if field.name in _SAME
     }
-    return RequestDraft(
+    return RequestInput(
         text=request.text if kind == "text" else None,
         token_ids=tuple(request.token_ids.ids) if kind == "token_ids" else None,
         chat=chat_from_wire(request.chat) if kind == "chat" else None,

@@ -14,8 +14,8 @@ import trtc
 from trtc.builder.grammar_files import parse_grammars
 from trtc.builder.request import BuildRequest
 from trtc.runtime.frontends.local import LocalEngine
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.generate_options import CHAT_KEYWORDS, GENERATE_KEYWORDS
+from trtc.runtime.requests.request_input import RequestInput
 
 PUBLIC = {
     "AsyncClient",
@@ -84,8 +84,8 @@ def test_build_takes_the_fields_of_a_build_request_with_their_defaults() -> None
 
 @pytest.mark.parametrize("of", COMPLETERS)
 def test_generate_and_chat_show_every_option_with_its_default(of: type[Any]) -> None:
-    """Defaults are those that a request draft has for an option that is not given."""
-    drafted = {one.name: one.default for one in fields(RequestDraft)}
+    """Defaults are those that a request input has for an option that is not given."""
+    drafted = {one.name: one.default for one in fields(RequestInput)}
     for method, keywords in ((of.generate, GENERATE_KEYWORDS), (of.chat, CHAT_KEYWORDS)):
         parameters = inspect.signature(method).parameters
         kinds = {one.kind for one in parameters.values()}

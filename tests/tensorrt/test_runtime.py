@@ -33,7 +33,7 @@ from trtc.runtime.engine.session import Session, open_session
 from trtc.runtime.executors import tensorrt_graphs
 from trtc.runtime.executors.base import StepBatch
 from trtc.runtime.frontends.local import LocalEngine
-from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.sampling.sampler import SamplingBatch
 
 needs_triton()
@@ -167,7 +167,7 @@ def test_masks_and_penalties_give_the_tokens_of_the_cpu(
     def drawn(engine: LocalEngine) -> list[tuple[int, ...]]:
         vocab_size = engine.manifest.model.vocab_size
         drafts = [
-            RequestDraft(
+            RequestInput(
                 token_ids=tuple(prompt),
                 sampling={"presence_penalty": 0.9 * (at % 2), "seed": at},
                 max_tokens=10,

@@ -13,7 +13,7 @@ from trtc.runtime.host.interpreter import quick_start
 
 if TYPE_CHECKING:
     from trtc.runtime.bench.load import Target
-    from trtc.runtime.requests.draft import RequestDraft
+    from trtc.runtime.requests.request_input import RequestInput
 
 
 def first_token(job: Job) -> None:
@@ -51,7 +51,7 @@ async def complete_all(
 
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(trace_request(target, draft(prompt, output_len)))
+            group.create_task(trace_request(target, request_input(prompt, output_len)))
             for prompt in prompts
         ]
     traces = [task.result() for task in tasks]
@@ -61,11 +61,11 @@ async def complete_all(
     return [RawTrace(trace.sent_at, trace.arrivals) for trace in traces]
 
 
-def draft(prompt: Sequence[int], output_len: int) -> "RequestDraft":
+def request_input(prompt: Sequence[int], output_len: int) -> "RequestInput":
     """A greedy request that no end-of-sequence token ends."""
-    from trtc.runtime.requests.draft import RequestDraft
+    from trtc.runtime.requests.request_input import RequestInput
 
-    return RequestDraft(
+    return RequestInput(
         token_ids=tuple(prompt),
         sampling={"temperature": 0.0},
         max_tokens=output_len,

@@ -14,15 +14,15 @@ from trtc.runtime.frontends.grpc.calls import (
     writing,
 )
 from trtc.runtime.frontends.grpc.intake import Intake
-from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.validation import check_number_of_stop_tokens, check_prompt_length
 from trtc.runtime.service.service import Service
 from trtc.runtime.service.streams import OutputStream
 from trtc.runtime.wire.bounded import MAX_NUMBERS, parse
 from trtc.runtime.wire.messages import (
     chat_from_wire,
-    draft_from_wire,
     info_to_wire,
+    input_from_wire,
     output_to_wire,
 )
 from trtc.runtime.wire.methods import (
@@ -61,15 +61,15 @@ class InferenceServicer:
         """Writes the outputs as they come; leaving the service's context frees the pages."""
         principal = self._intake.caller(context)
         async with AsyncExitStack() as running:
-            async with self._intake.request(context, principal, self._draft) as draft:
+            async with self._intake.request(context, principal, self._input) as request_input:
                 generation = self._service.generate(
-                    draft, principal=principal, deadline=deadline(context)
+                    request_input, principal=principal, deadline=deadline(context)
                 )
-                del draft
+                del request_input
                 stream = await running.enter_async_context(generation)
             await self._write(stream, context)
 
-    def _draft(self, data: bytes) -> RequestDraft:
+    def _input(self, data: bytes) -> RequestInput:
         """Lengths are checked before there is a Python object for every number."""
         engines = self._service.engines.values()
         longest = max((engine.loop.bounds.max_context for engine in engines), default=0)
@@ -78,7 +78,7 @@ class InferenceServicer:
             bounds = self._service.engine(request.model).loop.bounds
             check_prompt_length(len(request.token_ids.ids), bounds)
         check_number_of_stop_tokens(len(request.stop_token_ids))
-        return draft_from_wire(request)
+        return input_from_wire(request)
 
     async def _write(self, stream: OutputStream, context: Context) -> None:
         async for outputs in stream:

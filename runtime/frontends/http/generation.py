@@ -23,7 +23,7 @@ class GenerationFields(StructuredFields, kw_only=True):
 
 
 def generation(fields: GenerationFields) -> dict[str, Any]:
-    """The keyword arguments of RequestDraft that the fields give."""
+    """The keyword arguments of RequestInput that the fields give."""
     values = {name: getattr(fields, name) for name in _AS_THEY_ARE}
     return {
         **{name: value for name, value in values.items() if value is not None},

@@ -1,4 +1,4 @@
-"""Drafts run together, one for each prompt of a request; their outputs come as they arrive."""
+"""Inputs run together, one for each prompt of a request; their outputs come as they arrive."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from trtc.protos.errors import CancelledError
 from trtc.runtime.engine.handle import EngineHandle
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.requests.request import FinishReason, Output
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.service.service import Service
 from trtc.runtime.service.streams import OutputStream
 
@@ -19,7 +19,7 @@ OutputBatch = Sequence[tuple[int, Output]]
 
 @dataclass(frozen=True)
 class Running:
-    """Drafts under way."""
+    """Request inputs under way."""
 
     engine: EngineHandle
     """Runs all of them."""
@@ -28,20 +28,20 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    service: Service, drafts: Sequence[RequestDraft], principal: Principal
+    service: Service, request_inputs: Sequence[RequestInput], principal: Principal
 ) -> AsyncIterator[Running]:
-    """Run drafts of one model; leaving the context early ends them within a step.
+    """Run request inputs of one model; leaving the context early ends them within a step.
 
     Raises:
-        TrtcError: a draft is refused, which ends those before it.
+        TrtcError: a request input is refused, which ends those before it.
     """
     async with AsyncExitStack() as stack:
-        engine = stack.enter_context(service.models.lease(drafts[0].model))
+        engine = stack.enter_context(service.models.lease(request_inputs[0].model))
         streams = [
             await stack.enter_async_context(
                 service.generate(one, principal=principal, engine=engine)
             )
-            for one in drafts
+            for one in request_inputs
         ]
         if len(streams) == 1:
             yield Running(engine, _outputs(0, streams[0]))

@@ -136,7 +136,7 @@ class Deployment:
         requests = []
         for index, row in enumerate(rows):
             with fields_as_sent(row.sent_as):
-                request = run_here(admission(self._handle, row.draft, origin))
+                request = run_here(admission(self._handle, row.request_input, origin))
                 validate(request, loop.bounds)
             requests.append(request)
             replies = self._replies(row, request, index, len(rows))
@@ -151,7 +151,7 @@ class Deployment:
     def _replies(
         self, row: RowRequest, request: GenerationRequest, index: int, num_rows: int
     ) -> RowReplies:
-        tokenizer, text = self._handle.tokenizer, row.draft.text
+        tokenizer, text = self._handle.tokenizer, row.request_input.text
         if text is None:
             text = tokenizer.decode(request.prompt_ids) if tokenizer and row.with_prompt else ""
         return RowReplies(

@@ -18,9 +18,9 @@ from trtc.runtime.client import AsyncClient
 from trtc.runtime.engine.config import EngineConfig
 from trtc.runtime.engine.loop import LoopStats
 from trtc.runtime.executors.echo import EchoOptions
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.request import Output
+from trtc.runtime.requests.request_input import RequestInput
 
 
 def test_a_traces_times() -> None:
@@ -81,17 +81,17 @@ class Recorder:
             engine_digest="", trtc_version="",
         )  # fmt: skip
 
-    async def stream(self, draft: RequestDraft) -> AsyncIterator[Output]:
-        assert draft.token_ids is not None
+    async def stream(self, request_input: RequestInput) -> AsyncIterator[Output]:
+        assert request_input.token_ids is not None
         self.sent_at.append(time.perf_counter())
-        self.prompts.append(draft.token_ids)
+        self.prompts.append(request_input.token_ids)
         self._now += 1
         self.most_at_once = max(self.most_at_once, self._now)
         await asyncio.sleep(self._seconds)
         self._now -= 1
         if self._fail_every and len(self.sent_at) % self._fail_every == 0:
             raise QueueFullError("full")
-        yield Output("r", 0, (1,) * (draft.max_tokens or 0), "")
+        yield Output("r", 0, (1,) * (request_input.max_tokens or 0), "")
 
     def stats(self) -> None:
         return None

@@ -12,8 +12,8 @@ from trtc.protos.errors import TrtcError
 from trtc.runtime.client import AsyncClient
 from trtc.runtime.frontends.base import Frontend, is_loopback, url_host
 from trtc.runtime.frontends.grpc.frontend import GrpcConfig
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.principal import connection
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.service.service import Service
 
 PROMPT = (5, 17, 9)
@@ -48,10 +48,10 @@ class LinesFrontend(Frontend):
         caller = connection("lines", self.host)
         try:
             ids = tuple(map(int, (await reader.readline()).split()))
-            draft = RequestDraft(
+            request_input = RequestInput(
                 token_ids=ids, max_tokens=NUM_TOKENS, sampling={"temperature": 0.0}
             )
-            async with self._service.generate(draft, principal=caller) as stream:
+            async with self._service.generate(request_input, principal=caller) as stream:
                 async for outputs in stream:
                     for output in outputs:
                         writer.write(" ".join(map(str, output.token_ids)).encode() + b"\n")
@@ -81,7 +81,7 @@ async def ask(server: RunningServer, prompt: bytes) -> list[str]:
 
 
 @asynchronous
-async def test_the_same_draft_gives_the_same_tokens_by_every_frontend() -> None:
+async def test_the_same_input_gives_the_same_tokens_by_every_frontend() -> None:
     async with echo_server(config=BOTH) as server, AsyncClient(server.address) as client:
         *events, end = await ask(server, b"5 17 9")
         told = [int(token) for event in events for token in event.split()]

@@ -10,20 +10,20 @@ import pytest
 
 from tests.support.openai_sdk import ECHO
 from trtc.protos.trtc.v1 import inference_pb2 as pb
-from trtc.runtime.frontends.http.anthropic.drafts import message_draft
 from trtc.runtime.frontends.http.anthropic.fields import MessageFields
+from trtc.runtime.frontends.http.anthropic.request_inputs import message_input
 from trtc.runtime.frontends.http.bodies import read
-from trtc.runtime.frontends.http.ollama.drafts import read_chat
-from trtc.runtime.frontends.http.openai.drafts import chat_draft
+from trtc.runtime.frontends.http.ollama.request_inputs import read_chat
 from trtc.runtime.frontends.http.openai.fields import ChatFields, ResponseFields
-from trtc.runtime.frontends.http.openai.responses import response_draft
-from trtc.runtime.requests.draft import RequestDraft
-from trtc.runtime.requests.generate_options import draft_of_chat
+from trtc.runtime.frontends.http.openai.request_inputs import chat_input
+from trtc.runtime.frontends.http.openai.responses import response_input
+from trtc.runtime.requests.generate_options import input_of_chat
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.tool_choice import AUTO, ToolChoice
 from trtc.runtime.requests.tools import ToolUse, shown, tool_use
 from trtc.runtime.text.chat_template import ChatTemplate
 from trtc.runtime.text.tokenizer import Tokenizer
-from trtc.runtime.wire.messages import draft_from_wire, draft_to_wire
+from trtc.runtime.wire.messages import input_from_wire, input_to_wire
 
 EVERYTHING = """
 {{- messages | tojson(indent=1) }}
@@ -185,22 +185,22 @@ def chat_options(asked: Conversation) -> dict[str, Any]:
     )
 
 
-def in_process(asked: Conversation) -> RequestDraft:
+def in_process(asked: Conversation) -> RequestInput:
     messages = openai_messages(asked, as_text=False)
-    return draft_of_chat(messages, chat_options(asked))  # type: ignore[arg-type]
+    return input_of_chat(messages, chat_options(asked))  # type: ignore[arg-type]
 
 
-def trtc_v1(asked: Conversation) -> RequestDraft:
-    data = draft_to_wire(in_process(asked)).SerializeToString()
-    return draft_from_wire(pb.GenerateRequest.FromString(data))
+def trtc_v1(asked: Conversation) -> RequestInput:
+    data = input_to_wire(in_process(asked)).SerializeToString()
+    return input_from_wire(pb.GenerateRequest.FromString(data))
 
 
-def openai_chat(asked: Conversation) -> RequestDraft:
+def openai_chat(asked: Conversation) -> RequestInput:
     body = given_only(messages=openai_messages(asked), **chat_options(asked))
-    return chat_draft(read(json.dumps(body).encode(), ChatFields).fields, "id")
+    return chat_input(read(json.dumps(body).encode(), ChatFields).fields, "id")
 
 
-def openai_responses(asked: Conversation) -> RequestDraft:
+def openai_responses(asked: Conversation) -> RequestInput:
     items: list[dict[str, Any]] = []
     for turn in asked.turns:
         if turn.thoughts:
@@ -230,10 +230,10 @@ def openai_responses(asked: Conversation) -> RequestDraft:
         reasoning=None if asked.effort is None else {"effort": asked.effort},
         thinking_token_budget=asked.budget,
     )
-    return response_draft(read(json.dumps(body).encode(), ResponseFields).fields, "id")
+    return response_input(read(json.dumps(body).encode(), ResponseFields).fields, "id")
 
 
-def anthropic(asked: Conversation) -> RequestDraft | None:
+def anthropic(asked: Conversation) -> RequestInput | None:
     """It has no choice of several tools, and thinking that is enabled has a budget."""
     if asked.choice.mode == "auto" and asked.choice.names:
         return None
@@ -277,10 +277,10 @@ def anthropic(asked: Conversation) -> RequestDraft | None:
         thinking=thinking,
         output_config=None if asked.effort is None else {"effort": asked.effort},
     )
-    return message_draft(read(json.dumps(body).encode(), MessageFields).fields, "id")
+    return message_input(read(json.dumps(body).encode(), MessageFields).fields, "id")
 
 
-def ollama(asked: Conversation) -> RequestDraft | None:
+def ollama(asked: Conversation) -> RequestInput | None:
     """It has no choice of tools, and no budget."""
     if asked.choice != AUTO or not asked.parallel or asked.budget is not None:
         return None
@@ -299,10 +299,10 @@ def ollama(asked: Conversation) -> RequestDraft | None:
         tools=openai_tools(asked),
         think=asked.effort or asked.thinks,
     )
-    return read_chat(json.dumps(body).encode(), "id").draft
+    return read_chat(json.dumps(body).encode(), "id").request_input
 
 
-DIALECTS: Mapping[str, Callable[[Conversation], RequestDraft | None]] = {
+DIALECTS: Mapping[str, Callable[[Conversation], RequestInput | None]] = {
     "in process": in_process,
     "trtc.v1": trtc_v1,
     "OpenAI, chat completions": openai_chat,
@@ -313,19 +313,21 @@ DIALECTS: Mapping[str, Callable[[Conversation], RequestDraft | None]] = {
 
 
 class Asked(NamedTuple):
-    """What comes of a draft, but for the shape in which its tools came."""
+    """What comes of a request input, but for the shape in which its tools came."""
 
     prompt_ids: tuple[int, ...]
     tools: ToolUse | None
     budget: int | None
 
 
-def asked_by(draft: RequestDraft, template: ChatTemplate, tokenizer: Tokenizer) -> Asked:
-    assert draft.chat is not None
-    given = shown(draft.chat, draft.tool_choice).template_input()
+def asked_by(request_input: RequestInput, template: ChatTemplate, tokenizer: Tokenizer) -> Asked:
+    assert request_input.chat is not None
+    given = shown(request_input.chat, request_input.tool_choice).template_input()
     text = template.render(given.messages, given.variables)
-    tools = tool_use(draft.chat, draft.tool_choice, parallel=draft.parallel_tool_calls)
-    return Asked(tokenizer.encode(text, False), tools, draft.thinking_token_budget)
+    tools = tool_use(
+        request_input.chat, request_input.tool_choice, parallel=request_input.parallel_tool_calls
+    )
+    return Asked(tokenizer.encode(text, False), tools, request_input.thinking_token_budget)
 
 
 def test_a_conversation_is_the_same_in_every_dialect() -> None:
@@ -336,9 +338,9 @@ def test_a_conversation_is_the_same_in_every_dialect() -> None:
             expected = asked_by(in_process(conversation), template, tokenizer)
             assert len(expected.prompt_ids) > 10
             for dialect, ask in DIALECTS.items():
-                draft = ask(conversation)
-                if draft is not None:
-                    assert asked_by(draft, template, tokenizer) == expected, (name, dialect)
+                request_input = ask(conversation)
+                if request_input is not None:
+                    assert asked_by(request_input, template, tokenizer) == expected, (name, dialect)
     finally:
         template.close()
         tokenizer.close()
@@ -347,8 +349,10 @@ def test_a_conversation_is_the_same_in_every_dialect() -> None:
 @pytest.mark.parametrize("name", TABLE)
 def test_what_is_asked_is_what_the_table_says(name: str) -> None:
     asked = TABLE[name]
-    draft = in_process(asked)
-    use = tool_use(draft.chat, draft.tool_choice, parallel=draft.parallel_tool_calls)
+    request_input = in_process(asked)
+    use = tool_use(
+        request_input.chat, request_input.tool_choice, parallel=request_input.parallel_tool_calls
+    )
     if not asked.tools or asked.choice.mode == "none":
         assert use is None
         return
@@ -357,4 +361,4 @@ def test_what_is_asked_is_what_the_table_says(name: str) -> None:
     is_named = asked.choice.mode == "required" and len(asked.choice.names) == 1
     assert (use.choice, use.parallel) == (asked.choice, asked.parallel and not is_named)
     assert [one.strict for one in use.tools] == [bool(one.strict) for one in asked.tools]
-    assert replace(draft, tool_choice=AUTO).chat == draft.chat
+    assert replace(request_input, tool_choice=AUTO).chat == request_input.chat

@@ -31,8 +31,8 @@ from trtc.runtime.engine.session import Session
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.frontends.local import LocalEngine
 from trtc.runtime.integrity.verify import HashCheck
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.request import FinishReason
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.sampling.masks import pack_mask
 from trtc.runtime.text.chat_options import chat_of
 from trtc.runtime.text.tokenizer import Tokenizer
@@ -187,7 +187,7 @@ def test_leaving_a_generation_ends_it() -> None:
         with engine.generate([5], max_tokens=900) as generation:
             next(generation)
         assert generation.result().finish_reason is FinishReason.ABORTED
-        submitted = engine.submit(RequestDraft(token_ids=(5,), max_tokens=900), timeout=0.1)
+        submitted = engine.submit(RequestInput(token_ids=(5,), max_tokens=900), timeout=0.1)
         generated = engine.generate([5], max_tokens=900, timeout=0.1)
         for timed in (submitted, generated):
             with pytest.raises(DeadlineError):
@@ -383,8 +383,8 @@ def test_masks_say_what_may_come_next(engine: LocalEngine) -> None:
         def allowed(self, output_ids: Sequence[int]) -> bytes:
             return pack_mask(np.arange(OPTIONS.vocab_size) % 2 == len(output_ids) % 2)
 
-    draft = RequestDraft(token_ids=(5, 6), max_tokens=9, sampling={"seed": 1})
-    tokens = engine.submit(draft, masks=Even()).result().completions[0].token_ids
+    request_input = RequestInput(token_ids=(5, 6), max_tokens=9, sampling={"seed": 1})
+    tokens = engine.submit(request_input, masks=Even()).result().completions[0].token_ids
     assert [token % 2 for token in tokens] == [0, 1] * 4 + [0]
 
 

@@ -14,9 +14,9 @@ from tests.support.servers import TOKENIZER
 from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.engine.drafting import DraftConfig
 from trtc.runtime.frontends.local import LocalEngine
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.request import FinishReason
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.token_masks import TokenEdit
 from trtc.runtime.sampling.masks import pack_mask
 from trtc.runtime.text.tokenizer import Tokenizer
@@ -175,8 +175,8 @@ def test_masks_of_a_caller_hold_beside_the_grammar(engine: LocalEngine) -> None:
             allowed[68] = False  # a
             return TokenEdit(pack_mask(allowed), {69: 1.0})
 
-    draft = RequestDraft(token_ids=(5,), grammar=Grammar("regex", "[ab]{6}"), max_tokens=9)
-    assert 68 not in engine.submit(draft, masks=NoA()).result().token_ids
+    request_input = RequestInput(token_ids=(5,), grammar=Grammar("regex", "[ab]{6}"), max_tokens=9)
+    assert 68 not in engine.submit(request_input, masks=NoA()).result().token_ids
 
     class OnlyAnother:
         """Nothing that the grammar allows is left."""
@@ -185,4 +185,4 @@ def test_masks_of_a_caller_hold_beside_the_grammar(engine: LocalEngine) -> None:
             return pack_mask(np.arange(VOCAB_SIZE) == 67)
 
     with pytest.raises(InvalidRequestError, match="masks: allow no token"):
-        engine.submit(draft, masks=OnlyAnother()).result()
+        engine.submit(request_input, masks=OnlyAnother()).result()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from trtc.protos.errors import InvalidRequestError
-from trtc.runtime.requests.generate_options import draft_of_chat
+from trtc.runtime.requests.generate_options import input_of_chat
 from trtc.runtime.requests.tool_choice import AUTO, ToolChoice, tool_choice
 from trtc.runtime.requests.tools import Tool, ToolUse, shown, tool_use
 from trtc.runtime.text.chat import Chat, ChatMessage
@@ -95,7 +95,7 @@ def test_a_request_without_tools_has_none_to_choose_of() -> None:
 
 
 def test_a_draft_carries_tools_and_reasoning() -> None:
-    draft = draft_of_chat(
+    request_input = input_of_chat(
         [{"role": "user", "content": "x"}],
         {
             "tools": [NESTED],
@@ -106,11 +106,14 @@ def test_a_draft_carries_tools_and_reasoning() -> None:
             "chat_template_kwargs": {"thinking": False, "x": 1},
         },
     )
-    assert draft.chat is not None
-    assert json.loads(draft.chat.tools) == [NESTED]
-    assert (draft.tool_choice, draft.parallel_tool_calls) == (ToolChoice("required", ("f",)), False)
-    assert draft.thinking_token_budget == 64
-    assert json.loads(draft.chat.template_kwargs) == {
+    assert request_input.chat is not None
+    assert json.loads(request_input.chat.tools) == [NESTED]
+    assert (request_input.tool_choice, request_input.parallel_tool_calls) == (
+        ToolChoice("required", ("f",)),
+        False,
+    )
+    assert request_input.thinking_token_budget == 64
+    assert json.loads(request_input.chat.template_kwargs) == {
         "enable_thinking": True,
         "thinking": False,
         "reasoning_effort": "low",
@@ -128,7 +131,7 @@ def test_a_draft_carries_tools_and_reasoning() -> None:
     ],
 )
 def test_whether_a_model_reasons_is_said_to_its_template(given: Any, variables: Any) -> None:
-    chat = draft_of_chat([{"role": "user", "content": "x"}], given).chat
+    chat = input_of_chat([{"role": "user", "content": "x"}], given).chat
     assert chat is not None
     assert (json.loads(chat.template_kwargs) if variables else chat.template_kwargs) == variables
 
@@ -148,5 +151,5 @@ def test_whether_a_model_reasons_is_said_to_its_template(given: Any, variables: 
 )
 def test_an_option_of_another_kind_is_named(given: Any, field: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        draft_of_chat([{"role": "user", "content": "x"}], given)
+        input_of_chat([{"role": "user", "content": "x"}], given)
     assert caught.value.field == field

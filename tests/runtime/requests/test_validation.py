@@ -7,12 +7,12 @@ import pytest
 from tests.support.requests import greedy_request
 from trtc.protos.errors import DeadlineError, InvalidRequestError
 from trtc.protos.sampling import SamplingDefaults, SamplingParams
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.request import GenerationRequest
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.validation import (
     RequestBounds,
     default_max_tokens,
-    finish_draft,
+    finish_input,
     validate,
 )
 
@@ -96,13 +96,15 @@ def test_a_past_deadline_is_a_deadline_error() -> None:
         validate(replace(GOOD, deadline=time.monotonic() - 1), BOUNDS)
 
 
-def test_what_a_draft_does_not_say_is_the_models() -> None:
+def test_what_a_request_input_does_not_say_is_the_models() -> None:
     defaults = SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95, max_tokens=7)
     bounds = BOUNDS._replace(defaults=defaults)
 
     def finished(**fields: Any) -> GenerationRequest:
-        draft = RequestDraft(token_ids=(1, 2), **fields)
-        return finish_draft(draft, request_id="r", prompt_ids=[1, 2], deadline=None, bounds=bounds)
+        request_input = RequestInput(token_ids=(1, 2), **fields)
+        return finish_input(
+            request_input, request_id="r", prompt_ids=[1, 2], deadline=None, bounds=bounds
+        )
 
     absent = finished()
     assert absent.sampling == SamplingParams(temperature=0.6, top_k=20, top_p=0.95)
@@ -115,9 +117,11 @@ def test_what_a_draft_does_not_say_is_the_models() -> None:
     assert default_max_tokens(2, longest) == 30
 
 
-def test_a_draft_without_a_limit_may_fill_the_context() -> None:
-    draft = RequestDraft(token_ids=(1, 2), sampling={"seed": 4}, stop=("x",), n=2)
-    request = finish_draft(draft, request_id="r", prompt_ids=[1, 2], deadline=5.0, bounds=BOUNDS)
+def test_an_input_without_a_limit_may_fill_the_context() -> None:
+    request_input = RequestInput(token_ids=(1, 2), sampling={"seed": 4}, stop=("x",), n=2)
+    request = finish_input(
+        request_input, request_id="r", prompt_ids=[1, 2], deadline=5.0, bounds=BOUNDS
+    )
     assert request.max_tokens == default_max_tokens(2, BOUNDS) == 30
     assert (request.prompt_ids, request.stop, request.n) == ((1, 2), ("x",), 2)
     validate(replace(request, deadline=None), BOUNDS)

@@ -1,4 +1,4 @@
-"""A request's tensors become drafts; what cannot be done is refused by its name."""
+"""A request's tensors become request inputs; what cannot be done is refused by its name."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,8 +10,8 @@ from tests.support.loops import PYLLAMA
 from tests.support.tensors import tensor, tensors
 from trtc.protos.errors import InvalidRequestError, NoTokenizerError
 from trtc.protos.sampling import SamplingDefaults, SamplingOptions, SamplingParams
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.grammar import Grammar
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.validation import RequestBounds
 from trtc.runtime.tensors.requests import RequestReader, RowRequest, asks_to_stop
 from trtc.runtime.tensors.table import EMPTY_INPUTS, REFUSED_INPUTS
@@ -33,13 +33,13 @@ def read(**inputs: Any) -> RowRequest:
 
 
 def sampling(**inputs: Any) -> SamplingParams:
-    return SamplingParams(**read(text_input="a", **inputs).draft.sampling)
+    return SamplingParams(**read(text_input="a", **inputs).request_input.sampling)
 
 
 def test_the_request_of_every_guide_to_the_backend() -> None:
     """`{"text_input": ..., "max_tokens": 20, "bad_words": "", "stop_words": ""}`"""
     row = read(text_input="What is it?", max_tokens=20, bad_words=[""], stop_words=[""])
-    assert row.draft == RequestDraft(
+    assert row.request_input == RequestInput(
         text="What is it?", max_tokens=20, sampling={"temperature": 0.0}, include_stop=True
     )
     assert not row.stream
@@ -55,7 +55,7 @@ def test_the_models_defaults_count_where_a_request_does_not_say() -> None:
 
     def given(**inputs: Any) -> SamplingOptions:
         (row,) = reader.read(tensors(text_input="a", **inputs))
-        return row.draft.sampling
+        return row.request_input.sampling
 
     assert given() == {}
     assert given(temperature=0.25) == {"temperature": 0.25}
@@ -74,7 +74,7 @@ def test_token_level_names_mean_the_same() -> None:
         end_id=9,
         pad_id=3,
     )
-    assert row.draft == RequestDraft(
+    assert row.request_input == RequestInput(
         token_ids=(5, 6, 7),
         max_tokens=4,
         sampling={"top_k": 5, "top_p": 0.5, "seed": 2**64 - 1},
@@ -126,27 +126,27 @@ def test_a_temperature_that_is_no_number_is_not_taken_for_greedy() -> None:
 
 def test_end_id_replaces_the_engines_and_minus_one_is_none() -> None:
     row = read(text_input="a", end_id=-1)
-    assert row.draft.ignore_eos
-    assert row.draft.stop_token_ids == ()
+    assert row.request_input.ignore_eos
+    assert row.request_input.stop_token_ids == ()
     assert row.end_ids == frozenset()
     assert read(text_input="a", end_id=EOS).end_ids == {EOS}
 
 
 def test_stop_words_are_strings_but_for_special_tokens_which_have_no_text() -> None:
     row = read(text_input="a", stop_words=["\n\n", "<|im_end|>", "", "# end"])
-    assert row.draft.stop == ("\n\n", "# end")
-    assert row.draft.stop_token_ids == (IM_END,)
+    assert row.request_input.stop == ("\n\n", "# end")
+    assert row.request_input.stop_token_ids == (IM_END,)
     assert row.silent_ids == {EOS, IM_END}
     assert row.end_ids == {EOS}
 
 
 def test_stop_words_list_holds_words_of_one_token() -> None:
     row = read(input_ids=[5], stop_words_list=[[11, IM_END, 0], [1, 2, -1]], end_id=EOS)
-    assert row.draft.stop_token_ids == (11, IM_END, EOS)
+    assert row.request_input.stop_token_ids == (11, IM_END, EOS)
     assert row.silent_ids == {EOS, IM_END}
-    assert read(input_ids=[5], stop_words_list=[[0], [-1]]).draft.stop_token_ids == ()
+    assert read(input_ids=[5], stop_words_list=[[0], [-1]]).request_input.stop_token_ids == ()
     empty = {"input_ids": tensor("input_ids", [[5]]), "stop_words_list": np.empty((1, 2, 0))}
-    assert READER.read(empty)[0].draft.stop_token_ids == ()
+    assert READER.read(empty)[0].request_input.stop_token_ids == ()
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_embedding_bias_by_words_and_by_vocabulary_add_up() -> None:
     ).logit_bias
     assert bias == {first: 2.0 - 8.0 + 0.5, second: 2.0}
     nothing = {"text_input": tensor("text_input", ["a"]), "embedding_bias": np.empty((1, 0))}
-    assert "logit_bias" not in READER.read(nothing)[0].draft.sampling
+    assert "logit_bias" not in READER.read(nothing)[0].request_input.sampling
 
 
 def test_bias_of_the_wrong_size_is_refused() -> None:
@@ -196,11 +196,11 @@ def test_what_to_tell_is_read() -> None:
         top_k=5,
     )
     assert row.log_probs
-    assert row.draft.logprobs == 0
+    assert row.request_input.logprobs == 0
     assert row.num_input_tokens
     assert row.num_output_tokens
     assert row.with_prompt
-    assert row.draft.n == 3
+    assert row.request_input.n == 3
 
 
 def test_the_prompt_is_left_out_as_the_model_is_told_and_always_when_streaming() -> None:
@@ -216,7 +216,7 @@ def test_rows_of_a_batch_are_requests_of_their_own() -> None:
         "max_tokens": tensor("max_tokens", [1, 2]),
         "stop_words": tensor("stop_words", [["x", ""], ["y", "z"]]),
     }
-    first, second = (row.draft for row in READER.read(batch))
+    first, second = (row.request_input for row in READER.read(batch))
     assert (first.text, first.max_tokens, first.stop) == ("a", 1, ("x",))
     assert (second.text, second.max_tokens, second.stop) == ("b", 2, ("y", "z"))
 
@@ -273,7 +273,7 @@ NOT_ASKING: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", ["min_tokens", "min_length"])
 def test_the_least_number_of_tokens_is_read(name: str) -> None:
-    assert read(text_input="a", **{name: 5}).draft.min_tokens == 5
+    assert read(text_input="a", **{name: 5}).request_input.min_tokens == 5
 
 
 @pytest.mark.parametrize(
@@ -288,9 +288,13 @@ def test_the_least_number_of_tokens_is_read(name: str) -> None:
     ],
 )
 def test_a_guide_is_a_grammar(kind: Any, expected: Any) -> None:
-    asked = read(text_input="a", guided_decoding_guide_type=kind, guided_decoding_guide="{}").draft
+    asked = read(
+        text_input="a", guided_decoding_guide_type=kind, guided_decoding_guide="{}"
+    ).request_input
     assert asked.grammar == Grammar(expected, "{}", "guided_decoding_guide")
-    nothing = read(text_input="a", guided_decoding_guide_type="", guided_decoding_guide="").draft
+    nothing = read(
+        text_input="a", guided_decoding_guide_type="", guided_decoding_guide=""
+    ).request_input
     assert nothing.grammar is None
     for wrong in (
         {"guided_decoding_guide": "{}"},
@@ -331,7 +335,7 @@ def test_words_need_a_tokenizer(inputs: dict[str, Any]) -> None:
     reader = replace(READER, tokenizer=None)
     with pytest.raises(NoTokenizerError, match=f"{next(iter(inputs))}: .* without a tokenizer"):
         reader.read(tensors(input_ids=[1], **inputs))
-    assert reader.read(tensors(input_ids=[1], stop_words=[""]))[0].draft.stop == ()
+    assert reader.read(tensors(input_ids=[1], stop_words=[""]))[0].request_input.stop == ()
 
 
 def test_a_stop_request_is_told_from_others() -> None:
@@ -378,4 +382,4 @@ def test_lengths_are_judged_before_anything_is_tokenised(inputs: dict[str, Any],
 
 
 def test_a_prompt_may_be_padded_beyond_the_context() -> None:
-    assert read(input_ids=[1] * 600, input_lengths=3).draft.token_ids == (1, 1, 1)
+    assert read(input_ids=[1] * 600, input_lengths=3).request_input.token_ids == (1, 1, 1)

@@ -1,4 +1,4 @@
-"""Drafts, outputs and errors survive the wire."""
+"""Request inputs, outputs and errors survive the wire."""
 
 from typing import Any
 
@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from trtc.protos import errors
 from trtc.protos.trtc.v1 import inference_pb2 as pb
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.grammar import Grammar, choice
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.tool_choice import ToolChoice
 from trtc.runtime.text.chat import Chat, ChatMessage, ContentPart, ToolCall
 from trtc.runtime.wire.failures import status_name, to_error, to_status
 from trtc.runtime.wire.messages import (
-    draft_from_wire,
-    draft_to_wire,
     info_from_wire,
     info_to_wire,
+    input_from_wire,
+    input_to_wire,
     output_from_wire,
     output_to_wire,
 )
@@ -83,9 +83,9 @@ grammars = st.one_of(
 )
 
 
-drafts = prompts.flatmap(
+request_inputs = prompts.flatmap(
     lambda prompt: st.builds(
-        RequestDraft,
+        RequestInput,
         **{name: st.just(value) for name, value in prompt.items()},
         model=text,
         request_id=text,
@@ -109,35 +109,37 @@ drafts = prompts.flatmap(
 )
 
 
-@given(drafts)
-def test_a_draft_is_the_same_at_the_other_end(draft: RequestDraft) -> None:
-    data = draft_to_wire(draft).SerializeToString()
-    assert draft_from_wire(pb.GenerateRequest.FromString(data)) == draft
+@given(request_inputs)
+def test_a_request_input_is_the_same_at_the_other_end(request_input: RequestInput) -> None:
+    data = input_to_wire(request_input).SerializeToString()
+    assert input_from_wire(pb.GenerateRequest.FromString(data)) == request_input
 
 
-def test_an_empty_message_is_a_draft_with_the_defaults() -> None:
-    assert draft_from_wire(pb.GenerateRequest()) == RequestDraft()
+def test_an_empty_message_has_the_defaults() -> None:
+    assert input_from_wire(pb.GenerateRequest()) == RequestInput()
 
 
 @pytest.mark.parametrize(
-    "draft",
+    "request_input",
     [
-        RequestDraft(token_ids=(-1,)),
-        RequestDraft(token_ids=(2**32,)),
-        RequestDraft(text="\ud800"),
-        RequestDraft(text="a", max_tokens=-1),
-        RequestDraft(text="a", n=-1),
-        RequestDraft(text="a", logprobs=-1),
-        RequestDraft(text="a", priority=2**31),
-        RequestDraft(text="a", stop_token_ids=(-5,)),
-        RequestDraft(text="a", sampling={"seed": -1}),
-        RequestDraft(text="a", sampling={"logit_bias": {-1: 0.0}}),
-        RequestDraft(text="a", sampling={"temperature": "hot"}),  # type: ignore[typeddict-item]
+        RequestInput(token_ids=(-1,)),
+        RequestInput(token_ids=(2**32,)),
+        RequestInput(text="\ud800"),
+        RequestInput(text="a", max_tokens=-1),
+        RequestInput(text="a", n=-1),
+        RequestInput(text="a", logprobs=-1),
+        RequestInput(text="a", priority=2**31),
+        RequestInput(text="a", stop_token_ids=(-5,)),
+        RequestInput(text="a", sampling={"seed": -1}),
+        RequestInput(text="a", sampling={"logit_bias": {-1: 0.0}}),
+        RequestInput(text="a", sampling={"temperature": "hot"}),  # type: ignore[typeddict-item]
     ],
 )
-def test_a_value_that_no_message_can_carry_is_the_callers_error(draft: RequestDraft) -> None:
+def test_a_value_that_no_message_can_carry_is_the_callers_error(
+    request_input: RequestInput,
+) -> None:
     with pytest.raises(errors.InvalidRequestError, match="cannot be written"):
-        draft_to_wire(draft)
+        input_to_wire(request_input)
 
 
 logprobs32 = st.floats(max_value=0, width=32, allow_infinity=False)

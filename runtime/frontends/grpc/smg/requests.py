@@ -1,4 +1,4 @@
-"""GenerateRequest becomes a draft; what asks for more than the runtime does is refused by name."""
+"""GenerateRequest becomes a input; what asks for more than the runtime does is refused by name."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, cast
 from trtc.protos.errors import InvalidRequestError
 from trtc.protos.sampling import SAMPLING_PARAMETERS, SamplingOptions
 from trtc.protos.smg import trtllm_service_pb2 as pb
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.grammar import Grammar, Kind
 from trtc.runtime.requests.naming import fields_as_sent
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.validation import (
     RequestBounds,
     check_number_of_stop_tokens,
@@ -25,7 +25,7 @@ NAMES: Mapping[str, str] = {
     "logit_bias": "embedding_bias",
     "cache_salt": "cache_salt_id",
 }
-"""Field of a draft -> that of the message, for errors."""
+"""Field of a request input -> that of the message, for errors."""
 
 
 class _Refused(NamedTuple):
@@ -77,7 +77,7 @@ _REFUSED = (
 to beam search, such as length_penalty."""
 
 
-def draft_of(request: pb.GenerateRequest, bounds: RequestBounds) -> RequestDraft:
+def input_of(request: pb.GenerateRequest, bounds: RequestBounds) -> RequestInput:
     """The request in the runtime's words, for the only engine; values are judged when it is
     submitted, lengths before there is an object for every number.
 
@@ -91,7 +91,7 @@ def draft_of(request: pb.GenerateRequest, bounds: RequestBounds) -> RequestDraft
         check_prompt_length(len(request.tokenized.input_token_ids), bounds)
         check_number_of_stop_tokens(len(request.stop_token_ids))
     sampling, output = request.sampling_config, request.output_config
-    return RequestDraft(
+    return RequestInput(
         token_ids=tuple(request.tokenized.input_token_ids),
         request_id=request.request_id,
         sampling=_sampling(request, bounds),

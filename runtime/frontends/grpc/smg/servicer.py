@@ -25,10 +25,10 @@ from trtc.runtime.frontends.grpc.intake import Intake
 from trtc.runtime.frontends.grpc.smg import methods
 from trtc.runtime.frontends.grpc.smg.kv_events import Subscribers, batches_from
 from trtc.runtime.frontends.grpc.smg.replies import Ends, Replies
-from trtc.runtime.frontends.grpc.smg.requests import NAMES, draft_of
-from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.frontends.grpc.smg.requests import NAMES, input_of
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.principal import Scope
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.service.service import Service
 from trtc.runtime.wire.bounded import MAX_NUMBERS, parse
 from trtc.version import __version__
@@ -80,12 +80,15 @@ class TrtllmServicer:
     async def _generate(self, context: Context) -> None:
         principal = self._intake.caller(context)
         async with AsyncExitStack() as running:
-            async with self._intake.request(context, principal, self._read) as (draft, replies):
+            async with self._intake.request(context, principal, self._read) as (
+                request_input,
+                replies,
+            ):
                 with fields_as_sent(NAMES):
                     generation = self._service.generate(
-                        draft, principal=principal, deadline=deadline(context)
+                        request_input, principal=principal, deadline=deadline(context)
                     )
-                    del draft
+                    del request_input
                     stream = await running.enter_async_context(generation)
             with fields_as_sent(NAMES):
                 async for outputs in stream:
@@ -109,19 +112,25 @@ class TrtllmServicer:
                     with writing(()):
                         await context.write(message)
 
-    def _read(self, data: bytes) -> tuple[RequestDraft, Replies]:
+    def _read(self, data: bytes) -> tuple[RequestInput, Replies]:
         handle = self._engine()
         bounds = handle.loop.bounds
         # A bias has a number for every token of the vocabulary.
         most = MAX_NUMBERS + bounds.max_context + bounds.vocab_size
         request = parse(methods.GENERATE.request, data, max_numbers=most)
-        draft = draft_of(request, bounds)
-        draft = replace(draft, model=handle.name, request_id=draft.request_id or uuid.uuid4().hex)
-        eos = () if draft.ignore_eos else handle.manifest.model.eos_token_ids
-        ends = Ends(
-            frozenset(eos), frozenset(draft.stop_token_ids), request.include_stop_token_in_output
+        request_input = input_of(request, bounds)
+        request_input = replace(
+            request_input,
+            model=handle.name,
+            request_id=request_input.request_id or uuid.uuid4().hex,
         )
-        return draft, Replies(request, draft.request_id, ends, draft.n)
+        eos = () if request_input.ignore_eos else handle.manifest.model.eos_token_ids
+        ends = Ends(
+            frozenset(eos),
+            frozenset(request_input.stop_token_ids),
+            request.include_stop_token_in_output,
+        )
+        return request_input, Replies(request, request_input.request_id, ends, request_input.n)
 
     def _engine(self) -> EngineHandle:
         """Raises UnknownModelError where there are several, and UnavailableError."""

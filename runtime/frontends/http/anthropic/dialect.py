@@ -1,4 +1,4 @@
-"""The routes of Anthropic's API, and the story of each: fields, draft, outputs, answer."""
+"""The routes of Anthropic's API, and the story of each: fields, request input, outputs, answer."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from trtc.protos.errors import InvalidRequestError, TrtcError
-from trtc.runtime.frontends.http.anthropic.drafts import PARAMS, counted, message_draft
 from trtc.runtime.frontends.http.anthropic.failures import (
     failure,
     id_headers,
@@ -17,14 +16,15 @@ from trtc.runtime.frontends.http.anthropic.failures import (
 )
 from trtc.runtime.frontends.http.anthropic.fields import CountFields, MessageFields
 from trtc.runtime.frontends.http.anthropic.message import Message, encoded
+from trtc.runtime.frontends.http.anthropic.request_inputs import PARAMS, counted, message_input
 from trtc.runtime.frontends.http.bodies import Given, read
 from trtc.runtime.frontends.http.events import begin_events, event
 from trtc.runtime.frontends.http.exchange import Exchange, Headers
 from trtc.runtime.frontends.http.routes import Route
 from trtc.runtime.frontends.http.running import unaborted
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.request import Output
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.service.service import Service
 from trtc.runtime.text.chat import Chat
 
@@ -54,22 +54,24 @@ class _Handlers:
     async def create(self, exchange: Exchange) -> None:
         """Answer with a message."""
 
-        def parse(body: bytes) -> tuple[Given[MessageFields], RequestDraft]:
+        def parse(body: bytes) -> tuple[Given[MessageFields], RequestInput]:
             given = read(body, MessageFields)
-            return given, message_draft(given.fields, request_id(exchange))
+            return given, message_input(given.fields, request_id(exchange))
 
         async with AsyncExitStack() as stack:
-            async with self._document(exchange, parse) as (given, draft):
+            async with self._document(exchange, parse) as (given, request_input):
                 with fields_as_sent(PARAMS):
-                    engine = stack.enter_context(self._service.models.lease(draft.model))
+                    engine = stack.enter_context(self._service.models.lease(request_input.model))
                     stream = await stack.enter_async_context(
-                        self._service.generate(draft, principal=exchange.principal, engine=engine)
+                        self._service.generate(
+                            request_input, principal=exchange.principal, engine=engine
+                        )
                     )
             message = Message(
                 id=f"msg_{exchange.number}",
                 model=engine.name,
                 num_prompt_tokens=len(stream.prompt_ids),
-                stop_sequences=frozenset(draft.stop),
+                stop_sequences=frozenset(request_input.stop),
                 returns_ids=bool(given.fields.return_token_ids),
             )
             write = _write_events if given.fields.stream else _write_whole

@@ -1,4 +1,4 @@
-"""The routes of the Ollama API, and the story of each: fields, a draft, outputs, an answer."""
+"""The routes of the Ollama API, and the story of each: fields, a input, outputs, an answer."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,15 +15,15 @@ from trtc.runtime.frontends.asgi import http_status
 from trtc.runtime.frontends.http.bodies import read
 from trtc.runtime.frontends.http.exchange import BodySizeError, BodyTypeError, Exchange
 from trtc.runtime.frontends.http.failures import Kind, refusal_headers
-from trtc.runtime.frontends.http.ollama.drafts import (
+from trtc.runtime.frontends.http.ollama.fields import ShowFields
+from trtc.runtime.frontends.http.ollama.models import listed, loaded, shown, timestamp
+from trtc.runtime.frontends.http.ollama.request_inputs import (
     CHAT,
     GENERATE,
     Asked,
     read_chat,
     read_generate,
 )
-from trtc.runtime.frontends.http.ollama.fields import ShowFields
-from trtc.runtime.frontends.http.ollama.models import listed, loaded, shown, timestamp
 from trtc.runtime.frontends.http.ollama.writing import (
     Form,
     Writer,
@@ -33,9 +33,9 @@ from trtc.runtime.frontends.http.ollama.writing import (
 )
 from trtc.runtime.frontends.http.routes import Route
 from trtc.runtime.frontends.http.running import running
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.principal import Principal
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.service.service import Service
 from trtc.version import __version__
 
@@ -108,10 +108,12 @@ class _Handlers:
                     name = self._name(fields.model or "")
                     handle = service.engine_for(exchange.principal, name)
                     outputs = None
-                    if asked.draft is not None:
-                        draft = _fitting(asked, replace(asked.draft, model=name), handle)
+                    if asked.request_input is not None:
+                        request_input = _fitting(
+                            asked, replace(asked.request_input, model=name), handle
+                        )
                         run = await stack.enter_async_context(
-                            running(service, (draft,), exchange.principal)
+                            running(service, (request_input,), exchange.principal)
                         )
                         outputs = run.outputs
                 writer = Writer(
@@ -146,11 +148,11 @@ class _Handlers:
         return name if name in self._service.names else name.removesuffix(LATEST)
 
 
-def _fitting(asked: Asked[Any], draft: RequestDraft, handle: EngineHandle) -> RequestDraft:
+def _fitting(asked: Asked[Any], request_input: RequestInput, handle: EngineHandle) -> RequestInput:
     """A prompt for a model without a chat template is its text, as in Ollama."""
-    if draft.chat is None or not asked.plain_prompt or handle.info().has_chat_template:
-        return draft
-    return replace(draft, chat=None, text=asked.plain_prompt)
+    if request_input.chat is None or not asked.plain_prompt or handle.info().has_chat_template:
+        return request_input
+    return replace(request_input, chat=None, text=asked.plain_prompt)
 
 
 async def _answer(exchange: Exchange, document: object) -> None:

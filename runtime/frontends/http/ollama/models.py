@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.frontends.http.ollama.answers import Details, Listed, Loaded, Shown
-from trtc.runtime.frontends.http.ollama.drafts import OPTION_NAMES
+from trtc.runtime.frontends.http.ollama.request_inputs import OPTION_NAMES
 
 NEVER = "2262-04-11T23:47:16Z"
 """When an engine is unloaded: the last second that clients count in 64 bits of nanoseconds."""

@@ -1,4 +1,4 @@
-"""The routes of the OpenAI API, and the story of each: fields, drafts, outputs, answer."""
+"""The routes of the OpenAI API, and the story of each: fields, request inputs, outputs, answer."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +13,6 @@ from trtc.protos.errors import UnavailableError
 from trtc.runtime.frontends.http.bodies import Given, read
 from trtc.runtime.frontends.http.exchange import Exchange, Headers
 from trtc.runtime.frontends.http.openai.answers import Model, ModelList
-from trtc.runtime.frontends.http.openai.drafts import chat_draft, completion_drafts
 from trtc.runtime.frontends.http.openai.failures import refuse
 from trtc.runtime.frontends.http.openai.fields import (
     ChatFields,
@@ -29,6 +28,7 @@ from trtc.runtime.frontends.http.openai.forms import (
     ResponseOptions,
 )
 from trtc.runtime.frontends.http.openai.params import CHAT, COMPLETION, Params
+from trtc.runtime.frontends.http.openai.request_inputs import chat_input, completion_inputs
 from trtc.runtime.frontends.http.openai.responses import ResponsesHandler
 from trtc.runtime.frontends.http.openai.tokens import TokensHandler
 from trtc.runtime.frontends.http.openai.writing import (
@@ -39,10 +39,10 @@ from trtc.runtime.frontends.http.openai.writing import (
 )
 from trtc.runtime.frontends.http.routes import Route
 from trtc.runtime.frontends.http.running import Running, running
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.principal import Principal
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.tools import shown
 from trtc.runtime.service.service import Service
 
@@ -88,51 +88,54 @@ class _Handlers:
     async def chat(self, exchange: Exchange) -> None:
         request_id = f"chatcmpl-{exchange.number}"
 
-        def parse(body: bytes) -> tuple[Given[ChatFields], RequestDraft]:
+        def parse(body: bytes) -> tuple[Given[ChatFields], RequestInput]:
             given = read(body, ChatFields)
-            return given, chat_draft(given.fields, request_id)
+            return given, chat_input(given.fields, request_id)
 
         async with AsyncExitStack() as stack:
-            async with self._document(exchange, parse) as (given, draft):
+            async with self._document(exchange, parse) as (given, request_input):
                 fields = given.fields
                 with fields_as_sent(_chat_params(fields)):
                     if _needs_ids(fields):
-                        draft = await self._with_ids(draft, fields, exchange.principal)
+                        request_input = await self._with_ids(
+                            request_input, fields, exchange.principal
+                        )
                     run = await stack.enter_async_context(
-                        running(self._service, (draft,), exchange.principal)
+                        running(self._service, (request_input,), exchange.principal)
                     )
             options = _options(fields, logprobs=bool(fields.logprobs))
-            form = ChatForm(options, draft.n, [EchoedPrompt(draft.token_ids or ())])
+            form = ChatForm(options, request_input.n, [EchoedPrompt(request_input.token_ids or ())])
             with fields_as_sent(_chat_params(fields)):
                 await self._write(exchange, given, run, request_id, form)
 
     async def completions(self, exchange: Exchange) -> None:
         request_id = f"cmpl-{exchange.number}"
 
-        def parse(body: bytes) -> tuple[Given[CompletionFields], tuple[RequestDraft, ...]]:
+        def parse(body: bytes) -> tuple[Given[CompletionFields], tuple[RequestInput, ...]]:
             given = read(body, CompletionFields)
-            return given, completion_drafts(given.fields, request_id)
+            return given, completion_inputs(given.fields, request_id)
 
         async with AsyncExitStack() as stack:
-            async with self._document(exchange, parse) as (given, drafts):
+            async with self._document(exchange, parse) as (given, request_inputs):
                 fields = given.fields
                 with fields_as_sent(COMPLETION):
                     prompts = [
-                        await self._echoed(one, fields, exchange.principal) for one in drafts
+                        await self._echoed(one, fields, exchange.principal)
+                        for one in request_inputs
                     ]
                     run = await stack.enter_async_context(
                         running(
                             self._service,
                             [
                                 _over(one, prompt)
-                                for one, prompt in zip(drafts, prompts, strict=True)
+                                for one, prompt in zip(request_inputs, prompts, strict=True)
                             ],
                             exchange.principal,
                         )
                     )
             form = CompletionForm(
                 _options(fields, logprobs=fields.logprobs is not None),
-                drafts[0].n,
+                request_inputs[0].n,
                 prompts,
                 is_echo_only=fields.max_tokens == 0,
             )
@@ -167,34 +170,34 @@ class _Handlers:
         await write_events(exchange, outputs, head, form, usage, headers)
 
     async def _with_ids(
-        self, draft: RequestDraft, fields: ChoiceFields, principal: Principal
-    ) -> RequestDraft:
+        self, request_input: RequestInput, fields: ChoiceFields, principal: Principal
+    ) -> RequestInput:
         """The same with its prompt as token ids."""
-        if draft.chat is not None:
-            chat = shown(draft.chat, draft.tool_choice)
-            ids = await self._service.tokenize_chat(draft.model, chat, principal)
-            return replace(draft, token_ids=tuple(ids))
-        if draft.text is not None:
+        if request_input.chat is not None:
+            chat = shown(request_input.chat, request_input.tool_choice)
+            ids = await self._service.tokenize_chat(request_input.model, chat, principal)
+            return replace(request_input, token_ids=tuple(ids))
+        if request_input.text is not None:
             special = getattr(fields, "add_special_tokens", None)
             ids = await self._service.tokenize_text(
-                draft.model, draft.text, special is not False, principal
+                request_input.model, request_input.text, special is not False, principal
             )
-            return replace(draft, text=None, token_ids=tuple(ids))
-        return draft
+            return replace(request_input, text=None, token_ids=tuple(ids))
+        return request_input
 
     async def _echoed(
-        self, draft: RequestDraft, fields: CompletionFields, principal: Principal
+        self, request_input: RequestInput, fields: CompletionFields, principal: Principal
     ) -> EchoedPrompt:
         """What the answer says of a prompt."""
         scored = bool(fields.echo) and fields.logprobs is not None
         needs_ids = scored or _needs_ids(fields) or fields.add_special_tokens is False
-        text = draft.text or ""
+        text = request_input.text or ""
         if needs_ids:
-            draft = await self._with_ids(draft, fields, principal)
-        ids = draft.token_ids or ()
+            request_input = await self._with_ids(request_input, fields, principal)
+        ids = request_input.token_ids or ()
         if fields.echo and not text:
-            text = await self._text(draft.model, ids, principal)
-        first = await self._text(draft.model, ids[:1], principal) if scored else ""
+            text = await self._text(request_input.model, ids, principal)
+        first = await self._text(request_input.model, ids[:1], principal) if scored else ""
         return EchoedPrompt(ids, text if fields.echo else "", first)
 
     async def _text(self, model: str, ids: Sequence[int], principal: Principal) -> str:
@@ -222,9 +225,13 @@ def _needs_ids(fields: ChoiceFields) -> bool:
     return bool(fields.return_token_ids or (options and options.continuous_usage_stats))
 
 
-def _over(draft: RequestDraft, prompt: EchoedPrompt) -> RequestDraft:
-    """The draft over the ids that are known already."""
-    return replace(draft, text=None, token_ids=prompt.token_ids) if prompt.token_ids else draft
+def _over(request_input: RequestInput, prompt: EchoedPrompt) -> RequestInput:
+    """The request input over the ids that are known already."""
+    return (
+        replace(request_input, text=None, token_ids=prompt.token_ids)
+        if prompt.token_ids
+        else request_input
+    )
 
 
 def _options(fields: ChoiceFields, *, logprobs: bool) -> ResponseOptions:

@@ -14,16 +14,16 @@ from trtc.runtime.frontends.http.bodies import Given, read
 from trtc.runtime.frontends.http.events import begin_events
 from trtc.runtime.frontends.http.exchange import Exchange, Headers
 from trtc.runtime.frontends.http.messages import chat_messages
-from trtc.runtime.frontends.http.openai.drafts import common
 from trtc.runtime.frontends.http.openai.fields import ResponseFields
 from trtc.runtime.frontends.http.openai.items import joined, messages_of
 from trtc.runtime.frontends.http.openai.params import RESPONSE
+from trtc.runtime.frontends.http.openai.request_inputs import common
 from trtc.runtime.frontends.http.openai.response_events import Response
 from trtc.runtime.frontends.http.openai.writing import DONE
 from trtc.runtime.frontends.http.running import OutputBatch, running
 from trtc.runtime.frontends.http.structured import grammar_of, text_format
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.naming import fields_as_sent
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.tool_choice import AUTO, tool_choice
 from trtc.runtime.service.service import Service
 from trtc.runtime.text.chat import ChatMessage
@@ -41,19 +41,19 @@ class ResponsesHandler:
         """Answer with a response."""
         response_id = f"resp_{exchange.number}"
 
-        def parse(body: bytes) -> tuple[Given[ResponseFields], RequestDraft]:
+        def parse(body: bytes) -> tuple[Given[ResponseFields], RequestInput]:
             given = read(body, ResponseFields)
             with fields_as_sent(RESPONSE):
-                return given, response_draft(given.fields, response_id)
+                return given, response_input(given.fields, response_id)
 
         service = self._service
         async with AsyncExitStack() as stack:
             async with exchange.document(
                 service.intake, service.limits.max_request_bytes, parse
-            ) as (given, draft):
+            ) as (given, request_input):
                 with fields_as_sent(RESPONSE):
                     run = await stack.enter_async_context(
-                        running(service, (draft,), exchange.principal)
+                        running(service, (request_input,), exchange.principal)
                     )
             response = self._response(given.fields, response_id, run.engine)
             headers = ((b"x-request-id", response_id.encode()), *given.headers)
@@ -79,8 +79,8 @@ class ResponsesHandler:
         )
 
 
-def response_draft(fields: ResponseFields, response_id: str) -> RequestDraft:
-    """The draft of a response.
+def response_input(fields: ResponseFields, response_id: str) -> RequestInput:
+    """The request input of a response.
 
     Raises:
         InvalidRequestError: names the field of a chat that is wrong (`params.RESPONSE`).
@@ -103,7 +103,7 @@ def response_draft(fields: ResponseFields, response_id: str) -> RequestDraft:
     if fields.instructions is not None:
         system = ChatMessage("system", fields.instructions)
         chat = replace(chat, messages=(system, *chat.messages))
-    return RequestDraft(
+    return RequestInput(
         chat=chat,
         request_id=response_id,
         max_tokens=fields.max_output_tokens,

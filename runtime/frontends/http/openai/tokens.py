@@ -8,9 +8,9 @@ import msgspec
 from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.frontends.http.bodies import Given, read
 from trtc.runtime.frontends.http.exchange import Exchange
-from trtc.runtime.frontends.http.openai.drafts import conversation
 from trtc.runtime.frontends.http.openai.fields import DetokenizeFields, TokenizeFields
 from trtc.runtime.frontends.http.openai.params import CHAT, COMPLETION, DETOKENIZE
+from trtc.runtime.frontends.http.openai.request_inputs import conversation
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.service.service import Service

@@ -10,8 +10,8 @@ from trtc.runtime.frontends.http.exchange import Exchange
 from trtc.runtime.frontends.http.routes import Route
 from trtc.runtime.frontends.http.running import running
 from trtc.runtime.frontends.http.tgi.answers import Info
-from trtc.runtime.frontends.http.tgi.drafts import PARAMS, draft, read_generate
 from trtc.runtime.frontends.http.tgi.failures import refuse
+from trtc.runtime.frontends.http.tgi.request_inputs import PARAMS, read_generate, request_input
 from trtc.runtime.frontends.http.tgi.writing import Writer
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.validation import MAX_STOPS
@@ -80,7 +80,7 @@ class _Handlers:
                     is_streamed = bool(fields.stream) if stream is None else stream
                     handle = service.engine_for(exchange.principal, fields.model or "")
                     handle.tokenizer_for("inputs")
-                    one = draft(asked, request_id, stream=is_streamed)
+                    one = request_input(asked, request_id, stream=is_streamed)
                     run = await stack.enter_async_context(
                         running(service, (one,), exchange.principal)
                     )

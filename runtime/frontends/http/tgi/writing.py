@@ -12,8 +12,8 @@ from trtc.runtime.frontends.http.exchange import Exchange, Headers
 from trtc.runtime.frontends.http.logprobs import finite
 from trtc.runtime.frontends.http.running import OutputBatch
 from trtc.runtime.frontends.http.tgi.answers import Details, Event, StreamDetails, Token, Whole
-from trtc.runtime.frontends.http.tgi.drafts import Asked, is_sampled
 from trtc.runtime.frontends.http.tgi.failures import failure
+from trtc.runtime.frontends.http.tgi.request_inputs import Asked, is_sampled
 from trtc.runtime.requests.completion import Collector
 from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
 from trtc.runtime.text.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ from tests.support.servers import CONFIG, echo_process, echo_server
 from trtc.protos.errors import InvalidRequestError
 from trtc.protos.trtc.v1 import inference_pb2 as pb
 from trtc.runtime.client import AsyncClient
-from trtc.runtime.requests.draft import RequestDraft
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.service.limits import ServiceLimits
 from trtc.runtime.wire.bounded import MAX_FIELDS, parse
 from trtc.runtime.wire.channel import CLIENT_OPTIONS
@@ -174,7 +174,7 @@ def test_token_ids_are_counted_before_there_is_a_list_of_them() -> None:
 @asynchronous
 async def test_refused_requests_are_freed_without_the_garbage_collector() -> None:
     """gRPC keeps an aborted call in a reference cycle; the request must be no part of it."""
-    kinds = (pb.GenerateRequest, pb.TokenizeRequest, pb.DetokenizeRequest, RequestDraft)
+    kinds = (pb.GenerateRequest, pb.TokenizeRequest, pb.DetokenizeRequest, RequestInput)
     refused = {
         "Generate": field(4, field(1, b"\x01" * 50_000)),
         "Tokenize": field(2, b"x" * 50_000),

@@ -12,8 +12,8 @@ from tests.support.http1 import Answer, exchange, post
 from tests.support.http_asking import limited
 from tests.support.servers import EchoEngine, RunningServer, echo_server
 from trtc.protos.errors import InvalidRequestError
-from trtc.runtime.frontends.http.anthropic.drafts import counted, message_draft
 from trtc.runtime.frontends.http.anthropic.fields import CountFields, MessageFields
+from trtc.runtime.frontends.http.anthropic.request_inputs import counted, message_input
 from trtc.runtime.frontends.http.bodies import read
 
 MESSAGES = "/v1/messages"
@@ -221,7 +221,7 @@ def test_any_document_is_read_or_refused(path: str, document: Any, messages: Any
     body = json.dumps({"max_tokens": 1, **document, "messages": messages}).encode()
     try:
         if path == MESSAGES:
-            message_draft(read(body, MessageFields).fields, "id")
+            message_input(read(body, MessageFields).fields, "id")
         else:
             counted(read(body, CountFields).fields)
     except InvalidRequestError as error:

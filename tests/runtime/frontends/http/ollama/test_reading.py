@@ -1,4 +1,4 @@
-"""Any body becomes a draft or an error of the request: nothing else is raised."""
+"""Any body becomes a request input or an error of the request: nothing else is raised."""
 
 import json
 from collections.abc import Callable
@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtc.protos.errors import InvalidRequestError
-from trtc.runtime.frontends.http.ollama.drafts import Asked, read_chat, read_generate
 from trtc.runtime.frontends.http.ollama.fields import ChatFields, GenerateFields, Options
+from trtc.runtime.frontends.http.ollama.request_inputs import Asked, read_chat, read_generate
 
 READERS: dict[str, tuple[Any, Callable[[bytes, str], Asked[Any]]]] = {
     "chat": (ChatFields, read_chat),
@@ -46,4 +46,4 @@ def test_any_body_becomes_a_draft_or_an_error(name: str, data: st.DataObject) ->
         assert error.remedy
         return
     given_prompt = document.get("messages") or document.get("prompt") or document.get("system")
-    assert (asked.draft is not None) == bool(given_prompt)
+    assert (asked.request_input is not None) == bool(given_prompt)

@@ -1,4 +1,4 @@
-"""Any body becomes a draft or an error of the request: nothing else is raised."""
+"""Any body becomes a request input or an error of the request: nothing else is raised."""
 
 import json
 from collections.abc import Callable
@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 
 from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.frontends.http.bodies import Given, read
-from trtc.runtime.frontends.http.openai.drafts import chat_draft, completion_drafts
 from trtc.runtime.frontends.http.openai.fields import (
     ChatFields,
     CommonFields,
     CompletionFields,
     ResponseFields,
 )
-from trtc.runtime.frontends.http.openai.responses import response_draft
+from trtc.runtime.frontends.http.openai.request_inputs import chat_input, completion_inputs
+from trtc.runtime.frontends.http.openai.responses import response_input
 
 Read = tuple[type[CommonFields], Callable[[Any, str], Any]]
 READERS: dict[str, Read] = {
-    "chat": (ChatFields, chat_draft),
-    "completion": (CompletionFields, completion_drafts),
-    "response": (ResponseFields, response_draft),
+    "chat": (ChatFields, chat_input),
+    "completion": (CompletionFields, completion_inputs),
+    "response": (ResponseFields, response_input),
 }
 NAMES = sorted(
     {name for kind, _ in READERS.values() for name in (*kind.__struct_fields__, *kind.refused)}
@@ -60,10 +60,10 @@ DOCUMENTS = st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5)
 
 def outcome(endpoint: str, body: bytes) -> Given[Any] | str:
     """What is read, or the message of the refusal."""
-    kind, draft = READERS[endpoint]
+    kind, request_input = READERS[endpoint]
     try:
         given = read(body, kind)
-        draft(given.fields, "id")
+        request_input(given.fields, "id")
     except InvalidRequestError as error:
         assert str(error)
         return str(error)

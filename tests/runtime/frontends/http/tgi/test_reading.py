@@ -1,4 +1,4 @@
-"""Any body becomes a draft or an error of the request: nothing else is raised."""
+"""Any body becomes a request input or an error of the request: nothing else is raised."""
 
 import json
 
@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtc.protos.errors import InvalidRequestError
-from trtc.runtime.frontends.http.tgi.drafts import draft, read_generate
 from trtc.runtime.frontends.http.tgi.fields import GenerateFields, Parameters
+from trtc.runtime.frontends.http.tgi.request_inputs import read_generate, request_input
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -33,7 +33,7 @@ def test_any_body_becomes_a_draft_or_an_error(
 ) -> None:
     document = {**document, **({"inputs": inputs, "parameters": parameters} if inputs else {})}
     try:
-        made = draft(read_generate(json.dumps(document).encode()), "id", stream=stream)
+        made = request_input(read_generate(json.dumps(document).encode()), "id", stream=stream)
     except InvalidRequestError as error:
         assert error.remedy
         return

@@ -1,4 +1,4 @@
-"""Fields become drafts: what OpenAI and vLLM call a thing, in the service's words."""
+"""Fields become request inputs: what OpenAI and vLLM call a thing, in the service's words."""
 
 from typing import Any, cast
 
@@ -15,9 +15,9 @@ from trtc.runtime.frontends.http.openai.fields import (
 )
 from trtc.runtime.frontends.http.openai.params import CHAT
 from trtc.runtime.frontends.http.structured import grammar_of, response_format
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.prompts import Prompt, read_prompts
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.tool_choice import AUTO, tool_choice
 from trtc.runtime.text.chat import Chat
 from trtc.runtime.text.chat_options import chat_of
@@ -28,8 +28,8 @@ MAX_PROMPTS = 256
 """Of one completion."""
 
 
-def chat_draft(fields: ChatFields, request_id: str) -> RequestDraft:
-    """The draft of a chat completion.
+def chat_input(fields: ChatFields, request_id: str) -> RequestInput:
+    """The request input of a chat completion.
 
     Raises:
         InvalidRequestError: names the field of the conversation that is wrong.
@@ -37,7 +37,7 @@ def chat_draft(fields: ChatFields, request_id: str) -> RequestDraft:
     _check_choices(fields)
     chat = conversation(fields)
     limit = fields.max_completion_tokens
-    return RequestDraft(
+    return RequestInput(
         chat=chat,
         request_id=request_id,
         max_tokens=fields.max_tokens if limit is None else limit,
@@ -78,8 +78,8 @@ def conversation(fields: ChatFields | TokenizeFields) -> Chat:
         return chat_of(messages, cast(Any, template))
 
 
-def completion_drafts(fields: CompletionFields, request_id: str) -> tuple[RequestDraft, ...]:
-    """The drafts of a completion, one a prompt.
+def completion_inputs(fields: CompletionFields, request_id: str) -> tuple[RequestInput, ...]:
+    """The request inputs of a completion, one a prompt.
 
     Raises:
         InvalidRequestError: names the field that is wrong.
@@ -108,10 +108,10 @@ def completion_drafts(fields: CompletionFields, request_id: str) -> tuple[Reques
     )
 
 
-def _of_prompt(prompt: Prompt, **asked: Any) -> RequestDraft:
+def _of_prompt(prompt: Prompt, **asked: Any) -> RequestInput:
     if isinstance(prompt, str):
-        return RequestDraft(text=prompt, **asked)
-    return RequestDraft(token_ids=tuple(prompt), **asked)
+        return RequestInput(text=prompt, **asked)
+    return RequestInput(token_ids=tuple(prompt), **asked)
 
 
 def _prompts(prompt: str | list[Any]) -> list[Prompt]:
@@ -142,7 +142,7 @@ def _check_choices(fields: ChoiceFields) -> None:
 
 
 def common(fields: CommonFields) -> dict[str, Any]:
-    """RequestDraft's keyword arguments that are the same for all endpoints."""
+    """RequestInput's keyword arguments that are the same for all endpoints."""
     stop = fields.stop
     return {
         **generation(fields),

@@ -1,4 +1,4 @@
-"""Fields become drafts: turns of a conversation, and what is asked of the answer."""
+"""Fields become request inputs: turns of a conversation, and what is asked of the answer."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,8 +20,8 @@ from trtc.runtime.frontends.http.anthropic.turns import (
 )
 from trtc.runtime.frontends.http.generation import generation
 from trtc.runtime.frontends.http.structured import grammar_of, text_format
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.naming import fields_as_sent
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.tools import shown
 from trtc.runtime.text.chat import Chat, ChatMessage
 from trtc.runtime.text.chat_options import chat_of
@@ -37,11 +37,11 @@ PARAMS: Mapping[str, str] = {
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
 }
-"""Field of a draft -> its name in the request (`requests.naming`)."""
+"""Field of a request input -> its name in the request (`requests.naming`)."""
 
 
-def message_draft(fields: MessageFields, request_id: str) -> RequestDraft:
-    """The draft of a message.
+def message_input(fields: MessageFields, request_id: str) -> RequestInput:
+    """The request input of a message.
 
     Raises:
         InvalidRequestError: names the field that is wrong.
@@ -52,7 +52,7 @@ def message_draft(fields: MessageFields, request_id: str) -> RequestDraft:
         )
     asked = fields.output_config or OutputConfig()
     given = fields.tool_choice
-    return RequestDraft(
+    return RequestInput(
         chat=conversation(fields),
         request_id=request_id,
         max_tokens=fields.max_tokens,

@@ -1,4 +1,4 @@
-"""Fields become drafts: what Ollama calls a thing, in the service's words."""
+"""Fields become request inputs: what Ollama calls a thing, in the service's words."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ from trtc.runtime.frontends.http.ollama.fields import (
     Options,
 )
 from trtc.runtime.frontends.http.sampling import sampling_of
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.naming import fields_as_sent
+from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.text.chat import Chat
 from trtc.runtime.text.chat_options import chat_of
 from trtc.runtime.text.template_options import TemplateOptions
@@ -41,7 +41,7 @@ CHAT: Mapping[str, str] = {
     "logprobs": "top_logprobs",
     "reasoning_effort": "think",
 }
-"""Field of a draft -> its name in the request (`requests.naming`)."""
+"""Field of a request input -> its name in the request (`requests.naming`)."""
 GENERATE: Mapping[str, str] = {
     **CHAT,
     **dict.fromkeys(("chat", "chat.messages", "prompt", "prompt_ids", "messages"), "prompt"),
@@ -59,7 +59,7 @@ class Asked(Generic[FieldsT]):
 
     given: Given[FieldsT]
     """Also of its options."""
-    draft: RequestDraft | None
+    request_input: RequestInput | None
     """None: for nothing but that the model is loaded."""
     plain_prompt: str = ""
     """The text alone, for a model without a chat template."""
@@ -80,7 +80,7 @@ def read_chat(body: bytes, request_id: str) -> Asked[ChatFields]:
         chat = chat_of(
             messages, {"tools": given.fields.tools or (), **_template_options(given.fields)}
         )
-    return Asked(given, _draft(given.fields, options, request_id, chat=chat))
+    return Asked(given, _input(given.fields, options, request_id, chat=chat))
 
 
 def read_generate(body: bytes, request_id: str) -> Asked[GenerateFields]:
@@ -100,14 +100,14 @@ def read_generate(body: bytes, request_id: str) -> Asked[GenerateFields]:
             raise InvalidRequestError(
                 "is given beside raw", field="system", remedy="Write it into the prompt"
             )
-        return Asked(given, _draft(fields, options, request_id, text=prompt))
+        return Asked(given, _input(fields, options, request_id, text=prompt))
     messages = [{"role": "user", "content": prompt}]
     if fields.system:
         messages.insert(0, {"role": "system", "content": fields.system})
     with fields_as_sent(CHAT):
         chat = chat_of(messages, _template_options(fields))
-    draft = _draft(fields, options, request_id, chat=chat)
-    return Asked(given, draft, "" if fields.system else prompt)
+    request_input = _input(fields, options, request_id, chat=chat)
+    return Asked(given, request_input, "" if fields.system else prompt)
 
 
 def _with_options(given: Given[FieldsT]) -> tuple[Given[FieldsT], Options]:
@@ -118,16 +118,16 @@ def _with_options(given: Given[FieldsT]) -> tuple[Given[FieldsT], Options]:
     return Given(given.fields, (*given.ignored, *options.ignored)), options.fields
 
 
-def _draft(
+def _input(
     fields: AskFields,
     options: Options,
     request_id: str,
     *,
     text: str | None = None,
     chat: Chat | None = None,
-) -> RequestDraft:
+) -> RequestInput:
     limit, stop = options.num_predict, options.stop
-    return RequestDraft(
+    return RequestInput(
         text=text,
         chat=chat,
         model=fields.model or "",

@@ -1,8 +1,8 @@
 """A request as its caller words it: text or chat not yet tokens, defaults not yet filled in.
 
-    RequestDraft --tokenise, validate--> GenerationRequest
+    RequestInput --tokenise, validate--> GenerationRequest
 
-Clients make drafts, wire formats carry them, the service finishes them.
+Clients make request inputs, wire formats carry them, the service finishes them.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RequestDraft:
+class RequestInput:
     """Exactly one of `text`, `token_ids` and `chat` is the prompt. A chat that was rendered already
     stands beside its `token_ids`."""
 

@@ -1,4 +1,4 @@
-"""Fields become drafts: what Text Generation Inference calls a thing, in the service's words."""
+"""Fields become inputs: what Text Generation Inference calls a thing, in the service's words."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from trtc.protos.sampling import SamplingOptions
 from trtc.runtime.frontends.http.bodies import Given, read
 from trtc.runtime.frontends.http.sampling import sampling_of
 from trtc.runtime.frontends.http.tgi.fields import GenerateFields, GuideGrammar, Parameters
-from trtc.runtime.requests.draft import RequestDraft
 from trtc.runtime.requests.grammar import Grammar
+from trtc.runtime.requests.request_input import RequestInput
 
 PARAMS: Mapping[str, str] = {
     **{name: f"parameters.{name}" for name in Parameters.__struct_fields__},
@@ -22,7 +22,7 @@ PARAMS: Mapping[str, str] = {
     "prompt_ids": "inputs",
     "text": "inputs",
 }
-"""Field of a draft -> its name in the request (`requests.naming`)."""
+"""Field of a request input -> its name in the request (`requests.naming`)."""
 
 _IDLE: Mapping[str, tuple[float | None, ...]] = {
     "temperature": (None, 1.0),
@@ -63,12 +63,12 @@ def read_generate(body: bytes) -> Asked:
     return Asked(Given(fields, ignored), parameters.fields, fields.inputs)
 
 
-def draft(asked: Asked, request_id: str, *, stream: bool) -> RequestDraft:
-    """The draft of a request; the tokens of a stream always come with their
+def request_input(asked: Asked, request_id: str, *, stream: bool) -> RequestInput:
+    """The request input of a request; the tokens of a stream always come with their
     log-probabilities."""
     parameters = asked.parameters
     returns_tokens = stream or bool(parameters.details)
-    return RequestDraft(
+    return RequestInput(
         text=asked.inputs,
         model=asked.given.fields.model or "",
         request_id=request_id,
