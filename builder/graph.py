@@ -36,6 +36,7 @@ from trtc.builder.spec import (
 from trtc.builder.weights import (
     LinearWeights,
     Tensor,
+    attention_sinks,
     conv_bias,
     conv_weight,
     linear_weights,
@@ -225,6 +226,8 @@ class _SourceGraph:
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
         )
+        sinks = attention_sinks(spec, self._dtype)
+        no_quantisation = (None, None)
         attended = self._writer.node(
             "paged_attention",
             f"{site}.paged_attention",
@@ -235,6 +238,8 @@ class _SourceGraph:
                 steps["context_lens"],
                 steps[group_input("page_table", group)],
                 *scales,
+                *no_quantisation,
+                None if sinks is None else self._writer.weight(f"{site}.sinks", sinks),
             ],
             self._dtype,
             q.shape,

@@ -6,11 +6,18 @@ from trtc.protos.errors import UnsupportedError
 
 
 def check_mixers(spec: DecoderSpec, target: Target, ranks: int = 1) -> None:
-    """Layers that keep a state need a target that has room for it.
+    """Layers that keep a state need a target that has room for it, attention sinks one whose
+    kernels take them.
 
     Raises:
         UnsupportedError: the target has none, or not over several ranks.
     """
+    if not target.has_sinks and any(attention.sinks for _, attention in spec.attentions):
+        raise UnsupportedError(
+            f"{target.name} has no kernels for the attention sinks of {spec.architecture}",
+            field="--target",
+            remedy="Build with --target cpu, or cuda:sm_90 and others",
+        )
     if spec.keeps_states and not target.keeps_states:
         raise UnsupportedError(
             f"{target.name} has no kernels for the short convolutions of "

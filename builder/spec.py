@@ -109,6 +109,8 @@ class AttentionSpec:
     """A token sees itself and the window-1 tokens before it; None: all."""
     softcap: float | None = None
     """scores = softcap * tanh(scores / softcap)."""
+    sinks: str | None = None
+    """Tensor name, [num_heads]: one more logit of a head's softmax, without a value (gpt-oss)."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trtc.builder.recipes import Apply, Array, Cast, Load, Recipe, Reshape, Rows, TensorReader
-from trtc.builder.spec import Interleaved, LinearSpec, NormSpec, ShortConvSpec
+from trtc.builder.spec import AttentionSpec, Interleaved, LinearSpec, NormSpec, ShortConvSpec
 from trtc.protos.errors import CheckpointError, UnsupportedError
 from trtc.quant.scheme import QuantizedLinear, TensorSource, WeightFormat
 
@@ -86,6 +86,14 @@ class _Times:
 
     def __call__(self, weight: Array) -> Array:
         return weight * np.float32(self.factor)
+
+
+def attention_sinks(attention: AttentionSpec, dtype: str) -> Tensor | None:
+    """[num_heads] in f32, rounded to `dtype` first; None: there are none."""
+    if attention.sinks is None:
+        return None
+    recipe = Cast(Load(attention.sinks), dtype)
+    return Tensor(Cast(recipe, "f32"), "f32", (attention.num_heads,))
 
 
 def conv_weight(conv: ShortConvSpec, dtype: str) -> Tensor:

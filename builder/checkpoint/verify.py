@@ -107,6 +107,8 @@ def _renamed(value: T, prefix: str) -> T:
         return dataclasses.replace(value, weight=rename(value.weight), bias=bias)
     if isinstance(value, ShortConvSpec):
         value = dataclasses.replace(value, conv=rename(value.conv))
+    if isinstance(value, AttentionSpec) and value.sinks is not None:
+        value = dataclasses.replace(value, sinks=rename(value.sinks))
     if isinstance(value, tuple):
         return type(value)(_renamed(one, prefix) for one in value)
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
@@ -149,6 +151,8 @@ def _add_mixer(shapes: dict[str, Shape], mixer: AttentionSpec | ShortConvSpec) -
         by_head = mixer.qk_norm == "head"
         _add_norm(shapes, mixer.q_norm, mixer.head_dim if by_head else mixer.q.out_features)
         _add_norm(shapes, mixer.k_norm, mixer.head_dim if by_head else mixer.k.out_features)
+        if mixer.sinks is not None:
+            shapes[mixer.sinks] = (mixer.num_heads,)
         return
     shapes[f"{mixer.conv}.weight"] = (mixer.channels, 1, mixer.taps)
     if mixer.has_bias:

@@ -63,6 +63,7 @@ FEATURES: Mapping[str, _Test] = {
         len({one.rope for _, one in spec.attentions} - {NO_ROPE}) > 1
     ),
     "queries scaled by position": _any_attention(lambda one: one.query_scale is not None),
+    "attention sinks": _any_attention(lambda one: one.sinks is not None),
     "attention softcap": _any_attention(lambda one: one.softcap is not None),
     "MLP without gate": _any_layer(_gateless),
     "routed experts": _any_layer(lambda layer: isinstance(layer.mlp, MoeMlpSpec)),

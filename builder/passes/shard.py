@@ -141,6 +141,7 @@ class _Walk:
         parts = self._parted[node.inputs[0].name]
         if node.op == "paged_attention":
             self._cut(node, "pre_scale", 0, parts)
+            self._cut(node, "sinks", 0, (node.attrs["num_heads"],))
         for name in ("num_heads", "num_kv_heads"):
             node.attrs[name] = self.share(node.attrs[name], node.name)
         self._parted[node.outputs[0].name] = parts

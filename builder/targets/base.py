@@ -91,6 +91,11 @@ class Target(Protocol):
         """Whether it has kernels for layers that keep a state of each sequence."""
         ...
 
+    @property
+    def has_sinks(self) -> bool:
+        """Whether its attention takes sinks."""
+        ...
+
     def check_scheme(self, scheme: Scheme) -> None:
         """Say whether the target runs a scheme, whatever this machine has.
 

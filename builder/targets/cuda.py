@@ -61,6 +61,10 @@ class CudaTarget:
         return True
 
     @property
+    def has_sinks(self) -> bool:
+        return True
+
+    @property
     def max_ranks(self) -> int:
         return 8
 

@@ -23,13 +23,22 @@ def read_context(
 
 
 def weighted_values(
-    query: Floats, keys: Floats, values: Floats, scale: float, softcap: float
+    query: Floats,
+    keys: Floats,
+    values: Floats,
+    scale: float,
+    softcap: float,
+    sink: np.float32 | None = None,
 ) -> tuple[np.float32, np.float32, Floats]:
     """Of one query and head: the largest score, the sum of exp(score - largest), and the values
-    [head_dim] summed with those weights."""
+    [head_dim] summed with those weights.
+
+    A sink is one of the scores, without a value.
+    """
     scores = keys @ query * np.float32(scale)
     if softcap:
         scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
-    largest = scores.max()
+    largest = scores.max() if sink is None else np.maximum(scores.max(), sink)
     weights = np.exp(scores - largest)
-    return largest, weights.sum(), weights @ values
+    total = weights.sum() if sink is None else weights.sum() + np.exp(sink - largest)
+    return largest, total, weights @ values

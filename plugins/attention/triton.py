@@ -93,6 +93,7 @@ def attend(
     pages,
     kv_head,
     scale,
+    sink,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -108,10 +109,11 @@ def attend(
         first_position: the least of them.
         end: keys that any of them sees.
         pages: of the sequence.
+        sink: of each row's head, one more score of its softmax without a value; or None.
     """
     begin = first_key(first_position, WINDOW, BLOCK_N)
     _, total, weighted = attend_keys(
-        queries, position, first_position, begin, end, pool, pages, kv_head, scale,
+        queries, position, first_position, begin, end, pool, pages, kv_head, scale, sink,
         NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, WINDOW, SOFTCAP, PRECISION,
     )  # fmt: skip
     return weighted / total[:, None]
@@ -151,6 +153,7 @@ def attend_keys(
     pages,
     kv_head,
     scale,
+    sink,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -165,11 +168,16 @@ def attend_keys(
     Args:
         begin: a multiple of BLOCK_N, at most first_position.
         end: a multiple of BLOCK_N, or all keys that any row sees.
+        sink: as of `attend`.
     """
     BLOCK_M: tl.constexpr = queries.shape[0]
     HEAD_PAD: tl.constexpr = queries.shape[1]
-    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    if sink is None:
+        largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+    else:
+        largest = sink * 1.4426950408889634  # log2(e): the largest score so far
+        total = tl.full([BLOCK_M], 1.0, tl.float32)
     weighted = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
     masked = begin
     if WINDOW == 0:

@@ -82,6 +82,7 @@ def attention_split(
             page_table + tl.cast(sequence, tl.int64) * table_width,
             kv_head,
             SCALE * tl.load(k_scale),
+            None,
             NUM_KV_HEADS,
             HEAD_DIM,
             PAGE_SIZE,

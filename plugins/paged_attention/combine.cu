@@ -26,7 +26,8 @@ using namespace trtc;
 // Grid: (ceil(NUM_HEADS / HEADS), sequences, 1).
 extern "C" __global__ void __launch_bounds__(kThreads)
 attention_combine(const int* query_start, const int* context_lens, V_SCALE_PARAMETER
-                  PRE_SCALE_PARAMETER OUT_SCALE_PARAMETER COUNTER_PARAMETER const int* dims,
+                  PRE_SCALE_PARAMETER OUT_SCALE_PARAMETER SINKS_PARAMETER COUNTER_PARAMETER
+                  const int* dims,
                   const float* partial, const float2* stats, Out* out) {
   let_next_kernel_start();
   const int sequence = blockIdx.y;
@@ -45,7 +46,8 @@ attention_combine(const int* query_start, const int* context_lens, V_SCALE_PARAM
   if (counter != nullptr && blockIdx.x + blockIdx.y + threadIdx.x == 0) *counter = 0;
   if (idle || count == 1) return;
 
-  float largest = -infinity(), total = 0.f, sum[4] = {};
+  // The sink is the largest score so far, whose weight is 1.
+  float largest = sink_of(sinks, head), total = sinks ? 1.f : 0.f, sum[4] = {};
   for (int begin = 0; begin < count; begin += kAtOnce) {
     float2 theirs[kAtOnce];
     float4 sums[kAtOnce];

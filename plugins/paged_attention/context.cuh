@@ -2,7 +2,7 @@
 //
 // Macros: NUM_HEADS NUM_KV_HEADS HEAD_DIM; POOL (Bf16 or E4m3) OUT; PAGE_SIZE TABLE_WIDTH;
 // Q_STRIDE OUT_STRIDE; SCALE WINDOW SOFTCAP; SPLIT_KEYS MAX_SPLITS; HAS_K_SCALE HAS_V_SCALE
-// HAS_PRE_SCALE HAS_OUT_SCALE.
+// HAS_PRE_SCALE HAS_OUT_SCALE HAS_SINKS.
 #pragma once
 
 #include "gpu/ptx.cuh"
@@ -76,6 +76,17 @@ constexpr const float* pre_scale = nullptr;
 #define OUT_SCALE_PARAMETER
 constexpr const float* out_scale = nullptr;
 #endif
+#if HAS_SINKS
+#define SINKS_PARAMETER const float *sinks,
+#else
+#define SINKS_PARAMETER
+constexpr const float* sinks = nullptr;
+#endif
+
+// A head's sink is one more score of its softmax, in units of log2 here, without a value.
+__device__ inline float sink_of(const float* sinks, int head) {
+  return sinks ? sinks[head] * kLog2E : -infinity();
+}
 
 // The keys [first, end) that a sequence's last token sees, and the splits they fall into. It follows
 // from the sequence's own length, so that no result depends on the rest of a batch.

@@ -1,5 +1,7 @@
 // out = quantize(softmax(q . K * scale) . V), causal, over each sequence's pages.
 //
+// A head's sink is one more score of its softmax, without a value: what the sums of a row begin with.
+//
 // The work is cut into tiles: some tokens of one sequence times the query heads that share one KV
 // head, or one token times several KV heads. A tile's rows (KV head by KV head, token by token) go
 // through the keys together, so K and V are read once a tile; those of several heads lie side by side
@@ -19,7 +21,7 @@
 namespace trtc {
 
 struct paged_attention_args {
-  View q, pool, query_start, context_lens, page_table, k_scale, v_scale, pre_scale, out_scale, out;
+  View q, pool, query_start, context_lens, page_table, k_scale, v_scale, pre_scale, out_scale, sinks, out;
   std::int64_t M, B, P, num_pages;
 };
 
@@ -294,6 +296,17 @@ class TileRunner {
     }
   }
 
+  // The softmax before any key: over the sinks alone, if there are any.
+  void start(Partial<C>& whole) const {
+    whole.clear(rows());
+    if constexpr (!std::is_same_v<typename C::sinks_t, none>) {
+      for (std::int64_t row = 0; row < rows(); ++row) {
+        whole.largest[row] = a_.sinks.template row<const float>(0)[head_column(row) / C::head_dim];
+        whole.total[row] = 1.f;
+      }
+    }
+  }
+
   // The softmax over the keys of one span, into `result`.
   void run_span(std::int64_t span, Partial<C>& result) {
     result.clear(rows());
@@ -561,7 +574,7 @@ void run_tiles(Context& ctx, const Tiles<C>& tiles, const paged_attention_args& 
     const Tile tile = work.tiles[item];
     TileRunner<C> runner(a, tile, work);
     runner.load_queries();
-    work.whole.clear(runner.rows());
+    runner.start(work.whole);
     const Range spans = runner.spans();
     for (std::int64_t span = spans.begin; span < spans.end; ++span) {
       runner.run_span(span, work.span);
@@ -579,7 +592,7 @@ void run_spans(Context& ctx, const paged_attention_args& a, std::int64_t count) 
     const Tile tile = Tiles<C>(a)[item];
     const TileRunner<C> merger(a, tile, workspace<C>(ctx, 0));
     const Range spans = merger.spans();
-    whole.clear(merger.rows());
+    merger.start(whole);
     for (std::int64_t first = spans.begin; first < spans.end; first += ctx.threads.size()) {
       const std::int64_t parts = smaller(ctx.threads.size(), spans.end - first);
       ctx.threads.for_each(parts, [&](std::int64_t part, int thread) {

@@ -11,7 +11,7 @@ _HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 """Whole products, and sums that fit in the registers of every SM."""
 _PAGE_KEYS = 8
 """Keys that are looked up together."""
-OPTIONAL = ("k_scale", "v_scale", "pre_scale", "out_scale")
+OPTIONAL = ("k_scale", "v_scale", "pre_scale", "out_scale", "sinks")
 PARTIAL, STATS, COUNTER = "partial", "stats", "counter"
 """Scratch buffers: f32 [sequences, splits, heads, head_dim], f32 pairs (largest score, sum of
 weights) beside it, and an i32."""

@@ -17,6 +17,8 @@ PAGED_ATTENTION = FusedOp(
         Parameter("v_scale", (), ("f32",), role="weight", optional=True),
         Parameter("pre_scale", ("num_heads*head_dim",), ("f32",), role="weight", optional=True),
         Parameter("out_scale", (), ("f32",), role="weight", optional=True),
+        # An attention sink is one more logit of a head in its softmax, without a value.
+        Parameter("sinks", ("num_heads",), ("f32",), role="weight", optional=True),
     ),
     outputs=(
         Parameter(

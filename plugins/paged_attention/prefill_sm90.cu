@@ -24,11 +24,12 @@ struct Rows {
   float total[2];    // of weights, of this lane's keys only
   float shrink[2];   // what was summed before the last block is worth after it: 1 if nothing grew
 
-  __device__ Rows() {
+  // The sink of a row's head is its largest score so far, whose weight is 1, of one lane's keys.
+  __device__ Rows(const Tile& tile, const float* sinks) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      largest[i] = -infinity();
-      total[i] = 0.f;
+      largest[i] = sink_of(sinks, tile.kv_head * kGroup + number(i) % kGroup);
+      total[i] = sinks && threadIdx.x % 4 == 0 ? 1.f : 0.f;
     }
   }
 
@@ -186,7 +187,7 @@ __device__ inline void store(const Rows& rows, const float (&sums)[HEAD_DIM / 2]
 
 // Multiplies 64 rows of tile after tile.
 __device__ inline void consume(Shared& shared, Out* out, const float* k_scale, const float* v_scale,
-                               const float* pre_scale, const float* out_scale) {
+                               const float* pre_scale, const float* out_scale, const float* sinks) {
   Barriers& barriers = shared.barriers;
   // Of a value from one lane the compiler knows that all have the same.
   const int group = __shfl_sync(0xffffffffu, (threadIdx.x - kProducers) / 128, 0);
@@ -198,7 +199,7 @@ __device__ inline void consume(Shared& shared, Out* out, const float* k_scale, c
     wait_at(shared_address(&barriers.query_full), round & 1);
     const Tile tile = shared.tile;
     if (tile.num_tokens == 0) return;
-    Rows rows;
+    Rows rows(tile, sinks);
     float sums[HEAD_DIM / 2] = {};
     unsigned weights[BLOCK_N / 16][4];
 
@@ -259,7 +260,7 @@ using namespace trtc;
 extern "C" __global__ void __launch_bounds__(kProducers + kConsumers, 1)
 attention_prefill(const int* query_start, const int* context_lens, const int* page_table,
                   K_SCALE_PARAMETER V_SCALE_PARAMETER PRE_SCALE_PARAMETER OUT_SCALE_PARAMETER
-                  const int* dims, Out* out, int* counter, const TensorMap* query_map,
+                  SINKS_PARAMETER const int* dims, Out* out, int* counter, const TensorMap* query_map,
                   const TensorMap* page_map, const TensorMap* row_map) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
@@ -287,6 +288,6 @@ attention_prefill(const int* query_start, const int* context_lens, const int* pa
             counter);
   } else {
     take_registers<CONSUMER_REGISTERS>();
-    consume(shared, out, k_scale, v_scale, pre_scale, out_scale);
+    consume(shared, out, k_scale, v_scale, pre_scale, out_scale, sinks);
   }
 }

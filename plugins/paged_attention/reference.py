@@ -19,6 +19,7 @@ def reference(
     v_scale: Array | None,
     pre_scale: Array | None,
     out_scale: Array | None,
+    sinks: Array | None,
     *,
     num_heads: int,
     num_kv_heads: int,
@@ -29,6 +30,8 @@ def reference(
     out_dtype: str,
 ) -> tuple[Array]:
     """Return quantize(softmax(q . K * scale) . V) for each of the step's tokens.
+
+    With sinks, the softmax is over a row's scores and its head's sink, which has no value.
 
     Sequence b owns rows query_start[b] to query_start[b+1], the last positions of its context.
     """
@@ -47,7 +50,12 @@ def reference(
                 seen = slice(first, position + 1)
                 kv_head = head // group
                 _, total, summed = weighted_values(
-                    queries[head], keys[seen, kv_head], values[seen, kv_head], scale, softcap
+                    queries[head],
+                    keys[seen, kv_head],
+                    values[seen, kv_head],
+                    scale,
+                    softcap,
+                    sink=None if sinks is None else np.float32(sinks[head]),
                 )
                 out[row, head] = summed / total
     flat = out.reshape(q.shape[0], num_heads * head_dim)

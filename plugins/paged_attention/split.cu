@@ -311,8 +311,8 @@ using namespace trtc;
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 attention_split(const Bf16* q, const unsigned char* pool, const int* query_start,
                 const int* context_lens, const int* page_table, K_SCALE_PARAMETER V_SCALE_PARAMETER
-                PRE_SCALE_PARAMETER OUT_SCALE_PARAMETER const int* dims, Out* out, float* partial,
-                float2* stats) {
+                PRE_SCALE_PARAMETER OUT_SCALE_PARAMETER SINKS_PARAMETER const int* dims, Out* out,
+                float* partial, float2* stats) {
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   float2(*const warp_stats)[8 * kColumns] =
       reinterpret_cast<float2(*)[8 * kColumns]>(shared_bytes + WARPS * kWarpBytes);
@@ -401,9 +401,13 @@ attention_split(const Bf16* q, const unsigned char* pool, const int* query_start
   // A thread puts four elements of a head together, warp after warp.
   for (int item = threadIdx.x; item < num_heads * (HEAD_DIM / 4); item += 32 * WARPS) {
     const int column = item / (HEAD_DIM / 4), d = item % (HEAD_DIM / 4) * 4;
-    float largest = -infinity(), total = 0.f, sum[4] = {};
+    // combine.cu adds the sink to what several splits leave behind.
+    const float* const mine_alone = splits.count == 1 ? sinks : nullptr;
+    const float sink = sink_of(mine_alone, head + column);
+    float largest = sink, sum[4] = {};
 #pragma unroll
     for (int i = 0; i < WARPS; ++i) largest = fmaxf(largest, warp_stats[i][column].x);
+    float total = mine_alone ? exp2_approx(sink - largest) : 0.f;
 #pragma unroll
     for (int i = 0; i < WARPS; ++i) {
       const float share = exp2_approx(warp_stats[i][column].x - largest);

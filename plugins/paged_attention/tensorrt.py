@@ -6,8 +6,8 @@ from trtc.plugins.paged_attention.op import PAGED_ATTENTION
 from trtc.plugins.tensorrt.aot import Kernels, Node, Plugin, register_plugin
 from trtc.protos.bundle import KernelFacts
 
-_QUANTISING = ("pre_scale", "out_scale")
-"""TensorRT quantises the result of attention in separate nodes."""
+_LEFT_OUT = ("pre_scale", "out_scale", "sinks")
+"""TensorRT quantises the result of attention in separate nodes. Models with sinks are refused."""
 
 
 def register(trtp: Any, kernels: Kernels, *, lazy: bool = False) -> None:
@@ -22,7 +22,7 @@ def register(trtp: Any, kernels: Kernels, *, lazy: bool = False) -> None:
 
     plugin = Plugin(
         op=PAGED_ATTENTION,
-        inputs=tuple(one for one in PAGED_ATTENTION.inputs if one.name not in _QUANTISING),
+        inputs=tuple(one for one in PAGED_ATTENTION.inputs if one.name not in _LEFT_OUT),
         key=("q", "pool"),
         same_type={"out": "q"},
         describe=lambda node: node.tensors["q"].like(),

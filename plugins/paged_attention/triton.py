@@ -19,6 +19,7 @@ _PARAMETERS = (
     "v_scale",
     "pre_scale",
     "out_scale",
+    "sinks",
     DIMS,
     "out",
 )
@@ -35,6 +36,7 @@ def attention_prefill(
     v_scale,
     pre_scale,
     out_scale,
+    sinks,
     dims,
     out,
     NUM_KV_HEADS: tl.constexpr,
@@ -73,6 +75,10 @@ def attention_prefill(
         column = (kv_head * GROUP + m % GROUP_PAD)[:, None] * HEAD_DIM + d[None, :]
         inside = ((new < num_new) & (m % GROUP_PAD < GROUP))[:, None] & (d < HEAD_DIM)[None, :]
         before = tl.load(context_lens + sequence) - num_new
+        sink = None
+        if sinks is not None:
+            head = kv_head * GROUP + tl.minimum(m % GROUP_PAD, GROUP - 1)
+            sink = tl.load(sinks + head)
         result = attend(
             tl.load(q + row[:, None] * Q_STRIDE + column, mask=inside, other=0.0),
             before + new,
@@ -82,6 +88,7 @@ def attention_prefill(
             page_table + tl.cast(sequence, tl.int64) * TABLE_WIDTH,
             kv_head,
             SCALE * (1.0 if k_scale is None else tl.load(k_scale)),
+            sink,
             NUM_KV_HEADS,
             HEAD_DIM,
             PAGE_SIZE,

@@ -34,14 +34,16 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma-2": {"heads": 16, "kv_heads": 8, "head_dim": 256, "window": 4096, "softcap": 50.0}
     | {"page_size": 128},
     "gemma-2 fp8": {"heads": 16, "kv_heads": 8, "head_dim": 256, "pool": "f8e4m3", "by": KV_SCALES},
+    "gpt-oss": {"heads": 64, "kv_heads": 8, "head_dim": 64, "window": 128, "sinks": True},
     "one kv head": {"heads": 32, "kv_heads": 1, "head_dim": 256, "out": "f32"},
 }
-ON_EVERY_SM = ("llama-3", "gemma-2", "one kv head")
+ON_EVERY_SM = ("llama-3", "gemma-2", "gpt-oss", "one kv head")
 IN_TRITON = [
     ("llama-3", 80),
     ("gemma-2", 86),
     ("llama-3 fp8", 89),
     ("llama-3", 90),
+    ("gpt-oss", 90),
     ("llama-3", 100),
     ("llama-3", 120),
 ]

@@ -48,6 +48,7 @@ def rows_of_chunks() -> list[int]:
         ({}, True),
         ({"head_dim": 128, "pool": "f8e4m3", "by": KV_SCALES, "page_size": 8}, True),
         ({"heads": 3, "kv_heads": 3, "head_dim": 80, "window": 100, "out": "f8e4m3"}, False),
+        ({"heads": 16, "kv_heads": 2, "window": 100, "sinks": True}, False),
         (
             {"heads": 2, "kv_heads": 2, "head_dim": 256, "page_size": 128, "softcap": 20.0}
             | {"pool": "f8e4m3", "out": "i8"},

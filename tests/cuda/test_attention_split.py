@@ -31,6 +31,7 @@ DECODE = [Sequence(context, 1) for context in (1, 16, 37, 256, 257, 700)]
         {"heads": 3, "kv_heads": 3, "head_dim": 80, "window": 100, "softcap": 3.0, "out": "i8"},
         {"heads": 40, "kv_heads": 2, "head_dim": 80, "pool": "f8e4m3", "out": "f32"},
         {"heads": 12, "kv_heads": 1, "head_dim": 256, "page_size": 128, "window": 300},
+        {"heads": 16, "kv_heads": 2, "sinks": True},
     ],
 )
 def test_a_decode_step_is_its_reference(case: dict[str, Any], lazy: bool) -> None:

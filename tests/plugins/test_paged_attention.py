@@ -31,6 +31,8 @@ SHAPES = {
     "softcap": AttentionShape("f32", "bf16", 4, 2, 256, 16, softcap=5.0),
     "window_softcap_i8": AttentionShape("bf16", "bf16", 4, 2, 32, 8, 64, 2.0, out_dtype="i8"),
     "head_128": AttentionShape("bf16", "bf16", 8, 2, 128, 16, out_dtype="i8"),
+    "sinks": AttentionShape("bf16", "bf16", 8, 1, 64, 16, sinks=True),
+    "sinks_window_f32": AttentionShape("f32", "f32", 6, 2, 32, 16, window=37, sinks=True),
     "group_of_7": AttentionShape("bf16", "bf16", 7, 1, 16, 16),
     "group_of_80": AttentionShape("f32", "f32", 80, 1, 8, 16),
 }

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tests.support import cuda_on_cpu
 from tests.support.attention_case import Batch, Sequence, make_batch
 from tests.support.cuda_on_cpu import poisoned
+from tests.support.operands import attention_sinks
 from tests.support.triton_kernels import Work, interpret_work, programs
 from trtc.plugins.attention.split_kv import CUDA
 from trtc.plugins.gpu.lowering import DIMS, SCRATCH, Launch, Site, Variant
@@ -64,6 +65,7 @@ class Attention:
             by_v,
             self.options.get("pre_scale"),
             None,
+            self.options.get("sinks"),
             **{**self.attributes, "out_dtype": "f32"},
         )
         return out.astype(np.float32)
@@ -160,6 +162,8 @@ def make_call(sequences: list[Sequence], **case: Any) -> Attention:
         window=chosen.get("window", 0),
     )
     options = {name: np.full(1, value, np.float32) for name, value in chosen.get("by", {}).items()}
+    if chosen.get("sinks"):
+        options["sinks"] = attention_sinks(heads)
     if out in ("f8e4m3", "i8"):
         options["out_scale"] = np.full(1, 1 / 8, np.float32)
         rng = np.random.default_rng(0)

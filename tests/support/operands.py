@@ -40,6 +40,7 @@ class AttentionShape:
     softcap: float = 0.0
     out_dtype: str = ""
     """Empty: `dtype`."""
+    sinks: bool = False
 
     @property
     def quantised(self) -> bool:
@@ -54,6 +55,13 @@ class History:
     """[context, heads * D]"""
     kv: Array
     """[context, 2, kv_heads, D]"""
+
+
+def attention_sinks(num_heads: int) -> Array:
+    """[num_heads] f32: among the scores, and above and below all of them."""
+    sinks = np.random.default_rng(8).uniform(-2, 4, num_heads).astype(np.float32)
+    sinks[:2] = 60, -60
+    return sinks
 
 
 def random_sequence(rng: np.random.Generator, shape: AttentionShape, context: int) -> History:
@@ -101,6 +109,8 @@ def attention_call(
         columns = shape.num_heads * shape.head_dim
         scales = np.random.default_rng(7).uniform(0.5, 2, columns).astype(np.float32)
         inputs |= {"pre_scale": scales, "out_scale": scalar(0.01)}
+    if shape.sinks:
+        inputs["sinks"] = attention_sinks(shape.num_heads)
     attributes = {
         "num_heads": shape.num_heads,
         "num_kv_heads": shape.num_kv_heads,

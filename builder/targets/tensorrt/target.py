@@ -86,6 +86,10 @@ class TensorRtTarget:
         return False
 
     @property
+    def has_sinks(self) -> bool:
+        return False
+
+    @property
     def max_ranks(self) -> int:
         return 1
 
