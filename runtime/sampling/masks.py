@@ -2,7 +2,7 @@
 
     bit b of word w   token 32 * w + b: 1 may be drawn, 0 is never drawn
 
-Bits behind the vocabulary mean nothing. This is the layout of XGrammar's and llguidance's masks.
+Bits past the vocabulary are ignored. This is the layout of XGrammar's and llguidance's masks.
 """
 
 from collections.abc import Mapping
@@ -29,23 +29,23 @@ class RowMasks:
     """[M, ceil(vocab / 32)]"""
 
     def allowed(self, at: NDArray[np.int64], vocab_size: int) -> NDArray[np.bool_]:
-        """[len(at), vocab] whether each token may be drawn, of the masks at these places."""
+        """[len(at), vocab] whether each token may be drawn, for the masks at these indices."""
         as_bytes = self.words[at].astype("<u4").view(np.uint8)
         bits = np.unpackbits(as_bytes, axis=1, bitorder="little", count=vocab_size)
         return bits.view(np.bool_)
 
     def limits(self, at: NDArray[np.int64], vocab_size: int) -> NDArray[np.float32]:
-        """[len(at), vocab] the most that a logit may be, of the masks at these places: infinity
-        where the token may be drawn, and -infinity elsewhere."""
+        """[len(at), vocab] upper bounds of logits, for the masks at these indices: infinity where
+        the token may be drawn, and -infinity elsewhere."""
         as_bytes = self.words[at].astype("<u4", copy=False).view(np.uint8)
-        # A table of bytes takes a fifth of the time of a choice by booleans.
+        # A lookup by byte takes a fifth of the time of np.where on booleans.
         limits = np.take(_limits_of_bytes(), as_bytes, axis=0, mode="clip")
         return limits.reshape(len(at), 8 * as_bytes.shape[1])[:, :vocab_size]
 
 
 @cache
 def _limits_of_bytes() -> NDArray[np.float32]:
-    """[256, 8] of the tokens of each byte of a mask."""
+    """[256, 8] upper bounds of the logits of eight tokens, for each value of a mask's byte."""
     values = np.arange(256, dtype=np.uint8)[:, None]
     bits = np.unpackbits(values, axis=1, bitorder="little")
     return np.where(bits, np.float32(np.inf), np.float32(-np.inf))
@@ -59,7 +59,7 @@ def pack_mask(allowed: NDArray[np.bool_]) -> bytes:
 
 
 def read_mask(mask: bytes, vocab_size: int) -> UInt32s:
-    """The words of one row's mask, with 0 behind the vocabulary.
+    """The words of one row's mask, with 0 in bits past the vocabulary.
 
     Raises:
         InvalidRequestError: it has another size, or allows no token.

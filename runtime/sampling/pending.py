@@ -1,4 +1,4 @@
-"""Counts tokens that a sampling batch was made without, because the host did not know them yet."""
+"""Adds pending tokens, which the host did not know when a batch was made, to its penalty counts."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ def with_pending_counted(batch: SamplingBatch, sampled: Int32s) -> SamplingBatch
     """The batch, with every pending token in `seen`.
 
     Args:
-        sampled: the tokens that the step before drew, which `batch.pending` refers to.
+        sampled: tokens drawn by the previous step, to whose rows `batch.pending` refers.
     """
     if batch.pending is None:
         return batch
@@ -27,5 +27,5 @@ def with_pending_counted(batch: SamplingBatch, sampled: Int32s) -> SamplingBatch
 
 
 def _keys(rows: Int32s, token_ids: Int32s) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """One number for each (row, token)."""
+    """A unique number for each (row, token)."""
     return rows.astype(np.int64) << 32 | token_ids

@@ -1,7 +1,7 @@
 """Philox4x32-10: random numbers as a pure function of a key and a counter.
 
-J. K. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. The same generator that
-GPU samplers use, so that a seed means the same draws on every target.
+J. K. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. GPU samplers use the
+same generator, so that a seed gives the same random numbers on every target.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ _HALF = np.uint64(32)
 
 
 def philox4x32(counters: UInt64s, keys: UInt64s) -> UInt64s:
-    """Ten rounds.
+    """Ten rounds of Philox4x32.
 
     Args:
         counters: [R, 4] 32-bit words.

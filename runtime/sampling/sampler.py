@@ -2,13 +2,12 @@
 
     logits + bias -> penalties -> mask -> / temperature -> top-k -> top-p -> min-p -> inverse CDF
 
-Every filter comes down to one threshold a row: a token stays if its scaled logit reaches it, so
-tokens that tie with the last one kept stay too. The one random number of a row is a function of
-(seed, sequence index, output position): nothing else in the batch can change a token.
+All filters together are one threshold per row: a token is kept if its scaled logit reaches the
+threshold, so tokens that tie with the last one kept are kept too. A row uses one random number, a
+function of (seed, sequence index, output position): nothing else in the batch changes its token.
 
-Log-probabilities are those of the model's own distribution among the tokens that the row's mask
-leaves: the log-softmax of their raw logits, before bias, penalties, temperature and filters. A
-token that a mask forbids is never reported.
+Log-probabilities are the log-softmax of the raw logits of the tokens that the row's mask allows,
+before bias, penalties, temperature and filters. A token that a mask forbids is never reported.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,28 +34,28 @@ COLUMN_DTYPES: Mapping[str, Any] = {
     "i64": np.int64,
     "u64": np.uint64,
 }
-"""Of protos/step.py's names."""
+"""NumPy types of the dtype names in protos/step.py."""
 
 NO_LOGPROBS = -1
 """In `SamplingBatch.num_logprobs`: the row requests none."""
 
 NO_DRAFT = -1
-"""In `SamplingBatch.drafts`: the row's token is not known beforehand."""
+"""In `SamplingBatch.drafts`: the row verifies no draft."""
 
 NO_PENDING = -1
-"""In `SamplingBatch.pending`: all tokens that penalties look at are in `seen`."""
+"""In `SamplingBatch.pending`: `seen` has all tokens that count for penalties."""
 
 _BLOCK = 128
-"""Probabilities summed in one go: a row is searched by block, then inside one block."""
+"""Probabilities per block sum: a row is searched by block, then within one block."""
 _TOP_CANDIDATES = 256
-"""Largest logits sorted to find a top-p threshold before the whole row is."""
+"""Largest logits that are sorted to find a top-p threshold, before the whole row is sorted."""
 _NO_IDS: Int32s = np.zeros(0, np.int32)
 _CHUNK_ELEMENTS = 1 << 18
-"""Logits worked on at once, so that the copies stay near the cache."""
+"""Logits processed at once, so that the copies stay in the CPU's cache."""
 
 
 class TokenCounts(NamedTuple):
-    """Tokens that a sequence has seen: what its penalties look at."""
+    """Tokens of a sequence's prompt and output, for its penalties."""
 
     token_ids: Int32s
     """[D] distinct tokens of prompt and output."""
@@ -66,7 +65,7 @@ class TokenCounts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SparseRows:
-    """Values for a few tokens of a few rows, as coordinates."""
+    """A sparse [R, vocab] matrix in coordinate format."""
 
     rows: Int32s
     """[X]"""
@@ -76,7 +75,7 @@ class SparseRows:
     """[X]"""
 
     def joined(self, others: "SparseRows") -> "SparseRows":
-        """These entries and others, in order of rows."""
+        """These entries and others, sorted by row."""
         rows = np.concatenate((self.rows, others.rows))
         order = np.argsort(rows, kind="stable")
         token_ids = np.concatenate((self.token_ids, others.token_ids))
@@ -109,18 +108,18 @@ class SamplingBatch:
     num_logprobs: Int32s
     """NO_LOGPROBS: none, not even the drawn token's."""
     seen: SparseRows
-    """For rows with a penalty: their seen tokens; values int32: occurrences in the output."""
+    """Seen tokens of rows with a penalty; values int32: occurrences in the output."""
     bias: SparseRows
     """Float32 values added to the logits."""
     drafts: Int32s | None = None
-    """[R] of rows of one sequence that check drafts: the token that the next row was computed with,
-    NO_DRAFT of the last one, and of other rows. None: no row checks any."""
+    """[R] for a row that verifies a draft, the draft: the input token of the next row, which is of
+    the same sequence; NO_DRAFT for other rows. None: no row verifies any."""
     masks: RowMasks | None = None
-    """Of rows that may not draw every token; None: there are none."""
+    """Masks of rows that may not draw every token; None: there are none."""
     pending: Int32s | None = None
-    """[R] of rows with a penalty whose last token the host does not know yet: the row of the launch
-    before this one that draws it, or NO_PENDING. Executors that count pending tokens take it; for
-    others, and None, `seen` has all."""
+    """[R] for a row with a penalty whose last token the host does not know yet, the row of the
+    previous step that draws it; NO_PENDING for other rows. Only for executors that count pending
+    tokens. None: `seen` has all tokens."""
 
     @property
     def num_rows(self) -> int:
@@ -128,7 +127,7 @@ class SamplingBatch:
 
     @property
     def only_largest(self) -> bool:
-        """Whether `sample` looks for each row's largest logit and at nothing else."""
+        """Whether each row only draws its largest logit, without edits or log-probabilities."""
         return not (
             self.temperature.any()
             or len(self.seen.rows)
@@ -138,7 +137,7 @@ class SamplingBatch:
         )
 
     def narrowed(self, vocab_size: int) -> Bools:
-        """[R] whether a row with a temperature draws from fewer tokens than all."""
+        """[R] whether a row has a filter: top-k, top-p or min-p. Greedy rows do not apply it."""
         in_top_k = (self.top_k > 0) & (self.top_k < vocab_size)
         return in_top_k | (self.top_p < 1) | (self.min_p > 0)
 
@@ -189,32 +188,32 @@ class Logprobs(NamedTuple):
     rows: Int32s
     """[Q] ascending."""
     token: Float32s
-    """[Q] of the drawn token."""
+    """[Q] log-probability of the drawn token."""
     top_ids: Int32s
-    """[Q, L] likeliest first, ties by id; entries past `num_top` are padding."""
+    """[Q, L] most likely first, ties by id; entries past `num_top` are padding."""
     top: Float32s
     """[Q, L]"""
     num_top: Int32s
-    """[Q] how many the row requests, of those that its mask leaves."""
+    """[Q] entries of the row: as many as it requests, at most the tokens that its mask allows."""
 
 
 class SampledTokens(NamedTuple):
-    """What one step drew."""
+    """Tokens drawn by one step."""
 
     token_ids: Int32s
     """[R]"""
     logprobs: Logprobs | None = None
     """None when no row requests any."""
     invalid_rows: tuple[int, ...] = ()
-    """Rows whose logits hold NaN or have no finite maximum, among the tokens that they may draw;
-    their token ids mean nothing."""
+    """Rows whose logits of allowed tokens hold NaN or have no finite maximum; their token ids are
+    undefined."""
     counts: Bools | None = None
-    """[R] whether a row's token is the sequence's next one. Of rows that check drafts only the
-    first can be, maybe none; of other rows each is. None: all are."""
+    """[R] whether a row's token extends its sequence: not if a draft before it was rejected. None:
+    all do."""
 
 
 def seen_rows(counts: Mapping[int, TokenCounts]) -> SparseRows:
-    """Coordinates of row -> seen tokens."""
+    """Sparse rows of row -> seen tokens."""
     if not counts:
         return _NONE_SEEN
     seen = {row: (seen.token_ids, seen.in_output) for row, seen in counts.items()}
@@ -222,7 +221,7 @@ def seen_rows(counts: Mapping[int, TokenCounts]) -> SparseRows:
 
 
 def bias_rows(biases: Mapping[int, Mapping[int, float]]) -> SparseRows:
-    """Coordinates of row -> token id -> bias."""
+    """Sparse rows of row -> token id -> bias."""
     if not biases:
         return _NO_BIAS
     arrays = {
@@ -270,7 +269,7 @@ def sample(logits: Float32s, batch: SamplingBatch) -> SampledTokens:
 
 
 def counted(token_ids: Int32s, drafts: Int32s) -> Bools:
-    """[R] whether all drafts of a sequence before a row were drawn."""
+    """[R] whether all drafts of the sequence before a row are equal to the drawn tokens."""
     goes_on = drafts != NO_DRAFT
     is_wrong = goes_on & (token_ids != drafts)
     wrong_before = np.cumsum(is_wrong) - is_wrong
@@ -310,8 +309,8 @@ def _draw_edited(
 def _draw_allowed(
     logits: Float32s, masks: RowMasks, at: Int64s, token_ids: Int32s, invalid: Bools
 ) -> None:
-    """The likeliest token that each of the masks at these places allows, row by row, so that a
-    row's logits stay in the cache."""
+    """Draw the most likely token that each of the masks at these indices allows. Row by row, so
+    that a row's logits stay in the CPU's cache."""
     for place in at.tolist():
         row = masks.rows[place]
         (left,) = masks.limits(np.array([place]), logits.shape[1])
@@ -322,7 +321,7 @@ def _draw_allowed(
 
 
 def _draw(scores: Float32s, batch: SamplingBatch, rows: Int64s) -> Int32s:
-    """Sample rows with a temperature; `scores` [r, vocab] is used up."""
+    """Sample rows with a temperature; overwrites `scores` [r, vocab]."""
     scores -= scores.max(axis=1, keepdims=True)
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf
         scores /= batch.temperature[rows, None]
@@ -338,7 +337,7 @@ def _draw(scores: Float32s, batch: SamplingBatch, rows: Int64s) -> Int32s:
 def _threshold(
     scores: Float32s, weights: Float32s, batch: SamplingBatch, rows: Int64s
 ) -> Float32s | None:
-    """[r] least score that stays, or None when every token does."""
+    """[r] least score that is kept, or None if every token is kept."""
     vocab = scores.shape[1]
     if not batch.narrowed(vocab)[rows].any():
         return None
@@ -358,7 +357,7 @@ def _threshold(
 def _sorted_threshold(
     scores: Float32s, weights: Float32s, top_k: NDArray[np.integer], top_p: Float32s
 ) -> Float32s:
-    """Thresholds of top-k, then of top-p over what top-k left."""
+    """Thresholds of top-k, then of top-p over the tokens that top-k keeps."""
     vocab = scores.shape[1]
     limited = top_k[top_k < vocab]
     width = min(vocab, max(_TOP_CANDIDATES, int(limited.max()) if len(limited) else 0))
@@ -380,7 +379,7 @@ def _nucleus(best: Float32s, kth: Float32s, wanted: Float64s) -> tuple[Float32s,
     mass = np.cumsum(np.exp(best), axis=1, dtype=np.float64)
     reached = mass >= wanted[:, None]
     found = reached[:, -1]
-    # Not reached: rounding at the tail, when the candidates are all there are.
+    # Not reached because of rounding, where the candidates are the whole row.
     last = np.where(found, reached.argmax(axis=1), best.shape[1] - 1)
     return np.maximum(best[np.arange(len(best)), last], kth), found
 
@@ -423,9 +422,8 @@ def _invert(weights: Float32s, random: Float64s) -> Int32s:
 
 
 def _first_above(cumulative: Float64s, target: Float64s) -> Int64s:
-    """[r] first index whose running sum passes the target, or the last that adds anything.
-
-    Either way the index has a positive weight; the latter answers for rounding at the end.
+    """[r] first index whose running sum passes the target, or the last with a positive weight, if
+    rounding keeps the sum below the target.
     """
     first: Int64s = np.count_nonzero(cumulative <= target[:, None], axis=1)
     last_positive: Int64s = np.count_nonzero(cumulative < cumulative[:, -1:], axis=1)
@@ -455,7 +453,7 @@ def _penalise(scores: Float32s, rows: Int64s, batch: SamplingBatch) -> None:
 
 
 def _mask(scores: Float32s, rows: Int64s, masks: RowMasks) -> Int64s:
-    """Take away what may not be drawn; which of the rows [r] have masks."""
+    """Set tokens that may not be drawn to -inf; returns which of the rows [r] have masks."""
     at, picked = _positions(masks.rows, rows)
     limits = masks.limits(picked, scores.shape[1])
     if len(at) == len(rows):
@@ -466,14 +464,14 @@ def _mask(scores: Float32s, rows: Int64s, masks: RowMasks) -> Int64s:
 
 
 def _positions(sparse: Int32s, rows: Int64s) -> tuple[Int64s, Int64s]:
-    """Where each sparse row lies in the ascending `rows`, and which sparse entries lie in it."""
+    """The index in ascending `rows` of each sparse entry that is in them, and those entries."""
     at = np.searchsorted(rows, sparse)
     picked = np.flatnonzero((at < len(rows)) & (rows[np.minimum(at, len(rows) - 1)] == sparse))
     return at[picked], picked
 
 
 def num_reported(batch: SamplingBatch, vocab_size: int) -> Int32s:
-    """[R] likeliest tokens that each row reports; NO_LOGPROBS as in the batch."""
+    """[R] most likely tokens that each row reports; NO_LOGPROBS as in the batch."""
     most: Int32s = np.minimum(batch.num_logprobs, np.int32(vocab_size))
     if batch.masks is not None:
         at = np.flatnonzero(most[batch.masks.rows] > 0)
@@ -503,7 +501,7 @@ def _logprobs(logits: Float32s, batch: SamplingBatch, token_ids: Int32s) -> Logp
 
 
 def _left_by_mask(values: Float32s, row: int, masks: RowMasks | None) -> Float32s:
-    """The logits of a row, -inf of tokens that its mask forbids."""
+    """The logits of a row, -inf for tokens that its mask forbids."""
     if masks is None or row not in masks.rows:
         return values
     (allowed,) = masks.allowed(np.flatnonzero(masks.rows == row), len(values))

@@ -1,6 +1,6 @@
-"""Ends a thought that has used up its budget of tokens, by its own mark.
+"""Limits the tokens of a model's reasoning: at the limit the end marker is forced.
 
-thought of at most `budget` tokens | tokens of the mark, one after the other | anything
+thought of at most `budget` tokens | tokens of the end marker, one after the other | anything
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from trtc.runtime.sampling.masks import pack_mask
 from trtc.runtime.text.tokenizer import Tokenizer
 
 _MOST_BEGIN_TOKENS = 32
-"""In which a thought that the model begins itself has begun, or it begins none."""
+"""Output tokens within which a model that begins a thought itself must have begun it."""
 
 
 class ThoughtBudget:
-    """Of a request (implements TokenMasks)."""
+    """The budget of one request (implements TokenMasks)."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class ThoughtBudget:
     ) -> None:
         """
         Args:
-            budget: tokens of the thought, without its marks.
-            in_thought: whether the prompt ends within it.
+            budget: tokens of the thought, without its markers.
+            in_thought: whether the prompt ends within a thought.
         """
         self._tokenizer = tokenizer
         self._thought = thought
@@ -55,7 +55,7 @@ class ThoughtBudget:
         return TokenEdit(self._only[num_forced])
 
     def _begin(self, output_ids: Sequence[int]) -> int | None:
-        """Where the thought begins, behind its mark; None: nowhere yet."""
+        """Index of the thought's first token, after its begin marker; None: it has not begun."""
         if self._in_thought:
             return 0
         if len(output_ids) <= self._budget:

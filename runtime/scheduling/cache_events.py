@@ -1,8 +1,8 @@
 """Events of the prefix cache: which pages were cached, and which were evicted.
 
-A page's key is the name of its namespace and the last link of a chain of keyed hashes over that and
-all tokens up to its own last one. So equal keys mean equal keys and values of one namespace, a key
-reveals nothing of salt or tokens, and nobody without the secret can make one.
+A page's key is the name of its namespace and the last link of a chain of keyed hashes, over the
+namespace and all tokens up to the end of the page. So pages with equal keys hold equal KV of one
+namespace, a key reveals neither salt nor tokens, and only holders of the secret can compute one.
 """
 
 import hashlib
@@ -13,19 +13,19 @@ from typing import Protocol
 from trtc.runtime.requests.principal import Namespace
 
 PageKey = bytes
-"""Of one page of tokens; the pages of all groups that hold these tokens have the same."""
+"""Key of one page of tokens; the pages of all groups that hold these tokens share it."""
 
 _NAME_BYTES = 16
 _LINK_BYTES = 32
 
 
 def namespace_name(key: PageKey) -> bytes:
-    """Of a page's or a root's: the same for all keys of a namespace."""
+    """Name of the namespace of a page's or a root's key."""
     return key[:_NAME_BYTES]
 
 
 def is_root(key: PageKey) -> bool:
-    """Whether it is what the keys of first pages follow."""
+    """Whether it is a root's key: the parent of the first pages of a namespace."""
     return len(key) == _NAME_BYTES
 
 
@@ -38,7 +38,7 @@ class CacheListener(Protocol):
         """A group's page of these tokens can be found from now on.
 
         Args:
-            parent: of the page of tokens before it; of the first one, a key of the namespace.
+            parent: key of the page of tokens before it; for the first page, the root's key.
         """
         ...
 
@@ -48,7 +48,7 @@ class CacheListener(Protocol):
 
 
 class CacheEvents:
-    """Makes the keys and calls all listeners."""
+    """Computes keys and calls all listeners."""
 
     def __init__(self, secret: bytes, listeners: Sequence[CacheListener]) -> None:
         """
@@ -56,12 +56,12 @@ class CacheEvents:
             secret: up to 64 bytes; whoever has it can test whether guessed tokens are cached.
         """
         self._secret = secret
-        # Of every page: what the secret makes of a hash is computed once.
+        # Copied for every page, so that the keyed initial state is computed once.
         self._links = hashlib.blake2b(digest_size=_LINK_BYTES, key=secret, person=b"tokens")
         self._listeners = tuple(listeners)
 
     def key_of_root(self, namespace: Namespace) -> PageKey:
-        """What the first page's key follows."""
+        """Key of a namespace's root: the parent of its first pages."""
         parts = [part.encode("utf-8", "surrogatepass") for part in namespace]
         sized = b"".join(b"%d:%b" % (len(part), part) for part in parts)
         return hashlib.blake2b(
@@ -69,7 +69,7 @@ class CacheEvents:
         ).digest()
 
     def key_after(self, parent: PageKey, token_ids: Sequence[int]) -> PageKey:
-        """Of the page with these tokens, behind the page of `parent`."""
+        """Key of the page with these tokens, which follows the page of `parent`."""
         link = self._links.copy()
         link.update(parent + array("q", token_ids).tobytes())
         return namespace_name(parent) + link.digest()

@@ -1,10 +1,10 @@
-"""Which requests are overdue, whatever their number: a heap that keeps nothing of those ended."""
+"""Deadlines of live requests: a heap from which entries of ended requests are removed."""
 
 import heapq
 from collections.abc import Iterator
 
 _MIN_STALE = 64
-"""Entries of ended requests that are not worth a new heap."""
+"""Entries of ended requests up to which the heap is not rebuilt."""
 
 
 class Deadlines:
@@ -13,10 +13,10 @@ class Deadlines:
     def __init__(self) -> None:
         self._of: dict[int, float] = {}
         self._heap: list[tuple[float, int]] = []
-        """At most twice as many entries as there are deadlines, and a few."""
+        """At most twice as many entries as there are deadlines, plus a constant."""
 
     def add(self, number: int, deadline: float) -> None:
-        """`number` is used once."""
+        """Add a request's deadline; numbers are never reused."""
         self._of[number] = deadline
         heapq.heappush(self._heap, (deadline, number))
 
@@ -40,5 +40,5 @@ class Deadlines:
 
     @property
     def num_entries(self) -> int:
-        """What the heap holds, entries of forgotten requests included."""
+        """Entries in the heap, those of forgotten requests included."""
         return len(self._heap)

@@ -5,18 +5,18 @@
 
 Fair order, among hosts and among the clients of one:
 
-1. whoever is overdue: for `overdue_s` it waits without an admission. The longest first;
-2. the highest priority of what it has waiting;
-3. whoever holds the fewest lanes for its weight, so that all who wait come to hold lanes in
+1. overdue ones, which have waited for `overdue_s` without an admission, the longest waiting first;
+2. then by the highest priority of their waiting sequences;
+3. then by lanes held divided by weight, fewest first, so that those that wait come to hold lanes in
    proportion to their weights;
-4. start-time fair queueing (Goyal et al., SIGCOMM 1996): whoever has the smallest tag. Each
-   admission adds its tokens, divided by the weight, to the tag, and a newcomer starts at the tag
+4. then by start-time fair queueing (Goyal et al., SIGCOMM 1996), the smallest tag first. Each
+   admission adds its tokens, divided by the weight, to the tag, and a new client starts at the tag
    that was admitted last.
 
-So a newcomer waits for a lane, and not behind what another client has waiting, and whoever waits is
+So a new client waits for a lane and not behind the whole queue of another client. Each client is
 admitted in bounded time, whatever the priorities of the others: once overdue, it waits only for
-those that have been overdue for longer. A tenant is a host of its own, with the weight of its
-limits; every other host weighs 1, and so do the clients of one.
+those that have been overdue for longer. A tenant counts as a host, with the weight of its limits;
+every other host and every client within a host has weight 1.
 """
 
 import heapq
@@ -31,15 +31,16 @@ from trtc.runtime.scheduling.sequence import Sequence
 Key = tuple[bool, float, float, float, int]
 
 EXPECTED_OUTPUT = 64
-"""New tokens that an admission is charged for beforehand, at most; lanes count the others."""
+"""New tokens that an admission is charged for in advance, at most. Longer outputs count by the lane
+that they hold."""
 MAX_IDLE_TAGS = 1024
-"""Clients without a request whose last tag is remembered."""
+"""The most clients without requests whose last tags are kept."""
 
 _by_order = attrgetter("order")
 
 
 def _cost(sequence: Sequence) -> int:
-    """Tokens that an admission is charged for; none after a preemption."""
+    """Tokens that an admission is charged for; 0 after a preemption."""
     if sequence.cached_prompt_tokens is not None:
         return 0
     known = len(sequence.token_ids)
@@ -47,7 +48,7 @@ def _cost(sequence: Sequence) -> int:
 
 
 class _Node:
-    """A client, or a host with its clients: what it has waiting and what it has had."""
+    """A client, or a host with its clients: its waiting sequences and the service it has had."""
 
     __slots__ = (
         "group",
@@ -74,18 +75,18 @@ class _Node:
         self.weight = 1.0
         self.lanes = 0
         self.waiting_of: dict[int, int] = {}
-        """priority -> waiting sequences, where there are any."""
+        """priority -> number of waiting sequences; no zeros."""
         self.since = 0.0
-        """The last admission, or when it began to wait after that."""
+        """Time of the last admission, or when it began to wait after that."""
         self.is_overdue = False
         self.key: Key | None = None
-        """Its place in the group's order; None: nothing waits."""
+        """Its key in the group's order; None: nothing waits."""
         self.members: _Group | None = None
-        """Of a host: its clients."""
+        """Clients of a host; None: this is a client."""
         self.waiting: list[Sequence] = []
-        """Of a client, in order."""
+        """Waiting sequences of a client, in order."""
         self.num_skipped = 0
-        """Of a client in a forecast: those of `waiting` that are admitted in it."""
+        """In a forecast: sequences of `waiting` that it has admitted already."""
 
     def place(self) -> Key:
         if self.is_overdue:
@@ -94,7 +95,7 @@ class _Node:
 
     @property
     def load(self) -> float:
-        """Lanes for its weight."""
+        """Lanes held, divided by the weight."""
         return self.lanes / self.weight
 
     def admit(self, sequence: Sequence) -> None:
@@ -112,7 +113,7 @@ class _Node:
             del self.waiting_of[priority]
 
     def copy(self) -> "_Node":
-        """For a forecast, which admits sequences to it."""
+        """A copy that a forecast changes."""
         copy = _Node(self.name, self.number, self.group, self.tag)
         copy.weight, copy.lanes, copy.waiting_of = self.weight, self.lanes, dict(self.waiting_of)
         copy.members, copy.waiting = self.members, self.waiting
@@ -124,19 +125,20 @@ class _Group:
 
     def __init__(self, patient: dict[_Node, None]) -> None:
         self.nodes: dict[str, _Node] = {}
-        """By name; those with anything waiting or running."""
+        """Nodes with waiting or running sequences, by name."""
         self.order: list[tuple[Key, _Node]] = []
-        """Those with anything waiting, sorted."""
+        """Nodes with waiting sequences, sorted by key."""
         self.patient = patient
-        """Those with anything waiting that are not overdue, the longest waiting first."""
+        """Nodes with waiting sequences that are not overdue, the longest waiting first."""
         self._virtual_time = 0.0
-        """The largest tag that was admitted."""
+        """The largest tag admitted so far."""
         self._idle_tags: dict[str, float] = {}
-        """Tags beyond the virtual time, of nodes that have gone: they do not begin anew at once."""
+        """Tags beyond the virtual time of removed nodes, so that a client that comes back is not
+        treated as new."""
         self._num_made = 0
 
     def node(self, name: str) -> _Node:
-        """The node called `name`, new when there is none."""
+        """The node called `name`; created if there is none."""
         node = self.nodes.get(name)
         if node is None:
             self._num_made += 1
@@ -174,7 +176,7 @@ class _Group:
         self._place(node)
 
     def _settle(self, node: _Node) -> None:
-        """Put a node in its place, after it may have lost its last sequence."""
+        """Update a node's place, or remove the node if it has no sequence left."""
         if not node.waiting_of:
             self.patient.pop(node, None)
             node.is_overdue = False
@@ -198,13 +200,13 @@ class _Group:
 
 
 class _Forecast:
-    """A group's order if the first, again and again, is admitted."""
+    """The order of a group while its first node is admitted again and again."""
 
     def __init__(self, group: _Group) -> None:
         self._order = group.order
         self._next = 0
         self._admitted: list[tuple[Key, _Node]] = []
-        """A heap: copies of nodes, after their admissions."""
+        """A heap of copies of nodes, each after its admissions."""
 
     def first(self) -> _Node | None:
         if self._next < len(self._order) and not self._is_admitted_first():
@@ -212,7 +214,7 @@ class _Forecast:
         return self._admitted[0][1] if self._admitted else None
 
     def admit_first(self, sequence: Sequence) -> None:
-        """The first one's copy, after the admission, takes its place."""
+        """Admit a sequence of the first node: a copy of the node takes its place."""
         if self._next < len(self._order) and not self._is_admitted_first():
             node = self._order[self._next][1].copy()
             self._next += 1
@@ -228,7 +230,8 @@ class _Forecast:
 
 
 class FairQueue:
-    """The waiting sequences of one engine, and who holds its lanes. One thread uses it."""
+    """The waiting sequences of one engine, and the number of lanes that each client holds. Not
+    thread-safe."""
 
     def __init__(self, overdue_s: float) -> None:
         """`overdue_s`: seconds of waiting without an admission after which a client comes first."""
@@ -249,7 +252,7 @@ class FairQueue:
                 yield from client.waiting
 
     def tick(self, now: float) -> None:
-        """Time passes; it never goes back."""
+        """Set the time, which never goes back."""
         self.now = now
         for patient in (self._hosts.patient, self._patient_clients):
             while patient:
@@ -275,8 +278,8 @@ class FairQueue:
             hosts.admit_first(sequence)
 
     def deprived(self, patience_s: float) -> Sequence | None:
-        """The next in order, if its host, or its client within the host, holds no lane and has
-        waited for so many seconds."""
+        """The next sequence in order, if its host, or its client within the host, holds no lane and
+        has waited for `patience_s` seconds; else None."""
         if not self._hosts.order:
             return None
         host = self._hosts.order[0][1]
@@ -286,8 +289,8 @@ class FairQueue:
         return client.waiting[0] if waited else None
 
     def must_share(self, holder: Principal, deprived: Sequence) -> bool:
-        """Whether `holder` is one of those that hold most lanes for their weight, and more lanes
-        than `deprived` takes."""
+        """Whether `holder` holds the most lanes for its weight (or as many as the most), and more
+        lanes than `deprived` takes."""
         without = self._without_lanes(deprived)
         if without is None:
             return False
@@ -310,19 +313,19 @@ class FairQueue:
         self._num_waiting += 1
 
     def remove(self, sequence: Sequence) -> None:
-        """A waiting sequence ends."""
+        """Remove a waiting sequence, which has ended."""
         host, client = self._take_out(sequence)
         for node in (client, host):
             node.group.remove(node, sequence.request.priority)
 
     def admit(self, sequence: Sequence) -> None:
-        """A waiting sequence is given lanes: `num_samples` of them."""
+        """Admit a waiting sequence to `num_samples` lanes."""
         host, client = self._take_out(sequence)
         for node in (client, host):
             node.group.admit(node, sequence, self.now)
 
     def release(self, principal: Principal, num_lanes: int) -> None:
-        """A running sequence gives back lanes."""
+        """Return lanes of a running sequence."""
         host, client = self._nodes(principal)
         for node in (client, host):
             node.group.release(node, num_lanes)
@@ -345,7 +348,7 @@ class FairQueue:
         return host.members
 
     def check_integrity(self, num_lanes: int) -> None:
-        """Counts and orders agree with each other and with `num_lanes`, which are held.
+        """Check that counts and orders agree with each other and with `num_lanes`, the lanes held.
 
         Raises:
             InvariantError: they do not.

@@ -16,15 +16,15 @@ class PageCopy(NamedTuple):
 
 
 RELEASED_PAGE = 0
-"""In a page table, in place of a page that the sequence has released: nothing reads it."""
+"""Entry of a page table for a page that the sequence has released; no kernel reads it."""
 
 
 _CHECKED_AT_ONCE = 256
-"""Pages in a part of an integrity check."""
+"""Pages that one part of an integrity check covers."""
 
 
 class KvPool:
-    """Reference counts of pages. A page that nobody refers to is free."""
+    """Reference counts of pages. A page without references is free."""
 
     def __init__(
         self, num_pages: int, page_size: int, windows: tuple[int | None, ...] = (None,)
@@ -35,12 +35,12 @@ class KvPool:
         self.page_size = page_size
         self.windows = windows
         self.refs = [0] * num_pages
-        """[num_pages] references to each page; to be read only."""
+        """[num_pages] references to each page; read-only for callers."""
         self._free = list(range(num_pages - 1, -1, -1))
 
     @property
     def state_group(self) -> int | None:
-        """Number of the group whose pages are states; None: there is none."""
+        """Index of the group whose pages are states; None: there is none."""
         return self.windows.index(0) if 0 in self.windows else None
 
     @property
@@ -57,10 +57,10 @@ class KvPool:
 
     def num_outside(self, window: int | None, num_tokens: int) -> int:
         """Leading pages that a sequence of `num_tokens` tokens may release, because no later token
-        reads them. The last page before the window is kept: where windows are short, it keeps the
+        reads them. The last page before the window is kept: with short windows, it keeps the
         sequence's node in the prefix tree alive.
 
-        Of states, all before the last full page may be released.
+        In a state group, all pages before the last full one may be released.
         """
         if window is None:
             return 0
@@ -75,13 +75,13 @@ class KvPool:
         return pages
 
     def share(self, pages: Iterable[int]) -> None:
-        """Add a reference to each page; none may be free."""
+        """Add a reference to each page, none of which may be free."""
         for page in pages:
             assert self.refs[page] > 0, f"page {page} is free"
             self.refs[page] += 1
 
     def release(self, page: int) -> int:
-        """Drop a reference; how many are left."""
+        """Drop a reference; returns how many are left."""
         left = self.refs[page] - 1
         assert left >= 0, f"page {page} is free"
         self.refs[page] = left
@@ -90,10 +90,10 @@ class KvPool:
         return left
 
     def check_integrity(self, holdings: Iterable[Iterable[int]]) -> None:
-        """Every reference is one of `holdings`, and every other page is free exactly once.
+        """Check that every reference is one of `holdings`, and every other page is free once.
 
         Raises:
-            InvariantError: a page leaked, or was given away twice.
+            InvariantError: a page leaked, or was allocated twice.
         """
         for _ in self.integrity_checks(holdings):
             pass

@@ -1,23 +1,23 @@
-"""How many prompt tokens a step with decodes may have, so that decodes do not wait long."""
+"""Limits the prompt tokens of a step that also decodes, so that decodes do not wait long."""
 
 from trtc.runtime.scheduling.scheduler import StepLimits
 
 _LEAST_TOKENS = 32
-"""The least tokens of a step whose time is learnt from, and the least bound that is set."""
+"""Steps with fewer tokens are not measured, and the limit is never smaller."""
 _LEAST_MEAN = 4
-"""Tokens a sequence of such a step: decodes measure memory bandwidth, not arithmetic."""
+"""Least mean of tokens per sequence of a measured step: decodes are bound by memory bandwidth, not
+arithmetic."""
 _WEIGHT = 0.25
-"""Of the last step in the mean speed."""
+"""Weight of the last step in the moving average of speed."""
 
 
 class Pace:
-    """Learns an executor's speed from its steps. One thread uses it."""
+    """Estimates an executor's speed from its steps. Not thread-safe."""
 
     def __init__(self, limits: StepLimits, target_s: float) -> None:
-        """Begin without knowing the executor.
-
+        """
         Args:
-            limits: of any step.
+            limits: limits of any step.
             target_s: seconds that a step with decodes should take at most; prompts are cut to fit.
                 0: they are not cut.
         """
@@ -27,11 +27,11 @@ class Pace:
 
     @property
     def limits(self) -> StepLimits:
-        """Of the next step."""
+        """Limits of the next step."""
         return self._limits
 
     def took(self, num_tokens: int, num_sequences: int, seconds: float) -> None:
-        """Learn from a step that is complete."""
+        """Update the estimate with a completed step."""
         least = max(_LEAST_TOKENS, _LEAST_MEAN * num_sequences)
         if not self._target_s or num_tokens < least or seconds <= 0:
             return

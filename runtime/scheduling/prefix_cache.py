@@ -6,19 +6,19 @@ for each group of the cache layout:
     root of a namespace ─(5,17,9,2)─ page 8 ─(11,3,3,7)─ page 2          idle: held by no sequence
                                          └──(11,3,4,1)─ page 9
 
-Each namespace has a tree of its own, so that nobody finds what another left; the pool and the order
-of eviction are common. A root without children is dropped: a namespace without pages costs nothing.
+Each namespace has its own tree, so that no client hits the pages of another; the pool and the order
+of eviction are shared. A root without children is dropped: a namespace without pages costs nothing.
 
-Whoever holds a node's page of a group that keeps every token (`full`) holds those of all its
-ancestors, and releases the deepest first. So these pages become idle leaf first, the order of
-`_idle` is that of least recent use, and the first of them is always a leaf's: eviction takes from
-the front, and what else the leaf has goes with it.
+A sequence that holds a node's page of a full group (one that keeps every token) also holds those of
+all its ancestors, and releases the deepest first. So these pages become idle leaf first, `_idle` is
+in order of least recent use, and its first page is always a leaf's. Eviction takes from the front,
+together with the leaf's pages of other groups.
 
-Pages of a window become idle one by one as the window leaves them. Evicted alone, they leave a gap
-(NO_PAGE). A prefix is a hit if every full group has all its pages, every window those that the
-next token looks back to, and a state group the snapshot at the prefix's end. A snapshot becomes
-idle when its sequence has gone on by a page. Most of them are spare: they serve hits, and are
-evicted before anything else.
+Pages of a window group become idle one by one as the window moves on. Evicted alone, they leave a
+gap (NO_PAGE). A prefix is a hit if every full group has all its pages, every window group those
+that the next token attends to, and a state group the snapshot at the prefix's end. A snapshot
+becomes idle when its sequence has advanced by a page. Most snapshots are spare: they serve hits,
+and are evicted before anything else.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,10 +42,10 @@ class Node:
     def __init__(self, parent: "Node | None", key: tuple[int, ...], pages: list[int]) -> None:
         self.parent = parent
         self.name: PageKey = b""
-        """What listeners call it; b"": there are none, or it is a root that none heard of."""
+        """Key for listeners; b"": there are no listeners, or it is a root that has had no event."""
         self.key = key
         self.pages = pages
-        """One of each group, or NO_PAGE."""
+        """Page of each group, or NO_PAGE."""
         self.children: dict[tuple[int, ...], Node] = {}
 
 
@@ -60,10 +60,10 @@ class Root(Node):
 
 
 class PrefixCache:
-    """The trees, and allocation that evicts from it.
+    """The trees, and allocation of pages, which evicts cached ones.
 
-    The cache itself refers to each of its pages once. All pages are allocated and released through
-    it, because it must know when a cached page has no other holder.
+    The cache holds one reference to each of its pages. All pages are allocated and released through
+    it, because it tracks when a cached page has no other holder.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class PrefixCache:
     ) -> None:
         """
         Args:
-            events: gets every change of the cache; None: there are no listeners.
+            events: receives every change of the cache; None: there are no listeners.
         """
         self.pool = pool
         self._events = events
         self.enabled = enabled
         self._roots: dict[Namespace, Root] = {}
-        """Those with children."""
+        """Roots with children."""
         self._windows = pool.windows
         self._has_windows = any(window is not None for window in pool.windows)
         self._keeps_all = None in pool.windows
@@ -87,7 +87,7 @@ class PrefixCache:
         self._idle: dict[int, Node] = {}
         """Cached pages that no sequence holds, least recently used first."""
         self._spare: dict[int, Node] = {}
-        """The same of pages that are evicted before all of `_idle`."""
+        """Idle pages that are evicted before all of `_idle`."""
 
     @property
     def num_idle(self) -> int:
@@ -107,14 +107,15 @@ class PrefixCache:
         return self.pool.refs[page] - (page in self._nodes)
 
     def root(self, namespace: Namespace) -> Root:
-        """The node to insert a namespace's first pages under. Changes nothing."""
+        """The node under which a namespace's first pages are inserted. Changes nothing."""
         return self._roots.get(namespace) or Root(namespace)
 
     def match(self, token_ids: Sequence[int], namespace: Namespace) -> list[Node]:
         """Nodes of the longest prefix that all groups have cached in the namespace, in whole
         pages. Changes nothing.
 
-        With a state it ends before the last token, which is computed from the state before it.
+        In models with states it ends before the last token, which is computed from the state before
+        it.
         """
         size = self.pool.page_size
         node: Node = self.root(namespace)
@@ -133,17 +134,18 @@ class PrefixCache:
         return matched
 
     def longest_match(self, num_tokens: int) -> int:
-        """Pages that a match of so many tokens may have."""
+        """The most pages that a match of `num_tokens` tokens may have."""
         return (num_tokens - (0 in self._windows)) // self.pool.page_size
 
     def longest_hit(self, end: int, has_page: Callable[[int, int], bool]) -> int:
-        """The longest prefix of at most `end` pages of which every window has its last pages.
+        """Pages of the longest prefix, at most `end`, for which every window group has its last
+        pages.
 
         Args:
-            has_page: of the page at an index and a group.
+            has_page: (index of the page, group) -> whether the page is there.
         """
         shorter = True
-        while shorter:  # for one window may open a gap of another
+        while shorter:  # a shorter prefix may end in a gap of another window group
             before = end
             for group, window in enumerate(self._windows):
                 if window is not None:
@@ -152,9 +154,9 @@ class PrefixCache:
         return end
 
     def _trim(self, end: int, window: int, group: int, has_page: Callable[[int, int], bool]) -> int:
-        """Shorten a prefix until a window's last pages are all there."""
+        """Shorten a prefix until a window group has all of its last pages."""
         size, at = self.pool.page_size, end
-        # `at` goes back over pages that are there; a gap makes the prefix end before it.
+        # `at` walks back over present pages; the prefix ends before a gap.
         while at > self.pool.num_outside(window, end * size):
             at -= 1
             if not has_page(at, group):
@@ -162,18 +164,18 @@ class PrefixCache:
         return end
 
     def first_wanted(self, matched: Sequence[Node]) -> list[int]:
-        """Of each group, the first of the matched nodes whose page is wanted."""
+        """For each group, the index of the first matched node whose page the sequence needs."""
         length = len(matched) * self.pool.page_size
         return [self.pool.num_outside(window, length) for window in self._windows]
 
     def wanted(self, matched: Sequence[Node]) -> Iterator[int]:
-        """The pages that a sequence with this prefix holds."""
+        """The pages that a sequence with this prefix needs."""
         for group, first in enumerate(self.first_wanted(matched)):
             for node in matched[first:]:
                 yield node.pages[group]
 
     def claim(self, matched: Sequence[Node]) -> list[list[int]]:
-        """Hold the pages of a matched prefix; for each group, its table."""
+        """Hold the pages of a matched prefix; returns the page table of each group."""
         tables = []
         for group, first in enumerate(self.first_wanted(matched)):
             held = [node.pages[group] for node in matched[first:]]
@@ -189,13 +191,12 @@ class PrefixCache:
         self.pool.share(pages)
 
     def insert(self, parent: Node, key: Sequence[int], pages: list[int]) -> Node:
-        """Cache pages, now full, that a sequence holds; the node of these tokens.
+        """Cache pages, now full, that a sequence holds; returns the node of these tokens.
 
         Args:
-            pages: of each group; the list is the cache's from now on. If a page of these tokens is
-                cached already, the caller now holds that one in place of its own, which is
-                released: two sequences computed the same page at the same time. NO_PAGE: the caller
-                has none of the group.
+            pages: page of each group, or NO_PAGE; the cache owns the list from now on. If a page of
+                these tokens is cached already, because two sequences computed it at the same time,
+                the caller's page is released and the caller holds the cached one instead.
         """
         edge = tuple(key)
         assert len(edge) == self.pool.page_size
@@ -231,24 +232,24 @@ class PrefixCache:
             self._events.cached(node.name, parent, node.key, group, page)
 
     def name(self, node: Node) -> "PageKey":
-        """A node's key, for listeners; there must be some."""
+        """A node's key, for listeners; `events` must not be None."""
         if isinstance(node, Root) and not node.name:
             assert self._events is not None
             node.name = self._events.key_of_root(node.namespace)
         return node.name
 
     def allocate(self, number: int) -> list[int]:
-        """New pages, evicting the least recently used cached ones at need."""
+        """Allocate pages, evicting the least recently used cached ones if need be."""
         assert number <= self.num_available, (number, self.num_available)
         while self.pool.num_free < number:
             self._evict_one()
         return self.pool.allocate(number)
 
     def release(self, pages: Sequence[int], *, spare: bool = False) -> None:
-        """Release a sequence's pages of a group, given in its order; cached ones stay, idle.
+        """Release a sequence's pages of one group, in the sequence's order; cached ones stay, idle.
 
         Args:
-            spare: evict them before all others. Never pages of a group that keeps every token.
+            spare: evict them before all others; not for pages of a full group.
         """
         idle = self._spare if spare else self._idle
         for page in reversed(pages):
@@ -284,7 +285,7 @@ class PrefixCache:
             self._events.evicted(node.name, group, page)
 
     def _prune(self, node: Node) -> None:
-        """Drop a node that has neither pages nor children, and then its parent alike."""
+        """Drop a node that has neither pages nor children, and then its ancestors likewise."""
         while node.parent is not None and not node.children:
             if any(page != NO_PAGE for page in node.pages):
                 return
@@ -300,7 +301,7 @@ class PrefixCache:
             del self._roots[parent.namespace]
 
     def check_integrity(self, holdings: Sequence[Sequence[int]]) -> None:
-        """The tree and the pool agree with what the sequences hold.
+        """Check that the trees and the pool agree with the pages that sequences hold.
 
         Raises:
             InvariantError: they do not.

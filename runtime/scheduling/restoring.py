@@ -1,11 +1,11 @@
 """Restores evicted pages from a store, such as the host tier, before a step is planned.
 
-    plan -> admissions -> restore what the store has of their prompts -> plan again
+    plan -> admissions -> restore pages of their prompts from the store -> plan again
 
-A hit is what pool and store can serve together: every page of a full group, and of a window those
-that the next token looks back to, each in either of them. Restored pages lie in the prefix cache as
-if they had never left, held by nobody; the second plan finds them there. They take pages that the
-first plan would have given to the same prompts, so that those still fit.
+A prefix is a hit if pool and store together have every page of its full groups, and those pages of
+its window groups that the next token attends to. Restored pages become idle pages of the prefix
+cache, where the second plan finds them. They take pages that the first plan would have given to the
+same prompts, so that those still fit.
 """
 
 from collections.abc import Iterator
@@ -20,24 +20,24 @@ from trtc.runtime.scheduling.sequence import Sequence
 from trtc.runtime.scheduling.step_plan import Admission
 
 _STORED = -2
-"""In place of a page that the store has."""
+"""In place of a page's number: the store has the page."""
 
 
 class KeptPages(Protocol):
-    """Bytes of pages that the store will not lose."""
+    """Contents of pages, which the store keeps until they are written."""
 
     def write(self, pages: Items[int]) -> None:
-        """Put them into as many pages of the pool, which held something else until now."""
+        """Write them into as many pages of the pool, which were allocated just now."""
         ...
 
 
 class PageStore(Protocol):
-    """Has the bytes of pages that were evicted."""
+    """Keeps the contents of evicted pages."""
 
     def has(self, key: PageKey, group: int) -> bool: ...
 
     def take(self, wanted: Items[tuple[PageKey, int]]) -> KeptPages:
-        """The bytes of pages that it has, which count as used now."""
+        """Contents of pages that it has; counts as a use of them."""
         ...
 
 
@@ -47,30 +47,30 @@ class _Link(NamedTuple):
     tokens: tuple[int, ...]
     name: PageKey
     pages: list[int]
-    """Of each group: its page in the pool, _STORED or NO_PAGE."""
+    """For each group, its page in the pool, _STORED or NO_PAGE."""
 
 
 class PrefixRestorer:
-    """Restores what a plan's admissions find in the store. The scheduler's thread uses it."""
+    """Restores pages of a plan's admissions from the store. For the scheduler's thread."""
 
     def __init__(self, state: SchedulerState, events: CacheEvents, store: PageStore) -> None:
         """
         Args:
-            events: of the state's prefix cache, which the store listens to.
+            events: events of the state's prefix cache; the store is one of their listeners.
         """
         self._state = state
         self._cache = state.cache
         self._events = events
         self._store = store
         self.num_tokens = 0
-        """That admissions found thanks to the store."""
+        """Prompt tokens of admissions that were found thanks to the store."""
 
     def restore(self, admissions: Items[Admission]) -> bool:
-        """Restore pages for these admissions; whether there were any, and the step is to be planned
-        again."""
+        """Restore pages for these admissions; returns whether there were any, so that the step must
+        be planned again."""
         if all(len(self._path(one.sequence)) <= len(one.matched) for one in admissions):
             return False
-        # What the plan counts on is not evicted for what comes back.
+        # Restored pages must not evict pages that the plan relies on.
         tables = [self._cache.claim(one.matched) for one in admissions]
         num_pages = sum(self._bring_back(one.sequence) for one in admissions)
         for one, table in zip(admissions, tables, strict=True):
@@ -80,7 +80,7 @@ class PrefixRestorer:
         return num_pages > 0
 
     def _path(self, sequence: Sequence) -> list[_Link]:
-        """The longest prefix that pool and store can serve; [] where it must be computed."""
+        """The longest prefix that pool and store can serve; [] if there is none."""
         if not self._cache.enabled or sequence.scores_prompt:
             return []
         links: list[_Link] = []
@@ -97,7 +97,7 @@ class PrefixRestorer:
         return links[:end]
 
     def _links(self, sequence: Sequence) -> Iterator[_Link]:
-        """Of all pages of a sequence's tokens that may be matched."""
+        """Links of all pages of a sequence's tokens that may be matched."""
         size, token_ids = self._cache.pool.page_size, sequence.token_ids
         root = self._cache.root(self._state.namespace(sequence))
         node: Node | None = root
@@ -114,7 +114,7 @@ class PrefixRestorer:
             yield _Link(tokens, name, pages)
 
     def _bring_back(self, sequence: Sequence) -> int:
-        """How many pages longer its prefix in the pool is now."""
+        """Restore pages of a sequence; returns by how many its prefix in the pool has grown."""
         path, namespace = self._path(sequence), self._state.namespace(sequence)
         num_more = len(path) - len(self._cache.match(sequence.token_ids, namespace))
         length = len(path) * self._cache.pool.page_size

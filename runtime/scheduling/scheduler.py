@@ -1,32 +1,33 @@
 """Decides what the next step computes. A pure decision: `scheduler_state.apply` carries it out.
 
-Within the step's token budget, running sequences in order of rank, waiting ones in fair order
-(fair_queue.py):
+Within the step's token budget, the plan takes running sequences in order of rank, and waiting ones
+in fair order (fair_queue.py):
 
 1. each running sequence with one token left computes it (decode). If that needs a page and none is
-   available, running sequences of lower rank are preempted, the one that loses least first; with
-   none below it, the sequence sits this step out and keeps what it has;
-2. running sequences with more tokens left compute a chunk of them (prefill), of bounded size where
-   others decode, and where each of its tokens needs a logit row;
-3. waiting sequences are admitted while lanes and pages last, unless something was preempted.
+   available, running sequences of lower rank are preempted, starting with the one that has the
+   least to recompute. If there is none, the sequence skips this step and keeps its pages;
+2. running sequences with more tokens left compute a chunk of them (prefill). Chunks are bounded if
+   other sequences decode, or if each of their tokens needs a logit row;
+3. waiting sequences are admitted while there are lanes and pages, unless a sequence was preempted.
 
-Before that, where the next in fair order has nothing running and has waited for SHARE_S, and
-whoever holds most lanes keeps it out, that one loses the sequence that costs it least: one in
-SHARE_S, which is computed again later. So nobody keeps all lanes for as long as sequences run.
+Preemption for fairness comes before that. If the next client in fair order has nothing running, has
+waited for SHARE_S, and does not fit because others hold most lanes, then the client with most lanes
+loses the sequence with the least to recompute, at most one in SHARE_S. So no client keeps all lanes
+for as long as its sequences run.
 
-The first in rank can take every page but its own, fits the pool alone and is never preempted, so it
-always advances; ranks are given at the first admission and never change. Hence no livelock.
-Nobody overtakes the first of the queue within a step, and whoever waits becomes that in bounded
-time. Hence no starvation.
+The first in rank can take the pages of all others, fits the pool alone and is never preempted, so
+it always advances; ranks are assigned at the first admission and never change. Hence no livelock.
+Nothing overtakes the first of the queue within a step, and each waiting sequence becomes the first
+in bounded time. Hence no starvation.
 
 While a step is in flight the next one is planned ahead: running sequences continue with tokens that
-the host does not know. A sequence that must wait for its own, once, sits the step out alone
-(`SchedulerState.sits_out`); so does one whose mask is late, until it comes. In two cases nothing at
-all is planned until the host knows the tokens:
+the host does not know yet. A sequence that needs its own pending token on the host skips the step
+alone (`SchedulerState.sits_out`); so does one whose mask is late, until the mask is ready. In two
+cases nothing at all is planned until the host knows the tokens:
 
-- as many sequences sit out because of their drafts as decodes go on, or more. Else the two would be
-  computed by turns from then on;
-- somebody would have to be preempted. The step in flight may end a sequence and free its pages.
+- at least as many sequences skip because of their drafts as decodes go on. Otherwise the two sets
+  would be computed in alternate steps from then on;
+- a sequence would have to be preempted. The step in flight may end one and free its pages.
 """
 
 from collections.abc import Collection
@@ -47,13 +48,13 @@ class StepLimits(NamedTuple):
     """Tokens in one step."""
     max_tokens_beside_decodes: int | None = None
     """Tokens in a step that computes prompts beside decodes, which all wait for it; None: as many
-    as fit. A quarter is the prompts' however many decode."""
+    as fit. Prompts get at least a quarter of them, however many sequences decode."""
 
 
 def plan(state: SchedulerState, limits: StepLimits) -> StepPlan:
     """The next step. Does not change the state.
 
-    It is empty only if nothing is left to compute, or not before the step in flight is complete.
+    It is empty only if nothing is left to compute, or if the step in flight must complete first.
     """
     chosen = _plan(state, limits, may_preempt_for_fairness=True)
     if chosen.preempts_for_fairness and not chosen.chunks:
@@ -87,7 +88,7 @@ def _plan(state: SchedulerState, limits: StepLimits, *, may_preempt_for_fairness
 
 
 class _Draft:
-    """A plan under way, with the pages as they would be after it."""
+    """A plan under construction, and the state of the pages after it."""
 
     def __init__(self, state: SchedulerState, limits: StepLimits) -> None:
         self._state = state
@@ -96,14 +97,14 @@ class _Draft:
         self._budget = limits.max_num_tokens
         self._available = state.cache.num_available
         self._dropped: dict[int, int] = {}
-        """page -> holders that this plan takes from it, by preemption or copy-on-write."""
+        """page -> references that this plan drops, by preemption or copy-on-write."""
         self._claimed: set[int] = set()
         """Idle pages that admissions of this plan hold."""
         self._is_ahead = state.num_in_flight > 0
         self._spare_rows = len(state.free_lanes)
-        """Logit rows of the step, as many as there are lanes, that no running sequence may need."""
+        """Logit rows, of as many as there are lanes, that no running sequence may need."""
         self._rows_beyond_lanes = max(0, state.max_draft_rows - state.num_lanes)
-        """More, for drafts."""
+        """Further logit rows, for drafts."""
         self.scores = False
         """Whether a chunk has scored tokens."""
         self.has_drafts = False
@@ -111,9 +112,9 @@ class _Draft:
         self.must_wait = False
         """Whether the step in flight must be complete before this one can be planned."""
         self._num_awaiting_drafts = 0
-        """Running sequences that sit out because of drafts."""
+        """Running sequences that skip the step because of drafts."""
         self._prefills: list[tuple[Sequence, int]] = []
-        """Running sequences with more than one token left, and how many."""
+        """Running sequences with more than one token left, and the number of those tokens."""
         self.preempted: dict[Sequence, None] = {}
         self.secured: list[Sequence] = []
         """Decodes that need pages of their own for their token, and get them."""
@@ -121,7 +122,7 @@ class _Draft:
         self.chunks: list[Chunk] = []
 
     def preempt_for_fairness(self) -> bool:
-        """Preempt one sequence for a client that has none running, if one is to be."""
+        """Preempt one sequence for a client that has none running, if need be; returns whether."""
         state = self._state
         if state.waiting.now - state.last_fair_preemption < SHARE_S:
             return False
@@ -176,8 +177,8 @@ class _Draft:
         self.chunks.append(Chunk(sequence, sequence.num_computed, 1, sequence.num_samples))
 
     def add_drafts(self) -> None:
-        """Lengthen decodes by their drafts, as far as tokens, rows and available pages go. Spare
-        rows are for those who wait, if anybody does."""
+        """Extend decodes by their drafts, as far as tokens, rows and available pages allow. Spare
+        rows are left for waiting sequences, if there are any."""
         rows = self._rows_beyond_lanes + (0 if self._state.waiting else self._spare_rows)
         prompts = self._pages_of_prompts()
         for at, chunk in enumerate(self.chunks):
@@ -191,7 +192,8 @@ class _Draft:
             self._spare_rows = min(self._spare_rows, rows)
 
     def _fitting_drafts(self, chunk: Chunk, most: int, kept_back: int) -> int:
-        """How many drafts of a decode find pages, which are taken, but for so many."""
+        """How many drafts of a decode, at most `most`, find pages; takes the pages. `kept_back` of
+        the available pages are not used."""
         sequence, end, state = chunk.sequence, chunk.start + 1, self._state
         number = min(len(sequence.drafts), most, state.most_context(sequence) - end)
         while number > 0:
@@ -210,7 +212,7 @@ class _Draft:
         )
 
     def bound_prefill(self, max_tokens: int) -> None:
-        """Leave prompts what the decodes leave of so many tokens."""
+        """Limit prompts to the tokens of `max_tokens` that decodes leave."""
         room = max(max_tokens - len(self.chunks), max_tokens // 4, 1)
         self._budget = min(self._budget, room)
 
@@ -244,8 +246,8 @@ class _Draft:
             self._add_chunk(sequence, start, remaining, number)
 
     def keep_states(self) -> tuple[Sequence, ...]:
-        """Sequences with masks, which may be late, whose last token gets a page of its own for the
-        state that it leaves. Where none is available, the step waits for the mask."""
+        """Sequences whose mask may be late, and whose last token therefore writes its state to a
+        page of its own. If none is available, the step waits for the mask."""
         if not self._state.has_states:
             return ()
         kept = []
@@ -258,11 +260,10 @@ class _Draft:
         return tuple(kept)
 
     def _within_pages(self, sequence: Sequence, number: int) -> int:
-        """How many of the next `number` tokens of a prompt find pages, which are taken; maybe 0.
+        """How many of the next `number` tokens of a prompt find pages, possibly 0; takes the pages.
 
-        Full groups have all of a prompt's pages since its admission, windows get theirs here. Where
-        not one more page is to be had, sequences that rank below and sit this step out are
-        preempted.
+        Full groups have had all pages of a prompt since its admission; window groups get theirs
+        here. If no page is available, sequences of lower rank that skip this step are preempted.
         """
         start, state = sequence.num_computed, self._state
         while state.num_missing_pages(sequence, start + number) > self._available:
@@ -279,7 +280,7 @@ class _Draft:
         return number
 
     def _fitting(self, sequence: Sequence) -> int:
-        """Tokens that the pages of a running sequence hold, and those to be had for its windows."""
+        """Tokens that fit the pages of a running sequence and those available for its windows."""
         tables = [len(pages) for pages in sequence.pages]
         shortest = min(tables)
         each = self._available // tables.count(shortest)
@@ -297,9 +298,9 @@ class _Draft:
         self.chunks.append(Chunk(sequence, start, number, samples, scored))
 
     def _within_rows(self, sequence: Sequence, number: int, remaining: int) -> int:
-        """At most `number` tokens of a prompt, of which each needs a logit row, at least one.
+        """Tokens of a prompt, from 1 to `number`, if each of them needs a logit row.
 
-        A sequence has as many rows as lanes, and those that nobody else may need.
+        A sequence has as many rows as lanes, and those that no other sequence may need.
         """
         rows = sequence.num_samples + self._spare_rows
         if number == remaining and remaining - 1 > self._spare_rows:
@@ -307,13 +308,13 @@ class _Draft:
         return number if number == remaining else min(number, rows)
 
     def _match(self, sequence: Sequence) -> list[Node]:
-        """Pages of the prefix cache; a prompt that is to be scored is computed from its start."""
+        """Pages of the prefix cache; a prompt that is scored is computed from its start."""
         if not self._cache.enabled or sequence.scores_prompt:
             return []
         return self._cache.match(sequence.token_ids, self._state.namespace(sequence))
 
     def _secure_page(self, sequence: Sequence) -> bool:
-        """Whether the sequence gets pages of its own for its next token."""
+        """Take pages for the sequence's next token, its own alone; returns whether it has them."""
         index = sequence.num_computed // self._page_size
         while wanted := [pages for pages in sequence.pages if self._wants_page(pages, index)]:
             if self._available >= len(wanted):
@@ -339,10 +340,10 @@ class _Draft:
         self._dropped[page] = self._dropped.get(page, 0) + 1
 
     def _find_victim(self, needy: Sequence, busy: Collection[Sequence] = ()) -> Sequence | None:
-        """Of those that rank below `needy`, the one with the fewest tokens to compute again; none
-        of `busy`.
+        """Of the sequences that rank below `needy`, and are not in `busy`, the one with the fewest
+        tokens to recompute.
 
-        One whose pages are all shared frees nothing, and is taken only when all are like that.
+        A sequence whose pages are all shared frees nothing, and is chosen only as the last resort.
         """
         victim, least = None, (True, 0)
         for other in reversed(self._state.running):
@@ -366,12 +367,12 @@ class _Draft:
                 self._drop(page)
 
     def _take_pages(self, sequence: Sequence, matched: list[Node], end: int) -> bool:
-        """Whether the known tokens of a waiting sequence find pages, in windows those before `end`;
-        if so they are taken.
+        """Take pages for the known tokens of a waiting sequence, in window groups for those before
+        `end`; returns whether there were enough.
 
-        Whole prompts get their pages of full groups at once, so a prefill under way never needs
-        another. While others run, some pages stay back for their growth, lest the newcomer be
-        preempted at once.
+        A prompt gets all its pages of full groups at once, so a prefill under way never needs
+        another. While others run, some pages are kept back for their growth, or the new sequence
+        would soon be preempted.
         """
         revived, missing = self._pages_to_take(sequence, matched, end)
         if missing > 0:
@@ -383,7 +384,7 @@ class _Draft:
     def _pages_to_take(
         self, sequence: Sequence, matched: list[Node], end: int
     ) -> tuple[list[int], int]:
-        """Idle pages that an admission takes out of the cache, and how many pages are too few."""
+        """Idle pages that an admission takes from the cache, and the number of pages missing."""
         new = self._state.num_new_pages(sequence, matched, end)
         revived = [
             page

@@ -2,29 +2,28 @@
 
     plan -> apply -> launched, in flight -> commit
 
-`apply` counts a step's tokens as computed and its samples as pending; `commit` takes in what it
-drew. Steps are committed in the order in which they were applied, and one more may be applied in
+`apply` counts a step's tokens as computed and its samples as pending; `commit` takes in the drawn
+tokens. Steps are committed in the order in which they were applied, and one more may be applied in
 between. A sequence in flight is assumed to continue. If its sample is known not to count (`hold`),
-it is
-taken back before the next step is planned. If it ends meanwhile (by its token, a stop string,
-an abort or a deadline) it releases its lanes and pages at once, although a step in flight still
-reads and writes those pages, and `commit` drops what that step draws for it. This is safe:
+it is rolled back before the next step is planned. If the sequence ends meanwhile (by its token, a
+stop string, an abort or a deadline) it releases its lanes and pages at once, although a step in
+flight still reads and writes those pages, and `commit` drops its tokens of that step. This is safe:
 
-- Copies and steps take effect in the order of `apply`. Whoever is given a page later writes it
-  later, and reads of it only what it wrote, copied or found in the prefix cache.
+- Copies and steps take effect in the order of `apply`. The next holder of a page writes it later,
+  and reads only what it wrote, copied or found in the prefix cache.
 - A page enters the prefix cache when the step that filled it is committed. A step in flight writes
-  only behind what it was given as computed, in pages that one sequence holds: never a cached page.
-  A page that it reads may be evicted meanwhile, or replaced by its equal, and given away: as above.
+  only behind the computed tokens, in pages that one sequence holds: never in a cached page. A page
+  that it reads may be evicted meanwhile, or replaced by an equal one, and reallocated: as above.
 - A copy on write reads its source after all earlier steps have written it.
-- Nobody is preempted while a step is in flight (scheduler.py), and nobody who has ended comes back:
-  a sequence in flight either has the pages that its step was given, or wants nothing of it.
+- Nothing is preempted while a step is in flight (scheduler.py), and an ended sequence does not come
+  back: a sequence in flight either has the pages that its step was given, or has ended.
 - A request forks in `commit`, with no later step of it in flight (`sits_out`).
 
-A state is replaced as its sequence goes on, and cannot be taken back. So each row that checks
-drafts leaves its state in a page of its own. `commit` puts those of the tokens that count into the
-page table, and releases the others. Nobody reads them before that: no later step of the sequence is
-in flight. The last row of a sequence with a mask does the same, for its draw may be taken back when
-the mask is late; whether it was is known before the next step is applied.
+A state is overwritten as its sequence advances, and cannot be restored. So each row that verifies
+drafts writes its state to a page of its own. `commit` puts the states of accepted tokens into the
+page table, and releases the others. Nothing reads them before that: no later step of the sequence
+is in flight. The last row of a sequence with a mask does the same, because its token is discarded
+if the mask is late; whether it was late is known before the next step is applied.
 """
 
 from bisect import insort
@@ -52,14 +51,14 @@ OVERDUE_S = 60.0
 one client, from -10 to 10, are overcome in as long."""
 
 SNAPSHOT_PAGES = 4
-"""Every so many pages of a sequence, a snapshot of its state is cached like any other page; those
-between are spare. All of them would halve what the cache holds for others."""
+"""Pages of a sequence from one snapshot of its state that is cached like any other page to the
+next. Snapshots in between are spare: keeping all would halve the cache for other sequences."""
 
 _by_rank = attrgetter("rank")
 
 
 class Drawn(NamedTuple):
-    """A token that a step gave to a sequence."""
+    """A token that a step drew for a sequence."""
 
     sequence: Sequence
     row: int
@@ -69,12 +68,12 @@ class Drawn(NamedTuple):
 
 
 class Changes(msgspec.Struct):
-    """What the loop's tables must take over."""
+    """Changes that the loop's tables must follow."""
 
     placed: list[Sequence] = msgspec.field(default_factory=list)
-    """Sequences new on their lanes."""
+    """Sequences that were placed on their lanes."""
     grown: list[tuple[Sequence, int, int]] = msgspec.field(default_factory=list)
-    """Sequences whose pages [begin, end) changed, of any group."""
+    """(sequence, begin, end): pages [begin, end) of some group changed."""
     copies: list[PageCopy] = msgspec.field(default_factory=list)
     """Page copies to perform, in order, before the step."""
 
@@ -84,16 +83,16 @@ class Counters(msgspec.Struct):
     prefix_hit_tokens: int = 0
     preemptions: int = 0
     prefilled_tokens: int = 0
-    """Recomputed ones included; decodes not."""
+    """Prompt tokens and recomputed ones; decodes are not counted."""
     drawn_tokens: int = 0
     drafted_tokens: int = 0
-    """Drafts that steps checked."""
+    """Drafts that steps verified."""
     accepted_tokens: int = 0
-    """Drafts that were right."""
+    """Drafts that were accepted."""
 
 
 class SchedulerState:
-    """Queue, running sequences, lanes and pages of one engine. One thread uses it."""
+    """Queue, running sequences, lanes and pages of one engine. Not thread-safe."""
 
     def __init__(
         self,
@@ -127,9 +126,9 @@ class SchedulerState:
         self.num_in_flight = 0
         """Steps that were applied and not yet committed."""
         self._kept: tuple[Sequence, ...] = ()
-        """Of the step that was applied last."""
+        """`StepPlan.kept` of the step that was applied last."""
         self.last_fair_preemption = -inf
-        """When a sequence was last preempted for a client that had none running; see `tick`."""
+        """Time of the last preemption for a client that had none running; see `tick`."""
         self.counters = Counters()
         self._changes = Changes()
 
@@ -138,8 +137,8 @@ class SchedulerState:
         return self._state_group is not None
 
     def can_hold(self, sequence: Sequence) -> bool:
-        """Whether a running sequence's last token can be computed again: not from a state that it
-        replaced. One that begins a page replaces none."""
+        """Whether a running sequence's last token can be recomputed: it has not overwritten the
+        state that it was computed from. The first token of a page overwrites none."""
         begins_page = (sequence.num_computed - 1) % self._page_size == 0
         return not self.has_states or begins_page or bool(sequence.state_pages)
 
@@ -148,14 +147,14 @@ class SchedulerState:
         return bool(self.waiting or self.running)
 
     def enqueue(self, sequence: Sequence) -> None:
-        """Add a waiting sequence; alone in the pool it must fit to its full length."""
+        """Add a waiting sequence, which at its full length must fit the pool alone."""
         assert sequence.status is Status.WAITING
         assert self.cache.pool.most_pages(sequence.max_tokens) <= self.cache.pool.num_pages
         assert sequence.num_samples <= self.num_lanes
         self.waiting.add(sequence)
 
     def tick(self, now: float) -> None:
-        """Time passes: `now` is in seconds and never goes back."""
+        """Set the time, in seconds; it never goes back."""
         self.waiting.tick(now)
 
     def take_changes(self) -> Changes:
@@ -164,7 +163,7 @@ class SchedulerState:
         return changes
 
     def has_own_page(self, sequence: Sequence) -> bool:
-        """Whether a running sequence has pages for its next token, and alone holds them."""
+        """Whether a running sequence has pages for its next token, and is their only holder."""
         index = sequence.num_computed // self._page_size
         refs = self.cache.pool.refs
         for pages in sequence.pages:  # noqa: SIM110 - asked of every decode
@@ -175,9 +174,9 @@ class SchedulerState:
     def sits_out(self, sequence: Sequence) -> bool:
         """Whether the host must know a sequence's pending token before it plans the next one.
 
-        It need not, because the executor has the token. But where a request forks, each of its
-        sequences draws a token of its own; of drafts it is not certain which count; and longer
-        contexts may need other rotary factors.
+        Usually not, because the executor has the token. It must where a request forks, since each
+        of its sequences draws its own token; after drafts, since it is not known which count; and
+        where a longer context may need other rotary factors.
         """
         return sequence.num_pending > 0 and (
             sequence.num_samples > 1
@@ -200,8 +199,8 @@ class SchedulerState:
         return sequence.max_tokens if switch is None or sequence.position_offset else switch
 
     def namespace(self, sequence: Sequence) -> Namespace:
-        """Where a sequence that is admitted now finds and leaves cached pages: keys that were
-        rotated by other factors are other keys."""
+        """The namespace in the prefix cache of a sequence that is admitted now. Keys rotated by
+        other rotary factors are in another namespace."""
         if self._position_offset(len(sequence.token_ids)):
             return ("long factors", *sequence.namespace)
         return sequence.namespace
@@ -209,8 +208,8 @@ class SchedulerState:
     # Pages of an admission, as the plan counts and `apply` takes them.
 
     def num_new_pages(self, sequence: Sequence, matched: Items[Node], end: int) -> int:
-        """Pages to allocate for all known tokens, of a window those up to `end`; one more of each
-        group when the last match is copied."""
+        """Pages to allocate for all known tokens, in window groups for those up to `end`; one more
+        of each group if the last matched page is copied."""
         pool, copied = self.cache.pool, self._is_full_hit(sequence, matched)
         known = len(sequence.token_ids)
         return sum(
@@ -219,20 +218,21 @@ class SchedulerState:
         )
 
     def num_missing_pages(self, sequence: Sequence, end: int) -> int:
-        """Pages that a running sequence lacks to compute its known tokens before `end`: windows get
-        theirs chunk by chunk."""
+        """Pages that a running sequence lacks to compute its known tokens before `end`. Window
+        groups get their pages chunk by chunk."""
         needed = self.cache.pool.pages_for(end)
         return sum(max(0, needed - len(pages)) for pages in sequence.pages)
 
     def num_draft_pages(self, sequence: Sequence, end: int, num_drafts: int) -> int:
         """Pages to allocate for drafts behind a running sequence's next token, which ends at `end`:
-        as many as they reach into, and one for the state of each row."""
+        those that the drafts reach into, and one for the state of each row."""
         missing = self.num_missing_pages(sequence, end + num_drafts)
         states = 0 if self._state_group is None else 1 + num_drafts
         return missing - self.num_missing_pages(sequence, end) + states
 
     def num_computed_after(self, sequence: Sequence, matched: Items[Node]) -> int:
-        """Tokens that the matched pages save. The last token is always computed, for its logits."""
+        """Tokens that the matched pages provide. The last token is always computed, for its
+        logits."""
         hit = len(matched) * self.cache.pool.page_size
         return hit - self._is_full_hit(sequence, matched)
 
@@ -242,7 +242,7 @@ class SchedulerState:
     # Before the step.
 
     def apply(self, plan: StepPlan) -> None:
-        """Allocate the plan's pages and count its tokens as computed: it is launched now."""
+        """Allocate the plan's pages and count its tokens as computed. The caller launches it."""
         assert not (plan.preempted and self.num_in_flight)
         self._take_kept_states()
         for sequence in plan.preempted:
@@ -286,14 +286,14 @@ class SchedulerState:
 
     def _preempt(self, sequence: Sequence) -> None:
         self._release_all(sequence)
-        # It may come back with fewer pages before the loop has heard of those.
+        # It may be admitted again, with fewer pages, before the loop takes these changes.
         self._changes.grown = [one for one in self._changes.grown if one[0] is not sequence]
         sequence.status = Status.WAITING
         self.waiting.add(sequence)
         self.counters.preemptions += 1
 
     def _secure_page(self, sequence: Sequence) -> None:
-        """Pages of its own for the next token, which it does not have."""
+        """Give a sequence pages of its own for its next token; it must lack them."""
         index = sequence.num_computed // self._page_size
         refs = self.cache.pool.refs
         for pages in sequence.pages:
@@ -304,7 +304,7 @@ class SchedulerState:
         self._changes.grown.append((sequence, index, index + 1))
 
     def _extend(self, sequence: Sequence, num_pages: int) -> None:
-        """Allocate what each group lacks of so many pages."""
+        """Allocate pages so that each group has `num_pages`."""
         begin = num_pages
         for pages in sequence.pages:
             if len(pages) < num_pages:
@@ -314,7 +314,7 @@ class SchedulerState:
             self._changes.grown.append((sequence, begin, num_pages))
 
     def _copy_on_write(self, pages: list[int], index: int) -> None:
-        """Replace a shared page by a copy. The others keep the source at least until the copy."""
+        """Replace a shared page by a copy. Other holders keep the source until it is copied."""
         source = pages[index]
         (target,) = self.cache.allocate(1)
         pages[index] = target
@@ -382,13 +382,13 @@ class SchedulerState:
 
         Args:
             token_ids: [R] one for each logit row of the plan's chunks, in order.
-            invalid_rows: rows that mean nothing; the caller must end their sequences.
-            held: sequences of which `hold` has taken back what the step drew.
+            invalid_rows: rows without a valid token; the caller must end their sequences.
+            held: sequences whose tokens of this step `hold` has discarded.
             counts: [R] as in SampledTokens.
 
         Returns:
-            One entry a sample that counts, in order, without the rows of sequences that have ended
-            since the step was planned. Sequences that finished have released their pages.
+            One entry for each sample that counts, in order, without the rows of sequences that have
+            ended since the step was planned. Finished sequences have released their pages.
         """
         self._land()
         drawn: list[Drawn] = []
@@ -439,8 +439,8 @@ class SchedulerState:
         token_ids: Items[int],
         invalid_rows: Collection[int],
     ) -> list[Drawn]:
-        """Take over those tokens of a sequence with drafts that count, up to one that ends it, and
-        roll back the rest: it keeps the pages, and what it computed there is written over."""
+        """Take over the tokens that count of a sequence with drafts, up to one that ends it, and
+        roll back the rest: the sequence keeps the pages, and later tokens overwrite them."""
         taken: list[Drawn] = []
         for row in rows:
             taken.append(_give(sequence, row, token_ids[row]))
@@ -469,7 +469,7 @@ class SchedulerState:
             self._take_kept_states()
 
     def _take_kept_states(self) -> None:
-        """The draws of the step that was applied last count, but for those that were held."""
+        """Take over the states of `StepPlan.kept`, except those of held sequences."""
         for sequence in self._kept:
             if sequence.state_pages:
                 assert self._state_group is not None
@@ -477,8 +477,8 @@ class SchedulerState:
         self._kept = ()
 
     def _take_states(self, sequence: Sequence, start: int, group: int) -> None:
-        """Of the states that a step's rows left, put those after the tokens that count in the
-        places of the ones before; of a page's tokens the last one's. The rest are released."""
+        """Replace a sequence's states by those that a step's rows wrote after tokens that count, in
+        each page that of its last token. The rest are released."""
         left, sequence.state_pages = sequence.state_pages, ()
         table, end = sequence.pages[group], start
         released = []
@@ -496,7 +496,7 @@ class SchedulerState:
             self._changes.grown.append((sequence, begin, self.cache.pool.pages_for(end)))
 
     def _recompute_outgrown(self, sequences: Iterable[Sequence]) -> None:
-        """Queue again what now needs the other rotary factors. No step in flight computes it: one
+        """Requeue sequences that now need the other rotary factors. None is in flight: a sequence
         that outgrows its factors is not planned ahead (scheduler.py)."""
         for sequence in sequences:
             offset = self._position_offset(len(sequence.token_ids))
@@ -518,7 +518,7 @@ class SchedulerState:
         return children
 
     def _cache_pages(self, sequence: Sequence, num_full: int) -> None:
-        """Cache the first pages, which completed steps have filled."""
+        """Cache the first `num_full` pages, which completed steps have filled."""
         size = self._page_size
         for index in range(sequence.num_cached_pages, num_full):
             assert sequence.node is not None
@@ -579,7 +579,7 @@ class SchedulerState:
         sequence.is_held = False
 
     def check_integrity(self) -> None:
-        """Pages, lanes and lists agree; for idle times and tests.
+        """Check that pages, lanes and lists agree; for idle times and tests.
 
         Raises:
             InvariantError: something leaked.
@@ -588,13 +588,13 @@ class SchedulerState:
             pass
 
     def integrity_checks(self) -> Iterator[None]:
-        """The same in short parts: with hundreds of thousands of pages it takes a while. Begin it
+        """The same check in short parts, because hundreds of thousands of pages take a while. Start
         again after any change."""
         held = [held for one in self.running for held in one.held_pages()]
         yield from self.cache.integrity_checks(held)
         lanes = sorted([*self.free_lanes, *(lane for one in self.running for lane in one.lanes)])
         if lanes != list(range(self.num_lanes)):
-            raise InvariantError("a lane leaked or was given away twice")
+            raise InvariantError("a lane leaked or was allocated twice")
         self.waiting.check_integrity(self.num_lanes - len(self.free_lanes))
         ranks = [sequence.rank for sequence in self.running]
         if ranks != sorted(set(ranks)):

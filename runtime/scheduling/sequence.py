@@ -4,8 +4,8 @@ token_ids   [ prompt ............ | output ....... ] pending
 computed    [ in the KV pool ....... )  next chunk
 pages       [ 8 | 2 | 9 | 4 ]             of each group of the cache layout
 
-"Computed" counts what the steps in flight compute. "Pending" are the tokens that they draw, known
-to the executor and not yet to the host.
+"Computed" includes the tokens of steps in flight. "Pending" are the tokens that these steps draw:
+the executor has them, and the host does not yet.
 """
 
 import enum
@@ -25,7 +25,7 @@ class Status(enum.Enum):
 
 
 class Sequence:
-    """Tokens, pages and place of one sequence; only the scheduler's state changes it."""
+    """Tokens, pages and status of one sequence; only SchedulerState changes it."""
 
     __slots__ = (
         "cached_prompt_tokens",
@@ -69,13 +69,13 @@ class Sequence:
     ) -> None:
         self.request = request
         self.number = number
-        """Of its request, unique in the loop; forks share it."""
+        """Number of its request, unique in the loop; forks share it."""
         self.namespace = request.namespace
         self.index = 0
         self.order = order
-        """Among the waiting sequences of its client, smaller first; see `rank_of`."""
+        """Key among the waiting sequences of its client, smaller first; see `rank_of`."""
         self.rank: Rank = order
-        """Among running sequences, smaller first; set when it is admitted first, then constant."""
+        """Key among running sequences, smaller first; set at the first admission, then constant."""
         self.token_ids = list(request.prompt_ids)
         self.num_prompt = len(request.prompt_ids)
         self.max_tokens = self.num_prompt + request.max_tokens
@@ -93,21 +93,21 @@ class Sequence:
         self.drafts: Items[int] = ()
         """Tokens that may follow its last one, for the next step to verify."""
         self.num_drafted = 0
-        """Drafts that the step in flight checks: pending like the token that it draws anyway."""
+        """Drafts that the step in flight verifies."""
         self.state_pages: Items[int] = ()
-        """Where rows of the step in flight leave their states, in models with states: those that
-        check drafts, or the last one if its draw may be taken back."""
+        """In models with states, pages to which rows of the step in flight write their states: rows
+        that verify drafts, or the last row if its token may be discarded."""
         self.drafted_at = 0
-        """Length of its output when drafts were checked last."""
+        """Length of its output when drafts were last verified."""
         self.num_missed_drafts = 0
-        """Steps, up to the last with drafts, of which no draft was right."""
+        """Consecutive steps with drafts, up to the last one, in which none was accepted."""
         self.is_held = False
         """Whether it skips steps until its mask is ready."""
         self.pages: list[list[int]] = []
-        """Of each group, as the page table has them; []: not running."""
+        """Page table of each group; []: not running."""
         self.num_released: list[int] = []
-        """Of each group, how many of the first pages it no longer holds: no later token looks back
-        there."""
+        """For each group, how many of the first pages it has released, because no later token
+        attends to them."""
         self.position_offset = 0
         """Added to its positions while it runs: see Limits.position_offset."""
         self.node: Node | None = None
@@ -132,8 +132,8 @@ class Sequence:
 
     @property
     def most_drafts(self) -> int:
-        """Drafts that could count now, behind a token that may be pending. What depends on tokens
-        that are not certain is not drafted, nor before the first token."""
+        """The most drafts that the next step may verify, after a token that may be pending. 0 if
+        draws depend on the output itself, and before the first output token."""
         length = len(self.token_ids) + self.num_pending
         if (
             self.num_drafted
@@ -146,7 +146,7 @@ class Sequence:
         return self.max_tokens - length - 1
 
     def held_pages(self) -> Iterator[list[int]]:
-        """Of each group, the pages that it holds, and those of `state_pages`."""
+        """The pages that it holds, by group, and those of `state_pages`."""
         for pages, first in zip(self.pages, self.num_released, strict=True):
             yield pages[first:] if first else pages
         if self.state_pages:
@@ -179,10 +179,9 @@ class Sequence:
 
 
 def rank_of(priority: int, arrival: float, number: int, ageing_s: float) -> Rank:
-    """Priority with ageing as one order that never changes.
+    """Priority with ageing, as a key that never changes.
 
-    All requests age alike: after `ageing_s` seconds a request weighs as much as one with a
-    priority higher by one that comes then. So a step of priority is worth an earlier arrival, and
-    whoever waits is overtaken only by requests that come within a bounded time: no starvation.
+    A request of one priority higher ranks as if it had arrived `ageing_s` seconds earlier. So a
+    waiting request is overtaken only by requests that arrive within a bounded time: no starvation.
     """
     return (arrival - priority * ageing_s, number, 0)

@@ -1,13 +1,13 @@
-"""Places of a bounded resource, of which nobody can take so many that a newcomer finds none.
+"""Fair shares of a bounded resource: no client can take so many places that a new one finds none.
 
 The bound of each holder is a dynamic threshold (Choudhury and Hahne, IEEE/ACM Transactions on
 Networking 6(2), 1998): it may take another place while it holds fewer than alpha times the places
-that are free. Alone it gets alpha / (1 + alpha) of them all; the more others hold, the less it may
-take. While k holders have all they may, one part in 1 + k * alpha stays free: a newcomer finds room
-unless there are as many greedy holders as places, divided by alpha. Nothing is taken away again.
+that are free. Alone it gets alpha / (1 + alpha) of all places; the more others hold, the fewer it
+may take. While k holders have their maximum, one part in 1 + k * alpha stays free, so a new client
+finds room unless there are about capacity / alpha such holders. Places are never revoked.
 
-Two levels are bounded: a client, and all clients of one host, of which one person can run many.
-Trusted principals are bound by the capacity alone.
+Two levels are limited: a client, and all clients of one host, since one user can run many. Trusted
+principals are limited by the capacity alone.
 """
 
 from collections import Counter
@@ -17,25 +17,25 @@ from trtc.protos.errors import QueueFullError
 from trtc.runtime.requests.principal import Principal
 
 CLIENT_ALPHA = 2
-"""A client alone takes two thirds of all places."""
+"""A client alone may take two thirds of all places."""
 HOST_ALPHA = 8
-"""The clients of a host together take eight ninths: one machine can use most of a server."""
+"""The clients of a host together may take eight ninths: one machine can use most of a server."""
 
 
 class Resource(NamedTuple):
-    """What there are places of, and how messages word it."""
+    """A bounded resource, and its wording in messages."""
 
     name: str
-    """For metrics."""
+    """Name in metrics."""
     capacity: int
     holding: str
-    """What a holder of places has, such as "waiting requests"."""
+    """Noun for the places held, such as "waiting requests"."""
     option: str
-    """Raises the capacity."""
+    """Command-line option that raises the capacity."""
 
 
 class Place:
-    """One place that is taken, until it is freed. Freeing it again changes nothing."""
+    """One place, taken until it is freed. Freeing is idempotent."""
 
     def __init__(self, shares: "Shares", principal: Principal) -> None:
         self._shares = shares
@@ -49,7 +49,7 @@ class Place:
 
 
 class Shares:
-    """The places of one resource. Callers lock."""
+    """The places of one resource. Not thread-safe."""
 
     def __init__(self, resource: Resource) -> None:
         self.resource = resource

@@ -11,14 +11,14 @@ class Chunk(NamedTuple):
 
     sequence: Sequence
     start: int
-    """Position of the first."""
+    """Position of the first token."""
     num_tokens: int
     num_samples: int
-    """Tokens to draw after the last one; 0: more of the sequence remains to be computed."""
+    """Tokens to draw after the last token; 0: the chunk does not reach the end of the sequence."""
     num_scored: int = 0
-    """Of its first tokens: those whose logits say how likely the prompt's next token is."""
+    """How many of its first tokens need logits, for the log-probabilities of the prompt."""
     num_drafts: int = 0
-    """Of its last tokens: those that are drafts. Each token before one draws a token as well."""
+    """How many of its last tokens are drafts. Each token before a draft draws a token as well."""
 
 
 class Scored(NamedTuple):
@@ -26,9 +26,9 @@ class Scored(NamedTuple):
 
     sequence: Sequence
     row: int
-    """Logit row of the first."""
+    """Logit row of the first token."""
     position: int
-    """Of the first, in the prompt."""
+    """Position of the first token in the prompt."""
     num_tokens: int
 
 
@@ -45,22 +45,21 @@ class StepPlan(NamedTuple):
 
     preempted: tuple[Sequence, ...] = ()
     secured: tuple[Sequence, ...] = ()
-    """Decodes that get pages of their own for their token."""
+    """Decodes that get new pages for their token."""
     admissions: tuple[Admission, ...] = ()
     chunks: tuple[Chunk, ...] = ()
-    """Decodes, then prefills, then the admitted. The logit rows of each are those of its scored
-    tokens, or those that drafts follow, then one a sample."""
+    """Decodes, then prefills, then admissions. The logit rows of a chunk are those of its scored
+    tokens or of the tokens before drafts, then one for each sample."""
     scores: bool = False
     """Whether any chunk has scored tokens."""
     preempts_for_fairness: bool = False
     """Whether a sequence is preempted for a client that has none running."""
     has_drafts: bool = False
     kept: tuple[Sequence, ...] = ()
-    """Sequences of which the state before their last token is kept, because its draw may be taken
-    back."""
+    """Sequences that keep the state before their last token, because its draw may be discarded."""
 
     def scored(self) -> list[Scored]:
-        """Of the sequences that have not ended since the step was planned."""
+        """Scored tokens of the sequences that have not ended since the step was planned."""
         found, row = [], 0
         for sequence, start, _, num_samples, num_scored, num_drafts in (
             self.chunks if self.scores else ()
