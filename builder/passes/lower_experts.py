@@ -27,7 +27,8 @@ Extents = Sequence[int | str]
 
 
 def lower_experts(rewriter: Rewriter) -> bool:
-    """Lower every moe node of the source graph: row-major weights, no zero points, no residual."""
+    """Lower every moe node of the source graph: row-major weights, no zero points, no biases, no
+    residual, nothing clamped."""
     nodes = list(rewriter.fused_nodes("moe"))
     for node in nodes:
         _Experts(rewriter, node).lower()
@@ -38,8 +39,10 @@ class _Experts:
     """One moe node on its way to standard operators."""
 
     def __init__(self, rewriter: Rewriter, node: Node) -> None:
-        for absent in ("gate_up_zero", "down_zero", "residual"):
+        for absent in ("gate_up_zero", "down_zero", "gate_up_bias", "down_bias", "residual"):
             assert input_of(node, absent) is None, f"{node.name} has {absent}"
+        for absent in ("limit", "up_offset"):
+            assert not node.attrs.get(absent), f"{node.name} has {absent}"
         self._rewriter = rewriter
         self._node = node
         self._site = site_of(node)

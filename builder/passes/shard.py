@@ -117,22 +117,27 @@ class _Walk:
     def _linear_by_depth(self, node: Node, parts: Parts) -> None:
         for name in ("weight", "weight_scale", "weight_zero"):
             self._cut(node, name, 1, parts)
-        bias = input_of(node, "bias")
-        if bias is not None:
-            recipe = OnFirstRank(self._rewriter.recipes[bias.name])
-            self._set_weight(node, "bias", bias, recipe, bias.shape)
+        self._on_first_rank(node, "bias")
         if node.attrs.get("softcap"):
             raise InvariantError("a softcap needs the whole sum", field=node.name)
         self._reduce(node)
 
+    def _on_first_rank(self, node: Node, parameter: str) -> None:
+        """Leave a bias to rank 0: the sum over ranks has it once."""
+        bias = input_of(node, parameter)
+        if bias is not None:
+            recipe = OnFirstRank(self._rewriter.recipes[bias.name])
+            self._set_weight(node, parameter, bias, recipe, bias.shape)
+
     def _moe(self, node: Node) -> None:
         self._whole(node)
         width = node.attrs["I"]
-        for name in ("gate_up", "gate_up_scale", "gate_up_zero"):
+        for name in ("gate_up", "gate_up_scale", "gate_up_zero", "gate_up_bias"):
             self._cut(node, name, 1, (width, width))
         for name in ("down", "down_scale", "down_zero"):
             self._cut(node, name, 2, (width,))
         self._cut(node, "down_pre_scale", 1, (width,))
+        self._on_first_rank(node, "down_bias")
         node.attrs["I"] = self.share(width, node.name)
         self._reduce(node)
 

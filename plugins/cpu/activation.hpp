@@ -9,6 +9,8 @@ template <Activation kActivation>
 Floats activated(Floats x) {
   if constexpr (kActivation == Activation::silu) {
     return x / (1.f + exp(-x));
+  } else if constexpr (kActivation == Activation::quick_gelu) {
+    return x / (1.f + exp(-1.702f * x));
   } else if constexpr (kActivation == Activation::relu2) {
     const Floats positive = max(x, Floats{});
     return positive * positive;

@@ -61,6 +61,7 @@ inline Floats square_root(Floats x) {
 
 // The larger; the second when they do not compare.
 inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
+inline Floats min(Floats a, Floats b) { return a > b ? b : a; }
 
 #if defined(TRTC_WIDE)
 // GCC 12 goes through two halves and the stack for these. With a mask of all lanes, because without

@@ -17,7 +17,7 @@ namespace trtc {
 
 struct moe_args {
   View x, router_logits, gate_up, down, gate_up_scale, down_scale, gate_up_zero, down_zero, gate_up_input_scale,
-      down_input_scale, gate_up_pre_scale, down_pre_scale, residual, out;
+      down_input_scale, gate_up_pre_scale, down_pre_scale, gate_up_bias, down_bias, residual, out;
   std::int64_t M;
 };
 
@@ -37,7 +37,8 @@ using Quantized = std::conditional_t<kQuant == ActQuant::f8e4m3, f8e4m3,
                                      std::conditional_t<kQuant == ActQuant::i8, std::int8_t, T>>;
 
 // One of an expert's two linears: rows [depth] -> [columns].
-template <class C, std::int64_t kDepth_, std::int64_t kColumns_, class Zero, class Scale, class InputScale, class Pre>
+template <class C, std::int64_t kDepth_, std::int64_t kColumns_, class Zero, class Scale, class InputScale, class Pre,
+          class Bias>
 struct Half {
   using T = typename C::x_t;
   using X = Quantized<T, C::act_quant>;
@@ -53,7 +54,7 @@ struct Half {
   static_assert(!P::kGrouped || kPresent<Scale>, "groups have scales");
   static_assert(C::layout != Layout::row_major || P::kBlockDepth < 8 || kDepth % 2 == 0, "a row is whole bytes");
 
-  View weight, scale, zero, input_scale, pre_scale;
+  View weight, scale, zero, input_scale, pre_scale, bias;
 
   gemm::Weights weights(std::int64_t expert) const {
     const std::int64_t bytes = C::layout != Layout::row_major ? P::packed_bytes(kColumns, kDepth)
@@ -68,12 +69,13 @@ struct Half {
     return Rounding(expert_view(pre_scale, expert * kDepth), expert_view(input_scale, expert));
   }
 
-  // A sum of the product, dequantised to a float.
+  // A sum of the product, dequantised to a float, and the bias.
   template <class N>
   Floats scaled(std::int64_t expert, std::int64_t column, const float* sums, N n) const {
     Floats value = load(sums, n);
     if constexpr (kScalesColumns) value = value * load(scale.row<const float>(0) + expert * kColumns + column, n);
     if constexpr (kStatic) value = value * input_scale.row<const float>(0)[expert];
+    if constexpr (kPresent<Bias>) value = value + load(bias.row<const float>(0) + expert * kColumns + column, n);
     return value;
   }
 
@@ -85,10 +87,10 @@ struct Half {
 
 template <class C>
 using GateUp = Half<C, C::H, 2 * C::I, typename C::gate_up_zero_t, typename C::gate_up_scale_t,
-                    typename C::gate_up_input_scale_t, typename C::gate_up_pre_scale_t>;
+                    typename C::gate_up_input_scale_t, typename C::gate_up_pre_scale_t, typename C::gate_up_bias_t>;
 template <class C>
 using Down = Half<C, C::I, C::H, typename C::down_zero_t, typename C::down_scale_t, typename C::down_input_scale_t,
-                  typename C::down_pre_scale_t>;
+                  typename C::down_pre_scale_t, typename C::down_bias_t>;
 
 // The rows that chose one expert: pairs [first, first + x.rows) of the grouped order.
 struct Job {
@@ -251,6 +253,19 @@ void pack_inputs(const Scratch<C>& s, const moe_args& a, const GateUp<C>& half, 
   }
 }
 
+// activation(gate) * up, both within the limit if there is one.
+template <class C>
+Floats gated(Floats gate, Floats up) {
+  if constexpr (C::limit != 0) {
+    const Floats limit = broadcast(static_cast<float>(C::limit));
+    // In this order a NaN stays one.
+    gate = min(gate, limit);
+    up = max(-limit, min(up, limit));
+  }
+  if constexpr (C::up_offset != 0) up = up + static_cast<float>(C::up_offset);
+  return rounded<typename C::x_t>(activated<C::activation>(gate)) * up;
+}
+
 // activation(gate) * up of every row of a job, packed for down.
 template <class C>
 void activate(const Scratch<C>& s, const Down<C>& half, const Job& job, const typename Scratch<C>::Thread& own) {
@@ -259,8 +274,7 @@ void activate(const Scratch<C>& s, const Down<C>& half, const Job& job, const ty
   const auto row_of = [&](std::int64_t i) {
     const T* gate = s.gate_up + (job.first + i) * 2 * C::I;
     for_vectors(C::I, [&](std::int64_t k, auto n) {
-      const Floats product = rounded<T>(activated<C::activation>(load(gate + k, n))) * load(gate + C::I + k, n);
-      rounding.store(own.row + k, k, product, n);
+      rounding.store(own.row + k, k, gated<C>(load(gate + k, n), load(gate + C::I + k, n)), n);
     });
     return own.row;
   };
@@ -288,8 +302,9 @@ void combine(const Scratch<C>& s, const moe_args& a, std::int64_t row, std::int6
 // Rows [first_row, first_row + rows).
 template <class C>
 void run_chunk(Context& ctx, const Scratch<C>& s, const moe_args& a, std::int64_t first_row, std::int64_t rows) {
-  const GateUp<C> gate_up{a.gate_up, a.gate_up_scale, a.gate_up_zero, a.gate_up_input_scale, a.gate_up_pre_scale};
-  const Down<C> down{a.down, a.down_scale, a.down_zero, a.down_input_scale, a.down_pre_scale};
+  const GateUp<C> gate_up{a.gate_up, a.gate_up_scale, a.gate_up_zero, a.gate_up_input_scale, a.gate_up_pre_scale,
+                          a.gate_up_bias};
+  const Down<C> down{a.down, a.down_scale, a.down_zero, a.down_input_scale, a.down_pre_scale, a.down_bias};
   ctx.threads.parallel_for(rows, 8, [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t i = begin; i < end; ++i) {
       route<C>(a.router_logits.row<const float>(first_row + i), s.experts + i * C::top_k, s.weights + i * C::top_k);

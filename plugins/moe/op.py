@@ -24,6 +24,8 @@ MOE = FusedOp(
         Parameter("down_input_scale", ("E",), ("f32",), role="weight", optional=True),
         Parameter("gate_up_pre_scale", ("E", "H"), ("f32",), role="weight", optional=True),
         Parameter("down_pre_scale", ("E", "I"), ("f32",), role="weight", optional=True),
+        Parameter("gate_up_bias", ("E", "2*I"), ("f32",), role="weight", optional=True),
+        Parameter("down_bias", ("E", "H"), ("f32",), role="weight", optional=True),
         Parameter("residual", ("M", "H"), ("f32", "bf16"), optional=True),
     ),
     outputs=(Parameter("out", ("M", "H"), ("f32", "bf16"), dtype_from="out_dtype"),),
@@ -31,7 +33,16 @@ MOE = FusedOp(
         Attribute("I", "int"),
         Attribute("top_k", "int"),
         Attribute("renormalize", "int"),
-        Attribute("activation", "enum", choices=("silu", "gelu_tanh"), cpp_enum="Activation"),
+        Attribute(
+            "activation",
+            "enum",
+            choices=("silu", "gelu_tanh", "quick_gelu"),
+            cpp_enum="Activation",
+        ),
+        # Where it is not 0, gate is at most the limit, and up within plus and minus it.
+        Attribute("limit", "float", 0.0),
+        # Added to up.
+        Attribute("up_offset", "float", 0.0),
         Attribute("group_size", "int", 0),
         Attribute(
             "weight_dtype",

@@ -28,12 +28,16 @@ def reference(
     down_input_scale: Array | None,
     gate_up_pre_scale: Array | None,
     down_pre_scale: Array | None,
+    gate_up_bias: Array | None,
+    down_bias: Array | None,
     residual: Array | None,
     *,
     I: int,  # noqa: E741 (the operator's axis symbol)
     top_k: int,
     renormalize: int,
     activation: str,
+    limit: float,
+    up_offset: float,
     group_size: int,
     weight_dtype: str,
     layout: str,
@@ -59,7 +63,14 @@ def reference(
         gate_up_zero, down_zero = untile_groups(gate_up_zero), untile_groups(down_zero)
 
     def linear(
-        rows: Array, e: int, w: Array, scale: Any, zero: Any, input_scale: Any, pre_scale: Any
+        rows: Array,
+        e: int,
+        w: Array,
+        scale: Any,
+        zero: Any,
+        input_scale: Any,
+        pre_scale: Any,
+        bias: Any,
     ) -> Array:
         static = act_quant in ("f8e4m3", "i8")
         rows = quantize(
@@ -77,7 +88,9 @@ def reference(
             group_size,
             "dynamic_i8" if act_quant == "dynamic_i8" else "exact",
         )
-        return product * np.float32(input_scale[e]) if static else product
+        if static:
+            product = product * np.float32(input_scale[e])
+        return product if bias is None else product + bias[e]
 
     experts, weights = route(router_logits, top_k, bool(renormalize))
     total = np.zeros(x.shape, np.float32)
@@ -93,11 +106,15 @@ def reference(
                     gate_up_zero,
                     gate_up_input_scale,
                     gate_up_pre_scale,
+                    gate_up_bias,
                 ),
                 through,
             ).astype(np.float32)
             gate, up = both[:, :I], both[:, I:]
-            activated = cast(activate(gate, activation), through).astype(np.float32) * up
+            if limit:
+                gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+            active = cast(activate(gate, activation), through).astype(np.float32)
+            activated = active * (up + np.float32(up_offset))
             y = linear(
                 cast(activated, through),
                 expert,
@@ -106,6 +123,7 @@ def reference(
                 down_zero,
                 down_input_scale,
                 down_pre_scale,
+                down_bias,
             )
             total[rows] += weights[rows, rank, None] * y
     if residual is not None:

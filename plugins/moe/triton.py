@@ -149,6 +149,7 @@ def gate_up(
     gate_up_scale,
     gate_up_zero,
     gate_up_input_scale,
+    gate_up_bias,
     down_pre_scale,
     down_input_scale,
     experts,
@@ -171,6 +172,9 @@ def gate_up(
     TILES: tl.constexpr,
     THROUGH_BF16: tl.constexpr,
     GELU_TANH: tl.constexpr,
+    QUICK_GELU: tl.constexpr,
+    LIMIT: tl.constexpr,
+    UP_OFFSET: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -202,9 +206,15 @@ def gate_up(
         )  # fmt: skip
         if gate_up_input_scale is not None:
             both = both * tl.load(gate_up_input_scale + expert)
+        if gate_up_bias is not None:
+            both += tl.load(gate_up_bias + expert.to(tl.int64) * (2 * COLUMNS) + row)[None, :]
         both = both.to(THROUGH).to(tl.float32)
         gate, up = tl.split(tl.reshape(both, BLOCK_M, BLOCK_N, 2))
-        inner = activated(gate, GELU_TANH).to(THROUGH).to(tl.float32) * up
+        if LIMIT > 0:
+            gate = tl.minimum(gate, LIMIT)
+            up = tl.clamp(up, -LIMIT, LIMIT)
+        active = activated(gate, GELU_TANH, QUICK_GELU).to(THROUGH).to(tl.float32)
+        inner = active * (up + UP_OFFSET)
         column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         by_column = None
         if down_pre_scale is not None:
@@ -223,6 +233,7 @@ def down(
     down_scale,
     down_zero,
     down_input_scale,
+    down_bias,
     experts,
     counts,
     members,
@@ -265,6 +276,9 @@ def down(
         )  # fmt: skip
         if down_input_scale is not None:
             sums = sums * tl.load(down_input_scale + expert)
+        if down_bias is not None:
+            column = expert.to(tl.int64) * COLUMNS + tl.minimum(n, COLUMNS - 1)
+            sums += tl.load(down_bias + column)[None, :]
         at = pairs.to(tl.int64)[:, None] * COLUMNS + n[None, :]
         tl.store(results + at, sums, mask=(m < found)[:, None] & (n < COLUMNS)[None, :])
 

@@ -6,6 +6,7 @@ from tests.support.compiled import LIMITS, PAGE_SIZE, compiled
 from tests.support.triton_kernels import needs_triton
 from trtc.plugins.gpu.arch import ARCHS
 from trtc.plugins.gpu.lowering import Site
+from trtc.plugins.moe.op import MOE
 
 needs_triton()
 
@@ -26,17 +27,19 @@ def moe_site(sm: int, weight: str, quant: str = "none") -> Site:
         },
         strides={"x": 2048, "router_logits": 128, "out": 2048},
         axes={"E": 128, "H": 2048, "I": 768},
-        attributes={
-            "I": 768,
-            "top_k": 8,
-            "renormalize": 1,
-            "activation": "silu",
-            "group_size": 128 if weight == "i4" else 0,
-            "weight_dtype": weight,
-            "layout": "tiles" if weight == "i4" else "row_major",
-            "act_quant": quant,
-            "out_dtype": "bf16",
-        },
+        attributes=MOE.complete_attributes(
+            {
+                "I": 768,
+                "top_k": 8,
+                "renormalize": 1,
+                "activation": "silu",
+                "group_size": 128 if weight == "i4" else 0,
+                "weight_dtype": weight,
+                "layout": "tiles" if weight == "i4" else "row_major",
+                "act_quant": quant,
+                "out_dtype": "bf16",
+            }
+        ),
         rows="tokens",
         page_size=PAGE_SIZE,
         limits=LIMITS,

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import MixtralConfig, Qwen3MoeConfig
+from transformers import GptOssConfig, MixtralConfig, Qwen3MoeConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
@@ -115,3 +116,47 @@ def test_reference_is_what_transformers_computes(family):
         {"x": x[0].numpy(), "router_logits": logits.numpy(), **experts_of(block)},
     )
     np.testing.assert_allclose(call.reference()["out"], expected[0].numpy(), atol=1e-5)
+
+
+def test_clamped_and_biased_experts_are_those_of_gpt_oss():
+    torch.manual_seed(5)
+    config = GptOssConfig(
+        hidden_size=24, intermediate_size=20, num_local_experts=6, num_experts_per_tok=3
+    )
+    block = GptOssMLP(config)
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=2.0)
+    x = torch.randn(1, 7, 24)
+    experts = {name: one.detach().numpy() for name, one in block.experts.named_parameters()}
+    with torch.no_grad():
+        expected = block(x)[0][0].numpy()
+        logits = x[0] @ block.router.weight.T + block.router.bias
+        gate_up = x[0] @ block.experts.gate_up_proj[0]
+    assert (gate_up.abs() > config.swiglu_limit).float().mean() > 0.2
+
+    def in_halves(array: np.ndarray) -> np.ndarray:
+        """Gate and up of a channel are neighbours."""
+        return np.concatenate([array[..., ::2], array[..., 1::2]], axis=-1)
+
+    call = KernelCall(
+        MOE,
+        {
+            "I": 20,
+            "top_k": 3,
+            "renormalize": 1,
+            "activation": "quick_gelu",
+            "limit": config.swiglu_limit,
+            "up_offset": 1.0,
+            "weight_dtype": "f32",
+            "out_dtype": "f32",
+        },
+        {
+            "x": x[0].numpy(),
+            "router_logits": logits.numpy(),
+            "gate_up": in_halves(experts["gate_up_proj"]).transpose(0, 2, 1),
+            "down": experts["down_proj"].transpose(0, 2, 1),
+            "gate_up_bias": in_halves(experts["gate_up_proj_bias"]),
+            "down_bias": experts["down_proj_bias"],
+        },
+    )
+    np.testing.assert_allclose(call.reference()["out"], expected, rtol=1e-5, atol=1e-3)

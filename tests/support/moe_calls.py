@@ -27,6 +27,9 @@ class Case:
     top_k: int = 2
     renormalize: int = 1
     activation: str = "silu"
+    limit: float = 0.0
+    up_offset: float = 0.0
+    bias: bool = False
     pre_scale: bool = False
     residual: bool = True
 
@@ -34,6 +37,12 @@ class Case:
         return f"{self.x}x{self.weight}-{self.quant}-{self.layout}"
 
 
+GPT_OSS: dict[str, Any] = {
+    "activation": "quick_gelu",
+    "limit": 1.5,  # so low that many results of gate and up are beyond it
+    "up_offset": 1.0,
+    "bias": True,
+}
 CASES = [
     Case("f32", "f32", 24, 20, residual=False, renormalize=0),
     Case("f32", "f32", 17, 33, layout="row_major", top_k=EXPERTS, activation="gelu_tanh"),
@@ -44,6 +53,9 @@ CASES = [
     Case("bf16", "i4", 64, 32, 32, pre_scale=True),
     Case("bf16", "i4", 64, 32, 16, quant="dynamic_i8", pre_scale=True),
     Case("bf16", "u4", 48, 32, 16, zero=True, quant="dynamic_i8", layout="row_major"),
+    Case("f32", "f32", 24, 20, **GPT_OSS),
+    Case("bf16", "bf16", 48, 41, layout="row_major", **GPT_OSS),
+    Case("bf16", "i8", 33, 24, quant="i8", **GPT_OSS),
 ]
 
 
@@ -68,6 +80,8 @@ def moe_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> KernelCa
             inputs[f"{name}_zero"] = stored_groups(zeros, case.layout)
         if case.quant in ("f8e4m3", "i8"):
             inputs[f"{name}_input_scale"] = rng.uniform(0.02, 0.03, EXPERTS).astype(np.float32)
+        if case.bias:
+            inputs[f"{name}_bias"] = random_array(rng, EXPERTS, columns)
         if case.pre_scale:
             inputs[f"{name}_pre_scale"] = rng.uniform(0.5, 2, (EXPERTS, depth)).astype(np.float32)
     if case.residual:
@@ -77,6 +91,8 @@ def moe_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> KernelCa
         "top_k": case.top_k,
         "renormalize": case.renormalize,
         "activation": case.activation,
+        "limit": case.limit,
+        "up_offset": case.up_offset,
         "group_size": case.group,
         "weight_dtype": case.weight,
         "layout": case.layout,
