@@ -4,8 +4,9 @@
     text --begin of a call--> call --its end--> text
 
 What comes out does not depend on how the text was cut: it is read by characters. Text that may yet
-turn out to be part of a mark is held back. A call comes whole, once it is one; what is none is
-text. Nothing is lost but marks, and whitespace beside them.
+turn out to be part of a mark is held back, and so is a call until its name and the beginning of its
+arguments are known: then it is one, and its arguments come in pieces. What is none is text. Nothing
+is lost but marks, and whitespace beside them.
 """
 
 import re
@@ -20,7 +21,6 @@ from trtc.runtime.text.call_reader import (
     MAX_CALL_CHARACTERS,
     CallReader,
     Malformed,
-    ReadCall,
     Reading,
     ToolTypes,
 )
@@ -51,9 +51,13 @@ class AnswerParser:
         self._has_text = False
         self._has_calls = False
         self._num_calls = 0
+        self._call: CallReader | None = None
         self._reading: Reading | None = None
+        """Of `_call`."""
+        self._has_begun = False
+        """Whether what is being read is a call."""
         self._raw: list[str] = []
-        """Of the call that is being read, with its begin."""
+        """Of what is being read, what is not in a part yet."""
         self.in_thought = in_thought
 
     def push(self, text: str) -> Sequence[AnswerPart]:
@@ -172,7 +176,9 @@ class AnswerParser:
         """Args: before: whitespace, which is text if this is no call."""
         assert self._form.call is not None
         self._raw = [before + mark]
-        self._reading = CallReader(self._form.call, self._tools).read()
+        self._call = CallReader(self._form.call, self._tools)
+        self._reading = self._call.read()
+        self._has_begun = False
         next(self._reading)
         if self._form.call.keeps_begin:
             for character in mark:
@@ -190,30 +196,40 @@ class AnswerParser:
         assert self._reading is not None
         try:
             self._reading.send(character)
-        except StopIteration as done:
-            self._reading = None
-            self._raw = []
-            for call in done.value:
-                self._add_call(call)
+        except StopIteration:
+            self._hear()
+            self._reading, self._raw = None, []
         except Malformed as error:
+            self._hear()
             self._not_a_call(error.unread)
+        else:
+            self._hear()
 
     def _not_a_call(self, unread: str) -> None:
-        """What has been read is text, but for its last characters, which may begin a mark."""
+        """What is in no part yet is text, but for its last characters, which may begin a mark."""
         raw = "".join(self._raw)
         self._reading, self._raw = None, []
-        unread = unread if len(unread) < len(raw) else ""
-        self._after_mark = False
-        self._write(raw[: len(raw) - len(unread)])
+        if self._has_begun:
+            self._emit(raw[: len(raw) - len(unread)])
+        else:
+            unread = unread if len(unread) < len(raw) else ""
+            self._after_mark = False
+            self._write(raw[: len(raw) - len(unread)])
         for character in unread:
             self._feed(character)
 
-    def _add_call(self, call: ReadCall) -> None:
-        self._has_calls = True
-        self._after_mark = True
-        part = AnswerPart("call", call.arguments, self._num_calls, self._new_id(), call.name)
-        self._num_calls += 1
-        self._parts.append(part)
+    def _hear(self) -> None:
+        """The parts of what has become known of calls."""
+        assert self._call is not None
+        for event in self._call.take():
+            self._raw = []
+            self._has_begun = self._has_calls = self._after_mark = True
+            if event.kind == "begins":
+                part = AnswerPart("call", "", self._num_calls, self._new_id(), event.text)
+                self._num_calls += 1
+                self._parts.append(part)
+            elif event.text:
+                self._parts.append(AnswerPart("call", event.text, self._num_calls - 1))
 
     def _new_id(self) -> str:
         if self._form.short_ids:

@@ -1,34 +1,40 @@
-"""Reads one call of a tool, character by character, by the data of its format.
+"""Reads the calls that follow a mark, character by character, by the data of their format.
 
     begin | whitespace, head, name | arguments | tails
 
-A reader is a generator that is sent a character, or "" at the end of the answer. It returns the
-calls, or raises Malformed once the characters cannot be a call any more. Each character is looked
-at a bounded number of times.
+A reader is a generator that is sent a character, or "" at the end of the answer. A call begins once
+its name and the beginning of its arguments are known, and grows by pieces of JSON text. Until then
+characters that cannot be a call raise Malformed, and after it those that cannot belong to it. Each
+character is looked at a bounded number of times.
 """
 
 import json
-import re
 from collections.abc import Collection, Generator, Mapping
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from trtc.protos.answer_formats import CallFormat, ParameterFormat, quote_of
-
-MAX_CALL_CHARACTERS = 1 << 20
-"""Of one call: a longer one is text."""
-_SPACES = frozenset(" \t\r\n")
-_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
-_PIECES = re.compile(
-    r'<\|"\|>(.*?)<\|"\|>|([{}\[\],:])|([^{}\[\],:]+?)(?=[{}\[\],:]|<\|"\|>|$)', re.S
+from trtc.protos.answer_formats import CallFormat, ParameterFormat
+from trtc.runtime.text.argument_pieces import (
+    JsonPieces,
+    escaped,
+    json_or_text,
+    pieces_of,
+    split_held,
 )
 
+MAX_CALL_CHARACTERS = 1 << 20
+"""Held back of one call: one that holds back more is text."""
+_SPACES = frozenset(" \t\r\n")
+_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 
-class ReadCall(NamedTuple):
-    name: str
-    arguments: str
-    """A JSON object."""
+
+class CallEvent(NamedTuple):
+    """What has become known of a call."""
+
+    kind: Literal["begins", "grows", "ends"]
+    text: str = ""
+    """The tool's name; a piece of the arguments."""
 
 
 class Malformed(Exception):
@@ -39,7 +45,11 @@ class Malformed(Exception):
         self.unread = unread
 
 
-Reading = Generator[None, str, tuple[ReadCall, ...]]
+class _Cut(Exception):
+    """The answer ended within a call."""
+
+
+Reading = Generator[None, str, None]
 _Chars = Generator[None, str, str]
 
 
@@ -52,7 +62,7 @@ class ToolTypes(NamedTuple):
 
 
 class CallReader:
-    """Of one call."""
+    """Of the calls after one begin: one, or a list."""
 
     def __init__(self, form: CallFormat, tools: Mapping[str, ToolTypes]) -> None:
         """
@@ -61,50 +71,80 @@ class CallReader:
         """
         self._form = form
         self._tools = tools
+        self._events: list[CallEvent] = []
+        self._has_begun = False
+        """The call that is being read."""
         self._back = ""
         """A character that was read and is read again."""
         self._at_end = False
         self._passed_tail = False
         """Whether the end of the arguments was the first tail."""
 
+    def take(self) -> list[CallEvent]:
+        """The events since it was last asked."""
+        events, self._events = self._events, []
+        return events
+
     def read(self) -> Reading:
-        """The call after its begin."""
+        """The calls after their begin."""
         notation = self._form.notation
-        if notation == "object":
-            calls = yield from self._object()
-        elif notation == "objects":
-            calls = yield from self._objects()
-        else:
-            calls = yield from self._named(notation)
-        yield from self._tails()
-        for call in calls:
-            if call.name not in self._tools:
-                raise Malformed(self._back)
-        return calls
+        try:
+            if notation == "object":
+                yield from self._object()
+            elif notation == "objects":
+                yield from self._objects()
+            else:
+                yield from self._named()
+            yield from self._tails()
+        except _Cut:
+            self._end()
 
     # What stands between begin and tails
 
-    def _object(self) -> Reading:
-        text = yield from self._braced("{}")
-        return (self._of_object(_decoded(text, self._back), self._back),)
-
     def _objects(self) -> Reading:
         first = yield from self._after_spaces()
-        self._back = first
         if first == "[":
-            text = yield from self._braced("[]")
-            try:
-                values = msgspec.json.decode(text, type=list[dict[str, msgspec.Raw]])
-            except (msgspec.DecodeError, RecursionError, UnicodeError):
-                raise Malformed("") from None
-            if not values:
-                raise Malformed("")
-            return tuple(self._of_object(one, "") for one in values)
+            mark = ","
+            while mark != "]":
+                if mark != ",":
+                    raise Malformed(mark)
+                yield from self._object()
+                mark = yield from self._after_spaces()
+            return
+        self._back = first
         if first == "{" or not self._form.header_end:
-            return (yield from self._object())
-        return (yield from self._named("named"))
+            yield from self._object()
+        else:
+            yield from self._named()
 
-    def _named(self, notation: str) -> Reading:
+    def _object(self) -> Reading:
+        """{"name": NAME, "arguments": {...}}. Arguments before the name wait for it."""
+        keys = (self._form.arguments_key, "arguments", "parameters")
+        name, early = "", ""
+        yield from self._mark("{")
+        mark = ","
+        while mark != "}":
+            if mark != ",":
+                raise Malformed(mark)
+            yield from self._mark('"')
+            key = yield from self._string()
+            yield from self._literal(":")
+            if key == "name" and not name:
+                yield from self._mark('"')
+                name = yield from self._string()
+                self._check_known(name, "")
+            elif key in keys and name and not self._has_begun and not early:
+                yield from self._arguments(name)
+            else:
+                value = yield from self._value()
+                early = early or (value if key in keys else "")
+            mark = yield from self._after_spaces()
+        if not self._has_begun:
+            self._check_known(name, "")
+            self._grow(name, _checked(early or "{}"))
+        self._end()
+
+    def _named(self) -> Reading:
         form = self._form
         if form.head:
             yield from self._literal(form.head)
@@ -113,30 +153,16 @@ class CallReader:
             yield from self._until(form.header_end)
         if form.name_end:
             yield from self._literal(form.name_end.strip())
-        if notation == "named":
-            arguments = yield from self._braced("{}")
-            _check_object(arguments, self._back)
-        elif notation == "literal":
-            arguments = _from_literal((yield from self._braced("{}")))
+        if form.parameter is not None:
+            yield from self._parameters(form.parameter, name)
         else:
-            assert form.parameter is not None
-            arguments = yield from self._parameters(form.parameter, name)
-        return (ReadCall(name, arguments),)
-
-    def _of_object(self, value: dict[str, msgspec.Raw], unread: str) -> ReadCall:
-        keys = (self._form.arguments_key, "arguments", "parameters")
-        try:
-            name = msgspec.json.decode(value["name"], type=str)
-        except (KeyError, msgspec.DecodeError, UnicodeError):
-            raise Malformed(unread) from None
-        arguments = next((bytes(value[key]).decode() for key in keys if key in value), "{}")
-        _check_object(arguments, unread)
-        return ReadCall(name, arguments)
+            yield from self._arguments(name)
+        self._end()
 
     def _name(self) -> _Chars:
         character = yield from self._after_spaces()
         name: list[str] = []
-        while character in _NAME and len(name) <= 256:
+        while character in _NAME and character and len(name) <= 256:
             name.append(character)
             character = yield from self._next()
         if self._form.numbered and character == ":":
@@ -147,33 +173,123 @@ class CallReader:
         found, prefix = "".join(name), self._form.name_prefix
         if prefix and found not in self._tools:
             found = found.removeprefix(prefix)
-        if found not in self._tools:
-            raise Malformed(character)
+        self._check_known(found, character)
         return found
 
-    def _parameters(self, form: ParameterFormat, name: str) -> _Chars:
-        types, arguments = self._tools[name], dict[str, Any]()
-        tail = self._form.tails[0]
-        while True:
-            begins = yield from self._either(form.begin, tail)
-            if begins != form.begin:
-                break
+    def _check_known(self, name: str, unread: str) -> None:
+        if name not in self._tools:
+            raise Malformed(unread)
+
+    # Arguments
+
+    def _arguments(self, name: str) -> Reading:
+        """An object in the notation's own syntax. It has begun with its first key."""
+        pieces = pieces_of(self._form.notation)
+        first = yield from self._after_spaces()
+        if first != "{":
+            raise Malformed(first)
+        held = pieces.push(first)
+        character = yield from self._after_spaces()
+        if character not in ('"', "}") and self._form.notation != "literal":
+            raise Malformed(character)
+        self._back = character
+        while not pieces.is_whole:
+            character = yield from self._next()
+            if not character:
+                self._grow("", pieces.flush())
+                raise self._ended()
+            held += pieces.push(character)
+            if held:
+                self._grow(name, held)
+                held = ""
+
+    def _parameters(self, form: ParameterFormat, name: str) -> Reading:
+        """Arguments between marks of their own."""
+        types, tail = self._tools[name], self._form.tails[0]
+        before = "{"
+        while (yield from self._either(form.begin, tail)) == form.begin:
             key = (yield from self._until(form.key_end)).strip()
             kind = types.is_text.get(key)
             if form.value_begins:
                 marks = dict(form.value_begins)
                 mark = yield from self._either(*marks)
                 kind = kind if marks[mark] is None else marks[mark]
-            value = yield from self._until(form.end)
-            arguments[key] = _value(_unframed(value), kind, nullable=key in types.nullable)
+            self._grow(name, f"{before}{json.dumps(key, ensure_ascii=False)}:")
+            before = ","
+            if kind:
+                yield from self._text_value(form.end, nullable=key in types.nullable)
+            else:
+                self._grow(name, json_or_text(_unframed((yield from self._until(form.end)))))
+        self._grow(name, "{}" if before == "{" else "}")
         self._passed_tail = True
-        return msgspec.json.encode(arguments).decode()
 
-    def _tails(self) -> Generator[None, str, None]:
+    def _text_value(self, end: str, *, nullable: bool) -> Reading:
+        """A text up to its end. Without the line breaks that the template puts around it."""
+        first = yield from self._needed()
+        self._back = "" if first == "\n" else first
+        ends = (end, f"\n{end}")
+        held, text, is_open = "", "", False
+        while True:
+            held += yield from self._needed()
+            if held in ends:
+                break
+            certain, held = split_held(held, ends)
+            text += certain
+            if not text or (nullable and not is_open and "null".startswith(text)):
+                continue
+            self._grow("", ("" if is_open else '"') + escaped(text))
+            is_open, text = True, ""
+        if is_open:
+            self._grow("", '"')
+        else:
+            is_null = nullable and text == "null"
+            self._grow("", text if is_null else f'"{escaped(text)}"')
+
+    def _grow(self, name: str, piece: str) -> None:
+        """Args: name: the tool, which the call's first piece needs."""
+        if name and not self._has_begun:
+            self._has_begun = True
+            self._events.append(CallEvent("begins", name))
+        if self._has_begun:
+            self._events.append(CallEvent("grows", piece))
+
+    def _end(self) -> None:
+        self._has_begun = False
+        self._events.append(CallEvent("ends"))
+
+    def _tails(self) -> Reading:
         for at, tail in enumerate(self._form.tails):
             if at == 0 and self._passed_tail:
                 continue
             yield from self._literal(tail, may_end=True)
+
+    # JSON
+
+    def _string(self) -> _Chars:
+        """The text of a string after its first quote."""
+        seen, is_escaped = ['"'], False
+        while True:
+            character = yield from self._needed()
+            seen.append(character)
+            if character == '"' and not is_escaped:
+                break
+            is_escaped = character == "\\" and not is_escaped
+        try:
+            return msgspec.json.decode("".join(seen), type=str)
+        except (msgspec.DecodeError, UnicodeError):
+            raise Malformed("") from None
+
+    def _value(self) -> _Chars:
+        """The text of a value."""
+        pieces, seen = JsonPieces(), ""
+        character = yield from self._after_spaces()
+        while pieces.is_within or character not in (",", "}"):
+            if not character:
+                raise self._ended()
+            seen += pieces.push(character)
+            character = yield from self._next()
+        self._back = character
+        return seen + pieces.flush()
 
     # Characters
 
@@ -187,13 +303,29 @@ class CallReader:
         self._at_end = not character
         return character
 
+    def _needed(self) -> _Chars:
+        character = yield from self._next()
+        if not character:
+            raise self._ended()
+        return character
+
+    def _ended(self) -> Exception:
+        """What the end of the answer means here."""
+        return _Cut() if self._has_begun else Malformed("")
+
     def _after_spaces(self) -> _Chars:
         character = yield from self._next()
         while character in _SPACES and character:
             character = yield from self._next()
         return character
 
-    def _literal(self, text: str, *, may_end: bool = False) -> Generator[None, str, None]:
+    def _mark(self, mark: str) -> Reading:
+        """Whitespace, and one character."""
+        character = yield from self._after_spaces()
+        if character != mark:
+            raise Malformed(character)
+
+    def _literal(self, text: str, *, may_end: bool = False) -> Reading:
         """Whitespace, and a text. Args: may_end: the answer may end before it, or within it."""
         seen = ""
         for expected in text:
@@ -208,12 +340,11 @@ class CallReader:
         """Whitespace, and one of several texts of which none begins another."""
         seen = yield from self._after_spaces()
         while seen not in texts:
-            if not seen or not any(text.startswith(seen) for text in texts):
+            if not seen:
+                raise self._ended()
+            if not any(text.startswith(seen) for text in texts):
                 raise Malformed(seen)
-            character = yield from self._next()
-            if not character:
-                raise Malformed("")
-            seen += character
+            seen += yield from self._needed()
         return seen
 
     def _until(self, end: str) -> _Chars:
@@ -221,96 +352,21 @@ class CallReader:
         seen: list[str] = []
         tail = ""
         while tail != end:
-            character = yield from self._next()
-            if not character:
-                raise Malformed("")
+            character = yield from self._needed()
             seen.append(character)
             tail = (tail + character)[-len(end) :]
         return "".join(seen)[: -len(end)]
 
-    def _braced(self, pair: str) -> _Chars:
-        """Whitespace, and all from an opening bracket to the one that closes it."""
-        quote = quote_of(self._form.notation)
-        character = yield from self._after_spaces()
-        if character != pair[0]:
-            raise Malformed(character)
-        seen, depth, tail = [character], 1, ""
-        in_text = is_escaped = False
-        while depth:
-            character = yield from self._next()
-            if not character:
-                raise Malformed("")
-            seen.append(character)
-            tail = (tail + character)[-len(quote) :]
-            if is_escaped:
-                is_escaped = False
-            elif tail == quote:
-                in_text, tail = not in_text, ""
-            elif in_text:
-                is_escaped = character == "\\" and quote == '"'
-            elif character in "{[":
-                depth += 1
-            elif character in "}]":
-                depth -= 1
-        return "".join(seen)
 
-
-def _decoded(text: str, unread: str) -> dict[str, msgspec.Raw]:
+def _checked(text: str) -> str:
+    """A JSON object."""
     try:
-        return msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        msgspec.json.decode(text, type=dict)
     except (msgspec.DecodeError, RecursionError, UnicodeError):
-        raise Malformed(unread) from None
-
-
-def _check_object(text: str, unread: str) -> None:
-    try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeError):
-        raise Malformed(unread) from None
-    if not isinstance(value, dict):
-        raise Malformed(unread)
+        raise Malformed("") from None
+    return text
 
 
 def _unframed(value: str) -> str:
     """Without the line breaks that the template puts around a value."""
     return value.removeprefix("\n").removesuffix("\n")
-
-
-def _value(text: str, is_text: bool | None, *, nullable: bool) -> Any:
-    """A value: a text where the schema says so, otherwise JSON if it is some."""
-    if is_text and not (nullable and text == "null"):
-        return text
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeError):
-        return text
-
-
-def _from_literal(text: str) -> str:
-    """The JSON of an object in Gemma's notation."""
-    written, at = list[str](), 0
-    for match in _PIECES.finditer(text):
-        if match.start() != at:
-            raise Malformed("")
-        at = match.end()
-        quoted, mark, bare = match.groups()
-        if mark:
-            written.append(mark)
-        elif bare is None:
-            written.append(json.dumps(quoted, ensure_ascii=False))
-        elif bare.strip():
-            is_key = text[at : at + 1] == ":"
-            written.append(json.dumps(bare.strip()) if is_key else _bare(bare.strip()))
-    found = "".join(written)
-    if at != len(text):
-        raise Malformed("")
-    _check_object(found, "")
-    return found
-
-
-def _bare(text: str) -> str:
-    try:
-        msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeError):
-        return json.dumps(text, ensure_ascii=False)
-    return text

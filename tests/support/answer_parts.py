@@ -34,12 +34,13 @@ def answers(draw: st.DrawFn) -> tuple[AnswerPart, ...]:
 
 @st.composite
 def cut(draw: st.DrawFn, parts: Sequence[AnswerPart]) -> list[Output]:
-    """Outputs that have the parts, texts in pieces; the last one ends the request."""
+    """Outputs that have the parts in pieces; the last one ends the request."""
     pieces: list[AnswerPart] = []
     for part in parts:
-        at = 0 if part.kind == "call" else draw(st.integers(0, len(part.text)))
+        at = draw(st.integers(0, len(part.text)))
         texts = [part.text[:at], part.text[at:]] if 0 < at < len(part.text) else [part.text]
-        pieces += [AnswerPart(part.kind, one, part.index, part.id, part.name) for one in texts]
+        pieces.append(AnswerPart(part.kind, texts[0], part.index, part.id, part.name))
+        pieces += [AnswerPart(part.kind, one, part.index) for one in texts[1:]]
     groups: list[list[AnswerPart]] = [[]]
     for piece in pieces:
         if draw(st.booleans()):

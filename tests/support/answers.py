@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trtc.protos.answer_formats import ANSWER_FORMATS
-from trtc.runtime.text.answer import joined
+from trtc.runtime.text.answer import is_object, joined
 from trtc.runtime.text.answer_parser import AnswerParser
 from trtc.runtime.text.answer_plan import tool_types
 
@@ -15,18 +15,36 @@ WEATHER = {
 }
 TOOLS = {"get_weather": tool_types(WEATHER), "now": tool_types({})}
 Said = tuple[str, Any]
-"""("text" or "reasoning", what), or (name of a tool, its arguments)."""
+"""("text" or "reasoning", what), or (name of a tool, its arguments; their text, if no object)."""
+
+
+def parser_of(name: str, *, in_thought: bool = False) -> AnswerParser:
+    """Of an answer that may call TOOLS."""
+    return AnswerParser(ANSWER_FORMATS[name], TOOLS, in_thought=in_thought)
+
+
+def in_pieces(text: str, sizes: Sequence[int]) -> list[str]:
+    """A text cut into pieces of these sizes, by turns."""
+    pieces: list[str] = []
+    while text:
+        size = sizes[len(pieces) % len(sizes)]
+        pieces.append(text[:size])
+        text = text[size:]
+    return pieces
 
 
 def read_in(name: str, pieces: Sequence[str], *, in_thought: bool = False) -> list[Said]:
     """What an answer says that comes in these pieces."""
-    parser = AnswerParser(ANSWER_FORMATS[name], TOOLS, in_thought=in_thought)
+    parser = parser_of(name, in_thought=in_thought)
     parts = [part for piece in pieces for part in parser.push(piece)]
     parts += parser.flush()
     said: list[Said] = []
     for part in joined(parts):
-        is_call = part.kind == "call"
-        said.append((part.name, json.loads(part.text)) if is_call else (part.kind, part.text))
+        if part.kind == "call":
+            assert part.name
+            said.append((part.name, json.loads(part.text) if is_object(part.text) else part.text))
+        else:
+            said.append((part.kind, part.text))
     return said
 
 

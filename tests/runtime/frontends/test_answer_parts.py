@@ -111,7 +111,7 @@ async def trtc_v1_streamed(server: RunningServer) -> Said:
     assert len(parts) > len(joined(parts)), "it comes in pieces"
     reason = outputs[-1].finish_reason
     assert reason is not None
-    return _of_parts(parts, reason.value)
+    return _of_parts(joined(parts), reason.value)
 
 
 ASKED: dict[str, Any] = {"model": "echo", "temperature": 0}
@@ -264,6 +264,87 @@ WAYS: dict[str, Callable[[RunningServer], Awaitable[Said]]] = {
 async def test_an_answer_has_the_same_parts(way: str, tokenizer: Path) -> None:
     async with _server(tokenizer) as server:
         assert await WAYS[way](server) == EXPECTED
+
+
+class Delta(NamedTuple):
+    """A piece of a call in a stream."""
+
+    number: int
+    arguments: str
+    id: str = ""
+    name: str = ""
+
+
+async def _trtc_v1_deltas(server: RunningServer) -> list[Delta]:
+    async with AsyncClient(server.address) as client:
+        generation = client.chat(
+            MESSAGES, tools=[TOOL], splits_answer=True, temperature=0.0, max_tokens=300
+        )
+        parts = [part async for output in generation for part in output.parts]
+    return [Delta(one.index, one.text, one.id, one.name) for one in parts if one.kind == "call"]
+
+
+async def _chat_deltas(server: RunningServer) -> list[Delta]:
+    async with sdk(server) as client:
+        stream = await client.chat.completions.create(
+            **ASKED, messages=MESSAGES, tools=[TOOL], max_tokens=300, stream=True
+        )
+        chunks = [one async for one in stream]
+    calls = [call for one in chunks for call in one.choices[0].delta.tool_calls or ()]
+    assert [one.type for one in calls] == ["function" if one.id else None for one in calls]
+    return [
+        Delta(one.index, one.function.arguments, one.id or "", one.function.name or "")
+        for one in calls
+    ]
+
+
+async def _response_deltas(server: RunningServer) -> list[Delta]:
+    async with sdk(server) as client:
+        stream = await client.responses.create(
+            **ASKED, input=MESSAGES, tools=[RESPONSES_TOOL], max_output_tokens=300, stream=True
+        )
+        events = [one async for one in stream]
+    found: list[Delta] = []
+    for one in events:
+        if one.type == "response.output_item.added" and one.item.type == "function_call":
+            assert one.item.arguments == ""
+            found.append(Delta(one.output_index - 2, "", one.item.call_id, one.item.name))
+        if one.type == "response.function_call_arguments.delta":
+            found.append(Delta(one.output_index - 2, one.delta))
+    return found
+
+
+async def _message_deltas(server: RunningServer) -> list[Delta]:
+    async with anthropic_sdk(server) as client:
+        stream = await client.messages.create(**_message(), stream=True)
+        events = [one async for one in stream]
+    found: list[Delta] = []
+    for one in events:
+        if one.type == "content_block_start" and one.content_block.type == "tool_use":
+            block = one.content_block
+            found.append(Delta(one.index - 2, "", block.id, block.name))
+        if one.type == "content_block_delta" and one.delta.type == "input_json_delta":
+            found.append(Delta(one.index - 2, one.delta.partial_json))
+    return found
+
+
+@pytest.mark.parametrize(
+    "deltas", [_trtc_v1_deltas, _chat_deltas, _response_deltas, _message_deltas]
+)
+@asynchronous
+async def test_arguments_come_while_they_are_written(
+    deltas: Callable[[RunningServer], Awaitable[list[Delta]]], tokenizer: Path
+) -> None:
+    async with _server(tokenizer) as server:
+        found = await deltas(server)
+    for at, city in enumerate(CITIES):
+        first, *rest = (one for one in found if one.number == at)
+        assert first.id
+        assert first.name == "get_weather"
+        assert len(rest) > 2
+        assert not any(one.id or one.name for one in rest)
+        assert json.loads("".join(one.arguments for one in (first, *rest))) == {"city": city}
+    assert [one.number for one in found] == sorted(one.number for one in found)
 
 
 @asynchronous

@@ -1,5 +1,6 @@
 """Answers in every format, cut in every way."""
 
+import json
 import re
 from typing import Any
 
@@ -7,8 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.answers import read_in, written, written_call
+from tests.support.answers import in_pieces, parser_of, read_in, written, written_call
 from trtc.protos.answer_formats import ANSWER_FORMATS
+from trtc.runtime.text.answer import joined
+from trtc.runtime.text.answer_parser import AnswerParser
+from trtc.runtime.text.answer_plan import tool_types
 
 WITH_CALLS = [name for name, form in ANSWER_FORMATS.items() if form.call is not None]
 MARKS = sorted({mark for form in ANSWER_FORMATS.values() for mark in form.markers})
@@ -58,12 +62,7 @@ def test_what_was_written_is_read(name: str, thought: str, text: str, calls: lis
 @given(answer=HOSTILE, cuts=st.lists(st.integers(1, 9), min_size=1), in_thought=st.booleans())
 def test_cuts_do_not_matter(name: str, answer: str, cuts: list[int], *, in_thought: bool) -> None:
     in_thought = in_thought and ANSWER_FORMATS[name].thought is not None
-    pieces, at, number = [], 0, 0
-    while at < len(answer):
-        size = cuts[number % len(cuts)]
-        pieces.append(answer[at : at + size])
-        at, number = at + size, number + 1
-    assert read_in(name, pieces, in_thought=in_thought) == read_in(
+    assert read_in(name, in_pieces(answer, cuts), in_thought=in_thought) == read_in(
         name, [answer], in_thought=in_thought
     )
 
@@ -94,12 +93,121 @@ def _is_within(some: str, whole: str) -> bool:
 
 
 @pytest.mark.parametrize("name", WITH_CALLS)
-def test_a_cut_call_is_text(name: str) -> None:
-    call = written_call(name, "get_weather", {"city": "Paris", "days": 2})
-    for size in range(1, len(call) - len("</function>\n</tool_call>\n</parameter>")):
-        cut = call[:size]
-        text = "".join(text for kind, text in read_in(name, [cut]) if kind == "text")
-        assert text.strip() == cut.strip()
+def test_a_cut_call_is_text_until_its_arguments_have_begun(name: str) -> None:
+    whole = json.dumps({"city": "Paris", "days": 2})
+    call = written_call(name, "get_weather", json.loads(whole))
+    seen = ""
+    for size in range(1, len(call) + 1):
+        kind, said = read_in(name, [call[:size]])[0]
+        if kind == "text" and not seen:
+            assert said.strip() == call[:size].strip()
+            continue
+        assert kind == "get_weather"
+        text = said if isinstance(said, str) else json.dumps(said)
+        assert whole.replace(" ", "").startswith(text.replace(" ", ""))
+        assert len(text) >= len(seen)
+        seen = text
+    assert json.loads(seen) == json.loads(whole)
+
+
+ESCAPES = st.sampled_from(
+    ['\\"', "\\\\", "\\n", "\\/", "\\u00e9", "\\ud83d\\ude00", "a", "é", "😀", "}", "<", "|"]
+)
+TEXTS = st.lists(ESCAPES, max_size=6).map(lambda listed: '"' + "".join(listed) + '"')
+VALUES = st.recursive(
+    TEXTS | st.sampled_from(["true", "null", "-1.5e+10", "0", "42"]),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda listed: "[" + ", ".join(listed) + " ]")
+        | st.lists(st.tuples(TEXTS, inner), max_size=3).map(
+            lambda listed: "{ " + ",".join(f"{key} : {one}" for key, one in listed) + "}"
+        )
+    ),
+    max_leaves=6,
+)
+STRING = re.compile(r'("(?:\\.|[^"\\])*")')
+CHARACTER = re.compile(r"\\ud83d\\ude00|\\u[0-9a-f]{4}|\\.|.", re.S)
+ATOM = re.compile(r"[-+.\w]+|.", re.S)
+
+
+def _borders(document: str) -> set[int]:
+    """Where the text of a document may be cut: not within an escape, a number or a word."""
+    borders, at = set(), 0
+    for number, run in enumerate(STRING.split(document)):
+        for match in (CHARACTER if number % 2 else ATOM).finditer(run):
+            at += len(match.group())
+            borders.add(at)
+    return borders
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral", "llama3_json", "kimi_k2", "phi"])
+@settings(max_examples=60)
+@given(
+    values=st.lists(VALUES, min_size=1, max_size=3), cuts=st.lists(st.integers(1, 5), min_size=1)
+)
+def test_pieces_of_json_are_its_own_text(name: str, values: list[str], cuts: list[int]) -> None:
+    arguments = '{"k":' + ',"k":'.join(values) + "}"
+    answer = written_call(name, "now", {}).replace("{}", arguments)
+    parser = parser_of(name)
+    pieces = [part for piece in in_pieces(answer, cuts) for part in parser.push(piece)]
+    assert [part.id != "" for part in pieces] == [part.name != "" for part in pieces]
+    assert [part.name for part in pieces] == ["now"] + [""] * (len(pieces) - 1)
+    assert {part.index for part in pieces} == {0}
+    assert "".join(part.text for part in pieces) == arguments
+    borders = _borders(arguments)
+    at = 0
+    for part in pieces:
+        at += len(part.text)
+        assert at in borders
+    assert not parser.flush()
+
+
+@pytest.mark.parametrize("name", WITH_CALLS)
+def test_a_long_text_comes_while_it_is_written(name: str) -> None:
+    city = 'a "b" \\ c\n' * 50 if name != "gemma" else "a b\n" * 50
+    call = written_call(name, "get_weather", {"city": city})
+    parser = parser_of(name)
+    counts = [sum(len(part.text) for part in parser.push(one)) for one in call]
+    assert max(counts) < 20
+    assert sum(counts) > len(city)
+
+
+@pytest.mark.parametrize("name", WITH_CALLS)
+def test_arguments_that_are_no_json_come_as_they_are(name: str) -> None:
+    form = ANSWER_FORMATS[name].call
+    assert form is not None
+    if form.notation in ("parameters", "literal"):
+        return
+    call = written_call(name, "now", {}).replace("{}", '{"a": Paris, "b": [1 2]}')
+    assert read_in(name, [call, "\nBye."])[0] == ("now", '{"a": Paris, "b": [1 2]}')
+
+
+@pytest.mark.parametrize("name", ["hermes", "phi", "llama3_json"])
+def test_arguments_before_the_name_wait_for_it(name: str) -> None:
+    call = written_call(name, "now", {})
+    key = "parameters" if name == "llama3_json" else "arguments"
+    turned = call.replace(f'"name": "now", "{key}": {{}}', f'"{key}": {{"a": 1}}, "name": "now"')
+    assert turned != call
+    assert read_in(name, [turned]) == [("now", {"a": 1})]
+
+
+@pytest.mark.parametrize(
+    ("written", "read"), [("null", None), ("nul", "nul"), ("nullable", "nullable")]
+)
+def test_a_text_that_may_be_null(written: str, read: str | None) -> None:
+    types = {"f": tool_types({"properties": {"a": {"type": ["string", "null"]}}})}
+    parser = AnswerParser(ANSWER_FORMATS["glm47"], types)
+    text = f"<tool_call>f<arg_key>a</arg_key><arg_value>{written}</arg_value></tool_call>"
+    parts = joined([part for one in text for part in parser.push(one)])
+    assert [json.loads(part.text) for part in parts] == [{"a": read}]
+
+
+def test_a_call_ends_where_its_marks_are_missing() -> None:
+    call = '<tool_call>{"name": "now", "arguments": {}}'
+    assert read_in("hermes", [call + call + " Bye."]) == [
+        ("now", {}),
+        ("now", {}),
+        ("text", "Bye."),
+    ]
 
 
 @pytest.mark.parametrize("name", WITH_CALLS)

@@ -14,7 +14,7 @@ import msgspec
 from trtc.runtime.frontends.http.events import event
 from trtc.runtime.requests.answer_parts import answer_parts
 from trtc.runtime.requests.request import FinishReason, Output, Usage
-from trtc.runtime.text.answer import AnswerPart
+from trtc.runtime.text.answer import AnswerPart, is_object
 
 _STOP_REASONS: Mapping[FinishReason, str] = {
     FinishReason.STOP: "end_turn",
@@ -33,9 +33,14 @@ class _Block:
     begun_by: AnswerPart
     texts: list[str] = field(default_factory=list)
 
+    @property
+    def calls(self) -> bool:
+        """Whether it is a call whose arguments are an object."""
+        return self.begun_by.kind == "call" and is_object("".join(self.texts))
+
     def takes(self, part: AnswerPart) -> bool:
-        """Whether a part goes on with it; a call comes at once."""
-        return part.kind == self.begun_by.kind != "call"
+        """Whether a part goes on with it."""
+        return part.continues(self.begun_by)
 
     def first(self) -> dict[str, Any]:
         """The object of the API with nothing in it."""
@@ -55,9 +60,11 @@ class _Block:
         return {"type": "text_delta", "text": text}
 
     def whole(self) -> dict[str, Any]:
-        """The object of the API."""
+        """The object of the API; of a call whose arguments are no object, their text."""
         text = "".join(self.texts)
         if self.begun_by.kind == "call":
+            if not self.calls:
+                return {"type": "text", "text": text}
             return {**self.first(), "input": msgspec.Raw(text.encode())}
         return {**self.first(), ("thinking" if self.begun_by.kind == "reasoning" else "text"): text}
 
@@ -152,7 +159,7 @@ class Message:
         if self._matched_stop in self.stop_sequences:
             return {"stop_reason": "stop_sequence", "stop_sequence": self._matched_stop}
         reason = None if self._reason is None else _STOP_REASONS[self._reason]
-        if reason == "end_turn" and any(one.begun_by.kind == "call" for one in self._blocks):
+        if reason == "end_turn" and any(one.calls for one in self._blocks):
             reason = "tool_use"
         return {"stop_reason": reason, "stop_sequence": None}
 

@@ -21,7 +21,7 @@ from trtc.runtime.frontends.http.running import OutputBatch
 from trtc.runtime.requests.answer_parts import answer_parts
 from trtc.runtime.requests.completion import Collector
 from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
-from trtc.runtime.text.answer import AnswerPart, text_of
+from trtc.runtime.text.answer import AnswerPart, is_object, joined, text_of
 
 LINES = b"application/x-ndjson"
 
@@ -30,14 +30,20 @@ Form = Callable[[Sequence[AnswerPart]], Mapping[str, Any]]
 
 
 def chat_form(parts: Sequence[AnswerPart]) -> Mapping[str, Any]:
+    """Args: parts: with whole calls. One whose arguments are no object is their text."""
     calls = [
         ToolCall(one.id, one.index, Function(one.index, one.name, msgspec.Raw(one.text.encode())))
         for one in parts
-        if one.kind == "call"
+        if one.kind == "call" and is_object(one.text)
+    ]
+    texts = [
+        one.text
+        for one in parts
+        if one.kind == "text" or (one.kind == "call" and not is_object(one.text))
     ]
     message = Message(
         role="assistant",
-        content=text_of(parts),
+        content="".join(texts),
         thinking=text_of(parts, "reasoning") or UNSET,
         tool_calls=calls or UNSET,
     )
@@ -46,6 +52,28 @@ def chat_form(parts: Sequence[AnswerPart]) -> Mapping[str, Any]:
 
 def generate_form(parts: Sequence[AnswerPart]) -> Mapping[str, Any]:
     return {"response": text_of(parts), "thinking": text_of(parts, "reasoning") or UNSET}
+
+
+class WholeCalls:
+    """Parts of a stream, in which the pieces of a call wait for its end."""
+
+    def __init__(self) -> None:
+        self._pieces: list[AnswerPart] = []
+
+    def take(self, output: Output) -> Sequence[AnswerPart]:
+        """The parts of an output, and a call before them that they do not go on with."""
+        parts: list[AnswerPart] = []
+        for part in answer_parts(output):
+            if self._pieces and not part.continues(self._pieces[0]):
+                parts += self._whole()
+            (self._pieces if part.kind == "call" else parts).append(part)
+        if output.finish_reason is not None:
+            parts += self._whole()
+        return parts
+
+    def _whole(self) -> Sequence[AnswerPart]:
+        pieces, self._pieces = self._pieces, []
+        return joined(pieces)
 
 
 @dataclass(frozen=True)
@@ -82,14 +110,15 @@ class Writer:
         """Answer as it comes. An error ends the stream as its last line."""
         await self.exchange.begin(200, content_type=LINES, headers=self.headers)
         first_ns = 0
+        calls = WholeCalls()
         last: Output | None = None
         try:
             async for batch in outputs:
                 first_ns = first_ns or time.monotonic_ns()
                 lines = [
-                    self._answer(answer_parts(one), one.logprobs)
+                    self._answer(parts, one.logprobs)
                     for _, one in batch
-                    if answer_parts(one) or one.logprobs
+                    if (parts := calls.take(one)) or one.logprobs
                 ]
                 if lines:
                     await self.exchange.write(b"".join(map(_line, lines)))

@@ -44,17 +44,18 @@ class PromptLogprob(msgspec.Struct):
     decoded_token: str
 
 
-class Function(msgspec.Struct):
-    name: str
+class Function(msgspec.Struct, kw_only=True):
+    name: str | UnsetType = UNSET
     arguments: str
-    """A JSON object."""
+    """A JSON object, or in a stream a piece of its text."""
 
 
 class ToolCall(msgspec.Struct, kw_only=True):
     index: int | UnsetType = UNSET
     """In a stream."""
-    id: str
-    type: str = "function"
+    id: str | UnsetType = UNSET
+    """Of a call's first chunk in a stream, as `type` and the function's name."""
+    type: str | UnsetType = UNSET
     function: Function
 
 

@@ -186,7 +186,10 @@ class ChatForm(Form):
 
 
 def _call(part: AnswerPart, index: int | UnsetType = UNSET) -> ToolCall:
-    return ToolCall(index=index, id=part.id, function=Function(part.name, part.text))
+    if not part.id:
+        return ToolCall(index=index, function=Function(arguments=part.text))
+    function = Function(name=part.name, arguments=part.text)
+    return ToolCall(index=index, id=part.id, type="function", function=function)
 
 
 def _delta(part: AnswerPart) -> Delta:

@@ -156,7 +156,7 @@ class CallItem(Item):
     def __init__(self, number: str, output_index: int, call: AnswerPart) -> None:
         super().__init__(number, output_index)
         self._call = call
-        self._arguments = ""
+        self._arguments: list[str] = []
 
     def document(self, status: str = "completed") -> Mapping[str, Any]:
         return {
@@ -164,22 +164,22 @@ class CallItem(Item):
             "id": self.id,
             "call_id": self._call.id,
             "name": self._call.name,
-            "arguments": self._arguments,
+            "arguments": "".join(self._arguments),
             "status": status,
         }
 
     def takes(self, part: AnswerPart) -> bool:
-        return False  # a call comes at once
+        return part.continues(self._call)
 
     def begin(self) -> Sequence[Event]:
         return (("output_item.added", {**self._index, "item": self.document("in_progress")}),)
 
     def add(self, part: AnswerPart, logprobs: Sequence[ChosenLogprob]) -> Sequence[Event]:
-        self._arguments = part.text
+        self._arguments.append(part.text)
         return (("function_call_arguments.delta", {**self._at, "delta": part.text}),)
 
     def _ends(self) -> Sequence[Event]:
-        said = {"name": self._call.name, "arguments": self._arguments}
+        said = {"name": self._call.name, "arguments": "".join(self._arguments)}
         return (("function_call_arguments.done", {**self._at, **said}),)
 
 

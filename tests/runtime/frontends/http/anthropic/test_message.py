@@ -85,6 +85,15 @@ def test_an_answer_with_calls_says_why_it_ended(
     assert whole["stop_reason"] == said
 
 
+def test_arguments_that_are_no_object_are_text_of_a_whole_message() -> None:
+    parts = (call(0), call(1, '{"x": '))
+    output = Output("r", 0, (1,), "", (), FinishReason.LENGTH, "", Usage(1, 0, 1), (), parts)
+    whole, _ = written([output])
+    assert [one["type"] for one in whole["content"]] == ["tool_use", "text"]
+    assert whole["content"][1]["text"] == '{"x": '
+    assert whole["stop_reason"] == "max_tokens"
+
+
 @given(st.data())
 def test_no_token_id_is_lost(data: st.DataObject) -> None:
     outputs = data.draw(cut(data.draw(answers())))
