@@ -8,9 +8,9 @@ compiled in the server's.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from trtc.protos.errors import EnvironmentFault, InvalidRequestError
+from trtc.protos.errors import EnvironmentFault, InvalidRequestError, ServeError, UnavailableError
 from trtc.runtime.host.limited_pool import LimitedPool, SetUpEnded
-from trtc.runtime.host.limited_process import OutOfMemory, OutOfTime, ProcessEnded
+from trtc.runtime.host.limited_process import OutOfMemory, OutOfTime, ProcessEnded, TimedOut
 from trtc.runtime.requests.grammar import Grammar
 
 _MODULE = "trtc.runtime.grammar.trial_child"
@@ -22,7 +22,9 @@ class TrialLimits:
     """Of one grammar. Most take milliseconds, and a few megabytes."""
 
     cpu_seconds: float = 2.0
-    wall_seconds: float = 10.0
+    """What refuses a grammar: it is the same on a busy machine."""
+    wall_seconds: float = 60.0
+    """Until the machine is too busy to say."""
     memory_bytes: int = 512 << 20
     recycle_bytes: int = 256 << 20
     """Resident memory beyond which a process is replaced."""
@@ -65,7 +67,7 @@ class GrammarTrials:
         Raises:
             InvalidRequestError: it is not valid, has something that llguidance does not hold, or
                 goes over a limit.
-            UnavailableError: closed.
+            UnavailableError: closed; or the machine is too busy.
             EnvironmentFault: no process can be started.
         """
         try:
@@ -86,9 +88,18 @@ class GrammarTrials:
         """End all processes at once. Idempotent."""
         self._pool.close()
 
-    def _failure(self, grammar: Grammar, error: ProcessEnded) -> InvalidRequestError:
+    def _failure(self, grammar: Grammar, error: ProcessEnded) -> ServeError:
+        if isinstance(error, TimedOut):
+            return UnavailableError(
+                f"was not compiled within {self._limits.wall_seconds:g} s, in which it had less "
+                f"than {self._limits.cpu_seconds:g} s of CPU time",
+                field=grammar.field,
+                remedy="Ask again; this machine is too busy",
+            )
         if isinstance(error, OutOfTime):
-            return refused(grammar, f"takes more than {self._limits.cpu_seconds:g} s to compile")
+            return refused(
+                grammar, f"takes more than {self._limits.cpu_seconds:g} s of CPU time to compile"
+            )
         if isinstance(error, OutOfMemory):
             mebibytes = self._limits.memory_bytes >> 20
             return refused(grammar, f"takes more than {mebibytes} MiB to compile")

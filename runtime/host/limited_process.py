@@ -38,6 +38,10 @@ class OutOfTime(ProcessEnded):
     pass
 
 
+class TimedOut(OutOfTime):
+    """By the clock on the wall. It may not have had a CPU to run on."""
+
+
 class OutOfMemory(ProcessEnded):
     pass
 
@@ -92,7 +96,8 @@ class LimitedProcess:
             timeout: seconds of wall-clock time.
 
         Raises:
-            OutOfTime: it took longer than that, or more CPU time than it may.
+            TimedOut: it took longer than that.
+            OutOfTime: it took more CPU time than it may.
             OutOfMemory: it took more memory than it may.
             ProcessEnded: it has ended for another reason.
         """
@@ -106,7 +111,7 @@ class LimitedProcess:
                 raise ProcessEnded(f"it gave an answer of {size} bytes")
             received = self._receive(size, deadline)
         except TimeoutError as error:
-            raise OutOfTime from error
+            raise TimedOut from error
         except OSError as error:
             raise self._reason() from error
         answer: dict[str, Any] = json.loads(received.decode("utf-8", "surrogatepass"))

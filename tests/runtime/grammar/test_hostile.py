@@ -120,14 +120,17 @@ def test_what_is_small_only_in_writing_takes_little(grammar: Grammar, grammars: 
 def test_a_compiler_out_of_time_or_memory_is_replaced() -> None:
     slow = json_schema({"enum": [{f"k{at}": at} for at in range(12_000)]})
     hurried = GrammarTrials(TrialLimits(cpu_seconds=0.05))
-    with pytest.raises(InvalidRequestError, match=r"takes more than 0\.05 s to compile"):
+    with pytest.raises(InvalidRequestError, match=r"takes more than 0\.05 s of CPU time"):
         hurried.run(slow)
     assert hurried.run(Grammar("regex", "a"))
+    starved = GrammarTrials(TrialLimits(wall_seconds=0.001))
+    with pytest.raises(UnavailableError, match="this machine is too busy"):
+        starved.run(slow)
     narrow = GrammarTrials(TrialLimits(memory_bytes=8 << 20))
     with pytest.raises(InvalidRequestError, match="json_schema"):
         narrow.run(slow)
     assert narrow.run(Grammar("regex", "a"))
-    for trials in (hurried, narrow):
+    for trials in (hurried, starved, narrow):
         trials.close()
         with pytest.raises(UnavailableError):
             trials.run(Grammar("regex", "a"))
