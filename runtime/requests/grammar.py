@@ -36,6 +36,18 @@ def json_schema(schema: str | dict[str, Any], sent_as: str = "") -> Grammar:
     return Grammar("json_schema", text, sent_as)
 
 
+def schema_or_name(text: str, sent_as: str = "") -> Grammar:
+    """What a protocol asks for that has room for nothing but a schema: the schema {"named": NAME}
+    is a grammar of the engine."""
+    try:
+        given = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        given = None
+    if isinstance(given, dict) and given.keys() == {"named"} and isinstance(given["named"], str):
+        return Grammar("named", given["named"], sent_as)
+    return Grammar("json_schema", text, sent_as)
+
+
 def choice(texts: Sequence[str], sent_as: str = "") -> Grammar:
     """Outputs are one of several texts.
 

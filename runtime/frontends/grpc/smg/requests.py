@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 from trtc.protos.errors import InvalidRequestError
 from trtc.protos.sampling import SAMPLING_PARAMETERS, SamplingOptions
 from trtc.protos.smg import trtllm_service_pb2 as pb
-from trtc.runtime.requests.grammar import Grammar, Kind
+from trtc.runtime.requests.grammar import Grammar, Kind, schema_or_name
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.validation import (
@@ -116,7 +116,10 @@ def _grammar(asked: pb.GuidedDecodingParams) -> Grammar | None:
         raise InvalidRequestError(
             "is not supported", field="guided_decoding.guide_type", remedy="Leave it out"
         )
-    return Grammar(_GUIDE_KINDS[asked.guide_type], asked.guide, "guided_decoding.guide")
+    kind, field = _GUIDE_KINDS[asked.guide_type], "guided_decoding.guide"
+    if kind == "json_schema":
+        return schema_or_name(asked.guide, field)
+    return Grammar(kind, asked.guide, field)
 
 
 def _sampling(request: pb.GenerateRequest, bounds: RequestBounds) -> SamplingOptions:

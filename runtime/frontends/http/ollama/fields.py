@@ -39,7 +39,7 @@ class AskFields(Fields, kw_only=True):
 
     model: str | None = None
     format: msgspec.Raw = msgspec.Raw(b"null")
-    """"json", or a JSON schema."""
+    """"json", a JSON schema, or {"named": NAME}."""
     keep_alive: float | str | None = None
     """Read and without effect: engines stay loaded."""
     logprobs: bool | None = None

@@ -17,7 +17,7 @@ from trtc.runtime.frontends.http.ollama.fields import (
     Options,
 )
 from trtc.runtime.frontends.http.sampling import sampling_of
-from trtc.runtime.requests.grammar import Grammar
+from trtc.runtime.requests.grammar import Grammar, schema_or_name
 from trtc.runtime.requests.naming import fields_as_sent
 from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.text.chat import Chat
@@ -148,7 +148,7 @@ def _format(raw: msgspec.Raw) -> Grammar | None:
         return None
     if given == b'"json"':
         return Grammar("json_object", sent_as="format")
-    return Grammar("json_schema", given.decode(), "format")
+    return schema_or_name(given.decode(), "format")
 
 
 def _drawn_seed(options: Options) -> Options:

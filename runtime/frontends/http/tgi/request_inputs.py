@@ -10,7 +10,7 @@ from trtc.protos.sampling import SamplingOptions
 from trtc.runtime.frontends.http.bodies import Given, read
 from trtc.runtime.frontends.http.sampling import sampling_of
 from trtc.runtime.frontends.http.tgi.fields import GenerateFields, GuideGrammar, Parameters
-from trtc.runtime.requests.grammar import Grammar
+from trtc.runtime.requests.grammar import Grammar, schema_or_name
 from trtc.runtime.requests.request_input import RequestInput
 
 PARAMS: Mapping[str, str] = {
@@ -111,7 +111,7 @@ def _grammar(given: GuideGrammar | None) -> Grammar | None:
         if not isinstance(value, str):
             raise InvalidRequestError("is no text", field=field, remedy="Give an expression")
         return Grammar("regex", value, field)
-    return Grammar("json_schema", msgspec.json.encode(value).decode(), field)
+    return schema_or_name(msgspec.json.encode(value).decode(), field)
 
 
 def _sampling(parameters: Parameters) -> SamplingOptions:
