@@ -9,7 +9,13 @@ side by side in one page.
 
 from collections.abc import Mapping, Sequence
 
-from trtc.builder.spec import DecoderSpec, ShortConvSpec
+from trtc.builder.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    LatentAttentionSpec,
+    MixerSpec,
+    ShortConvSpec,
+)
 from trtc.protos.kv import (
     CacheLayout,
     Entry,
@@ -20,6 +26,7 @@ from trtc.protos.kv import (
     Window,
     attention_entry,
     convolution_entry,
+    latent_entry,
 )
 
 _MAX_GROUPS = 8
@@ -41,27 +48,33 @@ def cache_layout(
         window_groups: whether the target releases pages that a window has left. Without, or
             where layers have pages of different sizes, all layers keep every token.
     """
-    attentions = spec.attentions
-    entries = [
-        attention_entry(
-            index,
-            num_kv_heads=attention.num_kv_heads,
-            head_dim=attention.head_dim,
-            dtype=dtype,
-        )
-        for index, attention in attentions
+    kept = [
+        one
+        for index, layer in enumerate(spec.layers)
+        if (one := _token_entry(index, layer.mixer, dtype)) is not None
     ]
+    entries = [entry for entry, _ in kept]
     kinds: dict[int | None, list[Entry]] = {None: entries} if entries else {}
     if window_groups and len({entry.num_bytes for entry in entries}) == 1:
         kinds = {}
-        for entry, (_, attention) in zip(entries, attentions, strict=True):
-            kinds.setdefault(attention.window, []).append(entry)
+        for entry, window in kept:
+            kinds.setdefault(window, []).append(entry)
     groups = tuple(
         Group(kind=Full() if window is None else Window(tokens=window), entries=tuple(part))
         for window, found in sorted(kinds.items(), key=lambda kind: kind[0] or 0)
         for part in _parts(found, _group_size(kinds))
     )
     return CacheLayout(page_size=page_size, groups=(*groups, *_states(spec, state_dtype)))
+
+
+def _token_entry(index: int, mixer: MixerSpec, dtype: KvDType) -> tuple[Entry, int | None] | None:
+    """What a layer keeps of each token, and for how many tokens; None: nothing."""
+    if isinstance(mixer, AttentionSpec):
+        heads, dim = mixer.num_kv_heads, mixer.head_dim
+        return attention_entry(index, num_kv_heads=heads, head_dim=dim, dtype=dtype), mixer.window
+    if isinstance(mixer, LatentAttentionSpec):
+        return latent_entry(index, width=mixer.width, dtype=dtype), None
+    return None
 
 
 def _states(spec: DecoderSpec, dtype: KvDType) -> tuple[Group, ...]:

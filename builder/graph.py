@@ -25,6 +25,7 @@ from trtc.builder.spec import (
     AttentionSpec,
     DecoderSpec,
     DenseMlpSpec,
+    LatentAttentionSpec,
     LayerSpec,
     LinearSpec,
     MoeMlpSpec,
@@ -36,6 +37,8 @@ from trtc.builder.spec import (
 from trtc.builder.weights import (
     LinearWeights,
     Tensor,
+    absorbed_keys,
+    absorbed_values,
     attention_sinks,
     conv_bias,
     conv_weight,
@@ -181,6 +184,9 @@ class _SourceGraph:
         if isinstance(layer.mixer, ShortConvSpec):
             name = "conv"
             mixed, pool_out = self._short_conv(index, layer.mixer, normed, pool, steps)
+        elif isinstance(layer.mixer, LatentAttentionSpec):
+            name = "attention"
+            mixed, pool_out = self._latent_attention(index, layer.mixer, normed, pool, steps)
         else:
             name = "attention"
             mixed, pool_out = self._attention(index, layer.mixer, normed, pool, positions, steps)
@@ -253,6 +259,83 @@ class _SourceGraph:
             out_dtype=self._dtype,
         )
         return self._linear(f"{site}.o", spec.o, attended), written
+
+    def _latent_attention(
+        self, index: int, spec: LatentAttentionSpec, x: Value, pool: Value, steps: _StepInputs
+    ) -> tuple[Value, Value]:
+        site, group = f"layers.{index}.attention", self._groups[index]
+        q = x if spec.q_a is None else self._linear(f"{site}.q_a", spec.q_a, x)
+        q = self._linear(f"{site}.q", spec.q, self._optional_norm(f"{site}.q_norm", spec.q_norm, q))
+        kv = self._linear(f"{site}.kv_a", spec.kv_a, x)
+        norm = norm_weight(spec.kv_norm, spec.rank, self._dtype)
+        q, written = self._writer.node_of_two(
+            "latent_kv_write",
+            f"{site}.latent_kv_write",
+            [
+                q,
+                kv,
+                steps["positions"],
+                steps[group_input("slots", group)],
+                *self._rope_tables(spec.rope),
+                self._writer.weight(
+                    f"{site}.kv_norm.weight", Tensor(Cast(norm.recipe, "f32"), "f32", norm.shape)
+                ),
+                pool,
+                self._latent_query_scale(spec.query_scale),
+            ],
+            (
+                Value(f"{site}.latent_kv_write.out", q.dtype, q.shape),
+                Value(f"kv_{index}_out", pool.dtype, pool.shape),
+            ),
+            domain=TRTC_DOMAIN,
+            num_heads=spec.num_heads,
+            head_dim=spec.head_dim,
+            eps=spec.kv_norm.eps,
+        )
+        keys = self._writer.weight(f"{site}.keys.weight", absorbed_keys(spec, self._dtype))
+        queries = self._head_linear(f"{site}.keys", q, keys, spec.head_dim, spec.width)
+        attended = self._writer.node(
+            "latent_attention",
+            f"{site}.latent_attention",
+            [
+                queries,
+                written,
+                steps["query_start"],
+                steps["context_lens"],
+                steps[group_input("page_table", group)],
+            ],
+            self._dtype,
+            ("T", spec.num_heads * spec.rank),
+            domain=TRTC_DOMAIN,
+            num_heads=spec.num_heads,
+            rank=spec.rank,
+            scale=spec.scale,
+        )
+        values = self._writer.weight(f"{site}.values.weight", absorbed_values(spec, self._dtype))
+        out = self._head_linear(f"{site}.values", attended, values, spec.rank, spec.value_dim)
+        return self._linear(f"{site}.o", spec.o, out), written
+
+    def _head_linear(self, site: str, x: Value, weight: Value, in_dim: int, out_dim: int) -> Value:
+        return self._writer.node(
+            "head_linear",
+            f"{site}.head_linear",
+            [x, weight],
+            self._dtype,
+            ("T", int(weight.shape[0]) * out_dim),
+            domain=TRTC_DOMAIN,
+            in_dim=in_dim,
+            out_dim=out_dim,
+        )
+
+    def _latent_query_scale(self, scale: QueryScale | None) -> Value | None:
+        """The factors of all positions, f32 that were rounded to the activation type."""
+        if scale is None:
+            return None
+        length = self._request.limits.max_seq_len
+        table = QueryScaleTable(scale.beta, scale.original_length, length)
+        name = f"rope.q_scale_f32.{scale.original_length}.{scale.beta:g}"
+        recipe = Cast(Cast(table, self._dtype), "f32")
+        return self._writer.weight(name, Tensor(recipe, "f32", (length,)))
 
     def _short_conv(
         self, index: int, spec: ShortConvSpec, x: Value, state: Value, steps: _StepInputs

@@ -89,7 +89,7 @@ class GraphWriter:
         self,
         op_type: str,
         name: str,
-        inputs: Sequence[Value],
+        inputs: Sequence[Value | None],
         outputs: tuple[Value, Value],
         *,
         domain: str,

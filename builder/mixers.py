@@ -6,8 +6,8 @@ from trtc.protos.errors import UnsupportedError
 
 
 def check_mixers(spec: DecoderSpec, target: Target, ranks: int = 1) -> None:
-    """Layers that keep a state need a target that has room for it, attention sinks one whose
-    kernels take them.
+    """Layers that keep a state need a target that has room for it, attention sinks and latent
+    attention one that has kernels for them.
 
     Raises:
         UnsupportedError: the target has none, or not over several ranks.
@@ -24,6 +24,18 @@ def check_mixers(spec: DecoderSpec, target: Target, ranks: int = 1) -> None:
             f"{spec.architecture}, nor room for their state",
             field="--target",
             remedy="Build with --target cpu, or cuda:sm_90 and others",
+        )
+    if spec.latent_attentions and not target.attends_to_latents:
+        raise UnsupportedError(
+            f"{target.name} has no kernels for the latent attention of {spec.architecture}",
+            field="--target",
+            remedy="Build with --target cpu",
+        )
+    if spec.latent_attentions and ranks > 1:
+        raise UnsupportedError(
+            f"the latent attention of {spec.architecture} runs on one GPU",
+            field="--tp",
+            remedy="Leave it out",
         )
     if spec.keeps_states and ranks > 1:
         raise UnsupportedError(

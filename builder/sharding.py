@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from trtc.builder.spec import DecoderSpec, LinearSpec, MoeMlpSpec, ShortConvSpec
+from trtc.builder.spec import AttentionSpec, DecoderSpec, LinearSpec, MoeMlpSpec, ShortConvSpec
 from trtc.protos.errors import RequestError
 from trtc.quant.scheme import CheckpointQuantization, QuantizedLinear, Scheme
 
@@ -54,6 +54,7 @@ def _extents(spec: DecoderSpec) -> Iterator[tuple[int, str]]:
             yield layer.mixer.channels, "the convolutions' channels"
         else:
             yield layer.mixer.num_heads, "the number of heads"
+        if isinstance(layer.mixer, AttentionSpec):
             yield layer.mixer.num_kv_heads, "the number of KV heads"
         mlps = layer.mlp.experts if isinstance(layer.mlp, MoeMlpSpec) else (layer.mlp,)
         for mlp in mlps:

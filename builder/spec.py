@@ -24,6 +24,8 @@ class Interleaved:
 
     head_dim: int
     rotary_dim: int
+    first: int = 0
+    """The first dimension of a head that turns."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,58 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True)
+class LatentAttentionSpec:
+    """Multi-head latent attention (MLA, DeepSeek-V2, arXiv:2405.04434).
+
+        q = q(norm(q_a(x)))                    [T, Hq * (nope + rope)], or q(x)
+        c, k_rope = kv_a(x)                    [T, rank | rope]
+        k_nope, v = kv_b(norm(c))              of each head [nope | value_dim]
+        softmax(q . (k_nope, k_rope) * scale) . v
+
+    The cache keeps norm(c) and the rotated k_rope.
+
+    trtc never makes k_nope and v: the rows of kv_b that give k_nope multiply the queries instead,
+    and those that give v multiply what attention gives, so that all heads attend to the latents
+    themselves, as queries of one KV head do.
+    """
+
+    num_heads: int
+    nope_dim: int
+    """Dimensions of a head's query and key that rope does not turn. Those that it turns follow."""
+    rope_dim: int
+    value_dim: int
+    rank: int
+    """Of the latent."""
+    scale: float
+    """Multiplies q.k before softmax."""
+    rope: RopeSpec
+    q: LinearSpec
+    kv_a: LinearSpec
+    """[rank + rope_dim, H]."""
+    kv_b: LinearSpec
+    """[Hq * (nope_dim + value_dim), rank]. No product of its own, so it is not among the layer's
+    linears, and never quantised."""
+    kv_norm: NormSpec
+    """Of the latent."""
+    o: LinearSpec
+    q_a: LinearSpec | None = None
+    """None: `q` reads the layer's input."""
+    q_norm: NormSpec | None = None
+    """Of what `q_a` gives."""
+    query_scale: QueryScale | None = None
+
+    @property
+    def head_dim(self) -> int:
+        """Of a query."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def width(self) -> int:
+        """Elements that the cache keeps of a token."""
+        return self.rank + self.rope_dim
+
+
+@dataclass(frozen=True)
 class ShortConvSpec:
     """A gated short convolution (LFM2): out_proj(C * conv(B * x)) with B, C, x of in_proj.
 
@@ -129,6 +183,9 @@ class ShortConvSpec:
     channels: int
     taps: int
     has_bias: bool = False
+
+
+MixerSpec = AttentionSpec | LatentAttentionSpec | ShortConvSpec
 
 
 @dataclass(frozen=True)
@@ -170,7 +227,7 @@ class LayerSpec:
     Parallel (Cohere): x += post(mixer(pre(x))) + post(mlp(pre(x))), with the mixer's norm for both.
     """
 
-    mixer: AttentionSpec | ShortConvSpec
+    mixer: MixerSpec
     """Attention or a convolution: what mixes tokens."""
     mlp: DenseMlpSpec | MoeMlpSpec
     attention_norm: NormSpec | None = None
@@ -191,6 +248,9 @@ class LayerSpec:
         mixer = self.mixer
         if isinstance(mixer, ShortConvSpec):
             return (mixer.in_proj, mixer.out_proj)
+        if isinstance(mixer, LatentAttentionSpec):
+            before = () if mixer.q_a is None else (mixer.q_a,)
+            return (*before, mixer.q, mixer.kv_a, mixer.o)
         return (mixer.q, mixer.k, mixer.v, mixer.o)
 
 
@@ -227,6 +287,15 @@ class DecoderSpec:
         )
 
     @property
+    def latent_attentions(self) -> tuple[tuple[int, LatentAttentionSpec], ...]:
+        """(layer, its attention) of every layer that attends to latents."""
+        return tuple(
+            (index, layer.mixer)
+            for index, layer in enumerate(self.layers)
+            if isinstance(layer.mixer, LatentAttentionSpec)
+        )
+
+    @property
     def keeps_states(self) -> bool:
         """Whether some layer keeps a state of each sequence: State in protos/kv.py."""
         return any(isinstance(layer.mixer, ShortConvSpec) for layer in self.layers)
@@ -238,7 +307,9 @@ class DecoderSpec:
         Raises:
             UnsupportedError: layers switch at different lengths.
         """
-        lengths = {attention.rope.short_length for _, attention in self.attentions}
+        ropes = {attention.rope for _, attention in self.attentions}
+        ropes |= {attention.rope for _, attention in self.latent_attentions}
+        lengths = {rope.short_length for rope in ropes}
         if len(lengths) > 1:
             raise UnsupportedError(
                 "layers switch between rotary factors at different lengths",

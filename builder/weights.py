@@ -6,7 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from trtc.builder.recipes import Apply, Array, Cast, Load, Recipe, Reshape, Rows, TensorReader
-from trtc.builder.spec import AttentionSpec, Interleaved, LinearSpec, NormSpec, ShortConvSpec
+from trtc.builder.spec import (
+    AttentionSpec,
+    Interleaved,
+    LatentAttentionSpec,
+    LinearSpec,
+    NormSpec,
+    ShortConvSpec,
+)
 from trtc.protos.errors import CheckpointError, UnsupportedError
 from trtc.quant.scheme import QuantizedLinear, TensorSource, WeightFormat
 
@@ -113,6 +120,37 @@ def _by_tap(weight: Array) -> Array:
     return np.ascontiguousarray(weight[:, 0, :].T)
 
 
+def absorbed_keys(spec: LatentAttentionSpec, dtype: str) -> Tensor:
+    """[Hq, rank, nope_dim]: what makes a query of latents of a head's query."""
+    rows = _RowsOfHeads(spec.num_heads, 0, spec.nope_dim, transposed=True)
+    return Tensor(_of_kv_b(spec, rows, dtype), dtype, (spec.num_heads, spec.rank, spec.nope_dim))
+
+
+def absorbed_values(spec: LatentAttentionSpec, dtype: str) -> Tensor:
+    """[Hq, value_dim, rank]: what makes a head's result of latents."""
+    end = spec.nope_dim + spec.value_dim
+    rows = _RowsOfHeads(spec.num_heads, spec.nope_dim, end, transposed=False)
+    return Tensor(_of_kv_b(spec, rows, dtype), dtype, (spec.num_heads, spec.value_dim, spec.rank))
+
+
+def _of_kv_b(spec: LatentAttentionSpec, rows: "_RowsOfHeads", dtype: str) -> Recipe:
+    return Apply(rows, (Cast(Load(f"{spec.kv_b.name}.weight"), dtype),))
+
+
+@dataclass(frozen=True)
+class _RowsOfHeads:
+    """Rows [begin, end) of every head of a tensor, as one matrix a head."""
+
+    num_heads: int
+    begin: int
+    end: int
+    transposed: bool
+
+    def __call__(self, weight: Array) -> Array:
+        heads = weight.reshape(self.num_heads, -1, weight.shape[1])[:, self.begin : self.end]
+        return np.ascontiguousarray(heads.swapaxes(1, 2) if self.transposed else heads)
+
+
 def plain_linear(linear: LinearSpec, dtype: str) -> LinearWeights:
     """An unquantised linear, rounded to `dtype`."""
     shape = (linear.out_features, linear.in_features)
@@ -213,9 +251,15 @@ class _Halves:
         """Reorder the rows of every head; a row that all of them share stays."""
         if values.ndim == 0 or values.shape[0] == 1:
             return values
-        head, rotary = self.pairs.head_dim, self.pairs.rotary_dim
+        head, first = self.pairs.head_dim, self.pairs.first
+        end = first + self.pairs.rotary_dim
         order = np.concatenate(
-            (np.arange(0, rotary, 2), np.arange(1, rotary, 2), np.arange(rotary, head))
+            (
+                np.arange(first),
+                np.arange(first, end, 2),
+                np.arange(first + 1, end, 2),
+                np.arange(end, head),
+            )
         )
         heads = values.reshape(-1, head, *values.shape[1:])
         return np.ascontiguousarray(heads[:, order]).reshape(values.shape)

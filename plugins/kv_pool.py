@@ -7,6 +7,11 @@ POOL_AXES = ("num_pages", "planes", "page_size", "num_kv_heads", "head_dim")
 POOL_DTYPES = ("f32", "bf16", "f8e4m3")
 POOL = Parameter("pool", POOL_AXES, POOL_DTYPES, role="pool")
 POOL_OUT = Parameter("pool_out", POOL_AXES, POOL_DTYPES, role="pool")
+LATENT_POOL_AXES = ("num_pages", "planes", "page_size", "latents", "width")
+"""One plane with one latent of each token: `rank` elements, and those of the keys that rope turns
+behind them."""
+LATENT_POOL = Parameter("pool", LATENT_POOL_AXES, POOL_DTYPES, role="pool")
+LATENT_POOL_OUT = Parameter("pool_out", LATENT_POOL_AXES, POOL_DTYPES, role="pool")
 STATE_AXES = ("num_pages", "columns", "channels")
 """A convolution's state: its latest inputs, oldest first."""
 STATE_DTYPES = ("f32", "bf16")

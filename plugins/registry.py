@@ -9,7 +9,10 @@ from trtc.plugins.embedding.op import EMBEDDING
 from trtc.plugins.fused_linear.op import FUSED_LINEAR
 from trtc.plugins.gated_linear.op import GATED_LINEAR
 from trtc.plugins.gather_rows.op import GATHER_ROWS
+from trtc.plugins.head_linear.op import HEAD_LINEAR
 from trtc.plugins.kv_write.op import KV_WRITE
+from trtc.plugins.latent_attention.op import LATENT_ATTENTION
+from trtc.plugins.latent_kv_write.op import LATENT_KV_WRITE
 from trtc.plugins.linear.op import LINEAR
 from trtc.plugins.moe.op import MOE
 from trtc.plugins.op import FusedOp
@@ -31,6 +34,9 @@ REGISTRY: dict[str, FusedOp] = {
         PAGED_ATTENTION,
         ATTENTION_SPLIT,
         ATTENTION_COMBINE,
+        LATENT_KV_WRITE,
+        LATENT_ATTENTION,
+        HEAD_LINEAR,
         SHORT_CONV,
         SWIGLU,
         GATED_LINEAR,

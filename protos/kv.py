@@ -35,7 +35,7 @@ _ALIGNMENT = 64
 class Plane(Record, frozen=True):
     """A tensor that a layer keeps: [heads, width] of each token, or of each state."""
 
-    name: Literal["k", "v", "columns"]
+    name: Literal["k", "v", "latent", "columns"]
     heads: Count
     """Of a convolution's state: the columns that it looks back to."""
     width: Count
@@ -259,6 +259,12 @@ def attention_entry(layer: int, *, num_kv_heads: int, head_dim: int, dtype: KvDT
     """What attention keeps: a key and a value for each KV head."""
     keys = Plane(name="k", heads=num_kv_heads, width=head_dim, dtype=dtype)
     return Entry(layer=layer, planes=(keys, msgspec.structs.replace(keys, name="v")))
+
+
+def latent_entry(layer: int, *, width: int, dtype: KvDType) -> Entry:
+    """What latent attention keeps: one latent, which all heads' keys and values are made from, and
+    behind it the part of the keys that rope turns."""
+    return Entry(layer=layer, planes=(Plane(name="latent", heads=1, width=width, dtype=dtype),))
 
 
 def convolution_entry(layer: int, *, num_columns: int, width: int, dtype: KvDType) -> Entry:

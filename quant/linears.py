@@ -20,7 +20,13 @@ from trtc.quant.reference_model import load_config
 from trtc.quant.scheme import Scheme
 from trtc.quant.wide_linears import wide_linears
 
-NEVER_QUANTIZED = ("*lm_head*", "*router*", "*mlp.gate.*", "*block_sparse_moe.gate.*")
+NEVER_QUANTIZED = (
+    "*lm_head*",
+    "*router*",
+    "*kv_b_proj*",
+    "*mlp.gate.*",
+    "*block_sparse_moe.gate.*",
+)
 BATCH = 4
 """Sequences that calibration computes at once."""
 

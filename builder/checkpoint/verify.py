@@ -8,7 +8,9 @@ from trtc.builder.checkpoint.reader import SafetensorsReader
 from trtc.builder.spec import (
     AttentionSpec,
     DecoderSpec,
+    LatentAttentionSpec,
     LinearSpec,
+    MixerSpec,
     MoeMlpSpec,
     NormSpec,
     ShortConvSpec,
@@ -145,7 +147,7 @@ def _same_bytes(reader: SafetensorsReader, first: str, second: str) -> bool:
     return all(a.tobytes() == b.tobytes() for a, b in rows)
 
 
-def _add_mixer(shapes: dict[str, Shape], mixer: AttentionSpec | ShortConvSpec) -> None:
+def _add_mixer(shapes: dict[str, Shape], mixer: MixerSpec) -> None:
     """Tensors that are not linears'."""
     if isinstance(mixer, AttentionSpec):
         by_head = mixer.qk_norm == "head"
@@ -153,6 +155,11 @@ def _add_mixer(shapes: dict[str, Shape], mixer: AttentionSpec | ShortConvSpec) -
         _add_norm(shapes, mixer.k_norm, mixer.head_dim if by_head else mixer.k.out_features)
         if mixer.sinks is not None:
             shapes[mixer.sinks] = (mixer.num_heads,)
+        return
+    if isinstance(mixer, LatentAttentionSpec):
+        _add_norm(shapes, mixer.q_norm, mixer.q.in_features)
+        _add_norm(shapes, mixer.kv_norm, mixer.rank)
+        _add_linear(shapes, mixer.kv_b)
         return
     shapes[f"{mixer.conv}.weight"] = (mixer.channels, 1, mixer.taps)
     if mixer.has_bias:
@@ -213,6 +220,7 @@ def _check_missing(missing: list[str], reader: SafetensorsReader) -> None:
 
 def _check_biases(spec: DecoderSpec, unknown: tuple[str, ...]) -> None:
     known = {linear.name for linear in spec.linears}
+    known |= {mixer.kv_b.name for _, mixer in spec.latent_attentions}
     known |= {layer.mixer.conv for layer in spec.layers if isinstance(layer.mixer, ShortConvSpec)}
     for name in unknown:
         prefix, _, suffix = name.rpartition(".")

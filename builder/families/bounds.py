@@ -8,6 +8,8 @@ from collections.abc import Mapping
 MAX_COUNT = 2**31 - 1
 """Of fields that the table does not name: tokens and positions are int32."""
 MAX_EXPERTS_OF_ALL_LAYERS = 1 << 17
+LATENT_MULTIPLE = 8
+"""Kernels read the cached elements of a token so many at a time."""
 INTEGERS: Mapping[str, int] = {
     "num_hidden_layers": 1 << 10,
     "hidden_size": 1 << 17,
@@ -16,6 +18,11 @@ INTEGERS: Mapping[str, int] = {
     "num_attention_heads": 1 << 12,
     "num_key_value_heads": 1 << 12,
     "head_dim": 1 << 13,
+    "q_lora_rank": 1 << 15,
+    "kv_lora_rank": 1 << 13,
+    "qk_nope_head_dim": 1 << 12,
+    "qk_rope_head_dim": 1 << 12,
+    "v_head_dim": 1 << 13,
     "vocab_size": 1 << 22,
     "num_local_experts": 1 << 12,
     "num_experts": 1 << 12,

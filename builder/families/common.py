@@ -14,6 +14,7 @@ from trtc.builder.spec import (
     Interleaved,
     LayerSpec,
     LinearSpec,
+    MixerSpec,
     MoeMlpSpec,
     NormSpec,
     QkNorm,
@@ -230,7 +231,7 @@ SANDWICH_NORMS = NormNames(
 def layer_spec(
     config: Config,
     layer: str,
-    mixer: AttentionSpec,
+    mixer: MixerSpec,
     mlp: DenseMlpSpec | MoeMlpSpec,
     norms: NormNames = PRE_NORMS,
     style: NormStyle = RMS_NORM,

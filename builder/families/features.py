@@ -67,6 +67,7 @@ FEATURES: Mapping[str, _Test] = {
     "attention softcap": _any_attention(lambda one: one.softcap is not None),
     "MLP without gate": _any_layer(_gateless),
     "routed experts": _any_layer(lambda layer: isinstance(layer.mlp, MoeMlpSpec)),
+    "latent attention": lambda spec: bool(spec.latent_attentions),
     "short convolutions": _any_layer(lambda layer: isinstance(layer.mixer, ShortConvSpec)),
     "embedding scale": lambda spec: spec.embedding_scale is not None,
     "logit scale": lambda spec: spec.final_norm.multiplier != 1.0,

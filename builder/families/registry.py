@@ -9,6 +9,7 @@ from trtc.builder.checkpoint.checkpoint import Checkpoint
 from trtc.builder.families.bounds import MAX_EXPERTS_OF_ALL_LAYERS
 from trtc.builder.families.cohere import cohere, cohere2
 from trtc.builder.families.config import Config, shown
+from trtc.builder.families.deepseek import deepseek_v3
 from trtc.builder.families.exaone4 import exaone4
 from trtc.builder.families.gemma2 import gemma2
 from trtc.builder.families.gemma3 import gemma3
@@ -60,6 +61,7 @@ FAMILIES: Mapping[str, Family] = {
     "Exaone4ForCausalLM": exaone4,
     "CohereForCausalLM": cohere,
     "Cohere2ForCausalLM": cohere2,
+    "DeepseekV3ForCausalLM": deepseek_v3,
     "Starcoder2ForCausalLM": starcoder2,
     "StableLmForCausalLM": stablelm,
     "NemotronForCausalLM": nemotron,

@@ -7,12 +7,17 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
-from trtc.builder.families.bounds import INTEGERS, MAX_EXPERTS_OF_ALL_LAYERS
+from trtc.builder.families.bounds import (
+    INTEGERS,
+    LATENT_MULTIPLE,
+    MAX_EXPERTS_OF_ALL_LAYERS,
+)
 from trtc.builder.families.config import shown
 from trtc.builder.spec import (
     AttentionSpec,
     DecoderSpec,
     DenseMlpSpec,
+    LatentAttentionSpec,
     LayerSpec,
     LinearSpec,
     MoeMlpSpec,
@@ -25,6 +30,10 @@ _MOST: Mapping[str, int] = {
     **INTEGERS,
     "num_heads": INTEGERS["num_attention_heads"],
     "num_kv_heads": INTEGERS["num_key_value_heads"],
+    "nope_dim": INTEGERS["qk_nope_head_dim"],
+    "rope_dim": INTEGERS["qk_rope_head_dim"],
+    "value_dim": INTEGERS["v_head_dim"],
+    "rank": INTEGERS["kv_lora_rank"],
     "in_features": 1 << 22,
     "out_features": INTEGERS["vocab_size"],
 }
@@ -101,6 +110,8 @@ class _Check:
             self.fail(f"{place}.mlp_norm", "is given, and a parallel layer has the mixer's norm")
         if isinstance(layer.mixer, AttentionSpec):
             self.attention(f"{place}.mixer", layer.mixer, hidden)
+        elif isinstance(layer.mixer, LatentAttentionSpec):
+            self.latent_attention(f"{place}.mixer", layer.mixer, hidden)
         else:
             self.convolution(f"{place}.mixer", layer.mixer, hidden)
         if isinstance(layer.mlp, DenseMlpSpec):
@@ -128,6 +139,28 @@ class _Check:
             if norm is not None and spec.q.interleaved is not None:
                 self.fail(f"{place}.{name}", "is given, and interleaved heads are reordered")
         self._pairs(place, spec)
+
+    def latent_attention(self, place: str, spec: LatentAttentionSpec, hidden: int) -> None:
+        heads = spec.num_heads
+        q_rank = hidden if spec.q_a is None else spec.q_a.out_features
+        if spec.q_a is not None:
+            self.linear(f"{place}.q_a", spec.q_a, hidden, q_rank)
+        self.linear(f"{place}.q", spec.q, q_rank, heads * spec.head_dim)
+        self.linear(f"{place}.kv_a", spec.kv_a, hidden, spec.width)
+        self.linear(f"{place}.kv_b", spec.kv_b, spec.rank, heads * (spec.nope_dim + spec.value_dim))
+        self.linear(f"{place}.o", spec.o, heads * spec.value_dim, hidden)
+        self.rope(f"{place}.rope", spec.rope, spec.rope_dim)
+        self.same(f"{place}.rope.rotary_dim", spec.rope.rotary_dim, spec.rope_dim, "rope_dim")
+        if spec.width % LATENT_MULTIPLE:
+            self.fail(f"{place}.rank", f"and rope_dim make {spec.width}, no multiple of 8")
+        for name, linear in (("q", spec.q), ("kv_a", spec.kv_a), ("kv_b", spec.kv_b)):
+            if linear.rows is not None:
+                self.fail(f"{place}.{name}.rows", "is given, and the tensor is taken whole")
+        if spec.kv_b.has_bias:
+            self.fail(f"{place}.kv_b.has_bias", "is True, and no kernel adds it")
+        for name, norm in (("q_norm", spec.q_norm), ("kv_norm", spec.kv_norm)):
+            if norm is not None and norm.centered:
+                self.fail(f"{place}.{name}.centered", "is True, and latents have RMS norms only")
 
     def _pairs(self, place: str, spec: AttentionSpec) -> None:
         pairs = spec.q.interleaved

@@ -92,6 +92,11 @@ class Target(Protocol):
         ...
 
     @property
+    def attends_to_latents(self) -> bool:
+        """Whether it has kernels for latent attention."""
+        ...
+
+    @property
     def has_sinks(self) -> bool:
         """Whether its attention takes sinks."""
         ...

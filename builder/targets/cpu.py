@@ -51,6 +51,10 @@ class CpuTarget:
         return True
 
     @property
+    def attends_to_latents(self) -> bool:
+        return True
+
+    @property
     def has_sinks(self) -> bool:
         return True
 

@@ -61,6 +61,10 @@ class CudaTarget:
         return True
 
     @property
+    def attends_to_latents(self) -> bool:
+        return False
+
+    @property
     def has_sinks(self) -> bool:
         return True
 

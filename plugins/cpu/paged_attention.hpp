@@ -1,6 +1,9 @@
 // Attention over each sequence's pages, for the operators that attend:
 // out = quantize(softmax(q . K * scale) . V), causal.
 //
+// C has what an operator's configuration has, and value_dim: of a value. A pool of one plane has
+// the values in its keys: they are the first value_dim elements of them.
+//
 // A head's sink is one more score of its softmax, without a value: what the sums of a row begin with.
 //
 // The work is cut into tiles: some tokens of one sequence times the query heads that share one KV
@@ -43,7 +46,7 @@ struct Sizes {
   static constexpr std::int64_t group = C::num_heads / C::num_kv_heads;
   static constexpr std::int64_t tokens = group >= 64 ? 1 : 64 / group;  // of a tile
   static constexpr std::int64_t rows = tokens * group;
-  static constexpr std::int64_t columns = round_up(C::head_dim, kPair);  // of V and the sums
+  static constexpr std::int64_t columns = round_up(C::value_dim, kPair);  // of V and the sums
   static_assert(C::num_heads % C::num_kv_heads == 0 && C::head_dim % 8 == 0 && kBlock % kPair == 0);
 
   // Whether queries and keys are multiplied as pairs of bf16, which both are exactly.
@@ -282,7 +285,7 @@ class TileRunner {
 
   void load_queries() {
     for (std::int64_t row = 0; row < rows(); ++row) {
-      const auto* q = a_.q.row<const typename C::q_t>(token_of(row)) + head_column(row);
+      const auto* q = a_.q.row<const typename C::q_t>(token_of(row)) + head_of(row) * C::head_dim;
       std::uint32_t* to = work_.queries + row * S::words;
       if constexpr (!S::dots) {
         for_vectors(C::head_dim, [&](std::int64_t i, auto n) { store(reinterpret_cast<float*>(to) + i, load(q + i, n), n); });
@@ -303,7 +306,7 @@ class TileRunner {
     whole.clear(rows());
     if constexpr (!std::is_same_v<typename C::sinks_t, none>) {
       for (std::int64_t row = 0; row < rows(); ++row) {
-        whole.largest[row] = a_.sinks.template row<const float>(0)[head_column(row) / C::head_dim];
+        whole.largest[row] = a_.sinks.template row<const float>(0)[head_of(row)];
         whole.total[row] = 1.f;
       }
     }
@@ -332,10 +335,10 @@ class TileRunner {
                                                                                                      a_.out_scale);
     const float v_scale = a_.v_scale.scalar();
     for (std::int64_t row = 0; row < rows(); ++row) {
-      const std::int64_t column = head_column(row);
+      const std::int64_t column = head_of(row) * C::value_dim;
       Out* out = a_.out.row<Out>(token_of(row)) + column;
       const float factor = v_scale / whole.total[row];
-      for_vectors(C::head_dim, [&](std::int64_t i, auto n) {
+      for_vectors(C::value_dim, [&](std::int64_t i, auto n) {
         quantizer.store(out + i, column + i, load(whole.row(row) + i) * factor, n);
       });
     }
@@ -353,8 +356,8 @@ class TileRunner {
 
   std::int64_t rows_of_head() const { return tile_.count * S::group; }
   std::int64_t token_of(std::int64_t row) const { return tile_.first + row / S::group % tile_.count; }
-  std::int64_t head_column(std::int64_t row) const {
-    return ((tile_.kv_head + row / rows_of_head()) * S::group + row % S::group) * C::head_dim;
+  std::int64_t head_of(std::int64_t row) const {
+    return (tile_.kv_head + row / rows_of_head()) * S::group + row % S::group;
   }
 
   // Calls f(position, row of the first KV head) for some tokens, with one look at the table a page.
@@ -375,7 +378,11 @@ class TileRunner {
       for (std::int64_t i = 0; i < kBlock; ++i) rows.keys[i] = rows.values[i] = kNoKey;
     }
     each_token(Half::keys, keys, [&](std::int64_t position, const Pool* row) { rows.keys[position - start] = row; });
-    each_token(Half::values, keys, [&](std::int64_t position, const Pool* row) { rows.values[position - start] = row; });
+    if constexpr (C::planes == 1) {
+      std::memcpy(rows.values, rows.keys, sizeof rows.keys);
+    } else {
+      each_token(Half::values, keys, [&](std::int64_t position, const Pool* row) { rows.values[position - start] = row; });
+    }
   }
 
   // `keys` are the positions of the block at `start` that some row of the tile sees.
@@ -416,7 +423,7 @@ class TileRunner {
       const std::int64_t row = first + token * S::group;
       for (std::int64_t i = 0; i < S::group; ++i) exponentiate(row + i, seen, result);
     }
-    if (rows_of_head() <= kFewRows && C::head_dim == S::columns) {
+    if (rows_of_head() <= kFewRows && C::value_dim == S::columns) {
       // Little is done with a key or value: the next ones are prefetched meanwhile.
       const std::int64_t mine = share.head * C::head_dim, next = share.next_head * C::head_dim;
       add_values(first, start, tokens, result, [&](std::int64_t key, std::int64_t column) {
@@ -500,8 +507,8 @@ class TileRunner {
     for (std::int64_t key = share.keys.begin - share.start; key < share.keys.end - share.start; ++key) {
       const Pool* from = share.rows->values[key] + share.head * C::head_dim;
       float* to = work_.values + key * S::columns;
-      for_vectors(C::head_dim, [&](std::int64_t i, auto n) { store(to + i, load(from + i, n)); });
-      for (std::int64_t i = round_up(C::head_dim, kLanes); i < S::columns; i += kLanes) store(to + i, Floats{});
+      for_vectors(C::value_dim, [&](std::int64_t i, auto n) { store(to + i, load(from + i, n)); });
+      for (std::int64_t i = round_up(C::value_dim, kLanes); i < S::columns; i += kLanes) store(to + i, Floats{});
     }
   }
 

@@ -105,3 +105,26 @@ def test_what_a_sequence_holds_is_bounded_by_its_window(window: int) -> None:
     assert held[0] == 1 and window / 16 <= held[-1] <= window / 16 + 4
     assert kv.longest_sequence(held[-1], LONG) == LONG
     assert kv.longest_sequence(1, LONG) == 16
+
+
+def test_a_latent_is_one_plane_with_one_vector_a_token() -> None:
+    """DeepSeek-V3: 70,272 bytes of bf16 a token, as its paper's 576 elements a layer say."""
+    fields = {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "max_position_embeddings": LONG,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    }
+    kv = cache_layout(decoder_spec(fields, LONG), 16, "bf16", window_groups=True)
+    assert layers_of(kv) == [(None, list(range(61)))]
+    assert kv.page_bytes == 16 * 61 * 576 * 2
+    assert kv.pool_shape(kv.places[0]) == ("num_pages", 1, 16, 1, 576)
+    assert [plane.name for plane in kv.places[0].entry.planes] == ["latent"]

@@ -408,6 +408,22 @@ def test_a_model_that_keeps_states_is_not_spread_over_gpus(tmp_path: Path) -> No
         build(request)
 
 
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"target": "tensorrt:sm_90"}, "--target: tensorrt:sm_90 has no kernels for the latent"),
+        ({"target": "tensorrt-rtx:sm_120"}, "--target: tensorrt-rtx:sm_120 has no kernels for"),
+        ({"target": "cuda:sm_90", "tp": 2}, "--t.*: .*latent attention of DeepseekV3ForCausalLM"),
+    ],
+)
+def test_latent_attention_is_refused_where_no_kernel_has_it(
+    options: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    model = tiny_checkpoint("deepseek_v3_dense", tmp_path)
+    with pytest.raises(UnsupportedError, match=problem):
+        build(BuildRequest(str(model), tmp_path / "engine", **options))
+
+
 @pytest.mark.parametrize("target", ["tensorrt:sm_90", "tensorrt-rtx:sm_120"])
 def test_targets_without_kernels_for_states_refuse_models_that_keep_them(
     target: str, tmp_path: Path

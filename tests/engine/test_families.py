@@ -32,6 +32,7 @@ FAMILIES = (
     "cohere2",
     "nemotron",
     "ministral3",
+    "deepseek_v3_dense",
 )
 """The variants whose kernels differ; llama3 and yarn differ in the rope table only, Granite in
 constants, GLM, Helium and ERNIE in the order of weights."""

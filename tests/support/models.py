@@ -45,6 +45,25 @@ _PHI3_LONG_ROPE = {
     "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0],
 }
 
+_LATENT: Mapping[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 48,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+}
+_LATENT_YARN: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.8,
+}
+
 _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
     "llama3": ("LlamaConfig", {"rope_parameters": _LLAMA3_ROPE, "tie_word_embeddings": True}),
@@ -209,6 +228,15 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "stablelm_parallel": ("StableLmConfig", {"use_parallel_residual": True}),
     "nemotron": ("NemotronConfig", {"mlp_bias": True}),
     "arcee": ("ArceeConfig", {}),
+    "deepseek_v3_dense": (
+        "DeepseekV3Config",
+        {
+            **_LATENT,
+            "first_k_dense_replace": 2,
+            "rope_parameters": _LATENT_YARN,
+            "attention_bias": True,
+        },
+    ),
     "exaone4": (
         "Exaone4Config",
         {"num_hidden_layers": 4, "sliding_window": WINDOW, "sliding_window_pattern": 2},

@@ -72,6 +72,10 @@ class TensorRtRtxTarget:
         return False
 
     @property
+    def attends_to_latents(self) -> bool:
+        return False
+
+    @property
     def has_sinks(self) -> bool:
         return False
 

@@ -86,6 +86,10 @@ class TensorRtTarget:
         return False
 
     @property
+    def attends_to_latents(self) -> bool:
+        return False
+
+    @property
     def has_sinks(self) -> bool:
         return False
 

@@ -1,0 +1,19 @@
+"""A product of each head with a matrix of its own: what latent attention multiplies queries and
+results by, in place of keys and values."""
+
+from trtc.plugins.head_linear.reference import reference
+from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
+
+HEAD_LINEAR = FusedOp(
+    name="head_linear",
+    summary="out[head] = (weight[head] @ x[head][:K], x[head][K:])",
+    inputs=(
+        Parameter("x", ("M", "num_heads*in_dim"), ("f32", "bf16")),
+        Parameter("weight", ("num_heads", "N", "K"), ("f32", "bf16"), role="weight"),
+    ),
+    outputs=(Parameter("out", ("M", "num_heads*out_dim"), ("f32", "bf16"), dtype_from="x"),),
+    # in_dim - K = out_dim - N: what passes unchanged.
+    attributes=(Attribute("in_dim", "int"), Attribute("out_dim", "int")),
+    reference=reference,
+    tolerances={"f32": Tolerance(1e-5, 1e-4), "bf16": Tolerance(1 / 128, 1 / 64)},
+)

@@ -1,0 +1,27 @@
+"""Causal attention of many heads to one latent a token, over the paged pool."""
+
+from trtc.plugins.kv_pool import LATENT_POOL
+from trtc.plugins.latent_attention.reference import reference
+from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
+
+LATENT_ATTENTION = FusedOp(
+    name="latent_attention",
+    summary="out[head] = softmax(q[head] . latents * scale) . latents[:rank], causal",
+    inputs=(
+        Parameter("q", ("M", "num_heads*width"), ("f32", "bf16")),
+        LATENT_POOL,
+        Parameter("query_start", ("B+1",), ("i32",), role="step"),
+        Parameter("context_lens", ("B",), ("i32",), role="step"),
+        Parameter("page_table", ("B", "P"), ("i32",), role="step"),
+    ),
+    outputs=(Parameter("out", ("M", "num_heads*rank"), ("f32", "bf16"), dtype_from="q"),),
+    attributes=(
+        Attribute("num_heads", "int"),
+        Attribute("rank", "int"),
+        Attribute("scale", "float"),
+    ),
+    reference=reference,
+    # Sums run in blocks with a running maximum, in another order than the reference's.
+    tolerances={"f32": Tolerance(1e-5, 1e-4), "bf16": Tolerance(1e-4, 1 / 128)},
+    row_axes=("M", "B", "P", "num_pages"),
+)

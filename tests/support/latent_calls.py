@@ -1,0 +1,149 @@
+"""Calls of latent attention's operators, for the kernel tests of every target."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tests.support.kernels import KernelCall
+from tests.support.operands import Array, random_array
+from trtc.plugins.registry import REGISTRY
+from trtc.plugins.rounding import NUMPY_DTYPES
+
+ROWS, POSITIONS, PAGES = 9, 40, 5
+
+
+@dataclass(frozen=True)
+class LatentShape:
+    """What stays the same from call to call of one layer."""
+
+    dtype: str = "bf16"
+    pool_dtype: str = "bf16"
+    num_heads: int = 4
+    rank: int = 48
+    rotary_dim: int = 16
+    nope_dim: int = 24
+    page_size: int = 16
+
+    @property
+    def width(self) -> int:
+        return self.rank + self.rotary_dim
+
+    @property
+    def head_dim(self) -> int:
+        return self.nope_dim + self.rotary_dim
+
+
+@dataclass(frozen=True)
+class LatentHistory:
+    """One sequence's whole history, of which any tail may be a step's new tokens."""
+
+    q: Array
+    """[context, heads * width]"""
+    latents: Array
+    """[context, width]"""
+
+
+def random_history(rng: np.random.Generator, shape: LatentShape, context: int) -> LatentHistory:
+    q = random_array(rng, context, shape.num_heads * shape.width, dtype=shape.dtype, spread=2)
+    return LatentHistory(q, random_array(rng, context, shape.width, dtype=shape.pool_dtype))
+
+
+def attention_call(
+    rng: np.random.Generator,
+    shape: LatentShape,
+    tails: Sequence[tuple[LatentHistory, int, int]],
+) -> KernelCall:
+    """A step over (sequence, new tokens, context) triples. Pages are scattered at random over a
+    pool whose every other slot is NaN, and entries of the page table past a context are out of
+    range."""
+    size = shape.page_size
+    counts = [-(-context // size) for _, _, context in tails]
+    num_pages = sum(counts) + 3
+    pages = rng.permutation(num_pages).astype(np.int32)
+    kind = NUMPY_DTYPES[shape.pool_dtype]
+    pool = np.full((num_pages, 1, size, 1, shape.width), np.nan, kind)
+    table = np.full((len(tails), max(counts) + 2), 1 << 30, np.int32)
+    for row, (sequence, _, context) in enumerate(tails):
+        mine, pages = pages[: counts[row]], pages[counts[row] :]
+        table[row, : counts[row]] = mine
+        positions = np.arange(context)
+        pool[mine[positions // size], 0, positions % size, 0] = sequence.latents[:context]
+    inputs: dict[str, Any] = {
+        "q": np.concatenate([s.q[context - new : context] for s, new, context in tails]),
+        "pool": pool,
+        "query_start": np.cumsum([0, *(new for _, new, _ in tails)]).astype(np.int32),
+        "context_lens": np.array([context for _, _, context in tails], np.int32),
+        "page_table": table,
+    }
+    attributes: dict[str, int | float | str] = {
+        "num_heads": shape.num_heads,
+        "rank": shape.rank,
+        "scale": shape.head_dim**-0.5,
+    }
+    return KernelCall(REGISTRY["latent_attention"], attributes, inputs)
+
+
+def write_call(rng: np.random.Generator, shape: LatentShape, *, scaled: bool = False) -> KernelCall:
+    """q and kv are columns of one matrix, as a fused linear leaves them."""
+    q_columns = shape.num_heads * shape.head_dim
+    both = random_array(rng, ROWS, q_columns + shape.width, dtype=shape.dtype, spread=2)
+    angles = np.outer(np.arange(POSITIONS), 10.0 ** -np.arange(shape.rotary_dim // 2))
+    inputs: dict[str, Any] = {
+        "q": both[:, :q_columns],
+        "kv": both[:, q_columns:],
+        "positions": rng.integers(0, POSITIONS, ROWS).astype(np.int32),
+        "slots": rng.permutation(PAGES * shape.page_size)[:ROWS].astype(np.int32),
+        "cos": np.cos(angles).astype(np.float32),
+        "sin": np.sin(angles).astype(np.float32),
+        "norm": random_array(rng, shape.rank),
+        "pool": random_array(
+            rng, PAGES, 1, shape.page_size, 1, shape.width, dtype=shape.pool_dtype
+        ),
+    }
+    if scaled:
+        inputs["q_scale"] = rng.uniform(0.5, 2, POSITIONS).astype(np.float32)
+    attributes: dict[str, int | float | str] = {
+        "num_heads": shape.num_heads,
+        "head_dim": shape.head_dim,
+        "eps": 1e-6,
+    }
+    return KernelCall(REGISTRY["latent_kv_write"], attributes, inputs)
+
+
+def write_calls() -> list[KernelCall]:
+    rng = np.random.default_rng(21)
+    return [
+        write_call(rng, LatentShape("f32", "f32", nope_dim=25, rank=41, rotary_dim=2), scaled=True),
+        write_call(rng, LatentShape(rank=512, rotary_dim=64, nope_dim=128, num_heads=3)),
+        write_call(rng, LatentShape(pool_dtype="f8e4m3"), scaled=True),
+    ]
+
+
+def head_linear_call(
+    rng: np.random.Generator,
+    dtype: str,
+    *,
+    heads: int,
+    n: int,
+    k: int,
+    rest: int,
+    rows: int = ROWS,
+) -> KernelCall:
+    """x is columns of a wider matrix."""
+    x = random_array(rng, rows, heads * (k + rest) + 8, dtype=dtype)
+    weight = random_array(rng, heads, n, k, dtype=dtype)
+    attributes: dict[str, int | float | str] = {"in_dim": k + rest, "out_dim": n + rest}
+    inputs = {"x": x[:, : heads * (k + rest)], "weight": weight}
+    return KernelCall(REGISTRY["head_linear"], attributes, inputs)
+
+
+def head_linear_calls() -> list[KernelCall]:
+    rng = np.random.default_rng(22)
+    return [
+        head_linear_call(rng, "f32", heads=3, n=37, k=19, rest=5),
+        head_linear_call(rng, "bf16", heads=2, n=512, k=128, rest=64),
+        head_linear_call(rng, "bf16", heads=4, n=32, k=48, rest=0, rows=1),
+        head_linear_call(rng, "bf16", heads=2, n=128, k=512, rest=0, rows=70),
+    ]
