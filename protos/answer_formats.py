@@ -31,6 +31,8 @@ class ThoughtFormat:
     end: str
     repeats: bool = False
     """Whether reasoning may begin after text; otherwise only at the beginning of an answer."""
+    then: str = ""
+    """Between reasoning and the rest of an answer, as templates write it."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class CallFormat:
     """May stand before a name."""
     numbered: bool = False
     """A name may be followed by `:` and the call's number."""
+    header: str = ""
+    """After a name, as templates write it."""
     header_end: str = ""
     """Ends whatever stands after a name; "": nothing does."""
     name_end: str = ""
@@ -66,8 +70,8 @@ class CallFormat:
     parameter: ParameterFormat | None = None
     keeps_begin: bool = False
     """`begins` are the first characters of the call itself."""
-    only_first: bool = False
-    """A call counts only where no text stands before it."""
+    begins_later: tuple[str, ...] = ()
+    """What begins a call where text stands before it; (): the same."""
     separator: str = ""
     """A mark between two calls."""
     gap: str = ""
@@ -89,6 +93,8 @@ class AnswerFormat:
     call: CallFormat | None = None
     dropped: tuple[str, ...] = ()
     """Marks that are removed from answers."""
+    text_head: str = ""
+    """Stands before the text of an answer; one of `dropped`."""
     short_ids: bool = False
     """Ids of calls have nine letters and digits, as the template demands."""
 
@@ -120,7 +126,10 @@ def _harmony() -> AnswerFormat:
     return AnswerFormat(
         "harmony",
         thought=ThoughtFormat(
-            tuple(f"{head}analysis<|message|>" for head in heads), "<|end|>", repeats=True
+            tuple(f"{head}analysis<|message|>" for head in heads),
+            "<|end|>",
+            repeats=True,
+            then="<|start|>assistant",
         ),
         call=CallFormat(
             begins=(
@@ -128,9 +137,12 @@ def _harmony() -> AnswerFormat:
                 "<|start|>assistant to=functions.",
             ),
             notation="named",
+            header=" <|constrain|>json",
             header_end="<|message|>",
             tails=("<|call|>",),
+            between="<|start|>assistant",
         ),
+        text_head="<|channel|>final<|message|>",
         dropped=(
             *(f"{head}{name}<|message|>" for head in heads for name in ("final", "commentary")),
             "<|end|>",
@@ -194,7 +206,7 @@ _FORMATS = (
             notation="object",
             arguments_key="parameters",
             keeps_begin=True,
-            only_first=True,
+            begins_later=('{"name"', '{"type"'),
             separator=";",
             between="; ",
         ),

@@ -10,14 +10,18 @@ from trtc.runtime.grammar.answer_grammar import (
     Element,
     element_of,
     holds_calls,
-    holds_text_before,
     tag_of,
 )
 from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.tools import ToolUse
 from trtc.runtime.sampling.thought_budget import ThoughtBudget
-from trtc.runtime.text.answer_plan import AnswerPlan, ends_in_thought, tool_types
+from trtc.runtime.text.answer_plan import (
+    AnswerPlan,
+    ends_after_thought,
+    ends_in_thought,
+    tool_types,
+)
 from trtc.runtime.text.chat import parse_json
 
 _DOCUMENTS = frozenset({"json_schema", "json_object"})
@@ -51,11 +55,10 @@ def check_answer(engine: EngineHandle, request_input: RequestInput, tools: ToolU
         )
     is_required = tools is not None and tools.choice.mode == "required"
     can_require = request_input.splits_answer and holds_calls(form)
-    can_bind = can_require and (is_required or holds_text_before(form))
     can_end_thoughts = request_input.splits_answer and form.thought is not None
     asked = {
         "tool_choice": is_required and not can_require,
-        "parallel_tool_calls": tools is not None and not tools.parallel and not can_bind,
+        "parallel_tool_calls": tools is not None and not tools.parallel and not can_require,
         "thinking_token_budget": budget is not None and not can_end_thoughts,
     }
     for field, is_asked in asked.items():
@@ -71,7 +74,8 @@ def answer_grammars(
     tools: ToolUse | None,
     plan: AnswerPlan | None,
 ) -> Sequence[Grammar]:
-    """What outputs have to be: the first of these that can be held. None: anything.
+    """What outputs have to be: the first of these that can be held. None: anything. A thought may
+    stand before, or has to where the prompt has begun it.
 
     Raises:
         InvalidRequestError: the input's grammar cannot stand beside its tools, or after a thought.
@@ -79,17 +83,25 @@ def answer_grammars(
     grammar = request_input.grammar
     if plan is None:
         return () if grammar is None else (grammar,)
-    writer = AnswerGrammars(plan.form, engine.tokenizer_for("chat").special_tokens)
-    elements = () if tools is None else _of_calls(writer, plan, tools, grammar)
-    if elements:
+    writer = AnswerGrammars(
+        plan.form,
+        engine.tokenizer_for("chat").special_tokens,
+        engine.manifest.model.eos_token_ids,
+    )
+    found = () if tools is None else _of_calls(writer, plan, tools, grammar)
+    if found:
         name = "tool_choice" if tools is None or _is_loose(tools) else "chat.tools"
-        found = elements
-    elif grammar is None or not plan.in_thought:
+    elif grammar is None or not (plan.in_thought or plan.may_think or plan.form.text_head):
         return () if grammar is None else (grammar,)
     else:
-        name, found = grammar.field, (element_of(grammar),)
-    if plan.in_thought:
-        found = tuple(writer.after_thought(one) for one in found)
+        try:
+            name, found = grammar.field, (writer.as_text(element_of(grammar)),)
+        except InvalidRequestError:
+            if plan.in_thought:
+                raise
+            return (grammar,)
+    if plan.in_thought or plan.may_think:
+        found = tuple(writer.after_thought(one, has_begun=plan.in_thought) for one in found)
     return tuple(tag_of(one, name) for one in found)
 
 
@@ -125,9 +137,7 @@ def _of_calls(
                 remedy="Give a JSON schema, or auto and tools that are not strict",
             )
         return ()
-    needs_text = not is_required and document is None
-    can_hold = holds_text_before(plan.form) if needs_text else holds_calls(plan.form)
-    if not can_hold or not (is_bound or document is not None):
+    if not holds_calls(plan.form) or not (is_bound or document is not None):
         return ()
     tight, loose = (
         writer.of_calls(tools, tight=is_tight, document=document) for is_tight in (True, False)
@@ -151,12 +161,20 @@ def answer_plan(
     if not request_input.splits_answer or (form.call is None and form.thought is None):
         return None
     tokenizer = engine.tokenizer_for("chat")
+    tail = tokenizer.decode(prompt_ids[-_TAIL:], skip_special=False)
+    in_thought = ends_in_thought(form, tail)
     return AnswerPlan(
         form=form,
         tools={
             one.name: tool_types(parse_json(one.parameters or "{}", "chat.tools", dict))
             for one in (() if tools is None else tools.callable)
         },
-        in_thought=ends_in_thought(form, tokenizer.decode(prompt_ids[-_TAIL:], skip_special=False)),
+        in_thought=in_thought,
+        may_think=(
+            form.thought is not None
+            and not in_thought
+            and not ends_after_thought(form, tail)
+            and tokenizer.template_has(form.thought.end)
+        ),
         shown_ids=tokenizer.special_within(form.markers),
     )

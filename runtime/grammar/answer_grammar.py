@@ -2,7 +2,9 @@
 
     [thought] calls                     where a call is required
     [thought] (text call)* text         where it may call, and a call has to have its shape
+    [thought] (calls | text)            the same, where text has a head of its own
     [thought] (calls | document)        beside a response format
+    [thought] document                  without tools
 
 Marks are those of the model's format. A mark that is a special token is named by its id, because
 texts of grammars are never special tokens.
@@ -10,7 +12,7 @@ texts of grammars are never special tokens.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from trtc.protos.answer_formats import AnswerFormat, CallFormat
@@ -27,19 +29,25 @@ _ANY_OBJECT = {"type": "object"}
 
 def holds_calls(form: AnswerFormat) -> bool:
     """Whether a grammar can have the calls of a format."""
-    return form.call is not None and form.call.notation in _WRITTEN and form.name != "harmony"
-
-
-def holds_text_before(form: AnswerFormat) -> bool:
-    """Whether it can have text before them as well."""
-    return holds_calls(form) and form.call is not None and not form.call.only_first
+    return form.call is not None and form.call.notation in _WRITTEN
 
 
 class AnswerGrammars:
-    """Of one format and tokenizer. Args: special_ids: of special tokens, by their texts."""
+    """Of one format and tokenizer."""
 
-    def __init__(self, form: AnswerFormat, special_ids: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        form: AnswerFormat,
+        special_ids: Mapping[str, int],
+        end_ids: Collection[int] = (),
+    ) -> None:
+        """
+        Args:
+            special_ids: of special tokens, by their texts.
+            end_ids: tokens that end an answer, which no grammar has: it only says where.
+        """
         self._form = form
+        self._end_texts = {text for text, token in special_ids.items() if token in end_ids}
         self._special_ids = special_ids
         texts = sorted(special_ids, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, texts))) if texts else None
@@ -55,23 +63,25 @@ class AnswerGrammars:
         call = self._form.call
         assert call is not None
         opens, closes = _section(call)
+        can_repeat = use.parallel and not self._end_texts.intersection(call.tails[-1:])
         # Of a gap and a text that begins with one, the text would be read: calls end with theirs.
         last = [call.gap] if opens else []
         tags = [self._tag([*self._call(call, one, tight=tight), *last]) for one in use.callable]
         if opens:
             separator = "" if call.gap else call.between
-            tags = [self._tag([opens, self._listed(tags, use, separator), closes])]
-        if use.choice.mode == "required" or document is not None:
-            calls = tags[0] if opens else self._listed(tags, use, call.between)
-            if use.choice.mode == "required" or document is None:
-                return calls
-            return {"type": "or", "elements": [calls, element_of(document)]}
-        stops = bool(opens) or not use.parallel
+            tags = [self._tag([opens, _listed(tags, separator, can_repeat=can_repeat), closes])]
+        calls = tags[0] if opens else _listed(tags, call.between, can_repeat=can_repeat)
+        if use.choice.mode == "required":
+            return calls
+        if document is not None or self._form.text_head:
+            text = {"type": "any_text"} if document is None else element_of(document)
+            return {"type": "or", "elements": [calls, self.as_text(text)]}
+        stops = bool(opens) or not can_repeat
         begins = [tag["begin"] for tag in tags]
         if isinstance(begins[0], str):
             return {
                 "type": "triggered_tags",
-                "triggers": [opens or call.begins[0]],
+                "triggers": [opens or (call.begins_later or call.begins)[0]],
                 "tags": tags,
                 "stop_after_first": stops,
             }
@@ -82,15 +92,25 @@ class AnswerGrammars:
             "stop_after_first": stops,
         }
 
-    def after_thought(self, answer: Element) -> Element:
-        """An answer whose prompt ends within a thought."""
+    def as_text(self, element: Element) -> Element:
+        """What stands where an answer's text does."""
+        head = self._elements([self._form.text_head])
+        return _sequence(*head, element) if head else element
+
+    def after_thought(self, answer: Element, *, has_begun: bool) -> Element:
+        """An answer with a thought before it. Args: has_begun: whether the prompt ends within the
+        thought; otherwise the answer may do without it."""
         thought = self._form.thought
         assert thought is not None
-        end = self._elements([thought.end])
-        ending = end[0]["value"] if end[0]["type"] == "const_string" else end[0]
+        (end,) = self._elements([thought.end])
+        ending = end["value"] if end["type"] == "const_string" else end
         free = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": ending}
         spaces = {"type": "regex", "pattern": "\\n{0,2}"}
-        return {"type": "sequence", "elements": [free, spaces, answer]}
+        rest = [free, *(self._elements([thought.then]) or [spaces])]
+        if has_begun:
+            return _sequence(*rest, answer)
+        whole = _sequence(*self._elements([thought.begins[0]]), *rest)
+        return _sequence({"type": "optional", "content": whole}, answer)
 
     # Calls
 
@@ -106,8 +126,10 @@ class AnswerGrammars:
         if call.notation == "named" or call.header_end:
             number = [{"type": "regex", "pattern": ":[0-9]{1,3}"}] if call.numbered else []
             head = begin + call.name_prefix + tool.name
-            tails = "".join(f"\n{one}" if one == "```" else one for one in call.tails)
-            return [head, *number, call.name_end + call.header_end, arguments, tails]
+            listed = [f"\n{one}" if one == "```" else one for one in call.tails]
+            tails = "".join(one for one in listed if one not in self._end_texts)
+            between = call.header + call.name_end + call.header_end
+            return [head, *number, between, arguments, tails]
         named = f'{{"name": {json.dumps(tool.name)}, {json.dumps(call.arguments_key)}: '
         if call.notation == "objects":
             return [named, arguments, "}"]
@@ -146,15 +168,6 @@ class AnswerGrammars:
             is_optional = key not in required
             elements.append({"type": "optional", "content": argument} if is_optional else argument)
         return elements
-
-    def _listed(self, tags: list[Element], use: ToolUse, separator: str) -> Element:
-        return {
-            "type": "tags_with_separator",
-            "tags": tags,
-            "separator": separator,
-            "at_least_one": True,
-            "stop_after_first": not use.parallel,
-        }
 
     # Texts and special tokens
 
@@ -228,6 +241,21 @@ def _section(call: CallFormat) -> tuple[str, str]:
     if call.notation == "objects" and not call.header_end:
         return f"{call.begins[0]}[", "]" + "".join(call.tails)
     return "", ""
+
+
+def _listed(tags: list[Element], separator: str, *, can_repeat: bool) -> Element:
+    """At least one of the tags."""
+    return {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": separator,
+        "at_least_one": True,
+        "stop_after_first": not can_repeat,
+    }
+
+
+def _sequence(*elements: Element) -> Element:
+    return {"type": "sequence", "elements": list(elements)}
 
 
 def _one_of(texts: Sequence[Any]) -> Element:

@@ -132,9 +132,11 @@ class AnswerParser:
 
     def _call_markers(self) -> tuple[str, ...]:
         call = self._form.call
-        if call is None or not self._tools or (call.only_first and self._has_text):
+        if call is None or not self._tools:
             return ()
-        return call.begins + (call.separator,) * bool(call.separator and self._has_calls)
+        begins = (self._has_text and call.begins_later) or call.begins
+        separates = call.separator and self._has_calls and self._after_mark
+        return begins + (call.separator,) * bool(separates)
 
     def _found(self, mark: str) -> None:
         form = self._form
@@ -145,7 +147,7 @@ class AnswerParser:
             self.in_thought = False
         elif form.thought is not None and mark in form.thought.begins:
             self.in_thought = True
-        elif form.call is not None and mark in form.call.begins:
+        elif form.call is not None and mark in form.call.begins + form.call.begins_later:
             self._begin_call(mark, before)
 
     def _emit(self, text: str) -> None:

@@ -18,6 +18,8 @@ class AnswerPlan:
     """Those that the answer may call, by name; none: it is not looked for calls."""
     in_thought: bool
     """Whether the prompt ends within a thought."""
+    may_think: bool
+    """Whether the model may begin a thought itself, as its template shows it."""
     shown_ids: frozenset[int]
     """Special tokens that are part of marks: the text has them."""
 
@@ -45,3 +47,9 @@ def tool_types(schema: Mapping[str, Any]) -> ToolTypes:
 def ends_in_thought(form: AnswerFormat, prompt_tail: str) -> bool:
     """Whether a prompt that ends so has begun the answer's thought."""
     return form.thought is not None and prompt_tail.rstrip().endswith(form.thought.begins)
+
+
+def ends_after_thought(form: AnswerFormat, prompt_tail: str) -> bool:
+    """Whether a prompt that ends so has ended the answer's thought, as those of templates do whose
+    thoughts are turned off."""
+    return form.thought is not None and prompt_tail.rstrip().endswith(form.thought.end)

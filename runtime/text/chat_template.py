@@ -51,6 +51,10 @@ class ChatTemplate:
         """Whether the template is known to be invalid: the first chat finds out."""
         return self._workers.is_invalid
 
+    def has(self, text: str) -> bool:
+        """Whether the template has a text in it."""
+        return text in self.source or (self._tool_use is not None and self._tool_use.has(text))
+
     def close(self) -> None:
         """End its processes, also those that are rendering. Idempotent."""
         with self._lock:

@@ -89,6 +89,10 @@ class Tokenizer:
         """Whether chats can be rendered, for all that is known."""
         return self._template is not None and not self._template.is_invalid
 
+    def template_has(self, text: str) -> bool:
+        """Whether the chat template, if there is one, has a text in it."""
+        return self._template is not None and self._template.has(text)
+
     def is_special(self, token_id: int) -> bool:
         """Whether a token is one of the model's marks, which texts leave out."""
         return token_id in self._special_ids

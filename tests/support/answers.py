@@ -113,7 +113,7 @@ def written(name: str, thought: str, text: str, calls: Sequence[tuple[str, Any]]
         opens, closes = form.call.opens, form.call.closes
         if opens:
             opens, closes = opens + form.call.gap, form.call.gap + closes
-        between = "<|start|>assistant" if name == "harmony" else form.call.between
+        between = form.call.between
     if name in ("phi", "granite") and len(calls) > 1:
         objects = ", ".join(json.dumps({"name": tool, "arguments": said}) for tool, said in calls)
         pieces = [f"<|tool_call|>[{objects}]" + ("<|/tool_call|>" if name == "phi" else "")]

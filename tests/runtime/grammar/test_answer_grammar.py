@@ -3,9 +3,11 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as FastTokenizer
 
 from tests.support.answers import WEATHER, written
 from tests.support.servers import EOS, TOKENIZER
@@ -13,11 +15,12 @@ from trtc.protos.answer_formats import ANSWER_FORMATS, AnswerFormat
 from trtc.runtime.grammar.answer_grammar import (
     AnswerGrammars,
     Element,
+    element_of,
     holds_calls,
-    holds_text_before,
     tag_of,
 )
 from trtc.runtime.grammar.grammars import Grammars
+from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.tool_choice import ToolChoice, ToolMode
 from trtc.runtime.requests.tools import Tool, ToolUse
 from trtc.runtime.text.tokenizer import Tokenizer
@@ -35,14 +38,18 @@ HELD = [name for name, form in ANSWER_FORMATS.items() if holds_calls(form)]
 class _Taker:
     """Says whether texts are of a grammar."""
 
-    def __init__(self) -> None:
-        self.tokenizer = Tokenizer.load(TOKENIZER)
-        self.grammars = Grammars(self.tokenizer, 4096, (EOS,))
+    def __init__(self, directory: Path = TOKENIZER, ends: tuple[int, ...] = (EOS,)) -> None:
+        self.tokenizer = Tokenizer.load(directory)
+        self.ends = ends
+        self.grammars = Grammars(self.tokenizer, self.tokenizer.vocab_size, ends)
 
     def takes(self, element: Element, text: str) -> bool:
         masks = self.grammars.masks(tag_of(element, "tools"), 1)
         output: list[int] = []
-        for token in (*self.tokenizer.encode(text, add_special_tokens=False), EOS):
+        tokens = self.tokenizer.encode(text, add_special_tokens=False)
+        if not set(tokens[-1:]) & set(self.ends):
+            tokens = (*tokens, self.ends[0])
+        for token in tokens:
             mask = masks.allowed(output)
             if not mask[token // 8] >> token % 8 & 1:
                 return False
@@ -62,7 +69,7 @@ def _use(mode: ToolMode, *, parallel: bool = True) -> ToolUse:
 
 
 def _writer(form: AnswerFormat, taker: _Taker) -> AnswerGrammars:
-    return AnswerGrammars(form, taker.tokenizer.special_tokens)
+    return AnswerGrammars(form, taker.tokenizer.special_tokens, taker.ends)
 
 
 @pytest.mark.parametrize("name", HELD)
@@ -83,11 +90,14 @@ def test_required_calls(name: str, taker: _Taker) -> None:
     assert not taker.takes(several, "Hello. " + written(name, "", "", ONE))
 
 
-@pytest.mark.parametrize("name", [one for one in HELD if holds_text_before(ANSWER_FORMATS[one])])
+@pytest.mark.parametrize("name", HELD)
 def test_calls_after_text(name: str, taker: _Taker) -> None:
-    element = _writer(ANSWER_FORMATS[name], taker).of_calls(_use("auto"), tight=True)
-    for calls, is_taken in ((ONE, True), (TWO, True), ([], True), (WRONG, False)):
-        assert taker.takes(element, written(name, "", "Hello.", calls)) == is_taken
+    form = ANSWER_FORMATS[name]
+    text = "" if form.text_head else "Hello."
+    element = _writer(form, taker).of_calls(_use("auto"), tight=True)
+    for calls, is_taken in ((ONE, True), (TWO, True), (WRONG, False)):
+        assert taker.takes(element, written(name, "", text, calls)) == is_taken
+    assert taker.takes(element, written(name, "", "Hello.", []))
 
 
 @pytest.mark.parametrize("name", [one for one in HELD if ANSWER_FORMATS[one].thought is not None])
@@ -95,10 +105,32 @@ def test_calls_after_a_thought(name: str, taker: _Taker) -> None:
     form = ANSWER_FORMATS[name]
     assert form.thought is not None
     writer = _writer(form, taker)
-    element = writer.after_thought(writer.of_calls(_use("required"), tight=True))
-    thought = f"I think {form.thought.end}\n\n"
-    assert taker.takes(element, thought + written(name, "", "", ONE))
-    assert not taker.takes(element, written(name, "", "", ONE))
+    calls = writer.of_calls(_use("required"), tight=True)
+    element = writer.after_thought(calls, has_begun=True)
+    whole, unthought = written(name, "I think", "", ONE), written(name, "", "", ONE)
+    begun = whole.removeprefix(form.thought.begins[0])
+    assert begun != whole
+    assert taker.takes(element, begun)
+    assert not taker.takes(element, unthought)
+    optional = writer.after_thought(calls, has_begun=False)
+    assert taker.takes(optional, whole)
+    assert taker.takes(optional, unthought)
+    assert not taker.takes(optional, begun)
+    assert not taker.takes(optional, whole + whole)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, one in ANSWER_FORMATS.items() if one.thought is not None]
+)
+def test_a_document_after_a_thought(name: str, taker: _Taker) -> None:
+    form = ANSWER_FORMATS[name]
+    writer = _writer(form, taker)
+    grammar = Grammar("json_schema", json.dumps({"enum": [12]}))
+    element = writer.after_thought(writer.as_text(element_of(grammar)), has_begun=False)
+    for thought in ("", "I think"):
+        for text, is_taken in (("12", True), ("13", False)):
+            answer = written(name, thought, text, []).removesuffix("<|return|>")
+            assert taker.takes(element, answer) == is_taken
 
 
 def test_loose_grammars_leave_the_schemas_of_tools_that_are_not_strict(taker: _Taker) -> None:
@@ -121,3 +153,31 @@ def test_marks_that_are_special_tokens(mode: Any, taker: _Taker) -> None:
     text = text.replace("<tool_call>", "<|im_start|>").replace("</tool_call>", "<|im_end|>")
     assert taker.takes(element, text)
     assert not taker.takes(element, text.replace("Paris", "<|im_end|>"))
+
+
+@pytest.fixture(scope="module")
+def harmony(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Taker]:
+    """Over a tokenizer with harmony's marks, of which two end an answer."""
+    directory = tmp_path_factory.mktemp("harmony")
+    fast = FastTokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+    names = ("start", "channel", "message", "constrain", "end", "return", "call")
+    fast.add_special_tokens([f"<|{name}|>" for name in names])
+    fast.save(str(directory / "tokenizer.json"))
+    ends = tuple(fast.token_to_id(text) for text in ("<|return|>", "<|call|>"))
+    found = _Taker(directory, ends)
+    yield found
+    found.grammars.close()
+
+
+@pytest.mark.parametrize("mode", ["required", "auto"])
+def test_harmony_calls_once_by_its_special_tokens(mode: Any, harmony: _Taker) -> None:
+    writer = _writer(ANSWER_FORMATS["harmony"], harmony)
+    element = writer.of_calls(_use(mode), tight=True)
+    element = writer.after_thought(element, has_begun=False)
+    for thought in ("", "I think"):
+        assert harmony.takes(element, written("harmony", thought, "", ONE))
+        assert not harmony.takes(element, written("harmony", thought, "", WRONG))
+        assert not harmony.takes(element, written("harmony", thought, "", TWO))
+        is_free = mode == "auto"
+        assert harmony.takes(element, written("harmony", thought, "Hello.", [])) == is_free
+    assert not harmony.takes(element, "Hello.")

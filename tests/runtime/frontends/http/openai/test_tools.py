@@ -152,7 +152,9 @@ ALLOWED = {
     [("required", {"get_weather", "get_time"}), (NAMED, {"get_time"}), (ALLOWED, {"get_time"})],
     ids=["required", "named", "allowed"],
 )
-@pytest.mark.parametrize("name", ["hermes", "llama3_json", "qwen3_coder", "deepseek_v31", "phi"])
+@pytest.mark.parametrize(
+    "name", ["hermes", "llama3_json", "qwen3_coder", "deepseek_v31", "phi", "harmony"]
+)
 @asynchronous
 async def test_a_required_call_has_the_shape_of_its_tool(
     name: str, choice: Any, names: set[str]
