@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from trtc.builder.spec import (
     AttentionSpec,
     DecoderSpec,
+    GatedDeltaSpec,
     LatentAttentionSpec,
     MixerSpec,
     ShortConvSpec,
@@ -26,6 +27,7 @@ from trtc.protos.kv import (
     Window,
     attention_entry,
     convolution_entry,
+    delta_entries,
     latent_entry,
 )
 
@@ -44,7 +46,8 @@ def cache_layout(
     """The groups of a model's layers, which may differ in heads and head_dim.
 
     Args:
-        state_dtype: of convolutions' columns: that of activations, which they are.
+        state_dtype: of convolutions' columns: that of activations, which they are. The matrices
+            of delta nets are f32.
         window_groups: whether the target releases pages that a window has left. Without, or
             where layers have pages of different sizes, all layers keep every token.
     """
@@ -80,13 +83,29 @@ def _token_entry(index: int, mixer: MixerSpec, dtype: KvDType) -> tuple[Entry, i
 def _states(spec: DecoderSpec, dtype: KvDType) -> tuple[Group, ...]:
     """One group of all layers that keep a state."""
     entries = tuple(
-        convolution_entry(
-            index, num_columns=layer.mixer.taps - 1, width=layer.mixer.channels, dtype=dtype
-        )
+        entry
         for index, layer in enumerate(spec.layers)
-        if isinstance(layer.mixer, ShortConvSpec)
+        for entry in _state_entries(index, layer.mixer, dtype)
     )
     return (Group(kind=State(), entries=entries),) if entries else ()
+
+
+def _state_entries(index: int, mixer: MixerSpec, dtype: KvDType) -> tuple[Entry, ...]:
+    """Of one layer; none if it attends."""
+    if isinstance(mixer, ShortConvSpec):
+        num_columns, width = mixer.taps - 1, mixer.channels
+        return (convolution_entry(index, num_columns=num_columns, width=width, dtype=dtype),)
+    if isinstance(mixer, GatedDeltaSpec):
+        return delta_entries(
+            index,
+            num_columns=mixer.taps - 1,
+            channels=mixer.channels,
+            heads=mixer.num_value_heads,
+            key_dim=mixer.key_dim,
+            value_dim=mixer.value_dim,
+            dtype=dtype,
+        )
+    return ()
 
 
 def _group_size(kinds: Mapping[int | None, Sequence[Entry]]) -> int:

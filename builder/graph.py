@@ -10,7 +10,7 @@ Routers multiply in f32: their input is cast, their weight is an f32 initialiser
 to the activation type first.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +25,7 @@ from trtc.builder.spec import (
     AttentionSpec,
     DecoderSpec,
     DenseMlpSpec,
+    GatedDeltaSpec,
     LatentAttentionSpec,
     LayerSpec,
     LinearSpec,
@@ -42,6 +43,8 @@ from trtc.builder.weights import (
     attention_sinks,
     conv_bias,
     conv_weight,
+    decay_rate,
+    dt_bias,
     linear_weights,
     norm_bias,
     norm_weight,
@@ -128,16 +131,16 @@ class _SourceGraph:
             name: self._writer.input(name, one.dtype, one.shape)
             for name, one, _ in graph_inputs(len(kv.groups))
         }
-        pools = [
-            self._writer.input(place.name, place.entry.dtype, kv.pool_shape(place))
-            for place in kv.places
-        ]
+        pools: dict[int, list[Value]] = {}
+        for place in kv.places:
+            pool = self._writer.input(place.name, place.entry.dtype, kv.pool_shape(place))
+            pools.setdefault(place.entry.layer, []).append(pool)
         positions = self._positions(steps)
         hidden = self._embedding(steps)
         written: list[Value] = []
         for index, layer in enumerate(self._spec.layers):
-            hidden, pool = self._layer(index, layer, hidden, pools[index], positions, steps)
-            written.append(pool)
+            hidden, left = self._layer(index, layer, hidden, pools[index], positions, steps)
+            written += left
         logits = self._tail(hidden, steps)
         model, recipes = self._writer.finish([logits, *written])
         return Module(model, recipes, kv, self._request.limits)
@@ -175,21 +178,25 @@ class _SourceGraph:
         index: int,
         layer: LayerSpec,
         hidden: Value,
-        pool: Value,
+        pools: Sequence[Value],
         positions: Value,
         steps: _StepInputs,
-    ) -> tuple[Value, Value]:
-        site = f"layers.{index}"
+    ) -> tuple[Value, Sequence[Value]]:
+        """What it gives, and its part of the cache as it leaves it: one pool, or two states."""
+        site, pool = f"layers.{index}", pools[0]
         normed = self._optional_norm(f"{site}.attention_norm", layer.attention_norm, hidden)
         if isinstance(layer.mixer, ShortConvSpec):
             name = "conv"
-            mixed, pool_out = self._short_conv(index, layer.mixer, normed, pool, steps)
+            mixed, *written = self._short_conv(index, layer.mixer, normed, pool, steps)
+        elif isinstance(layer.mixer, GatedDeltaSpec):
+            name = "delta"
+            mixed, *written = self._gated_delta(index, layer.mixer, normed, pools, steps)
         elif isinstance(layer.mixer, LatentAttentionSpec):
             name = "attention"
-            mixed, pool_out = self._latent_attention(index, layer.mixer, normed, pool, steps)
+            mixed, *written = self._latent_attention(index, layer.mixer, normed, pool, steps)
         else:
             name = "attention"
-            mixed, pool_out = self._attention(index, layer.mixer, normed, pool, positions, steps)
+            mixed, *written = self._attention(index, layer.mixer, normed, pool, positions, steps)
         mixed = self._optional_norm(f"{site}.attention_post_norm", layer.attention_post_norm, mixed)
         hidden = self._add(f"{site}.{name}.residual", hidden, mixed)
         if not layer.parallel:
@@ -199,7 +206,7 @@ class _SourceGraph:
         else:
             mixed = self._mlp(f"{site}.mlp", layer.mlp, normed)
         mixed = self._optional_norm(f"{site}.mlp_post_norm", layer.mlp_post_norm, mixed)
-        return self._add(f"{site}.mlp.residual", hidden, mixed), pool_out
+        return self._add(f"{site}.mlp.residual", hidden, mixed), written
 
     def _attention(
         self,
@@ -258,6 +265,10 @@ class _SourceGraph:
             softcap=spec.softcap or 0.0,
             out_dtype=self._dtype,
         )
+        if spec.gate is not None:
+            gate = self._linear(f"{site}.gate", spec.gate, x)
+            opened = self._writer.node("Sigmoid", f"{site}.sigmoid", [gate], x.dtype, q.shape)
+            attended = self._mul(f"{site}.gated", opened, attended)
         return self._linear(f"{site}.o", spec.o, attended), written
 
     def _latent_attention(
@@ -365,6 +376,71 @@ class _SourceGraph:
             page_size=self._request.page_size,
         )
         return self._linear(f"{site}.out_proj", spec.out_proj, mixed), written
+
+    def _gated_delta(
+        self,
+        index: int,
+        spec: GatedDeltaSpec,
+        x: Value,
+        states: Sequence[Value],
+        steps: _StepInputs,
+    ) -> tuple[Value, Value, Value]:
+        site, (columns, matrix) = f"layers.{index}.delta", states
+        qkv = self._linear(f"{site}.qkv", spec.qkv, x)
+        z = self._linear(f"{site}.z", spec.z, x)
+        b = self._linear(f"{site}.b", spec.b, x)
+        a = self._linear(f"{site}.a", spec.a, x)
+        places = [
+            steps["query_start"],
+            steps["context_lens"],
+            steps[group_input("page_table", self._groups[index])],
+            steps[group_input("slots", self._groups[index])],
+        ]
+        mixed, columns_out = self._writer.node_of_two(
+            "causal_conv",
+            f"{site}.causal_conv",
+            [
+                qkv,
+                columns,
+                *places,
+                self._writer.weight(f"{site}.conv.weight", conv_weight(spec, self._dtype)),
+            ],
+            (
+                Value(f"{site}.causal_conv.out", self._dtype, qkv.shape),
+                Value(f"{columns.name}_out", columns.dtype, columns.shape),
+            ),
+            domain=TRTC_DOMAIN,
+            page_size=self._request.page_size,
+        )
+        out, matrix_out = self._writer.node_of_two(
+            "gated_delta",
+            f"{site}.gated_delta",
+            [
+                mixed,
+                z,
+                b,
+                a,
+                matrix,
+                *places,
+                self._writer.weight(f"{site}.rate", decay_rate(spec)),
+                self._writer.weight(f"{site}.dt_bias", dt_bias(spec)),
+                self._writer.weight(
+                    f"{site}.norm.weight", norm_weight(spec.norm, spec.value_dim, "f32")
+                ),
+            ],
+            (
+                Value(f"{site}.gated_delta.out", self._dtype, z.shape),
+                Value(f"{matrix.name}_out", matrix.dtype, matrix.shape),
+            ),
+            domain=TRTC_DOMAIN,
+            key_heads=spec.num_key_heads,
+            key_dim=spec.key_dim,
+            value_heads=spec.num_value_heads,
+            value_dim=spec.value_dim,
+            eps=spec.norm.eps,
+            page_size=self._request.page_size,
+        )
+        return self._linear(f"{site}.out_proj", spec.out_proj, out), columns_out, matrix_out
 
     def _kv_scale(self, index: int, which: str) -> Value | None:
         """None means 1: the scale is absent from the checkpoint, or the pool is not FP8."""

@@ -1,6 +1,6 @@
 """Checks, before any work, that a target has the kernels of a model's layers."""
 
-from trtc.builder.spec import DecoderSpec
+from trtc.builder.spec import DecoderSpec, ShortConvSpec
 from trtc.builder.targets.base import Target
 from trtc.protos.errors import UnsupportedError
 
@@ -20,7 +20,7 @@ def check_mixers(spec: DecoderSpec, target: Target, ranks: int = 1) -> None:
         )
     if spec.keeps_states and not target.keeps_states:
         raise UnsupportedError(
-            f"{target.name} has no kernels for the short convolutions of "
+            f"{target.name} has no kernels for the {_stateful(spec)} of "
             f"{spec.architecture}, nor room for their state",
             field="--target",
             remedy="Build with --target cpu, or cuda:sm_90 and others",
@@ -39,7 +39,13 @@ def check_mixers(spec: DecoderSpec, target: Target, ranks: int = 1) -> None:
         )
     if spec.keeps_states and ranks > 1:
         raise UnsupportedError(
-            f"the short convolutions of {spec.architecture} run on one GPU",
+            f"the {_stateful(spec)} of {spec.architecture} run on one GPU",
             field="--tp",
             remedy="Leave it out",
         )
+
+
+def _stateful(spec: DecoderSpec) -> str:
+    """What keeps states in a model that has some."""
+    kinds = {type(layer.mixer) for layer in spec.layers}
+    return "short convolutions" if ShortConvSpec in kinds else "gated delta nets"

@@ -2,7 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 
-from trtc.builder.spec import AttentionSpec, DecoderSpec, LinearSpec, MoeMlpSpec, ShortConvSpec
+from trtc.builder.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    GatedDeltaSpec,
+    LinearSpec,
+    MoeMlpSpec,
+    ShortConvSpec,
+)
 from trtc.protos.errors import RequestError
 from trtc.quant.scheme import CheckpointQuantization, QuantizedLinear, Scheme
 
@@ -52,6 +59,8 @@ def _extents(spec: DecoderSpec) -> Iterator[tuple[int, str]]:
     for layer in spec.layers:
         if isinstance(layer.mixer, ShortConvSpec):
             yield layer.mixer.channels, "the convolutions' channels"
+        elif isinstance(layer.mixer, GatedDeltaSpec):
+            yield layer.mixer.num_key_heads, "the number of key heads"
         else:
             yield layer.mixer.num_heads, "the number of heads"
         if isinstance(layer.mixer, AttentionSpec):

@@ -29,6 +29,21 @@ class Interleaved:
 
 
 @dataclass(frozen=True)
+class GroupedRows:
+    """Rows of a fused tensor that lie in equal groups, one for each head: the first part of every
+    group, then the second part of every group, and so on.
+
+    Qwen3-Next's in_proj_qkvz has q, k, v and z of each key head side by side, and its q_proj the
+    query and the gate of each head.
+    """
+
+    group: int
+    """Rows of a group."""
+    parts: tuple[tuple[int, int], ...]
+    """Beginning and end within a group."""
+
+
+@dataclass(frozen=True)
 class LinearSpec:
     """y = x @ weight.T (+ bias): weight [out_features, in_features] as in Transformers."""
 
@@ -41,6 +56,16 @@ class LinearSpec:
     """Which rows of the checkpoint's tensor, when it is a fused one (Phi-3's qkv_proj)."""
     interleaved: Interleaved | None = None
     """Of q and k whose rotary embedding turns pairs of neighbours: the rows are reordered."""
+    grouped: GroupedRows | None = None
+    """Which rows of every group of the checkpoint's tensor, in place of `rows`."""
+
+    @property
+    def stored_rows(self) -> int:
+        """Rows that the checkpoint's tensor has at least."""
+        if self.grouped is not None:
+            taken = sum(end - begin for begin, end in self.grouped.parts)
+            return self.out_features // taken * self.grouped.group
+        return self.out_features if self.rows is None else self.rows[1]
 
 
 @dataclass(frozen=True)
@@ -111,6 +136,8 @@ class AttentionSpec:
     """A token sees itself and the window-1 tokens before it; None: all."""
     softcap: float | None = None
     """scores = softcap * tanh(scores / softcap)."""
+    gate: LinearSpec | None = None
+    """[Hq * D, H]: the result is multiplied by sigmoid(gate(x)) before `o` (Qwen3-Next)."""
     sinks: str | None = None
     """Tensor name, [num_heads]: one more logit of a head's softmax, without a value (gpt-oss)."""
 
@@ -185,7 +212,49 @@ class ShortConvSpec:
     has_bias: bool = False
 
 
-MixerSpec = AttentionSpec | LatentAttentionSpec | ShortConvSpec
+@dataclass(frozen=True)
+class GatedDeltaSpec:
+    """A gated delta net (Qwen3-Next): a linear recurrence with a matrix as its state.
+
+    q, k, v = split(silu(conv(qkv(x)))), where `conv` is causal and depthwise, without a bias, and
+    out_proj(gated_norm(o, z(x))) with the o of plugins/gated_delta. Value heads share key heads, as
+    attention's heads share KV heads. b(x) and a(x) are numbers of a head: how much is written, and
+    how fast is forgotten. They are never quantised.
+    """
+
+    qkv: LinearSpec
+    """[2 * Hk * Dk + Hv * Dv, H]: rows of q, then of k, then of v."""
+    z: LinearSpec
+    """[Hv * Dv, H]"""
+    b: LinearSpec
+    """[Hv, H]"""
+    a: LinearSpec
+    """[Hv, H]"""
+    out_proj: LinearSpec
+    conv: str
+    """Checkpoint prefix of the convolution's tensor, [channels, 1, taps]."""
+    taps: int
+    a_log: str
+    """Tensor name, [Hv]: forgetting is exp(-exp(a_log) * softplus(a + dt_bias))."""
+    dt_bias: str
+    """Tensor name, [Hv]."""
+    norm: NormSpec
+    """Of each head's Dv values, before they are multiplied by silu(z)."""
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    """Dk."""
+    value_dim: int
+    """Dv."""
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+
+MixerSpec = AttentionSpec | LatentAttentionSpec | ShortConvSpec | GatedDeltaSpec
+"""What mixes tokens."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +297,6 @@ class LayerSpec:
     """
 
     mixer: MixerSpec
-    """Attention or a convolution: what mixes tokens."""
     mlp: DenseMlpSpec | MoeMlpSpec
     attention_norm: NormSpec | None = None
     mlp_norm: NormSpec | None = None
@@ -251,7 +319,10 @@ class LayerSpec:
         if isinstance(mixer, LatentAttentionSpec):
             before = () if mixer.q_a is None else (mixer.q_a,)
             return (*before, mixer.q, mixer.kv_a, mixer.o)
-        return (mixer.q, mixer.k, mixer.v, mixer.o)
+        if isinstance(mixer, GatedDeltaSpec):
+            return (mixer.qkv, mixer.z, mixer.out_proj)
+        gate = () if mixer.gate is None else (mixer.gate,)
+        return (mixer.q, *gate, mixer.k, mixer.v, mixer.o)
 
 
 @dataclass(frozen=True)
@@ -298,7 +369,7 @@ class DecoderSpec:
     @property
     def keeps_states(self) -> bool:
         """Whether some layer keeps a state of each sequence: State in protos/kv.py."""
-        return any(isinstance(layer.mixer, ShortConvSpec) for layer in self.layers)
+        return any(isinstance(layer.mixer, ShortConvSpec | GatedDeltaSpec) for layer in self.layers)
 
     @property
     def rope_switch(self) -> int | None:

@@ -8,6 +8,8 @@ import numpy as np
 from trtc.builder.recipes import Apply, Array, Cast, Load, Recipe, Reshape, Rows, TensorReader
 from trtc.builder.spec import (
     AttentionSpec,
+    GatedDeltaSpec,
+    GroupedRows,
     Interleaved,
     LatentAttentionSpec,
     LinearSpec,
@@ -103,8 +105,8 @@ def attention_sinks(attention: AttentionSpec, dtype: str) -> Tensor | None:
     return Tensor(Cast(recipe, "f32"), "f32", (attention.num_heads,))
 
 
-def conv_weight(conv: ShortConvSpec, dtype: str) -> Tensor:
-    """[taps, H] in f32, rounded to `dtype` first: the weights of the oldest input first."""
+def conv_weight(conv: ShortConvSpec | GatedDeltaSpec, dtype: str) -> Tensor:
+    """[taps, channels] in f32, rounded to `dtype` first: the weights of the oldest input first."""
     recipe = Cast(Load(f"{conv.conv}.weight"), dtype)
     return Tensor(Cast(Apply(_by_tap, (recipe,)), "f32"), "f32", (conv.taps, conv.channels))
 
@@ -149,6 +151,21 @@ class _RowsOfHeads:
     def __call__(self, weight: Array) -> Array:
         heads = weight.reshape(self.num_heads, -1, weight.shape[1])[:, self.begin : self.end]
         return np.ascontiguousarray(heads.swapaxes(1, 2) if self.transposed else heads)
+
+
+def decay_rate(net: GatedDeltaSpec) -> Tensor:
+    """[Hv] in f32: -exp(a_log), which multiplies softplus(a + dt_bias)."""
+    recipe = Apply(_minus_exp, (Cast(Load(net.a_log), "f32"),))
+    return Tensor(recipe, "f32", (net.num_value_heads,))
+
+
+def dt_bias(net: GatedDeltaSpec) -> Tensor:
+    """[Hv] in f32."""
+    return Tensor(Cast(Load(net.dt_bias), "f32"), "f32", (net.num_value_heads,))
+
+
+def _minus_exp(a_log: Array) -> Array:
+    return -np.exp(a_log)
 
 
 def plain_linear(linear: LinearSpec, dtype: str) -> LinearWeights:
@@ -219,7 +236,7 @@ def _canonical(key: str, source: TensorSource, linear: LinearSpec) -> Recipe:
         return recipe
     if linear.rows is not None:
         recipe = Apply(_RowsOfMany(*linear.rows), (recipe,))
-    return _in_halves(recipe, linear)
+    return _in_halves(_of_groups(recipe, linear), linear)
 
 
 @dataclass(frozen=True)
@@ -234,7 +251,28 @@ class _RowsOfMany:
 
 
 def _rows(recipe: Recipe, linear: LinearSpec) -> Recipe:
-    return _in_halves(recipe if linear.rows is None else Rows(recipe, *linear.rows), linear)
+    recipe = recipe if linear.rows is None else Rows(recipe, *linear.rows)
+    return _in_halves(_of_groups(recipe, linear), linear)
+
+
+def _of_groups(recipe: Recipe, linear: LinearSpec) -> Recipe:
+    """The rows that `GroupedRows` takes."""
+    return recipe if linear.grouped is None else Apply(_Grouped(linear.grouped), (recipe,))
+
+
+@dataclass(frozen=True)
+class _Grouped:
+    grouped: GroupedRows
+
+    def __call__(self, values: Array) -> Array:
+        """Parts of every group of rows; a row that all of them share stays."""
+        if values.ndim == 0 or values.shape[0] == 1:
+            return values
+        groups = values.reshape(-1, self.grouped.group, *values.shape[1:])
+        parts = [
+            groups[:, begin:end].reshape(-1, *values.shape[1:]) for begin, end in self.grouped.parts
+        ]
+        return np.concatenate(parts)
 
 
 def _in_halves(recipe: Recipe, linear: LinearSpec) -> Recipe:

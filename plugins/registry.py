@@ -5,8 +5,10 @@ from trtc.plugins.all_gather.op import ALL_GATHER
 from trtc.plugins.all_reduce.op import ALL_REDUCE
 from trtc.plugins.attention_combine.op import ATTENTION_COMBINE
 from trtc.plugins.attention_split.op import ATTENTION_SPLIT
+from trtc.plugins.causal_conv.op import CAUSAL_CONV
 from trtc.plugins.embedding.op import EMBEDDING
 from trtc.plugins.fused_linear.op import FUSED_LINEAR
+from trtc.plugins.gated_delta.op import GATED_DELTA
 from trtc.plugins.gated_linear.op import GATED_LINEAR
 from trtc.plugins.gather_rows.op import GATHER_ROWS
 from trtc.plugins.head_linear.op import HEAD_LINEAR
@@ -38,6 +40,8 @@ REGISTRY: dict[str, FusedOp] = {
         LATENT_ATTENTION,
         HEAD_LINEAR,
         SHORT_CONV,
+        CAUSAL_CONV,
+        GATED_DELTA,
         SWIGLU,
         GATED_LINEAR,
         FUSED_LINEAR,

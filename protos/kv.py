@@ -35,7 +35,8 @@ _ALIGNMENT = 64
 class Plane(Record, frozen=True):
     """A tensor that a layer keeps: [heads, width] of each token, or of each state."""
 
-    name: Literal["k", "v", "latent", "columns"]
+    name: Literal["k", "v", "latent", "columns", "matrix"]
+    """columns: the last inputs of a convolution. matrix: the recurrent state of a delta net."""
     heads: Count
     """Of a convolution's state: the columns that it looks back to."""
     width: Count
@@ -47,7 +48,11 @@ class Plane(Record, frozen=True):
 
 
 class Entry(Record, frozen=True):
-    """What a layer writes, and which other layers read it in place of one of their own."""
+    """What a layer writes, and which other layers read it in place of one of their own.
+
+    A layer with states of several shapes has an entry for each: a gated delta net has the columns
+    of its convolution and a matrix.
+    """
 
     layer: Index
     planes: Annotated[tuple[Plane, ...], msgspec.Meta(min_length=1)]
@@ -78,7 +83,8 @@ class Window(Record, frozen=True, tag="window"):
 
 
 class State(Record, frozen=True, tag="state"):
-    """A fixed number of bytes, however long the sequence is: the last inputs of a convolution."""
+    """A fixed number of bytes, however long the sequence is: the last inputs of a convolution, or
+    the matrix of a delta net."""
 
 
 class Group(Record, frozen=True):
@@ -105,7 +111,7 @@ class Place(NamedTuple):
     @property
     def name(self) -> str:
         """Of the pool in the graph; the graph's output adds `_out`."""
-        return f"kv_{self.entry.layer}"
+        return pool_name(self.entry.layer, is_matrix=self.entry.planes[0].name == "matrix")
 
 
 class CacheLayout(Record, frozen=True):
@@ -116,9 +122,13 @@ class CacheLayout(Record, frozen=True):
     groups: Annotated[tuple[Group, ...], msgspec.Meta(min_length=1)]
 
     def __post_init__(self) -> None:
-        layers = [layer for one in self.places for layer in (one.entry.layer, *one.entry.shared_by)]
-        if len(set(layers)) < len(layers):
-            raise ValueError("a layer has two entries")
+        entries = [
+            (layer, one.entry.planes[0].name)
+            for one in self.places
+            for layer in (one.entry.layer, *one.entry.shared_by)
+        ]
+        if len(set(entries)) < len(entries):
+            raise ValueError("a layer has two entries of one kind")
         regions = self._token_regions
         for group in self._token_groups:
             for region, entry in enumerate(group.entries):
@@ -234,6 +244,11 @@ class CacheLayout(Record, frozen=True):
         return replace(self, groups=tuple(groups))
 
 
+def pool_name(layer: int, *, is_matrix: bool = False) -> str:
+    """Of a layer's part of the pool in the graph; of its second state, if it has one, a matrix."""
+    return f"kv_{layer}_matrix" if is_matrix else f"kv_{layer}"
+
+
 def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
@@ -271,3 +286,20 @@ def convolution_entry(layer: int, *, num_columns: int, width: int, dtype: KvDTyp
     """What a causal convolution keeps: its last inputs, oldest first."""
     columns = Plane(name="columns", heads=num_columns, width=width, dtype=dtype)
     return Entry(layer=layer, planes=(columns,))
+
+
+def delta_entries(
+    layer: int,
+    *,
+    num_columns: int,
+    channels: int,
+    heads: int,
+    key_dim: int,
+    value_dim: int,
+    dtype: KvDType,
+) -> tuple[Entry, Entry]:
+    """What a gated delta net keeps: its convolution's last inputs, of the type of activations, and
+    a matrix [key_dim, value_dim] in f32 for each head."""
+    matrix = Plane(name="matrix", heads=heads, width=key_dim * value_dim, dtype="f32")
+    columns = convolution_entry(layer, num_columns=num_columns, width=channels, dtype=dtype)
+    return columns, Entry(layer=layer, planes=(matrix,))

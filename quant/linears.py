@@ -26,6 +26,10 @@ NEVER_QUANTIZED = (
     "*kv_b_proj*",
     "*mlp.gate.*",
     "*block_sparse_moe.gate.*",
+    # Of delta nets: how much a head writes and forgets, a number a token.
+    "*.in_proj_a.*",
+    "*.in_proj_b.*",
+    "*.in_proj_ba.*",
 )
 BATCH = 4
 """Sequences that calibration computes at once."""

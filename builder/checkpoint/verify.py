@@ -8,6 +8,7 @@ from trtc.builder.checkpoint.reader import SafetensorsReader
 from trtc.builder.spec import (
     AttentionSpec,
     DecoderSpec,
+    GatedDeltaSpec,
     LatentAttentionSpec,
     LinearSpec,
     MixerSpec,
@@ -109,6 +110,13 @@ def _renamed(value: T, prefix: str) -> T:
         return dataclasses.replace(value, weight=rename(value.weight), bias=bias)
     if isinstance(value, ShortConvSpec):
         value = dataclasses.replace(value, conv=rename(value.conv))
+    if isinstance(value, GatedDeltaSpec):
+        value = dataclasses.replace(
+            value,
+            conv=rename(value.conv),
+            a_log=rename(value.a_log),
+            dt_bias=rename(value.dt_bias),
+        )
     if isinstance(value, AttentionSpec) and value.sinks is not None:
         value = dataclasses.replace(value, sinks=rename(value.sinks))
     if isinstance(value, tuple):
@@ -148,7 +156,7 @@ def _same_bytes(reader: SafetensorsReader, first: str, second: str) -> bool:
 
 
 def _add_mixer(shapes: dict[str, Shape], mixer: MixerSpec) -> None:
-    """Tensors that are not linears'."""
+    """Tensors that are not those of linears that schemes quantise."""
     if isinstance(mixer, AttentionSpec):
         by_head = mixer.qk_norm == "head"
         _add_norm(shapes, mixer.q_norm, mixer.head_dim if by_head else mixer.q.out_features)
@@ -162,7 +170,12 @@ def _add_mixer(shapes: dict[str, Shape], mixer: MixerSpec) -> None:
         _add_linear(shapes, mixer.kv_b)
         return
     shapes[f"{mixer.conv}.weight"] = (mixer.channels, 1, mixer.taps)
-    if mixer.has_bias:
+    if isinstance(mixer, GatedDeltaSpec):
+        _add_linear(shapes, mixer.b)
+        _add_linear(shapes, mixer.a)
+        shapes[mixer.a_log] = shapes[mixer.dt_bias] = (mixer.num_value_heads,)
+        _add_norm(shapes, mixer.norm, mixer.value_dim)
+    elif mixer.has_bias:
         shapes[f"{mixer.conv}.bias"] = (mixer.channels,)
 
 
@@ -176,8 +189,7 @@ def _add_norm(shapes: dict[str, Shape], norm: NormSpec | None, size: int) -> Non
 def _add_linear(shapes: dict[str, Shape], linear: LinearSpec) -> None:
     """A fused tensor has the rows of its last part."""
     weight, bias = f"{linear.name}.weight", f"{linear.name}.bias"
-    end = linear.out_features if linear.rows is None else linear.rows[1]
-    rows = max(end, shapes.get(weight, (0,))[0])
+    rows = max(linear.stored_rows, shapes.get(weight, (0,))[0])
     shapes[weight] = (rows, linear.in_features)
     if linear.has_bias:
         shapes[bias] = (rows,)
@@ -221,7 +233,11 @@ def _check_missing(missing: list[str], reader: SafetensorsReader) -> None:
 def _check_biases(spec: DecoderSpec, unknown: tuple[str, ...]) -> None:
     known = {linear.name for linear in spec.linears}
     known |= {mixer.kv_b.name for _, mixer in spec.latent_attentions}
-    known |= {layer.mixer.conv for layer in spec.layers if isinstance(layer.mixer, ShortConvSpec)}
+    known |= {
+        layer.mixer.conv
+        for layer in spec.layers
+        if isinstance(layer.mixer, ShortConvSpec | GatedDeltaSpec)
+    }
     for name in unknown:
         prefix, _, suffix = name.rpartition(".")
         if suffix == "bias" and prefix in known:

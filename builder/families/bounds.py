@@ -30,6 +30,12 @@ INTEGERS: Mapping[str, int] = {
     "block_ff_dim": 1 << 20,
     "block_multiple_of": 1 << 16,
     "conv_L_cache": 1 << 6,
+    "full_attention_interval": 1 << 10,
+    "linear_conv_kernel_dim": 1 << 6,
+    "linear_key_head_dim": 1 << 9,
+    "linear_value_head_dim": 1 << 9,
+    "linear_num_key_heads": 1 << 12,
+    "linear_num_value_heads": 1 << 12,
 }
 """Upper bound by name; the lower one is 1."""
 NUMBERS: Mapping[str, tuple[float, float]] = {

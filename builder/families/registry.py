@@ -28,6 +28,7 @@ from trtc.builder.families.phi3 import phi3
 from trtc.builder.families.qwen2 import qwen2
 from trtc.builder.families.qwen3 import qwen3
 from trtc.builder.families.qwen3_moe import qwen3_moe
+from trtc.builder.families.qwen3_next import qwen3_5
 from trtc.builder.families.smollm3 import smollm3
 from trtc.builder.families.starcoder2 import stablelm, starcoder2
 from trtc.builder.spec import DecoderSpec
@@ -45,6 +46,8 @@ FAMILIES: Mapping[str, Family] = {
     "Phi3ForCausalLM": phi3,
     "Lfm2ForCausalLM": lfm2,
     "Qwen3MoeForCausalLM": qwen3_moe,
+    "Qwen3_5ForCausalLM": qwen3_5,
+    "Qwen3_5ForConditionalGeneration": qwen3_5,
     "MixtralForCausalLM": mixtral,
     "Ministral3ForCausalLM": ministral3,
     "Mistral3ForConditionalGeneration": ministral3,

@@ -17,6 +17,7 @@ from trtc.builder.spec import (
     AttentionSpec,
     DecoderSpec,
     DenseMlpSpec,
+    GatedDeltaSpec,
     LatentAttentionSpec,
     LayerSpec,
     LinearSpec,
@@ -34,6 +35,9 @@ _MOST: Mapping[str, int] = {
     "rope_dim": INTEGERS["qk_rope_head_dim"],
     "value_dim": INTEGERS["v_head_dim"],
     "rank": INTEGERS["kv_lora_rank"],
+    "num_key_heads": INTEGERS["linear_num_key_heads"],
+    "num_value_heads": INTEGERS["linear_num_value_heads"],
+    "key_dim": INTEGERS["linear_key_head_dim"],
     "in_features": 1 << 22,
     "out_features": INTEGERS["vocab_size"],
 }
@@ -112,6 +116,8 @@ class _Check:
             self.attention(f"{place}.mixer", layer.mixer, hidden)
         elif isinstance(layer.mixer, LatentAttentionSpec):
             self.latent_attention(f"{place}.mixer", layer.mixer, hidden)
+        elif isinstance(layer.mixer, GatedDeltaSpec):
+            self.delta(f"{place}.mixer", layer.mixer, hidden)
         else:
             self.convolution(f"{place}.mixer", layer.mixer, hidden)
         if isinstance(layer.mlp, DenseMlpSpec):
@@ -130,6 +136,8 @@ class _Check:
         self.linear(f"{place}.k", spec.k, hidden, kv)
         self.linear(f"{place}.v", spec.v, hidden, kv)
         self.linear(f"{place}.o", spec.o, q, hidden)
+        if spec.gate is not None:
+            self.linear(f"{place}.gate", spec.gate, hidden, q)
         self.rope(f"{place}.rope", spec.rope, spec.head_dim)
         if spec.window is not None:
             self.between(f"{place}.window", spec.window, 1, 2**31 - 1)
@@ -189,6 +197,23 @@ class _Check:
         self.linear(f"{place}.in_proj", spec.in_proj, hidden, 3 * hidden)
         self.linear(f"{place}.out_proj", spec.out_proj, hidden, hidden)
 
+    def delta(self, place: str, spec: GatedDeltaSpec, hidden: int) -> None:
+        heads = spec.num_value_heads
+        if heads % spec.num_key_heads:
+            self.fail(
+                f"{place}.num_key_heads",
+                f"{spec.num_key_heads} does not divide the {heads} value heads",
+            )
+        self.between(f"{place}.taps", spec.taps, 2, INTEGERS["linear_conv_kernel_dim"])
+        self.between(f"{place}.value_dim", spec.value_dim, 1, INTEGERS["linear_value_head_dim"])
+        self.linear(f"{place}.qkv", spec.qkv, hidden, spec.channels)
+        self.linear(f"{place}.z", spec.z, hidden, heads * spec.value_dim)
+        self.linear(f"{place}.b", spec.b, hidden, heads)
+        self.linear(f"{place}.a", spec.a, hidden, heads)
+        self.linear(f"{place}.out_proj", spec.out_proj, heads * spec.value_dim, hidden)
+        if spec.norm.centered:
+            self.fail(f"{place}.norm.centered", "is True, and heads have RMS norms only")
+
     def mlp(self, place: str, mlp: DenseMlpSpec, hidden: int) -> None:
         width = mlp.up.out_features
         self.linear(f"{place}.up", mlp.up, hidden, width)
@@ -214,10 +239,24 @@ class _Check:
     def linear(self, place: str, linear: LinearSpec, in_features: int, out_features: int) -> None:
         self.same(f"{place}.in_features", linear.in_features, in_features, "the layer")
         self.same(f"{place}.out_features", linear.out_features, out_features, "the layer")
+        if linear.grouped is not None:
+            self.groups(f"{place}.grouped", linear, out_features)
+        if linear.grouped is not None and linear.rows is not None:
+            self.fail(f"{place}.rows", "is given beside grouped")
         if linear.rows is not None:
             begin, end = linear.rows
             if begin < 0 or end - begin != out_features:
                 self.fail(f"{place}.rows", f"is {linear.rows}, not {out_features} rows")
+
+    def groups(self, place: str, linear: LinearSpec, out_features: int) -> None:
+        grouped = linear.grouped
+        assert grouped is not None
+        for begin, end in grouped.parts:
+            if not 0 <= begin < end <= grouped.group:
+                self.fail(f"{place}.parts", f"has {(begin, end)} of {grouped.group} rows")
+        taken = sum(end - begin for begin, end in grouped.parts)
+        if taken == 0 or out_features % taken:
+            self.fail(f"{place}.parts", f"are {taken} rows, and {out_features} are no multiple")
 
 
 def _hints(kind: type) -> Mapping[str, Any]:

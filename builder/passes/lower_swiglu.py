@@ -14,6 +14,7 @@ def lower_swiglu(rewriter: Rewriter) -> bool:
         Mul(Relu(x), Relu(x))       relu2
     and the operands of Mul in any order, for tensors [M, I]:
         Mul(a(gate), up)                                 -> swiglu(gate, up; a)
+        Mul(Sigmoid(gate), up)                           -> swiglu(gate, up; sigmoid)
         a(x) that a linear or its quantize reads alone   -> swiglu(x; a)
     """
     gated = _lower_gated(rewriter)
@@ -65,10 +66,18 @@ def _match(rewriter: Rewriter, multiply: Node) -> tuple[Tensor, Tensor, str] | N
     for activated, up in ((left, right), (right, left)):
         if rewriter.sole_consumer(activated) is None or list(activated.shape) != list(up.shape):
             continue
-        found = _activation(activated)
+        found = _activation(activated) or _opened(activated, up)
         if found is not None:
             return found[0], up, found[1]
     return None
+
+
+def _opened(activated: Tensor, up: Tensor) -> tuple[Tensor, str] | None:
+    """(x, name) of a gate that attention's result is multiplied by; no part of a SiLU."""
+    sigmoid = producer(activated, "Sigmoid")
+    if sigmoid is None or sigmoid.inputs[0] is up:
+        return None
+    return sigmoid.inputs[0], "sigmoid"
 
 
 def _activation(activated: Tensor) -> tuple[Tensor, str] | None:

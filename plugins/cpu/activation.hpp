@@ -11,6 +11,8 @@ Floats activated(Floats x) {
     return x / (1.f + exp(-x));
   } else if constexpr (kActivation == Activation::quick_gelu) {
     return x / (1.f + exp(-1.702f * x));
+  } else if constexpr (kActivation == Activation::sigmoid) {
+    return 1.f / (1.f + exp(-x));
   } else if constexpr (kActivation == Activation::relu2) {
     const Floats positive = max(x, Floats{});
     return positive * positive;

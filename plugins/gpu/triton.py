@@ -95,3 +95,31 @@ def _divided(values, by):
     quotient = values * inverse
     remainder = tl.fma(-quotient, by, values)
     return tl.fma(remainder, inverse, quotient)
+
+
+@triton.jit
+def find_state(
+    sequence,
+    row,
+    start,
+    page_table,
+    slots,
+    MOST: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    TABLE_WIDTH: tl.constexpr,
+):
+    """The page with the state that a sequence goes on from, and how many rows before its first one,
+    at most MOST, this step has added since: those of the sequences of one token, each of which
+    goes on from what the row before it leaves."""
+    table = page_table + sequence.to(tl.int64) * TABLE_WIDTH
+    page = tl.load(table + tl.maximum(start - 1, 0) // PAGE_SIZE)
+    behind = 0
+    for back in tl.static_range(MOST):
+        is_there = sequence > back
+        left = tl.load(slots + row - back - 1, mask=is_there, other=-PAGE_SIZE) // PAGE_SIZE
+        older = table - (back + 1) * TABLE_WIDTH + tl.maximum(start - back - 2, 0) // PAGE_SIZE
+        older_page = tl.load(older, mask=is_there, other=0)
+        follows = (behind == back) & (start > back) & (left == page)
+        page = tl.where(follows, older_page, page)
+        behind += follows.to(tl.int32)
+    return page.to(tl.int64), behind

@@ -29,6 +29,7 @@ def swiglu(
     OUT_STRIDE: tl.constexpr,
     GELU_TANH: tl.constexpr,
     RELU2: tl.constexpr,
+    SIGMOID: tl.constexpr,
     BLOCK: tl.constexpr,
     VECTOR: tl.constexpr,
     OVERLAPS: tl.constexpr,
@@ -45,6 +46,8 @@ def swiglu(
         if RELU2:
             positive = tl.maximum(x, 0.0)
             product = positive * positive
+        elif SIGMOID:
+            product = 1.0 / (1.0 + tl.exp(-x))
         else:
             product = activated(x, GELU_TANH)
         product = product.to(gate.dtype.element_ty).to(tl.float32)
@@ -72,5 +75,6 @@ def lower(site: Site) -> tuple[Variant, ...]:
             "OUT_STRIDE": site.strides["out"],
             "GELU_TANH": site.attributes["activation"] == "gelu_tanh",
             "RELU2": site.attributes["activation"] == "relu2",
+            "SIGMOID": site.attributes["activation"] == "sigmoid",
         },
     )

@@ -17,7 +17,10 @@ SWIGLU = FusedOp(
     ),
     attributes=(
         Attribute(
-            "activation", "enum", choices=("silu", "gelu_tanh", "relu2"), cpp_enum="Activation"
+            "activation",
+            "enum",
+            choices=("silu", "gelu_tanh", "relu2", "sigmoid"),
+            cpp_enum="Activation",
         ),
         Attribute("out_dtype", "enum", choices=("f32", "bf16", "f8e4m3", "i8"), cpp_enum="DType"),
     ),

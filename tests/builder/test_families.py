@@ -330,18 +330,35 @@ def test_what_published_gemma3_configs_leave_out() -> None:
     assert window[1] == pytest.approx(1e4 ** (-1 / 128)) and window[0] == 1.0
 
 
-@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
-def test_a_text_model_inside_another_is_found_by_its_prefix(prefix: str, tmp_path: Path) -> None:
-    """As published (language_model.model.*), and as Transformers 5 saves it."""
-    path = tiny_checkpoint("gemma3", tmp_path)
+@pytest.mark.parametrize(
+    ("family", "architecture", "prefix", "others"),
+    [
+        ("gemma3", "Gemma3", "language_model.model.", ["vision_tower.patch.weight"]),
+        ("gemma3", "Gemma3", "model.language_model.", ["vision_tower.patch.weight"]),
+        (
+            "qwen3_5",
+            "Qwen3_5",
+            "model.language_model.",
+            ["model.visual.patch_embed.proj.weight", "mtp.fc.weight", "mtp.layers.0.mlp.weight"],
+        ),
+    ],
+)
+def test_a_text_model_inside_another_is_found_by_its_prefix(
+    family: str, architecture: str, prefix: str, others: list[str], tmp_path: Path
+) -> None:
+    """As published (Gemma 3's is language_model.model.*), and as Transformers 5 saves it."""
+    path = tiny_checkpoint(family, tmp_path)
     whole = tmp_path / "wrapper"
     whole.mkdir()
     tensors = safetensors.numpy.load_file(path / "model.safetensors")
-    renamed = {prefix + name.removeprefix("model."): value for name, value in tensors.items()}
-    renamed["vision_tower.patch.weight"] = np.zeros((2, 2), np.float32)
+    renamed = {
+        prefix + name.removeprefix("model.") if name.startswith("model.") else name: value
+        for name, value in tensors.items()
+    }
+    renamed |= {name: np.zeros((2, 2), np.float32) for name in others}
     safetensors.numpy.save_file(renamed, whole / "model.safetensors")
     text = json.loads((path / "config.json").read_text())
-    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    config = {"architectures": [f"{architecture}ForConditionalGeneration"], "text_config": text}
     (whole / "config.json").write_text(json.dumps(config))
     source = open_source(
         BuildRequest(model=str(whole), output=tmp_path / "e", dtype="fp32", max_seq_len=64)
@@ -464,6 +481,16 @@ ODD_ROTARY = {"partial_rotary_factor": 0.2}
         ("lfm2", {"layer_types": [["conv"]] * 5}, UnsupportedError, "a list of 1"),
         ("lfm2", {"conv_L_cache": 1}, CheckpointError, "conv_L_cache: is 1"),
         ("lfm2", LFM2_ENORMOUS, CheckpointError, "intermediate size of 697651904"),
+        ("qwen3_5", {"layer_types": ["sliding_attention"] * 4}, UnsupportedError, "sliding"),
+        ("qwen3_5", {"layer_types": ["linear_attention"]}, CheckpointError, "names 1 layers of 4"),
+        ("qwen3_5", {"layer_types": ..., "full_attention_interval": 0}, CheckpointError, "is 0"),
+        ("qwen3_5", {"linear_conv_kernel_dim": 0}, CheckpointError, "conv_kernel_dim: is 0"),
+        ("qwen3_5", {"linear_conv_kernel_dim": 1}, CheckpointError, "conv_kernel_dim: is 1"),
+        ("qwen3_5", {"linear_num_key_heads": 3}, CheckpointError, "3 does not divide linear_num"),
+        ("qwen3_5", {"linear_num_value_heads": 10**9}, CheckpointError, "at most 4096"),
+        ("qwen3_5", {"linear_key_head_dim": 513}, CheckpointError, "at most 512"),
+        ("qwen3_5", {"linear_value_head_dim": -1}, CheckpointError, "value_head_dim: is -1"),
+        ("qwen3_5", {"hidden_act": "gelu_pytorch_tanh"}, UnsupportedError, "hidden_act: 'gelu"),
         ("ministral3", {"rope_parameters": [1]}, CheckpointError, "not an object"),
         ("smollm3", {"no_rope_layers": [1]}, CheckpointError, "names 1 layers of 4"),
         ("smollm3", {"no_rope_layers": [1, 0, 2, 1]}, CheckpointError, "has 2, not 0 or 1"),
@@ -503,7 +530,11 @@ def test_an_unknown_architecture_names_the_nearest() -> None:
 def test_every_architecture_has_a_tiny_checkpoint() -> None:
     """Those for conditional generation wrap text models that have one."""
     tested = {architecture_of(family) for family in FAMILIES}
-    wrappers = {"Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration"}
+    wrappers = {
+        "Gemma3ForConditionalGeneration",
+        "Mistral3ForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+    }
     assert set(ARCHITECTURES) - wrappers <= tested
 
 

@@ -174,6 +174,14 @@ def at(place: str, value: Any) -> Change:
         ("mixtral", "layers[0].mlp.top_k", 5, "is 5, not from 1 to 4"),
         ("mixtral", "layers[0].mlp.experts", (), "is 0, not from 1 to"),
         ("lfm2", "layers[0].mixer.taps", 1, "is 1, not from 2 to 64"),
+        ("qwen3_5", "layers[0].mixer.taps", 65, "is 65, not from 2 to 64"),
+        ("qwen3_5", "layers[0].mixer.num_key_heads", 3, "3 does not divide the 4 value heads"),
+        ("qwen3_5", "layers[0].mixer.key_dim", 513, "is 513, not from 1 to 512"),
+        ("qwen3_5", "layers[0].mixer.z.out_features", 7, "is 7, and the layer makes it 96"),
+        ("qwen3_5", "layers[1].mixer.gate.out_features", 7, "is 7, and the layer makes it 128"),
+        ("qwen3_5", "layers[1].mixer.q.grouped.parts", ((0, 65),), "has (0, 65) of 64 rows"),
+        ("qwen3_5", "layers[1].mixer.q.grouped.parts", ((0, 48),), "are 48 rows, and 128 are no"),
+        ("qwen3_5", "layers[1].mixer.q.rows", (0, 128), "is given beside grouped"),
     ],
 )
 def test_a_wrong_field_is_named_by_its_place(

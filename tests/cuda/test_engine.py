@@ -35,6 +35,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {},
     "gemma3": WINDOWS,
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
+    "qwen3_5": {
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "olmo3": {
         "num_hidden_layers": 2,
         "layer_types": ["sliding_attention", "full_attention"],
@@ -47,7 +51,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """One without and one with norms of q and k, one with routed experts, one with windows and full
 attention, rope by layer type, scaled embeddings and norms on both sides of a layer's parts, and one
-with short convolutions, whose states lie side by side in the pool; one with norms after a layer's
+with short convolutions, whose states lie side by side in the pool; one with delta nets, whose
+layers have two states, and a gate behind attention; one with norms after a layer's
 parts and over all heads, one with LayerNorm and squared ReLU without a gate, one with attention
 and MLP side by side, one with queries scaled by their position, and one with layers that have no
 rotary embedding."""
@@ -177,7 +182,9 @@ def test_an_fp32_engine_is_its_graph(family: str, tmp_path: Path) -> None:
     result = in_interpreter(functools.partial(run_both, **options), family, "fp32", str(tmp_path))
     assert result["errors"][-1] < 1e-5
     assert len(result["launched"]) >= 6, "the engine ran other kernels than its own"
-    windows = {"gemma3": (None, 8), "lfm2": (None, 0), "olmo3": (None, 8)}
+    windows = {"gemma3": (None, 8), "olmo3": (None, 8)} | dict.fromkeys(
+        ("lfm2", "qwen3_5"), (None, 0)
+    )
     assert result["windows"] == windows.get(family, (None,))
 
 

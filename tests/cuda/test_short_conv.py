@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.support.conv_calls import Sequences, cases
+from tests.support.conv_calls import Convolutions, cases
 from tests.support.kernels import assert_close
 from tests.support.lowered import run_lowered
 from tests.support.triton_kernels import needs_triton
@@ -12,13 +12,15 @@ needs_triton()
 
 DECODE, ANY = 0, 1
 CASES = cases()
-by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.dtype}-{case.channels}")
+by_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
 @by_case
 @pytest.mark.parametrize("variant", [DECODE, ANY])
 @pytest.mark.parametrize("stale", [0, 3])
-def test_the_kernels_agree_with_their_reference(case: Sequences, variant: int, stale: int) -> None:
+def test_the_kernels_agree_with_their_reference(
+    case: Convolutions, variant: int, stale: int
+) -> None:
     """Nothing but the sequences' own pages is read: the others hold NaN."""
     before = case.call(case.history()).reference()["state_out"]
     call = case.call(case.decode() if variant == DECODE else case.step(), before)
@@ -28,7 +30,7 @@ def test_the_kernels_agree_with_their_reference(case: Sequences, variant: int, s
 
 
 @by_case
-def test_a_decode_is_a_step_of_one_token(case: Sequences) -> None:
+def test_a_decode_is_a_step_of_one_token(case: Convolutions) -> None:
     before = case.call(case.history()).reference()["state_out"]
     call = case.call(case.decode(), before)
     one, other = run_lowered(call, variant=DECODE), run_lowered(call, variant=ANY)
@@ -38,7 +40,7 @@ def test_a_decode_is_a_step_of_one_token(case: Sequences) -> None:
 
 @by_case
 @pytest.mark.parametrize("variant", [DECODE, ANY])
-def test_drafts_go_on_from_the_rows_before_them(case: Sequences, variant: int) -> None:
+def test_drafts_go_on_from_the_rows_before_them(case: Convolutions, variant: int) -> None:
     before = case.call(case.history()).reference()["state_out"]
     call = case.drafted_call(before, as_sequences=True)
     outputs, expected = run_lowered(call, variant=variant), call.reference()
@@ -48,7 +50,7 @@ def test_drafts_go_on_from_the_rows_before_them(case: Sequences, variant: int) -
 
 @by_case
 @pytest.mark.parametrize("variant", [DECODE, ANY])
-def test_the_state_before_the_last_token_can_be_kept(case: Sequences, variant: int) -> None:
+def test_the_state_before_the_last_token_can_be_kept(case: Convolutions, variant: int) -> None:
     before = case.call(case.history()).reference()["state_out"]
     call = case.kept_call(case.decode() if variant == DECODE else case.step(), before)
     outputs, expected = run_lowered(call, variant=variant), call.reference()

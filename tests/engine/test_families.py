@@ -25,6 +25,7 @@ FAMILIES = (
     "phi3",
     "phi3_longrope",
     "qwen3_moe",
+    "qwen3_5",
     "mixtral",
     "smollm3",
     "olmo3",

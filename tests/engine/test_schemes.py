@@ -18,6 +18,12 @@ other way now and then; nothing else may differ, and most engines here are equal
 LLAMA: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256}
 FIELDS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {**LLAMA, "moe_intermediate_size": 128},
+    "qwen3_5": {
+        **LLAMA,
+        "linear_value_head_dim": 32,
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "lfm2": {**LLAMA, "block_auto_adjust_ff_dim": False},
 }
 
@@ -36,6 +42,9 @@ FIELDS: dict[str, dict[str, Any]] = {
         ("llama", "w4a8_awq", None, True),
         ("lfm2", "bf16", "f8e4m3", False),
         ("lfm2", "int4_awq", None, False),
+        ("qwen3_5", "bf16", "f8e4m3", False),
+        ("qwen3_5", "fp8", None, False),
+        ("qwen3_5", "int4_awq", None, False),
         ("qwen3_moe", "fp8", None, False),
         ("qwen3_moe", "fp8", None, True),
         ("qwen3_moe", "int8_sq", None, False),

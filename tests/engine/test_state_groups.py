@@ -16,6 +16,8 @@ from tests.support.requests import greedy_request, sampled_request
 from trtc.runtime.engine.drafting import DraftConfig
 from trtc.runtime.engine.loop import LoopConfig
 
+pytestmark = pytest.mark.parametrize("family", ["lfm2", "qwen3_5"])
+
 
 @contextmanager
 def running(engine: Path, num_pages: int, drafted: Sequence[Sequence[int]] = ()) -> Iterator[Loop]:
@@ -38,9 +40,11 @@ def running(engine: Path, num_pages: int, drafted: Sequence[Sequence[int]] = ())
     loop.check_integrity()
 
 
-def test_a_crowded_pool_serves_the_tokens_of_transformers(tiny_engines: Engines) -> None:
+def test_a_crowded_pool_serves_the_tokens_of_transformers(
+    tiny_engines: Engines, family: str
+) -> None:
     """Too few pages for all at once; what they have in common is computed once."""
-    checkpoint, engine = tiny_engines("lfm2")
+    checkpoint, engine = tiny_engines(family)
     shared = random_prompt(48, seed=9)
     prompts = [[*shared, *random_prompt(8, seed=seed)] for seed in range(4)]
     expected = [transformers_greedy(checkpoint, prompt, 40) for prompt in prompts]
@@ -58,10 +62,12 @@ def test_a_crowded_pool_serves_the_tokens_of_transformers(tiny_engines: Engines)
 
 
 @pytest.mark.parametrize(("num_pages", "is_crowded"), [(24, True), (160, False)])
-def test_drafts_change_no_token(tiny_engines: Engines, num_pages: int, is_crowded: bool) -> None:
+def test_drafts_change_no_token(
+    tiny_engines: Engines, family: str, num_pages: int, is_crowded: bool
+) -> None:
     """Drafts that are right up to random places, beside a request that is aborted; the second time
     prompts with parts of the answers go on from snapshots that steps with drafts left."""
-    checkpoint, engine = tiny_engines("lfm2")
+    checkpoint, engine = tiny_engines(family)
     prompts = [random_prompt(30 + 5 * seed, seed=seed) for seed in range(4)]
     answers = [transformers_greedy(checkpoint, prompt, 60) for prompt in prompts]
     longer = [[*prompt, *answer[:40]] for prompt, answer in zip(prompts, answers, strict=True)]
@@ -90,9 +96,11 @@ def test_drafts_change_no_token(tiny_engines: Engines, num_pages: int, is_crowde
     assert 50 < stats.accepted_draft_tokens < stats.draft_tokens
 
 
-def test_a_prompt_served_again_is_computed_from_its_last_snapshot(tiny_engines: Engines) -> None:
+def test_a_prompt_served_again_is_computed_from_its_last_snapshot(
+    tiny_engines: Engines, family: str
+) -> None:
     """A whole prompt is no hit: its last token is computed from the state before it."""
-    _, engine = tiny_engines("lfm2")
+    _, engine = tiny_engines(family)
     prompt = random_prompt(48, seed=1)
     cached = []
     with running(engine, 64) as loop:
@@ -103,8 +111,8 @@ def test_a_prompt_served_again_is_computed_from_its_last_snapshot(tiny_engines: 
     assert cached == [0, 40, 40]
 
 
-def test_samples_of_one_prompt_go_on_from_one_state(tiny_engines: Engines) -> None:
-    _, engine = tiny_engines("lfm2")
+def test_samples_of_one_prompt_go_on_from_one_state(tiny_engines: Engines, family: str) -> None:
+    _, engine = tiny_engines(family)
     prompts = [random_prompt(length, seed=length) for length in (15, 16, 17)]
     requests = [
         sampled_request(f"{number}", prompt, 24, seed=number, n=3, ignore_eos=True)
@@ -122,9 +130,11 @@ def test_samples_of_one_prompt_go_on_from_one_state(tiny_engines: Engines) -> No
     assert all(len(set(samples)) == 3 for samples in alone)
 
 
-def test_late_masks_delay_their_sequences_alone_and_change_no_token(tiny_engines: Engines) -> None:
+def test_late_masks_delay_their_sequences_alone_and_change_no_token(
+    tiny_engines: Engines, family: str
+) -> None:
     """Their states before the token that is drawn anew are as they were."""
-    _, engine = tiny_engines("lfm2")
+    _, engine = tiny_engines(family)
     answers, num_late = [], []
     for lateness in (0.0, 0.4):
         with running(engine, 64) as loop:

@@ -1,10 +1,11 @@
-"""The kernel of gated short convolutions, and its state in pages."""
+"""The kernels of convolutions, gated or not, and their states in pages."""
 
 import numpy as np
 import pytest
 
-from tests.support.conv_calls import PAGE_SIZE, STEP, Sequences, cases
+from tests.support.conv_calls import Convolutions, cases
 from tests.support.kernels import KernelLibrary, assert_close, available_isas, compile_kernels
+from tests.support.state_calls import PAGE_SIZE, STEP
 
 CASES = cases()
 
@@ -14,8 +15,9 @@ def library(request: pytest.FixtureRequest) -> KernelLibrary:
     return compile_kernels([case.call(case.step()) for case in CASES], request.param)
 
 
-def test_the_reference_is_torchs_convolution_over_the_pieces() -> None:
-    case = Sequences("f32", 24, 2, bias=True)
+@pytest.mark.parametrize(("op", "bias"), [("short_conv", True), ("causal_conv", False)])
+def test_the_reference_is_torchs_convolution_over_the_pieces(op: str, bias: bool) -> None:
+    case = Convolutions(op, "f32", 24, 2, bias=bias)
     first = case.call(case.history()).reference()
     outputs = case.call(case.step(), first["state_out"]).reference()["out"]
     at = 0
@@ -26,9 +28,9 @@ def test_the_reference_is_torchs_convolution_over_the_pieces() -> None:
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.dtype}-{case.channels}")
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernels_agree_with_references(
-    library: KernelLibrary, case: Sequences, num_threads: int
+    library: KernelLibrary, case: Convolutions, num_threads: int
 ) -> None:
     """Nothing but the sequences' own pages is read: the others hold NaN."""
     before = case.call(case.history()).reference()["state_out"]
@@ -38,8 +40,10 @@ def test_kernels_agree_with_references(
     assert outputs["state_out"].tobytes() == expected["state_out"].tobytes()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.dtype}-{case.channels}")
-def test_neither_company_nor_pieces_change_a_bit(library: KernelLibrary, case: Sequences) -> None:
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_neither_company_nor_pieces_change_a_bit(
+    library: KernelLibrary, case: Convolutions
+) -> None:
     before = library.run(case.call(case.history()))["state_out"]
     together = library.run(case.call(case.step(), before), 2)
     for number, (context, new) in enumerate(STEP):
@@ -56,7 +60,7 @@ def test_neither_company_nor_pieces_change_a_bit(library: KernelLibrary, case: S
 
 def test_the_reference_leaves_what_each_draft_leaves_alone() -> None:
     """Rows that check drafts, as sequences or not: the outputs and states of tokens one by one."""
-    case = Sequences("f32", 24, 2, bias=True)
+    case = Convolutions("short_conv", "f32", 24, 2, bias=True)
     before = case.call(case.history()).reference()["state_out"]
     expected = [
         (one, at, case.call([(one, begin, at + 1)], before).reference())
@@ -76,8 +80,8 @@ def test_the_reference_leaves_what_each_draft_leaves_alone() -> None:
         np.testing.assert_array_equal(found["state_out"][undrafted], before[undrafted])
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.dtype}-{case.channels}")
-def test_each_draft_leaves_its_own_state(library: KernelLibrary, case: Sequences) -> None:
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_each_draft_leaves_its_own_state(library: KernelLibrary, case: Convolutions) -> None:
     before = case.call(case.history()).reference()["state_out"]
     call = case.drafted_call(before, as_sequences=False)
     outputs, expected = library.run(call, 2), call.reference()
@@ -85,9 +89,9 @@ def test_each_draft_leaves_its_own_state(library: KernelLibrary, case: Sequences
     assert outputs["state_out"].tobytes() == expected["state_out"].tobytes()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.dtype}-{case.channels}")
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_state_before_the_last_token_can_be_kept(
-    library: KernelLibrary, case: Sequences
+    library: KernelLibrary, case: Convolutions
 ) -> None:
     before = case.call(case.history()).reference()["state_out"]
     call = case.kept_call(case.step(), before)

@@ -13,6 +13,7 @@ from trtc.protos.kv import (
     Window,
     attention_entry,
     convolution_entry,
+    delta_entries,
 )
 from trtc.protos.record import first_difference
 
@@ -92,6 +93,19 @@ def test_a_state_that_no_region_has_room_for_has_its_own() -> None:
     assert layout.region_bytes == (512, 1024, 128, 2048, 448)
     alone = CacheLayout(page_size=4, groups=layout.groups[1:])
     assert alone.region_bytes == (512, 1024, 128, 2048, 448)
+
+
+def test_a_layer_may_have_two_states() -> None:
+    entries = delta_entries(
+        3, num_columns=3, channels=32, heads=2, key_dim=4, value_dim=8, dtype="bf16"
+    )
+    layout = CacheLayout(page_size=4, groups=(Group(kind=State(), entries=entries),))
+    assert [one.name for one in layout.places] == ["kv_3", "kv_3_matrix"]
+    assert [one.entry.dtype for one in layout.places] == ["bf16", "f32"]
+    assert [layout.pool_shape(one)[1:] for one in layout.places] == [(3, 32), (2, 32)]
+    assert layout.page_bytes == 3 * 32 * 2 + 2 * 4 * 8 * 4
+    with pytest.raises(ValueError, match="two entries of one kind"):
+        CacheLayout(page_size=4, groups=(Group(kind=State(), entries=(*entries, entries[1])),))
 
 
 def test_a_rank_has_its_share_of_a_states_channels() -> None:

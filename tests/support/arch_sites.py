@@ -47,6 +47,16 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
     "add": (_site("add", {"K": WIDTH}, _bf16("x", "y", "out")),),
     "all_gather": (_site("all_gather", {"K": WIDTH}, _bf16("x", "out"), ranks=2),),
     "all_reduce": (_site("all_reduce", {"K": WIDTH}, _bf16("x", "out"), ranks=2),),
+    "causal_conv": (
+        _site(
+            "causal_conv",
+            {"channels": WIDTH, "columns": 3},
+            dict.fromkeys(("query_start", "context_lens", "page_table", "slots"), "i32")
+            | {"weight": "f32"}
+            | _bf16("x", "state", "out", "state_out"),
+            page_size=PAGE_SIZE,
+        ),
+    ),
     "embedding": (
         _site(
             "embedding",
@@ -64,6 +74,21 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
             group_size=128,
             weight_dtype="i4",
             gated=1,
+        ),
+    ),
+    "gated_delta": (
+        _site(
+            "gated_delta",
+            {"channels": 4 * HEAD_DIM},
+            dict.fromkeys(("query_start", "context_lens", "page_table", "slots"), "i32")
+            | dict.fromkeys(("state", "rate", "dt_bias", "norm", "state_out"), "f32")
+            | _bf16("qkv", "z", "b", "a", "out"),
+            key_heads=1,
+            key_dim=HEAD_DIM,
+            value_heads=2,
+            value_dim=HEAD_DIM,
+            eps=1e-6,
+            page_size=PAGE_SIZE,
         ),
     ),
     "gated_linear": (

@@ -147,6 +147,18 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
         },
     ),
+    "qwen3_5": (
+        "Qwen3_5TextConfig",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 24,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "layer_types": ["linear_attention", "full_attention", *2 * ["linear_attention"]],
+        },
+    ),
     "mixtral": (
         "MixtralConfig",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
@@ -247,6 +259,10 @@ FAMILIES: tuple[str, ...] = tuple(_CONFIGS)
 """Every variant that `tiny_checkpoint` can make."""
 
 
+_ZERO_CENTERED = ("gemma", "nemotron", "qwen3_5", "qwen3_next")
+"""Variants whose norms add 1 to their weights."""
+
+
 def tiny_config(family: str, **overrides: Any) -> Any:
     """The variant's Transformers config; `overrides` are its fields by their Transformers names."""
     class_name, fields = _CONFIGS[family]
@@ -290,8 +306,11 @@ def _random_like(name: str, parameter: torch.Tensor, family: str) -> torch.Tenso
     noise = torch.randn(parameter.shape, dtype=torch.float32)
     if name.endswith("bias"):
         return 0.3 * noise
+    if name.endswith("A_log"):
+        return 0.5 * noise - 2.0  # states are remembered for some tens of tokens
     if parameter.dim() == 1:
-        return 0.2 * noise + (0.0 if family.startswith(("gemma", "nemotron")) else 1.0)
+        is_zero = family.startswith(_ZERO_CENTERED) and not name.endswith("linear_attn.norm.weight")
+        return 0.2 * noise + (0.0 if is_zero else 1.0)
     if "embed_tokens" in name:
         # Small, or a tied model would do nothing but repeat its last token.
         return 0.12 * noise

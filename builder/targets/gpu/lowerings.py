@@ -13,8 +13,10 @@ def lowerings() -> Mapping[str, Lower]:
     from trtc.plugins.add import cuda as add
     from trtc.plugins.all_gather import cuda as all_gather
     from trtc.plugins.all_reduce import cuda as all_reduce
+    from trtc.plugins.causal_conv import cuda as causal_conv
     from trtc.plugins.embedding import cuda as embedding
     from trtc.plugins.fused_linear import cuda as fused_linear
+    from trtc.plugins.gated_delta import cuda as gated_delta
     from trtc.plugins.gated_linear import cuda as gated_linear
     from trtc.plugins.gather_rows import cuda as gather_rows
     from trtc.plugins.linear import cuda as linear
@@ -30,8 +32,10 @@ def lowerings() -> Mapping[str, Lower]:
         "add": add.lower,
         "all_gather": all_gather.lower,
         "all_reduce": all_reduce.lower,
+        "causal_conv": causal_conv.lower,
         "embedding": embedding.lower,
         "fused_linear": fused_linear.lowering(rms_norm.lower, swiglu.lower),
+        "gated_delta": gated_delta.lower,
         "gated_linear": gated_linear.lowering(swiglu.lower),
         "gather_rows": gather_rows.lower,
         "linear": linear.lower,

@@ -1,0 +1,136 @@
+// The gated delta rule over the rows of each sequence, head by head, and the gated norm of the result.
+//
+// A state is read where it was left and written where the row leaves it: rows of one page do so in
+// place, and what a row before a page's border left stays. Rows come one after the other, so that
+// no bit depends on how a prompt was cut.
+#pragma once
+
+#include <cmath>
+
+#include "cpu/activation.hpp"
+#include "cpu/context.hpp"
+#include "cpu/vector.hpp"
+
+namespace trtc {
+
+struct gated_delta_args {
+  View qkv, z, b, a, state, query_start, context_lens, page_table, slots, rate, dt_bias, norm, out, state_out;
+  std::int64_t M, B, P, num_pages;
+};
+
+namespace detail {
+
+template <class C>
+struct DeltaHead {
+  using T = typename C::qkv_t;
+  static constexpr std::int64_t kKeys = C::key_dim, kValues = C::value_dim;
+  const gated_delta_args& a;
+  std::int64_t head;
+  alignas(64) float q[kKeys], k[kKeys], o[kValues];
+
+  float* state_in(std::int32_t page) const { return a.state.row<float>(page) + head * kKeys * kValues; }
+
+  // The unit vector of `from`, times `scale`.
+  static void unit(float* to, const T* from, float scale) {
+    Floats squares{};
+    for_vectors(kKeys, [&](std::int64_t i, auto n) {
+      const Floats x = load(from + i, n);
+      squares = fma(x, x, squares);
+    });
+    const float by = scale / std::sqrt(sum(squares) + 1e-6f);
+    for_vectors(kKeys, [&](std::int64_t i, auto n) { store(to + i, load(from + i, n) * by, n); });
+  }
+
+  // `kVectors` neighbours of one row of the matrix, for all rows.
+  template <int kVectors, class N>
+  void columns(std::int64_t first, const T* v, const float* from, float* to, float decay, float beta, N n) {
+    constexpr std::int64_t kStep = kLanes;
+    Floats new_values[kVectors], result[kVectors];
+    for (int j = 0; j < kVectors; ++j) new_values[j] = result[j] = Floats{};
+    for (std::int64_t i = 0; i < kKeys; ++i) {
+      const Floats key = broadcast(k[i]);
+      for (int j = 0; j < kVectors; ++j) {
+        new_values[j] = fma(load(from + i * kValues + first + j * kStep, n), key, new_values[j]);
+      }
+    }
+    for (int j = 0; j < kVectors; ++j) {
+      new_values[j] = beta * (load(v + first + j * kStep, n) - decay * new_values[j]);
+    }
+    for (std::int64_t i = 0; i < kKeys; ++i) {
+      const Floats key = broadcast(k[i]), query = broadcast(q[i]);
+      for (int j = 0; j < kVectors; ++j) {
+        const std::int64_t at = i * kValues + first + j * kStep;
+        const Floats value = fma(key, new_values[j], decay * load(from + at, n));
+        store(to + at, value, n);
+        result[j] = fma(value, query, result[j]);
+      }
+    }
+    for (int j = 0; j < kVectors; ++j) store(o + first + j * kStep, result[j], n);
+  }
+
+  void row(std::int64_t number, const float* from, float* to) {
+    const T* of_row = a.qkv.row<const T>(number);
+    const std::int64_t key_head = head / (C::value_heads / C::key_heads);
+    unit(q, of_row + key_head * kKeys, 1.f / std::sqrt(static_cast<float>(kKeys)));
+    unit(k, of_row + (C::key_heads + key_head) * kKeys, 1.f);
+    const T* v = of_row + 2 * C::key_heads * kKeys + head * kValues;
+    const float b = to_float(a.b.row<const typename C::b_t>(number)[head]);
+    const float x = to_float(a.a.row<const typename C::a_t>(number)[head]) + a.dt_bias.row<const float>(0)[head];
+    const float softplus = x > 20.f ? x : std::log1p(std::exp(x));
+    const float decay = std::exp(a.rate.row<const float>(0)[head] * softplus);
+    const float beta = 1.f / (1.f + std::exp(-b));
+    constexpr std::int64_t kWide = 4 * kLanes, kWhole = kValues / kWide * kWide;
+    for (std::int64_t j = 0; j < kWhole; j += kWide) columns<4>(j, v, from, to, decay, beta, AllLanes{});
+    for_vectors(kValues - kWhole, [&](std::int64_t j, auto n) {
+      columns<1>(kWhole + j, v, from, to, decay, beta, n);
+    });
+    finish(number);
+  }
+
+  void finish(std::int64_t number) {
+    Floats squares{};
+    for_vectors(kValues, [&](std::int64_t i, auto n) {
+      const Floats x = load(o + i, n);
+      squares = fma(x, x, squares);
+    });
+    const float by = 1.f / std::sqrt(sum(squares) / static_cast<float>(kValues) + C::eps);
+    const auto* z = a.z.row<const typename C::z_t>(number) + head * kValues;
+    auto* out = a.out.row<typename C::out_t>(number) + head * kValues;
+    for_vectors(kValues, [&](std::int64_t i, auto n) {
+      const Floats normed = load(o + i, n) * by * load(a.norm.row<const float>(0) + i, n);
+      store(out + i, normed * activated<Activation::silu>(load(z + i, n)), n);
+    });
+  }
+};
+
+}  // namespace detail
+
+template <class C>
+void gated_delta(Context& ctx, const gated_delta_args& a) {
+  constexpr std::int64_t heads = C::value_heads;
+  const auto* query_start = static_cast<const std::int32_t*>(a.query_start.data);
+  const auto* context_lens = static_cast<const std::int32_t*>(a.context_lens.data);
+  const auto* slots = static_cast<const std::int32_t*>(a.slots.data);
+  const std::int64_t grain = rows_a_part(2 * C::key_dim * C::value_dim * ((a.M + a.B - 1) / a.B));
+  ctx.threads.parallel_for(a.B * heads, grain, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t part = begin; part < end; ++part) {
+      const std::int64_t sequence = part / heads;
+      const std::int64_t rows_begin = query_start[sequence], rows_end = query_start[sequence + 1];
+      const auto* pages = a.page_table.row<const std::int32_t>(sequence);
+      const std::int64_t start = context_lens[sequence] - (rows_end - rows_begin);
+      detail::DeltaHead<C> head{a, part % heads};
+      const float* from = start > 0 ? head.state_in(pages[(start - 1) / C::page_size]) : nullptr;
+      for (std::int64_t row = rows_begin; row < rows_end; ++row) {
+        float* to = head.state_in(slots[row] / static_cast<std::int32_t>(C::page_size));
+        if (from == nullptr) {
+          std::fill_n(to, C::key_dim * C::value_dim, 0.f);
+          from = to;
+        }
+        head.row(row, from, to);
+        from = to;
+      }
+    }
+  });
+}
+
+}  // namespace trtc

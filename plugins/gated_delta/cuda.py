@@ -1,0 +1,57 @@
+"""gated_delta for GPUs: the recurrence, then the gated norm over whole heads."""
+
+from trtc.plugins.gated_delta.triton import delta_rows, gated_norm
+from trtc.plugins.gpu.lowering import ONE, Extent, Site, Variant
+from trtc.plugins.gpu.scratch_launch import scratch_launch
+from trtc.plugins.gpu.triton_launch import power_of_two
+from trtc.protos.dtypes import DTYPES
+
+_BLOCK = 32
+"""Columns of a head's state in a program: 16 KB of registers, of a key of 128."""
+_WARPS = 4
+_NORM_WARPS = 1
+
+
+def lower(site: Site) -> tuple[Variant, ...]:
+    heads, width = site.axes["value_heads"], site.axes["value_dim"]
+    found = {"found": "f32"}
+    block = min(_BLOCK, power_of_two(width))
+    rows = scratch_launch(
+        site,
+        delta_rows,
+        {
+            "KEY_HEADS": site.axes["key_heads"],
+            "KEY_DIM": site.axes["key_dim"],
+            "VALUE_HEADS": heads,
+            "VALUE_DIM": width,
+            "PAGE_SIZE": site.page_size,
+            "TABLE_WIDTH": site.table_width,
+            "STATE_STRIDE": site.strides["state_out"],
+            "QKV_STRIDE": site.strides["qkv"],
+            "A_STRIDE": site.strides["a"],
+            "B_STRIDE": site.strides["b"],
+            "KEYS": power_of_two(site.axes["key_dim"]),
+            "BLOCK": block,
+        },
+        (Extent("sequences", times=heads * -(-width // block)), ONE, ONE),
+        num_warps=_WARPS,
+        scratch=found,
+    )
+    norm = scratch_launch(
+        site,
+        gated_norm,
+        {
+            "HEADS": heads,
+            "WIDTH": width,
+            "EPS": site.attributes["eps"],
+            "Z_STRIDE": site.strides["z"],
+            "OUT_STRIDE": site.strides["out"],
+            "BLOCK": power_of_two(width),
+        },
+        (Extent("tokens", times=heads), ONE, ONE),
+        num_warps=_NORM_WARPS,
+        scratch=found,
+    )
+    most = site.limits.max_num_tokens
+    found_bytes = DTYPES["f32"].num_bytes(most * heads * width)
+    return (Variant(work=(rows, norm), max_rows=most, scratch={"found": found_bytes}),)

@@ -1,0 +1,41 @@
+"""The gated delta rule over heads, whose state is a matrix, and the gated norm of its result."""
+
+from trtc.plugins.gated_delta.reference import reference
+from trtc.plugins.kv_pool import MATRIX, MATRIX_OUT
+from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
+
+GATED_DELTA = FusedOp(
+    name="gated_delta",
+    summary="out = rms_norm(delta_rule(split(qkv), sigmoid(b), decay(a))) * silu(z), by heads",
+    inputs=(
+        Parameter("qkv", ("M", "2*key_heads*key_dim+value_heads*value_dim"), ("f32", "bf16")),
+        Parameter("z", ("M", "value_heads*value_dim"), ("f32", "bf16")),
+        Parameter("b", ("M", "value_heads"), ("f32", "bf16")),
+        Parameter("a", ("M", "value_heads"), ("f32", "bf16")),
+        MATRIX,
+        Parameter("query_start", ("B+1",), ("i32",), role="step"),
+        Parameter("context_lens", ("B",), ("i32",), role="step"),
+        Parameter("page_table", ("B", "P"), ("i32",), role="step"),
+        Parameter("slots", ("M",), ("i32",), role="step"),
+        Parameter("rate", ("value_heads",), ("f32",), role="weight"),
+        Parameter("dt_bias", ("value_heads",), ("f32",), role="weight"),
+        Parameter("norm", ("value_dim",), ("f32",), role="weight"),
+    ),
+    outputs=(
+        Parameter("out", ("M", "value_heads*value_dim"), ("f32", "bf16"), dtype_from="qkv"),
+        MATRIX_OUT,
+    ),
+    attributes=(
+        Attribute("key_heads", "int"),
+        Attribute("key_dim", "int"),
+        Attribute("value_heads", "int"),
+        Attribute("value_dim", "int"),
+        Attribute("eps", "float"),
+        Attribute("page_size", "int"),
+    ),
+    reference=reference,
+    # Sums over key_dim, in any order, of a state that remembers earlier ones.
+    tolerances={"f32": Tolerance(2e-5, 1e-4), "bf16": Tolerance(1 / 128, 1 / 64)},
+    in_place={"state_out": "state"},
+    row_axes=("M", "B", "P", "num_pages"),
+)

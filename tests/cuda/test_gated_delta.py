@@ -1,0 +1,49 @@
+"""gated_delta as it is lowered for a GPU, by Triton's interpreter, against its reference."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.delta_calls import Deltas, cases
+from tests.support.kernels import KernelCall, assert_close
+from tests.support.lowered import run_lowered
+from tests.support.triton_kernels import needs_triton
+
+needs_triton()
+
+CASES = cases()
+by_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+@by_case
+@pytest.mark.parametrize("stale", [0, 3])
+def test_the_kernels_agree_with_their_reference(case: Deltas, stale: int) -> None:
+    """Nothing but the sequences' own pages is read: the others hold NaN."""
+    before = case.call(case.history()).reference()["state_out"]
+    for parts in (case.decode(), case.step()):
+        call = case.call(parts, before)
+        assert_agree(call, run_lowered(call, stale=stale))
+
+
+@by_case
+def test_drafts_go_on_from_the_rows_before_them(case: Deltas) -> None:
+    before = case.call(case.history()).reference()["state_out"]
+    call = case.drafted_call(before, as_sequences=True)
+    assert_agree(call, run_lowered(call))
+
+
+@by_case
+def test_the_state_before_the_last_token_can_be_kept(case: Deltas) -> None:
+    before = case.call(case.history()).reference()["state_out"]
+    for parts in (case.decode(), case.step()):
+        call = case.kept_call(parts, before)
+        assert_agree(call, run_lowered(call))
+
+
+def assert_agree(call: KernelCall, outputs: Mapping[str, Any]) -> None:
+    """Pages that nobody wrote hold NaN still."""
+    expected = call.reference()
+    assert_close(call, {"out": outputs["out"], "state_out": expected["state_out"]})
+    np.testing.assert_allclose(outputs["state_out"], expected["state_out"], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,82 @@
+"""The kernel of gated delta nets, and its state in pages."""
+
+import numpy as np
+import pytest
+
+from tests.support.delta_calls import Deltas, cases
+from tests.support.kernels import KernelLibrary, assert_close, available_isas, compile_kernels
+from tests.support.state_calls import PAGE_SIZE, STEP
+
+CASES = cases()
+by_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+@pytest.fixture(scope="module", params=available_isas())
+def library(request: pytest.FixtureRequest) -> KernelLibrary:
+    return compile_kernels([case.call(case.step()) for case in CASES], request.param)
+
+
+def assert_states_close(case: Deltas, found: np.ndarray, expected: np.ndarray) -> None:
+    """Pages that nobody wrote hold NaN still."""
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_reference_is_transformers_chunks_over_the_pieces() -> None:
+    case = CASES[0]
+    first = case.call(case.history()).reference()
+    outputs = case.call(case.step(), first["state_out"]).reference()["out"]
+    at = 0
+    for number, (context, new) in enumerate(STEP):
+        expected = case.torch_outputs(number)[context - new :]
+        np.testing.assert_allclose(outputs[at : at + new], expected, atol=2e-5)
+        at += new
+
+
+@by_case
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_kernels_agree_with_references(
+    library: KernelLibrary, case: Deltas, num_threads: int
+) -> None:
+    """Nothing but the sequences' own pages is read: the others hold NaN."""
+    before = case.call(case.history()).reference()["state_out"]
+    call = case.call(case.step(), before)
+    outputs, expected = library.run(call, num_threads), call.reference()
+    assert_close(call, {"out": outputs["out"], "state_out": expected["state_out"]})
+    assert_states_close(case, outputs["state_out"], expected["state_out"])
+
+
+@by_case
+def test_neither_company_nor_pieces_change_a_bit(library: KernelLibrary, case: Deltas) -> None:
+    before = library.run(case.call(case.history()))["state_out"]
+    together = library.run(case.call(case.step(), before), 2)
+    for number, (context, new) in enumerate(STEP):
+        at = sum(n for _, n in STEP[:number])
+        state = before
+        for row in range(new):
+            begin = context - new + row
+            alone = library.run(case.call([(number, begin, begin + 1)], state))
+            assert alone["out"].tobytes() == together["out"][at + row].tobytes()
+            state = alone["state_out"]
+        pages = case.table[number, : -(-context // PAGE_SIZE)]
+        assert state[pages].tobytes() == together["state_out"][pages].tobytes()
+
+
+@by_case
+def test_each_draft_leaves_its_own_state(library: KernelLibrary, case: Deltas) -> None:
+    before = case.call(case.history()).reference()["state_out"]
+    call = case.drafted_call(before, as_sequences=False)
+    outputs, expected = library.run(call, 2), call.reference()
+    assert_close(call, {"out": outputs["out"], "state_out": expected["state_out"]})
+    assert_states_close(case, outputs["state_out"], expected["state_out"])
+
+
+@by_case
+def test_the_state_before_the_last_token_can_be_kept(library: KernelLibrary, case: Deltas) -> None:
+    before = case.call(case.history()).reference()["state_out"]
+    call = case.kept_call(case.step(), before)
+    outputs, expected = library.run(call, 2), call.reference()
+    assert_states_close(case, outputs["state_out"], expected["state_out"])
+    again = [(one, end - 1, end) for one, _, end in case.step()]
+    alone = case.call(again, outputs["state_out"]).reference()["out"]
+    last = expected["out"][call.inputs["query_start"][1:] - 1]
+    np.testing.assert_allclose(alone.astype(np.float32), last.astype(np.float32), atol=1e-2)

@@ -1,0 +1,82 @@
+"""Calls of gated_delta, for the kernel tests of every target."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers.models.qwen3_next import modeling_qwen3_next as qwen
+
+from tests.support.operands import Array, random_array
+from tests.support.state_calls import STEP, Sequences
+
+SHAPES = (("f32", 2, 16, 4, 24), ("bf16", 1, 32, 2, 32), ("f32", 2, 24, 2, 80))
+"""Element type, key heads, their size, value heads, theirs."""
+_EPS = 1e-5
+
+
+class Deltas(Sequences):
+    """Of one shape; states are remembered for some tens of tokens."""
+
+    def __init__(
+        self, dtype: str, key_heads: int, key_dim: int, value_heads: int, value_dim: int
+    ) -> None:
+        rng = np.random.default_rng(value_dim)
+        self.dtype, self.key_heads, self.value_heads = dtype, key_heads, value_heads
+        self.key_dim, self.value_dim = key_dim, value_dim
+        widths = {
+            "qkv": 2 * key_heads * key_dim + value_heads * value_dim,
+            "z": value_heads * value_dim,
+            "b": value_heads,
+            "a": value_heads,
+        }
+        rows = [
+            {name: random_array(rng, context, n, dtype=dtype) for name, n in widths.items()}
+            for context, _ in STEP
+        ]
+        weights: dict[str, Array | None] = {
+            "rate": -np.exp(random_array(rng, value_heads, spread=0.5) - 2),
+            "dt_bias": random_array(rng, value_heads),
+            "norm": 1 + random_array(rng, value_dim, spread=0.2),
+        }
+        super().__init__(
+            "gated_delta",
+            rows,
+            weights,
+            ((value_heads, key_dim * value_dim), "f32"),
+            attributes={
+                "key_heads": key_heads,
+                "key_dim": key_dim,
+                "value_heads": value_heads,
+                "value_dim": value_dim,
+                "eps": _EPS,
+            },
+            seed=value_dim,
+        )
+
+    def __str__(self) -> str:
+        sizes = (self.key_heads, self.key_dim, self.value_heads, self.value_dim)
+        return f"{self.dtype}-{'x'.join(map(str, sizes))}"
+
+    def torch_outputs(self, number: int) -> Array:
+        """A whole sequence at once, by Transformers' chunks and its gated norm."""
+        given = {name: torch.tensor(x.astype(np.float32)) for name, x in self.rows[number].items()}
+        weights = {name: torch.tensor(x) for name, x in self.weights.items()}
+        keys = self.key_heads * self.key_dim
+        q, k, v = given["qkv"].split([keys, keys, self.value_heads * self.value_dim], dim=1)
+        q, k = (one.reshape(1, -1, self.key_heads, self.key_dim) for one in (q, k))
+        found, _ = qwen.torch_chunk_gated_delta_rule(
+            q,
+            k,
+            v.reshape(1, -1, self.value_heads, self.value_dim),
+            g=(weights["rate"] * F.softplus(given["a"] + weights["dt_bias"]))[None],
+            beta=given["b"].sigmoid()[None],
+            use_qk_l2norm_in_kernel=True,
+        )
+        norm = qwen.Qwen3NextRMSNormGated(self.value_dim, eps=_EPS)
+        norm.weight.data = weights["norm"]
+        z = given["z"].reshape(-1, self.value_heads, self.value_dim)
+        outputs: Array = norm(found[0], z).detach().reshape(len(z), -1).numpy()
+        return outputs
+
+
+def cases() -> list[Deltas]:
+    return [Deltas(*shape) for shape in SHAPES]

@@ -1,0 +1,133 @@
+"""Calls of operators with states, for the kernel tests of every target."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tests.support.kernels import KernelCall
+from tests.support.operands import Array
+from trtc.plugins.registry import REGISTRY
+from trtc.plugins.rounding import NUMPY_DTYPES
+
+PAGE_SIZE = 8
+TABLE_WIDTH = 1024 // PAGE_SIZE
+"""Of lowered calls in tests (support/lowered.py)."""
+STEP = ((5, 5), (9, 1), (17, 1), (30, 13), (16, 8), (40, 24))
+"""(context, new tokens): from the start, within a page, after one, across several, whole pages."""
+MOST_DRAFTS = 4
+Part = tuple[int, int, int]
+"""(sequence, begin, end) of its tokens."""
+
+
+class Sequences:
+    """Whole histories, of which any part may be a step's new tokens."""
+
+    def __init__(
+        self,
+        op: str,
+        rows: Sequence[Mapping[str, Array]],
+        weights: Mapping[str, Array | None],
+        state: tuple[tuple[int, ...], str],
+        *,
+        attributes: Mapping[str, int | float | str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        """
+        Args:
+            rows: of each history, the inputs that have a row for each token.
+            state: shape of a page's state, and its element type.
+            attributes: all but page_size.
+        """
+        self.op, self.rows, self.weights = op, rows, weights
+        self.attributes = {**(attributes or {}), "page_size": PAGE_SIZE}
+        self._state = state
+        widths = [-(-context // PAGE_SIZE) for context, _ in STEP]
+        num_drafted = len(STEP) * (1 + MOST_DRAFTS)
+        rng = np.random.default_rng(seed)
+        pages = rng.permutation(sum(widths) + num_drafted + 2).astype(np.int32)
+        self.table = np.zeros((len(STEP), TABLE_WIDTH), np.int32)
+        for row, width in enumerate(widths):
+            self.table[row, :width], pages = pages[:width], pages[width:]
+        self.draft_pages = pages[:num_drafted].reshape(len(STEP), -1)
+        """Where rows with drafts leave their states, each in one of its own."""
+        self.num_pages = sum(widths) + num_drafted + 2
+
+    def call(self, parts: list[Part], state: Array | None = None) -> KernelCall:
+        """A step over (sequence, begin, end) triples."""
+        if state is None:
+            shape, dtype = self._state
+            state = np.full((self.num_pages, *shape), np.nan, NUMPY_DTYPES[dtype])
+        counts = [end - begin for _, begin, end in parts]
+        inputs: dict[str, Any] = {
+            **{
+                name: np.concatenate([self.rows[one][name][begin:end] for one, begin, end in parts])
+                for name in self.rows[0]
+            },
+            "state": state,
+            "query_start": np.cumsum([0, *counts]).astype(np.int32),
+            "context_lens": np.array([end for *_, end in parts], np.int32),
+            "page_table": self.table[[one for one, *_ in parts]],
+            "slots": np.concatenate([self.slots(*part) for part in parts]),
+            **self.weights,
+        }
+        return KernelCall(REGISTRY[self.op], self.attributes, inputs)
+
+    def slots(self, sequence: int, begin: int, end: int) -> Array:
+        """Where each token of a part leaves its state."""
+        page, offset = np.divmod(np.arange(begin, end), PAGE_SIZE)
+        slots: Array = self.table[sequence, page] * PAGE_SIZE + offset.astype(np.int32)
+        return slots
+
+    def history(self) -> list[Part]:
+        """What came before STEP."""
+        parts = [(one, 0, context - new) for one, (context, new) in enumerate(STEP)]
+        return [part for part in parts if part[2]]
+
+    def decode(self) -> list[Part]:
+        """One token each, after the history; sequences that begin are left out."""
+        return [(one, begin, begin + 1) for one, _, begin in self.history()]
+
+    def drafted(self) -> list[Part]:
+        """One token each, after the history, and from none to MOST_DRAFTS drafts."""
+        return [
+            (one, begin, min(begin + 1 + number % (1 + MOST_DRAFTS), STEP[one][0]))
+            for number, (one, _, begin) in enumerate(self.history(), start=1)
+        ]
+
+    def drafted_call(self, state: Array, *, as_sequences: bool) -> KernelCall:
+        """A step over `drafted`.
+
+        Args:
+            as_sequences: each draft is a sequence of its own, which goes on from the row before.
+        """
+        parts = self.drafted()
+        slots = [
+            self.draft_pages[one, : end - begin] * PAGE_SIZE + np.arange(begin, end) % PAGE_SIZE
+            for one, begin, end in parts
+        ]
+        given = {"slots": np.concatenate(slots).astype(np.int32)}
+        if as_sequences:
+            parts = [(one, at, at + 1) for one, begin, end in parts for at in range(begin, end)]
+            given["page_table"] = self.table[[one for one, *_ in parts]]
+            for row, (one, at, _) in enumerate(parts):
+                if row and parts[row - 1][0] == one:
+                    page = given["slots"][row - 1] // PAGE_SIZE
+                    given["page_table"][row, (at - 1) // PAGE_SIZE] = page
+        plain = self.call(parts, state)
+        return replace(plain, inputs={**plain.inputs, **given})
+
+    def kept_call(self, parts: list[Part], state: Array) -> KernelCall:
+        """A step over `parts` in which the last row of each leaves its state in a page of its own,
+        so that the one before it stays."""
+        plain = self.call(parts, state)
+        slots, starts = plain.inputs["slots"], plain.inputs["query_start"]
+        assert slots is not None
+        assert starts is not None
+        for (one, _, end), last in zip(parts, starts[1:] - 1, strict=True):
+            slots[last] = self.draft_pages[one, 0] * PAGE_SIZE + (end - 1) % PAGE_SIZE
+        return plain
+
+    def step(self) -> list[Part]:
+        return [(one, context - new, context) for one, (context, new) in enumerate(STEP)]
