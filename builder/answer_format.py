@@ -9,6 +9,7 @@ from trtc.protos.answer_formats import NONE
 from trtc.protos.files import UnreadableError, decode_json, read_file
 
 _MAX_BYTES = 16 << 20
+_TOOL_TEMPLATE = "tool_use.jinja"
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 
 _SIGNS: Sequence[tuple[str, tuple[str, ...]]] = (
@@ -43,7 +44,9 @@ class _Config(msgspec.Struct):
 
 def detected_format(tokenizer_files: Sequence[Path]) -> str:
     """The name of the format; `none`: the template shows none that is known."""
-    text = _template_text({path.name: path for path in tokenizer_files})
+    files = {path.name: path for path in tokenizer_files}
+    text = _of_file(files[_TOOL_TEMPLATE]) if _TOOL_TEMPLATE in files else ""
+    text += _template_text(files)
     return next((name for name, signs in _SIGNS if all(one in text for one in signs)), NONE)
 
 
@@ -51,18 +54,19 @@ def _template_text(files: dict[str, Path]) -> str:
     """All templates of the checkpoint; "": there is none that can be read, which whoever opens the
     engine's tokenizer says."""
     for name in _TEMPLATES:
-        if name not in files:
-            continue
-        try:
-            content = read_file(files[name], _MAX_BYTES)
-            if name.endswith(".jinja"):
-                return content.decode()
-            template = decode_json(content, _Config).chat_template
-        except (UnreadableError, UnicodeDecodeError):
-            continue
-        if isinstance(template, str):
-            if template:
-                return template
-        elif template:
-            return "\n".join(one.template for one in template)
+        if name in files and (text := _of_file(files[name])):
+            return text
     return ""
+
+
+def _of_file(path: Path) -> str:
+    try:
+        content = read_file(path, _MAX_BYTES)
+        if path.suffix == ".jinja":
+            return content.decode()
+        template = decode_json(content, _Config).chat_template
+    except (UnreadableError, UnicodeDecodeError):
+        return ""
+    if isinstance(template, str):
+        return template
+    return "\n".join(one.template for one in template)

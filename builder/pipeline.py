@@ -359,7 +359,9 @@ def _copy_tokenizer(source: ModelSource, engine: Path) -> None:
             content = read_file(path, MAX_JSON_BYTES)
         except UnreadableError as error:
             raise CheckpointError(str(error), field=str(path)) from error
-        (engine / TOKENIZER_DIR / path.name).write_bytes(content)
+        copy = engine / TOKENIZER_DIR / path.relative_to(source.checkpoint.path)
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes(content)
 
 
 def _manifest(

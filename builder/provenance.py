@@ -54,7 +54,10 @@ def provenance_of(request: BuildRequest, checkpoint: Path, kind: str) -> Provena
     files = _checkpoint_files(checkpoint, weights=not request.dummy_weights)
     with ThreadPoolExecutor(_MAX_THREADS, "trtc-provenance") as pool:
         digests = pool.map(_sha256, files)
-        checkpoint_files = {path.name: digest for path, digest in zip(files, digests, strict=True)}
+        checkpoint_files = {
+            str(path.relative_to(checkpoint)): digest
+            for path, digest in zip(files, digests, strict=True)
+        }
     return Provenance(
         checkpoint=checkpoint_files,
         packages=_versions((*_PACKAGES, *_PACKAGES_OF_TARGET[kind])),
@@ -64,7 +67,8 @@ def provenance_of(request: BuildRequest, checkpoint: Path, kind: str) -> Provena
 
 def _checkpoint_files(checkpoint: Path, *, weights: bool) -> list[Path]:
     kinds = (".json", ".jinja", ".model", *((".safetensors",) if weights else ()))
-    return sorted(path for path in checkpoint.iterdir() if path.suffix in kinds and path.is_file())
+    listed = [*checkpoint.iterdir(), *checkpoint.glob("additional_chat_templates/*")]
+    return sorted(path for path in listed if path.suffix in kinds and path.is_file())
 
 
 def _sha256(path: Path) -> str:

@@ -35,6 +35,7 @@ _COPIED_FILES = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
     "generation_config.json",
 )
 _CALIBRATION_SEED = 1
@@ -188,4 +189,5 @@ def _copy_files(model_dir: Path, output_dir: Path) -> None:
     (output_dir / "generation_config.json").unlink(missing_ok=True)
     for name in _COPIED_FILES:
         if (model_dir / name).is_file():
+            (output_dir / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(model_dir / name, output_dir / name)

@@ -32,6 +32,7 @@ _TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
     GENERATION_CONFIG_FILE,
 )
 

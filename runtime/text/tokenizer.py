@@ -34,6 +34,7 @@ CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 """Of older checkpoints."""
 TEMPLATE_FILE = "chat_template.jinja"
+TOOL_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
 
 _SUPPORTED_DECODERS = frozenset(
     {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Sequence", "Strip"}
@@ -373,17 +374,19 @@ def load_template(directory: Path) -> "ChatTemplate | None":
 
 def _load_template(files: _Files) -> "ChatTemplate | None":
     """The template of chat_template.jinja, else of tokenizer_config.json, else None; and beside it
-    the one for tools, where the configuration has several by name."""
+    the one for tools: a file of its own, or where the configuration has several by name."""
     config = _read_config(files, CONFIG_FILE)
-    content = files.read(TEMPLATE_FILE)
     named = _named_templates(config.get("chat_template"))
-    source = named.get("default") if content is None else _template_text(files, content)
+    own = _template_text(files, TEMPLATE_FILE)
+    source = named.get("default") if own is None else own
     if source is None:
         return None
+    of_tools = _template_text(files, TOOL_TEMPLATE_FILE)
+    if of_tools is None and own is None:
+        of_tools = named.get("tool_use")
     from trtc.runtime.text.chat_template import ChatTemplate  # not every start has a use for it
 
     special = _special_tokens({**_read_config(files, SPECIAL_TOKENS_FILE), **config})
-    of_tools = named.get("tool_use") if content is None else None
     return ChatTemplate(
         source, special, tool_use=None if of_tools is None else ChatTemplate(of_tools, special)
     )
@@ -402,13 +405,14 @@ def _named_templates(given: Any) -> dict[str, str]:
     }
 
 
-def _template_text(files: _Files, content: bytes) -> str:
+def _template_text(files: _Files, name: str) -> str | None:
+    content = files.read(name)
     try:
-        return content.decode("utf-8")
+        return None if content is None else content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise EngineIncompatibleError(
             "is not UTF-8",
-            field=str(files.directory / TEMPLATE_FILE),
+            field=str(files.directory / name),
             remedy="Mend the checkpoint's tokenizer",
         ) from error
 

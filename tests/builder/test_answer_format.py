@@ -1,6 +1,7 @@
 """The format of thoughts and calls is found in the chat template."""
 
 import json
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,8 @@ from trtc.builder.request import BuildRequest
 from trtc.protos.answer_formats import ANSWER_FORMATS
 from trtc.protos.errors import RequestError
 from trtc.protos.manifest import read_manifest
+from trtc.runtime.text.chat import TemplateInput
+from trtc.runtime.text.tokenizer import Tokenizer
 
 _CALLS = [("get_weather", {"city": "Paris"})]
 _EXTRA = {
@@ -66,3 +69,23 @@ def test_an_unknown_format_is_refused_with_the_choices() -> None:
     request = BuildRequest(model="m", output=Path("e"), answer_format="xml")
     with pytest.raises(RequestError, match=r"--format: is 'xml'\. Use one of none, .*hermes"):
         request.check()
+
+
+def test_an_engine_has_the_template_for_tools_and_its_format(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(TOKENIZER, model)
+    extra = model / "additional_chat_templates"
+    extra.mkdir()
+    (extra / "tool_use.jinja").write_text("<tool_call>{{ tools | length }}")
+    (extra / "rag.jinja").write_text("documents")
+    build_tiny(model, tmp_path / "e", dummy_weights=True, max_num_tokens=64)
+    manifest = read_manifest(tmp_path / "e")
+    assert manifest.format_name == "hermes"
+    assert [name for name in manifest.files if "additional" in name] == [
+        "tokenizer/additional_chat_templates/tool_use.jinja"
+    ]
+    assert manifest.provenance is not None
+    assert "additional_chat_templates/tool_use.jinja" in manifest.provenance.checkpoint
+    shown = Tokenizer.load(tmp_path / "e" / "tokenizer")
+    assert shown.apply_chat_template(TemplateInput([], {"tools": [1]})) == "<tool_call>1"
+    shown.close()

@@ -4,11 +4,13 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from trtc.protos.errors import EngineIncompatibleError, InvalidRequestError, NoTokenizerError
 from trtc.runtime.text.chat import TemplateInput
@@ -207,3 +209,28 @@ def test_broken_files_are_named(tmp_path: Path, name: str, content: str | None) 
 def test_an_unknown_decoder_is_refused_by_name() -> None:
     with pytest.raises(EngineIncompatibleError, match="CTC"):
         sentencepiece_like(tokenizers.decoders.CTC())
+
+
+@pytest.mark.parametrize("tools", [None, [{"type": "function", "function": {"name": "f"}}]])
+@pytest.mark.parametrize("has_own", [True, False])
+def test_files_of_templates_are_chosen_as_transformers_does(
+    has_own: bool, tools: Any, tmp_path: Path
+) -> None:
+    """As save_pretrained writes a tokenizer with several templates, and with one in its config."""
+    template = {"default": "d{{ messages | length }}", "tool_use": "t{{ tools | length }}"}
+    theirs = AutoTokenizer.from_pretrained(PYLLAMA)
+    theirs.chat_template = template
+    theirs.save_pretrained(tmp_path)
+    assert (tmp_path / "additional_chat_templates" / "tool_use.jinja").is_file()
+    if not has_own:
+        config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+        config["chat_template"] = [{"name": n, "template": t} for n, t in template.items()]
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        shutil.rmtree(tmp_path / "additional_chat_templates")
+        (tmp_path / "chat_template.jinja").unlink()
+    messages = [{"role": "user", "content": "Hi"}]
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    expected = loaded.apply_chat_template(messages, tools=tools, tokenize=False)
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.apply_chat_template(TemplateInput(messages, {"tools": tools})) == expected
+    tokenizer.close()
