@@ -1,10 +1,10 @@
-"""A request input becomes a request: written here once, for every frontend.
+"""Turns a request input into a request, for every frontend.
 
     RequestInput --render--> text --encode--> token ids --defaults--> GenerationRequest
 
-Rendering a chat and tokenising a long text take long. So an admission is a generator that yields
-each such call as `Work` and is sent its result: `run_here` calls them in the caller's thread, the
-service in threads that suit them (runtime/service/prompts.py).
+Rendering a chat and tokenising a long text are slow. So an admission is a generator that yields
+each such call as `Work` and is sent its result: `run_here` runs the calls in the caller's thread,
+the service in its thread pools (runtime/service/prompts.py).
 """
 
 import uuid
@@ -29,48 +29,48 @@ if TYPE_CHECKING:
     from trtc.runtime.text.chat import Chat
 
 SHORT_TEXT_CHARACTERS = 2048
-"""Texts up to this long are tokenised sooner than it is judged whether they can fit."""
+"""Texts up to this length are tokenised without a check of whether they can fit the context."""
 
 T = TypeVar("T")
 
 
 class PromptLimits(NamedTuple):
-    """What a prompt may cost before it is token ids. None: anything."""
+    """Limits of a prompt before it is tokenised. None: no limit."""
 
     max_bytes: int | None = None
-    """UTF-8 bytes of a text, or of all that a chat template is given."""
+    """UTF-8 bytes of a text, or of all inputs of a chat template."""
     max_messages: int | None = None
-    """Of a conversation."""
+    """Messages of a conversation."""
 
 
 UNLIMITED = PromptLimits()
-"""For callers who pay for their prompts themselves."""
+"""For callers in this process."""
 
 
 class Origin(NamedTuple):
-    """Whose a request is, and until when it is wanted."""
+    """Who sent a request, and its deadline."""
 
     principal: Principal = LOCAL
     deadline: float | None = None
-    """time.monotonic() after which it ends with DeadlineError; None: it has none."""
+    """time.monotonic() after which the request ends with DeadlineError; None: no deadline."""
     share_prefixes: bool = False
     """As in `namespace_of`."""
 
 
 class Work(NamedTuple):
-    """A call that may take long, and needs none of the caller's threads."""
+    """A call that may be slow, and can run in any thread."""
 
     run: Callable[[], Any]
     num_characters: int = 0
-    """Of the text that it tokenises."""
+    """Characters of the text that it tokenises; 0: it tokenises none."""
     renders: bool = False
-    """It waits for the processes that render chat templates."""
+    """Whether it waits for the processes that render chat templates."""
     compiles: bool = False
-    """It waits for the processes that try grammars."""
+    """Whether it waits for the processes that compile grammars."""
 
 
 Admission = Generator[Work, Any, T]
-"""Yields Work, is sent what its `run` returns, and returns a T."""
+"""Yields Work, is sent the result of its `run`, and returns a T."""
 
 
 def admission(
@@ -82,8 +82,8 @@ def admission(
     """The request of an input; not yet validated, which `EngineLoop.submit` does.
 
     Raises:
-        InvalidRequestError: the prompt is missing, beyond the limits, or cannot fit; or it does not
-            fit into the principal's own limit of a context; or the grammar cannot be held.
+        InvalidRequestError: the prompt is missing, beyond the limits, or too long for the context
+            of the engine or of the principal; or the grammar is not supported.
         NoTokenizerError: the prompt is text, and the engine has no tokenizer.
     """
     has_format = _has_format(request_input)
@@ -113,8 +113,8 @@ def admission(
 
 
 def _has_format(request_input: RequestInput) -> bool:
-    """Whether the format of the model's answers concerns the input. Its modules take a tenth of the
-    time from the start of a process to its first token, and completions do without."""
+    """Whether the input needs the format of the model's answers. Completions do not, and importing
+    its modules takes a tenth of the time from process start to the first token."""
     return (
         request_input.chat is not None
         or request_input.splits_answer
@@ -140,7 +140,7 @@ def _formatted(
     tools: "ToolUse | None",
     request: GenerationRequest,
 ) -> tuple[GenerationRequest, Sequence[Grammar]]:
-    """The request with what reads its answer, and its grammars."""
+    """The request with the plan that parses its answer, and its grammars."""
     from trtc.runtime.engine.answers import answer_grammars, answer_plan, thought_budget
 
     plan = answer_plan(engine, request_input, tools, request.prompt_ids)
@@ -166,7 +166,7 @@ def chat_ids(engine: EngineHandle, chat: "Chat", limits: PromptLimits) -> Admiss
         return tokenizer.apply_chat_template(chat.template_input())
 
     text = yield Work(render, renders=True)
-    # The template has written its special tokens itself.
+    # The template has already written the special tokens.
     ids: Sequence[int] = yield _encoding(engine, tokenizer, text, special=False, field="chat")
     return ids
 
@@ -179,7 +179,7 @@ def text_ids(
     add_special_tokens: bool = True,
     field: str = "prompt.text",
 ) -> Admission[Sequence[int]]:
-    """Token ids of a text; `field` is where the request has it."""
+    """Token ids of a text; `field` is its field of the request."""
     tokenizer = engine.tokenizer_for(field)
     _check_bytes(len(text.encode(errors="surrogatepass")), field, limits)
     ids: Sequence[int] = yield _encoding(
@@ -189,7 +189,7 @@ def text_ids(
 
 
 def run_here(admission: Admission[T]) -> T:
-    """What an admission returns, with all of its work done in this thread."""
+    """Run an admission with all of its work in this thread; returns its result."""
     result: Any = None
     while True:
         try:
@@ -202,9 +202,9 @@ def run_here(admission: Admission[T]) -> T:
 def _constrained(
     engine: EngineHandle, request: GenerationRequest, choices: Sequence[Grammar]
 ) -> Admission[GenerationRequest]:
-    """The request, whose outputs are those of the first grammar that can be held."""
+    """The request with the masks of the first grammar that can be compiled."""
     grammar = choices[0]
-    validate(request, engine.loop.bounds)  # what is refused anyway is not worth a compilation
+    validate(request, engine.loop.bounds)  # before the compilation, which is expensive
     if request.min_tokens:
         raise InvalidRequestError(
             f"is given beside {grammar.field}, which says where an output ends",
@@ -227,7 +227,7 @@ def _constrained(
 def _prompt_ids(
     engine: EngineHandle, request_input: RequestInput, limits: PromptLimits
 ) -> Admission[Sequence[int]]:
-    """Not yet checked as token ids."""
+    """Token ids of the prompt, not yet validated."""
     if request_input.token_ids is not None:
         return request_input.token_ids
     if request_input.chat is not None:
@@ -264,9 +264,9 @@ def _check_bytes(size: int, field: str, limits: PromptLimits) -> None:
 
 
 def _check_fit(tokenizer: Tokenizer, text: str, max_context: int, field: str) -> None:
-    """Refuse a text that has too many tokens even if each is the longest that there is.
+    """Refuse a text that has too many tokens even if each is the longest of the vocabulary.
 
-    Normalisers that shorten a text are not taken into account: what they would remove counts.
+    Normalisers that shorten a text are ignored: the text counts as sent.
     """
     limit = max_context * tokenizer.longest_token
     size = len(text.encode(errors="surrogatepass"))

@@ -1,4 +1,4 @@
-"""How a request's answer is read, by the notation of the engine's model."""
+"""How a request's answer is parsed, by the answer format of the engine's model."""
 
 from collections.abc import Sequence
 
@@ -25,18 +25,18 @@ from trtc.runtime.text.answer_plan import (
 from trtc.runtime.text.chat import parse_json
 
 _DOCUMENTS = frozenset({"json_schema", "json_object"})
-"""Kinds of grammars that an answer may have instead of calls."""
+"""Kinds of grammars that an answer may follow instead of calling tools."""
 _TAIL = 64
-"""Tokens at the end of a prompt, in which the begin of a thought lies."""
+"""Tokens at the end of a prompt in which the begin marker of a thought is searched."""
 
 
 def format_of(engine: EngineHandle) -> AnswerFormat:
-    """How the engine's model writes thoughts and calls."""
+    """The format in which the engine's model writes reasoning and tool calls."""
     return ANSWER_FORMATS[engine.manifest.format_name]
 
 
 def check_answer(engine: EngineHandle, request_input: RequestInput, tools: ToolUse | None) -> None:
-    """Refuse what takes a model whose calls and thoughts are told from its text.
+    """Refuse options that need a model with a known format of tool calls or reasoning.
 
     Raises:
         InvalidRequestError: names the field.
@@ -74,11 +74,11 @@ def answer_grammars(
     tools: ToolUse | None,
     plan: AnswerPlan | None,
 ) -> Sequence[Grammar]:
-    """What outputs have to be: the first of these that can be held. None: anything. A thought may
-    stand before, or has to where the prompt has begun it.
+    """Grammars of the outputs, of which the first that can be compiled is used; (): free text. A
+    thought may come first, or must if the prompt has begun it.
 
     Raises:
-        InvalidRequestError: the input's grammar cannot stand beside its tools, or after a thought.
+        InvalidRequestError: the input's grammar cannot be combined with its tools or reasoning.
     """
     grammar = request_input.grammar
     if plan is None:
@@ -108,7 +108,7 @@ def answer_grammars(
 def thought_budget(
     engine: EngineHandle, request_input: RequestInput, plan: AnswerPlan | None
 ) -> ThoughtBudget | None:
-    """What keeps the request input's budget of a thought; None: it has none."""
+    """The masks that enforce the request input's budget of reasoning tokens; None: it has none."""
     if request_input.thinking_token_budget is None or plan is None or plan.form.thought is None:
         return None
     tokenizer = engine.tokenizer_for("chat")
@@ -124,8 +124,8 @@ def thought_budget(
 def _of_calls(
     writer: AnswerGrammars, plan: AnswerPlan, tools: ToolUse, grammar: Grammar | None
 ) -> Sequence[Element]:
-    """Answers with calls: with every tool's schema, and with those of strict tools alone. None: an
-    answer may be as it likes, or as the grammar says."""
+    """Elements for answers with calls: with the schemas of all tools, then with those of strict
+    tools alone. (): tools do not constrain the answer."""
     is_required = tools.choice.mode == "required"
     document = grammar if grammar is not None and grammar.kind in _DOCUMENTS else None
     is_bound = is_required or not tools.parallel or any(one.strict for one in tools.callable)
@@ -146,7 +146,7 @@ def _of_calls(
 
 
 def _is_loose(tools: ToolUse) -> bool:
-    """Whether a schema may be left out."""
+    """Whether a tool's schema may be ignored."""
     return not all(one.strict for one in tools.callable)
 
 

@@ -1,11 +1,11 @@
-"""What happens to cached pages, on its way from an engine's thread to another one.
+"""Passes events of cached pages from an engine's thread to another thread.
 
-    PrefixCache, HostTier ──► CacheFeed: book of what is cached ──► take ──► EventLog
-    (engine's thread)                    events since the last take          (its own thread)
+    PrefixCache, HostTier ──► CacheFeed: book of cached pages ──► take ──► EventLog
+    (engine's thread)                    events since the last take        (its own thread)
 
-The engine's thread never waits: it notes an event in the book and in a list. Once the list is full
-it is dropped, and the next `take` gives the whole book instead, so that nobody is left with a wrong
-idea of what is cached.
+The engine's thread never waits: it adds each event to the book and to a list. If the list is full
+it is dropped, and the next `take` returns the whole book instead, so that readers never keep a
+stale state.
 """
 
 import threading
@@ -17,14 +17,14 @@ import msgspec
 from trtc.runtime.scheduling.cache_events import PageKey
 
 POOL = "GPU"
-"""Pages of the KV pool, whatever the engine runs on: vLLM's name of where kernels read."""
+"""Medium of pages in the KV pool, also on CPUs: vLLM's name for the memory that kernels read."""
 HOST = "CPU"
-"""Pages of the tier in the host's memory."""
+"""Medium of pages in the host tier."""
 MAX_EVENTS = 1 << 16
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
-    """A page can be found. Structs are made in a third of the time that named tuples take."""
+    """A page was cached. Structs take a third of the time that named tuples take to make."""
 
     key: PageKey
     parent: PageKey
@@ -34,7 +34,7 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
 
 
 class Removed(msgspec.Struct, frozen=True, gc=False):
-    """A page cannot be found any more."""
+    """A page was evicted."""
 
     key: PageKey
     group: int
@@ -43,30 +43,30 @@ class Removed(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class Taken:
-    """The events so far."""
+    """Result of `take`."""
 
     events: list[Stored | Removed]
-    """Since the last time, in order; after a loss none."""
+    """Events since the last call, in order; [] if events were lost."""
     book: list[Stored] | None
-    """All that is cached, if asked for, or if events were lost."""
+    """All cached pages, if requested or if events were lost; else None."""
     has_lost: bool
 
 
 class CacheFeed:
-    """Implements CacheListener and TierWatcher. One thread takes the events of another.
+    """A queue of events from one thread to another (implements CacheListener and TierWatcher).
 
     Args:
-        has_tier: whether pages that are evicted may be kept in the host's memory.
-        max_events: that wait to be taken.
+        has_tier: whether evicted pages may be kept in the host tier.
+        max_events: most events that wait to be taken.
     """
 
     def __init__(self, *, has_tier: bool, max_events: int = MAX_EVENTS) -> None:
         self._has_tier = has_tier
         self._max_events = max_events
         self._evicted: dict[tuple[PageKey, int], Stored] = {}
-        """Since the tier last said what it keeps of them."""
+        """Pages evicted since the tier last reported which of them it keeps."""
         self.num_lost = 0
-        """Events that were never taken one by one."""
+        """Events that were dropped because the list was full."""
         self.arrived = threading.Event()
         """Set while there is something to take."""
         # Shared between threads, under the lock.
@@ -102,7 +102,7 @@ class CacheFeed:
         """The events since the last call.
 
         Args:
-            whole: give the book as well, as it is after the last event.
+            whole: also return the book, as of the last event.
         """
         with self._lock:
             self.arrived.clear()

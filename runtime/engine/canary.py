@@ -1,7 +1,7 @@
 """Canaries: prompts whose greedy tokens were recorded when the engine was built.
 
-An engine that gives other tokens on this machine computes something else than what was measured,
-so it does not serve.
+An engine that gives other tokens on this machine does not compute what was measured, so it does not
+become ready.
 """
 
 import queue
@@ -19,13 +19,13 @@ from trtc.runtime.requests.request import GenerationRequest
 
 CANARY_TIMEOUT_S = 120.0
 _MIN_SAME = 0.25
-"""Share of all canaries' tokens that come before near ties. A GPU engine in E4M3 gives about 5% of
-its CPU twin's tokens otherwise: nine canaries that all end within a quarter of their tokens happen
-to one healthy engine in ten thousand."""
+"""Least share of all canaries' tokens that must be equal. A GPU engine in E4M3 gives about 5% other
+tokens than its CPU twin, so the probability that all of nine canaries of a healthy engine end
+within a quarter of their tokens is about 1e-4."""
 
 
 def why_canaries_fail(handle: EngineHandle, timeout_s: float = CANARY_TIMEOUT_S) -> str:
-    """Run the engine's canaries; "" when all give their tokens. Blocks: call it in a thread."""
+    """Run the engine's canaries; "" if all give the recorded tokens. Blocks: call in a thread."""
     deadline = time.monotonic() + timeout_s
     manifest = handle.manifest
     under_way = [
@@ -51,11 +51,11 @@ def why_canaries_fail(handle: EngineHandle, timeout_s: float = CANARY_TIMEOUT_S)
 
 
 def compare(tokens: Sequence[int], canary: Canary, tolerance: float) -> tuple[int, bool]:
-    """How many leading tokens are those of the canary, and whether a healthy engine may go on as
-    this one did.
+    """How many leading tokens equal the canary's, and whether a healthy engine may continue as this
+    one did.
 
-    Another token where the recorded one led by less than `tolerance` logits is a rounding tie: what
-    follows continues another text and is not compared. The first token is never a tie.
+    A different token where the recorded one led by less than `tolerance` logits is a rounding tie:
+    later tokens continue another text and are not compared. The first token is never a tie.
     """
     pairs = enumerate(zip_longest(tokens, canary.token_ids))
     at = next((at for at, (ours, theirs) in pairs if ours != theirs), None)
@@ -66,10 +66,10 @@ def compare(tokens: Sequence[int], canary: Canary, tolerance: float) -> tuple[in
 
 
 def why_too_few(num_same: int, canaries: Sequence[Canary]) -> str:
-    """Why so few equal tokens are no sign of a healthy engine; "" when they are enough.
+    """Why too few equal tokens show a defect; "" if there are enough.
 
-    Rounding rarely ends a canary early; an engine that computes something else ends most of them at
-    their first near tie.
+    Rounding rarely ends a canary early; a defective engine ends most of them at their first near
+    tie.
     """
     num_recorded = sum(len(canary.token_ids) for canary in canaries)
     if num_same >= _MIN_SAME * num_recorded:
@@ -97,7 +97,7 @@ def _submit(handle: EngineHandle, request_id: str, canary: Canary) -> queue.Simp
 
 
 def _tokens(deliveries: queue.SimpleQueue[Delivery], deadline: float) -> tuple[int, ...]:
-    """Raises queue.Empty at the deadline, and whatever ends the request."""
+    """All tokens of a request; raises queue.Empty at the deadline, or the request's error."""
     tokens: list[int] = []
     while True:
         delivery = deliveries.get(timeout=max(deadline - time.monotonic(), 0))

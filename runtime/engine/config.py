@@ -18,19 +18,19 @@ class EngineSource:
     name: str
     path: Path
     digest: str = ""
-    """Of the only manifest that may be served; "": any."""
+    """Digest that the manifest must have; "": any."""
     version: str = "1"
-    """Of those of its name."""
+    """Version of the model of this name."""
     weights: "KeptWeights | None" = field(default=None, compare=False, repr=False)
-    """In the host's memory, of an earlier time; None: those of the files."""
+    """Weights kept in host memory from an earlier session; None: load them from the files."""
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How an engine is opened and run, whatever the protocol of its requests."""
+    """How an engine is opened and run, independent of protocols."""
 
     max_queue: int = 1024
-    """Requests that may wait."""
+    """Most requests that wait."""
     prefix_cache: bool = True
     step_target_s: float = 0.17
     """Seconds that a step should take at most while sequences decode; 0: no limit."""
@@ -38,16 +38,16 @@ class EngineConfig:
     """Speculative decoding; None: off."""
     num_threads: int | None = None
     kv_bytes: int | None = None
-    """Bytes of KV pool; None: what the session chooses."""
+    """Bytes of the KV pool; None: the session chooses."""
     kv_host_bytes: int = 0
-    """Host memory for pages that the prefix cache evicts; 0: evicted pages are lost."""
+    """Bytes of host memory for pages that the prefix cache evicts; 0: no host tier."""
     kv_events: bool = False
-    """Whether there is a log of what is cached and evicted."""
+    """Whether to log which pages are cached and evicted."""
     dummy_weights: bool = False
     trust: Path | None = None
-    """Public keys, of which one must have signed the engine; None: no signature is needed."""
+    """Public keys, one of which must have signed the engine; None: no signature is needed."""
     generation_config: GenerationConfig = "model"
-    """Whose sampling defaults requests get."""
+    """Source of the sampling defaults: the model or the runtime."""
 
 
 Opener = Callable[[EngineSource, EngineConfig], EngineHandle]

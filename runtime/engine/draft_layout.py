@@ -1,8 +1,8 @@
-"""Where rows with drafts lie in a step's arrays, and where rows leave states that may not count.
+"""The layout of rows with drafts in a step's arrays, and the pages to which rows write states.
 
-Each row of a model with states leaves its state in a page of its own, so that the scheduler can
-take that of the last token that counts. Drafts may be sequences of one token (DraftRows), each of
-which goes on from the page of the row before it:
+In a model with states, each row with a draft writes its state to a page of its own, so that the
+scheduler can take the state of the last accepted token. Drafts may be sequences of one token
+(DraftRows), each of which continues from the page of the row before it:
 
     row      context    state from    state to
     known    21         5             8
@@ -20,10 +20,10 @@ from trtc.runtime.scheduling.step_plan import StepPlan
 
 
 def place_states(slots: Int32s, plan: StepPlan, query_start: Int64s, page_size: int) -> None:
-    """Give the last rows of each sequence the pages that the scheduler has for their states.
+    """Let the last rows of each sequence write their states to the scheduler's pages for them.
 
     Args:
-        slots: [T] of the state group; is changed.
+        slots: [T] slots of the state group; changed in place.
     """
     for chunk, end in zip(plan.chunks, query_start[1:].tolist(), strict=True):
         if chunk.sequence.state_pages:

@@ -1,11 +1,11 @@
 """Drafts: tokens that a sequence is likely to draw next, so that a step can check several at once.
 
-    known tokens d1 d2 d3    k + 1 rows; each draws the token after it, as without drafts
-                 t1 t2 t3 t4 the first counts, and each whose draft before it was what was drawn
+    known tokens d1 d2 d3    k + 1 rows; each draws the next token, as without drafts
+                 t1 t2 t3 t4 t1 counts; t(i+1) counts if drafts d1 to di equal t1 to ti
 
 A row's draw is a function of its logits, the request's seed and the output position. So drafts
-change how many steps an answer takes, and never a token of it, where a row's logits do not depend
-on what else is in the step. On GPUs they do, by rounding.
+change the number of steps and not the tokens, if a row's logits do not depend on the other rows of
+the step. On GPUs they do, by rounding.
 """
 
 from collections.abc import Sequence as Items
@@ -20,9 +20,9 @@ from trtc.runtime.scheduling.sequence import Sequence
 _LONGEST, _SHORTEST = 4, 2
 """Lengths of the n-gram at the end that is searched for, longest first."""
 _MAX_HISTORY = 1 << 14
-"""Most recent tokens that are searched, in some ten microseconds."""
+"""Most recent tokens that are searched, which takes some ten microseconds."""
 _MAX_PAUSE = 5
-"""A sequence whose last m drafts were all wrong gets none for 2**m tokens, m at most this."""
+"""A sequence whose last m drafts were all rejected gets none for 2**m tokens; the largest m."""
 
 
 class DraftConfig(NamedTuple):
@@ -30,21 +30,21 @@ class DraftConfig(NamedTuple):
 
     method: Literal["ngram"] = "ngram"
     num_tokens: int = 4
-    """Drafts of a sequence in a step, at most."""
+    """Most drafts of a sequence in a step."""
 
 
 class Drafter(Protocol):
-    """Where drafts come from."""
+    """Proposes drafts."""
 
     def propose(self, sequence: Sequence, history: Int32s, most: int) -> Items[int]:
-        """At most `most` tokens that may follow `history`, all tokens of a sequence so far; wrong
-        ones only cost time."""
+        """At most `most` tokens that may follow `history`, all tokens of a sequence so far. Wrong
+        proposals cost time and change no output."""
         ...
 
 
 class NgramDrafter:
-    """Proposes what followed the last tokens when they occurred before: prompt lookup decoding
-    (A. Saxena, 2023). Answers that quote their prompt, code above all, come in fewer steps."""
+    """Proposes the tokens that followed an earlier occurrence of the last tokens: prompt lookup
+    decoding (A. Saxena, 2023). Answers that quote their prompt, such as code, take fewer steps."""
 
     def propose(self, sequence: Sequence, history: Int32s, most: int) -> Items[int]:
         missed = sequence.num_missed_drafts
@@ -76,7 +76,7 @@ def drafter_of(config: DraftConfig, executor: Executor) -> Drafter:
 
 def lookup(history: Int32s, most: int) -> list[int]:
     """The `most` tokens that followed the last earlier occurrence of the n-gram at the end, or
-    none. If they reach the end of the history, they repeat from where they began."""
+    none. If they reach the end of the history, they are repeated."""
     for length in range(min(_LONGEST, len(history) - 1), _SHORTEST - 1, -1):
         at = _last_place(history, length)
         if at is not None:
@@ -87,11 +87,11 @@ def lookup(history: Int32s, most: int) -> list[int]:
 
 
 def _last_place(history: Int32s, length: int) -> int | None:
-    """Where the last `length` tokens occurred last before the end; None: nowhere."""
+    """Index of the last earlier occurrence of the last `length` tokens; None: there is none."""
     tokens, size = history.tobytes(), history.itemsize
     wanted, end = tokens[-length * size :], len(tokens) - size
     while (at := tokens.rfind(wanted, 0, end)) >= 0:
         if at % size == 0:
             return at // size
-        end = at + len(wanted) - 1  # it began inside of a token
+        end = at + len(wanted) - 1  # the match began within a token's bytes
     return None

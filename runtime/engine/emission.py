@@ -22,7 +22,7 @@ Sink = Callable[[Delivery], None]
 
 
 class SequenceText:
-    """Text of one sequence as its tokens come. Without a tokenizer it is always empty."""
+    """Incremental text of one sequence. Without a tokenizer it is always empty."""
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
@@ -31,14 +31,14 @@ class SequenceText:
         self._decoder = tokenizer.incremental_decoder(shown_ids=shown) if tokenizer else None
         self._scanner = StopScanner(request.stop, include_stop=request.include_stop)
         self._num_early = request.min_tokens
-        """Tokens yet to come in whose text no stop string may end."""
+        """Tokens yet to come in whose text stop strings are ignored."""
 
     def push(self, token_id: int, reason: FinishReason | None) -> tuple[str, str]:
-        """The text that a token makes certain, and the stop that ends the sequence or "".
+        """The text to emit after a token, and the stop string that ends the sequence, or "".
 
         Args:
-            reason: why the token is the last one; STOP: because of the token itself, whose text
-                belongs to the output only with `include_stop`.
+            reason: why the token is the last one, or None. STOP: the token is a stop token, whose
+                text is part of the output only with `include_stop`.
         """
         if self._tokenizer is None or self._decoder is None:
             return "", ""
@@ -53,15 +53,15 @@ class SequenceText:
         return text + self.flush(), ""
 
     def flush(self) -> str:
-        """What was held back, now that no more tokens come."""
+        """The text held back so far, after the last token."""
         if self._decoder is None:
             return ""
-        # What the decoder holds is a broken character: no stop string can end in it.
+        # The decoder holds at most an incomplete character: no stop string can end in it.
         return self._scanner.flush() + self._decoder.flush()
 
 
 class LiveRequest:
-    """A request between its submission and its last delivery; the loop's thread uses it."""
+    """A request between its submission and its last delivery. For the loop's thread."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class LiveRequest:
 
     @property
     def id(self) -> tuple[Principal, str]:
-        """Unique among live requests: the ids of one principal are its own."""
+        """Unique among live requests: principals choose ids independently."""
         return self.request.principal, self.request.request_id
 
     @property
@@ -109,7 +109,7 @@ class LiveRequest:
         reason: FinishReason | None,
         logprobs: tuple[TokenLogprobs, ...],
     ) -> bool:
-        """Take a drawn token; whether it ends its sequence."""
+        """Add a drawn token; returns whether it ends its sequence."""
         text, stop = self._texts[index].push(token_id, reason)
         if stop:
             reason = FinishReason.STOP
@@ -122,8 +122,8 @@ class LiveRequest:
         return reason is not None
 
     def add_prompt_logprobs(self, position: int, entries: Sequence[TokenLogprobs]) -> bool:
-        """Take those of the prompt's tokens from `position` on; whether any is new. After a
-        preemption they are computed again, and have been delivered already."""
+        """Add log-probabilities of the prompt's tokens from `position` on; returns whether any is
+        new. After a preemption they are computed again and not delivered twice."""
         new = tuple(entries[max(0, self._next_scored - position) :])
         self._next_scored += len(new)
         if new:
@@ -131,7 +131,7 @@ class LiveRequest:
         return bool(new)
 
     def abort(self) -> None:
-        """End what has not ended, with the text held back so far."""
+        """End the sequences that have not ended, with the text held back so far."""
         for index in self._unfinished:
             self._outputs.append(
                 Output(
@@ -150,7 +150,7 @@ class LiveRequest:
         return outputs
 
     def take_last_outputs(self, cached_prompt_tokens: int) -> list[Output]:
-        """The same for a request that has finished: the very last one carries the usage."""
+        """The same for a finished request: the last output carries the usage."""
         outputs = self.take_outputs()
         usage = Usage(
             prompt_tokens=len(self.request.prompt_ids),

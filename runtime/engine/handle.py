@@ -1,4 +1,4 @@
-"""One engine of a server: opened, running, and what it says of itself."""
+"""One engine of a server: opened and running."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class EngineHandle(msgspec.Struct, frozen=True):
-    """One engine, opened and running: what the service knows of it."""
+    """One engine, opened and running, as the service uses it."""
 
     name: str
     manifest: Manifest
@@ -31,12 +31,12 @@ class EngineHandle(msgspec.Struct, frozen=True):
     close: Callable[[], None]
     """Frees the executor, once the loop has stopped."""
     version: str = "1"
-    """Of those of its name."""
+    """Version of the model of this name."""
     keep_weights: "Callable[[], KeptWeights] | None" = None
-    """Its weights, for when it is opened again; once the loop has stopped, before `close`. None:
-    they cannot be had."""
+    """Returns its weights for when it is opened again. Call it after the loop has stopped and
+    before `close`. None: not supported."""
     raise_if_changed: Callable[[], None] = lambda: None
-    """Raises EngineCorruptError when somebody has written to a file that the engine maps."""
+    """Raises EngineCorruptError if a file that the engine maps has been written to."""
 
     def tokenizer_for(self, field: str) -> Tokenizer:
         """The tokenizer that `field` of a request needs.
@@ -53,7 +53,7 @@ class EngineHandle(msgspec.Struct, frozen=True):
         return self.tokenizer
 
     def info(self) -> "ModelInfo":
-        from trtc.runtime.requests.model_info import ModelInfo  # only servers are asked
+        from trtc.runtime.requests.model_info import ModelInfo  # used by servers only
 
         manifest, defaults = self.manifest, self.loop.bounds.defaults
         return ModelInfo(

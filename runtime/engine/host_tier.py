@@ -1,11 +1,11 @@
 """Keeps KV pages that the prefix cache evicts in host memory, up to a number of bytes.
 
-    evicted -> flush: begin to read -> a step is launched, and overwrites them
+    evicted -> flush: begin to read -> a step is launched, and overwrites the pages
                                     -> the step is complete -> land: their bytes are in the arena
-    has, take -> write: into fresh pages, before the next launch
+    has, take -> write: into new pages, before the next launch
 
-The least recently used page is dropped for a new one. A page that is restored to the pool stays
-here as well: when it is evicted again, nothing is copied.
+The least recently used page is dropped for a new one. A page that is restored to the pool also
+stays in the tier: if it is evicted again, nothing is copied.
 """
 
 import mmap
@@ -25,21 +25,20 @@ from trtc.runtime.scheduling.scheduler_state import SchedulerState
 
 _FIELD = "kv_host_bytes"
 _BATCH_BYTES = 16 << 20
-"""Bytes of pages in one copy, in memory besides the arena."""
+"""Most bytes of one copy, which uses as much memory besides the arena."""
 _MAX_READS = 4
-"""Copies in flight at most; beyond, the device is waited for."""
+"""Most copies in flight; another one waits for the device."""
 
 
 class TierWatcher(Protocol):
-    """Called for the tier's pages, each a key and a group, in the tier's thread."""
+    """Notified of the tier's pages, each a (key, group), in the tier's thread."""
 
     def saved(self, names: Sequence[tuple[PageKey, int]]) -> None:
-        """Of what was evicted since the last call, these are kept; what others follow comes
-        first."""
+        """The tier keeps these of the pages evicted since the last call, parents first."""
         ...
 
     def dropped(self, name: tuple[PageKey, int]) -> None:
-        """It is kept no more."""
+        """The tier no longer keeps this page."""
         ...
 
 
@@ -61,20 +60,20 @@ class _Kept(NamedTuple):
 
 
 class HostTier:
-    """See the module (implements CacheListener and PageStore). One thread uses it."""
+    """See the module (implements CacheListener and PageStore). Not thread-safe."""
 
     def __init__(
         self, executor: Executor, num_bytes: int, watcher: TierWatcher | None = None
     ) -> None:
-        """Reserve the memory; the system commits it as it is used.
+        """Reserve the memory; the operating system commits it as it is used.
 
         Args:
-            watcher: called for what is kept; None: nothing is.
+            watcher: notified of the pages that are kept; None: no watcher.
 
         Raises:
-            UnsupportedError: the executor moves no pages.
-            RequestError: not one page fits.
-            EnvironmentFault: the machine has less memory.
+            UnsupportedError: the executor cannot read and write pages.
+            RequestError: `num_bytes` is less than one page.
+            EnvironmentFault: the machine has less free memory.
         """
         if not executor.moves_pages:
             raise UnsupportedError(
@@ -114,11 +113,11 @@ class HostTier:
         self._reads: deque[_Read] = deque()
         self._num_landed = 0
         self.num_begun = 0
-        """Reads, since the start."""
+        """Reads begun since the start."""
         self.saved_bytes = 0
-        """Copied from the pool."""
+        """Bytes copied from the pool."""
         self.restored_bytes = 0
-        """Copied back."""
+        """Bytes copied back to the pool."""
 
     @property
     def num_used(self) -> int:
@@ -126,7 +125,7 @@ class HostTier:
         return len(self._slots)
 
     def restorer(self, state: SchedulerState, events: CacheEvents) -> PrefixRestorer:
-        """Restores kept pages to the prefix cache of `state`, which has these events."""
+        """A restorer of kept pages to the prefix cache of `state`, whose events these are."""
         return PrefixRestorer(state, events, self)
 
     # CacheListener.
@@ -134,7 +133,7 @@ class HostTier:
     def cached(
         self, key: PageKey, parent: PageKey, token_ids: Sequence[int], group: int, page: int
     ) -> None:
-        """Nothing to do: a page is copied when it leaves the pool."""
+        """Nothing to do: a page is copied when it is evicted."""
 
     def evicted(self, key: PageKey, group: int, page: int) -> None:
         name = (key, group)
@@ -174,7 +173,7 @@ class HostTier:
         return _Kept(self, wanted)
 
     def put_back(self, names: Sequence[tuple[PageKey, int]], pages: Sequence[int]) -> None:
-        """Write kept pages into pages of the pool, some of which may have been evicted just now."""
+        """Write kept pages into pages of the pool, some of which may just have been evicted."""
         slots = [self._slots[name] for name in names]
         for name in reversed(names):
             self._slots.move_to_end(name)
@@ -185,8 +184,8 @@ class HostTier:
         self.restored_bytes += len(slots) * self._arena.shape[1]
 
     def _save(self, room: int) -> None:
-        """Begin to copy what was evicted, as far as there is room."""
-        # Leaves are evicted first, and worth less than what they hang on.
+        """Begin to copy evicted pages, as far as there is room."""
+        # Leaves are evicted first, and are worth less than their ancestors.
         leaving = list(self._leaving.items())[max(0, len(self._leaving) - room) :]
         self._leaving.clear()
         slots = [self._free.pop() if self._free else self._drop() for _ in leaving]
@@ -202,7 +201,7 @@ class HostTier:
         self.saved_bytes += len(slots) * self._arena.shape[1]
 
     def _drop(self) -> int:
-        """A slot, of the page that was used least recently."""
+        """Drop the least recently used page; returns its slot."""
         name, slot = self._slots.popitem(last=False)
         if self._watcher is not None:
             self._watcher.dropped(name)

@@ -1,10 +1,10 @@
-"""KV events of one engine: numbered batches of what was stored and removed, kept for a while.
+"""KV events of one engine: numbered batches of stored and removed pages, the last of them kept.
 
-    CacheFeed ──► thread ──► batches, the last of them kept ──► any number of readers
-                             each with its own place
+    CacheFeed ──► thread ──► the last batches ──► any number of readers,
+                                                  each with its own position
 
-A batch has what happened within some milliseconds. Readers that were away ask for the batches after
-the last one they saw; where those are gone, or there was none, a snapshot says what is cached.
+A batch has the events of some milliseconds. A reader that reconnects requests the batches after the
+last one that it saw; if those are no longer kept, it gets a snapshot of all cached pages.
 """
 
 import threading
@@ -18,23 +18,23 @@ from trtc.runtime.host.background import lower_priority
 from trtc.runtime.scheduling.cache_events import PageKey, namespace_name
 
 BATCH_S = 0.005
-"""From the first event of a batch to its end."""
+"""Seconds from the first event of a batch to its end."""
 MAX_BATCHES = 10_000
 MAX_BLOCKS = 1 << 17
-"""Of all batches that are kept."""
+"""Most pages in all batches that are kept."""
 BATCH_BLOCKS = 1024
-"""Of a batch of a snapshot."""
+"""Pages in a batch of a snapshot."""
 
 
 @dataclass(frozen=True)
 class BlocksStored:
-    """Pages of tokens that follow one another."""
+    """Consecutive pages of a prefix were cached."""
 
     keys: tuple[PageKey, ...]
     parent: PageKey
-    """What the first of them follows."""
+    """Key of the page before the first one."""
     token_ids: tuple[int, ...]
-    """Of all of them."""
+    """Tokens of all of them."""
     group: int
     medium: str
 
@@ -48,7 +48,7 @@ class BlocksRemoved:
 
 @dataclass(frozen=True)
 class AllCleared:
-    """Nothing is cached but what is stored from here on."""
+    """All pages were removed; only pages stored after this event are cached."""
 
 
 KvEvent = BlocksStored | BlocksRemoved | AllCleared
@@ -62,23 +62,23 @@ class Batch:
     """time.time()"""
     events: tuple[KvEvent, ...]
     num_blocks: int
-    """Pages that its events name."""
+    """Pages in its events."""
 
 
 def block_hash(key: PageKey) -> int:
-    """What a page is called outside of the process: 63 bits, for readers of signed numbers too."""
+    """Public hash of a page: 63 bits, so that it also fits signed 64-bit integers."""
     return int.from_bytes(key[-8:], "big") >> 1
 
 
 def kind_of(window: int | None) -> tuple[str, int | None]:
-    """What kind of layers a group of pages is of, in vLLM's words, and its window in tokens."""
+    """vLLM's name for the kind of a group's layers, and the window in tokens."""
     if window is None:
         return "full_attention", None
     return ("mamba", None) if window == 0 else ("sliding_window", window)
 
 
 class EventLog:
-    """Start it, and close it once its engine has stopped."""
+    """Publishes the events of one engine. Start it, and close it once the engine has stopped."""
 
     def __init__(
         self,
@@ -92,8 +92,8 @@ class EventLog:
     ) -> None:
         """
         Args:
-            windows: of the groups of pages, as in KvPool.
-            shared: name of the namespace that needs no name.
+            windows: windows of the groups of pages, as in KvPool.
+            shared: name of the namespace that all clients share.
         """
         self.page_size = page_size
         self.windows = tuple(windows)
@@ -103,32 +103,33 @@ class EventLog:
         self._max_blocks = max_blocks
         self._listeners: tuple[Callable[[], None], ...] = ()
         self._taking = threading.Lock()
-        """Held from taking events to their batches, so that a snapshot fits a number."""
+        """Held while events are taken and made into batches, so that a snapshot matches the number
+        of the last batch."""
         self._lock = threading.Lock()
         self._batches: deque[Batch] = deque()
         self._num_blocks = 0
         self._last = 0
         self._is_closing = False
         self.is_closed = False
-        """Whether the last batch was the last of all."""
+        """Whether no batches will follow."""
         self._thread = threading.Thread(target=self._run, name="trtc-kv-events", daemon=True)
 
     def start(self) -> None:
-        self._append([(AllCleared(),)])  # of whoever was there before under its name
+        self._append([(AllCleared(),)])  # clears what a previous engine of this name published
         self._thread.start()
 
     def close(self) -> None:
-        """Publish what waits, and that nothing is cached any more. Idempotent."""
+        """Publish the remaining events and AllCleared. Idempotent."""
         self._is_closing = True
         self._feed.arrived.set()
         if self._thread.ident is not None:
             self._thread.join()
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener`, which must not wait, in the log's thread whenever there are new batches.
+        """Call `listener`, which must not block, in the log's thread when there are new batches.
 
         Returns:
-            Ends that.
+            A function that removes the listener.
         """
         with self._lock:
             self._listeners = (*self._listeners, listener)
@@ -140,29 +141,29 @@ class EventLog:
         return leave
 
     def namespace(self, key: PageKey) -> str:
-        """What a key's namespace is called outside of the process: a keyed hash, of which nobody
-        can find the salt or tenant; "": it is the one that everybody shares."""
+        """Public name of a key's namespace: a keyed hash, which does not reveal the salt or tenant;
+        "": the namespace that all clients share."""
         name = namespace_name(key)
         return "" if name == self._shared else name.hex()
 
     @property
     def last(self) -> int:
-        """The number of the last batch; 0: there was none."""
+        """Number of the last batch; 0: there was none."""
         return self._last
 
     def after(self, number: int) -> list[Batch] | None:
-        """The batches after the one with this number; None: some are not kept any more, or the
-        number is of another life of the server."""
+        """The batches after the one with this number; None: some are no longer kept, or the number
+        is from before a restart of the server."""
         with self._lock:
             first = self._last + 1 - len(self._batches)
             if not first - 1 <= number <= self._last:
                 return None
-            # From the end: readers that keep up ask for few.
+            # From the end: readers that keep up need few.
             return [self._batches[at] for at in range(number - self._last, 0)]
 
     def snapshot(self) -> list[Batch]:
-        """All that is cached, as batches that end with the number of the last one: the first of
-        them begins with AllCleared. What happens later is in the batches after it."""
+        """All cached pages as batches, of which the first begins with AllCleared and the last has
+        the number of the last batch of the log. Later events are in the batches after that."""
         with self._taking:
             book = self._take(whole=True)
             number = self._last
@@ -181,20 +182,21 @@ class EventLog:
         while not self._is_closing:
             self._feed.arrived.wait()
             if not self._is_closing:
-                time.sleep(BATCH_S)  # more will come: a batch costs less than its events one by one
+                time.sleep(BATCH_S)  # collect more events: one batch costs less than many
             self.collect()
         self._append([(AllCleared(),)])
         self.is_closed = True
         self._wake()
 
     def collect(self) -> None:
-        """Make batches of the events since then."""
+        """Make batches of the events since the last call."""
         with self._taking:
             self._take()
         self._wake()
 
     def _take(self, *, whole: bool = False) -> list[Stored]:
-        """Make batches of the events; the whole state, if it is wanted."""
+        """Make batches of new events; returns all cached pages if `whole` or if events were lost,
+        else []."""
         taken = self._feed.take(whole=whole)
         book = taken.book or []
         if taken.has_lost:
@@ -233,7 +235,7 @@ def _ceil(number: int, parts: int) -> int:
 
 
 def _pieces(events: Iterable[KvEvent], max_blocks: int) -> Iterator[tuple[KvEvent, ...]]:
-    """Events, in order, as the contents of batches."""
+    """Split events, in order, into the contents of batches."""
     piece: list[KvEvent] = []
     room = max_blocks
     for event in events:
@@ -247,7 +249,7 @@ def _pieces(events: Iterable[KvEvent], max_blocks: int) -> Iterator[tuple[KvEven
 
 
 def _parents_first(book: Sequence[Stored]) -> Iterator[BlocksStored]:
-    """What is cached as events: pages of the pool first, and every page after what it follows."""
+    """All cached pages as events: pages of the pool first, and parents before children."""
     children: dict[PageKey, list[Stored]] = {}
     held = {(one.key, one.group, one.medium) for one in book}
     for medium in (POOL, HOST):
@@ -269,8 +271,8 @@ def _parents_first(book: Sequence[Stored]) -> Iterator[BlocksStored]:
 
 
 def _runs(events: Sequence[Stored | Removed]) -> Iterator[KvEvent]:
-    """Consecutive events as few. What happens to pages of one group and medium stays in order;
-    pages of different ones have nothing to do with each other."""
+    """Merge consecutive events. Events of one group and medium stay in order; those of different
+    ones are independent."""
     lanes: dict[tuple[bool, int], list[Stored | Removed]] = {}
     for event in events:
         lanes.setdefault((event.medium != POOL, event.group), []).append(event)

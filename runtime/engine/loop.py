@@ -3,11 +3,11 @@
     submit, abort --> orders --> queue --> plan --> pages --> executor --> tokens --> sinks
     (any thread)     (lock)     └───────────────── the loop's thread ─────────────────────┘
 
-With an executor that runs ahead, the next step is launched before the last one's tokens are emitted
-(step_pipeline.py). Requests do not notice: after its end a request gets no output.
+If the executor runs ahead, the next step is launched before the last one's tokens are emitted
+(step_pipeline.py). This is invisible to requests: an ended request gets no more output.
 
-Every request that `submit` takes ends exactly once: with an Output that carries its usage, or with
-one error.
+Every request that `submit` accepts ends exactly once: with an Output that carries its usage, or
+with one error.
 """
 
 import itertools
@@ -61,33 +61,31 @@ if TYPE_CHECKING:
 __all__ = ["Delivery", "EngineLoop", "LoopConfig", "LoopStats", "Sink"]
 
 _IDLE_CHECK_AFTER_S = 1.0
-"""Idle seconds after which the pool's integrity is checked, once, and the device, periodically."""
+"""Idle seconds after which the pool's integrity is checked once, and the device periodically."""
 
 _MASK_WAIT_S = 0.05
-"""Seconds between two looks for submissions and aborts while every sequence waits for a mask."""
+"""Seconds between two checks for submissions and aborts while every sequence waits for a mask."""
 
 _log = logging.getLogger(__name__)
 
 
 class LoopConfig(msgspec.Struct, frozen=True):
-    """How one engine is driven."""
+    """Settings of one engine's loop."""
 
     eos_token_ids: tuple[int, ...] = ()
     defaults: SamplingDefaults = NO_DEFAULTS
     """Sampling parameters of requests that leave them out."""
     max_queue: int = 1024
-    """Requests that may wait; one more is refused with QueueFullError, and so is one more than a
-    client's share."""
+    """Most requests that wait; beyond it, or beyond a client's share, QueueFullError."""
     prefix_cache: bool = True
     kv_host_bytes: int = 0
-    """Host memory for pages that the prefix cache evicts; 0: evicted pages are lost."""
+    """Bytes of host memory for pages that the prefix cache evicts; 0: no host tier."""
     kv_events: bool = False
-    """Whether there is a log of what is cached and evicted."""
+    """Whether to log which pages are cached and evicted."""
     drafts: DraftConfig | None = None
     """Speculative decoding; None: off."""
     step_target_s: float = 0.17
-    """Seconds that a step should take at most while sequences wait for their next tokens: prompts
-    are cut to fit. 0: they are not."""
+    """Seconds that a step with decodes should take at most: prompts are cut to fit. 0: no limit."""
     ageing_s: float = AGEING_S
     overdue_s: float = OVERDUE_S
     """As in scheduler_state."""
@@ -104,7 +102,7 @@ class LoopStats(NamedTuple):
     pages_used: int = 0
     """Held by running sequences."""
     pages_cached: int = 0
-    """Held only by the prefix cache: free at need."""
+    """Held only by the prefix cache; evicted if pages are needed."""
     pages_free: int = 0
     prefix_query_tokens: int = 0
     """Tokens looked up in the prefix cache when sequences were admitted."""
@@ -115,11 +113,11 @@ class LoopStats(NamedTuple):
     host_hit_tokens: int = 0
     """Prompt tokens whose pages came from the host tier; part of prefix_hit_tokens."""
     host_saved_bytes: int = 0
-    """Copied from the pool to the host tier."""
+    """Bytes copied from the pool to the host tier."""
     host_restored_bytes: int = 0
-    """Copied from the host tier to the pool."""
+    """Bytes copied from the host tier to the pool."""
     kv_events_lost: int = 0
-    """Events of the prefix cache that the log did not get one by one."""
+    """Events of the prefix cache that the log missed because its queue was full."""
     preemptions: int = 0
     steps: int = 0
     prompt_tokens: int = 0
@@ -130,15 +128,15 @@ class LoopStats(NamedTuple):
     accepted_draft_tokens: int = 0
     """Drafts that were accepted."""
     requests_admitted: int = 0
-    """Taken by `submit`."""
+    """Accepted by `submit`."""
     requests_finished: int = 0
     """Ended with a result, aborted ones included."""
     requests_failed: int = 0
     """Ended with an error."""
     step_seconds: float = 0.0
-    """Time in which at least one step was in flight."""
+    """Seconds in which at least one step was in flight."""
     work_seconds: float = 0.0
-    """Time in which the loop had work: steps, and its own work between them."""
+    """Seconds in which the loop had work: steps, and the loop's own work between them."""
 
 
 class EngineLoop:
@@ -148,8 +146,8 @@ class EngineLoop:
         """
         Raises:
             RequestError, UnsupportedError, EnvironmentFault: a host tier of `kv_host_bytes` is not
-            possible.
-            UnsupportedError, RequestError: of `config.drafts`, see `drafter_of`.
+                possible.
+            UnsupportedError, RequestError: `config.drafts` is not possible; see `drafter_of`.
         """
         self._executor = executor
         self._tokenizer = tokenizer
@@ -168,16 +166,16 @@ class EngineLoop:
         # Shared between threads, under the lock.
         self._changed = threading.Condition()
         self._live: dict[int, LiveRequest] = {}
-        """By number."""
+        """Live requests by number."""
         self._number_of: dict[tuple[Principal, str], int] = {}
         """(principal, request id) -> number, for every live request."""
         self._submitted: list[LiveRequest] = []
         self._aborted: list[int] = []
         self._queue = Shares(Resource("queue", config.max_queue, "waiting requests", "--max-queue"))
         self._num_delivering = 0
-        """Requests that are not live any more, but whose last delivery is under way."""
+        """Requests that are no longer live, and whose last delivery is under way."""
         self._refusal = ""
-        """Why requests are refused; "": they are not."""
+        """Why new requests are refused; "": they are not."""
         self._stopping = False
         self._failure = ""
         self._stats = LoopStats(pages_total=executor.num_pages, pages_free=executor.num_pages)
@@ -188,7 +186,7 @@ class EngineLoop:
         self._tier = _host_tier(executor, config, self._feed)
         events = _cache_events(self._feed, self._tier)
         self.kv_events: EventLog | None = None
-        """What is cached and evicted, for any thread; None: it was not asked for."""
+        """Log of cached and evicted pages, for any thread; None: not enabled."""
         if self._feed is not None and events is not None:
             self.kv_events = _event_log(self._feed, events, pool)
         cache = PrefixCache(pool, enabled=config.prefix_cache, events=events)
@@ -226,7 +224,7 @@ class EngineLoop:
 
     @property
     def bounds(self) -> RequestBounds:
-        """What a request may ask of this engine."""
+        """Limits of this engine's requests."""
         return self._bounds
 
     def start(self) -> None:
@@ -236,9 +234,9 @@ class EngineLoop:
         self._thread.start()
 
     def submit(self, request: GenerationRequest, sink: Sink) -> int:
-        """Queue a request. From then on `sink` is called from the loop's thread, at most once a
-        step: with the request's new Outputs (the very last carries `usage`), or exactly once, and
-        last, with a TrtcError. A sink that raises ends its request.
+        """Queue a request. `sink` is called from the loop's thread, at most once per step, with the
+        request's new Outputs, of which the last carries `usage`; or, as the last call, with a
+        TrtcError. A sink that raises ends its request.
 
         Returns:
             The request's number in this loop, for `cancel`.
@@ -279,7 +277,7 @@ class EngineLoop:
         return number is not None and self.cancel(number)
 
     def cancel(self, number: int) -> bool:
-        """`abort` for the request that `submit` gave this number, whoever sent it."""
+        """`abort` for the request of this number from `submit`, of any principal."""
         with self._changed:
             if number not in self._live:
                 return False
@@ -288,7 +286,7 @@ class EngineLoop:
             return True
 
     def healthy(self) -> bool:
-        """Whether the thread runs, so that requests get answers."""
+        """Whether the loop's thread runs."""
         return self._thread.is_alive() and not self._stopping
 
     @property
@@ -353,7 +351,7 @@ class EngineLoop:
         self._fail_all(error)
 
     def _take_orders(self) -> bool:
-        """Wait for work, and take over submissions and aborts; False: stop."""
+        """Wait for work, and process submissions and aborts; False: stop."""
         self._wait_for_work()
         with self._changed:
             aborted, self._aborted = self._aborted, []
@@ -369,12 +367,12 @@ class EngineLoop:
         """Sleep until there is work; meanwhile check the pool once and the device periodically."""
         is_checked = False
         while not self._is_needed(within_s=_IDLE_CHECK_AFTER_S):
-            # Without the lock: whoever submits must not wait for a check.
+            # Without the lock: submissions must not wait for the check.
             self._executor.check()
             is_checked = is_checked or self._check_state()
 
     def _is_needed(self, within_s: float) -> bool:
-        """Whether there are orders or work, now or within a time."""
+        """Whether there are orders or work, now or within `within_s` seconds."""
         with self._changed:
             return self._changed.wait_for(self._has_orders_or_work, timeout=within_s)
 
@@ -407,8 +405,8 @@ class EngineLoop:
     def _advance(self) -> None:
         """Launch what can be launched, complete the oldest step, and deliver its tokens.
 
-        Delivery wakes threads that compete for the interpreter. So with an executor that runs
-        ahead, whose launches return at once, the next step is launched first.
+        Delivery wakes threads that compete for the GIL. So if the executor runs ahead, whose
+        launches return at once, the next step is launched first.
         """
         self._launch_all()
         if not self._pipeline.num_in_flight:
@@ -418,7 +416,7 @@ class EngineLoop:
         completed = self._pipeline.complete()
         self._pace.took(completed.num_tokens, completed.num_sequences, completed.seconds)
         if self._executor.runs_ahead:
-            self._enqueue_submitted()  # whoever came meanwhile is not to wait for a step more
+            self._enqueue_submitted()  # new requests need not wait for another step
             self._launch_all()
         self._emit(completed)
 
@@ -437,14 +435,14 @@ class EngineLoop:
             return False
         for sequence, _ in step_plan.admissions:
             live = self._live[sequence.number]
-            if live.scheduled_at is None:  # else it comes back after a preemption
+            if live.scheduled_at is None:  # else it was preempted before
                 live.scheduled_at = time.monotonic()
             self._leave_queue(live)
         self._pipeline.launch(step_plan)
         return True
 
     def _emit(self, completed: CompletedStep) -> None:
-        """Hand what a step drew to its requests, and the requests' outputs to their sinks."""
+        """Add a step's tokens to their requests, and deliver the requests' outputs to the sinks."""
         drawn, tokens = completed.drawn, completed.tokens
         logprobs = _logprobs_by_row(tokens.logprobs, tokens.token_ids, self._tokenizer)
         touched: dict[int, LiveRequest] = {}
@@ -455,7 +453,7 @@ class EngineLoop:
                 touched[live.number] = live
         for sequence, row, token_id, reason in drawn:
             if stopped and stopped[-1] is sequence:
-                continue  # by a stop string, before the last of its tokens of this step
+                continue  # ended by a stop string before the last of its tokens of this step
             number, index = sequence.number, sequence.index
             live = touched[number] = self._live[number]
             if index and index == len(self._sequences[number]):  # a fork
@@ -501,7 +499,7 @@ class EngineLoop:
         self._end(live, error)
 
     def _end(self, live: LiveRequest, last: Delivery) -> None:
-        """Free and count a request, and then make its last delivery."""
+        """Release a request's resources, count it, and make its last delivery."""
         with self._changed:
             self._num_delivering += 1
         self._forget(live)
@@ -512,7 +510,7 @@ class EngineLoop:
             self._changed.notify_all()
 
     def _forget(self, live: LiveRequest) -> None:
-        """Free all that a request holds."""
+        """Release all resources of a request."""
         self._state.finish(self._sequences.pop(live.number))
         self._deadlines.discard(live.number)
         self._leave_queue(live)
@@ -527,7 +525,7 @@ class EngineLoop:
                 live.place.free()
 
     def _call(self, live: LiveRequest, delivery: Delivery) -> bool:
-        """Call a sink; whether it took the delivery."""
+        """Call a sink; returns whether it did not raise."""
         try:
             live.sink(delivery)
         except Exception:  # noqa: BLE001 (a caller's fault ends its request, not the engine)
@@ -544,7 +542,7 @@ class EngineLoop:
             self._number_of.clear()
             self._changed.notify_all()
         self._num_failed += len(live)
-        self._publish_stats()  # before anyone is called, who may look
+        self._publish_stats()  # before the sinks, which may read the statistics
         for one in live:
             self._call(one, error)
 
@@ -664,7 +662,7 @@ def _scores(
     for at in range(scored.num_tokens):
         (entry,) = logprobs[scored.row + at]
         token_id = scored.sequence.token_ids[scored.position + at]
-        # Another was drawn: the model cannot give this one.
+        # Another token was drawn: this one has probability 0.
         is_possible = entry.token_id == token_id
         if not is_possible:
             entry = msgspec.structs.replace(entry, token_id=token_id, logprob=-inf)

@@ -1,4 +1,4 @@
-"""Questions about sequences' next tokens, their answers, and a thread that waits for them."""
+"""Requests for masks of sequences' next tokens, and waiting for their answers."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 
 class Answers:
-    """Lets one thread wait for what others answer: it is woken once, by the last answer."""
+    """Lets one thread wait for answers of others: the last answer wakes it, once."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
@@ -31,14 +31,14 @@ class Answers:
                 one.is_awaited = False
 
     def wait_until(self, holds: Callable[[], bool], seconds: float) -> None:
-        """`holds` is looked at after each answer."""
+        """Wait until `holds()`, which is checked after each answer, or for `seconds`."""
         with self._changed:
             self._looks_at_each = True
             self._changed.wait_for(holds, seconds)
             self._looks_at_each = False
 
     def take(self, question: "Question") -> None:
-        """A question has its answer."""
+        """Mark a question as answered."""
         with self._changed:
             question.is_answered = True
             self._num_awaited -= question.is_awaited
@@ -47,7 +47,7 @@ class Answers:
 
 
 class Question:
-    """About one sequence's next token (implements MaskQuestion)."""
+    """A request for the mask of one sequence's next token (implements MaskQuestion)."""
 
     __slots__ = (
         "_answers",
@@ -72,12 +72,13 @@ class Question:
         self.source = source
         self.output_ids = output_ids
         self.masks: memoryview | None = None
-        """[rows, ceil(vocab / 32)] of 32 bits, of which `row` is the answer; None: every token."""
+        """[rows, ceil(vocab / 32)] 32-bit words; row `row` is the answer. None: every token is
+        allowed."""
         self.row = 0
         self.bias = _NO_BIAS
         self.error: TrtcError | None = None
         self.is_answered = False
-        """Changed, and `is_awaited`, under the lock of the answers."""
+        """Like `is_awaited`, changed under the lock of the answers."""
         self.is_awaited = False
         self._answers = answers
         self._vocab_size = vocab_size
@@ -104,12 +105,12 @@ class Question:
 
 
 class AnswerThreads:
-    """Asks TokenMasks about one sequence after the other (implements MaskAnswerer)."""
+    """Calls TokenMasks in threads, one sequence at a time (implements MaskAnswerer)."""
 
     def __init__(self, number: int) -> None:
         self._number = number
         self._threads: ThreadPoolExecutor | None = None
-        """None: nothing has been asked yet."""
+        """None: not used yet."""
 
     def begin(self, questions: Sequence[MaskQuestion]) -> None:
         if self._threads is None:
@@ -118,7 +119,7 @@ class AnswerThreads:
             self._threads.submit(_ask, question)
 
     def close(self) -> None:
-        """What has not been asked will not be."""
+        """Drop the questions that have not been started."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 

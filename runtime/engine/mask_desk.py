@@ -1,12 +1,12 @@
-"""Computes masks and biases of requests' next tokens, in other threads than the engine loop's.
+"""Computes masks and biases of next tokens in other threads than the engine loop's.
 
     ask ──> answerers, while the executor computes logits ──> collect ──> draw
 
-All sequences of a step are asked about at once: each answerer gets one list of questions. A mask
-that is not ready when the logits are is waited for: as long as it takes the caller to compute
-logits if sequences without masks are in the step, so that they pay nothing, else briefly. Then its
-sequence is held: it skips steps until the mask is ready. Where its state cannot be kept meanwhile,
-the step waits; and where a step would draw nothing at all, it waits for the first mask.
+The masks of a step's sequences are requested at once: each answerer gets one list of questions. A
+step waits for late masks: if it has sequences without masks, until their logits are computed, so
+that they lose no time, else briefly. Then the sequence of a late mask is held: it skips steps until
+the mask is ready. If the sequence's state cannot be kept meanwhile, the step waits for the mask; if
+the step would draw nothing at all, it waits for the first mask.
 """
 
 import os
@@ -30,37 +30,37 @@ from trtc.runtime.sampling.masks import RowMasks, UInt32s, check_allows_any
 from trtc.runtime.scheduling.sequence import Sequence, Status
 
 _GRACE_S = 0.005
-"""Seconds that a step waits for masks: less than most steps take, and more than most masks do."""
+"""Seconds that a step waits for masks: less than most steps take, and more than most masks take."""
 _LEAST_GRACE_S = 0.0002
 _LEAST_GRACE = 0.02
-"""Of a step's seconds. Others wait as long at least: less than they notice, and a sequence that is
-held loses a whole step."""
+"""Share of a step's time that sequences without masks wait at least: a small delay, while a held
+sequence loses a whole step."""
 _FIRST_MASK_S = 0.05
-"""Seconds that a step with nothing else to draw waits for its first mask. The engine loop does
-nothing else meanwhile, such as admitting requests."""
+"""Seconds that a step with nothing else to draw waits for its first mask. The engine loop is
+blocked meanwhile and admits no requests."""
 _MAX_THREADS = 4
-"""So that one slow answer does not keep others waiting."""
+"""More than one, so that a slow answer does not delay the others."""
 
 
 class MaskedRows(NamedTuple):
-    """Rows of a step that draw a sequence's next token under a mask."""
+    """Rows of a step that draw a sequence's next token with a mask."""
 
     sequence: Sequence
     first: int
     number: int
-    """More than one where a request forks."""
+    """Number of rows; more than one where a request forks."""
 
 
 class Collected(NamedTuple):
-    """What is known of a step's masks when it is drawn."""
+    """Masks and biases of a step at the time of its draw."""
 
     masks: RowMasks | None
     late: list[Sequence]
-    """Their masks are not ready."""
+    """Sequences whose masks are not ready."""
     failures: dict[Sequence, TrtcError]
     """Errors of masks that could not be computed."""
     biases: Mapping[int, Mapping[int, float]] = MappingProxyType({})
-    """Row -> token id -> what is added to its logit."""
+    """Row -> token id -> bias of its logit."""
 
 
 class _Asked(NamedTuple):
@@ -68,7 +68,7 @@ class _Asked(NamedTuple):
     at: float
     """time.perf_counter()"""
     questions: tuple[Question, ...]
-    """One of each source of the request's masks."""
+    """One question for each source of the request's masks."""
 
     @property
     def is_answered(self) -> bool:
@@ -76,14 +76,14 @@ class _Asked(NamedTuple):
 
 
 class _Mask(NamedTuple):
-    """A row of masks that belong together."""
+    """One row of an array of masks."""
 
     masks: memoryview
     row: int
 
 
 class MaskDesk:
-    """The masks of one engine's sequences; one thread uses it."""
+    """The masks of one engine's sequences. Not thread-safe."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -97,7 +97,7 @@ class MaskDesk:
         return bool(self._asked)
 
     def ask(self, rows: Iterable[MaskedRows]) -> None:
-        """Request the masks of sequences whose tokens are all known; `collect` gives them."""
+        """Request the masks of sequences whose tokens are all known; `collect` returns them."""
         begun: dict[MaskAnswerer, list[MaskQuestion]] = {}
         for sequence, _, _ in rows:
             asked = self._asked.get(sequence)
@@ -115,12 +115,12 @@ class MaskDesk:
         may_be_late: bool = True,
         free_s: float | None = None,
     ) -> Collected:
-        """The masks of a step that is drawn now, of those sequences that have not ended. Masks that
-        were not requested yet are.
+        """The masks of a step that is drawn now, for sequences that have not ended. Requests the
+        masks that were not requested before.
 
         Args:
-            free_s: sequences without masks are in the step; seconds from the request for masks
-                that they wait for their logits anyway. None: there are none.
+            free_s: seconds, from the request for masks, that sequences without masks in the step
+                wait for their logits anyway. None: there are no such sequences.
         """
         running = [one for one in rows if one.sequence.lanes]
         self.ask(running)
@@ -159,12 +159,12 @@ class MaskDesk:
                 sequence.is_held = False
 
     def wait(self, seconds: float) -> None:
-        """Wait until a mask is ready, or for so many seconds."""
+        """Wait until a mask is ready, at most `seconds`."""
         asked = self._asked.values()
         self._answers.wait_until(lambda: any(one.is_answered for one in asked), seconds)
 
     def close(self) -> None:
-        """Drop all requests for masks."""
+        """Drop all requests for masks, and end the threads."""
         self._asked.clear()
         self._threads.close()
 
@@ -198,10 +198,10 @@ def _grace(asked: list[_Asked], free_s: float | None) -> float:
 
 
 def _common(questions: tuple[Question, ...]) -> tuple[_Mask | None, Mapping[int, float]]:
-    """What all of them allow, and the sums of their biases.
+    """The intersection of the answers' masks, and the sums of their biases.
 
     Raises:
-        TrtcError: of an answer that failed; or no token is allowed by all.
+        TrtcError: an answer failed, or no token is allowed by all.
     """
     for one in questions:
         if one.error is not None:
@@ -227,7 +227,7 @@ def _intersection(one: _Mask, other: _Mask) -> _Mask:
 
 
 def _joined(found: list[_Mask]) -> UInt32s:
-    """[len(found), words]; not a copy where they lie so already, as those of most steps do."""
+    """[len(found), words]; not a copy if they are already contiguous, as in most steps."""
     masks = found[0].masks
     words: UInt32s
     if all(one.masks is masks for one in found):

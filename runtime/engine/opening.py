@@ -17,7 +17,7 @@ def open_handle(source: "EngineSource", config: "EngineConfig") -> EngineHandle:
     """Verify, map and start one engine.
 
     Raises:
-        EngineError: the directory is damaged, not for this machine, or not to be trusted.
+        EngineError: the engine is damaged, not for this machine, or not trusted.
     """
     digest = source.digest
     if config.trust is not None:
@@ -47,11 +47,11 @@ def open_handle(source: "EngineSource", config: "EngineConfig") -> EngineHandle:
 
 
 def start(session: Session, name: str, config: LoopConfig, version: str = "1") -> EngineHandle:
-    """The running engine of an opened one.
+    """Start the loop of an opened engine.
 
     Raises:
-        RequestError, UnsupportedError, EnvironmentFault: not with this config; the session is
-            closed.
+        RequestError, UnsupportedError, EnvironmentFault: the config is not possible; the session
+            has been closed.
     """
     try:
         loop = EngineLoop(session.executor, session.tokenizer, config)

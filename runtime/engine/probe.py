@@ -17,15 +17,15 @@ from trtc.runtime.executors.base import Executor, Float32s, Int32s, StepBatch
 class Probe:
     """Implements the builder's EngineProbe.
 
-    An engine under construction is opened without hashing: it was written by this very process,
-    and is hashed when it is sealed.
+    An engine under construction is opened without hashing: this process has just written it, and
+    hashes it when the manifest is written.
     """
 
     def __init__(self, num_threads: int | None = None) -> None:
         self._num_threads = num_threads
 
     def check_tokenizer(self, directory: Path) -> tuple[str, ...]:
-        """Load and try a checkpoint's tokenizer and chat template in processes with limits."""
+        """Load and test a checkpoint's tokenizer and chat template in processes with limits."""
         from trtc.runtime.text.tokenizer_trial import try_tokenizer
 
         return try_tokenizer(directory)
@@ -33,7 +33,7 @@ class Probe:
     def check_grammars(
         self, directory: Path, vocab_size: int, grammars: Mapping[str, StoredGrammar]
     ) -> None:
-        """Compile grammars over a checkpoint's tokenizer, in processes with limits.
+        """Compile grammars for a checkpoint's tokenizer, in processes with limits.
 
         Raises:
             RequestError: one cannot be compiled; `field` is its name.
@@ -64,7 +64,7 @@ class Probe:
     def canaries(
         self, engine: Path, prompts: Sequence[Sequence[int]], max_tokens: int
     ) -> Iterator[Canary]:
-        """The greedy continuation of every prompt, in order, with its margins."""
+        """The greedy continuation of every prompt, in order, with the margins of its tokens."""
         with closing(self._open(engine)) as executor:
             for prompt_ids in prompts:
                 yield greedy_with_margins(executor, prompt_ids, max_tokens)
@@ -100,7 +100,7 @@ def greedy(executor: Executor, prompt_ids: Sequence[int], max_tokens: int) -> tu
 
 
 def greedy_with_margins(executor: Executor, prompt_ids: Sequence[int], max_tokens: int) -> Canary:
-    """The same, with the logits by which each token led the second best."""
+    """The same, with the difference between the largest two logits of each token."""
     limits = executor.limits
     token_ids, done, margins = list(prompt_ids), 0, list[float]()
     longest = min(len(token_ids) + max_tokens, limits.max_seq_len + 1)
@@ -115,7 +115,7 @@ def greedy_with_margins(executor: Executor, prompt_ids: Sequence[int], max_token
             second, best = np.partition(logits[0], -2)[-2:]
             margins.append(round(float(best) - float(second), 4))
             if limits.position_offset(length + 1) != limits.position_offset(length):
-                done = 0  # the cached keys were rotated by other factors
+                done = 0  # the cached keys were rotated by the other rotary factors
     return Canary(
         prompt_ids=tuple(int(token) for token in prompt_ids),
         token_ids=tuple(token_ids[len(prompt_ids) :]),
@@ -124,7 +124,7 @@ def greedy_with_margins(executor: Executor, prompt_ids: Sequence[int], max_token
 
 
 def pages_of_solo(kv: CacheLayout, limits: Limits) -> int:
-    """Pages of a pool for one sequence of any length, of which no window releases any."""
+    """Pages of a pool for one sequence of any length, if windows release no pages."""
     return len(kv.groups) * kv.pages_for(limits.max_seq_len)
 
 
@@ -139,12 +139,12 @@ def solo_batch(
     """A step of one sequence alone in the pool, on its first pages in order.
 
     Args:
-        length: tokens that the sequence has, those of later steps included; None: up to this chunk.
+        length: tokens of the sequence, those of later steps included; None: up to this chunk.
     """
     kv = executor.kv
     end = begin + len(chunk)
     places = np.arange(begin, end, dtype=np.int32)
-    # Each group has pages of its own, as many as it could need.
+    # Each group has its own pages, as many as it could need.
     stride = kv.pages_for(executor.limits.max_seq_len) if len(kv.groups) > 1 else 0
     first = np.arange(len(kv.groups), dtype=np.int32).reshape(-1, 1) * np.int32(stride)
     offset = executor.limits.position_offset(end if length is None else length)

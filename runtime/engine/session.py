@@ -2,9 +2,9 @@
 
     manifest -> versions -> sizes -> machine -> memory -> hashes -> map, load
 
-Nothing of the engine is mapped or executed before the last arrow; only weights, which are data, may
-be hashed after it, by a caller that answers for nothing until they are. Hashing begins once sizes
-are right: looking at the machine may import libraries for seconds.
+Nothing of the engine is mapped or executed before the last arrow. Only weights, which are data, may
+be hashed after it, by a caller that returns no result until they are. Hashing starts once the sizes
+are checked, in parallel with the checks of the machine, which may import libraries for seconds.
 """
 
 from collections.abc import Mapping
@@ -79,10 +79,10 @@ KINDS: Mapping[str, Prepare] = {
     "tensorrt": _prepare_tensorrt,
     "tensorrt_rtx": _prepare_tensorrt_rtx,
 }
-"""target.kind of the manifest -> what opens such engines, imported when one is opened."""
+"""target.kind of the manifest -> opener of such engines, imported when one is opened."""
 _DATA = {"cpu": WEIGHTS_FILE}
-"""target.kind -> a file whose bytes, whatever they are, only change numbers: weights, which code
-reads within bounds of its own."""
+"""target.kind -> the file of weights. Wrong bytes in it only change numbers, because code accesses
+it within fixed bounds."""
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -92,32 +92,32 @@ class Session(msgspec.Struct, frozen=True):
     manifest: Manifest
     executor: Executor
     tokenizer: Tokenizer | None
-    """None: the checkpoint had none, and the engine takes token ids only."""
+    """None: the checkpoint had none, and the engine accepts token ids only."""
     late_check: HashCheck | None = None
-    """Hashes that are still being compared; None: all have been."""
+    """Check of hashes that still runs; None: all are checked."""
     watch: FileWatch | None = None
-    """Of the files that stay mapped; None: there are none."""
+    """Watches the files that stay mapped; None: there are none."""
     grammars: Mapping[str, StoredGrammar] = {}
-    """That requests may name."""
+    """Grammars that requests may use by name."""
     mapped_weights: FileIdentity | None = None
-    """The file that the executor's weights are mapped from; None: they are not."""
+    """The file that the executor's weights are mapped from; None: they are not mapped."""
 
     def keep_weights(self) -> KeptWeights:
         """Weights for another `open_session` of the same engine, once this one is closed.
 
         Raises:
-            UnsupportedError: the executor gives none.
-            EngineCorruptError: somebody has written to their file.
+            UnsupportedError: the executor does not support it.
+            EngineCorruptError: the weights' file has been written to.
         """
         weights = self.executor.weights_on_host()
         self.raise_if_changed()
         return KeptWeights(weights, self.manifest.digest, self.mapped_weights)
 
     def raise_if_changed(self) -> None:
-        """Look whether somebody has written to a mapped file, which takes microseconds.
+        """Check, in microseconds, that no mapped file has been written to.
 
         Raises:
-            EngineCorruptError: somebody has, and results cannot be trusted any more.
+            EngineCorruptError: one has, so results are not reliable.
         """
         if self.watch is not None:
             self.watch.raise_if_changed()
@@ -148,22 +148,21 @@ def open_session(
 
     Args:
         engine: directory written by `trtc build`.
-        num_threads: of the kernels on a CPU; None: the physical cores that this process may use.
-        kv_bytes: memory of the KV pool; None: what `num_pages` needs.
+        num_threads: threads of kernels on a CPU; None: the physical cores allowed to this process.
+        kv_bytes: bytes of the KV pool; None: as `num_pages` says.
         num_pages: pages of the KV pool; None with kv_bytes None: enough for max_batch_size
             sequences of max_seq_len, within a share of the memory that is free.
-        dummy_weights: fill in random weights, for an engine that was built without any.
+        dummy_weights: use random weights, for an engine that was built without any.
         verify: False skips the hashes (not the sizes) of files whose integrity is known.
-        quick_start: leave what can wait until the first token has come, a CPU engine's weights'
-            hashes above all; the caller must ask `Session.late_check` before it vouches for any
-            result.
-        digest: of the only manifest that may be opened; "": any.
-        weights: of an earlier session; they are not read and hashed again if they are this
-            engine's. None: those of the files.
+        quick_start: defer work until after the first token, above all the hashes of a CPU engine's
+            weights; the caller must wait for `Session.late_check` before it returns any result.
+        digest: digest that the manifest must have; "": any.
+        weights: weights of an earlier session; if they are of this engine, they are not read and
+            hashed again. None: read them from the files.
 
     Raises:
         EngineCorruptError: a file is missing, or differs from the manifest.
-        EngineUntrustedError: the manifest has another digest than the one that was asked for.
+        EngineUntrustedError: the manifest has another digest than `digest`.
         EngineIncompatibleError: the engine is of another version or for another machine.
         EnvironmentFault: too little memory, or the code does not load.
         RequestError: a contradictory or impossible argument.
@@ -234,7 +233,7 @@ def _load_tokenizer(engine: Path, manifest: Manifest) -> Tokenizer | None:
 
 
 def _mapped(manifest: Manifest, found: Mapping[str, FileIdentity]) -> Mapping[str, FileIdentity]:
-    """What a running engine goes on reading from the disk: weights on CPUs. Code is a copy."""
+    """Files that stay mapped while an engine runs: weights on CPUs. Code is copied."""
     if manifest.target.kind != "cpu":
         return {}
     return {name: one for name, one in found.items() if name.endswith(".safetensors")}
@@ -310,7 +309,7 @@ def _num_pages(
 
 
 def _default_pages(manifest: Manifest, opening: Opening, free: int) -> int:
-    """What all sequences need at full length, as far as memory and engine allow."""
+    """Pages of all sequences at full length, as far as memory and engine allow."""
     wanted = manifest.limits.max_batch_size * manifest.kv.pages_of_sequence(
         manifest.limits.max_seq_len
     )
@@ -324,7 +323,7 @@ def _default_pages(manifest: Manifest, opening: Opening, free: int) -> int:
 
 
 def _check_listed(manifest: Manifest, opening: Opening) -> None:
-    """A file that the manifest leaves out would be loaded without having been verified."""
+    """Refuse files that the manifest does not list: they would be loaded without verification."""
     for name in opening.files:
         if name not in manifest.files:
             raise EngineCorruptError(

@@ -1,12 +1,14 @@
-"""Turns a step plan into arrays, from tables with one row a lane, without a loop over tokens.
+"""Builds a step's arrays from its plan and from tables with one row per lane, without a loop over
+tokens.
 
     lane  tokens                  pages        sampling columns
     0     5 17 9 2 11 ~3 . . .    8 2 . . .    temperature, top_k, ..., seed
     1     ...
 
-The tables follow the scheduler: a sequence is written whole when it is placed on its lane, page by
-page as it grows, and token by token as they are drawn, all lanes of a step at once. If a step is
-built before that, ~row (negative, as no token is) stands for what a row of the last step draws.
+The tables follow the scheduler: a sequence is written as a whole when it is placed on its lane,
+then page by page as it grows, and token by token as they are drawn, for all lanes of a step at
+once. In a step that is built before a token is known, ~row (which is negative) stands for the token
+that this row of the previous step draws.
 """
 
 import math
@@ -46,32 +48,32 @@ from trtc.runtime.scheduling.step_plan import StepPlan
 
 _NO_LANE = -1
 _FORCED = 3e38
-"""A bias: with it a finite logit stays finite, and is the largest."""
+"""A bias that makes a finite logit the largest, and keeps it finite."""
 
 
 class BuiltStep(msgspec.Struct, frozen=True, eq=False):
-    """A step ready to launch."""
+    """The arrays of a step that is ready to launch."""
 
     batch: StepBatch
     sampling: SamplingBatch
     appended_rows: Int64s
-    """[A] samples that extend a sequence on its lane, if they count: all but those that begin a
-    fork's others, which are placed on lanes of their own."""
+    """[A] rows whose tokens extend a sequence on its lane, if they count: all samples except those
+    that start other sequences of a fork, which are placed on their own lanes."""
     appended_lanes: Int64s
-    """[A]"""
+    """[A] lane of each."""
     appended_positions: Int64s
-    """[A] where in its sequence each goes."""
+    """[A] position of each in its sequence."""
     appended_tenancies: Int64s
-    """[A] which sequence had the lane: by the time of the token it may be another's."""
+    """[A] tenancy of the lane at launch: when the token is known, another sequence may have it."""
     masked: tuple[MaskedRows, ...] = ()
-    """Rows that are drawn under a mask."""
+    """Rows that are drawn with a mask."""
     counted_lanes: Int64s | None = None
-    """[R] whose seen tokens penalties look at, or _NO_LANE, where some of them are still to be
-    drawn by the step before; None: `sampling` has them all."""
+    """[R] lane whose seen tokens count for a row's penalties, or _NO_LANE. Set if the previous step
+    has still to draw some of them. None: `sampling` has them all."""
 
     @property
     def is_drawn_late(self) -> bool:
-        """Whether its draws need what the host does not have when it is launched."""
+        """Whether its draws need masks or tokens that the host does not have at launch."""
         return bool(self.masked) or self.counted_lanes is not None
 
 
@@ -99,24 +101,24 @@ class StepBuilder:
         self._pages = [
             np.zeros((num_lanes, -(-max_context // page_size)), np.int32) for _ in range(num_groups)
         ]
-        """Of each group of the cache layout."""
+        """Page table of each group of the cache layout."""
         self._num_prompt = np.zeros(num_lanes, np.int64)
         self._position_offsets = np.zeros(num_lanes, np.int64)
         self._tenancies = np.zeros(num_lanes, np.int64)
-        """[num_lanes] sequences that have been placed on each lane."""
+        """[num_lanes] number of sequences placed on each lane so far."""
         self._sampling = _SamplingColumns(num_lanes)
         self._last: BuiltStep | None = None
-        """The step built last, while its tokens are not known."""
+        """The last built step, while its tokens are unknown."""
 
     def follow(self, changes: Changes) -> None:
-        """Take over what the scheduler changed."""
+        """Apply the scheduler's changes to the tables."""
         for sequence in changes.placed:
             if sequence.lanes:  # else it has ended since
                 self._place(sequence)
         for sequence, begin, end in changes.grown:
             if sequence.lanes:
                 for table, pages in zip(self._pages, sequence.pages, strict=True):
-                    if end == begin + 1:  # a decode's, by far the most
+                    if end == begin + 1:  # a decode: by far the most common
                         table[sequence.lane, begin] = pages[begin]
                     else:
                         table[sequence.lane, begin:end] = pages[begin:end]
@@ -132,33 +134,33 @@ class StepBuilder:
         self._sampling.place(sequence)
 
     def append(self, step: BuiltStep, token_ids: Int32s, held: Collection[Sequence] = ()) -> None:
-        """Write drawn tokens [R] behind those sequences that still are on their lanes, but for
-        those that were held."""
+        """Append drawn tokens [R] to the sequences that are still on their lanes, except those in
+        `held`."""
         if self._last is step:
             self._last = None
         held_lanes = [sequence.lane for sequence in held if sequence.lanes]
         lanes, rows = self._write(step, token_ids)
-        if held_lanes:  # what was written will be written over
+        if held_lanes:  # the cells will be overwritten
             counts = ~np.isin(lanes, held_lanes)
             lanes, rows = lanes[counts], rows[counts]
         self._sampling.count(lanes, token_ids[rows])
 
     def _write(self, step: BuiltStep, cells: Int32s) -> tuple[Int64s, Int64s]:
-        """Write one cell a row [R] behind those sequences; their lanes and rows."""
+        """Write the cell of each row [R] behind its sequence; returns lanes and rows written."""
         stays = self._tenancies[step.appended_lanes] == step.appended_tenancies
-        # A sequence as long as can be ends with its token: there is no cell for that.
+        # A sequence of maximum length ends with its token, for which there is no cell.
         stays &= step.appended_positions < self._tokens.shape[1]
         lanes, rows = step.appended_lanes[stays], step.appended_rows[stays]
         self._tokens[lanes, step.appended_positions[stays]] = cells[rows]
         return lanes, rows
 
     def _slots(self, token_lanes: Int64s, page: Int64s, offset: Int32s) -> Int32s:
-        """Of each group, one after the other, from each token's page and its place in it."""
+        """Slots of all groups, one after the other, from each token's page and offset in it."""
         size = np.int32(self._page_size)
         return _joined_groups([table[token_lanes, page] * size + offset for table in self._pages])
 
     def build(self, plan: StepPlan) -> BuiltStep:
-        """Arrays of a plan that has been applied and followed, to launch before any other."""
+        """Arrays of a plan that has been applied and followed; must be the next step launched."""
         if self._last is not None:
             self._write(self._last, ~np.arange(self._last.sampling.num_rows, dtype=np.int32))
         if plan.has_drafts:
@@ -233,7 +235,7 @@ class StepBuilder:
         return self._tokens[sequence.lane, : len(sequence.token_ids)]
 
     def _write_drafts(self, plan: StepPlan) -> None:
-        """Behind the known tokens, where what is drawn will be written over them."""
+        """Write drafts behind the known tokens; drawn tokens will overwrite them."""
         for chunk in plan.chunks:
             if chunk.num_drafts:
                 sequence, begin = chunk.sequence, chunk.start + 1
@@ -246,10 +248,10 @@ class StepBuilder:
         masks: RowMasks | None,
         biases: Mapping[int, Mapping[int, float]],
     ) -> SamplingBatch:
-        """How to draw a step whose sequences' tokens are all known by now.
+        """The sampling batch of a step once the tokens of its sequences are all known.
 
         Args:
-            biases: row -> token id -> what is added to its logit, beside the request's own biases.
+            biases: row -> token id -> bias of its logit, in addition to the request's biases.
         """
         sampling = replace(step.sampling, masks=masks)
         if biases:
@@ -260,7 +262,7 @@ class StepBuilder:
 
 
 class _Layout(NamedTuple):
-    """Where the T tokens and the R logit rows of a step's B chunks lie."""
+    """Positions of the T tokens and R logit rows of a step's B chunks."""
 
     lanes: Int64s
     """[B]"""
@@ -273,14 +275,14 @@ class _Layout(NamedTuple):
     positions: Int64s
     """[T] in the sequence."""
     row_chunks: Int64s
-    """[R] which chunk a row belongs to."""
+    """[R] chunk of each row."""
     logit_rows: Int64s
-    """[R] which of the T tokens its logits come from."""
+    """[R] index of the token, of T, whose logits the row has."""
     row_positions: Int64s
-    """[R] in the sequence, of the token that follows that one."""
+    """[R] position in the sequence of the token after that one."""
     places: Int64s
-    """[R] among the samples of its chunk (a fork's sequences are 0 to n - 1); below 0: it comes
-    before them, for a scored token or a draft."""
+    """[R] index among the samples of its chunk (a fork's sequences are 0 to n - 1); negative: a row
+    before the samples, for a scored token or a draft."""
 
 
 def _layout(plan: StepPlan) -> _Layout:
@@ -293,7 +295,7 @@ def _layout(plan: StepPlan) -> _Layout:
 
 
 def _layout_of_decodes(lanes: Int64s, starts: Int64s) -> _Layout:
-    """One token and one row each: by far the most steps are like that."""
+    """The layout if each chunk has one token and one row, as in most steps."""
     numbers = np.arange(len(lanes) + 1)
     each, ends = numbers[:-1], starts + 1
     return _Layout(lanes, ends, numbers, lanes, starts, each, each, ends, np.zeros_like(each))
@@ -304,14 +306,14 @@ def _layout_of_chunks(
 ) -> _Layout:
     """
     Args:
-        leading: [B] rows before the samples.
+        leading: [B] number of rows before the samples.
     """
     ends = counts.cumsum()
     context_lens = starts + counts
     rows = leading + samples
     row_chunks = np.arange(len(lanes)).repeat(rows)
     places = np.arange(len(row_chunks)) - (rows.cumsum() - samples).repeat(rows)
-    # How many tokens of the chunk there are from a row's token on.
+    # Number of tokens from the row's token to the end of the chunk.
     back = np.where(places < 0, (counts - leading)[row_chunks] - places, 1)
     return _Layout(
         lanes=lanes,
@@ -342,7 +344,7 @@ def _joined_groups(arrays: list[Int32s]) -> Int32s:
 
 
 def _split(cells: Int32s) -> tuple[Int32s, Int32s | None]:
-    """Token ids and, if any of them is pending, where they come from, of cells of the table."""
+    """Token ids of cells of the table and, if any is pending, the rows that draw them."""
     pending = cells < 0
     if not pending.any():
         return cells, None
@@ -366,7 +368,7 @@ class _SamplingColumns:
         self._bias: dict[int, dict[int, float]] = {}
         """Lanes with biases."""
         self._early: dict[int, _EarlyBias] = {}
-        """Lanes with a least number of tokens."""
+        """Lanes with `min_tokens`."""
         self.masked: set[int] = set()
         """Lanes with masks."""
 
@@ -407,7 +409,7 @@ class _SamplingColumns:
             self._seen[lane] = _SeenTokens(sequence.token_ids, sequence.num_prompt)
 
     def count(self, lanes: Int64s, token_ids: Int32s) -> None:
-        """Remember drawn tokens where penalties need it."""
+        """Count drawn tokens on lanes with penalties."""
         if self._seen:
             for lane, token in zip(lanes.tolist(), token_ids.tolist(), strict=True):
                 if lane in self._seen:
@@ -432,7 +434,7 @@ class _SamplingColumns:
         )
 
     def seen_by(self, lanes: list[int]) -> SparseRows:
-        """The seen tokens of rows, of which each has one of these lanes, or none with penalties."""
+        """The seen tokens of rows with these lanes; lanes without penalties have none."""
         return seen_rows(
             {row: self._seen[lane].counts() for row, lane in enumerate(lanes) if lane in self._seen}
         )
@@ -440,10 +442,10 @@ class _SamplingColumns:
     def scoring(
         self, sampling: SamplingBatch, lanes: Int64s, is_scored: Bools, token_ids: Int32s
     ) -> SamplingBatch:
-        """The same, with rows [R] that score tokens which are known already.
+        """The same batch, in which rows `is_scored` [R] score known tokens.
 
-        Such a row draws its token by a bias that no logit outweighs, because every sampler reports
-        the log-probability of what it drew, from the logits before the bias.
+        A bias larger than any logit forces such a row to draw its known token, because every
+        sampler reports the log-probability of the drawn token, from the logits before the bias.
         """
         scored = np.flatnonzero(is_scored)
         kept = [_without_rows(entries, is_scored) for entries in (sampling.seen, sampling.bias)]
@@ -459,7 +461,7 @@ class _SamplingColumns:
         )
 
     def _bias_of(self, lane: int, position: np.int64) -> dict[int, float] | None:
-        """Of the token at `position` of a lane's output; None: none."""
+        """Bias of the token at `position` of a lane's output; None: there is none."""
         early = self._early.get(lane)
         if early is not None and position < early.min_tokens:
             return early.bias
@@ -480,7 +482,7 @@ class _EarlyBias(NamedTuple):
 
 
 class _SeenTokens:
-    """Distinct tokens of one sequence and their numbers in its output, kept as arrays."""
+    """Distinct tokens of one sequence and their counts in its output, as arrays."""
 
     def __init__(self, token_ids: Iterable[int], num_prompt: int) -> None:
         known = list(token_ids)

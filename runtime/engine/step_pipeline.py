@@ -1,17 +1,17 @@
-"""Carries out planned steps: from the decision to the drawn tokens.
+"""Executes planned steps: from the plan to the drawn tokens.
 
     launch     plan -> apply -> tables -> copies, launch ──┐
                                                      the executor works
     complete   drawn <- commit <- wait for the oldest <────┘
 
-A step whose draws need tokens that the host does not know yet, or masks, is launched up to its
-logits, and drawn when the host has them (Executor.launch_forward); of one in flight behind another,
-that is when the other is complete:
+A step whose draws need masks, or tokens that the host does not know yet, is launched up to its
+logits (Executor.launch_forward), and drawn when the host has them. If another step is in flight
+before it, that is when the other is complete:
 
     launch     ... -> launch_forward ─────> masks, counts -> draw
 
-With an executor that runs ahead, the next step is planned, built and launched while one is under
-way, so that the device need not wait for the host:
+If the executor runs ahead, the next step is planned, built and launched while one is in flight, so
+that the device does not wait for the host:
 
     device    step 1          | step 2          | step 3          |
     host      launch 2 | wait | launch 3, emit 1 | wait | launch 4, emit 2 | ...
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class CompletedStep(NamedTuple):
-    """What a step drew, as the scheduler's state took it over."""
+    """The drawn tokens of a step, after `SchedulerState.commit`."""
 
     drawn: list[Drawn]
     scored: list[Scored]
@@ -52,11 +52,11 @@ class CompletedStep(NamedTuple):
     num_tokens: int
     """Tokens that it computed."""
     num_sequences: int
-    """Of its batch, of which each draft may be one (DraftRows)."""
+    """Sequences of its batch; each draft may be one of its own (DraftRows)."""
     seconds: float
-    """Time in which it was the oldest step in flight."""
+    """Seconds in which it was the oldest step in flight."""
     failures: Mapping[Sequence, TrtcError]
-    """Sequences that cannot go on, because their masks failed."""
+    """Sequences that must end, because their masks failed."""
 
 
 _RECENT_STEPS = 64
@@ -68,18 +68,18 @@ class _StepInFlight(msgspec.Struct, eq=False):
     launched_at: float
     """time.perf_counter()"""
     num_reads: int
-    """Reads of the host tier that began before it: they are complete when it is."""
+    """Reads of the host tier that began before the step, and so are complete when it is."""
     pending: PendingStep | None = None
-    """None: it is not drawn yet."""
+    """None: the step is not drawn yet."""
     undrawn: UndrawnStep | None = None
-    """None: it was drawn when it was launched."""
+    """None: the step was drawn at its launch."""
     held: Collection[Sequence] = ()
-    """Sequences whose token does not count: their masks are late, or failed."""
+    """Sequences whose token is discarded: their masks are late, or failed."""
     failures: Mapping[Sequence, TrtcError] = msgspec.field(default_factory=dict)
 
 
 class StepPipeline:
-    """The steps of one engine in flight; one thread uses it."""
+    """The steps of one engine in flight. Not thread-safe."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class StepPipeline:
         """
         Args:
             tier: keeps pages that the state's prefix cache evicts.
-            drafter: proposes drafts, `num_drafts` a sequence at most; None: there are none.
+            drafter: proposes at most `num_drafts` drafts per sequence; None: no drafts.
         """
         self._drafter = drafter
         self._num_drafts = num_drafts
@@ -116,10 +116,10 @@ class StepPipeline:
         self._in_flight: deque[_StepInFlight] = deque()
         self._completed_at = 0.0
         self._step_seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
-        """Of the last steps. The shortest did not wait for masks, or hardly."""
+        """Durations of the last steps. The shortest is assumed not to have waited for masks."""
         self.num_completed = 0
         self.busy_seconds = 0.0
-        """Time in which at least one step was in flight."""
+        """Seconds in which at least one step was in flight."""
 
     @property
     def num_in_flight(self) -> int:
@@ -131,7 +131,7 @@ class StepPipeline:
         return len(self._in_flight) < self._max_in_flight
 
     def launch(self, step_plan: StepPlan) -> None:
-        """Launch the step that was planned last; there must be room for it.
+        """Launch the last planned step; `has_room` must be true.
 
         Raises:
             EnvironmentFault: the device failed.
@@ -198,14 +198,14 @@ class StepPipeline:
             self._masks.release()
 
     def await_masks(self, seconds: float) -> bool:
-        """With nothing in flight, wait for late masks; whether there are any."""
+        """With nothing in flight, wait for late masks; returns whether there are any."""
         if not self._masks.is_waiting:
             return False
         self._masks.wait(seconds)
         return True
 
     def complete(self) -> CompletedStep:
-        """Wait for the oldest step in flight, of which there must be one, and take over its tokens.
+        """Wait for the oldest step in flight, which must exist, and commit its tokens.
 
         Raises:
             EnvironmentFault: the device failed.
@@ -243,7 +243,7 @@ class StepPipeline:
         )
 
     def drain(self) -> None:
-        """Wait for all steps in flight, and drop their tokens.
+        """Wait for all steps in flight, and discard their tokens.
 
         Raises:
             EnvironmentFault: the device failed.
