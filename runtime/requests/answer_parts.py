@@ -8,7 +8,7 @@ from trtc.runtime.text.answer import AnswerPart
 
 
 def answer_parts(said: Output | Completion) -> Sequence[AnswerPart]:
-    """Those that it has; of one that is not split, its text, if there is any."""
+    """Its parts; if the answer is not split, its text as one part, unless it is empty."""
     if said.parts or not said.text:
         return said.parts
     return (AnswerPart("text", said.text),)

@@ -1,6 +1,6 @@
 """The call behind a request, as its client names it: for logs and traces, never for decisions.
 
-A frontend says whose call it answers; whatever runs in the call's task may ask.
+A frontend sets the call that it answers; code that runs in the call's task reads it.
 """
 
 import re
@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 REQUEST_ID = "x-request-id"
-"""Header and metadata by which clients name a call, and which return its name."""
+"""Header (HTTP) and metadata key (gRPC) of a call's id, in requests and responses."""
 _ID = re.compile(r"[A-Za-z0-9._:/=+@-]{1,128}")
 _MAX_TRACE = 512
 """Characters of a trace header; the W3C's `tracestate` may have as many."""
@@ -22,11 +22,11 @@ class Call:
     """One call of a client."""
 
     id: str
-    """As the client gave it, or drawn."""
+    """The client's id, or a generated one."""
     is_named: bool = False
-    """Whether the client gave it."""
+    """Whether the client gave the id."""
     traceparent: str = ""
-    """W3C trace context, as it came; "": there was none."""
+    """W3C trace context as received; "": there was none."""
     tracestate: str = ""
 
 
@@ -37,10 +37,10 @@ _CURRENT: ContextVar[Call] = ContextVar("trtc_call", default=NO_CALL)
 def call_of(
     request_id: str, traceparent: str = "", tracestate: str = "", *, drawn: str = ""
 ) -> Call:
-    """The call that came with these headers; an id that is no short word is not taken.
+    """The call of these headers. An id that is too long or has other characters is ignored.
 
     Args:
-        drawn: its id if the client gave none; "": a random one.
+        drawn: id if the client gave none; "": a random one.
     """
     is_named = _ID.fullmatch(request_id) is not None
     return Call(
@@ -53,7 +53,7 @@ def call_of(
 
 @contextmanager
 def answering(call: Call) -> Iterator[None]:
-    """Within it, in this task and those that it starts, `current_call` is this one."""
+    """Context manager: in this task, and in tasks that it starts, `current_call` is `call`."""
     before = _CURRENT.set(call)
     try:
         yield
@@ -62,5 +62,5 @@ def answering(call: Call) -> Iterator[None]:
 
 
 def current_call() -> Call:
-    """NO_CALL outside of one."""
+    """The call being answered; NO_CALL if there is none."""
     return _CURRENT.get()

@@ -11,7 +11,7 @@ from trtc.runtime.text.answer import AnswerPart, joined, text_of
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """One sequence, whole."""
+    """One complete sequence."""
 
     index: int
     """0 to n - 1."""
@@ -20,9 +20,9 @@ class Completion(msgspec.Struct, frozen=True):
     finish_reason: FinishReason
     matched_stop: str
     logprobs: tuple[TokenLogprobs, ...]
-    """One for each token, when asked for."""
+    """One for each token, if requested."""
     parts: tuple[AnswerPart, ...] = ()
-    """Of an answer that is split, in order."""
+    """Parts of an answer that is split, in order."""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class Result(msgspec.Struct, frozen=True):
     completions: tuple[Completion, ...]
     usage: Usage
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of the prompt's tokens from the second on, when asked for."""
+    """Log-probabilities of the prompt's tokens from the second on, if requested."""
 
     @property
     def text(self) -> str:
@@ -102,7 +102,7 @@ class Collector:
         self._prompt_logprobs += output.prompt_logprobs
 
     def check_complete(self) -> None:
-        """Raises ServeError unless the request's last output and that of each sequence came."""
+        """Raises ServeError if the last output of the request or of a sequence is missing."""
         if self._usage is None or not all(
             outputs[-1].finish_reason for outputs in self._by_index.values()
         ):
@@ -112,7 +112,7 @@ class Collector:
             )
 
     def result(self) -> Result:
-        """The whole.
+        """The complete result.
 
         Raises:
             ServeError: the request's last output, or that of a sequence, is missing.

@@ -19,7 +19,8 @@ from trtc.runtime.text.template_options import TEMPLATE_OPTIONS, Message, Templa
 
 
 class GenerateOptions(SamplingOptions, total=False):
-    """All optional; the defaults are those of RequestInput, the model and SamplingParams."""
+    """Keyword arguments of `generate`, all optional; defaults are those of RequestInput, the model
+    and SamplingParams."""
 
     model: str
     request_id: str
@@ -44,7 +45,7 @@ class GenerateOptions(SamplingOptions, total=False):
 
 
 class ChatOptions(GenerateOptions, TemplateOptions, total=False):
-    """Those of `chat`."""
+    """Keyword arguments of `chat`."""
 
     tool_choice: str | Mapping[str, Any]
     parallel_tool_calls: bool
@@ -103,7 +104,7 @@ _DEFAULTS = {field.name: field.default for field in fields(RequestInput)} | {
 
 
 def _keywords(options: Any) -> Mapping[str, Keyword]:
-    """The entries of a TypedDict; those that neither a input nor a template needs are None."""
+    """The entries of a TypedDict; those that neither an input nor a template needs are None."""
     keywords = {}
     for name, annotation in options.__annotations__.items():
         default = _DEFAULTS.get(name)
@@ -126,7 +127,7 @@ _KINDS: Mapping[Any, tuple[type, str]] = {
 
 
 def _kind(annotation: Any) -> tuple[type, str] | None:
-    """Of a plain value, which may be None; None: of a list or a mapping."""
+    """The type and its description if an option is a plain value; None: a list or a mapping."""
     members = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     plain = [one for one in members if one is not NoneType]
     return _KINDS.get(plain[0]) if len(plain) == 1 else None
@@ -150,7 +151,7 @@ def submit_prompts(
     options: GenerateOptions,
     submit: Callable[[RequestInput], GenerationT],
 ) -> GenerationT | list[GenerationT]:
-    """Start one prompt, or several at once: if one is refused, those before it are cancelled.
+    """Submit one prompt, or several at once: if one is refused, those before it are cancelled.
 
     Raises:
         InvalidRequestError: the prompt is of another kind, or an id is given for several.
@@ -187,7 +188,7 @@ def input_of_chat(messages: Sequence[Message], options: ChatOptions) -> RequestI
     """A request input for a conversation, oldest message first.
 
     Raises:
-        InvalidRequestError: a message, or what the template is given beside it, has another shape.
+        InvalidRequestError: a message or a template option has another shape.
     """
     from trtc.runtime.text.chat_options import chat_of  # few programs have conversations
 
@@ -220,7 +221,7 @@ def _input_fields(options: GenerateOptions) -> dict[str, Any]:
 
 
 def _grammar(given: dict[str, Any]) -> Grammar | None:
-    """What is asked of outputs; takes its options out of those that are given."""
+    """The grammar of outputs; removes its options from `given`."""
     texts = given.pop("choice", None)
     documents = {name: given.pop(name, None) for name in ("json_schema", "structural_tag")}
     plain = {
@@ -244,7 +245,7 @@ def _named(name: str | None) -> Grammar | None:
 
 
 def _document(name: Literal["json_schema", "structural_tag"], given: Any) -> Grammar | None:
-    """The grammar that a JSON document asks for, or its text; None: not given."""
+    """The grammar of an option that is a JSON document or its text; None: not given."""
     if given is None:
         return None
     if not isinstance(given, str | Mapping):

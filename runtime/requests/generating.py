@@ -1,6 +1,6 @@
-"""What engines in this process and clients of a server have in common: `generate`, `chat`, leaving.
+"""`generate`, `chat` and closing, for engines in this process and for clients of a server.
 
-They differ in how a request input is sent (`submit`) and how its outputs are waited for.
+These differ in how a request input is sent (`submit`) and how its outputs are awaited.
 """
 
 from abc import ABC, abstractmethod
@@ -32,10 +32,10 @@ class Generating(ABC, Generic[GenerationT]):
 
     @abstractmethod
     def submit(self, request_input: RequestInput, *, timeout: float | None = None) -> GenerationT:
-        """Start a request as it is; it runs with all others that have not ended.
+        """Submit a request; it runs concurrently with all others that have not ended.
 
         Args:
-            timeout: seconds after which it ends with DeadlineError; None: a client's own limit, if
+            timeout: seconds after which it ends with DeadlineError; None: the client's default, if
                 it has one.
         """
 
@@ -60,13 +60,13 @@ class Generating(ABC, Generic[GenerationT]):
         """Complete one prompt, or several.
 
         A text, or the token ids of one, gives one generation. A list of texts, or of lists of token
-        ids, gives a list of generations in the order of the prompts: all run at once.
+        ids, gives a list of generations in the order of the prompts, which run concurrently.
 
         Args:
-            timeout: seconds that it may take; None: a client's own limit, if it has one.
+            timeout: seconds that it may take; None: the client's default, if it has one.
 
         Raises:
-            InvalidRequestError: a field that cannot be honoured, by name.
+            InvalidRequestError: a field is invalid; names it.
             NoTokenizerError: a text for an engine without a tokenizer.
             UnavailableError: the engine or the client is closed.
         """
@@ -85,11 +85,11 @@ class Generating(ABC, Generic[GenerationT]):
         """Answer a conversation; messages and tools have the shapes of the OpenAI API.
 
         Args:
-            timeout: seconds that it may take; None: a client's own limit, if it has one.
+            timeout: seconds that it may take; None: the client's default, if it has one.
 
         Raises:
-            InvalidRequestError: a message or an option has another shape, or a field cannot be
-                honoured, by name.
+            InvalidRequestError: a message or an option has another shape, or a field is invalid;
+                names it.
             NoTokenizerError: the engine has no tokenizer.
             UnavailableError: the engine or the client is closed.
         """
@@ -97,7 +97,7 @@ class Generating(ABC, Generic[GenerationT]):
 
 
 class Closing(ABC):
-    """Closed when its `with` block ends."""
+    """A context manager that closes itself at the end."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -127,13 +127,13 @@ class BaseGeneration(ABC):
 
 
 class BlockingGeneration(BaseGeneration, Iterator[Output]):
-    """A completion on its way: iterate over its outputs, or wait for all of it with `result`.
+    """A running completion: iterate over its outputs, or wait for all of it with `result`.
 
-    Leaving it as a context manager, or dropping it, cancels what has not come.
+    Leaving its `with` block, or dropping it, cancels the request if it has not ended.
     """
 
     def result(self) -> Result:
-        """Read what has not been read yet and return the whole."""
+        """Read the remaining outputs and return the complete result."""
         for _ in self:
             pass
         return self._collector.result()

@@ -1,4 +1,4 @@
-"""What an output has to be: a grammar, as a client words it."""
+"""The grammar of outputs, as a client gives it."""
 
 import json
 from collections.abc import Sequence
@@ -14,24 +14,24 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """Outputs are the strings of its language, and end where one may end."""
+    """Constrains outputs to strings of its language."""
 
     kind: Kind
     text: str = ""
     """By kind: a JSON schema; nothing; a regular expression in the syntax of Rust's `regex`; a JSON
-    list of texts; a grammar in Lark's or GBNF's notation; a structural tag, as a response format of
-    the OpenAI API has it; the name of a grammar of the engine."""
+    list of texts; a grammar in Lark's or GBNF's notation; a structural tag, as in a response format
+    of the OpenAI API; the name of a grammar of the engine."""
     sent_as: str = ""
-    """What the request calls it, for errors; "": `grammar` and its kind."""
+    """The request's field of the grammar, for errors; "": `grammar` and its kind."""
 
     @property
     def field(self) -> str:
-        """Its name in errors."""
+        """The field that errors name."""
         return self.sent_as or f"grammar.{self.kind}"
 
 
 def json_schema(schema: str | dict[str, Any], sent_as: str = "") -> Grammar:
-    """Outputs are JSON documents that a schema describes: the schema, or its text."""
+    """Outputs are JSON documents of a schema, which is given as an object or as its text."""
     text = schema if isinstance(schema, str) else json.dumps(schema)
     return Grammar("json_schema", text, sent_as)
 
@@ -64,10 +64,10 @@ def choice(texts: Sequence[str], sent_as: str = "") -> Grammar:
 
 
 def only_one(given: Sequence[Grammar | None]) -> Grammar | None:
-    """The one grammar of those that a request may have; None: it has none.
+    """The only grammar of a request, of several fields that may give one; None: there is none.
 
     Raises:
-        InvalidRequestError: it has several.
+        InvalidRequestError: there are several.
     """
     named = [one for one in given if one is not None]
     if len(named) > 1:

@@ -1,7 +1,7 @@
-"""Keyword arguments by name: functions whose signature, help and errors spell out every one.
+"""Gives functions with `**options` a signature, a docstring and errors that name each option.
 
-Methods that share many options take `**options: Unpack[SomeTypedDict]`, which type checkers know.
-`takes` shows the same to `help`, `inspect.signature` and notebooks.
+Methods that share many options take `**options: Unpack[SomeTypedDict]`, which type checkers
+understand. `takes` shows the same to `help`, `inspect.signature` and notebooks.
 """
 
 import functools
@@ -14,7 +14,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 class Keyword(NamedTuple):
-    """One keyword argument, as a signature and a docstring show it."""
+    """One keyword argument, for a signature and a docstring."""
 
     annotation: Any
     default: object
@@ -36,9 +36,9 @@ def names_checked(function: FunctionT) -> FunctionT:
 
 
 def takes(keywords: Mapping[str, Keyword]) -> Callable[[FunctionT], FunctionT]:
-    """Put `keywords` in the place of a function's `**options`, in its signature and docstring.
+    """Replace a function's `**options` by `keywords` in its signature and docstring.
 
-    Names are checked as by `names_checked`. A keyword that is not given is not in `options`.
+    Names are checked as by `names_checked`. `options` has only the keywords that are given.
     """
 
     def spell_out(function: FunctionT) -> FunctionT:
@@ -80,7 +80,7 @@ def _indented(lines: Iterable[str]) -> str:
 
 
 def _unexpected(function: str, name: str, known: Iterable[str]) -> str:
-    import difflib  # where nothing is wrong, start-up does without
+    import difflib  # only for errors, so that start-up does not import it
 
     nearest = difflib.get_close_matches(name, known, n=1)
     hint = f". Did you mean {nearest[0]!r}?" if nearest else ""

@@ -1,4 +1,4 @@
-"""What a server says of one of its engines."""
+"""Description of one engine of a server, for clients."""
 
 import msgspec
 
@@ -27,10 +27,10 @@ class ModelInfo(msgspec.Struct, frozen=True):
     engine_digest: str
     """Digest of the engine's manifest."""
     trtc_version: str
-    """Of the server."""
+    """Version of the server."""
     sampling_defaults: SamplingOptions = msgspec.field(default_factory=SamplingOptions)
-    """Of requests that do not say; what is absent here has the runtime's default."""
+    """Defaults of requests; parameters that are absent here have the runtime's defaults."""
     default_max_tokens: int | None = None
-    """The same of `max_tokens`; None: as many as fit."""
+    """Default of `max_tokens`; None: as many as fit."""
     grammars: tuple[str, ...] = ()
-    """Names of the engine's own grammars."""
+    """Names of the grammars that the engine was built with."""

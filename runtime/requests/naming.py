@@ -1,4 +1,4 @@
-"""Errors that name fields of a draft, in the words of the client that sent it."""
+"""Translates field names in errors from those of RequestInput to those of the client's protocol."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,7 @@ from trtc.protos.errors import TrtcError
 
 @contextmanager
 def fields_as_sent(sent_as: Mapping[str, str]) -> Iterator[None]:
-    """Name the client's inputs in errors that name fields of a draft."""
+    """Context manager: errors that name fields of RequestInput name the client's fields instead."""
     try:
         yield
     except TrtcError as error:
@@ -17,8 +17,8 @@ def fields_as_sent(sent_as: Mapping[str, str]) -> Iterator[None]:
 
 
 def as_sent(error: TrtcError, sent_as: Mapping[str, str]) -> TrtcError:
-    """The error with the name of the client's input for the field of the draft, or for the longest
-    beginning of its path that has one."""
+    """A copy of the error that names the client's field: for the field of RequestInput, or for the
+    longest prefix of its path that has one."""
     name, space, rest = error.field.partition(" ")  # "stop (how many)"
     known = max((one for one in sent_as if _begins(name, one)), key=len, default=None)
     own = name if known is None else sent_as[known] + name[len(known) :]

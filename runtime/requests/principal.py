@@ -8,71 +8,71 @@ from trtc.runtime.requests.tenant_limits import NO_LIMITS, TenantLimits
 
 _TENANT = "tenant "
 IPV6_HOST_BITS = 64
-"""Of an IPv6 address: one host may use any address of its network."""
+"""Host bits of an IPv6 address, which are ignored: a host may use any address of its network."""
 
 
 class Scope(enum.Enum):
-    """What a port's paths and methods are for."""
+    """Permission that a path or method of a port requires."""
 
     INFERENCE = "inference"
     METRICS = "metrics"
     EVENTS = "events"
-    """Which prefixes are cached: the token ids of everybody's prompts."""
+    """Reading cache events, which have token ids of all clients' prompts."""
     ADMIN = "admin"
-    """Models come and go, sleep and wake."""
+    """Loading, unloading, sleeping and waking models."""
 
 
 ALL_SCOPES = frozenset(Scope)
 CONNECTION_SCOPES = ALL_SCOPES - {Scope.ADMIN}
-"""Of an anonymous client."""
+"""Scopes of an anonymous client."""
 CERTIFICATE_SCOPES = CONNECTION_SCOPES - {Scope.EVENTS}
-"""Of a client certificate without a key."""
+"""Scopes of a client certificate without an API key."""
 
 
 @dataclass(frozen=True)
 class Principal:
     """One client, as the protocol that it speaks identifies it.
 
-    Two kinds come over the network: a tenant, whom an API key or a client certificate names,
-    wherever it connects from; and a connection, which is all that is known of an anonymous client.
+    Two kinds come over the network: a tenant, identified by an API key or a client certificate from
+    any host; and a connection, which identifies an anonymous client.
     """
 
     name: str
     """Unique among principals."""
     group: str
-    """What bounded resources count together: a tenant's own name, or the host of a connection."""
+    """Principals of one group share limits: a tenant's own name, or the host of a connection."""
     is_anonymous: bool = False
     is_trusted: bool = False
-    """Code of this process: no share limits it, and no client can name it."""
+    """Code of this process: not limited by shares, and no client can become it."""
     scopes: frozenset[Scope] = field(default=ALL_SCOPES, compare=False)
-    """What it may ask for."""
+    """Its permissions."""
     limits: TenantLimits = field(default=NO_LIMITS, compare=False)
-    """As its last call found them."""
+    """Its limits as of its last call."""
 
     @property
     def tenant(self) -> str:
-        """The tenant's name; "": this is none."""
+        """The tenant's name; "": it is not a tenant."""
         return self.name.removeprefix(_TENANT) if self.name.startswith(_TENANT) else ""
 
 
 LOCAL = Principal("local", "local", is_trusted=True)
-"""A caller in this process."""
+"""Callers in this process."""
 INTERNAL = Principal("internal", "internal", is_trusted=True)
-"""The server itself: canaries."""
+"""The server's own requests: canaries."""
 
 
 Namespace = tuple[str, ...]
-"""Whose prefixes: requests share cached pages within one namespace only."""
+"""Requests share cached prefixes only within a namespace."""
 SHARED: Namespace = ("shared",)
 
 
 def namespace_of(principal: Principal, salt: str, *, share_prefixes: bool = False) -> Namespace:
-    """Where a request finds and leaves cached prefixes.
+    """The namespace of a request in the prefix cache.
 
     Args:
-        salt: a secret that clients agree upon to share prefixes, a tenant's within the tenant;
-            "": none.
-        share_prefixes: whether all anonymous clients share theirs.
+        salt: a secret; clients that send the same one share prefixes, tenants' only within the
+            tenant. "": none.
+        share_prefixes: whether all anonymous clients share their prefixes.
     """
     own = (principal.limits.cache_salt,) if principal.limits.cache_salt else ()
     if salt:
@@ -85,19 +85,19 @@ def namespace_of(principal: Principal, salt: str, *, share_prefixes: bool = Fals
 def tenant(
     name: str, scopes: frozenset[Scope] = CONNECTION_SCOPES, limits: TenantLimits = NO_LIMITS
 ) -> Principal:
-    """The holder of an API key of the tenant `name`, or of a certificate with that subject."""
+    """The tenant `name`, of an API key or of a certificate with that subject."""
     name = f"{_TENANT}{name}"
     return Principal(name, name, scopes=scopes, limits=limits)
 
 
 def connection(address: str, host: str) -> Principal:
-    """An anonymous client; `address` names its connection, `host` where that comes from."""
+    """An anonymous client; `address` identifies the connection, and `host` its host."""
     name, group = f"connection {address}", f"host {host}"
     return Principal(name, group, is_anonymous=True, scopes=CONNECTION_SCOPES)
 
 
 def host_of(address: str) -> str:
-    """What counts as one host: an IPv4 address, the network of an IPv6 address."""
+    """The host of an address: an IPv4 address itself, or the /64 network of an IPv6 address."""
     plain = address.partition("%")[0]
     try:
         parsed = ipaddress.ip_address(plain)

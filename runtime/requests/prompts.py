@@ -1,4 +1,4 @@
-"""What `generate` may be given as prompts: a text or its token ids, one or several."""
+"""Prompts of `generate`: one or several texts, or lists of token ids."""
 
 import operator
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _REMEDY = "Give a text, a list of token ids, or a list of texts or of such lists
 
 
 def read_prompts(prompt: Prompt | Prompts) -> Prompt | list[Prompt]:
-    """One prompt as it is, several as a list. Arrays count as the lists that they hold.
+    """Return one prompt unchanged, several as a list. Arrays count as lists.
 
     Raises:
         InvalidRequestError: names the item that is of another kind.
@@ -41,7 +41,7 @@ def _text(item: Any, field: str) -> str:
 
 def _token_ids(ids: Any, field: str) -> tuple[int, ...]:
     items = _items(ids, field)
-    if set(map(type, items)) == {int}:  # quick for the long lists that are right
+    if set(map(type, items)) == {int}:  # fast path for long valid lists
         return tuple(items)
     return tuple(_token_id(item, field, at) for at, item in enumerate(items))
 
@@ -57,13 +57,13 @@ def _token_id(item: Any, field: str, at: int) -> int:
 
 
 def _items(value: Any, field: str) -> Sequence[Any]:
-    """The items of a list or an array, of which there must be some."""
+    """The items of a list or an array, which must not be empty."""
     if hasattr(value, "tolist") and not isinstance(value, memoryview):
         value = value.tolist()
     if not _is_list(value):
         raise _other_kind(value, field, _REMEDY)
     if not value:
-        # The words of a text without tokens.
+        # The same message as for a text without tokens.
         raise InvalidRequestError("has no tokens", field=field, remedy=_REMEDY)
     return value  # type: ignore[no-any-return]
 

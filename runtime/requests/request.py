@@ -23,7 +23,7 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One validated request; `service` turns text and chat into `prompt_ids` at the door."""
+    """A request with token ids; `engine/admission.py` makes it of a RequestInput."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -33,20 +33,21 @@ class GenerationRequest:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
-    """New tokens before which nothing but `max_tokens` ends a sequence: tokens that would are not
-    drawn, stop strings are not looked for."""
+    """New tokens before which only `max_tokens` ends a sequence: stop tokens are not drawn, and
+    stop strings are ignored."""
     include_stop: bool = False
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    """Likeliest tokens to report at each place of the prompt; None: nothing of the prompt."""
+    """Most likely tokens to report at each position of the prompt; None: no log-probabilities of
+    the prompt."""
     priority: int = 0
     deadline: float | None = None
     """time.monotonic() after which the request is ended with DEADLINE_EXCEEDED."""
     principal: Principal = LOCAL
     """Who sent it; `request_id` is unique among its live requests."""
     masks: MaskSource | None = None
-    """Of what may be drawn; None: every token."""
+    """Masks of the tokens that may be drawn; None: every token."""
     answer: "AnswerPlan | None" = None
     """How its outputs are split; None: they are text."""
     cache_salt: str = ""
@@ -55,30 +56,30 @@ class GenerationRequest:
 
     @property
     def namespace(self) -> Namespace:
-        """Where it finds and leaves cached prefixes."""
+        """Its namespace in the prefix cache."""
         return namespace_of(self.principal, self.cache_salt, share_prefixes=self.share_prefixes)
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
-    """Log-probabilities, in nats, of one token and of the likeliest at its place."""
+    """Log-probabilities, in nats, of one token and of the most likely ones at its position."""
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...]
-    """(token id, logprob), likeliest first."""
+    """(token id, logprob), most likely first."""
     top_utf8: tuple[bytes, ...]
-    """Of each of `top`, as `utf8`."""
+    """`utf8` of each token of `top`."""
     utf8: bytes = b""
-    """The token's own text, or the part of a character that it is; empty without a tokenizer."""
+    """Bytes of the token's text, which may be part of a character; empty without a tokenizer."""
 
     @property
     def text(self) -> str:
-        """The token's own text, with U+FFFD for a part of a character."""
+        """The token's text, with U+FFFD for an incomplete character."""
         return self.utf8.decode(errors="replace")
 
     @property
     def top_texts(self) -> tuple[str, ...]:
-        """The same of each of `top`."""
+        """`text` of each token of `top`."""
         return tuple(one.decode(errors="replace") for one in self.top_utf8)
 
 
@@ -87,16 +88,17 @@ class Usage(msgspec.Struct, frozen=True):
     cached_prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int = 0
-    """Of those, tokens of thoughts; counted where answers are split."""
+    """Completion tokens of reasoning; counted if answers are split."""
     queue_s: float | None = None
-    """Seconds from the request's submission to the first step that computed it; None: none did, or
-    the request ran behind a server, which keeps this in its metrics."""
+    """Seconds from the request's submission to the first step that computed it; None: no step did,
+    or the request was sent to a server, which has this in its metrics."""
 
 
 class Output(msgspec.Struct, frozen=True):
     """New output of one sequence since its last Output.
 
-    One is made for every token, and a frozen dataclass takes five times as long to make.
+    A msgspec struct because one is made for every token: a frozen dataclass takes five times as
+    long.
     """
 
     request_id: str
@@ -110,7 +112,7 @@ class Output(msgspec.Struct, frozen=True):
     usage: Usage | None = None
     """Set on the request's last Output only."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of prompt tokens, each given those before it: from the second on, in order. They come before
-    the first drawn token, in one Output or several, of the first sequence."""
+    """Log-probabilities of prompt tokens from the second on, in order, each given the tokens before
+    it. In one or several Outputs of the first sequence, before its first drawn token."""
     parts: tuple[AnswerPart, ...] = ()
-    """Of an answer that is split, in order; `text` is then what is neither thought nor call."""
+    """Parts of an answer that is split, in order; `text` is then without reasoning and calls."""

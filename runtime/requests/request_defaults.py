@@ -1,4 +1,4 @@
-"""Whose defaults requests get: the model's, of its generation_config.json, or the runtime's."""
+"""Sampling defaults of requests: those of the model's generation_config.json, or the runtime's."""
 
 from typing import Literal
 
@@ -9,5 +9,5 @@ GenerationConfig = Literal["model", "trtc"]
 
 
 def request_defaults(model: ModelFacts, source: GenerationConfig) -> SamplingDefaults:
-    """What requests to a model get where they do not say."""
+    """Defaults of the sampling parameters that requests to a model leave out."""
     return model.sampling_defaults if source == "model" else NO_DEFAULTS

@@ -2,7 +2,7 @@
 
     RequestInput --tokenise, validate--> GenerationRequest
 
-Clients make request inputs, wire formats carry them, the service finishes them.
+Clients make request inputs, wire formats carry them, and the service turns them into requests.
 """
 
 from dataclasses import dataclass, field
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RequestInput:
-    """Exactly one of `text`, `token_ids` and `chat` is the prompt. A chat that was rendered already
-    stands beside its `token_ids`."""
+    """Exactly one of `text`, `token_ids` and `chat` is the prompt; only a chat that is already
+    rendered is given together with its `token_ids`."""
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
@@ -27,10 +27,10 @@ class RequestInput:
     model: str = ""
     """Engine name; may be empty when there is one engine."""
     request_id: str = ""
-    """Unique among the client's running requests; drawn by the server when empty."""
+    """Unique among the client's running requests; "": the server generates one."""
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     max_tokens: int | None = None
-    """New tokens a sequence; None: the model's default, or as many as fit max_seq_len."""
+    """New tokens per sequence; None: the model's default, or as many as fit max_seq_len."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -41,15 +41,16 @@ class RequestInput:
     prompt_logprobs: int | None = None
     priority: int = 0
     grammar: Grammar | None = None
-    """What outputs have to be; None: anything."""
+    """Grammar of the outputs; None: free text."""
     tool_choice: ToolChoice = AUTO
-    """Of the chat's tools."""
+    """Which of the chat's tools the answer calls."""
     parallel_tool_calls: bool = True
     """Whether an answer may have several calls."""
     splits_answer: bool = False
-    """Whether outputs of a chat have parts: text, thoughts, calls of tools. Otherwise all of it is
-    text, as the model wrote it."""
+    """Whether outputs of a chat have parts: text, reasoning, tool calls. Otherwise the whole output
+    is text, as the model wrote it."""
     thinking_token_budget: int | None = None
-    """Tokens of a sequence's reasoning; None: as many as the model likes."""
+    """Most reasoning tokens of a sequence; None: no limit."""
     cache_salt: str = ""
-    """A secret: clients that give the same one share cached prefixes. "": the client's own."""
+    """A secret: clients that give the same one share cached prefixes. "": prefixes are not shared
+    with other clients, unless the server shares them."""

@@ -1,4 +1,4 @@
-"""Outputs whose text becomes parts: text, thoughts, calls."""
+"""Splits the text of outputs into parts: text, reasoning, tool calls."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 class AnswerSplitter:
-    """Of one request. It counts the tokens of thoughts by the outputs that it is given: one token
-    each makes an exact count."""
+    """Splits the outputs of one request. It counts reasoning tokens by output, so the count is
+    exact if each output has one token."""
 
     def __init__(self, plan: "AnswerPlan", num_sequences: int) -> None:
         self._parsers = [plan.parser() for _ in range(num_sequences)]
         self._num_reasoning_tokens = 0
 
     def split(self, outputs: Sequence[Output]) -> list[Output]:
-        """The same with their parts; their texts are what is neither thought nor call."""
+        """The outputs with their parts; their texts are without reasoning and calls."""
         return [self._split(one) for one in outputs]
 
     def _split(self, output: Output) -> Output:
@@ -39,7 +39,7 @@ class AnswerSplitter:
 def splitting(
     request: GenerationRequest,
 ) -> Callable[[Sequence[Output]], list[Output]] | None:
-    """What gives a request's outputs their parts; None: they have none."""
+    """A function that splits a request's outputs into parts; None: they are not split."""
     if request.answer is None:
         return None
     return AnswerSplitter(request.answer, request.n).split

@@ -1,8 +1,8 @@
-"""Which tokens may come next in a sequence: what constrained decoding asks, and who answers.
+"""Masks of next tokens for constrained decoding: the interfaces of their sources.
 
-TokenMasks     answers about one sequence, in a thread of its engine's
-JointMasks     is asked about all sequences of a step at once, whatever their requests
-BothMasks      allows what two of them allow
+TokenMasks     computes the mask of one sequence, in a thread of the engine
+JointMasks     computes the masks of all sequences of a step together, also of other requests
+BothMasks      the intersection of two sources
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,21 +12,20 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class TokenEdit:
-    """What is done to the logits of one token's draw."""
+    """Changes to the logits of one token's draw."""
 
     mask: bytes | None = None
-    """As `TokenMasks.allowed`; None: every token may be drawn."""
+    """A mask as from `TokenMasks.allowed`; None: every token may be drawn."""
     bias: Mapping[int, float] = field(default_factory=dict)
-    """Token id -> what is added to its logit, as `logit_bias` of the request is."""
+    """Token id -> value added to its logit, like the request's `logit_bias`."""
 
 
 class TokenMasks(Protocol):
-    """Says which tokens may come next in the sequences of a request: constrained decoding.
+    """Computes which tokens may come next in the sequences of a request.
 
-    Called from threads of the engine, for each sequence in order and for several at the same time.
-    It must answer by its argument alone, because a sequence may be asked about again. While an
-    answer is late its sequence sits steps out, and the others go on. What it raises ends the
-    request.
+    Called from threads of the engine: in order for each sequence, concurrently for several. The
+    result must depend on the argument only, because it may be requested again. While a result is
+    late its sequence skips steps, and the others go on. An exception ends the request.
     """
 
     def allowed(self, output_ids: Sequence[int]) -> bytes | TokenEdit:
@@ -34,19 +33,19 @@ class TokenMasks(Protocol):
 
         Returns:
             ceil(vocab_size / 32) little-endian words of 32 bits; token t may be drawn if bit t % 32
-            of word t // 32 is 1. At least one token must be allowed. Or a TokenEdit, which may have
-            biases as well.
+            of word t // 32 is 1. At least one token must be allowed. Or a TokenEdit, which can also
+            have biases.
         """
         ...
 
 
 class MaskQuestion(Protocol):
-    """What is asked about one sequence. It is answered once, by any of the methods, in any thread;
-    what is answered after its sequence has ended is dropped."""
+    """A request for the mask of one sequence. It is answered once, by any of the methods, in any
+    thread; an answer after the sequence has ended is dropped."""
 
     @property
     def source(self) -> "MaskSource":
-        """Whose answer is wanted: of `JointMasks.asked`'s questions one of those masks."""
+        """The source that must answer; for JointMasks, one of those of the same answerer."""
         ...
 
     @property
@@ -55,16 +54,16 @@ class MaskQuestion(Protocol):
         ...
 
     def answer(self, edit: bytes | TokenEdit) -> None:
-        """As `TokenMasks.allowed` answers. A wrong one fails the question."""
+        """Answer with a result as of `TokenMasks.allowed`. An invalid one fails the question."""
         ...
 
     def answer_from(self, masks: memoryview, row: int) -> None:
-        """A row of masks that are kept as they are: each as `TokenMasks.allowed` says, with 0 in
-        bits behind the vocabulary."""
+        """Answer with a row of `masks`, which are not copied and must not change: each as from
+        `TokenMasks.allowed`, with 0 in bits past the vocabulary."""
         ...
 
     def fail(self, error: BaseException) -> None:
-        """It ends the request."""
+        """End the request with this error."""
         ...
 
 
@@ -72,22 +71,23 @@ class MaskAnswerer(Protocol):
     """Answers questions about the sequences of a step together."""
 
     def begin(self, questions: Sequence[MaskQuestion]) -> None:
-        """Begin to answer, and return at once. Called in the engine loop's thread."""
+        """Start to answer, without blocking. Called in the engine loop's thread."""
         ...
 
 
 class JointMasks(Protocol):
-    """Masks of a request whose answerer is asked about those of other requests as well."""
+    """Masks of a request whose answerer also computes masks of other requests."""
 
     @property
     def answerer(self) -> MaskAnswerer | None:
-        """None: it is a TokenMasks too, and wants to be asked about each sequence alone."""
+        """The shared answerer. None: the source is also a TokenMasks, which is called for each
+        sequence."""
         ...
 
 
 @dataclass(frozen=True)
 class BothMasks:
-    """Allows what two sources allow, with the biases of both."""
+    """The intersection of two sources' masks, with the biases of both."""
 
     first: "MaskSource"
     second: "MaskSource"
@@ -97,14 +97,14 @@ MaskSource = TokenMasks | JointMasks | BothMasks
 
 
 def both_masks(first: MaskSource | None, second: MaskSource | None) -> MaskSource | None:
-    """A source of what both allow; None: there is neither."""
+    """The intersection of two sources, of which either may be None; None: both are."""
     if first is None or second is None:
         return second if first is None else first
     return BothMasks(first, second)
 
 
 def each_source(source: MaskSource) -> Iterator[TokenMasks | JointMasks]:
-    """Those that a source is made of."""
+    """The sources that a source is composed of."""
     if isinstance(source, BothMasks):
         yield from each_source(source.first)
         yield from each_source(source.second)

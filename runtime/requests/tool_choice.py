@@ -8,7 +8,7 @@ import msgspec
 from trtc.protos.errors import InvalidRequestError
 
 MAX_TOOLS = 512
-"""Of one request."""
+"""Most tools of one request."""
 
 ToolMode = Literal["none", "auto", "required"]
 
@@ -28,14 +28,15 @@ class ToolChoice(msgspec.Struct, frozen=True):
     mode: ToolMode = "auto"
     """none: it calls none. auto: it may. required: it calls at least one."""
     names: tuple[str, ...] = ()
-    """The tools that it may call; (): all."""
+    """Names of the tools that the answer may call; (): all."""
 
 
 AUTO = ToolChoice()
 
 
 def tool_choice(value: Any, field: str = "tool_choice") -> ToolChoice | None:
-    """A choice in a shape of the OpenAI API, of chat completions or of responses; None: None.
+    """Parse `tool_choice` in a shape of the OpenAI API, of chat completions or of responses; None
+    for None.
 
     Raises:
         InvalidRequestError: it has another shape.
@@ -88,10 +89,10 @@ def _mode(value: Any, field: str, modes: Sequence[str]) -> Any:
 
 
 def kind_of(value: object) -> str:
-    """A problem: the value is of a wrong type."""
+    """An error's problem: the value has the wrong type."""
     return f"is a {type(value).__name__}"
 
 
 def refused(problem: str, field: str, remedy: str) -> InvalidRequestError:
-    """Of a request's tools, or of its choice of them."""
+    """An error of a request's tools, or of its choice of them."""
     return InvalidRequestError(problem, field=field, remedy=remedy)

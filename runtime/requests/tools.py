@@ -1,4 +1,4 @@
-"""Tools that an answer may call: what they take, and which of them it may or has to call."""
+"""Tools that an answer may call: their parameters, and which of them it may or must call."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,24 +19,24 @@ class Tool(msgspec.Struct, frozen=True):
     name: str
     description: str = ""
     parameters: str = ""
-    """JSON: the schema of its arguments, which are an object; "": none is given."""
+    """JSON schema, as text, of its arguments, which are an object; "": none is given."""
     strict: bool = False
-    """Whether arguments have to be what the schema describes."""
+    """Whether arguments must match the schema."""
 
 
 class ToolUse(msgspec.Struct, frozen=True):
     """The tools of a request."""
 
     tools: tuple[Tool, ...]
-    """All that the model is shown, by different names."""
+    """All tools in the prompt; their names are unique."""
     choice: ToolChoice
-    """Of mode auto or required."""
+    """Its mode is auto or required."""
     parallel: bool = True
     """Whether an answer may have several calls."""
 
     @property
     def callable(self) -> tuple[Tool, ...]:
-        """Those that the answer may call."""
+        """The tools that the answer may call."""
         names = self.choice.names
         return tuple(one for one in self.tools if not names or one.name in names)
 
@@ -46,14 +46,14 @@ def tool_use(
 ) -> ToolUse | None:
     """The tools of a request; None: its answer can call none.
 
-    The only tool that has to be called is called once, as in vLLM: clients that name one read one
-    call, and a model may not stop by itself.
+    If a single named tool is required, it is called exactly once, as in vLLM: clients that name one
+    read one call, and a model may not stop by itself.
 
     Args:
         chat: its `tools` are functions in the shape of the OpenAI API.
 
     Raises:
-        InvalidRequestError: a tool has another shape, or the choice names one that is not there.
+        InvalidRequestError: a tool has another shape, or the choice names an unknown tool.
     """
     tools, field = "" if chat is None else chat.tools, "chat.tools"
     listed = _tools(parse_json(tools, field, list), field) if tools else ()
@@ -76,7 +76,7 @@ def tool_use(
 
 
 def shown(chat: Chat, choice: ToolChoice) -> Chat:
-    """The conversation as the model is shown it: without tools that it must not call."""
+    """The conversation for the chat template: without tools that the model must not call."""
     return replace(chat, tools="") if choice.mode == "none" and chat.tools else chat
 
 
@@ -95,8 +95,8 @@ def _tools(values: Sequence[Any], field: str) -> tuple[Tool, ...]:
 
 
 def _tool(value: Any, field: str) -> Tool:
-    """Of `{"type": "function", "function": {...}}`, or of the function alone, as templates take
-    it too."""
+    """Parse `{"type": "function", "function": {...}}`, or the function alone, which templates
+    accept as well."""
     if not isinstance(value, Mapping):
         raise refused("is not an object", field, "Give a list of JSON objects")
     kind = value.get("type")

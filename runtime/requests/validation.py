@@ -1,4 +1,4 @@
-"""Every check of a request's fields, in one place: the service and LocalEngine both come here."""
+"""All checks of a request's fields, for the service and LocalEngine."""
 
 import math
 import time
@@ -28,7 +28,7 @@ MAX_PRIORITY = 10
 
 
 class RequestBounds(NamedTuple):
-    """What one engine can do for one request, and what a request gets that does not say."""
+    """Limits of one engine's requests, and their defaults."""
 
     vocab_size: int
     max_context: int
@@ -57,7 +57,8 @@ def finish_input(
     principal: Principal = LOCAL,
     share_prefixes: bool = False,
 ) -> GenerationRequest:
-    """A input whose prompt has become tokens, with its defaults filled in; not yet validated."""
+    """The request of an input and its prompt's tokens, with defaults filled in; not yet
+    validated."""
     max_tokens = request_input.max_tokens
     return GenerationRequest(
         request_id=request_id,
@@ -83,21 +84,22 @@ def finish_input(
 
 
 def _priority(asked: int, added: int) -> int:
-    """A tenant's is added within the range; what a request asks beyond it is refused later."""
+    """Add a tenant's priority, clamped to the range. A request's own priority out of range is
+    refused later."""
     return max(-MAX_PRIORITY, min(MAX_PRIORITY, asked + added)) if added else asked
 
 
 def _sampling_params(request_input: RequestInput, bounds: RequestBounds) -> SamplingParams:
-    """What the request input says, else the model's authors, else the runtime."""
+    """The request input's parameters, with the model's defaults, then the runtime's."""
     said: dict[str, Any] = {**bounds.defaults.sampling(), **request_input.sampling}
     return SamplingParams(**said)
 
 
 def validate(request: GenerationRequest, bounds: RequestBounds) -> None:
-    """Refuse what the engine can't do or what contradicts itself.
+    """Check that the engine can serve a request and that its fields do not contradict each other.
 
     Raises:
-        InvalidRequestError: names the field, what is wrong with it and what would be right.
+        InvalidRequestError: a field is invalid; names it, the problem and the remedy.
         DeadlineError: the deadline has passed.
     """
     if not 1 <= len(request.request_id) <= MAX_REQUEST_ID_CHARACTERS:
@@ -128,7 +130,7 @@ def _check_salt(salt: str) -> None:
 
 
 def check_prompt_length(length: int, bounds: RequestBounds) -> None:
-    """Refuse a prompt of so many tokens that none could follow; InvalidRequestError."""
+    """Refuse a prompt that leaves no room for a new token; InvalidRequestError."""
     if length >= bounds.max_context:
         raise ContextLengthError(
             f"has {length} tokens; this model's maximum context length is {bounds.max_context} "
@@ -151,7 +153,7 @@ def check_stop_strings(stops: Collection[str]) -> None:
 
 
 def check_lengths(request: GenerationRequest, bounds: RequestBounds) -> None:
-    """Refuse prompt and completion that do not fit together; InvalidRequestError."""
+    """Refuse prompt and completion that together exceed the context; InvalidRequestError."""
     length = len(request.prompt_ids)
     if length == 0:
         raise InvalidRequestError(
