@@ -1,1 +1,1 @@
-"""Ways into an engine: each takes drafts, gives events and words errors in its own dialect."""
+"""Frontends: each is one protocol's way into engines."""

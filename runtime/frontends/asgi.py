@@ -1,9 +1,9 @@
-"""What every HTTP port needs beside its own application: who calls, and the status of an error.
+"""Parts that all HTTP ports share: identification of callers, and statuses of errors.
 
     connection ─ TLS ─► scope["extensions"]["tls"] ─► peer_of ─► Access.admit ─► principal
 
-ASGI's TLS extension has the client certificate's name; here it is added to uvicorn's protocols,
-which leave it out.
+ASGI's TLS extension has the client certificate's name; uvicorn does not implement it, so it is
+added here.
 """
 
 import math
@@ -64,26 +64,26 @@ _SHORT_NAMES = {
     "surname": "SN",
     "userId": "UID",
 }
-"""As RFC 4514 and OpenSSL abbreviate; other names stay."""
+"""Attribute name -> abbreviation of RFC 4514 and OpenSSL; other names are kept."""
 
 
 def http_status(error: TrtcError) -> HTTPStatus:
-    """The status of an error; INTERNAL_SERVER_ERROR for what has none of its own."""
+    """The status of an error's class; INTERNAL_SERVER_ERROR for classes without one."""
     return by_class(_STATUS, error, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def error_headers(error: TrtcError) -> list[tuple[bytes, bytes]]:
-    """The headers that HTTP wants beside the status of an error."""
+    """The headers that HTTP requires with the status of an error."""
     if isinstance(error, UnauthenticatedError):
         return [(b"www-authenticate", b"Bearer")]
     if isinstance(error, QueueFullError) and error.retry_after_s is not None:
-        # Whole seconds (RFC 9110, 10.2.3): never sooner than it is worth it.
+        # Whole seconds (RFC 9110, 10.2.3), rounded up.
         return [(b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode())]
     return []
 
 
 def peer_of(scope: AsgiScope) -> Peer:
-    """Who sent an ASGI request."""
+    """The peer that sent an ASGI request."""
     ip, port = scope.get("client") or ("unknown", 0)
     headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
     key = api_key(headers.get(b"authorization", ""), headers.get(b"x-api-key", ""))
@@ -92,7 +92,7 @@ def peer_of(scope: AsgiScope) -> Peer:
 
 
 def with_certificate(application: Application, transport: BaseTransport) -> Application:
-    """The application for one connection, with the TLS extension where the client has shown a
+    """The application for one connection, with the TLS extension if the client has presented a
     certificate."""
     connection = transport.get_extra_info("ssl_object")
     name = "" if connection is None else _certificate_name(connection)
@@ -107,8 +107,8 @@ def with_certificate(application: Application, transport: BaseTransport) -> Appl
 
 
 def _certificate_name(connection: ssl.SSLObject) -> str:
-    """Of a verified client certificate, as gRPC names it: the subject as in RFC 4514, or all
-    alternative names of a certificate without one."""
+    """Name of a verified client certificate, the same as gRPC's: the subject as in RFC 4514, or all
+    alternative names of a certificate without a subject."""
     certificate: Any = connection.getpeercert() or {}
     subject = ",".join(
         "+".join(f"{_SHORT_NAMES.get(name, name)}={_escape(value)}" for name, value in part)
@@ -119,7 +119,7 @@ def _certificate_name(connection: ssl.SSLObject) -> str:
 
 
 def _escape(value: str) -> str:
-    """As OpenSSL prints values: special characters escaped, others than ASCII byte by byte."""
+    """A value as OpenSSL prints it: special characters escaped, non-ASCII ones byte by byte."""
     escaped = "".join(
         f"\\{one}" if one in ',+"\\<>;' else one if " " <= one <= "~" else _hex_bytes(one)
         for one in value

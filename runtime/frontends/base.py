@@ -1,16 +1,15 @@
-"""What a frontend of a server is: inputs in, events out, errors in its protocol's own words.
+"""The contract of a server's frontend: requests in, events out, errors as its protocol's statuses.
 
     message --read--> RequestInput, Principal --Service.generate--> Outputs --write--> events
                                                               └───> TrtcError --table--> status
 
-A frontend decides nothing: names, limits, fairness, tokenising and readiness are the service's, so
-that the same input gives the same tokens and the same refusal whichever way it came. What is its
-own: its port, who calls (`Principal`), how a message becomes a input (`RequestInput`, `Chat`), how
-an Output becomes an event, and a table from the error tree to its statuses
-(`protos.errors.by_class`).
+A frontend makes no decisions: names, limits, fairness, tokenising and readiness are the service's,
+so that the same input gives the same tokens and the same errors over every protocol. A frontend has
+its port, identifies the caller (`Principal`), converts messages to `RequestInput` or `Chat` and
+Outputs to events, and maps the error tree to its statuses (`protos.errors.by_class`).
 
-`frontends.local` and `frontends.triton` are no `Frontend`s: a Python caller and Triton's server
-start those themselves. They share `engine.admission` and the engine's loop with the service.
+`frontends.local` and `frontends.triton` are not `Frontend`s: a Python caller and Triton's server
+start them. They share `engine.admission` and the engine's loop with the service.
 """
 
 import ipaddress
@@ -24,7 +23,7 @@ class Frontend(ABC):
     """One protocol's way into a server. Used in the server's asyncio loop only."""
 
     name: ClassVar[str]
-    """Of the protocol, in log lines; unique in a server."""
+    """Name of the protocol in log lines; unique in a server."""
 
     def __init__(self, host: str) -> None:
         self.host = host
@@ -38,19 +37,20 @@ class Frontend(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Take the port and answer. Engines are not open yet: the service says which are ready.
+        """Bind the port and start to answer. Engines may not be open yet; the service knows which
+        are ready.
 
         Raises:
-            RequestError: the port cannot be had, or a file of the settings cannot be read.
+            RequestError: the port is not available, or a file of the settings cannot be read.
         """
 
     @abstractmethod
     def drain(self) -> None:
-        """The service takes no more requests; those that run go on."""
+        """Called when the service starts to refuse new requests; running ones go on."""
 
     @abstractmethod
     async def close(self, grace_s: float) -> None:
-        """Stop answering; what is under way gets `grace_s` seconds. Also after a failed start."""
+        """Stop; requests in progress get `grace_s` seconds. Also called after a failed start."""
 
 
 class FrontendConfig(Protocol):
@@ -62,13 +62,13 @@ class FrontendConfig(Protocol):
 
 
 def url_host(host: str) -> str:
-    """A host as it stands before a port."""
+    """A host in the form for `host:port`: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a port that is bound to `host`; a name counts as others'
-    unless it is localhost."""
+    """Whether only this machine reaches a port that is bound to `host`; false for all names except
+    localhost."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

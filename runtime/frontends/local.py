@@ -1,4 +1,4 @@
-"""An engine in this process: what `trtc.open_engine` gives and `trtc generate` uses."""
+"""An engine in this process, for `trtc.open_engine` and `trtc generate`."""
 
 import queue
 import time
@@ -27,10 +27,10 @@ from trtc.runtime.text.tokenizer import Tokenizer
 
 
 class LocalGeneration(BlockingGeneration):
-    """A completion on its way from an engine in this process.
+    """A running completion of an engine in this process.
 
-    Its last output comes when the engine's weights are known to be whole, and not to have been
-    written to meanwhile; if they are not, an EngineCorruptError comes instead.
+    Its last output is delivered after the engine's weights have been verified: their hashes match,
+    and their file was not written to meanwhile. If not, EngineCorruptError is raised instead.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class LocalGeneration(BlockingGeneration):
         late_check: HashCheck | None = None,
         raise_if_changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Submits the request; raises what `EngineLoop.submit` does."""
+        """Submit the request; raises the errors of `EngineLoop.submit`."""
         super().__init__(request.request_id)
         self._raise_if_changed = raise_if_changed
         self._loop = loop
@@ -73,7 +73,7 @@ class LocalGeneration(BlockingGeneration):
         self._outputs = iter(delivery if self._split is None else self._split(delivery))
 
     def cancel(self) -> None:
-        """End the request; what it has given so far can still be read."""
+        """End the request; outputs so far can still be read."""
         if self._number is not None:
             self._loop.cancel(self._number)
 
@@ -85,7 +85,7 @@ class LocalGeneration(BlockingGeneration):
 def _sink(
     deliveries: "queue.SimpleQueue[Delivery]", late_check: HashCheck | None
 ) -> Callable[[Delivery], None]:
-    """Where the loop's thread leaves what it has; it does not keep the generation alive."""
+    """A sink for the loop's thread; it holds no reference to the generation."""
 
     def put(delivery: Delivery) -> None:
         deliveries.put(delivery)
@@ -96,7 +96,7 @@ def _sink(
 
 
 class LocalEngine(Generating[LocalGeneration], Closing):
-    """An opened engine and its loop; safe to share between threads. Close it to free its memory."""
+    """An opened engine and its loop. Thread-safe. Close it to free its memory."""
 
     def __init__(
         self,
@@ -137,14 +137,13 @@ class LocalEngine(Generating[LocalGeneration], Closing):
         """Verify and load an engine directory; for other arguments and errors see `open_session`.
 
         Args:
-            kv_host_bytes: of the host's memory, for pages that the KV pool has no room for.
-            generation_config: whose sampling defaults requests get: those of the model's
-                generation_config.json, or trtc's own.
-            draft: what proposes tokens that each step checks beside the next one; `open_engine`
-                says more.
-            draft_tokens: of a sequence, at most.
+            kv_host_bytes: bytes of host memory for pages that the KV pool has no room for.
+            generation_config: source of the sampling defaults: the model's generation_config.json,
+                or trtc's own.
+            draft: drafter for speculative decoding; see `open_engine`.
+            draft_tokens: most drafts of a sequence in a step.
 
-        Weights are hashed from the first token on: see LocalGeneration.
+        Weights are hashed after the first token: see LocalGeneration.
         """
         session = open_session(
             Path(engine),
@@ -171,7 +170,7 @@ class LocalEngine(Generating[LocalGeneration], Closing):
         return self._session.tokenizer
 
     def info(self) -> ModelInfo:
-        """What a server of this engine would say of it."""
+        """The description of this engine that a server gives."""
         return self._engine.info()
 
     def submit(
@@ -181,14 +180,14 @@ class LocalEngine(Generating[LocalGeneration], Closing):
         timeout: float | None = None,
         masks: TokenMasks | None = None,
     ) -> LocalGeneration:
-        """Start a request; it runs with all others that have not ended.
+        """Submit a request; it runs concurrently with all others that have not ended.
 
         Args:
             timeout: seconds after which it ends with DeadlineError.
             masks: says which tokens may come next in its sequences, beside the input's grammar.
 
         Raises:
-            InvalidRequestError: a field that the engine cannot honour, by name.
+            InvalidRequestError: a field is invalid for the engine; names it.
         """
         if self._closed:
             raise UnavailableError("the engine is closed")
@@ -204,7 +203,8 @@ class LocalEngine(Generating[LocalGeneration], Closing):
         return self._loop.stats()
 
     def close(self) -> None:
-        """Stop the loop, end what runs with UnavailableError and free the engine. Idempotent."""
+        """Stop the loop, end running requests with UnavailableError and free the engine.
+        Idempotent."""
         self._closed = True
         self._loop.stop()
         self._engine.close()

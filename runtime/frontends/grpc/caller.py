@@ -1,4 +1,4 @@
-"""The principal behind a gRPC call, and the door that lets in only calls that have one."""
+"""The principal of a gRPC call, and the interceptor that refuses calls without one."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -18,7 +18,7 @@ from trtc.runtime.wire.failures import to_status
 OPEN_SERVICES = (health.SERVICE_NAME,)
 """Probes need no credentials."""
 _SUBJECT_PROPERTIES = ("x509_subject", "x509_subject_alternative_name", "x509_common_name")
-"""gRPC sets these for verified client certificates only; the first that says anything names the
+"""gRPC sets these for verified client certificates only; the first that is not empty names the
 tenant."""
 
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -29,26 +29,26 @@ Find = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
 def caller(
     context: "grpc.aio.ServicerContext[Any, Any]", access: Access, scope: Scope = Scope.INFERENCE
 ) -> Principal:
-    """Who makes the call.
+    """The principal of a call.
 
     Raises:
         UnauthenticatedError: a credential is missing or unknown.
-        ForbiddenError: whoever it is may not ask for `scope`.
+        ForbiddenError: the caller has not the scope.
     """
     return access.admit(_peer_of(context), scope)
 
 
 def stranger(context: "grpc.aio.ServicerContext[Any, Any]", access: Access) -> Principal:
-    """Who makes a call for which nobody needs credentials."""
+    """The principal of a call that needs no credentials."""
     return access.stranger(_peer_of(context))
 
 
 class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # a class at run time
-    """Refuses calls without a known key, before their request is read. Of a host that has many
-    refused, they are refused late (`resets`): they keep its streams, and cost the server little.
+    """Refuses calls without a valid key before their request is read. If a host has many refused
+    calls, they are refused late (`resets`): they occupy its streams, and cost the server little.
 
     Args:
-        is_probe: whether a path is a probe's, beside those of OPEN_SERVICES.
+        is_probe: whether a path is a probe, in addition to those of OPEN_SERVICES.
     """
 
     def __init__(self, access: Access, is_probe: Callable[[str], bool]) -> None:
@@ -57,7 +57,7 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # a class at 
         self._refused = Resets()
 
     def drain(self) -> None:
-        """Calls are refused at once from now on."""
+        """Refuse calls at once from now on."""
         self._refused.close()
 
     async def intercept_service(
@@ -75,7 +75,8 @@ class Door(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # a class at 
         return await continuation(handler_call_details)
 
     def _refusing(self, status: grpc.Status) -> Handler:
-        """To gRPC a call of streams, because their requests are read only when a handler asks."""
+        """A streaming handler that refuses the call: of such calls gRPC reads no request before the
+        handler does."""
 
         async def refuse(requests: object, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
             host = host_of(_ip_of(context.peer()))
@@ -102,13 +103,13 @@ def _ip_of(peer: str) -> str:
 
 
 def _key_of(metadata: Metadata) -> str:
-    """gRPC gives names in lower case; of several values the last one counts."""
+    """The API key in metadata, whose names gRPC gives in lower case. Of several the last counts."""
     said = {name: value for name, value in metadata if isinstance(value, str)}
     return api_key(said.get("authorization", ""), said.get("x-api-key", ""))
 
 
 def _subject(properties: Mapping[str, Iterable[bytes]]) -> str:
-    """Of the client's certificate. One without a subject, as SPIFFE's are, has other names."""
+    """The name of the client's certificate, which may have no subject, as SPIFFE's have none."""
     for name in _SUBJECT_PROPERTIES:
         if said := b"\0".join(properties.get(name, ())):
             return said.decode(errors="backslashreplace")

@@ -1,8 +1,8 @@
-"""What the handlers of every gRPC service share: how a call reads, answers and fails.
+"""Parts that the handlers of all gRPC services share: reading, answering and failing a call.
 
-To gRPC's server every method takes a stream of bytes, which on the wire is the same as one message:
-so a handler reads its request when its turn comes (`intake`), and what cannot be parsed is refused
-with INVALID_ARGUMENT instead of INTERNAL.
+Every method is registered with a stream of bytes as its request, which is the same on the wire as
+one message. So a handler reads its request when its turn comes (`intake`), and a malformed request
+gets INVALID_ARGUMENT instead of INTERNAL.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ CALL_METADATA = (REQUEST_ID, "traceparent", "tracestate")
 Context = grpc.aio.ServicerContext[Any, Any]
 AnswerT = TypeVar("AnswerT")
 STALLED_CLIENT_S = 60
-"""A client that takes no message for this long loses its stream: it holds a place of others."""
+"""Seconds after which the stream of a client that reads no message is ended, to free its place."""
 
 
 class GrpcService(NamedTuple):
@@ -39,7 +39,7 @@ class GrpcService(NamedTuple):
     """Descriptor of the .proto that defines it, for reflection."""
     methods: "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
     probes: frozenset[str] = frozenset()
-    """Names of methods that answer anybody (`probe`)."""
+    """Names of methods that need no credentials (`probe`)."""
 
 
 def unary(
@@ -48,8 +48,8 @@ def unary(
     behaviour: Callable[[Any, Context], Awaitable[Message]],
     scope: Scope = Scope.INFERENCE,
 ) -> "grpc.RpcMethodHandler[Any, Any]":
-    """A handler that is given its request, which holds its turn if it is large, and whose known
-    errors become statuses."""
+    """A handler with one request, which holds its turn if it is large. TrtcErrors become
+    statuses."""
     return _unary(intake, partial(intake.caller, scope=scope), method, behaviour)
 
 
@@ -58,7 +58,7 @@ def probe(
     method: Method[Any, Any],
     behaviour: Callable[[Any, Context], Awaitable[Message]],
 ) -> "grpc.RpcMethodHandler[Any, Any]":
-    """The same for a call that needs no credentials."""
+    """`unary` for a call that needs no credentials."""
     return _unary(intake, intake.stranger, method, behaviour)
 
 
@@ -79,7 +79,7 @@ def _unary(
 def one_answer(
     method: Method[Any, Any], behaviour: Callable[[Context], Awaitable[Message]]
 ) -> "grpc.RpcMethodHandler[Any, Any]":
-    """A handler that reads by itself, and whose known errors become statuses."""
+    """A handler that reads its requests itself and gives one answer. TrtcErrors become statuses."""
 
     async def handle(requests: object, context: Context) -> Message:
         async with _named(context):
@@ -96,9 +96,9 @@ def one_answer(
 def streaming(
     method: Method[Any, Any], behaviour: Callable[[Context], Awaitable[None]]
 ) -> "grpc.RpcMethodHandler[Any, Any]":
-    """A handler that reads and writes by itself, and whose known errors become statuses.
+    """A handler that reads and writes itself. TrtcErrors become statuses.
 
-    gRPC cancels it when the client cancels, vanishes or runs out of time.
+    gRPC cancels it if the client cancels or disconnects, or its deadline passes.
     """
 
     async def handle(requests: object, context: Context) -> None:
@@ -114,7 +114,7 @@ def streaming(
 
 @asynccontextmanager
 async def _named(context: Context) -> AsyncIterator[None]:
-    """Answer a call as its client names it, and return that name."""
+    """Set the current call with the client's id, and return the id in the metadata."""
     said = {
         name: value
         for name, value in context.invocation_metadata() or ()
@@ -131,11 +131,11 @@ async def _named(context: Context) -> AsyncIterator[None]:
 def writing(
     streams: Sequence[OutputStream], stalled_client_s: float = STALLED_CLIENT_S
 ) -> Iterator[None]:
-    """A write of what `streams` gave.
+    """Context manager around a write of outputs of `streams`.
 
-    A client that takes nothing makes `write` wait for as long as its connection lives. The streams
-    then fail, which frees their pages and places, while the writer waits on: gRPC can neither give
-    up a write nor send a status past it.
+    If the client does not read, `write` waits for as long as the connection lives. After
+    `stalled_client_s` the streams fail, which frees their pages and places, while the write waits
+    on: gRPC can neither cancel a write nor send a status before it.
     """
     timer = asyncio.get_running_loop().call_later(
         stalled_client_s, _stall, streams, stalled_client_s
@@ -143,7 +143,7 @@ def writing(
     try:
         yield
     except grpc.aio.InternalError as error:
-        # The client has gone meanwhile. gRPC would log this with a traceback.
+        # The client has disconnected. gRPC would log this with a traceback.
         raise asyncio.CancelledError from error
     finally:
         timer.cancel()
@@ -160,13 +160,13 @@ def _stall(streams: Sequence[OutputStream], seconds: float) -> None:
 
 
 def deadline(context: Context) -> float | None:
-    """time.monotonic() at which the call runs out of time; None: never."""
+    """Deadline of the call in time.monotonic(); None: it has none."""
     remaining = context.time_remaining()
     return None if remaining is None else time.monotonic() + remaining
 
 
 async def or_status(running: Awaitable[AnswerT]) -> AnswerT | grpc.Status:
-    """What it returns, or the status of the error that it raises.
+    """The result of an awaitable, or the status of the TrtcError that it raises.
 
     The error ends here: gRPC keeps an aborted call in a reference cycle with the frames that
     aborted it, and those of an error hold the request until the garbage collector runs.

@@ -21,7 +21,7 @@ from trtc.runtime.wire.methods import SERVICE
 from trtc.runtime.wire.tls import ServerTls
 
 PRELOAD_AFTER_S = 1.0
-"""From the start of the port to the imports of protocols that nobody has called yet."""
+"""Seconds from the start of the port to the imports of protocols that have not been called yet."""
 _HERE = "trtc.runtime.frontends.grpc"
 
 _log = logging.getLogger("trtc.server")
@@ -41,7 +41,7 @@ class GrpcConfig:
 
 
 class GrpcFrontend(Frontend):
-    """Every service over gRPC, on one port."""
+    """All gRPC services, on one port."""
 
     name: ClassVar[str] = "grpc"
 
@@ -95,8 +95,8 @@ class GrpcFrontend(Frontend):
             await self._server.stop(grace=grace_s)
 
     async def _preload(self) -> None:
-        """So that a protocol's first caller doesn't wait for its imports, and nor does the first
-        token of a server that has just been started."""
+        """Import the protocols, after a delay: their first calls need not wait for imports, and the
+        imports do not delay the first token after a start."""
         await asyncio.sleep(PRELOAD_AFTER_S)
         for one in (*self._services, self._reflection):
             await asyncio.to_thread(one.preload)
@@ -105,7 +105,7 @@ class GrpcFrontend(Frontend):
         return any(one.is_probe(path) for one in self._services)
 
     def _report_health(self) -> None:
-        """The whole server serves when every engine does that it is to serve."""
+        """Update the health service: the server as a whole serves if all wanted engines do."""
         models = self._service.models
         serving = {f"{SERVICE}/{name}": models.is_ready(name) for name in models.names}
         is_ready = not models.why_not_ready()

@@ -1,7 +1,7 @@
 """grpc.health.v1 for the whole server (""), for trtc.v1.Inference, and for each engine by name.
 
 The library's own asyncio servicer holds a lock while it writes to a watcher, so one watcher that
-never reads would keep every status from changing; here a change only sets flags.
+never reads would block all status changes; here a change only sets flags.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the library is untyped
-    """Statuses by service name, and the calls that ask for them."""
+    """Statuses by service name, and the handlers of the health service."""
 
     def __init__(self) -> None:
         self._serving: dict[str, bool] = {}
@@ -26,13 +26,13 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
         self._closed = False
 
     def set(self, serving: Mapping[str, bool]) -> None:
-        """Say which services there are, and whether each serves; watchers receive the latest
-        status only."""
+        """Set which services exist, and whether each serves; watchers receive only the latest
+        status."""
         self._serving = dict(serving)
         self._wake()
 
     def close(self) -> None:
-        """Nothing serves any more, and watchers' streams end after the last status."""
+        """Set all services to not serving; watchers' streams end after the last status."""
         self._serving = dict.fromkeys(self._serving, False)
         self._closed = True
         self._wake()
@@ -82,6 +82,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
         return int(SERVING if self._serving[service] else NOT_SERVING)
 
     def _wake(self) -> None:
-        """Each event is set once and replaced, so that no watcher can miss or block a change."""
+        """Wake all watchers. Each event is set once and replaced, so that no watcher can miss or
+        block a change."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

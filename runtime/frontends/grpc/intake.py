@@ -1,5 +1,5 @@
-"""Requests of gRPC calls on their way in: in turns (`service.intake`), and no faster cancelled than
-opened (`resets`)."""
+"""Reads the requests of gRPC calls: in turns (`service.intake`), and with a limited rate of
+cancelled calls (`resets`)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -19,10 +19,10 @@ from trtc.runtime.service.fair_turns import FairTurns
 from trtc.runtime.service.intake import TURN_S
 
 MAX_LISTENING = 512
-"""Calls that may send further requests at a time. What they send without being asked for it is read
-before its turn: at the worst, a request of the largest size each."""
+"""Most concurrent calls that may send further requests. gRPC reads one request of each before its
+turn: in the worst case each of the largest size."""
 IDLE_S = 600.0
-"""A call that listens ends after this time without a request."""
+"""Seconds without a request after which a call with several requests is ended."""
 _NAME = "the server's places for calls that send several requests"
 
 RequestT = TypeVar("RequestT")
@@ -36,27 +36,27 @@ class Intake:
         self._turns = turns
         self._access = access
         self._resets = Resets()
-        # Nobody has all places: neither a host, nor a tenant, nor a connection of a host.
+        # No client has all places: neither a host, nor a tenant, nor a connection of a host.
         self._clients = FairTurns(MAX_LISTENING, MAX_LISTENING // 4, TURN_S, _NAME)
         self._hosts = FairTurns(MAX_LISTENING, MAX_LISTENING * 3 // 4, TURN_S, _NAME)
 
     def caller(
         self, context: "grpc.aio.ServicerContext[Any, Any]", scope: Scope = Scope.INFERENCE
     ) -> Principal:
-        """Who makes a call.
+        """The principal of a call.
 
         Raises:
             UnauthenticatedError: a credential is missing or unknown.
-            ForbiddenError: whoever it is may not ask for `scope`.
+            ForbiddenError: the caller has not the scope.
         """
         return caller(context, self._access, scope)
 
     def stranger(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Principal:
-        """Who makes a call for which nobody needs credentials."""
+        """The principal of a call that needs no credentials."""
         return stranger(context, self._access)
 
     def drain(self) -> None:
-        """Calls that were cancelled end at once from now on."""
+        """End cancelled calls at once from now on."""
         self._resets.close()
 
     @asynccontextmanager
@@ -66,13 +66,13 @@ class Intake:
         principal: Principal,
         parse: Callable[[bytes], RequestT],
     ) -> AsyncIterator[RequestT]:
-        """The call's one request, as `parse` makes it from its bytes. Leave the context as soon as
-        the request is admitted: until then a large one holds its turn.
+        """The call's only request, parsed by `parse`. Leave the context as soon as the request is
+        admitted: until then a large one holds its turn.
 
         Raises:
-            InvalidRequestError: there is none; and what `parse` raises.
-            CancelledError: it did not come in time.
-            QueueFullError: no turn came in time.
+            InvalidRequestError: there is no request. Also raises the errors of `parse`.
+            CancelledError: the request did not arrive in time.
+            QueueFullError: there was no turn in time.
         """
         async with AsyncExitStack() as turn:
             reading = self._turns.request(principal, partial(_read, context), parse)
@@ -87,7 +87,7 @@ class Intake:
     async def listening(
         self, context: "grpc.aio.ServicerContext[Any, Any]", principal: Principal
     ) -> AsyncIterator["Listener"]:
-        """Hear the requests of a call that sends several, whenever it does.
+        """A listener for the requests of a call that sends several.
 
         Raises:
             QueueFullError: too many calls listen.
@@ -108,7 +108,7 @@ class Intake:
     async def parsed(
         self, principal: Principal, data: bytes, parse: Callable[[bytes], RequestT]
     ) -> AsyncIterator[RequestT]:
-        """What `parse` makes of a request that was heard; as `request` otherwise."""
+        """Like `request`, for the bytes of a request from a Listener."""
 
         async def heard() -> bytes:
             return data
@@ -129,7 +129,7 @@ class Listener:
         """The next request; None: there will be no other.
 
         Args:
-            is_busy: whether earlier ones are being answered, so that the call is not idle.
+            is_busy: returns whether earlier requests are being answered, so the call is not idle.
 
         Raises:
             CancelledError: the call was idle for too long.

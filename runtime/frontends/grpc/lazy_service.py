@@ -1,7 +1,7 @@
-"""A service of the port that is imported when it is first called.
+"""A gRPC service that is imported on its first call.
 
-Most servers are called by one protocol. The others' messages and servicers take as long to import
-as a small engine takes to open.
+Most servers are called over one protocol. Importing the messages and servicers of the others takes
+as long as opening a small engine.
 """
 
 import importlib
@@ -17,8 +17,8 @@ from trtc.runtime.frontends.grpc.calls import GrpcService
 class LazyService(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # a class at run time
     """
     Args:
-        name: as in paths, health checks and reflection.
-        module: what `make` imports.
+        name: name in paths, health checks and reflection.
+        module: module that `make` imports.
     """
 
     def __init__(self, name: str, module: str, make: Callable[[], GrpcService]) -> None:
@@ -27,7 +27,7 @@ class LazyService(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # a class 
         self._make = make
 
     def preload(self) -> None:
-        """Do the imports of the first call; in any thread."""
+        """Do the imports of the first call; may run in any thread."""
         importlib.import_module(self._module)
 
     @cached_property
@@ -41,11 +41,11 @@ class LazyService(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # a class 
         return self.loaded.methods.get(name) if name else None
 
     def is_probe(self, path: str) -> bool:
-        """Whether the method answers callers without credentials."""
+        """Whether the path's method needs no credentials."""
         name = self._method(path)
         return bool(name) and name in self.loaded.probes
 
     def _method(self, path: str) -> str:
-        """The method's name; "": it is another service's."""
+        """The method's name; "": it belongs to another service."""
         service, _, name = path.removeprefix("/").rpartition("/")
         return name if service == self.name else ""

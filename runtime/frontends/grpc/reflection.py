@@ -12,10 +12,10 @@ from trtc.runtime.frontends.grpc.calls import GrpcService
 
 
 def reflection_service(names: Sequence[str], files: Sequence[Any]) -> GrpcService:
-    """The service.
+    """The reflection service.
 
     Args:
-        names: of the port's services, itself included.
+        names: names of the port's services, this one included.
         files: descriptors of the .proto files that define them.
     """
     pool = _pool((*files, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR))
@@ -31,7 +31,7 @@ def reflection_service(names: Sequence[str], files: Sequence[Any]) -> GrpcServic
 
 
 def _pool(files: Sequence[Any]) -> DescriptorPool:
-    """The files that reflection serves: several pools in one."""
+    """One descriptor pool with all files, which come from several pools."""
     pool = DescriptorPool()
     for file in files:
         for one in (*file.dependencies, file):

@@ -1,22 +1,22 @@
-"""Calls that clients cancel before their requests are read, and calls of clients without a key: so
-many a second end, the others late.
+"""Limits the rate of calls that are cancelled before their requests are read, and of calls without
+a valid key.
 
-A client can open and cancel calls faster than any server takes them ("rapid reset",
-CVE-2023-44487), and everybody's next call waits behind those that gRPC has accepted. A cancelled
-call keeps its stream until its handler has ended, and what a connection opens beyond its streams is
-refused by gRPC's core, which costs next to nothing. So where many come from a host, their handlers
-end late: a storm's connections have all of their streams taken most of the time.
+A client can open and cancel calls faster than a server can accept them ("rapid reset",
+CVE-2023-44487), and the next call of any client waits behind those that gRPC has accepted. A
+cancelled call keeps its stream until its handler has ended, and gRPC's core refuses calls beyond a
+connection's streams at almost no cost. So if a host cancels many calls, their handlers end late:
+most of the time, all streams of its connections are taken.
 """
 
 import asyncio
 
 RESETS_PER_S = 100
-"""Of a host, in the long run."""
+"""Calls of a host that end at once, in the long run."""
 BURST = 200
-"""Calls that a host may cancel at once, unread, at no cost: a client may end with many open."""
+"""Calls that a host may cancel at once without delay: a client may exit with many open calls."""
 MAX_HOLD_S = 10.0
 MAX_HELD = 2048
-"""Handlers that wait at a time, of all hosts; beyond, they end at once. Each holds some 25 KB."""
+"""Most handlers that wait, of all hosts; further ones end at once. Each holds some 25 KB."""
 
 
 class Resets:
@@ -24,7 +24,7 @@ class Resets:
 
     def __init__(self) -> None:
         self._due: dict[str, float] = {}
-        """host -> when its rate would have allowed all that it has cancelled, if in the future."""
+        """host -> time at which its rate has allowed all its cancelled calls, if in the future."""
         self._held: set[asyncio.Future[None]] = set()
         self._closed = False
 
@@ -33,7 +33,8 @@ class Resets:
         return len(self._held)
 
     async def hold(self, host: str) -> None:
-        """A call of `host` is to end for nothing: wait for as long as it keeps its stream."""
+        """Count a cancelled or refused call of `host`, and wait for as long as it keeps its
+        stream."""
         loop = asyncio.get_running_loop()
         seconds = self.count(host, loop.time())
         if seconds <= 0 or self._closed or len(self._held) >= MAX_HELD:
@@ -48,7 +49,7 @@ class Resets:
             self._held.discard(released)
 
     def count(self, host: str, now: float) -> float:
-        """Count such a call; the seconds for which it keeps its stream."""
+        """Count such a call; returns the seconds for which it keeps its stream."""
         while self._due and self._due[first := next(iter(self._due))] <= now:
             del self._due[first]
         burst_s = BURST / RESETS_PER_S
@@ -57,7 +58,7 @@ class Resets:
         return due - now - burst_s
 
     def close(self) -> None:
-        """Let all handlers end, now and from now on."""
+        """Let all waiting handlers end, and later ones end at once."""
         self._closed = True
         for released in self._held:
             _release(released)

@@ -19,8 +19,8 @@ from trtc.runtime.wire.tls import ServerTls
 def make_server(
     services: Sequence[LazyService], status: Health, limits: ServiceLimits, door: Door | None
 ) -> grpc.aio.Server:
-    """A server with these and health; it listens once ports are bound. `door`: what calls come
-    through; None: all are let in."""
+    """A server with these services and health; it listens once ports are bound. `door`: the
+    interceptor of all calls; None: all calls are accepted."""
     options = server_options(
         max_connection_calls=limits.max_connection_streams,
         max_connections=limits.max_connections,
@@ -33,10 +33,10 @@ def make_server(
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None) -> int:
-    """Bind `host:port`; returns the port, which the system chose when 0 was asked.
+    """Bind `host:port`; returns the port, which the system chooses if `port` is 0.
 
     Raises:
-        RequestError: the address cannot be had, or a TLS file cannot be read.
+        RequestError: the address is not available, or a TLS file cannot be read.
     """
     address = f"{url_host(host)}:{port}"
     try:
@@ -56,10 +56,10 @@ def bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None) -
 
 
 def _try_port(host: str, port: int) -> None:
-    """Bind and close: gRPC writes lines of its own to stderr when it cannot.
+    """Bind and close the port first, because gRPC writes to stderr if it cannot bind.
 
     Raises:
-        OSError: the address cannot be had.
+        OSError: the address is not available.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, place = found[0]

@@ -1,4 +1,4 @@
-"""trtc.v1.Inference over gRPC: messages in, messages out; every decision is the service's."""
+"""trtc.v1.Inference over gRPC, as a thin layer over the service."""
 
 from contextlib import AsyncExitStack
 
@@ -58,7 +58,7 @@ class InferenceServicer:
         )
 
     async def _generate(self, context: Context) -> None:
-        """Writes the outputs as they come; leaving the service's context frees the pages."""
+        """Write outputs as they arrive; leaving the service's context frees the pages."""
         principal = self._intake.caller(context)
         async with AsyncExitStack() as running:
             async with self._intake.request(context, principal, self._input) as request_input:
@@ -70,7 +70,7 @@ class InferenceServicer:
             await self._write(stream, context)
 
     def _input(self, data: bytes) -> RequestInput:
-        """Lengths are checked before there is a Python object for every number."""
+        """Parse a request; lengths are checked before a Python object is made for every number."""
         engines = self._service.engines.values()
         longest = max((engine.loop.bounds.max_context for engine in engines), default=0)
         request = parse(GENERATE.request, data, max_numbers=MAX_NUMBERS + longest)

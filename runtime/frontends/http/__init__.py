@@ -1,1 +1,1 @@
-"""The HTTP port: metrics, probes and dialects."""
+"""The HTTP port: metrics, probes and the dialects (protocols over HTTP)."""

@@ -1,4 +1,4 @@
-"""The ASGI application of the HTTP port: finds the route, ends with the client, words errors."""
+"""The ASGI application of the HTTP port: routing, cancellation on disconnect, error responses."""
 
 import asyncio
 import logging
@@ -23,19 +23,19 @@ _log = logging.getLogger("trtc.server")
 _INTERNAL = InvariantError("internal error", remedy="Look into the server's log")
 _PORT = re.compile(r":\d+$")
 RESERVED_CONNECTIONS = 64
-"""Connections that only probes have: of the others fewer may be answered than there may be."""
+"""Connections reserved for probes: so many fewer other requests are answered at once."""
 
 
 class Application:
     """Answers the requests of all connections, in one asyncio loop.
 
     Args:
-        routes: of all dialects; on one path they answer different methods.
+        routes: routes of all dialects; routes of one path have different methods.
         access: identifies callers.
-        is_local: only this machine reaches the port, so names that others may give to its address
-            (DNS rebinding) are refused.
-        max_connections: of the port, the reserved ones included.
-        is_draining: whether the server takes no more requests.
+        is_local: whether only this machine reaches the port; then Host headers with other names are
+            refused (DNS rebinding).
+        max_connections: connections of the port, the reserved ones included.
+        is_draining: returns whether the server refuses new requests.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class Application:
             exchange.close()
 
     def is_for_clients(self, path: str) -> bool:
-        """Whether what answers a path is inference, or open to all."""
+        """Whether a path's route is for inference, or open to all callers."""
         scopes = {route.scope for route in self._routes_of(path).values()}
         return bool(scopes) and scopes <= {None, Scope.INFERENCE}
 
     def _closing(self, send: Send) -> Send:
-        """`send`, with which an answer closes its connection while the server drains: its client's
-        next request finds another."""
+        """A `send` that closes the connection after the answer while the server drains, so that the
+        client's next request goes to another server."""
 
         async def send_or_close(message: MutableMapping[str, Any]) -> None:
             if self._is_draining() and message["type"] == "http.response.start":
@@ -127,8 +127,9 @@ class Application:
             await self._refuse(exchange, route, _INTERNAL)
 
     def _check_host(self, exchange: Exchange) -> None:
-        """A page of the web can have its own name resolved to 127.0.0.1. A browser then takes this
-        server for the page's own, and lets the page read what it answers. Who has a key may."""
+        """Refuse other host names on a local port (DNS rebinding): a web page can have its own name
+        resolved to 127.0.0.1, and its browser then lets it read the answers of this server. Callers
+        with an API key are allowed."""
         host = exchange.header(b"host").decode("latin-1").lower()
         is_own = not host or is_loopback(_PORT.sub("", host))
         if self._is_local and not is_own and not self._access.needs_keys:
@@ -140,12 +141,12 @@ class Application:
 
     async def _refuse(self, exchange: Exchange, route: Route, error: TrtcError) -> None:
         if exchange.is_begun:
-            # The answer stays without its end, by which its client knows.
+            # The answer has begun: the client detects the error by its missing end.
             raise error
         await route.refuse(exchange, error)
 
     def _routes_of(self, path: str) -> Mapping[str, Route]:
-        """By method; empty: there is no such path."""
+        """Routes of a path by method; empty: there is no such path."""
         found = self._routes.get(path)
         if found is not None and (path == "/" or not path.endswith("/")):
             return found

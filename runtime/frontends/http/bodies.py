@@ -1,4 +1,4 @@
-"""Bodies become fields: one pass for the names that are given, one for the values that are read."""
+"""Parses bodies: one pass finds the names of fields, another decodes the known ones."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,22 +12,23 @@ from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.frontends.http.exchange import Headers
 
 MAX_IGNORED = 32
-"""Names in the header that lists ignored fields."""
+"""Most names in the header that lists ignored fields."""
 _FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _PATH = re.compile(r" - at `(?:key` in `)?\$\.?([^`]*)`$")
-"""Where a value is, at the end of msgspec's messages."""
+"""The path of a value, at the end of msgspec's messages."""
 
 
 Refused = Mapping[str, Sequence[Any]]
-"""Fields that would change the answer, and that this server does not have: any other value than
-null and these ends in an error, and these mean what the server does anyway."""
+"""Unsupported fields that would change the answer -> values that are accepted, because they ask for
+what the server does anyway. null is accepted too; other values are refused."""
 
 
 class Fields(msgspec.Struct, kw_only=True):
-    """The fields of a request that are read; what is neither read nor refused is ignored."""
+    """The fields of a request that are read; fields that are neither read nor refused are
+    ignored."""
 
     api: ClassVar[str]
-    """Whose reference has the fields' types."""
+    """Name of the API whose reference defines the fields."""
     refused: ClassVar[Refused] = {}
 
 
@@ -37,31 +38,31 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Given(Generic[FieldsT]):
-    """What a body says."""
+    """The parsed fields of a body."""
 
     fields: FieldsT
     ignored: tuple[str, ...]
-    """Names that the server does not know."""
+    """Names of unknown fields."""
 
     @property
     def headers(self) -> Headers:
-        """Names what is ignored; a name that a header cannot carry counts as `?`."""
+        """The header that lists ignored fields; names that a header cannot carry become `?`."""
         names = [name if _FIELD_NAME.fullmatch(name) else "?" for name in self.ignored]
         listed = ", ".join(dict.fromkeys(names[:MAX_IGNORED]))
         return ((b"x-trtc-ignored", listed.encode()),) if listed else ()
 
 
 def read(body: bytes, kind: type[FieldsT], *, within: str = "") -> Given[FieldsT]:
-    """The fields of a JSON body, or of one that lies in a field of another.
+    """The fields of a JSON body, or of an object in a field of a body.
 
     Args:
-        within: stands before the names of fields in errors and among those ignored.
+        within: prefix of field names, in errors and in the list of ignored fields.
 
     Raises:
-        InvalidRequestError: it is no JSON object, a field has another type, or is not supported.
+        InvalidRequestError: it is not a JSON object, a field has another type or is not supported.
     """
     with _json_of(kind.api, within):
-        body.decode()  # what is not read is not decoded, nor checked, below
+        body.decode()  # ignored fields are not decoded below, and so not checked
         names = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         fields = msgspec.json.decode(body, type=kind)
         refused = {
@@ -78,10 +79,10 @@ def read(body: bytes, kind: type[FieldsT], *, within: str = "") -> Given[FieldsT
 
 
 def decoded(body: bytes, kind: type[T], api: str) -> T:
-    """A JSON body whose fields are read one by one, behind this.
+    """A decoded JSON body; callers check its fields.
 
     Raises:
-        InvalidRequestError: it is no JSON, or of another type.
+        InvalidRequestError: it is not JSON, or has another type.
     """
     with _json_of(api, ""):
         body.decode()
@@ -90,7 +91,7 @@ def decoded(body: bytes, kind: type[T], api: str) -> T:
 
 @contextmanager
 def _json_of(api: str, within: str) -> Iterator[None]:
-    """Errors of decoding in the block, as those of the request."""
+    """Context manager that turns decoding errors into errors of the request."""
     try:
         yield
     except msgspec.ValidationError as error:

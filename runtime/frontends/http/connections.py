@@ -1,13 +1,13 @@
-"""Connections of the HTTP port, bounded in number, in time and in what their heads hold.
+"""Connections of the HTTP port, with limits of their number, their time and the size of headers.
 
     waiting --first byte--> head --> answering --last byte--> waiting
-    IDLE_S                  HEAD_S   the application's; STALLED_CLIENT_S to take what is sent
+    IDLE_S                  HEAD_S   the application's; STALLED_CLIENT_S for the client to read
 
-uvicorn bounds the time between two requests, but neither a request that comes byte by byte, nor the
-size of its head, nor a client that takes no answer, nor how many connections there are. Here one
-beyond the limit takes the place of the one that has waited longest. A connection that is answered
-is never replaced, and the application answers fewer than there may be connections
-(`application.py`): slow clients can never keep a health check out.
+uvicorn limits the time between two requests, but not a request that arrives byte by byte, the size
+of its headers, a client that does not read its answer, or the number of connections. Here a
+connection beyond the limit replaces the one that has waited longest. A connection that is being
+answered is never replaced, and the application answers fewer requests than there may be connections
+(`application.py`), so slow clients cannot block health checks.
 """
 
 import asyncio
@@ -21,21 +21,21 @@ from uvicorn.server import ServerState
 from trtc.runtime.frontends.asgi import with_certificate
 
 IDLE_S = 65.0
-"""From the accept, or from the last response, to the first byte of the next request. Longer than
-clients keep idle connections in their pools, so that it is they who close them."""
+"""Seconds from the accept, or from the last response, to the first byte of the next request. Longer
+than clients keep idle connections in their pools, so that the clients close them."""
 HEAD_S = 5.0
-"""From a request's first byte to the end of its headers, and for a connection to end."""
+"""Seconds from a request's first byte to the end of its headers, and for closing a connection."""
 STALLED_CLIENT_S = 60.0
-"""A client that takes nothing of an answer for this long loses its connection."""
+"""Seconds after which the connection of a client that reads nothing of its answer is closed."""
 MAX_HEAD_BYTES = 16 << 10
-"""Of the first line and the headers of a request."""
+"""Most bytes of the request line and headers."""
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """One connection. `server_state.connections` holds all of them; each is one of ours.
+    """One connection. `server_state.connections` holds all of them, each a BoundedConnection.
 
     Args:
-        max_connections: of the port.
+        max_connections: connections of the port.
         established: called with the file descriptor of each established connection.
     """
 
@@ -49,7 +49,7 @@ class BoundedConnection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, {})
         self.waiting_since = 0.0
-        """When the last exchange ended, in seconds of the event loop's clock."""
+        """End of the last exchange, in seconds of the event loop's clock."""
         self._max_connections = max_connections
         self._established = established
         self._deadline: asyncio.TimerHandle | None = None
@@ -59,7 +59,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     @property
     def is_answering(self) -> bool:
-        """Whether the application has a request of this connection."""
+        """Whether the application is handling a request of this connection."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -93,7 +93,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value) + 4  # and `: `, and the end of the line
         if self._head_bytes + len(self.url) > MAX_HEAD_BYTES:
-            raise ValueError("the head is too large")  # which is answered with 400
+            raise ValueError("the head is too large")  # answered with 400
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -103,7 +103,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         if self.transport.is_closing() or (self.cycle.more_body and not self.pipeline):
-            self.transport.close()  # what else comes of the request is not wanted
+            self.transport.close()  # the rest of the request is not needed
             self._close_within(HEAD_S)
             return
         if not self.pipeline:
@@ -124,7 +124,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._take_within(None)
 
     def abort(self) -> None:
-        """Close at once; what was not sent yet is lost."""
+        """Close at once; drops unsent data."""
         self.connections.discard(self)
         self.transport.abort()
 
@@ -133,11 +133,11 @@ class BoundedConnection(HttpToolsProtocol):
         self._close_within(IDLE_S)
 
     def _close_within(self, seconds: float | None) -> None:
-        """Set the time that the connection has; None: as long as it takes."""
+        """Close the connection after `seconds`; None: cancel that."""
         self._deadline = self._again(self._deadline, seconds)
 
     def _take_within(self, seconds: float | None) -> None:
-        """The same of the client, to take what was written."""
+        """Abort if the client does not read within `seconds`; None: cancel that."""
         self._stalled = self._again(self._stalled, seconds)
 
     def _again(

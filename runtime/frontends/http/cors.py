@@ -1,10 +1,9 @@
-"""Cross-origin requests (CORS): which pages of the web a browser lets read what the port answers.
+"""Cross-origin requests (CORS): the web pages that may read the port's answers in a browser.
 
-A browser sends a page's origin with its request, asks before (by OPTIONS) whether a request with a
-key or with JSON may be sent at all, and gives the page the answer only if the answer names its
-origin. Without `--cors-origin` no answer does. Only routes that clients of a model need are opened:
-never metrics, and never those by which models come and go. Nothing here uses cookies, and none are
-let in.
+A browser sends a page's origin with its request, sends a preflight request (OPTIONS) before one
+with a key or JSON, and gives the page the answer only if the answer names its origin. Without
+`--cors-origin` no answer does. Only routes for clients of a model are opened: not metrics, and not
+loading or unloading of models. The server uses no cookies, and allows no credentials.
 
 Source: the Fetch standard, https://fetch.spec.whatwg.org/#http-cors-protocol.
 """
@@ -20,17 +19,17 @@ ANY = "*"
 _HEADER_NAMES = re.compile(rb"[A-Za-z0-9, -]{0,1024}")
 _METHODS = b"GET, POST, DELETE"
 _TOLD = b"x-request-id, request-id, x-trtc-ignored, retry-after"
-"""Headers of answers that a page may read, beside those that all may."""
+"""Response headers that a page may read, besides the safelisted ones."""
 _MAX_AGE_S = b"600"
 
 
 class Cors:
-    """An application, and what browsers want to know of its answers.
+    """ASGI middleware that answers preflight requests and adds CORS headers.
 
     Args:
-        application: answers everything else.
-        origins: those of the pages; ANY for all.
-        is_open: whether the route of a path is for pages.
+        application: answers all other requests.
+        origins: allowed origins; ANY for all.
+        is_open: whether pages may use the route of a path.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class Cors:
 
 
 def _naming(origin: bytes, send: Send) -> Send:
-    """`send`, with an answer's head that names the origin."""
+    """A `send` that adds the origin to the response headers."""
     more: Headers = (*_named(origin), (b"access-control-expose-headers", _TOLD))
 
     async def named(message: MutableMapping[str, Any]) -> None:

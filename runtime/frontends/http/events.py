@@ -1,4 +1,4 @@
-"""Server-sent events: how an answer that comes in pieces is written."""
+"""Server-sent events of streamed answers."""
 
 import msgspec
 
@@ -8,12 +8,12 @@ _ENCODER = msgspec.json.Encoder()
 
 
 async def begin_events(exchange: Exchange, headers: Headers = ()) -> None:
-    """The head of an answer of events."""
+    """Send the response headers of a stream of events."""
     headers = ((b"cache-control", b"no-cache"), *headers)
     await exchange.begin(200, content_type=EVENT_STREAM, headers=headers)
 
 
 def event(document: object, name: str = "") -> bytes:
-    """One event; a name is for clients that dispatch on it."""
+    """The bytes of one event; the name is for clients that dispatch on it."""
     data = b"data: " + _ENCODER.encode(document) + b"\n\n"
     return b"event: %s\n%s" % (name.encode(), data) if name else data

@@ -1,4 +1,4 @@
-"""One request over HTTP and its answer, for handlers that know nothing of ASGI."""
+"""One HTTP request and its response, for handlers that do not use ASGI."""
 
 import asyncio
 import uuid
@@ -20,8 +20,8 @@ CALL_HEADERS = (REQUEST_ID.encode(), b"traceparent", b"tracestate")
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 MAX_DISCARDED_BYTES = 64 << 20
-"""Of a body that is too large: so much is read before the error is sent, as many clients
-read a response only once they have sent everything."""
+"""Bytes of a too large body that are read before the error is sent, because many clients read a
+response only after they have sent the whole body."""
 
 MAX_QUERY_BYTES = 4096
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class BodyTypeError(InvalidRequestError):
-    """The body is said to be no JSON."""
+    """The Content-Type of the body is not JSON."""
 
 
 class BodySizeError(InvalidRequestError):
@@ -39,18 +39,18 @@ class BodySizeError(InvalidRequestError):
 
 
 class Exchange:
-    """A request, and how it is answered. Used in the task of its handler only."""
+    """A request and its response. Used in the task of its handler only."""
 
     def __init__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.peer = peer_of(scope)
         self.principal = NOBODY
-        """Who `peer` is, once that is known."""
+        """The principal of `peer`, once it is identified."""
         self.is_begun = False
-        """Whether a status was sent."""
+        """Whether the response headers were sent."""
         self.has_left = False
-        """Whether the client has gone before its answer was whole."""
+        """Whether the client disconnected before the response was complete."""
         self._query: bytes = scope.get("query_string", b"")
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._receive = receive
@@ -60,27 +60,27 @@ class Exchange:
 
     @cached_property
     def number(self) -> str:
-        """Names the request, for dialects whose errors too have an id: 32 hexadecimal digits."""
+        """Random id of the request, 32 hexadecimal digits, for dialects whose errors have an id."""
         return uuid.uuid4().hex
 
     @cached_property
     def call(self) -> Call:
-        """The call, as the client names it; or else by the exchange's number."""
+        """The call, with the client's id or else the exchange's number."""
         request_id, *trace = (self.header(name).decode("latin-1") for name in CALL_HEADERS)
         return call_of(request_id, *trace, drawn=self.number)
 
     def header(self, name: bytes) -> bytes:
-        """The value of a header, by its name in lower case; empty when there is none."""
+        """The value of a header, by its lower-case name; b"" if there is none."""
         return self._headers.get(name, b"")
 
     def query(self, *names: str) -> Mapping[str, str]:
         """The fields of the query string.
 
         Args:
-            names: of those that there are.
+            names: names of the allowed fields.
 
         Raises:
-            InvalidRequestError: another one, or one that is given twice.
+            InvalidRequestError: a field is unknown, or is given twice.
         """
         fields: dict[str, str] = {}
         given = self._query[:MAX_QUERY_BYTES].decode("latin-1")
@@ -103,16 +103,16 @@ class Exchange:
         *,
         any_type: bool = False,
     ) -> AsyncIterator[T]:
-        """What `parse` makes of the request's JSON. Leave the context as soon as what it asks for
-        is admitted. From here on the handler is cancelled when its client leaves.
+        """The result of `parse` for the request's JSON body. Leave the context as soon as the
+        request is admitted. From here on the handler is cancelled if its client disconnects.
 
         Args:
-            any_type: take what is not called JSON too, unless a browser sends it.
+            any_type: accept other content types too, unless a browser sends the request.
 
         Raises:
-            BodyTypeError, BodySizeError: the body is no JSON, or has more than `max_bytes`.
+            BodyTypeError, BodySizeError: the body is not JSON, or has more than `max_bytes`.
         """
-        # Browsers say where a page came from when it posts to another place.
+        # Browsers send the Origin of a page that posts to another origin.
         self._check_type(any_type=any_type and not self.header(b"origin"))
 
         async def read() -> bytes:
@@ -124,13 +124,13 @@ class Exchange:
     async def answer(
         self, status: int, body: bytes, *, content_type: bytes = JSON, headers: Headers = ()
     ) -> None:
-        """The whole answer."""
+        """Send a complete response."""
         length = (b"content-length", b"%d" % len(body))
         await self.begin(status, content_type=content_type, headers=(length, *headers))
         await self.end(body)
 
     async def begin(self, status: int, *, content_type: bytes, headers: Headers = ()) -> None:
-        """The head of an answer that comes in pieces."""
+        """Send the headers of a streamed response."""
         self.is_begun = True
         await self._send(
             {
@@ -141,11 +141,11 @@ class Exchange:
         )
 
     async def write(self, data: bytes) -> None:
-        """A piece of it; waits while the client takes nothing."""
+        """Send a chunk of the body; waits while the client does not read."""
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes = b"") -> None:
-        """The last piece."""
+        """Send the last chunk of the body."""
         self._is_ended = True
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
@@ -155,14 +155,15 @@ class Exchange:
             self._watcher.cancel()
 
     def _named(self, headers: Headers) -> Headers:
-        """With the id of the call: the client's, or else that which the dialect gave it."""
+        """The headers with the id of the call: the client's, or the dialect's."""
         name = REQUEST_ID.encode()
         if not self.call.is_named and any(one == name for one, _ in headers):
             return headers
         return [*(one for one in headers if one[0] != name), (name, self.call.id.encode())]
 
     def _check_type(self, *, any_type: bool) -> None:
-        """Pages of other origins can send a browser's user's requests here, but not as JSON."""
+        """Check the content type: pages of other origins can make a browser post here (CSRF), but
+        not with the type of JSON."""
         given = self.header(b"content-type").partition(b";")[0].strip().lower()
         if given != JSON and not any_type:
             raise BodyTypeError(
@@ -205,7 +206,7 @@ class Exchange:
             num_discarded += len(message.get("body", b""))
 
     async def _watch(self, handler: "asyncio.Task[Any] | None") -> None:
-        """Cancel the handler when its client leaves."""
+        """Cancel the handler when its client disconnects."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         if not self._is_ended and handler is not None:

@@ -1,4 +1,4 @@
-"""What a dialect's table of errors says of each, and the headers that go with a refusal."""
+"""Entries of a dialect's table of errors, and the headers of error responses."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from trtc.runtime.frontends.asgi import error_headers
 from trtc.runtime.frontends.http.exchange import Headers
 
 RETRY_AFTER_S = 1
-"""For clients of a server that is full: it may have room again at any time."""
+"""Retry-After of a full server, which may have room again at any time."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What an error of a class is called."""
+    """Status and type of an error class in a dialect."""
 
     status: int
     type: str
@@ -22,10 +22,13 @@ class Kind:
 
 
 def refusal_headers(kind: Kind, error: TrtcError) -> Headers:
-    """Of an answer that is an error."""
+    """Headers of an error response."""
     headers: Headers = error_headers(error)
     if kind.retries and not headers:
         headers = ((b"retry-after", b"%d" % RETRY_AFTER_S),)
     if kind.status == 503:
-        headers = (*headers, (b"connection", b"close"))  # another server may have the next
+        headers = (
+            *headers,
+            (b"connection", b"close"),
+        )  # so that the next request may go to another server
     return headers

@@ -1,4 +1,4 @@
-"""Fields of dialects that take vLLM's additions, by vLLM's names, and what they ask for."""
+"""Fields of dialects that accept vLLM's additions, by vLLM's names."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ _AS_THEY_ARE = ("ignore_eos", "min_tokens", "cache_salt")
 
 
 class GenerationFields(StructuredFields, kw_only=True):
-    """None: not given."""
+    """Fields of generation. None: not given."""
 
     model: str | None = None
     logit_bias: dict[int, float] | None = None

@@ -1,7 +1,7 @@
-"""A listening socket that holds few connections that have not finished their TLS handshake.
+"""A listening socket that limits connections which have not finished their TLS handshake.
 
-A connection is the protocol's (`connections.py`) only after its handshake. Until then nothing but
-this, and the handshake's time limit, bounds what clients cost that connect and say nothing.
+The limits of `connections.py` apply only after the handshake. Until then this limit, and the time
+limit of the handshake, bound the cost of clients that connect and send nothing.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ BACKLOG = 128
 
 
 class BoundedListener(socket.socket):
-    """Takes every connection; of those that are not established, beyond MAX_SOCKETS, the oldest is
+    """Accepts every connection; if more than MAX_SOCKETS are not established, the oldest of them is
     shut down."""
 
     _accepted: OrderedDict[int, socket.socket]
-    """By file descriptor, those that are not established."""
+    """Connections that are not established, by file descriptor."""
 
     @classmethod
     def listen_on(cls, host: str, port: int) -> Self:
@@ -27,7 +27,7 @@ class BoundedListener(socket.socket):
         has two servers.
 
         Raises:
-            OSError: the address cannot be had.
+            OSError: the address is not available.
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         plain = socket.create_server((host, port), family=family, backlog=BACKLOG)
@@ -59,12 +59,12 @@ class BoundedListener(socket.socket):
                 one.shutdown(socket.SHUT_RDWR)
 
     def established(self, descriptor: int) -> None:
-        """The connection is the protocol's from now on, which bounds it."""
+        """Mark a connection as established: `connections.py` limits it from now on."""
         self._accepted.pop(descriptor, None)
 
 
 class _Accepted(socket.socket):
-    """Leaves the listener's list when it is closed."""
+    """A connection that removes itself from the listener's list when it is closed."""
 
     accepted: OrderedDict[int, socket.socket]
 

@@ -1,4 +1,4 @@
-"""The log-probabilities of tokens, in the shape that several chat dialects share."""
+"""Log-probabilities in the shape that several chat dialects share."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ LEAST = -9999.0
 
 
 class TokenLogprobEntry(msgspec.Struct):
-    """A token, or one of the likeliest at its place."""
+    """A token, or one of the most likely tokens at its position."""
 
     token: str
     logprob: float
@@ -24,7 +24,7 @@ class ChosenLogprob(TokenLogprobEntry):
 
 
 def asked_logprobs(logprobs: bool | None, top_logprobs: int | None) -> int | None:
-    """How many of the likeliest tokens are reported for each token; None: none are.
+    """Number of most likely tokens to report at each position; None: no log-probabilities.
 
     Raises:
         InvalidRequestError: `top_logprobs` is given without `logprobs`.

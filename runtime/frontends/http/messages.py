@@ -1,4 +1,4 @@
-"""Messages in the shape of the OpenAI API, as several dialects have them."""
+"""Messages in the shape of the OpenAI API, which several dialects share."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,20 +9,20 @@ from trtc.runtime.text.chat import MAX_MESSAGE_ITEMS
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 _OF_LIBRARIES = frozenset({"annotations", "provider_specific_fields", "refusal", "thinking_blocks"})
-"""What SDKs and libraries send back of an answer, and no template reads."""
+"""Fields of answers that SDKs and libraries send back, and no template reads."""
 
 
 def chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages as `chat_of` reads them.
 
     Raises:
-        InvalidRequestError: a role is none of the API's, or something is missing or too long.
+        InvalidRequestError: a role is unknown, or something is missing or too long.
     """
     return [_message(one, at) for at, one in enumerate(messages)]
 
 
 def _message(message: Mapping[str, Any], at: int) -> dict[str, Any]:
-    """A message without what its sender left empty: SDKs send answers back with all fields."""
+    """A message without its empty fields: SDKs send answers back with all fields."""
     given = {
         key: value
         for key, value in message.items()
@@ -44,7 +44,7 @@ def _message(message: Mapping[str, Any], at: int) -> dict[str, Any]:
     if "reasoning" in given:
         given.setdefault("reasoning_content", given["reasoning"])
         del given["reasoning"]
-    # None where it is null or missing: the template may care.
+    # None if it is null or missing: templates may distinguish that from "".
     return {**given, "content": "" if message.get("content") == [] else given.get("content")}
 
 

@@ -1,4 +1,4 @@
-"""Answers that belong to no dialect: a JSON object with a `status`."""
+"""Answers of no dialect: a JSON object with a `status`."""
 
 import json
 from http import HTTPStatus

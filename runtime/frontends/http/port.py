@@ -1,7 +1,7 @@
-"""The HTTP port of a server: its socket, and a server behind it from the first connection on.
+"""The HTTP port: its socket, and an HTTP server that starts with the first connection.
 
-What answers (server.py) takes 0.1 s to import, with uvicorn and every dialect. So servers whose
-clients speak gRPC do without it, and none of it delays engines that are being opened.
+Importing server.py takes 0.1 s, with uvicorn and all dialects. So servers that are only used over
+gRPC never import it, and the import does not delay the opening of engines.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ class HttpConfig:
     """0: any free port."""
     tls: ServerTls | None = None
     cors_origins: tuple[str, ...] = ()
-    """Of pages that may read answers in a browser; `*`: of all."""
+    """Origins of web pages that may read answers in a browser; `*`: all."""
     has_page: bool = True
-    """Whether `/` is a page for people."""
+    """Whether `/` is the web page."""
 
     def frontend(self, service: Service) -> "HttpFrontend":
         return HttpFrontend(self, service)
 
 
 class HttpFrontend(Frontend):
-    """Every dialect of HTTP, metrics, probes and the page."""
+    """All dialects of HTTP, metrics, probes and the page."""
 
     name: ClassVar[str] = "http"
 
@@ -45,9 +45,9 @@ class HttpFrontend(Frontend):
         self._config = config
         self._service = service
         self._listener: BoundedListener | None = None
-        """None: not started, or the server has it."""
+        """None: not started, or the server owns it."""
         self._server: asyncio.Task[HttpServer] | None = None
-        """None: nobody has connected yet."""
+        """None: there has been no connection yet."""
 
     async def start(self) -> None:
         tls = None if self._config.tls is None else self._config.tls.context()
@@ -57,10 +57,10 @@ class HttpFrontend(Frontend):
         loop.add_reader(self._listener, self._first_connection, self._listener, tls)
 
     def drain(self) -> None:
-        """Probes answer until the end, and requests are refused by the service."""
+        """Nothing to do: probes keep answering, and the service refuses requests."""
 
     async def close(self, grace_s: float) -> None:
-        """Answers under way get `grace_s`, idle connections none."""
+        """Close idle connections at once, and others after their answers, at most `grace_s`."""
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()

@@ -1,4 +1,4 @@
-"""What Prometheus and probes ask: /metrics, /healthz (the process lives), /readyz (it serves)."""
+"""/metrics for Prometheus, and the probes /healthz (liveness) and /readyz (readiness)."""
 
 import asyncio
 import json
@@ -41,8 +41,8 @@ def probes(service: Service) -> Sequence[Route]:
 def _probe(path: str, page: Page, scope: Scope | None = None, *, in_thread: bool = False) -> Route:
     """
     Args:
-        in_thread: whether the page takes milliseconds, in which this loop has tokens to deliver.
-            Others wait for no thread, even where all are busy.
+        in_thread: whether to run the page in a thread, because it takes milliseconds, in which the
+            event loop must deliver tokens. Others do not depend on a free thread.
     """
 
     async def answer(exchange: Exchange) -> None:

@@ -1,4 +1,4 @@
-"""What a dialect of the HTTP port is: a list of routes, and an error's wording for each."""
+"""The contract of a dialect of the HTTP port: a list of routes."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ Refusal = Callable[[Exchange, TrtcError], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Route:
-    """What answers one path."""
+    """The handlers of one path."""
 
     path: str
-    """Ending in `/`: the path of everything below it, except where that has a route of its own.
-    `/` alone is only itself."""
+    """A path that ends in `/` matches all paths below it that have no route of their own; `/` alone
+    matches only itself."""
     handlers: Mapping[str, Handler]
-    """By method."""
+    """Handlers by method."""
     refuse: Refusal
-    """Answers with an error that a handler raised before it began its answer."""
+    """Sends the error response if a handler raises before its response has begun."""
     scope: Scope | None = Scope.INFERENCE
-    """What a caller needs; None: anybody may ask."""
+    """Scope that a caller needs; None: public."""
     is_probe: bool = False
-    """It answers at once, and even where all connections are taken."""
+    """Whether it answers at once, also if all other connections are in use."""
 
 
 Dialect = Callable[[Service], Sequence[Route]]
-"""A protocol over HTTP: its routes, in front of a service. A dialect knows no other."""
+"""A protocol over HTTP: makes its routes for a service. Dialects are independent of each other."""

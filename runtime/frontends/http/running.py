@@ -14,15 +14,15 @@ from trtc.runtime.service.service import Service
 from trtc.runtime.service.streams import OutputStream
 
 OutputBatch = Sequence[tuple[int, Output]]
-"""Outputs that came together, each with the number of its prompt."""
+"""Outputs that arrived together, each with the number of its prompt."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """Request inputs under way."""
+    """The running requests of one call."""
 
     engine: EngineHandle
-    """Runs all of them."""
+    """The engine that runs all of them."""
     outputs: AsyncIterator[OutputBatch]
 
 
@@ -52,10 +52,10 @@ async def running(
 
 
 async def unaborted(stream: OutputStream) -> AsyncIterator[Sequence[Output]]:
-    """The outputs of a request, for answers that have no word for an abort.
+    """The outputs of a request, for protocols whose answers cannot express an abort.
 
     Raises:
-        CancelledError: it was aborted; and what the stream raises.
+        CancelledError: the request was aborted. Also raises the stream's errors.
     """
     async for outputs in stream:
         for one in outputs:
@@ -70,8 +70,8 @@ async def _outputs(prompt: int, stream: OutputStream) -> AsyncIterator[OutputBat
 
 
 class _Merged:
-    """Several streams as one. A stream is read on only once its last outputs were taken, so that
-    what a slow reader leaves unread counts against the stream's own bound."""
+    """Merges several streams. Back-pressure: a stream is read only after its last outputs were
+    taken, so the unread outputs of a slow reader count against the stream's own limit."""
 
     def __init__(self, streams: Sequence[OutputStream]) -> None:
         self._streams = streams

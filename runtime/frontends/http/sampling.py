@@ -1,4 +1,4 @@
-"""The parameters of sampling in bodies: dialects that call them as trtc does, or rename them."""
+"""Sampling parameters in bodies, for dialects with trtc's names or renamed ones."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, cast
@@ -28,7 +28,7 @@ class SamplingFields(_Numbers, kw_only=True):
 
 
 def sampling_of(fields: SamplingFields) -> SamplingOptions:
-    """What the fields say, a `logit_bias` included where they have one."""
+    """The given parameters, with `logit_bias` if the fields have one."""
     values = {name: getattr(fields, name, None) for name in _NAMES}
     given = {name: value for name, value in values.items() if value is not None}
     for name, said in _SAID_OTHERWISE.items():
@@ -38,7 +38,7 @@ def sampling_of(fields: SamplingFields) -> SamplingOptions:
 
 
 def _seed(value: int) -> int:
-    """Seeds of 64 bits with a sign."""
+    """A signed 64-bit seed as an unsigned one."""
     return value % 2**64 if -(2**63) <= value < 0 else value
 
 

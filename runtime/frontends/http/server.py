@@ -31,16 +31,16 @@ from trtc.runtime.frontends.http.tgi.dialect import tgi
 from trtc.runtime.service.service import Service
 
 HANDSHAKE_S = 5.0
-"""For the TLS handshake of a connection."""
+"""Seconds for the TLS handshake of a connection."""
 ACCEPTED_S = 1.0
-"""For connections that are being accepted, when the server closes; they take some turns of its
-loop."""
+"""Seconds for connections that are being accepted when the server closes; they take some iterations
+of its event loop."""
 DIALECTS: Sequence[Dialect] = (probes, openai, anthropic, kserve, ollama, tgi, sleep)
-"""Each answers paths of its own."""
+"""Dialects, whose paths are disjoint."""
 
 
 class HttpServer:
-    """Connections of one listener, and what is answered on them."""
+    """Serves the connections of one listener."""
 
     def __init__(
         self, server: asyncio.Server, listener: BoundedListener, state: ServerState
@@ -104,7 +104,7 @@ class HttpServer:
         return cls(server, listener, state)
 
     async def close(self, grace_s: float) -> None:
-        """Answers under way get `grace_s`, idle connections none."""
+        """Close idle connections at once, and others after their answers, at most `grace_s`."""
         await self._close_accepted()
         self._server.close()
         for connection in self._state.connections.copy():
@@ -120,8 +120,8 @@ class HttpServer:
         await self._server.wait_closed()
 
     async def _close_accepted(self) -> None:
-        """asyncio loses connections that it has accepted when a server closes before they have a
-        transport: their sockets stay open."""
+        """Close accepted connections that have no transport yet: asyncio drops them when a server
+        closes, and leaves their sockets open."""
         deadline = time.monotonic() + ACCEPTED_S
         while self._listener.num_accepted and time.monotonic() < deadline:
             self._listener.shut_down_accepted()

@@ -1,4 +1,4 @@
-"""vLLM's routes of sleep: /sleep, /wake_up, /is_sleeping."""
+"""vLLM's sleep routes: /sleep, /wake_up, /is_sleeping."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +16,7 @@ _MODES = ("wait", "abort")
 
 
 def sleep(service: Service) -> Sequence[Route]:
-    """Models give their memory back for a while."""
+    """The routes by which models release their memory and reload."""
     handlers = _Handlers(service)
     return (
         Route("/sleep", {"POST": handlers.sleep}, refuse_plainly, Scope.ADMIN),
@@ -54,7 +54,7 @@ class _Handlers:
         await _answer(exchange, {"woken": [one._asdict() for one in woken]})
 
     async def is_sleeping(self, exchange: Exchange) -> None:
-        """Whether any model is; and which, at which level."""
+        """Answer whether any model sleeps, and which, at which level."""
         names = self._names(exchange.query("model"), exchange.principal)
         models = [self._service.models.get(name) for name in names]
         levels = {one.name: one.sleep_level for one in models if one is not None}
@@ -68,7 +68,7 @@ class _Handlers:
         return self._service.control
 
     def _names(self, query: Mapping[str, str], principal: Principal) -> Sequence[str]:
-        """The model that is asked for, or all that the caller may use."""
+        """The requested model, or all that the caller may use."""
         models = self._service.models
         if name := query.get("model"):
             self._service.check_model(principal, name)
@@ -76,7 +76,8 @@ class _Handlers:
         return [name for name in models.names if principal.limits.may_use(name)]
 
     async def _ordered(self, exchange: Exchange) -> None:
-        """Take the body, which says nothing. A page of the web could send it, but not as JSON."""
+        """Read the body, whose content is ignored. From a browser it must have the type of JSON,
+        which pages of other origins cannot send."""
         limit = self._service.limits.max_request_bytes
         taken = exchange.document(self._service.intake, limit, lambda body: None, any_type=True)
         async with taken:

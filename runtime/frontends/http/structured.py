@@ -1,4 +1,4 @@
-"""Fields that say what an answer has to be, by OpenAI's and vLLM's names."""
+"""Fields of structured outputs, by OpenAI's and vLLM's names."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,14 +26,14 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
 
 
 class JsonSchema(msgspec.Struct, kw_only=True):
-    """`json_schema` of a response format; its name and description mean nothing to the server."""
+    """`json_schema` of a response format; the server ignores its name and description."""
 
     schema: msgspec.Raw = _ABSENT
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """OpenAI's, of chat completions; vLLM's completions have it too. A structural tag is `format`,
-    or in its legacy form `structures` and `triggers`."""
+    """`response_format` of OpenAI's chat completions and vLLM's completions. A structural tag is
+    `format`, or in its legacy form `structures` and `triggers`."""
 
     type: str
     json_schema: JsonSchema | None = None
@@ -42,13 +42,13 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     triggers: msgspec.Raw = _ABSENT
 
     def structural_tag(self) -> bytes:
-        """The fields of one that are given, as JSON."""
+        """The given fields of a structural tag, as JSON."""
         fields = {"format": self.format, "structures": self.structures, "triggers": self.triggers}
         return msgspec.json.encode({name: raw for name, raw in fields.items() if raw != _ABSENT})
 
 
 class StructuredFields(SamplingFields, kw_only=True):
-    """vLLM's, beside those that every dialect has. None: not given."""
+    """vLLM's fields, besides those of every dialect. None: not given."""
 
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
@@ -58,13 +58,13 @@ class StructuredFields(SamplingFields, kw_only=True):
 
 
 def grammar_of(fields: StructuredFields, *others: Grammar | None) -> Grammar | None:
-    """The grammar that a request asks for; None: it asks for none.
+    """The grammar of a request; None: there is none.
 
     Args:
-        others: what its other fields ask for.
+        others: grammars of its other fields.
 
     Raises:
-        InvalidRequestError: it asks for several, or for what the server does not have.
+        InvalidRequestError: there are several, or one is not supported.
     """
     asked = fields.structured_outputs or StructuredOutputs()
     within = "structured_outputs."
@@ -90,7 +90,7 @@ def response_format(given: ResponseFormat | None) -> Grammar | None:
     """The grammar of `response_format`.
 
     Raises:
-        InvalidRequestError: its type is another, or its schema is missing.
+        InvalidRequestError: its type is unknown, or its schema is missing.
     """
     if given is None:
         return None
@@ -101,7 +101,7 @@ def response_format(given: ResponseFormat | None) -> Grammar | None:
 
 
 def text_format(given: Mapping[str, Any] | None, field: str) -> Grammar | None:
-    """The grammar of a format whose schema lies beside its type: `text.format` of a response in
+    """The grammar of a format with `type` and `schema` side by side: `text.format` of a response in
     OpenAI's API, `output_config.format` of a message in Anthropic's.
 
     Raises:
@@ -116,12 +116,12 @@ def text_format(given: Mapping[str, Any] | None, field: str) -> Grammar | None:
 
 
 def schema_of(raw: msgspec.Raw, sent_as: str) -> Grammar | None:
-    """The grammar of a schema, or of its text; None: null."""
+    """The grammar of a JSON schema, which may also be given as text; None for null."""
     return _document("json_schema", raw, sent_as)
 
 
 def _document(kind: Any, raw: msgspec.Raw, sent_as: str) -> Grammar | None:
-    """The grammar that a JSON document asks for, or its text; None: null."""
+    """The grammar of a JSON document, which may also be given as text; None for null."""
     if bytes(raw) == b"null":
         return None
     value = bytes(raw).decode()

@@ -12,9 +12,9 @@ ENGINE_PARAMETER = "engine"
 
 
 def config_text(name: str, engines: EngineSet) -> str:
-    """The whole file. Depends on nothing that another version of the model may change.
+    """The text of the file. It does not depend on the version of the model.
 
-    A model instance is one process with one engine, which batches all requests by itself: a second
+    A model instance is one process with one engine, which batches all requests itself: a second
     instance would load the model a second time.
     """
     limits = engines.engines[0].manifest.limits
@@ -60,5 +60,5 @@ def _output(tensor: Tensor) -> str:
 
 
 def _quoted(text: str) -> str:
-    """JSON's escapes of ASCII are protobuf's too."""
+    """A quoted string: JSON's ASCII escapes are also valid in protobuf's text format."""
     return json.dumps(text)

@@ -1,4 +1,4 @@
-"""One engine behind one Triton model instance: all of its requests run in the engine's batch.
+"""One engine behind one Triton model instance: all requests run in the engine's batch.
 
     Triton's thread   start: tensors -> rows -> loop.submit
     engine's thread   sink ------------------------┐
@@ -6,7 +6,7 @@
                       every period: cancelled requests end, statistics go out
 
 Every call is answered by messages of which exactly one, the last, is final. Only the reply thread
-sends, and only it knows which calls are live.
+sends, and only it accesses the live calls.
 """
 
 import logging
@@ -38,21 +38,21 @@ _log = logging.getLogger("trtc.triton")
 
 
 class Reply(Protocol):
-    """The way back to one call's client."""
+    """Sends the answers of one call to its client."""
 
     def send(self, message: Message | TrtcError, *, final: bool) -> None: ...
 
     def is_cancelled(self) -> bool:
-        """Whether the client has given up."""
+        """Whether the client has cancelled the call."""
         ...
 
 
 @dataclass(frozen=True)
 class Call:
-    """One request of Triton's."""
+    """One request of Triton."""
 
     request_id: str
-    """The client's; may be empty, and is no one's alone."""
+    """The client's id; may be empty, and need not be unique."""
     tensors: Tensors
     timeout_s: float | None
     reply: Reply
@@ -69,7 +69,7 @@ class _Row:
 
 @dataclass(eq=False)
 class _Exchange:
-    """A call and what has become of it."""
+    """A call and its state."""
 
     call: Call
     rows: list[_Row] = field(default_factory=list)
@@ -105,7 +105,7 @@ class Deployment:
     # Triton's thread.
 
     def start(self, call: Call) -> None:
-        """Take a call; whatever is wrong with it is said to its client."""
+        """Start a call; errors are sent to its client."""
         if asks_to_stop(call.tensors):
             self._inbox.put(partial(self._stop_others, call))
             return
@@ -115,12 +115,12 @@ class Deployment:
             self._submit(exchange)
         except TrtcError as error:
             self._inbox.put(partial(self._fail, exchange, error))
-        except Exception as fault:  # noqa: BLE001 (the client must hear of it all the same)
+        except Exception as fault:  # noqa: BLE001 (the client must be answered)
             _log.exception("a request could not be read")
             self._inbox.put(partial(self._fail, exchange, InvariantError(repr(fault))))
 
     def close(self) -> None:
-        """End what runs with UnavailableError and free the engine."""
+        """End running requests with UnavailableError and free the engine."""
         self._handle.loop.stop()
         self._inbox.put(None)
         self._thread.join()
@@ -166,7 +166,7 @@ class Deployment:
     def _run(self) -> None:
         check_at = time.monotonic() + self._period_s
         while True:
-            # Without live calls there is nobody to look after.
+            # Without live calls there are no periodic checks.
             wait = max(0.0, check_at - time.monotonic()) if self._live else None
             try:
                 action = self._inbox.get(timeout=wait)
@@ -195,7 +195,7 @@ class Deployment:
         self._on_stats(self._handle.loop.stats())
 
     def _stop_others(self, call: Call) -> None:
-        """End the running calls of the same id, as clients of TensorRT-LLM ask for it."""
+        """End the running calls of the same id: the stop request of TensorRT-LLM's clients."""
         if not call.request_id:
             error = InvalidRequestError(
                 "is empty", field="request_id", remedy="Send that of the request to stop"
@@ -243,4 +243,4 @@ class Deployment:
 
 
 def _nothing() -> None:
-    """What there is to do when it is time to look after the live calls."""
+    """Action that only wakes the reply thread for its periodic checks."""

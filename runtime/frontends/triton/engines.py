@@ -1,8 +1,8 @@
-"""Engines of one model in its version directory, and the one that suits this machine.
+"""Engines of one model in its version directory, and the choice of the one for this machine.
 
 <version>/model.py
 <version>/engine/              one engine: config.pbtxt's parameter `engine` names its directory
-<version>/sm_90/, sm_120/ ...  one a GPU type: cc_model_filenames maps capabilities to them
+<version>/sm_90/, sm_120/ ...  one per GPU type: cc_model_filenames maps capabilities to them
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ ENGINE_DIR = "engine"
 @dataclass(frozen=True)
 class PackagedEngine:
     path: Path
-    """Where `trtc build` put it."""
+    """The engine's directory, as built."""
     manifest: Manifest
     directory: str
     """Its name in the version directory."""
@@ -27,7 +27,7 @@ class PackagedEngine:
 
 @dataclass(frozen=True)
 class EngineSet:
-    """The engines of one model: a single one, or one a GPU type."""
+    """The engines of one model: a single one, or one for each GPU type."""
 
     engines: tuple[PackagedEngine, ...]
 
@@ -48,11 +48,11 @@ class EngineSet:
 
 
 def read_engines(paths: Sequence[Path]) -> EngineSet:
-    """Read the manifests of engines that are to be one model.
+    """Read the manifests of engines that become one model.
 
     Raises:
-        EngineError: a manifest that is not there, damaged or of another version.
-        RequestError: one that no server could run, or several that are not one model on different
+        EngineError: a manifest is missing, damaged or of another version.
+        RequestError: an engine cannot be served, or several are not the same model for different
             GPUs.
     """
     manifests = [read_manifest(path) for path in paths]
@@ -82,16 +82,17 @@ def read_engines(paths: Sequence[Path]) -> EngineSet:
 def choose_engine(
     version: Path, engine: str, by_capability: Mapping[str, str], sm: int | None
 ) -> Path:
-    """The engine of a version directory that is for this machine.
+    """The engine of a version directory for this machine.
 
     Args:
-        engine: the parameter `engine`; "" where there are several.
+        engine: the parameter `engine`; "" if there are several engines.
         by_capability: cc_model_filenames.
-        sm: of the model instance's GPU.
+        sm: SM of the model instance's GPU; None: there is no GPU.
 
     Raises:
-        EnvironmentFault: there is no GPU.
-        EngineIncompatibleError: no engine for it, or a name that leads out of the directory.
+        EnvironmentFault: there is no GPU, and the engines need one.
+        EngineIncompatibleError: there is no engine for the GPU, or its name leads out of the
+            directory.
     """
     name = _engine_for(sm, by_capability) if by_capability else engine
     if Path(name).name != name or name in ("", ".."):
@@ -121,7 +122,7 @@ def _engine_for(sm: int | None, by_capability: Mapping[str, str]) -> str:
 
 
 def _capability(arch: str) -> str:
-    """`sm_90` -> `9.0`, as Triton writes it."""
+    """`sm_90` -> `9.0`, Triton's notation."""
     sm = int(arch.removeprefix("sm_"))
     return f"{sm // 10}.{sm % 10}"
 

@@ -1,4 +1,4 @@
-"""From what Triton says of a model instance to an engine that answers."""
+"""Opens the engine of a Triton model instance."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def open_deployment(
     """Verify and open the engine of a model instance and run its canaries.
 
     Args:
-        instance: what Triton gives `initialize`.
+        instance: Triton's arguments of `initialize`.
 
     Raises:
         RequestError: a parameter of config.pbtxt is wrong.
@@ -64,7 +64,7 @@ def _open(
         handle.loop.stop()
         handle.close()
         raise EngineIncompatibleError(
-            f"computes otherwise here than when it was built: {why}",
+            f"gives other tokens here than when it was built: {why}",
             field=str(path),
             remedy="Build it again on this machine, or for it",
         )
@@ -72,7 +72,7 @@ def _open(
 
 
 def _own_sm(instance: Mapping[str, Any]) -> int | None:
-    """The SM of the instance's GPU, which becomes the only one that this process sees."""
+    """The SM of the instance's GPU, which becomes the only visible one of this process."""
     if instance["model_instance_kind"] != "GPU":
         return None
     ordinal = int(instance["model_instance_device_id"])

@@ -1,7 +1,7 @@
-"""The model class of Triton's Python backend; the only file that knows its utilities.
+"""The model class of Triton's Python backend; the only file that uses its utilities.
 
-The backend runs it in a process of its own, one a model instance. `execute` returns at once:
-answers go out by the requests' senders, which is why the model is decoupled.
+The backend runs each model instance in a process of its own. `execute` returns at once: answers are
+sent through the requests' response senders, so the model is decoupled.
 """
 
 import logging
@@ -47,12 +47,12 @@ _ERROR_CODES: dict[type[TrtcError], str] = {
     UnknownRequestError: "NOT_FOUND",
     UnavailableError: "UNAVAILABLE",
 }
-"""The name of Triton's code; what is not here is INTERNAL. By name, because the utilities are empty
-when Triton imports this file to complete the configuration."""
+"""Error class -> name of Triton's code; others are INTERNAL. By name, because the utilities are
+empty when Triton imports this file to complete the configuration."""
 
 
 class TritonPythonModel:
-    """What Triton calls; the names are its own."""
+    """The class that Triton calls; names are given by its API."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
         try:
@@ -102,7 +102,7 @@ class _TritonReply:
 
 
 class _Metrics:
-    """The engine's readings among Triton's metrics, named as `trtc serve` names them."""
+    """The engine's statistics as Triton metrics, with the names of `trtc serve`."""
 
     def __init__(self, model: str, version: str) -> None:
         labels = {"model_name": model, "version": version}
@@ -128,10 +128,10 @@ class _Metrics:
 
 
 def _check_numpy() -> None:
-    """A backend that was built for NumPy 1 makes arrays of stride 0 with NumPy 2: find out in time.
+    """Check NumPy's version: a backend built for NumPy 1 makes arrays of stride 0 with NumPy 2.
 
     Raises:
-        EnvironmentFault: it does.
+        EnvironmentFault: the arrays are wrong.
     """
     there = np.arange(6, dtype=np.int32).reshape(2, 3)
     back = pb_utils.Tensor.from_dlpack("back", pb_utils.Tensor("there", there)).as_numpy()

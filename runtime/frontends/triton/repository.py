@@ -1,4 +1,4 @@
-"""Fills the directories of a Triton model repository; whoever calls it makes them appear whole.
+"""Fills the directories of a Triton model repository; the caller renames them into place.
 
 <repository>/<model>/config.pbtxt
 <repository>/<model>/<version>/model.py
@@ -27,8 +27,8 @@ __all__ = ["TritonPythonModel"]
 def fill_version(directory: Path, engines: EngineSet) -> None:
     """Write model.py and the engines into an empty version directory.
 
-    Files are hard links of the engine's, so that weights are on the disk once: whatever trtc writes
-    anew gets a new file. Where the file system allows no link they are copies.
+    Files are hard links to the engine's, so that weights are on the disk once; trtc never writes
+    into existing files. If the file system has no hard links they are copies.
     """
     (directory / MODEL_FILE).write_text(_MODEL)
     for engine in engines.engines:
@@ -40,7 +40,7 @@ def fill_version(directory: Path, engines: EngineSet) -> None:
 
 
 def packaged_engines(model: Path) -> EngineSet | None:
-    """The engines of some version of a model that trtc packaged; None: there is none.
+    """The engines of any version of a model that trtc packaged; None: there is none.
 
     Raises:
         EngineError: a manifest is damaged or of another version of trtc.
@@ -61,7 +61,7 @@ def why_foreign_version(version: Path) -> str | None:
     if not model.is_file() or model.read_text(errors="replace") != _MODEL:
         return f"it has no {MODEL_FILE} that trtc wrote"
     for entry in sorted(version.iterdir()):
-        # The server's Python leaves a cache beside model.py.
+        # The server's Python writes a cache next to model.py.
         if entry.name not in (MODEL_FILE, "__pycache__"):
             problem = why_foreign(entry, MANIFEST_FILE, (SIGNATURE_FILE,))
             if problem is not None:

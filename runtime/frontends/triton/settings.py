@@ -1,4 +1,4 @@
-"""How a model is served: the parameters of its config.pbtxt, which an operator may edit."""
+"""Settings of a model: the parameters of its config.pbtxt, which an operator may edit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -11,36 +11,36 @@ _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclass(frozen=True)
 class Settings:
-    """Names are those of tensorrtllm_backend where it has the same parameter."""
+    """Parameters of a model, with the names of tensorrtllm_backend where it has the same one."""
 
     exclude_input_in_output: bool = True
-    """Of requests that do not say: leave the prompt out of the answer. (There the default is false,
+    """Default of requests: leave the prompt out of the answer. (In tensorrtllm_backend it is false,
     and all its examples set true.)"""
     enable_kv_cache_reuse: bool = True
-    """Compute a prompt's known beginning once."""
+    """Whether to keep a prefix cache."""
     cancellation_check_period_ms: int = 100
-    """How long a request may run on after its client has gone."""
+    """Milliseconds between checks for cancelled requests."""
     max_queue: int = 1024
-    """Requests that may wait; one more is refused."""
+    """Most requests that wait; further ones are refused."""
     num_threads: int | None = None
-    """CPU threads; None: the usable cores."""
+    """CPU threads; None: one for each usable core."""
     kv_bytes: int | None = None
-    """Memory of the KV pool; None: enough for a full batch, if there is room."""
+    """Bytes of the KV pool; None: enough for a full batch, if they are free."""
     kv_cache_host_memory_bytes: int | None = None
-    """Of the host's memory, for cached prefixes that the pool has no room for; None: they are
-    lost."""
+    """Bytes of host memory for cached prefixes that the pool has no room for; None: no host
+    tier."""
 
     def as_parameters(self) -> dict[str, str]:
-        """ "" stands for None."""
+        """The parameters as texts; "" is None."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: _written(value) for name, value in values.items()}
 
 
 def read_settings(parameters: Mapping[str, str]) -> Settings:
-    """Settings out of the parameters of a model; those of Triton itself are in capitals.
+    """Settings from the parameters of a model; those of Triton itself are in capitals, and ignored.
 
     Raises:
-        RequestError: a parameter that is unknown or has no such value; names it.
+        RequestError: a parameter is unknown or has an invalid value; names it.
     """
     defaults = Settings()
     known = {one.name for one in fields(defaults)}

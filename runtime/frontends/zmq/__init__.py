@@ -1,1 +1,1 @@
-"""KV events over ZeroMQ, for routers that read vLLM's."""
+"""KV events over ZeroMQ, for routers that read vLLM's events."""

@@ -1,4 +1,4 @@
-"""The ZeroMQ port of a server: KV events in vLLM's shape, for whoever connects."""
+"""The ZeroMQ port of a server: publishes KV events in vLLM's format."""
 
 import socket
 from collections.abc import Sequence
@@ -23,23 +23,24 @@ TOPIC = "--kv-events-topic"
 @dataclass(frozen=True)
 class ZmqConfig:
     endpoint: str = "tcp://127.0.0.1:5557"
-    """Where subscribers connect."""
+    """Endpoint of the PUB socket, for subscribers."""
     replay: str = ""
-    """Where they ask for what they missed; "": nowhere."""
+    """Endpoint of the ROUTER socket, from which subscribers request missed batches; "": none."""
     topic: str = "kv@{host}@{model}"
-    """Of each engine; `{host}` and `{model}` are filled in."""
+    """Topic of each engine; `{host}` and `{model}` are filled in."""
     format: "EventFormat" = "map"
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine reaches the endpoints."""
         given = [one for one in (self.endpoint, self.replay) if one]
         return all(one.startswith("ipc://") or is_loopback(_host(one)) for one in given)
 
     def check(self, names: Sequence[str]) -> None:
-        """
+        """Check the settings for engines of these names.
+
         Raises:
-            RequestError: names the option and the remedy.
+            RequestError: an option is invalid; names it.
         """
         for option, endpoint in ((ENDPOINT, self.endpoint), (REPLAY, self.replay)):
             if endpoint and not endpoint.startswith(("tcp://", "ipc://")):
@@ -87,7 +88,7 @@ class ZmqFrontend(Frontend):
     async def start(self) -> None:
         """
         Raises:
-            EnvironmentFault: pyzmq is not installed; and as Frontend.
+            EnvironmentFault: pyzmq is not installed. Also raises the errors of Frontend.start.
         """
         try:
             import zmq
@@ -118,7 +119,7 @@ class ZmqFrontend(Frontend):
         self._service.models.on_change(self._attach)
 
     def drain(self) -> None:
-        """Events go on until the engines have stopped."""
+        """Nothing to do: events are published until the engines have stopped."""
 
     async def close(self, grace_s: float) -> None:
         if self._publisher is not None:
@@ -126,7 +127,7 @@ class ZmqFrontend(Frontend):
             publisher.close()
 
     def _attach(self) -> None:
-        """Engines that are open by now."""
+        """Publish the logs of engines that are open by now."""
         if self._publisher is None:
             return
         for name, handle in self._service.engines.items():
@@ -135,9 +136,10 @@ class ZmqFrontend(Frontend):
 
 
 def _bind(one: "zmq.Socket[Any]", endpoint: str, option: str) -> None:
-    """
+    """Bind a socket.
+
     Raises:
-        RequestError: the address cannot be had; the socket is closed.
+        RequestError: the address is not available; the socket has been closed.
     """
     import zmq
 

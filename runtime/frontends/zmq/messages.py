@@ -1,7 +1,7 @@
-"""Batches of KV events as vLLM's messages: MessagePack, by version a map or an array each.
+"""Encodes batches of KV events as vLLM's messages: MessagePack, with events as maps or arrays.
 
 Fields are those of vLLM 0.33 (vllm/distributed/kv_events.py). A batch is always an array: the time,
-the events, and the rank in a group of data-parallel engines, which is 0.
+the events, and the data-parallel rank, which is 0.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ from trtc.runtime.engine.kv_events import (
 from trtc.runtime.scheduling.cache_events import is_root
 
 EventFormat = Literal["map", "array"]
-"""How an event is written: `map` since vLLM 0.28, `array` before."""
+"""Encoding of an event: `map` since vLLM 0.28, `array` before."""
 
 _STORED = (
     ("block_hashes", list[int]),
@@ -47,7 +47,8 @@ _FIELDS: Mapping[str, Sequence[Any]] = {
     "BlockRemoved": _REMOVED,
     "AllBlocksCleared": (),
 }
-"""In vLLM's order, which is that of arrays; those with a default are left out of maps."""
+"""Fields of each event, with defaults, in vLLM's order, which is the order in arrays. Maps leave
+out fields that have their default."""
 
 
 class _Batch(msgspec.Struct, array_like=True):
@@ -57,7 +58,7 @@ class _Batch(msgspec.Struct, array_like=True):
 
 
 def encoder(how: EventFormat) -> Callable[[Batch, EventLog], bytes]:
-    """What writes batches of a log."""
+    """A function that encodes batches of a log."""
     make: dict[str, Any] = {
         name: msgspec.defstruct(
             name, fields, tag=True, array_like=how == "array", omit_defaults=True
@@ -74,7 +75,7 @@ def encoder(how: EventFormat) -> Callable[[Batch, EventLog], bytes]:
 
 
 def log_fields(log: EventLog) -> Callable[[KvEvent], tuple[str, dict[str, Any]]]:
-    """What writes a log's events: the name of each, and its fields."""
+    """A function that converts a log's events to their names and fields."""
 
     def fields(event: KvEvent) -> tuple[str, dict[str, Any]]:
         if isinstance(event, AllCleared):
@@ -107,7 +108,7 @@ def _stored(event: BlocksStored, log: EventLog) -> dict[str, Any]:
 
 
 def _extra_keys(event: BlocksStored, log: EventLog) -> list[tuple[str, ...] | None] | None:
-    """The namespace with the first block of all, as vLLM has a cache salt there: the hashes of the
-    others follow from it. None: it is the one that everybody shares."""
+    """The namespace, with the first block only, where vLLM has a cache salt: the hashes of later
+    blocks depend on it. None: the namespace that all clients share."""
     name = log.namespace(event.parent)
     return [(name,), *[None] * (len(event.keys) - 1)] if name else None

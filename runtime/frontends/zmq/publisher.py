@@ -3,7 +3,8 @@
     PUB     topic | number | batch
     ROUTER  a number        ──►  that batch and all after it, then the number -1
 
-A subscriber that does not keep up loses batches, which it sees by their numbers, and asks for them.
+A subscriber that falls behind loses batches. It detects that by their numbers, and requests them
+again.
 """
 
 import contextlib
@@ -26,32 +27,32 @@ from trtc.runtime.host.background import lower_priority
 _log = logging.getLogger("trtc.server")
 
 HIGH_WATER_MARK = 100_000
-"""Messages that wait for one subscriber; further ones are not sent to it."""
+"""Most messages that wait for one subscriber; further ones are dropped."""
 MAX_WAITING_REPLAYS = 100
-"""Further ones wait at their clients."""
+"""Most requests for replays that wait here; further ones wait at their clients."""
 MAX_MESSAGE_BYTES = 1024
-"""Of what a client sends: a subscription, or a number."""
+"""Most bytes of a client's message: a subscription, or a number."""
 MAX_REPLAY_BYTES = 64 << 20
-"""Of the last batches of one engine."""
+"""Bytes of the last batches of one engine that are kept for replays."""
 REPLAY_PAUSE_S = 0.05
-"""Between two replays: sending what is kept takes about as long."""
+"""Seconds between two replays: sending all kept batches takes about as long."""
 LINGER_MS = 500
-"""For what was sent last to leave, when the server ends."""
+"""Milliseconds for the last messages to be sent when the server ends."""
 END = (-1).to_bytes(8, "big", signed=True)
 """The number after a replay's last batch."""
 
 
 @dataclass
 class _Source:
-    """One engine, and what was sent of it."""
+    """One engine's log, and the batches of it that were sent."""
 
     topic: bytes
     log: EventLog
     leave: Callable[[], None]
     before: int
-    """Messages of the topic before this engine's: numbers go on where another engine's ended."""
+    """Messages of the topic before this engine's: numbers continue those of the previous engine."""
     seen: int = 0
-    """Batches of the log."""
+    """Number of the last batch of the log that was sent."""
     sent: deque[tuple[int, bytes]] = field(default_factory=deque)
     num_bytes: int = 0
 
@@ -63,7 +64,7 @@ class _Source:
 
 
 class Publisher:
-    """Takes over sockets that are bound, and closes them at its end."""
+    """Publishes logs through bound sockets, which it closes at its end."""
 
     def __init__(
         self, publish: "zmq.Socket[Any]", replay: "zmq.Socket[Any] | None", how: EventFormat
@@ -72,20 +73,19 @@ class Publisher:
         self._replay = replay
         self._encode = encoder(how)
         self._names_topics = how == "map"
-        """Whether a replay's batches name their topics, as they do since vLLM 0.28."""
+        """Whether a replay's batches have their topics, as since vLLM 0.28."""
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._lock = threading.Lock()
-        """Held to look at or change which sources there are."""
+        """Guards the list of sources."""
         self._sources: dict[bytes, _Source] = {}
         self._ends: dict[bytes, int] = {}
-        """Of topics whose engine has gone: the number of the last message."""
+        """Topic without an engine -> number of its last message."""
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="trtc-kv-zmq", daemon=True)
         self._thread.start()
 
     def attach(self, topic: bytes, log: EventLog) -> None:
-        """Publish a log from its beginning on; of a topic that has another one, in its
-        place."""
+        """Publish a log from its beginning on. It replaces another log of the topic."""
         with self._lock:
             known = self._sources.get(topic)
             if known is not None and known.log is log:
@@ -97,7 +97,7 @@ class Publisher:
         self._wake()
 
     def close(self) -> None:
-        """Send what waits; blocks for up to half a second."""
+        """Send waiting messages; blocks for up to half a second."""
         self._is_closing = True
         self._wake()
         self._thread.join()
@@ -105,7 +105,7 @@ class Publisher:
         os.close(self._wake_read)
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it is awake
+        with contextlib.suppress(BlockingIOError):  # already woken
             os.write(self._wake_write, b"\0")
 
     def _run(self) -> None:
@@ -113,7 +113,7 @@ class Publisher:
         try:
             self._serve()
         except Exception:  # noqa: BLE001 (a thread's last frame: requests go on)
-            _log.exception("KV events are not published any more")
+            _log.exception("KV events are no longer published")
         for source in self._list():
             source.leave()
         for socket in (self._publish, self._replay):
@@ -173,26 +173,26 @@ class Publisher:
         self._send(socket, (client, b"", *((b"",) if self._names_topics else ()), END, b""))
 
     def _since(self, source: _Source, first: int) -> list[tuple[int, bytes]]:
-        """What was sent from a number on; what is cached, where the beginning is gone."""
+        """Sent batches from number `first` on; a snapshot if they are no longer kept."""
         if source.sent and max(1, first) < source.sent[0][0]:
             snapshot = source.log.snapshot()
             return [(source.before + one.number, self._encode(one, source.log)) for one in snapshot]
         return [one for one in source.sent if one[0] >= first]
 
     def _forget(self, source: _Source) -> None:
-        """Its engine has gone, and was said to have."""
+        """Remove a source whose engine has stopped and whose last batch was sent."""
         with self._lock:
             if self._sources.get(source.topic) is source:
                 self._let_go(source)
 
     def _let_go(self, source: _Source) -> None:
-        """Under the lock."""
+        """Remove a source; the caller holds the lock."""
         source.leave()
         del self._sources[source.topic]
         self._ends[source.topic] = source.before + source.seen
 
     def _send(self, socket: "zmq.Socket[Any]", frames: tuple[bytes, ...]) -> None:
-        """Never waits: a subscriber that lags loses it."""
+        """Send without blocking: a message for a subscriber that lags is dropped."""
         with contextlib.suppress(zmq.Again):
             socket.send_multipart(frames, zmq.NOBLOCK)
 

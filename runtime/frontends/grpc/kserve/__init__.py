@@ -1,1 +1,1 @@
-"""inference.GRPCInferenceService: the KServe v2 protocol, as Triton's clients speak it."""
+"""inference.GRPCInferenceService: the KServe v2 protocol, as Triton's clients use it."""

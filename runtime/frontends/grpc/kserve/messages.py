@@ -1,4 +1,4 @@
-"""ModelInferRequest to tensors, replies to ModelInferResponse."""
+"""Converts ModelInferRequest to tensors, and replies to ModelInferResponse."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ _CONTENTS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-"""Field of InferTensorContents by datatype; FP16 has none, and is sent raw."""
+"""Datatype -> field of InferTensorContents; FP16 has none, and is sent raw."""
 
 
 def tensors_of(request: pb.ModelInferRequest) -> dict[str, NDArray[Any]]:
@@ -61,7 +61,7 @@ def tensors_of(request: pb.ModelInferRequest) -> dict[str, NDArray[Any]]:
 
 
 def outputs_of(request: pb.ModelInferRequest) -> list[str]:
-    """Names of the outputs that are asked for."""
+    """Names of the requested outputs."""
     for at, output in enumerate(request.outputs):
         refuse_parameters(f"outputs[{at}]", output.parameters)
     return [output.name for output in request.outputs]
@@ -100,7 +100,7 @@ def stream_response_of(request: InferRequest, reply: Reply) -> pb.ModelStreamInf
 
 
 def stream_error(request_id: str, error: Exception) -> pb.ModelStreamInferResponse:
-    """The id says which of a stream's requests has failed."""
+    """An error of one request of a stream, which the id identifies."""
     response = pb.ModelInferResponse(id=request_id)
     response.parameters["triton_final_response"].bool_param = True
     return pb.ModelStreamInferResponse(error_message=str(error), infer_response=response)

@@ -17,7 +17,7 @@ MODEL_CONFIG = _method("ModelConfig", pb.ModelConfigRequest, pb.ModelConfigRespo
 MODEL_STATISTICS = _method("ModelStatistics", pb.ModelStatisticsRequest, pb.ModelStatisticsResponse)
 MODEL_INFER = _method("ModelInfer", pb.ModelInferRequest, pb.ModelInferResponse)
 MODEL_STREAM_INFER = _method("ModelStreamInfer", pb.ModelInferRequest, pb.ModelStreamInferResponse)
-"""Requests are streamed too."""
+"""Requests are streamed as well."""
 REPOSITORY_INDEX = _method("RepositoryIndex", pb.RepositoryIndexRequest, pb.RepositoryIndexResponse)
 REPOSITORY_LOAD = _method(
     "RepositoryModelLoad", pb.RepositoryModelLoadRequest, pb.RepositoryModelLoadResponse

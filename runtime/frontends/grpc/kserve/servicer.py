@@ -1,4 +1,4 @@
-"""inference.GRPCInferenceService over gRPC: every decision is the service's."""
+"""inference.GRPCInferenceService over gRPC, as a thin layer over the service."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -42,14 +42,14 @@ from trtc.runtime.wire.methods import Method
 
 
 class _Refused(NamedTuple):
-    """A request of a stream that cannot be run: an answer, and no end of the stream."""
+    """A refused request of a stream: it is answered with an error, and the stream goes on."""
 
     request_id: str
     error: TrtcError
 
 
 class _Writer:
-    """Answers of several requests on one call, a message at a time."""
+    """Writes the answers of several requests on one call, one message at a time."""
 
     def __init__(self, context: Context, stalled_client_s: float) -> None:
         self._context = context
@@ -63,7 +63,7 @@ class _Writer:
 
     @contextmanager
     def answering(self, streams: Sequence[OutputStream]) -> Iterator[None]:
-        """These streams fail too when the client takes no message."""
+        """Context manager: within it, these streams fail too if the client does not read."""
         self._answering += streams
         try:
             yield
@@ -210,7 +210,7 @@ class KServeServicer:
         request: pb.ModelMetadataRequest | pb.ModelConfigRequest | pb.ModelStatisticsRequest,
         context: Context,
     ) -> EngineHandle:
-        """That the request names."""
+        """The engine that the request names."""
         principal = self._intake.caller(context)
         return model.engine_of(self._service, principal, request.name, request.version)
 
@@ -223,7 +223,7 @@ class KServeServicer:
             return response_of(exchange.request, Reply(await exchange.reply(), final=True))
 
     async def _model_stream_infer(self, context: Context) -> None:
-        """Requests are admitted one after the other, and answered as their outputs come."""
+        """Admit requests one after the other, and answer each as its outputs arrive."""
         principal = self._intake.caller(context)
         writer = _Writer(context, self._stalled_client_s)
         idle: CancelledError | None = None
@@ -235,7 +235,7 @@ class KServeServicer:
                 try:
                     data = await listener.next(writer.is_busy)
                 except CancelledError as error:
-                    idle = error  # raised within the group, it would come out as a group
+                    idle = error  # raised within the task group, it would become an ExceptionGroup
                     continue
                 if data is None:
                     break
@@ -251,10 +251,10 @@ class KServeServicer:
     async def _start(
         self, data: bytes, context: Context, running: AsyncExitStack, writer: "_Writer"
     ) -> Exchange | None:
-        """Admit a request of a stream; None: it is refused, and its error has been sent."""
+        """Admit a request of a stream; None: it was refused, and the error has been sent."""
         request_id = ""
         try:
-            principal = self._intake.caller(context)  # whose key may have been taken away
+            principal = self._intake.caller(context)  # its key may have been revoked
             async with self._intake.parsed(principal, data, self._read_or_refuse) as request:
                 if isinstance(request, _Refused):
                     request_id = request.request_id

@@ -1,1 +1,1 @@
-"""trtllm.TrtllmService: how gateways such as SMG and Dynamo ask TensorRT-LLM for tokens."""
+"""trtllm.TrtllmService: the protocol between gateways such as SMG and Dynamo and TensorRT-LLM."""

@@ -1,4 +1,4 @@
-"""SubscribeKvEvents: what the engine caches, from where a subscriber left off, until it leaves."""
+"""SubscribeKvEvents: streams KV events from a subscriber's last position on."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -20,20 +20,20 @@ from trtc.runtime.engine.kv_events import (
 from trtc.runtime.scheduling.cache_events import is_root
 
 MAX_SUBSCRIBERS = 16
-"""At once. Routers are few; what one costs is a batch a few milliseconds."""
+"""Most concurrent subscribers. Routers are few; each costs a batch every few milliseconds."""
 _LARGE_BLOCKS = 64
-"""Of a batch whose message is made in a thread."""
+"""Blocks of a batch from which on its message is made in a thread."""
 
 
 class Subscribers:
-    """How many there are."""
+    """Counts subscribers."""
 
     def __init__(self) -> None:
         self._number = 0
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Raises QueueFullError: there are enough."""
+        """Count one within the context; raises QueueFullError if there are MAX_SUBSCRIBERS."""
         if self._number >= MAX_SUBSCRIBERS:
             raise QueueFullError(
                 f"the server has its limit of {MAX_SUBSCRIBERS} subscribers",
@@ -48,11 +48,11 @@ class Subscribers:
 
 
 async def batches_from(log: EventLog, first: int) -> AsyncGenerator[pb.KvEventBatch, None]:
-    """The batches of a log from a number on, as they come; 0: from its beginning. Where they are
-    gone, or another server counted, what is cached comes first.
+    """The batches of a log from number `first` on, as they are made; 0: from its beginning. If the
+    log no longer keeps them, or the number is of another server, a snapshot comes first.
 
     Raises:
-        QueueFullError: its reader has fallen behind what the log keeps.
+        QueueFullError: the reader has fallen behind the batches that the log keeps.
     """
     arrived = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -102,7 +102,7 @@ async def _made(
 def message(
     batch: Batch, log: EventLog, chunk: pb.KvSnapshotChunk | None = None
 ) -> pb.KvEventBatch:
-    """A batch in SMG's words; `chunk`: which part of a snapshot it is."""
+    """SMG's message of a batch; `chunk`: its part of a snapshot, or None."""
     return pb.KvEventBatch(
         sequence_number=batch.number,
         timestamp=batch.at,

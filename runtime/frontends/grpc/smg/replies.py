@@ -1,7 +1,7 @@
-"""Outputs become chunks, one a sequence and step, and what completes each sequence.
+"""Converts outputs to chunks, one per sequence and step, and to a completion of each sequence.
 
-A token that ends a sequence, by itself and not by the text it makes, is no part of its tokens
-unless the request asks for it; it is counted nevertheless.
+A stop token (not the tokens of a stop string) is part of the output only if requested; it is
+counted in any case.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,13 +22,13 @@ class Ends(NamedTuple):
     """Tokens of a request that end a sequence."""
 
     eos_token_ids: frozenset[int]
-    """Empty with ignore_eos."""
+    """End-of-sequence tokens; empty with ignore_eos."""
     stop_token_ids: frozenset[int]
     are_returned: bool
     """Whether they are part of the output."""
 
     def by(self, output: Output) -> int | None:
-        """The token that ended the sequence; None: no token did."""
+        """The token that ended the output's sequence; None: no token did."""
         last = output.token_ids[-1] if output.token_ids else None
         stopped = output.finish_reason is FinishReason.STOP
         return last if stopped and last in self.eos_token_ids | self.stop_token_ids else None
@@ -38,7 +38,7 @@ class Ends(NamedTuple):
 class _Sequence:
     token_ids: list[int] = field(default_factory=list)
     num_drawn: int = 0
-    """Including those that are not returned."""
+    """Drawn tokens, including those that are not returned."""
     logprobs: list[pb.TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[pb.TokenLogprob] = field(default_factory=list)
     complete: pb.GenerateComplete | None = None
@@ -55,8 +55,8 @@ class Replies:
         self._sequences = [_Sequence() for _ in range(n)]
 
     def responses(self, outputs: Sequence[Output]) -> list[pb.GenerateResponse]:
-        """What can be said now. Sequences are completed together, when it is known how much of the
-        prompt was cached."""
+        """Responses for new outputs. Sequences are completed together at the end, when the number
+        of cached prompt tokens is known."""
         responses = []
         for output in outputs:
             chunk = self._take(output)

@@ -1,4 +1,4 @@
-"""GenerateRequest becomes a input; what asks for more than the runtime does is refused by name."""
+"""Converts GenerateRequest to a request input; unsupported fields are refused by name."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
@@ -25,11 +25,11 @@ NAMES: Mapping[str, str] = {
     "logit_bias": "embedding_bias",
     "cache_salt": "cache_salt_id",
 }
-"""Field of a request input -> that of the message, for errors."""
+"""Field of RequestInput -> field of the message, for errors."""
 
 
 class _Refused(NamedTuple):
-    """A field that asks for what the runtime does not do, unless its value asks for nothing."""
+    """An unsupported field, which is refused unless it has its neutral value."""
 
     path: str
     nothing: Callable[[Any], bool] = lambda value: not value
@@ -73,13 +73,13 @@ _REFUSED = (
     _Refused("bad", remedy="Leave it out; an embedding_bias of -100 keeps a token away"),
     _Refused("bad_token_ids", remedy="Leave it out; an embedding_bias of -100 keeps a token away"),
 )
-"""What changes no result is taken whatever its value: hints on lookahead decoding, and what belongs
-to beam search, such as length_penalty."""
+"""Fields that change no result are accepted with any value: hints for lookahead decoding, and
+parameters of beam search, such as length_penalty."""
 
 
 def input_of(request: pb.GenerateRequest, bounds: RequestBounds) -> RequestInput:
-    """The request in the runtime's words, for the only engine; values are judged when it is
-    submitted, lengths before there is an object for every number.
+    """The request input, for the only engine. Lengths are checked here, before a Python object is
+    made for every number; values are checked when it is submitted.
 
     Raises:
         InvalidRequestError: names the field of the message.
@@ -109,7 +109,7 @@ def input_of(request: pb.GenerateRequest, bounds: RequestBounds) -> RequestInput
 
 
 def _grammar(asked: pb.GuidedDecodingParams) -> Grammar | None:
-    """What the output has to be."""
+    """The grammar of the output."""
     if not asked.guide_type:
         return None
     if asked.guide_type not in _GUIDE_KINDS:
@@ -123,7 +123,7 @@ def _grammar(asked: pb.GuidedDecodingParams) -> Grammar | None:
 
 
 def _sampling(request: pb.GenerateRequest, bounds: RequestBounds) -> SamplingOptions:
-    """The fields that are there, name for name."""
+    """The given sampling parameters by name."""
     config, bias = request.sampling_config, request.embedding_bias
     given: dict[str, Any] = {
         name: getattr(config, name) for name in _SAMPLING if config.HasField(name)

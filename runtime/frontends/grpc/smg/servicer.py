@@ -1,6 +1,6 @@
-"""trtllm.TrtllmService over gRPC: every decision is the service's.
+"""trtllm.TrtllmService over gRPC, as a thin layer over the service.
 
-Requests name no model, so they go to the only engine of the server.
+Requests name no model, so they go to the server's only engine.
 """
 
 import uuid
@@ -115,7 +115,7 @@ class TrtllmServicer:
     def _read(self, data: bytes) -> tuple[RequestInput, Replies]:
         handle = self._engine()
         bounds = handle.loop.bounds
-        # A bias has a number for every token of the vocabulary.
+        # embedding_bias has a number for every token of the vocabulary.
         most = MAX_NUMBERS + bounds.max_context + bounds.vocab_size
         request = parse(methods.GENERATE.request, data, max_numbers=most)
         request_input = input_of(request, bounds)
@@ -133,7 +133,7 @@ class TrtllmServicer:
         return request_input, Replies(request, request_input.request_id, ends, request_input.n)
 
     def _engine(self) -> EngineHandle:
-        """Raises UnknownModelError where there are several, and UnavailableError."""
+        """The only engine; raises UnknownModelError if there are several, or UnavailableError."""
         if len(self._service.names) > 1:
             raise UnknownModelError(
                 f"{methods.SERVICE} names no model, and the server has several",
@@ -142,7 +142,7 @@ class TrtllmServicer:
         return self._service.engine("")
 
     def _engine_for(self, context: Context) -> EngineHandle:
-        """The same, unless the caller may not use it."""
+        """The only engine; raises ForbiddenError if the caller may not use it."""
         return self._service.engine_for(self._intake.caller(context), self._engine().name)
 
     async def _health_check(self, request: object, context: Context) -> pb.HealthCheckResponse:

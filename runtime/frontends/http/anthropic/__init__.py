@@ -1,1 +1,1 @@
-"""Anthropic's API over HTTP: messages, and how many tokens a conversation has."""
+"""Anthropic's API over HTTP: messages and token counting."""

@@ -1,4 +1,4 @@
-"""The routes of Anthropic's API, and the story of each: fields, request input, outputs, answer."""
+"""The routes of Anthropic's API; each goes from fields to request input, outputs and answer."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -29,17 +29,17 @@ from trtc.runtime.service.service import Service
 from trtc.runtime.text.chat import Chat
 
 VERSIONS = ("2023-06-01", "2026-10-21")
-"""Of the API, as its header has them: those whose streams have named events. The second has no
-parameters of sampling, which are taken here all the same."""
+"""Versions of the API, as in its header, whose streams have named events. The second has no
+sampling parameters, which this server accepts nevertheless."""
 
 _BETA = b"anthropic-beta"
-"""Asks for what is of no version."""
+"""Header of beta features."""
 
 T = TypeVar("T")
 
 
 def anthropic(service: Service) -> Sequence[Route]:
-    """Messages, and their tokens counted."""
+    """The routes of messages and of token counting."""
     handlers = _Handlers(service)
     return (
         Route("/v1/messages", {"POST": handlers.create}, refuse),
@@ -79,7 +79,7 @@ class _Handlers:
                 await write(exchange, unaborted(stream), message, _headers(exchange, given))
 
     async def count(self, exchange: Exchange) -> None:
-        """Answer with the number of a conversation's tokens."""
+        """Answer with the number of tokens of a conversation."""
 
         def parse(body: bytes) -> tuple[Given[CountFields], Chat]:
             given = read(body, CountFields)

@@ -23,13 +23,13 @@ _KINDS: Mapping[type[errors.TrtcError], Kind] = {
     errors.CancelledError: Kind(499, "api_error"),
     errors.NoTokenizerError: Kind(400, "invalid_request_error"),
     errors.UnknownModelError: Kind(404, "not_found_error"),
-    # Anthropic's own status is 529, which proxies in front of several servers do not know.
+    # Anthropic's own status is 529, which load balancers do not know.
     errors.UnavailableError: Kind(503, "overloaded_error", retries=True),
 }
 
 
 def request_id(exchange: Exchange) -> str:
-    """What the request is called in answers, errors and the audit log."""
+    """Id of the request in answers, errors and the audit log."""
     return f"req_{exchange.number}"
 
 

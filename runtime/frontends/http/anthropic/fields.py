@@ -1,6 +1,6 @@
-"""The fields of requests: those that are read, those that are refused by name; others are ignored.
+"""The fields of requests that are read, and those that are refused by name; others are ignored.
 
-vLLM's additions to OpenAI's fields are taken here too.
+vLLM's additions to OpenAI's fields are accepted here too.
 """
 
 from typing import Any, ClassVar
@@ -25,14 +25,14 @@ System = str | list[dict[str, Any]]
 
 
 class OutputConfig(msgspec.Struct, kw_only=True):
-    """Of a message. None: not given."""
+    """`output_config` of a message. None: not given."""
 
     effort: str | None = None
     format: dict[str, Any] | None = None
 
 
 class MessageFields(GenerationFields, kw_only=True):
-    """Of a message. None: not given."""
+    """Fields of a message. None: not given."""
 
     api: ClassVar[str] = _API
     refused: ClassVar[Refused] = _REFUSED
@@ -50,7 +50,7 @@ class MessageFields(GenerationFields, kw_only=True):
 
 
 class CountFields(Fields, kw_only=True):
-    """Of a conversation whose tokens are counted."""
+    """Fields of a conversation whose tokens are counted."""
 
     api: ClassVar[str] = _API
     refused: ClassVar[Refused] = _REFUSED
@@ -58,7 +58,7 @@ class CountFields(Fields, kw_only=True):
     messages: Messages | None = None
     model: str | None = None
     output_config: OutputConfig | None = None
-    """Of which the effort is a part of the prompt."""
+    """Only its effort is used: it is part of the prompt."""
     system: System | None = None
     thinking: Thinking | None = None
     tool_choice: Choice | None = None

@@ -1,4 +1,4 @@
-"""A message as it grows: the object, and its events.
+"""A message that is built from outputs: the object, and its events.
 
 message_start, ping,
 content_block_start, content_block_delta ... content_block_stop     for each block
@@ -28,7 +28,7 @@ Event = Mapping[str, Any]
 
 @dataclass
 class _Block:
-    """A text, a thought or a call."""
+    """A block of text, of thinking, or a call."""
 
     begun_by: AnswerPart
     texts: list[str] = field(default_factory=list)
@@ -39,11 +39,11 @@ class _Block:
         return self.begun_by.kind == "call" and is_object("".join(self.texts))
 
     def takes(self, part: AnswerPart) -> bool:
-        """Whether a part goes on with it."""
+        """Whether a part extends this block."""
         return part.continues(self.begun_by)
 
     def first(self) -> dict[str, Any]:
-        """The object of the API with nothing in it."""
+        """The API's object of the block before any content."""
         if self.begun_by.kind == "call":
             named = {"id": self.begun_by.id, "name": self.begun_by.name}
             return {"type": "tool_use", **named, "input": {}}
@@ -52,7 +52,7 @@ class _Block:
         return {"type": "text", "text": ""}
 
     def delta(self, text: str) -> dict[str, str]:
-        """A piece of it."""
+        """The API's object of a piece of the block."""
         if self.begun_by.kind == "call":
             return {"type": "input_json_delta", "partial_json": text}
         if self.begun_by.kind == "reasoning":
@@ -60,7 +60,7 @@ class _Block:
         return {"type": "text_delta", "text": text}
 
     def whole(self) -> dict[str, Any]:
-        """The object of the API; of a call whose arguments are no object, their text."""
+        """The API's object of the block; a call whose arguments are not an object is text."""
         text = "".join(self.texts)
         if self.begun_by.kind == "call":
             if not self.calls:
@@ -78,17 +78,17 @@ class Message:
     num_prompt_tokens: int
     stop_sequences: frozenset[str] = frozenset()
     returns_ids: bool = False
-    """Whether token ids are sent beside the text."""
+    """Whether token ids are sent with the text."""
     _blocks: list[_Block] = field(default_factory=list)
     _token_ids: list[int] = field(default_factory=list)
     _unsent_ids: list[int] = field(default_factory=list)
-    """Of tokens whose text has not come yet."""
+    """Ids of tokens whose text has not been emitted yet."""
     _reason: FinishReason | None = None
     _matched_stop: str = ""
     _usage: Usage | None = None
 
     def take(self, output: Output) -> Sequence[Event]:
-        """The next output of its sequence, and the events of what it adds."""
+        """Add the next output of its sequence; returns the events."""
         self._reason, self._matched_stop = output.finish_reason, output.matched_stop
         self._usage = output.usage
         if self.returns_ids:
@@ -100,17 +100,17 @@ class Message:
         return events
 
     def whole(self) -> dict[str, Any]:
-        """The object of the API, once the last output was taken."""
+        """The API's object of the message, after the last output."""
         content = [one.whole() for one in self._blocks]
         ids = {"token_ids": self._token_ids} if self.returns_ids else {}
         return {**self._object(), "content": content, **self._end(), **ids}
 
     def first_events(self) -> bytes:
-        """What comes before the first output."""
+        """Events before the first output."""
         return encoded([{"type": "message_start", "message": self._object()}, {"type": "ping"}])
 
     def last_events(self) -> bytes:
-        """What comes after the last output."""
+        """Events after the last output."""
         ended = {"type": "message_delta", "delta": self._end(), "usage": self._usage_fields()}
         return encoded([ended, {"type": "message_stop"}])
 
@@ -121,7 +121,7 @@ class Message:
         return (*ended, self._start(part), self._delta(part.text))
 
     def _close(self) -> Sequence[Event]:
-        """The end of the last block; an answer without any has an empty text."""
+        """Events that end the last block; a message without blocks gets an empty text."""
         started = [] if self._blocks else [self._start(_EMPTY)]
         rest = [self._delta("")] if self._unsent_ids else []
         return (*started, *rest, self._stop())
@@ -164,7 +164,7 @@ class Message:
         return {"stop_reason": reason, "stop_sequence": None}
 
     def _usage_fields(self) -> dict[str, int]:
-        """What the prefix cache gave is known at the end: until then nothing counts as read."""
+        """Usage; cached tokens are known at the end, and until then reported as 0."""
         usage = self._usage or Usage(self.num_prompt_tokens, 0, 0)
         return {
             "input_tokens": usage.prompt_tokens - usage.cached_prompt_tokens,
@@ -175,5 +175,5 @@ class Message:
 
 
 def encoded(events: Sequence[Event]) -> bytes:
-    """Events as they are sent."""
+    """The bytes of events."""
     return b"".join(event(one, one["type"]) for one in events)

@@ -1,4 +1,4 @@
-"""Fields become request inputs: turns of a conversation, and what is asked of the answer."""
+"""Converts fields to request inputs: the turns of a conversation, and options of the answer."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -76,9 +76,9 @@ def counted(fields: CountFields) -> Chat:
 
 
 def conversation(fields: MessageFields | CountFields) -> Chat:
-    """What the chat template is given.
+    """Inputs of the chat template.
 
-    Messages of one role in a row are one; what the assistant has begun to say is continued.
+    Consecutive messages of one role are merged; a last message of the assistant is continued.
 
     Raises:
         InvalidRequestError: names the field, message or block that is wrong.

@@ -1,4 +1,4 @@
-"""Tools, which of them a message may call, and how much the model reasons."""
+"""Fields of a message for its tools, the choice of them, and reasoning."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -32,7 +32,7 @@ def functions_of(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Tools in the shape of the OpenAI API.
 
     Raises:
-        InvalidRequestError: a tool is one of Anthropic's own servers, or has no schema.
+        InvalidRequestError: a tool runs at Anthropic, or has no schema.
     """
     return [_function(one, f"tools[{at}]") for at, one in enumerate(tools)]
 
@@ -58,10 +58,10 @@ def _function(tool: Mapping[str, Any], field: str) -> dict[str, Any]:
 
 
 def choice_of(given: Choice | None) -> ToolChoice:
-    """What is asked of calls.
+    """The choice of tools.
 
     Raises:
-        InvalidRequestError: a tool is to be called that has no name.
+        InvalidRequestError: the choice is a tool without a name.
     """
     if given is None:
         return AUTO
@@ -73,10 +73,10 @@ def choice_of(given: Choice | None) -> ToolChoice:
 
 
 def variables_of(thinking: Thinking | None, effort: str | None) -> dict[str, Any]:
-    """Variables of the chat template: what is disabled has no effort.
+    """Variables of the chat template; without an effort if thinking is disabled.
 
     Raises:
-        InvalidRequestError: the effort is none that is known.
+        InvalidRequestError: the effort is unknown.
     """
     field = "output_config.effort"
     if thinking is None:
@@ -87,11 +87,11 @@ def variables_of(thinking: Thinking | None, effort: str | None) -> dict[str, Any
 
 
 def budget_of(thinking: Thinking | None, max_tokens: int) -> int | None:
-    """Tokens of the reasoning; None: as many as the model likes.
+    """Most reasoning tokens; None: no limit.
 
     Raises:
-        InvalidRequestError: it is missing where thinking is enabled, not positive, or as large as
-            the whole message may be.
+        InvalidRequestError: thinking is enabled and the budget is missing, not positive, or not
+            less than `max_tokens`.
     """
     if thinking is None or thinking.type != "enabled":
         return None

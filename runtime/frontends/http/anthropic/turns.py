@@ -1,4 +1,4 @@
-"""Messages of blocks become the messages of a chat.
+"""Converts messages of blocks to the messages of a chat.
 
 user       text             user
            tool_result      tool, one each, in the order of the blocks
@@ -22,7 +22,7 @@ _Block = Mapping[str, Any]
 
 
 def turns_of(messages: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:
-    """The messages of a chat; those of one role in a row are one, but for results of tools.
+    """The messages of a chat. Consecutive messages of one role are merged, except tool results.
 
     Raises:
         InvalidRequestError: names the message or block that is wrong.
@@ -32,10 +32,10 @@ def turns_of(messages: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:
 
 
 def joined_turns(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
-    """The messages, with those of one role in a row as one, but for results of tools.
+    """Merge consecutive messages of one role, except tool results.
 
     Raises:
-        InvalidRequestError: such a row has too many parts or calls.
+        InvalidRequestError: a merged message has too many parts or calls.
     """
     turns: list[ChatMessage] = []
     for role, row in groupby(messages, key=lambda one: one.role):
@@ -45,7 +45,7 @@ def joined_turns(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
 
 
 def system_message(system: str | Sequence[_Block] | None) -> Sequence[ChatMessage]:
-    """Of the field of that name.
+    """The message of the field `system`, if it is given.
 
     Raises:
         InvalidRequestError: names the block that is wrong.
@@ -99,7 +99,7 @@ def _message(message: Mapping[str, Any], at: int) -> Iterator[ChatMessage]:
 
 
 def _user(blocks: Sequence[Any], field: str) -> Iterator[ChatMessage]:
-    """What tools gave, and what the user said, in their order."""
+    """Tool results and texts of the user, in their order."""
     parts: list[ContentPart] = []
     for at, block in enumerate(blocks):
         if _kind(block, f"{field}[{at}]") != "tool_result":
@@ -137,7 +137,9 @@ def _of_blocks(role: str, blocks: Sequence[Any], field: str) -> ChatMessage:
             calls.append(_call(block, where))
         elif role == "assistant" and kind == "thinking":
             thoughts.append(_text(block, "thinking", where))
-        elif role != "assistant" or kind != "redacted_thinking":  # which nobody here can read
+        elif (
+            role != "assistant" or kind != "redacted_thinking"
+        ):  # encrypted: only Anthropic can read it
             parts.append(_text_part(block, where))
     return ChatMessage(
         role,
@@ -175,7 +177,7 @@ def _joined(row: Sequence[ChatMessage]) -> ChatMessage:
 
 
 def parts_of(message: ChatMessage) -> Sequence[ContentPart]:
-    """Its content as parts."""
+    """A message's content as parts."""
     if message.parts or message.content is None:
         return message.parts
     return (ContentPart(message.content),)

@@ -1,4 +1,4 @@
-"""The routes of KServe's protocol: /v2, and what is below it."""
+"""The routes of KServe's protocol: /v2 and below."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
@@ -33,14 +33,14 @@ MODELS = "/v2/models/"
 REPOSITORY = "/v2/repository/models/"
 _VERSIONS = "versions/"
 _NOT_READY = HTTPStatus.BAD_REQUEST
-"""As KServe's specification has it."""
+"""Status of a model that is not ready, by KServe's specification."""
 
 _STATUS: Mapping[type[TrtcError], HTTPStatus] = {
     UnsupportedError: HTTPStatus.NOT_IMPLEMENTED,
     BodySizeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     BodyTypeError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
 }
-"""Beside those of `http_status`."""
+"""Statuses that differ from `http_status`."""
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class _OrderFields(msgspec.Struct):
 
 
 def kserve(service: Service) -> Sequence[Route]:
-    """Health, models, inference and generation."""
+    """The routes of health, models, inference and generation."""
     handlers = _Handlers(service)
     return (
         Route("/v2", {"GET": handlers.server}, _refuse),
@@ -118,7 +118,7 @@ class _Handlers:
         await exchange.answer(200, b"")
 
     async def get(self, exchange: Exchange) -> None:
-        """What a model is, and how it does."""
+        """Metadata, readiness, configuration and statistics of a model."""
         place = _place(exchange.path, self._service.names)
         if place.what == "ready":
             ready = model.is_ready(self._service, exchange.principal, place.model, place.version)
@@ -137,7 +137,7 @@ class _Handlers:
         await _answer(exchange, answers[place.what](handle))
 
     async def ask(self, exchange: Exchange) -> None:
-        """What a model generates."""
+        """Inference and generation."""
         place = _place(exchange.path, self._service.names)
         answers: Mapping[str, Callable[[Exchange, _Place], Awaitable[None]]] = {
             "infer": self._infer,
@@ -191,7 +191,7 @@ class _Handlers:
         await exchange.answer(200, body)
 
     async def _generate_stream(self, exchange: Exchange, place: "_Place") -> None:
-        """An event a message; an error ends the stream as its last event."""
+        """One event per message; an error ends the stream as its last event."""
         async with AsyncExitStack() as running:
             async with self._body(
                 exchange, lambda body: self._read_generate(body, place)
@@ -226,7 +226,7 @@ class _Handlers:
 
 @dataclass(frozen=True)
 class _Place:
-    """What a path below MODELS names."""
+    """A parsed path below MODELS."""
 
     model: str
     version: str

@@ -2,7 +2,7 @@
 
     {"text_input": "...", "max_tokens": 20, "stop_words": ["\\n"]} -> {"text_output": "...", ...}
 
-Names of inputs may also stand under `parameters`, as some clients have them.
+Inputs may also be under `parameters`, where some clients send them.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from trtc.runtime.tensors.replies import Message
 
 @dataclass(frozen=True)
 class GenerateBody:
-    """What a body says, its tensors read."""
+    """A parsed body, with its tensors."""
 
     request_id: str
     tensors: Mapping[str, NDArray[Any]]
@@ -31,7 +31,7 @@ class GenerateBody:
 
 
 def read_generate(body: bytes) -> GenerateBody:
-    """Raises InvalidRequestError: names what is wrong."""
+    """Parse a body; raises InvalidRequestError, which names the field."""
     fields = decoded(body, dict[str, Any], API)
     request_id = fields.pop("id", "")
     if not isinstance(request_id, str):
@@ -52,7 +52,7 @@ def read_generate(body: bytes) -> GenerateBody:
 
 
 def written_generate(request: InferRequest, message: Message) -> bytes:
-    """Outputs of one value as that, others as flat lists."""
+    """The body of an answer: outputs of one value as that value, others as flat lists."""
     answer: dict[str, Any] = {"model_name": request.model, "model_version": request.version}
     if request.request_id:
         answer["id"] = request.request_id
@@ -63,7 +63,7 @@ def written_generate(request: InferRequest, message: Message) -> bytes:
 
 
 def _shape(value: object) -> list[int]:
-    """Of the tensor: a value stands for a list of it, and a row for a batch of one."""
+    """Shape of the tensor of a JSON value: a batch of one row, and a scalar is one element."""
     shape = [1]
     while isinstance(value, list):
         shape.append(len(value))

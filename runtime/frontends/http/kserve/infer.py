@@ -1,8 +1,8 @@
-"""The bodies of `/infer`: JSON, after which the bytes of binary tensors may come.
+"""The bodies of `/infer`: JSON, which the bytes of binary tensors may follow.
 
     {"inputs": [{..., "parameters": {"binary_data_size": 12}}]}<12 bytes>
 
-A header, Inference-Header-Content-Length, says how long the JSON is.
+The header Inference-Header-Content-Length is the length of the JSON in bytes.
 """
 
 from collections.abc import Mapping
@@ -52,15 +52,15 @@ class InferFields(msgspec.Struct):
 
 @dataclass(frozen=True)
 class InferBody:
-    """What a body says, its tensors read."""
+    """A parsed body, with its tensors."""
 
     request_id: str
     tensors: Mapping[str, NDArray[Any]]
     outputs: list[str]
-    """Those asked for; empty: all."""
+    """Names of the requested outputs; empty: all."""
     parameters: Mapping[str, Any]
     is_binary: Mapping[str, bool]
-    """Outputs that are asked for as bytes, or not; others as `binary_data_output` says."""
+    """Requested output -> whether it is returned as bytes; for others see `binary_data_output`."""
 
     def wants_bytes(self, name: str) -> bool:
         return self.is_binary.get(name, self.parameters.get(_ALL_BINARY) is True)
@@ -69,10 +69,10 @@ class InferBody:
 def read_infer(body: bytes, header_length: bytes) -> InferBody:
     """
     Args:
-        header_length: the value of HEADER_LENGTH; empty: there is nothing but JSON.
+        header_length: value of the header HEADER_LENGTH; empty: the body is only JSON.
 
     Raises:
-        InvalidRequestError: names what is wrong.
+        InvalidRequestError: the body is invalid; names the field.
     """
     length = _length(body, header_length)
     fields, rest = decoded(body[:length], InferFields, API), body[length:]
@@ -112,7 +112,7 @@ def read_infer(body: bytes, header_length: bytes) -> InferBody:
 def written_infer(
     request: InferRequest, body: InferBody, message: Message
 ) -> tuple[bytes, int | None]:
-    """The body of an answer, and the length of its JSON where bytes follow."""
+    """The body of an answer, and the length of its JSON if bytes follow, else None."""
     outputs, chunks = list[dict[str, Any]](), list[bytes]()
     for name, array in message.items():
         output: dict[str, Any] = {
@@ -134,7 +134,7 @@ def written_infer(
 
 
 def json_values(array: NDArray[Any]) -> list[Any]:
-    """In row-major order."""
+    """Values of an array in row-major order, for JSON."""
     values: list[Any] = array.reshape(-1).tolist()
     return [value.decode() if isinstance(value, bytes) else value for value in values]
 

@@ -1,4 +1,4 @@
-"""JSON values become tensors: nested lists, one value after the other."""
+"""Converts nested lists of JSON values to tensors."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -14,7 +14,7 @@ API = "KServe's protocol"
 
 
 def array_of_json(name: str, sent_as: str, shape: Sequence[int], data: object) -> NDArray[Any]:
-    """An input out of JSON's values, as lists nested by its shape or all in one list.
+    """An input from JSON values, in lists nested by its shape or in one flat list.
 
     Raises:
         InvalidRequestError: as `array_of_values`.

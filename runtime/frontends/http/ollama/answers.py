@@ -1,4 +1,4 @@
-"""The shapes of answers, whole and in pieces."""
+"""The shapes of answers, whole and streamed."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from trtc.runtime.frontends.http.logprobs import ChosenLogprob
 
 class Function(msgspec.Struct):
     index: int
-    """Calls of the answer before it."""
+    """Number of calls before it in the answer."""
     name: str
     arguments: msgspec.Raw
     """A JSON object."""
@@ -19,7 +19,7 @@ class Function(msgspec.Struct):
 class ToolCall(msgspec.Struct):
     id: str
     index: int
-    """The same as the function's: LiteLLM reads it here."""
+    """The same as the function's; LiteLLM reads it here."""
     function: Function
 
 
@@ -37,11 +37,11 @@ class Answer(msgspec.Struct, kw_only=True):
     created_at: str
     """RFC 3339."""
     message: Message | UnsetType = UNSET
-    """Of a chat."""
+    """Answer of a chat."""
     response: str | UnsetType = UNSET
-    """Of a prompt."""
+    """Answer of a prompt."""
     thinking: str | UnsetType = UNSET
-    """Of a prompt: what the model reasons before it answers."""
+    """Reasoning before the answer of a prompt."""
     logprobs: list[ChosenLogprob] | UnsetType = UNSET
     done: bool
     done_reason: str | UnsetType = UNSET
@@ -63,7 +63,7 @@ class Details(msgspec.Struct, kw_only=True):
 
 
 class Listed(msgspec.Struct, kw_only=True):
-    """A model among those that there are."""
+    """An available model."""
 
     name: str
     model: str
@@ -71,30 +71,30 @@ class Listed(msgspec.Struct, kw_only=True):
     size: int
     """Bytes of the engine's files."""
     digest: str
-    """Of the engine's manifest."""
+    """Digest of the engine's manifest."""
     details: Details
 
 
 class Loaded(msgspec.Struct, kw_only=True):
-    """A model among those that are loaded."""
+    """A loaded model."""
 
     name: str
     model: str
     size: int
-    """Bytes that the engine takes."""
+    """Bytes of memory that the engine uses."""
     digest: str
     details: Details
     expires_at: str
     size_vram: int
-    """Of `size`, those on GPUs."""
+    """Bytes of `size` on GPUs."""
     context_length: int
 
 
 class Shown(msgspec.Struct, kw_only=True):
-    """A model."""
+    """Details of a model."""
 
     parameters: str
-    """Those of the model's authors, one a line."""
+    """The model's sampling defaults, one per line."""
     details: Details
     model_info: dict[str, Any]
     capabilities: list[str]

@@ -1,4 +1,4 @@
-"""The routes of the Ollama API, and the story of each: fields, a input, outputs, an answer."""
+"""The routes of the Ollama API; each goes from fields to request input, outputs and answer."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,20 +40,20 @@ from trtc.runtime.service.service import Service
 from trtc.version import __version__
 
 LATEST = ":latest"
-"""The tag that Ollama's clients may put to a name."""
+"""The tag that Ollama's clients may append to a name."""
 _STATUS: Mapping[type[TrtcError], HTTPStatus] = {
     BodySizeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     BodyTypeError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
 }
-"""Beside those of `http_status`."""
+"""Statuses that differ from `http_status`."""
 
 T = TypeVar("T")
 Read = Callable[[bytes, str], Asked[Any]]
-"""A body and the request's id."""
+"""Parses a body, given the request's id."""
 
 
 def ollama(service: Service) -> Sequence[Route]:
-    """Chats, prompts, models and the version."""
+    """The routes of chats, prompts, models and the version."""
     handlers = _Handlers(service)
     return (
         Route("/api/chat", {"POST": handlers.chat}, _refuse),
@@ -134,22 +134,23 @@ class _Handlers:
     def _document(
         self, exchange: Exchange, parse: Callable[[bytes], T]
     ) -> AbstractAsyncContextManager[T]:
-        """Ollama's users post with curl, which calls a body a form."""
+        """The parsed body, of any content type: Ollama's users post with curl, which sends the type
+        of a form."""
         limit = self._service.limits.max_request_bytes
         return exchange.document(self._service.intake, limit, parse, any_type=True)
 
     def _engines(self, principal: Principal) -> list[EngineHandle]:
-        """Those that `principal` may use."""
+        """The engines that `principal` may use."""
         infos = self._service.info("", principal)
         return [self._service.engine_for(principal, one.name) for one in infos]
 
     def _name(self, name: str) -> str:
-        """Of the engine that a client calls so."""
+        """Name of the engine for a client's model name, which may have a tag."""
         return name if name in self._service.names else name.removesuffix(LATEST)
 
 
 def _fitting(asked: Asked[Any], request_input: RequestInput, handle: EngineHandle) -> RequestInput:
-    """A prompt for a model without a chat template is its text, as in Ollama."""
+    """The request input, with the plain prompt if the model has no chat template, as in Ollama."""
     if request_input.chat is None or not asked.plain_prompt or handle.info().has_chat_template:
         return request_input
     return replace(request_input, chat=None, text=asked.plain_prompt)

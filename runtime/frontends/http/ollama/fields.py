@@ -1,4 +1,4 @@
-"""The fields of requests: those that are read, and those that are refused by name."""
+"""The fields of requests that are read, and those that are refused by name."""
 
 from typing import Any, ClassVar
 
@@ -41,7 +41,7 @@ class AskFields(Fields, kw_only=True):
     format: msgspec.Raw = msgspec.Raw(b"null")
     """"json", a JSON schema, or {"named": NAME}."""
     keep_alive: float | str | None = None
-    """Read and without effect: engines stay loaded."""
+    """Accepted without effect: engines stay loaded."""
     logprobs: bool | None = None
     options: msgspec.Raw = msgspec.Raw(b"null")
     stream: bool | None = None
@@ -68,7 +68,7 @@ class GenerateFields(AskFields, kw_only=True):
 
     prompt: str | None = None
     raw: bool | None = None
-    """The prompt is the whole text, without the chat template."""
+    """Whether the prompt is used as it is, without the chat template."""
     system: str | None = None
 
 
@@ -77,5 +77,5 @@ class ShowFields(Fields, kw_only=True):
 
     model: str | None = None
     name: str | None = None
-    """What older clients call it."""
+    """Name of `model` in older clients."""
     verbose: bool | None = None

@@ -7,7 +7,7 @@ from trtc.runtime.frontends.http.ollama.answers import Details, Listed, Loaded, 
 from trtc.runtime.frontends.http.ollama.request_inputs import OPTION_NAMES
 
 NEVER = "2262-04-11T23:47:16Z"
-"""When an engine is unloaded: the last second that clients count in 64 bits of nanoseconds."""
+"""When engines expire: the last second that fits a client's 64-bit nanoseconds."""
 _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 
@@ -76,7 +76,7 @@ def _details(handle: EngineHandle) -> Details:
 
 
 def _counted(number: int) -> str:
-    """`8.0B`, as Ollama has it."""
+    """A number such as `8.0B`, in Ollama's format."""
     for unit, name in _UNITS:
         if number >= unit:
             return f"{number / unit:.1f}{name}"

@@ -1,4 +1,4 @@
-"""Fields become request inputs: what Ollama calls a thing, in the service's words."""
+"""Converts Ollama's fields to request inputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from trtc.runtime.text.template_options import TemplateOptions
 OPTION_NAMES: Mapping[str, str] = dict(
     zip(Options.__struct_fields__, Options.__struct_encode_fields__, strict=True)
 )
-"""Parameter -> Ollama's name of it."""
+"""Sampling parameter -> Ollama's name."""
 _OPTION_PARAMS = {name: f"options.{sent_as}" for name, sent_as in OPTION_NAMES.items()} | {
     "max_tokens": "options.num_predict"
 }
@@ -55,18 +55,18 @@ FieldsT = TypeVar("FieldsT", bound=AskFields)
 
 @dataclass(frozen=True)
 class Asked(Generic[FieldsT]):
-    """What a body asks for."""
+    """A parsed body."""
 
     given: Given[FieldsT]
-    """Also of its options."""
+    """Its fields; `ignored` includes those of `options`."""
     request_input: RequestInput | None
-    """None: for nothing but that the model is loaded."""
+    """None: the request only loads the model."""
     plain_prompt: str = ""
-    """The text alone, for a model without a chat template."""
+    """The prompt's text, for a model without a chat template."""
 
 
 def read_chat(body: bytes, request_id: str) -> Asked[ChatFields]:
-    """A conversation.
+    """Parse a request for `/api/chat`.
 
     Raises:
         InvalidRequestError: names the field that is wrong.
@@ -84,7 +84,7 @@ def read_chat(body: bytes, request_id: str) -> Asked[ChatFields]:
 
 
 def read_generate(body: bytes, request_id: str) -> Asked[GenerateFields]:
-    """A prompt, which the model is asked as its user's message unless it is `raw`.
+    """Parse a request for `/api/generate`, whose prompt is a user's message unless it is `raw`.
 
     Raises:
         InvalidRequestError: names the field that is wrong.
@@ -142,7 +142,7 @@ def _input(
 
 
 def _format(raw: msgspec.Raw) -> Grammar | None:
-    """Clients send an empty text for none."""
+    """The grammar of `format`; an empty text means none."""
     given = bytes(raw)
     if given in (b"null", b'""'):
         return None
@@ -152,14 +152,14 @@ def _format(raw: msgspec.Raw) -> Grammar | None:
 
 
 def _drawn_seed(options: Options) -> Options:
-    """Ollama's clients leave the seed to the server by -1."""
+    """Options without a seed of -1, by which Ollama's clients ask for a random one."""
     if options.seed == -1:
         options.seed = None
     return options
 
 
 def _template_options(fields: AskFields) -> TemplateOptions:
-    """Whether the model reasons, or how much."""
+    """Template options for reasoning."""
     if isinstance(fields.think, str):
         return {"reasoning_effort": fields.think}
     return {"enable_thinking": fields.think}
@@ -181,5 +181,5 @@ def _message(message: Mapping[str, Any], at: int) -> Mapping[str, Any]:
             )
     given = {_RENAMED.get(name, name): value for name, value in message.items() if name != "images"}
     if given.get("tool_calls") and given.get("content") == "":
-        given["content"] = None  # as its clients word it
+        given["content"] = None  # as in OpenAI's API
     return given

@@ -1,4 +1,4 @@
-"""Outputs become an answer: whole, or a line of JSON for each step.
+"""Writes outputs as an answer: whole, or streamed as a line of JSON for each step.
 
 {"message": {...}, "done": false}
 {"message": {...}, "done": true, "done_reason": "stop", "eval_count": 12, ...}
@@ -26,7 +26,7 @@ from trtc.runtime.text.answer import AnswerPart, is_object, joined, text_of
 LINES = b"application/x-ndjson"
 
 Form = Callable[[Sequence[AnswerPart]], Mapping[str, Any]]
-"""The fields of an answer that its parts go into."""
+"""Converts parts of an answer to its fields."""
 
 
 def chat_form(parts: Sequence[AnswerPart]) -> Mapping[str, Any]:
@@ -78,24 +78,24 @@ class WholeCalls:
 
 @dataclass(frozen=True)
 class Writer:
-    """Of the answer to one request."""
+    """Writes the answer to one request."""
 
     exchange: Exchange
     model: str
     form: Form
     headers: Headers
     begun_ns: int
-    """time.monotonic_ns() when the request came."""
+    """time.monotonic_ns() when the request arrived."""
     returns_logprobs: bool = False
 
     async def loaded(self) -> None:
-        """The answer to who asks for nothing but that the model is loaded."""
+        """Answer a request that only loads the model."""
         answer = self._answer((), done=True)
         answer.done_reason = "load"
         await self._whole(answer)
 
     async def whole(self, outputs: AsyncIterator[OutputBatch]) -> None:
-        """Answer once everything has come."""
+        """Answer once all outputs have arrived."""
         collector, first_ns = Collector(), 0
         async for batch in outputs:
             first_ns = first_ns or time.monotonic_ns()
@@ -107,7 +107,7 @@ class Writer:
         await self._whole(answer)
 
     async def lines(self, outputs: AsyncIterator[OutputBatch]) -> None:
-        """Answer as it comes. An error ends the stream as its last line."""
+        """Stream the answer. An error ends the stream as its last line."""
         await self.exchange.begin(200, content_type=LINES, headers=self.headers)
         first_ns = 0
         calls = WholeCalls()

@@ -1,4 +1,4 @@
-"""The shapes of answers, whole and in chunks."""
+"""The shapes of answers, whole and in chunks of a stream."""
 
 from typing import Any
 
@@ -36,11 +36,11 @@ class CompletionLogprobs(msgspec.Struct):
 
 
 class PromptLogprob(msgspec.Struct):
-    """vLLM's: of a token at a place of the prompt."""
+    """vLLM's entry for a token at a position of the prompt."""
 
     logprob: float
     rank: int | None
-    """1: the likeliest; None: not among those that were asked for."""
+    """1: the most likely; None: not among the requested number of most likely tokens."""
     decoded_token: str
 
 
@@ -52,9 +52,9 @@ class Function(msgspec.Struct, kw_only=True):
 
 class ToolCall(msgspec.Struct, kw_only=True):
     index: int | UnsetType = UNSET
-    """In a stream."""
+    """Only in streams."""
     id: str | UnsetType = UNSET
-    """Of a call's first chunk in a stream, as `type` and the function's name."""
+    """In a stream only in a call's first chunk, like `type` and the function's name."""
     type: str | UnsetType = UNSET
     function: Function
 
@@ -64,9 +64,9 @@ class Message(msgspec.Struct, kw_only=True):
     content: str | None
     refusal: str | None = None
     reasoning: str | UnsetType = UNSET
-    """vLLM's."""
+    """vLLM's field."""
     reasoning_content: str | UnsetType = UNSET
-    """DeepSeek's: the same."""
+    """DeepSeek's name of the same."""
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
@@ -82,7 +82,7 @@ class Choice(msgspec.Struct, kw_only=True):
     index: int
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
-    """vLLM's: the stop string, or the stop token, that ended it."""
+    """vLLM's: the stop string or stop token that ended it."""
     token_ids: list[int] | UnsetType = UNSET
     """vLLM's `return_token_ids`."""
 
@@ -98,7 +98,7 @@ class ChatChunkChoice(Choice, kw_only=True):
 
 
 class CompletionChoice(Choice, kw_only=True):
-    """Whole, or a piece of one."""
+    """A whole choice, or a chunk of one."""
 
     text: str
     logprobs: CompletionLogprobs | None = None
@@ -107,15 +107,15 @@ class CompletionChoice(Choice, kw_only=True):
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """Whole, or a chunk of one."""
+    """A whole answer, or a chunk of one."""
 
     id: str
     object: str
     created: int
-    """Seconds of Unix time."""
+    """Unix time in seconds."""
     model: str
     system_fingerprint: str
-    """The engine's digest: equal ones give equal tokens for equal seeds."""
+    """The engine's digest: equal digests give equal tokens for equal seeds."""
     choices: list[Any]
     usage: Usage | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
@@ -131,7 +131,7 @@ class Model(msgspec.Struct, kw_only=True):
     owned_by: str = "trtc"
     parent: str | None = None
     grammars: tuple[str, ...] | UnsetType = UNSET
-    """Names of its own grammars."""
+    """Names of the engine's grammars."""
 
 
 class ModelList(msgspec.Struct):

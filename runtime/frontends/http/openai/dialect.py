@@ -1,4 +1,4 @@
-"""The routes of the OpenAI API, and the story of each: fields, request inputs, outputs, answer."""
+"""The routes of the OpenAI API; each goes from fields to request inputs, outputs and answer."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 def openai(service: Service) -> Sequence[Route]:
-    """Models, chat completions, completions, responses, and token ids."""
+    """The routes of models, chat completions, completions, responses and token ids."""
     handlers, tokens = _Handlers(service), TokensHandler(service)
     return (
         Route(MODELS, {"GET": handlers.models}, refuse),
@@ -71,7 +71,7 @@ class _Handlers:
         self._created = int(time.time())
 
     async def models(self, exchange: Exchange) -> None:
-        """Those that serve; a router takes this for readiness."""
+        """List the models that are ready; routers use this as a readiness check."""
         if reasons := self._service.why_not_ready():
             name, reason = next(iter(reasons.items()))
             raise UnavailableError(
@@ -172,7 +172,7 @@ class _Handlers:
     async def _with_ids(
         self, request_input: RequestInput, fields: ChoiceFields, principal: Principal
     ) -> RequestInput:
-        """The same with its prompt as token ids."""
+        """The request input with its prompt as token ids."""
         if request_input.chat is not None:
             chat = shown(request_input.chat, request_input.tool_choice)
             ids = await self._service.tokenize_chat(request_input.model, chat, principal)
@@ -188,7 +188,7 @@ class _Handlers:
     async def _echoed(
         self, request_input: RequestInput, fields: CompletionFields, principal: Principal
     ) -> EchoedPrompt:
-        """What the answer says of a prompt."""
+        """The prompt's part of the answer."""
         scored = bool(fields.echo) and fields.logprobs is not None
         needs_ids = scored or _needs_ids(fields) or fields.add_special_tokens is False
         text = request_input.text or ""
@@ -220,13 +220,13 @@ def _chat_params(fields: ChatFields) -> Params:
 
 
 def _needs_ids(fields: ChoiceFields) -> bool:
-    """Whether the answer says something of the prompt's tokens."""
+    """Whether the answer needs the prompt's token ids."""
     options = fields.stream_options
     return bool(fields.return_token_ids or (options and options.continuous_usage_stats))
 
 
 def _over(request_input: RequestInput, prompt: EchoedPrompt) -> RequestInput:
-    """The request input over the ids that are known already."""
+    """The request input with the token ids of an echoed prompt, if they are known."""
     return (
         replace(request_input, text=None, token_ids=prompt.token_ids)
         if prompt.token_ids

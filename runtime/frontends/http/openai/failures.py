@@ -42,7 +42,7 @@ class Failure(msgspec.Struct):
 def failure(error: errors.TrtcError) -> Failure:
     """The error response."""
     kind = errors.by_class(_KINDS, error, _INTERNAL)
-    param = error.field.partition(" ")[0]  # of "stop (how many)"
+    param = error.field.partition(" ")[0]  # "stop" of "stop (how many)"
     return Failure(Error(str(error), kind.type, param or None, kind.code))
 
 

@@ -1,4 +1,4 @@
-"""The fields of requests: those that are read, those that are refused by name; others are ignored.
+"""The fields of requests that are read, and those that are refused by name; others are ignored.
 
 vLLM's additions to OpenAI's fields have vLLM's names, types and meanings.
 """
@@ -64,7 +64,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class CommonFields(GenerationFields, kw_only=True):
-    """Fields of all endpoints alike. None: not given."""
+    """Fields of all endpoints. None: not given."""
 
     api: ClassVar[str] = "the OpenAI API"
     refused: ClassVar[Refused] = _REFUSED
@@ -127,7 +127,7 @@ class ReasoningFields(msgspec.Struct, kw_only=True):
     effort: str | None = None
     generate_summary: str | None = None
     summary: str | None = None
-    """Read and without effect, as the field before it: reasoning is returned as it is."""
+    """Accepted without effect, like the field before it: reasoning is returned unchanged."""
 
 
 class ResponseFields(CommonFields, kw_only=True):
@@ -136,7 +136,7 @@ class ResponseFields(CommonFields, kw_only=True):
     refused: ClassVar[Refused] = _REFUSED_RESPONSE
 
     input: str | list[Any] | None = None
-    """A text, or items: messages, calls of functions and what those gave."""
+    """A text, or items: messages, function calls and their outputs."""
     include: list[str] | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -154,7 +154,7 @@ class ResponseFields(CommonFields, kw_only=True):
 
 
 class TokenizeFields(Fields, kw_only=True):
-    """Of a text or of a conversation. None: not given."""
+    """Fields for a text or a conversation. None: not given."""
 
     api: ClassVar[str] = "vLLM"
     refused: ClassVar[Refused] = _REFUSED_TOKENIZE
@@ -163,7 +163,7 @@ class TokenizeFields(Fields, kw_only=True):
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
-    """Of a text; the chat template says for a conversation."""
+    """For a text; the chat template decides for a conversation."""
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None

@@ -1,4 +1,4 @@
-"""How the sequences of a request are written: what chat completions and completions differ in."""
+"""The differences between the answers of chat completions and of completions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from trtc.runtime.text.answer import AnswerPart, text_of
 
 @dataclass(frozen=True)
 class ResponseOptions:
-    """What an answer has beside its text."""
+    """Contents of an answer besides its text."""
 
     logprobs: bool = False
     prompt_logprobs: bool = False
@@ -45,17 +45,17 @@ class ResponseOptions:
 
 @dataclass(frozen=True)
 class EchoedPrompt:
-    """What an answer says of a prompt, where it is asked for."""
+    """Contents of an answer about its prompt, as far as requested."""
 
     token_ids: tuple[int, ...] = ()
     text: str = ""
-    """Returned before the completion."""
+    """Text of the prompt, returned before the completion."""
     first_token: str = ""
-    """Text of its first token, where its log-probabilities are returned."""
+    """Text of its first token, if log-probabilities of the prompt are returned."""
 
 
 class Form(ABC):
-    """Of one request. Its sequences come as (number of the prompt, Output)."""
+    """The shape of one request's answer. Outputs arrive as (number of the prompt, Output)."""
 
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
@@ -77,13 +77,13 @@ class Form(ABC):
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of those prompts whose tokens are known."""
+        """Tokens of the prompts whose tokens are known."""
         return sum(len(one.token_ids) for one in self._prompts)
 
     @abstractmethod
     def complete(self, answer: Answer, results: Sequence[Result]) -> None:
-        """Put in what an answer says beside its choices; of a stream's first chunk, without
-        results."""
+        """Add the fields of an answer besides its choices; for a stream's first chunk, `results` is
+        empty."""
 
     @abstractmethod
     def first(self, prompt: int, index: int) -> Sequence[Choice]:
@@ -91,14 +91,14 @@ class Form(ABC):
 
     @abstractmethod
     def output_chunks(self, prompt: int, index: int, output: Output) -> Sequence[Choice]:
-        """An output of a choice."""
+        """Chunks of an output of a choice."""
 
     @abstractmethod
     def whole(self, prompt: int, index: int, result: Result, completion: Completion) -> Choice:
-        """A choice at once."""
+        """A whole choice."""
 
     def chunks(self, prompt: int, output: Output) -> Sequence[Choice]:
-        """Chunks of an output, and what comes before the first one."""
+        """Chunks of an output, with the chunks before the first one."""
         index = prompt * self._n + output.index
         chunks = self.output_chunks(prompt, index, output)
         if index in self._begun or not chunks:
@@ -212,7 +212,7 @@ def _message(completion: Completion) -> Message:
 
 
 def _end_by_calls(end: dict[str, Any], *, has_calls: bool) -> None:
-    """An answer that ends by itself and calls tools ends for them."""
+    """Set the finish reason `tool_calls` for an answer that calls tools and ended by itself."""
     if has_calls and end["finish_reason"] == FinishReason.STOP.value:
         end["finish_reason"] = "tool_calls"
 
@@ -235,10 +235,10 @@ class CompletionForm(Form):
         self._is_echo_only = is_echo_only
         self._texts: dict[int, CompletionTexts] = {}
         self._scores: dict[int, list[TokenLogprobs]] = {}
-        """Of the prompts, as they come in a stream: all before what is drawn."""
+        """Log-probabilities of the prompts, collected in a stream until the first drawn token."""
 
     def complete(self, answer: Answer, results: Sequence[Result]) -> None:
-        """Choices say it."""
+        """Nothing to add: the choices have all fields."""
 
     @property
     def returns_generated(self) -> bool:
@@ -305,7 +305,7 @@ class CompletionForm(Form):
         return drawn if drawn is None or scored is None else joined(scored, drawn)
 
     def _scored(self, prompt: int, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs | None:
-        """Of the prompt's tokens, where they are returned."""
+        """Log-probabilities of the prompt's tokens, if they are returned."""
         echoed = self._prompts[prompt]
         if not echoed.first_token:
             return None

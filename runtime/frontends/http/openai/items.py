@@ -1,8 +1,8 @@
-"""The input of a response becomes a conversation: items become messages.
+"""Converts the input of a response to a conversation: items become messages.
 
 message                 a message of its role
 reasoning               reasoning ┐
-message (assistant)     content   ├ of one message of the assistant, where they follow each other
+message (assistant)     content   ├ of one message of the assistant, if consecutive
 function_call           a call    ┘
 function_call_output    a message of the tool
 """
@@ -16,7 +16,7 @@ from trtc.runtime.text.chat import MAX_MESSAGE_ITEMS, ChatMessage, parse_json
 MAX_ITEMS = 1 << 14
 _THOUGHT = "reasoning_content"
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
-"""Types of parts that a model reads, or has written."""
+"""Types of text parts, of inputs and of earlier outputs."""
 
 
 def messages_of(input: str | Sequence[Any]) -> list[dict[str, Any]]:
@@ -35,7 +35,7 @@ def messages_of(input: str | Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def joined(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
-    """The messages, with what the assistant thought, said and called in a row as one."""
+    """Merge consecutive reasoning, text and calls of the assistant into one message."""
     turns: list[ChatMessage] = []
     for message in messages:
         if turns and _goes_on(turns[-1], message):
@@ -46,7 +46,8 @@ def joined(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
 
 
 def _goes_on(turn: ChatMessage, message: ChatMessage) -> bool:
-    """Reasoning comes first, then one text at most, then calls."""
+    """Whether a message continues the turn: reasoning is first, then at most one text, then
+    calls."""
     if not turn.role == message.role == "assistant":
         return False
     has_only_thoughts = turn.content is None and not turn.tool_calls
@@ -99,7 +100,9 @@ def _call(item: Mapping[str, Any], field: str) -> dict[str, Any]:
         raise _other_kind(name, f"{field}.name", "Name the function")
     if not isinstance(arguments, str):
         raise _other_kind(arguments, f"{field}.arguments", "Give a JSON object as a text")
-    parse_json(arguments or "{}", f"{field}.arguments", dict)  # named here by its item
+    parse_json(
+        arguments or "{}", f"{field}.arguments", dict
+    )  # checked here, so that errors name the item
     function = {"name": name, "arguments": arguments}
     return {"role": "assistant", "tool_calls": [{"id": item.get("call_id"), "function": function}]}
 
@@ -110,7 +113,7 @@ def _output(item: Mapping[str, Any], field: str) -> dict[str, Any]:
 
 
 def _reasoning(item: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """Its text, or where there is none its summary; what is encrypted nobody here can read."""
+    """A message with the item's text, or else its summary; encrypted content is ignored."""
     for name in ("content", "summary"):
         parts = item.get(name)
         if parts in (None, []):
@@ -150,7 +153,7 @@ def _content(content: Any, field: str) -> Any:
 
 def _part(part: Any, field: str) -> Any:
     if not isinstance(part, Mapping):
-        return part  # which is refused where messages are read
+        return part  # refused where messages are parsed
     kind = part.get("type")
     if not isinstance(kind, str) or kind not in _TEXT_PARTS:
         raise InvalidRequestError(

@@ -12,23 +12,23 @@ from trtc.runtime.requests.request import TokenLogprobs
 
 
 def chat_logprobs(entries: Sequence[TokenLogprobs], *, by_id: bool) -> ChatLogprobs:
-    """Args: by_id: as of `logprob_entries`."""
+    """Log-probabilities of a chat completion. Args: by_id: as in `logprob_entries`."""
     return ChatLogprobs(logprob_entries(entries, by_id=by_id))
 
 
 class CompletionTexts:
-    """The tokens of one choice of a completion, in order, with their places in its text."""
+    """The tokens of one choice of a completion, in order, with their offsets in its text."""
 
     def __init__(self, *, by_id: bool) -> None:
         self._by_id = by_id
         self._offset = 0
 
     def skip(self, text: str) -> None:
-        """The text has this before the next token."""
+        """Advance over text before the next token."""
         self._offset += len(text)
 
     def first(self, token_id: int, text: str) -> CompletionLogprobs:
-        """The first token of the prompt, which has no probability."""
+        """Entry of the prompt's first token, which has no probability."""
         logprobs = CompletionLogprobs(
             [token_name(token_id, text, self._by_id)], [None], [None], [0]
         )
@@ -36,7 +36,7 @@ class CompletionTexts:
         return logprobs
 
     def take(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
-        """The next tokens."""
+        """Entries of the next tokens."""
         logprobs = CompletionLogprobs([], [], [], [])
         for one in entries:
             logprobs.tokens.append(token_name(one.token_id, one.text, self._by_id))
@@ -57,7 +57,7 @@ def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionL
 
 
 def prompt_logprobs(entries: Sequence[TokenLogprobs]) -> list[dict[int, PromptLogprob] | None]:
-    """vLLM's: of each token of the prompt; the first has none."""
+    """vLLM's list with an entry for each token of the prompt; None for the first."""
     return [None, *(_at_place(one) for one in entries)]
 
 
@@ -69,7 +69,7 @@ def _at_place(one: TokenLogprobs) -> dict[int, PromptLogprob]:
 
 
 def _top(one: TokenLogprobs, *, by_id: bool) -> dict[str, float] | None:
-    """The likeliest and the token itself; None where only the token was asked for."""
+    """The most likely tokens and the token itself; None if only the token was requested."""
     if not one.top:
         return None
     logprobs = {

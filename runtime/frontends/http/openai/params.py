@@ -1,9 +1,9 @@
-"""How the service's fields are called in requests, so that errors name what the client wrote."""
+"""Names of RequestInput's fields in requests, so that errors name the client's fields."""
 
 from collections.abc import Mapping
 
 Params = Mapping[str, str]
-"""Field of a draft -> its name in the request (`requests.naming`)."""
+"""Field of RequestInput -> its name in the request (`requests.naming`)."""
 
 CHAT: Params = {
     "chat": "messages",

@@ -1,4 +1,4 @@
-"""Fields become request inputs: what OpenAI and vLLM call a thing, in the service's words."""
+"""Converts the fields of OpenAI and vLLM to request inputs."""
 
 from typing import Any, cast
 
@@ -23,9 +23,9 @@ from trtc.runtime.text.chat import Chat
 from trtc.runtime.text.chat_options import chat_of
 
 DEFAULT_COMPLETION_TOKENS = 16
-"""New tokens of a completion that does not say, in OpenAI's API."""
+"""Default of `max_tokens` for completions in OpenAI's API."""
 MAX_PROMPTS = 256
-"""Of one completion."""
+"""Most prompts of one completion."""
 
 
 def chat_input(fields: ChatFields, request_id: str) -> RequestInput:
@@ -54,7 +54,7 @@ def chat_input(fields: ChatFields, request_id: str) -> RequestInput:
 
 
 def conversation(fields: ChatFields | TokenizeFields) -> Chat:
-    """The conversation of a request, with what else the chat template is given.
+    """The conversation of a request, with the other inputs of the chat template.
 
     Raises:
         InvalidRequestError: names the field that is wrong.
@@ -72,14 +72,14 @@ def conversation(fields: ChatFields | TokenizeFields) -> Chat:
         "continue_final_message": bool(fields.continue_final_message),
     }
     if fields.continue_final_message:
-        # vLLM's clients say both, or leave the second at its default.
+        # vLLM's clients give both, or leave the second at its default.
         template["add_generation_prompt"] = fields.add_generation_prompt or None
     with fields_as_sent(CHAT):
         return chat_of(messages, cast(Any, template))
 
 
 def completion_inputs(fields: CompletionFields, request_id: str) -> tuple[RequestInput, ...]:
-    """The request inputs of a completion, one a prompt.
+    """The request inputs of a completion, one per prompt.
 
     Raises:
         InvalidRequestError: names the field that is wrong.
@@ -142,7 +142,7 @@ def _check_choices(fields: ChoiceFields) -> None:
 
 
 def common(fields: CommonFields) -> dict[str, Any]:
-    """RequestInput's keyword arguments that are the same for all endpoints."""
+    """Keyword arguments of RequestInput that all endpoints share."""
     stop = fields.stop
     return {
         **generation(fields),

@@ -1,4 +1,4 @@
-"""A response as it grows: the object, whole at any time, and its events.
+"""A response that is built from outputs: the object, and its events.
 
 created, in_progress, those of each item (`response_items`), completed | incomplete | failed
 """
@@ -20,7 +20,7 @@ from trtc.runtime.requests.request import FinishReason, Output, Usage
 from trtc.runtime.text.answer import AnswerPart
 
 _TOOL = {"description": None, "parameters": None, "strict": False}
-"""What a tool need not say of itself."""
+"""Defaults of a tool's optional fields."""
 
 
 @dataclass
@@ -31,12 +31,12 @@ class Response:
     model: str
     fields: ResponseFields
     sampling: Mapping[str, float]
-    """The parameters in force."""
+    """The sampling parameters in use."""
     wants_logprobs: bool
     created_at: int = field(default_factory=lambda: int(time.time()))
     _items: list[Item] = field(default_factory=list)
     _logprobs: list[ChosenLogprob] = field(default_factory=list)
-    """Of tokens whose text has not come yet."""
+    """Log-probabilities of tokens whose text has not been emitted yet."""
     _reason: FinishReason | None = None
     _usage: Usage | None = None
     _error: TrtcError | None = None
@@ -51,7 +51,7 @@ class Response:
         return "incomplete" if self._reason is FinishReason.LENGTH else "completed"
 
     def take(self, output: Output) -> Sequence[Event]:
-        """The next output of its sequence, and the events of what it adds."""
+        """Add the next output of its sequence; returns the events."""
         self._reason, self._usage = output.finish_reason, output.usage
         if self.wants_logprobs:
             self._logprobs += chat_logprobs(output.logprobs, by_id=False).content
@@ -66,7 +66,7 @@ class Response:
         self._error = error
 
     def whole(self) -> dict[str, Any]:
-        """The object of the API, with each of its fields."""
+        """The API's object of the response, with all fields."""
         asked = self.fields
         is_over = self.status in ("completed", "incomplete")
         return {
@@ -104,17 +104,17 @@ class Response:
         }
 
     def first_events(self) -> bytes:
-        """What comes before the first output."""
+        """Events before the first output."""
         return self.encoded(
             [(kind, {"response": self.whole()}) for kind in ("created", "in_progress")]
         )
 
     def last_events(self) -> bytes:
-        """What comes after the last output, or after an error."""
+        """Events after the last output, or after an error."""
         return self.encoded([(self.status, {"response": self.whole()})])
 
     def encoded(self, events: Sequence[Event]) -> bytes:
-        """Events with the numbers that they have in the stream."""
+        """The bytes of events, with their sequence numbers."""
         return b"".join(self._event(f"response.{kind}", fields) for kind, fields in events)
 
     def _event(self, kind: str, fields: Mapping[str, Any]) -> bytes:
@@ -137,13 +137,13 @@ class Response:
         return self._items[-1].begin()
 
     def _close(self) -> Sequence[Event]:
-        """The end of the last item; an answer without any has an empty message."""
+        """Events that end the last item; a response without items gets an empty message."""
         begun = () if self._items else self._begin(AnswerPart("text", ""))
         return (*begun, *self._items[-1].end(self._last_status))
 
     @property
     def _last_status(self) -> str:
-        """Of the last item."""
+        """Status of the last item."""
         return "incomplete" if self.status == "incomplete" else "completed"
 
     def _documents(self) -> list[Mapping[str, Any]]:

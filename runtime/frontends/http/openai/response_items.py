@@ -1,4 +1,4 @@
-"""The items of a response as they grow: a message, what was reasoned before it, calls of functions.
+"""The items of a response while they are generated: reasoning, a message, function calls.
 
 Each has its events, in order:
 
@@ -21,10 +21,15 @@ Event = tuple[str, Mapping[str, Any]]
 
 
 class Item(ABC):
-    """One item. Args: number: of the response, hexadecimal; output_index: the items before it."""
+    """One item.
+
+    Args:
+        number: hexadecimal number of the response.
+        output_index: number of items before it.
+    """
 
     prefix: ClassVar[str]
-    """Of its id."""
+    """Prefix of its id."""
 
     def __init__(self, number: str, output_index: int) -> None:
         self.id = f"{self.prefix}_{number}" + (f"_{output_index}" if output_index else "")
@@ -33,35 +38,35 @@ class Item(ABC):
 
     @abstractmethod
     def document(self, status: str = "completed") -> Mapping[str, Any]:
-        """The object of the API with all that has come."""
+        """The API's object of the item so far."""
 
     @abstractmethod
     def takes(self, part: AnswerPart) -> bool:
-        """Whether a part goes on with it."""
+        """Whether a part extends this item."""
 
     @abstractmethod
     def add(self, part: AnswerPart, logprobs: Sequence[ChosenLogprob]) -> Sequence[Event]:
-        """The events of a part."""
+        """Add a part; returns the events."""
 
     @abstractmethod
     def begin(self) -> Sequence[Event]:
-        """What comes before the first part."""
+        """Events before the first part."""
 
     def end(self, status: str) -> Sequence[Event]:
-        """What comes after the last part."""
+        """Events after the last part."""
         item = {"item": self.document(status)}
         return (*self._ends(), ("output_item.done", {**self._index, **item}))
 
     @abstractmethod
     def _ends(self) -> Sequence[Event]:
-        """Of what the item holds."""
+        """Events that end the item's content."""
 
 
 class _Written(Item):
-    """An item of one part, which is a text."""
+    """An item with one part of text."""
 
     kind: ClassVar[str]
-    """Of its answer parts."""
+    """Kind of its answer parts."""
     text_event: ClassVar[str]
 
     def __init__(self, number: str, output_index: int) -> None:
@@ -92,7 +97,7 @@ class _Written(Item):
 
     @abstractmethod
     def _part(self) -> Mapping[str, Any]:
-        """What it holds."""
+        """The API's object of its part."""
 
 
 class MessageItem(_Written):
@@ -184,7 +189,7 @@ class CallItem(Item):
 
 
 def new_item(part: AnswerPart, number: str, output_index: int) -> Item:
-    """The item that a part begins."""
+    """The item that begins with a part."""
     if part.kind == "call":
         return CallItem(number, output_index, part)
     made = ReasoningItem if part.kind == "reasoning" else MessageItem

@@ -1,4 +1,4 @@
-"""POST /v1/responses: an answer of items, whole or as events; nothing is kept of it."""
+"""POST /v1/responses: an answer of items, whole or as events; responses are not stored."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -30,7 +30,7 @@ from trtc.runtime.text.chat import ChatMessage
 from trtc.runtime.text.chat_options import chat_of
 
 LOGPROBS = "message.output_text.logprobs"
-"""Of `include`."""
+"""Value of `include` that requests log-probabilities."""
 
 
 class ResponsesHandler:
@@ -83,7 +83,7 @@ def response_input(fields: ResponseFields, response_id: str) -> RequestInput:
     """The request input of a response.
 
     Raises:
-        InvalidRequestError: names the field of a chat that is wrong (`params.RESPONSE`).
+        InvalidRequestError: a field is invalid; names RequestInput's field (`params.RESPONSE`).
     """
     if fields.input is None:
         raise InvalidRequestError("is missing", field="input", remedy="Give a text or items")

@@ -1,4 +1,4 @@
-"""vLLM's routes between texts and token ids: /tokenize and /detokenize."""
+"""vLLM's routes /tokenize and /detokenize."""
 
 from collections.abc import Sequence
 from typing import Any

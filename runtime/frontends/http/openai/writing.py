@@ -1,7 +1,7 @@
-"""Outputs become an answer: whole, or a stream of events.
+"""Writes outputs as an answer: whole, or as a stream of events.
 
-data: {chunk}          one a choice for each step, those of a step in one write
-data: {usage}          where it is asked for
+data: {chunk}          one per choice and step, those of a step in one write
+data: {usage}          if requested
 data: [DONE]
 """
 
@@ -32,7 +32,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True)
 class Head:
-    """What all chunks of an answer repeat."""
+    """Fields that all chunks of an answer repeat."""
 
     id: str
     created: int
@@ -52,15 +52,19 @@ class Head:
 
 @dataclass(frozen=True)
 class UsageOptions:
-    """What is said of the tokens of a stream."""
+    """Options of usage in a stream."""
 
     at_end: bool = False
     always: bool = False
-    """In every chunk, of the tokens so far."""
+    """Whether every chunk has the usage so far."""
 
 
 class Tally:
-    """The tokens of all prompts of a request. Args: counts_drawn: whether what is drawn counts."""
+    """Counts the tokens of all prompts of a request.
+
+    Args:
+        counts_drawn: whether drawn tokens count.
+    """
 
     def __init__(self, num_prompt_tokens: int = 0, *, counts_drawn: bool) -> None:
         self._num_prompt_tokens = num_prompt_tokens
@@ -101,7 +105,7 @@ async def write_whole(
     form: Form,
     headers: Headers = (),
 ) -> None:
-    """Answer once everything has come."""
+    """Answer once all outputs have arrived."""
     collectors = [Collector() for _ in range(form.num_prompts)]
     tally = Tally(counts_drawn=form.returns_generated)
     async for batch in outputs:
@@ -123,14 +127,14 @@ async def write_events(
     usage: UsageOptions,
     headers: Headers = (),
 ) -> None:
-    """Answer as it comes. An error ends the stream as its last event."""
+    """Stream the answer. An error ends the stream as its last event."""
     tally = Tally(form.num_prompt_tokens, counts_drawn=form.returns_generated)
     await begin_events(exchange, headers)
     is_first = True
     try:
         async for batch in outputs:
             tally.count(batch)
-            # One chunk a choice: clients read the first choice of each.
+            # One chunk per choice: clients read the first choice of a chunk.
             choices = [one for prompt, output in batch for one in form.chunks(prompt, output)]
             chunks = [head.answer(form.chunk_object, (one,)) for one in choices]
             for chunk in chunks:

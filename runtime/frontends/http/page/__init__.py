@@ -1,1 +1,1 @@
-"""The server's own page for people: what it does, its models, requests of late, a playground."""
+"""The server's web page: status, models, recent requests and a playground."""

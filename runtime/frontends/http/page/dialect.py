@@ -1,4 +1,4 @@
-"""The routes of the page: its files, which anybody may read, and the data that they show."""
+"""The routes of the page: its files, which are public, and its data."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ FILES = "/trtc/page/"
 
 
 def page(service: Service) -> Sequence[Route]:
-    """`/`, the files that it needs, and the status that it asks for."""
+    """The routes of `/`, of its files and of the status document."""
     files = page_files()
     status = Status(service)
     return (

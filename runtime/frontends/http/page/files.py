@@ -1,4 +1,4 @@
-"""The files of the page, as they are answered: whole, or "not modified"."""
+"""The files of the page, with ETags."""
 
 import hashlib
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ _POLICY = (
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""What the page may do, which browsers enforce: load nothing from elsewhere, run and style nothing
-that lies in its markup, and make no markup out of text."""
+"""Content security policy: no resources of other origins, no inline scripts or styles, no markup
+made of text."""
 _HEADERS: Headers = (
     (b"content-security-policy", _POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
@@ -40,7 +40,7 @@ class StaticFile:
     etag: bytes
 
     async def answer(self, exchange: Exchange) -> None:
-        """With its content, unless the browser has it."""
+        """Answer with the content, or with "not modified" if the browser has it."""
         headers = (*_HEADERS, (b"etag", self.etag))
         known = [tag.strip() for tag in exchange.header(b"if-none-match").split(b",")]
         if self.etag in known or b"W/" + self.etag in known:
@@ -51,7 +51,7 @@ class StaticFile:
 
 
 def page_files() -> dict[str, StaticFile]:
-    """By name."""
+    """The files by name."""
     return {
         one.name: _static_file(one.name, one.read_bytes())
         for one in files(__package__).joinpath(_FOLDER).iterdir()

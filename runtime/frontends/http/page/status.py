@@ -1,4 +1,4 @@
-"""What the page shows, as one JSON document: engines, samples of the last minutes, requests."""
+"""The status document of the page: engines, samples of the last minutes, requests."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ _MAX_DIGITS = 15
 
 
 class Accuracy(msgspec.Struct, frozen=True):
-    """Of an engine, against the unquantised checkpoint; as in AccuracyFacts."""
+    """Accuracy of an engine against the unquantised checkpoint, as in AccuracyFacts."""
 
     text: str
     tokens: int
@@ -32,7 +32,7 @@ class Accuracy(msgspec.Struct, frozen=True):
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine that is open; as in its manifest."""
+    """An open engine, as in its manifest."""
 
     name: str
     model: str
@@ -56,27 +56,27 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """Of a model; as in Model."""
+    """State of a model, as in Model."""
 
     name: str
     state: str
     reason: str
-    """Why it does not serve; empty where it does."""
+    """Why it does not serve; "": it does."""
     is_wanted: bool
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
     started: str
-    """Tells this process from one before it; hexadecimal."""
+    """Hexadecimal id of this process, so that the page notices a restart."""
     trtc_version: str
     uptime_s: float
     now: float
-    """On the clock of all other times, in seconds."""
+    """Current time in seconds, on the clock of all other times of the document."""
     sample_s: float
     max_samples: int
     columns: Sequence[str]
     num_samples: int
-    """What to ask for `after` next time."""
+    """Value of `after` for the next request."""
     samples: Sequence[Sample]
     states: Sequence[State]
     engines: Sequence[Engine]
@@ -95,9 +95,9 @@ class Status:
         self._started = f"{time.time_ns():x}"
 
     async def answer(self, exchange: Exchange) -> None:
-        """`?after=N`: without the first N samples, and requests that had ended before."""
+        """Answer; `?after=N` leaves out the first N samples, and requests that ended before."""
         document = self._document(_after(exchange.query(_AFTER).get(_AFTER, "0")))
-        # Ten minutes of several engines take milliseconds to write, and tokens wait meanwhile.
+        # In a thread: encoding ten minutes of several engines takes milliseconds.
         body = await asyncio.to_thread(msgspec.json.encode, document)
         headers = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
         await exchange.answer(200, body, headers=headers)

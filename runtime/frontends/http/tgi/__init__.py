@@ -1,1 +1,1 @@
-"""The API of Text Generation Inference over HTTP: generation, what is served, and health."""
+"""The API of Text Generation Inference over HTTP: generation, model information and health."""

@@ -1,4 +1,4 @@
-"""The shapes of answers, whole and in events."""
+"""The shapes of answers, whole and as events."""
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -12,7 +12,7 @@ class Token(msgspec.Struct):
 
 
 class Details(msgspec.Struct, kw_only=True):
-    """Of a whole answer."""
+    """Details of a whole answer."""
 
     finish_reason: str
     generated_tokens: int
@@ -35,10 +35,10 @@ class StreamDetails(msgspec.Struct, kw_only=True):
 
 
 class Event(msgspec.Struct, kw_only=True):
-    """A token of a stream; the last one has all of the text, and details."""
+    """A token of a stream; the last one has the complete text and details."""
 
     index: int
-    """From 1."""
+    """Counts from 1."""
     token: Token
     top_tokens: list[Token] | UnsetType = UNSET
     generated_text: str | None = None
@@ -46,7 +46,7 @@ class Event(msgspec.Struct, kw_only=True):
 
 
 class Info(msgspec.Struct, kw_only=True):
-    """What is served."""
+    """Description of the model."""
 
     model_id: str
     model_sha: str

@@ -1,4 +1,4 @@
-"""The routes of Text Generation Inference, and the story of each."""
+"""The routes of Text Generation Inference."""
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -20,7 +20,7 @@ from trtc.version import __version__
 
 
 def tgi(service: Service) -> Sequence[Route]:
-    """Generation, what is served, and health."""
+    """The routes of generation, model information and health."""
     handlers = _Handlers(service)
     return (
         Route("/", {"POST": handlers.compatible}, refuse),
@@ -36,7 +36,7 @@ class _Handlers:
         self._service = service
 
     async def compatible(self, exchange: Exchange) -> None:
-        """Both ways, as `stream` says: what InferenceClient asks."""
+        """Generate, streamed or not by the field `stream`; InferenceClient uses this route."""
         await self._ask(exchange, stream=None)
 
     async def generate(self, exchange: Exchange) -> None:

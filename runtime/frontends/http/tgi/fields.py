@@ -1,4 +1,4 @@
-"""The fields of requests: those that are read, and those that are refused by name."""
+"""The fields of requests that are read, and those that are refused by name."""
 
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ _API = "Text Generation Inference"
 
 
 class GuideGrammar(msgspec.Struct, kw_only=True):
-    """What an answer has to be."""
+    """`grammar` of the answer."""
 
     type: str
     value: msgspec.Raw
@@ -32,23 +32,23 @@ class Parameters(SamplingFields, kw_only=True):
 
     details: bool | None = None
     do_sample: bool | None = None
-    """Draw, though nothing else says so."""
+    """Turns on sampling without other parameters."""
     grammar: GuideGrammar | None = None
     max_new_tokens: int | None = None
     return_full_text: bool | None = None
-    """Return the prompt before the generated text."""
+    """Whether the prompt is returned before the generated text."""
     stop: list[str] | None = None
     top_n_tokens: int | None = None
 
 
 class GenerateFields(Fields, kw_only=True):
-    """A body. None: not given."""
+    """Fields of a body. None: not given."""
 
     api: ClassVar[str] = _API
 
     inputs: str | None = None
     parameters: msgspec.Raw = msgspec.Raw(b"null")
     stream: bool | None = None
-    """Read where a path answers both ways."""
+    """Used by the path that answers streamed or not."""
     model: str | None = None
-    """Which engine, of several; TGI serves one."""
+    """Engine name, if there are several; not in TGI, which serves one."""

@@ -1,4 +1,4 @@
-"""Fields become inputs: what Text Generation Inference calls a thing, in the service's words."""
+"""Converts the fields of Text Generation Inference to request inputs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ _IDLE: Mapping[str, tuple[float | None, ...]] = {
     "top_k": (None, 0, -1),
     "top_p": (None, 1.0),
 }
-"""Values by which a parameter does not ask for tokens to be drawn."""
+"""Values with which a parameter does not turn on sampling."""
 
 
 _GRAMMARS = ("json", "json_schema", "regex")
@@ -37,16 +37,16 @@ _GRAMMARS = ("json", "json_schema", "regex")
 
 @dataclass(frozen=True)
 class Asked:
-    """What a body asks for."""
+    """A parsed body."""
 
     given: Given[GenerateFields]
-    """Also of its parameters."""
+    """Its fields; `ignored` includes those of `parameters`."""
     parameters: Parameters
     inputs: str
 
 
 def read_generate(body: bytes) -> Asked:
-    """What a body says.
+    """Parse a body.
 
     Raises:
         InvalidRequestError: names the field that is wrong.
@@ -81,17 +81,17 @@ def request_input(asked: Asked, request_id: str, *, stream: bool) -> RequestInpu
 
 
 def is_sampled(parameters: Parameters) -> bool:
-    """Whether tokens are drawn: TGI takes the likeliest unless a parameter of drawing is given."""
+    """Whether tokens are sampled: TGI is greedy unless a sampling parameter is given."""
     return bool(parameters.do_sample) or any(
         getattr(parameters, name) not in idle for name, idle in _IDLE.items()
     )
 
 
 def _grammar(given: GuideGrammar | None) -> Grammar | None:
-    """What is asked of the answer.
+    """The grammar of the answer.
 
     Raises:
-        InvalidRequestError: it is of a type that TGI does not have, or its value of another.
+        InvalidRequestError: its type is unknown, or its value has another type.
     """
     if given is None:
         return None

@@ -1,4 +1,4 @@
-"""Outputs become an answer: whole, or an event for each token."""
+"""Writes outputs as an answer: whole, or as an event for each token."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from trtc.runtime.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Writer:
-    """Of the answer to one request."""
+    """Writes the answer to one request."""
 
     exchange: Exchange
     asked: Asked
@@ -29,7 +29,11 @@ class Writer:
     headers: Headers
 
     async def whole(self, outputs: AsyncIterator[OutputBatch], *, listed: bool = False) -> None:
-        """Answer once everything has come. Args: listed: as a list of one answer."""
+        """Answer once all outputs have arrived.
+
+        Args:
+            listed: whether the answer is a list of one.
+        """
         collector = Collector()
         async for batch in outputs:
             for _, output in batch:
@@ -50,7 +54,7 @@ class Writer:
         await self.exchange.answer(200, body, headers=self.headers)
 
     async def events(self, outputs: AsyncIterator[OutputBatch]) -> None:
-        """Answer as it comes. An error ends the stream as its last event."""
+        """Stream the answer. An error ends the stream as its last event."""
         await begin_events(self.exchange, self.headers)
         collector, index = Collector(), 0
         try:
@@ -71,7 +75,7 @@ class Writer:
         await self.exchange.end()
 
     def _events(self, output: Output, index: int) -> list[Event]:
-        """One a token; the text that a step has completed goes with its last token."""
+        """One event per token; the text of a step is in the event of its last token."""
         last = len(output.logprobs) - 1
         text = output.text + self._stop(output.matched_stop)
         return [
@@ -105,17 +109,17 @@ class Writer:
         ]
 
     def _text(self, text: str, matched_stop: str) -> str:
-        """TGI leaves the stop string in the text."""
+        """The text with the stop string, as in TGI."""
         prompt = self.asked.inputs if self.asked.parameters.return_full_text else ""
         return prompt + text + self._stop(matched_stop)
 
     @property
     def _seed(self) -> int | None:
-        """The seed that was given to tokens that are drawn."""
+        """The given seed, if tokens are sampled."""
         return self.asked.parameters.seed if is_sampled(self.asked.parameters) else None
 
     def _stop(self, matched: str) -> str:
-        """The string that ended the text; nothing where a token did, whose text matched too."""
+        """The stop string that ended the text; "" if a stop token did."""
         return matched if matched in (self.asked.parameters.stop or ()) else ""
 
     def _reason(self, reason: FinishReason, matched_stop: str) -> str:

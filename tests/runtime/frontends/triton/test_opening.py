@@ -103,6 +103,6 @@ def test_an_engine_whose_canaries_differ_does_not_serve(
     if right:
         open_and_close(instance({"engine": "engine"}))
     else:
-        with pytest.raises(EngineIncompatibleError, match="/3/engine: computes otherwise here"):
+        with pytest.raises(EngineIncompatibleError, match="/3/engine: gives other tokens here"):
             open_and_close(instance({"engine": "engine"}))
     assert not handle.loop.healthy()
