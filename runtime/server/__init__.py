@@ -1,1 +1,1 @@
-"""One process that serves: its engines, its frontends, its start and its end."""
+"""The server process: its engines, its frontends, its start and shutdown."""

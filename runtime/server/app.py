@@ -38,23 +38,23 @@ _log = logging.getLogger("trtc.server")
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 WATCH_INTERVAL_S = 1.0
-"""How often engine loops are looked at: a dead one stops being ready within this time."""
+"""Seconds between two checks of engine loops: a dead one stops being ready within this time."""
 THREAD_SWITCH_S = 0.2e-3
-"""How long a thread that is busy in Python keeps another waiting. Python's own 5 ms are half of a
+"""Python's switch interval: how long a busy thread keeps the GIL. The default of 5 ms is half of a
 decode step, and writing the tokens of hundreds of streams keeps the asyncio thread busy for that
-long; engine threads would launch their next step late."""
+long, so engine threads would launch their next step late."""
 
 
 @dataclass(frozen=True)
 class RepositoryConfig:
-    """Models that come and go with a directory."""
+    """A directory of models, which may change while the server runs."""
 
     path: Path
     poll_s: float | None = None
-    """Seconds between two looks at what the directory has, which is what is served; None: models
-    come and go by order."""
+    """Seconds between two checks of the directory, whose models are all served; None: models are
+    loaded and unloaded by calls."""
     load: tuple[str, ...] = ()
-    """Models to load at the start; without effect where the directory is followed."""
+    """Models to load at the start; without effect if the directory is polled."""
 
 
 @dataclass(frozen=True)
@@ -62,23 +62,23 @@ class ServerConfig:
     """The configuration of a server; complete, so that it can be logged and compared."""
 
     engines: tuple[EngineSource, ...]
-    """Those that are served from the start, each by its path."""
+    """Engines that are served from the start, by their paths."""
     frontends: tuple[FrontendConfig, ...]
-    """The ways in, each of another protocol."""
+    """Frontends, each of another protocol."""
     limits: ServiceLimits = field(default_factory=ServiceLimits)
     engine: EngineConfig = field(default_factory=EngineConfig)
     """How each engine is opened."""
     drain_timeout_s: float = 30.0
     access: AccessConfig = OPEN
-    """Who may call."""
+    """Authentication of clients."""
     audit: AuditConfig | None = None
     """None: requests are not recorded."""
     metrics_compat: MetricsCompat = "none"
-    """Whose names of metrics are exposed beside our own."""
+    """Server under whose names metrics are exposed in addition to our own."""
     telemetry: TelemetryConfig | None = None
-    """None: nothing goes to OpenTelemetry."""
+    """None: no export to OpenTelemetry."""
     hooks: HooksConfig | None = None
-    """None: no code of the operator's is called."""
+    """None: there are no operator hooks."""
     repository: RepositoryConfig | None = None
     """A directory of engines, instead of `engines`."""
 
@@ -87,7 +87,7 @@ class Server:
     """One process's server. Make it in a running event loop, then `run` it.
 
     Args:
-        opener: `opening.open_handle`, or a test's that needs no engine directory.
+        opener: `opening.open_handle`, or a fake in tests.
 
     Raises:
         RequestError: the file of API keys cannot be read.
@@ -104,7 +104,7 @@ class Server:
         self._sampler: asyncio.Task[None] | None = None
         self._failure: TrtcError | None = None
         self._ended: dict[str, EngineHandle] = {}
-        """Engines that will not be ready again."""
+        """Engines that have failed and will not be ready again."""
         self._audit = Audit(config.audit, self.metrics)
         access = Access(config.access, self.metrics.strangers.inc)
         self._hooks: HookCalls | None = None
@@ -140,11 +140,11 @@ class Server:
         self.metrics.watch_loops(self._loop_stats)
         frontends = [one.frontend(self.service) for one in config.frontends]
         self.frontends: Mapping[str, Frontend] = {one.name: one for one in frontends}
-        """By the names of their protocols."""
+        """Frontends by the names of their protocols."""
         assert len(self.frontends) == len(frontends), "two frontends of one protocol"
 
     def stop(self) -> None:
-        """Ask `run` to drain and return; asked twice, it does not wait for running requests."""
+        """Make `run` drain and return; a second call ends running requests."""
         if self._stopping.is_set():
             self._hurry.set()
         self._stopping.set()
@@ -153,8 +153,7 @@ class Server:
         """Serve until SIGTERM, SIGINT or `stop`, then drain.
 
         Raises:
-            TrtcError: whatever keeps the server from starting, or has ended the last of its
-                engines.
+            TrtcError: the server could not start, or its last engine has failed.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -178,7 +177,7 @@ class Server:
         """Bind the ports, open the engines, run their canaries."""
         self._audit.open()
         with phase(self.metrics, "listen"):
-            # Ports come first: a port in use is known before an engine is mapped.
+            # Ports first, so that a port in use is reported before an engine is mapped.
             for frontend in self.frontends.values():
                 await frontend.start()
         sampling = self.service.activity.run(self._loop_stats)
@@ -222,7 +221,7 @@ class Server:
         _log.info("stopped")
 
     def _announce(self) -> None:
-        """The addresses, once, when clients may come: scripts wait for this line."""
+        """Log the addresses once the server accepts clients: scripts wait for this line."""
         if self._stopping.is_set():
             return
         names = ",".join(self.models.names)
@@ -271,7 +270,7 @@ class Server:
             self._end_if_none_lives()
 
     def _end_readiness(self, handle: EngineHandle, reason: str) -> None:
-        """For good: an engine that fails twice failed for the first reason."""
+        """Mark an engine as not ready for good; the first reason is kept."""
         model = self.models.get(handle.name)
         if model is None or model.engine is not handle or self._ended.get(handle.name) is handle:
             return
@@ -280,8 +279,8 @@ class Server:
         self.models.set_ready(handle.name, reason)
 
     def _end_if_none_lives(self) -> None:
-        """A server without an engine is of no use, unless it can be given another; whoever started
-        it can start another."""
+        """Stop if no engine is left, unless another can be loaded: a supervisor can restart the
+        server."""
         if self.config.repository is not None:
             return
         failed = [one for one in self.models.engines.values() if one.loop.failure]
@@ -303,17 +302,17 @@ def _repository(config: ServerConfig) -> Repository:
 
 
 def _wanted(config: ServerConfig, repository: Repository) -> Sequence[str]:
-    """The models that the server is not ready without."""
+    """The models that must be ready for the server to be ready."""
     if config.repository is None or config.repository.poll_s is not None:
         return repository.names()
     return config.repository.load
 
 
 def engine_sources(arguments: tuple[str, ...]) -> tuple[EngineSource, ...]:
-    """`PATH` or `NAME=PATH` each; the name of a bare path is its directory's.
+    """Parse arguments `PATH` or `NAME=PATH`; the default name is that of the directory.
 
     Raises:
-        RequestError: an empty name, or one given twice.
+        RequestError: a name is empty, or given twice.
     """
     sources: dict[str, EngineSource] = {}
     for argument in arguments:
@@ -333,10 +332,10 @@ def engine_sources(arguments: tuple[str, ...]) -> tuple[EngineSource, ...]:
 def pin_digests(
     sources: tuple[EngineSource, ...], digests: tuple[str, ...]
 ) -> tuple[EngineSource, ...]:
-    """Sources with the digests of `SHA256` (of one engine) or `NAME=SHA256`.
+    """Sources with the digests of `SHA256` (if there is one engine) or `NAME=SHA256`.
 
     Raises:
-        RequestError: no digest, no such engine, or an engine whose digest is given twice.
+        RequestError: not a digest, an unknown engine, or two digests of one engine.
     """
     pinned: dict[str, str] = {}
     names = [source.name for source in sources]

@@ -1,4 +1,4 @@
-"""Lines of the server's log name the call that they are about."""
+"""Adds the id of the current call to lines of the server's log."""
 
 import logging
 
@@ -6,7 +6,7 @@ from trtc.runtime.requests.call import current_call
 
 
 class CallFormatter(logging.Formatter):
-    """Ends the message of what is logged while a call is answered with ` request_id=ID`."""
+    """Appends ` request_id=ID` to messages that are logged while a call is answered."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         call = current_call()

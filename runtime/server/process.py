@@ -1,8 +1,8 @@
-"""What a process that serves asks of the system. Of the whole process: called once, at its start.
+"""System settings of the server process; applied once, at its start.
 
-Without these, many connections end in "too many open files" where the shell's soft limit is 1024,
-and memory that threads free stays with their malloc arenas: a process that has been flooded keeps
-twice as much as one with two arenas.
+Without these, many connections end in "too many open files" if the shell's soft limit is 1024, and
+memory that threads free stays in their malloc arenas: after a load peak a process keeps twice as
+much memory as one with two arenas.
 """
 
 import ctypes
@@ -13,12 +13,12 @@ import sys
 MAX_OPEN_FILES = 1 << 16
 MAX_ARENAS = 2
 _M_ARENA_MAX = -8
-"""Of glibc's malloc.h."""
+"""Constant of glibc's malloc.h."""
 
 
 def prepare_process() -> None:
-    """Raise the soft limit of open files as far as the hard one lets, share malloc's arenas, and
-    keep `tokenizers` from starting a thread for each CPU, unless the user has said otherwise."""
+    """Raise the soft limit of open files to the hard limit, limit the number of malloc's arenas,
+    and keep `tokenizers` from starting a thread for each CPU, unless the user has set these."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)

@@ -1,1 +1,1 @@
-"""What serves many clients of several engines, whatever their protocols: names, limits, streams."""
+"""Serves many clients from several engines, for all protocols: names, limits, streams."""

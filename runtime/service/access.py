@@ -1,12 +1,13 @@
-"""Who may call: credentials become a principal, in one place for every protocol.
+"""Authentication: maps credentials to a principal, for all protocols.
 
     peer: address, certificate, key ──► Access.admit ──► Principal
                                               └──► UnauthenticatedError, ForbiddenError
 
-A frontend says what its protocol knows of a caller (`Peer`), and what the call is for (`Scope`).
-Where clients must have certificates, they need one; where the server has API keys, they need a key,
-whose tenant then is who calls. Else everybody may call. Probes of health are open everywhere.
-Models come and go by order of keys that may do so, and of this machine where there are no keys.
+A frontend passes the caller's credentials (`Peer`) and the scope that the call requires (`Scope`).
+If client certificates are required, a caller needs one; if the server has API keys, a caller needs
+a key, and the principal is the key's tenant. Otherwise every caller is accepted. Health probes need
+no credentials. Loading and unloading models takes a key with the scope `admin`, or, if the server
+has no keys, a caller on this machine.
 """
 
 import ipaddress
@@ -32,33 +33,33 @@ from trtc.runtime.service.api_keys import KeyTable, read_keys
 @dataclass(frozen=True)
 class AccessConfig:
     api_keys: Path | None = None
-    """Read again whenever it changes; None: clients need no keys."""
+    """File of API keys, which is reloaded when it changes; None: clients need no keys."""
     needs_certificate: bool = False
-    """Whether clients must have shown a certificate."""
+    """Whether clients must present a certificate."""
 
 
 OPEN = AccessConfig()
-"""Everybody may call."""
+"""No credentials are required."""
 
 
 class Peer(NamedTuple):
-    """What a protocol knows of a caller."""
+    """Address and credentials of a caller."""
 
     address: str
-    """Names the connection."""
+    """Identifies the connection."""
     ip: str
-    """Where that comes from; any other word where there is no IP address."""
+    """IP address of the connection, or another word if there is none."""
     subject: str = ""
-    """Of a client certificate that TLS has verified; "": none was shown."""
+    """Subject of a client certificate that TLS has verified; "": there is none."""
     key: str = ""
-    """The API key that came with the call; "": none did."""
+    """The call's API key; "": there is none."""
 
 
 class Access:
-    """Thread-safe.
+    """Authenticates callers. Thread-safe.
 
     Args:
-        on_refusal: called for each call that nobody is known to have made.
+        on_refusal: called for each call without valid credentials.
 
     Raises:
         RequestError: the file of keys cannot be read.
@@ -77,11 +78,11 @@ class Access:
         return self._keys is not None
 
     def admit(self, peer: Peer, scope: Scope = Scope.INFERENCE) -> Principal:
-        """Who calls.
+        """The principal of a call.
 
         Raises:
             UnauthenticatedError: a credential is missing or unknown.
-            ForbiddenError: the caller may not ask for `scope`.
+            ForbiddenError: the caller has not the scope.
         """
         principal = self.identify(peer)
         if scope is Scope.ADMIN and not self.needs_keys:
@@ -97,11 +98,11 @@ class Access:
         return principal
 
     def identify(self, peer: Peer) -> Principal:
-        """The same, whatever the call is for."""
+        """The principal of a call, without a check of scopes."""
         if self._config.needs_certificate and not peer.subject:
             self._on_refusal()
             raise UnauthenticatedError(
-                "the client has shown no certificate",
+                "the client has presented no certificate",
                 remedy="Connect with a certificate that the server's --tls-client-ca has signed",
             )
         if (holder := self.holder(peer.key)) is not None:
@@ -111,14 +112,14 @@ class Access:
         return self.stranger(peer)
 
     def stranger(self, peer: Peer) -> Principal:
-        """Who calls, whatever credentials there are: for probes, which need none."""
+        """The principal of a call that needs no credentials, such as a probe."""
         return _connection(peer.address, peer.ip)
 
     def holder(self, key: str) -> Principal | None:
-        """Whose key it is; None: the server has no keys.
+        """The tenant of a key; None: the server has no keys.
 
         Raises:
-            UnauthenticatedError: nobody's.
+            UnauthenticatedError: the key is unknown.
         """
         if self._keys is None:
             return None
@@ -134,7 +135,7 @@ class Access:
 
 
 def api_key(authorization: str, x_api_key: str) -> str:
-    """The key that the two headers give; the first is that of OAuth (RFC 6750)."""
+    """The key in one of the two headers; the first is a bearer token (RFC 6750)."""
     scheme, _, credential = authorization.strip().partition(" ")
     if scheme.lower() == "bearer":
         return credential.strip()
@@ -149,7 +150,7 @@ def _check_is_local(peer: Peer) -> None:
         is_local = peer.ip == "unix"
     if not is_local:
         raise ForbiddenError(
-            "without keys, models come and go by order of this machine alone",
+            "without API keys, only this machine may load and unload models",
             field="authorization",
             remedy="Start the server with --api-keys, and send a key with the scope 'admin'",
         )

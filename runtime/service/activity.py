@@ -1,10 +1,10 @@
-"""What the server did in the last minutes: a sample a second, and the requests of late.
+"""Activity of the last minutes: one sample per second, and the most recent requests.
 
     loops' statistics ─┐
                        ├─► sample, once a second ─► ring of MAX_SAMPLES ─► told(after)
     timelines ─────────┘   └─► of those that have ended, the last MAX_ENDED
 
-What is kept is bounded whatever clients do. An engine's step pays nothing for it.
+Memory is bounded whatever clients do, and engine steps have no overhead.
 """
 
 import asyncio
@@ -27,24 +27,24 @@ SAMPLE_S = 1.0
 MAX_SAMPLES = 600
 MAX_ENDED = 256
 MAX_RUNNING_TOLD = 64
-"""Requests that run and are told of: those that came last."""
+"""Most running requests in an excerpt: the latest ones."""
 MAX_CLIENTS = 64
-"""That are counted by name; further ones count as OTHERS."""
+"""Most clients that are counted by name; further ones count as OTHERS."""
 OTHERS = "others"
 LATENCY_WINDOW = 10
-"""Samples whose durations make a percentile."""
+"""Samples over which percentiles are computed."""
 LATENCIES = ("first_token", "between_tokens", "queue")
 SHARES = (0.5, 0.9, 0.99)
 
 
 @dataclass(frozen=True)
 class Series:
-    """A column of the samples of an engine."""
+    """A column of an engine's samples."""
 
     name: str
     value: Callable[[LoopStats], float]
     is_rate: bool = False
-    """It is told by the second; else as it is."""
+    """Whether the column is the value's rate per second, instead of the value."""
 
 
 SERIES = (
@@ -68,19 +68,19 @@ COLUMNS = (
     *OUTCOMES,
     *(f"{name}_p{share * 100:.0f}" for name in LATENCIES for share in SHARES),
 )
-"""Of an engine in a sample. Rates are by the second, durations in seconds."""
+"""Columns of an engine's sample. Rates are per second, durations in seconds."""
 
 
 class ClientTotals(msgspec.Struct):
-    """What a client did since the server's start."""
+    """Totals of a client since the server's start."""
 
     name: str
     running: int = 0
-    """Requests that its engines have now."""
+    """Requests that engines run or queue now."""
     requests: int = 0
     refused: int = 0
     left: int = 0
-    """Before the end."""
+    """Requests whose client disconnected before their end."""
     failed: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -90,18 +90,18 @@ class Sample(msgspec.Struct, frozen=True):
     at: float
     """time.monotonic()."""
     engines: Mapping[str, Sequence[float | None]]
-    """Engine -> a value for each of COLUMNS; None: there is none, such as the percentile of
-    nothing."""
+    """Engine -> a value for each of COLUMNS; None: undefined, such as a percentile without
+    observations."""
     clients: Mapping[str, float]
-    """Client -> completion tokens a second, of those that got any."""
+    """Client -> completion tokens per second; no zeros."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """An excerpt of what is kept."""
+    """An excerpt of the activity."""
 
     num_samples: int
-    """Since the server's start: where the next excerpt is to begin."""
+    """Number of samples since the server's start: `after` of the next excerpt."""
     samples: Sequence[Sample]
     running: Sequence[RequestTimes]
     ended: Sequence[RequestTimes]
@@ -110,7 +110,7 @@ class Told:
 
 @dataclass
 class _Engine:
-    """Of one engine, since the last sample."""
+    """Counts of one engine since the last sample."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     latencies: dict[str, deque[Counter[int]]] = field(
@@ -118,7 +118,7 @@ class _Engine:
             name: deque([Counter[int]()], maxlen=LATENCY_WINDOW) for name in LATENCIES
         }
     )
-    """The last of each deque is the second that runs."""
+    """Name of a duration -> counts of the last seconds; the last is the current second."""
 
     def add(self, name: str, seconds: float) -> None:
         self.latencies[name][-1][size_of(seconds)] += 1
@@ -130,14 +130,14 @@ class _Engine:
 
 
 class Activity:
-    """Used in the service's asyncio loop only."""
+    """Records activity. Used in the service's asyncio loop only."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._numbers = itertools.count(1)
         self._running: dict[int, Timeline] = {}
         self._ended: deque[tuple[int, RequestTimes]] = deque(maxlen=MAX_ENDED)
-        """With the number of samples before their end."""
+        """(number of samples before its end, request) of the last ended requests."""
         self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self._num_samples = 0
         self._sampled_at = now()
@@ -148,14 +148,14 @@ class Activity:
         """Client -> completion tokens at the last sample."""
 
     async def run(self, read: Callable[[], Mapping[str, LoopStats]]) -> None:
-        """Sample what `read` gives, until it is cancelled."""
+        """Take samples of `read()` until cancelled."""
         while True:
             await asyncio.sleep(SAMPLE_S)
             self.sample(read())
 
     @contextmanager
     def watching(self, principal: Principal, model: str) -> Iterator[Timeline]:
-        """Follow a request, from its arrival until the context is left."""
+        """Record a request, from its arrival until the context is left."""
         engine = self._engines.setdefault(model, _Engine())
         timeline = Timeline(next(self._numbers), principal, model, self._now, engine.add)
         client = self._client(timeline.client)
@@ -171,7 +171,7 @@ class Activity:
             self._count(timeline, client, engine)
 
     def sample(self, stats: Mapping[str, LoopStats]) -> None:
-        """Keep how the engines are, and what they did since the last sample."""
+        """Add a sample of the engines' state, and of their work since the last sample."""
         now = self._now()
         elapsed = max(now - self._sampled_at, 1e-3)
         engines = {name: self._row(name, one, elapsed) for name, one in stats.items()}
@@ -185,9 +185,9 @@ class Activity:
                 del self._engines[name]
 
     def told(self, after: int = 0) -> Told:
-        """What came behind the first `after` samples, as far as it is kept. Requests that ended
-        since the last of those may be told twice."""
-        if after > self._num_samples:  # of a server before this one
+        """The activity after the first `after` samples, as far as it is kept. Requests that ended
+        since the last of those may be in two excerpts."""
+        if after > self._num_samples:  # from before a restart
             after = 0
         num_new = min(self._num_samples - after, len(self._samples))
         admitted = (one for one in reversed(self._running.values()) if one.is_admitted)
@@ -219,7 +219,7 @@ class Activity:
         )
 
     def _client_rates(self, elapsed: float) -> Mapping[str, float]:
-        # Clients are paid at their requests' ends: what runs counts here as it comes.
+        # ClientTotals count at the end of a request; here running requests count too.
         tokens = Counter({name: one.completion_tokens for name, one in self._clients.items()})
         for timeline in self._running.values():
             tokens[self._client(timeline.client).name] += timeline.completion_tokens
@@ -232,7 +232,7 @@ class Activity:
         return rates
 
     def _client(self, name: str) -> ClientTotals:
-        """Whom a client counts as."""
+        """The totals that a client counts in."""
         if name not in self._clients and len(self._clients) >= MAX_CLIENTS - 1:
             name = OTHERS
         return self._clients.setdefault(name, ClientTotals(name))

@@ -3,8 +3,8 @@
     {"version": 1, "tenants": {"NAME": {"keys": [{"id": ..., "sha256": ...}], "scopes": [...],
                                         "requests_per_minute": ..., ...}}}
 
-A key is 256 random bits, so a single SHA-256 of it can neither be inverted nor guessed: slow hashes
-are for passwords, which people choose.
+A key has 256 random bits, so a single SHA-256 of it can neither be inverted nor guessed. Slow
+hashes are for passwords, which people choose.
 """
 
 import hashlib
@@ -26,13 +26,13 @@ from trtc.runtime.requests.validation import MAX_PRIORITY
 
 MAX_FILE_BYTES = 16 << 20
 MAX_KEY_CHARACTERS = 512
-"""Longer ones are refused unread."""
+"""Longer keys are refused without hashing."""
 KEY_PREFIX = "trtc_"
-"""For scanners of secrets, and for people who find one."""
+"""Lets secret scanners and people recognise a key."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-"""Of tenants: a word in log lines and labels."""
+"""Pattern of tenants' names, which are used in log lines and labels."""
 _BUCKET = 8
-"""Characters of a hash by which it is looked up; the rest is compared in constant time."""
+"""Leading characters of a hash used for the lookup; the whole hash is compared in constant time."""
 
 
 _POSITIVE = msgspec.Meta(ge=1, le=2**53)
@@ -40,23 +40,23 @@ MAX_SALT_CHARACTERS = 256
 
 
 class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A key, without the key."""
+    """An entry of a key: its hash, not the key itself."""
 
     id: Annotated[str, msgspec.Meta(pattern=NAME)]
-    """For people, to revoke it; unique in the file."""
+    """Id by which the key is revoked; unique in the file."""
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-    """Of the key's UTF-8 bytes."""
+    """SHA-256 of the key's UTF-8 bytes."""
     created: datetime | None = None
     expires: datetime | None = None
-    """Refused from then on; None: never."""
+    """Time from which on the key is refused; None: never."""
 
 
 class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Its keys, and the fields of `TenantLimits`."""
+    """A tenant: its keys, scopes and the fields of `TenantLimits`."""
 
     keys: tuple[ApiKey, ...] = ()
     scopes: tuple[Scope, ...] = (Scope.INFERENCE,)
-    """What its keys open."""
+    """Scopes of its keys."""
     requests_per_minute: Annotated[int, _POSITIVE] | None = None
     tokens_per_minute: Annotated[int, _POSITIVE] | None = None
     max_streams: Annotated[int, _POSITIVE] | None = None
@@ -81,7 +81,7 @@ class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The document. Fields that are left out have their defaults."""
+    """The document of a key file. Missing fields have their defaults."""
 
     tenants: dict[Annotated[str, msgspec.Meta(pattern=NAME)], Tenant]
     version: Literal[1] = 1
@@ -105,8 +105,8 @@ class KeyTable:
                 self._buckets[key.sha256[:_BUCKET]].append(entry)
 
     def find(self, key: str) -> Principal | None:
-        """None: nobody's, or its time is over. What the time of the answer tells is about a hash
-        of the key, which says nothing of keys."""
+        """The tenant of a key; None: the key is unknown or has expired. The timing of the lookup
+        depends on a hash of the key only, which reveals nothing of other keys."""
         if len(key) > MAX_KEY_CHARACTERS:
             return None
         presented = hash_of(key)
@@ -127,10 +127,10 @@ def hash_of(key: str) -> str:
 
 
 def read_keys(path: Path) -> KeyFile:
-    """The document of a file.
+    """Read a key file.
 
     Raises:
-        RequestError: it cannot be read, or is not of this form; the message names the place.
+        RequestError: it cannot be read, or has another form; the message names the place.
     """
     try:
         content = read_file(path, MAX_FILE_BYTES)
@@ -140,7 +140,7 @@ def read_keys(path: Path) -> KeyFile:
 
 
 def parse_keys(content: bytes, path: Path) -> KeyFile:
-    """The document that `content` is; errors as of `read_keys`, which name `path`."""
+    """Parse the content of a key file; raises the errors of `read_keys`, which name `path`."""
     try:
         check_unique_keys(content)
         document = decode_json(content, KeyFile)

@@ -1,7 +1,7 @@
-"""The audit log: one JSON line for each request that asked an engine to generate.
+"""The audit log: one JSON line for each generation request.
 
-A line is made when its request ends, however that is, in the server's loop; a thread of its own
-writes it (`host.line_log`), so a slow disk delays nobody.
+A line is made in the server's event loop when its request ends, in any way; a separate thread
+writes it (`host.line_log`), so a slow disk delays no request.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from trtc.runtime.service.progress import LEFT
 from trtc.runtime.text.surrogates import without_surrogates
 
 CLOSE_S = 5.0
-"""For what waits to be written when the server ends."""
+"""Seconds to write the remaining lines when the server ends."""
 
 
 @dataclass(frozen=True)
@@ -37,40 +37,41 @@ class AuditConfig:
 
 
 class Entry(msgspec.Struct):
-    """A line, in the order of its fields. Seconds count from the request's arrival."""
+    """The fields of a line, in order. Seconds count from the request's arrival."""
 
     time: str
-    """Of the arrival, UTC."""
+    """Time of the arrival, UTC."""
     request_id: str
-    """As the client gave it, or drawn by the server; "": refused before."""
+    """The client's id or a generated one; "": refused before it had one."""
     client: str
-    """Whose request: `tenant NAME`, or `connection ADDRESS` of an anonymous client."""
+    """`tenant NAME`, or `connection ADDRESS` for an anonymous client."""
     model: str
     digest: str
-    """Of the engine's manifest."""
+    """Digest of the engine's manifest."""
     call_id: str = ""
-    """Of the call that it came with, as the client named it, or drawn by the server."""
+    """Id of the request's call, the client's or a generated one."""
     outcome: str = "ok"
     """`ok`, `left`, or the error by its class in trtc.protos.errors."""
     finish_reasons: list[str] = []
-    """Of the sequences that ended, in the order of their ends."""
+    """Finish reasons of the sequences that ended, in the order of their ends."""
     prompt_tokens: int = 0
     cached_prompt_tokens: int | None = None
-    """None: the request did not run to its end."""
+    """None: the request did not complete."""
     completion_tokens: int = 0
-    """That the engine gave, of all sequences."""
+    """Tokens that the engine drew, of all sequences."""
     queue_s: float | None = None
-    """From its submission to the first step that computed it."""
+    """Seconds from its submission to the first step that computed it."""
     first_token_s: float | None = None
     total_s: float = 0.0
     prompt: Any = msgspec.UNSET
-    """The text, the chat or the token ids that the client sent. With content only."""
+    """The text, chat or token ids of the prompt. Only if content is recorded."""
     completions: list[str] | list[list[int]] | msgspec.UnsetType = msgspec.UNSET
-    """By sequence: their texts, or their token ids where the engine has no tokenizer."""
+    """Text of each sequence, or its token ids if the engine has no tokenizer. Only if content is
+    recorded."""
 
 
 class Record:
-    """What becomes the line of one request. Times are time.monotonic()."""
+    """Collects the line of one request. Times are time.monotonic()."""
 
     def __init__(
         self, entry: Entry, request_input: RequestInput | None, has_tokenizer: bool
@@ -85,7 +86,7 @@ class Record:
         self.is_admitted = False
 
     def admit(self, request: GenerationRequest) -> None:
-        """Its engine has it."""
+        """The engine has accepted the request."""
         self.is_admitted = True
         self.entry.request_id = request.request_id
         self.entry.prompt_tokens = len(request.prompt_ids)
@@ -126,7 +127,8 @@ class Record:
 
 
 class Audit:
-    """Records requests, if there is a configuration; open it before the first, close it last."""
+    """Records requests if there is a configuration. Open it before the first one, and close it
+    after the last."""
 
     def __init__(self, config: AuditConfig | None, metrics: ServerMetrics) -> None:
         self._config = config
@@ -134,12 +136,12 @@ class Audit:
         self._log: LineLog | None = None
 
     def open(self) -> None:
-        """Raises RequestError if the file cannot be opened."""
+        """Open the file; raises RequestError if that fails."""
         if self._config is not None:
             self._log = LineLog(self._config.file, _lost_line, self._count_lost)
 
     def close(self) -> None:
-        """Write what waits. Idempotent."""
+        """Write the remaining lines. Idempotent."""
         if self._log is not None:
             if left := self._log.close(CLOSE_S):
                 self._count_lost(left)
@@ -149,7 +151,8 @@ class Audit:
     def recording(
         self, principal: Principal, handle: EngineHandle, request_input: RequestInput
     ) -> Iterator[Record | None]:
-        """Record the request that is served within the context; None: nothing is recorded."""
+        """Record the request that is served within the context; yields None if nothing is
+        recorded."""
         if self._config is None or self._log is None:
             yield None
             return
@@ -181,7 +184,7 @@ class Audit:
 
 
 def encode(entry: Entry) -> bytes:
-    """Text of clients may have lone surrogates, which no UTF-8 has."""
+    """The JSON of a line. Clients' texts may have lone surrogates, which UTF-8 cannot encode."""
     try:
         return msgspec.json.encode(entry) + b"\n"
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
-"""Opens engines beside those that are open, and closes them when nobody uses them.
+"""Opens engines while others run, and closes them when they are no longer used.
 
 open    ledger -> open, verify -> canaries           in a thread
-retire  wait until nobody uses the engine -> stop its loop -> close: its memory is free
+retire  wait until no call uses the engine -> stop its loop -> close, which frees its memory
 """
 
 import asyncio
@@ -26,16 +26,16 @@ from trtc.version import __version__
 _log = logging.getLogger("trtc.server")
 
 FAREWELL_S = 2.0
-"""For streams to carry their last message once their engine has stopped."""
+"""Seconds for streams to send their last message after their engine has stopped."""
 
 T = TypeVar("T")
 
 
 class EngineLifecycle:
-    """Engines of a server from their opening to their end. Used in its asyncio loop only.
+    """Opens and closes the engines of a server. Used in its asyncio loop only.
 
     Args:
-        opener: `opening.open_handle`, or a test's own.
+        opener: `opening.open_handle`, or a fake in tests.
         config: how each engine is opened.
     """
 
@@ -54,25 +54,25 @@ class EngineLifecycle:
         self._metrics = metrics
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="trtc-models")
         self._retiring: dict[int, EngineHandle] = {}
-        """By identity: engines that no new request gets."""
+        """Engines that get no new requests, by identity."""
         self._retirements: set[asyncio.Task[None]] = set()
         self._sources: dict[int, EngineSource] = {}
-        """By the identity of the engine that was opened from it."""
+        """Sources of engines, by the engines' identity."""
 
     @property
     def retiring(self) -> list[EngineHandle]:
-        """Engines that no new request gets, and that are not closed yet."""
+        """Engines that get no new requests and are not closed yet."""
         return list(self._retiring.values())
 
     def source_of(self, engine: EngineHandle) -> EngineSource:
-        """What an open engine was opened from."""
+        """The source of an open engine."""
         return self._sources[id(engine)]
 
     async def open(self, source: EngineSource) -> EngineHandle:
-        """An engine that has not been verified by its canaries.
+        """Open an engine, without running its canaries.
 
         Raises:
-            TrtcError: it cannot be opened.
+            TrtcError: the engine cannot be opened.
         """
         with phase(self._metrics, "open", source.name):
             engine = await self.in_thread(lambda: self._opener(source, self._config))
@@ -82,7 +82,7 @@ class EngineLifecycle:
         return engine
 
     async def why_not(self, engine: EngineHandle) -> str:
-        """Why an open engine's canaries fail; "": they do not."""
+        """Why an open engine's canaries fail; "": they pass."""
         with phase(self._metrics, "canaries", engine.name):
             why = await self.in_thread(lambda: why_canaries_fail(engine))
         if not why:
@@ -90,21 +90,21 @@ class EngineLifecycle:
         return why
 
     async def open_verified(self, source: EngineSource, kv_bytes: int | None) -> EngineHandle:
-        """An engine that fits beside the others, and computes what it should.
+        """Open an engine that fits in memory with the others, and run its canaries.
 
         Args:
-            kv_bytes: of its KV pool; None: as the config says.
+            kv_bytes: bytes of its KV pool; None: as in the config.
 
         Raises:
             EnvironmentFault: too little memory.
-            EngineError: it is damaged, not for this machine, or computes something else.
+            EngineError: it is damaged, not for this machine, or fails its canaries.
         """
         engine = await self.in_thread(lambda: self._open_checked(source, kv_bytes))
         self._show(engine)
         return engine
 
     def retire_later(self, engine: EngineHandle) -> None:
-        """Close an engine that another one has replaced, whenever its streams end."""
+        """Close an engine that was replaced, once its streams have ended."""
         task = asyncio.create_task(self._retired(engine))
         self._retirements.add(task)
         task.add_done_callback(self._retirements.discard)
@@ -119,11 +119,11 @@ class EngineLifecycle:
         timeout_s: float | None,
         before_close: Callable[[], None] = lambda: None,
     ) -> int:
-        """Close an engine that no new request gets; the bytes that it might have taken.
+        """Close an engine that gets no new requests; returns the bytes that were reserved for it.
 
         Args:
-            timeout_s: for running requests to end; None: as long as they take.
-            before_close: called in a thread, once the engine's loop has stopped.
+            timeout_s: seconds for running requests to end; None: no limit.
+            before_close: called in a thread after the engine's loop has stopped.
         """
         self._retiring[id(engine)] = engine
         if not await self._models.unused(engine, timeout_s):
@@ -144,7 +144,7 @@ class EngineLifecycle:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
 
     async def stop(self) -> None:
-        """Stop all engines' loops; nothing retires any more."""
+        """Stop the loops of all engines; no engine retires after that."""
         for task in self._retirements:
             task.cancel()
         await asyncio.gather(*self._retirements, return_exceptions=True)
@@ -158,11 +158,11 @@ class EngineLifecycle:
             engine.close()
 
     def _open_checked(self, source: EngineSource, kv_bytes: int | None) -> EngineHandle:
-        """An engine that fits and computes what it should."""
+        """Open an engine that fits in memory, and run its canaries."""
         config = self._config if kv_bytes is None else replace(self._config, kv_bytes=kv_bytes)
         manifest = read_manifest(source.path)
         pool = self.ledger.pool_bytes(source.name, manifest, config)
-        # What was measured is what is opened.
+        # Open the engine whose manifest was measured.
         pinned = replace(source, digest=source.digest or manifest.digest)
         with phase(self._metrics, "open", source.name):
             engine = self._opener(pinned, replace(config, kv_bytes=pool))
@@ -202,7 +202,7 @@ class EngineLifecycle:
 
 
 def _labels(engine: EngineHandle) -> tuple[str, ...]:
-    """Of the metric that says what is served."""
+    """Label values of the metric that describes the engine."""
     manifest = engine.manifest
     return (
         engine.name,

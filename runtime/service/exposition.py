@@ -24,19 +24,19 @@ class Exposition:
 
     def __init__(self, metrics: ServerMetrics) -> None:
         self.registry = CollectorRegistry()
-        """Without twins."""
+        """Our own metrics, without twins."""
         self.registry.register(FamilyCollector(metrics.families))
         self.registry.register(LoopCollector(lambda: metrics.read_loops()))
         self._twins = CollectorRegistry()
         self._twins.register(TwinCollector(self.registry, *TWINS[metrics.compat]))
 
     def text(self) -> bytes:
-        """In Prometheus' text format; takes milliseconds, in any thread."""
+        """The metrics in Prometheus' text format; takes milliseconds. Thread-safe."""
         return generate_latest(self.registry) + generate_latest(self._twins)
 
 
 class FamilyCollector(Collector):
-    """Reads instruments."""
+    """Collects instruments."""
 
     def __init__(self, families: Sequence[Family[Any]]) -> None:
         self._families = families
@@ -84,7 +84,7 @@ _WRITERS: Mapping[type, Callable[..., None]] = {
 
 
 class LoopCollector(Collector):
-    """Reads every loop when Prometheus asks, so that a step pays nothing for it."""
+    """Reads every loop's statistics at each scrape, so that steps have no overhead."""
 
     def __init__(self, read: Callable[[], Mapping[str, LoopStats]]) -> None:
         self._read = read

@@ -1,6 +1,7 @@
-"""Turns at a scarce resource, shared fairly among clients.
+"""A semaphore that is shared fairly among clients.
 
-No client holds all of it, so that another finds a part free, and clients that wait take turns.
+No client can hold all turns, so that another client finds one free; waiting clients are served
+round-robin.
 """
 
 import asyncio
@@ -12,13 +13,13 @@ from trtc.protos.errors import QueueFullError
 
 
 class FairTurns:
-    """For one asyncio loop.
+    """Turns at a resource. For one asyncio loop.
 
     Args:
-        capacity: turns at a time.
-        per_client: turns of one client at a time.
-        wait_s: seconds that a turn is waited for.
-        name: the resource, for the error of those who waited in vain.
+        capacity: most concurrent turns.
+        per_client: most concurrent turns of one client.
+        wait_s: seconds to wait for a turn.
+        name: the resource, for the error after `wait_s`.
     """
 
     def __init__(self, capacity: int, per_client: int, wait_s: float, name: str) -> None:
@@ -29,14 +30,14 @@ class FairTurns:
         self._running: Counter[str] = Counter()
         self._num_running = 0
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """By client, who has its next turn first; no empty queue."""
+        """Client -> its waiting calls; the client with the next turn is first. No empty queues."""
 
     @asynccontextmanager
     async def turn(self, client: str) -> AsyncIterator[None]:
         """Hold a turn.
 
         Raises:
-            QueueFullError: none came in time.
+            QueueFullError: there was no turn in time.
         """
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append(granted)
@@ -79,4 +80,4 @@ class FairTurns:
                 self._num_running += 1
                 self._running[client] += 1
             if queue:
-                self._waiting[client] = queue  # behind the others
+                self._waiting[client] = queue  # after the other clients

@@ -3,8 +3,8 @@
     request input -> on_request -> tokenise -> on_prompt -> engine -> outputs -> on_output -> client
                                                       └── logits_processor, in the mask desk
 
-Nothing here is waited for by an engine: hooks run in processes of their own (runtime/hooks), and a
-step that wants a token's edit goes on without its sequence when that is late.
+An engine never waits for a hook: hooks run in separate processes (runtime/hooks), and if the edit
+of a token's logits is late, the step goes on without that sequence.
 """
 
 import uuid
@@ -42,7 +42,7 @@ _NO_EDIT = TokenEdit()
 
 
 def hooked_opener(opener: Opener, calls: HookCalls) -> Opener:
-    """`opener`, which refuses engines that a server's hooks are not possible with; RequestError."""
+    """An opener that raises RequestError for engines that do not support the server's hooks."""
 
     def open_checked(source: EngineSource, config: EngineConfig) -> EngineHandle:
         handle = opener(source, config)
@@ -88,7 +88,7 @@ class HookedRequest:
         """The request input, as the hook wants it.
 
         Raises:
-            ForbiddenError, HookError: see `HookCalls.call`; all methods raise these.
+            ForbiddenError, HookError: see `HookCalls.call`. All methods raise these.
         """
         request_input = self._input
         given = await self._call("on_request", _request_of(request_input, self._info))
@@ -117,13 +117,13 @@ class HookedRequest:
         return replace(request_input, text=None, token_ids=tuple(given))
 
     def masks(self, vocab_size: int) -> JointMasks | None:
-        """What asks logits_processor, if it is to be asked."""
+        """The masks that call logits_processor, if it is enabled for the request; else None."""
         if not self._edits_logits:
             return None
         return _Edits(_Answerer(self._calls), self._lane, self._info, vocab_size)
 
     def outputs(self, num_sequences: int, abort: Callable[[], object]) -> "OutputHook | None":
-        """What passes outputs through on_output, if there is one.
+        """A filter that passes outputs through on_output; None: there is no such hook.
 
         Args:
             abort: ends the request.
@@ -144,7 +144,7 @@ class HookedRequest:
 
 @dataclass(frozen=True)
 class _Edits:
-    """Edits of a hook (implements JointMasks)."""
+    """Logits edits of a hook (implements JointMasks)."""
 
     answerer: "_Answerer"
     lane: int
@@ -152,10 +152,10 @@ class _Edits:
     vocab_size: int
 
     def token_edit(self, edit: LogitsEdit) -> TokenEdit:
-        """What a hook has given.
+        """Convert an edit of a hook.
 
         Raises:
-            HookError: it cannot be done.
+            HookError: the edit is invalid.
         """
         allowed = None if edit.allowed is None else list(edit.allowed)
         tokens = [*(allowed or ()), *edit.bias]
@@ -172,8 +172,8 @@ class _Edits:
 
 @dataclass(frozen=True)
 class _Answerer:
-    """Asks logits_processor about all sequences of a step (implements MaskAnswerer). One is as good
-    as another of the same server."""
+    """Calls logits_processor for all sequences of a step (implements MaskAnswerer). All instances
+    of a server are equal."""
 
     calls: HookCalls
 
@@ -198,7 +198,7 @@ def _answer(question: MaskQuestion, source: _Edits, edit: LogitsEdit | None) -> 
 
 
 class OutputHook:
-    """Outputs of one request on their way to its reader."""
+    """Passes the outputs of one request through on_output."""
 
     def __init__(
         self, request: HookedRequest, num_sequences: int, abort: Callable[[], object]
@@ -206,11 +206,11 @@ class OutputHook:
         self._request = request
         self._running = set(range(num_sequences))
         self._stopped: set[int] = set()
-        """Ended by the hook; the engine ends them when no other one runs."""
+        """Sequences that the hook ended; the request is aborted when all have ended."""
         self._abort = abort
 
     async def __call__(self, outputs: Sequence[Output]) -> list[Output]:
-        """What the reader gets in place of these; perhaps nothing."""
+        """The outputs for the reader in place of these; possibly none."""
         return [edited for output in outputs for edited in await self._edited(output)]
 
     async def _edited(self, output: Output) -> list[Output]:
@@ -237,7 +237,8 @@ class OutputHook:
 
 
 def _edited(output: Output, text: str) -> Output:
-    """Tokens and their log-probabilities would reveal what the hook has removed."""
+    """The output with another text, without token ids and log-probabilities, which would reveal
+    what the hook has removed."""
     return with_fields(output, text=text, token_ids=(), logprobs=())
 
 
@@ -271,9 +272,10 @@ def _request_of(request_input: RequestInput, info: RequestInfo) -> Request:
 
 
 def _sampling_of(given: Mapping[str, Any]) -> SamplingOptions:
-    """
+    """Check the sampling parameters of a hook.
+
     Raises:
-        HookError: there is no such parameter, or it is of another type.
+        HookError: a parameter is unknown or has another type.
     """
     for name, value in given.items():
         if name not in _SAMPLING or isinstance(value, dict) != (name == "logit_bias"):

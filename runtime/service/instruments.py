@@ -1,7 +1,7 @@
-"""Counters, gauges and histograms: numbers by label values, which any thread may change.
+"""Thread-safe counters, gauges and histograms with labels.
 
-prometheus_client has the same, but it takes longer to import than a small engine to open, and a
-server counts requests before anybody scrapes it. `exposition` hands these to it at a scrape.
+prometheus_client has the same, but importing it takes longer than opening a small engine, and a
+server counts requests before the first scrape. `exposition` converts these at a scrape.
 """
 
 import threading
@@ -15,12 +15,12 @@ ValueT = TypeVar("ValueT")
 
 
 class Family(Generic[ValueT]):
-    """A metric: one value for each combination of label values that was asked for.
+    """A metric: one value for each combination of label values in use.
 
     Args:
-        name: without the `_total` of a counter.
-        label_names: (): it has one value, from the start.
-        make: a value before its first change.
+        name: name without the `_total` of a counter.
+        label_names: names of labels; (): a single value, which exists from the start.
+        make: makes an initial value.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Family(Generic[ValueT]):
             self.labels()
 
     def labels(self, *values: str) -> ValueT:
-        """The value with these label values, in the order of `label_names`."""
+        """The value for these label values, in the order of `label_names`; created if need be."""
         found = self._values.get(values)
         if found is not None:
             return found
@@ -45,12 +45,12 @@ class Family(Generic[ValueT]):
             return self._values.setdefault(values, self._make())
 
     def remove(self, *values: str) -> None:
-        """Expose the value with these label values no more."""
+        """Remove the value for these label values."""
         with self._lock:
             self._values.pop(values, None)
 
     def series(self) -> list[tuple[tuple[str, ...], ValueT]]:
-        """Label values and value, in the order in which they were first asked for."""
+        """(label values, value) in the order of creation."""
         with self._lock:
             return list(self._values.items())
 
@@ -75,9 +75,10 @@ class GaugeValue:
 
 
 class HistogramValue:
-    """
+    """A histogram.
+
     Args:
-        bounds: upper bounds of the buckets, inclusive, ascending; another bucket has the rest.
+        bounds: inclusive upper bounds of the buckets, ascending; one more bucket has the rest.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -94,32 +95,31 @@ class HistogramValue:
             self._sum += value
 
     def read(self) -> tuple[list[int], float]:
-        """How many observations are at most as large as each bound, and how many there are; and
-        their sum."""
+        """(cumulative counts up to each bound and in total, sum of the observations)."""
         with self._lock:
             return list(accumulate(self._counts)), self._sum
 
 
 class Counter(Family[CounterValue]):
-    """Numbers that only grow."""
+    """Values that only increase."""
 
     def __init__(self, name: str, help: str, label_names: Sequence[str] = ()) -> None:
         super().__init__(name, help, label_names, CounterValue)
 
     def inc(self, amount: float = 1) -> None:
-        """Of a counter without labels."""
+        """Increment a counter without labels."""
         self.labels().inc(amount)
 
 
 class Gauge(Family[GaugeValue]):
-    """Numbers that are as they were last set."""
+    """Values that are set."""
 
     def __init__(self, name: str, help: str, label_names: Sequence[str] = ()) -> None:
         super().__init__(name, help, label_names, GaugeValue)
 
 
 class Histogram(Family[HistogramValue]):
-    """Numbers of observations by size."""
+    """Distributions of observations."""
 
     def __init__(
         self, name: str, help: str, label_names: Sequence[str], bounds: Sequence[float]

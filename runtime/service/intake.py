@@ -1,11 +1,11 @@
-"""Requests on their way in: how many are read at once, whose, and where they are parsed.
+"""Limits how many requests are read and parsed at once.
 
     turn -> read -> parse, convert (a thread) -> admitted
-    └────── what a large request holds ──────────┘
+    └────── a large request holds its turn ──────┘
 
-A request whose turn has not come is not read: flow control keeps its bytes at its client. So memory
-is bounded by turns times the largest request, over all ports. Nobody has all turns, and who waits
-takes turns with the others.
+A request is not read before its turn: flow control keeps its bytes at the client. So memory is
+bounded by turns times the largest request, over all ports. No client has all turns, and waiting
+clients are served round-robin.
 """
 
 import asyncio
@@ -20,10 +20,11 @@ from trtc.runtime.service.fair_turns import FairTurns
 from trtc.runtime.service.limits import ServiceLimits
 
 READ_S = 20.0
-"""For a whole request to come, from its turn on."""
+"""Seconds for a whole request to arrive, from its turn on."""
 TURN_S = 60.0
 SMALL_BYTES = 1 << 14
-"""Requests up to this size are parsed at once, and hold their turn only while they are read."""
+"""Requests up to this size are parsed in the event loop, and hold their turn only while they are
+read."""
 _NAME = "the server's places for requests that come in"
 
 RequestT = TypeVar("RequestT")
@@ -34,7 +35,7 @@ class Intake:
 
     def __init__(self, limits: ServiceLimits) -> None:
         turns = max(4, limits.max_bytes_in_flight // limits.max_request_bytes)
-        # A host may have three quarters of the turns, a connection of it one quarter.
+        # A host may have three quarters of the turns, and each of its connections one quarter.
         self._hosts = FairTurns(turns, max(1, turns * 3 // 4), TURN_S, _NAME)
         self._clients = FairTurns(limits.max_streams, max(1, turns // 4), TURN_S, _NAME)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="trtc-parse")
@@ -49,12 +50,13 @@ class Intake:
         read: Callable[[], Awaitable[bytes]],
         parse: Callable[[bytes], RequestT],
     ) -> AsyncIterator[RequestT]:
-        """What `parse` makes of the bytes that `read` gives. Leave the context as soon as the
-        request is admitted: until then a large one holds its turn.
+        """Read a request and parse it. Leave the context as soon as the request is admitted: until
+        then a large one holds its turn.
 
         Raises:
-            QueueFullError: no turn came in time.
-            CancelledError: the request did not come in time; and what `read` and `parse` raise.
+            QueueFullError: there was no turn in time.
+            CancelledError: the request did not arrive in time. Also raises the errors of `read` and
+                `parse`.
         """
         async with AsyncExitStack() as turns:
             await turns.enter_async_context(self._clients.turn(principal.name))

@@ -1,24 +1,24 @@
-"""Counts of durations by size, from which percentiles of the last seconds are read."""
+"""Logarithmic histograms of durations, for percentiles of the last seconds."""
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 _PER_OCTAVE = 16
-"""Sizes between a duration and its double: a percentile is off by 2.2% at most."""
+"""Buckets per doubling of the duration: the error of a percentile is at most 2.2%."""
 _SHORTEST_S = 1e-6
 
 
 def size_of(seconds: float) -> int:
-    """The number of the size that a duration counts as."""
+    """The bucket of a duration."""
     return int(_PER_OCTAVE * math.log2(max(seconds, _SHORTEST_S) / _SHORTEST_S))
 
 
 def percentiles(
     counts: Iterable[Mapping[int, int]], shares: Sequence[float]
 ) -> tuple[float | None, ...]:
-    """Durations in seconds, of all counts together, that `shares` (ascending, 0 to 1) of the
-    counted ones do not exceed; None: nothing was counted."""
+    """Percentiles in seconds of all counts together, for `shares` (ascending, 0 to 1); None: there
+    are no counts."""
     together: Counter[int] = Counter()
     for one in counts:
         together.update(one)

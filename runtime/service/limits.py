@@ -1,4 +1,4 @@
-"""What clients may ask of a server, whatever its engines would take."""
+"""Limits of a server's clients, independent of its engines."""
 
 from dataclasses import dataclass
 
@@ -7,27 +7,28 @@ from trtc.runtime.engine.admission import PromptLimits
 
 @dataclass(frozen=True)
 class ServiceLimits:
-    """What one client may cost the server, whatever the engine would take."""
+    """Limits of a server's clients, independent of its engines."""
 
     max_streams: int = 4096
-    """Calls that generate or tokenise at once, over all engines."""
+    """Most concurrent calls that generate or tokenise, over all engines."""
     max_connection_streams: int = 512
-    """Calls of one connection that are open at once; its client keeps further ones."""
+    """Most concurrent calls of one connection; the client queues further ones."""
     max_connections: int = 1024
-    """Of each port. One more is closed at once, over HTTP one that waits."""
+    """Most connections of each port. A further one is closed at once; over HTTP it replaces an idle
+    one."""
     max_request_bytes: int = 4 << 20
-    """Of a whole request on the wire."""
+    """Most bytes of a request on the wire."""
     max_bytes_in_flight: int = 256 << 20
-    """Of requests that are being read, parsed and tokenised: further ones are not read yet."""
+    """Most bytes of requests that are being read, parsed or tokenised; further ones wait unread."""
     max_prompt_bytes: int = 4 << 20
-    """UTF-8 bytes of a text prompt, or of a chat's messages together."""
+    """Most UTF-8 bytes of a text prompt, or of all messages of a chat."""
     max_chat_messages: int = 1024
     max_priority: int = 0
-    """The highest priority that clients are granted; any lower one is theirs to ask for."""
+    """The highest priority that clients may request."""
     share_prefixes: bool = False
-    """Whether anonymous clients share cached prefixes: all of them trust each other."""
+    """Whether all anonymous clients share cached prefixes; only if they trust each other."""
     max_unread_tokens: int = 4096
-    """Tokens that a stream may hold for a reader that lags; beyond, its request is ended."""
+    """Most unread tokens of a stream; the request of a slower reader is ended."""
 
     @property
     def prompts(self) -> PromptLimits:

@@ -1,11 +1,11 @@
-"""Whether an engine fits beside those that are open: bytes that it will take against bytes free.
+"""Checks whether another engine fits in memory.
 
-    on a host:  free = available now + what engines have taken - what open engines may take
-    on a GPU:   free = what the driver says; an open engine has taken all that it will
+    on a host:  free = available now + bytes that engines use now - bytes reserved by open engines
+    on a GPU:   free = the driver's free memory; an open engine has allocated all of its memory
 
-A host gives memory as it is touched, so what is available now is partly promised: weights that are
-mapped and not read yet, pages of KV pools that no request has used. All that an engine may take
-counts from its opening on.
+A host commits memory on first access, so a part of the available memory is already reserved: for
+weights that are mapped and not read yet, and for pages of KV pools that no request has used. All
+memory of an engine counts as reserved from its opening on.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ from trtc.runtime.executors.weights import KeptWeights
 from trtc.runtime.host.machine import resident_bytes
 
 _POOL_SHARE = 0.5
-"""Of the host's free memory that a pool takes at most whose size nobody gave."""
+"""Largest share of the host's free memory for a KV pool without a given size."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What an open engine may take."""
+    """Memory reserved by an open engine."""
 
     name: str
     device: str
@@ -33,11 +33,11 @@ class Claim:
 
 
 class MemoryLedger:
-    """Safe from any thread.
+    """Memory reserved by the engines of a server. Thread-safe.
 
     Args:
-        free_bytes: of a place; a test's own.
-        has_several: whether several models are to share each device.
+        free_bytes: free memory of a place; replaced in tests.
+        has_several: whether several models share each device.
     """
 
     def __init__(
@@ -51,21 +51,21 @@ class MemoryLedger:
         self._free_bytes = free_bytes
         self._resident = resident
         self._own = resident()
-        """Of the process, before engines."""
+        """Resident bytes of the process before any engine was opened."""
         self._claims: dict[int, Claim] = {}
-        """By the identity of the engine."""
+        """Claims by the identity of the engine or of its kept weights."""
 
     def pool_bytes(self, name: str, manifest: Manifest, config: EngineConfig) -> int | None:
-        """The size of the KV pool that an engine is to be opened with; None: what it chooses.
+        """Bytes of the KV pool to open an engine with; None: the session chooses.
 
         Raises:
-            EnvironmentFault: the engine does not fit; says what it needs, what is free and who
-                holds the rest.
-            RequestError: the size must be given, as several models share a GPU.
+            EnvironmentFault: the engine does not fit. The message has the bytes needed, the bytes
+                free and the holders of the rest.
+            RequestError: the size must be given, because several models share a GPU.
         """
         place, ledger = PLACES[manifest.target.kind], manifest.ledger
         if manifest.target.tp > 1:
-            return config.kv_bytes  # each rank looks at its own GPU when it opens
+            return config.kv_bytes  # each rank checks its own GPU when it opens
         if not place.is_host and self._has_several and config.kv_bytes is None:
             raise RequestError(
                 f"is needed for {name}: several models share the GPU, and one alone would take "
@@ -86,7 +86,7 @@ class MemoryLedger:
         return max(least, min(wanted, int((free - base) * _POOL_SHARE)))
 
     def hold(self, engine: EngineHandle) -> None:
-        """An engine was opened."""
+        """Reserve the memory of an engine that was opened."""
         manifest = engine.manifest
         ledger = manifest.ledger
         num_bytes = ledger.weights + ledger.activations + ledger.page * engine.num_pages
@@ -94,12 +94,12 @@ class MemoryLedger:
         self._claims[id(engine)] = Claim(engine.name, device, num_bytes)
 
     def hold_weights(self, name: str, weights: KeptWeights) -> None:
-        """Weights of a closed engine stay in the host's memory."""
+        """Reserve the host memory of a closed engine's weights."""
         device = PLACES["cpu"].device
         self._claims[id(weights)] = Claim(f"{name}, asleep,", device, weights.data.nbytes)
 
     def release(self, holder: EngineHandle | KeptWeights) -> int:
-        """An engine was closed, or weights were let go: the bytes that it might take."""
+        """Release the claim of a closed engine or of dropped weights; returns its bytes."""
         claim = self._claims.pop(id(holder), None)
         return 0 if claim is None else claim.num_bytes
 

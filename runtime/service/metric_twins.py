@@ -1,7 +1,7 @@
-"""Metrics under the names of another server, for what is built to read that one.
+"""Metrics under the names of another server, for existing dashboards and autoscalers.
 
-A twin is a row of data: our metric, its other name, and what else of it differs. It is made at each
-scrape from our own metric, so both always say the same. There is one only for what is measured.
+A twin is a row of data: our metric, its other name, and other differences. It is computed at each
+scrape from our own metric, so both always agree. Only metrics that we measure have twins.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,11 +23,11 @@ class Twin(NamedTuple):
     name: str
     """The other name, without `_total` of a counter."""
     bounds: tuple[float, ...] = ()
-    """Of a histogram's buckets there, all of which ours has; (): as ours."""
+    """Bounds of a histogram's buckets there, which must be a subset of ours; (): ours."""
     labels: Mapping[str, str] = MappingProxyType({})
-    """Our labels -> their names there, where these differ."""
+    """Our label -> its name there, if different."""
     values: Mapping[tuple[str, str], str] = MappingProxyType({})
-    """(label, value) -> the value there, where that differs."""
+    """(label, value) -> the value there, if different."""
 
 
 class TwinCollector(Collector):
@@ -115,12 +115,12 @@ VLLM = (
     Twin("spec_decode_num_draft_tokens", "vllm:spec_decode_num_draft_tokens"),
     Twin("spec_decode_num_accepted_tokens", "vllm:spec_decode_num_accepted_tokens"),
 )
-"""By vLLM 0.33 (vllm/v1/metrics/loggers.py and buckets.py). Each model is an engine of vLLM's with
-the number 0."""
+"""Metrics of vLLM 0.33 (vllm/v1/metrics/loggers.py and buckets.py). Each model is an engine with
+vLLM's number 0."""
 VLLM_LABELS = {"engine": "0"}
 
 TWINS: Mapping[MetricsCompat, tuple[Sequence[Twin], Mapping[str, str]]] = {
     "none": ((), {}),
     "vllm": (VLLM, VLLM_LABELS),
 }
-"""Whose names -> the twins, and the labels that all of them have."""
+"""Other server -> its twins, and the labels that all of them have."""

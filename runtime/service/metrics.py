@@ -1,7 +1,7 @@
-"""What a server measures: counters and histograms of requests, and how to read the loops' state.
-`exposition` is what Prometheus reads.
+"""The metrics of a server: counters and histograms of requests, and readings of the loops' state.
+`exposition` converts them for Prometheus.
 
-Names follow vLLM's with the prefix `trtc_`, so that dashboards carry over by one replacement.
+Names follow vLLM's with the prefix `trtc_`, so that dashboards can be ported by one replacement.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from trtc.runtime.service.instruments import Counter, Family, Gauge, Histogram
 MetricsCompat = Literal["none", "vllm"]
 
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
-"""By level, as vLLM calls them."""
+"""vLLM's name of each sleep level."""
 FIRST_TOKEN_BUCKETS_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
@@ -34,7 +34,7 @@ TOKENS_BUCKETS = tuple(float(mantissa * 10**power) for power in range(6) for man
 
 
 class LoopReading(NamedTuple):
-    """One row of what a scrape reads from a loop."""
+    """A metric that a scrape reads from a loop's statistics."""
 
     name: str
     help: str
@@ -137,12 +137,12 @@ LOOP_READINGS = (
 
 
 class ServerMetrics:
-    """Everything the server measures."""
+    """All metrics of a server."""
 
     def __init__(self, compat: MetricsCompat = "none") -> None:
         """
         Args:
-            compat: by whose names metrics are exposed beside our own.
+            compat: server under whose names metrics are exposed in addition to our own.
         """
         self.compat = compat
         self.read_loops: Callable[[], Mapping[str, LoopStats]] = dict
@@ -267,11 +267,11 @@ class ServerMetrics:
 
     @property
     def families(self) -> list[Family[Any]]:
-        """All but what is read from loops, in the order of their declaration."""
+        """All metrics that are not read from loops, in the order of declaration."""
         return [one for one in vars(self).values() if isinstance(one, Family)]
 
     def watch_loops(self, read: Callable[[], Mapping[str, LoopStats]]) -> None:
-        """From now on, every scrape calls `read` (from its own thread)."""
+        """Make every scrape call `read`, in the thread of the scrape."""
         self.read_loops = read
 
     def clock(self, model: str, arrived_at: float) -> "RequestClock":
@@ -293,13 +293,13 @@ class RequestClock:
         self._generation_tokens = metrics.generation_tokens.labels(model)
 
     def admit(self, at: float) -> None:
-        """Its engine has the request."""
+        """The engine has accepted the request."""
         self._admitted_at = at
 
     def deliver(self, outputs: Sequence[Output], at: float) -> int:
-        """Returns how many new tokens there are."""
+        """Record a delivery; returns the number of new tokens."""
         tokens = 0
-        for output in outputs:  # of every token: a generator would double the time
+        for output in outputs:  # runs for every token: a generator would double the time
             tokens += len(output.token_ids)
         if tokens:
             if self._first_at is None:

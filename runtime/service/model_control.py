@@ -1,13 +1,13 @@
-"""Models come and go while the server runs.
+"""Loads, unloads, puts to sleep and wakes models while the server runs.
 
     load    find -> ledger -> open, verify -> canaries -> new requests get it -> the old one retires
             └────────── a thread ───────────────────┘
     unload  no new requests -> running ones end -> close
-    sleep   as unload, but the name stays, and at level 1 the weights stay in the host's memory
-    wake    as load, of the engine that went to sleep
+    sleep   like unload, but the name stays, and at level 1 the weights stay in host memory
+    wake    like load, of the engine that went to sleep
 
-One load or unload at a time, in the order of the calls; each is carried out even if its caller
-leaves. A load that fails leaves what was served before.
+Operations run one at a time, in the order of the calls, and complete even if the caller
+disconnects. If a load fails, the previous engine stays.
 """
 
 import asyncio
@@ -45,27 +45,27 @@ class Entry(NamedTuple):
 
     name: str
     version: str
-    """Empty: of a model that was never opened."""
+    """Empty: the model was never opened."""
     state: ModelState
     reason: str
 
 
 class Slept(NamedTuple):
-    """What a model's going to sleep took and gave."""
+    """The result of putting a model to sleep."""
 
     model: str
     level: int
     seconds: float
     freed_bytes: int
-    """That the engine might have taken of its device: weights, activations, KV pool."""
+    """Bytes reserved on the engine's device: weights, activations, KV pool."""
     kept_bytes: int
-    """Of weights in the host's memory."""
+    """Bytes of weights kept in host memory."""
 
 
 class Woken(NamedTuple):
     model: str
     seconds: float
-    """Until its canaries were right."""
+    """Seconds until its canaries had passed."""
 
 
 class _Asleep(NamedTuple):
@@ -74,7 +74,7 @@ class _Asleep(NamedTuple):
     level: int
     source: EngineSource
     kv_bytes: int
-    """Of its KV pool, as it was."""
+    """Bytes of its KV pool before."""
 
 
 class ModelControl:
@@ -94,11 +94,11 @@ class ModelControl:
     ) -> None:
         """
         Args:
-            opener: `opening.open_handle`, or a test's own.
+            opener: `opening.open_handle`, or a fake in tests.
             config: how each engine is opened.
-            unload_timeout_s: for running requests to end, when their model is unloaded.
-            takes_orders: whether callers may load and unload; else the repository alone says what
-                is served.
+            unload_timeout_s: seconds for running requests to end when their model is unloaded.
+            takes_orders: whether callers may load and unload; otherwise exactly the models of the
+                repository are served.
         """
         self._models = models
         self._repository = repository
@@ -110,24 +110,24 @@ class ModelControl:
         self._under_way: set[asyncio.Task[Any]] = set()
         self._asleep: dict[str, _Asleep] = {}
         self._seen: dict[str, tuple[int, ...]] = {}
-        """By name, the mark of what `follow` has found last."""
+        """Name -> mark of the engine that `follow` last found."""
         self._failures: dict[str, str] = {}
-        """By name, what `follow` has said in the log."""
+        """Name -> the last error that `follow` has logged."""
 
     # At the start: what fails, fails the server.
 
     async def open(self, source: EngineSource) -> None:
-        """Open an engine that is verified next.
+        """Open an engine, which `verify` must check next.
 
         Raises:
-            TrtcError: it cannot be opened.
+            TrtcError: the engine cannot be opened.
         """
         engine = await self._engines.open(source)
         reason = "running its canaries"
         self._models.put(Model(source.name, ModelState.LOADING, reason, engine))
 
     async def verify(self, engine: EngineHandle) -> None:
-        """Let an open engine serve if its canaries give their tokens."""
+        """Mark an open engine as ready if its canaries pass."""
         why = await self._engines.why_not(engine)
         self._models.set_ready(engine.name, why)
         if why:
@@ -136,45 +136,45 @@ class ModelControl:
     # While it runs.
 
     async def load(self, name: str, kv_bytes: int | None = None) -> None:
-        """Serve the newest version of a model; nothing happens if that is served already.
+        """Load the newest version of a model; does nothing if that version is loaded.
 
         Args:
-            kv_bytes: of its KV pool; None: as the server's other models.
+            kv_bytes: bytes of its KV pool; None: as for the server's other models.
 
         Raises:
-            UnknownModelError: the repository has none of that name.
+            UnknownModelError: the repository has no such model.
             EnvironmentFault: too little memory.
-            EngineError: it is damaged, not for this machine, or computes something else.
-            UnsupportedError: the repository alone says what is served.
+            EngineError: the engine is damaged, not for this machine, or fails its canaries.
+            UnsupportedError: the server follows the repository, and does not load by calls.
         """
         self._check_orders()
         await self._alone(lambda: self._load(name, kv_bytes))
 
     async def unload(self, name: str) -> None:
-        """Serve a model no more; returns when its memory is free.
+        """Unload a model; returns when its memory is free.
 
         Raises:
-            UnknownModelError: there is none of that name.
-            UnsupportedError: the repository alone says what is served.
+            UnknownModelError: there is no such model.
+            UnsupportedError: the server follows the repository, and does not unload by calls.
         """
         self._check_orders()
         await self._alone(lambda: self._unload(name))
 
     async def sleep(self, level: int, names: Sequence[str], *, aborts: bool) -> list[Slept]:
-        """Give the memory of models back for a while; their new requests are refused.
+        """Free the memory of models until they are woken; their new requests are refused.
 
         Args:
-            level: 1: weights stay in the host's memory; 2: nothing stays.
-            names: of models; of those that are not open, nothing happens.
-            aborts: end running requests at once; else they get as long as when a model is unloaded.
+            level: 1: keep weights in host memory; 2: keep nothing.
+            names: names of models; models that are not open are skipped.
+            aborts: end running requests at once; else they get the timeout of `unload`.
 
         Raises:
-            UnsupportedError: an engine that cannot have its weights on the host, and level 1.
+            UnsupportedError: level 1, and the engine cannot keep its weights in host memory.
         """
         return await self._alone(lambda: self._sleep(level, names, aborts=aborts))
 
     async def wake(self, names: Sequence[str]) -> list[Woken]:
-        """Open models again that are asleep, as they were. They stay asleep if that fails.
+        """Open sleeping models again, with the same settings. They stay asleep if that fails.
 
         Raises:
             EnvironmentFault: too little memory.
@@ -183,7 +183,7 @@ class ModelControl:
         return await self._alone(lambda: self._wake(names))
 
     async def load_all(self, names: Sequence[str]) -> None:
-        """Load models; one that fails is logged, and the server is not ready without it."""
+        """Load models; a failure is logged, and the server is not ready without the model."""
         for name in names:
             try:
                 await self._alone(lambda name=name: self._load(name, None))  # type: ignore[misc]
@@ -191,15 +191,15 @@ class ModelControl:
                 _log.error("not loaded model=%s reason=%s", name, error)
 
     async def follow(self) -> None:
-        """Serve what the repository has now. What has failed is logged, and tried again once it
-        has changed, or if it did not fit."""
+        """Serve the models that the repository has now. Failures are logged, and tried again after
+        the model has changed, or if memory was too small."""
         try:
             await self._alone(self._follow)
         except TrtcError as error:
             _log.error("cannot look for models: %s", error)
 
     async def index(self) -> list[Entry]:
-        """Everything that there is to load, and everything that is loaded."""
+        """All models that can be loaded, and all that are loaded."""
         found = await asyncio.to_thread(self._repository.names)
         entries = [_entry(one) for one in self._models.all()]
         entries += [
@@ -218,9 +218,9 @@ class ModelControl:
 
     async def stop(self) -> None:
         """Stop all engines' loops; their requests end with UnavailableError."""
-        await self._engines.stop()  # an unload under way waits for its model's requests
+        await self._engines.stop()  # an unload in progress waits for its model's requests
         await asyncio.gather(*self._under_way, return_exceptions=True)
-        await self._engines.stop()  # of a load that was under way
+        await self._engines.stop()  # engines of a load that was in progress
 
     def close(self) -> None:
         """Close all engines, whose loops have stopped."""
@@ -297,7 +297,7 @@ class ModelControl:
             name, ModelState.UNAVAILABLE, f"it is asleep (level {level})", sleep_level=level
         )
         self._models.put(replace(is_asleep, state=ModelState.UNLOADING, engine=engine))
-        # What wakes is what went to sleep.
+        # Wake exactly the engine that went to sleep.
         source = replace(self._engines.source_of(engine), digest=engine.manifest.digest)
         kv_bytes = engine.num_pages * engine.manifest.kv.page_bytes
         kept: list[KeptWeights] = []
@@ -384,7 +384,7 @@ class ModelControl:
             )
 
     async def _alone(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Do it in turn, and to its end whether or not the caller waits for it."""
+        """Run an operation in its turn, and to its end even if the caller is cancelled."""
 
         async def in_turn() -> T:
             async with self._turn:
@@ -397,7 +397,7 @@ class ModelControl:
 
 
 def _is_served(model: Model | None, found: Found) -> bool:
-    """Whether the engine that was found is the one that serves."""
+    """Whether the engine found is the one being served."""
     if model is None or model.engine is None or model.reason:
         return False
     manifest = read_manifest(found.source.path)

@@ -1,9 +1,9 @@
-"""Which engine serves a model's name now.
+"""Maps the names of models to engines.
 
     name -> Model: state, reason, engine          engine -> how many calls use it (leases)
 
-Requests ask by name and lease the engine that they find: an engine that another one has replaced
-stays open until its last lease has ended.
+Requests look up an engine by name and lease it: a replaced engine stays open until its last lease
+has ended.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from trtc.runtime.engine.handle import EngineHandle
 
 
 class ModelState(enum.Enum):
-    """As KServe's repository names them."""
+    """States of KServe's model repository."""
 
     LOADING = "LOADING"
     READY = "READY"
@@ -29,16 +29,16 @@ class ModelState(enum.Enum):
 
 @dataclass(frozen=True)
 class Model:
-    """A name, and what stands behind it."""
+    """A name, and its engine and state."""
 
     name: str
     state: ModelState
     reason: str = ""
-    """Why it does not serve; empty where it does."""
+    """Why it does not serve; "": it does."""
     engine: EngineHandle | None = None
-    """None: it is not open."""
+    """None: the model is not open."""
     is_wanted: bool = True
-    """Whether the server is not ready without it."""
+    """Whether the server's readiness depends on it."""
     sleep_level: int = 0
     """0: it is awake, or not loaded."""
 
@@ -47,25 +47,25 @@ class Models:
     """The models of a server. Changed in its asyncio loop only; may be read from any thread.
 
     Args:
-        names: of those that the server is to serve.
+        names: names of the wanted models.
     """
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self._models = {name: Model(name, ModelState.LOADING, "opening") for name in names}
         self._leases: Counter[int] = Counter()
-        """By the identity of their engine."""
+        """Number of leases, by the identity of the engine."""
         self._released = asyncio.Event()
         self._is_draining = False
         self._listeners: list[Callable[[], None]] = []
 
     @property
     def names(self) -> Sequence[str]:
-        """Of all models, those included that are not open."""
+        """Names of all models, including those that are not open."""
         return tuple(self._models)
 
     @property
     def engines(self) -> Mapping[str, EngineHandle]:
-        """Of models that are open, by name."""
+        """Engines of open models, by name."""
         models = self._models.copy().values()
         return {one.name: one.engine for one in models if one.engine is not None}
 
@@ -74,23 +74,23 @@ class Models:
         return self._is_draining
 
     def get(self, name: str) -> Model | None:
-        """None: there is no such model."""
+        """The model of a name; None: there is none."""
         return self._models.get(name)
 
     def all(self) -> Sequence[Model]:
         return tuple(self._models.copy().values())
 
     def why_not_ready(self) -> dict[str, str]:
-        """Name -> reason, for wanted models that do not serve now."""
+        """Name -> reason, for wanted models that are not ready."""
         return {one.name: one.reason for one in self.all() if one.is_wanted and one.reason}
 
     def is_ready(self, name: str) -> bool:
-        """Whether a model serves now."""
+        """Whether a model is ready."""
         model = self._models.get(name)
         return model is not None and not model.reason
 
     def find(self, name: str) -> Model:
-        """A model; the only one that is wanted when `name` is empty.
+        """A model by name; if `name` is empty, the only wanted one.
 
         Raises:
             UnknownModelError: there is none, or several to choose from.
@@ -110,7 +110,7 @@ class Models:
         return self._models[name]
 
     def engine(self, name: str) -> EngineHandle:
-        """The engine of a model; of the only one when `name` is empty.
+        """The engine of a model; if `name` is empty, of the only one.
 
         Raises:
             UnknownModelError: there is none, or several to choose from.
@@ -123,7 +123,7 @@ class Models:
 
     @contextmanager
     def lease(self, name: str) -> Iterator[EngineHandle]:
-        """`engine`, which stays open until the context is left."""
+        """Like `engine`; the engine stays open until the context is left."""
         engine = self.engine(name)
         self._leases[id(engine)] += 1
         try:
@@ -135,8 +135,8 @@ class Models:
                 self._released.set()
 
     def check_serves(self, engine: EngineHandle) -> None:
-        """Raises UnavailableError unless a new request may go to a leased engine. One that was
-        replaced meanwhile still takes it."""
+        """Raises UnavailableError if a leased engine accepts no new requests. An engine that was
+        replaced since the lease still does."""
         if self._is_draining:
             raise UnavailableError(
                 "the server is shutting down", remedy="Send the request to another server"
@@ -146,22 +146,22 @@ class Models:
             raise _not_ready(model)
 
     def put(self, model: Model) -> None:
-        """Say what stands behind a name from now on."""
+        """Set the model of a name."""
         self._models[model.name] = replace(model, reason="draining") if self._is_draining else model
         self._call_listeners()
 
     def set_ready(self, name: str, why_not: str = "") -> None:
-        """Let an open model serve, or keep it from serving and say why. Draining is not undone."""
+        """Set whether an open model is ready, and why not. Does not end draining."""
         state = ModelState.UNAVAILABLE if why_not else ModelState.READY
         self.put(replace(self._models[name], state=state, reason=why_not))
 
     def remove(self, name: str) -> None:
-        """Forget a name."""
+        """Remove a name."""
         self._models.pop(name, None)
         self._call_listeners()
 
     def drain(self) -> None:
-        """No model takes new requests any more."""
+        """Refuse new requests to all models from now on."""
         self._is_draining = True
         self._models = {
             name: replace(one, state=ModelState.UNLOADING, reason="draining")
@@ -170,7 +170,7 @@ class Models:
         self._call_listeners()
 
     async def unused(self, engine: EngineHandle, timeout_s: float | None) -> bool:
-        """Wait until no call uses an engine; False after `timeout_s`, None: wait for ever."""
+        """Wait until no call uses an engine; False after `timeout_s` seconds (None: no limit)."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self._leases[id(engine)]:
             self._released.clear()

@@ -3,9 +3,9 @@
     call's traceparent ─► span of the request: model, parameters, tokens, times ─► OTLP, in batches
                      └──► histograms of all requests                            ─► OTLP, each minute
 
-Names are those of the semantic conventions of generative AI, which are in development; times within
-a request have the names that vLLM gives them (`gen_ai.latency.*`). Spans wait in a bounded queue of
-the SDK for a thread of its own; what an unreachable collector would have received is lost.
+Names are those of the semantic conventions for generative AI, which are in development; times
+within a request have vLLM's names (`gen_ai.latency.*`). Spans wait in a bounded queue of the SDK
+for its export thread; if the collector is unreachable, they are dropped.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from trtc.runtime.service.progress import LEFT
 from trtc.version import __version__
 
 CLOSE_S = 5.0
-"""For what waits to be sent when the server ends."""
+"""Seconds to send the remaining telemetry when the server ends."""
 PROTOCOLS = ("http/protobuf", "grpc")
 _PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 
@@ -45,7 +45,7 @@ FIRST_TOKEN_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
 )  # fmt: skip
 PER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-"""Bounds of buckets, as the conventions advise."""
+"""Bounds of buckets recommended by the conventions."""
 
 
 class OpenTelemetry:
@@ -59,7 +59,7 @@ class OpenTelemetry:
     ) -> None:
         """
         Args:
-            exporters: of both, which may be told to give up.
+            exporters: exporters of both, which are shut down if the collector does not answer.
         """
         self._providers = (traces, metrics)
         self._exporters = exporters
@@ -124,7 +124,8 @@ class OpenTelemetry:
             trace.end()
 
     def close(self) -> None:
-        """In a thread that may be left behind: a collector that does not answer delays no end."""
+        """Shut down in a daemon thread, so that a collector that does not answer cannot delay the
+        exit."""
         closing = threading.Thread(target=self._shut_down, name="otel-close", daemon=True)
         closing.start()
         closing.join(CLOSE_S)
@@ -177,7 +178,7 @@ class RequestTrace:
         self._outcome = self._outcome or outcome
 
     def end(self) -> None:
-        """Once, when the request has ended."""
+        """End the span; call it once, when the request has ended."""
         ended_at = time.monotonic()
         labels = self._labels
         if self._outcome:
@@ -219,13 +220,13 @@ class RequestTrace:
 
 
 def connected(endpoint: str) -> OpenTelemetry:
-    """Telemetry that goes to an OTLP collector, as OpenTelemetry's variables say otherwise.
+    """Telemetry to an OTLP collector; OpenTelemetry's environment variables set the other options.
 
     Args:
-        endpoint: its URL; "": in these variables.
+        endpoint: URL of the collector; "": from these variables.
 
     Raises:
-        EnvironmentFault: the protocol that they name is not known, or not installed.
+        EnvironmentFault: their protocol is unknown or not installed.
     """
     resource = Resource.create(
         {
@@ -234,7 +235,7 @@ def connected(endpoint: str) -> OpenTelemetry:
         }
     )
     spans, metrics = _exporters(endpoint)
-    # Not at the interpreter's exit: it would wait for a collector that does not answer.
+    # No shutdown at the interpreter's exit: it would wait for a collector that does not answer.
     traces = TracerProvider(resource=resource, shutdown_on_exit=False)
     readers = []
     if os.environ.get("OTEL_TRACES_EXPORTER") != "none":
@@ -274,7 +275,7 @@ def _grpc_exporters(endpoint: str) -> tuple[SpanExporter, MetricExporter]:
 
 
 def _parameters(request: GenerationRequest) -> dict[str, Any]:
-    """What was asked for, defaults included. Stop strings are the client's text, and left out."""
+    """The request's parameters, defaults included. Stop strings are left out, as client content."""
     sampling = request.sampling
     found: dict[str, Any] = {
         "gen_ai.response.id": request.request_id,

@@ -1,4 +1,4 @@
-"""How long what a server does at its start takes."""
+"""Measures the phases of a server's start."""
 
 import logging
 import time
@@ -12,7 +12,7 @@ _log = logging.getLogger("trtc.server")
 
 @contextmanager
 def phase(metrics: ServerMetrics, name: str, engine: str = "") -> Iterator[None]:
-    """Log and measure the block, unless it fails."""
+    """Context manager that logs and records the duration of the block, unless it raises."""
     begin = time.perf_counter()
     yield
     seconds = time.perf_counter() - begin

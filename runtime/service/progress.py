@@ -1,4 +1,4 @@
-"""What is made of a request as it goes on: metrics, a tenant's tokens, a line of the audit log, a
+"""Passes the progress of a request to its observers: metrics, the tenant's quota, the audit log, a
 trace, a timeline."""
 
 import time
@@ -12,37 +12,39 @@ from trtc.runtime.service.metrics import RequestClock
 from trtc.runtime.service.quotas import TenantStream
 
 LEFT = "left"
-"""The outcome of a request whose client went before its end."""
+"""Outcome of a request whose client disconnected before its end."""
 
 
 class Watcher(Protocol):
-    """Follows one request."""
+    """Observes one request."""
 
     def admit(self, request: GenerationRequest) -> None:
-        """Its engine has it."""
+        """The engine has accepted the request."""
         ...
 
     def deliver(self, outputs: Sequence[Output], at: float) -> None: ...
 
     def fail(self, outcome: str) -> None:
-        """LEFT, or its error by the class in trtc.protos.errors; the first one counts."""
+        """The request ended without a result. `outcome`: LEFT, or the error's class in
+        trtc.protos.errors; the first call counts."""
         ...
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Times are time.monotonic()."""
+    """The observers of one request. Times are time.monotonic()."""
 
     clock: RequestClock
     usage: TenantStream
     watchers: Sequence[Watcher]
 
     def check(self, request: GenerationRequest) -> None:
-        """Before its engine gets it: QueueFullError if the tenant has too few tokens for it."""
+        """Called before the request is submitted; raises QueueFullError if the tenant has too few
+        tokens left."""
         self.usage.check_tokens(len(request.prompt_ids))
 
     def admit(self, request: GenerationRequest) -> None:
-        """Its engine has it."""
+        """The engine has accepted the request."""
         self.clock.admit(time.monotonic())
         self.usage.pay(len(request.prompt_ids))
         for one in self.watchers:
@@ -54,13 +56,13 @@ class Progress:
             one.deliver(outputs, at)
 
     def fail(self, error: TrtcError) -> None:
-        """It ended with an error."""
+        """The request ended with an error."""
         self.clock.fail(error)
         for one in self.watchers:
             one.fail(type(error).__name__)
 
     def leave(self) -> None:
-        """Its client went before its end."""
+        """The client disconnected before the request's end."""
         self.clock.fail(CancelledError("the client left"))
         for one in self.watchers:
             one.fail(LEFT)

@@ -1,5 +1,5 @@
-"""Tokenises prompts in threads, long ones in a thread of their own; renders chats and compiles
-grammars in threads that wait for processes."""
+"""Tokenises prompts in threads, long ones in a separate thread; threads that wait for processes
+render chats and compile grammars."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from trtc.runtime.service.fair_turns import FairTurns
 from trtc.runtime.text.chat_workers import RenderLimits
 
 LONG_TEXT_CHARACTERS = 1 << 16
-"""Texts from this length on wait for each other, and for no others."""
+"""Texts from this length on are tokenised one at a time, in a thread of their own."""
 MAX_DETOKENIZED = 1 << 18
-"""Tokens of one call."""
+"""Most tokens of one call."""
 _COMPILING = 2
-"""Grammars that are compiled at a time."""
+"""Most grammars that are compiled concurrently."""
 _COMPILE_WAIT_S = 20.0
 
 T = TypeVar("T")
@@ -28,13 +28,13 @@ class Prompts:
     """Runs the work of admissions; close it to end its threads."""
 
     def __init__(self) -> None:
-        # `tokenizers` works without the interpreter's lock.
+        # `tokenizers` releases the GIL.
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="trtc-tokenise")
         self._long_pool = ThreadPoolExecutor(1, thread_name_prefix="trtc-tokenise-long")
         # These threads only wait for the processes that render.
         self._chat_pool = ThreadPoolExecutor(thread_name_prefix="trtc-chat")
         self._chat_turns: dict[str, FairTurns] = {}
-        """By engine, as each has its own processes."""
+        """Turns by engine, since each has its own processes."""
         self._grammar_pool = ThreadPoolExecutor(_COMPILING, thread_name_prefix="trtc-grammar")
         self._grammar_turns = FairTurns(
             capacity=_COMPILING,
@@ -46,12 +46,12 @@ class Prompts:
     def close(self) -> None:
         for pool in (self._pool, self._long_pool):
             pool.shutdown(wait=True, cancel_futures=True)
-        # A rendering ends with its engine's processes.
+        # Renderings in progress end with their engine's processes.
         self._chat_pool.shutdown(wait=False, cancel_futures=True)
         self._grammar_pool.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, engine: EngineHandle, principal: Principal, admission: Admission[T]) -> T:
-        """What an admission to `engine` returns."""
+        """Run an admission to `engine`; returns its result."""
         result: Any = None
         while True:
             try:
@@ -75,7 +75,8 @@ class Prompts:
         return await asyncio.get_running_loop().run_in_executor(self._long_pool, decode)
 
     async def _do(self, engine: EngineHandle, principal: Principal, work: Work) -> Any:
-        """Short texts are sooner tokenised than handed over."""
+        """Do the work in a suitable thread; short texts in this one, which is faster than passing
+        them on."""
         loop = asyncio.get_running_loop()
         if work.renders:
             async with self._turns_at(engine).turn(principal.group):

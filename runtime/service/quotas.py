@@ -1,7 +1,7 @@
-"""What tenants use of their limits: requests and tokens a minute, streams, models.
+"""Enforces the limits of tenants: requests and tokens per minute, streams, models.
 
-A generation says how many tokens its prompt has once they are known, and pays for tokens as they
-come. Clients without limits of their own are not counted.
+A generation checks the quota for its prompt's tokens once they are known, and is charged for tokens
+as they are computed. Clients without limits of their own are not counted.
 """
 
 import math
@@ -15,19 +15,19 @@ from trtc.runtime.requests.tenant_limits import TenantLimits
 from trtc.runtime.service.token_bucket import TokenBucket
 
 FULL_STREAMS_RETRY_S = 1.0
-"""When a stream ends is not known: the Retry-After that clients receive."""
+"""Retry-After if all streams are in use; when one will end is unknown."""
 
 
 @dataclass
 class _Usage:
-    """Of one tenant. Buckets are made when a limit is first met, and follow it when it changes."""
+    """Usage of one tenant. Buckets are made when a limit first applies, and follow its changes."""
 
     buckets: dict[str, TokenBucket] = field(default_factory=dict)
     per_minute: dict[str, int] = field(default_factory=dict)
     num_streams: int = 0
 
     def bucket(self, unit: str, per_minute: int | None, now: float) -> TokenBucket | None:
-        """None: there is no limit."""
+        """The bucket of a limit; None: there is no limit."""
         if per_minute is None:
             return None
         if unit not in self.buckets:
@@ -39,7 +39,7 @@ class _Usage:
 
 
 class TenantStream:
-    """A generation of a tenant, which pays for its tokens."""
+    """A generation of a tenant, which is charged for its tokens."""
 
     def __init__(self, limits: TenantLimits, usage: _Usage, now: Callable[[], float]) -> None:
         self._limits = limits
@@ -47,36 +47,36 @@ class TenantStream:
         self._tokens = usage.bucket("tokens", limits.tokens_per_minute, now())
 
     def check_tokens(self, amount: int) -> None:
-        """Raises QueueFullError while the tenant's tokens do not suffice for so many."""
+        """Raises QueueFullError if the tenant has fewer than `amount` tokens left."""
         if self._tokens is not None:
             _check(self._tokens, amount, self._limits.tokens_per_minute, "tokens", self._now())
 
     def pay(self, num_tokens: int) -> None:
-        """Tokens were used."""
+        """Charge the tenant for tokens."""
         if self._tokens is not None and num_tokens:
             self._tokens.take(num_tokens, self._now())
 
 
 class Quotas:
-    """For one thread.
+    """The quotas of all tenants. Not thread-safe.
 
     Args:
-        now: seconds of a clock that does not go back.
+        now: a monotonic clock, in seconds.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._usage: dict[str, _Usage] = {}
-        """By tenant, of those with limits: no client can make it grow."""
+        """Usage by tenant, only of tenants with limits, so that clients cannot make it grow."""
 
     @contextmanager
     def stream(self, principal: Principal, model: str) -> Iterator[TenantStream]:
-        """Count a request that generates, and its stream until the context is left.
+        """Count a generation request, and its stream until the context is left.
 
         Raises:
             ForbiddenError: the tenant may not use the model.
-            QueueFullError: it has as many streams as it may, or has used its tokens or requests;
-                `retry_after_s` says how long to wait.
+            QueueFullError: the tenant has no stream, tokens or requests left; `retry_after_s` is
+                the time to wait.
         """
         limits = principal.limits
         usage = self._of(principal) if limits.counts else _Usage()
@@ -88,7 +88,7 @@ class Quotas:
                 retry_after_s=FULL_STREAMS_RETRY_S,
             )
         stream = TenantStream(limits, usage, self._now)
-        stream.check_tokens(1)  # who has none is refused before the prompt costs anything
+        stream.check_tokens(1)  # refuse before the prompt is tokenised
         self.take_request(principal, model)
         usage.num_streams += 1
         try:
@@ -97,7 +97,7 @@ class Quotas:
             usage.num_streams -= 1
 
     def take_request(self, principal: Principal, model: str) -> None:
-        """Count a request; errors as of `stream`."""
+        """Count a request; raises the errors of `stream`."""
         self.check_model(principal, model)
         per_minute = principal.limits.requests_per_minute
         if per_minute is None:

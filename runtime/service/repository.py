@@ -1,11 +1,10 @@
-"""Which engines can be loaded by name.
+"""Repositories: engines that can be loaded by name.
 
     DIR/NAME/manifest.json              one engine
     DIR/NAME/VERSION/manifest.json      versions, of which the highest is served
 
-A manifest is written last, so a directory without one is not complete yet and is passed over. Names
-come from clients: one that is not a plain word is not looked for, and whatever leads out of DIR is
-refused.
+A manifest is written last, so a directory without one is incomplete and is skipped. Names come from
+clients: names with other characters are not looked up, and links that lead out of DIR are refused.
 """
 
 import os
@@ -20,7 +19,7 @@ from trtc.protos.manifest import MANIFEST_FILE
 from trtc.runtime.engine.config import EngineSource
 
 MAX_MODELS = 1000
-"""Of a repository; more are an error and not a long wait."""
+"""Most models of a repository; more are an error instead of a long wait."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
 _NO_NAME = (
@@ -34,14 +33,14 @@ class Found:
 
     source: EngineSource
     mark: tuple[int, ...]
-    """Of its manifest: another one means that the engine is another."""
+    """Identity of its manifest file; if it differs, the engine has changed."""
 
 
 class Repository(Protocol):
-    """Engines by name. Its methods look at the disk: call them in a thread."""
+    """Engines by name. Its methods read the disk: call them in a thread."""
 
     def names(self) -> Sequence[str]:
-        """Of what can be loaded, in order.
+        """Names of the engines that can be loaded, in order.
 
         Raises:
             RequestError: they cannot be listed.
@@ -49,17 +48,17 @@ class Repository(Protocol):
         ...
 
     def find(self, name: str) -> Found:
-        """What a name stands for now.
+        """The engine that a name stands for now.
 
         Raises:
-            UnknownModelError: nothing.
-            EngineCorruptError: something that may not be opened.
+            UnknownModelError: there is no such engine.
+            EngineCorruptError: the engine may not be opened.
         """
         ...
 
 
 class FixedRepository:
-    """Engines that a command line names (implements Repository)."""
+    """Engines given on the command line (implements Repository)."""
 
     def __init__(self, sources: Sequence[EngineSource]) -> None:
         self._sources = {one.name: one for one in sources}
@@ -80,11 +79,11 @@ class DirectoryRepository:
     def __init__(self, root: Path) -> None:
         """
         Raises:
-            RequestError: it is no directory.
+            RequestError: `root` is not a directory.
         """
         self._root = root
         if not root.is_dir():
-            raise RequestError(f"{root} is no directory", field="--models")
+            raise RequestError(f"{root} is not a directory", field="--models")
 
     def names(self) -> Sequence[str]:
         try:
@@ -115,7 +114,7 @@ class DirectoryRepository:
         return Found(EngineSource(name, path, version=version), _mark(path))
 
     def _newest(self, path: Path) -> tuple[Path, str] | None:
-        """An engine's directory and its version; None: there is none that is complete."""
+        """The directory and version of the newest complete engine; None: there is none."""
         if (path / MANIFEST_FILE).is_file():
             return path, "1"
         try:

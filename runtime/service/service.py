@@ -2,8 +2,8 @@
 
     request input -> engine by name (models) -> prompt ids -> request -> loop.submit -> OutputStream
 
-It lives in one asyncio loop; engine loops run in threads of their own and only ever touch the
-courier. Nothing here knows gRPC or HTTP.
+It runs in one asyncio loop; engine loops run in their own threads and only access the courier. The
+service is independent of gRPC and HTTP.
 """
 
 import asyncio
@@ -60,11 +60,11 @@ class Service:
     ) -> None:
         """
         Args:
-            access: who may call; None: everybody.
-            audit: records requests; None: nothing does.
-            hooks: an operator's; None: there are none.
-            control: loads and unloads models; None: they stay.
-            telemetry: follows requests; None: nothing does.
+            access: authenticates callers; None: all callers are accepted.
+            audit: records requests; None: no audit log.
+            hooks: the operator's hooks; None: there are none.
+            control: loads and unloads models; None: the models are fixed.
+            telemetry: traces requests; None: no telemetry.
         """
         self._hooks = hooks
         self.control = control
@@ -77,36 +77,36 @@ class Service:
         self.activity = Activity()
         self._courier = Courier(asyncio.get_running_loop())
         self._running: set[OutputStream] = set()
-        """Streams whose requests their engines have not released."""
+        """Streams whose requests have not been released by their engines."""
         self._places = Shares(
             Resource("streams", limits.max_streams, "open streams", "--max-streams")
         )
-        """One place for each open stream that a client keeps up with."""
+        """One place for each open stream, except those whose client has stopped reading."""
         self._changed = asyncio.Event()
         self._prompts = Prompts()
         self._quotas = Quotas(time.monotonic)
         self.intake = Intake(limits)
-        """Of all ports."""
+        """The intake of all ports."""
         self._shown: set[str] = set()
         """Models whose readiness is exported."""
         self.models.on_change(self._show_readiness)
 
     @property
     def names(self) -> Sequence[str]:
-        """Of all engines, those included that are not open."""
+        """Names of all engines, including those that are not open."""
         return self.models.names
 
     @property
     def engines(self) -> Mapping[str, EngineHandle]:
-        """Those that are open."""
+        """Open engines by name."""
         return self.models.engines
 
     def why_not_ready(self) -> dict[str, str]:
-        """Engine name -> reason, for those that should serve and do not; safe from any thread."""
+        """Engine name -> reason, for wanted engines that are not ready. Thread-safe."""
         return self.models.why_not_ready()
 
     def engine(self, name: str) -> EngineHandle:
-        """The engine called `name`; the only one when `name` is empty.
+        """The engine called `name`; if `name` is empty, the only one.
 
         Raises:
             UnknownModelError: there is none, or several to choose from.
@@ -118,7 +118,7 @@ class Service:
         """`engine`, for information about it.
 
         Raises:
-            ForbiddenError: `principal` may not use it; and as `engine`.
+            ForbiddenError: `principal` may not use it. Also raises the errors of `engine`.
         """
         handle = self.engine(name)
         self.check_model(principal, handle.name)
@@ -140,13 +140,12 @@ class Service:
         """Run a request input; leaving the context early ends the request within a step.
 
         Args:
-            principal: who asks.
-            engine: that runs it, which the caller has leased; None: that of the input's model.
+            principal: the caller.
+            engine: the engine to use, which the caller has leased; None: that of the input's model.
             deadline: time.monotonic() after which the request ends with DeadlineError.
 
         Raises:
-            TrtcError: whatever keeps the request from being admitted. What befalls it later is
-                raised by the stream.
+            TrtcError: the request is not admitted. Later errors are raised by the stream.
         """
         with ExitStack() as held:
             handle = engine or held.enter_context(self.models.lease(request_input.model))
@@ -175,7 +174,7 @@ class Service:
         """End a running request of `principal`; its stream then finishes with ABORTED.
 
         Raises:
-            UnknownRequestError: it runs none of that id.
+            UnknownRequestError: the principal has no running request of that id.
         """
         handle = self.engine(model)
         if not handle.loop.abort(request_id, principal):
@@ -217,8 +216,7 @@ class Service:
             )
 
     def info(self, model: str, principal: Principal) -> list[ModelInfo]:
-        """The engine called `model`, or every engine that `principal` may use when `model` is
-        empty."""
+        """The engine called `model`; if `model` is empty, all engines that `principal` may use."""
         if model:
             return [self.engine_for(principal, model).info()]
         may = principal.limits.may_use
@@ -229,7 +227,8 @@ class Service:
         self.models.drain()
 
     async def wait_idle(self, timeout: float) -> bool:
-        """Wait until no stream is open and no engine holds a request; False after `timeout`."""
+        """Wait until no stream is open and no engine holds a request; False after `timeout`
+        seconds."""
         deadline = time.monotonic() + timeout
         while self._places.num_taken or self._running:
             self._changed.clear()
@@ -242,7 +241,7 @@ class Service:
 
     @property
     def num_open(self) -> int:
-        """Streams open now, without those whose clients have stopped reading."""
+        """Number of open streams, without those whose clients have stopped reading."""
         return self._places.num_taken
 
     def close(self) -> None:
@@ -272,7 +271,8 @@ class Service:
 
     @contextmanager
     def _one_more_call(self, model: str, principal: Principal) -> Iterator[EngineHandle]:
-        """Long texts wait for a thread: as many may as there may be streams."""
+        """Count a call that tokenises within the context: it may wait for a thread, so their number
+        is limited, to that of streams."""
         with self.models.lease(model) as handle:
             self._quotas.take_request(principal, handle.name)
             place = self._places.take(principal)
@@ -337,7 +337,8 @@ class Service:
         return replace(request, masks=both_masks(request.masks, edits))
 
     def _give_up(self, stream: OutputStream, place: Place) -> None:
-        """The reader lags: whoever still writes to it may do so for ever, at its own cost only."""
+        """Free the place of a stream whose reader lags; a write to that reader may block for ever,
+        and then costs others nothing."""
         if not stream.ended:
             stream.abort()
         self._free(place)
@@ -362,7 +363,7 @@ class Service:
 
 @contextmanager
 def _counted(clock: RequestClock, timeline: Timeline) -> Iterator[None]:
-    """Count what the block refuses."""
+    """Count requests that the block refuses."""
     try:
         yield
     except TrtcError as error:

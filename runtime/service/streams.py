@@ -1,11 +1,11 @@
-"""Outputs on their way from an engine's thread to the reader of one stream.
+"""Passes outputs from an engine's thread to the reader of one stream.
 
     engine thread                       |  asyncio thread
     sink(outputs) -> Courier.post ------+-> flush -> OutputStream -> reader
                      one wake-up a step |   bounded; overflow fails the stream
 
-The engine never waits for a reader: a stream whose unread tokens pass its bound fails and its
-request is aborted, so that a client that stops reading costs neither pages nor memory.
+The engine never waits for a reader: if a stream has too many unread tokens it fails and its request
+is aborted, so a client that stops reading holds neither pages nor memory.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from trtc.runtime.requests.request import Output
 
 
 class Courier:
-    """Carries deliveries of any thread into one asyncio loop, waking it once for many."""
+    """Passes deliveries from any thread to one asyncio loop, with one wake-up for many."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -29,7 +29,7 @@ class Courier:
         self._woken = False
 
     def post(self, stream: "OutputStream", delivery: Delivery) -> None:
-        """Hand over one delivery; called from any thread, never blocks.
+        """Pass one delivery. Thread-safe; never blocks.
 
         The append comes before the test, and `_flush` clears the flag before it empties the
         queue, so a post is never left behind without a wake-up.
@@ -49,11 +49,10 @@ class Courier:
 class OutputStream:
     """The outputs of one request, read by at most one reader in the asyncio thread.
 
-    Its owner is called for every delivery (`on_output`), when the reader fails to keep up
-    (`on_failure`) and when the engine has released the request (`on_end`). Iterating yields all
-    that has arrived since the last time, one Output a sequence or, where
-    answers are split, one a token, and ends after the request's last
-    Output or raises its error.
+    Calls its owner for every delivery (`on_output`), if the reader falls behind (`on_failure`) and
+    when the engine has released the request (`on_end`). Each iteration yields the outputs that have
+    arrived since the last one, one Output per sequence or, if answers are split, one per token. The
+    iteration ends after the request's last Output, or raises its error.
     """
 
     def __init__(
@@ -70,14 +69,14 @@ class OutputStream:
     ) -> None:
         """
         Args:
-            edit: what the reader gets in place of outputs, perhaps nothing; what it raises ends the
+            edit: replaces outputs before they are read, possibly by none; its errors end the
                 request.
-            split: gives outputs their parts, after they were edited.
+            split: splits outputs into parts, after `edit`.
         """
         self.prompt_ids = prompt_ids
-        """Of the request, as it was admitted."""
+        """Prompt of the admitted request."""
         self.abort = abort
-        """Ends the request, if it has not ended."""
+        """Aborts the request, unless it has ended."""
         self._max_unread_tokens = max_unread_tokens
         self._on_failure = on_failure
         self._on_end = on_end
@@ -88,9 +87,9 @@ class OutputStream:
         self._unread_tokens = 0
         self._error: TrtcError | None = None
         self._closed = False
-        """No more outputs are taken: the reader has failed or gone."""
+        """Whether outputs are dropped, because the reader has failed or left."""
         self._ended = False
-        """The engine has released the request."""
+        """Whether the engine has released the request."""
         self._arrived = asyncio.Event()
 
     @property
@@ -102,7 +101,7 @@ class OutputStream:
         return self._error
 
     def deliver(self, delivery: Delivery, posted_at: float) -> None:
-        """Take one delivery of the engine; `posted_at` is its time.monotonic()."""
+        """Receive one delivery of the engine; `posted_at` is its time.monotonic()."""
         assert not self._ended, "an engine loop delivered after the end of a request"
         if isinstance(delivery, TrtcError):
             self._end(delivery)
@@ -114,7 +113,7 @@ class OutputStream:
             self._end(None)
 
     def fail(self, error: TrtcError) -> None:
-        """The reader lags: drop what it has not read, and let it find `error` instead."""
+        """Drop unread outputs, and raise `error` in the reader, which has fallen behind."""
         if self._error is None:
             self.close()
             self._error = error
@@ -122,7 +121,7 @@ class OutputStream:
             self._on_failure(self)
 
     def close(self) -> None:
-        """The reader has gone: drop what it has not read and whatever still comes."""
+        """Drop unread and later outputs, because the reader has left."""
         self._closed = True
         self._pending.clear()
 
@@ -147,13 +146,13 @@ class OutputStream:
                 return edited
 
     async def _arrivals(self) -> list[Output]:
-        """All that has arrived since the last time."""
+        """All outputs that have arrived since the last call."""
         while not self._pending and self._error is None and not self._ended:
             self._arrived.clear()
             await self._arrived.wait()
         if self._pending:
             outputs, self._pending, self._unread_tokens = self._pending, [], 0
-            # The tokens of thoughts are counted by outputs.
+            # Not merged: AnswerSplitter counts reasoning tokens by output.
             return outputs if self._split is not None else merge(outputs)
         if self._error is not None:
             raise self._error
@@ -182,9 +181,9 @@ class OutputStream:
 
 
 def merge(outputs: Sequence[Output]) -> list[Output]:
-    """One Output a sequence, in order of first appearance; usage stays on the very last.
+    """Merge outputs into one per sequence, in order of first appearance; usage stays on the last.
 
-    A reader that keeps up gets its outputs as they are; one that lags gets fewer, longer ones.
+    A reader that lags gets fewer, longer outputs.
     """
     if len(outputs) == 1:
         return list(outputs)

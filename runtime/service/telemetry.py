@@ -1,6 +1,6 @@
-"""What a server exports to OpenTelemetry, when, and where to.
+"""Configuration and interface of OpenTelemetry export.
 
-The library is imported with the first telemetry that is opened (`service.otel`).
+The library is imported when telemetry is opened (`service.otel`).
 """
 
 import os
@@ -16,36 +16,36 @@ from trtc.runtime.service.progress import Watcher
 
 OPTION = "--otlp-endpoint"
 ENDPOINTS = tuple(f"OTEL_EXPORTER_OTLP_{name}ENDPOINT" for name in ("", "TRACES_", "METRICS_"))
-"""Variables of the environment any of which turns telemetry on."""
+"""Environment variables, any of which turns telemetry on."""
 
 
 @dataclass(frozen=True)
 class TelemetryConfig:
     endpoint: str = ""
-    """URL of an OTLP collector; "": as OpenTelemetry's variables say."""
+    """URL of an OTLP collector; "": from OpenTelemetry's variables."""
 
 
 class Telemetry(Protocol):
-    """Follows requests. Nothing that befalls it befalls them."""
+    """Traces requests. Its failures do not affect them."""
 
     def recording(
         self, handle: EngineHandle, request_input: RequestInput
     ) -> AbstractContextManager[Watcher]:
-        """Follow the request that is served within the context, in the call's trace."""
+        """Trace the request that is served within the context, as part of the call's trace."""
         ...
 
     def close(self) -> None:
-        """Send what waits, within some seconds."""
+        """Send the remaining telemetry, within some seconds."""
         ...
 
 
 def telemetry_config(
     endpoint: str | None, environment: Mapping[str, str] = os.environ
 ) -> TelemetryConfig | None:
-    """Of the option and the environment; None: telemetry is off.
+    """The configuration from the option and the environment; None: telemetry is off.
 
     Raises:
-        RequestError: the option is no URL.
+        RequestError: the option is not a URL.
     """
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
@@ -59,9 +59,10 @@ def telemetry_config(
 
 
 def open_telemetry(config: TelemetryConfig) -> Telemetry:
-    """
+    """Import OpenTelemetry and connect.
+
     Raises:
-        EnvironmentFault: OpenTelemetry is not installed, or its variables are wrong.
+        EnvironmentFault: OpenTelemetry is not installed, or its variables are invalid.
     """
     try:
         from trtc.runtime.service.otel import connected

@@ -1,4 +1,4 @@
-"""What happened to one request when, without anything of its content.
+"""The times of one request's events, without its content.
 
 arrived --tokenise--> admitted --queue--> scheduled --prefill--> first token --decode--> ended
 """
@@ -11,14 +11,14 @@ from trtc.runtime.requests.principal import Principal
 from trtc.runtime.requests.request import GenerationRequest, Output
 
 MAX_MARKS = 64
-"""Deliveries whose times are kept. Of more, each second one is left out, then each second of those
-that are left, and so on."""
+"""Most deliveries whose times are kept. If there are more, every second one is dropped, again and
+again."""
 MAX_ID_CHARACTERS = 80
 ANONYMOUS = "anonymous"
 
 
 class RequestTimes(msgspec.Struct, kw_only=True):
-    """As it is told. Seconds count from the arrival; None: that has not come, or is not known."""
+    """A request's times. Seconds count from its arrival; None: not yet, or unknown."""
 
     number: int
     """Unique in the server."""
@@ -31,11 +31,11 @@ class RequestTimes(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     cached_prompt_tokens: int | None = None
     completion_tokens: int = 0
-    """That the engine gave so far, of all sequences."""
+    """Tokens so far, of all sequences."""
     admitted_s: float
-    """When its engine got it."""
+    """When the engine accepted it."""
     scheduled_s: float | None = None
-    """When the first step began that computed it; not known before its end."""
+    """Start of the first step that computed it; unknown before the request's end."""
     first_token_s: float | None = None
     last_token_s: float | None = None
     ended_s: float | None = None
@@ -43,15 +43,15 @@ class RequestTimes(msgspec.Struct, kw_only=True):
     """`ok`, `left`, or an error by its class in trtc.protos.errors; "": it runs."""
     finish_reasons: tuple[str, ...] = ()
     marks: tuple[float, ...] = ()
-    """When tokens came, at most MAX_MARKS of these times."""
+    """Times of deliveries of tokens, at most MAX_MARKS."""
 
 
 class Timeline:
-    """Of one request: a Watcher, from its arrival on.
+    """Records the times of one request from its arrival on (implements Watcher).
 
     Args:
-        now: time.monotonic, or a test's.
-        latency: is told of each duration, by its name.
+        now: time.monotonic, or a fake clock in tests.
+        latency: called with the name and the seconds of each duration.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Timeline:
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.outcome = ""
-        """Set once it has failed."""
+        """Set when the request fails."""
         self.is_refused = False
         self._now = now
         self._latency = latency
@@ -87,7 +87,7 @@ class Timeline:
         self._num_deliveries = 0
 
     def admit(self, request: GenerationRequest) -> None:
-        """Its engine has it."""
+        """The engine has accepted the request."""
         self.is_admitted = True
         self._admitted_at = self._now()
         self._request_id = request.request_id[:MAX_ID_CHARACTERS]
@@ -122,13 +122,13 @@ class Timeline:
         self.outcome = self.outcome or outcome
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """The request has ended."""
         self.outcome = self.outcome or "ok"
         if self._ended_at is None:
             self._ended_at = self._now()
 
     def told(self) -> RequestTimes:
-        """What is known by now."""
+        """The times known so far."""
         queue_s = self._queue_s
         return RequestTimes(
             number=self.number,

@@ -316,7 +316,7 @@ def test_one_flipped_byte_is_never_served(
         (["--models", "."], 2, "--models: needs one of --poll and --explicit"),
         (["--models", ".", "--poll", "--load", "a"], 2, "--load: has no effect with --poll"),
         (["--models", ".", "--explicit", "x"], 2, "both engines and a directory of them"),
-        (["--models", "/nowhere", "--poll"], 2, "--models: /nowhere is no directory"),
+        (["--models", "/nowhere", "--poll"], 2, "--models: /nowhere is not a directory"),
         (["--models", ".", "--poll", "--digest", "0" * 64], 2, "--digest: does not go with"),
     ],
 )
