@@ -1,1 +1,1 @@
-"""What runs a step: the contract in base.py, one thin file a kind of engine."""
+"""Executors run steps: the contract in base.py, and one thin implementation per kind of engine."""

@@ -1,9 +1,9 @@
-"""The executor contract: all that the rest of the runtime knows of a device.
+"""The executor contract: the interface between a device and the rest of the runtime.
 
     plan -> StepBatch -> launch -> PendingStep.wait -> SampledTokens -> apply
 
-What a row may draw can depend on tokens or masks that are known only after the launch. Such a step
-is launched up to its logits, and drawn late:
+A row's draw can depend on tokens or masks that are known only after the launch. Such a step is
+launched up to its logits, and drawn later:
 
     plan -> StepBatch -> launch_forward -> UndrawnStep.draw(masks, ...) -> PendingStep.wait -> ...
 
@@ -27,7 +27,7 @@ Float32s = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 MAX_STEPS_IN_FLIGHT = 2
-"""Of an executor that runs ahead."""
+"""Most steps in flight of an executor that runs ahead."""
 NO_SOURCE = -1
 """In `StepBatch.token_sources`: `token_ids` has the token."""
 
@@ -46,31 +46,31 @@ class StepBatch:
     context_lens: Int32s
     page_table: Int32s
     logit_rows: Int32s
-    """One row occurs n times where a request forks."""
+    """A row occurs n times if a request forks."""
     token_sources: Int32s | None = None
-    """Of tokens that the host does not know yet: the row, 0 to R - 1, of the launch before this
-    one that draws it, or NO_SOURCE. Where it names a row, `token_ids` means nothing. None: the host
-    knows all, as it always does with executors that do not run ahead."""
+    """For a token that the host does not know yet, the row, 0 to R - 1, of the previous launch that
+    draws it, and `token_ids` is undefined; else NO_SOURCE. None: the host knows all tokens, as
+    always with executors that do not run ahead."""
 
 
 class DraftRows(NamedTuple):
-    """How an executor checks drafts (runtime/engine/drafting.py)."""
+    """How an executor verifies drafts (runtime/engine/drafting.py)."""
 
     most: int
-    """Logit rows of a step with drafts, those of all its sequences: more would take more time than
-    drafts save, or room that the executor does not have. At least max_batch_size rows are there for
-    steps without."""
+    """Most logit rows of a step with drafts, over all its sequences: more would cost more time than
+    drafts save, or exceed the executor's buffers. Steps without drafts may always have
+    max_batch_size rows."""
     as_sequences: bool
-    """Whether a step has each draft as a sequence of one token, with the page table of the one that
-    it belongs to. So kernels for decodes check drafts, which take one new token a sequence; what
-    they read of other sequences' pages, all rows of the step have written before."""
+    """Whether each draft is a sequence of one token in the step, with the page table of its own
+    sequence. So decode kernels, which take one new token per sequence, verify drafts; all rows of a
+    step write their KV before any row reads it."""
 
 
 class PendingStep(Protocol):
-    """A step under way."""
+    """A step in flight."""
 
     def wait(self) -> SampledTokens:
-        """Block until the step is done, with the GIL free. Steps are waited for in order, once.
+        """Block until the step is done; releases the GIL. Call it once per step, in order.
 
         Raises:
             EnvironmentFault: the device failed; the executor can't be used again.
@@ -79,11 +79,11 @@ class PendingStep(Protocol):
 
 
 class PageRead(Protocol):
-    """A copy of pages to the host under way."""
+    """A copy of pages to the host in flight."""
 
     def wait(self) -> Bytes:
-        """[number of pages, page_bytes of the layout] of each page its row of every region, one
-        after another. Blocks until they are there; may be called again.
+        """[number of pages, page_bytes of the layout]; for each page its rows of all regions, one
+        after another. Blocks until the copy is complete; may be called again.
 
         Raises:
             EnvironmentFault: the device failed; the executor can't be used again.
@@ -101,19 +101,19 @@ class Landed(NamedTuple):
 
 
 class UndrawnStep(Protocol):
-    """A step under way that computes logits, and is not sampled yet."""
+    """A step in flight that computes logits, and is not sampled yet."""
 
     def draw(self, sampling: SamplingBatch) -> PendingStep:
-        """Draw a token for each of its logit rows. Once, and after the steps before it have been
+        """Draw a token for each of its logit rows. Call it once, after the previous steps have been
         waited for."""
         ...
 
 
 class Executor(Protocol):
-    """An opened engine with its KV pool. Not thread-safe: one thread drives it.
+    """An opened engine with its KV pool. Not thread-safe.
 
-    Steps and whatever is done to pages take effect in the order of the calls, each after those
-    before it: a step reads and overwrites what earlier ones wrote.
+    Steps and operations on pages take effect in the order of the calls: a step reads and overwrites
+    the results of earlier ones.
     """
 
     @property
@@ -130,39 +130,37 @@ class Executor(Protocol):
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether `launch` returns before the step is done, so that a second step may be launched
-        meanwhile: planned, built and queued while the device computes. Never more than
-        MAX_STEPS_IN_FLIGHT are."""
+        """Whether `launch` returns before the step is done, so that the next step can be planned,
+        built and launched while the device computes. At most MAX_STEPS_IN_FLIGHT are in flight."""
         ...
 
     @property
     def counts_pending(self) -> bool:
-        """Whether penalties count tokens that the host does not know yet: those that
-        `SamplingBatch.pending` names. Otherwise the draw of a sequence with penalties waits for its
-        last token."""
+        """Whether penalties count tokens that the host does not know yet (`SamplingBatch.pending`).
+        Otherwise the draw of a sequence with penalties waits for its last token."""
         ...
 
     @property
     def draft_rows(self) -> DraftRows | None:
-        """How it checks drafts; None: it checks none."""
+        """How it verifies drafts; None: drafts are not supported."""
         ...
 
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         """Start a step and sample one token for each of `batch.logit_rows`.
 
-        A device returns at once; an executor on the host may compute here. One that
-        runs ahead takes pending tokens as `batch.token_sources` says; a row whose logits were
-        invalid must have drawn some token of the vocabulary for that.
+        A device returns at once; an executor on the host may compute here. One that runs ahead
+        reads pending tokens by `batch.token_sources`, so even a row with invalid logits must draw
+        some token of the vocabulary.
         """
         ...
 
     def launch_forward(self, batch: StepBatch) -> UndrawnStep:
-        """Start a step up to its logits. It is drawn before the next one is launched, and its draws
-        honour `SamplingBatch.masks`."""
+        """Start a step up to its logits. It must be drawn before the next one is launched. Only
+        such draws apply `SamplingBatch.masks`."""
         ...
 
     def logits(self, batch: StepBatch) -> Float32s:
-        """Run a step and return its logits [R, vocab_size]: for evaluation, not for serving."""
+        """Run a step and return its logits [R, vocab_size]; for evaluation, not for serving."""
         ...
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -174,7 +172,7 @@ class Executor(Protocol):
 
     @property
     def moves_pages(self) -> bool:
-        """Whether `read_pages` and `write_pages` work: not where each page is spread over
+        """Whether `read_pages` and `write_pages` are supported: not if pages are sharded over
         devices."""
         ...
 
@@ -185,41 +183,42 @@ class Executor(Protocol):
         the bytes.
 
         Raises:
-            UnsupportedError: this executor moves none.
+            UnsupportedError: `moves_pages` is false.
         """
         ...
 
     def write_pages(self, pages: Sequence[int], data: Bytes) -> None:
-        """Put what `read_pages` gave into pages, perhaps others, before the next launch.
+        """Write pages that `read_pages` has read into the same or other pages, before the next
+        launch.
 
         Args:
             data: [number of pages, page_bytes of the layout]; may change after the call.
 
         Raises:
-            UnsupportedError: this executor moves none.
+            UnsupportedError: `moves_pages` is false.
         """
         ...
 
     @property
     def keeps_weights(self) -> bool:
-        """Whether `weights_on_host` works: not where weights are within a vendor's engine, or in
+        """Whether `weights_on_host` is supported: not if weights are in a vendor's engine or in
         other processes."""
         ...
 
     def weights_on_host(self) -> Bytes:
-        """All weights, as `OpenRequest.weights` takes them. They outlive the executor.
+        """All weights, for `OpenRequest.weights`. They outlive the executor.
 
         Raises:
-            UnsupportedError: this executor gives none.
+            UnsupportedError: `keeps_weights` is false.
             EnvironmentFault: the device failed.
         """
         ...
 
     def check(self) -> None:
-        """Called periodically while idle.
+        """Check the device; called periodically while idle.
 
         Raises:
-            EnvironmentFault: the device has failed meanwhile.
+            EnvironmentFault: the device has failed.
         """
         ...
 
@@ -229,7 +228,7 @@ class Executor(Protocol):
 
 
 class ExecutorSizes:
-    """What an Executor says of its engine and its pool, where that is known when it is made."""
+    """Base of executors whose engine and pool have sizes that are known at construction."""
 
     def __init__(self, limits: Limits, kv: CacheLayout, vocab_size: int, num_pages: int) -> None:
         self._limits = limits

@@ -1,4 +1,4 @@
-"""Runs a compiled CPU engine: one foreign call a step, during which the GIL is free."""
+"""Runs a compiled CPU engine: one foreign call per step, which releases the GIL."""
 
 import ctypes
 from collections.abc import Sequence
@@ -35,10 +35,10 @@ from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch, sample
 
 _INVALID_ARGUMENT = 1
 _MOST_AHEAD = 1 << 28
-"""Bytes of the KV pool asked for ahead of their use: what a load may take before the thread that
-asks has had time to go on; of small models a third of the weights, so that it stays little."""
+"""Most bytes of the KV pool that are touched ahead of their use: enough for a burst before the
+touching thread runs again; for small models at most a third of the weights."""
 _MOST_DRAFT_ROWS = 16
-"""More cost more time than drafts save."""
+"""More rows cost more time than drafts save."""
 
 Float64s = NDArray[np.float64]
 
@@ -86,17 +86,17 @@ class _Step(ctypes.Structure):
 
 
 class CpuEngineFiles(NamedTuple):
-    """What a session has verified and hands over."""
+    """Verified files of an engine."""
 
     shared_object: Path
     weights: NDArray[np.uint8]
     """Data section of weights.safetensors (mapped), or dummy weights; 64-byte aligned."""
     plan_digest: str
-    """SHA-256 of plan.json, which must be the one compiled in."""
+    """SHA-256 of plan.json, which must equal the one in the compiled code."""
     weights_path: Path | None = None
     """The file that `weights` are mapped from; None: they are memory of this process."""
     code_sha256: str | None = None
-    """Of the shared object; None: any is taken."""
+    """SHA-256 of the shared object; None: any content is accepted."""
 
 
 class _Done(NamedTuple):
@@ -109,7 +109,7 @@ class _Done(NamedTuple):
 
 
 class _Computed(NamedTuple):
-    """The logits of a step; they are overwritten by the next one."""
+    """The logits of a step, which the next one overwrites."""
 
     logits: Float32s
 
@@ -135,9 +135,9 @@ class CpuExecutor(ExecutorSizes):
         """Open the shared object and allocate the pool.
 
         Args:
-            num_pages: pages of the pool; the system hands out its memory as it is touched.
-            cpus: one logical CPU a thread to pin workers to, or empty.
-            quick_start: touch nothing of the pool ahead of the first step.
+            num_pages: pages of the pool; the system commits its memory on first access.
+            cpus: logical CPU of each thread, for pinning; empty: no pinning.
+            quick_start: whether to touch no pages of the pool before the first step.
 
         Raises:
             EngineCorruptError: the shared object cannot be read, or is not the one of the manifest.
@@ -202,7 +202,7 @@ class CpuExecutor(ExecutorSizes):
         return result
 
     def time_calls(self, batch: StepBatch, num_calls: int) -> Float64s:
-        """Run a greedy step and return the seconds of each of the plan's calls: for profiles."""
+        """Run a greedy step and return the seconds of each of the plan's calls, for profiles."""
         logits = np.empty((len(batch.logit_rows), self._vocab_size), np.float32)
         seconds = np.zeros(num_calls, np.float64)
         self._step(batch, logits, only_largest=True, seconds=seconds)
@@ -220,7 +220,7 @@ class CpuExecutor(ExecutorSizes):
         return True
 
     def weights_on_host(self) -> Bytes:
-        """Where they are: mapped from their file, unless they are random."""
+        """The weights, not copied: mapped from their file, unless they are random."""
         return self._weights
 
     def read_pages(self, pages: Sequence[int]) -> PageRead:
@@ -230,7 +230,7 @@ class CpuExecutor(ExecutorSizes):
         self._pool.write_pages(pages, data)
 
     def check(self) -> None:
-        """Nothing can have happened: the device is this process."""
+        """Nothing to check: the device is this process."""
 
     def close(self) -> None:
         if self._engine:
@@ -247,8 +247,8 @@ class CpuExecutor(ExecutorSizes):
         only_largest: bool = False,
         seconds: Float64s | None = None,
     ) -> None:
-        """Write the logits, of which only each row's largest need be right if nothing else will be
-        looked at, and, where there is room for them, the seconds of each call."""
+        """Run a step and write its logits and, into `seconds`, the time of each call. With
+        `only_largest`, only the largest logit of each row must be correct."""
         if self._engine is None:
             raise InvariantError("the executor is closed")
         groups = max(1, len(self._kv.groups))
@@ -286,7 +286,7 @@ class CpuExecutor(ExecutorSizes):
 
 
 def _fault_message(weights: Path | None) -> bytes | None:
-    """What the process says when mapped weights are gone, and it can only end."""
+    """The message with which the process ends if mapped weights become unreadable (SIGBUS)."""
     if weights is None:
         return None
     error = EngineCorruptError(

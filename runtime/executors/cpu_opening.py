@@ -44,13 +44,13 @@ class CpuOpening(NamedTuple):
         return None
 
     def free_bytes(self) -> int:
-        """Mapped weights are the page cache's; dummy ones are memory of this process."""
+        """Free memory; mapped weights are in the page cache, dummy ones in this process."""
         ledger = self.request.manifest.ledger
         weights = ledger.weights if self.request.dummy_weights else 0
         return available_bytes() - ledger.activations - weights
 
     def close(self) -> None:
-        """Nothing was made ready."""
+        """Nothing to release."""
 
     def open(self, num_pages: int) -> CpuExecutor:
         engine, manifest = self.request.engine, self.request.manifest
@@ -71,7 +71,7 @@ class CpuOpening(NamedTuple):
             vocab_size=manifest.model.vocab_size,
             num_pages=num_pages,
             num_threads=num_threads,
-            # With cores to spare, the system places the threads beside those of other processes.
+            # With spare cores there is no pinning: the system avoids cores of other processes.
             cpus=cores if num_threads == len(cores) else (),
             quick_start=self.request.quick_start,
         )
@@ -87,11 +87,12 @@ class CpuOpening(NamedTuple):
 
 
 def prepare_cpu(request: OpenRequest) -> CpuOpening:
-    """Choose the best level that the engine has and this machine runs.
+    """Choose the best instruction set that both the engine and this machine have.
 
     Raises:
         EngineIncompatibleError: there is none.
-        RequestError: more threads than CPUs: they would wait for each other at every operator.
+        RequestError: there are more threads than CPUs; they would wait for each other at every
+            operator.
     """
     num_threads, num_cpus = request.num_threads, num_usable_cpus()
     if num_threads is not None and num_threads > num_cpus:

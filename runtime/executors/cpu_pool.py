@@ -1,9 +1,9 @@
-"""The KV pool of a CPU engine: one mapping, whose memory the system gives as it is touched.
+"""The KV pool of a CPU engine: one mapping, whose memory the system commits on first access.
 
-A huge page's first touch zeroes 2 MB, in every region at once; on a virtual machine whose host has
-to find the memory first, that made one step in seven take 90 ms longer. So memory is asked for some
-way ahead of its use, by a thread of low priority. A first step that nobody could wait
-longer for touches small pages, which that thread makes huge ones afterwards.
+The first access to a huge page zeroes 2 MB, in every region at once; on a virtual machine whose
+host must find the memory first, that made one step in seven take 90 ms longer. So a thread of low
+priority touches memory ahead of its use. With a quick start the first step touches small pages,
+which that thread converts to huge ones afterwards.
 """
 
 import ctypes
@@ -22,9 +22,9 @@ from trtc.runtime.host.background import lower_priority
 
 _HUGE_PAGE = 1 << 21
 _MADV_POPULATE_WRITE = 23
-"""Linux 5.14: give a range its memory and change nothing in it."""
+"""Linux 5.14: commit the memory of a range without changing its contents."""
 _MADV_COLLAPSE = 25
-"""Linux 6.1: put what a range holds into huge pages."""
+"""Linux 6.1: move a range's contents to huge pages."""
 
 
 class KvPool:
@@ -33,13 +33,14 @@ class KvPool:
     def __init__(self, kv: CacheLayout, num_pages: int, ahead_bytes: int) -> None:
         """
         Args:
-            ahead_bytes: of the pool, touched beyond what has been used.
+            ahead_bytes: bytes of the pool that are touched ahead of the used ones.
 
         Raises:
-            EnvironmentFault: the system has no room for the mapping.
+            EnvironmentFault: the system refuses the mapping.
         """
         try:
-            # Private: shared memory gets no huge pages, and attention walks many small ones.
+            # Private, because shared memory gets no huge pages, and attention would read many
+            # small ones.
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
             self._memory = mmap.mmap(-1, num_pages * kv.page_bytes, flags=flags)
         except OSError as error:
@@ -53,18 +54,18 @@ class KvPool:
         self._page_bytes = kv.page_bytes
         self._regions = [region.reshape(num_pages, -1) for region in np.split(memory, ends[:-1])]
         self.pointers = np.array([one.ctypes.data for one in self._regions], np.uint64)
-        """[regions] address of each region, as the step ABI takes them."""
+        """[regions] address of each region, for the step ABI."""
         self._ahead = -(-ahead_bytes // kv.page_bytes)
         block = max(1, _HUGE_PAGE // min(kv.region_bytes))
         self._toucher = _Toucher(num_pages, block, self._touch)
         self._num_small: int | None = None
-        """Pages that were used before huge pages were asked for; None: they have not been yet."""
+        """Pages used before huge pages were requested; None: not requested yet."""
 
     def touch_ahead(self, page: int) -> None:
-        """Pages before this one have been used; soon touch some of those behind it.
+        """Touch some pages from `page` on in the background; all pages before it have been used.
 
-        The scheduler takes pages from the first one on, so that those never used lie behind all
-        that were. What is touched before the first call is given in small pages.
+        The scheduler allocates pages in order, so unused pages are behind all used ones. Memory
+        touched before the first call is in small pages.
         """
         if self._num_small is None:
             self._num_small = page
@@ -96,24 +97,24 @@ class KvPool:
         self._memory.close()
 
     def _touch(self, begin: int, end: int) -> bool:
-        """Have pages [begin, end) backed by memory in all regions; False: this system cannot."""
+        """Commit the memory of pages [begin, end) in all regions; False: not supported here."""
         madvise = _madvise()
         base, *_ = addresses = self.pointers.tolist()
         for address, region in zip(addresses, self._regions, strict=True):
             size = region.shape[1]
-            # The mapping itself begins with a page of memory, so none before it is touched.
+            # The mapping begins at a page boundary, so no memory before it is touched.
             first = (address + begin * size) & -mmap.PAGESIZE
             if madvise(first, address + end * size - first, _MADV_POPULATE_WRITE):
                 return False
             if begin < (self._num_small or 0):
-                # A kernel that cannot at once does so in its own time.
+                # If the kernel cannot do it now, khugepaged does it later.
                 lowest = max(base, first & -_HUGE_PAGE)
                 madvise(lowest, address + end * size - lowest, _MADV_COLLAPSE)
         return True
 
 
 class _Toucher:
-    """Touches pages in order up to where it was last asked to go, in a thread of its own."""
+    """Touches pages in order, up to the last requested one, in a thread of its own."""
 
     def __init__(self, num_pages: int, block: int, touch: Callable[[int, int], bool]) -> None:
         """
@@ -130,7 +131,7 @@ class _Toucher:
         self._thread: threading.Thread | None = None
 
     def go_to(self, page: int) -> None:
-        """Touch all pages before this one, some time soon."""
+        """Request that all pages before this one are touched."""
         goal = min(page, self._num_pages)
         if goal <= self._goal:
             return
@@ -142,7 +143,7 @@ class _Toucher:
             self._thread.start()
 
     def close(self) -> None:
-        """Return when nothing is touched any more."""
+        """End the thread; returns when it has ended."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -163,7 +164,7 @@ class _Toucher:
 
 
 def _madvise() -> Callable[[int, int, int], int]:
-    """The C library's: mmap.madvise knows no such advice, and would hold the GIL meanwhile."""
+    """madvise of the C library: mmap.madvise does not have these flags, and holds the GIL."""
     call = ctypes.CDLL(None).madvise
     call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     return call

@@ -1,8 +1,8 @@
-"""Random weights for engines that were built without any: for benchmarks, never for answers.
+"""Random weights for engines that were built without any, for benchmarks.
 
 Every value is finite and every step's activations stay finite, so kernels run at the speed that
 real weights would give (no NaN, no denormals); the same engine gets the same bytes on every
-machine. What each tensor is filled with is in the plan (`Weight.fill`).
+machine. The plan has each tensor's distribution (`Weight.fill`).
 """
 
 from collections.abc import Callable, Sequence
@@ -58,7 +58,7 @@ def _f8e4m3(random: np.random.Generator, fill: Fill) -> NDArray[np.uint8]:
 
 
 def _compact(random: np.random.Generator, fill: Fill) -> NDArray[np.uint8]:
-    # With the third bit of each nibble set none stands for zero or a number below 2^-7.
+    # With the third bit of each nibble set, no value is zero or below 2^-7.
     return _integers(random, fill) | np.uint8(0x44)
 
 

@@ -1,10 +1,10 @@
-"""A fake executor: no model, no device, exact about what it was given.
+"""A fake executor without model or device, which checks its inputs exactly.
 
 Its "KV" of a token is the token and its position, written to `slots`. A row's logits are a pseudo-
-random function of the whole visible context, read back through the page table; a wrong slot, page,
-copy or position therefore gives wrong tokens, and equal contexts give equal logits whatever else
-is in the batch. A state is the same function of all tokens so far, made token by token from what
-the page before holds.
+random function of the whole visible context, read back through the page table. So a wrong slot,
+page, copy or position gives wrong tokens, and equal contexts give equal logits whatever else is in
+the batch. A state is the same function of all tokens so far, computed token by token from the state
+in the previous page.
 """
 
 import time
@@ -51,7 +51,7 @@ _UNWRITTEN = -1
 _POISON = 12345
 """Added to vocab_size: a token id that does not exist."""
 _SPREAD = 8.0
-"""Logits lie in [0, _SPREAD)."""
+"""Logits are in [0, _SPREAD)."""
 _DRAFT_ROWS = DraftRows(most=16, as_sequences=False)
 
 
@@ -61,7 +61,7 @@ class EchoOptions:
     num_pages: int = 256
     page_size: int = 16
     windows: tuple[int | None, ...] = (None,)
-    """Of each group of the cache layout: see CacheLayout."""
+    """Window of each group of the cache layout: see CacheLayout."""
     max_batch_size: int = 64
     max_seq_len: int = 1024
     max_num_tokens: int = 256
@@ -70,20 +70,20 @@ class EchoOptions:
     draft_rows: DraftRows | None = _DRAFT_ROWS
     """See Executor."""
     counts_pending: bool = False
-    """See Executor; to be true only of one that runs ahead."""
+    """See Executor; may be true only if it runs ahead."""
     accepts_at_random: bool = False
-    """Whether of rows that check drafts a random number counts: from none to all that are right."""
+    """Whether a random number of the correct drafts is accepted, instead of all."""
     rope_switch: int | None = None
     """See Limits.rope_switch."""
     step_s: float = 0.0
-    """What a step takes."""
+    """Seconds that a step takes."""
     fail_at_step: int | None = None
     """The step (from 0) whose `wait` raises EnvironmentFault."""
 
 
 @dataclass(frozen=True)
 class EchoStep:
-    """A step that was computed when it was launched, and is due later."""
+    """A step that was computed at its launch, and completes later."""
 
     tokens: SampledTokens
     due: float
@@ -98,13 +98,13 @@ class EchoStep:
 
 @dataclass(frozen=True, eq=False)
 class EchoForward:
-    """A step of which nothing is drawn yet (implements UndrawnStep)."""
+    """A step that is not drawn yet (implements UndrawnStep)."""
 
     logits: Float32s
     due: float
     failed: bool
     chance: np.random.Generator | None
-    """Decides how many right drafts count; None: all do."""
+    """Draws how many correct drafts are accepted; None: all are."""
 
     def draw(self, sampling: SamplingBatch) -> EchoStep:
         tokens = sample(self.logits, sampling)
@@ -115,7 +115,7 @@ class EchoForward:
 
 
 def _some_of(counts: Bools, drafts: Int32s, chance: np.random.Generator) -> Bools:
-    """[R] the first ones, maybe none, of each sequence's rows that count."""
+    """[R] of each sequence's rows that count, a random number of the first ones."""
     some = counts.copy()
     first = 0
     for last in np.flatnonzero(drafts == NO_DRAFT).tolist():
@@ -135,9 +135,9 @@ class EchoExecutor:
         self._tokens = np.full(shape, _UNWRITTEN, np.int64)
         self._positions = np.full(shape, _UNWRITTEN, np.int64)
         self._states = np.zeros(self.options.num_pages, np.uint64)
-        """Of the pages of a state group."""
+        """State in each page of a state group."""
         self._state_positions = np.full(self.options.num_pages, _UNWRITTEN, np.int64)
-        """Of the last token in each."""
+        """Position of the last token of each state."""
         self._chance = np.random.default_rng(0) if self.options.accepts_at_random else None
         self.num_steps = 0
         self.closed = False
@@ -243,8 +243,8 @@ class EchoExecutor:
                 begin += part.nbytes
 
     def _parts(self, page: int, num_bytes: int) -> list[NDArray[Any]]:
-        """All that a page holds, each of 8-byte numbers; where there are states alone it has no
-        room for tokens, which nobody reads."""
+        """The contents of a page as arrays of 8-byte numbers. If all groups are states, a page has
+        no room for tokens, and none are read."""
         size = self.options.page_size
         parts: list[NDArray[Any]] = [
             *(pool[page : page + 1] for pool in (self._states, self._state_positions)),
@@ -253,13 +253,13 @@ class EchoExecutor:
         return parts if sum(part.nbytes for part in parts) <= num_bytes else parts[:2]
 
     def check(self) -> None:
-        """Nothing can have happened."""
+        """Nothing to check."""
 
     def close(self) -> None:
         self.closed = True
 
     def greedy(self, prompt_ids: Sequence[int], max_tokens: int) -> tuple[int, ...]:
-        """What greedy decoding of a prompt gives, computed without pages, batches or chunks."""
+        """Greedy decoding of a prompt, computed without pages, batches or chunks."""
         token_ids = list(prompt_ids)
         for _ in range(max_tokens):
             known = np.array(token_ids, np.int64)
@@ -284,9 +284,10 @@ class EchoExecutor:
         assert 0 <= batch.token_ids.min() <= batch.token_ids.max() < options.vocab_size
 
     def _advance_states(self, batch: StepBatch) -> UInt64s:
-        """Write the state group's pages of this step; the state after each of its tokens [T].
+        """Write the state group's pages of this step; returns the state after each token [T].
 
-        Sequences go on in order, so that one may go on from what the one before it leaves."""
+        Sequences are computed in order, so that one may start from the state that the one before it
+        has written."""
         size, after = self.options.page_size, np.zeros(len(batch.token_ids), np.uint64)
         if 0 not in self.options.windows:
             return after
@@ -304,7 +305,7 @@ class EchoExecutor:
             at = np.arange(start, start + end - begin)
             hashes = _token_hashes(at, batch.token_ids[begin:end])
             after[begin:end] = state ^ np.bitwise_xor.accumulate(hashes)
-            # The last of a page's tokens is the one that stays.
+            # Of the tokens of a page, the last one's state remains.
             self._states[targets[begin:end]] = after[begin:end]
             self._state_positions[targets[begin:end]] = batch.positions[begin:end]
         return after
@@ -329,12 +330,12 @@ class EchoExecutor:
         """Tokens of the positions `at`, as one page table finds them."""
         size = self.options.page_size
         slots = pages[at // size].astype(np.int64) * size + at % size
-        # All of a context is rotated by one set of factors, the long one if it is too long for the
-        # other.
+        # A whole context is rotated by one set of rotary factors: the long ones if it is too long
+        # for the short ones.
         offset = int(batch.positions[row]) - int(at[-1])
         long_enough = offset >= self.limits.position_offset(len(at))
         found = (self._positions[slots] == at + offset) & long_enough
-        # A slot that holds another position, or nothing, is read as a token that does not exist.
+        # A slot with another position, or with nothing, reads as a token id that does not exist.
         return np.where(found, self._tokens[slots], self.vocab_size + _POISON)
 
     def _logits_of(self, states: UInt64s) -> Float32s:
@@ -346,7 +347,7 @@ class EchoExecutor:
 
 
 def context_state(token_ids: NDArray[np.int64], window: int | None = None) -> np.uint64:
-    """A hash of a context's last `window` tokens, or of all, in which the order counts."""
+    """An order-dependent hash of a context's last `window` tokens, or of all."""
     hashes = _token_hashes(np.arange(len(token_ids)), token_ids)
     state: np.uint64 = np.bitwise_xor.reduce(hashes[-window:] if window else hashes)
     return state
@@ -365,7 +366,7 @@ def _group(layer: int, window: int | None) -> Group:
 
 
 def _by_group(states: Sequence[np.uint64]) -> UInt64s:
-    """The states of all groups; the same one means something else in another."""
+    """The states of all groups, mixed with the group's index so that they differ."""
     return np.array([states[0], *(mix(np.array(states[1:], np.uint64)))], np.uint64)
 
 

@@ -1,14 +1,15 @@
-"""Asks the system for huge pages. Where it has none, small ones do."""
+"""Requests huge pages; if the system has none, small pages are used."""
 
 import mmap
 from contextlib import suppress
 
 
 def advise_huge_pages(memory: mmap.mmap) -> None:
-    """Have what is touched of a mapping from now on come in huge pages.
+    """Use huge pages for memory of a mapping that is touched from now on.
 
-    Of a file, what is not in the page cache yet is read 2 MB at a time into pages that this and
-    later processes map whole: a page fault for each, where small ones are one for each 64 KB.
+    If the mapping is of a file, parts that are not in the page cache are read 2 MB at a time into
+    huge pages, which this and later processes map with one page fault each, instead of one for each
+    64 KB.
     """
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel that was built without them

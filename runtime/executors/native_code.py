@@ -1,9 +1,9 @@
-"""Loads native code from a sealed copy in memory, which nobody can truncate or write to.
+"""Loads native code from a sealed copy in memory, which cannot be truncated or modified.
 
     file -> bytes -> SHA-256 compared -> memfd, sealed -> dynamic loader
 
-What is hashed is what is executed. Code that is mapped from a file runs into SIGBUS when somebody
-truncates it, and runs whatever somebody writes into it.
+So the hashed bytes are the executed ones. Code that is mapped from a file gets SIGBUS if the file
+is truncated, and changes if the file is written to.
 """
 
 import ctypes
@@ -19,25 +19,25 @@ from trtc.protos.files import UnreadableError, read_file
 from trtc.runtime.integrity.engine_files import REBUILD
 
 _MAX_BYTES = 256 << 20
-"""Of a shared object; those of large models have a few MB."""
+"""Most bytes of a shared object; those of large models have a few MB."""
 _ELF64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _NOEXEC_SEAL = 0x8
-"""MFD_NOEXEC_SEAL of Linux 6.3: the copy can be mapped as code and not started as a program, and
-some systems (vm.memfd_noexec=2) allow no other."""
+"""MFD_NOEXEC_SEAL of Linux 6.3: the copy can be mapped as code but not executed as a program. Some
+systems (vm.memfd_noexec=2) require it."""
 
 _loading = threading.Lock()
 _loaded: dict[str, ctypes.CDLL] = {}
-"""By SHA-256. As the dynamic loader's own table, it is the process's, and nothing leaves it: an
-engine that is opened again and again takes memory once."""
+"""Loaded objects by SHA-256. Like the dynamic loader's table it is per process and entries are
+never removed: an engine that is opened repeatedly uses memory once."""
 
 
 def load_code(path: Path, sha256: str | None) -> ctypes.CDLL:
-    """Load a shared object, or give the one that this process has loaded from the same bytes.
+    """Load a shared object, or return the one that this process has loaded from the same bytes.
 
     Args:
-        sha256: of its content; None: any content is taken.
+        sha256: of its content; None: any content is accepted.
 
     Raises:
         EngineCorruptError: it cannot be read, is another file, or is truncated.
@@ -60,13 +60,13 @@ def load_code(path: Path, sha256: str | None) -> ctypes.CDLL:
 
 
 def _check_segments(content: bytes, path: Path) -> None:
-    """See that all that the loader will map is there: it does not look, and would crash.
+    """Check that all segments are within the file: the loader does not check, and would crash.
 
     Raises:
-        EngineCorruptError: some of it is not.
+        EngineCorruptError: a segment is not.
     """
     if not content.startswith(_ELF64_LITTLE_ENDIAN) or len(content) < _HEADER.size:
-        return  # the loader refuses it, in words of its own
+        return  # the loader refuses it with its own message
     fields = _HEADER.unpack_from(content)
     offset, size, count = fields[5], fields[9], fields[10]
     if size == _SEGMENT.size and offset + count * size <= len(content):
@@ -79,7 +79,7 @@ def _check_segments(content: bytes, path: Path) -> None:
 
 
 def _end(segment: tuple[int, ...]) -> int:
-    """Of its bytes in the file."""
+    """End of a segment's bytes in the file."""
     return segment[2] + segment[5]
 
 
@@ -87,8 +87,8 @@ def _load(content: bytes, path: Path) -> ctypes.CDLL:
     try:
         descriptor = _sealed_copy(content, path.name)
         try:
-            # Stays open: the loader knows by name what it has loaded, and would take the next copy
-            # under the same number for this one.
+            # Stays open: the loader identifies objects by name, and would mistake the next copy
+            # with the same descriptor for this one.
             return ctypes.CDLL(f"/proc/self/fd/{descriptor}", mode=ctypes.RTLD_LOCAL)
         except OSError:
             os.close(descriptor)
@@ -102,7 +102,7 @@ def _load(content: bytes, path: Path) -> ctypes.CDLL:
 
 
 def _sealed_copy(content: bytes, name: str) -> int:
-    """A file in memory that nobody can change any more, not even this process."""
+    """A file in memory that can no longer be changed, not even by this process."""
     if not hasattr(os, "memfd_create"):
         raise EnvironmentFault(
             "runs compiled engines, as others have no memfd_create", field="Linux"

@@ -16,7 +16,7 @@ from trtc.runtime.integrity.engine_files import FileIdentity
 
 
 class OpenRequest(NamedTuple):
-    """An engine and how its user wants it run."""
+    """An engine, and the options of opening it."""
 
     engine: Path
     manifest: Manifest
@@ -24,32 +24,32 @@ class OpenRequest(NamedTuple):
     """CPU threads; None: the physical cores that this process may use."""
     dummy_weights: bool
     quick_start: bool = False
-    """Whether the first token comes before all that can wait until it has come."""
+    """Whether to defer work until after the first token."""
     found: Mapping[str, FileIdentity] = MappingProxyType({})
-    """Files as they were when their hashing began; empty: any content is taken."""
+    """Identities of files when their hashing began; empty: any content is accepted."""
     verify: bool = True
-    """Whether code is hashed as it is loaded, so that what runs is what the manifest lists."""
+    """Whether code is hashed while it is loaded, and compared with the manifest."""
     weights: Bytes | None = None
-    """Verified ones that are in the host's memory (`Executor.weights_on_host`); None: those of the
-    engine's files."""
+    """Verified weights in host memory (`Executor.weights_on_host`); None: those of the engine's
+    files."""
 
 
 class Opening(Protocol):
-    """An engine that fits this machine, and of which nothing has been loaded."""
+    """An engine that is compatible with this machine and not loaded yet."""
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What `open` will load: the manifest must list each, or it goes unverified."""
+        """Files that `open` will load; the manifest must list each, so that it is verified."""
         ...
 
     @property
     def pool_share(self) -> float:
-        """How much of `free_bytes` a pool takes whose size nobody gave."""
+        """Share of `free_bytes` for a pool without a given size."""
         ...
 
     @property
     def max_pages(self) -> int | None:
-        """Of the largest pool that the engine takes; None: any."""
+        """Pages of the largest pool that the engine supports; None: no limit."""
         ...
 
     def free_bytes(self) -> int:
@@ -57,15 +57,15 @@ class Opening(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what was made ready; for an engine that will not be opened."""
+        """Release resources of an engine that will not be opened."""
         ...
 
     def open(self, num_pages: int) -> Executor:
-        """Load the engine; called once, when its files have been verified.
+        """Load the engine; called once, after its files have been verified.
 
         Raises:
             EngineError: the files contradict each other.
-            EnvironmentFault: the device refuses.
+            EnvironmentFault: the device refuses, or memory is too small.
         """
         ...
 
@@ -74,6 +74,6 @@ Prepare = Callable[[OpenRequest], Opening]
 """Checks that the engine fits this machine.
 
 Raises:
-    EngineIncompatibleError: it is for another machine; the message names the field.
+    EngineIncompatibleError: the engine is for another machine; names the field.
     EnvironmentFault: a library, a driver or a device is missing.
 """

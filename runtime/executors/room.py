@@ -1,4 +1,4 @@
-"""How much memory is free where engines of each kind run, before one is opened."""
+"""Free memory of the devices of each kind of engine, before one is opened."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -9,19 +9,20 @@ from trtc.runtime.host.machine import available_bytes
 
 @dataclass(frozen=True)
 class Place:
-    """Where engines of a kind have their weights, activations and KV pool."""
+    """The memory that holds the weights, activations and KV pools of a kind of engine."""
 
     device: str
-    """As people call it."""
+    """Name in messages."""
     extra: str = ""
-    """Of trtc, that brings the driver; "": the host's memory."""
+    """Extra of trtc with the bindings of the driver; "": host memory."""
 
     @property
     def is_host(self) -> bool:
         return not self.extra
 
     def free_bytes(self) -> int:
-        """
+        """Free bytes now.
+
         Raises:
             EnvironmentFault: there is no such device.
         """
@@ -40,4 +41,4 @@ PLACES: Mapping[str, Place] = {
     "tensorrt": Place("GPU memory", "tensorrt"),
     "tensorrt_rtx": Place("GPU memory", "tensorrt"),
 }
-"""By target.kind of the manifest."""
+"""Place by target.kind of the manifest."""

@@ -1,4 +1,4 @@
-"""States of a step: where it replaces what it went on from."""
+"""States that a step overwrites in place."""
 
 import numpy as np
 
@@ -7,10 +7,11 @@ from trtc.runtime.executors.base import StepBatch
 
 
 def replaced_states(kv: CacheLayout, batch: StepBatch) -> list[int]:
-    """Pages whose state the step reads and then replaces, of sequences that go on within a page.
+    """Pages whose state the step reads and then overwrites: those of sequences that continue within
+    a page.
 
-    Keys and values are written again alike if a step is done twice; states only if these pages are
-    as they were.
+    If a step is run twice, it writes the same keys and values again. The same states need these
+    pages to be restored first.
     """
     starts = batch.context_lens - np.diff(batch.query_start)
     within = np.flatnonzero(starts % kv.page_size)

@@ -1,9 +1,9 @@
-"""Runs an engine of TensorRT plans: one plan, or plans with the plugins' kernels between them.
+"""Runs an engine of TensorRT plans: one plan, or several with plugins' kernels between them.
 
     upload -> [plan | kernel] ... -> download -> wait -> sample on the host
 
-Every tensor has one address for as long as the executor lives, pools the same one going in and
-coming out, so a step is told apart by its profile and its sizes alone.
+Every tensor has a fixed address for the lifetime of the executor, and each pool has the same one as
+input and output, so a step is identified by its profile and its sizes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,12 +34,12 @@ from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch, sample
 
 LoadedStage = LoadedPlan | LoadedLaunch
 _MOST_DRAFT_ROWS = 64
-"""More cost more time than drafts save."""
+"""More rows cost more time than drafts save."""
 
 
 @dataclass(frozen=True)
 class _Pending:
-    """A step under way (implements PendingStep)."""
+    """A step in flight (implements PendingStep)."""
 
     finish: Callable[[], Float32s]
     sampling: SamplingBatch
@@ -50,7 +50,7 @@ class _Pending:
 
 @dataclass(frozen=True)
 class _Undrawn:
-    """A step under way whose tokens nobody draws yet (implements UndrawnStep)."""
+    """A step in flight that is not drawn yet (implements UndrawnStep)."""
 
     finish: Callable[[], Float32s]
 
@@ -71,10 +71,10 @@ class TensorRtExecutor(ExecutorSizes):
         vocab_size: int,
         num_pages: int,
     ) -> None:
-        """Allocate memory and bind every stage to it; from here on the executor owns the device.
+        """Allocate memory and bind every stage to it; the executor owns the device from now on.
 
         Args:
-            loaded: `stages.stages`, loaded, in order.
+            loaded: the loaded stages of `stages.stages`, in order.
 
         Raises:
             EnvironmentFault: the pool does not fit, or the library refuses.
@@ -99,7 +99,7 @@ class TensorRtExecutor(ExecutorSizes):
 
     @property
     def runs_ahead(self) -> bool:
-        """The host draws tokens, so it must have a step's logits before it can build the next."""
+        """False: tokens are drawn on the host, which needs a step's logits to build the next."""
         return False
 
     @property
@@ -108,7 +108,7 @@ class TensorRtExecutor(ExecutorSizes):
 
     @property
     def draft_rows(self) -> DraftRows | None:
-        """Plans take no more rows than sequences."""
+        """Each draft is a sequence: plans have as many logit rows as sequences."""
         most = min(self._limits.max_batch_size, _MOST_DRAFT_ROWS)
         return DraftRows(most, as_sequences=True) if most > 1 else None
 
@@ -119,10 +119,10 @@ class TensorRtExecutor(ExecutorSizes):
         return _Undrawn(self._start(batch))
 
     def logits(self, batch: StepBatch) -> Float32s:
-        """Plans give logits of max_batch_size rows at most: a step that wants more runs several
-        times, and writes the same keys and values each time."""
+        """See Executor. Plans give logits of at most max_batch_size rows: a step with more rows
+        runs several times, and writes the same keys and values each time."""
         result = np.empty((len(batch.logit_rows), self._vocab_size), np.float32)
-        # A step without logits is run too: its keys and values are what it is for.
+        # A step without logits is run too, for its keys and values.
         for begin in range(0, max(1, len(result)), self._limits.max_batch_size):
             rows = slice(begin, begin + self._limits.max_batch_size)
             result[rows] = self._start(replace(batch, logit_rows=batch.logit_rows[rows]))()
@@ -152,7 +152,7 @@ class TensorRtExecutor(ExecutorSizes):
         self._memory.write_pages(pages, data)
 
     def check(self) -> None:
-        """A GPU's failure shows when it is used."""
+        """Nothing to check: failures of a GPU are reported when it is used."""
 
     def close(self) -> None:
         if self._closed:
@@ -166,7 +166,7 @@ class TensorRtExecutor(ExecutorSizes):
         self._device.close()
 
     def _start(self, batch: StepBatch) -> Callable[[], Float32s]:
-        """Put a step on the stream; what is returned waits for its logits."""
+        """Enqueue a step; returns a function that waits for its logits."""
         self._check_open()
         if self._is_under_way:
             raise InvariantError("a step is under way: its result was never waited for")
@@ -192,7 +192,7 @@ class TensorRtExecutor(ExecutorSizes):
             stage.enqueue(profile, extents)
 
     def _profile(self, extents: Mapping[str, int]) -> int:
-        """The first profile that takes these sizes: the narrowest comes first."""
+        """The first profile that supports these sizes; the narrowest is first."""
         for index, profile in enumerate(self._stages.profiles):
             bounds = profile.extents
             if all(bounds[axis][0] <= size <= bounds[axis][2] for axis, size in extents.items()):
@@ -203,7 +203,7 @@ class TensorRtExecutor(ExecutorSizes):
         return all(plan.can_be_captured(profile) for plan in self._plans)
 
     def _check_open(self) -> None:
-        """The thread that drives the executor may not be the one that opened it."""
+        """Make the context current: the thread that uses the executor may not have opened it."""
         if self._closed:
             raise InvariantError("the executor is closed")
         self._device.make_current()

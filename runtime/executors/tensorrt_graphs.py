@@ -1,4 +1,4 @@
-"""CUDA graphs of steps that come again, by what they are frozen to."""
+"""A cache of CUDA graphs of repeated steps."""
 
 import logging
 from collections.abc import Callable
@@ -7,11 +7,12 @@ from trtc.runtime.device.base import DriverDevice
 from trtc.runtime.executors.tensorrt_step import StepSizes
 
 MAX_GRAPHS = 64
-"""The least recently replayed goes first; each holds the launch parameters of a whole step."""
+"""Most graphs; the least recently replayed one is evicted. Each has all launch parameters of a
+step."""
 _MAX_SEEN = 4096
 
 GraphKey = tuple[int, StepSizes]
-"""Profile and sizes. A graph is frozen to addresses too, but those never change."""
+"""Profile and sizes. A graph also depends on addresses, which never change."""
 
 _log = logging.getLogger(__name__)
 
@@ -19,16 +20,16 @@ _log = logging.getLogger(__name__)
 class GraphCache:
     """Runs work directly or from a graph.
 
-    The first time a key is seen its work runs. The second time it runs and is captured right
-    after it, when the library has settled on these shapes; from then on it is replayed.
+    At the first use of a key its work runs. At the second use it runs and is captured after that,
+    because the library may initialise at first use of a shape; later uses replay the graph.
     """
 
     def __init__(self, device: DriverDevice, can_capture: Callable[[int], bool]) -> None:
-        """`can_capture` says whether the work of a profile can be recorded now."""
+        """`can_capture`: returns whether the work of a profile can be captured now."""
         self._device = device
         self._can_capture = can_capture
         self._graphs: dict[GraphKey, int] = {}
-        """Least recently replayed first."""
+        """Graphs, least recently replayed first."""
         self._seen: dict[GraphKey, None] = {}
         self._enabled = True
 

@@ -1,4 +1,4 @@
-"""One plugin's kernel between two plans."""
+"""Launches one plugin's kernel between two plans."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ from trtc.protos.stages import Launch
 from trtc.runtime.device.base import DriverDevice, DriverKernel
 
 _SCALARS: Mapping[str, str] = {"num_sequences": "B", "table_width": "P"}
-"""Scalar parameters of kernels -> what they say of the step."""
+"""Scalar parameter of kernels -> symbol of its value in a step."""
 
 
 class LoadedLaunch:
@@ -23,7 +23,7 @@ class LoadedLaunch:
         kernels: Sequence[tuple[KernelFacts, DriverKernel]],
         page_size: int,
     ) -> None:
-        """`kernels` are those of the SM at hand, as `launch.kernels` counts them."""
+        """`kernels`: the kernels for this SM, numbered as in `launch.kernels`."""
         self._device = device
         self._launch = launch
         self._page_size = page_size
@@ -43,7 +43,7 @@ class LoadedLaunch:
         ]
 
     def enqueue(self, profile: int, extents: Mapping[str, int]) -> None:
-        """Put one launch on the stream."""
+        """Enqueue one launch."""
         facts, kernel = self._kernels[profile]
         self._device.launch(
             kernel,

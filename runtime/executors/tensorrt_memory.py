@@ -1,4 +1,4 @@
-"""Where everything of an engine of plans lives on the device, by its name in the graph."""
+"""Device memory of an engine of plans, by tensors' names in the graph."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -18,7 +18,7 @@ Tensors = Mapping[str, tuple[str, Shape]]
 
 
 def step_tensors(stages: Stages, vocab_size: int) -> Tensors:
-    """Everything that a plan may read or write: inputs, pools, buffers and logits."""
+    """All tensors that a plan may read or write: inputs, pools, buffers and logits."""
     kv = stages.pool
     pools = {place: (place.entry.dtype, kv.pool_shape(place)) for place in kv.places}
     return {
@@ -30,12 +30,12 @@ def step_tensors(stages: Stages, vocab_size: int) -> Tensors:
 
 
 def pool_names(place: Place) -> tuple[str, str]:
-    """An entry's pool as it goes in and as it comes out: one memory."""
+    """Names of an entry's pool as input and as output, which share memory."""
     return place.name, f"{place.name}_out"
 
 
 class EngineMemory:
-    """All device memory of an engine but its weights and its plans' scratch."""
+    """All device memory of an engine except its weights and its plans' scratch memory."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class EngineMemory:
         vocab_size: int,
         num_pages: int,
     ) -> None:
-        """Allocate everything; the pool comes last, so that what is missing is missing of it.
+        """Allocate everything, the pool last, so that an error for lack of memory names the pool.
 
         Raises:
-            EnvironmentFault: it does not fit.
+            EnvironmentFault: too little memory.
         """
         self._device = device
         self._kv = stages.pool
@@ -74,7 +74,7 @@ class EngineMemory:
             self.addresses |= dict.fromkeys(pool_names(place), self._pools[place.region])
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """In every region, in the order given."""
+        """Copy pages in every region, in the given order."""
         for pool, size in zip(self._pools, self._kv.region_bytes, strict=True):
             for source, target in zip(sources, targets, strict=True):
                 self._device.copy(pool + target * size, pool + source * size, size)
@@ -102,7 +102,7 @@ class EngineMemory:
         return self._device.host_buffer(self._kv.page_bytes)
 
     def _rows(self, page: int) -> Iterator[tuple[int, slice]]:
-        """Of a page in every region: its address, and its part of the page's bytes."""
+        """For each region, the address of a page's row, and its part of the page's bytes."""
         begin = 0
         for pool, size in zip(self._pools, self._kv.region_bytes, strict=True):
             yield pool + page * size, slice(begin, begin + size)
@@ -110,7 +110,7 @@ class EngineMemory:
 
 
 def _upload_constants(device: DriverDevice, constants: Mapping[str, float]) -> dict[str, int]:
-    """Scalars a TENSOR_ALIGNMENT apart, because kernels load from aligned addresses."""
+    """Upload scalars at aligned addresses (TENSOR_ALIGNMENT), as kernels require."""
     staging = device.host_buffer(max(1, len(constants)) * TENSOR_ALIGNMENT)
     base = device.allocate(staging.nbytes)
     addresses = {}
@@ -124,7 +124,7 @@ def _upload_constants(device: DriverDevice, constants: Mapping[str, float]) -> d
 
 
 def _allocate_pools(device: DriverDevice, kv: CacheLayout, num_pages: int) -> list[int]:
-    """Address of each region, cleared: a GPU hands out what others have left behind."""
+    """Address of each region, cleared, because GPU memory is not zeroed at allocation."""
     sizes = [
         -(-num_pages * size // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT for size in kv.region_bytes
     ]

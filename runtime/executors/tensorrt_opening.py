@@ -1,9 +1,9 @@
-"""Opens an engine of TensorRT plans, or says why it is not for this machine.
+"""Opens an engine of TensorRT plans, after checking that this machine supports it.
 
     library -> its version -> GPU -> [session.py: pool, hashes] -> geometry -> plans -> memory
 
-A plan is native code: none is handed to the library before every file has been hashed and what
-the files say of each other has been compared.
+A plan is native code: none is passed to the library before all files have been hashed and checked
+against each other.
 """
 
 import mmap
@@ -31,7 +31,8 @@ from trtc.runtime.executors.tensorrt_plan import LoadedPlan
 from trtc.runtime.integrity.engine_files import REBUILD
 
 _POOL_SHARE = 0.9
-"""A GPU is the engine's alone; the rest is for the plans' scratch memory and the library."""
+"""Share of the free GPU memory for the pool; the rest is for the plans' scratch memory and the
+library."""
 
 
 def open_device() -> DriverDevice:
@@ -95,7 +96,7 @@ class TensorRtOpening:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Whatever stages.json names must be listed too; `open` sees to that."""
+        """Files to verify; `open` checks that the files of stages.json are listed too."""
         return (STAGES_FILE,)
 
     @property
@@ -115,7 +116,7 @@ class TensorRtOpening:
             device.close()
 
     def close(self) -> None:
-        """Nothing was made ready."""
+        """Nothing to release."""
 
     def open(self, num_pages: int) -> TensorRtExecutor:
         engine, manifest = self.request.engine, self.request.manifest
@@ -139,7 +140,7 @@ class TensorRtOpening:
 
 
 class _Loader:
-    """Plans and kernels of an engine onto a device."""
+    """Loads an engine's plans and kernels onto a device."""
 
     def __init__(
         self,
@@ -174,7 +175,7 @@ class _Loader:
         return DriverKernel(handle, facts.num_threads, facts.shared_bytes)
 
     def _load_plan(self, segment: Segment) -> LoadedPlan:
-        """Deserialise; the plan's bytes are mapped, and the library copies what it keeps."""
+        """Deserialise a plan, whose bytes are mapped; the library makes its own copy."""
         with (
             (self._engine / segment.plan).open("rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan,
@@ -188,7 +189,7 @@ class _Loader:
         return LoadedPlan(self._trt, self._log, engine, segment, self._tensors, self._device.stream)
 
     def _check_validity(self, segment: Segment, plan: mmap.mmap) -> None:
-        """TensorRT for RTX says of a plan, without opening it, whether it suits the GPU."""
+        """Check with TensorRT for RTX, without deserialising, that a plan is valid on this GPU."""
         ask = getattr(self._runtime, "get_engine_validity", None)
         if ask is None:
             return
@@ -205,7 +206,7 @@ class _Loader:
 
 
 def _check_geometry(engine: Path, manifest: Manifest, stages: Stages) -> None:
-    """The pool that the runtime fills, the one of the plans and, of a bundle, the recipe's."""
+    """Check that the manifest, the plans and, in a bundle, the recipe have the same KV pool."""
     pools = [(STAGES_FILE, stages.pool)]
     if RECIPE_FILE in manifest.files:
         pools.append((RECIPE_FILE, read_recipe(engine).pool))
@@ -220,8 +221,8 @@ def _check_geometry(engine: Path, manifest: Manifest, stages: Stages) -> None:
 
 
 def _check_listed(manifest: Manifest, stages: Stages, arch: str) -> None:
-    """What stages.json names must have been hashed with the rest, and what plans are refitted
-    from."""
+    """Check that the manifest lists all files of stages.json, and the weights for refitting, so
+    that they have been hashed."""
     cubins = (kernel.cubin for kernel in stages.kernels.get(arch, ()))
     weights = (GRAPH_FILE, WEIGHTS_FILE) if manifest.target.kind == "tensorrt" else ()
     for name in (*stages.plans, *cubins, *weights):

@@ -1,6 +1,6 @@
-"""One plan, deserialised: a context for each profile, every tensor at an address for good.
+"""One deserialised plan: a context for each profile, with fixed addresses of tensors.
 
-Contexts share their scratch memory, since no two of an engine ever run at once. The caller has
+Contexts share their scratch memory, because an engine runs one at a time. The caller must have
 verified the file: a plan is native code.
 """
 
@@ -18,11 +18,11 @@ TRT_TYPES: Mapping[str, str] = {
     "f8e4m3": "FP8",
     "i32": "INT32",
 }
-"""trtc -> trt.DataType."""
+"""trtc's dtype -> name in trt.DataType."""
 
 
 class LoadedPlan:
-    """A segment's plan on the device. Calls into TensorRT that fail say so by what they return."""
+    """A segment's plan on the device. TensorRT's calls report failure by their return values."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class LoadedPlan:
         """Create the contexts.
 
         Args:
-            log: the logger of make_logger, which knows why a call failed.
+            log: logger of make_logger, with the reason of the last failure.
             engine: an ICudaEngine.
             tensors: element type and shape of every tensor of the step.
 
@@ -58,12 +58,12 @@ class LoadedPlan:
 
     @property
     def scratch_bytes(self) -> int:
-        """Of the hungriest profile."""
+        """Scratch bytes of the profile that needs most."""
         profiles = range(self._engine.num_optimization_profiles)
         return max(int(self._engine.get_device_memory_size_for_profile_v2(p)) for p in profiles)
 
     def bind(self, addresses: Mapping[str, int], scratch: int, size: int) -> None:
-        """Give every context its profile, its scratch memory and all its addresses."""
+        """Set the profile, scratch memory and all addresses of every context."""
         names = (*self._segment.inputs, *self._segment.outputs)
         for profile, context in enumerate(self._contexts):
             self._must(
@@ -77,7 +77,7 @@ class LoadedPlan:
                 )
 
     def enqueue(self, profile: int, extents: Mapping[str, int]) -> None:
-        """Put one execution on the stream."""
+        """Enqueue one execution."""
         context = self._contexts[profile]
         for name, shape in self._shapes.items():
             sizes = resolve(shape, extents)
@@ -88,12 +88,12 @@ class LoadedPlan:
         self._must(context.execute_async_v3(self._stream), "execute")
 
     def can_be_captured(self, profile: int) -> bool:
-        """TensorRT for RTX compiles kernels while it runs, and says when that is over."""
+        """Whether a profile can be captured: not while TensorRT for RTX compiles kernels (JIT)."""
         ask = getattr(self._contexts[profile], "is_stream_capturable", None)
         return ask is None or bool(ask(self._stream))
 
     def close(self) -> None:
-        """Contexts go before their engine."""
+        """Free the contexts, then the engine."""
         self._contexts.clear()
         self._engine = None
 
@@ -135,7 +135,7 @@ class LoadedPlan:
 
 
 def _fits(found: Sequence[int], wanted: Shape) -> bool:
-    """Axes that vary are -1 in a plan."""
+    """Whether shapes match; dynamic axes are -1 in a plan."""
     return len(found) == len(wanted) and all(
         axis == -1 if isinstance(extent, str) else axis == extent
         for axis, extent in zip(found, wanted, strict=True)

@@ -1,4 +1,4 @@
-"""A step's integers on their way to the device, and the sizes that choose profiles and graphs."""
+"""Uploads a step's int32 inputs, and the sizes by which profiles and graphs are chosen."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from trtc.runtime.device.base import DriverDevice
 from trtc.runtime.executors.base import Int32s, StepBatch
 
 Shape = tuple[int | str, ...]
-"""Extents, by number or by the symbol of an axis that varies."""
+"""Extents: a number, or the symbol of a dynamic axis."""
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class StepTensor:
     """One of the plans' int32 inputs."""
 
     name: str
-    """In the graph."""
+    """Name in the graph."""
     input: StepInput
     group: int
-    """Of the cache layout, whose part of the input it is."""
+    """Group of the cache layout whose part of the input this is."""
 
 
 def input_tensors(num_groups: int) -> tuple[StepTensor, ...]:
@@ -34,7 +34,7 @@ def input_tensors(num_groups: int) -> tuple[StepTensor, ...]:
 
 @dataclass(frozen=True)
 class StepSizes:
-    """How large a step is, as plans see it."""
+    """Extents of a step for plans."""
 
     num_tokens: int
     num_sequences: int
@@ -60,8 +60,8 @@ def resolve(shape: Shape, extents: Mapping[str, int]) -> tuple[int, ...]:
 
 
 class StepInputs:
-    """The step's inputs at fixed addresses, filled from page-locked memory: by one copy up to the
-    first page table, and one a further table."""
+    """The step's inputs at fixed addresses, filled from page-locked memory: one copy for all up to
+    the first page table, and one for each further table."""
 
     def __init__(
         self, device: DriverDevice, largest: Mapping[str, int], num_groups: int = 1
@@ -85,11 +85,11 @@ class StepInputs:
         }
 
     def upload(self, batch: StepBatch) -> StepSizes:
-        """Put a step's integers on their way; nothing of an earlier step may be under way.
+        """Enqueue the copy of a step's inputs; no earlier step may be in flight.
 
-        Plans take no empty tensors: a step that needs no logits asks for those of row 0. Rows of
-        the page table are padded with page 0, which is beyond every context and never read, to
-        few different widths: each width is a shape of its own.
+        Plans do not support empty tensors: a step without logits requests those of row 0. Rows of
+        the page table are padded to one of few widths, because each width is a separate shape. The
+        padding is page 0, which is never read.
         """
         table = batch.page_table
         width = min(1 << (max(1, table.shape[1]) - 1).bit_length(), self._max_width)

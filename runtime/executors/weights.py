@@ -1,4 +1,4 @@
-"""An engine's weights on the host: mapped from its file, read from it, or random ones."""
+"""An engine's weights on the host: mapped from their file, read from it, or random."""
 
 import io
 import mmap
@@ -21,22 +21,22 @@ _ALIGNMENT = 64
 
 
 class KeptWeights(NamedTuple):
-    """Weights in the host's memory, of an engine that is closed for a while. They had been verified
-    when it was opened."""
+    """Weights in host memory of an engine that is closed temporarily. They were verified when it
+    was opened."""
 
     data: NDArray[np.uint8]
     digest: str
-    """Of the engine's manifest."""
+    """Digest of the engine's manifest."""
     mapped: FileIdentity | None
-    """The file that `data` is mapped from; None: it is memory of this process."""
+    """The file that `data` is mapped from; None: `data` is memory of this process."""
 
     def are_of(self, digest: str, found: FileIdentity | None) -> bool:
-        """Whether an engine may be opened with them: it is the same, and nobody has written to a
-        file that is mapped.
+        """Whether an engine can be opened with them: it is the same engine, and a mapped file has
+        not been written to.
 
         Args:
-            digest: of its manifest.
-            found: its file of weights now; None: it has none.
+            digest: digest of its manifest.
+            found: identity of its weights' file now; None: it has none.
         """
         return self.digest == digest and (self.mapped is None or self.mapped == found)
 
@@ -45,7 +45,7 @@ def map_weights(path: Path, num_bytes: int, found: FileIdentity | None = None) -
     """The data section of weights.safetensors, mapped and not copied.
 
     Args:
-        found: the file whose hash is compared, which must be the one that is mapped.
+        found: identity of the file that is hashed; the same file must be mapped.
 
     Raises:
         EngineCorruptError: it cannot be read, is another file than `found`, or its data section is
@@ -61,11 +61,11 @@ def map_weights(path: Path, num_bytes: int, found: FileIdentity | None = None) -
 
 
 class WeightsFile:
-    """The data section of weights.safetensors, for who copies it: read, and not mapped, so that a
-    file that is truncated meanwhile is an error and not SIGBUS. Thread-safe; close it."""
+    """The data section of weights.safetensors, for copying: it is read and not mapped, so that
+    truncation of the file is an error instead of SIGBUS. Thread-safe. Close it."""
 
     def __init__(self, path: Path, num_bytes: int, found: FileIdentity | None = None) -> None:
-        """As `map_weights`."""
+        """See `map_weights`."""
         with _opened(path) as file:
             self._begin = _begin_of_data(path, file, num_bytes, found)
             self._path = path
@@ -77,10 +77,10 @@ class WeightsFile:
         return self._num_bytes
 
     def read(self, begin: int, target: NDArray[np.uint8]) -> None:
-        """Fill `target` with what begins at byte `begin` of the section. Frees the GIL.
+        """Fill `target` with bytes of the section from `begin` on. Releases the GIL.
 
         Raises:
-            EngineCorruptError: the file has become shorter, or cannot be read any more.
+            EngineCorruptError: the file was truncated, or is no longer readable.
         """
         rest: memoryview = target.data
         while rest:

@@ -1,1 +1,1 @@
-"""Runs CUDA engines: launch plans captured into graphs, one a bucket of steps."""
+"""Runs CUDA engines: launch plans captured into CUDA graphs, one per bucket of steps."""

@@ -12,9 +12,9 @@ _SMALL = (
     *(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 896, 1024),
     *(1280, 1536, 1792, 2048),
 )
-"""A graph more costs 10 ms, once, and saves steps up to its size rows that are not there. What 160,
-320, 640, 896, 1280 and 1792 are worth to Llama-3.1-8B on an H200, milliseconds without and with
-them (decodes at 640 tokens of context, alone or beside one prompt):
+"""Each further bucket costs 10 ms once, for capture, and saves padded rows. The effect of 160, 320,
+640, 896, 1280 and 1792 on Llama-3.1-8B on an H200, in milliseconds without and with them (decodes
+at 640 tokens of context, alone or with one prompt):
 
 | decodes + prompt | 160 | 320 | 128 + 512 | 128 + 1024 | 256 + 1024 | 256 + 1536 |
 |---|---|---|---|---|---|---|
@@ -22,16 +22,16 @@ them (decodes at 640 tokens of context, alone or beside one prompt):
 | fp8, fp8 KV | 5.34, 5.10 | 8.68, 8.07 | 11.2, 10.7 | 18.5, 17.0 | 20.4, 18.7 | 26.6, 25.4 |
 | bf16 | 8.72, 8.46 | 15.0, 14.1 | 19.6, 17.4 | 35.3, 30.7 | 38.2, 33.1 | 49.3, 45.2 |
 
-But 224 decodes are slower in a graph of their own (8.38 in fp8, 8.08 as 256), and 448 (17.58; 14.91
-as 512), for which cuBLASLt's first offers are slow.
+But 224 decodes are slower with their own bucket (8.38 in fp8, 8.08 as 256), and so are 448 (17.58;
+14.91 as 512), because cuBLASLt's first heuristic results are slow for them.
 """
 _STEP = 512
-"""Beyond the small buckets."""
+"""Distance of buckets beyond the small ones."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """The extents that a graph was captured for; it runs every step that has no more of any."""
+    """The extents that a graph was captured for; it runs every step with at most these extents."""
 
     kind: Literal["decode", "mixed"]
     """decode: every sequence has exactly one new token."""
@@ -59,7 +59,7 @@ class Buckets:
     split_keys: int
     max_splits: int
     max_rows: int
-    """Logit rows of one step, and sequences of its batch: drafts are some (DraftRows)."""
+    """Most logit rows of a step, and most sequences of its batch, drafts included (DraftRows)."""
 
     def of(
         self, *, num_tokens: int, num_sequences: int, num_rows: int, longest_context: int
@@ -80,7 +80,7 @@ class Buckets:
 
 
 def fitting_variants(call: CallLaunches, bucket: Bucket) -> Iterator[tuple[int, CallVariant]]:
-    """The variants of a call that are right for every step of a bucket, with their numbers."""
+    """The variants of a call that support every step of a bucket, with their numbers."""
     rows = bucket.extent(call.rows)
     for number, variant in enumerate(call.variants):
         if rows <= variant.max_rows and (variant.kind == "any" or bucket.kind == "decode"):
@@ -88,7 +88,7 @@ def fitting_variants(call: CallLaunches, bucket: Bucket) -> Iterator[tuple[int, 
 
 
 class Tactics:
-    """Which variant of a call runs: the first that fits, unless a tuned table knows better."""
+    """Picks the variant of a call: that of a tuned table, else the first that fits."""
 
     def __init__(self, table: TacticTable | None = None) -> None:
         self._tuned = {

@@ -1,7 +1,7 @@
-"""Matrix products by cuBLASLt, through its C interface.
+"""GEMMs by cuBLASLt, through its C interface.
 
-cuBLAS stores by columns, so a row-major out [M, N] is its D [N, M], the weight its A, transposed,
-and x its B.
+cuBLAS is column-major, so a row-major out [M, N] is its D [N, M], the weight its A, transposed, and
+x its B.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ _ADD_BIAS = 4
 """CUBLASLT_EPILOGUE_BIAS."""
 _TRANSPOSED = 1
 _SCALE_OF_ROWS = 3
-"""CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F: one a row of A and one a column of B."""
+"""CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F: one scale per row of A and per column of B."""
 _WORKSPACE_BYTES, _ALIGNMENT_OF_A = 1, 5
 """cublasLtMatmulPreferenceAttributes_t; the alignments of B, C and D come after A's."""
 _TILE = 1
@@ -30,9 +30,9 @@ _MOST_ALIGNMENT = 256
 _CHOICES = 8
 _MANY_ROWS, _MANY_COLUMNS = 1024, 6144
 _TILES = {"wide": (201, 197), "narrow": (23, 24)}
-"""Of E4M3 products of many rows with one scale a tensor: the tiles (cublasLtMatmulTile_t) that were
-up to 8% faster on an H200 running hot than what cuBLASLt 13.1 offers first. Other versions may not
-know them: then its first offer is taken."""
+"""For E4M3 GEMMs of many rows with one scale per tensor: tiles (cublasLtMatmulTile_t) that were up
+to 8% faster on a hot H200 than the first heuristic result of cuBLASLt 13.1. If a version does not
+have them, its first result is used."""
 
 
 class _Algorithm(ctypes.Structure):
@@ -56,7 +56,7 @@ class MatrixAt:
     rows: int
     columns: int
     stride: int
-    """Elements from a row to the next."""
+    """Elements from one row to the next."""
 
     @property
     def alignment(self) -> int:
@@ -74,9 +74,9 @@ class ScalesAt:
 
 @dataclass(frozen=True)
 class BiasAt:
-    """Address of one value a column of out, aligned to 16 bytes.
+    """Address of a vector with one value per column of out, aligned to 16 bytes.
 
-    Of the type of out, but bf16 beside products of E4M3.
+    Its type is that of out, or bf16 for E4M3 inputs.
     """
 
     address: int
@@ -85,7 +85,7 @@ class BiasAt:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How products of one shape are done."""
+    """The cuBLASLt plan of one problem shape."""
 
     description: ctypes.c_void_p
     layouts: tuple[ctypes.c_void_p, ...]
@@ -100,7 +100,7 @@ class CublasLt:
         """
         Args:
             library: libcublasLt.
-            workspace: address of memory for one product at a time.
+            workspace: address of memory for one GEMM at a time.
 
         Raises:
             EnvironmentFault: the library refuses the device.
@@ -160,7 +160,7 @@ class CublasLt:
         scales: ScalesAt | None,
         bias: BiasAt | None,
     ) -> _Plan:
-        """Asked of cuBLASLt once a shape, whatever the addresses."""
+        """The plan of a shape; computed once, independent of addresses."""
         matrices = (weight, x, added, out)
         key = (
             *((one.dtype, one.rows, one.columns, one.stride, one.alignment) for one in matrices),
@@ -228,7 +228,7 @@ class CublasLt:
         layouts: Sequence[ctypes.c_void_p],
         matrices: Sequence[MatrixAt],
     ) -> list[_Algorithm]:
-        """What cuBLASLt thinks best comes first."""
+        """Algorithms by cuBLASLt's heuristic, best first."""
         preference = ctypes.c_void_p()
         self._call("MatmulPreferenceCreate", ctypes.byref(preference))
         limits = {_WORKSPACE_BYTES: ctypes.c_uint64(self._workspace_bytes)} | {

@@ -1,9 +1,10 @@
-"""What a program (program.py) runs on: memory, launches, products, collectives, graphs, copies.
+"""The device interface of a program (program.py): memory, launches, GEMMs, collectives, graphs,
+copies.
 
-`GpuDevice` (gpu_device.py) is a GPU; tests stand in a device that interprets the kernels. Not
-the contract of runtime/device/base.py, which is the driver's: here no address is seen, so that
-memory may be an array of the interpreter's, and copies have staging memory of their own, so that
-the host may write the next step's inputs while the last ones are under way.
+`GpuDevice` (gpu_device.py) is a GPU; tests use a device that interprets the kernels. This differs
+from runtime/device/base.py, the interface of the driver: here there are no addresses, so that
+memory may be an array of the interpreter, and copies go through staging buffers, so that the host
+can write the next step's inputs while the last ones are being copied.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,16 +18,16 @@ Bytes = NDArray[np.uint8]
 
 
 class HostBytes(Protocol):
-    """Bytes that lie on the host, in memory or not."""
+    """Bytes on the host, in memory or in a file."""
 
     @property
     def num_bytes(self) -> int: ...
 
     def read(self, begin: int, target: Bytes) -> None:
-        """Fill `target` with those from `begin` on. From any thread.
+        """Fill `target` with the bytes from `begin` on. Thread-safe.
 
         Raises:
-            EngineCorruptError: they are gone.
+            EngineCorruptError: they are no longer readable.
         """
         ...
 
@@ -54,7 +55,7 @@ class Memory(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """Some bytes into a block."""
+    """An offset in a block of memory."""
 
     memory: Memory
     offset: int
@@ -70,7 +71,7 @@ class Operand:
     rows: int
     columns: int
     stride: int
-    """Elements from a row to the next."""
+    """Elements from one row to the next."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +84,15 @@ class Product:
     input_scale: Place | None
     weight_scale: Place | None
     uniform_scale: bool
-    """All of `weight_scale` is one value."""
+    """Whether all of `weight_scale` is one value."""
     bias: Place | None
     residual: Operand | None = None
-    """Of the type of `out`, and perhaps `out` itself."""
+    """Has the type of `out`, and may be `out` itself."""
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Bytes of memory as a tensor map sees them; see protos/launch_plan.py's TileMap."""
+    """Memory described by a tensor map; see protos/launch_plan.py's TileMap."""
 
     place: Place
     sizes: tuple[int, ...]
@@ -111,17 +112,17 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Seat:
-    """A device's place among those of one engine."""
+    """A device's rank among the devices of one engine."""
 
     rank: int
     ranks: int
     rendezvous: bytes
-    """The same for all ranks: where they meet."""
+    """NCCL's unique id, the same for all ranks."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """So many bytes from a place on."""
+    """A range of bytes."""
 
     place: Place
     num_bytes: int
@@ -135,15 +136,15 @@ class Graph(Protocol):
         ...
 
     def drop(self) -> None:
-        """Free it, when all its work is done; `close` of its device frees what is left."""
+        """Free it, after all its work is done; `close` of its device frees remaining graphs."""
         ...
 
 
 class Download(Protocol):
-    """A copy to the host under way."""
+    """A copy to the host in flight."""
 
     def wait(self) -> Bytes:
-        """Block until it and all work before it is done.
+        """Block until the copy and all work before it are done.
 
         Raises:
             EnvironmentFault: the device failed.
@@ -152,21 +153,21 @@ class Download(Protocol):
 
 
 class ProgramDevice(Protocol):
-    """One GPU and one queue of work: everything runs in the order it was asked for."""
+    """One GPU and one stream: all work runs in the order in which it was enqueued."""
 
     def allocate(self, num_bytes: int) -> Memory:
         """Memory that is zero and aligned to 256 bytes.
 
         Raises:
-            EnvironmentFault: there is too little.
+            EnvironmentFault: there is too little memory.
         """
         ...
 
     def upload(self, data: HostBytes) -> Memory:
-        """Memory that holds a copy of `data`; returns when the host's is free to change.
+        """Memory with a copy of `data`, which may change after the call.
 
         Raises:
-            EngineCorruptError: `data` is gone.
+            EngineCorruptError: `data` is no longer readable.
         """
         ...
 
@@ -174,7 +175,7 @@ class ProgramDevice(Protocol):
         """Their tensor maps, one after another, each of TILE_MAP_BYTES.
 
         Raises:
-            EnvironmentFault: the driver makes no such map.
+            EnvironmentFault: the driver refuses a map.
         """
         ...
 
@@ -194,20 +195,20 @@ class ProgramDevice(Protocol):
     def multiply(self, product: Product) -> None: ...
 
     def all_reduce(self, source: Place, target: Place, num_elements: int, dtype: str) -> None:
-        """Enqueue target = the sum of every rank's `source`, which all ask for at the same place of
-        their queues; the two may be one."""
+        """Enqueue target = the sum of all ranks' `source`. All ranks call it at the same point of
+        their streams; source and target may be the same."""
         ...
 
     def all_gather(self, source: Place, target: Place, num_bytes: int) -> None:
-        """Enqueue target = every rank's `source`, one after another in their order."""
+        """Enqueue target = the `source` of all ranks, concatenated in the order of ranks."""
         ...
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """Record what `work` asks for, without running it."""
+        """Record the work that `work` enqueues, without running it."""
         ...
 
     def send(self, data: Bytes, target: Place) -> None:
-        """Enqueue a copy of `data` from the host; `data` may change after it."""
+        """Enqueue a copy of `data` from the host; `data` may change after the call."""
         ...
 
     def fetch(self, source: Place, num_bytes: int) -> Download:
@@ -215,11 +216,12 @@ class ProgramDevice(Protocol):
         ...
 
     def scatter(self, data: Bytes, targets: Sequence[Span]) -> None:
-        """Enqueue copies from the host, one part of `data` after another; it may change after."""
+        """Enqueue copies of consecutive parts of `data` from the host; `data` may change after the
+        call."""
         ...
 
     def gather(self, sources: Sequence[Span]) -> Download:
-        """Enqueue copies to the host, where they lie one after another."""
+        """Enqueue copies to the host, where they are concatenated."""
         ...
 
     def copy(self, source: Place, target: Place, num_bytes: int) -> None:
@@ -231,8 +233,8 @@ class ProgramDevice(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Another rank has failed, and work that waits for it may never end: whoever waits for the
-        device gets an EnvironmentFault. From any thread."""
+        """Another rank has failed, and work that waits for it may never end: threads that wait for
+        the device get an EnvironmentFault. Thread-safe."""
         ...
 
     def close(self) -> None:

@@ -3,15 +3,15 @@
     StepBatch -> step block -> graph of its bucket -> graph of the sampler -> token ids
                  (one copy)    (up to the logits)     (the stages it needs)    (one copy)
 
-A step that is drawn late sends its block without what the draw needs, which follows with the masks:
+A step that is drawn late sends its block without the sampling columns, which follow with the masks:
 
     StepBatch -> step block -> graph of its bucket ... SamplingBatch -> its part of the block, masks
                                                    -> graph of the sampler -> token ids
 
-Token ids that the last step drew and the host has not seen yet are taken over on the device.
+Pending token ids, drawn by the last step and unknown to the host, are copied on the device.
 
-The first step of a bucket runs as it is captured for the next ones: nothing is warmed up at load,
-and a graph costs milliseconds once.
+A bucket's graph is captured at its first step: there is no warm-up at load, and a capture costs
+milliseconds once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,15 +42,15 @@ from trtc.runtime.sampling.pending import with_pending_counted
 from trtc.runtime.sampling.sampler import SampledTokens, SamplingBatch, sample
 
 _MOVED_BYTES = 16 << 20
-"""Of pages, in one landing or stage of page-locked memory; at most two of these are under way."""
+"""Bytes of pages in one page-locked buffer; at most two are in flight."""
 _MOST_DRAFT_ROWS = 64
-"""Steps of up to so many decodes take little longer than one decode: reading the weights is most of
-them."""
+"""Steps of up to this many decodes take little longer than one decode: most of the time is for
+reading the weights."""
 
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A step whose tokens the host has drawn already."""
+    """A step whose tokens have been drawn on the host."""
 
     tokens: SampledTokens
 
@@ -71,7 +71,7 @@ class _Undrawn:
 
 @dataclass(frozen=True, eq=False)
 class _PageRead:
-    """Pages on their way (implements PageRead)."""
+    """Copies of pages in flight (implements PageRead)."""
 
     downloads: list[Download]
     page_bytes: int
@@ -114,12 +114,12 @@ class CudaExecutor(ExecutorSizes):
 
     @property
     def program(self) -> Program:
-        """For measuring and checking single calls."""
+        """The program, for measuring and checking single calls."""
         return self._program
 
     @property
     def layout(self) -> StepBlock:
-        """Of the step's inputs on the device."""
+        """Layout of the step's inputs on the device."""
         return self._layout
 
     def bucket_of(self, batch: StepBatch) -> Bucket:
@@ -155,7 +155,7 @@ class CudaExecutor(ExecutorSizes):
         return _Undrawn(self, self._step(batch))
 
     def draw(self, bucket: Bucket, sampling: SamplingBatch) -> PendingStep:
-        """Draw the step that was launched last, up to its logits, in this bucket."""
+        """Draw the last step that was launched up to its logits, which has this bucket."""
         if not self._sampler.fits(sampling):
             return self._draw_on_host(sampling)
         fill_sampling(self._block, self._layout, sampling)
@@ -168,7 +168,7 @@ class CudaExecutor(ExecutorSizes):
     def _draw_on_host(self, sampling: SamplingBatch) -> PendingStep:
         """Draw a step with more biases, penalties or masks than the device has room for.
 
-        Done before it returns: the next step takes its tokens from the device.
+        Blocks until the tokens are on the device, where the next step reads them.
         """
         if sampling.pending is not None:
             sampling = with_pending_counted(sampling, self._sampler.sampled())
@@ -178,12 +178,12 @@ class CudaExecutor(ExecutorSizes):
         return _Drawn(tokens)
 
     def logits(self, batch: StepBatch) -> Float32s:
-        """As the contract says; more rows than a step serves are asked for in several steps,
-        which write the same keys and values again, and go on from the same states."""
+        """See Executor. If there are more rows than a step supports, several steps run, which write
+        the same keys and values again and start from the same states."""
         result = np.empty((len(batch.logit_rows), self._vocab_size), np.float32)
         replaced = replaced_states(self._kv, batch) if len(result) > self._layout.max_rows else []
         states = self.read_pages(replaced).wait() if replaced else None
-        # A step without logits is run too: its keys and values are what it is for.
+        # A step without logits is run too, for its keys and values.
         for begin in range(0, max(1, len(result)), self._layout.max_rows):
             rows = slice(begin, begin + self._layout.max_rows)
             wanted = batch.logit_rows[rows]
@@ -218,7 +218,7 @@ class CudaExecutor(ExecutorSizes):
         downloads: list[Download] = []
         for batch in self._in_batches(pages):
             if len(downloads) > 1:
-                downloads[-2].wait()  # its landing is free for this one
+                downloads[-2].wait()  # frees its buffer for this one
             downloads.append(self._device.gather(self._spans(batch)))
         return _PageRead(downloads, self._kv.page_bytes)
 
@@ -235,7 +235,7 @@ class CudaExecutor(ExecutorSizes):
             yield pages[begin : begin + number]
 
     def _spans(self, pages: Sequence[int]) -> list[Span]:
-        """Of each page its row of every region."""
+        """For each page, its rows of all regions."""
         pool = self._program.spaces["pool"]
         rows = list(zip(self._program.regions, self._kv.region_bytes, strict=True))
         return [
@@ -243,7 +243,7 @@ class CudaExecutor(ExecutorSizes):
         ]
 
     def check(self) -> None:
-        """A GPU's failure shows when it is used."""
+        """Nothing to check: failures of a GPU are reported when it is used."""
 
     def abandon(self) -> None:
         """See ProgramDevice.abandon."""

@@ -34,9 +34,9 @@ from trtc.runtime.executors.cuda.vendor_library import load_vendor_library
 
 """More needs the function's limit raised."""
 _WORKSPACE_BYTES = 32 << 20
-"""For cuBLASLt's products, as much as it likes on this SM."""
+"""Workspace of cuBLASLt, as recommended for this SM."""
 _EXIT_S = 5
-"""For CUDA's own end of a process whose GPU waits for a rank that is gone."""
+"""Seconds for CUDA's exit handlers, which may hang if the GPU waits for a rank that has ended."""
 
 
 class GpuDevice:
@@ -45,11 +45,11 @@ class GpuDevice:
     def __init__(self, gpu: CudaDriverDevice, seat: Seat | None = None) -> None:
         """
         Args:
-            gpu: this device's own from here on; `close` closes it.
-            seat: of one of several ranks; blocks until all are there.
+            gpu: owned by this device from now on; `close` closes it.
+            seat: rank of several; blocks until all ranks have connected. None: a single GPU.
 
         Raises:
-            EnvironmentFault: a library is missing, or refuses the GPU.
+            EnvironmentFault: a library is missing, or does not support the GPU.
         """
         self._gpu = gpu
         self._waiter = EventWaiter(gpu, is_rank=seat is not None)
@@ -172,8 +172,8 @@ class GpuDevice:
         self._gpu.synchronize()
 
     def abandon(self) -> None:
-        """NCCL's abort releases kernels that wait, but may itself wait for the GPU; and so may
-        CUDA, when the process ends."""
+        """Abort NCCL, which releases waiting kernels. The abort, and CUDA at process exit, may
+        themselves wait for the GPU."""
         self._waiter.abandon()
         if self._communicator is not None:
             threading.Thread(target=self._communicator.abort, daemon=True).start()
@@ -181,7 +181,7 @@ class GpuDevice:
 
     def close(self) -> None:
         self.wait()
-        self._gpu.drop_graphs()  # NCCL ends no membership that graphs refer to, and waits for them
+        self._gpu.drop_graphs()  # NCCL waits for graphs that refer to its communicator
         if self._communicator is not None:
             self._communicator.abort()
         self._products.close()

@@ -18,17 +18,17 @@ from trtc.runtime.executors.cuda.gpu_memory import address
 _STAGE_BYTES = 32 << 20
 _UPLOADERS = 4
 _SEND_SLOTS = 8
-"""Copies to the device that may wait in page-locked memory at once: those of a step that is drawn
-late (its columns, four sparse lists, masks) wait for its logits while the next step is sent."""
+"""Page-locked buffers for copies to the device: the copies of a step that is drawn late (its
+columns, four sparse lists, masks) wait for its logits while the next step is sent."""
 _POLL_S = 20e-6
-"""Between two looks at an event that another rank's end could keep from ever coming."""
+"""Seconds between two polls of an event that may never complete if another rank ends."""
 
 
 class EventWaiter:
     """Waits for events of one GPU, until it is abandoned.
 
     Args:
-        is_rank: whether another device's end can keep an event from ever coming.
+        is_rank: whether an event may never complete because another rank has ended.
     """
 
     def __init__(self, gpu: CudaDriverDevice, *, is_rank: bool) -> None:
@@ -37,7 +37,7 @@ class EventWaiter:
         self._abandoned = threading.Event()
 
     def abandon(self) -> None:
-        """A rank's waits end with an EnvironmentFault. From any thread."""
+        """Make a rank's waits raise EnvironmentFault. Thread-safe."""
         self._abandoned.set()
 
     def wait(self, event: int) -> None:
@@ -56,7 +56,7 @@ class EventWaiter:
 
 
 class GpuTransfers:
-    """The copies of one stream. Page-locked memory, which takes long to get, is kept for good."""
+    """The copies of one stream. Page-locked memory, which is slow to allocate, is reused."""
 
     def __init__(self, gpu: CudaDriverDevice, waiter: EventWaiter) -> None:
         self._gpu = gpu
@@ -67,11 +67,11 @@ class GpuTransfers:
         self._next_stage = 0
 
     def fill(self, target: int, data: HostBytes) -> None:
-        """Copy `data` to an address, and wait for it. Several threads fill the page-locked memory:
-        a file is read at their speed.
+        """Copy `data` to an address, and wait for it. Several threads fill the page-locked memory,
+        to read files faster.
 
         Raises:
-            EngineCorruptError: `data` is gone.
+            EngineCorruptError: `data` is no longer readable.
         """
         stages = itertools.cycle(self._stages)
         with ThreadPoolExecutor(_UPLOADERS) as pool:
@@ -101,14 +101,14 @@ class GpuTransfers:
         return [(self._gpu.host_buffer(_STAGE_BYTES), self._gpu.event()) for _ in range(_UPLOADERS)]
 
     def send(self, data: Bytes, target: Place) -> None:
-        """Enqueue a copy of `data`, which may change after it."""
+        """Enqueue a copy of `data`, which may change after the call."""
         stage, event = self._slot(len(data))
         stage[: len(data)] = data
         self._gpu.upload(address(target), stage[: len(data)])
         self._gpu.set_event(event)
 
     def _slot(self, num_bytes: int) -> tuple[Bytes, int]:
-        """Page-locked memory whose last copy is over."""
+        """Page-locked memory whose last copy is complete."""
         self._next_slot = (self._next_slot + 1) % _SEND_SLOTS
         stage, event = self._slots[self._next_slot]
         self._waiter.wait(event)
@@ -122,7 +122,7 @@ class GpuTransfers:
         return self.gather([Span(source, num_bytes)])
 
     def gather(self, sources: Sequence[Span]) -> "GpuDownload":
-        """Enqueue copies to the host, one after another in one landing."""
+        """Enqueue copies to the host, concatenated in one buffer."""
         num_bytes = sum(span.num_bytes for span in sources)
         target, event = self._landing(num_bytes)
         begin = 0
@@ -133,7 +133,8 @@ class GpuTransfers:
         return GpuDownload(self, target, event, num_bytes)
 
     def scatter(self, data: Bytes, targets: Sequence[Span]) -> None:
-        """Enqueue copies of `data`, which may change after it, through the stages of `fill`."""
+        """Enqueue copies of `data`, which may change after the call, through the buffers of
+        `fill`."""
         ends = list(accumulate(span.num_bytes for span in targets))
         for begin in range(0, len(data), _STAGE_BYTES):
             end = min(begin + _STAGE_BYTES, len(data))
@@ -150,14 +151,14 @@ class GpuTransfers:
             self._gpu.set_event(event)
 
     def _landing(self, num_bytes: int) -> tuple[Bytes, int]:
-        """Page-locked memory that no download waits in."""
+        """Page-locked memory that holds no unread download."""
         for at, (target, _) in enumerate(self._landings):
             if len(target) >= num_bytes:
                 return self._landings.pop(at)
         return self._gpu.host_buffer(num_bytes), self._gpu.event()
 
     def land(self, target: Bytes, event: int, num_bytes: int) -> Bytes:
-        """Wait for a download and copy it out of its memory, which the next one may have."""
+        """Wait for a download and copy it out of its buffer, which is free after that."""
         self._waiter.wait(event)
         data: Bytes = target[:num_bytes].copy()
         self._landings.append((target, event))
@@ -165,7 +166,7 @@ class GpuTransfers:
 
 
 class GpuDownload:
-    """A copy into a landing, which is given back once it has been read (implements Download)."""
+    """A copy into a page-locked buffer, which is returned after the read (implements Download)."""
 
     def __init__(self, transfers: GpuTransfers, target: Bytes, event: int, num_bytes: int) -> None:
         self._transfers = transfers

@@ -1,4 +1,4 @@
-"""Loads a CUDA engine, or one rank of it, onto a GPU that was found fit for it."""
+"""Loads a CUDA engine, or one rank of it, onto a GPU that has been checked."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -24,20 +24,20 @@ from trtc.runtime.integrity.launch_relations import check_launches
 
 _POOL_SHARE = 0.95
 _RESERVED_BYTES = 768 << 20
-"""Captured graphs, cuBLAS's workspace, and what the context grows by."""
+"""Memory for captured graphs, cuBLAS's workspace and growth of the context."""
 _NCCL_BYTES = 768 << 20
-"""What NCCL takes on each of several GPUs: buffers between every two."""
+"""Memory that NCCL uses on each of several GPUs, for buffers between all pairs."""
 
 
 @dataclass(frozen=True)
 class GpuOpening:
-    """What all CUDA engines have of an Opening, on one GPU or several."""
+    """The part of Opening that all CUDA engines share, on one or several GPUs."""
 
     request: OpenRequest
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What the ranks load."""
+        """The files that the ranks load."""
         manifest, of_code = self.request.manifest, (f"{KERNELS_DIR}/", TACTICS_PREFIX)
         code = (name for name in manifest.files if name.startswith(of_code))
         weights = () if self.request.dummy_weights else weights_files(manifest.target.tp)
@@ -53,7 +53,7 @@ class GpuOpening:
 
 
 def room_for_pool(request: OpenRequest, free_bytes: int) -> int:
-    """What is left of a GPU's free memory when the engine is loaded."""
+    """Bytes of a GPU's free memory that are left when the engine is loaded."""
     ledger = request.manifest.ledger
     reserved = _RESERVED_BYTES + (_NCCL_BYTES if request.manifest.target.tp > 1 else 0)
     return free_bytes - ledger.weights - ledger.activations - reserved
@@ -65,8 +65,8 @@ def open_executor(
     """Load an engine, or one rank of it, onto a GPU, which the executor closes.
 
     Raises:
-        EngineCorruptError: it names code that its manifest does not list.
-        EnvironmentFault: a library is missing, too little memory, or a driver that refuses.
+        EngineCorruptError: it refers to code that its manifest does not list.
+        EnvironmentFault: a library is missing, there is too little memory, or the driver refuses.
     """
     engine, manifest = request.engine, request.manifest
     launches = read_launches(engine)
@@ -87,7 +87,7 @@ def open_executor(
 
 @contextmanager
 def _weights(request: OpenRequest, rank: int) -> Iterator[HostBytes]:
-    """Open for as long as they are copied."""
+    """Context manager: the weights, open while they are copied."""
     if request.weights is not None:
         yield HostArray(request.weights)
         return

@@ -1,7 +1,4 @@
-"""NCCL by its C interface: collectives on any stream, so that they are captured with all the rest.
-
-Five functions of the library are enough.
-"""
+"""NCCL's C interface: collectives on any stream, which can be captured in CUDA graphs."""
 
 import ctypes
 from typing import ClassVar
@@ -24,10 +21,10 @@ class _UniqueId(ctypes.Structure):
 
 
 def make_rendezvous() -> bytes:
-    """Where the ranks of one engine meet; made by rank 0, given to all.
+    """NCCL's unique id of a group; made by rank 0 and passed to all ranks.
 
     Raises:
-        EnvironmentFault: NCCL is missing, or finds no way between processes.
+        EnvironmentFault: NCCL is missing, or cannot connect processes.
     """
     library, unique = _load(), _UniqueId()
     _check(library, library.ncclGetUniqueId(ctypes.byref(unique)))
@@ -35,10 +32,10 @@ def make_rendezvous() -> bytes:
 
 
 class NcclCommunicator:
-    """One rank's membership. Its calls enqueue work; every rank makes the same, in one order."""
+    """One rank's communicator. Calls enqueue work; all ranks make the same calls in one order."""
 
     def __init__(self, seat: Seat) -> None:
-        """Meet the other ranks, on the current CUDA device; blocks until all are there.
+        """Connect to the other ranks, on the current CUDA device; blocks until all have connected.
 
         Raises:
             EnvironmentFault: NCCL is missing, or cannot connect the GPUs.
@@ -54,23 +51,23 @@ class NcclCommunicator:
     def all_reduce(
         self, source: int, target: int, num_elements: int, dtype: str, stream: int
     ) -> None:
-        """target = the sum of every rank's source; device addresses, which may be equal."""
+        """target = the sum of all ranks' source; device addresses, which may be equal."""
         status = self._library.ncclAllReduce(
             source, target, num_elements, _TYPES[dtype], _SUM, self._member, stream
         )
         _check(self._library, status)
 
     def all_gather(self, source: int, target: int, num_bytes: int, stream: int) -> None:
-        """target = every rank's source, one after another."""
+        """target = the source of all ranks, concatenated."""
         status = self._library.ncclAllGather(
             source, target, num_bytes, _TYPES["i8"], self._member, stream
         )
         _check(self._library, status)
 
     def abort(self) -> None:
-        """End the membership, and whatever waits for other ranks on the device; any thread.
+        """Destroy the communicator, and end kernels that wait for other ranks. Thread-safe.
 
-        Waits for nobody else, so it serves for an orderly end as well.
+        It does not wait for other ranks, so it also serves for an orderly shutdown.
         """
         communicator, self._communicator = self._communicator, ctypes.c_void_p()
         if communicator:

@@ -1,4 +1,4 @@
-"""Opens a CUDA engine: is there a GPU of its SM, a driver for its code, memory for it?"""
+"""Opens a CUDA engine: checks the GPU's SM, the driver and the memory."""
 
 from dataclasses import dataclass
 from itertools import permutations
@@ -13,7 +13,7 @@ from trtc.runtime.executors.cuda.loading import GpuOpening, open_executor, room_
 from trtc.runtime.executors.opening import Opening, OpenRequest
 
 _MIN_DRIVER = 13000
-"""CUDA version of the oldest driver that takes the cubins, as cuDriverGetVersion counts."""
+"""CUDA version of the oldest driver that supports the cubins, as from cuDriverGetVersion."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class CudaOpening(GpuOpening):
 
 
 def device_name() -> str:
-    """What the driver calls the GPU."""
+    """The driver's name of the GPU."""
     api = DriverApi("cuda")
     name: bytes = api.call("cuDeviceGetName", 256, api.call("cuDeviceGet", 0))
     return name.split(b"\0")[0].decode()
@@ -43,9 +43,9 @@ def prepare_cuda(request: OpenRequest) -> Opening:
     """Check the GPUs and their driver.
 
     Raises:
-        EnvironmentFault: no cuda-bindings, no driver or one that is too old, too few GPUs, or GPUs
-            that do not reach each other's memory.
-        EngineIncompatibleError: a GPU of another SM.
+        EnvironmentFault: cuda-bindings or the driver is missing or too old, there are too few GPUs,
+            or they cannot access each other's memory (P2P).
+        EngineIncompatibleError: a GPU has another SM.
     """
     api = DriverApi("cuda")
     version = api.call("cuDriverGetVersion")
@@ -60,14 +60,14 @@ def prepare_cuda(request: OpenRequest) -> Opening:
     _check_gpus(request.manifest, api)
     if ranks == 1:
         return CudaOpening(request, CudaDriverDevice(api))
-    # One GPU starts without the code of several: milliseconds.
+    # Not imported for a single GPU, which saves milliseconds.
     from trtc.runtime.executors.cuda.sharded_opening import start_ranks
 
     return start_ranks(request, api)
 
 
 def _check_gpus(manifest: Manifest, api: DriverApi) -> None:
-    """Every rank has a GPU of the engine's SM, and all reach each other's memory."""
+    """Check that every rank has a GPU of the engine's SM, and that all have P2P access."""
     ranks, archs = manifest.target.tp, manifest.target.archs
     visible = api.call("cuDeviceGetCount")
     if visible < ranks:

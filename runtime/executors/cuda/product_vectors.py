@@ -1,4 +1,4 @@
-"""Vectors that products by cuBLASLt take and engines do not hold, made of those that they hold."""
+"""Converts an engine's scales and biases to the forms that cuBLASLt requires."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,19 +11,19 @@ from trtc.runtime.device.cuda_driver import CudaDriverDevice
 
 
 class ProductVectors:
-    """Made when they are first asked for, and kept: graphs hold on to those they were captured
-    with."""
+    """Vectors, made on first use and kept, because captured graphs refer to them."""
 
     def __init__(self, gpu: CudaDriverDevice) -> None:
         self._gpu = gpu
         flags = gpu.driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         self._stream = gpu.call("cuStreamCreate", flags.value)
-        """Beside the stream of the steps, which may be under capture."""
+        """Separate from the stream of the steps, which may be capturing."""
         self._row_scales: dict[int, tuple[int, int]] = {}
         self._biases: dict[tuple[int, str], int] = {}
 
     def row_scales(self, scale: int, rows: int) -> int:
-        """Address of a scalar scale once a row, as cuBLASLt takes it beside one a column.
+        """Address of a scalar scale repeated for each row: cuBLASLt takes scales of rows and of
+        columns together.
 
         Args:
             scale: address of an f32.
@@ -51,7 +51,7 @@ class ProductVectors:
         length: int,
         make: Callable[[NDArray[np.float32]], NDArray[Any]],
     ) -> int:
-        """Address of what is made of f32 values on the device, which nothing writes any more."""
+        """Address of a vector made from f32 values on the device, which must be constant."""
         values = np.empty(length, np.float32)
         with self._outside_capture():
             self._gpu.call(
@@ -68,7 +68,7 @@ class ProductVectors:
 
     @contextmanager
     def _outside_capture(self) -> Iterator[None]:
-        """Allows what this thread may not do while it captures: allocate, and wait."""
+        """Context manager that allows this thread to allocate and wait during a capture."""
         relaxed = self._gpu.driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         mode = self._gpu.call("cuThreadExchangeStreamCaptureMode", relaxed)
         try:
@@ -78,6 +78,6 @@ class ProductVectors:
 
 
 def round_to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Bits of the nearest bf16, ties to even; of finite values."""
+    """Bits of the nearest bf16, ties to even; for finite values."""
     bits = values.view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)

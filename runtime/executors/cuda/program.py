@@ -35,23 +35,23 @@ from trtc.runtime.executors.cuda.device import (
 )
 
 _PIECE_BYTES = 16 << 20
-"""Of weights on their way to the host: one landing of page-locked memory."""
+"""Bytes of weights per copy to the host, in one page-locked buffer."""
 
 
 @dataclass(frozen=True)
 class CudaEngineFiles:
-    """What a session has verified and hands over."""
+    """Verified files of an engine."""
 
     engine: Path
     launches: LaunchPlan
     weights: HostBytes
     """Data section of weights.safetensors, or dummy weights."""
     tactics: TacticTable | None = None
-    """What `trtc tune` found."""
+    """The result of `trtc tune`; None: not tuned."""
 
 
 class Program:
-    """Everything of an engine that is on the device."""
+    """An engine's code, weights and buffers on the device."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Program:
         """Load code and weights and allocate what a step needs.
 
         Raises:
-            EngineCorruptError: the weights are gone.
+            EngineCorruptError: the weights are no longer readable.
             EnvironmentFault: the GPU has too little memory, or its driver refuses the code.
         """
         launches = files.launches
@@ -75,7 +75,7 @@ class Program:
         self._step = launches.step
         sizes = (num_pages * size for size in kv.region_bytes)
         self.regions = tuple(accumulate(sizes, initial=0))[:-1]
-        """Where in the pool each region begins."""
+        """Offset of each region in the pool."""
         self._kernels = tuple(
             device.load(
                 (files.engine / code.file).read_bytes(),
@@ -97,13 +97,13 @@ class Program:
         self._maps = self._make_maps(launches.tile_maps())
 
     def run(self, bucket: Bucket, tactics: Tactics | None = None) -> None:
-        """Ask the device for a whole step, done as the engine's tactics say, or others."""
+        """Enqueue a whole step with the engine's tactics, or with others."""
         chosen = tactics or self._tactics
         for call in self.calls:
             self.run_call(call, chosen.pick(call, bucket), bucket)
 
     def run_call(self, call: CallLaunches, variant: CallVariant, bucket: Bucket) -> None:
-        """Ask the device for one call, done in one way."""
+        """Enqueue one variant of a call."""
         for work in variant.work:
             if isinstance(work, KernelCall):
                 self.launch(work, bucket)
@@ -113,7 +113,7 @@ class Program:
                 self._collect(work, bucket.extent(call.rows))
 
     def launch(self, work: KernelCall, bucket: Bucket) -> None:
-        """Ask the device for one kernel, unless it has nothing to do in the bucket."""
+        """Enqueue one kernel, unless its grid is empty in the bucket."""
         if bucket.splits < work.least_splits:
             return
         self.device.launch(
@@ -135,7 +135,7 @@ class Program:
         return Place(self.spaces[address.space], offset)
 
     def weights_on_host(self) -> Bytes:
-        """A copy of the weights, which are never written to."""
+        """A copy of the weights, which are constant."""
         memory = self.spaces["weights"]
         copy = np.empty(memory.num_bytes, np.uint8)
         for begin in range(0, memory.num_bytes, _PIECE_BYTES):

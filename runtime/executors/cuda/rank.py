@@ -1,6 +1,6 @@
 """The process of a rank other than 0 of a CUDA engine: python -m trtc.runtime.executors.cuda.rank.
 
-Arguments: the rank, which is the number of its GPU too, and of the socket to rank 0.
+Arguments: the rank, which is also the number of its GPU, and the number of the socket to rank 0.
 """
 
 import os
@@ -44,7 +44,7 @@ class CudaRank:
 
 
 def command(rank: int) -> Sequence[str]:
-    """What starts the process of a rank, but for the number of its socket."""
+    """The command of a rank's process, without the number of its socket."""
     return (sys.executable, "-m", __name__, str(rank))
 
 
@@ -52,7 +52,7 @@ def main() -> None:
     rank, descriptor = map(int, sys.argv[1:])
     link: Link[Order] = Link(socket.socket(fileno=descriptor), Order)
     status = serve_rank(link, CudaRank(rank))
-    # Without CUDA's own end, which may wait for other ranks; the driver frees everything.
+    # Skips CUDA's exit handlers, which may wait for other ranks; the driver frees everything.
     os._exit(status)
 
 

@@ -1,6 +1,6 @@
 """Draws a step's tokens on the device, in the stages that its rows need.
 
-Only token ids come back, and log-probabilities where a row asks for them.
+Only token ids are copied to the host, and log-probabilities if a row requests them.
 """
 
 from collections.abc import Mapping
@@ -37,12 +37,12 @@ from trtc.runtime.sampling.sampler import (
 _SPARSE = tuple(
     (one.name, f"{one.name}_token_ids", f"{one.name}_{one.values}") for one in SPARSE_COLUMNS
 )
-"""Attribute of SamplingBatch, and the tensors of its token ids and values."""
+"""Attribute of SamplingBatch -> the tensors of its token ids and values."""
 _MASKS = "mask_words"
 
 
 def stages_of(sampling: SamplingBatch, vocab_size: int) -> tuple[str, ...]:
-    """What plugins/sampling/tensors.py says that a step runs."""
+    """The stages that a step needs; see plugins/sampling/tensors.py."""
     has_entries = bool(len(sampling.bias.rows) or len(sampling.seen.rows))
     edited = has_entries or sampling.pending is not None
     drawn = sampling.temperature > 0
@@ -59,12 +59,12 @@ def stages_of(sampling: SamplingBatch, vocab_size: int) -> tuple[str, ...]:
 
 _TOKENS = ("sampled", "invalid")
 _LOGPROBS = ("token_logprobs", "top_ids", "top_logprobs")
-"""Tensors that come back together: each group lies in one piece."""
+"""Tensors that are copied together, because they are contiguous."""
 
 
 @dataclass(frozen=True)
 class _Results:
-    """A group of tensors on its way to the host."""
+    """A group of tensors being copied to the host."""
 
     download: Download
     tensors: Mapping[str, SamplingTensor]
@@ -83,7 +83,7 @@ class _Results:
 
 @dataclass(frozen=True)
 class PendingTokens:
-    """A step whose tokens are on their way (implements PendingStep)."""
+    """A step whose tokens are being copied to the host (implements PendingStep)."""
 
     tokens: _Results
     logprobs: _Results | None
@@ -133,7 +133,7 @@ class DeviceSampler:
         )
 
     def send(self, sampling: SamplingBatch) -> None:
-        """The sparse lists and the masks, where there are any."""
+        """Send the sparse lists and masks, if there are any."""
         for name, token_ids, values in _SPARSE:
             entries = getattr(sampling, name)
             if len(entries.rows):
@@ -143,7 +143,7 @@ class DeviceSampler:
             self._put(_MASKS, sampling.masks.words)
 
     def draw(self, bucket: Bucket, sampling: SamplingBatch) -> PendingTokens:
-        """Enqueue the stages and the download; what they read has been sent."""
+        """Enqueue the stages and the download; their inputs must have been sent."""
         stages = stages_of(sampling, self._vocab_size)
         key = (bucket.rows, stages)
         if key in self._graphs:
@@ -159,16 +159,16 @@ class DeviceSampler:
         )
 
     def take_sampled(self, bucket: Bucket) -> None:
-        """Put what the last step drew where `token_sources` asks for it."""
+        """Copy tokens of the last step to the inputs that refer to them by `token_sources`."""
         self._run((TAKE_SAMPLED,), bucket)
 
     def sampled(self) -> Int32s:
-        """What the last step drew, all rows that there could be; waits for it."""
+        """Tokens drawn by the last step, for the maximum number of rows; blocks."""
         tensor = self._plan.tensors["sampled"]
         return self._device.fetch(self._at("sampled"), 4 * tensor.rows).wait().view(np.int32)
 
     def put(self, token_ids: Int32s) -> None:
-        """Tokens of the last step that were drawn elsewhere."""
+        """Store tokens of the last step that were drawn on the host."""
         self._put("sampled", token_ids)
 
     def _put(self, tensor: str, values: NDArray[Any]) -> None:

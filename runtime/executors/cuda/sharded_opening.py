@@ -1,4 +1,4 @@
-"""Opens a CUDA engine of several ranks: a process a GPU, which start while files are verified."""
+"""Opens a CUDA engine of several ranks: one process per GPU, started while files are verified."""
 
 from dataclasses import dataclass
 
@@ -20,10 +20,10 @@ class ShardedOpening(GpuOpening):
 
     group: RankGroup
     gpu: CudaDriverDevice
-    """Of rank 0."""
+    """GPU of rank 0."""
 
     def free_bytes(self) -> int:
-        """Of the GPU that has least."""
+        """Free bytes of the GPU that has the least."""
         least = min(self.gpu.free_bytes(), *self.group.free_bytes())
         return room_for_pool(self.request, least)
 

@@ -1,4 +1,4 @@
-"""Fills the block of int32 that takes a step's inputs to the device in one copy."""
+"""Fills the int32 block in which a step's inputs are copied to the device at once."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +16,16 @@ from trtc.runtime.sampling.philox import uniforms
 from trtc.runtime.sampling.sampler import NO_PENDING, SamplingBatch, SparseRows
 
 _COLUMNS = tuple(one.name for one in SAMPLING_COLUMNS if one.device_dtype)
-"""Each is of 32 bits, and travels as its bits."""
+"""Columns of 32 bits, which are copied bitwise."""
 _INPUTS = in_block_order(STEP_INPUTS)
 _PADDED = {one.name for one in STEP_INPUTS if one.shape in (("B",), ("B+1",))}
 _NO_MASK = -1
 _LOW_BITS = 27
-"""Of a random number's 53."""
+"""Low bits of a random number's 53."""
 
 
 def fill_step(block: Int32s, layout: StepBlock, batch: StepBatch, num_sequences: int) -> int:
-    """Write a step into `block`; elements from its start that have to be sent.
+    """Write a step into `block`; returns the number of leading elements to send.
 
     Sequences after the real ones, up to `num_sequences`, are empty: no new tokens, no context.
     """
@@ -55,7 +55,7 @@ def fill_step(block: Int32s, layout: StepBlock, batch: StepBatch, num_sequences:
 
 
 def sampling_part(layout: StepBlock) -> slice:
-    """Where in the block `fill_sampling` writes."""
+    """The part of the block that `fill_sampling` writes."""
     inputs = {one.name for one in STEP_INPUTS}
     begins = [offset for name, offset in layout.offsets.items() if name in _COLUMNS]
     ends = [offset for name, offset in layout.offsets.items() if name in inputs]
@@ -82,7 +82,7 @@ def fill_sampling(block: Int32s, layout: StepBlock, sampling: SamplingBatch) -> 
 
 def row_starts(entries: SparseRows, num_rows: int) -> Int32s:
     """[num_rows + 1] where the entries of each row begin; they are sorted by row."""
-    if not len(entries.rows):  # of most steps
+    if not len(entries.rows):  # in most steps
         return np.zeros(num_rows + 1, np.int32)
     return np.searchsorted(entries.rows, np.arange(num_rows + 1)).astype(np.int32)
 

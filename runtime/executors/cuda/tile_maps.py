@@ -1,4 +1,4 @@
-"""Tensor maps (CUtensorMap): how TMA finds tiles in a matrix."""
+"""Tensor maps (CUtensorMap), which describe matrices to TMA."""
 
 import ctypes
 
@@ -12,7 +12,7 @@ def tile_map(gpu: CudaDriverDevice, tiles: Tiles) -> bytes:
     """The tensor map of some tiles.
 
     Raises:
-        EnvironmentFault: the driver makes no such map.
+        EnvironmentFault: the driver refuses the map.
     """
     driver = gpu.driver
     encoded = gpu.call(

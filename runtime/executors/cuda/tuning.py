@@ -1,10 +1,11 @@
-"""Measures on the GPU which variants of its calls make a step of each bucket fastest.
+"""Auto-tuning: finds the variants of calls that make a step of each bucket fastest.
 
-Whole steps are timed, because there a kernel overlaps its neighbours: on an H200 a product for o at
-64 rows that was 4% faster alone made the step 5% slower.
+Whole steps are timed, because kernels overlap their neighbours: on an H200 a GEMM for o at 64 rows
+that was 4% faster alone made the step 5% slower.
 
-Calls that differ in nothing but their tensors are one class, and run the same variant. One class
-after another tries its variants in the step as it is by then, against that step, in turns.
+Calls that differ only in their tensors form a class and run the same variant. For one class after
+another, each variant is timed in the step with the variants chosen so far, alternating with the
+step without it.
 """
 
 import statistics
@@ -38,11 +39,11 @@ from trtc.runtime.executors.cuda.program import Program
 _SERIES = 7
 _SERIES_SECONDS = 0.02
 _MIN_GAIN = 0.005
-"""A step must become so much faster for a variant to be kept. Two graphs of the same step differ by
-0.2% at most when they take turns (H200)."""
+"""Least relative gain of a step for a variant to be kept. Two graphs of the same step that run
+alternately differ by at most 0.2% (H200)."""
 _HOPELESS = 1.1
-"""A variant with which one step takes so much longer is not timed any further: most variants are
-for other numbers of rows."""
+"""A variant that makes one step this many times slower is not timed further: most variants are for
+other numbers of rows."""
 _PlacedT = TypeVar("_PlacedT", Matrix, TileMap)
 Clock = Callable[[], float]
 
@@ -61,12 +62,12 @@ class CallClass:
         return bucket.extent(self.calls[0].rows)
 
     def others(self, bucket: Bucket) -> list[int]:
-        """The variants that fit a bucket, without the first one, which runs untuned."""
+        """The variants that fit a bucket, without the first one, which is the default."""
         return [number for number, _ in fitting_variants(self.calls[0], bucket)][1:]
 
 
 def tune(executor: CudaExecutor, device: str, progress: Progress) -> TacticTable:
-    """Time every variant of every class in the steps of every bucket where there is a choice."""
+    """Time all variants of all classes in the steps of all buckets with a choice."""
     tactics: list[Tactic] = []
     classes = classes_of(executor.program.calls)
     decided: set[tuple[tuple[str, ...], str, int]] = set()
@@ -88,8 +89,7 @@ def tune_bucket(
     bucket: Bucket,
     clock: Clock = time.perf_counter,
 ) -> list[Tactic]:
-    """The variants that are worth their while in a step of a bucket, whose inputs are on the
-    device."""
+    """The variants that make a step of a bucket faster; the step's inputs must be on the device."""
     kept: list[Tactic] = []
     for one in classes:
         best: Tactic | None = None
@@ -118,12 +118,12 @@ def tune_bucket(
 def _race(
     program: Program, bucket: Bucket, runners: Sequence[Sequence[Tactic]], clock: Clock
 ) -> list[float]:
-    """Microseconds of a step with each of two lists of tactics: medians of series that take turns,
-    unless the second is hopeless."""
+    """Microseconds of a step with each of two lists of tactics: medians of alternating series,
+    unless the second is much slower at once."""
     graphs = [_capture(program, bucket, tactics) for tactics in runners]
     try:
         for graph in graphs:
-            graph.replay()  # the first one of a graph brings it to the device
+            graph.replay()  # the first replay uploads the graph
         first = [_seconds(program, graph, 1, clock) for graph in graphs]
         if first[1] > _HOPELESS * first[0]:
             return [seconds * 1e6 for seconds in first]
@@ -139,7 +139,7 @@ def _race(
 
 def _capture(program: Program, bucket: Bucket, tactics: Sequence[Tactic]) -> Graph:
     chosen = Tactics(TacticTable(device="", tactics=tuple(tactics)))
-    # What a first run loads or allocates must not be captured.
+    # A first run loads and allocates, which cannot be captured.
     program.run(bucket, chosen)
     return program.device.capture(lambda: program.run(bucket, chosen))
 
@@ -154,7 +154,7 @@ def _seconds(program: Program, graph: Graph, repeats: int, clock: Clock) -> floa
 
 
 def classes_of(calls: Sequence[CallLaunches]) -> list[CallClass]:
-    """In the order of their first calls."""
+    """Classes in the order of their first calls."""
     found: dict[bytes, list[CallLaunches]] = {}
     for call in calls:
         found.setdefault(_code_of(call), []).append(call)
@@ -198,7 +198,7 @@ def _anywhere(work: Work) -> Work:
 
 
 def _batches(executor: CudaExecutor) -> Iterator[StepBatch]:
-    """One decode step a decode bucket, and one prefill step a mixed bucket."""
+    """A decode step for each decode bucket, and a prefill step for each mixed bucket."""
     limits, size = executor.limits, executor.kv.page_size
     context = min(limits.max_seq_len, 1024, executor.num_pages * size)
     for sequences in _powers(limits.max_batch_size):
@@ -226,8 +226,7 @@ def _batch(
 ) -> StepBatch:
     """Sequences of `contexts` tokens of which the last `new` are this step's.
 
-    Sequences may share pages when the pool is small: what they read then means nothing, and takes
-    as long.
+    Sequences may share pages if the pool is small: they then read wrong values, at the same speed.
     """
     size = executor.kv.page_size
     width = -(-int(contexts.max()) // size)

@@ -1,4 +1,4 @@
-"""NVIDIA's libraries beside the driver: found in their wheels, a toolkit or the system."""
+"""Loads NVIDIA's libraries from their wheels, a toolkit or the system."""
 
 import ctypes
 
@@ -6,12 +6,13 @@ from trtc.protos.errors import EnvironmentFault
 
 
 def load_vendor_library(name: str) -> ctypes.CDLL:
-    """
+    """Load a library.
+
     Args:
-        name: of the file without its prefix and version: "cublasLt".
+        name: name of the file without its prefix and version: "cublasLt".
 
     Raises:
-        EnvironmentFault: there is none.
+        EnvironmentFault: it is not found.
     """
     try:
         return ctypes.CDLL(_find(name))

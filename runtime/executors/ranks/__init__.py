@@ -1,1 +1,1 @@
-"""Runs one engine in several processes, a rank of tensor parallelism each."""
+"""Runs one engine in several processes, one per tensor-parallel rank."""

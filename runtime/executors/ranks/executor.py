@@ -1,4 +1,4 @@
-"""An executor that is several: rank 0's, here, and the other ranks', which do the same."""
+"""An executor over all ranks: rank 0's in this process, and those of the other ranks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -35,16 +35,16 @@ from trtc.runtime.sampling.sampler import NO_LOGPROBS, SampledTokens, SamplingBa
 
 
 class LocalRank(Executor, Protocol):
-    """Rank 0."""
+    """The executor of rank 0."""
 
     def abandon(self) -> None:
-        """Release threads that wait for the device, which will never end its work; any thread."""
+        """Release threads that wait for the device, whose work will never end. Thread-safe."""
         ...
 
 
 @dataclass(frozen=True)
 class _ShardedStep:
-    """A step under way on every rank (implements PendingStep)."""
+    """A step in flight on all ranks (implements PendingStep)."""
 
     owner: "ShardedExecutor"
     number: int
@@ -56,7 +56,7 @@ class _ShardedStep:
 
 @dataclass(frozen=True)
 class _UndrawnShards:
-    """A step under way on every rank, of which nothing is drawn yet (implements UndrawnStep)."""
+    """A step in flight on all ranks that is not drawn yet (implements UndrawnStep)."""
 
     owner: "ShardedExecutor"
     number: int
@@ -78,11 +78,11 @@ def open_ranks(
     """Load every rank of an engine.
 
     Args:
-        rendezvous: where their collectives meet, in the device's own terms.
+        rendezvous: the device's id for connecting collectives.
         local: loads rank 0.
 
     Raises:
-        TrtcError: of the rank that cannot be loaded.
+        TrtcError: a rank cannot be loaded.
     """
     orders = [
         Open(str(engine.resolve()), rank, num_pages, dummy_weights, rendezvous)
@@ -100,7 +100,7 @@ class ShardedExecutor:
         self._group = group
         self._num_steps = 0
         self._digest = 0
-        """Of all tokens drawn."""
+        """Digest of all drawn tokens."""
         self._closed = False
 
     @property
@@ -109,7 +109,7 @@ class ShardedExecutor:
 
     @property
     def kv(self) -> CacheLayout:
-        """Of one rank's pool; pages have the same numbers on all."""
+        """Layout of one rank's pool; page numbers are the same on all ranks."""
         return self._local.kv
 
     @property
@@ -122,7 +122,7 @@ class ShardedExecutor:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of the other ranks' processes."""
+        """Process ids of the other ranks."""
         return self._group.pids
 
     @property
@@ -151,13 +151,13 @@ class ShardedExecutor:
             return _UndrawnShards(self, number, step)
 
     def draw(self, undrawn: _UndrawnShards, sampling: SamplingBatch) -> PendingStep:
-        """Draw a step of `launch_forward`, the one that was launched last."""
+        """Draw the last step that was launched by `launch_forward`."""
         with self._group.calling():
             self._group.send(Draw(undrawn.number, pack(_quiet(sampling))))
             return _ShardedStep(self, undrawn.number, undrawn.step.draw(sampling))
 
     def complete(self, step: _ShardedStep) -> SampledTokens:
-        """Wait for the oldest step under way, which is drawn."""
+        """Wait for the oldest step in flight, which has been drawn."""
         with self._group.calling():
             tokens = step.step.wait()
         self._digest = digest(tokens, self._digest)
@@ -198,8 +198,8 @@ class ShardedExecutor:
         self._group.check()
 
     def close(self) -> None:
-        """After a failure rank 0's device may hold work that never ends: it is left to the end of
-        the process."""
+        """Close all ranks. After a failure, rank 0's device may have work that never ends, so it is
+        not closed before the process exits."""
         if self._closed:
             return
         self._closed = True
@@ -214,7 +214,7 @@ class ShardedExecutor:
 
 
 def _quiet(sampling: SamplingBatch) -> SamplingBatch:
-    """Without log-probabilities, which are for rank 0 to report."""
+    """The batch without log-probabilities, which only rank 0 reports."""
     return replace(sampling, num_logprobs=np.full_like(sampling.num_logprobs, NO_LOGPROBS))
 
 

@@ -1,8 +1,8 @@
-"""Rank 0's control of the other ranks: it starts them, sends them orders and notices their end.
+"""Rank 0's control of the other ranks: starts them, sends them orders and detects failures.
 
-A thread watches: a rank that has ended, has reported an error, is behind with a step or has drawn
-other tokens than rank 0 makes the whole group fail, once and for good. The others are killed then,
-and whoever waits for the device gets the error.
+A watchdog thread fails the whole group, for good, if a rank has exited, has reported an error, is
+late with a step or has drawn other tokens than rank 0. Then the other ranks are killed, and threads
+that wait for the device get the error.
 """
 
 import logging
@@ -35,7 +35,7 @@ from trtc.runtime.executors.ranks.progress import StepBook
 
 _TICK_S = 0.25
 _CAUSE_S = 1.0
-"""For another rank's end to show, when it is the cause of an error of rank 0's own device."""
+"""Seconds to wait for the exit of another rank, which may be the cause of an error on rank 0."""
 _CLOSE_S = 10.0
 
 _Local = TypeVar("_Local")
@@ -43,36 +43,36 @@ _log = logging.getLogger(__name__)
 
 
 def end_process(error: TrtcError) -> None:
-    """Rank 0's own thread is stuck in its device, and nothing else would end its requests."""
+    """End this process: rank 0's thread hangs in its device, so its requests would never end."""
     _log.critical("the device does not stop after a failure, so this process ends: %s", error)
     os._exit(error.exit_code)
 
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds after which a rank that lives is given up, and what then."""
+    """Timeouts in seconds after which a rank counts as failed, and the last resort."""
 
     start: float = 120.0
     open: float = 900.0
     step: float = 30.0
-    """A step's inputs, its launches (captured, the first time) and its work on the device."""
+    """For a step: its inputs, its launches (with capture, the first time) and the device's work."""
     grace: float = 10.0
-    """After a failure, for rank 0's own thread to come back from its device."""
+    """After a failure, for rank 0's thread to return from its device."""
     last_resort: Callable[[TrtcError], None] = field(default=end_process)
-    """Called when it does not."""
+    """Called if it does not return."""
 
 
 class RankGroup:
-    """Ranks 1, 2, ... of an engine; used by one thread, watched by another."""
+    """Ranks 1, 2, ... of an engine. One thread uses it, and another one watches the ranks."""
 
     def __init__(self, commands: Sequence[Sequence[str]], patience: Patience | None = None) -> None:
         """Start the processes.
 
         Args:
-            commands: of each rank from 1 on; the number of its socket is appended.
+            commands: command of each rank from 1 on; the number of its socket is appended.
 
         Raises:
-            EnvironmentFault: the system refuses to.
+            EnvironmentFault: a process cannot be started.
         """
         self._patience = patience or Patience()
         self._changed = threading.Condition()
@@ -80,7 +80,7 @@ class RankGroup:
         self._failed_at = 0.0
         self._closing = False
         self._busy_since: float | None = None
-        """When rank 0's thread went to its device; None: it is elsewhere."""
+        """Since when rank 0's thread has been in a call of its device; None: it is not."""
         self._steps = StepBook(len(commands))
         self._free_bytes: dict[int, int] = {}
         self._opened: set[int] = set()
@@ -102,7 +102,7 @@ class RankGroup:
 
     @property
     def num_ranks(self) -> int:
-        """Rank 0 included."""
+        """Number of ranks, including rank 0."""
         return len(self._ranks) + 1
 
     def on_failure(self, abandon: Callable[[], None]) -> None:
@@ -114,7 +114,7 @@ class RankGroup:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of ranks 1, 2, ..."""
+        """Process ids of ranks 1, 2, ..."""
         return tuple(rank.pid for rank in self._ranks)
 
     # The thread that drives the engine.
@@ -123,7 +123,7 @@ class RankGroup:
         """Device memory of each rank from 1 on, once all are ready.
 
         Raises:
-            TrtcError: one of them cannot start.
+            TrtcError: a rank cannot start.
         """
         self._wait_for(
             lambda: len(self._free_bytes) == len(self._ranks),
@@ -133,15 +133,15 @@ class RankGroup:
         return tuple(self._free_bytes[rank.number] for rank in self._ranks)
 
     def open(self, orders: Sequence[Open], local: Callable[[], _Local]) -> _Local:
-        """Load all ranks, which meet each other in doing so.
+        """Load all ranks, which connect to each other.
 
         Args:
-            orders: one a rank from 1 on.
-            local: loads rank 0; runs in a thread of its own, because nothing can interrupt it
-                where it waits for a rank that will never come.
+            orders: one order for each rank from 1 on.
+            local: loads rank 0; runs in a separate thread, because it cannot be interrupted while
+                it waits for another rank.
 
         Raises:
-            TrtcError: of the rank where it happened.
+            TrtcError: a rank failed.
         """
         for rank, order in zip(self._ranks, orders, strict=True):
             self._send(rank, frame(order))
@@ -168,12 +168,12 @@ class RankGroup:
             self._send(rank, content)
 
     def begin(self, number: int) -> None:
-        """Expect every other rank to end a step."""
+        """Expect all other ranks to complete a step."""
         with self._changed:
             self._steps.begin(number, time.monotonic())
 
     def end(self, number: int, digest: int) -> None:
-        """Rank 0 has ended a step, and what it drew up to it has this digest.
+        """Rank 0 has completed a step; `digest` is that of all tokens drawn so far.
 
         Raises:
             TrtcError: another rank has drawn other tokens, or the group has failed.
@@ -190,10 +190,10 @@ class RankGroup:
 
     @contextmanager
     def calling(self) -> Iterator[None]:
-        """Around what may be stuck in rank 0's device when another rank ends.
+        """Context manager around calls that may hang in rank 0's device if another rank exits.
 
         Raises:
-            TrtcError: the group has failed, which is what an error of the device then means.
+            TrtcError: the group has failed; it replaces an error of the device.
         """
         self.check()
         self._busy_since = time.monotonic()
@@ -241,7 +241,8 @@ class RankGroup:
             self.check()
 
     def _give_up(self, error: Exception) -> None:
-        """Rank 0 has failed: often because another rank has, and that is then what is raised."""
+        """Fail after an error on rank 0. If another rank has failed, its error is raised, because
+        it is probably the cause."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None, _CAUSE_S)
         if self._failure is not None:
@@ -261,7 +262,7 @@ class RankGroup:
                 self._look_at_the_clock()
 
     def _hear(self, rank: RankProcess) -> bool:
-        """Take in one answer; False: no more will come."""
+        """Process one answer; False: the rank has closed its socket."""
         try:
             answer = rank.link.receive()
         except (OSError, msgspec.DecodeError):
@@ -279,7 +280,7 @@ class RankGroup:
         return True
 
     def _take_in(self, rank: int, answer: Answer) -> str:
-        """What is wrong with an answer, or ""."""
+        """Process an answer; returns the problem, or ""."""
         match answer:
             case Ready():
                 self._free_bytes[rank] = answer.free_bytes
@@ -329,7 +330,7 @@ class RankGroup:
 
 
 def _in_thread(work: Callable[[], _Local]) -> Future[_Local]:
-    """Run `work` in a thread that the process does not wait for at its end."""
+    """Run `work` in a daemon thread."""
     future: Future[_Local] = Future()
 
     def run() -> None:
@@ -343,5 +344,5 @@ def _in_thread(work: Callable[[], _Local]) -> Future[_Local]:
 
 
 def _again(error: TrtcError) -> TrtcError:
-    """The same error, to be raised once more."""
+    """A copy of an error, to raise it again."""
     return type(error)(error.problem, field=error.field, remedy=error.remedy)

@@ -1,4 +1,4 @@
-"""One end of a socket pair between two ranks: messages of known length, in order."""
+"""One end of a socket pair between two ranks: messages with length prefixes."""
 
 import socket
 import threading
@@ -11,16 +11,16 @@ _LENGTH_BYTES = 4
 
 
 def frame(message: msgspec.Struct) -> bytes:
-    """A message as it travels."""
+    """The bytes of a message, with its length."""
     content = msgspec.msgpack.encode(message)
     return len(content).to_bytes(_LENGTH_BYTES, "little") + content
 
 
 class Link(Generic[_T]):
-    """Sends from any thread; receives, from one thread, messages of a type."""
+    """Sends from any thread; receives messages of one type from one thread."""
 
     def __init__(self, end: socket.socket, received: object) -> None:
-        """`received`: the type, or union of types, of what the other end sends."""
+        """`received`: the type, or union of types, of the other end's messages."""
         self.socket = end
         self._sending = threading.Lock()
         self._decoder: msgspec.msgpack.Decoder[_T] = msgspec.msgpack.Decoder(received)
@@ -30,7 +30,7 @@ class Link(Generic[_T]):
         self.send_frame(frame(message))
 
     def send_frame(self, content: bytes) -> None:
-        """The same of what `frame` made."""
+        """Send the result of `frame`; raises the errors of `send`."""
         with self._sending:
             self.socket.sendall(content)
 
@@ -38,7 +38,7 @@ class Link(Generic[_T]):
         """The next message; None: the other end is closed.
 
         Raises:
-            OSError: half a message came, and no more within the socket's timeout.
+            OSError: a message is incomplete after the socket's timeout.
             msgspec.DecodeError: it is not a message.
         """
         head = self._read(_LENGTH_BYTES)

@@ -1,8 +1,8 @@
 """The messages between rank 0 and the other ranks: MessagePack records, never pickle.
 
-Every rank does the same: the calls of an executor, in one order, sampling included. The logits are
-whole on all of them and a draw depends on the request's seed alone, so all draw the same tokens,
-and each knows on its own device what the next step continues with.
+Every rank makes the same calls of its executor in the same order, sampling included. All ranks have
+the complete logits, and a draw depends on the request's seed only, so all draw the same tokens, and
+each has the next step's tokens on its own device.
 """
 
 import zlib
@@ -29,7 +29,7 @@ _NESTED: Mapping[str, type[SparseRows | RowMasks]] = {
     **dict.fromkeys((one.name for one in SPARSE_COLUMNS), SparseRows),
     "masks": RowMasks,
 }
-"""Fields of a SamplingBatch that are records of arrays."""
+"""Fields of SamplingBatch that are records of arrays."""
 
 
 class Array(msgspec.Struct, frozen=True, array_like=True):
@@ -54,12 +54,12 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     num_pages: int
     dummy_weights: bool
     rendezvous: bytes
-    """Where the ranks' collectives meet, in the device's own terms."""
+    """The device's id for connecting collectives."""
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
     number: int
-    """Of the step, from 1."""
+    """Number of the step, from 1."""
     batch: Arrays
     sampling: Arrays
 
@@ -73,7 +73,7 @@ class Forward(msgspec.Struct, frozen=True, tag="forward"):
 
 class Draw(msgspec.Struct, frozen=True, tag="draw"):
     number: int
-    """Of the step that was launched last."""
+    """Number of the step that was launched last."""
     sampling: Arrays
 
 
@@ -88,7 +88,7 @@ class CopyPages(msgspec.Struct, frozen=True, tag="copy"):
 
 
 class Close(msgspec.Struct, frozen=True, tag="close"):
-    """Free everything and end."""
+    """Free all resources and exit."""
 
 
 Order = Open | Launch | Forward | Draw | Logits | CopyPages | Close
@@ -100,7 +100,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The process has started and has its device."""
 
     free_bytes: int
-    """Of device memory."""
+    """Free bytes of device memory."""
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
@@ -108,18 +108,18 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """How far a rank is; sent periodically, not step by step."""
+    """Progress of a rank; sent periodically, not for each step."""
 
     begun: int
-    """Step that was launched last."""
+    """The last step that was launched."""
     ended: int
-    """Step that ended last."""
+    """The last step that was completed."""
     digest: int
-    """Of all tokens drawn up to that one."""
+    """Digest of all tokens drawn up to that step."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The last word of a rank that cannot go on."""
+    """The last message of a rank that has failed."""
 
     kind: str
     """Class in protos/errors.py."""
@@ -135,7 +135,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
         return cls("EnvironmentFault", f"{type(error).__name__}: {text}", "", "")
 
     def error(self, where: str) -> errors.TrtcError:
-        """The error as it was, and where it happened."""
+        """The original error, with the place where it happened."""
         kind = _ERRORS.get(self.kind, errors.EnvironmentFault)
         return kind(f"{where}: {self.problem}", field=self.field, remedy=self.remedy)
 
@@ -154,7 +154,7 @@ Answer = Ready | Opened | Progress | Failed
 
 
 def pack(record: StepBatch | SamplingBatch | SparseRows | RowMasks) -> Arrays:
-    """A record of arrays as named arrays; what is None is left out."""
+    """A record of arrays as named arrays; None is left out."""
     packed: Arrays = {}
     for field in fields(record):
         value = getattr(record, field.name)
@@ -166,10 +166,10 @@ def pack(record: StepBatch | SamplingBatch | SparseRows | RowMasks) -> Arrays:
 
 
 def unpack(kind: type[T], packed: Arrays) -> T:
-    """The record again. Its arrays are read-only.
+    """The inverse of `pack`. The arrays are read-only.
 
     Raises:
-        KeyError, TypeError, ValueError: it is not one.
+        KeyError, TypeError, ValueError: `packed` is not such a record.
     """
     arrays: dict[str, Any] = {name: _array(array) for name, array in packed.items()}
     nested: dict[str, Any] = {
@@ -185,8 +185,8 @@ def _array(array: Array) -> NDArray[Any]:
 
 
 def digest(tokens: SampledTokens, before: int) -> int:
-    """What equal draws have in common, those `before` included; a row without finite logits may
-    draw anything."""
+    """A digest of drawn tokens, chained to the digest `before`. Rows with invalid logits are left
+    out, because they may draw any token."""
     token_ids = tokens.token_ids.copy()
     token_ids[list(tokens.invalid_rows)] = 0
     return zlib.crc32(token_ids.tobytes(), before)

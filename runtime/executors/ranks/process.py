@@ -1,4 +1,4 @@
-"""The process of a rank other than 0, as rank 0 sees it."""
+"""The process of a rank other than 0, started by rank 0."""
 
 import os
 import socket
@@ -14,21 +14,21 @@ _LAST_WORDS_S = 1.0
 
 
 class RankProcess:
-    """A process that can import what this one can, with one end of a socket pair.
+    """A process with the same import paths, connected by a socket pair.
 
-    It has a session of its own: Ctrl-C is for rank 0, which ends the others. It was
-    not forked from a process that has used CUDA: it begins anew.
+    It has a session of its own, so that only rank 0 gets Ctrl-C, and ends the others. It is not
+    forked, because CUDA does not work in forks of a process that has used it.
     """
 
     def __init__(self, number: int, command: Sequence[str], timeout: float) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
-            command: the number of its socket is appended.
-            timeout: seconds that a message may wait to be taken.
+            command: its command; the number of its socket is appended.
+            timeout: seconds that sending a message may take.
 
         Raises:
-            OSError: the system refuses.
+            OSError: the process cannot be started.
         """
         self.number = number
         ours, theirs = socket.socketpair()
@@ -56,7 +56,7 @@ class RankProcess:
         self._process.kill()
 
     def end(self, timeout: float) -> None:
-        """Wait until it has ended, or kill it."""
+        """Wait for its exit, and kill it after `timeout` seconds."""
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -65,7 +65,7 @@ class RankProcess:
         self.link.close()
 
     def how_it_ended(self) -> str:
-        """Of a process that has closed its socket."""
+        """Describe the end of a process that has closed its socket."""
         with suppress(subprocess.TimeoutExpired):
             status = self._process.wait(_LAST_WORDS_S)
             return f"was ended by signal {-status}" if status < 0 else f"ended, status {status}"

@@ -1,4 +1,4 @@
-"""How far each rank is, and whether all draw the same: no threads and no clock of its own."""
+"""Tracks the progress of ranks, and whether all draw the same tokens. Without threads or clock."""
 
 from trtc.runtime.executors.ranks.messages import Progress
 
@@ -6,26 +6,26 @@ _NOTHING = Progress(begun=0, ended=0, digest=0)
 
 
 class StepBook:
-    """Steps that rank 0 has asked for, until every other rank is known to have ended them."""
+    """Steps that rank 0 has launched and that are not known to be complete on all other ranks."""
 
     def __init__(self, num_others: int) -> None:
         self._progress = dict.fromkeys(range(1, num_others + 1), _NOTHING)
         self._begun: dict[int, float] = {}
-        """When rank 0 asked for a step."""
+        """Step -> time at which rank 0 launched it."""
         self._digests: dict[int, int] = {}
-        """Of all that rank 0 drew up to a step."""
+        """Step -> digest of the tokens that rank 0 drew up to it."""
 
     def begin(self, number: int, now: float) -> None:
-        """Rank 0 asks for a step; numbers grow."""
+        """Rank 0 launches a step; numbers increase."""
         self._begun[number] = now
 
     def end(self, number: int, digest: int) -> str:
-        """Rank 0 has ended a step; what is wrong, or ""."""
+        """Rank 0 has completed a step; returns the problem, or ""."""
         self._digests[number] = digest
         return next(filter(None, map(self._disagreement, self._progress)), "")
 
     def report(self, rank: int, progress: Progress) -> str:
-        """Another rank says how far it is; what is wrong, or ""."""
+        """Another rank reports its progress; returns the problem, or ""."""
         self._progress[rank] = progress
         problem = self._disagreement(rank)
         ended = min(one.ended for one in self._progress.values())
@@ -34,11 +34,11 @@ class StepBook:
         return problem
 
     def overdue(self, since: float) -> str:
-        """What was asked for before `since` and is not done; "": nothing."""
+        """Describes a step that was launched before `since` and is not complete; "": none."""
         number, asked_at = next(iter(self._begun.items()), (0, since))
         if asked_at >= since:
             return ""
-        # All wait for one that has not begun, and none of them ends.
+        # If one rank has not begun, all others wait for it.
         idle = [rank for rank, one in self._progress.items() if one.begun < number]
         late = idle or [rank for rank, one in self._progress.items() if one.ended < number]
         ranks = " and ".join(map(str, late))

@@ -1,9 +1,9 @@
-"""A rank other than 0: a process that carries out rank 0's orders.
+"""A rank other than 0: a process that executes rank 0's orders.
 
-    socket -> orders -> executor (main thread) -> steps under way -> done (a thread that waits)
+    socket -> orders -> executor (main thread) -> steps in flight -> done (a thread that waits)
 
-It ends on request, when it fails, and when rank 0's end of the socket closes: then at once,
-whatever its device does.
+It exits on request, on failure, and when rank 0 closes the socket: then at once, whatever its
+device does.
 """
 
 import os
@@ -47,14 +47,14 @@ from trtc.runtime.executors.ranks.messages import (
 from trtc.runtime.sampling.sampler import SamplingBatch
 
 _REPORT_S = 0.2
-"""Between two reports of progress: rank 0 has better things to do than to read them."""
+"""Seconds between two reports of progress, which cost rank 0 time."""
 
 
 class RankHost(Protocol):
-    """What a kind of engine does to become a rank."""
+    """The part of a rank that depends on the kind of engine."""
 
     def free_bytes(self) -> int:
-        """Memory of this rank's device, which is made ready.
+        """Free memory of this rank's device, which is initialised.
 
         Raises:
             EnvironmentFault: there is no such device.
@@ -62,17 +62,17 @@ class RankHost(Protocol):
         ...
 
     def open(self, order: Open) -> Executor:
-        """Load this rank; returns when all ranks have met.
+        """Load this rank; returns when all ranks have connected.
 
         Raises:
-            TrtcError: it cannot be loaded.
+            TrtcError: the rank cannot be loaded.
         """
         ...
 
 
 def serve_rank(link: Link[Order], host: RankHost) -> int:
-    """Be a rank until the end; the process' exit status."""
-    # The parent hears them too, and lets running requests end first.
+    """Run a rank until its end; returns the exit status."""
+    # The parent gets these signals too, and lets running requests end first.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     orders = _read_orders(link)
@@ -93,7 +93,7 @@ def _read_orders(link: Link[Order]) -> "queue.SimpleQueue[Order]":
             orders.put(order)
             if isinstance(order, Close):
                 return
-        os._exit(1)  # rank 0 is gone, and nothing that is under way matters any more
+        os._exit(1)  # rank 0 has exited, so work in flight is of no use
 
     threading.Thread(target=read, name="trtc-rank-orders", daemon=True).start()
     return orders
@@ -130,11 +130,11 @@ def _serve(link: Link[Order], host: RankHost, orders: "queue.SimpleQueue[Order]"
 class _Launched:
     number: int
     step: PendingStep | None
-    """None: it has ended, and drew nothing."""
+    """None: the step is complete and has drawn nothing."""
 
 
 class _Steps:
-    """Steps under way: one thread waits for each, another reports their progress to rank 0."""
+    """Steps in flight: one thread waits for them, another reports their progress to rank 0."""
 
     def __init__(self, link: Link[Order], executor: Executor) -> None:
         self._link = link
@@ -143,7 +143,7 @@ class _Steps:
         self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
         self._progress = Progress(begun=0, ended=0, digest=0)
         self._undrawn: UndrawnStep | None = None
-        """The step launched last, while it is to be drawn."""
+        """The last launched step, until it is drawn."""
         self._moving = threading.Condition()
         self._moved = threading.Event()
         self._threads = [
@@ -167,7 +167,7 @@ class _Steps:
         self._move(begun=order.number)
 
     def draw(self, order: Draw) -> None:
-        """When the steps before it have ended, as they have on rank 0."""
+        """Draw the last step, after the steps before it are complete, as on rank 0."""
         if self._undrawn is None:
             raise InvariantError("there is no step to draw")
         with self._moving:
@@ -209,7 +209,8 @@ class _Steps:
 
     @contextmanager
     def _reporting_errors(self) -> Iterator[None]:
-        """The main thread may be stuck in the device: it is not waited for."""
+        """Context manager that reports errors and exits, without waiting for the main thread, which
+        may hang in the device."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 (a thread's last frame)
@@ -223,4 +224,4 @@ def _report(link: Link[Order], error: Exception) -> None:
     try:
         link.send(Failed.of(error))
     except OSError:
-        return  # nobody is there to hear it
+        return  # rank 0 has exited
