@@ -29,7 +29,7 @@ def check_mixers(spec: DecoderSpec, target: Target, ranks: int = 1) -> None:
         raise UnsupportedError(
             f"{target.name} has no kernels for the latent attention of {spec.architecture}",
             field="--target",
-            remedy="Build with --target cpu",
+            remedy="Build with --target cpu, or cuda:sm_90 and others",
         )
     if spec.latent_attentions and ranks > 1:
         raise UnsupportedError(

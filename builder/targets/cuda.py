@@ -62,7 +62,7 @@ class CudaTarget:
 
     @property
     def attends_to_latents(self) -> bool:
-        return False
+        return True
 
     @property
     def has_sinks(self) -> bool:

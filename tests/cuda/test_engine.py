@@ -47,6 +47,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "nemotron": {},
     "ministral3": {"num_hidden_layers": 1},
     "cohere2": {"num_hidden_layers": 1, "layer_types": ["full_attention"]},
+    "deepseek_v3_dense": {"num_hidden_layers": 1, "first_k_dense_replace": 1},
     "smollm3": {"num_hidden_layers": 2, "no_rope_layers": [1, 0], "use_sliding_window": False},
 }
 """One without and one with norms of q and k, one with routed experts, one with windows and full
@@ -54,8 +55,8 @@ attention, rope by layer type, scaled embeddings and norms on both sides of a la
 with short convolutions, whose states lie side by side in the pool; one with delta nets, whose
 layers have two states, and a gate behind attention; one with norms after a layer's
 parts and over all heads, one with LayerNorm and squared ReLU without a gate, one with attention
-and MLP side by side, one with queries scaled by their position, and one with layers that have no
-rotary embedding."""
+and MLP side by side, one with queries scaled by their position, one with latent attention, and one
+with layers that have no rotary embedding."""
 
 
 def run_both(family: str, scheme: str, directory: str, **options: Any) -> dict[str, Any]:

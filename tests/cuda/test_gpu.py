@@ -9,6 +9,12 @@ import pytest
 from tests.support.device_sampling import sample_by_stages
 from tests.support.elementwise import grid, sliced
 from tests.support.kernels import KernelCall, assert_close
+from tests.support.latent_calls import (
+    PUBLISHED,
+    head_linear_call,
+    step_of,
+    write_call,
+)
 from tests.support.lowered import run_lowered, site_of
 from tests.support.masks import drawn_masks
 from tests.support.operands import random_array, scalar
@@ -120,6 +126,31 @@ def test_f32_is_quantised_as_the_reference_does(gpu: Gpu, rng: np.random.Generat
                 {"x": near.astype(np.float32), "out_scale": scalar(scale)},
             )
             assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_latent_attention_of_published_sizes(gpu: Gpu, rng: np.random.Generator, name: str) -> None:
+    """Mixed steps, and decodes in the shortest splits and the longest."""
+    shape = PUBLISHED[name]
+    decodes = step_of(shape, ((1, 1), (1, 64), (1, 65), (1, 700)))
+    mixed = step_of(shape, ((1, 1), (37, 37), (1, 700), (13, 50)))
+    for call, variant in ((decodes, 0), (decodes, -2), (mixed, -1)):
+        found = run_lowered(call, run=gpu.run, sm=gpu.sm, stale=0, variant=variant)["out"]
+        # Weights are rounded to bf16 before they multiply the latents.
+        np.testing.assert_allclose(
+            found.astype(np.float32),
+            call.reference()["out"].astype(np.float32),
+            rtol=1 / 64,
+            atol=1 / 64,
+        )
+    write = write_call(rng, shape)
+    outputs = run_lowered(write, run=gpu.run, sm=gpu.sm)
+    assert_close(write, {**write.reference(), "q_out": outputs["q_out"]})
+    for rows in (1, 17, 200):
+        product = head_linear_call(
+            rng, "bf16", heads=shape.num_heads, n=shape.rank, k=shape.nope_dim, rest=64, rows=rows
+        )
+        assert_close(product, run_lowered(product, run=gpu.run, sm=gpu.sm))
 
 
 def launch_of(op: str, site: Site) -> Launch:

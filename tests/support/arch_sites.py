@@ -102,6 +102,37 @@ SITES: Mapping[str, tuple[MakeSite, ...]] = {
         ),
     ),
     "gather_rows": (_site("gather_rows", {"K": WIDTH}, {"rows": "i32"} | _bf16("x", "out")),),
+    "head_linear": (
+        _site(
+            "head_linear",
+            {"num_heads": HEADS, "N": 512, "K": 128},
+            _bf16("x", "weight", "out"),
+            in_dim=192,
+            out_dim=576,
+        ),
+    ),
+    "latent_attention": (
+        _site(
+            "latent_attention",
+            {"width": 576},
+            dict.fromkeys(("query_start", "context_lens", "page_table"), "i32")
+            | _bf16("q", "pool", "out"),
+            num_heads=HEADS,
+            rank=512,
+            scale=0.07,
+        ),
+    ),
+    "latent_kv_write": (
+        _site(
+            "latent_kv_write",
+            {"width": 576, "rank": 512, "rotary_half": 32},
+            {"positions": "i32", "slots": "i32", "cos": "f32", "sin": "f32", "norm": "f32"}
+            | _bf16("q", "kv", "q_out", "pool", "pool_out"),
+            num_heads=HEADS,
+            head_dim=192,
+            eps=1e-6,
+        ),
+    ),
     "linear": (
         _site(
             "linear",

@@ -1,7 +1,7 @@
 """Calls of latent attention's operators, for the kernel tests of every target."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,14 @@ class LatentShape:
     @property
     def head_dim(self) -> int:
         return self.nope_dim + self.rotary_dim
+
+
+PUBLISHED: Mapping[str, LatentShape] = {
+    "DeepSeek-V2-Lite": LatentShape(num_heads=16, rank=512, rotary_dim=64, nope_dim=128),
+    "GLM-4.7-Flash": LatentShape(num_heads=20, rank=512, rotary_dim=64, nope_dim=192),
+    "Mistral-Small-4": LatentShape(num_heads=32, rank=256, rotary_dim=64, nope_dim=64),
+    "DeepSeek-V3 fp8": LatentShape("bf16", "f8e4m3", 128, 512, 64, 128),
+}
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,19 @@ def attention_call(
         "scale": shape.head_dim**-0.5,
     }
     return KernelCall(REGISTRY["latent_attention"], attributes, inputs)
+
+
+def step_of(shape: LatentShape, kinds: Sequence[tuple[int, int]]) -> KernelCall:
+    """A step of (new tokens, context) pairs, whose page table is as wide as an engine's for
+    sequences of 1024 tokens."""
+    rng = np.random.default_rng(3)
+    tails = [(random_history(rng, shape, context), new, context) for new, context in kinds]
+    call = attention_call(rng, shape, tails)
+    table = np.zeros((len(kinds), 1024 // shape.page_size), np.int32)
+    narrow = call.inputs["page_table"]
+    assert narrow is not None
+    table[:, : narrow.shape[1]] = np.where(narrow < 1 << 29, narrow, 0)
+    return replace(call, inputs={**call.inputs, "page_table": table})
 
 
 def write_call(rng: np.random.Generator, shape: LatentShape, *, scaled: bool = False) -> KernelCall:

@@ -20,6 +20,7 @@ RunWork = Callable[[Work], Mapping[str, Array]]
 
 _POISON = 0xFF  # NaN in every float format
 _GUARD = 32  # poisoned elements after each row of an output
+_SPLITS = 4  # of CUDA.keys, in the longest context
 _STALE_ID = 1 << 30  # what step inputs hold after the last real row
 
 
@@ -86,7 +87,8 @@ def run_lowered(
             lower=f"trtc.plugins.{call.op.name}.cuda:lower",
             arguments=(site,),
             pick=variant,
-            bucket={axis: extent + stale for axis, extent in real.items()} | {"one": 1},
+            bucket={axis: extent + stale for axis, extent in real.items()}
+            | {"one": 1, "splits": _SPLITS},
             arrays=arrays,
         )
     )

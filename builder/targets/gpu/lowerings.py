@@ -19,6 +19,9 @@ def lowerings() -> Mapping[str, Lower]:
     from trtc.plugins.gated_delta import cuda as gated_delta
     from trtc.plugins.gated_linear import cuda as gated_linear
     from trtc.plugins.gather_rows import cuda as gather_rows
+    from trtc.plugins.head_linear import cuda as head_linear
+    from trtc.plugins.latent_attention import cuda as latent_attention
+    from trtc.plugins.latent_kv_write import cuda as latent_kv_write
     from trtc.plugins.linear import cuda as linear
     from trtc.plugins.moe import cuda as moe
     from trtc.plugins.paged_attention import cuda as paged_attention
@@ -38,6 +41,9 @@ def lowerings() -> Mapping[str, Lower]:
         "gated_delta": gated_delta.lower,
         "gated_linear": gated_linear.lowering(swiglu.lower),
         "gather_rows": gather_rows.lower,
+        "head_linear": head_linear.lower,
+        "latent_attention": latent_attention.lower,
+        "latent_kv_write": latent_kv_write.lower,
         "linear": linear.lower,
         "moe": moe.lower,
         "paged_attention": paged_attention.lower,

@@ -1,0 +1,88 @@
+"""The operators of latent attention as they are lowered for a GPU, by Triton's interpreter, against
+their references; and compiled for sizes of published models."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.support.compiled import compiled
+from tests.support.kernels import KernelCall, assert_close
+from tests.support.latent_calls import (
+    PUBLISHED,
+    LatentShape,
+    attention_call,
+    head_linear_calls,
+    random_history,
+    step_of,
+    write_calls,
+)
+from tests.support.lowered import run_lowered, site_of
+from tests.support.triton_kernels import needs_triton
+from trtc.plugins.gpu.arch import ARCHS
+from trtc.plugins.gpu.lowering import Site
+from trtc.protos.manifest import Limits
+
+needs_triton()
+
+from trtc.builder.targets.gpu.lowerings import lowerings  # noqa: E402
+
+SHAPES = {
+    "f32": LatentShape("f32", "f32", 3, 24, 8, 16, 8),
+    "20 heads": LatentShape("f32", "f32", 20, 32, 16, 16),
+    "fp8": LatentShape("f32", "f8e4m3", 18, 16, 16, 16),
+}
+MIXED = ((1, 1), (37, 37), (1, 70), (13, 50), (1, 300))
+"""(new tokens, context)"""
+DECODES = ((1, 1), (1, 64), (1, 65), (1, 300))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_mixed_steps_agree_with_the_reference(name: str) -> None:
+    call = step_of(SHAPES[name], MIXED)
+    assert_close(call, run_lowered(call, stale=0))
+
+
+@pytest.mark.parametrize("variant", [0, -2])
+@pytest.mark.parametrize("name", SHAPES)
+def test_decodes_agree_with_the_reference(name: str, variant: int) -> None:
+    """In the shortest splits and the longest."""
+    call = step_of(SHAPES[name], DECODES)
+    assert_close(call, run_lowered(call, stale=2, variant=variant))
+
+
+@pytest.mark.parametrize("call", write_calls(), ids=lambda call: str(call.inputs["pool"].dtype))
+def test_writes_agree_with_the_reference(call: KernelCall) -> None:
+    outputs, expected = run_lowered(call), call.reference()
+    assert_close(call, {"q_out": outputs["q_out"], "pool_out": expected["pool_out"]})
+    found, wanted = (x.astype(np.float32) for x in (outputs["pool_out"], expected["pool_out"]))
+    step_of = {"float32": 1e-5, "bfloat16": 1 / 64, "float8_e4m3fn": 1 / 8}
+    within = step_of[str(outputs["pool_out"].dtype)]
+    assert (np.abs(found - wanted) <= within * np.abs(wanted) + within).all()
+
+
+@pytest.mark.parametrize("variant", [0, -1])
+@pytest.mark.parametrize("call", head_linear_calls(), ids=lambda call: str(call.inputs["x"].shape))
+def test_products_by_head_agree_with_the_reference(call: KernelCall, variant: int) -> None:
+    assert_close(call, run_lowered(call, variant=variant))
+
+
+def site(call: KernelCall, sm: int) -> Site:
+    limits = Limits(max_batch_size=256, max_seq_len=32768, max_num_tokens=8192)
+    return replace(site_of(call, "tokens", sm), limits=limits)
+
+
+@pytest.mark.parametrize(
+    ("name", "sm"),
+    [(name, sm) for sm in ARCHS for name in (PUBLISHED if sm == 90 else ["DeepSeek-V3 fp8"])],
+)
+def test_attention_of_published_sizes_compiles(name: str, sm: int) -> None:
+    shape, rng = PUBLISHED[name], np.random.default_rng(0)
+    if shape.pool_dtype == "f8e4m3" and not ARCHS[sm].has_e4m3:
+        shape = replace(shape, pool_dtype="bf16")
+    call = attention_call(rng, shape, [(random_history(rng, shape, 1), 1, 1)])
+    *decodes, every = lowerings()["latent_attention"](site(call, sm))
+    assert [one.kind for one in decodes] == ["decode"] * len(decodes)
+    assert [one.max_rows for one in decodes] == sorted(one.max_rows for one in decodes)
+    assert max(sum(one.scratch.values()) for one in (*decodes, every)) < 2 << 30
+    assert len(list(compiled(every, sm))) == 3
