@@ -31,6 +31,9 @@ from trtc.protos.kv import (
     latent_entry,
 )
 
+PAGE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Tokens of a page that a build may ask for."""
+DEFAULT_PAGE_SIZE = 16
 _MAX_GROUPS = 8
 """The most page tables of a sequence, each of which every step fills."""
 
@@ -68,6 +71,31 @@ def cache_layout(
         for part in _parts(found, _group_size(kinds))
     )
     return CacheLayout(page_size=page_size, groups=(*groups, *_states(spec, state_dtype)))
+
+
+def default_page_size(
+    spec: DecoderSpec,
+    dtype: KvDType,
+    *,
+    state_dtype: KvDType,
+    max_seq_len: int,
+    window_groups: bool = False,
+) -> int:
+    """Tokens of a page where nobody asks for a number.
+
+    Pages are of one size, whatever they hold. Beside the matrices of delta nets, a page of few
+    tokens would waste most of its bytes: then it is the first size that has room for a sequence's
+    states, as long as sequences may fill one.
+    """
+    if not spec.keeps_states:
+        return DEFAULT_PAGE_SIZE
+    for size in PAGE_SIZES[PAGE_SIZES.index(DEFAULT_PAGE_SIZE) :]:
+        layout = cache_layout(
+            spec, size, dtype, state_dtype=state_dtype, window_groups=window_groups
+        )
+        if layout.states_have_room or size >= max_seq_len:
+            return size
+    return PAGE_SIZES[-1]
 
 
 def _token_entry(index: int, mixer: MixerSpec, dtype: KvDType) -> tuple[Entry, int | None] | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trtc.builder.cache import cache_layout
+from trtc.builder.cache import cache_layout, default_page_size
 from trtc.builder.experts import expert_weights
 from trtc.builder.graph_writer import Attribute, GraphWriter, Value, onnx_type
 from trtc.builder.module import TENSORRT_DOMAIN, TRTC_DOMAIN, Module
@@ -53,11 +53,10 @@ from trtc.builder.weights import (
 )
 from trtc.plugins.rounding import cast
 from trtc.protos.errors import UnsupportedError
+from trtc.protos.kv import CacheLayout
 from trtc.protos.manifest import Limits
 from trtc.protos.step import graph_inputs, group_input
 from trtc.quant.scheme import CheckpointQuantization, Scheme
-
-DEFAULT_PAGE_SIZE = 16
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,8 @@ class GraphRequest:
     """f32, bf16 or f8e4m3."""
     limits: Limits
     quantization: CheckpointQuantization | None = None
-    page_size: int = DEFAULT_PAGE_SIZE
-    """Tokens of a KV page."""
+    page_size: int | None = None
+    """Tokens of a KV page; None: as builder/cache.py finds best."""
     window_groups: bool = False
     """Whether pages that a window has left are released: see Target."""
 
@@ -114,18 +113,15 @@ class _SourceGraph:
         self._dtype = request.scheme.dtype
         self._quantized = request.quantization.linears if request.quantization else {}
         self._writer = GraphWriter(reader)
+        self._page_size = 0
+        """Tokens of a page, once the cache is laid out."""
         self._groups: dict[int, int] = {}
         """Layer -> its group of the cache layout."""
         self._ropes: dict[RopeSpec, tuple[Value, Value]] = {}
 
     def build(self) -> Module:
-        kv = cache_layout(
-            self._spec,
-            self._request.page_size,
-            self._request.kv_dtype,  # type: ignore[arg-type]
-            state_dtype=self._dtype,
-            window_groups=self._request.window_groups,
-        )
+        kv = self._cache_layout()
+        self._page_size = kv.page_size
         self._groups = {place.entry.layer: place.group for place in kv.places}
         steps = {
             name: self._writer.input(name, one.dtype, one.shape)
@@ -144,6 +140,23 @@ class _SourceGraph:
         logits = self._tail(hidden, steps)
         model, recipes = self._writer.finish([logits, *written])
         return Module(model, recipes, kv, self._request.limits)
+
+    def _cache_layout(self) -> CacheLayout:
+        request, dtype = self._request, self._request.kv_dtype
+        page_size = request.page_size or default_page_size(
+            self._spec,
+            dtype,  # type: ignore[arg-type]
+            state_dtype=self._dtype,
+            max_seq_len=request.limits.max_seq_len,
+            window_groups=request.window_groups,
+        )
+        return cache_layout(
+            self._spec,
+            page_size,
+            dtype,  # type: ignore[arg-type]
+            state_dtype=self._dtype,
+            window_groups=request.window_groups,
+        )
 
     def _positions(self, steps: _StepInputs) -> Value:
         """[1, T] int64, as RotaryEmbedding wants them."""
@@ -373,7 +386,7 @@ class _SourceGraph:
                 Value(f"kv_{index}_out", state.dtype, state.shape),
             ),
             domain=TRTC_DOMAIN,
-            page_size=self._request.page_size,
+            page_size=self._page_size,
         )
         return self._linear(f"{site}.out_proj", spec.out_proj, mixed), written
 
@@ -410,7 +423,7 @@ class _SourceGraph:
                 Value(f"{columns.name}_out", columns.dtype, columns.shape),
             ),
             domain=TRTC_DOMAIN,
-            page_size=self._request.page_size,
+            page_size=self._page_size,
         )
         out, matrix_out = self._writer.node_of_two(
             "gated_delta",
@@ -438,7 +451,7 @@ class _SourceGraph:
             value_heads=spec.num_value_heads,
             value_dim=spec.value_dim,
             eps=spec.norm.eps,
-            page_size=self._request.page_size,
+            page_size=self._page_size,
         )
         return self._linear(f"{site}.out_proj", spec.out_proj, out), columns_out, matrix_out
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtc.builder.cache import PAGE_SIZES
 from trtc.builder.grammar_files import GrammarFile
 from trtc.protos.answer_formats import answer_format
 from trtc.protos.errors import RequestError
@@ -17,7 +18,6 @@ KV_DTYPES: dict[str, KvDType] = {"fp32": "f32", "bf16": "bf16", "fp8": "f8e4m3"}
 """`--kv-dtype` -> element type of the pool."""
 DEFAULT_MAX_SEQ_LEN = 4096
 """At most, when `max_seq_len` is not given and the model could do more, which the build says."""
-_PAGE_SIZES = (8, 16, 32, 64, 128)
 _RANKS = (1, 2, 4, 8)
 
 
@@ -61,7 +61,8 @@ class BuildRequest:
     max_batch_size: int = 64
     max_seq_len: int | None = None
     max_num_tokens: int = 512
-    page_size: int = 16
+    page_size: int | None = None
+    """Tokens of a KV page; None: 16, or as many as make a page as large as a sequence's states."""
     reference: str | None = None
     """The unquantised checkpoint, to measure a checkpoint against that came quantised."""
     answer_format: str | None = None
@@ -94,11 +95,11 @@ class BuildRequest:
                 field="--max-num-tokens",
                 remedy="Give at least as many as --max-batch-size",
             )
-        if self.page_size not in _PAGE_SIZES:
+        if self.page_size is not None and self.page_size not in PAGE_SIZES:
             raise RequestError(
                 f"is {self.page_size}",
                 field="--page-size",
-                remedy=f"Use one of {', '.join(map(str, _PAGE_SIZES))}",
+                remedy=f"Use one of {', '.join(map(str, PAGE_SIZES))}",
             )
         if self.tp not in _RANKS:
             raise RequestError(

@@ -111,7 +111,8 @@ class Place(NamedTuple):
     @property
     def name(self) -> str:
         """Of the pool in the graph; the graph's output adds `_out`."""
-        return pool_name(self.entry.layer, is_matrix=self.entry.planes[0].name == "matrix")
+        is_matrix = self.entry.planes[0].name == "matrix"
+        return f"kv_{self.entry.layer}_matrix" if is_matrix else f"kv_{self.entry.layer}"
 
 
 class CacheLayout(Record, frozen=True):
@@ -162,6 +163,11 @@ class CacheLayout(Record, frozen=True):
             for place in self._state_places(number)
             if place.region >= len(regions)
         )
+
+    @property
+    def states_have_room(self) -> bool:
+        """Whether a page that holds tokens is large enough for a sequence's states, too."""
+        return len(self.region_bytes) == len(self._token_regions)
 
     @property
     def _token_groups(self) -> tuple[Group, ...]:
@@ -242,11 +248,6 @@ class CacheLayout(Record, frozen=True):
 
         groups = (replace(group, entries=shares(group)) for group in self.groups)
         return replace(self, groups=tuple(groups))
-
-
-def pool_name(layer: int, *, is_matrix: bool = False) -> str:
-    """Of a layer's part of the pool in the graph; of its second state, if it has one, a matrix."""
-    return f"kv_{layer}_matrix" if is_matrix else f"kv_{layer}"
 
 
 def _aligned(num_bytes: int) -> int:

@@ -36,7 +36,7 @@ def build(
     max_batch_size: int = 64,
     max_seq_len: int | None = None,
     max_num_tokens: int = 512,
-    page_size: int = 16,
+    page_size: int | None = None,
     answer_format: str | None = None,
     grammars: Sequence[str] = (),
     tp: int = 1,
@@ -73,7 +73,8 @@ def build(
         max_seq_len: tokens of a sequence at most, its prompt included; None: what the model can do,
             at most 4096.
         max_num_tokens: tokens that a step computes at most.
-        page_size: tokens of a KV page: 8, 16, 32, 64 or 128.
+        page_size: tokens of a KV page, a power of two from 8 to 4096. Default: 16, or as many as
+            make a page as large as the states of a sequence.
         answer_format: how the model writes thoughts and calls of tools, such as `hermes`; None: as
             its chat template shows.
         grammars: `NAME=FILE` or `NAME=KIND:FILE` each: grammars that requests may name.

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trtc.builder.cache import cache_layout
+from trtc.builder.cache import cache_layout, default_page_size
 from trtc.builder.families.registry import decoder_spec
 from trtc.protos.kv import CacheLayout, Full, Window
 
@@ -95,6 +95,44 @@ def test_states_of_all_convolutions_are_one_group_and_cost_no_bytes_of_a_page() 
     ]
     assert kv.page_bytes == 6 * 2 * 16 * 8 * 64 * 2
     assert kv.pages_of_sequence(LONG) == LONG // 16 + 3
+
+
+QWEN3_5_9B: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "vocab_size": 248320,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 32,
+    "max_position_embeddings": 262144,
+}
+
+
+def test_a_delta_net_keeps_a_matrix_of_each_head_and_its_convolutions_columns() -> None:
+    kv = cache_layout(decoder_spec(QWEN3_5_9B, LONG), 16, "bf16", state_dtype="bf16")
+    columns, matrix = 3 * 8192 * 2, 32 * 128 * 128 * 4
+    states = [entry.num_bytes for entry in kv.groups[1].entries]
+    assert states == [columns, matrix] * 24
+    # A region of tokens has room for the first layer's columns.
+    assert kv.page_bytes == 8 * 2 * 16 * 4 * 256 * 2 + 23 * columns + 24 * matrix
+
+
+@pytest.mark.parametrize(
+    ("config", "max_seq_len", "expected"),
+    [
+        (GEMMA3_4B, LONG, 16),
+        (LFM2_350M, LONG, 16),
+        (QWEN3_5_9B, LONG, 2048),
+        (QWEN3_5_9B, 300, 512),
+    ],
+)
+def test_a_page_is_as_large_as_a_sequences_states(
+    config: dict[str, Any], max_seq_len: int, expected: int
+) -> None:
+    spec = decoder_spec(config, max_seq_len)
+    size = default_page_size(spec, "bf16", state_dtype="bf16", max_seq_len=max_seq_len)
+    assert size == expected
+    kv = cache_layout(spec, size, "bf16", state_dtype="bf16")
+    assert kv.states_have_room == (max_seq_len == LONG)
 
 
 @pytest.mark.parametrize("window", [1, 15, 16, 17, 1024])

@@ -34,6 +34,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"moe_intermediate_size": 128, "mlp_only_layers": []},
     "gemma2": {"head_dim": 32},
     "lfm2": {"num_hidden_layers": 5},
+    "qwen3_5": {"linear_value_head_dim": 32, "num_hidden_layers": 4},
 }
 CASES = [
     ("llama_biased", "int8_sq"),
@@ -43,6 +44,7 @@ CASES = [
     ("phi3", "nvfp4"),
     ("qwen3_moe", "int4_awq"),
     ("qwen3_moe", "fp8"),
+    ("qwen3_5", "int4_awq"),
     ("mixtral", "int8_sq"),
     ("mixtral", "w4a8_awq"),
 ]

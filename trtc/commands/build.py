@@ -112,9 +112,8 @@ _TARGETS = (
 @click.option(
     "--page-size",
     type=int,
-    default=_DEFAULTS.page_size,
-    show_default=True,
-    help="Tokens of a KV page.",
+    help="Tokens of a KV page. Default: 16, or as many as make a page as large as the states of a "
+    "sequence.",
 )
 @click.option(
     "--format",
