@@ -542,13 +542,13 @@ class _SourceGraph:
         return self._writer.node("Gelu", f"{site}.gelu", [x], x.dtype, x.shape, approximate="tanh")
 
     def _moe(self, site: str, mlp: MoeMlpSpec, x: Value) -> Value:
-        router = plain_linear(mlp.router, self._dtype).weight
-        weight = self._writer.weight(
-            f"{site}.router.weight", Tensor(Cast(router.recipe, "f32"), "f32", router.shape)
-        )
-        logits = self._matmul(
-            f"{site}.router", self._cast(f"{site}.router.f32", x, "f32"), weight, "f32"
-        )
+        router = plain_linear(mlp.router, self._dtype)
+        wide = self._cast(f"{site}.router.f32", x, "f32")
+        weight = self._widened(f"{site}.router.weight", router.weight)
+        logits = self._matmul(f"{site}.router", wide, weight, "f32")
+        if router.bias is not None:
+            bias = self._widened(f"{site}.router.bias", router.bias)
+            logits = self._add(f"{site}.router.bias", logits, bias)
         experts = expert_weights(mlp, self._quantized, self._dtype, self._reader)
         inputs = [
             None if tensor is None else self._writer.weight(f"{site}.experts.{name}", tensor)
@@ -565,12 +565,17 @@ class _SourceGraph:
             top_k=mlp.top_k,
             renormalize=int(mlp.renormalize),
             activation=mlp.experts[0].activation,
+            limit=mlp.experts[0].limit or 0.0,
+            up_offset=mlp.experts[0].up_offset,
             group_size=experts.group_size,
             weight_dtype=experts.weight_dtype,
             layout="row_major",
             act_quant=experts.act_quant,
             out_dtype=self._dtype,
         )
+
+    def _widened(self, name: str, tensor: Tensor) -> Value:
+        return self._writer.weight(name, Tensor(Cast(tensor.recipe, "f32"), "f32", tensor.shape))
 
     def _tail(self, hidden: Value, steps: _StepInputs) -> Value:
         """Only the rows that need logits go through the final norm and the lm_head."""
