@@ -38,8 +38,7 @@ from trtc.builder.spec import (
 from trtc.builder.weights import (
     LinearWeights,
     Tensor,
-    absorbed_keys,
-    absorbed_values,
+    absorbed_weights,
     attention_sinks,
     conv_bias,
     conv_weight,
@@ -91,6 +90,7 @@ def _check_quantized_linears(
     if quantization is None:
         return
     known = {linear.name for linear in spec.linears}
+    known |= {mixer.kv_b.name for _, mixer in spec.latent_attentions}
     for prefix in quantization.linears:
         if prefix not in known:
             raise UnsupportedError(
@@ -316,7 +316,8 @@ class _SourceGraph:
             head_dim=spec.head_dim,
             eps=spec.kv_norm.eps,
         )
-        keys = self._writer.weight(f"{site}.keys.weight", absorbed_keys(spec, self._dtype))
+        for_keys, for_values = absorbed_weights(spec, self._quantized, self._dtype)
+        keys = self._writer.weight(f"{site}.keys.weight", for_keys)
         queries = self._head_linear(f"{site}.keys", q, keys, spec.head_dim, spec.width)
         attended = self._writer.node(
             "latent_attention",
@@ -335,7 +336,7 @@ class _SourceGraph:
             rank=spec.rank,
             scale=spec.scale,
         )
-        values = self._writer.weight(f"{site}.values.weight", absorbed_values(spec, self._dtype))
+        values = self._writer.weight(f"{site}.values.weight", for_values)
         out = self._head_linear(f"{site}.values", attended, values, spec.rank, spec.value_dim)
         return self._linear(f"{site}.o", spec.o, out), written
 

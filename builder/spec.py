@@ -207,7 +207,7 @@ class LatentAttentionSpec:
     """[rank + rope_dim, H]."""
     kv_b: LinearSpec
     """[Hq * (nope_dim + value_dim), rank]. No product of its own, so it is not among the layer's
-    linears, and never quantised."""
+    linears; a quantised one is dequantised at build."""
     kv_norm: NormSpec
     """Of the latent."""
     o: LinearSpec

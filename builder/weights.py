@@ -127,21 +127,64 @@ def _by_tap(weight: Array) -> Array:
     return np.ascontiguousarray(weight[:, 0, :].T)
 
 
-def absorbed_keys(spec: LatentAttentionSpec, dtype: str) -> Tensor:
-    """[Hq, rank, nope_dim]: what makes a query of latents of a head's query."""
-    rows = _RowsOfHeads(spec.num_heads, 0, spec.nope_dim, transposed=True)
-    return Tensor(_of_kv_b(spec, rows, dtype), dtype, (spec.num_heads, spec.rank, spec.nope_dim))
+def absorbed_weights(
+    spec: LatentAttentionSpec, quantized: Mapping[str, QuantizedLinear], dtype: str
+) -> tuple[Tensor, Tensor]:
+    """What kv_b makes keys and values by, as what multiplies queries and results instead: [Hq,
+    rank, nope_dim], and [Hq, value_dim, rank]. Quantised ones are dequantised.
+
+    Raises:
+        UnsupportedError: they are quantised in a format that is not dequantised.
+    """
+    heads, end = spec.num_heads, spec.nope_dim + spec.value_dim
+    whole: Recipe = Load(f"{spec.kv_b.name}.weight")
+    if spec.kv_b.name in quantized:
+        whole = _dequantized(spec.kv_b, quantized[spec.kv_b.name])
+    whole = Cast(whole, dtype)
+    keys = _RowsOfHeads(heads, 0, spec.nope_dim, transposed=True)
+    values = _RowsOfHeads(heads, spec.nope_dim, end, transposed=False)
+    return (
+        Tensor(Apply(keys, (whole,)), dtype, (heads, spec.rank, spec.nope_dim)),
+        Tensor(Apply(values, (whole,)), dtype, (heads, spec.value_dim, spec.rank)),
+    )
 
 
-def absorbed_values(spec: LatentAttentionSpec, dtype: str) -> Tensor:
-    """[Hq, value_dim, rank]: what makes a head's result of latents."""
-    end = spec.nope_dim + spec.value_dim
-    rows = _RowsOfHeads(spec.num_heads, spec.nope_dim, end, transposed=False)
-    return Tensor(_of_kv_b(spec, rows, dtype), dtype, (spec.num_heads, spec.value_dim, spec.rank))
+def _dequantized(linear: LinearSpec, quantized: QuantizedLinear) -> Recipe:
+    """[N, K] f32. Scales of activations are left out: the product takes them as they are."""
+    known = ("weight", "weight_scale", "weight_zero", "pre_quant_scale")
+    names = tuple(name for name in known if name in quantized.tensors)
+    if quantized.weight in ("f4e2m1", "i4_f8"):
+        raise UnsupportedError(
+            "is quantised in the checkpoint, in a format that trtc does not dequantise",
+            field=linear.name,
+            remedy="Quantise again without kv_b_proj",
+        )
+    tensors = tuple(source_recipe(quantized.tensors[name]) for name in names)
+    return Apply(_Dequantize(names), tensors)
 
 
-def _of_kv_b(spec: LatentAttentionSpec, rows: "_RowsOfHeads", dtype: str) -> Recipe:
-    return Apply(rows, (Cast(Load(f"{spec.kv_b.name}.weight"), dtype),))
+@dataclass(frozen=True)
+class _Dequantize:
+    """scale * (weight - zero) * pre_quant_scale, in f32."""
+
+    names: tuple[str, ...]
+    """Of the tensors that it is given, as QuantizedLinear has them."""
+
+    def __call__(self, *tensors: Array) -> Array:
+        named = dict(zip(self.names, tensors, strict=True))
+        weight = named["weight"].astype(np.float32)
+        if "weight_zero" in named:
+            weight = weight - _by_column(named["weight_zero"], weight)
+        weight = weight * _by_column(named["weight_scale"], weight)
+        if "pre_quant_scale" in named:
+            weight = weight * named["pre_quant_scale"].astype(np.float32)
+        return weight
+
+
+def _by_column(of_groups: Array, weight: Array) -> Array:
+    """[N or 1, K] f32 of [N, G] or [1, 1], a column for each group."""
+    groups = of_groups.astype(np.float32).reshape(-1, of_groups.shape[-1])
+    return np.repeat(groups, weight.shape[1] // groups.shape[1], axis=1)
 
 
 @dataclass(frozen=True)
