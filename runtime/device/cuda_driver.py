@@ -37,6 +37,7 @@ class CudaDriverDevice:
         self.make_current()
         flags = self.driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         self._stream = self.call("cuStreamCreate", flags.value)
+        self._copy_stream = self.call("cuStreamCreate", flags.value)
 
     @property
     def stream(self) -> int:
@@ -84,6 +85,15 @@ class CudaDriverDevice:
     def upload(self, address: int, source: Bytes) -> None:
         size = source.nbytes
         self.call("cuMemcpyHtoDAsync", address, source.ctypes.data, size, self._stream)
+
+    def upload_beside(self, address: int, source: Bytes, *, after: int, done: int) -> None:
+        """Copy on the copy stream: behind the event `after`, whatever the stream does by then.
+        What the stream gets from now on waits for the copy, of which `done` is the event."""
+        size, copies = source.nbytes, self._copy_stream
+        self.call("cuStreamWaitEvent", copies, after, 0)
+        self.call("cuMemcpyHtoDAsync", address, source.ctypes.data, size, copies)
+        self.call("cuEventRecord", done, copies)
+        self.call("cuStreamWaitEvent", self._stream, done, 0)
 
     def download(self, target: Bytes, address: int) -> None:
         size = target.nbytes
@@ -192,6 +202,7 @@ class CudaDriverDevice:
             self.call("cuMemFreeHost", host_address)
         for event in self._events:
             self.call("cuEventDestroy", event)
+        self.call("cuStreamDestroy", self._copy_stream)
         self.call("cuStreamDestroy", self._stream)
         self.call("cuDevicePrimaryCtxRelease", self._device)
 

@@ -131,6 +131,8 @@ def main() -> None:
     downloads = [device.fetch(Place(x, 0), 4 * FLOATS) for _ in range(3)]
     device.send(np.full(4 * FLOATS, 0xFF, np.uint8), Place(x, 0))
     device.fetch(Place(x, 0), 4 * FLOATS).wait()
+    device.send_early(np.full(4 * FLOATS, 0x40, np.uint8), Place(x, 0))
+    document["sent_early"] = floats(x)
     document["kept"] = len({one.wait().tobytes() for one in downloads})
 
     spans = [Span(Place(memory, 7), 1000), Span(Place(memory, 5000), 3), Span(Place(x, 0), 64)]

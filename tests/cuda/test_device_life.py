@@ -36,6 +36,10 @@ def test_downloads_keep_their_bytes_when_later_ones_land(life: dict[str, Any]) -
     assert life["kept"] == 1
 
 
+def test_a_copy_on_the_stream_of_copies_is_found_by_what_comes_after(life: dict[str, Any]) -> None:
+    assert life["sent_early"] == [3.0039215087890625] * 3  # 0x40404040
+
+
 def test_bytes_are_scattered_and_gathered_over_many_stages(life: dict[str, Any]) -> None:
     """The last copy of a place counts, and nothing beside the places changes."""
     assert life["gathered"]

@@ -42,6 +42,22 @@ def test_downloads_keep_their_bytes_when_later_ones_land(device) -> None:  # typ
         np.testing.assert_array_equal(download.wait(), pattern(seed))
 
 
+def test_a_copy_sent_early_overtakes_work_and_not_what_was_sent_before(device) -> None:  # type: ignore[no-untyped-def]
+    """What was sent before it to the same place is overwritten; what is asked for after it finds
+    its bytes, however long the device is busy in between."""
+    source, target, busy = device.allocate(BYTES), device.allocate(BYTES), device.allocate(1 << 28)
+    for seed in range(20):
+        for _ in range(4):
+            device.copy(Place(busy, 0), Place(busy, 1 << 27), 1 << 27)
+        device.send(pattern(seed), Place(source, 0))
+        for _ in range(4):
+            device.copy(Place(busy, 0), Place(busy, 1 << 27), 1 << 27)
+        device.send_early(pattern(seed + 1), Place(source, 0))
+        device.copy(Place(source, 0), Place(target, 0), BYTES)
+        found = device.fetch(Place(target, 0), BYTES)
+        np.testing.assert_array_equal(found.wait(), pattern(seed + 1))
+
+
 def test_garbage_of_steps_may_be_collected_while_a_graph_is_captured(device) -> None:  # type: ignore[no-untyped-def]
     source, target = device.allocate(BYTES), device.allocate(BYTES)
     device.send(pattern(1), Place(source, 0))

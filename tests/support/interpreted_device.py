@@ -38,7 +38,6 @@ TORCH = {
     "u8": torch.uint8,
     "i4": torch.uint8,
     "u4": torch.uint8,
-    "f4e2m1": torch.uint8,
     "i32": torch.int32,
 }
 _INTERPRETER = threading.Lock()
@@ -165,6 +164,9 @@ class InterpretedDevice:
         assert isinstance(target.memory, HostMemory)
         part = target.memory.tensor[target.offset : target.offset + len(data)]
         part.copy_(torch.from_numpy(data))
+
+    def send_early(self, data: Bytes, target: Place) -> None:
+        self.send(data, target)
 
     def fetch(self, source: Place, num_bytes: int) -> _Fetched:
         assert isinstance(source.memory, HostMemory)

@@ -125,6 +125,10 @@ static int f_cuEventRecord(void *event, void *stream) {
   *(int *)event = delay;
   return of_stream(stream);
 }
+static int f_cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
+  if (!event || flags) return INVALID_VALUE;
+  return of_stream(stream);
+}
 static int f_cuEventQuery(void *event) {
   if (!is_current) return INVALID_CONTEXT;
   return --*(int *)event >= 0 ? NOT_READY : SUCCESS;
@@ -277,7 +281,7 @@ static const struct {
     ENTRY(cuGetErrorString), ENTRY(cuEventCreate), ENTRY(cuEventDestroy), ENTRY(cuEventRecord),
     ENTRY(cuEventQuery), ENTRY(cuEventSynchronize), ENTRY(cuLaunchKernelEx),
     ENTRY(cuFuncSetAttribute), ENTRY(cuTensorMapEncodeTiled),
-    ENTRY(cuThreadExchangeStreamCaptureMode),
+    ENTRY(cuThreadExchangeStreamCaptureMode), ENTRY(cuStreamWaitEvent),
 };
 
 int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags,

@@ -211,6 +211,11 @@ class ProgramDevice(Protocol):
         """Enqueue a copy of `data` from the host; `data` may change after the call."""
         ...
 
+    def send_early(self, data: Bytes, target: Place) -> None:
+        """As `send`, but beside what was asked for after the last `send`, which must neither read
+        nor write `target`. What is asked for later finds the copy."""
+        ...
+
     def fetch(self, source: Place, num_bytes: int) -> Download:
         """Enqueue a copy to the host."""
         ...

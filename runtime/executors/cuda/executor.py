@@ -3,10 +3,11 @@
     StepBatch -> step block -> graph of its bucket -> graph of the sampler -> token ids
                  (one copy)    (up to the logits)     (the stages it needs)    (one copy)
 
-A step that is drawn late sends its block without the sampling columns, which follow with the masks:
+A step that is drawn late sends its block without the sampling columns. They follow with the masks
+on a copy stream, while the layers run:
 
-    StepBatch -> step block -> graph of its bucket ... SamplingBatch -> its part of the block, masks
-                                                   -> graph of the sampler -> token ids
+    StepBatch -> step block -> graph of its bucket ──────────┬─> graph of the sampler -> token ids
+            SamplingBatch -> its part of the block, masks ───┘
 
 Pending token ids, drawn by the last step and unknown to the host, are copied on the device.
 
@@ -148,21 +149,25 @@ class CudaExecutor(ExecutorSizes):
         if not self._sampler.fits(sampling):
             return self.launch_forward(batch).draw(sampling)
         fill_sampling(self._block, self._layout, sampling)
-        self._sampler.send(sampling)
+        self._sampler.send(sampling, self._device.send)
         return self._sampler.draw(self._step(batch), sampling)
 
     def launch_forward(self, batch: StepBatch) -> UndrawnStep:
         return _Undrawn(self, self._step(batch))
 
     def draw(self, bucket: Bucket, sampling: SamplingBatch) -> PendingStep:
-        """Draw the last step that was launched up to its logits, which has this bucket."""
+        """Draw the last step that was launched up to its logits, which has this bucket.
+
+        Columns and masks are copied while the layers run: the layers do not read them, and the
+        draws before, which do, are complete.
+        """
         if not self._sampler.fits(sampling):
             return self._draw_on_host(sampling)
         fill_sampling(self._block, self._layout, sampling)
         part = sampling_part(self._layout)
         target = Place(self._program.spaces["step"], 4 * part.start)
-        self._device.send(self._block[part].view(np.uint8), target)
-        self._sampler.send(sampling)
+        self._device.send_early(self._block[part].view(np.uint8), target)
+        self._sampler.send(sampling, self._device.send_early)
         return self._sampler.draw(bucket, sampling)
 
     def _draw_on_host(self, sampling: SamplingBatch) -> PendingStep:

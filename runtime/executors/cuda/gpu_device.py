@@ -156,6 +156,9 @@ class GpuDevice:
     def send(self, data: Bytes, target: Place) -> None:
         self._transfers.send(data, target)
 
+    def send_early(self, data: Bytes, target: Place) -> None:
+        self._transfers.send_early(data, target)
+
     def fetch(self, source: Place, num_bytes: int) -> GpuDownload:
         return self._transfers.fetch(source, num_bytes)
 

@@ -3,7 +3,7 @@
 Only token ids are copied to the host, and log-probabilities if a row requests them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from trtc.protos.launch_plan import SamplingPlan, SamplingTensor
 from trtc.protos.step import SPARSE_COLUMNS
 from trtc.runtime.executors.base import Int32s
 from trtc.runtime.executors.cuda.buckets import Bucket
-from trtc.runtime.executors.cuda.device import Download, Graph, Place, ProgramDevice
+from trtc.runtime.executors.cuda.device import Bytes, Download, Graph, Place, ProgramDevice
 from trtc.runtime.executors.cuda.program import Program
 from trtc.runtime.sampling.sampler import (
     NO_LOGPROBS,
@@ -39,6 +39,8 @@ _SPARSE = tuple(
 )
 """Attribute of SamplingBatch -> the tensors of its token ids and values."""
 _MASKS = "mask_words"
+Send = Callable[[Bytes, Place], None]
+"""`send` or `send_early` of a ProgramDevice."""
 
 
 def stages_of(sampling: SamplingBatch, vocab_size: int) -> tuple[str, ...]:
@@ -132,15 +134,15 @@ class DeviceSampler:
             for name, token_ids, _ in _SPARSE
         )
 
-    def send(self, sampling: SamplingBatch) -> None:
+    def send(self, sampling: SamplingBatch, send: Send) -> None:
         """Send the sparse lists and masks, if there are any."""
         for name, token_ids, values in _SPARSE:
             entries = getattr(sampling, name)
             if len(entries.rows):
-                self._put(token_ids, entries.token_ids)
-                self._put(values, entries.values)
+                self._put(token_ids, entries.token_ids, send)
+                self._put(values, entries.values, send)
         if sampling.masks is not None:
-            self._put(_MASKS, sampling.masks.words)
+            self._put(_MASKS, sampling.masks.words, send)
 
     def draw(self, bucket: Bucket, sampling: SamplingBatch) -> PendingTokens:
         """Enqueue the stages and the download; their inputs must have been sent."""
@@ -169,11 +171,11 @@ class DeviceSampler:
 
     def put(self, token_ids: Int32s) -> None:
         """Store tokens of the last step that were drawn on the host."""
-        self._put("sampled", token_ids)
+        self._put("sampled", token_ids, self._device.send)
 
-    def _put(self, tensor: str, values: NDArray[Any]) -> None:
+    def _put(self, tensor: str, values: NDArray[Any], send: Send) -> None:
         flat = np.ascontiguousarray(values).reshape(-1)
-        self._device.send(flat.view(np.uint8), self._at(tensor))
+        send(flat.view(np.uint8), self._at(tensor))
 
     def _run(self, stages: tuple[str, ...], bucket: Bucket) -> None:
         for stage in stages:
