@@ -9,9 +9,8 @@ sampler's tensors follow from SAMPLING_PARAMETERS; the messages of the wire have
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple, TypedDict
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal, NamedTuple, TypedDict
 
 import msgspec
 
@@ -35,55 +34,63 @@ class Range(msgspec.Struct, frozen=True):
         return f"{lower} and {'finite' if self.most == math.inf else f'at most {self.most}'}"
 
 
-def _parameter(default: float, values: Range, meaning: str, *, model_may_say: bool = False) -> Any:
-    facts = {
-        "kind": type(default),
-        "default": default,
-        "values": values,
-        "meaning": meaning,
-        "model_may_say": model_may_say,
-    }
-    return field(default=default, metadata=facts)
+class _Facts(NamedTuple):
+    """What the annotation of a number says of it."""
+
+    values: Range
+    meaning: str
+    model_may_say: bool = False
 
 
 _PENALTY = Range(-2.0, 2.0)
 
 
-@dataclass(frozen=True)
-class SamplingParams:
+class SamplingParams(msgspec.Struct, frozen=True):
     """How tokens are drawn. Defaults draw from the model's own distribution."""
 
-    temperature: float = _parameter(
-        1.0, Range(0.0, math.inf), "0 takes the likeliest token", model_may_say=True
-    )
-    top_k: int = _parameter(
-        0, Range(0, 2**31 - 1), "draw from the k likeliest tokens, 0: from all", model_may_say=True
-    )
-    top_p: float = _parameter(
-        1.0,
-        Range(0.0, 1.0, above_least=True),
-        "draw from the fewest tokens that have this probability together",
-        model_may_say=True,
-    )
-    min_p: float = _parameter(
-        0.0,
-        Range(0.0, 1.0),
-        "leave out tokens less likely than this share of the likeliest",
-        model_may_say=True,
-    )
-    repetition_penalty: float = _parameter(
-        1.0,
-        Range(0.0, math.inf, above_least=True),
-        "divides positive logits of tokens seen before, and multiplies negative ones",
-        model_may_say=True,
-    )
-    presence_penalty: float = _parameter(
-        0.0, _PENALTY, "taken from the logits of tokens drawn before"
-    )
-    frequency_penalty: float = _parameter(
-        0.0, _PENALTY, "taken from the logits of tokens for each time that they were drawn"
-    )
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    temperature: Annotated[
+        float, _Facts(Range(0.0, math.inf), "0 takes the likeliest token", model_may_say=True)
+    ] = 1.0
+    top_k: Annotated[
+        int,
+        _Facts(
+            Range(0, 2**31 - 1),
+            "draw from the k likeliest tokens, 0: from all",
+            model_may_say=True,
+        ),
+    ] = 0
+    top_p: Annotated[
+        float,
+        _Facts(
+            Range(0.0, 1.0, above_least=True),
+            "draw from the fewest tokens that have this probability together",
+            model_may_say=True,
+        ),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        _Facts(
+            Range(0.0, 1.0),
+            "leave out tokens less likely than this share of the likeliest",
+            model_may_say=True,
+        ),
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        _Facts(
+            Range(0.0, math.inf, above_least=True),
+            "divides positive logits of tokens seen before, and multiplies negative ones",
+            model_may_say=True,
+        ),
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, _Facts(_PENALTY, "taken from the logits of tokens drawn before")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        _Facts(_PENALTY, "taken from the logits of tokens for each time that they were drawn"),
+    ] = 0.0
+    logit_bias: Mapping[int, float] = {}
     seed: int | None = None
     """None: drawn when the request is admitted."""
 
@@ -135,9 +142,15 @@ class SamplingParameter(NamedTuple):
         )
 
 
-SAMPLING_PARAMETERS: tuple[SamplingParameter, ...] = tuple(
-    SamplingParameter(one.name, **one.metadata) for one in fields(SamplingParams) if one.metadata
-)
+def _parameters() -> Iterator[SamplingParameter]:
+    defaults = SamplingParams()
+    for name, annotation in SamplingParams.__annotations__.items():
+        for facts in getattr(annotation, "__metadata__", ()):
+            default = getattr(defaults, name)
+            yield SamplingParameter(name, type(default), default, *facts)
+
+
+SAMPLING_PARAMETERS: tuple[SamplingParameter, ...] = tuple(_parameters())
 
 
 class SamplingDefaults(

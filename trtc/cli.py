@@ -4,7 +4,6 @@ import importlib
 import importlib.util
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -185,6 +184,8 @@ def _missing_package(error: ModuleNotFoundError, arguments: Sequence[str]) -> Tr
 
 def _report(error: TrtcError, arguments: Sequence[str]) -> int:
     if "--traceback" in arguments:
+        import traceback  # where nothing is wrong, start-up does without
+
         traceback.print_exception(error)
     click.echo(f"trtc: error: {' '.join(str(error).split())}", err=True)
     return error.exit_code

@@ -21,11 +21,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from examples.bench.gpu import LLAMA_8B
 from examples.bench.gpu_groups import VOCABULARY, random_checkpoint

@@ -16,12 +16,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from trtc.protos.sampling import SamplingOptions, SamplingParams
 from trtc.runtime.engine.probe import sequence_logits

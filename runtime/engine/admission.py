@@ -10,8 +10,9 @@ the service in its thread pools (runtime/service/prompts.py).
 import uuid
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from msgspec.structs import replace
 
 from trtc.protos.errors import ContextLengthError, InvalidRequestError
 from trtc.runtime.engine.handle import EngineHandle

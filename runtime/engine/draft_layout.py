@@ -10,9 +10,8 @@ scheduler can take the state of the last accepted token. Drafts may be sequences
     d2       23         3             9
 """
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from trtc.runtime.executors.base import Int32s, StepBatch
 from trtc.runtime.sampling.sampler import Int64s

@@ -11,16 +11,15 @@ with one error.
 """
 
 import itertools
-import logging
 import os
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from trtc.protos.errors import (
     DeadlineError,
@@ -32,10 +31,10 @@ from trtc.protos.errors import (
     UnavailableError,
 )
 from trtc.protos.sampling import NO_DEFAULTS, SamplingDefaults
-from trtc.runtime.engine.drafting import DraftConfig, drafter_of
 from trtc.runtime.engine.emission import Delivery, LiveRequest, Sink
 from trtc.runtime.engine.step_pipeline import CompletedStep, StepPipeline
 from trtc.runtime.executors.base import Executor
+from trtc.runtime.host.logs import logger
 from trtc.runtime.requests.principal import LOCAL, SHARED, Principal
 from trtc.runtime.requests.request import GenerationRequest, TokenLogprobs
 from trtc.runtime.requests.validation import RequestBounds, validate
@@ -54,6 +53,7 @@ from trtc.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from trtc.runtime.engine.cache_feed import CacheFeed
+    from trtc.runtime.engine.drafting import DraftConfig, Drafter
     from trtc.runtime.engine.host_tier import HostTier, TierWatcher
     from trtc.runtime.engine.kv_events import EventLog
     from trtc.runtime.scheduling.cache_events import CacheEvents
@@ -65,8 +65,6 @@ _IDLE_CHECK_AFTER_S = 1.0
 
 _MASK_WAIT_S = 0.05
 """Seconds between two checks for submissions and aborts while every sequence waits for a mask."""
-
-_log = logging.getLogger(__name__)
 
 
 class LoopConfig(msgspec.Struct, frozen=True):
@@ -82,7 +80,7 @@ class LoopConfig(msgspec.Struct, frozen=True):
     """Bytes of host memory for pages that the prefix cache evicts; 0: no host tier."""
     kv_events: bool = False
     """Whether to log which pages are cached and evicted."""
-    drafts: DraftConfig | None = None
+    drafts: "DraftConfig | None" = None
     """Speculative decoding; None: off."""
     step_target_s: float = 0.17
     """Seconds that a step with decodes should take at most: prompts are cut to fit. 0: no limit."""
@@ -153,7 +151,7 @@ class EngineLoop:
         self._tokenizer = tokenizer
         self._config = config
         limits, kv = executor.limits, executor.kv
-        drafter = None if config.drafts is None else drafter_of(config.drafts, executor)
+        drafter = _drafter(executor, config)
         self._bounds = RequestBounds(
             vocab_size=executor.vocab_size,
             max_context=kv.longest_sequence(executor.num_pages, limits.max_seq_len),
@@ -342,7 +340,7 @@ class EngineLoop:
             self._pipeline.drain()
             error = UnavailableError("the engine has stopped")
         except Exception as failure:  # noqa: BLE001 (a thread's last frame: no request may hang)
-            _log.critical("the engine loop died", exc_info=failure)
+            logger(__name__).critical("the engine loop died", exc_info=failure)
             self._failure = str(failure) or type(failure).__name__
             error = UnavailableError(
                 f"the engine has failed: {failure}", remedy="Restart the server"
@@ -529,7 +527,7 @@ class EngineLoop:
         try:
             live.sink(delivery)
         except Exception:  # noqa: BLE001 (a caller's fault ends its request, not the engine)
-            _log.exception("the sink of request %s raised", live.request.request_id)
+            logger(__name__).exception("the sink of request %s raised", live.request.request_id)
             return False
         return True
 
@@ -588,6 +586,14 @@ class EngineLoop:
 
     def _num_admitted(self) -> int:
         return self._num_finished + self._num_failed + len(self._live)
+
+
+def _drafter(executor: Executor, config: LoopConfig) -> "Drafter | None":
+    if config.drafts is None:
+        return None
+    from trtc.runtime.engine.drafting import drafter_of  # few engines have one
+
+    return drafter_of(config.drafts, executor)
 
 
 def _cache_feed(config: LoopConfig) -> "CacheFeed | None":

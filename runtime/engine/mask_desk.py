@@ -19,6 +19,7 @@ import numpy as np
 
 from trtc.protos.errors import TrtcError
 from trtc.runtime.engine.mask_answers import Answers, AnswerThreads, Question
+from trtc.runtime.engine.step_builder import MaskedRows
 from trtc.runtime.requests.token_masks import (
     JointMasks,
     MaskAnswerer,
@@ -40,15 +41,6 @@ _FIRST_MASK_S = 0.05
 blocked meanwhile and admits no requests."""
 _MAX_THREADS = 4
 """More than one, so that a slow answer does not delay the others."""
-
-
-class MaskedRows(NamedTuple):
-    """Rows of a step that draw a sequence's next token with a mask."""
-
-    sequence: Sequence
-    first: int
-    number: int
-    """Number of rows; more than one where a request forks."""
 
 
 class Collected(NamedTuple):

@@ -13,17 +13,16 @@ that this row of the previous step draws.
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from trtc.protos.sampling import SAMPLING_PARAMETERS
 from trtc.protos.step import SAMPLING_COLUMNS
 from trtc.runtime.engine.draft_layout import place_states, with_drafts_apart
-from trtc.runtime.engine.mask_desk import MaskedRows
 from trtc.runtime.executors.base import NO_SOURCE, StepBatch
 from trtc.runtime.sampling.masks import RowMasks
 from trtc.runtime.sampling.philox import UInt64s
@@ -49,6 +48,15 @@ from trtc.runtime.scheduling.step_plan import StepPlan
 _NO_LANE = -1
 _FORCED = 3e38
 """A bias that makes a finite logit the largest, and keeps it finite."""
+
+
+class MaskedRows(NamedTuple):
+    """Rows of a step that draw a sequence's next token with a mask."""
+
+    sequence: Sequence
+    first: int
+    number: int
+    """Number of rows; more than one where a request forks."""
 
 
 class BuiltStep(msgspec.Struct, frozen=True, eq=False):

@@ -25,8 +25,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from trtc.protos.errors import TrtcError
-from trtc.runtime.engine.drafting import Drafter
-from trtc.runtime.engine.mask_desk import MaskDesk
 from trtc.runtime.engine.step_builder import BuiltStep, StepBuilder
 from trtc.runtime.executors.base import (
     MAX_STEPS_IN_FLIGHT,
@@ -40,7 +38,9 @@ from trtc.runtime.scheduling.sequence import Sequence
 from trtc.runtime.scheduling.step_plan import Scored, StepPlan
 
 if TYPE_CHECKING:
+    from trtc.runtime.engine.drafting import Drafter
     from trtc.runtime.engine.host_tier import HostTier
+    from trtc.runtime.engine.mask_desk import MaskDesk
 
 
 class CompletedStep(NamedTuple):
@@ -88,7 +88,7 @@ class StepPipeline:
         *,
         max_context: int,
         tier: "HostTier | None" = None,
-        drafter: Drafter | None = None,
+        drafter: "Drafter | None" = None,
         num_drafts: int = 0,
     ) -> None:
         """
@@ -99,7 +99,9 @@ class StepPipeline:
         self._drafter = drafter
         self._num_drafts = num_drafts
         self._executor = executor
-        self._masks = MaskDesk(executor.vocab_size)
+        self._masks: MaskDesk | None = None
+        """None: no step has been drawn late. Where nothing constrains draws, none of its modules is
+        imported."""
         self._tier = tier
         self._max_in_flight = MAX_STEPS_IN_FLIGHT if executor.runs_ahead else 1
         self._state = state
@@ -156,10 +158,17 @@ class StepPipeline:
             return
         is_next = len(self._in_flight) == 1
         if is_next:
-            self._masks.ask(built.masked)
+            self._desk().ask(built.masked)
         step.undrawn = self._executor.launch_forward(built.batch)
         if is_next:
             self._draw(step)
+
+    def _desk(self) -> "MaskDesk":
+        if self._masks is None:
+            from trtc.runtime.engine.mask_desk import MaskDesk
+
+            self._masks = MaskDesk(self._executor.vocab_size)
+        return self._masks
 
     def _draw(self, step: _StepInFlight) -> None:
         """Draw a step that was launched up to its logits; those before it are complete."""
@@ -168,7 +177,7 @@ class StepPipeline:
         may_be_late = all(self._state.can_hold(one.sequence) for one in masked)
         has_others = len(step.built.batch.context_lens) > len(masked)
         free_s = min(self._step_seconds, default=0.0) if has_others else None
-        collected = self._masks.collect(masked, may_be_late=may_be_late, free_s=free_s)
+        collected = self._desk().collect(masked, may_be_late=may_be_late, free_s=free_s)
         step.failures = collected.failures
         step.held = {*collected.late, *collected.failures}
         for sequence in step.held:
@@ -194,12 +203,12 @@ class StepPipeline:
 
     def release_held(self) -> None:
         """Before a step is planned, release held sequences whose masks are ready."""
-        if self._masks.is_waiting:
+        if self._masks is not None and self._masks.is_waiting:
             self._masks.release()
 
     def await_masks(self, seconds: float) -> bool:
         """With nothing in flight, wait for late masks; returns whether there are any."""
-        if not self._masks.is_waiting:
+        if self._masks is None or not self._masks.is_waiting:
             return False
         self._masks.wait(seconds)
         return True
@@ -248,7 +257,8 @@ class StepPipeline:
         Raises:
             EnvironmentFault: the device failed.
         """
-        self._masks.close()
+        if self._masks is not None:
+            self._masks.close()
         while self._in_flight:
             step = self._in_flight.popleft()
             if step.pending is None:

@@ -12,9 +12,9 @@ without a device sampler use runtime/sampling/sampler.py on the host.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,8 +32,7 @@ NO_SOURCE = -1
 """In `StepBatch.token_sources`: `token_ids` has the token."""
 
 
-@dataclass(frozen=True, eq=False)
-class StepBatch:
+class StepBatch(msgspec.Struct, frozen=True, eq=False):
     """One ragged batch: T tokens of B sequences, prefill chunks and decodes mixed, no padding.
 
     protos/step.py's STEP_INPUTS has the shape and the meaning of each array.

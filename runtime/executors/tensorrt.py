@@ -7,9 +7,10 @@ input and output, so a step is identified by its profile and its sizes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from trtc.protos.errors import InvariantError, UnsupportedError
 from trtc.protos.manifest import Limits

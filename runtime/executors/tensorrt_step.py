@@ -1,9 +1,10 @@
 """Uploads a step's int32 inputs, and the sizes by which profiles and graphs are chosen."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from trtc.protos.stages import TENSOR_ALIGNMENT
 from trtc.protos.step import StepInput, graph_inputs, in_block_order

@@ -3,27 +3,30 @@
 import queue
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from msgspec.structs import replace
 
 from trtc.protos.errors import TrtcError, UnavailableError, UnknownModelError
 from trtc.protos.manifest import Manifest
 from trtc.runtime.engine.admission import Origin, admission, run_here
-from trtc.runtime.engine.drafting import DraftConfig
 from trtc.runtime.engine.loop import Delivery, EngineLoop, LoopConfig, LoopStats
 from trtc.runtime.engine.opening import start
 from trtc.runtime.engine.session import Session, open_session
 from trtc.runtime.integrity.verify import HashCheck
 from trtc.runtime.requests.generating import BlockingGeneration, Closing, Generating
 from trtc.runtime.requests.keywords import names_checked
-from trtc.runtime.requests.model_info import ModelInfo
 from trtc.runtime.requests.request import GenerationRequest, Output
 from trtc.runtime.requests.request_defaults import GenerationConfig, request_defaults
 from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.splitting import splitting
 from trtc.runtime.requests.token_masks import TokenMasks, both_masks
 from trtc.runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from trtc.runtime.engine.drafting import DraftConfig
+    from trtc.runtime.requests.model_info import ModelInfo
 
 
 class LocalGeneration(BlockingGeneration):
@@ -105,7 +108,7 @@ class LocalEngine(Generating[LocalGeneration], Closing):
         *,
         generation_config: GenerationConfig = "model",
         kv_host_bytes: int = 0,
-        drafts: DraftConfig | None = None,
+        drafts: "DraftConfig | None" = None,
     ) -> None:
         model = session.manifest.model
         self._session = session
@@ -153,12 +156,11 @@ class LocalEngine(Generating[LocalGeneration], Closing):
             verify=verify,
             quick_start=True,
         )
-        drafts = None if draft is None else DraftConfig(draft, draft_tokens)
         return cls(
             session,
             generation_config=generation_config,
             kv_host_bytes=kv_host_bytes,
-            drafts=drafts,
+            drafts=None if draft is None else _draft_config(draft, draft_tokens),
         )
 
     @property
@@ -169,7 +171,7 @@ class LocalEngine(Generating[LocalGeneration], Closing):
     def tokenizer(self) -> Tokenizer | None:
         return self._session.tokenizer
 
-    def info(self) -> ModelInfo:
+    def info(self) -> "ModelInfo":
         """The description of this engine that a server gives."""
         return self._engine.info()
 
@@ -218,3 +220,9 @@ class LocalEngine(Generating[LocalGeneration], Closing):
             )
         origin = Origin(deadline=None if timeout is None else time.monotonic() + timeout)
         return run_here(admission(self._engine, request_input, origin))
+
+
+def _draft_config(method: Literal["ngram"], num_tokens: int) -> "DraftConfig":
+    from trtc.runtime.engine.drafting import DraftConfig  # few engines are opened with drafts
+
+    return DraftConfig(method, num_tokens)

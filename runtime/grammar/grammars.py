@@ -3,7 +3,6 @@
 Grammar -> trial, in a limited process -> compile, over the tokenizer's trie -> masks
 """
 
-import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
@@ -17,6 +16,7 @@ from trtc.protos.errors import (
     ServeError,
     UnavailableError,
 )
+from trtc.runtime.host.logs import logger
 from trtc.runtime.requests.grammar import Grammar, check_size
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from trtc.runtime.grammar.trial import GrammarTrials
     from trtc.runtime.text.tokenizer import Tokenizer
 
-_LOG = logging.getLogger("trtc.server")
 MAX_KEPT = 128
 """Compiled grammars of an engine, beside its own."""
 HEAD_START_S = 0.3
@@ -93,7 +92,7 @@ class Grammars:
             except UnavailableError:
                 return  # closed
             except (ServeError, EnvironmentFault) as error:
-                _LOG.warning("engine=%s %s", engine, error)
+                logger("trtc.server").warning("engine=%s %s", engine, error)
 
     def check(self, grammar: Grammar) -> None:
         """What can be said of a grammar at once.

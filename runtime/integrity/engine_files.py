@@ -5,7 +5,6 @@ having been compared with anything, so an engine that has one is refused. Hidden
 managers and network file systems leave behind, are named in a warning and never read.
 """
 
-import logging
 import os
 import stat
 from collections.abc import Collection, Iterator, Mapping
@@ -23,7 +22,9 @@ from trtc.protos.manifest import (
     FileFacts,
     Manifest,
 )
+from trtc.runtime.host.logs import logger
 
+_LOG = "trtc.engine"
 REBUILD = "Build the engine again, or copy it again from where it was built"
 _FOR_PEOPLE = frozenset({REPORT_JSON, REPORT_HTML, SBOM_FILE})
 """Files that nothing runs on."""
@@ -32,8 +33,6 @@ _HARMLESS_PREFIXES = (".", TACTICS_PREFIX)
 """Of names that may stay: hidden files, and tables of an interrupted `trtc tune`."""
 _HARMLESS = frozenset({"lost+found"})
 """In the root of every ext4 volume."""
-
-_log = logging.getLogger("trtc.engine")
 
 
 class FileIdentity(NamedTuple):
@@ -100,7 +99,9 @@ def warn_of_damaged_reports(engine: Path, manifest: Manifest) -> None:
         try:
             _find(engine / name, manifest.files[name])
         except EngineCorruptError as error:
-            _log.warning("%s: %s; the engine runs without it", error.field, error.problem)
+            logger("trtc.engine").warning(
+                "%s: %s; the engine runs without it", error.field, error.problem
+            )
 
 
 def refuse_unlisted(engine: Path, manifest: Manifest) -> None:
@@ -117,7 +118,9 @@ def refuse_unlisted(engine: Path, manifest: Manifest) -> None:
                 field=str(engine / name),
                 remedy="Remove it, or copy the engine again from where it was built",
             )
-        _log.warning("%s is not listed in manifest.json and is ignored", engine / name)
+        logger("trtc.engine").warning(
+            "%s is not listed in manifest.json and is ignored", engine / name
+        )
 
 
 def _unlisted(engine: Path, manifest: Manifest) -> Iterator[str]:

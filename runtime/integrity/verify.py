@@ -4,13 +4,13 @@ import hashlib
 import io
 import os
 import threading
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from trtc.protos.errors import EngineCorruptError
+from trtc.protos.errors import EngineCorruptError, UnavailableError
 from trtc.protos.files import UnreadableError, open_regular
 from trtc.protos.manifest import CHUNK_BYTES, FileFacts, Manifest
 from trtc.runtime.host.background import lower_priority
@@ -42,6 +42,17 @@ def verify_files(engine: Path, manifest: Manifest) -> None:
         check.close()
 
 
+class Piece(NamedTuple):
+    """Consecutive bytes of a file, and what they hash to."""
+
+    name: str
+    begin: int
+    bytes: int
+    sha256: str
+    identity: FileIdentity | None = None
+    """The file that it must be a part of; None: any."""
+
+
 class HashCheck:
     """Compares the hashes of some files in threads of its own, of low priority.
 
@@ -63,57 +74,79 @@ class HashCheck:
             EngineCorruptError: the manifest's chunks do not cover a file.
         """
         self._engine = engine
-        self._pieces = [
+        self._pieces = deque(
             piece._replace(identity=found.get(name))
             for name in names
             for piece in pieces_of(name, manifest.files[name])
-        ]
-        self._pool = ThreadPoolExecutor(_num_threads(), "trtc-verify", initializer=lower_priority)
-        self._checks: list[Future[None]] = []
-        self._beginning = threading.Lock()
+        )
+        """Those that no thread has taken."""
+        self._num_left = len(self._pieces)
+        """Pieces that are not known to be whole."""
+        self._failure: BaseException | None = None
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._threads: list[threading.Thread] = []
 
     def begin(self) -> None:
         """Start hashing. Idempotent."""
-        with self._beginning:
-            if not self._checks:
-                self._checks = [
-                    self._pool.submit(_compare, self._engine, piece) for piece in self._pieces
-                ]
+        with self._changed:
+            if self._threads:
+                return
+            number = min(_MAX_THREADS, num_usable_cores(), len(self._pieces))
+            self._threads = [
+                threading.Thread(target=self._run, name=f"trtc-verify-{at}", daemon=True)
+                for at in range(number)
+            ]
+            for thread in self._threads:
+                thread.start()
 
     def wait(self) -> None:
         """Begin, and return when all files are as the manifest says.
 
         Raises:
             EngineCorruptError: one is not; the message names it.
+            UnavailableError: the check was closed before that was known.
         """
         self.begin()
-        for check in self._checks:
-            check.result()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._num_left == 0 or self._failure is not None or self._is_closed
+            )
+        self.raise_failure()
+        if self._num_left:
+            raise UnavailableError("the engine was closed before its files were verified")
 
     def raise_failure(self) -> None:
         """Raise what has been found by now, if anything."""
-        for check in self._checks:
-            if check.done():
-                check.result()
+        if self._failure is not None:
+            raise self._failure
 
     def close(self) -> None:
         """Stop hashing. Idempotent."""
-        self._pool.shutdown(cancel_futures=True)
+        with self._changed:
+            self._is_closed = True
+            self._pieces.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
 
+    def _run(self) -> None:
+        try:
+            lower_priority()
+            while (piece := self._take()) is not None:
+                _compare(self._engine, piece)
+                with self._changed:
+                    self._num_left -= 1
+                    self._changed.notify_all()
+        except BaseException as failure:  # noqa: BLE001 (a thread's last frame: whoever waits gets it)
+            with self._changed:
+                self._failure = self._failure or failure
+                self._pieces.clear()
+                self._changed.notify_all()
 
-def _num_threads() -> int:
-    return min(_MAX_THREADS, num_usable_cores())
-
-
-class Piece(NamedTuple):
-    """Consecutive bytes of a file, and what they hash to."""
-
-    name: str
-    begin: int
-    bytes: int
-    sha256: str
-    identity: FileIdentity | None = None
-    """The file that it must be a part of; None: any."""
+    def _take(self) -> Piece | None:
+        with self._changed:
+            return self._pieces.popleft() if self._pieces else None
 
 
 def _compare(engine: Path, piece: Piece) -> None:

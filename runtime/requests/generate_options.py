@@ -3,10 +3,11 @@
 import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Protocol, TypeVar, cast, get_args
+
+from msgspec.structs import asdict
 
 from trtc.protos.errors import InvalidRequestError
 from trtc.protos.sampling import SAMPLING_PARAMETERS, SamplingOptions
@@ -97,7 +98,7 @@ _DESCRIPTIONS = {
     "with.",
 }
 
-_DEFAULTS = {field.name: field.default for field in fields(RequestInput)} | {
+_DEFAULTS = asdict(RequestInput()) | {
     "continue_final_message": False,
     "json_object": False,
 }

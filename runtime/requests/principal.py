@@ -2,7 +2,8 @@
 
 import enum
 import ipaddress
-from dataclasses import dataclass, field
+
+import msgspec
 
 from trtc.runtime.requests.tenant_limits import NO_LIMITS, TenantLimits
 
@@ -29,8 +30,7 @@ CERTIFICATE_SCOPES = CONNECTION_SCOPES - {Scope.EVENTS}
 """Scopes of a client certificate without an API key."""
 
 
-@dataclass(frozen=True)
-class Principal:
+class Principal(msgspec.Struct, frozen=True, eq=False):
     """One client, as the protocol that it speaks identifies it.
 
     Two kinds come over the network: a tenant, identified by an API key or a client certificate from
@@ -44,10 +44,21 @@ class Principal:
     is_anonymous: bool = False
     is_trusted: bool = False
     """Code of this process: not limited by shares, and no client can become it."""
-    scopes: frozenset[Scope] = field(default=ALL_SCOPES, compare=False)
+    scopes: frozenset[Scope] = ALL_SCOPES
     """Its permissions."""
-    limits: TenantLimits = field(default=NO_LIMITS, compare=False)
+    limits: TenantLimits = NO_LIMITS
     """Its limits as of its last call."""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether they are one client, whatever it may do."""
+        return isinstance(other, Principal) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[str, str, bool, bool]:
+        return self.name, self.group, self.is_anonymous, self.is_trusted
 
     @property
     def tenant(self) -> str:

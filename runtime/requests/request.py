@@ -1,7 +1,6 @@
 """The data types of the runtime: requests and their outputs."""
 
 import enum
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,8 +20,7 @@ class FinishReason(enum.Enum):
     ABORTED = "aborted"
 
 
-@dataclass(frozen=True)
-class GenerationRequest:
+class GenerationRequest(msgspec.Struct, frozen=True):
     """A request with token ids; `engine/admission.py` makes it of a RequestInput."""
 
     request_id: str

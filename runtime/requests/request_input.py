@@ -5,8 +5,9 @@
 Clients make request inputs, wire formats carry them, and the service turns them into requests.
 """
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from trtc.protos.sampling import SamplingOptions
 from trtc.runtime.requests.grammar import Grammar
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from trtc.runtime.text.chat import Chat
 
 
-@dataclass(frozen=True)
-class RequestInput:
+class RequestInput(msgspec.Struct, frozen=True):
     """Exactly one of `text`, `token_ids` and `chat` is the prompt; only a chat that is already
     rendered is given together with its `token_ids`."""
 
@@ -28,7 +28,7 @@ class RequestInput:
     """Engine name; may be empty when there is one engine."""
     request_id: str = ""
     """Unique among the client's running requests; "": the server generates one."""
-    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    sampling: SamplingOptions = {}
     max_tokens: int | None = None
     """New tokens per sequence; None: the model's default, or as many as fit max_seq_len."""
     stop: tuple[str, ...] = ()

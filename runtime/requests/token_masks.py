@@ -6,17 +6,17 @@ BothMasks      the intersection of two sources
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 
-@dataclass(frozen=True)
-class TokenEdit:
+
+class TokenEdit(msgspec.Struct, frozen=True):
     """Changes to the logits of one token's draw."""
 
     mask: bytes | None = None
     """A mask as from `TokenMasks.allowed`; None: every token may be drawn."""
-    bias: Mapping[int, float] = field(default_factory=dict)
+    bias: Mapping[int, float] = {}
     """Token id -> value added to its logit, like the request's `logit_bias`."""
 
 
@@ -85,8 +85,7 @@ class JointMasks(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class BothMasks:
+class BothMasks(msgspec.Struct, frozen=True):
     """The intersection of two sources' masks, with the biases of both."""
 
     first: "MaskSource"

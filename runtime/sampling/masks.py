@@ -6,9 +6,9 @@ Bits past the vocabulary are ignored. This is the layout of XGrammar's and llgui
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,8 +19,7 @@ from trtc.runtime.requests.validation import MAX_BIAS
 UInt32s = NDArray[np.uint32]
 
 
-@dataclass(frozen=True, eq=False)
-class RowMasks:
+class RowMasks(msgspec.Struct, frozen=True, eq=False):
     """Masks of M of a step's R logit rows; the others draw from the whole vocabulary."""
 
     rows: NDArray[np.int32]

@@ -1,8 +1,7 @@
 """Adds pending tokens, which the host did not know when a batch was made, to its penalty counts."""
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from trtc.runtime.sampling.sampler import NO_PENDING, Int32s, SamplingBatch, SparseRows
 

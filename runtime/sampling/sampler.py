@@ -11,9 +11,9 @@ before bias, penalties, temperature and filters. A token that a mask forbids is 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -63,8 +63,7 @@ class TokenCounts(NamedTuple):
     """[D] how often each occurs in the output; 0: in the prompt only."""
 
 
-@dataclass(frozen=True, eq=False)
-class SparseRows:
+class SparseRows(msgspec.Struct, frozen=True, eq=False):
     """A sparse [R, vocab] matrix in coordinate format."""
 
     rows: Int32s
@@ -88,8 +87,7 @@ _NONE_SEEN = SparseRows(_NO_IDS, _NO_IDS, np.zeros(0, np.int32))
 _NO_BIAS = SparseRows(_NO_IDS, _NO_IDS, np.zeros(0, np.float32))
 
 
-@dataclass(frozen=True, eq=False)
-class SamplingBatch:
+class SamplingBatch(msgspec.Struct, frozen=True, eq=False):
     """How to draw one token for each of R logit rows.
 
     protos/step.py's SAMPLING_COLUMNS has the element type and the meaning of each array [R].

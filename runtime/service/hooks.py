@@ -9,12 +9,12 @@ of a token's logits is late, the step goes on without that sequence.
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 import numpy as np
-from msgspec.structs import replace as with_fields
+from msgspec.structs import replace
 
 from trtc.protos.errors import HookError, RequestError
 from trtc.protos.sampling import SamplingOptions
@@ -239,11 +239,11 @@ class OutputHook:
 def _edited(output: Output, text: str) -> Output:
     """The output with another text, without token ids and log-probabilities, which would reveal
     what the hook has removed."""
-    return with_fields(output, text=text, token_ids=(), logprobs=())
+    return replace(output, text=text, token_ids=(), logprobs=())
 
 
 def _ended(output: Output, text: str) -> Output:
-    return with_fields(_edited(output, text), finish_reason=FinishReason.STOP, matched_stop="")
+    return replace(_edited(output, text), finish_reason=FinishReason.STOP, matched_stop="")
 
 
 def _request_of(request_input: RequestInput, info: RequestInfo) -> Request:

@@ -10,8 +10,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from trtc.protos.errors import InvalidRequestError, TrtcError, UnknownRequestError
 from trtc.runtime.engine.admission import Origin, admission, chat_ids, text_ids

@@ -13,6 +13,8 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace as with_fields
+
 from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.requests.naming import fields_as_sent
@@ -173,7 +175,7 @@ class Inference:
                 )
         reader = RequestReader.of(handle, exclude_input_in_output=True)
         rows = [
-            replace(row, request_input=replace(row.request_input, model=handle.name))
+            replace(row, request_input=with_fields(row.request_input, model=handle.name))
             for row in reader.read(tensors)
         ]
         return InferRequest(

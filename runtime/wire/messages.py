@@ -1,6 +1,5 @@
 """trtc.v1 messages <-> the runtime's data types. No decisions: only validation.py judges values."""
 
-from dataclasses import fields
 from typing import Any, cast
 
 import msgspec
@@ -33,7 +32,7 @@ _MODE_TO_WIRE: dict[ToolMode, pb.ToolChoice.Mode] = {
 _MODE_FROM_WIRE: dict[int, ToolMode] = {wire: mode for mode, wire in _MODE_TO_WIRE.items()}
 
 _CONVERTED = ("text", "token_ids", "chat", "sampling", "grammar", "tool_choice")
-_SAME = tuple(one.name for one in fields(RequestInput) if one.name not in _CONVERTED)
+_SAME = tuple(one for one in RequestInput.__struct_fields__ if one not in _CONVERTED)
 """Fields that a request input and its message both have, as they are."""
 _LISTS = ("stop", "stop_token_ids")
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as with_fields
 
 from tests.support.device_sampling import sample_by_stages
 from tests.support.elementwise import grid, sliced
@@ -216,7 +217,7 @@ def test_tokens_are_those_of_the_host(
 ) -> None:
     logits = rng.normal(size=(rows, vocab)).astype(np.float32) * np.float32(spread)
     params = [
-        replace(PARAMS[row % len(PARAMS)], seed=int(rng.integers(2**63))) for row in range(rows)
+        with_fields(PARAMS[row % len(PARAMS)], seed=int(rng.integers(2**63))) for row in range(rows)
     ]
     seen = {
         row: (rng.integers(0, vocab, 50).tolist(), rng.integers(0, 50, 30).tolist())
@@ -243,14 +244,14 @@ def test_tokens_under_masks_and_with_pending_tokens_are_those_of_the_host(
     gpu: Gpu, rng: np.random.Generator, vocab: int, rows: int
 ) -> None:
     case = Case(
-        params=tuple(replace(PARAMS[row % len(PARAMS)], seed=row) for row in range(rows)),
+        params=tuple(with_fields(PARAMS[row % len(PARAMS)], seed=row) for row in range(rows)),
         logits=rng.normal(size=(rows, vocab)).astype(np.float32) * np.float32(4),
         prompts=tuple(rng.integers(0, vocab, 300).tolist() for _ in range(rows)),
         outputs=tuple(rng.integers(0, vocab, row % 9).tolist() for row in range(rows)),
     )
     allowed, masks = drawn_masks(case.logits.shape, seed=int(rng.integers(2**32)))
     batch, before = with_last_pending(case, seed=int(rng.integers(2**32)))
-    batch = replace(batch, masks=masks)
+    batch = with_fields(batch, masks=masks)
     found = sample_by_stages(case.logits, batch, sampled=before, run=gpu.run, sm=gpu.sm)
     assert not found["invalid"].any()
     expected = sample(case.logits, with_pending_counted(batch, before)).token_ids
@@ -269,7 +270,7 @@ def test_drawn_tokens_follow_the_distribution(
 ) -> None:
     number, vocab = 20_000, 300
     row = (rng.normal(size=vocab) * 2).astype(np.float32)
-    batch = SamplingBatch.of([replace(params, seed=11)] * number, position=list(range(number)))
+    batch = SamplingBatch.of([with_fields(params, seed=11)] * number, position=list(range(number)))
     logits: Float32s = np.tile(row, (number, 1))
     found = sample_by_stages(logits, batch, run=gpu.run, sm=gpu.sm)
     expected = np.array(distribution(edited(row, params, [], []), params)) * number

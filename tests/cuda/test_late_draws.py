@@ -1,11 +1,12 @@
 """Steps of a CUDA engine that are drawn late, under masks: the tokens of the host's sampler."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.support.cuda_engines import in_interpreter, lower_dummy
 from tests.support.loops import running_loop

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as with_fields
 
 from tests.support.device_sampling import sample_by_stages, sampling_arrays, stage_work
 from tests.support.masks import drawn_masks, masks_of
@@ -80,7 +81,7 @@ def test_draws_from_long_rows_are_the_host_s(params: SamplingParams, spread: flo
     logits = (rng.normal(size=(12, LARGE_VOCAB)) * spread).astype(np.float32)
     seen = ([5, 6], [int(token) for row in logits for token in np.argsort(row)[-2:]] * 2)
     counts = {row: counts_of(*seen) for row in range(12)} if is_penalised(params) else {}
-    batch = SamplingBatch.of([replace(params, seed=row) for row in range(12)], counts=counts)
+    batch = SamplingBatch.of([with_fields(params, seed=row) for row in range(12)], counts=counts)
     expected = sample(logits, batch).token_ids.tolist()
     random = uniforms(batch.seed, batch.sequence, batch.position)
     for row, token in enumerate(drawn(logits, batch)):
@@ -94,7 +95,7 @@ def test_draws_from_long_rows_are_the_host_s(params: SamplingParams, spread: flo
 def test_ties_at_a_threshold_all_stay(params: SamplingParams, vocab: int) -> None:
     """Even if the whole row is one tie, which no candidates hold."""
     logits = np.zeros((8, vocab), np.float32)
-    batch = SamplingBatch.of([replace(params, seed=row) for row in range(8)])
+    batch = SamplingBatch.of([with_fields(params, seed=row) for row in range(8)])
     assert drawn(logits, batch) == sample(logits, batch).token_ids.tolist()
 
 
@@ -123,7 +124,7 @@ def test_greedy_takes_the_first_of_equals() -> None:
 def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
     logits = np.random.default_rng(2).normal(size=(4, 700)).astype(np.float32)
     params = SamplingParams(temperature=temperature, seed=3)
-    for one in (params, replace(params, top_p=0.9), replace(params, min_p=0.5, top_k=3)):
+    for one in (params, with_fields(params, top_p=0.9), with_fields(params, min_p=0.5, top_k=3)):
         batch = SamplingBatch.of([one] * 4)
         assert drawn(logits, batch) == logits.argmax(axis=1).tolist()
 
@@ -132,7 +133,7 @@ def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
 def test_rows_with_minus_infinity_never_draw_it(params: SamplingParams) -> None:
     logits = np.full((30, 400), -np.inf, np.float32)
     logits[:, [3, 317]] = 1.0
-    batch = SamplingBatch.of([replace(params, seed=row) for row in range(30)])
+    batch = SamplingBatch.of([with_fields(params, seed=row) for row in range(30)])
     outputs = sample_by_stages(logits, batch)
     assert set(outputs["sampled"].reshape(-1).tolist()) <= {3, 317}
     assert not outputs["invalid"].any()
@@ -214,7 +215,7 @@ def test_a_known_token_is_drawn_for_its_logprob() -> None:
 @given(case=cases([10, 32, 129, 700, LARGE_VOCAB]), seed=st.integers(0, 2**32 - 1))
 def test_tokens_under_masks_are_those_of_the_host(case: Case, seed: int) -> None:
     allowed, masks = drawn_masks(case.logits.shape, seed)
-    batch = replace(case.batch, masks=masks)
+    batch = with_fields(case.batch, masks=masks)
     outputs = sample_by_stages(case.logits, batch)
     expected = sample(case.logits, batch).token_ids.tolist()
     random = uniforms(batch.seed, batch.sequence, batch.position)
@@ -244,7 +245,7 @@ def test_log_probabilities_are_those_among_the_tokens_that_a_mask_leaves() -> No
     ]
     counts = {1: counts_of(list(range(900)), [5, 5])}
     batch = SamplingBatch.of(params, num_logprobs=[7, 3, None, 20], counts=counts)
-    batch = replace(batch, masks=masks_of(allowed, [0, 1, 2]))
+    batch = with_fields(batch, masks=masks_of(allowed, [0, 1, 2]))
     expected = sample(logits, batch)
     assert expected.logprobs is not None
     assert expected.logprobs.num_top.tolist() == [2, 3, 20]
@@ -266,7 +267,7 @@ def test_rows_are_invalid_under_masks_where_the_host_says_so() -> None:
     logits[2, 3:5] = -np.inf
     allowed = np.zeros(logits.shape, np.bool_)
     allowed[:, 3:5] = True
-    batch = replace(SamplingBatch.of([GREEDY] * 5), masks=masks_of(allowed, [0, 1, 2, 3]))
+    batch = with_fields(SamplingBatch.of([GREEDY] * 5), masks=masks_of(allowed, [0, 1, 2, 3]))
     outputs = sample_by_stages(logits, batch)
     invalid = tuple(np.flatnonzero(outputs["invalid"]).tolist())
     assert invalid == sample(logits, batch).invalid_rows == (0, 1, 2)
@@ -278,10 +279,10 @@ def test_rows_are_invalid_under_masks_where_the_host_says_so() -> None:
 def test_pending_tokens_are_penalised_as_if_the_host_knew_them(case: Case, seed: int) -> None:
     """Bit for bit: new ones, and those that the sequence has seen already."""
     params = tuple(
-        replace(one, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0) for one in case.params
+        with_fields(one, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0) for one in case.params
     )
     batch, sampled = with_last_pending(replace(case, params=params), seed)
-    batch = replace(batch, num_logprobs=np.full(len(params), 3, np.int32))
+    batch = with_fields(batch, num_logprobs=np.full(len(params), 3, np.int32))
     found = sample_by_stages(case.logits, batch, sampled=sampled)
     expected = sample_by_stages(case.logits, with_pending_counted(batch, sampled))
     for name in ("logits", "sampled", "invalid", "token_logprobs"):
@@ -294,9 +295,9 @@ def test_a_pending_token_s_logprob_is_that_before_its_penalty() -> None:
     params = [SamplingParams(temperature=0.0, repetition_penalty=1.1, logit_bias={4: 1.0})] * 3
     counts = {0: counts_of([5, 6], []), 1: counts_of([5, 200], []), 2: counts_of([200], [200])}
     batch = SamplingBatch.of(params, counts=counts, num_logprobs=[0] * 3)
-    batch = replace(batch, pending=np.array([1, 0, NO_PENDING], np.int32))
+    batch = with_fields(batch, pending=np.array([1, 0, NO_PENDING], np.int32))
     outputs = sample_by_stages(logits, batch, sampled=np.array([200, 200, 7], np.int32))
-    expected = sample(logits, replace(batch, pending=None))
+    expected = sample(logits, with_fields(batch, pending=None))
     assert expected.logprobs is not None
     assert outputs["sampled"][:, 0].tolist() == expected.token_ids.tolist() == [200] * 3
     assert outputs["token_logprobs"][:, 0] == pytest.approx(expected.logprobs.token, abs=1e-4)

@@ -1,7 +1,6 @@
 """The parameters of sampling: one table, and what is declared by its names."""
 
 import math
-from dataclasses import fields
 
 import msgspec
 import pytest
@@ -18,7 +17,7 @@ from trtc.protos.trtc.v1 import inference_pb2 as pb
 
 
 def test_requests_defaults_and_messages_have_the_parameters_of_the_table() -> None:
-    names = [one.name for one in fields(SamplingParams)]
+    names = list(SamplingParams.__struct_fields__)
     assert names == [*(one.name for one in SAMPLING_PARAMETERS), "logit_bias", "seed"]
     assert list(SamplingOptions.__annotations__) == names
     assert {one.name for one in pb.SamplingParams.DESCRIPTOR.fields} == set(names)

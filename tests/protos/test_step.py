@@ -1,7 +1,6 @@
 """The step's inputs and sampling columns: one table, and the records that carry them."""
 
-from dataclasses import MISSING, fields
-
+import msgspec
 import numpy as np
 
 from trtc.protos.step import (
@@ -16,9 +15,9 @@ from trtc.runtime.sampling.sampler import COLUMN_DTYPES, SamplingBatch
 
 
 def test_a_batch_has_the_inputs_of_the_table_and_may_leave_out_those_of_no_graph() -> None:
-    attributes = {field.name: field.default for field in fields(StepBatch)}
+    attributes = {one.name: one.default for one in msgspec.structs.fields(StepBatch)}
     assert list(attributes) == [one.name for one in STEP_INPUTS]
-    left_out = {name for name, default in attributes.items() if default is not MISSING}
+    left_out = {name for name, default in attributes.items() if default is not msgspec.NODEFAULT}
     assert left_out == {one.name for one in STEP_INPUTS if not one.in_graph}
     assert all(attributes[name] is None for name in left_out)
 
@@ -40,7 +39,7 @@ def test_a_block_ends_with_what_a_step_fills_to_its_own_length() -> None:
 
 def test_a_sampling_batch_has_the_columns_of_the_table_in_their_types() -> None:
     batch = SamplingBatch.greedy(3)
-    names = [field.name for field in fields(SamplingBatch)]
+    names = list(SamplingBatch.__struct_fields__)
     of_rows = [one.name for one in SAMPLING_COLUMNS]
     given = [*of_rows, *(one.name for one in SPARSE_COLUMNS)]
     assert names[: len(given)] == given

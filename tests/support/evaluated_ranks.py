@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import asdict
+
 from tests.builder.passes.tiny import Tiny, scheme_of, tiny
 from tests.support.caches import new_pools, outputs_as_inputs
 from tests.support.mesh import Mesh
@@ -83,7 +85,7 @@ class EvaluatedExecutor(ExecutorSizes):
         return _Forward(self.logits(batch))
 
     def logits(self, batch: StepBatch) -> Float32s:
-        inputs = {name: array for name, array in vars(batch).items() if array is not None}
+        inputs = {name: array for name, array in asdict(batch).items() if array is not None}
         outputs = self._run(inputs | self._pools)
         self._pools = outputs_as_inputs(self._pools, outputs)
         return outputs["logits"]

@@ -2,9 +2,10 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from trtc.runtime.executors.base import (
     NO_SOURCE,

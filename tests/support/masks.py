@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.protos.step import num_mask_words
-from trtc.runtime.engine.mask_desk import Collected, MaskDesk, MaskedRows
+from trtc.runtime.engine.mask_desk import Collected, MaskDesk
+from trtc.runtime.engine.step_builder import MaskedRows
 from trtc.runtime.sampling.masks import RowMasks, UInt32s, pack_mask, read_mask
 from trtc.runtime.scheduling.sequence import Sequence as RunningSequence
 

@@ -7,12 +7,12 @@ one test Triton's interpreter).
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.support.drafts import Replaying
 from tests.support.engines import build_tiny, engine_stepper

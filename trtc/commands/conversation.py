@@ -2,17 +2,17 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from trtc.protos.errors import RequestError
 from trtc.runtime.text.template_options import Message, TemplateOptions
 
 
-@dataclass(frozen=True)
-class Conversation:
+class Conversation(msgspec.Struct, frozen=True):
     messages: Sequence[Message]
-    template: TemplateOptions = field(default_factory=TemplateOptions)
+    template: TemplateOptions = {}
 
 
 def read_conversation(
@@ -54,8 +54,7 @@ def read_conversation(
     return Conversation(messages, template)
 
 
-@dataclass(frozen=True)
-class Messages:
+class Messages(msgspec.Struct, frozen=True):
     """What --messages holds."""
 
     messages: Sequence[Mapping[str, Any]]

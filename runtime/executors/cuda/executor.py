@@ -16,9 +16,10 @@ milliseconds once.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from trtc.protos.kv import CacheLayout
 from trtc.protos.launch_plan import StepBlock

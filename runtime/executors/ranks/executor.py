@@ -1,11 +1,12 @@
 """An executor over all ranks: rank 0's in this process, and those of the other ranks."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.kv import CacheLayout

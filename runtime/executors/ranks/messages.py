@@ -7,7 +7,6 @@ each has the next step's tokens on its own device.
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any, TypeVar
 
 import msgspec
@@ -156,12 +155,12 @@ Answer = Ready | Opened | Progress | Failed
 def pack(record: StepBatch | SamplingBatch | SparseRows | RowMasks) -> Arrays:
     """A record of arrays as named arrays; None is left out."""
     packed: Arrays = {}
-    for field in fields(record):
-        value = getattr(record, field.name)
+    for field in record.__struct_fields__:
+        value = getattr(record, field)
         if isinstance(value, SparseRows | RowMasks):
-            packed |= {f"{field.name}.{name}": array for name, array in pack(value).items()}
+            packed |= {f"{field}.{name}": array for name, array in pack(value).items()}
         elif value is not None:
-            packed[field.name] = Array(value.dtype.name, value.shape, value.tobytes())
+            packed[field] = Array(value.dtype.name, value.shape, value.tobytes())
     return packed
 
 
@@ -173,7 +172,7 @@ def unpack(kind: type[T], packed: Arrays) -> T:
     """
     arrays: dict[str, Any] = {name: _array(array) for name, array in packed.items()}
     nested: dict[str, Any] = {
-        group: record(**{one.name: arrays.pop(f"{group}.{one.name}") for one in fields(record)})
+        group: record(**{one: arrays.pop(f"{group}.{one}") for one in record.__struct_fields__})
         for group, record in _NESTED.items()
         if f"{group}.rows" in arrays
     }

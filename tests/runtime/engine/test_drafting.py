@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace as with_fields
 
 from tests.runtime.engine.test_run_ahead import TINY_TEXT, draw_request
 from tests.support.drafts import Guesser
@@ -176,7 +177,7 @@ def test_ngram_drafts_change_no_token(seed: int) -> None:
     options = EchoOptions(vocab_size=3, num_pages=40, page_size=4, max_batch_size=6)
     rng = random.Random(seed)
     requests = [
-        replace(greedy_request(f"r{at}", [rng.randrange(3)] * rng.randint(1, 9), 60), n=1)
+        with_fields(greedy_request(f"r{at}", [rng.randrange(3)] * rng.randint(1, 9), 60), n=1)
         for at in range(12)
     ]
     with running_loop(options, LoopConfig(drafts=DraftConfig())) as loop:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as with_fields
 
 from tests.support.driver import solo_outputs
 from tests.support.lazy import LazyEcho
@@ -200,7 +201,8 @@ def test_prompt_logprobs_are_those_of_each_token_given_the_ones_before(
     requests.append(requests[1])
     with open_loop(SMALL) as loop:
         inboxes = [
-            loop.send(replace(request, request_id=f"{at}")) for at, request in enumerate(requests)
+            loop.send(with_fields(request, request_id=f"{at}"))
+            for at, request in enumerate(requests)
         ]
         for request, inbox in zip(requests, inboxes, strict=True):
             result = inbox.result()

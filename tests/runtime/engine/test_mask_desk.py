@@ -14,7 +14,8 @@ from tests.support.masks import SomeTokens
 from tests.support.requests import greedy_request
 from trtc.protos.errors import TrtcError
 from trtc.runtime.engine import mask_desk
-from trtc.runtime.engine.mask_desk import Collected, MaskDesk, MaskedRows
+from trtc.runtime.engine.mask_desk import Collected, MaskDesk
+from trtc.runtime.engine.step_builder import MaskedRows
 from trtc.runtime.requests.token_masks import (
     BothMasks,
     MaskQuestion,

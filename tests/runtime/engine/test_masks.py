@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as with_fields
 
 from tests.support.loops import running_loop
 from tests.support.masks import SomeTokens
@@ -121,7 +122,7 @@ def test_who_awaits_a_mask_waits_alone(ahead: bool, windows: tuple[int | None, .
         masks.gate.set()
         tokens = late.result().completions[0].token_ids
     with running_loop(options) as loop:
-        alone = loop.send(replace(request, masks=SomeTokens(64))).result().completions[0]
+        alone = loop.send(with_fields(request, masks=SomeTokens(64))).result().completions[0]
     assert tokens == alone.token_ids
 
 
@@ -141,7 +142,7 @@ def test_a_late_mask_is_waited_for_where_no_page_keeps_the_state_before(ahead: b
         masks.gate.set()
         tokens = late.result().completions[0].token_ids
     with running_loop(replace(options, num_pages=60)) as loop:
-        alone = loop.send(replace(request, masks=SomeTokens(64))).result().completions[0]
+        alone = loop.send(with_fields(request, masks=SomeTokens(64))).result().completions[0]
     assert tokens == alone.token_ids
 
 

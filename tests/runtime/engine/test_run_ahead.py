@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as with_fields
 
 from tests.support.driver import solo_outputs
 from tests.support.lazy import LazyEcho, LazyStep
@@ -234,7 +235,7 @@ class Client(threading.Thread):
         for number in range(self._first, self._first + 30):
             request = draw_request(number, rng, text=False)
             if rng.random() < 0.2:
-                request = replace(request, deadline=time.monotonic() + rng.uniform(0.01, 0.1))
+                request = with_fields(request, deadline=time.monotonic() + rng.uniform(0.01, 0.1))
             with suppress(DeadlineError):  # it passed before the request was queued
                 self.sent.append((request, self._loop.send(request)))
             time.sleep(rng.uniform(0, 0.01))

@@ -5,10 +5,11 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as with_fields
 
 from tests.support.drafts import Guesser
 from tests.support.driver import Driver
@@ -69,7 +70,7 @@ def naive_batch(
         as_sequences: each draft is a sequence of its own.
     """
     owners: list[Sequence] = []
-    columns: dict[str, list[int]] = {field.name: [] for field in fields(StepBatch)}
+    columns: dict[str, list[int]] = {field: [] for field in StepBatch.__struct_fields__}
     columns["query_start"].append(0)
     for sequence, start, num_tokens, num_samples, num_scored, num_drafts in plan.chunks:
         columns["logit_rows"] += range(
@@ -110,7 +111,7 @@ def early_sampling(request: GenerationRequest, position: int) -> SamplingParams:
     if position >= request.min_tokens:
         return request.sampling
     bias = {**request.sampling.logit_bias, **dict.fromkeys(request.stop_token_ids, -math.inf)}
-    return replace(request.sampling, logit_bias=bias)
+    return with_fields(request.sampling, logit_bias=bias)
 
 
 def naive_sampling(plan: StepPlan, sources: dict[Sequence, int]) -> SamplingBatch:
@@ -155,13 +156,13 @@ def naive_sampling(plan: StepPlan, sources: dict[Sequence, int]) -> SamplingBatc
         ],
         counts={row: counts_of(sequence) for row, (sequence, _) in penalised.items()},
     )
-    return replace(sampling, pending=pending) if (pending != NO_PENDING).any() else sampling
+    return with_fields(sampling, pending=pending) if (pending != NO_PENDING).any() else sampling
 
 
 def scoring_sampling(sequence: Sequence, position: int) -> SamplingParams:
     """Draws the token at `position`, which is known."""
     bias = {sequence.token_ids[position]: 3e38}
-    return replace(sequence.request.sampling, temperature=0.0, logit_bias=bias)
+    return with_fields(sequence.request.sampling, temperature=0.0, logit_bias=bias)
 
 
 def as_dict(sparse: SparseRows) -> dict[tuple[int, int], float]:
@@ -170,32 +171,32 @@ def as_dict(sparse: SparseRows) -> dict[tuple[int, int], float]:
 
 
 def check_batch(built: StepBatch, naive: StepBatch, page_size: int) -> None:
-    for field in fields(StepBatch):
-        got, expected = getattr(built, field.name), getattr(naive, field.name)
-        if field.name == "token_sources" and (expected == NO_SOURCE).all():
+    for field in StepBatch.__struct_fields__:
+        got, expected = getattr(built, field), getattr(naive, field)
+        if field == "token_sources" and (expected == NO_SOURCE).all():
             assert got is None
             continue
         assert got.dtype == np.int32
         assert got.shape == expected.shape
-        if field.name != "page_table":
-            assert got.tolist() == expected.tolist(), field.name
+        if field != "page_table":
+            assert got.tolist() == expected.tolist(), field
     for row, length in enumerate(naive.context_lens):
         used = -(-int(length) // page_size)
         assert built.page_table[row, :used].tolist() == naive.page_table[row, :used].tolist()
 
 
 def check_sampling(built: SamplingBatch, naive: SamplingBatch) -> None:
-    for field in fields(SamplingBatch):
-        got, expected = getattr(built, field.name), getattr(naive, field.name)
-        if field.name in ("masks", "drafts"):  # `check_drafts` checks those
+    for field in SamplingBatch.__struct_fields__:
+        got, expected = getattr(built, field), getattr(naive, field)
+        if field in ("masks", "drafts"):  # `check_drafts` checks those
             assert expected is None
         elif isinstance(got, SparseRows):
-            assert as_dict(got) == as_dict(expected), field.name
+            assert as_dict(got) == as_dict(expected), field
         elif expected is None:
             assert got is None
         else:
             assert got.dtype == expected.dtype
-            assert got.tolist() == expected.tolist(), field.name
+            assert got.tolist() == expected.tolist(), field
 
 
 def check_drafts(built: SamplingBatch, plan: StepPlan) -> None:

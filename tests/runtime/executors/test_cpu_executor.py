@@ -6,12 +6,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import asdict, replace
 
 from tests.support.engines import NUM_PAGES, build_tiny, engine_stepper, fill_pool, open_executor
 from tests.support.models import random_prompt, tiny_checkpoint
@@ -131,7 +131,9 @@ def test_any_integer_arrays_will_do(executor: CpuExecutor) -> None:
     """Other integer types and strided views are converted, not misread."""
     good = batch_of(executor)
     expected = executor.logits(good)
-    wide = {name: value.astype(np.int64) for name, value in vars(good).items() if value is not None}
+    wide = {
+        name: value.astype(np.int64) for name, value in asdict(good).items() if value is not None
+    }
     np.testing.assert_array_equal(executor.logits(StepBatch(**wide)), expected)
     strided = np.repeat(good.token_ids, 2)[::2]
     np.testing.assert_array_equal(executor.logits(replace(good, token_ids=strided)), expected)

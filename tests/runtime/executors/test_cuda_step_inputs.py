@@ -1,8 +1,7 @@
 """A step's inputs where the kernels look for them."""
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from trtc.protos.launch_plan import StepBlock
 from trtc.runtime.executors.base import StepBatch

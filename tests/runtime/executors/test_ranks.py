@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as with_fields
 
 from tests.support.loops import Loop
 from tests.support.masks import SomeTokens
@@ -413,9 +414,14 @@ def test_ranks_do_not_outlive_a_killed_server() -> None:
 # --- Messages and progress ----------------------------------------------------------------------
 
 
+def equal_records(left: Any, right: Any) -> bool:
+    names = left.__struct_fields__
+    return all(equal(getattr(left, name), getattr(right, name)) for name in names)
+
+
 def equal(left: Any, right: Any) -> bool:
     if isinstance(left, SparseRows | RowMasks) and right is not None:
-        return all(equal(getattr(left, n), getattr(right, n)) for n in vars(left))
+        return equal_records(left, right)
     if left is None or right is None:
         return left is right
     return left.dtype == right.dtype and left.shape == right.shape and bool((left == right).all())
@@ -434,20 +440,20 @@ def test_steps_come_back_from_their_messages(sources: Any) -> None:
         token_sources=sources,
     )
     again = unpack(StepBatch, pack(batch))
-    assert all(equal(getattr(batch, name), getattr(again, name)) for name in vars(batch))
+    assert equal_records(batch, again)
     sampling = SamplingBatch.of(
         [SamplingParams(temperature=0.5, logit_bias={3: 1.5}, seed=2**63), SamplingParams()],
         counts={1: TokenCounts(np.array([4], np.int32), np.array([2], np.int32))},
         num_logprobs=[None, 3],
     )
     words = np.array([[7, 2**31 + 5]], np.uint32)
-    sampling = replace(
+    sampling = with_fields(
         sampling,
         pending=np.array([-1, 4], np.int32),
         masks=None if sources is None else RowMasks(np.array([1], np.int32), words),
     )
     back = unpack(SamplingBatch, pack(sampling))
-    assert all(equal(getattr(sampling, name), getattr(back, name)) for name in vars(sampling))
+    assert equal_records(sampling, back)
 
 
 def test_a_digest_covers_all_tokens_in_order_but_those_of_invalid_rows() -> None:

@@ -3,10 +3,10 @@ template is given, and what is asked of the answer, is the same."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.openai_sdk import ECHO
 from trtc.protos.trtc.v1 import inference_pb2 as pb

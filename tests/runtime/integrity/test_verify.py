@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.support.manifests import tiny_manifest
-from trtc.protos.errors import EngineCorruptError
+from trtc.protos.errors import EngineCorruptError, UnavailableError
 from trtc.protos.manifest import CHUNK_BYTES, FileFacts, Manifest
 from trtc.quant.hashing import file_facts
 from trtc.runtime.integrity.verify import HashCheck, verify_files
@@ -102,3 +102,19 @@ def test_a_check_of_hashes_that_is_closed_hashes_no_more(
     check.begin()
     check.close()
     assert len(hashed) < 3
+    with pytest.raises(UnavailableError, match="before its files were verified"):
+        check.wait()
+
+
+def test_a_check_of_hashes_that_cannot_be_made_is_no_pass(
+    large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compare(engine: Path, piece: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("trtc.runtime.integrity.verify._compare", compare)
+    check = HashCheck(large.parent, manifest_of(large, file_facts(large)), [large.name])
+    for ask in (check.wait, check.raise_failure):
+        with pytest.raises(MemoryError):
+            ask()
+    check.close()

@@ -1,8 +1,8 @@
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.requests import greedy_request
 from trtc.protos.errors import DeadlineError, InvalidRequestError

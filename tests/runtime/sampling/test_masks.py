@@ -1,12 +1,12 @@
 """Masks: what they forbid is never drawn, and the rest as if nothing else were there."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.support.masks import drawn_masks
 from tests.support.sampling_oracle import Case, cases, distribution, invert
@@ -22,7 +22,7 @@ from trtc.runtime.sampling.sampler import SamplingBatch, sample
 @given(case=cases([10, 32, 33, 700]), seed=st.integers(0, 2**32 - 1))
 def test_tokens_are_those_of_the_oracle(case: Case, seed: int) -> None:
     allowed, masks = drawn_masks(case.logits.shape, seed)
-    batch = SamplingBatch(**{**vars(case.batch), "masks": masks})
+    batch = replace(case.batch, masks=masks)
     tokens = sample(case.logits, batch)
     assert tokens.invalid_rows == ()
     for row, params in enumerate(case.params):
@@ -47,7 +47,7 @@ def test_tokens_are_those_of_the_oracle(case: Case, seed: int) -> None:
 def test_rows_without_masks_draw_as_they_do_alone(case: Case, seed: int) -> None:
     _, masks = drawn_masks(case.logits.shape, seed)
     free = np.setdiff1d(np.arange(len(case.logits)), masks.rows)
-    masked = sample(case.logits, SamplingBatch(**{**vars(case.batch), "masks": masks}))
+    masked = sample(case.logits, replace(case.batch, masks=masks))
     assert (masked.token_ids[free] == sample(case.logits, case.batch).token_ids[free]).all()
 
 
@@ -56,7 +56,7 @@ def test_a_mask_of_every_token_changes_nothing() -> None:
     batch = SamplingBatch.of([SamplingParams(seed=row, top_p=0.9) for row in range(20)])
     every = np.full((20, num_mask_words(300)), 0xFFFFFFFF, np.uint32)
     masks = RowMasks(np.arange(20, dtype=np.int32), every)
-    masked = sample(logits, SamplingBatch(**{**vars(batch), "masks": masks}))
+    masked = sample(logits, replace(batch, masks=masks))
     assert (masked.token_ids == sample(logits, batch).token_ids).all()
 
 
@@ -66,7 +66,7 @@ def test_log_probabilities_are_those_among_the_tokens_that_a_mask_leaves() -> No
     batch = SamplingBatch.of([biased, biased], num_logprobs=[3, 3])
     words = read_mask(pack_mask(np.array([False, True, True, False])), 4)[None]
     masks = RowMasks(np.array([1], np.int32), words)
-    logprobs = sample(logits, SamplingBatch(**{**vars(batch), "masks": masks})).logprobs
+    logprobs = sample(logits, replace(batch, masks=masks)).logprobs
     assert logprobs is not None
     whole, left = (math.log(sum(map(math.exp, row))) for row in ((3, 1, 2, 1.5), (1, 2)))
     assert logprobs.token.tolist() == pytest.approx([1 - whole, 1 - left])
@@ -106,7 +106,7 @@ def test_a_row_whose_allowed_tokens_are_impossible_is_invalid() -> None:
     masks = RowMasks(np.array([0, 1], np.int32), words)
     for params in (SamplingParams(temperature=0.0), SamplingParams()):
         batch = SamplingBatch.of([params, params])
-        tokens = sample(logits, SamplingBatch(**{**vars(batch), "masks": masks}))
+        tokens = sample(logits, replace(batch, masks=masks))
         assert tokens.invalid_rows == (0,)
         assert tokens.token_ids[1] == 0
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.support.sampling_oracle import Case, cases, with_last_pending
 from trtc.protos.sampling import SamplingParams
@@ -32,6 +33,6 @@ def test_counts_are_those_of_whole_outputs(case: Case, seed: int) -> None:
 
 def test_the_host_s_sampler_refuses_tokens_that_nobody_counted() -> None:
     batch = SamplingBatch.of([SamplingParams(presence_penalty=1.0)])
-    pending = SamplingBatch(**{**vars(batch), "pending": np.array([0], np.int32)})
+    pending = replace(batch, pending=np.array([0], np.int32))
     with pytest.raises(AssertionError, match="pending"):
         sample(np.zeros((1, 4), np.float32), pending)

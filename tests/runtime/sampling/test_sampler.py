@@ -1,11 +1,10 @@
 """The sampler against a slow, obvious, row by row oracle, and against its own statistics."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tests.support.sampling_oracle import (

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from msgspec.structs import replace as with_fields
 
 from tests.support.drafts import Guesser
 from tests.support.driver import Driver, greedy_outputs, solo_outputs
@@ -80,7 +81,7 @@ def draw_request(number: int, rng: random.Random) -> GenerationRequest:
     )
     if rng.random() < 0.7:
         return request
-    return replace(request, sampling=replace(request.sampling, presence_penalty=0.7))
+    return with_fields(request, sampling=with_fields(request.sampling, presence_penalty=0.7))
 
 
 def check_finished(driver: Driver, request: GenerationRequest, options: EchoOptions) -> None:
@@ -436,7 +437,7 @@ def test_a_sequence_may_fill_the_whole_pool() -> None:
     driver = Driver(replace(TINY, num_pages=8, max_seq_len=32))
     request = greedy_request("r", [1] * 16, 16)
     driver.submit(request)
-    driver.submit(replace(request, request_id="s"))
+    driver.submit(with_fields(request, request_id="s"))
     driver.run()
     assert driver.outputs("r") == driver.outputs("s")
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as with_fields
 
 from trtc.runtime.requests.request import FinishReason, Output, TokenLogprobs, Usage
 from trtc.runtime.requests.request_input import RequestInput
@@ -126,7 +127,7 @@ def test_log_probs_are_of_the_message_and_their_sum_from_the_beginning() -> None
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_several_sequences_and_rows_say_which_they_are(stream: bool) -> None:
-    row = replace(ROW, stream=stream, request_input=replace(ROW.request_input, n=2))
+    row = replace(ROW, stream=stream, request_input=with_fields(ROW.request_input, n=2))
     told = replies(row, batch_index=3)
     told.messages([output(11, index=0, text="a"), output(12, index=1, text="b")])
     outputs = [

@@ -5,8 +5,9 @@ Requests name no model, so they go to the server's only engine.
 
 import uuid
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from trtc.protos.errors import UnknownModelError, UnknownRequestError, UnsupportedError
 from trtc.protos.smg import trtllm_service_pb2 as pb

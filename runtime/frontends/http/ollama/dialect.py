@@ -3,11 +3,11 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from trtc.protos.errors import TrtcError, by_class
 from trtc.runtime.engine.handle import EngineHandle

@@ -3,11 +3,11 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from trtc.protos.errors import UnavailableError
 from trtc.runtime.frontends.http.bodies import Given, read
