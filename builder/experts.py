@@ -34,7 +34,7 @@ def expert_weights(
     4-bit weights under FP8 activations become the E4M3 weights that they are multiplied as.
 
     Raises:
-        UnsupportedError: biases or FP4 weights, which trtc.moe lacks.
+        UnsupportedError: FP4 weights with FP4 activations, which trtc.moe lacks.
         CheckpointError: experts quantised in different ways.
     """
 
@@ -61,6 +61,8 @@ def expert_weights(
             "down_input_scale": down.shared(lambda w: w.input_scale, _largest),
             "gate_up_pre_scale": _as(gate_up.shared(lambda w: w.pre_scale, _equal), "f32"),
             "down_pre_scale": _as(down.shared(lambda w: w.pre_scale, _equal), "f32"),
+            "gate_up_bias": _as(gate_up.biases(), "f32"),
+            "down_bias": _as(down.biases(), "f32"),
         },
         weight_dtype=first.weight.dtype,
         act_quant=first.activation or "none",
@@ -70,8 +72,6 @@ def expert_weights(
 
 def _check_uniform(mlp: MoeMlpSpec, linears: list[LinearWeights]) -> None:
     name = mlp.experts[0].gated.name
-    if any(linear.bias is not None for linear in linears):
-        raise UnsupportedError("biases of routed experts are not supported", field=name)
     if any(linear.scale_2 is not None for linear in linears):
         raise UnsupportedError(
             "routed experts cannot have FP4 weights",
@@ -131,6 +131,17 @@ class _Stacked:
             return Tensor(spread, tensor.dtype, (n, 1))
 
         return self._join(pick, columns)
+
+    def biases(self) -> Tensor | None:
+        """[E, sum of N]."""
+        stacked: list[Recipe] = []
+        for linears in self.experts:
+            biases = [linear.bias for linear in linears if linear.bias is not None]
+            if len(biases) < len(linears):
+                return None
+            stacked.append(Concat(tuple(bias.recipe for bias in biases)))
+        rows = sum(bias.shape[0] for bias in biases)
+        return Tensor(Stack(tuple(stacked)), biases[0].dtype, (len(stacked), rows))
 
     def shared(self, pick: Pick, merge: Callable[..., Array]) -> Tensor | None:
         """[E, ...]: one value for the linears of an expert, which share their input."""

@@ -94,10 +94,10 @@ def _takes(name: str, spec: DecoderSpec, scheme: str) -> bool:
 def _has_graph(spec: DecoderSpec, scheme: str) -> bool:
     """Whether the linears can be quantised so."""
     named = SCHEMES[scheme]
-    reader, quantization = dummy_checkpoint(spec, named)
     limits = Limits(max_batch_size=1, max_seq_len=_MAX_SEQ_LEN, max_num_tokens=1)
-    request = GraphRequest(named, named.dtype, limits, quantization)
     try:
+        reader, quantization = dummy_checkpoint(spec, named)
+        request = GraphRequest(named, named.dtype, limits, quantization)
         build_graph(spec, request, reader)
     except UnsupportedError:
         return False

@@ -23,7 +23,14 @@ _CONSTANTS = {
     "down_input_scale": 1 / 32,
 }
 """Scales of activations: near one when unscaled, so +-4 as int8 and +-14 as E4M3."""
-_RANDOM_BITS_STD = {"i8": 73.9, "i4": 4.6, "u4": 6.5, "f8e4m3": 0.6, "bf16": 0.72}
+_RANDOM_BITS_STD = {
+    "i8": 73.9,
+    "i4": 4.6,
+    "u4": 6.5,
+    "f8e4m3": 0.6,
+    "f4e2m1": 2.9,
+    "bf16": 0.72,
+}
 """Standard deviation of random codes (u4: with a random zero point; bf16: in layout compact)."""
 _BOUNDED = ("cos", "sin", "table")
 
@@ -44,6 +51,10 @@ def dummy_fill(
         # Uniform in +-a has the standard deviation a / sqrt(3).
         element: DTypeName = weight_dtype  # type: ignore[assignment]
         return Fill(element=element, spread=math.sqrt(3) / gain)
+    if parameter in ("gate_up_scale", "down_scale") and dtype == "u8":
+        # E8M0: the power of two that is nearest to one over the size of a sum.
+        size = _RANDOM_BITS_STD[str(weight_dtype)] * gain
+        return Fill(element="e8m0", center=127.0 - round(math.log2(size)))
     if parameter in ("weight_scale", "gate_up_scale", "down_scale"):
         return Fill(element="f32", center=1 / (_RANDOM_BITS_STD[str(weight_dtype)] * gain))
     if parameter == "table" and dtype in ("i8", "u8"):

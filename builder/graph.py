@@ -38,8 +38,7 @@ from trtc.builder.spec import (
 from trtc.builder.weights import (
     LinearWeights,
     Tensor,
-    absorbed_keys,
-    absorbed_values,
+    absorbed_weights,
     attention_sinks,
     conv_bias,
     conv_weight,
@@ -91,6 +90,7 @@ def _check_quantized_linears(
     if quantization is None:
         return
     known = {linear.name for linear in spec.linears}
+    known |= {mixer.kv_b.name for _, mixer in spec.latent_attentions}
     for prefix in quantization.linears:
         if prefix not in known:
             raise UnsupportedError(
@@ -316,7 +316,8 @@ class _SourceGraph:
             head_dim=spec.head_dim,
             eps=spec.kv_norm.eps,
         )
-        keys = self._writer.weight(f"{site}.keys.weight", absorbed_keys(spec, self._dtype))
+        for_keys, for_values = absorbed_weights(spec, self._quantized, self._dtype)
+        keys = self._writer.weight(f"{site}.keys.weight", for_keys)
         queries = self._head_linear(f"{site}.keys", q, keys, spec.head_dim, spec.width)
         attended = self._writer.node(
             "latent_attention",
@@ -335,7 +336,7 @@ class _SourceGraph:
             rank=spec.rank,
             scale=spec.scale,
         )
-        values = self._writer.weight(f"{site}.values.weight", absorbed_values(spec, self._dtype))
+        values = self._writer.weight(f"{site}.values.weight", for_values)
         out = self._head_linear(f"{site}.values", attended, values, spec.rank, spec.value_dim)
         return self._linear(f"{site}.o", spec.o, out), written
 
@@ -542,13 +543,13 @@ class _SourceGraph:
         return self._writer.node("Gelu", f"{site}.gelu", [x], x.dtype, x.shape, approximate="tanh")
 
     def _moe(self, site: str, mlp: MoeMlpSpec, x: Value) -> Value:
-        router = plain_linear(mlp.router, self._dtype).weight
-        weight = self._writer.weight(
-            f"{site}.router.weight", Tensor(Cast(router.recipe, "f32"), "f32", router.shape)
-        )
-        logits = self._matmul(
-            f"{site}.router", self._cast(f"{site}.router.f32", x, "f32"), weight, "f32"
-        )
+        router = plain_linear(mlp.router, self._dtype)
+        wide = self._cast(f"{site}.router.f32", x, "f32")
+        weight = self._widened(f"{site}.router.weight", router.weight)
+        logits = self._matmul(f"{site}.router", wide, weight, "f32")
+        if router.bias is not None:
+            bias = self._widened(f"{site}.router.bias", router.bias)
+            logits = self._add(f"{site}.router.bias", logits, bias)
         experts = expert_weights(mlp, self._quantized, self._dtype, self._reader)
         inputs = [
             None if tensor is None else self._writer.weight(f"{site}.experts.{name}", tensor)
@@ -565,12 +566,17 @@ class _SourceGraph:
             top_k=mlp.top_k,
             renormalize=int(mlp.renormalize),
             activation=mlp.experts[0].activation,
+            limit=mlp.experts[0].limit or 0.0,
+            up_offset=mlp.experts[0].up_offset,
             group_size=experts.group_size,
             weight_dtype=experts.weight_dtype,
             layout="row_major",
             act_quant=experts.act_quant,
             out_dtype=self._dtype,
         )
+
+    def _widened(self, name: str, tensor: Tensor) -> Value:
+        return self._writer.weight(name, Tensor(Cast(tensor.recipe, "f32"), "f32", tensor.shape))
 
     def _tail(self, hidden: Value, steps: _StepInputs) -> Value:
         """Only the rows that need logits go through the final norm and the lm_head."""

@@ -333,8 +333,8 @@ def _tensor_type(parameter: Parameter, value: _Value | None) -> TensorType | Non
 def _layout(parameter: str, value: _Value, attributes: Mapping[str, int | float | str]) -> str:
     if attributes.get("layout") == "tiles":
         return "tiles" if parameter in _IN_TILES else "row_major"
-    # A u8 tensor that is no zero point is bytes of a packed weight.
-    packed = value.dtype == "u8" and not parameter.endswith("_zero")
+    # A u8 tensor that is no zero point and no scale (E8M0) is bytes of a packed weight.
+    packed = value.dtype == "u8" and not parameter.endswith(("_zero", "_scale"))
     if not packed:
         return "row_major"
     if attributes.get("layout") in ("planes", "compact"):

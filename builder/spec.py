@@ -9,7 +9,7 @@ from typing import Literal
 
 from trtc.protos.errors import UnsupportedError
 
-Activation = Literal["silu", "gelu_tanh", "relu2"]
+Activation = Literal["silu", "gelu_tanh", "relu2", "quick_gelu"]
 QkNorm = Literal["head", "row"]
 """What q and k norms run over: each head's D values, or all heads of a token."""
 
@@ -44,6 +44,28 @@ class GroupedRows:
 
 
 @dataclass(frozen=True)
+class OfExperts:
+    """Where an expert's linear lies in a tensor of all experts (gpt-oss).
+
+    The tensor has the linear's name, without `.weight`; biases [E, rows] end in `_bias`. The linear
+    has rows first, first + step, ... of the `rows` that the tensor has of each expert.
+    """
+
+    expert: int
+    num_experts: int
+    rows: int
+    first: int = 0
+    step: int = 1
+    transposed: bool = False
+    """The tensor is [E, in_features, rows], not [E, rows, in_features]."""
+
+    def shape(self, in_features: int) -> tuple[int, int, int]:
+        """Of the tensor of weights."""
+        inner = (in_features, self.rows) if self.transposed else (self.rows, in_features)
+        return (self.num_experts, *inner)
+
+
+@dataclass(frozen=True)
 class LinearSpec:
     """y = x @ weight.T (+ bias): weight [out_features, in_features] as in Transformers."""
 
@@ -58,6 +80,8 @@ class LinearSpec:
     """Of q and k whose rotary embedding turns pairs of neighbours: the rows are reordered."""
     grouped: GroupedRows | None = None
     """Which rows of every group of the checkpoint's tensor, in place of `rows`."""
+    of_experts: OfExperts | None = None
+    """None: its tensors are its own, or `rows` of a fused one."""
 
     @property
     def stored_rows(self) -> int:
@@ -66,6 +90,16 @@ class LinearSpec:
             taken = sum(end - begin for begin, end in self.grouped.parts)
             return self.out_features // taken * self.grouped.group
         return self.out_features if self.rows is None else self.rows[1]
+
+    @property
+    def weight_name(self) -> str:
+        """Of the tensor that holds the weight."""
+        return f"{self.name}.weight" if self.of_experts is None else self.name
+
+    @property
+    def bias_name(self) -> str:
+        """Of the tensor that holds the bias, if it has one."""
+        return f"{self.name}.bias" if self.of_experts is None else f"{self.name}_bias"
 
 
 @dataclass(frozen=True)
@@ -173,7 +207,7 @@ class LatentAttentionSpec:
     """[rank + rope_dim, H]."""
     kv_b: LinearSpec
     """[Hq * (nope_dim + value_dim), rank]. No product of its own, so it is not among the layer's
-    linears, and never quantised."""
+    linears; a quantised one is dequantised at build."""
     kv_norm: NormSpec
     """Of the latent."""
     o: LinearSpec
@@ -259,12 +293,16 @@ MixerSpec = AttentionSpec | LatentAttentionSpec | ShortConvSpec | GatedDeltaSpec
 
 @dataclass(frozen=True)
 class DenseMlpSpec:
-    """down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate."""
+    """down(activation(gate(x)) * (up(x) + up_offset)); without a gate down(activation(up(x)))."""
 
     gate: LinearSpec | None
     up: LinearSpec
     down: LinearSpec
     activation: Activation
+    limit: float | None = None
+    """gate(x) is at most so much, and up(x) within plus and minus it. Of routed experts, as is
+    `up_offset`, and the activation quick_gelu, x * sigmoid(1.702 x)."""
+    up_offset: float = 0.0
 
     @property
     def gated(self) -> LinearSpec:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trtc.plugins.compact import compact_scales, pack_compact
 from trtc.plugins.layouts import MOST_IN_PLANES, pack, pack_columns, pack_planes
+from trtc.plugins.products import e8m0_values
 from trtc.plugins.rounding import cast
 from trtc.plugins.tiles import tile
 from trtc.protos.errors import CheckpointError
@@ -103,6 +104,14 @@ class CompactScales:
 
     def __call__(self, weight: Array) -> Array:
         return compact_scales(weight)
+
+
+@dataclass(frozen=True)
+class E8m0Values:
+    """E8M0 scales, u8, as f32."""
+
+    def __call__(self, scale: Array) -> Array:
+        return e8m0_values(scale)
 
 
 @dataclass(frozen=True)

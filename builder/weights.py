@@ -14,11 +14,14 @@ from trtc.builder.spec import (
     LatentAttentionSpec,
     LinearSpec,
     NormSpec,
+    OfExperts,
     ShortConvSpec,
 )
 from trtc.protos.errors import CheckpointError, UnsupportedError
 from trtc.quant.scheme import QuantizedLinear, TensorSource, WeightFormat
 
+_SCALE_DTYPES: Mapping[WeightFormat, str] = {"f4e2m1": "f8e4m3", "mxfp4": "u8"}
+"""Of the scales of groups; others are f32."""
 _ROWWISE = ("weight", "weight_scale", "weight_zero")
 
 
@@ -60,9 +63,11 @@ class LinearWeights:
         return self.format if self.format in ("i8", "f4e2m1") else "f8e4m3"
 
 
-def source_recipe(source: TensorSource) -> Recipe:
-    """A quantised checkpoint's tensor as a recipe."""
-    loads = tuple(Load(name) for name in source.names)
+def source_recipe(source: TensorSource, linear: LinearSpec | None = None) -> Recipe:
+    """A quantised checkpoint's tensor as a recipe; of a tensor of all experts, `linear`'s rows."""
+    loads: tuple[Recipe, ...] = tuple(Load(name) for name in source.names)
+    if linear is not None:
+        loads = tuple(_of_expert(load, linear) for load in loads)
     return loads[0] if source.function is None else Apply(source.function, loads)
 
 
@@ -122,21 +127,64 @@ def _by_tap(weight: Array) -> Array:
     return np.ascontiguousarray(weight[:, 0, :].T)
 
 
-def absorbed_keys(spec: LatentAttentionSpec, dtype: str) -> Tensor:
-    """[Hq, rank, nope_dim]: what makes a query of latents of a head's query."""
-    rows = _RowsOfHeads(spec.num_heads, 0, spec.nope_dim, transposed=True)
-    return Tensor(_of_kv_b(spec, rows, dtype), dtype, (spec.num_heads, spec.rank, spec.nope_dim))
+def absorbed_weights(
+    spec: LatentAttentionSpec, quantized: Mapping[str, QuantizedLinear], dtype: str
+) -> tuple[Tensor, Tensor]:
+    """What kv_b makes keys and values by, as what multiplies queries and results instead: [Hq,
+    rank, nope_dim], and [Hq, value_dim, rank]. Quantised ones are dequantised.
+
+    Raises:
+        UnsupportedError: they are quantised in a format that is not dequantised.
+    """
+    heads, end = spec.num_heads, spec.nope_dim + spec.value_dim
+    whole: Recipe = Load(f"{spec.kv_b.name}.weight")
+    if spec.kv_b.name in quantized:
+        whole = _dequantized(spec.kv_b, quantized[spec.kv_b.name])
+    whole = Cast(whole, dtype)
+    keys = _RowsOfHeads(heads, 0, spec.nope_dim, transposed=True)
+    values = _RowsOfHeads(heads, spec.nope_dim, end, transposed=False)
+    return (
+        Tensor(Apply(keys, (whole,)), dtype, (heads, spec.rank, spec.nope_dim)),
+        Tensor(Apply(values, (whole,)), dtype, (heads, spec.value_dim, spec.rank)),
+    )
 
 
-def absorbed_values(spec: LatentAttentionSpec, dtype: str) -> Tensor:
-    """[Hq, value_dim, rank]: what makes a head's result of latents."""
-    end = spec.nope_dim + spec.value_dim
-    rows = _RowsOfHeads(spec.num_heads, spec.nope_dim, end, transposed=False)
-    return Tensor(_of_kv_b(spec, rows, dtype), dtype, (spec.num_heads, spec.value_dim, spec.rank))
+def _dequantized(linear: LinearSpec, quantized: QuantizedLinear) -> Recipe:
+    """[N, K] f32. Scales of activations are left out: the product takes them as they are."""
+    known = ("weight", "weight_scale", "weight_zero", "pre_quant_scale")
+    names = tuple(name for name in known if name in quantized.tensors)
+    if quantized.weight in ("f4e2m1", "i4_f8"):
+        raise UnsupportedError(
+            "is quantised in the checkpoint, in a format that trtc does not dequantise",
+            field=linear.name,
+            remedy="Quantise again without kv_b_proj",
+        )
+    tensors = tuple(source_recipe(quantized.tensors[name]) for name in names)
+    return Apply(_Dequantize(names), tensors)
 
 
-def _of_kv_b(spec: LatentAttentionSpec, rows: "_RowsOfHeads", dtype: str) -> Recipe:
-    return Apply(rows, (Cast(Load(f"{spec.kv_b.name}.weight"), dtype),))
+@dataclass(frozen=True)
+class _Dequantize:
+    """scale * (weight - zero) * pre_quant_scale, in f32."""
+
+    names: tuple[str, ...]
+    """Of the tensors that it is given, as QuantizedLinear has them."""
+
+    def __call__(self, *tensors: Array) -> Array:
+        named = dict(zip(self.names, tensors, strict=True))
+        weight = named["weight"].astype(np.float32)
+        if "weight_zero" in named:
+            weight = weight - _by_column(named["weight_zero"], weight)
+        weight = weight * _by_column(named["weight_scale"], weight)
+        if "pre_quant_scale" in named:
+            weight = weight * named["pre_quant_scale"].astype(np.float32)
+        return weight
+
+
+def _by_column(of_groups: Array, weight: Array) -> Array:
+    """[N or 1, K] f32 of [N, G] or [1, 1], a column for each group."""
+    groups = of_groups.astype(np.float32).reshape(-1, of_groups.shape[-1])
+    return np.repeat(groups, weight.shape[1] // groups.shape[1], axis=1)
 
 
 @dataclass(frozen=True)
@@ -171,7 +219,9 @@ def _minus_exp(a_log: Array) -> Array:
 def plain_linear(linear: LinearSpec, dtype: str) -> LinearWeights:
     """An unquantised linear, rounded to `dtype`."""
     shape = (linear.out_features, linear.in_features)
-    recipe = Cast(_rows(Load(f"{linear.name}.weight"), linear), dtype)
+    transposed = linear.of_experts is not None and linear.of_experts.transposed
+    stored = _of_expert(Load(linear.weight_name), linear, transposed=transposed)
+    recipe = Cast(_rows(stored, linear), dtype)
     weight_format: WeightFormat = "f32" if dtype == "f32" else "bf16"
     return LinearWeights(Tensor(recipe, dtype, shape), weight_format, bias=_bias(linear, dtype))
 
@@ -207,9 +257,7 @@ def quantized_linear(
         weight=weight,
         format=quantized.weight,
         bias=_bias(linear, dtype),
-        scale=tensor(
-            "weight_scale", "f8e4m3" if quantized.weight == "f4e2m1" else "f32", scale_shape
-        ),
+        scale=tensor("weight_scale", _SCALE_DTYPES.get(quantized.weight, "f32"), scale_shape),
         zero=tensor("weight_zero", "u4", scale_shape),
         scale_2=tensor("weight_scale_2", "f32", ()),
         input_scale=tensor("input_scale", "f32", ()),
@@ -231,6 +279,8 @@ def linear_weights(
 
 
 def _canonical(key: str, source: TensorSource, linear: LinearSpec) -> Recipe:
+    if linear.of_experts is not None:
+        return _in_halves(source_recipe(source, linear), linear)
     recipe = source_recipe(source)
     if key not in _ROWWISE:
         return recipe
@@ -248,6 +298,27 @@ class _RowsOfMany:
 
     def __call__(self, values: Array) -> Array:
         return values if values.shape[0] == 1 else values[self.begin : self.end]
+
+
+def _of_expert(recipe: Recipe, linear: LinearSpec, *, transposed: bool = False) -> Recipe:
+    """The linear's rows of a tensor [E, rows, ...] of all experts."""
+    place = linear.of_experts
+    if place is None:
+        return recipe
+    return Apply(_OfExpert(place, linear.out_features, transposed), (recipe,))
+
+
+@dataclass(frozen=True)
+class _OfExpert:
+    place: OfExperts
+    count: int
+    transposed: bool
+    """The tensor is [E, columns, rows]."""
+
+    def __call__(self, values: Array) -> Array:
+        mine = values[self.place.expert]
+        rows: Array = mine.T if self.transposed else mine
+        return rows[self.place.first :: self.place.step][: self.count]
 
 
 def _rows(recipe: Recipe, linear: LinearSpec) -> Recipe:
@@ -306,7 +377,7 @@ class _Halves:
 def _bias(linear: LinearSpec, dtype: str) -> Tensor | None:
     if not linear.has_bias:
         return None
-    recipe = Cast(_rows(Load(f"{linear.name}.bias"), linear), dtype)
+    recipe = Cast(_rows(_of_expert(Load(linear.bias_name), linear), linear), dtype)
     return Tensor(recipe, dtype, (linear.out_features,))
 
 
@@ -329,4 +400,4 @@ def _ungrouped_shape(
 def _weight_dtype(quantized: QuantizedLinear) -> str:
     if quantized.weight in ("i4", "i4_f8"):
         return "u4" if quantized.has_zero_point else "i4"
-    return quantized.weight
+    return "f4e2m1" if quantized.weight == "mxfp4" else quantized.weight

@@ -10,6 +10,7 @@ fit:
     f8e4m3   4           w[k] w[k+2] w[k+1] w[k+3]
     i8       4           the same, each plus 128 (unsigned)
     i4, u4   8           low nibbles like i8 at k, high nibbles like i8 at k+4; i4 plus 8
+    f4e2m1   8           its bits as u4
 
 The 0 2 1 3 order lets even bytes and odd bytes of a block widen in place to the bf16 pairs
 (k, k+1) and (k+2, k+3), and integer dot products do not mind it. Signed weights are stored
@@ -44,7 +45,7 @@ PANEL = 16
 """Output columns a panel."""
 BLOCK = 64
 """Bytes of a block."""
-BLOCK_DEPTH = {"f32": 1, "bf16": 2, "f8e4m3": 4, "i8": 4, "i4": 8, "u4": 8}
+BLOCK_DEPTH = {"f32": 1, "bf16": 2, "f8e4m3": 4, "f4e2m1": 8, "i8": 4, "i4": 8, "u4": 8}
 """k a block, by weight type."""
 _CELL_ORDER = (0, 2, 1, 3)
 MOST_IN_PLANES = 119
@@ -107,7 +108,9 @@ def unpack(packed: Array, num_columns: int, depth: int, dtype: str) -> Array:
     rows = np.ascontiguousarray(cells.transpose(0, 2, 1, 3)).reshape(panels * PANEL, -1)
     values = np.ascontiguousarray(_decode(rows, dtype)[:num_columns, :depth])
     target = NUMPY_DTYPES[dtype]
-    return values.view(target) if _is_float(dtype) else values.astype(target)
+    if _is_float(dtype):
+        return values.astype(_code_dtype(dtype)).view(target)
+    return values.astype(target)
 
 
 def unpack_experts(packed: Array, experts: int, num_columns: int, depth: int, dtype: str) -> Array:
@@ -134,12 +137,12 @@ def unpack_columns(packed: Array) -> Array:
 
 
 def _is_float(dtype: str) -> bool:
-    return dtype in ("f32", "bf16", "f8e4m3")
+    return dtype in ("f32", "bf16", "f8e4m3", "f4e2m1")
 
 
 def _code_dtype(dtype: str) -> np.dtype[Any]:
     """Floating-point weights are moved as bits, integers as values."""
-    bits = {"f32": np.uint32, "bf16": np.uint16, "f8e4m3": np.uint8}
+    bits = {"f32": np.uint32, "bf16": np.uint16, "f8e4m3": np.uint8, "f4e2m1": np.uint8}
     return np.dtype(bits.get(dtype, np.int16))
 
 

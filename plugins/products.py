@@ -21,12 +21,15 @@ def scaled_product(
     Args:
         x: [M, K].
         weight: [N, K], 4-bit values one an element.
-        weight_scale: [N, G] f32, G = ceil(K / group_size), or 1 without groups; None: all ones.
+        weight_scale: [N, G] f32, G = ceil(K / group_size), or 1 without groups; None: all ones; u8:
+            E8M0.
         weight_zero: [N, G] u8; None: zeros.
         activation: `exact`, or `dynamic_i8`: each row's groups of x are rounded to int8 first.
     """
     num_columns, depth = weight.shape
     group = group_size or depth
+    if weight_scale is not None and weight_scale.dtype == np.uint8:
+        weight_scale = e8m0_values(weight_scale)
     total = np.zeros((len(x), num_columns), np.float32)
     for index, begin in enumerate(range(0, depth, group)):
         part = x[:, begin : begin + group].astype(np.float32)
@@ -42,6 +45,11 @@ def scaled_product(
             product = product * weight_scale[:, index].astype(np.float32)
         total += product
     return total
+
+
+def e8m0_values(scale: Array) -> NDArray[np.float32]:
+    """2^(scale - 127) of u8 exponents that are not NaN, 255."""
+    return np.ldexp(np.float32(1), scale.astype(np.int32) - 127)
 
 
 def quantize_rows(x: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -30,7 +30,7 @@ DTYPES: dict[str, DType] = {
         DType("bf16", 16, "BF16", 16, "trtc::bf16"),
         DType("f16", 16, "F16", 10, "trtc::f16"),
         DType("f8e4m3", 8, "F8_E4M3", 17, "trtc::f8e4m3"),
-        DType("f4e2m1", 4, "U8", 23, ""),
+        DType("f4e2m1", 4, "U8", 23, "trtc::f4e2m1x2"),
         DType("i8", 8, "I8", 3, "std::int8_t"),
         DType("i4", 4, "U8", 22, "trtc::i4x2"),
         DType("u4", 4, "U8", 21, "trtc::u4x2"),

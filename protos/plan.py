@@ -37,9 +37,9 @@ class Fill(Record, frozen=True):
     and take their size from their scale.
     """
 
-    element: DTypeName | Literal["compact"]
+    element: DTypeName | Literal["compact", "e8m0"]
     """Logical element type: of the values inside when the weight is packed; compact: bf16 in the
-    bytes of plugins/compact.py."""
+    bytes of plugins/compact.py; e8m0: bytes that are all `center`."""
     center: float = 0.0
     spread: float = 0.0
 

@@ -14,6 +14,7 @@ from trtc.quant.formats.compressed_tensors import read_compressed_tensors
 from trtc.quant.formats.fp8 import read_fp8
 from trtc.quant.formats.gptq import read_gptq
 from trtc.quant.formats.modelopt import read_modelopt
+from trtc.quant.formats.mxfp4 import read_mxfp4
 from trtc.quant.formats.stored import CONFIG_FIELD, shown, unsupported
 from trtc.quant.scheme import CheckpointQuantization
 
@@ -26,6 +27,7 @@ READERS: Mapping[str, Reader] = {
     "gptq": read_gptq,
     "fp8": read_fp8,
     "compressed-tensors": read_compressed_tensors,
+    "mxfp4": read_mxfp4,
 }
 """By `quantization_config.quant_method` of config.json."""
 

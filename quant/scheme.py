@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 
 from trtc.protos.errors import UnsupportedError
 
-WeightFormat = Literal["f32", "bf16", "f8e4m3", "f4e2m1", "i8", "i4", "i4_f8"]
-"""i4_f8: 4-bit weights that are dequantised to E4M3 before they are multiplied (W4A8)."""
+WeightFormat = Literal["f32", "bf16", "f8e4m3", "f4e2m1", "i8", "i4", "i4_f8", "mxfp4"]
+"""i4_f8: 4-bit weights that are dequantised to E4M3 before they are multiplied (W4A8).
+mxfp4: E2M1 weights whose scales are powers of two (OCP Microscaling Formats 1.0)."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ SCHEMES: dict[str, Scheme] = {
         # for every token. Multiplying with the bf16 activation itself is exact where they round.
         Scheme("fp8_weights", "bf16", "f8e4m3", "bf16"),
         Scheme("int8_weights", "bf16", "i8", "bf16"),
+        # Of routed experts only; all else is bf16.
+        Scheme("mxfp4", "bf16", "mxfp4", "bf16", 32),
     )
 }
 
@@ -130,10 +133,12 @@ class TensorSource:
 class QuantizedLinear:
     """How one linear of a checkpoint is quantised, in trtc's canonical form. Nothing is loaded.
 
-    N out_features, K in_features, G = K / group_size or 1. `tensors` has, as numpy arrays:
+    N out_features, K in_features, G = K / group_size or 1. Functions of tensors of all experts are
+    given the rows of one linear. `tensors` has, as numpy arrays:
         weight           [N, K] f8e4m3, f4e2m1, i8, i4 or u4 (ml_dtypes, unpacked)
         weight_scale     [N, G] or [1, 1] (one scale a tensor) f32: value = scale * (weight - zero);
-                         for f4e2m1 [N, G] f8e4m3: value = scale_2 * scale * weight
+                         for f4e2m1 [N, G] f8e4m3: value = scale_2 * scale * weight;
+                         for mxfp4 [N, G] u8: value = 2^(scale - 127) * weight
         weight_zero      [N, G] u4, when has_zero_point
         weight_scale_2   () f32, for i4_f8: the E4M3 weight's scale (value = scale_2 * e4m3), and
                          for f4e2m1
@@ -146,8 +151,9 @@ class QuantizedLinear:
     tensors: Mapping[str, TensorSource]
     group_size: int | None = None
     has_zero_point: bool = False
-    shape: tuple[int, int] | None = None
-    """(N, K) as the stored tensors have it, to hold against config.json; None: not known."""
+    shape: tuple[int, ...] | None = None
+    """(N, K) as the stored tensors have it, or (E, N, K) of all experts, to hold against
+    config.json; None: not known."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +161,7 @@ class CheckpointQuantization:
     """What a quantised checkpoint says of itself."""
 
     source: str
-    """modelopt, awq, gptq, fp8 or compressed-tensors."""
+    """modelopt, awq, gptq, fp8, compressed-tensors or mxfp4."""
     scheme: Scheme
     linears: Mapping[str, QuantizedLinear]
     """Checkpoint prefix (`model.layers.0.self_attn.q_proj`) -> how; others are not quantised."""

@@ -12,13 +12,17 @@ from trtc.builder.checkpoint.verify import Shape, expected_tensors
 from trtc.builder.recipes import Array
 from trtc.builder.spec import DecoderSpec, LinearSpec, MoeMlpSpec
 from trtc.plugins.rounding import NUMPY_DTYPES, cast
-from trtc.protos.errors import CheckpointError
+from trtc.protos.errors import CheckpointError, UnsupportedError
+from trtc.quant.formats.mxfp4 import BLOCKS, GROUP, SCALES, of_experts
+from trtc.quant.formats.stored import num_groups
 from trtc.quant.scheme import CheckpointQuantization, QuantizedLinear, Scheme, TensorSource
 
 _STD = 0.02
 _QUANTIZED_STD: Mapping[str, float] = {"f8e4m3": 64.0, "i8": 40.0, "i4": 2.5, "f4e2m1": 2.0}
 """Spreads codes over much of their range."""
 _INT4_RANGE = (-8, 7)
+_EXPONENT = 127 - 7
+"""As E8M0: 2^-7, which makes E2M1 codes about as large as _STD."""
 
 
 class DummyReader:
@@ -41,6 +45,8 @@ class DummyReader:
         if name not in self._tensors:
             raise CheckpointError(f"tensor {name} is not part of this model", field="config.json")
         dtype, shape = self._tensors[name]
+        if dtype == "u8":
+            return _mxfp4(name, shape)
         if dtype == "f8e4m3" and name.endswith("weight_scale"):
             return np.ones(shape, np.float32)
         if name.endswith(("scale", "scale_2")):
@@ -64,9 +70,17 @@ def dummy_checkpoint(
     }
     if scheme.weight in ("f32", "bf16"):
         return DummyReader(tensors), None
+    if scheme.weight == "mxfp4":
+        return _dummy_experts(spec, scheme, tensors)
     keeps_pre_scale = _keep_pre_scale(spec, scheme)
     linears: dict[str, QuantizedLinear] = {}
     for linear in spec.linears:
+        if linear.of_experts is not None:
+            raise UnsupportedError(
+                "is a tensor of all experts, which trtc cannot quantise",
+                field=linear.name,
+                remedy="Build with --dtype bf16, or give a checkpoint that is quantised",
+            )
         rows = tensors[f"{linear.name}.weight"][1][0]
         canonical = _canonical(linear, rows, scheme, linear.name in keeps_pre_scale)
         tensors |= {f"{linear.name}.{key}": value for key, value in canonical.items()}
@@ -76,6 +90,39 @@ def dummy_checkpoint(
             scheme.group_size,
         )
     return DummyReader(tensors), CheckpointQuantization("dummy", scheme, linears, kv_scales={})
+
+
+def _dummy_experts(
+    spec: DecoderSpec, scheme: Scheme, tensors: dict[str, tuple[str, Shape]]
+) -> tuple[DummyReader, CheckpointQuantization]:
+    """Only tensors of all experts are quantised.
+
+    Raises:
+        UnsupportedError: there are none.
+    """
+    linears: dict[str, QuantizedLinear] = {}
+    for linear in spec.linears:
+        place = linear.of_experts
+        if place is None or linear.name in linears:
+            continue
+        shape = (place.num_experts, place.rows, linear.in_features)
+        groups = num_groups(linear.name, linear.in_features, GROUP)
+        linears[linear.name] = of_experts(linear.name, shape)
+        del tensors[linear.weight_name]
+        tensors[f"{linear.name}{BLOCKS}"] = ("u8", (*shape[:2], groups, GROUP // 2))
+        tensors[f"{linear.name}{SCALES}"] = ("u8", (*shape[:2], groups))
+    if not linears:
+        raise UnsupportedError(
+            f"{scheme.name} is for models whose experts lie in one tensor", field="--dtype"
+        )
+    return DummyReader(tensors), CheckpointQuantization("dummy", scheme, linears, kv_scales={})
+
+
+def _mxfp4(name: str, shape: Shape) -> Array:
+    """Random codes, and scales that are alike."""
+    if name.endswith(SCALES):
+        return np.full(shape, _EXPONENT, np.uint8)
+    return np.random.default_rng(zlib.crc32(name.encode())).integers(0, 256, shape, np.uint8)
 
 
 def _keep_pre_scale(spec: DecoderSpec, scheme: Scheme) -> set[str]:

@@ -61,7 +61,7 @@ def check_tensors(
             config.json does not speak of (leaving them out would change every answer).
     """
     expected = expected_tensors(spec)
-    renamed = set() if quantization is None else _rename_quantized(expected, quantization)
+    renamed = set() if quantization is None else _rename_quantized(expected, spec, quantization)
     known = renamed | set(expected)
     _check_missing([name for name in (*expected, *sorted(renamed)) if name not in reader], reader)
     for name, shape in expected.items():
@@ -188,18 +188,32 @@ def _add_norm(shapes: dict[str, Shape], norm: NormSpec | None, size: int) -> Non
 
 def _add_linear(shapes: dict[str, Shape], linear: LinearSpec) -> None:
     """A fused tensor has the rows of its last part."""
-    weight, bias = f"{linear.name}.weight", f"{linear.name}.bias"
+    weight, bias = linear.weight_name, linear.bias_name
+    if linear.of_experts is not None:
+        shapes[weight] = linear.of_experts.shape(linear.in_features)
+        if linear.has_bias:
+            shapes[bias] = (linear.of_experts.num_experts, linear.of_experts.rows)
+        return
     rows = max(linear.stored_rows, shapes.get(weight, (0,))[0])
     shapes[weight] = (rows, linear.in_features)
     if linear.has_bias:
         shapes[bias] = (rows,)
 
 
-def _rename_quantized(expected: dict[str, Shape], quantization: CheckpointQuantization) -> set[str]:
+def _rename_quantized(
+    expected: dict[str, Shape], spec: DecoderSpec, quantization: CheckpointQuantization
+) -> set[str]:
     """Take quantised weights out of `expected`; return the tensors that stand for them."""
     names: set[str] = set()
+    of_experts = {
+        linear.name: (linear.of_experts.num_experts, linear.of_experts.rows, linear.in_features)
+        for linear in spec.linears
+        if linear.of_experts is not None
+    }
     for prefix, linear in quantization.linears.items():
         shape = expected.pop(f"{prefix}.weight", None)
+        if prefix in of_experts and expected.pop(prefix, None) is not None:
+            shape = of_experts[prefix]
         if linear.shape is not None and shape is not None:
             _check_shape(f"{prefix}.weight", linear.shape, shape)
         names |= {name for source in linear.tensors.values() for name in source.names}

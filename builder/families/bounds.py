@@ -63,6 +63,7 @@ NUMBERS: Mapping[str, tuple[float, float]] = {
     "query_pre_attn_scalar": (1e-3, 1e9),
     "attn_logit_softcapping": (1e-3, 1e9),
     "final_logit_softcapping": (1e-3, 1e9),
+    "swiglu_limit": (1e-3, 1e6),
 }
 """(lower, upper) bound by name, both included."""
 ANY_NUMBER = (-1e30, 1e30)

@@ -68,6 +68,9 @@ FEATURES: Mapping[str, _Test] = {
     "attention softcap": _any_attention(lambda one: one.softcap is not None),
     "MLP without gate": _any_layer(_gateless),
     "routed experts": _any_layer(lambda layer: isinstance(layer.mlp, MoeMlpSpec)),
+    "clamped experts": _any_layer(
+        lambda layer: isinstance(layer.mlp, MoeMlpSpec) and layer.mlp.experts[0].limit is not None
+    ),
     "latent attention": lambda spec: bool(spec.latent_attentions),
     "gated attention": _any_attention(lambda one: one.gate is not None),
     "gated delta nets": _any_layer(lambda layer: isinstance(layer.mixer, GatedDeltaSpec)),

@@ -14,6 +14,7 @@ from trtc.builder.families.exaone4 import exaone4
 from trtc.builder.families.gemma2 import gemma2
 from trtc.builder.families.gemma3 import gemma3
 from trtc.builder.families.glm4 import glm, glm4
+from trtc.builder.families.gpt_oss import gpt_oss
 from trtc.builder.families.granite import granite
 from trtc.builder.families.lfm2 import lfm2
 from trtc.builder.families.llama import ernie4_5, helium, llama, seed_oss
@@ -55,6 +56,7 @@ FAMILIES: Mapping[str, Family] = {
     "Olmo2ForCausalLM": olmo2,
     "Olmo3ForCausalLM": olmo3,
     "OlmoeForCausalLM": olmoe,
+    "GptOssForCausalLM": gpt_oss,
     "GraniteForCausalLM": granite,
     "GlmForCausalLM": glm,
     "Glm4ForCausalLM": glm4,

@@ -22,6 +22,7 @@ from trtc.builder.spec import (
     LayerSpec,
     LinearSpec,
     MoeMlpSpec,
+    OfExperts,
     RopeSpec,
     ShortConvSpec,
 )
@@ -42,7 +43,7 @@ _MOST: Mapping[str, int] = {
     "out_features": INTEGERS["vocab_size"],
 }
 """Upper bounds of sizes, by their fields; the lower one is 1."""
-_POSITIVE = ("eps", "scale", "attention_factor", "softcap", "logit_softcap")
+_POSITIVE = ("eps", "scale", "attention_factor", "softcap", "logit_softcap", "limit")
 
 
 def check_spec(spec: DecoderSpec, source: str) -> None:
@@ -214,10 +215,16 @@ class _Check:
         if spec.norm.centered:
             self.fail(f"{place}.norm.centered", "is True, and heads have RMS norms only")
 
-    def mlp(self, place: str, mlp: DenseMlpSpec, hidden: int) -> None:
+    def mlp(self, place: str, mlp: DenseMlpSpec, hidden: int, *, routed: bool = False) -> None:
         width = mlp.up.out_features
         self.linear(f"{place}.up", mlp.up, hidden, width)
         self.linear(f"{place}.down", mlp.down, width, hidden)
+        if not routed:
+            for name, value in (("limit", mlp.limit), ("up_offset", mlp.up_offset or None)):
+                if value is not None:
+                    self.fail(f"{place}.{name}", f"is {value}, and only routed experts have it")
+            if mlp.activation == "quick_gelu":
+                self.fail(f"{place}.activation", "is quick_gelu, which only routed experts have")
         if mlp.gate is not None:
             self.linear(f"{place}.gate", mlp.gate, hidden, width)
             if mlp.activation == "relu2":
@@ -233,8 +240,15 @@ class _Check:
             where = f"{place}.experts[{index}]"
             if expert.gate is None:
                 self.fail(f"{where}.gate", "is None, and routed experts are gated")
-            self.mlp(where, expert, hidden)
+            self.mlp(where, expert, hidden, routed=True)
             self.same(f"{where}.up.out_features", expert.up.out_features, width, "experts[0]")
+
+    def of_experts(self, place: str, part: OfExperts, out_features: int) -> None:
+        self.between(f"{place}.expert", part.expert, 0, part.num_experts - 1)
+        self.between(f"{place}.step", part.step, 1, part.rows)
+        last = part.first + part.step * (out_features - 1)
+        self.between(f"{place}.first", part.first, 0, part.rows - 1)
+        self.between(f"{place}.rows", part.rows, last + 1, 2**31 - 1)
 
     def linear(self, place: str, linear: LinearSpec, in_features: int, out_features: int) -> None:
         self.same(f"{place}.in_features", linear.in_features, in_features, "the layer")
@@ -243,6 +257,8 @@ class _Check:
             self.groups(f"{place}.grouped", linear, out_features)
         if linear.grouped is not None and linear.rows is not None:
             self.fail(f"{place}.rows", "is given beside grouped")
+        if linear.of_experts is not None:
+            self.of_experts(f"{place}.of_experts", linear.of_experts, out_features)
         if linear.rows is not None:
             begin, end = linear.rows
             if begin < 0 or end - begin != out_features:

@@ -22,6 +22,7 @@ from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of, site_of
 from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.recipes import Array
+from trtc.protos.errors import UnsupportedError
 
 Extents = Sequence[int | str]
 
@@ -35,14 +36,29 @@ def lower_experts(rewriter: Rewriter) -> bool:
     return bool(nodes)
 
 
+def _check_experts(node: Node) -> None:
+    """Refuse experts as of gpt-oss.
+
+    Raises:
+        UnsupportedError: they have biases, or are clamped or shifted.
+    """
+    biases = (input_of(node, name) for name in ("gate_up_bias", "down_bias"))
+    shaped = node.attrs.get("limit") or node.attrs.get("up_offset")
+    if shaped or any(bias is not None for bias in biases):
+        raise UnsupportedError(
+            "has biases or limits, which trtc does not lower for TensorRT",
+            field=node.name,
+            remedy="Build with --target cpu, or cuda:sm_90 and others",
+        )
+
+
 class _Experts:
     """One moe node on its way to standard operators."""
 
     def __init__(self, rewriter: Rewriter, node: Node) -> None:
-        for absent in ("gate_up_zero", "down_zero", "gate_up_bias", "down_bias", "residual"):
+        for absent in ("gate_up_zero", "down_zero", "residual"):
             assert input_of(node, absent) is None, f"{node.name} has {absent}"
-        for absent in ("limit", "up_offset"):
-            assert not node.attrs.get(absent), f"{node.name} has {absent}"
+        _check_experts(node)
         self._rewriter = rewriter
         self._node = node
         self._site = site_of(node)

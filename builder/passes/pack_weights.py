@@ -3,7 +3,7 @@
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of
 from trtc.builder.passes.rewriter import Rewriter
-from trtc.builder.transforms import Pack, PackColumns, PackPlanes
+from trtc.builder.transforms import E8m0Values, Pack, PackColumns, PackPlanes
 from trtc.plugins.layouts import BLOCK_DEPTH, WEIGHTS, packed_bytes
 
 
@@ -15,7 +15,8 @@ def pack_weights(rewriter: Rewriter) -> bool:
         the same that gives the graph's logits from i8 groups -> linear(x, u8 [bytes]; planes)
         moe(x, _, gate_up [E, 2I, H], down [E, H, I]; ...)    -> the same, expert after expert
         embedding(ids, an i8 weight of whole blocks)          -> embedding(ids, u8 [V, H]; ...)
-    Scales and zero points of groups go with their panels.
+    Scales and zero points of groups go with their panels; E8M0 scales become f32, in which kernels
+    multiply sums.
 
     Other embedding tables stay row-major for the lookup, those too that are the lm_head as well.
     """
@@ -69,9 +70,11 @@ def _pack_columns(rewriter: Rewriter, node: Node, name: str) -> None:
     values = input_of(node, name)
     if values is None or values.shape[-1] == 1:  # one a column lies the same either way
         return
-    packed = rewriter.derived(
-        f"{values.name}.packed", PackColumns(), (values,), dtype_of(values), tuple(values.shape)
-    )
+    dtype, shape = dtype_of(values), tuple(values.shape)
+    if name.endswith("_scale") and dtype == "u8":
+        dtype = "f32"
+        values = rewriter.derived(f"{values.name}.f32", E8m0Values(), (values,), dtype, shape)
+    packed = rewriter.derived(f"{values.name}.packed", PackColumns(), (values,), dtype, shape)
     rewriter.set_input(node, name, packed)
 
 

@@ -4,10 +4,11 @@
     python -m examples.bench.gpu run DIR      on the GPU, with trtc[cuda]
 
 `make` builds engines of the bundled pyllama (or of `--model`, such as one with routed experts)
-beside their CPU twins, and engines of the shape of Llama-3.1-8B without weights. `run` checks every
-kernel against the operators' references, then the twins' engines, then times the 8B shape with
-random weights (steps, an offline load, cold starts, a load through gRPC), prints the table and
-writes DIR/results.json. Exit status 1: something was wrong. `--only` runs a part of it.
+beside their CPU twins, and engines of the shapes of Llama-3.1-8B and gpt-oss-20b without weights.
+`run` checks every kernel against the operators' references, then the twins' engines, then times the
+shapes with random weights (steps, an offline load, cold starts, a load through gRPC), prints the
+table and writes DIR/results.json. Exit status 1: something was wrong. `--only` runs a part of it,
+`--engines` some of the schemes.
 
 The part `tp`, which is not run unless it is asked for, needs 2 GPUs or 4: pyllama on two ranks
 against its twin, the shape of Llama-3.1-70B on 2 and on 4, and a rank that is killed.
@@ -71,6 +72,38 @@ LLAMA_70B = LLAMA_8B | {
     "num_hidden_layers": 80,
     "num_attention_heads": 64,
 }
+GPT_OSS_20B = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "swiglu_limit": 7.0,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "attention_bias": True,
+    "vocab_size": 201088,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+"""openai/gpt-oss-20b as published."""
 _SHOWN, _LAYER_TOLERANCE = 2, 2.0**-5
 """Sequences whose errors are told by layer, and what a call's relative error should stay below."""
 PREFILL_FLOOR = 101_000
@@ -84,6 +117,15 @@ class Variation:
     name: str
     dtype: str
     kv_dtype: str | None = None
+    shape: str = "8b"
+    """Of SHAPE_CONFIGS, for an engine without weights."""
+    num_pages: int = 18000
+    """Of the pool in which steps are timed."""
+
+    @property
+    def engine(self) -> str:
+        """The directory of the engine without weights."""
+        return f"{self.shape}-{self.name}"
 
 
 TWINS = (
@@ -102,7 +144,9 @@ SHAPES = (
     Variation("bf16", "bf16"),
     Variation("int4", "int4"),
     Variation("int4_awq", "int4_awq"),
+    Variation("mxfp4", "mxfp4", shape="gpt-oss-20b", num_pages=40000),
 )
+SHAPE_CONFIGS: Mapping[str, Mapping[str, Any]] = {"8b": LLAMA_8B, "gpt-oss-20b": GPT_OSS_20B}
 RANK_TWINS = ("fp32", "bf16", "fp8")
 RANK_SHAPES = (2, 4)
 VLLM_DECODE_MS = {
@@ -122,19 +166,17 @@ def make(
     model: Path = PYLLAMA,
     names: Sequence[str] = (),
 ) -> None:
-    """Build the engines; kernels are the same bytes wherever this runs.
-
-    Args:
-        names: of variations; none: all.
-    """
+    """Build the engines, all or those of `names`; kernels are the same bytes wherever this runs."""
     directory.mkdir(parents=True, exist_ok=True)
-    config = _config(directory / "llama-8b", LLAMA_8B)
+    configs = {
+        name: _config(directory / f"config-{name}", one) for name, one in SHAPE_CONFIGS.items()
+    }
     for one in _named(TWINS, names) if "twins" in only else ():
         _make_twin(directory, model, one, sm)
     for one in _named(SHAPES, names) if "steps" in only else ():
         _build(
-            config,
-            directory / f"8b-{one.name}",
+            configs[one.shape],
+            directory / one.engine,
             one,
             f"cuda:sm_{sm}",
             dummy_weights=True,
@@ -146,8 +188,8 @@ def make(
         _make_ranks(directory, sm)
 
 
-def _named(variations: Sequence[Variation], names: Sequence[str]) -> list[Variation]:
-    return [one for one in variations if not names or one.name in names]
+def _named(all_of_them: Sequence[Variation], names: Sequence[str]) -> list[Variation]:
+    return [one for one in all_of_them if not names or one.name in names]
 
 
 def _config(model: Path, config: Mapping[str, Any]) -> Path:
@@ -271,9 +313,9 @@ def _compare_twin(directory: Path, one: Variation, executor: Executor) -> dict[s
 
 
 def run_steps(directory: Path, one: Variation) -> dict[str, Any]:
-    """Decode steps, prefills and TTFT of the 8B shape."""
-    engine = directory / f"8b-{one.name}"
-    with opened(engine, CudaExecutor, dummy_weights=True, num_pages=18000) as (session, _):
+    """Decode steps, prefills and TTFT of a shape."""
+    engine, num_pages = directory / one.engine, one.num_pages
+    with opened(engine, CudaExecutor, dummy_weights=True, num_pages=num_pages) as (session, _):
         return time_engine(
             one.name,
             session,
@@ -286,7 +328,7 @@ def run_steps(directory: Path, one: Variation) -> dict[str, Any]:
 
 def run_offline(directory: Path, one: Variation) -> dict[str, Any]:
     """512 in, 256 out, all at once, through the scheduler in this process."""
-    engine = directory / f"8b-{one.name}"
+    engine = directory / one.engine
     found = in_process(engine, OFFLINE_REQUESTS, OFFLINE_REQUESTS, dummy_weights=True)
     print(
         f"  {one.name} offline {OFFLINE_REQUESTS} x ({INPUT_LEN} in, {OUTPUT_LEN} out): "
@@ -320,7 +362,7 @@ def run(directory: Path, only: Sequence[str], names: Sequence[str]) -> int:
         results.setdefault("operators", []).extend(
             finding
             for one in wanted
-            for finding in run_operators(directory / f"8b-{one.name}", dummy=True)
+            for finding in run_operators(directory / one.engine, dummy=True)
         )
     if "steps" in only:
         results["steps"] = [run_steps(directory, one) for one in wanted]
@@ -330,7 +372,7 @@ def run(directory: Path, only: Sequence[str], names: Sequence[str]) -> int:
         ]
     if "serving" in only:
         results["serving"] = [
-            run_serving(directory / f"8b-{one.name}") for one in wanted if one.name in VLLM_OFFLINE
+            run_serving(directory / one.engine) for one in wanted if one.name in VLLM_OFFLINE
         ]
     if "tp" in only:
         results |= _run_tp(directory, api.call("cuDeviceGetCount"), twins)

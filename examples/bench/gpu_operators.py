@@ -251,7 +251,10 @@ def as_tensor(data: Array, dtype: str, shape: tuple[int, ...]) -> Array:
     """Bytes as elements of a type; two of 4 bits a byte, the first in the lower half."""
     if DTYPES[dtype].bits != 4:
         return data.view(NUMPY_DTYPES[dtype]).reshape(shape)
-    nibbles = np.stack([data & 15, data >> 4], axis=-1).reshape(shape).astype(np.int8)
+    codes = np.stack([data & 15, data >> 4], axis=-1).reshape(shape)
+    if dtype == "f4e2m1":
+        return codes.view(NUMPY_DTYPES[dtype])
+    nibbles = codes.astype(np.int8)
     values = np.where(nibbles > 7, nibbles - 16, nibbles) if dtype == "i4" else nibbles
     return values.astype(NUMPY_DTYPES[dtype])
 

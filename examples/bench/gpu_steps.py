@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from examples.bench.batches import decode_batch, prefill_batches
 from examples.bench.peers.gpu_work import DECODE_CONTEXT, FIRST_TOKEN_LENGTH
-from examples.bench.step_bytes import weight_bytes_read
+from examples.bench.step_bytes import kv_bytes_read, weight_bytes_read
 from trtc.protos.manifest import PLAN_FILE
 from trtc.protos.plan import read_plan
 from trtc.runtime.engine.session import Session, open_session
@@ -66,7 +66,7 @@ def time_engine(
     """Decodes at DECODE_CONTEXT, prefills and the TTFT of an engine, printed as they come.
 
     A decode's floor is the weights, keys and values that one GPU reads, at COPY_BYTES_PER_S; of the
-    embedding table, the rows of its tokens.
+    embedding table, the rows of its tokens; of experts, those that are chosen (step_bytes.py).
 
     Args:
         batches: sequences of each decode.
@@ -76,11 +76,11 @@ def time_engine(
     """
     executor = session.executor
     plan = read_plan(session.path / PLAN_FILE)
-    token_bytes = executor.kv.page_bytes // executor.kv.page_size
+    sequence_bytes = kv_bytes_read(executor.kv, DECODE_CONTEXT)
     result: dict[str, Any] = {"name": name, "decode_ms": {}, "prefill_tok_s": {}}
     for batch in batches:
         timing = time_decode(executor, batch, DECODE_CONTEXT)
-        read = weight_bytes_read(plan, batch) + batch * DECODE_CONTEXT * token_bytes
+        read = weight_bytes_read(plan, batch) + batch * sequence_bytes
         floor = read / COPY_BYTES_PER_S * 1e3
         peer = (vllm_ms or {}).get(batch)
         result["decode_ms"][batch] = {**vars(timing), "floor": floor, "vllm": peer}

@@ -52,6 +52,14 @@ TRTC_INLINE __m512i small_integers() {
   return _mm512_load_si512(kTable);
 }
 
+// bf16 of the numbers that E2M1 codes stand for.
+TRTC_INLINE __m512i e2m1_values() {
+  alignas(32) static constexpr std::uint16_t kTable[16] = {0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040,
+                                                           0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0,
+                                                           0xc000, 0xc040, 0xc080, 0xc0c0};
+  return _mm512_broadcast_i64x4(_mm256_load_si256(reinterpret_cast<const __m256i*>(kTable)));
+}
+
 // One block as pairs of bf16: out[k / 2] has 16 columns. zero: int32 of this panel's columns.
 template <DType kWeight, bool kHasZero>
 TRTC_INLINE void widen_block(const std::byte* from, const std::int32_t* zero,
@@ -71,6 +79,7 @@ TRTC_INLINE void widen_block(const std::byte* from, const std::int32_t* zero,
       offset = _mm512_or_si512(zeros, _mm512_slli_epi32(zeros, 16));
     }
     const auto value = [&](__m512i codes) {
+      if constexpr (kWeight == DType::f4e2m1) return _mm512_permutexvar_epi16(codes, e2m1_values());
       return _mm512_permutexvar_epi16(_mm512_sub_epi16(codes, offset), small_integers());
     };
     out[0] = {value(_mm512_and_si512(block, low))};

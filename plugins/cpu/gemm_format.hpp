@@ -40,6 +40,7 @@ constexpr int block_depth(DType weight) {
   switch (weight) {
     case DType::f32: return 1;
     case DType::bf16: return 2;
+    case DType::f4e2m1:
     case DType::i4:
     case DType::u4: return 8;
     default: return 4;
@@ -56,6 +57,10 @@ constexpr int kPlanesOffset = 16 * 8 + 8;
 // The high bytes of bf16 numbers that the nibbles of layout compact stand for.
 alignas(16) constexpr std::uint8_t kCompactHighBytes[16] = {0x00, 0x39, 0x3a, 0x3b, 0x3c, 0x3d, 0x3e, 0x3f,
                                                             0x80, 0xb9, 0xba, 0xbb, 0xbc, 0xbd, 0xbe, 0xbf};
+
+// The numbers that E2M1 codes stand for.
+constexpr float kE2m1Values[16] = {0.f,  0.5f,  1.f,  1.5f,  2.f,  3.f,  4.f,  6.f,
+                                   -0.f, -0.5f, -1.f, -1.5f, -2.f, -3.f, -4.f, -6.f};
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -127,6 +132,7 @@ struct Product {
   static_assert(kGroup % kBlockDepth == 0, "a group is a whole number of blocks");
   static_assert(kPath != Path::i8 || (kWeight == DType::i8 && kGroup == 0), "int8 activations need int8 weights");
   static_assert(kPath != Path::dynamic || kBlockDepth == 8 || kWeight == DType::i8, "dynamic_i8 is for integers");
+  static_assert(kPath != Path::dynamic || kWeight != DType::f4e2m1, "E2M1 is multiplied exactly");
   static_assert(!kPlanes || (kPath == Path::dynamic && kWeight == DType::i8), "planes are of int8 by int8");
   static_assert(!kCompact || (kWeight == DType::bf16 && !kGrouped), "compact are bf16, with a scale a column");
   static_assert(!kHasZero || kWeight == DType::u4, "only u4 weights have zero points");

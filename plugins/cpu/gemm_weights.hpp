@@ -29,7 +29,7 @@ template <DType kWeight>
 constexpr std::int64_t row_bytes(std::int64_t depth) {
   if (kWeight == DType::f32) return depth * 4;
   if (kWeight == DType::bf16) return depth * 2;
-  return kWeight == DType::i4 || kWeight == DType::u4 ? depth / 2 : depth;
+  return block_depth(kWeight) == 8 ? depth / 2 : depth;
 }
 
 // The cell of one row that starts at k, from row-major weights.
@@ -90,6 +90,8 @@ void expand_f32(const std::byte* block, const std::int32_t* zero, float* out) {
         values = as_floats(k == 0 ? cells << 16 : cells & 0xffff0000u);
       } else if constexpr (kWeight == DType::f8e4m3) {
         values = f8e4m3_values((cells >> cell_shift(k)) & 0xffu);
+      } else if constexpr (kWeight == DType::f4e2m1) {
+        for (int i = 0; i < kLanes; ++i) values[i] = kE2m1Values[(cells[i] >> cell_shift(k)) & 15u];
       } else {
         Integers codes = (Integers)((cells >> cell_shift(k)) & (kNibbles ? 15u : 255u)) - kOffset;
         if constexpr (kHasZero) {

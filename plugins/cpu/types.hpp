@@ -32,9 +32,12 @@ struct i4x2 {
 struct u4x2 {
   std::uint8_t bits;
 };
+struct f4e2m1x2 {
+  std::uint8_t bits;
+};
 
 // Values of the operators' enum attributes.
-enum class DType { f32, bf16, f16, f8e4m3, i8, i4, u4, i32, u8 };
+enum class DType { f32, bf16, f16, f8e4m3, f4e2m1, i8, i4, u4, i32, u8 };
 enum class Activation { silu, gelu_tanh, relu2, quick_gelu, sigmoid };
 enum class Layout { row_major, packed, planes, compact };
 enum class Multiply { exact, dynamic_i8 };

@@ -52,6 +52,7 @@ struct Half {
 
   static_assert(!kStatic || kPresent<InputScale>, "static quantisation needs a scale an expert");
   static_assert(!P::kGrouped || kPresent<Scale>, "groups have scales");
+  static_assert(!kPresent<Scale> || std::is_same_v<Scale, float>, "E8M0 scales are widened at build");
   static_assert(C::layout != Layout::row_major || P::kBlockDepth < 8 || kDepth % 2 == 0, "a row is whole bytes");
 
   View weight, scale, zero, input_scale, pre_scale, bias;

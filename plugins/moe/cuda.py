@@ -256,6 +256,7 @@ class _Call:
             **self._routing(),
             "CAPACITY": self.capacity,
             **weight_constants(self.site.attributes, channels),
+            "E2M1": self.site.attributes["weight_dtype"] == "f4e2m1",
             "BLOCK_M": self.tile.block_m,
             "STAGES": self.tile.num_stages if self.site.arch.has_large_shared else 2,
         }

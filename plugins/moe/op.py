@@ -3,7 +3,9 @@
 from trtc.plugins.moe.reference import reference
 from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
 
-_WEIGHTS = ("f32", "bf16", "f8e4m3", "i8", "i4", "u4", "u8")
+_WEIGHTS = ("f32", "bf16", "f8e4m3", "f4e2m1", "i8", "i4", "u4", "u8")
+_SCALES = ("f32", "u8")
+"""u8: E8M0, 2^(scale - 127), of E2M1 weights."""
 
 MOE = FusedOp(
     name="moe",
@@ -16,8 +18,8 @@ MOE = FusedOp(
         # says.
         Parameter("gate_up", ("E", "2*I", "H"), _WEIGHTS, role="weight"),
         Parameter("down", ("E", "H", "I"), _WEIGHTS, role="weight"),
-        Parameter("gate_up_scale", ("E", "2*I", "GH"), ("f32",), role="weight", optional=True),
-        Parameter("down_scale", ("E", "H", "GI"), ("f32",), role="weight", optional=True),
+        Parameter("gate_up_scale", ("E", "2*I", "GH"), _SCALES, role="weight", optional=True),
+        Parameter("down_scale", ("E", "H", "GI"), _SCALES, role="weight", optional=True),
         Parameter("gate_up_zero", ("E", "2*I", "GH"), ("u8",), role="weight", optional=True),
         Parameter("down_zero", ("E", "H", "GI"), ("u8",), role="weight", optional=True),
         Parameter("gate_up_input_scale", ("E",), ("f32",), role="weight", optional=True),
@@ -47,7 +49,7 @@ MOE = FusedOp(
         Attribute(
             "weight_dtype",
             "enum",
-            choices=("f32", "bf16", "f8e4m3", "i8", "i4", "u4"),
+            choices=("f32", "bf16", "f8e4m3", "f4e2m1", "i8", "i4", "u4"),
             cpp_enum="DType",
         ),
         Attribute(

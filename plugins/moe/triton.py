@@ -169,6 +169,7 @@ def gate_up(
     GIVEN_STRIDE: tl.constexpr,
     NIBBLES: tl.constexpr,
     SIGNED: tl.constexpr,
+    E2M1: tl.constexpr,
     TILES: tl.constexpr,
     THROUGH_BF16: tl.constexpr,
     GELU_TANH: tl.constexpr,
@@ -203,6 +204,7 @@ def gate_up(
             given + (pairs // ROWS_OF_PAIRS).to(tl.int64) * GIVEN_STRIDE, m < found,
             gate_up, gate_up_scale, gate_up_zero, row + expert.to(tl.int64) * (2 * COLUMNS),
             DEPTH, GROUP, NIBBLES, SIGNED, TILES, OPERAND, BLOCK_M, 2 * BLOCK_N, BLOCK_K, STAGES,
+            E2M1,
         )  # fmt: skip
         if gate_up_input_scale is not None:
             both = both * tl.load(gate_up_input_scale + expert)
@@ -249,6 +251,7 @@ def down(
     GROUP: tl.constexpr,
     NIBBLES: tl.constexpr,
     SIGNED: tl.constexpr,
+    E2M1: tl.constexpr,
     TILES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -273,6 +276,7 @@ def down(
             down, down_scale, down_zero,
             tl.minimum(n, COLUMNS - 1) + expert.to(tl.int64) * COLUMNS,
             DEPTH, GROUP, NIBBLES, SIGNED, TILES, OPERAND, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
+            E2M1,
         )  # fmt: skip
         if down_input_scale is not None:
             sums = sums * tl.load(down_input_scale + expert)

@@ -1,8 +1,9 @@
 """Checkpoints whose `quant_method` is fp8: Transformers' fine-grained ones and static ones.
 
     weight            F8_E4M3 [N, K]
-    weight_scale_inv  [N/block, K/block]   with `weight_block_size`; activations quantised anew for
-                                           every token and block
+    weight_scale_inv  [N/block, K/block]   with `weight_block_size`, a last block of rows may be
+                                           shorter; f32, or powers of two as E8M0; activations
+                                           quantised anew for every token and block
     weight_scale      ()                   without; and with activation_scheme static
     input_scale       ()
 

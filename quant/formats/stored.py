@@ -17,6 +17,7 @@ Shape = tuple[int, ...]
 CONFIG_FIELD = "quantization_config"
 """What readers call the config; whoever knows its file says so."""
 SCALE_DTYPES = ("F32", "BF16", "F16")
+_BLOCK_SCALE_DTYPES = (*SCALE_DTYPES, "F8_E8M0")
 _MAX_SHOWN = 160
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = 80
@@ -196,7 +197,7 @@ def block_scale(
 ) -> tuple[TensorSource, int | None]:
     """A scale a block of rows and columns, as a scale a row and group, and the group's size."""
     across = -(-columns // block[1])
-    stored.require(name, SCALE_DTYPES, (-(-rows // block[0]), across))
+    stored.require(name, _BLOCK_SCALE_DTYPES, (-(-rows // block[0]), across))
     expand = partial(rows_of_blocks, rows=rows, block_rows=block[0])
     if across == 1:
         return TensorSource((name,), expand), None

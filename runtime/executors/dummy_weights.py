@@ -71,11 +71,17 @@ def _zero_points(random: np.random.Generator, fill: Fill) -> NDArray[np.uint8]:
     return _integers(random, fill) & np.uint8(0x0F)
 
 
+def _e8m0(random: np.random.Generator, fill: Fill) -> NDArray[np.uint8]:
+    return np.full(_BLOCK_BYTES, int(fill.center), np.uint8)
+
+
 _MAKERS: dict[str, Callable[[np.random.Generator, Fill], NDArray[np.uint8]]] = {
     "f32": _f32,
     "bf16": _bf16,
     "f8e4m3": _f8e4m3,
     "compact": _compact,
+    "e8m0": _e8m0,
+    "f4e2m1": _integers,
     "i8": _integers,
     "i4": _integers,
     "u4": _integers,

@@ -42,6 +42,13 @@ def test_a_template_shows_its_format(name: str, tmp_path: Path) -> None:
     assert detected_format([config]) == name
 
 
+def test_the_template_of_gpt_oss_shows_harmony(tmp_path: Path) -> None:
+    templates = Path(__file__).parents[1] / "runtime" / "text" / "templates"
+    jinja = tmp_path / "chat_template.jinja"
+    jinja.write_bytes((templates / "gpt_oss.jinja").read_bytes())
+    assert detected_format([jinja]) == "harmony"
+
+
 def test_templates_without_calls(tmp_path: Path) -> None:
     jinja = tmp_path / "chat_template.jinja"
     jinja.write_text("{{ messages }}<think>\n")

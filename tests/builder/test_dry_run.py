@@ -100,7 +100,7 @@ def test_a_gpu_has_room_for_what_the_weights_leave(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"architectures": ["GptOssForCausalLM"]}, UnsupportedError, "GptOssForCausalLM"),
+        ({"architectures": ["T5ForCausalLM"]}, UnsupportedError, "T5ForCausalLM"),
         ({"num_hidden_layers": 10**9}, CheckpointError, "num_hidden_layers"),
         ({"hidden_size": -64}, CheckpointError, "hidden_size"),
         ({"vocab_size": 2**63}, CheckpointError, "vocab_size"),

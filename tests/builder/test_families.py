@@ -449,7 +449,11 @@ ODD_ROTARY = {"partial_rotary_factor": 0.2}
 @pytest.mark.parametrize(
     ("family", "fields", "error", "message"),
     [
-        ("llama", {"architectures": ["GptOssForCausalLM"]}, UnsupportedError, "GptOssForCausalLM"),
+        ("llama", {"architectures": ["T5ForCausalLM"]}, UnsupportedError, "T5ForCausalLM"),
+        ("gpt_oss", {"swiglu_alpha": 1.0}, UnsupportedError, "swiglu_alpha"),
+        ("gpt_oss", {"swiglu_limit": -7.0}, CheckpointError, "swiglu_limit"),
+        ("gpt_oss", {"hidden_act": "gelu"}, UnsupportedError, "hidden_act"),
+        ("gpt_oss", {"layer_types": ["sliding_attention"]}, CheckpointError, "layer_types"),
         ("llama", {"architectures": ["LlamaForSequenceClassification"]}, UnsupportedError, "Class"),
         ("llama", {"architectures": ...}, CheckpointError, "architectures: is missing"),
         ("llama", {"architectures": []}, CheckpointError, "architectures: is missing"),

@@ -438,6 +438,14 @@ def test_targets_without_kernels_for_states_refuse_models_that_keep_them(
     assert not (tmp_path / "engine").exists()
 
 
+@pytest.mark.parametrize("target", ["tensorrt:sm_90", "tensorrt-rtx:sm_120"])
+def test_targets_without_attention_sinks_refuse_them(target: str, tmp_path: Path) -> None:
+    model = tiny_checkpoint("gpt_oss", tmp_path)
+    request = BuildRequest(model=str(model), output=tmp_path / "engine", target=target)
+    with pytest.raises(UnsupportedError, match="no kernels for the attention sinks of GptOss"):
+        build(request)
+
+
 # --- What is refused at the door --------------------------------------------------------------
 
 

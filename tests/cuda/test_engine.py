@@ -45,6 +45,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 8,
     },
     "nemotron": {},
+    "gpt_oss": {"num_hidden_layers": 2, "sliding_window": 8},
     "ministral3": {"num_hidden_layers": 1},
     "cohere2": {"num_hidden_layers": 1, "layer_types": ["full_attention"]},
     "deepseek_v3_dense": {"num_hidden_layers": 1, "first_k_dense_replace": 1},
@@ -54,9 +55,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 attention, rope by layer type, scaled embeddings and norms on both sides of a layer's parts, and one
 with short convolutions, whose states lie side by side in the pool; one with delta nets, whose
 layers have two states, and a gate behind attention; one with norms after a layer's
-parts and over all heads, one with LayerNorm and squared ReLU without a gate, one with attention
-and MLP side by side, one with queries scaled by their position, one with latent attention, and one
-with layers that have no rotary embedding."""
+parts and over all heads, one with sinks and biased experts, one with LayerNorm and squared ReLU
+without a gate, one with attention and MLP side by side, one with queries scaled by their position,
+one with latent attention, and one with layers that have no rotary embedding."""
 
 
 def run_both(family: str, scheme: str, directory: str, **options: Any) -> dict[str, Any]:
@@ -183,10 +184,23 @@ def test_an_fp32_engine_is_its_graph(family: str, tmp_path: Path) -> None:
     result = in_interpreter(functools.partial(run_both, **options), family, "fp32", str(tmp_path))
     assert result["errors"][-1] < 1e-5
     assert len(result["launched"]) >= 6, "the engine ran other kernels than its own"
-    windows = {"gemma3": (None, 8), "olmo3": (None, 8)} | dict.fromkeys(
+    windows = {"gemma3": (None, 8), "olmo3": (None, 8), "gpt_oss": (None, 8)} | dict.fromkeys(
         ("lfm2", "qwen3_5"), (None, 0)
     )
     assert result["windows"] == windows.get(family, (None,))
+
+
+def run_mxfp4(directory: str) -> dict[str, Any]:
+    sizes = {"num_hidden_layers": 1, "sliding_window": 8}
+    return run_both("gpt_oss", "mxfp4", directory, sm=80, native=True, **sizes)
+
+
+@pytest.mark.slow
+def test_an_engine_of_mxfp4_experts_is_its_graph(tmp_path: Path) -> None:
+    """Rounding to bf16 aside, and a router that is tipped by it."""
+    result = in_interpreter(run_mxfp4, str(tmp_path))
+    assert result["errors"][-2] < 0.03
+    assert "route" in result["launched"]
 
 
 def run_native(family: str, directory: str, **sizes: int) -> dict[str, Any]:

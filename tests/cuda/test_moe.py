@@ -18,7 +18,11 @@ needs_triton()
 from trtc.plugins.moe import cuda as moe  # noqa: E402
 
 CUDA_CASES = [
-    *(replace(case, layout="row_major") for case in CASES if case.quant != "dynamic_i8"),
+    *(
+        replace(case, layout="row_major", e8m0=case.weight == "f4e2m1")
+        for case in CASES
+        if case.quant != "dynamic_i8"
+    ),
     Case("bf16", "u4", 48, 32, 16, zero=True, layout="row_major"),
     Case("bf16", "i4", 256, 128, 128, layout="tiles", pre_scale=True),
     Case("f32", "i8", 33, 24, layout="row_major", top_k=3),

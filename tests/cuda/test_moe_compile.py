@@ -62,3 +62,41 @@ def test_experts_of_other_weights_compile(weight: str, quant: str) -> None:
         for kernel in compiled(variant, 90):
             is_product = kernel.entry in ("gate_up", "down")
             assert not is_product or b"mma" in kernel.ptx
+
+
+def gpt_oss_site(sm: int) -> Site:
+    """Of gpt-oss-20b, whose sizes are no multiples of 128."""
+    weights = dict.fromkeys(("gate_up", "down"), "f4e2m1")
+    scales = dict.fromkeys(("gate_up_scale", "down_scale"), "u8")
+    biases = dict.fromkeys(("gate_up_bias", "down_bias"), "f32")
+    return Site(
+        dtypes={"x": "bf16", "router_logits": "f32", "out": "bf16"} | weights | scales | biases,
+        strides={"x": 2880, "router_logits": 32, "out": 2880},
+        axes={"E": 32, "H": 2880, "I": 2880},
+        attributes=MOE.complete_attributes(
+            {
+                "I": 2880,
+                "top_k": 4,
+                "renormalize": 1,
+                "activation": "quick_gelu",
+                "limit": 7.0,
+                "up_offset": 1.0,
+                "group_size": 32,
+                "weight_dtype": "f4e2m1",
+                "out_dtype": "bf16",
+            }
+        ),
+        rows="tokens",
+        page_size=PAGE_SIZE,
+        limits=LIMITS,
+        sm=sm,
+    )
+
+
+@pytest.mark.parametrize("sm", ARCHS)
+def test_experts_of_e2m1_compile(sm: int) -> None:
+    for variant in moe.lower(gpt_oss_site(sm)):
+        for kernel in compiled(variant, sm):
+            if kernel.entry in ("gate_up", "down"):
+                assert b"mma" in kernel.ptx
+                assert b".local" not in kernel.ptx, "spills, or indexes registers"

@@ -34,6 +34,7 @@ FAMILIES = (
     "nemotron",
     "ministral3",
     "deepseek_v3_dense",
+    "gpt_oss",
 )
 """The variants whose kernels differ; llama3 and yarn differ in the rope table only, Granite in
 constants, GLM, Helium and ERNIE in the order of weights."""

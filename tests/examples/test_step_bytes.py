@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from examples.bench.step_bytes import weight_bytes_read
+from examples.bench.step_bytes import kv_bytes_read, weight_bytes_read
 from tests.support.manifests import tiny_manifest
+from trtc.protos.kv import CacheLayout, Full, Group, Window, attention_entry
 from trtc.protos.manifest import Limits
 from trtc.protos.plan import Argument, Call, Fill, Plan, Weight
 
@@ -52,3 +54,32 @@ def test_tables_are_read_by_row(lm_head: str, rows: int) -> None:
     embedded = rows * 8 * 2 if lm_head == "lm_head.weight" else 0
     assert weight_bytes_read(plan, rows) == 1000 * 8 * 2 + 24 * 8 * 2 + rows * 4 * 2 + embedded
     assert weight_bytes_read(plan, rows) < plan.weights_bytes
+
+
+@pytest.mark.parametrize(("rows", "experts"), [(1, 2.0), (2, 3.5), (1000, 8.0)])
+def test_experts_are_read_that_rows_choose(rows: int, experts: float) -> None:
+    """Two of eight: a second row chooses a quarter of them again, on average."""
+    given = tuple(
+        Argument(parameter, "weight", name, "bf16")
+        for parameter, name in (("gate_up", "experts"), ("down_bias", "biases"))
+    )
+    plan = plan_of("lm_head.weight", tiny_manifest().kv)
+    beside = weight_bytes_read(plan, rows)
+    moe = Call("moe", "moe", given, attributes={"top_k": 2}, axes={"E": 8})
+    plan = msgspec.structs.replace(
+        plan,
+        weights=(*plan.weights, weight("experts", 80, 100), weight("biases", 8, 10)),
+        calls=(*plan.calls, moe),
+    )
+    read = weight_bytes_read(plan, rows) - beside
+    assert read == pytest.approx(experts / 8 * 2 * (80 * 100 + 8 * 10), rel=1e-3)
+
+
+def test_windows_are_read_and_full_contexts() -> None:
+    entries = tuple(
+        attention_entry(layer, num_kv_heads=2, head_dim=16, dtype="bf16") for layer in range(3)
+    )
+    kv = CacheLayout(16, (Group(Full(), entries[:1]), Group(Window(100), entries[1:])))
+    token = 2 * 2 * 16 * 2
+    assert kv_bytes_read(kv, 60) == 3 * 60 * token
+    assert kv_bytes_read(kv, 1000) == (1000 + 2 * 100) * token

@@ -1,10 +1,12 @@
 """Imported checkpoints, all the way: the engine's logits against Transformers with the weights."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -72,6 +74,15 @@ CASES: dict[str, tuple[dict[str, Any], Linear]] = {
         },
         lambda p, n, k, s: fp8_block_linear(p, n, k, seed=s),
     ),
+    "fp8_blocks_e8m0": (
+        {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+            "scale_fmt": "ue8m0",
+        },
+        lambda p, n, k, s: fp8_block_linear(p, n, k, seed=s, powers_of_two=True),
+    ),
     "packed_by_channel": (
         compressed("pack-quantized", {"num_bits": 4, "strategy": "channel"}),
         lambda p, n, k, s: packed_linear(p, n, k, None, seed=s),
@@ -87,18 +98,24 @@ CASES: dict[str, tuple[dict[str, Any], Linear]] = {
 }
 
 
-def quantized_pair(name: str, directory: Path) -> tuple[Path, Path]:
+def quantized_pair(
+    name: str, directory: Path, family: str = "llama", **fields: Any
+) -> tuple[Path, Path]:
     """A quantised checkpoint and one with the weights that it stands for."""
     declared, make = CASES[name]
-    source = tiny_checkpoint("llama", directory, "bfloat16", hidden_size=128, intermediate_size=256)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, **fields}
+    source = tiny_checkpoint(family, directory, "bfloat16", **sizes)
     stored = load_file(source / "model.safetensors")
     plain = dict(stored)
-    linears = sorted(n.removesuffix(".weight") for n in stored if n.endswith("proj.weight"))
+    is_linear = re.compile(r".*_proj(_with_mqa)?\.weight")
+    linears = sorted(n.removesuffix(".weight") for n in stored if is_linear.fullmatch(n))
     for seed, prefix in enumerate(linears):
         rows, columns = stored.pop(f"{prefix}.weight").shape
         tensors, weight = make(prefix, rows, columns, seed)
         # Normalised through the scale, so that activations stay near one.
         size = float(1.5 / np.sqrt(columns) / np.std(weight))
+        if any(array.dtype == ml_dtypes.float8_e8m0fnu for array in tensors.values()):
+            size = float(2.0 ** np.round(np.log2(size)))
         for key, array in tensors.items():
             if "scale" in key:
                 array = (array * size).astype(array.dtype)
@@ -120,6 +137,7 @@ def rescaled(tensors: dict[str, Any], size: float) -> Any:
 def as_torch(array: Any) -> torch.Tensor:
     views = {
         "float8_e4m3fn": (np.uint8, torch.float8_e4m3fn),
+        "float8_e8m0fnu": (np.uint8, torch.float8_e8m0fnu),
         "bfloat16": (np.uint16, torch.bfloat16),
     }
     if str(array.dtype) in views:
@@ -152,7 +170,32 @@ def test_engine_computes_with_the_weights(name: str, tmp_path: Path) -> None:
     assert error < 2e-3, f"{error:.2e} of the logits' power"
     assert result.manifest.scheme.source in ("awq", "gptq", "fp8", "compressed-tensors")
     dynamic = any("anew for every token" in note for note in result.report.notes)
-    assert dynamic is (name in ("fp8_blocks", "int8_dynamic"))
+    assert dynamic is (name in ("fp8_blocks", "fp8_blocks_e8m0", "int8_dynamic"))
+
+
+LATENT = {
+    "q_lora_rank": 128,
+    "kv_lora_rank": 128,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+}
+"""Of rows that are no multiple of 128: 192 of queries, 144 of latents."""
+
+
+@pytest.mark.parametrize("name", ["fp8_blocks", "fp8_blocks_e8m0", "gptq", "int8_dynamic"])
+def test_latent_attention_of_quantised_checkpoints(name: str, tmp_path: Path) -> None:
+    """All linears of DeepSeek-V3's attention are quantised, kv_b_proj among them."""
+    quantized, plain = quantized_pair(name, tmp_path, "deepseek_v3_dense", **LATENT)
+    request = BuildRequest(
+        str(quantized), tmp_path / "engine", max_seq_len=64, exact_activations=True
+    )
+    result = build(request, target=CpuTarget(runnable_isas()[:1], optimization="-O1"))
+    ids = np.random.default_rng(1).integers(3, VOCAB_SIZE, 48).astype(np.int32)
+    (found,) = Probe(1).logits(result.path, [ids])
+    expected = transformers_logits(plain, ids.tolist(), "float32")
+    error = float(np.square(found - expected).sum() / np.square(expected).sum())
+    assert error < 2e-3, f"{error:.2e} of the logits' power"
 
 
 def test_quantised_linear_of_another_size_than_the_config_says(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from trtc.builder.graph import GraphRequest, build_graph
 from trtc.builder.module import Module
 from trtc.builder.passes.base import run_passes
 from trtc.builder.pipeline import BuildResult, build
+from trtc.builder.probe import EngineProbe
 from trtc.builder.recipes import Array
 from trtc.builder.request import BuildRequest
 from trtc.builder.targets.base import CompileRequest
@@ -52,6 +53,7 @@ def build_tiny(
     dtype: str | None = "fp32",
     *,
     isas: tuple[str, ...] = (),
+    probe: EngineProbe | None = None,
     **options: Any,
 ) -> BuildResult:
     """An engine with the limits of tests/support/evaluate.py, for this machine's best ISA."""
@@ -64,7 +66,8 @@ def build_tiny(
     }
     request = BuildRequest(model=str(model), output=output, dtype=dtype, **fields)
     # -O1 compiles in half the time, and optimisation may not change a bit of any result.
-    return build(request, target=CpuTarget(isas or runnable_isas()[:1], optimization="-O1"))
+    target = CpuTarget(isas or runnable_isas()[:1], optimization="-O1")
+    return build(request, probe=probe, target=target)
 
 
 def open_executor(engine: Path, *, num_threads: int = 1, num_pages: int = NUM_PAGES) -> CpuExecutor:

@@ -29,6 +29,8 @@ def _schemes(row: FamilyRow, kind: str) -> str:
     if not built:
         return "no"
     missing = [name for name in SCHEMES_BUILT if name not in built]
+    if len(missing) > len(built):
+        return ", ".join(built)
     return f"all but {', '.join(missing)}" if missing else "all"
 
 

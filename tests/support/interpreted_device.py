@@ -38,6 +38,7 @@ TORCH = {
     "u8": torch.uint8,
     "i4": torch.uint8,
     "u4": torch.uint8,
+    "f4e2m1": torch.uint8,
     "i32": torch.int32,
 }
 _INTERPRETER = threading.Lock()

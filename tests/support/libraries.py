@@ -36,6 +36,8 @@ class Answer:
     errors: Sequence[str] = ()
     """Names of the exception's classes, nearest first."""
     message: str = ""
+    called: Sequence[str] = ()
+    """What the tools gave that it ran."""
 
 
 Ask = Callable[[Question], Awaitable[Answer]]
@@ -49,7 +51,7 @@ class Library:
     """Leaves a stream after its first text, which it answers. None: it has no way to."""
 
 
-# SDKs
+# SDKs: clients, and the fields of their requests
 
 
 def openai_client(question: Question) -> Any:
@@ -66,6 +68,35 @@ def anthropic_client(question: Question) -> Any:
     return AsyncAnthropic(
         base_url=question.url(""), api_key="none", max_retries=question.retries, timeout=30
     )
+
+
+def chat_request(question: Question) -> dict[str, Any]:
+    """Without messages."""
+    return {"model": question.model, "max_tokens": question.max_tokens, "temperature": 0}
+
+
+def response_request(question: Question) -> dict[str, Any]:
+    """Without input."""
+    return {
+        "model": question.model,
+        "instructions": SYSTEM,
+        "max_output_tokens": question.max_tokens,
+        "temperature": 0,
+    }
+
+
+def message_request(question: Question) -> dict[str, Any]:
+    """Without messages."""
+    return {
+        "model": question.model,
+        "system": SYSTEM,
+        "max_tokens": question.max_tokens,
+        "extra_body": {"temperature": 0},
+    }
+
+
+def ollama_options(question: Question) -> dict[str, Any]:
+    return {"num_predict": question.max_tokens, "temperature": 0}
 
 
 # LangChain

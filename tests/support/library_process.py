@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.support.libraries import LIBRARIES, Answer, Ask, Question
-from tests.support.library_loops import CALLED
+from tests.support.library_loops import CALLED, FORCED
 from tests.support.library_shapes import SHAPED, SHAPED_BY_TOOLS
 
 _ENVIRONMENT = {
@@ -34,6 +34,7 @@ ASKED: Mapping[str, Mapping[str, Ask]] = {
     "shaped": SHAPED,
     "shaped by tools": SHAPED_BY_TOOLS,
     "called": CALLED,
+    "forced": FORCED,
 }
 """How a library is asked -> its name -> the function that asks."""
 
@@ -48,7 +49,8 @@ class Libraries:
         """Ask all at once; `how` and `library` are keys of ASKED."""
         asked = {"library": library, "how": how, "questions": [asdict(one) for one in questions]}
         line = await asyncio.to_thread(self._exchange, json.dumps(asked))
-        return [Answer(**{**one, "errors": tuple(one["errors"])}) for one in json.loads(line)]
+        found = [{**one, "errors": tuple(one["errors"])} for one in json.loads(line)]
+        return [Answer(**{**one, "called": tuple(one["called"])}) for one in found]
 
     def _exchange(self, line: str) -> str:
         assert self._process.stdin is not None and self._process.stdout is not None

@@ -20,7 +20,11 @@ from tests.support.libraries import (
     chat_anthropic,
     chat_ollama,
     chat_openai,
+    chat_request,
+    message_request,
+    ollama_options,
     openai_client,
+    response_request,
     responses_openai,
 )
 
@@ -50,35 +54,20 @@ def _read(record: Any) -> Answer:
 # openai
 
 
-def _chat(question: Question) -> dict[str, Any]:
-    return {
-        "model": question.model,
-        "messages": MESSAGES,
-        "max_tokens": question.max_tokens,
-        "temperature": 0,
-    }
-
-
-def _response(question: Question) -> dict[str, Any]:
-    return {
-        "model": question.model,
-        "instructions": SYSTEM,
-        "input": QUESTION,
-        "max_output_tokens": question.max_tokens,
-        "temperature": 0,
-    }
-
-
 async def _chat_parsed(question: Question) -> Answer:
     async with openai_client(question) as client:
-        answer = await client.chat.completions.parse(response_format=Record, **_chat(question))
+        answer = await client.chat.completions.parse(
+            response_format=Record, messages=MESSAGES, **chat_request(question)
+        )
     return _read(answer.choices[0].message.parsed)
 
 
 async def _chat_streamed(question: Question) -> Answer:
     async with (
         openai_client(question) as client,
-        client.chat.completions.stream(response_format=Record, **_chat(question)) as stream,
+        client.chat.completions.stream(
+            response_format=Record, messages=MESSAGES, **chat_request(question)
+        ) as stream,
     ):
         answer = await stream.get_final_completion()
     return _read(answer.choices[0].message.parsed)
@@ -92,7 +81,8 @@ async def _chat_called(question: Question) -> Answer:
             tools=[openai.pydantic_function_tool(Record)],
             tool_choice="required",
             parallel_tool_calls=False,
-            **_chat(question),
+            messages=MESSAGES,
+            **chat_request(question),
         )
     (call,) = answer.choices[0].message.tool_calls
     return _read(call.function.parsed_arguments)
@@ -100,14 +90,18 @@ async def _chat_called(question: Question) -> Answer:
 
 async def _response_parsed(question: Question) -> Answer:
     async with openai_client(question) as client:
-        response = await client.responses.parse(text_format=Record, **_response(question))
+        response = await client.responses.parse(
+            text_format=Record, input=QUESTION, **response_request(question)
+        )
     return _read(response.output_parsed)
 
 
 async def _response_streamed(question: Question) -> Answer:
     async with (
         openai_client(question) as client,
-        client.responses.stream(text_format=Record, **_response(question)) as stream,
+        client.responses.stream(
+            text_format=Record, input=QUESTION, **response_request(question)
+        ) as stream,
     ):
         response = await stream.get_final_response()
     return _read(response.output_parsed)
@@ -116,26 +110,20 @@ async def _response_streamed(question: Question) -> Answer:
 # anthropic
 
 
-def _message(question: Question) -> dict[str, Any]:
-    return {
-        "model": question.model,
-        "system": SYSTEM,
-        "messages": MESSAGES[1:],
-        "max_tokens": question.max_tokens,
-        "extra_body": {"temperature": 0},
-    }
-
-
 async def _message_parsed(question: Question) -> Answer:
     async with anthropic_client(question) as client:
-        message = await client.messages.parse(output_format=Record, **_message(question))
+        message = await client.messages.parse(
+            output_format=Record, messages=MESSAGES[1:], **message_request(question)
+        )
     return _read(message.parsed_output)
 
 
 async def _message_streamed(question: Question) -> Answer:
     async with (
         anthropic_client(question) as client,
-        client.messages.stream(output_format=Record, **_message(question)) as stream,
+        client.messages.stream(
+            output_format=Record, messages=MESSAGES[1:], **message_request(question)
+        ) as stream,
     ):
         message = await stream.get_final_message()
     return _read(message.parsed_output)
@@ -146,7 +134,7 @@ async def _message_called(question: Question) -> Answer:
     choice = {"type": "tool", "name": "Record", "disable_parallel_tool_use": True}
     async with anthropic_client(question) as client:
         message = await client.messages.create(
-            tools=[tool], tool_choice=choice, **_message(question)
+            tools=[tool], tool_choice=choice, messages=MESSAGES[1:], **message_request(question)
         )
     (block,) = message.content
     assert message.stop_reason == "tool_use"
@@ -156,10 +144,6 @@ async def _message_called(question: Question) -> Answer:
 # ollama
 
 
-def _ollama_options(question: Question) -> dict[str, Any]:
-    return {"num_predict": question.max_tokens, "temperature": 0}
-
-
 async def _ollama_chat(question: Question) -> Answer:
     from ollama import AsyncClient
 
@@ -167,7 +151,7 @@ async def _ollama_chat(question: Question) -> Answer:
         question.model,
         MESSAGES,
         format=Record.model_json_schema(),
-        options=_ollama_options(question),
+        options=ollama_options(question),
     )
     return _read(Record.model_validate_json(answer.message.content or ""))
 
@@ -181,7 +165,7 @@ async def _ollama_generate(question: Question) -> Answer:
         system=SYSTEM,
         stream=True,
         format=Record.model_json_schema(),
-        options=_ollama_options(question),
+        options=ollama_options(question),
     )
     text = "".join([part.response or "" async for part in parts])
     return _read(Record.model_validate_json(text))
@@ -246,8 +230,11 @@ def _of_instructor(client: str, mode: str) -> Ask:
         made = {"openai": openai_client, "anthropic": anthropic_client}[client](question)
         patch = getattr(instructor, f"from_{client}")
         patched = patch(made, mode=instructor.Mode[mode])
-        asked = (_chat if client == "openai" else _message)(question)
-        return _read(await patched.create(response_model=Record, max_retries=0, **asked))
+        asked = (chat_request if client == "openai" else message_request)(question)
+        messages = MESSAGES if client == "openai" else MESSAGES[1:]
+        return _read(
+            await patched.create(response_model=Record, max_retries=0, messages=messages, **asked)
+        )
 
     return ask
 

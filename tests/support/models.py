@@ -210,6 +210,26 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "OlmoeConfig",
         {"num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 32},
     ),
+    "gpt_oss": (
+        "GptOssConfig",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 1.0,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "beta_fast": 8.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
     "granite": (
         "GraniteConfig",
         {
@@ -308,6 +328,9 @@ def _random_like(name: str, parameter: torch.Tensor, family: str) -> torch.Tenso
         return 0.3 * noise
     if name.endswith("A_log"):
         return 0.5 * noise - 2.0  # states are remembered for some tens of tokens
+    if parameter.dim() == 3 and family == "gpt_oss":
+        # [experts, columns, rows].
+        return float(1.5 / np.sqrt(parameter.shape[1])) * noise
     if parameter.dim() == 1:
         is_zero = family.startswith(_ZERO_CENTERED) and not name.endswith("linear_attn.norm.weight")
         return 0.2 * noise + (0.0 if is_zero else 1.0)

@@ -21,6 +21,7 @@ class Case:
     hidden: int
     inner: int
     group: int = 0
+    e8m0: bool = False
     zero: bool = False
     quant: str = "none"
     layout: str = "packed"
@@ -56,6 +57,8 @@ CASES = [
     Case("f32", "f32", 24, 20, **GPT_OSS),
     Case("bf16", "bf16", 48, 41, layout="row_major", **GPT_OSS),
     Case("bf16", "i8", 33, 24, quant="i8", **GPT_OSS),
+    Case("bf16", "f4e2m1", 96, 64, 32, **GPT_OSS),
+    Case("f32", "f4e2m1", 64, 32, 32, layout="row_major"),
 ]
 
 
@@ -74,6 +77,8 @@ def moe_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> KernelCa
             scales = random_scales(
                 rng, EXPERTS, columns, depth=depth, group=case.group, dtype=case.weight, x_dtype=""
             )
+            if case.e8m0:
+                scales = rng.integers(127 - 6, 127 - 2, scales.shape).astype(np.uint8)
             inputs[f"{name}_scale"] = stored_groups(scales, case.layout)
         if case.zero:
             zeros = rng.integers(0, 16, scales.shape).astype(np.uint8)

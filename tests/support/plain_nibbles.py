@@ -16,3 +16,18 @@ def numbers(packed, SIGNED: tl.constexpr):
 def bf16_nibbles(packed, SIGNED: tl.constexpr):
     even, odd = numbers(packed, SIGNED)
     return even.to(tl.bfloat16), odd.to(tl.bfloat16)
+
+
+@triton.jit
+def bf16_e2m1(packed):
+    return number_of_e2m1(packed & 15).to(tl.bfloat16), number_of_e2m1(packed >> 4).to(tl.bfloat16)
+
+
+@triton.jit
+def number_of_e2m1(code):
+    """By the definition: sign, two bits of exponent of bias 1, one bit of mantissa."""
+    exponent = ((code >> 1) & 3).to(tl.float32)
+    mantissa = (code & 1).to(tl.float32) * 0.5
+    normal = (1 + mantissa) * tl.exp2(exponent - 1)
+    magnitude = tl.where(exponent == 0, mantissa, normal)
+    return tl.where(code >= 8, -magnitude, magnitude)

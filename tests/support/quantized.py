@@ -182,13 +182,23 @@ def fp8_linear(
 
 
 def fp8_block_linear(
-    prefix: str, rows: int, columns: int, block: tuple[int, int] = (128, 128), seed: int = 0
+    prefix: str,
+    rows: int,
+    columns: int,
+    block: tuple[int, int] = (128, 128),
+    seed: int = 0,
+    *,
+    powers_of_two: bool = False,
 ) -> tuple[Tensors, NDArray[np.float64]]:
-    """A fine-grained FP8 linear (a scale a block) and the weight that it stands for."""
+    """A fine-grained FP8 linear (a scale a block) and the weight that it stands for.
+
+    Args:
+        powers_of_two: scales are E8M0.
+    """
     rng = np.random.default_rng(seed)
     weight = rng.normal(size=(rows, columns)).astype(ml_dtypes.float8_e4m3fn)
     scale = rng.uniform(0.01, 1, (-(-rows // block[0]), -(-columns // block[1])))
-    scale = scale.astype(np.float32)
+    scale = scale.astype(ml_dtypes.float8_e8m0fnu if powers_of_two else np.float32)
     exact = np.empty((rows, columns))
     for row in range(rows):
         for column in range(columns):

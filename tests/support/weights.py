@@ -14,6 +14,7 @@ from trtc.plugins.tiles import CHANNELS, tile
 
 Array = NDArray[Any]
 
+_NIBBLES = ("i4", "u4", "f4e2m1")
 _LIMITS = {"i8": 128, "i4": 8, "u4": 16}
 
 
@@ -23,7 +24,8 @@ def random_weight(rng: np.random.Generator, *shape: int, dtype: str) -> Array:
         low = 0 if dtype == "u4" else -_LIMITS[dtype]
         high = 16 if dtype == "u4" else _LIMITS[dtype]
         return rng.integers(low, high, shape).astype(NUMPY_DTYPES[dtype])
-    return cast(rng.standard_normal(shape).astype(np.float32), dtype)
+    spread = 2 if dtype == "f4e2m1" else 1
+    return cast(spread * rng.standard_normal(shape).astype(np.float32), dtype)
 
 
 def random_scales(
@@ -63,9 +65,15 @@ def in_memory(call: KernelCall) -> KernelCall:
     narrow = {
         name: array
         for name, array in call.inputs.items()
-        if array is not None and array.dtype in (NUMPY_DTYPES["i4"], NUMPY_DTYPES["u4"])
+        if array is not None and array.dtype in [NUMPY_DTYPES[name] for name in _NIBBLES]
     }
-    nibbles = {name: array.astype(np.int8).view(np.uint8) & 15 for name, array in narrow.items()}
+    nibbles = {
+        name: (array if array.dtype == NUMPY_DTYPES["f4e2m1"] else array.astype(np.int8)).view(
+            np.uint8
+        )
+        & 15
+        for name, array in narrow.items()
+    }
     packed = {name: codes[..., 0::2] | (codes[..., 1::2] << 4) for name, codes in nibbles.items()}
     shapes = {name: array.shape for name, array in narrow.items()}
     return replace(call, inputs={**call.inputs, **packed}, shapes={**call.shapes, **shapes})

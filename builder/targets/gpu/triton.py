@@ -35,6 +35,7 @@ _TRITON_TYPES: Mapping[str, str] = {
     # Two a byte.
     "i4": "u8",
     "u4": "u8",
+    "f4e2m1": "u8",
     "i32": "i32",
 }
 

@@ -1,7 +1,8 @@
 """Triton functions that multiply with weights of any type.
 
 Every 4-bit and 8-bit number is exact in bf16: a sum of products is as exact as with the weights
-themselves. Scales multiply sums, a group of channels at a time.
+themselves. Scales multiply sums, a group of channels at a time; those of E2M1 weights are powers of
+two, which multiply the weights themselves.
 """
 
 import math
@@ -14,6 +15,8 @@ from trtc.protos.errors import UnsupportedError
 
 _MIN_DEPTH = 16
 """Channels that one product of the tensor cores sums."""
+E2M1_GROUP = tl.constexpr(32)
+"""E2M1 weights that share a scale."""
 
 
 def weight_constants(attributes: Mapping[str, int | float | str], most: int) -> dict[str, int]:
@@ -24,15 +27,22 @@ def weight_constants(attributes: Mapping[str, int | float | str], most: int) -> 
         most: channels that a program may multiply at once.
 
     Raises:
-        UnsupportedError: groups that are too small to be summed apart by the tensor cores.
+        UnsupportedError: groups that are too small to be summed apart by the tensor cores, or of
+            E2M1 weights another size than E2M1_GROUP.
     """
     weight, group = attributes["weight_dtype"], int(attributes["group_size"])
+    if weight == "f4e2m1" and group != E2M1_GROUP.value:
+        raise UnsupportedError(
+            f"{group} E2M1 weights share a scale, and kernels know {E2M1_GROUP.value}",
+            field="group_size",
+        )
     return {
         "GROUP": group,
-        "NIBBLES": weight in ("i4", "u4"),
+        "NIBBLES": weight in ("i4", "u4", "f4e2m1"),
         "SIGNED": weight == "i4",
         "TILES": attributes["layout"] == "tiles",
-        "BLOCK_K": _depth_block(group, most),
+        # The scales of E2M1 weights do not divide sums.
+        "BLOCK_K": _depth_block(0 if weight == "f4e2m1" else group, most),
     }
 
 
@@ -66,6 +76,7 @@ def product(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    E2M1: tl.constexpr = False,
 ):
     """[BLOCK_M, BLOCK_N] f32 sums of x * (weight - zero) * scale over DEPTH channels.
 
@@ -77,6 +88,8 @@ def product(
         NIBBLES: channels are two a byte, the first in the low half, in two's complement if SIGNED.
         TILES: weight, scales and zeros are in the order of plugins/tiles.py, else row-major.
         OPERAND: the type that x and weights are multiplied in, which has their numbers.
+        E2M1: nibbles are E2M1, and weight_scale is E8M0, row-major; BLOCK_K is a multiple of
+            E2M1_GROUP.
     """
     SUM: tl.constexpr = tl.int32 if OPERAND.is_int8() else tl.float32
     sums = tl.zeros([BLOCK_M, BLOCK_N], SUM)
@@ -90,9 +103,12 @@ def product(
         if weight_zero is not None:
             zeros = group_values(weight_zero, column, begin, DEPTH, GROUP, TILES)
         tile = weight_tile(
-            weight, zeros, column, begin, DEPTH, BLOCK_K, NIBBLES, SIGNED, TILES, OPERAND
+            weight, zeros, column, begin, DEPTH, BLOCK_K, NIBBLES, SIGNED, TILES, OPERAND, E2M1
         )
-        if GROUP > 0:
+        if E2M1:
+            tile = scaled_e2m1(tile, weight_scale, column, begin, DEPTH, BLOCK_K, OPERAND)
+            sums = tl.dot(x_tile, tile.T, sums, input_precision="ieee")
+        elif GROUP > 0:
             scales = group_values(weight_scale, column, begin, DEPTH, GROUP, TILES)
             sums += tl.dot(x_tile, tile.T, input_precision="ieee") * scales[None, :]
         elif not OPERAND.is_fp8e4nv():
@@ -119,6 +135,7 @@ def weight_tile(
     SIGNED: tl.constexpr,
     TILES: tl.constexpr,
     OPERAND: tl.constexpr,
+    E2M1: tl.constexpr = False,
 ):
     """Channels begin ... begin + BLOCK_K of some rows of a weight, less their zero points.
 
@@ -143,7 +160,10 @@ def weight_tile(
                 rows[:, None] + at[None, :], mask=(at < DEPTH // PACK)[None, :], other=0.0
             )
     if NIBBLES:
-        even, odd = nibbles(tile, SIGNED, OPERAND)
+        if E2M1:
+            even, odd = e2m1_numbers(tile, OPERAND)
+        else:
+            even, odd = nibbles(tile, SIGNED, OPERAND)
         tile = tl.reshape(tl.join(even, odd), column.shape[0], BLOCK_K)
     tile = tile.to(OPERAND)
     if zeros is not None:
@@ -167,6 +187,88 @@ def group_values(
     else:
         at = column * GROUPS + group
     return tl.sum(tl.load(values + at[:, None] + tl.arange(0, 1)[None, :]), 1)
+
+
+@triton.jit
+def scaled_e2m1(
+    tile,
+    scales,
+    column,
+    begin,
+    DEPTH: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    OPERAND: tl.constexpr,
+):
+    """E2M1 weights [BLOCK_N, BLOCK_K] from channel `begin` on, times 2^(scale - 127)."""
+    BLOCK_N: tl.constexpr = tile.shape[0]
+    GROUPS: tl.constexpr = DEPTH // E2M1_GROUP
+    PARTS: tl.constexpr = BLOCK_K // E2M1_GROUP
+    group = begin // E2M1_GROUP + tl.arange(0, PARTS)
+    inside = (group < GROUPS)[None, :]
+    exponent = tl.load(scales + column[:, None] * GROUPS + group[None, :], mask=inside, other=127)
+    # An exponent of 0 is a subnormal of f32, and of bf16 as well.
+    bits = tl.maximum(exponent.to(tl.int32) << 23, 0x400000)
+    factor = bits.to(tl.float32, bitcast=True).to(OPERAND)
+    parts = tl.reshape(tile, BLOCK_N, PARTS, E2M1_GROUP) * factor[:, :, None]
+    return tl.reshape(parts, BLOCK_N, BLOCK_K)
+
+
+@triton.jit
+def e2m1_numbers(packed, OPERAND: tl.constexpr):
+    """The low and the high halves of bytes, which are E2M1, as numbers of the type OPERAND."""
+    if OPERAND.is_bf16():
+        even, odd = bf16_e2m1(packed)
+    else:
+        even = f32_e2m1(packed & 15).to(OPERAND)
+        odd = f32_e2m1(packed >> 4).to(OPERAND)
+    return even, odd
+
+
+@triton.jit
+def f32_e2m1(code):
+    """Exponent and mantissa where an f32 has them are the number times 2^-126, subnormals too."""
+    wide = code.to(tl.int32)
+    bits = ((wide & 8) << 28) | ((wide & 7) << 22)
+    return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
+
+
+@triton.jit
+def bf16_e2m1(packed):
+    """As f32_e2m1: the bits of a number times 2^-126, multiplied by 0x7E80, which is 2^126."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 first, second, sign;
+        prmt.b32 first, $4, 0, 0x4140;
+        prmt.b32 second, $4, 0, 0x4342;
+        shl.b32 sign, first, 12;
+        and.b32 sign, sign, 0x80008000;
+        shl.b32 $0, first, 6;
+        lop3.b32 $0, $0, 0x01C001C0, sign, 0xEA;
+        shl.b32 sign, second, 12;
+        and.b32 sign, sign, 0x80008000;
+        shl.b32 $1, second, 6;
+        lop3.b32 $1, $1, 0x01C001C0, sign, 0xEA;
+        shl.b32 sign, first, 8;
+        and.b32 sign, sign, 0x80008000;
+        shl.b32 $2, first, 2;
+        lop3.b32 $2, $2, 0x01C001C0, sign, 0xEA;
+        shl.b32 sign, second, 8;
+        and.b32 sign, sign, 0x80008000;
+        shl.b32 $3, second, 2;
+        lop3.b32 $3, $3, 0x01C001C0, sign, 0xEA;
+        mov.b32 first, 0x7E807E80;
+        mov.b32 second, 0x80008000;
+        fma.rn.bf16x2 $0, $0, first, second;
+        fma.rn.bf16x2 $1, $1, first, second;
+        fma.rn.bf16x2 $2, $2, first, second;
+        fma.rn.bf16x2 $3, $3, first, second;
+        }""",
+        "=&r,=&r,=&r,=&r,r",
+        [packed],
+        dtype=(tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=4,
+    )
 
 
 @triton.jit

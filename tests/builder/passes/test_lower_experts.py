@@ -19,7 +19,9 @@ from tests.builder.passes.tiny import (
 from trtc.builder.module import Module
 from trtc.builder.passes.base import run_passes
 from trtc.builder.passes.lower_experts import LOWER_EXPERTS
+from trtc.plugins.moe.op import MOE
 from trtc.plugins.moe.reference import reference
+from trtc.protos.errors import UnsupportedError
 
 KINDS = [
     Tiny(experts=5),
@@ -93,18 +95,31 @@ def test_one_node_by_hand(renormalize: int, activation: str) -> None:
     nothing: dict[str, Any] = dict.fromkeys(
         f"{which}_{part}"
         for which in ("gate_up", "down")
-        for part in ("scale", "zero", "input_scale", "pre_scale")
+        for part in ("scale", "zero", "input_scale", "pre_scale", "bias")
     )
-    (wanted,) = reference(
-        rows,
-        routed,
-        gate_up,
-        down,
-        residual=None,
-        **nothing,
-        **{"group_size": 0, "layout": "row_major", "act_quant": "none", **fields},
-    )
+    complete: dict[str, Any] = MOE.complete_attributes(fields)
+    (wanted,) = reference(rows, routed, gate_up, down, residual=None, **nothing, **complete)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("given", ["gate_up_bias", "limit"])
+def test_experts_of_gpt_oss_are_refused(given: str) -> None:
+    hand, experts, hidden, width = Hand(), 4, 8, 6
+    x, logits = hand.input("x", "T", hidden), hand.input("logits", "T", experts)
+    shapes = {"gate_up": (experts, 2 * width, hidden), "down": (experts, hidden, width)}
+    weights: dict[str, Any] = {
+        name: hand.constant(name, np.ones(shape, np.float32)) for name, shape in shapes.items()
+    }
+    fields: dict[str, Any] = {"I": width, "top_k": 2, "renormalize": 1, "activation": "quick_gelu"}
+    fields |= {"weight_dtype": "f32", "out_dtype": "f32"}
+    if given == "limit":
+        fields["limit"] = 7.0
+    else:
+        weights[given] = hand.constant(given, np.ones((experts, 2 * width), np.float32))
+    inputs = [x, logits, *(weights.get(one.name) for one in MOE.inputs[2:])]
+    out = hand.node("moe", "layers.0.mlp.moe", inputs, "T", hidden, **fields)
+    with pytest.raises(UnsupportedError, match=r"layers\.0\.mlp\.moe: has biases or limits"):
+        LOWER_EXPERTS(hand.module(out))
 
 
 def test_no_shape_depends_on_data() -> None:
