@@ -1,4 +1,4 @@
-"""Sends a load of random prompts and records when their tokens come."""
+"""Sends random prompts under a load and records the arrival of their tokens."""
 
 import asyncio
 import random
@@ -27,24 +27,24 @@ from trtc.runtime.service.service import Service
 
 @dataclass(frozen=True)
 class Shape:
-    """What each request asks for."""
+    """Lengths of each request."""
 
     input_len: int
-    """Prompt tokens, drawn at random."""
+    """Random prompt tokens."""
     output_len: int
     """New tokens; end-of-sequence tokens are ignored."""
     seed: int = 0
 
 
 class Target(Protocol):
-    """Where the load goes."""
+    """The system under load."""
 
     async def info(self) -> ModelInfo: ...
 
     def stream(self, request_input: RequestInput) -> AsyncIterator[Output]: ...
 
     def stats(self) -> LoopStats | None:
-        """Of the engine's loop, when it is in this process."""
+        """Statistics of the engine's loop, if it is in this process; else None."""
         ...
 
 
@@ -97,7 +97,7 @@ class LocalTarget:
 async def local_target(
     engine: Path, config: EngineConfig, opener: Opener
 ) -> AsyncIterator[LocalTarget]:
-    """Open `engine` in this process for the time of the block."""
+    """Context manager that opens `engine` in this process."""
     name = engine.resolve().name
     models = Models([name])
     service = Service(models, ServiceLimits(), ServerMetrics())
@@ -131,7 +131,7 @@ async def run_load(target: Target, load: Load, shape: Shape) -> Measurement:
 async def _closed_loop(
     target: Target, request_inputs: list[RequestInput], concurrency: int
 ) -> list[Trace]:
-    """Workers take the next request input as soon as they are done with the last."""
+    """Each of `concurrency` workers sends its next request when its last one has ended."""
     waiting = iter(request_inputs)
     traces: list[Trace] = []
 
@@ -148,7 +148,8 @@ async def _closed_loop(
 async def _open_loop(
     target: Target, request_inputs: list[RequestInput], rate: float, seed: int
 ) -> list[Trace]:
-    """Arrivals are drawn before anything is sent, so that the server's pace cannot shift them."""
+    """Send requests at random arrival times, which are drawn in advance, so that a slow server does
+    not delay them."""
     clock = random.Random(seed)
     at, traces = time.perf_counter(), []
 
@@ -164,7 +165,7 @@ async def _open_loop(
 
 
 async def trace_request(target: Target, request_input: RequestInput) -> Trace:
-    """Send one request and record when its tokens come, or how it failed."""
+    """Send one request and record the arrival of its tokens, or its failure."""
     trace = Trace(sent_at=time.perf_counter())
     try:
         async for output in target.stream(request_input):

@@ -1,4 +1,4 @@
-"""One request's times, and what many of them say."""
+"""Times of requests, and statistics over them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from trtc.runtime.engine.loop import LoopStats
 
 @dataclass
 class Trace:
-    """When one request's tokens came; times are time.perf_counter()."""
+    """Arrival times of one request's tokens, in time.perf_counter()."""
 
     sent_at: float
     arrivals: list[tuple[float, int]] = field(default_factory=list)
-    """(time, tokens) of each delivery that brought tokens."""
+    """(time, number of tokens) of each delivery with tokens."""
     failure: str = ""
     """Class of the error that ended it; "": none did."""
 
@@ -34,8 +34,8 @@ class Trace:
 
     @property
     def between_tokens_s(self) -> list[float]:
-        """One gap for each token after the first delivery; tokens that came together share
-        theirs evenly."""
+        """Inter-token latency of each token after the first delivery; tokens that arrive together
+        share the gap evenly."""
         gaps: list[float] = []
         for (before, _), (at, tokens) in zip(self.arrivals, self.arrivals[1:], strict=False):
             gaps.extend([(at - before) / tokens] * tokens)
@@ -44,7 +44,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Spread:
-    """Milliseconds; NaN-free: all zero when nothing was measured."""
+    """Percentiles in milliseconds; all zero if nothing was measured."""
 
     mean: float
     p50: float
@@ -62,8 +62,8 @@ class Spread:
 
 @dataclass(frozen=True)
 class Load:
-    """Closed loop: `concurrency` requests always under way. Open loop: Poisson arrivals at
-    `rate` a second, however slowly they are answered. Exactly one of them is set."""
+    """Closed loop: always `concurrency` requests in flight. Open loop: Poisson arrivals at `rate`
+    per second, independent of the answers. Exactly one of the two is set."""
 
     num_requests: int
     concurrency: int | None = None
@@ -77,12 +77,12 @@ class Load:
 
 @dataclass(frozen=True)
 class SchedulerCost:
-    """What an engine's loop took besides its steps: planning, building, detokenising,
+    """Overhead of an engine's loop outside its steps: planning, building, detokenising,
     delivering."""
 
     ms_a_step: float
     share: float
-    """Of the time in which there was work."""
+    """Share of the time in which there was work."""
 
     @classmethod
     def between(cls, before: LoopStats, after: LoopStats) -> "SchedulerCost":
@@ -94,14 +94,14 @@ class SchedulerCost:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One load's figures over its successful requests."""
+    """Statistics of one load over its successful requests."""
 
     load: Load
     seconds: float
-    """From the first request sent to the last one ended."""
+    """Seconds from the first request sent to the end of the last one."""
     completed: int
     failures: dict[str, int]
-    """Class of an error -> requests that it ended."""
+    """Error class -> number of failed requests."""
     output_tokens: int
     output_tokens_per_s: float
     requests_per_s: float
@@ -112,7 +112,7 @@ class Measurement:
     e2e_ms: Spread
     """From sending a request to its last token."""
     scheduler: SchedulerCost | None = None
-    """None: of a server, which does not say."""
+    """None for servers, which do not report it."""
 
     def as_json(self) -> dict[str, Any]:
         document = asdict(self)

@@ -29,9 +29,9 @@ from trtc.runtime.wire.tls import ClientTls
 
 
 class AsyncGeneration(RemoteGeneration, AsyncIterator[Output]):
-    """A completion on its way: iterate over its outputs, or await all of it with `result`.
+    """A running completion: iterate over its outputs, or await all of it with `result`.
 
-    Leaving it as a context manager, or dropping it, cancels what has not come.
+    Leaving its `async with` block, or dropping it, cancels the request if it has not ended.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class AsyncGeneration(RemoteGeneration, AsyncIterator[Output]):
         return self._take(message)
 
     async def result(self) -> Result:
-        """Read what has not been read yet and return the whole."""
+        """Read the remaining outputs and return the complete result."""
         async for _ in self:
             pass
         return self._collector.result()
 
     def cancel(self) -> None:
-        """End the request; reading on raises CancelledError."""
+        """End the request; further reads raise CancelledError."""
         self._cancelled = self._call.cancel()
 
     async def __aenter__(self) -> Self:
@@ -85,27 +85,27 @@ class AsyncGeneration(RemoteGeneration, AsyncIterator[Output]):
         self.cancel()
 
     def __del__(self) -> None:
-        """gRPC's own tasks refer to a running call: without this, it would run to its end."""
+        """Cancel the call, which would otherwise run to its end: gRPC's tasks keep it alive."""
         if not self._call.done():
-            # The garbage collector may be at work in another thread.
+            # The garbage collector may run in another thread.
             with contextlib.suppress(RuntimeError):  # the loop has been closed, and its calls too
                 self._loop.call_soon_threadsafe(self._call.cancel)
 
 
 def _is_tasks_own() -> bool:
-    """Whether a CancelledError of asyncio is meant for the running task, not for its gRPC call."""
+    """Whether asyncio's CancelledError is for the running task, and not for its gRPC call."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 class AsyncClient(BaseClient[AsyncGeneration]):
-    """`Client` for asyncio: make it and use it inside one running event loop.
+    """`Client` for asyncio. Create and use it in one running event loop.
 
     Args:
         address: `host:port`.
         tls: PEM files; None for a plain connection.
-        api_key: of the server's --api-keys; sent with every call, in the clear without `tls`.
-        timeout: seconds that each call may take, unless it says otherwise; None for no limit.
+        api_key: a key of the server's --api-keys; sent with every call, unencrypted without `tls`.
+        timeout: default timeout of each call in seconds; None for no limit.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class AsyncClient(BaseClient[AsyncGeneration]):
     def submit(
         self, request_input: RequestInput, *, timeout: float | None = None
     ) -> AsyncGeneration:
-        """Send a request as it is."""
+        """Send a request."""
         loop = asyncio.get_running_loop()
         request = input_to_wire(request_input)
         try:
@@ -139,7 +139,7 @@ class AsyncClient(BaseClient[AsyncGeneration]):
     async def tokenize(
         self, text: str, *, model: str = "", add_special_tokens: bool = True
     ) -> tuple[int, ...]:
-        """The token ids that `generate` would give the engine for `text`."""
+        """The token ids that `generate` would use for `text`."""
         return await self._ask(calls.tokenize(text, model, add_special_tokens))
 
     @takes(TEMPLATE_KEYWORDS)
@@ -150,7 +150,7 @@ class AsyncClient(BaseClient[AsyncGeneration]):
         model: str = "",
         **options: Unpack[TemplateOptions],
     ) -> tuple[int, ...]:
-        """The token ids that `chat` would give the engine."""
+        """The token ids that `chat` would use."""
         return await self._ask(calls.tokenize_chat(messages, model, options))
 
     async def detokenize(

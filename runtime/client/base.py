@@ -1,4 +1,4 @@
-"""What both clients are but for their waiting: outputs as they come, and the limits of calls."""
+"""The common part of both clients: outputs of a call, and timeouts."""
 
 from trtc.protos.errors import RequestError, TrtcError
 from trtc.runtime.requests.generating import BaseGeneration, Generating, GenerationT
@@ -8,14 +8,14 @@ from trtc.runtime.wire.methods import GENERATE
 
 
 class RemoteGeneration(BaseGeneration):
-    """Outputs of a call. Once it is cancelled, reading on raises CancelledError."""
+    """Outputs of a call. After it is cancelled, reads raise CancelledError."""
 
     def __init__(self, request_id: str, address: str) -> None:
         super().__init__(request_id)
         self._address = address
 
     def _take(self, message: bytes) -> Output:
-        """The output in a message; one that cannot be read ends the request."""
+        """Parse the output in a message; an invalid one ends the request."""
         try:
             output = output_from_wire(GENERATE.parse(message))
         except TrtcError:
@@ -26,7 +26,7 @@ class RemoteGeneration(BaseGeneration):
 
 
 class BaseClient(Generating[GenerationT]):
-    """Makes requests; how a call is sent and waited for is the client's own."""
+    """Makes requests; subclasses send calls and wait for them."""
 
     def __init__(self, address: str, timeout: float | None, api_key: str | None) -> None:
         """
@@ -38,7 +38,7 @@ class BaseClient(Generating[GenerationT]):
         self._metadata = () if api_key is None else (("authorization", f"Bearer {_sent(api_key)}"),)
 
     def _seconds(self, timeout: float | None) -> float | None:
-        """A call's limit; None: none."""
+        """Timeout of a call; None: no limit."""
         return self._timeout if timeout is None else timeout
 
 

@@ -24,13 +24,13 @@ from trtc.runtime.wire.tls import ClientTls
 
 
 class ResponseCall(Iterator[bytes], Protocol):
-    """What is used of a running gRPC call."""
+    """The part of a running gRPC call that is used."""
 
     def cancel(self) -> bool: ...
 
 
 class Generation(RemoteGeneration, BlockingGeneration):
-    """A completion on its way from a server."""
+    """A running completion of a server."""
 
     def __init__(self, call: ResponseCall, request_id: str, address: str) -> None:
         super().__init__(request_id, address)
@@ -47,21 +47,21 @@ class Generation(RemoteGeneration, BlockingGeneration):
         return self._take(message)
 
     def cancel(self) -> None:
-        """End the request; reading on raises CancelledError."""
+        """End the request; further reads raise CancelledError."""
         self._call.cancel()
 
 
 class Client(BaseClient[Generation], Closing):
-    """A connection to `trtc serve`; safe to share between threads.
+    """A connection to `trtc serve`. Thread-safe.
 
-    Errors are those of trtc.protos.errors, as if the engine were in this process. Nothing is
-    retried.
+    Errors are those of trtc.protos.errors, as if the engine were in this process. There are no
+    retries.
 
     Args:
         address: `host:port`.
         tls: PEM files; None for a plain connection.
-        api_key: of the server's --api-keys; sent with every call, in the clear without `tls`.
-        timeout: seconds that each call may take, unless it says otherwise; None for no limit.
+        api_key: a key of the server's --api-keys; sent with every call, unencrypted without `tls`.
+        timeout: default timeout of each call in seconds; None for no limit.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Client(BaseClient[Generation], Closing):
         self._generate = GENERATE.over(self._channel.unary_stream)
 
     def submit(self, request_input: RequestInput, *, timeout: float | None = None) -> Generation:
-        """Send a request as it is."""
+        """Send a request."""
         request = input_to_wire(request_input)
         try:
             call = self._generate(request, timeout=self._seconds(timeout), metadata=self._metadata)
@@ -93,7 +93,7 @@ class Client(BaseClient[Generation], Closing):
     def tokenize(
         self, text: str, *, model: str = "", add_special_tokens: bool = True
     ) -> tuple[int, ...]:
-        """The token ids that `generate` would give the engine for `text`."""
+        """The token ids that `generate` would use for `text`."""
         return self._ask(calls.tokenize(text, model, add_special_tokens))
 
     @takes(TEMPLATE_KEYWORDS)
@@ -104,7 +104,7 @@ class Client(BaseClient[Generation], Closing):
         model: str = "",
         **options: Unpack[TemplateOptions],
     ) -> tuple[int, ...]:
-        """The token ids that `chat` would give the engine."""
+        """The token ids that `chat` would use."""
         return self._ask(calls.tokenize_chat(messages, model, options))
 
     def detokenize(
@@ -135,10 +135,11 @@ class Client(BaseClient[Generation], Closing):
         return call.answer(reply)
 
     def wait_ready(self, timeout: float) -> None:
-        """Wait until the server takes connections.
+        """Wait until the server accepts connections.
 
         Raises:
-            UnavailableError: it does not within `timeout` seconds, or the client is closed.
+            UnavailableError: there is no connection within `timeout` seconds, or the client is
+                closed.
         """
         if self._closed:
             raise closed_client(self.address)

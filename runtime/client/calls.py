@@ -1,4 +1,4 @@
-"""The calls with one reply: what is asked, and what the reply means. Clients differ in waiting."""
+"""Calls with one reply: their requests, and the parsing of replies; shared by both clients."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,12 +30,12 @@ class Call(Generic[RequestT, ResponseT, AnswerT]):
     read: Callable[[ResponseT], AnswerT]
 
     def answer(self, reply: bytes) -> AnswerT:
-        """Raises ServeError for a reply that cannot be parsed."""
+        """Parse a reply; raises ServeError if that fails."""
         return self.read(self.method.parse(reply))
 
 
 def closed_client(address: str) -> UnavailableError:
-    """The error of a call that begins after its client was closed."""
+    """The error of a call on a closed client."""
     return UnavailableError("the client is closed", field=address, remedy="Make another")
 
 

@@ -1,1 +1,1 @@
-"""What the runtime asks of a GPU: the contract in base.py, one file an API that gives it."""
+"""GPUs by their drivers: the contract in base.py, and one file per API."""

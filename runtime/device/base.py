@@ -1,13 +1,12 @@
-"""A GPU as its driver gives it: addresses, copies, kernels and graphs, in order on one stream.
+"""Driver-level interface of a GPU: addresses, copies, kernels and graphs, in order on one stream.
 
-TensorRT's executor works with it, because TensorRT computes by itself and asks for just that: bare
-addresses, and the handle of a stream to put its work on. The executor of CUDA engines computes
-through a device that does more and shows less (executors/cuda/device.py): products and sums over
-ranks, but neither addresses nor a stream. On a GPU that one works through the same driver
-(cuda_driver.py), but one contract would hold what either half never calls.
+TensorRT's executor uses it, because TensorRT needs raw addresses and the handle of a stream. The
+executor of CUDA engines uses a device with a higher-level interface (executors/cuda/device.py):
+GEMMs and collectives, but neither addresses nor a stream. On a GPU that device uses the same driver
+(cuda_driver.py); the interfaces are separate because neither executor needs the other's methods.
 
-Nothing that takes time returns done: work is put on the stream, and `synchronize` waits for it.
-Until then host arrays that take part may be neither read nor written.
+All operations are asynchronous: they are enqueued on the stream, and `synchronize` waits for them.
+Until then host arrays that are involved must not be read or written.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,16 +19,16 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 
 ALIGNMENT = 256
-"""Bytes: of every address that `allocate` gives."""
+"""Alignment in bytes of every address from `allocate`."""
 
 
 @dataclass(frozen=True)
 class DriverKernel:
-    """A loaded function and the shape of its blocks."""
+    """A loaded kernel and the shape of its blocks."""
 
     handle: int
     num_threads: int
-    """Of a block, along x."""
+    """Threads of a block, along x."""
     shared_bytes: int
 
 
@@ -45,7 +44,7 @@ class DriverDevice(Protocol):
         ...
 
     def make_current(self) -> None:
-        """Bind the GPU to the calling thread, which every other method wants."""
+        """Make the GPU's context current in the calling thread, which all other methods require."""
         ...
 
     def free_bytes(self) -> int: ...
@@ -55,7 +54,7 @@ class DriverDevice(Protocol):
         ...
 
     def host_buffer(self, num_bytes: int) -> Bytes:
-        """Page-locked memory that copies run to and from by themselves, held until `close`."""
+        """Page-locked memory for asynchronous copies, held until `close`."""
         ...
 
     def load_kernel(self, code: bytes, entry: str) -> int:
@@ -79,10 +78,10 @@ class DriverDevice(Protocol):
         ...
 
     def capture(self, work: Callable[[], None]) -> int | None:
-        """Record what `work` puts on the stream, without running it.
+        """Capture the work that `work` enqueues, without running it.
 
         Returns:
-            A graph for `replay`; None: something in it cannot be recorded.
+            A graph for `replay`; None: some of the work cannot be captured.
         """
         ...
 
@@ -91,7 +90,7 @@ class DriverDevice(Protocol):
     def drop_graph(self, graph: int) -> None: ...
 
     def synchronize(self) -> None:
-        """Wait for all that is on the stream."""
+        """Wait for all work on the stream."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A GPU through the CUDA driver API, as cuda-bindings gives it."""
+"""A GPU through the CUDA driver API of cuda-bindings."""
 
 import ctypes
 import threading
@@ -19,13 +19,13 @@ class CudaDriverDevice:
         """Open the GPU and make it current.
 
         Raises:
-            EnvironmentFault: there is none, or the driver refuses.
+            EnvironmentFault: there is no such GPU, or the driver refuses.
         """
         self._api = api
         self.driver = api.driver
         """The module cuda.bindings.driver, for its types."""
         self._bound = threading.local()
-        """`is_current`: this thread has the context."""
+        """`is_current`: whether the context is current in this thread."""
         self._device = api.call("cuDeviceGet", ordinal)
         self._context = api.call("cuDevicePrimaryCtxRetain", self._device)
         self._memory: list[Any] = []
@@ -49,7 +49,7 @@ class CudaDriverDevice:
         self._bound.is_current = True
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """DriverApi.call with the GPU bound to this thread, whichever it is."""
+        """DriverApi.call with the GPU's context made current in this thread."""
         self._bind()
         return self._api.call(function, *arguments)
 
@@ -128,10 +128,10 @@ class CudaDriverDevice:
             return None
 
     def record(self, work: Callable[[], None]) -> int:
-        """As `capture`, for work that can be recorded.
+        """Like `capture`, for work that can be captured.
 
         Raises:
-            EnvironmentFault: it cannot, or the driver refuses.
+            EnvironmentFault: it cannot be captured, or the driver refuses.
         """
         mode = self.driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         self.call("cuStreamBeginCapture", self._stream, mode)
@@ -162,19 +162,19 @@ class CudaDriverDevice:
         self.call("cuStreamSynchronize", self._stream)
 
     def event(self) -> int:
-        """A mark for the stream, held until `close`; it counts as come before it is first set."""
+        """A CUDA event, held until `close`; before it is first recorded it counts as complete."""
         flags = self.driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
         self._events.append(int(self.call("cuEventCreate", flags.value)))
         return self._events[-1]
 
     def set_event(self, event: int) -> None:
-        """It comes when all that is on the stream now is done."""
+        """Record the event: it completes when all work that is on the stream now is done."""
         self.call("cuEventRecord", event, self._stream)
 
     def has_come(self, event: int) -> bool:
         self._bind()
         (status,) = self.driver.cuEventQuery(event)
-        # Not through a refusal: a rank asks many times a millisecond.
+        # Without an exception: a rank polls many times per millisecond.
         if status == self.driver.CUresult.CUDA_ERROR_NOT_READY:
             return False
         self._api.check("cuEventQuery", status)

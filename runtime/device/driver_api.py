@@ -1,4 +1,4 @@
-"""The CUDA driver API as cuda-bindings gives it; what the driver refuses is an EnvironmentFault."""
+"""The CUDA driver API of cuda-bindings; failed calls raise EnvironmentFault."""
 
 import importlib
 from typing import Any
@@ -16,7 +16,7 @@ class DriverRefusal(EnvironmentFault):
             remedy="See nvidia-smi and dmesg; a GPU that has failed needs a new process",
         )
         self.status = status
-        """Its name in CUresult."""
+        """Name of the status in CUresult."""
 
 
 class DriverApi:
@@ -25,7 +25,7 @@ class DriverApi:
     def __init__(self, extra: str) -> None:
         """
         Args:
-            extra: of trtc, that brings cuda-bindings: "cuda".
+            extra: extra of trtc with cuda-bindings: "cuda".
 
         Raises:
             EnvironmentFault: the package, the driver or a GPU is missing.
@@ -49,7 +49,7 @@ class DriverApi:
             )
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """What a driver function gives beside its status: nothing, a value, or several.
+        """Call a driver function; returns its results without the status: None, one or several.
 
         Raises:
             DriverRefusal: the driver refuses, or reports work that has failed.
@@ -59,7 +59,7 @@ class DriverApi:
         return values[0] if len(values) == 1 else values
 
     def check(self, function: str, status: Any) -> None:
-        """Raises: DriverRefusal: the status, which a function gave, is not success."""
+        """Raises DriverRefusal if a function's status is not success."""
         if status != self.driver.CUresult.CUDA_SUCCESS:
             raise DriverRefusal(function, status.name, self._describe(status))
 

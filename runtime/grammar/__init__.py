@@ -1,1 +1,1 @@
-"""Constrained decoding: grammars become masks of tokens."""
+"""Constrained decoding: compiles grammars to masks of tokens."""

@@ -1,8 +1,8 @@
-"""A compiled grammar, in as many matchers as have to be computed side by side.
+"""A compiled grammar, compiled several times if its masks are computed in parallel.
 
-A copy of an `LLMatcher` shares the lexer of its original, under a lock: masks of its copies are
-computed one after another, whatever the number of threads. So a grammar that several requests have
-at once is compiled again, up to once for each thread.
+A copy of an `LLMatcher` shares the lexer of its original, under a lock, so masks of copies are
+computed one after another, whatever the number of threads. So a grammar that several requests use
+concurrently is compiled again, up to once for each thread.
 """
 
 import threading
@@ -16,7 +16,7 @@ from trtc.runtime.grammar.mask_source import GrammarMasks
 
 
 class _Original(NamedTuple):
-    """A matcher that was compiled, and the requests that have copies of it."""
+    """A compiled matcher, and the requests that use copies of it."""
 
     matcher: LLMatcher
     users: "WeakSet[GrammarMasks]"
@@ -28,8 +28,8 @@ class CompiledGrammar:
     def __init__(self, compiled: Callable[[], LLMatcher], most: int) -> None:
         """
         Args:
-            compiled: compiles it; what it raises the first time is raised here.
-            most: times that it is compiled.
+            compiled: compiles the grammar; an error of the first call is raised here.
+            most: most times that it is compiled.
         """
         self._compile = compiled
         self._most = most
@@ -43,7 +43,7 @@ class CompiledGrammar:
             return not self._is_short()
 
     def masks(self, of: Callable[[LLMatcher], GrammarMasks]) -> GrammarMasks:
-        """The masks of a request, whose matchers will be copies of what `of` is given."""
+        """The masks of a request; `of` is called with the matcher to copy."""
         with self._lock:
             is_short = self._is_short()
         added = _Original(self._compile(), WeakSet()) if is_short else None

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from trtc.runtime.text.tokenizer import Tokenizer
 
 MAX_KEPT = 128
-"""Compiled grammars of an engine, beside its own."""
+"""Most compiled grammars of an engine that are cached, besides its own."""
 HEAD_START_S = 0.3
-"""From an engine's start until its own are compiled, which would compete with its first token for
-the interpreter."""
+"""Seconds from an engine's start until its own grammars are compiled, so that the compilation does
+not compete with the first token for the GIL."""
 
 
 class Grammars:
-    """Compiles grammars, from any thread. Nothing is made before the first one is wanted."""
+    """Compiles grammars. Thread-safe. Nothing is initialised before the first one is needed."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Grammars:
     ) -> None:
         """
         Args:
-            named: the engine's own, by the names that requests give.
+            named: the engine's own grammars, by name.
         """
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -60,18 +60,18 @@ class Grammars:
         self._kept: OrderedDict[tuple[str, str], CompiledGrammar] = OrderedDict()
         self._named = dict(named or {})
         self._ready: dict[str, CompiledGrammar] = {}
-        """Of `_named`; these are kept."""
+        """Compiled grammars of `_named`, which are never evicted."""
         self._preparing: threading.Thread | None = None
         self._closed = threading.Event()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the engine's own grammars."""
+        """Names of the engine's own grammars."""
         return tuple(sorted(self._named))
 
     def prepare(self, engine: str) -> None:
-        """Compile the engine's own in a thread, so that no request waits for it. One that cannot be
-        compiled is logged, and refused when it is asked for.
+        """Compile the engine's own grammars in a thread, so that no request waits for it. A failure
+        is logged, and requests that use the grammar are refused.
 
         Args:
             engine: its name, for the log.
@@ -95,7 +95,7 @@ class Grammars:
                 logger("trtc.server").warning("engine=%s %s", engine, error)
 
     def check(self, grammar: Grammar) -> None:
-        """What can be said of a grammar at once.
+        """Check a grammar without compiling it.
 
         Raises:
             InvalidRequestError: it is too large; or the engine has no tokenizer, or no token that
@@ -115,13 +115,13 @@ class Grammars:
             )
 
     def masks(self, grammar: Grammar, num_sequences: int) -> "GrammarMasks":
-        """The masks of a request. The first time of a grammar, it is compiled: that may take
-        seconds. So it is again for requests at once, as `CompiledGrammar` says.
+        """The masks of a request. A grammar is compiled at its first use, which may take seconds,
+        and again for concurrent requests (see `CompiledGrammar`).
 
         Raises:
             InvalidRequestError: see `check` and `GrammarTrials.run`.
             UnavailableError: closed.
-            EnvironmentFault: grammars cannot be tried on this machine.
+            EnvironmentFault: the process for trials cannot be started.
         """
         from trtc.runtime.grammar.mask_source import GrammarMasks
 
@@ -138,7 +138,7 @@ class Grammars:
         )
 
     def close(self) -> None:
-        """End the processes that try grammars, and compute no more masks. Idempotent."""
+        """End the processes for trials, and stop computing masks. Idempotent."""
         self._closed.set()
         with self._lock:
             if self._trials is not None:
@@ -149,7 +149,7 @@ class Grammars:
             self._preparing.join()
 
     def is_kept(self, grammar: Grammar) -> bool:
-        """Whether it need not be compiled."""
+        """Whether the grammar is cached."""
         if grammar.kind == "named":
             found = self._ready.get(grammar.text)
         else:
@@ -193,7 +193,7 @@ class Grammars:
         from trtc.runtime.grammar.trial import refused
 
         matcher = LLMatcher(self._tokens(), source, log_level=0, limits=parser_limits())
-        matcher.compute_bitmask()  # what the first mask finds out is the same for every request
+        matcher.compute_bitmask()  # the first mask fills caches that all requests share
         if matcher.is_error():
             problem = " ".join(matcher.get_error().split())[:300]
             raise refused(grammar, f"cannot be compiled: {problem}")

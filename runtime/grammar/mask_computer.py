@@ -1,10 +1,10 @@
-"""Computes the masks of all sequences with grammars that a step draws, together.
+"""Computes the masks of all sequences with grammars in a step together.
 
-    questions -> matchers -> read the last tokens -> one block of masks, a row a question
+    questions -> matchers -> read the last tokens -> one block of masks, one row per question
 
-One thread does it, and llguidance's own threads compute the rows without the interpreter's lock.
-A block that took long makes its requests be asked about alone (`GrammarMasks.is_slow`), so that
-one that is always slow keeps others waiting once.
+One thread does it; llguidance's own threads compute the rows without the GIL. After a slow block,
+its requests are computed separately (`GrammarMasks.is_slow`), so that a grammar that is always slow
+delays others only once.
 """
 
 import os
@@ -27,13 +27,12 @@ _EXTRA_S = 0.0005
 
 
 def num_threads() -> int:
-    """That compute masks: half of the CPUs, since on many machines the executor computes on all of
-    them."""
+    """Threads that compute masks: half of the CPUs, since CPU engines compute on all of them."""
     return max(1, min(_MAX_THREADS, (os.cpu_count() or 1) // 2))
 
 
 class _Reading(NamedTuple):
-    """A matcher on its way to a mask."""
+    """A matcher whose mask is being computed."""
 
     question: MaskQuestion
     source: GrammarMasks
@@ -46,18 +45,18 @@ class _Reading(NamedTuple):
 
 
 def _lexer(reading: _Reading) -> int:
-    """Which lexer it reads with. A thread computes neighbours, so that those with one lexer, which
-    is locked, do not wait for each other."""
+    """Sort key: the lexer of a matcher. A thread computes adjacent rows, so matchers that share a
+    lexer, which is locked, do not wait for each other."""
     return id(reading.source.original)
 
 
 class MaskComputer:
-    """Answers about the grammars of one engine (implements MaskAnswerer)."""
+    """Computes masks for the grammars of one engine (implements MaskAnswerer)."""
 
     def __init__(self, vocab_size: int, slow_s: float = SLOW_S) -> None:
         """
         Args:
-            slow_s: seconds after which a block of one row has taken long.
+            slow_s: seconds from which on a block of one row counts as slow.
         """
         self._num_words = num_mask_words(vocab_size)
         self._slow_s = slow_s
@@ -72,7 +71,7 @@ class MaskComputer:
                 one.fail(UnavailableError("the engine is closed"))
 
     def close(self) -> None:
-        """Questions that have not been looked at are not answered. Idempotent."""
+        """Drop questions that have not been started. Idempotent."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _answer(self, questions: Sequence[MaskQuestion]) -> None:
@@ -90,7 +89,7 @@ class MaskComputer:
                 question.fail(error)
 
     def _read(self, unanswered: dict[MaskQuestion, None]) -> list[_Reading]:
-        """Matchers that have read all, unless they have failed."""
+        """Matchers that have read all tokens, without those that have failed."""
         readings: list[_Reading] = []
         for question in list(unanswered):
             source = cast(GrammarMasks, question.source)

@@ -2,9 +2,9 @@
 
     output ids so far -> the matcher that has read most of them -> reads the rest -> mask
 
-A matcher goes on where it was: a token costs one step of it. What it has read is part of its entry,
-so an answer depends on the argument alone, whatever was asked before: a sequence that forks, is
-computed anew or takes back drafts finds a matcher to roll back, or reads from the beginning.
+A matcher continues from its last state, so a token costs one step. Its entry has the tokens that it
+has read, so the result depends on the argument only: for a sequence that forks, is recomputed or
+rolls back drafts, a matcher is rolled back, or reads from the beginning.
 """
 
 import threading
@@ -32,7 +32,7 @@ class State:
         self.read = read
 
     def shared(self, output: list[int]) -> int:
-        """Tokens at the beginning of `output` that it has read."""
+        """Number of leading tokens of `output` that it has read."""
         most = min(len(self.read), len(output))
         if self.read[:most] == output[:most]:
             return most
@@ -40,10 +40,10 @@ class State:
 
 
 class Reading(NamedTuple):
-    """What is to be done for the mask of one sequence's next token."""
+    """The work for the mask of one sequence's next token."""
 
     state: State
-    """For the caller alone, until it gives it back. One that has failed it drops."""
+    """Exclusive to the caller until it is given back; a failed one must be dropped."""
     rest: list[int]
     """Tokens that the matcher has to read first."""
 
@@ -62,9 +62,9 @@ class GrammarMasks:
     ) -> None:
         """
         Args:
-            matcher: at the beginning; it is copied, and its copies share its lexer.
-            num_sequences: that ask; as many matchers are kept.
-            answerer: computes masks of many requests together, of this one by `take`.
+            matcher: in its initial state; it is copied, and copies share its lexer.
+            num_sequences: number of sequences, and of matchers that are kept.
+            answerer: computes masks of many requests together, those of this one by `take`.
         """
         self._grammar = grammar
         self.original = matcher
@@ -72,26 +72,26 @@ class GrammarMasks:
         ended = np.zeros(vocab_size, np.bool_)
         ended[list(eos_token_ids)] = True
         self.ended = pack_mask(ended)
-        """The mask of a sequence that goes on beyond its end."""
+        """The mask of a sequence that continues past its end."""
         self._most = num_sequences
         self._answerer = answerer
         self._lock = threading.Lock()
         self._idle: list[State] = []
         self.is_slow = False
-        """Whether a mask may take so long that others should not wait for it: it is asked about
-        alone until one has not."""
+        """Whether the last mask was slow, so that the next ones are computed separately, until one
+        is fast."""
 
     @property
     def answerer(self) -> MaskAnswerer | None:
         return None if self.is_slow else self._answerer
 
     def allowed(self, output_ids: Sequence[int]) -> bytes:
-        """The mask of the token after `output_ids`; end-of-sequence tokens are in it where the
-        grammar may end.
+        """The mask of the token after `output_ids`; it has end-of-sequence tokens where the grammar
+        may end.
 
         Raises:
-            InvalidRequestError: the mask goes over a limit; or the grammar does not allow what it
-                is asked about.
+            InvalidRequestError: the mask exceeds a limit, or the grammar does not allow
+                `output_ids`.
         """
         begin = time.perf_counter()
         reading = self.take(list(output_ids))
@@ -109,7 +109,7 @@ class GrammarMasks:
         return mask[: len(self.ended)]  # llguidance may have a word more
 
     def take(self, output: list[int]) -> Reading | None:
-        """A state that reads on where `output` goes on; None: that is beyond the end."""
+        """A state to continue `output` from; None: `output` is past the end."""
         state, shared = self._nearest(output)
         rest = output[shared:]
         if self._ends.isdisjoint(rest):
@@ -128,9 +128,9 @@ class GrammarMasks:
         return refused(self._grammar, f"cannot be kept to any longer ({said})")
 
     def _nearest(self, output: list[int]) -> tuple[State, int]:
-        """A state for this thread alone, and how much of `output` it has read."""
+        """A state, exclusive to this thread, and how many tokens of `output` it has read."""
         with self._lock:
-            if self._idle:  # almost always the last token is all that is new
+            if self._idle:  # almost always only the last token is new
                 last = self._idle[-1]
                 num_read = len(last.read)
                 if len(output) - num_read <= 1 and last.read == output[:num_read]:

@@ -11,13 +11,13 @@ from trtc.runtime.grammar.tag_grammar import TokenIds, tag_grammar
 
 _ANY_OBJECT = '{"type": "object"}'
 _JSON_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,40}"}
-"""Between the parts of a document: enough for indentation, and never endless."""
+"""Whitespace between the parts of a document: enough for indentation, and bounded."""
 _STRICT: Any = {"lenient": False}
-"""A schema cannot ask that its own keywords are ignored."""
+"""Overrides `lenient` in a schema, by which unsupported keywords would be ignored."""
 
 
 def parser_limits() -> LLParserLimits:
-    """Of the work on one grammar, and of that on one mask.
+    """Limits of the work for one grammar and for one mask.
 
     A mask takes some ten milliseconds at most, and the states of a sequence some ten MiB.
     """
@@ -30,10 +30,10 @@ def parser_limits() -> LLParserLimits:
 
 
 def llguidance_grammar(kind: str, text: str, token_ids: TokenIds | None = None) -> str:
-    """The grammar in llguidance's own words. Whether it is valid is found when it is compiled.
+    """The grammar in llguidance's format; it is validated when it is compiled.
 
     Args:
-        token_ids: that a structural tag may name.
+        token_ids: tokens that a structural tag may use.
 
     Raises:
         ValueError: the text is not of the kind.

@@ -1,4 +1,4 @@
-"""An engine's own grammars, which requests name."""
+"""An engine's own grammars, which requests use by name."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -15,16 +15,16 @@ _ANY_END = (0,)
 
 
 def named_grammars(stored: Mapping[str, StoredGrammar]) -> dict[str, Grammar]:
-    """Those of an engine's file."""
+    """The grammars of an engine's file."""
     return {name: Grammar(one.kind, one.text, f"grammar {name}") for name, one in stored.items()}
 
 
 def try_grammars(directory: Path, vocab_size: int, stored: Mapping[str, StoredGrammar]) -> None:
-    """Compile each over the tokenizer of a checkpoint.
+    """Compile each grammar for the tokenizer of a checkpoint.
 
     Raises:
         RequestError: one cannot be compiled; `field` is its name.
-        EnvironmentFault: llguidance is not there.
+        EnvironmentFault: llguidance is not installed.
     """
     with closing(Tokenizer.load(directory)) as tokenizer:
         grammars = Grammars(tokenizer, vocab_size, _ANY_END)

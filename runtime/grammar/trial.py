@@ -1,8 +1,8 @@
-"""Whether a grammar can be compiled, tried in a process with limits of time, memory and stack.
+"""Trial compilation of a grammar in a process with limits of time, memory and stack.
 
-A compiler of strangers' grammars may take any time and memory, or overflow its stack and end its
-process. So each is compiled in a process of its own first; what comes out well there is then
-compiled in the server's.
+Compiling an untrusted grammar may take unlimited time and memory, or overflow the stack and crash
+the process. So each grammar is first compiled in a separate process, and only if that succeeds in
+the server's.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,7 +19,7 @@ _PACKAGES = ("llguidance", "msgspec")
 
 @dataclass(frozen=True)
 class TrialLimits:
-    """Of one grammar. Most take milliseconds, and a few megabytes."""
+    """Limits of one grammar. Most take milliseconds and a few megabytes."""
 
     cpu_seconds: float = 2.0
     """What refuses a grammar: it is the same on a busy machine."""
@@ -32,7 +32,7 @@ class TrialLimits:
 
 
 class GrammarTrials:
-    """Tries grammars, from any thread. The first one starts the first process."""
+    """Compiles grammars for trial. Thread-safe. The first one starts the first process."""
 
     def __init__(
         self,
@@ -62,11 +62,10 @@ class GrammarTrials:
         )
 
     def run(self, grammar: Grammar) -> str:
-        """The grammar in llguidance's own words.
+        """The grammar in llguidance's format, after a trial compilation.
 
         Raises:
-            InvalidRequestError: it is not valid, has something that llguidance does not hold, or
-                goes over a limit.
+            InvalidRequestError: it is invalid, not supported by llguidance, or exceeds a limit.
             UnavailableError: closed; or the machine is too busy.
             EnvironmentFault: no process can be started.
         """
@@ -107,7 +106,7 @@ class GrammarTrials:
 
 
 def refused(grammar: Grammar, problem: str) -> InvalidRequestError:
-    """The error of a grammar that cannot be kept to."""
+    """The error of a grammar that cannot be enforced."""
     return InvalidRequestError(
         problem, field=grammar.field, remedy="docs/structured-output.md lists what can be held"
     )

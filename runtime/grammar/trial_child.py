@@ -1,4 +1,4 @@
-"""Compiles grammars of strangers, inside a limited process: `trial` is the other side."""
+"""Compiles untrusted grammars inside a limited process; `trial` is the other side."""
 
 import resource
 from functools import partial
@@ -10,7 +10,7 @@ from trtc.runtime.grammar.tag_grammar import TokenIds
 from trtc.runtime.host.limited_child import Message, Work, serve
 
 _STACK_BYTES = 1 << 20
-"""An eighth of what a thread of the server has, so that what is compiled here is compiled there."""
+"""An eighth of the stack of a server's thread, so that grammars that compile here compile there."""
 _MAX_PROBLEM_CHARACTERS = 300
 _SAMPLES = {
     "json_schema": '{"properties": {"a": {"type": "string", "pattern": "^a+$"}}}',
@@ -33,7 +33,7 @@ def set_up(request: Message) -> tuple[Message, Work]:
 
 
 def compiled(token_ids: TokenIds, request: Message) -> Message:
-    """What llguidance says of a grammar, with the grammar in its own words."""
+    """The result of a trial compilation, with the grammar in llguidance's format."""
     try:
         grammar = llguidance_grammar(request["kind"], request["text"], token_ids)
     except (ValueError, KeyError, RecursionError, TypeError, AttributeError, IndexError) as error:
@@ -45,6 +45,6 @@ def compiled(token_ids: TokenIds, request: Message) -> Message:
 
 
 def _refused(problem: str) -> Message:
-    """One line, of bounded length: part of it is the client's own text."""
+    """The error in one line of bounded length, because it may contain the client's text."""
     line = " ".join(problem[: 4 * _MAX_PROBLEM_CHARACTERS].split())
     return {"status": "refused", "problem": line[:_MAX_PROBLEM_CHARACTERS]}

@@ -1,4 +1,4 @@
-"""The trie of a tokenizer's tokens, as llguidance wants it."""
+"""The trie of a tokenizer's tokens, for llguidance."""
 
 from collections.abc import Collection
 from functools import cached_property, lru_cache
@@ -8,21 +8,21 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from trtc.runtime.text.tokenizer import Tokenizer
 
 _BEFORE = "\x02"
-"""Stands before a text that is encoded, so that no space is put there."""
+"""Prefix of a text to encode, so that the tokenizer adds no leading space to the text."""
 
 _SHORT = 64
-"""Bytes of a text whose tokens are kept: names and marks of a grammar come back in every output."""
+"""Most bytes of texts whose tokens are cached: names and markers of a grammar recur in outputs."""
 _MAX_KEPT = 4096
 
 
 class _Tokens:
-    """What llguidance asks of a tokenizer."""
+    """The tokenizer interface of llguidance."""
 
     bos_token_id = None
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: list[int]) -> None:
         known = range(min(vocab_size, tokenizer.vocab_size))
-        # What it may not draw has no text: ids behind the vocabulary, and gaps in it.
+        # Ids that must not be drawn have no text: padding of the vocabulary, and gaps in it.
         self.tokens = [tokenizer.token_utf8(token) for token in known]
         self.tokens += [b""] * (vocab_size - len(self.tokens))
         special = {token for token in known if tokenizer.is_special(token)}
@@ -34,9 +34,9 @@ class _Tokens:
         self._short = lru_cache(_MAX_KEPT)(self._encoded)
 
     def __call__(self, text: bytes) -> list[int]:
-        """Tokens of a text that a grammar leaves no choice but. Those alone are then allowed, so
-        they have to be the text and nothing else. The threads that compute masks ask one after
-        another, as they need the interpreter's lock."""
+        """Tokens of a text that the grammar forces. Only these tokens are then allowed, so they
+        must spell exactly the text. The threads that compute masks call it, serialised by the
+        GIL."""
         return self._short(text) if len(text) <= _SHORT else self._encoded(text)
 
     def _encoded(self, text: bytes) -> list[int]:
@@ -50,7 +50,7 @@ class _Tokens:
         return self._longest(text)
 
     def _longest(self, text: bytes) -> list[int]:
-        """The longest token at each place; none from where there is no token."""
+        """Greedy longest-match tokens, up to the first position without a token."""
         tokens, at = list[int](), 0
         while at < len(text):
             most = min(self._longest_token, len(text) - at)
@@ -73,10 +73,10 @@ class _Tokens:
 
 
 def trie_of(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Collection[int]) -> LLTokenizer:
-    """The trie. Takes some microseconds a token.
+    """Build the trie, which takes some microseconds per token.
 
     Args:
-        vocab_size: of the model, whose last tokens may have no text.
+        vocab_size: vocabulary of the model, whose last tokens may have no text.
         eos_token_ids: at least one.
     """
     ends = list(eos_token_ids)

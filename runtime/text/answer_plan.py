@@ -11,25 +11,25 @@ from trtc.runtime.text.call_reader import ToolTypes
 
 @dataclass(frozen=True)
 class AnswerPlan:
-    """Of one request, the same for all its sequences."""
+    """The plan of one request, which all its sequences share."""
 
     form: AnswerFormat
     tools: Mapping[str, ToolTypes]
-    """Those that the answer may call, by name; none: it is not looked for calls."""
+    """Tools that the answer may call, by name; empty: calls are not parsed."""
     in_thought: bool
     """Whether the prompt ends within a thought."""
     may_think: bool
     """Whether the model may begin a thought itself, as its template shows it."""
     shown_ids: frozenset[int]
-    """Special tokens that are part of marks: the text has them."""
+    """Special tokens that are part of markers, and so are kept in the text."""
 
     def parser(self) -> AnswerParser:
-        """Of one sequence."""
+        """A parser for one sequence."""
         return AnswerParser(self.form, self.tools, in_thought=self.in_thought)
 
 
 def tool_types(schema: Mapping[str, Any]) -> ToolTypes:
-    """What a JSON schema of arguments says of texts."""
+    """The arguments that are texts by a JSON schema."""
     properties = schema.get("properties")
     is_text: dict[str, bool] = {}
     nullable: set[str] = set()
@@ -45,7 +45,7 @@ def tool_types(schema: Mapping[str, Any]) -> ToolTypes:
 
 
 def ends_in_thought(form: AnswerFormat, prompt_tail: str) -> bool:
-    """Whether a prompt that ends so has begun the answer's thought."""
+    """Whether a prompt with this end has begun the answer's thought."""
     return form.thought is not None and prompt_tail.rstrip().endswith(form.thought.begins)
 
 

@@ -1,7 +1,7 @@
-"""A conversation as its caller words it, and what the chat template is given of it.
+"""A conversation as its caller gives it, and its conversion to inputs of the chat template.
 
-Structured parts (tools, documents, arguments, template variables) travel as JSON text, whose
-numbers and order of keys survive every wire; they are parsed here, once, within bounds.
+Structured parts (tools, documents, arguments, template variables) are passed as JSON text, which
+preserves numbers and the order of keys in every protocol. They are parsed here, once, with limits.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,12 +14,12 @@ from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.text.template_options import ARGUMENTS_TEXT, SPECIAL_TOKENS
 
 MAX_JSON_BYTES = 1 << 19
-"""Of one JSON text."""
+"""Most bytes of one JSON text."""
 MAX_JSON_DEPTH = 32
-"""Nested lists and objects of one JSON text."""
+"""Most levels of lists and objects in one JSON text."""
 MAX_TEMPLATE_KWARGS = 64
 MAX_MESSAGE_ITEMS = 256
-"""Parts, or tool calls, of one message."""
+"""Most parts, or tool calls, of one message."""
 RESERVED_NAMES = frozenset(
     {
         "messages",
@@ -32,7 +32,7 @@ RESERVED_NAMES = frozenset(
         *SPECIAL_TOKENS,
     }
 )
-"""Template variables that the renderer itself sets."""
+"""Template variables that the renderer sets."""
 
 
 class ContentPart(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class ContentPart(msgspec.Struct, frozen=True):
 
     text: str
     type: str = "text"
-    """Models of this runtime read text: any other type is refused by name."""
+    """Only text is supported; other types are refused by name."""
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
     name: str
     arguments: str = "{}"
-    """A JSON object. Templates that write it as it is get this text, others the object."""
+    """A JSON object. Templates that print it unchanged get this text, others the object."""
     id: str = ""
     type: str = "function"
 
@@ -57,13 +57,13 @@ class ChatMessage(msgspec.Struct, frozen=True):
     role: str
     """`system`, `developer`, `user`, `assistant`, `tool`, or another that the template knows."""
     content: str | None = ""
-    """None: the message has none, as where the assistant only calls tools."""
+    """None: the message has no content, for example if the assistant only calls tools."""
     parts: tuple[ContentPart, ...] = ()
     """Instead of `content`."""
     name: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
-    """Of a tool's message: the call that it answers."""
+    """For a tool's message, the id of the call that it answers."""
     reasoning_content: str = ""
 
 
@@ -78,7 +78,7 @@ class TemplateInput(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Chat:
-    """Messages, oldest first, and what else the template is given."""
+    """Messages, oldest first, and the other inputs of the template."""
 
     messages: tuple[ChatMessage, ...]
     tools: str = ""
@@ -94,11 +94,11 @@ class Chat:
 
     @property
     def num_bytes(self) -> int:
-        """UTF-8 bytes of all that the template is given."""
+        """UTF-8 bytes of all inputs of the template."""
         return sum(len(text.encode(errors="surrogatepass")) for text in self._texts())
 
     def template_input(self) -> TemplateInput:
-        """Raises InvalidRequestError, with the path of the field that is wrong."""
+        """The inputs of the template; raises InvalidRequestError, which names the field."""
         if not self.messages:
             raise _refused("has no messages", "chat.messages", "Give at least one")
         adds_prompt = self.add_generation_prompt
@@ -170,7 +170,7 @@ def _template_part(part: ContentPart, field: str) -> dict[str, str]:
 
 
 def _template_call(call: ToolCall, field: str) -> dict[str, Any]:
-    """With its arguments as an object, which is what templates expect."""
+    """A call with its arguments as an object, as templates expect."""
     if call.type != "function":
         raise _refused(f"is {call.type[:40]!r}", f"{field}.type", 'Give "function"')
     if not call.name:
@@ -183,8 +183,8 @@ def _template_call(call: ToolCall, field: str) -> dict[str, Any]:
 
 
 def _shown_tools(tools: list[Any] | None) -> list[Any] | None:
-    """In the shape of chat completions, which templates are written for, without `strict`, which is
-    said to the server alone."""
+    """Tools in the shape of chat completions, which templates expect, without `strict`, which is
+    only for the server."""
     return None if tools is None else [_shown_tool(one) for one in tools]
 
 

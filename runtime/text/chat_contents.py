@@ -1,8 +1,8 @@
-"""Messages in the form that a chat template reads.
+"""Converts messages to the form that a chat template expects.
 
-contents   lists of parts for a template that loops over them, for others one text
-           None for a template that tests for it, for others, which would write None, ""
-arguments  of calls: a text for a template that writes them as they are, for others an object
+contents   lists of parts if the template loops over them, else one text
+           None if the template tests for it, else "", because others would print None
+arguments  of calls: a text if the template prints them unchanged, else an object
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +14,12 @@ from jinja2 import nodes
 from trtc.runtime.text.template_options import ARGUMENTS_TEXT
 
 _SEPARATOR = "\n"
-"""Between the text parts of one content, as vLLM has it."""
+"""Separator of the text parts of one content, as in vLLM."""
 
 
 @dataclass(frozen=True)
 class MessageForm:
-    """What a template expects of messages."""
+    """The form of messages that a template expects."""
 
     loops_over_contents: bool
     tests_contents_for_none: bool
@@ -51,7 +51,7 @@ class MessageForm:
 
 
 def message_form(template: nodes.Template) -> MessageForm:
-    """What a parsed template expects of messages."""
+    """The form of messages that a parsed template expects."""
     contents, arguments = _named("content", template), _named("arguments", template)
     return MessageForm(
         loops_over_contents=any(contents(loop.iter) for loop in template.find_all(nodes.For)),
@@ -107,7 +107,7 @@ def _is_none(expression: nodes.Node) -> bool:
 
 
 def _makes_json(template: nodes.Template, match: _Match) -> bool:
-    """Whether it is made a text by `tojson`, which may be written later by the same name."""
+    """Whether the template converts it to text by `tojson`, to print it later by the same name."""
     return any(
         one.name == "tojson" and one.node is not None and match(one.node)
         for one in template.find_all(nodes.Filter)
@@ -115,6 +115,6 @@ def _makes_json(template: nodes.Template, match: _Match) -> bool:
 
 
 def _writes(template: nodes.Template, match: _Match) -> bool:
-    """Whether a text has it as it is: not through a filter, an attribute or a call."""
+    """Whether the template prints it unchanged: not through a filter, an attribute or a call."""
     kinds = (nodes.Output, nodes.Add, nodes.Concat)
     return any(match(child) for one in template.find_all(kinds) for child in one.iter_child_nodes())

@@ -1,4 +1,4 @@
-"""Conversations as Python callers word them, in the shapes of the OpenAI API, become `Chat`s."""
+"""Converts conversations of Python callers, in the shapes of the OpenAI API, to `Chat`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ def chat_of(messages: Sequence[Message], options: TemplateOptions) -> Chat:
     Args:
         messages: oldest first.
         options: `tools` are JSON schemas, `chat_template_kwargs` further variables of the template,
-            before which those of `enable_thinking` and `reasoning_effort` stand back.
+            which override those of `enable_thinking` and `reasoning_effort`.
 
     Raises:
         InvalidRequestError: a message or an option has another shape; names it.
@@ -45,7 +45,7 @@ def chat_of(messages: Sequence[Message], options: TemplateOptions) -> Chat:
 
 
 def _variables(options: TemplateOptions) -> Mapping[str, Any] | None:
-    """What is given by name goes before what the other options say."""
+    """Template variables; `chat_template_kwargs` override those of other options."""
     said = reasoning_variables(options.get("enable_thinking"), options.get("reasoning_effort"))
     given = options.get("chat_template_kwargs")
     if not said or given is None:
@@ -142,7 +142,7 @@ def _check_object(value: Any, field: str) -> None:
 
 
 def _arguments(value: Any, field: str) -> str:
-    """As Python and templates write JSON, and models with them."""
+    """Arguments as JSON in Python's formatting, which templates and models use."""
     return json.dumps(msgspec.json.decode(_json(value or {}, field)), ensure_ascii=False)
 
 

@@ -1,7 +1,7 @@
 """Renders a chat template, a program of the checkpoint's author, inside a limited process.
 
-Jinja's sandbox keeps the template from Python's internals; the process's limits bound what it can
-take, which no sandbox inside of an interpreter can: see `chat_workers` for both.
+Jinja's sandbox blocks access to Python's internals; the limits of the process bound its time and
+memory, which a sandbox inside an interpreter cannot. See `chat_workers`.
 """
 
 import json
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _warm_up() -> None:
-    """Import and read what is imported and read when needed: then no file can be opened."""
+    """Trigger all lazy imports and reads now, because later no file can be opened."""
     time.tzset()
     first = {"source": _SAMPLE, "special_tokens": {}, "max_characters": 1000}
     answer, work = set_up(first)
@@ -79,21 +79,21 @@ def _render(template: Template, variables: Mapping[str, Any], max_characters: in
             pieces.append(piece)
     except MemoryError:
         raise
-    # Whatever the template does wrong is an error of its input.
+    # Any exception of the template is an error of its input.
     except Exception as error:  # noqa: BLE001
         return _failed("refused", error)
     return {"status": "ok", "text": "".join(pieces)}
 
 
 def _failed(status: str, error: Exception) -> Message:
-    """One line, of bounded length: the template writes the text of its errors."""
+    """The error in one line of bounded length, because its text comes from the template."""
     text = str(error) or type(error).__name__
     problem = " ".join(text[: 2 * _MAX_PROBLEM_CHARACTERS].split())
     return {"status": status, "problem": problem[:_MAX_PROBLEM_CHARACTERS]}
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """As Transformers makes it."""
+    """The Jinja environment, as in Transformers."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
     )
@@ -106,7 +106,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _Dict:
-    """The two ways to make one, and none to Python's own class."""
+    """`dict` in templates: its two constructors, without access to Python's class."""
 
     def __call__(self, *args: Any, **items: Any) -> dict[Any, Any]:
         return dict(*args, **items)
@@ -116,7 +116,7 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """Holds no names that begin with an underscore, among which are Python's own."""
+    """`namespace` in templates: refuses names with a leading underscore, such as Python's own."""
 
     def __init__(*args: Any, **items: Any) -> None:
         self, given = args[0], dict(*args[1:], **items)
@@ -149,7 +149,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As Transformers does it: Jinja's own escapes HTML."""
+    """`tojson` as in Transformers, because Jinja's filter escapes HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -160,12 +160,12 @@ def _to_json(
 
 
 class _GenerationBlocks(Extension):
-    """`{% generation %}` marks what the assistant wrote, for training: here it changes nothing."""
+    """`{% generation %}` marks the assistant's text, for training; it has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012 (as the base class declares it)
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # As Transformers has it, what is set inside is not set behind it.
+        # As in Transformers, variables set inside are not visible after the block.
         return nodes.Scope(body, lineno=line)

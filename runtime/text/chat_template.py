@@ -1,4 +1,4 @@
-"""A model's chat template, and the special tokens that it may name."""
+"""A model's chat template, and the special tokens that it may use."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 ONLY_MESSAGES: Mapping[str, Any] = MappingProxyType(
     {"tools": None, "documents": None, "add_generation_prompt": True}
 )
-"""Template variables of a conversation that has nothing but messages."""
+"""Template variables of a conversation with messages only."""
 
 _END_MARK = "END_OF_THE_MESSAGE_TO_CONTINUE "
-"""Ends in a space, which shows whether the template strips messages."""
+"""Its trailing space shows whether the template strips messages."""
 
 
 class ChatTemplate:
-    """A template that nobody has compiled yet: the first chat starts a process that does.
+    """A chat template, which is compiled in a process at the first chat.
 
     Thread-safe. Close it to end its processes.
     """
@@ -35,8 +35,7 @@ class ChatTemplate:
     ) -> None:
         """
         Args:
-            tool_use: renders conversations with tools, where the checkpoint has a template of this
-                name.
+            tool_use: template for conversations with tools, if the checkpoint has one of this name.
         """
         self.source = source
         self._tool_use = tool_use
@@ -48,7 +47,7 @@ class ChatTemplate:
 
     @property
     def is_invalid(self) -> bool:
-        """Whether the template is known to be invalid: the first chat finds out."""
+        """Whether the template is known to be invalid, which the first chat detects."""
         return self._workers.is_invalid
 
     def has(self, text: str) -> bool:
@@ -56,7 +55,7 @@ class ChatTemplate:
         return text in self.source or (self._tool_use is not None and self._tool_use.has(text))
 
     def close(self) -> None:
-        """End its processes, also those that are rendering. Idempotent."""
+        """End its processes, including those that are rendering. Idempotent."""
         with self._lock:
             self._closed = True
             if self._opened is not None:
@@ -65,10 +64,10 @@ class ChatTemplate:
             self._tool_use.close()
 
     def compile(self) -> None:
-        """Find out whether the template is valid; `render` does so by itself.
+        """Compile the template; `render` also does so.
 
         Raises:
-            NoTokenizerError: it is not.
+            NoTokenizerError: the template is invalid.
         """
         self._workers.compile()
         if self._tool_use is not None:
@@ -84,12 +83,13 @@ class ChatTemplate:
         """The prompt of a conversation.
 
         Args:
-            messages: as `chat.TemplateInput` has them, oldest first.
-            variables: what else the template may read.
-            continue_final_message: the prompt ends inside the last message, which has a content.
+            messages: messages of a `chat.TemplateInput`, oldest first.
+            variables: further template variables.
+            continue_final_message: whether the prompt ends inside the last message, which must have
+                a content.
 
         Raises:
-            InvalidRequestError: the template refuses the messages, or goes over a bound.
+            InvalidRequestError: the template refuses the messages, or exceeds a limit.
             NoTokenizerError: the template is not valid Jinja, or too long.
             QueueFullError: the processes that render were busy for too long.
         """
@@ -106,7 +106,7 @@ class ChatTemplate:
     def _workers(self) -> "ChatWorkers":
         with self._lock:
             if self._opened is None:
-                # Imports subprocess and socket, which a completion without a chat does without.
+                # Imports subprocess and socket, which completions do not need.
                 from trtc.runtime.text.chat_workers import ChatWorkers
 
                 self._opened = ChatWorkers(self.source, self._special_tokens, self._limits)
@@ -118,7 +118,7 @@ class ChatTemplate:
 def _with_mark(
     messages: Sequence[Mapping[str, Any]],
 ) -> tuple[list[Mapping[str, Any]], str]:
-    """The messages with a mark at the end of the last one's text; and this text."""
+    """The messages, with a marker appended to the last one's text; and that text."""
     last = dict(messages[-1])
     content = last.get("content")
     if not content:
@@ -134,7 +134,8 @@ def _with_mark(
 
 
 def _before_mark(text: str, said: str) -> str:
-    """Templates may strip a message, and with it the mark's own space and what stood before it.
+    """The prompt before the marker. Templates may strip a message, and so remove the marker's space
+    and whitespace of the message.
 
     Args:
         said: the last message's text.

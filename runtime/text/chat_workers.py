@@ -1,7 +1,7 @@
-"""The limited processes that render one chat template, and what their answers mean.
+"""The limited processes that render one chat template.
 
-The first chat starts the first process; the template is compiled once in each. A process that goes
-over a limit is replaced when the next one is wanted.
+The first chat starts the first process; each process compiles the template once. A process that
+exceeds a limit is replaced at the next use.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,29 +25,29 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RenderLimits:
-    """Of one rendering. A model's own template takes a millisecond and a megabyte."""
+    """Limits of one rendering. Typical templates take a millisecond and a megabyte."""
 
     cpu_seconds: float = 2.0
     wall_seconds: float = 10.0
-    """More than CPU time, as other processes may keep a machine busy."""
+    """More than the CPU time, because other processes may use the CPUs."""
     memory_bytes: int = 512 << 20
     characters: int = 1 << 23
     recycle_bytes: int = 128 << 20
-    """Resident memory beyond which a process is replaced although it has done nothing wrong."""
+    """Resident memory beyond which a process is replaced after its answer."""
     processes: int = 2
     wait_seconds: float = 10.0
-    """For a process to become free."""
+    """Seconds to wait for a free process."""
 
 
 class ChatWorkers:
-    """Renders from any thread. Close it to end its processes, which end with this one at last."""
+    """Renders chats. Thread-safe. Close it to end its processes, which also end with this one."""
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], limits: RenderLimits | None = None
     ) -> None:
         self._limits = limits or RenderLimits()
         self._invalid = ""
-        """What is wrong with the template, once that is known: no process will compile it."""
+        """Why the template is invalid, once that is known; then no process compiles it again."""
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             self._invalid = f"has {len(source)} characters"
         self._pool = LimitedPool(
@@ -68,26 +68,26 @@ class ChatWorkers:
 
     @property
     def is_invalid(self) -> bool:
-        """Whether the template is known to be invalid: somebody has tried to compile it."""
+        """Whether the template is known to be invalid."""
         return bool(self._invalid)
 
     def compile(self) -> None:
-        """Find out whether the template is valid.
+        """Compile the template.
 
         Raises:
-            NoTokenizerError: it is not; or compiling it goes over a limit.
+            NoTokenizerError: the template is invalid, or compiling it exceeds a limit.
             EnvironmentFault: no process can be started.
         """
         self._refer(lambda: self._pool.start(self._limits.wait_seconds))
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-        """The template's text.
+        """Render messages.
 
         Args:
-            variables: what it may read beside the messages and the special tokens.
+            variables: template variables besides the messages and the special tokens.
 
         Raises:
-            InvalidRequestError: the template refuses the messages, or goes over a limit.
+            InvalidRequestError: the template refuses the messages, or exceeds a limit.
             NoTokenizerError: the template is not valid.
             QueueFullError: all processes were busy for too long.
             UnavailableError: closed.
@@ -109,7 +109,7 @@ class ChatWorkers:
         self._pool.close()
 
     def _refer(self, use: Callable[[], T]) -> T:
-        """What the pool gives, or the request's error."""
+        """Call the pool; translates its errors to those of the request."""
         if self._invalid:
             raise _unusable(self._invalid)
         try:

@@ -1,11 +1,11 @@
-"""Whether and how much a model reasons: as variables of chat templates."""
+"""Chat template variables that control reasoning."""
 
 from typing import Any
 
 from trtc.protos.errors import InvalidRequestError
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""Of `reasoning_effort`, as in the OpenAI API. none: the model does not reason."""
+"""Values of `reasoning_effort`, as in the OpenAI API. none: the model does not reason."""
 
 
 def reasoning_variables(
@@ -16,16 +16,16 @@ def reasoning_variables(
     =======================  ==================================================
     `enable_thinking`        Qwen 3, GLM 4.5, SmolLM 3 and others
     `thinking`               DeepSeek V3.1, Granite 3.2, Kimi K2
-    `reasoning_effort`       gpt-oss and others that know several efforts
+    `reasoning_effort`       gpt-oss and others with several efforts
     =======================  ==================================================
 
     Args:
-        enabled: None: as the template does, or as the effort says.
-        effort: one of EFFORTS; None: as the template does.
-        field: where the request has the effort.
+        enabled: None: as the effort implies, or the template's default.
+        effort: one of EFFORTS; None: the template's default.
+        field: the request's field of the effort, for errors.
 
     Raises:
-        InvalidRequestError: the effort is another, or contradicts `enabled`.
+        InvalidRequestError: the effort is unknown, or contradicts `enabled`.
     """
     if effort is None:
         return {} if enabled is None else _switch(enabled)

@@ -1,25 +1,25 @@
-"""Finds stop strings in streamed text, wherever tokens cut it."""
+"""Finds stop strings in streamed text, also across tokens."""
 
 from collections.abc import Sequence
 
 
 class StopScanner:
-    """Lets text through up to the first stop string.
+    """Passes text up to the first stop string.
 
-    The first is the one that ends first; of several that end at one character, the longest. That
-    does not depend on how the text was cut. Text that may yet turn out to begin a stop string is
-    held back, at most one character less than the longest.
+    The first is the one that ends first; of several that end at one character, the longest. The
+    result does not depend on how the text is split. Text that may be the start of a stop string is
+    held back: at most the length of the longest stop string minus one.
     """
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool) -> None:
-        """`stops`: none empty. `include_stop`: whether the text ends after the stop string."""
+        """`stops`: none is empty. `include_stop`: whether the text includes the stop string."""
         self._include_stop = include_stop
         # Longest first: the first to match at a character is the one to report.
         self._matchers = [_Matcher(stop) for stop in sorted(set(stops), key=len, reverse=True)]
         self._held = ""
 
     def push(self, text: str, *, may_stop: bool = True) -> tuple[str, str]:
-        """The text that is now certain, and the stop string that was found or "".
+        """The text to emit, and the stop string that was found, or "".
 
         Args:
             may_stop: whether a stop string that ends in this text counts.
@@ -39,7 +39,7 @@ class StopScanner:
         return buffer[:certain], ""
 
     def flush(self) -> str:
-        """What is held back, now that no more text comes."""
+        """The text held back, after the end."""
         rest, self._held = self._held, ""
         return rest
 

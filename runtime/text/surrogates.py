@@ -1,10 +1,10 @@
-"""Halves of surrogate pairs, which texts of JSON may have and UTF-8 has not."""
+"""Lone surrogates, which JSON texts may contain and UTF-8 cannot encode."""
 
 from typing import Any
 
 
 def without_surrogates(value: Any) -> Any:
-    """Text, or lists and dictionaries of it, with a question mark for each half."""
+    """Text, or lists and dictionaries of it, with `?` in place of each lone surrogate."""
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""What Python callers give for a conversation: messages, and variables of the chat template.
+"""Types of a conversation for Python callers: messages, and variables of the chat template.
 
-The types stand apart from `chat_of`, which reads them, because every program has them in its
-signatures and few have conversations.
+They are separate from `chat_of`, which parses them, because every program imports the types for its
+signatures, and few have conversations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ SPECIAL_TOKENS = (
     "cls_token",
     "mask_token",
 )
-"""Variables that a template finds in the tokenizer's configuration."""
+"""Template variables from the tokenizer's configuration."""
 ARGUMENTS_TEXT = "arguments_text"
-"""Beside the arguments of a call as it goes to a template: their JSON as the caller wrote it."""
+"""Key for the original JSON text of a call's arguments, next to the parsed ones."""
 Message = Mapping[str, Any]
 """`role` and `content` (a text, a list of text parts, or None), and where they apply `name`,
 `tool_calls`, `tool_call_id` and `reasoning_content`."""

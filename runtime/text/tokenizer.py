@@ -6,7 +6,7 @@ Streaming text needs each token's own bytes. What a token adds to the text depen
     ByteFallback    `<0xE2>` is one byte; other tokens are text
     Metaspace, ...  text, less its leading space when it is the first
 
-so a token's piece is looked up once, kept, and a UTF-8 decoder joins the pieces.
+So each token's piece is computed once and cached, and a UTF-8 decoder joins the pieces.
 """
 
 import codecs
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
-"""Of older checkpoints."""
+"""In older checkpoints."""
 TEMPLATE_FILE = "chat_template.jinja"
 TOOL_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
 
@@ -40,15 +40,15 @@ _SUPPORTED_DECODERS = frozenset(
     {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Sequence", "Strip"}
 )
 _SHORT = 2048
-"""Characters or tokens that are soon done. The library holds the interpreter's lock meanwhile; with
-its methods for batches, which may start threads, it does not."""
+"""Up to this many characters or tokens the library's single-text methods are used, which hold the
+GIL; beyond it the batch methods, which release the GIL and may start threads."""
 _REPLACEMENT = "\ufffd".encode()
-"""Of a token that the library's decoder fails on: other tokens of the sequence have their text."""
+"""Text of a token that the library's decoder fails on, so that other tokens keep their texts."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Tokenizer:
-    """Thread-safe: nothing changes after `load` but the table of pieces, whose entries never do."""
+    """Thread-safe: after `load` only the cache of pieces changes, and its entries never do."""
 
     def __init__(
         self, fast: FastTokenizer, *, template: "ChatTemplate | None", special_ids: frozenset[int]
@@ -82,12 +82,12 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Token ids that have a text; a model's vocabulary may be padded beyond."""
+        """Number of token ids with a text; a model's vocabulary may be padded beyond."""
         return self._fast.get_vocab_size()
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether chats can be rendered, for all that is known."""
+        """Whether there is a chat template that is not known to be invalid."""
         return self._template is not None and not self._template.is_invalid
 
     def template_has(self, text: str) -> bool:
@@ -95,7 +95,7 @@ class Tokenizer:
         return self._template is not None and self._template.has(text)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether a token is one of the model's marks, which texts leave out."""
+        """Whether a token is a special token, which texts leave out."""
         return token_id in self._special_ids
 
     @property
@@ -106,7 +106,7 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> dict[str, int]:
-        """Ids of the model's marks, by their texts."""
+        """Ids of the special tokens, by their texts."""
         return {text: one for text, one in self.added_tokens.items() if one in self._special_ids}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
@@ -154,12 +154,12 @@ class Tokenizer:
         return IncrementalDecoder(self, skip_special=skip_special, shown_ids=shown_ids)
 
     def special_within(self, texts: Collection[str]) -> frozenset[int]:
-        """The special tokens that one of these texts has in it."""
+        """The special tokens that occur in one of these texts."""
         special = self.special_tokens.items()
         return frozenset(token for mark, token in special if any(mark in text for text in texts))
 
     def token_utf8(self, token_id: int) -> bytes:
-        """What a token adds to a text, special or not; empty for an id without a token."""
+        """The bytes that a token adds to a text, special or not; b"" for an id without a token."""
         return self.piece(token_id, first=False, skip_special=False) or b""
 
     def apply_chat_template(self, conversation: "TemplateInput") -> str:
@@ -167,7 +167,7 @@ class Tokenizer:
 
         Raises:
             NoTokenizerError: the model has no chat template.
-            InvalidRequestError: the template refuses the messages, or takes too long over them.
+            InvalidRequestError: the template refuses the messages, or takes too long.
         """
         if self._template is None:
             raise NoTokenizerError(
@@ -180,9 +180,10 @@ class Tokenizer:
         )
 
     def piece(self, token_id: int, *, first: bool, skip_special: bool) -> bytes | None:
-        """UTF-8 (or a part of it) that a token adds to the text before it; None: it is not there.
+        """UTF-8 bytes, maybe of a part of a character, that a token adds to the text; None: the
+        token is skipped.
 
-        A first token may add nothing and yet be the first: "▁" alone, whose space is stripped.
+        The first token may add nothing: "▁" alone, whose space is stripped.
         """
         if skip_special and token_id in self._special_ids:
             return None
@@ -190,10 +191,11 @@ class Tokenizer:
 
 
 class IncrementalDecoder:
-    """Text of one sequence as its tokens come: always whole characters.
+    """Incremental text of one sequence, in whole characters.
 
-    The pieces joined are `Tokenizer.decode` of all tokens. One exception: among byte-fallback
-    tokens, libraries replace a whole run of them if any part is not UTF-8; here only that part is.
+    The concatenated text equals `Tokenizer.decode` of all tokens, with one exception: if a part of
+    a run of byte-fallback tokens is not UTF-8, libraries replace the whole run; here only that part
+    is replaced.
     """
 
     def __init__(
@@ -213,7 +215,7 @@ class IncrementalDecoder:
         return "".join([self._utf8.decode(piece) for piece in self._pieces(token_ids)])
 
     def flush(self) -> str:
-        """The rest: U+FFFD if the tokens end inside a character. The decoder starts anew."""
+        """The rest: U+FFFD if the tokens end inside a character. Resets the decoder."""
         rest = self._utf8.decode(b"", final=True)
         self._first = True
         return rest
@@ -228,7 +230,7 @@ class IncrementalDecoder:
 
 
 class _Pieces:
-    """What each token adds to the text, found through the library and kept."""
+    """The bytes that each token adds to the text, computed by the library and cached."""
 
     def __init__(self, fast: FastTokenizer) -> None:
         self._fast = fast
@@ -248,7 +250,7 @@ class _Pieces:
 
     @property
     def is_byte_level(self) -> bool:
-        """Whether a character of a token stands for one byte."""
+        """Whether each character of a token is one byte."""
         return self._byte_level is not None
 
     def of(self, token_id: int, *, first: bool) -> bytes | None:
@@ -276,7 +278,7 @@ class _Pieces:
         return self._decode([self._neutral, token_id])[len(self._decode([self._neutral])) :]
 
     def _find_neutral(self) -> int:
-        """A token that is plain text, to stand before the one in question."""
+        """A token of plain text, to decode another token after it."""
         if self._byte_level is not None:
             return 0
         for token, token_id in self._fast.get_vocab(with_added_tokens=False).items():
@@ -292,7 +294,7 @@ def _decoder_types(decoder: Decoder | None) -> set[str]:
     """Names of all decoders, also in a sequence of them."""
     if decoder is None:
         return {"none"}  # would join tokens with spaces: no generative model wants that
-    # Its part of tokenizer.json; the whole takes as long to write and read again as to load.
+    # Only the decoder's part of tokenizer.json: serialising all of it takes as long as loading.
     return _types_in(json.loads(decoder.__getstate__()))
 
 
@@ -315,14 +317,14 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 def _spelt_bytes(token: str, alphabet: Mapping[str, int]) -> bytes:
-    """Bytes that a token spells; an added token with other characters stands for itself."""
+    """Bytes that a token spells; an added token with other characters is plain text."""
     spelt = [alphabet.get(character) for character in token]
     known = [byte for byte in spelt if byte is not None]
     return bytes(known) if len(known) == len(spelt) else token.encode()
 
 
 class _Files(NamedTuple):
-    """A tokenizer's directory, of which perhaps only some files may be read."""
+    """A tokenizer's directory, with an optional list of files that may be read."""
 
     directory: Path
     names: Collection[str] | None
@@ -331,7 +333,7 @@ class _Files(NamedTuple):
         """A file's content; None: there is none, or it may not be read.
 
         Raises:
-            EngineIncompatibleError: it is there and cannot be read.
+            EngineIncompatibleError: it exists and cannot be read.
         """
         path = self.directory / name
         if not (path.exists() if self.names is None else name in self.names):
@@ -384,7 +386,7 @@ def _load_template(files: _Files) -> "ChatTemplate | None":
     of_tools = _template_text(files, TOOL_TEMPLATE_FILE)
     if of_tools is None and own is None:
         of_tools = named.get("tool_use")
-    from trtc.runtime.text.chat_template import ChatTemplate  # not every start has a use for it
+    from trtc.runtime.text.chat_template import ChatTemplate  # not needed at every start
 
     special = _special_tokens({**_read_config(files, SPECIAL_TOKENS_FILE), **config})
     return ChatTemplate(
@@ -393,7 +395,7 @@ def _load_template(files: _Files) -> "ChatTemplate | None":
 
 
 def _named_templates(given: Any) -> dict[str, str]:
-    """By name, of a template or a list of them; what is neither is left out."""
+    """Templates by name, from a template or a list of them; other values are ignored."""
     if isinstance(given, str):
         return {"default": given}
     entries = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
@@ -432,7 +434,7 @@ def _read_config(files: _Files, name: str) -> dict[str, Any]:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token` and its kin, which are strings or {"content": ...}."""
+    """`bos_token` and the like, which are strings or {"content": ...}."""
     tokens = {}
     for name in SPECIAL_TOKENS:
         value = config.get(name)

@@ -1,4 +1,4 @@
-"""Tries out a tokenizer.json inside a limited process: it may crash, hang or take all memory."""
+"""Tests a tokenizer.json inside a limited process: it may crash, hang or exhaust memory."""
 
 from tokenizers import Tokenizer
 
@@ -23,7 +23,7 @@ _REPEATED = (
     "👍",
     "\u0301",
 )
-"""Runs of these are what pre-tokenizers' expressions backtrack over."""
+"""Runs of these make regular expressions of pre-tokenizers backtrack."""
 _LENGTH = 4096
 _MAX_TOKEN_ID = 2**31 - 1
 

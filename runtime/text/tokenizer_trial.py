@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer and chat template, tried before an engine is built on them."""
+"""Tests a checkpoint's tokenizer and chat template before an engine is built with them."""
 
 from pathlib import Path
 
@@ -10,18 +10,19 @@ from trtc.runtime.text.tokenizer import TOKENIZER_FILE, load_template
 _MODULE = "trtc.runtime.text.tokenizer_check"
 _PACKAGES = ("tokenizers", "msgspec")
 _CPU_SECONDS = 60.0
-"""The largest vocabularies of today load in two."""
+"""The largest vocabularies load in two seconds."""
 _WALL_SECONDS = 300.0
 _MEMORY_BYTES = 4 << 30
 
 
 def try_tokenizer(directory: Path) -> tuple[str, ...]:
-    """Use tokenizer.json on texts that are hard for expressions, and compile the chat template.
+    """Run tokenizer.json on texts that are hard for regular expressions, and compile the chat
+    template.
 
-    Returns notes: a template that cannot be used leaves an engine without chats.
+    Returns notes, for example that an unusable template leaves the engine without chats.
 
     Raises:
-        CheckpointError: tokenizer.json cannot be loaded, or does not end.
+        CheckpointError: tokenizer.json cannot be loaded, or does not terminate.
         EnvironmentFault: no process can be started.
     """
     path = directory / TOKENIZER_FILE
