@@ -1,1 +1,1 @@
-"""Calls of an operator's own code about requests, in processes of their own."""
+"""Calls an operator's own code for requests, in separate processes."""

@@ -1,11 +1,11 @@
-"""Calls of hooks from a server: in processes, in order, and each for a bounded time.
+"""Calls of hooks from a server: in processes, in order, and with a timeout.
 
     call ─> lane ─> process          one call at a time; its answers come in order
                └──> spare            takes over when a call hangs or ends the process
 
-Calls of one turn of the asyncio loop are sent together. When one runs for too long its process is
-killed, it alone fails, and those without an answer go to a new process: none of them had
-begun, or they depend on their arguments alone.
+Calls of one iteration of the asyncio loop are sent together. If a call runs for too long its
+process is killed, only that call fails, and other calls without an answer go to a new process: they
+had not begun, or depend on their arguments only.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from trtc.runtime.hooks.process import HookProcess, ProcessLost, framed
 from trtc.runtime.text.surrogates import without_surrogates
 
 _SECOND_LOOK_S = 0.02
-"""For an answer that has come, but that a busy loop has not read yet."""
+"""Seconds until a call counts as hung, for an answer that a busy loop has not read yet."""
 _NO_CHANGE = msgspec.msgpack.encode((OK, None))
 _ANSWER = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
 _RESULTS: Mapping[str, "msgspec.msgpack.Decoder[Any]"] = {
@@ -47,28 +47,28 @@ class Edit:
     info: RequestInfo
     output_ids: Sequence[int]
     answered: Callable[[LogitsEdit | None], None]
-    """Called in the asyncio loop, as `failed` is; one of them, once."""
+    """Either this or `failed` is called once, in the asyncio loop."""
     failed: Callable[[TrtcError], None]
 
 
 @dataclass(eq=False)
 class _Call(ABC):
-    """On its way to a process, until it has an answer."""
+    """A call until it is answered."""
 
     method: str
     request_id: str
     frame: bytes
     number: int = 0
-    """Among those that its process has got, from 1; 0: it has not been sent."""
+    """Its number among the calls sent to its process, from 1; 0: not sent."""
 
     @property
     @abstractmethod
     def is_wanted(self) -> bool:
-        """Whether anybody waits for the answer."""
+        """Whether the answer is still needed."""
 
     @abstractmethod
     def give(self, content: bytes) -> None:
-        """The answer's content."""
+        """Set the answer's content."""
 
     def fail(self, problem: str) -> None:
         _log.error("hook=%s request=%r %s", self.method, self.request_id, problem)
@@ -76,7 +76,7 @@ class _Call(ABC):
 
     @abstractmethod
     def refuse(self, error: TrtcError) -> None:
-        """There is none."""
+        """Fail the call with an error."""
 
 
 @dataclass(eq=False)
@@ -120,7 +120,8 @@ class _EditCall(_Call):
 
 
 class HookCalls:
-    """The processes of a server's hooks. `start` it in the loop that uses it, and `close` it."""
+    """The processes of a server's hooks. `start` it in the asyncio loop that uses it, and `close`
+    it."""
 
     def __init__(self, config: HooksConfig) -> None:
         self._config = config
@@ -133,18 +134,18 @@ class HookCalls:
 
     @property
     def methods(self) -> frozenset[str]:
-        """That the class has."""
+        """Names of the hooks that the class has."""
         return self._methods
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that answer calls."""
+        """Ids of the processes that answer calls."""
         return [lane.pid for lane in self._lanes if lane.pid is not None]
 
     async def start(self) -> None:
         """
         Raises:
-            RequestError: the class cannot be imported or made, or has no hook.
+            RequestError: the class cannot be imported or instantiated, or has no hook.
         """
         self._loop = asyncio.get_running_loop()
         first = await HookProcess.start(self._config.name)
@@ -156,15 +157,15 @@ class HookCalls:
         await asyncio.gather(*(lane.open() for lane in self._lanes[1:]))
 
     def lane(self) -> int:
-        """For a new request: each in turn."""
+        """The lane of a new request, round-robin."""
         return next(self._turns) % len(self._lanes)
 
     async def call(self, lane: int, method: str, request_id: str, *arguments: Any) -> Any:
-        """What a hook gives; None also if the class does not have it.
+        """Call a hook; returns its result, or None if the class does not have the hook.
 
         Raises:
-            ForbiddenError: it refuses the request.
-            HookError: it fails, takes too long, or gives what the contract does not have.
+            ForbiddenError: the hook refuses the request.
+            HookError: the hook fails, takes too long, or returns a wrong type.
         """
         if method not in self._methods:
             return None
@@ -180,7 +181,7 @@ class HookCalls:
         return _result(method, request_id, answer)
 
     def begin_edits(self, edits: Sequence[Edit]) -> None:
-        """Call logits_processor for all of them, from any thread."""
+        """Call logits_processor for all edits. Thread-safe."""
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(self._call_edits, edits)
@@ -226,23 +227,23 @@ class HookCalls:
 
 
 class _Lane:
-    """Calls of one process at a time."""
+    """Sends calls to one process, and replaces it if it fails."""
 
     def __init__(self, timeout_s: float, take: Callable[[], Awaitable[HookProcess]]) -> None:
         self._timeout_s = timeout_s
         self._take = take
         self._loop = asyncio.get_running_loop()
         self._calls: deque[_Call] = deque()
-        """Without an answer yet, oldest first."""
+        """Calls without an answer, oldest first."""
         self._process: HookProcess | None = None
         self._reading: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None
         self._unsent: list[_Call] = []
-        """The last ones of them, if there is a process."""
+        """The last of `_calls` that are not sent yet, if there is a process."""
         self._num_sent = 0
-        """Calls that the process has got."""
+        """Number of calls sent to the process."""
         self._since = 0.0
-        """loop.time() before which the oldest call had not begun."""
+        """A time, by loop.time(), at which the oldest call had not begun."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -251,7 +252,7 @@ class _Lane:
         return None if self._process is None else self._process.pid
 
     def add(self, call: _Call) -> None:
-        """Send it with those that are added in the same turn of the loop."""
+        """Send a call, together with others of the same iteration of the loop."""
         if not self._calls:
             self._since = self._loop.time()
         self._calls.append(call)
@@ -264,7 +265,7 @@ class _Lane:
             self._reopen()
 
     async def open(self) -> None:
-        """Raises RequestError: no process could be started."""
+        """Start the process; raises RequestError if that fails."""
         self.use(await self._take())
 
     def use(self, process: HookProcess) -> None:
@@ -315,7 +316,7 @@ class _Lane:
                 self._replace(str(error))
 
     def _replace(self, problem: str) -> None:
-        """The call that runs fails, or else the oldest; a new process gets the others."""
+        """Fail the running call, or else the oldest one, and send the others to a new process."""
         assert self._process is not None
         running = self._process.running.number
         self._process.kill()
@@ -349,7 +350,8 @@ class _Lane:
             self._timer = self._loop.call_at(self._since + self._timeout_s, self._look)
 
     def _look(self, seen: _Call | None = None) -> None:
-        """Whether a call has run for too long; `seen`: the oldest had been there a moment ago."""
+        """Replace the process if a call has run for too long; `seen`: the oldest call at the last
+        check."""
         self._timer = None
         if not self._calls or self._process is None:
             return
@@ -369,7 +371,7 @@ def _ended(method: str) -> HookError:
 
 
 def failed(method: str, problem: str) -> HookError:
-    """For the client: what is wrong is in the log, as it may reveal internals of the server."""
+    """The client's error; details are only in the log, because they may reveal internals."""
     kept = problem if "\n" not in problem else "failed"
     return HookError(
         f"the server's hook {method} {kept}", remedy="Its operator finds the cause in its log"

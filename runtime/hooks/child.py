@@ -1,12 +1,12 @@
-"""The inside of a process that calls hooks: one call after the other, until its socket closes.
+"""The child process that runs hooks, one call at a time, until its socket closes.
 
-Frames are a length (4 bytes, little-endian) and that many bytes of MessagePack. Calls come over
-file descriptor 0, answers go over 1. The first frame is the name of the class, answered by (OK,
-names of its methods) or (FAILED, what is wrong). All others are (method, arguments), answered in
-order by (OK, result), (REFUSED, text) or (FAILED, traceback). `hooks.process` is the other side.
+Frames are a length (4 bytes, little-endian) and that many bytes of MessagePack. Calls arrive on
+file descriptor 0, answers are sent on 1. The first frame is the name of the class, answered by (OK,
+names of its methods) or (FAILED, problem). All others are (method, arguments), answered in order by
+(OK, result), (REFUSED, text) or (FAILED, traceback). `hooks.process` is the other side.
 
-Calls that have come together are answered together if they may be made again, should the process
-end before the answers are sent: those of logits_processor, which depends on its arguments alone.
+Calls that arrive together are answered together if they can be repeated after a crash of the
+process: those of logits_processor, which depends on its arguments only.
 """
 
 import importlib
@@ -44,10 +44,10 @@ def main(progress: int) -> None:
     """Answer calls until the socket closes.
 
     Args:
-        progress: descriptor of the memory of a Progress.
+        progress: descriptor of a Progress's shared memory.
     """
     incoming, answers = os.dup(_CALLS), socket.socket(fileno=os.dup(_ANSWERS))
-    # Hooks may read the one and print to the other.
+    # Hooks may read from standard input and print to standard output.
     os.dup2(os.open(os.devnull, os.O_RDONLY), _CALLS)
     os.dup2(_ERRORS, _ANSWERS)
     threading.Thread(target=_end_with, args=(incoming,), daemon=True).start()
@@ -79,7 +79,7 @@ def _answer_all(
 
 
 def _calls() -> "dict[str, msgspec.msgpack.Decoder[Any]]":
-    """Method -> what decodes a call of it."""
+    """Method -> decoder of its calls."""
     decoder = msgspec.msgpack.Decoder
     return {
         "on_request": decoder(tuple[str, tuple[Request]]),
@@ -90,7 +90,7 @@ def _calls() -> "dict[str, msgspec.msgpack.Decoder[Any]]":
 
 
 def _open(name: str) -> tuple[Any, tuple[str, Any]]:
-    """An object of the class, or None; and the answer about it."""
+    """(an object of the class or None, the answer)."""
     try:
         module, _, path = name.partition(":")
         found: Any = importlib.import_module(module)
@@ -125,7 +125,7 @@ def _encoded(value: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays, and other collections, as lists."""
+    """Convert arrays and other collections to lists."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Collection):
@@ -142,7 +142,7 @@ def _framed(answer: tuple[str, Any]) -> bytes:
 
 
 def _frames(descriptor: int) -> Iterator[bytes | None]:
-    """Their contents; None where the next one has not come yet."""
+    """Contents of frames; yields None if the next one has not arrived yet."""
     unread = bytearray()
     while chunk := os.read(descriptor, READ_BYTES):
         unread += chunk
@@ -151,7 +151,7 @@ def _frames(descriptor: int) -> Iterator[bytes | None]:
 
 
 def take_frames(unread: bytearray) -> list[bytes]:
-    """The contents of frames that are there as a whole, taken from the beginning."""
+    """Remove complete frames from the start of `unread`; returns their contents."""
     contents, begin = list[bytes](), 0
     while len(unread) >= begin + LENGTH_BYTES:
         content = begin + LENGTH_BYTES
@@ -165,7 +165,7 @@ def take_frames(unread: bytearray) -> list[bytes]:
 
 
 def _end_with(channel: int) -> None:
-    """End this process when its server has gone, whatever a hook is doing."""
+    """Exit when the server has exited, even while a hook runs."""
     poll = select.poll()
     poll.register(channel, select.POLLRDHUP)
     poll.poll()

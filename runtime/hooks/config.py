@@ -1,4 +1,4 @@
-"""The configuration of a server's hooks; without one, nothing else of them is imported."""
+"""The configuration of a server's hooks; without hooks, only this module is imported."""
 
 from dataclasses import dataclass
 
@@ -10,6 +10,6 @@ class HooksConfig:
     name: str
     """`module:Class`"""
     timeout_s: float = 1.0
-    """What one call may take."""
+    """Timeout of one call."""
     num_processes: int = 2
-    """A request stays with one of them."""
+    """Processes; all calls of a request go to the same one."""

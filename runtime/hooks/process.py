@@ -1,4 +1,4 @@
-"""One process that calls hooks, from outside."""
+"""One process that runs hooks, seen from the server."""
 
 import asyncio
 import os
@@ -15,12 +15,12 @@ from trtc.runtime.hooks.child import LENGTH_BYTES, OK, READ_BYTES, take_frames
 from trtc.runtime.hooks.progress import Progress, Running, shared_memory
 
 START_S = 60.0
-"""For a new process to have imported and made the class."""
+"""Seconds for a new process to import and instantiate the class."""
 MAX_ANSWER_BYTES = 64 << 20
 
 
 class ProcessLost(Exception):
-    """The process has ended, or writes what is no answer."""
+    """The process has exited, or has sent an invalid answer."""
 
 
 def framed(content: bytes) -> bytes:
@@ -39,7 +39,7 @@ class HookProcess:
     ) -> None:
         """
         Args:
-            writers: of calls, and of the socket of answers, which is only read.
+            writers: writer of calls, and writer of the socket of answers, which is not written to.
         """
         self._process = process
         self._reader = reader
@@ -47,17 +47,17 @@ class HookProcess:
         self._progress = progress
         self._unread = bytearray()
         self.methods: frozenset[str] = frozenset()
-        """That the class has."""
+        """Names of the hooks that the class has."""
 
     @classmethod
     async def start(cls, name: str) -> "HookProcess":
-        """A process that has made an object of the class `module:Class`.
+        """Start a process that instantiates the class `module:Class`.
 
         Raises:
-            RequestError: it could not.
+            RequestError: the class cannot be used.
         """
-        # Two sockets: that calls cannot be sent to a process that has ended must not keep the
-        # answers that it gave before from being read.
+        # Two sockets, so that after the process has exited, failing to send calls does not prevent
+        # reading its earlier answers.
         calls, to_calls = socket.socketpair()
         answers, to_answers = socket.socketpair()
         descriptor = shared_memory()
@@ -94,18 +94,18 @@ class HookProcess:
 
     @property
     def running(self) -> Running:
-        """The call that it is at; also after its end."""
+        """The call that it is running, or was running at its exit."""
         return self._progress.running()
 
     def send(self, frames: bytes) -> None:
-        """Hand over one frame or several, without waiting."""
+        """Send one or several frames, without blocking."""
         self._writers[0].write(frames)
 
     async def receive(self) -> list[bytes]:
-        """The contents of the frames that have come, of at least one.
+        """Wait for at least one frame; returns the contents of those that have arrived.
 
         Raises:
-            ProcessLost
+            ProcessLost: the process has exited.
         """
         while not (contents := take_frames(self._unread)):
             if len(self._unread) >= LENGTH_BYTES:

@@ -1,7 +1,7 @@
-"""Which call a process of hooks is at, and since when: in memory that its server shares.
+"""The running call of a process of hooks, and since when it runs, in shared memory.
 
-So the server knows what to answer for when the process hangs or ends, although answers to calls
-before that one may not have been sent.
+So the server knows which call to fail if the process hangs or exits, although answers to earlier
+calls may not have been sent.
 """
 
 import mmap
@@ -14,16 +14,16 @@ _FORMAT = struct.Struct("<Qd")
 
 
 class Running(NamedTuple):
-    """A call under way, or the last one."""
+    """The running call, or the last one."""
 
     number: int
-    """Among all that the process got, from 1; 0: it has begun none."""
+    """Its number among the calls of the process, from 1; 0: none has begun."""
     began_at: float
     """time.monotonic()"""
 
 
 class Progress:
-    """One process's; it writes, and its server reads."""
+    """The progress of one process, which writes it; the server reads it."""
 
     def __init__(self, descriptor: int) -> None:
         """Takes over the descriptor of shared memory that `shared_memory` made."""
@@ -34,7 +34,7 @@ class Progress:
         _FORMAT.pack_into(self._memory, 0, number, time.monotonic())
 
     def running(self) -> Running:
-        while True:  # until it has not been written meanwhile
+        while True:  # until it was not written during the read
             found = _FORMAT.unpack_from(self._memory, 0)
             if found == _FORMAT.unpack_from(self._memory, 0):
                 return Running(*found)

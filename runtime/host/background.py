@@ -1,4 +1,4 @@
-"""Threads whose work can wait for kernels to have the cores."""
+"""Low priority for threads that should not compete with kernels for the cores."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ _NICENESS = 10
 def lower_priority() -> None:
     """Lower the scheduling priority of the calling thread; on Linux, of no other.
 
-    A process that was started with a lower one keeps that: only root may raise it.
+    A lower priority of the process is kept, because only root may raise it.
     """
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

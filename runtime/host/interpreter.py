@@ -1,7 +1,7 @@
-"""How a process that runs engines has Python behave. Of the whole process: one block at a time.
+"""Python settings of a process that runs engines. They are process-wide: one block at a time.
 
-A full run of the cyclic garbage collector visits every object and stops every thread: 0.1 to 0.2 s
-with a large library like torch loaded, while a decode step takes a tenth of that.
+A full garbage collection visits every object and stops every thread: 0.1 to 0.2 s with a large
+library like torch loaded, while a decode step takes a tenth of that.
 """
 
 import gc
@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _YOUNG_OBJECTS = 5_000
-"""Threshold of the youngest generation, allocations less deallocations: a step of hundreds of
-sequences makes thousands of objects, and reference counts free nearly all of them."""
+"""Threshold of the youngest generation, in allocations minus deallocations: a step of hundreds of
+sequences makes thousands of objects, nearly all of which are freed by reference counting."""
 
 
 @contextmanager
 def few_collections() -> Iterator[None]:
-    """During the block, which begins when all that lasts has been opened, the garbage collector
-    leaves out what exists (`gc.freeze`) and runs less often."""
+    """Context manager: the garbage collector ignores existing objects (`gc.freeze`) and runs less
+    often. Enter it after all long-lived objects have been created."""
     threshold = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, *threshold[1:])
@@ -30,14 +30,14 @@ def few_collections() -> Iterator[None]:
 
 @contextmanager
 def quick_start() -> Iterator[None]:
-    """Import modules and open engines without what a program that is trtc's own has no use for: a
-    fifth of the time to a first token.
+    """Context manager for imports and opening engines in trtc's own programs, which saves a fifth
+    of the time to the first token.
 
-    NumPy, unless it is there already or OPENBLAS_NUM_THREADS is set, comes without threads for
-    GEMMs. The garbage collector is off meanwhile, and never visits what exists at the end: its
-    first run would visit all of that, within the first step.
+    NumPy is imported without threads for GEMMs, unless it is already imported or
+    OPENBLAS_NUM_THREADS is set. The garbage collector is off within the block, and ignores the
+    objects that exist at its end: its first run would visit all of them, within the first step.
 
-    Not for a user's program, which may have products to compute.
+    Not for users' programs, which may compute with NumPy.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     was_enabled = gc.isenabled()

@@ -1,8 +1,8 @@
-"""The inside of a limited process: it answers requests until its pipe closes or a limit ends it.
+"""The child side of a limited process: answers requests until its pipe closes or a limit ends it.
 
 Frames in both directions are a length (4 bytes, little-endian) and that many bytes of JSON, over
-file descriptor 0. The first request sets up the work, each later one is a piece of it. Standard
-library only: `limited_process` is the other side.
+file descriptor 0. The first request is the set-up, later ones are the work. Standard library only;
+`limited_process` is the other side.
 """
 
 import json
@@ -17,7 +17,7 @@ Work = Callable[[Message], Message]
 
 LENGTH_BYTES = 4
 OUT_OF_MEMORY_STATUS = 3
-"""Exit status of a process that could not answer for want of memory."""
+"""Exit status of a process that could not answer because it ran out of memory."""
 _PIPE = 0
 _MAX_READ = 1 << 20
 
@@ -26,13 +26,13 @@ def serve(set_up: Callable[[Message], tuple[Message, Work]]) -> None:
     """Answer requests until the pipe closes.
 
     `"limits"` of the first request are `cpu_seconds` of each request, after which the kernel ends
-    the process (SIGPROF), `memory_bytes` of address space beyond what is in use now, and
-    `recycle_bytes`: a process that has had this much resident ends after its answer, so that one
-    large request does not keep its memory for good. `"last": true` in an answer says that it ends.
-    The answer to what runs out of memory is {"status": "memory"}.
+    the process (SIGPROF), `memory_bytes` of address space in addition to the current use, and
+    `recycle_bytes`: a process with this much peak resident memory exits after its answer, so that
+    the memory of a large request is freed. `"last": true` in an answer announces that. The answer
+    to a request that runs out of memory is {"status": "memory"}.
 
     Args:
-        set_up: of the first request: its answer, and what answers all others.
+        set_up: handles the first request; returns its answer and the handler of later requests.
     """
     first = _receive()
     if first is None:
@@ -62,7 +62,7 @@ def serve(set_up: Callable[[Message], tuple[Message, Work]]) -> None:
 
 
 def run(main: Callable[[], None]) -> None:
-    """`main`, whose end is the process's end; no traceback is ever of use to anybody."""
+    """Run `main` and exit, without tracebacks."""
     try:
         main()
     except (BrokenPipeError, ConnectionError, KeyboardInterrupt):
@@ -73,7 +73,7 @@ def run(main: Callable[[], None]) -> None:
 
 
 def _limit(memory_bytes: int) -> None:
-    """Bound memory, and take away files, processes and core dumps: none is needed from here on."""
+    """Limit memory, and forbid opening files, starting processes and core dumps from now on."""
     with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 (pathlib takes 5 ms to import)
         in_use = int(file.read().split()[0]) * resource.getpagesize()
     for kind, value in (
@@ -89,14 +89,14 @@ def _limit(memory_bytes: int) -> None:
 def _peak_bytes(status: int) -> int:
     """Largest resident memory since this program began, from an open /proc/self/status.
 
-    `ru_maxrss` will not do: across `exec` it keeps the peak of the process that forked this one.
+    Not `ru_maxrss`, which across `exec` keeps the peak of the process that forked this one.
     """
     (line,) = (line for line in os.pread(status, 1 << 14, 0).splitlines() if line[:6] == b"VmHWM:")
     return int(line.split()[1]) << 10
 
 
 def _limit_cpu(seconds: float) -> None:
-    """SIGPROF ends the process after this much CPU time; 0: never."""
+    """Let SIGPROF end the process after this much CPU time; 0: never."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
@@ -117,7 +117,7 @@ def _read(size: int) -> bytes | None:
 
 
 def _framed(answer: Message) -> bytes:
-    # Templates can make halves of surrogate pairs, which strict UTF-8 refuses.
+    # Templates can produce lone surrogates, which strict UTF-8 refuses.
     content = json.dumps(answer, ensure_ascii=False).encode("utf-8", "surrogatepass")
     return len(content).to_bytes(LENGTH_BYTES, "little") + content
 

@@ -1,9 +1,9 @@
-"""A few limited processes of one module, which threads share.
+"""A pool of limited processes of one module.
 
     call ─> an idle process, or a new one that is set up ─> answer ─> idle again, or ended
 
-Each is set up once, all alike. One that goes over a limit, or says that it has grown too large, is
-ended; the next call starts another.
+All are set up once, with the same request. A process that exceeds a limit, or announces its exit,
+is ended; the next call starts another one.
 """
 
 import threading
@@ -21,12 +21,12 @@ class PoolBusy(Exception):
 
 
 class SetUpEnded(Exception):
-    """A process has ended, or gone over a limit, while it was set up: `__cause__` says how."""
+    """A process has exited, or exceeded a limit, during its set-up: see `__cause__`."""
 
 
 class SetUpRefused(Exception):
-    """A process answered its set-up with another status than "ok". All later calls fail alike,
-    without another process."""
+    """A process answered its set-up with another status than "ok". All later calls raise the same,
+    without starting a process."""
 
     def __init__(self, answer: Mapping[str, Any]) -> None:
         super().__init__(str(answer.get("problem", "")))
@@ -34,17 +34,17 @@ class SetUpRefused(Exception):
 
 
 class LimitedPool:
-    """Used from any thread; nothing is started before the first call. Close it to end its
-    processes, which end with this one at last."""
+    """Thread-safe; starts processes on demand. Close it to end its processes, which also end with
+    this one."""
 
     def __init__(
         self, module: str, packages: Sequence[str], set_up: Mapping[str, Any], most: int
     ) -> None:
         """
         Args:
-            module: of a LimitedProcess, as `packages` are.
+            module, packages: see LimitedProcess.
             set_up: the first request to each process.
-            most: processes at a time.
+            most: most concurrent processes.
         """
         self._module = module
         self._packages = packages
@@ -60,23 +60,23 @@ class LimitedPool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that there are."""
+        """Ids of the running processes."""
         with self._changed:
             return [one.pid for one in self._processes]
 
     def call(
         self, request: Mapping[str, Any], seconds: float, wait_seconds: float | None = None
     ) -> dict[str, Any]:
-        """A process's answer.
+        """Call a process; returns its answer.
 
         Args:
-            seconds: of wall-clock time that it may take.
-            wait_seconds: for a process to become free; None: as long as it takes.
+            seconds: wall-clock limit of the call.
+            wait_seconds: seconds to wait for a free process; None: no limit.
 
         Raises:
-            OutOfTime, OutOfMemory, ProcessEnded: as of `LimitedProcess.call`.
-            PoolBusy, SetUpEnded, SetUpRefused
-            UnavailableError: closed, before or meanwhile.
+            OutOfTime, OutOfMemory, ProcessEnded: see `LimitedProcess.call`.
+            PoolBusy, SetUpEnded, SetUpRefused: see these classes.
+            UnavailableError: the pool is closed, or was closed during the call.
             EnvironmentFault: no process can be started.
         """
         process = self._acquire(wait_seconds)
@@ -93,7 +93,7 @@ class LimitedPool:
         return answer
 
     def start(self, wait_seconds: float | None = None) -> None:
-        """Set up a process, unless one is idle. Raises as `call` does."""
+        """Set up a process, unless one is idle. Raises the errors of `call`."""
         self._release(self._acquire(wait_seconds), is_usable=True)
 
     def close(self) -> None:
@@ -103,11 +103,11 @@ class LimitedPool:
             while self._idle:
                 self._discard(self._idle.pop())
             for process in self._processes:
-                process.kill()  # whoever waits for it closes it
+                process.kill()  # the thread that waits for it closes it
             self._changed.notify_all()
 
     def _acquire(self, wait_seconds: float | None) -> LimitedProcess:
-        """A process that has been set up, for this thread alone."""
+        """A process that has been set up, exclusive to this thread."""
         deadline = None if wait_seconds is None else time.monotonic() + wait_seconds
         with self._changed:
             while True:
@@ -173,6 +173,6 @@ def _closed() -> UnavailableError:
 
 
 def _close_all(processes: set[LimitedProcess]) -> None:
-    """For somebody who did not close what nobody can use any more."""
+    """Finalizer: end the processes of a pool that was not closed."""
     for process in processes:
         process.close()

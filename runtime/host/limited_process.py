@@ -1,8 +1,8 @@
-"""A process with hard limits of memory and time, for code and data that nobody vouches for.
+"""A process with hard limits of memory and time, for untrusted code and data.
 
-It is a fresh interpreter, never a fork of this one, whose threads and gRPC would not survive that,
-and it can import only the packages that it is given. It sees no environment and has no files. A
-socket pair is its only way out, and its end: it stops when this process closes it, or dies.
+It is a new interpreter, not a fork, which would not work with threads and gRPC. It can import only
+the given packages, has no environment variables and no open files. Its only connection is a socket
+pair, and it exits when this process closes the socket or dies.
 """
 
 import importlib.util
@@ -21,17 +21,17 @@ from trtc.protos.errors import EnvironmentFault
 from trtc.runtime.host.limited_child import LENGTH_BYTES, OUT_OF_MEMORY_STATUS
 
 START_S = 30.0
-"""Until a new process has answered its first request: 0.1 s on a machine that is not busy."""
+"""Seconds until a new process must have answered its first request; usually it takes 0.1 s."""
 _KEPT_ENVIRONMENT = ("TZ", "LD_LIBRARY_PATH")
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false"}
-"""The process may start no threads."""
+"""The process cannot start threads."""
 _LAST_BREATH_S = 5.0
-"""For a process whose socket is closed to have ended."""
+"""Seconds for a process to exit after its socket was closed."""
 _MAX_ANSWER_BYTES = 1 << 28
 
 
 class ProcessEnded(Exception):
-    """The process has gone over a limit, or has been ended."""
+    """The process has exceeded a limit, or has exited."""
 
 
 class OutOfTime(ProcessEnded):
@@ -50,11 +50,11 @@ class LimitedProcess:
     """One process that runs `module`'s `main`; one thread may `call` at a time.
 
     Args:
-        module: of this package's own; calls `limited_child.run`.
-        packages: distributions' top-level packages that it imports.
+        module: a module of this package, whose `main` uses `limited_child.serve`.
+        packages: top-level packages that it imports.
 
     Raises:
-        EnvironmentFault: it cannot be started.
+        EnvironmentFault: the process cannot be started.
     """
 
     def __init__(self, module: str, packages: Sequence[str]) -> None:
@@ -90,16 +90,16 @@ class LimitedProcess:
         return self._process.poll() is None
 
     def call(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """Send a request and wait for its answer; after an error the process is of no more use.
+        """Send a request and wait for its answer; after an error the process cannot be used again.
 
         Args:
             timeout: seconds of wall-clock time.
 
         Raises:
             TimedOut: it took longer than that.
-            OutOfTime: it took more CPU time than it may.
-            OutOfMemory: it took more memory than it may.
-            ProcessEnded: it has ended for another reason.
+            OutOfTime: the call exceeded the limit of CPU time.
+            OutOfMemory: the call exceeded the limit of memory.
+            ProcessEnded: the process has exited for another reason.
         """
         deadline = time.monotonic() + timeout
         content = json.dumps(request).encode()
@@ -120,12 +120,12 @@ class LimitedProcess:
         return answer
 
     def kill(self) -> None:
-        """End it at once, also from another thread than one that waits in `call`. Idempotent."""
+        """End the process at once. Thread-safe, also during `call`. Idempotent."""
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        """End it and close its socket; no thread may be in `call`."""
+        """End the process and close its socket; no thread may be in `call`."""
         self.kill()
         self._socket.close()
 
@@ -147,7 +147,7 @@ class LimitedProcess:
         self._socket.settimeout(left)
 
     def _reason(self) -> ProcessEnded:
-        """Why a process that has closed its socket did."""
+        """The reason why the process has closed its socket."""
         try:
             status = self._process.wait(_LAST_BREATH_S)
         except subprocess.TimeoutExpired:
@@ -165,7 +165,7 @@ def _environment() -> dict[str, str]:
 
 
 def _folder_of(package: str) -> str:
-    """The directory that a top-level package is imported from; importing nothing."""
+    """The directory that a top-level package would be imported from."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise EnvironmentFault(

@@ -1,10 +1,10 @@
-"""A file of lines, written by a thread of its own and rotated by size.
+"""A log file of lines, written by a separate thread and rotated by size.
 
     write (any thread, never waits) ──► bounded queue ──► thread ──► FILE ──► FILE.1 ──► ... FILE.n
 
-While the disk refuses or does not answer, lines wait in the queue; beyond its bound new ones are
-dropped and counted, and once lines can be written again one of them says how many were lost. A line
-is in the file whole or not at all.
+If the disk fails or hangs, lines wait in the queue. If it is full, new lines are dropped and
+counted, and when lines can be written again one of them has the number of lost lines. A line is
+written as a whole or not at all.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from trtc.protos.errors import RequestError
 _log = logging.getLogger("trtc.server")
 
 RETRY_S = 1.0
-"""Between two attempts to write to a disk that refuses."""
+"""Seconds between two attempts to write."""
 MAX_BATCH_BYTES = 1 << 20
 
 
@@ -32,22 +32,22 @@ MAX_BATCH_BYTES = 1 << 20
 class LineLogConfig:
     path: Path
     max_bytes: int = 100_000_000
-    """Of a file; it is rotated before a line that would make it larger."""
+    """Most bytes of a file; it is rotated before a line that would exceed them."""
     num_kept: int = 10
-    """Rotated files, the newest `FILE.1`; older ones are removed."""
+    """Number of rotated files that are kept; the newest is `FILE.1`."""
     max_queued_bytes: int = 32 << 20
-    """Lines that wait to be written."""
+    """Most bytes of lines that wait to be written."""
 
 
 class LineLog:
-    """Opens the file at once; close it to write what waits and to end its thread.
+    """A log file, opened at once. Close it to write the remaining lines and to end its thread.
 
     Args:
-        lost_line: a line that says how many were lost.
-        on_lost: called for each lost line; from any thread.
+        lost_line: makes a line with the number of lost lines.
+        on_lost: called with the number of lost lines, from any thread.
 
     Raises:
-        RequestError: the file cannot be opened, or is another process' log.
+        RequestError: the file cannot be opened, or is the log of another process.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class LineLog:
         self._lines: deque[bytes] = deque()
         self._num_bytes = 0
         self._num_lost = 0
-        """Since the last line that said so."""
+        """Lost lines since the last line with their number."""
         self._changed = threading.Condition()
         self._give_up_at: float | None = None
-        """time.monotonic() of the end of the last attempt; None: it is not closed."""
-        # A daemon: a disk that never answers does not keep the process from ending.
+        """time.monotonic() until which writes are retried after `close`; None: not closed."""
+        # A daemon thread, so that a hanging disk does not keep the process from exiting.
         self._thread = threading.Thread(target=self._run, name="trtc-lines", daemon=True)
         self._thread.start()
 
     def write(self, line: bytes) -> None:
-        """Hand over a line, which ends with a line break."""
+        """Queue a line, which must end with a line break. Never blocks."""
         with self._changed:
             if self._give_up_at is None and (self._num_bytes + len(line) <= self._max_queued_bytes):
                 self._lines.append(line)
@@ -95,7 +95,7 @@ class LineLog:
             _log.error("lines are lost: too many wait to be written to %s", self._file.path)
 
     def close(self, timeout_s: float) -> int:
-        """Write what waits, within so many seconds; returns how many lines could not be."""
+        """Write the remaining lines within `timeout_s`; returns the number of lines not written."""
         with self._changed:
             if self._give_up_at is None:
                 self._give_up_at = time.monotonic() + timeout_s
@@ -128,12 +128,12 @@ class LineLog:
         self._file.close()
 
     def _next_batch(self) -> list[bytes]:
-        """Lines to write, which stay queued until they are; none: it is closed."""
+        """Lines to write, which stay queued until they are written; []: closed."""
         with self._changed:
             while not (self._lines or self._num_lost or self._give_up_at is not None):
                 self._changed.wait()
             if self._num_lost and not self._lines:
-                # Here, because what was lost came after what was queued.
+                # Last, because lost lines came after the queued ones.
                 line = self._lost_line(self._num_lost)
                 self._lines.append(line)
                 self._num_bytes += len(line)
@@ -154,7 +154,7 @@ class LineLog:
                 self._num_bytes -= len(line)
 
     def _wait_to_retry(self) -> bool:
-        """False: it is closed, and its time is over."""
+        """Wait before another attempt; False: closed, and the timeout has passed."""
         with self._changed:
             if self._give_up_at is None:
                 self._changed.wait(RETRY_S)
@@ -166,11 +166,7 @@ class LineLog:
 
 
 class _LineFile:
-    """The file of today and its predecessors. One thread uses it.
-
-    Raises:
-        OSError: by all methods.
-    """
+    """The current file and the rotated ones. Not thread-safe. All methods may raise OSError."""
 
     def __init__(self, config: LineLogConfig) -> None:
         self.path = config.path
@@ -179,7 +175,7 @@ class _LineFile:
         self._descriptor, self._size = _open(self.path)
 
     def append(self, lines: Sequence[bytes]) -> None:
-        """All of them, or none: what was written of them is cut off again."""
+        """Append all lines, or none: after a failure the file is truncated to its old size."""
         data = b"".join(lines)
         if self._descriptor is None or self._is_moved():
             self._reopen()
@@ -204,7 +200,7 @@ class _LineFile:
             self._descriptor = None
 
     def _is_moved(self) -> bool:
-        """Whether somebody else, such as logrotate, has renamed or removed it."""
+        """Whether another program, such as logrotate, has renamed or removed the file."""
         assert self._descriptor is not None
         try:
             return not os.path.samestat(self.path.stat(), os.fstat(self._descriptor))
@@ -227,7 +223,8 @@ class _LineFile:
 
 
 def _open(path: Path, *, begin_anew: bool = False) -> tuple[int | None, int]:
-    """The file, locked, and its size. A line that a killed process has left unfinished is ended."""
+    """Open and lock the file; returns its descriptor and size. Ends an incomplete last line of a
+    killed process."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: CPU cores and memory, containers' limits included."""
+"""CPU cores and memory that this process may use, with the limits of containers."""
 
 import os
 from pathlib import Path
@@ -10,8 +10,8 @@ _CPUS = Path("/sys/devices/system/cpu")
 def num_usable_cores(cpus: Path = _CPUS, cgroup: Path = _CGROUP) -> int:
     """Physical cores that this process may run on, at most its CPU quota; at least 1.
 
-    A second thread on a core adds nothing to kernels that wait for memory, and threads beyond a
-    container's quota make every barrier wait for the next period.
+    A second thread on a core does not speed up kernels that are bound by memory, and threads beyond
+    a container's quota make barriers wait for the next scheduling period.
     """
     return max(1, min(len(usable_cores(cpus)), _cpu_quota(cgroup)))
 
@@ -30,8 +30,8 @@ def num_usable_cpus() -> int:
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int:
-    """Memory that can be taken without swapping, or what is left of the container's limit; files
-    that the system keeps in memory are no use of it."""
+    """Bytes that can be allocated without swapping, at most the rest of the container's limit. The
+    page cache does not count as used."""
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     for line in _read(meminfo).splitlines():
         if line.startswith("MemAvailable:"):
@@ -43,7 +43,7 @@ def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROU
 
 
 def resident_bytes(status: Path = Path("/proc/self/status")) -> int:
-    """Memory that this process holds by itself, mapped files left out."""
+    """Resident bytes of this process, without mapped files."""
     for line in _read(status).splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -51,7 +51,7 @@ def resident_bytes(status: Path = Path("/proc/self/status")) -> int:
 
 
 def _cached_bytes(cgroup: Path) -> int:
-    """Of the container's use, what the system takes back at need."""
+    """Reclaimable bytes of the container's memory use."""
     fields = (line.split() for line in _read(cgroup / "memory.stat").splitlines())
     return sum(int(one[1]) for one in fields if one[0] in ("active_file", "inactive_file"))
 

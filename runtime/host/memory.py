@@ -1,4 +1,4 @@
-"""Gives memory that a process has freed back to the system."""
+"""Returns memory that a process has freed to the system."""
 
 import ctypes
 import gc
@@ -6,8 +6,8 @@ import sys
 
 
 def give_back_memory() -> None:
-    """Once something large was closed: collect what refers to itself, and have malloc give back
-    what is free. What was frozen (`interpreter.few_collections`) is not visited."""
+    """Call it after large objects were closed: collects reference cycles, and makes malloc return
+    free memory. Frozen objects (`interpreter.few_collections`) are not visited."""
     gc.collect()
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -1,4 +1,4 @@
-"""What a process made of files, made anew whenever they change: certificates, keys of clients."""
+"""Values that are reloaded when their files change: certificates, API keys."""
 
 import logging
 import os
@@ -16,24 +16,24 @@ T = TypeVar("T")
 Mark = tuple[int, ...]
 
 RETRY_S = 1.0
-"""Between two attempts to load files that could not be loaded."""
+"""Seconds between two attempts to load files after a failure."""
 MAX_ATTEMPTS = 5
-"""To load files that change while they are read."""
+"""Most attempts to load files that change while they are read."""
 
 
 class Reloaded(Generic[T]):
-    """A value of files. Thread-safe.
+    """A value loaded from files. Thread-safe.
 
-    Nothing runs in the background: files are looked at, which takes microseconds, whenever the
-    value is asked for. A change that cannot be loaded, such as a certificate whose key has not been
-    replaced yet, is logged, and the last good value stays.
+    There is no background thread: each access checks the files' status, which takes microseconds.
+    If changed files cannot be loaded, such as a certificate whose key has not been replaced yet,
+    the failure is logged and the last good value is kept.
 
     Args:
-        paths: of all files that `load` reads. Links are followed.
-        load: makes the value.
+        paths: all files that `load` reads. Links are followed.
+        load: loads the value.
 
     Raises:
-        TrtcError: by `load`, the first time.
+        TrtcError: the first `load` fails.
     """
 
     def __init__(self, paths: Sequence[Path], load: Callable[[], T]) -> None:
@@ -42,11 +42,11 @@ class Reloaded(Generic[T]):
         self._lock = threading.Lock()
         self._next_attempt = 0.0
         self._failed_marks: tuple[Mark, ...] | None = None
-        """Of the files whose failure was logged."""
+        """Marks of the files whose failure was logged."""
         self._marks, self._value = self._load_whole()
 
     def get(self) -> T:
-        """The value of the files as they are now."""
+        """The value for the current files."""
         with self._lock:
             marks = self._look()
             if marks != self._marks and time.monotonic() >= self._next_attempt:
@@ -66,7 +66,7 @@ class Reloaded(Generic[T]):
         _log.info("loaded again: %s", ", ".join(str(path) for path in self._paths))
 
     def _load_whole(self) -> tuple[tuple[Mark, ...], T]:
-        """The value of files that did not change while they were read."""
+        """Load until the files did not change during the read."""
         for _ in range(MAX_ATTEMPTS):
             marks = self._look()
             value = self._load()
@@ -79,7 +79,8 @@ class Reloaded(Generic[T]):
 
 
 def _mark(path: Path) -> Mark:
-    """Differs once a file was written to or replaced; empty when there is none."""
+    """Identity of a file's contents, which changes when it is written to or replaced; (): no
+    file."""
     try:
         found = os.stat(path)  # noqa: PTH116  # Path.stat takes twice as long
     except OSError:

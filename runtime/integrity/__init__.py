@@ -1,1 +1,1 @@
-"""An engine's files: whether they are those that were built, and stay so."""
+"""Verifies that an engine's files are those that were built, and that they stay unchanged."""

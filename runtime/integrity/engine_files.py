@@ -1,8 +1,8 @@
-"""The files of an engine as they were found: listed ones with their size, and no others.
+"""Checks that an engine's directory has the listed files, with their sizes, and no others.
 
-The manifest's hashes vouch for the files that it lists. A file beside them would be used without
-having been compared with anything, so an engine that has one is refused. Hidden files, which file
-managers and network file systems leave behind, are named in a warning and never read.
+The manifest has the hashes of the files that it lists. Another file could be used without
+verification, so an engine with one is refused. Hidden files, which file managers and network file
+systems create, only cause a warning and are never read.
 """
 
 import os
@@ -27,28 +27,28 @@ from trtc.runtime.host.logs import logger
 _LOG = "trtc.engine"
 REBUILD = "Build the engine again, or copy it again from where it was built"
 _FOR_PEOPLE = frozenset({REPORT_JSON, REPORT_HTML, SBOM_FILE})
-"""Files that nothing runs on."""
+"""Files for people, which are not needed to run the engine."""
 _UNHASHED = frozenset({MANIFEST_FILE, SIGNATURE_FILE})
 _HARMLESS_PREFIXES = (".", TACTICS_PREFIX)
-"""Of names that may stay: hidden files, and tables of an interrupted `trtc tune`."""
+"""Prefixes of ignored names: hidden files, and tables of an interrupted `trtc tune`."""
 _HARMLESS = frozenset({"lost+found"})
-"""In the root of every ext4 volume."""
+"""Ignored names, which are in the root of every ext4 volume."""
 
 
 class FileIdentity(NamedTuple):
-    """Which file this is, and when it was last written to."""
+    """Identity of a file, and the times of its last changes."""
 
     device: int
     inode: int
     bytes: int
     modified_ns: int
-    """A program can set it."""
+    """mtime; programs can set it."""
     changed_ns: int
-    """Also changes with the mode, the owner and the names of the file; nobody can set it."""
+    """ctime; also changes with the file's mode, owner and names, and cannot be set."""
 
     @property
     def content_mark(self) -> tuple[int, int, int, int]:
-        """What every ordinary way to write to the file changes."""
+        """A value that changes when the file is written to in any ordinary way."""
         return self.device, self.inode, self.bytes, self.modified_ns
 
     @classmethod
@@ -59,26 +59,26 @@ class FileIdentity(NamedTuple):
 
 
 def needed_files(manifest: Manifest) -> tuple[str, ...]:
-    """What running the engine takes: all but the reports, which are for people."""
+    """Files that are needed to run the engine: all except the reports."""
     return tuple(name for name in manifest.files if name not in _FOR_PEOPLE)
 
 
 def find_files(
     engine: Path, manifest: Manifest, names: Collection[str]
 ) -> Mapping[str, FileIdentity]:
-    """Compare the size of some listed files with the manifest, which costs nothing.
+    """Compare the sizes of listed files with the manifest, without reading them.
 
     Raises:
-        EngineCorruptError: one is missing, of another size, or not a regular file.
+        EngineCorruptError: a file is missing, has another size, or is not a regular file.
     """
     return {name: _find(engine / name, manifest.files[name]) for name in names}
 
 
 def check_unchanged(engine: Path, found: Mapping[str, FileIdentity]) -> None:
-    """See that nobody has written to or replaced a file since `find_files`.
+    """Check that no file has been written to or replaced since `find_files`.
 
     Raises:
-        EngineCorruptError: somebody has; the message names the file.
+        EngineCorruptError: a file has; the message names it.
     """
     for name, identity in found.items():
         if _identity(engine / name) != identity:
@@ -94,7 +94,7 @@ def changed_while_opening(path: Path) -> EngineCorruptError:
 
 
 def warn_of_damaged_reports(engine: Path, manifest: Manifest) -> None:
-    """Say which reports are missing or of another size, which keeps no engine from running."""
+    """Warn of reports that are missing or have another size; the engine runs without them."""
     for name in sorted(_FOR_PEOPLE & manifest.files.keys()):
         try:
             _find(engine / name, manifest.files[name])
@@ -105,7 +105,7 @@ def warn_of_damaged_reports(engine: Path, manifest: Manifest) -> None:
 
 
 def refuse_unlisted(engine: Path, manifest: Manifest) -> None:
-    """Look for files that the manifest does not list.
+    """Refuse files that the manifest does not list.
 
     Raises:
         EngineCorruptError: there is one; the message names it.

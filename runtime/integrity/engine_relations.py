@@ -1,6 +1,6 @@
-"""What an engine's files say of each other: checked before any of it becomes a size or an index.
+"""Checks an engine's files against each other, before their values are used as sizes or indices.
 
-Hashes that match prove that nothing was damaged, not that whoever wrote the files was right.
+Matching hashes prove that files are undamaged, not that they were written correctly.
 """
 
 import math
@@ -71,10 +71,10 @@ def _check_weight(weight: Weight, num_bytes: int) -> None:
 
 
 def check_weights_header(path: Path, weights: Sequence[Weight]) -> None:
-    """See that a weights file holds the plan's tensors where the plan says.
+    """Check that a weights file has exactly the plan's tensors at the plan's offsets.
 
     Raises:
-        EngineCorruptError: it has others, or others elsewhere, or no readable header.
+        EngineCorruptError: tensors or offsets differ, or the header is not readable.
     """
     stored = {
         name: tuple(entry.data_offsets)

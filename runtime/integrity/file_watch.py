@@ -1,7 +1,7 @@
-"""Notices when somebody writes to a file that a running engine has mapped.
+"""Detects writes to files that a running engine has mapped.
 
-A mapping shows what is written to its file, so weights that are overwritten in place would change
-tokens without a word. Replacing a file by another of its name is harmless: the engine keeps the old
+A mapping reflects writes to its file, so weights that are overwritten in place would silently
+change tokens. Replacing a file by another of the same name is harmless: the engine keeps the old
 one open.
 """
 
@@ -24,7 +24,7 @@ class FileWatch:
     def __init__(self, engine: Path, manifest: Manifest, found: Mapping[str, FileIdentity]) -> None:
         """
         Raises:
-            EngineCorruptError: a file is another one than `found` says.
+            EngineCorruptError: a file differs from `found`.
         """
         self._files: list[_WatchedFile] = []
         self._failure: EngineCorruptError | None = None
@@ -38,13 +38,13 @@ class FileWatch:
             raise
 
     def raise_if_changed(self) -> None:
-        """Look at the files, which takes microseconds.
+        """Check the files' status, which takes microseconds.
 
-        Where only the time of the last change of status differs (a new mode, owner or name), hashes
+        If only the time of the last status change differs (a new mode, owner or name), the hashes
         are compared again.
 
         Raises:
-            EngineCorruptError: one has been written to; from then on at every call.
+            EngineCorruptError: a file has been written to; from then on raised at every call.
         """
         with self._looking:
             if self._failure is None:
@@ -74,13 +74,13 @@ class _WatchedFile:
         except UnreadableError as error:
             raise EngineCorruptError(str(error), field=str(path), remedy=REBUILD) from error
         self.close = weakref.finalize(self, os.close, self._descriptor)
-        """Also called when nobody needs the engine any more. Idempotent."""
+        """Also called when the object is garbage-collected. Idempotent."""
         if self._now() != identity:
             self.close()
             raise changed_while_opening(path)
 
     def change(self) -> EngineCorruptError | None:
-        """What has happened to the file; None: nothing that matters."""
+        """The error of a change to the file; None: its content is unchanged."""
         try:
             now = self._now()
             if now == self._identity:

@@ -1,4 +1,4 @@
-"""Whether a CUDA engine's launch plan keeps to its own tables."""
+"""Checks the indices of a CUDA engine's launch plan."""
 
 from trtc.protos.errors import EngineCorruptError
 from trtc.protos.launch_plan import KernelCall, LaunchPlan
@@ -6,10 +6,10 @@ from trtc.runtime.integrity.engine_files import REBUILD
 
 
 def check_launches(launches: LaunchPlan) -> None:
-    """See that every index into the launch plan's own tables is within them.
+    """Check that all indices into the launch plan's tables are in range.
 
     Raises:
-        EngineCorruptError: one is not.
+        EngineCorruptError: an index is not.
     """
     calls = (
         work

@@ -1,8 +1,8 @@
 """Signatures of engines: OpenSSF model signing with keys, a DSSE envelope in a Sigstore bundle.
 
-What is signed is `manifest.json`, which holds the hash of every other file: a signature that holds
-and hashes that match vouch for the whole engine, and no large file is hashed twice. The library
-gets a copy of the bytes that are decoded, so that nobody can change the file in between.
+The signature is of `manifest.json`, which has the hash of every other file: a valid signature and
+matching hashes verify the whole engine, and no large file is hashed twice. The library gets a copy
+of the bytes that are decoded, so that the file cannot change in between.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _KEY_SUFFIXES = (".pem", ".pub")
 
 
 def sign_engine(engine: Path, key: Path) -> Path:
-    """Sign an engine's manifest; whoever calls it has verified the files.
+    """Sign an engine's manifest; the caller must have verified the files.
 
     Args:
         key: PEM of an elliptic-curve private key (P-256, P-384 or P-521) without a password.
@@ -70,7 +70,7 @@ def trusted_keys(path: Path) -> tuple[Path, ...]:
     """A PEM file, or all `*.pem` and `*.pub` files of a directory.
 
     Raises:
-        RequestError: there is none.
+        RequestError: there is no such file.
     """
     keys = [path]
     if path.is_dir():
@@ -85,10 +85,10 @@ def trusted_keys(path: Path) -> tuple[Path, ...]:
 
 
 def signed_manifest(engine: Path, keys: Sequence[Path]) -> Manifest:
-    """The manifest of an engine, which one of `keys` has signed. The files it lists are unverified.
+    """The manifest of an engine, if one of `keys` has signed it. Its files are not verified.
 
     Raises:
-        EngineUntrustedError: no signature, or none of these keys has made it for this manifest.
+        EngineUntrustedError: there is no signature, or none of these keys has signed the manifest.
         EngineError: the manifest is damaged.
         RequestError: a key cannot be read.
         EnvironmentFault: the library is not installed.
@@ -116,7 +116,7 @@ def signed_manifest(engine: Path, keys: Sequence[Path]) -> Manifest:
 
 
 def _why_not_signed(content: bytes, signature: bytes, key: bytes) -> str:
-    """Why this key's signature does not hold; "": it does."""
+    """Why the signature is not valid for this key; "": it is."""
     copies = {MANIFEST_FILE: content, SIGNATURE_FILE: signature, "key": key}
     with _library(), _copies(copies) as folder:
         from model_signing import verifying
@@ -142,7 +142,8 @@ def _read_key(path: Path, option: str) -> bytes:
 
 @contextlib.contextmanager
 def _library() -> Iterator[None]:
-    """Says an absent library as one line, and keeps what it prints off stdout."""
+    """Context manager that reports a missing library in one line, and keeps its output off
+    stdout."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
@@ -156,7 +157,7 @@ def _library() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _copies(files: dict[str, bytes]) -> Iterator[Path]:
-    """A private directory of these files."""
+    """Context manager: a private directory with these files."""
     with tempfile.TemporaryDirectory(prefix="trtc-signature-") as folder:
         for name, content in files.items():
             (Path(folder) / name).write_bytes(content)
@@ -164,7 +165,7 @@ def _copies(files: dict[str, bytes]) -> Iterator[Path]:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """A reader sees the old file or the new one."""
+    """Replace a file atomically: readers see the old or the new content."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:

@@ -1,4 +1,4 @@
-"""Do an engine's files match its manifest? Asked before anything is mapped or loaded."""
+"""Compares an engine's files with its manifest, before anything is mapped or loaded."""
 
 import hashlib
 import io
@@ -31,7 +31,7 @@ def verify_files(engine: Path, manifest: Manifest) -> None:
     """Compare every file's size, then every file's SHA-256, with the manifest.
 
     Raises:
-        EngineCorruptError: names the file that differs, or that the manifest does not list.
+        EngineCorruptError: a file differs, or is not listed; the message names it.
     """
     refuse_unlisted(engine, manifest)
     find_files(engine, manifest, manifest.files)
@@ -43,20 +43,20 @@ def verify_files(engine: Path, manifest: Manifest) -> None:
 
 
 class Piece(NamedTuple):
-    """Consecutive bytes of a file, and what they hash to."""
+    """Consecutive bytes of a file, and their expected hash."""
 
     name: str
     begin: int
     bytes: int
     sha256: str
     identity: FileIdentity | None = None
-    """The file that it must be a part of; None: any."""
+    """Identity that the file must have; None: any."""
 
 
 class HashCheck:
-    """Compares the hashes of some files in threads of its own, of low priority.
+    """Compares the hashes of files in its own threads, of low priority.
 
-    Nothing is hashed before somebody calls `begin` or `wait`. Hashing frees the GIL.
+    Hashing starts with `begin` or `wait`, and releases the GIL.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class HashCheck:
     ) -> None:
         """
         Args:
-            found: files that must not have been replaced or written to since they were found.
+            found: identities of files, which must not have been replaced or written to since.
 
         Raises:
             EngineCorruptError: the manifest's chunks do not cover a file.
@@ -101,11 +101,11 @@ class HashCheck:
                 thread.start()
 
     def wait(self) -> None:
-        """Begin, and return when all files are as the manifest says.
+        """Start if need be, and wait until all files have been compared.
 
         Raises:
-            EngineCorruptError: one is not; the message names it.
-            UnavailableError: the check was closed before that was known.
+            EngineCorruptError: a file differs from the manifest; the message names it.
+            UnavailableError: the check was closed before.
         """
         self.begin()
         with self._changed:
@@ -117,7 +117,7 @@ class HashCheck:
             raise UnavailableError("the engine was closed before its files were verified")
 
     def raise_failure(self) -> None:
-        """Raise what has been found by now, if anything."""
+        """Raise the error found so far, if any."""
         if self._failure is not None:
             raise self._failure
 
@@ -138,7 +138,7 @@ class HashCheck:
                 with self._changed:
                     self._num_left -= 1
                     self._changed.notify_all()
-        except BaseException as failure:  # noqa: BLE001 (a thread's last frame: whoever waits gets it)
+        except BaseException as failure:  # noqa: BLE001 (a thread's last frame: `wait` raises it)
             with self._changed:
                 self._failure = self._failure or failure
                 self._pieces.clear()
@@ -153,7 +153,7 @@ def _compare(engine: Path, piece: Piece) -> None:
     """Hash a piece.
 
     Raises:
-        EngineCorruptError: it is not what the manifest says.
+        EngineCorruptError: the hash differs from the manifest's.
     """
     if _sha256(engine / piece.name, piece) != piece.sha256:
         raise EngineCorruptError(
@@ -164,7 +164,7 @@ def _compare(engine: Path, piece: Piece) -> None:
 
 
 def pieces_of(name: str, facts: FileFacts) -> Iterator[Piece]:
-    """A file, or its chunks: either way all of its bytes.
+    """The pieces of a file: all of it, or its chunks.
 
     Raises:
         EngineCorruptError: the chunks do not cover the file.

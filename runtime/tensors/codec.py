@@ -1,8 +1,8 @@
-"""Tensors as clients send them, and back: KServe's datatypes, shapes, bytes and lists of values.
+"""Decodes and encodes tensors of clients: KServe's datatypes, shapes, bytes and lists of values.
 
-What is wrong with a tensor is said before it is read: its name, its datatype, its shape, its size.
-Numbers may come in another width than the table's, as older clients of tensorrtllm_backend have
-them; whether a value is in range is judged with the request.
+A tensor's name, datatype, shape and size are checked before it is read. Numbers may have another
+width than in the table, as from older clients of tensorrtllm_backend; ranges of values are checked
+with the request.
 """
 
 import math
@@ -17,9 +17,9 @@ from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.tensors.table import INPUTS, OUTPUTS, DataType, Tensor
 
 MAX_STRINGS = 1 << 14
-"""In one tensor: each becomes an object."""
+"""Most strings of one tensor: each becomes a Python object."""
 _LENGTH = struct.Struct("<I")
-"""Before each string of a tensor of BYTES."""
+"""Length prefix of each string of a tensor of BYTES."""
 
 _NUMPY: Mapping[str, Any] = {
     "BOOL": np.bool_,
@@ -47,7 +47,7 @@ ACCEPTED: Mapping[DataType, tuple[str, ...]] = {
     "TYPE_FP16": _FLOATS,
     "TYPE_FP32": _FLOATS,
 }
-"""Datatypes that an input may be sent in."""
+"""Type in the table -> datatypes in which the input may be sent."""
 _LEAST = {name: int(np.iinfo(_NUMPY[name]).min) for name in _INTEGERS}
 _MOST = {name: int(np.iinfo(_NUMPY[name]).max) for name in _INTEGERS}
 
@@ -62,7 +62,7 @@ def datatype(tensor: Tensor) -> str:
 
 
 def input_datatype(name: str) -> str | None:
-    """None: there is no such input."""
+    """KServe's datatype of an input; None: there is no such input."""
     return datatype(_INPUTS[name]) if name in _INPUTS else None
 
 
@@ -71,14 +71,14 @@ def output_datatype(name: str) -> str:
 
 
 def array_of_bytes(name: str, sent_as: str, shape: Sequence[int], data: bytes) -> NDArray[Any]:
-    """An input out of its bytes: little-endian numbers, or strings each after its length.
+    """An input from its bytes: little-endian numbers, or strings with length prefixes.
 
     Args:
         sent_as: its datatype.
-        shape: with the batch axis.
+        shape: its shape, with the batch axis.
 
     Raises:
-        InvalidRequestError: no such input, or not of this datatype, shape and size.
+        InvalidRequestError: the input is unknown, or has another datatype, shape or size.
     """
     count = check_input(name, sent_as, shape)
     if sent_as == "BYTES":
@@ -92,10 +92,10 @@ def array_of_bytes(name: str, sent_as: str, shape: Sequence[int], data: bytes) -
 def array_of_values(
     name: str, sent_as: str, shape: Sequence[int], values: Sequence[Any]
 ) -> NDArray[Any]:
-    """An input out of its values in row-major order; strings are bytes.
+    """An input from its values in row-major order; strings are bytes.
 
     Raises:
-        InvalidRequestError: no such input, or not of this datatype, shape and size.
+        InvalidRequestError: the input is unknown, or has another datatype, shape or size.
     """
     count = check_input(name, sent_as, shape)
     if len(values) != count:
@@ -110,14 +110,14 @@ def array_of_values(
 
 
 def bytes_of(array: NDArray[Any]) -> bytes:
-    """An output's bytes, as `array_of_bytes` reads them."""
+    """An output's bytes, in the format of `array_of_bytes`."""
     if array.dtype != np.object_:
         return array.tobytes()
     return b"".join(_LENGTH.pack(len(text)) + text for text in array.reshape(-1).tolist())
 
 
 def check_outputs(names: Sequence[str]) -> frozenset[str]:
-    """The outputs that a request asks for; none: all.
+    """The requested outputs; empty: all.
 
     Raises:
         InvalidRequestError: one is unknown.
@@ -133,10 +133,10 @@ def check_outputs(names: Sequence[str]) -> frozenset[str]:
 
 
 def check_input(name: str, sent_as: str, shape: Sequence[int]) -> int:
-    """How many elements an input of this datatype and shape has.
+    """Check an input's datatype and shape; returns the number of its elements.
 
     Raises:
-        InvalidRequestError: no such input, or not one of this datatype and shape.
+        InvalidRequestError: the input is unknown, or has another datatype or shape.
     """
     tensor = _INPUTS.get(name)
     if tensor is None:
@@ -211,10 +211,10 @@ def _wrong_size(name: str, have: str, want: str) -> InvalidRequestError:
 
 
 def refuse_parameters(place: str, parameters: Mapping[str, Any]) -> None:
-    """Refuse the parameters of a tensor: they ask for shared memory or classification.
+    """Refuse parameters of a tensor, which request shared memory or classification.
 
     Raises:
-        InvalidRequestError: there is one; names it, in `place`.
+        InvalidRequestError: there is one; names it, with the prefix `place`.
     """
     for name in parameters:
         raise InvalidRequestError(

@@ -1,9 +1,9 @@
-"""Requests of tensors, run by the service: what KServe's protocol does over gRPC and over HTTP.
+"""Runs requests of tensors by the service: inference of KServe's protocol over gRPC and HTTP.
 
-    tensors -> InferRequest: a RowRequest a row -> Service.generate, one a row -> Exchange: messages
+    tensors -> InferRequest: RowRequests -> Service.generate for each row -> Exchange: messages
 
-A request's rows are admitted together or not at all. Ids are the clients' own: several requests may
-have one, and what stops an id stops all of that client's.
+A request's rows are admitted together or not at all. Ids are chosen by clients and need not be
+unique: a stop request ends all requests of its id and client.
 """
 
 import asyncio
@@ -41,18 +41,18 @@ class InferRequest:
 
     model: str
     request_id: str
-    """The client's; may be empty, and is no one's alone."""
+    """The client's id; may be empty, and need not be unique."""
     rows: tuple[RowRequest, ...]
     outputs: frozenset[str]
-    """Those asked for; empty: all."""
+    """Names of the requested outputs; empty: all."""
     timeout_s: float | None = None
     stops: bool = False
-    """It is the end of the running requests of its id, and has no rows."""
+    """Whether it is a stop request, which ends the running requests of its id and has no rows."""
     version: str = "1"
-    """Of the model; once the request runs, of the engine that runs it."""
+    """Version of the model; once the request runs, that of its engine."""
 
     def check_one_reply(self) -> None:
-        """Raises InvalidRequestError unless all can be said in one message."""
+        """Raises InvalidRequestError unless the answer is a single message."""
         problem = ""
         if len(self.rows) > 1:
             problem = f"has {len(self.rows)} rows"
@@ -71,7 +71,7 @@ class InferRequest:
 class Reply(NamedTuple):
     message: Message
     final: bool
-    """It is the request's last."""
+    """Whether it is the request's last message."""
 
 
 class _RunningRow(NamedTuple):
@@ -81,7 +81,7 @@ class _RunningRow(NamedTuple):
 
 
 class Exchange:
-    """A running request; what there is to say is asked for once."""
+    """A running request; call either `replies` or `reply`, once."""
 
     def __init__(self, request: InferRequest, rows: Sequence[_RunningRow]) -> None:
         self.request = request
@@ -96,10 +96,10 @@ class Exchange:
             one.stream.abort()
 
     async def replies(self) -> AsyncGenerator[list[Reply], None]:
-        """Yields replies that can be said now; close it, or run it to its end.
+        """Yields replies as they become available; close it, or run it to its end.
 
         Raises:
-            TrtcError: what befalls the first row that fails.
+            TrtcError: the error of the first row that fails.
         """
         if not self._rows:
             yield [Reply({}, final=True)]
@@ -118,7 +118,7 @@ class Exchange:
                     ]
 
     async def reply(self) -> Message:
-        """The one message of a request that asks for one (`InferRequest.check_one_reply`)."""
+        """The only message of a request with one message (`InferRequest.check_one_reply`)."""
         async with aclosing(self.replies()) as replies:
             return [one.message async for several in replies for one in several][-1]
 
@@ -128,12 +128,12 @@ class Exchange:
 
 
 class Inference:
-    """Reads and runs requests of tensors. For the service's asyncio loop; `read` for any thread."""
+    """Reads and runs requests of tensors. For the service's asyncio loop; `read` is thread-safe."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._running: dict[tuple[str, str], set[Exchange]] = {}
-        """By the principal's name and the id; no empty set."""
+        """(principal's name, id) -> running requests; no empty sets."""
 
     def read(
         self,
@@ -144,10 +144,10 @@ class Inference:
         outputs: Sequence[str],
         parameters: Parameters,
     ) -> InferRequest:
-        """The request that tensors of known names, types and shapes make.
+        """Parse a request from tensors, whose names, types and shapes have been checked.
 
         Raises:
-            TrtcError: no such model, or something in the request is wrong; names it.
+            TrtcError: there is no such model, or a field is invalid; names it.
         """
         with fields_as_sent(_NAMES):
             handle = self._service.engine(model)
@@ -189,10 +189,10 @@ class Inference:
         """Run a request; leaving the context early ends it within a step.
 
         Args:
-            deadline: time.monotonic() after which it ends; its own timeout may be sooner.
+            deadline: time.monotonic() after which it ends; its own timeout may be earlier.
 
         Raises:
-            TrtcError: whatever keeps a row from being admitted.
+            TrtcError: a row is not admitted.
         """
         if request.timeout_s is not None:
             own = time.monotonic() + request.timeout_s
@@ -250,7 +250,7 @@ class Inference:
     async def _text(
         self, engine: EngineHandle, token_ids: Sequence[int], principal: Principal
     ) -> str:
-        """Of a prompt of token ids; "" without a tokenizer."""
+        """Text of a prompt of token ids; "" without a tokenizer."""
         if engine.tokenizer is None:
             return ""
         return await self._service.detokenize(engine.name, token_ids, False, principal)
@@ -259,7 +259,7 @@ class Inference:
 async def _outputs(
     rows: Sequence[_RunningRow],
 ) -> AsyncGenerator[tuple[_RunningRow, list[Output]], None]:
-    """Of all rows, as they come; the first error ends all."""
+    """Outputs of all rows as they arrive; the first error ends all rows."""
     if len(rows) == 1:
         while (outputs := await _next(rows[0])) is not None:
             yield rows[0], outputs
@@ -280,16 +280,16 @@ async def _outputs(
 
 
 async def _next(row: _RunningRow) -> list[Output] | None:
-    """The row's outputs since the last time; None: it has ended."""
+    """The row's outputs since the last call; None: it has ended."""
     with fields_as_sent({**_NAMES, **row.row.sent_as}):
         return await anext(row.stream, None)
 
 
 def _timeout(parameters: Parameters) -> float | None:
-    """Seconds, of a request's parameters.
+    """The timeout in seconds of a request's parameters; None: there is none.
 
     Raises:
-        InvalidRequestError: a parameter that is unknown, or asks for what there is not.
+        InvalidRequestError: a parameter is unknown or not supported.
     """
     for name in parameters:
         if name not in _KNOWN_PARAMETERS:

@@ -1,7 +1,8 @@
-"""What a server says of its models, as KServe and Triton word it; the same over gRPC and HTTP.
+"""Model metadata, configuration, statistics and loading in the shapes of KServe and Triton, for
+gRPC and HTTP.
 
-Answers are dictionaries with the fields of the messages of the protocol. One version of a name is
-served, the newest; older ones are in the index while their streams go on.
+Answers are dictionaries with the fields of the protocol's messages. Only the newest version of a
+name is served; older ones are in the index while their streams go on.
 """
 
 import logging
@@ -23,7 +24,7 @@ PLATFORM = "trtc"
 NS = 1_000_000_000
 EXTENSIONS = ("model_configuration", "model_repository", "statistics")
 KV_BYTES = "kv_bytes"
-"""A parameter of a load: bytes of the model's KV pool."""
+"""Parameter of a load: bytes of the model's KV pool."""
 Parameters = Mapping[str, Any]
 _NAMES = {"model": "model_name"}
 
@@ -31,7 +32,7 @@ _log = logging.getLogger("trtc.server")
 
 
 def check_version(engine: EngineHandle, version: str) -> None:
-    """Raises UnknownModelError for another version than that of an engine; "" is that."""
+    """Raises UnknownModelError if an engine has another version; "" matches any."""
     if version not in ("", engine.version):
         raise UnknownModelError(
             f"is {version[:100]!r}",
@@ -56,13 +57,13 @@ def engine_of(service: Service, principal: Principal, name: str, version: str) -
 
 
 def engines_of(service: Service, principal: Principal) -> list[EngineHandle]:
-    """All that `principal` may use."""
+    """All engines that `principal` may use."""
     may = principal.limits.may_use
     return [handle for handle in service.engines.values() if may(handle.name)]
 
 
 def is_ready(service: Service, principal: Principal, name: str, version: str) -> bool:
-    """Whether a version of a model serves; one that is unknown does not."""
+    """Whether a version of a model is ready; false for unknown ones."""
     model = service.models.get(name)
     if model is None or model.engine is None or not principal.limits.may_use(name):
         return False
@@ -70,9 +71,10 @@ def is_ready(service: Service, principal: Principal, name: str, version: str) ->
 
 
 def server_metadata(*extensions: str) -> dict[str, Any]:
-    """
+    """Metadata of the server.
+
     Args:
-        extensions: that the protocol has beside EXTENSIONS.
+        extensions: extensions of the protocol in addition to EXTENSIONS.
     """
     return {"name": "trtc", "version": __version__, "extensions": [*EXTENSIONS, *extensions]}
 
@@ -106,10 +108,10 @@ def config(handle: EngineHandle) -> dict[str, Any]:
 async def index(
     service: Service, principal: Principal, *, repository: str, ready: bool
 ) -> list[dict[str, Any]]:
-    """One entry a version that `principal` may use; with `ready`, of those that serve now.
+    """One entry for each version that `principal` may use; with `ready`, only those being served.
 
     Args:
-        repository: the request's; there is one, which has no name.
+        repository: the request's repository; there is only one, without a name.
     """
     _check_repository(repository)
     entries = await _control(service).index()
@@ -126,8 +128,8 @@ async def index(
 
 
 def statistics(service: Service, handle: EngineHandle) -> dict[str, Any]:
-    """Since the start, of requests by every protocol. An execution is a step of the engine; what a
-    request did not spend in the queue is its inference."""
+    """Statistics since the start, of requests over all protocols. An execution is a step of the
+    engine; the time of a request outside the queue is its inference."""
     metrics, name = service.metrics, handle.name
     count, total_s = _histogram(metrics.whole_request, name)
     queued, queue_s = _histogram(metrics.queue, name)
@@ -149,11 +151,11 @@ def statistics(service: Service, handle: EngineHandle) -> dict[str, Any]:
 async def load(
     service: Service, principal: Principal, name: str, repository: str, parameters: Parameters
 ) -> None:
-    """Serve the newest version of a model.
+    """Load the newest version of a model.
 
     Raises:
         ForbiddenError: `principal` may not use it.
-        InvalidRequestError: a parameter that is not known; and as `ModelControl.load`.
+        InvalidRequestError: a parameter is unknown. Also raises the errors of `ModelControl.load`.
     """
     _check_repository(repository)
     service.check_model(principal, name)
@@ -177,16 +179,19 @@ async def load(
 async def unload(
     service: Service, principal: Principal, name: str, repository: str, parameters: Parameters
 ) -> None:
-    """Serve a model no more, once its running requests have ended.
+    """Unload a model, after its running requests have ended.
 
     Raises:
         ForbiddenError: `principal` may not use it.
-        InvalidRequestError: a parameter that is not known; and as `ModelControl.unload`.
+        InvalidRequestError: a parameter is unknown. Also raises the errors of
+            `ModelControl.unload`.
     """
     _check_repository(repository)
     service.check_model(principal, name)
     for key in parameters:
-        if key != "unload_dependents":  # Triton's clients always say it, and nothing depends here
+        if (
+            key != "unload_dependents"
+        ):  # Triton's clients always send it; there are no dependents here
             raise InvalidRequestError(
                 "is not known", field=f"parameters.{key[:100]}", remedy="Leave it out"
             )
@@ -222,7 +227,7 @@ def _duration(count: int, seconds: float) -> dict[str, int]:
 
 
 def _histogram(metric: Histogram, model: str) -> tuple[int, float]:
-    """How many observations, and their sum."""
+    """(number of observations, their sum)."""
     found = dict(metric.series()).get((model,))
     if found is None:
         return 0, 0.0

@@ -1,7 +1,7 @@
-"""Outputs of the engine become a row's messages: output name -> array, shaped as clients read it.
+"""Converts outputs of the engine to a row's messages: output name -> array.
 
-`text_output` and `finish_reason` are [1]; the rest has the batch axis, then that of the beams, both
-of extent 1, as tensorrtllm_backend has it.
+`text_output` and `finish_reason` are [1]; the others have a batch and a beam axis, both of extent
+1, as in tensorrtllm_backend.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,13 +25,13 @@ class Prompt(NamedTuple):
 
 @dataclass
 class _Pending:
-    """What has been generated of one sequence, less what a message has said already."""
+    """Output of one sequence that no message has sent yet."""
 
     token_ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     sum_log_probs: float = 0.0
-    """From the beginning."""
+    """Sum since the beginning of the sequence."""
 
     def add(self, output: Output) -> None:
         self.token_ids += output.token_ids
@@ -52,8 +52,8 @@ class RowReplies:
     ) -> None:
         """
         Args:
-            batch_index: None where the batch has no other row.
-            has_text: False for an engine without a tokenizer.
+            batch_index: None if the batch has one row.
+            has_text: whether the engine has a tokenizer.
         """
         self._row = row
         self._prompt = prompt
@@ -62,7 +62,7 @@ class RowReplies:
         self._pending = [_Pending() for _ in range(row.request_input.n)]
 
     def messages(self, outputs: Sequence[Output]) -> list[Message]:
-        """What can be said now: of every output when streaming, else of finished sequences."""
+        """Messages for new outputs: for each output when streaming, else for finished sequences."""
         messages = []
         for output in outputs:
             pending = self._pending[output.index]
@@ -73,7 +73,7 @@ class RowReplies:
         return messages
 
     def _without_end(self, output: Output) -> Output:
-        """An output less the text, and the token, that only ended it."""
+        """An output without the text and the token that only ended it."""
         last = output.token_ids[-1] if output.token_ids else None
         if output.finish_reason is not FinishReason.STOP or last not in self._row.silent_ids:
             return output

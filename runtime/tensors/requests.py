@@ -1,7 +1,7 @@
 """A request's tensors become inputs, one a row of the batch. Knows numpy, nothing of Triton.
 
-Values mean what they mean to TensorRT-LLM: neither top_k nor top_p asks for the likeliest tokens,
-the end token is not part of the output, stop words are.
+Values have TensorRT-LLM's meaning: without top_k and top_p decoding is greedy, the end token is not
+part of the output, and stop words are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,9 +31,9 @@ Tensors = Mapping[str, NDArray[Any]]
 """Input name -> array with its batch axis."""
 
 MAX_BIAS_WORDS = 1024
-"""Of embedding_bias_words, each of which is tokenised."""
+"""Most entries of embedding_bias_words, each of which is tokenised."""
 _OTHER_NAMES = {"top_k": ("runtime_top_k",), "top_p": ("runtime_top_p",)}
-"""Of sampling parameters, beside their own."""
+"""Sampling parameter -> further names."""
 
 
 GUIDE_KINDS: Mapping[str, Kind] = {
@@ -44,8 +44,8 @@ GUIDE_KINDS: Mapping[str, Kind] = {
     "structural_tag": "structural_tag",
     "named": "named",
 }
-"""TensorRT-LLM's types of guides; its `json` is any document, of which objects are some. `named` is
-not its own: the guide is the name of a grammar of the engine."""
+"""TensorRT-LLM's guide type -> kind of grammar. Its `json` allows any document, ours only objects.
+`named` is an extension: the guide is the name of a grammar of the engine."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,16 @@ class RowRequest:
 
     request_input: RequestInput
     stream: bool
-    """Every step's tokens in a message of their own, or all of them in one."""
+    """Whether each step's tokens are a message, instead of one message at the end."""
     with_prompt: bool
-    """The prompt stands before the completion. Not when streaming."""
+    """Whether the prompt precedes the completion; not when streaming."""
     end_ids: frozenset[int]
-    """Tokens that end the completion and are no part of it."""
+    """Tokens that end the completion and are not part of it."""
     silent_ids: frozenset[int]
-    """Tokens that end the completion without a text: end and special tokens."""
+    """Tokens that end the completion and have no text: end and special tokens."""
     log_probs: bool
     num_input_tokens: bool
-    """Whether to say how many there are."""
+    """Whether to return the number of input tokens."""
     num_output_tokens: bool
     sent_as: Mapping[str, str]
     """Field of the request input -> the input that it came from, for messages."""
@@ -77,7 +77,7 @@ class RequestReader:
     bounds: RequestBounds
     eos_token_ids: frozenset[int]
     exclude_input_in_output: bool
-    """For requests that do not say."""
+    """Default for requests."""
 
     @classmethod
     def of(cls, handle: EngineHandle, *, exclude_input_in_output: bool) -> "RequestReader":
@@ -90,8 +90,8 @@ class RequestReader:
         )
 
     def read(self, tensors: Tensors) -> list[RowRequest]:
-        """One request a row of the batch; values are judged when they are submitted, lengths before
-        there is a Python object for every number.
+        """One request for each row of the batch. Lengths are checked before a Python object is made
+        for every number; values are checked at submission.
 
         Raises:
             InvalidRequestError: an input is missing, contradicts another or asks for something
@@ -117,7 +117,7 @@ class RequestReader:
             sampling=self._sampling(row),
             max_tokens=row.value("max_tokens", "request_output_len"),
             stop=stop,
-            # The engine's own end tokens need no mention.
+            # The engine's own end tokens need not be listed.
             stop_token_ids=(*stop_token_ids, *(() if end_id is None else end_ids)),
             ignore_eos=end_id is not None,
             min_tokens=row.value("min_tokens", "min_length") or 0,
@@ -159,8 +159,8 @@ class RequestReader:
         return None, tuple(row.values("input_ids", limit=length))
 
     def _sampling(self, row: Row) -> SamplingOptions:
-        """What the request and the model say: top_p of 0 stands for none, as does top_k; where
-        neither says either, the likeliest token."""
+        """The sampling parameters of the request and the model. A top_p or top_k of 0 means none;
+        if neither gives any, decoding is greedy."""
         sent = {
             "seed": row.value("seed", "random_seed"),
             "logit_bias": self._logit_bias(row) or None,
@@ -179,7 +179,8 @@ class RequestReader:
         return cast(SamplingOptions, given)
 
     def _logit_bias(self, row: Row) -> Mapping[int, float]:
-        """By words, whose tokens all get their weight, or an addend for every token."""
+        """Biases by words, all of whose tokens get the word's weight, or by an array with a bias
+        for every token."""
         _check_number(row, "embedding_bias_words", MAX_BIAS_WORDS)
         words = row.texts("embedding_bias_words")
         weights = row.values("embedding_bias_weights")
@@ -209,7 +210,7 @@ class RequestReader:
         return bias
 
     def _stops(self, row: Row) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Stop strings and stop tokens. A special token has no text that could be found."""
+        """Stop strings and stop tokens; special tokens have no text, so they are stop tokens."""
         texts, tokens = list[str](), list[int]()
         words = [word for word in row.texts("stop_words", field="stop") if word]
         with fields_as_sent(row.sent_as):
@@ -245,7 +246,7 @@ class RequestReader:
 
 
 def _grammar(row: Row) -> Grammar | None:
-    """What the output has to be; empty texts, which some clients send, ask for nothing."""
+    """The grammar of the output; empty texts, which some clients send, mean none."""
     kinds, guides = row.texts("guided_decoding_guide_type"), row.texts("guided_decoding_guide")
     kind, guide = "".join(kinds[:1]), "".join(guides[:1])
     if not kind and not guide:
@@ -267,7 +268,7 @@ def _check_number(row: Row, name: str, limit: int) -> None:
 
 
 def asks_to_stop(tensors: Tensors) -> bool:
-    """Whether it is no request of its own, but the end of the running one of the same id."""
+    """Whether it is a stop request, for the running request of the same id."""
     return "stop" in tensors and bool(np.any(tensors["stop"]))
 
 

@@ -9,7 +9,7 @@ from trtc.protos.errors import InvalidRequestError
 
 
 class Row:
-    """Row `index` of every tensor; remembers which field was sent under which name."""
+    """Row `index` of every tensor; records under which name each field was sent."""
 
     def __init__(self, tensors: Mapping[str, NDArray[Any]], index: int) -> None:
         self._tensors = tensors
@@ -26,13 +26,13 @@ class Row:
         return None if tensor is None else tensor[self._index]
 
     def value(self, *names: str, field: str = "") -> Any:
-        """The one value of an input that has several names; None: it was sent under none.
+        """The only value of an input that may have several names; None: it was not sent.
 
         Args:
             field: of the draft, where it is not called by the first name.
 
         Raises:
-            InvalidRequestError: sent under two names, or not one value.
+            InvalidRequestError: it was sent under two names, or has several values.
         """
         sent = [name for name in names if name in self._tensors]
         if not sent:
@@ -49,7 +49,7 @@ class Row:
         return values[0]
 
     def size(self, name: str) -> int:
-        """How many values an input has; 0 if it was not sent."""
+        """Number of values of an input; 0 if it was not sent."""
         array = self.array(name)
         return 0 if array is None else array.size
 
@@ -74,10 +74,10 @@ class Row:
             ) from error
 
     def word_list(self, name: str, field: str) -> list[Sequence[int]]:
-        """Words of token ids: [2, L] are their tokens one after the other, and each word's end.
+        """Words of token ids from [2, L]: concatenated tokens, and the end of each word.
 
         Raises:
-            InvalidRequestError: the ends do not ascend within the tokens.
+            InvalidRequestError: the ends are not ascending or out of range.
         """
         array = self.array(name)
         if array is None:

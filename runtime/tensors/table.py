@@ -1,9 +1,9 @@
 """The tensors of a model: names, types and shapes of NVIDIA's tensorrtllm_backend.
 
-Both of its levels are there, so that clients of either need no change: text (its `ensemble` and
+Both of its levels are supported, so that clients of either need no change: text (its `ensemble` and
 `tensorrt_llm_bls`: `text_input`, `max_tokens`, ...) and tokens (its `tensorrt_llm`: `input_ids`,
-`request_output_len`, ...). Every shape has the batch axis before `dims`. What describes a model is
-printed from these tables (config.pbtxt, KServe's metadata) and requests are read by them.
+`request_output_len`, ...). Every shape has the batch axis before `dims`. Descriptions of a model
+(config.pbtxt, KServe's metadata) are generated from these tables, and requests are read by them.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ DataType = Literal[
     "TYPE_STRING", "TYPE_BOOL", "TYPE_INT32", "TYPE_UINT64", "TYPE_FP16", "TYPE_FP32"
 ]
 Dims = tuple[int, ...]
-"""Without the batch axis; -1: any extent."""
+"""Extents without the batch axis; -1: any."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Tensor:
 
 @dataclass(frozen=True)
 class RefusedInput:
-    """An input that asks for what the runtime does not do, unless its value asks for nothing."""
+    """An unsupported input, which is refused unless it has its neutral value."""
 
     tensor: Tensor
     asks_nothing: Callable[[NDArray[Any]], bool]
-    """Of one row."""
+    """Whether a row has the neutral value."""
     remedy: str
 
 
@@ -44,7 +44,7 @@ def _only(*values: object) -> Callable[[NDArray[Any]], bool]:
 
 
 def _no_words(row: NDArray[Any]) -> bool:
-    """A word list [2, L] is ids over the ends of words, of which -1 is none."""
+    """Whether a word list [2, L] (ids, and ends of words with -1 as padding) is empty."""
     return bool(np.all(row[..., -1, :] == -1))
 
 
@@ -80,7 +80,7 @@ READ_INPUTS: tuple[Tensor, ...] = (
     Tensor("return_num_input_tokens", "TYPE_BOOL"),
     Tensor("return_num_output_tokens", "TYPE_BOOL"),
 )
-"""What a request may ask for."""
+"""Inputs that requests may have."""
 
 EMPTY_INPUTS: tuple[Tensor, ...] = (
     Tensor("pad_id", "TYPE_INT32"),
@@ -89,7 +89,7 @@ EMPTY_INPUTS: tuple[Tensor, ...] = (
     Tensor("early_stopping", "TYPE_BOOL"),
     Tensor("beam_search_diversity_rate", "TYPE_FP32"),
 )
-"""What changes no result whatever its value: no batch is padded, and there is no beam search."""
+"""Inputs without effect: batches are not padded, and there is no beam search."""
 
 _NO_ADAPTERS = "Leave it out: merge the adapter into the checkpoint and build an engine of that"
 
@@ -117,14 +117,14 @@ REFUSED_INPUTS: tuple[RefusedInput, ...] = (
     RefusedInput(Tensor("lora_weights", "TYPE_FP16", (-1, -1)), _only(), _NO_ADAPTERS),
     RefusedInput(Tensor("lora_config", "TYPE_INT32", (-1, 3)), _only(), _NO_ADAPTERS),
 )
-"""What other deployments of TensorRT-LLM take. Their clients often send the value for nothing."""
+"""Inputs of other deployments of TensorRT-LLM, whose clients often send the neutral value."""
 
 INPUTS: tuple[Tensor, ...] = (
     *READ_INPUTS,
     *EMPTY_INPUTS,
     *(refused.tensor for refused in REFUSED_INPUTS),
 )
-"""All are optional: which of them belong together is said in the answer to a request."""
+"""All inputs are optional; errors of a request name those that are needed together."""
 
 OUTPUTS: tuple[Tensor, ...] = (
     Tensor("text_output", "TYPE_STRING", (-1,)),

@@ -1,1 +1,1 @@
-"""What client and server share: trtc.v1 messages and error statuses, both ways."""
+"""Code shared by client and server: conversion of trtc.v1 messages and error statuses."""

@@ -1,7 +1,7 @@
-"""Parsing with a bound on what a message becomes: its fields are counted on the wire first.
+"""Parses protobuf messages with limits: fields are counted in the encoded bytes first.
 
-Two bytes of an empty submessage become 120 bytes of objects, and the parser holds the interpreter's
-lock for all of them. Counting stops at the limit, so it costs no more than what is accepted.
+Two bytes of an empty submessage become 120 bytes of objects, and the parser holds the GIL until it
+is done. Counting stops at the limit, so a refused message costs no more than an accepted one.
 """
 
 from functools import cache
@@ -13,11 +13,11 @@ from google.protobuf.message import DecodeError, Message
 from trtc.protos.errors import InvalidRequestError
 
 MAX_FIELDS = 1 << 14
-"""Fields of a message, those of its submessages included. A packed field counts once."""
+"""Most fields of a message, including those of submessages. A packed field counts once."""
 MAX_NUMBERS = 1 << 18
-"""Items of a message's packed fields together: a byte of them may become eight."""
+"""Most items of a message's packed fields together: one byte may become eight."""
 UNCOUNTED_BYTES = 1 << 12
-"""Shorter messages cannot have many."""
+"""Shorter messages are not counted."""
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {
     FieldDescriptor.TYPE_FLOAT: 4,
@@ -51,8 +51,8 @@ def parse(kind: type[MessageT], data: bytes, *, max_numbers: int = MAX_NUMBERS) 
 
 
 def _check_fields(data: bytes, descriptor: Any, max_numbers: int) -> None:
-    """Raises DecodeError or IndexError for what is no message, InvalidRequestError beyond
-    MAX_FIELDS and `max_numbers`."""
+    """Raises DecodeError or IndexError for malformed messages, and InvalidRequestError beyond
+    MAX_FIELDS or `max_numbers`."""
     count = num_numbers = 0
     parts = [(0, len(data), descriptor)]
     while parts:
@@ -99,7 +99,7 @@ def _nested(kind: Any) -> dict[int, Any]:
 
 @cache
 def _packed(kind: Any) -> dict[int, int]:
-    """Fields that are packed lists: number -> bytes of an item, 0 where it is a varint."""
+    """Packed fields: number -> bytes of an item; 0 for varints."""
     return {
         field.number: _FIXED_BYTES.get(field.type, 0) for field in kind.fields if field.is_packed
     }
@@ -112,7 +112,7 @@ def _num_numbers(packed: bytes, item_bytes: int) -> int:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number and where it ends. Raises IndexError beyond the end."""
+    """(number, index after it); raises IndexError beyond the end."""
     byte = data[at]
     if byte < 0x80:
         return byte, at + 1

@@ -2,25 +2,26 @@
 
 MAX_RESPONSE_BYTES = 64 << 20
 KEEPALIVE_S = 30
-"""Both sides ping an idle connection this often, so a vanished peer is noticed."""
+"""Seconds between pings of an idle connection by both sides, to detect a dead peer."""
 KEEPALIVE_TIMEOUT_S = 10
 MAX_PENDING_S = 600
 STORMING_CONNECTIONS = 32
-"""Connections whose calls may all wait for a handler before gRPC drops any call unheard."""
+"""Number of connections all of whose calls may wait for handlers before gRPC drops calls."""
 HANDSHAKE_S = 10
-"""A connection that has not said what it is by then is closed."""
+"""Seconds for a connection's handshake, after which it is closed."""
 IDLE_CONNECTION_S = 600
-"""A connection without calls is closed after this time; client libraries connect again."""
+"""Seconds after which a connection without calls is closed; client libraries reconnect."""
 MIN_CLIENT_PING_S = 5
-"""A client that pings oftener than this is sent away."""
+"""Least seconds between pings of a client; one that pings more often is disconnected."""
 
 CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
-    # Two clients of one process are two connections: the server tells clients apart by them.
+    # Separate connections for clients of one process, because the server identifies clients by
+    # connection.
     ("grpc.use_local_subchannel_pool", 1),
-    # A generation is not idempotent: sampled again it gives other tokens.
+    # Generation is not idempotent: another run samples other tokens.
     ("grpc.enable_retries", 0),
 )
 
@@ -31,12 +32,12 @@ def server_options(
     """Channel arguments of a server.
 
     A call counts from its first frame until its handler has ended, even if it was cancelled at
-    once. So of a client that opens and cancels without end, no more than `max_connection_calls` a
-    connection wait for handlers, in one line with the calls of others; gRPC's core refuses the
+    once. So if a client opens and cancels calls in a loop, at most `max_connection_calls` per
+    connection wait for handlers, in one queue with the calls of others; gRPC's core refuses the
     rest.
     """
-    # Of more calls than this that no handler has taken yet (1000 by default), and of those that
-    # have waited for 30 s, gRPC cancels some without a word, whosesoever they are.
+    # If more calls than this wait for handlers (1000 by default), or for 30 s, gRPC silently
+    # cancels some, of any client.
     max_pending = STORMING_CONNECTIONS * max_connection_calls
     return (
         ("grpc.max_receive_message_length", max_request_bytes),

@@ -1,8 +1,9 @@
-"""Errors across gRPC: a TrtcError becomes a status, and the same TrtcError again at the client.
+"""Errors over gRPC: a TrtcError is converted to a status, and back to the same TrtcError by the
+client.
 
-The status message is the error's one line, for every client. A google.rpc.ErrorInfo in the
-standard `grpc-status-details-bin` trailer carries its class, problem, field and remedy, and a
-google.rpc.RetryInfo the time to wait where it is known.
+The status message is the error in one line, for every client. The standard
+`grpc-status-details-bin` trailer has a google.rpc.ErrorInfo with its class, problem, field and
+remedy, and a google.rpc.RetryInfo with the time to wait, if known.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from trtc.protos import errors
 
 DOMAIN = "trtc"
 MAX_TEXT = 1000
-"""Characters of a message or detail; metadata has a limit of 8 KiB in all."""
+"""Most characters of a message or detail; metadata has a limit of 8 KiB in total."""
 
 _STATUS: dict[type[errors.TrtcError], grpc.StatusCode] = {
     errors.UserError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -74,15 +75,15 @@ _BY_CODE: dict[grpc.StatusCode, type[errors.TrtcError]] = {
     grpc.StatusCode.NOT_FOUND: errors.UnknownModelError,
     grpc.StatusCode.UNAVAILABLE: errors.UnavailableError,
 }
-"""For statuses without our details: made by gRPC itself, or by something between."""
+"""Error class of statuses without our details, which come from gRPC itself or a proxy."""
 
 
 _REFUSED_STREAM = "RST_STREAM with error code 7"
-"""RFC 9113, 7: the server has done nothing for this call. gRPC reports it only in its text."""
+"""RFC 9113, section 7: the server has not processed the call. gRPC reports it only as text."""
 
 
 def status_name(error: errors.TrtcError) -> str:
-    """The name of an error's gRPC status; INTERNAL for what has none of its own."""
+    """The name of an error's gRPC status; INTERNAL for classes without one."""
     return errors.by_class(_STATUS, error, grpc.StatusCode.INTERNAL).name
 
 
@@ -118,7 +119,7 @@ def _retry_details(error: errors.TrtcError) -> tuple[Any, ...]:
 
 
 def to_error(failure: grpc.RpcError, address: str) -> errors.TrtcError:
-    """What a failed call means; `address` is the server's, for messages about the connection."""
+    """The error of a failed call; `address`: the server's, for messages about the connection."""
     assert isinstance(failure, grpc.Call | grpc.aio.AioRpcError)
     details = _details(failure)
     info = _error_info(details)
@@ -147,7 +148,7 @@ def to_error(failure: grpc.RpcError, address: str) -> errors.TrtcError:
 
 def _details(failure: grpc.Call | grpc.aio.AioRpcError) -> Sequence[Any]:
     try:
-        # Asyncio's failures have the methods of a call, but not its class.
+        # asyncio's errors have the methods of grpc.Call, but not its class.
         status = rpc_status.from_call(cast(grpc.Call, failure))
     except ValueError:  # a proxy rewrote the code or the message: the details no longer apply
         return ()

@@ -1,4 +1,4 @@
-"""trtc.v1 messages <-> the runtime's data types. No decisions: only validation.py judges values."""
+"""Converts trtc.v1 messages to the runtime's data types and back. Values are not validated here."""
 
 from typing import Any, cast
 
@@ -38,7 +38,7 @@ _LISTS = ("stop", "stop_token_ids")
 
 
 def input_to_wire(request_input: RequestInput) -> pb.GenerateRequest:
-    """Raises InvalidRequestError for a value that its field cannot carry (a negative count)."""
+    """Raises InvalidRequestError for a value that its field cannot encode (a negative count)."""
     try:
         request = pb.GenerateRequest(
             **{name: getattr(request_input, name) for name in _SAME},
@@ -64,7 +64,7 @@ def input_to_wire(request_input: RequestInput) -> pb.GenerateRequest:
 
 
 def input_from_wire(request: pb.GenerateRequest) -> RequestInput:
-    """What the message leaves out has RequestInput's own defaults."""
+    """Fields that the message leaves out have RequestInput's defaults."""
     kind = request.WhichOneof("prompt")
     given: dict[str, Any] = {
         field.name: tuple(value) if field.name in _LISTS else value
@@ -145,7 +145,7 @@ def _message_to_wire(message: ChatMessage) -> pb.ChatMessage:
 
 
 def chat_from_wire(chat: pb.ChatMessages) -> Chat:
-    """Raises InvalidRequestError for a message of too many parts, before they cost memory."""
+    """Raises InvalidRequestError for a message with too many parts, before they use memory."""
     adds_prompt = chat.HasField("add_generation_prompt")
     return Chat(
         messages=tuple(
@@ -236,7 +236,7 @@ def _part_to_wire(part: AnswerPart) -> pb.AnswerPart:
 
 
 def _part_from_wire(part: pb.AnswerPart) -> AnswerPart | None:
-    """None: of a kind that this client does not know."""
+    """An answer part; None: this client does not know its kind."""
     kind = part.WhichOneof("kind")
     if kind == "call":
         call = part.call
@@ -256,7 +256,7 @@ def _reason_from_wire(reason: int) -> FinishReason:
 
 
 def info_to_wire(info: ModelInfo) -> pb.ModelInfo:
-    """The message has the noun's fields, name for name."""
+    """The message has the same field names as ModelInfo."""
     return pb.ModelInfo(**msgspec.structs.asdict(info))
 
 
@@ -300,7 +300,7 @@ def _logprobs_from_wire(entry: pb.TokenLogprobs) -> TokenLogprobs:
 
 
 def _sampling_from_wire(sampling: pb.SamplingParams) -> SamplingOptions:
-    """The fields that are there, name for name."""
+    """The fields that are set, by name."""
     given: dict[str, Any] = {
         field.name: getattr(sampling, field.name) for field, _ in sampling.ListFields()
     }

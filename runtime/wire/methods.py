@@ -1,4 +1,4 @@
-"""Methods with their types, from which servers and clients are made; those of trtc.v1.Inference."""
+"""gRPC methods with their types, for servers and clients; those of trtc.v1.Inference."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,15 +28,15 @@ class Method(Generic[RequestT, ResponseT]):
         return f"/{self.service}/{self.name}"
 
     def over(self, connect: Callable[..., StubT]) -> StubT:
-        """The method as a call of a channel: `channel.unary_unary` or `channel.unary_stream`.
+        """A stub of the method: `connect` is `channel.unary_unary` or `channel.unary_stream`.
 
-        Its replies are bytes, for `parse`: of a deserializer that fails, gRPC's blocking calls hide
-        the error and its asyncio calls let it through.
+        Replies are bytes, for `parse`, because gRPC's blocking calls hide errors of deserializers,
+        and its asyncio calls do not.
         """
         return connect(self.path, request_serializer=self.request.SerializeToString)
 
     def parse(self, reply: bytes) -> ResponseT:
-        """Raises ServeError for a reply that is not the method's message."""
+        """Parse a reply; raises ServeError if it is not the method's message."""
         try:
             return self.response.FromString(reply)
         except DecodeError as error:
@@ -47,7 +47,7 @@ class Method(Generic[RequestT, ResponseT]):
 
 
 GENERATE = Method("Generate", pb.GenerateRequest, pb.GenerateResponse)
-"""The one that streams its responses."""
+"""Streams its responses."""
 ABORT = Method("Abort", pb.AbortRequest, pb.AbortResponse)
 TOKENIZE = Method("Tokenize", pb.TokenizeRequest, pb.TokenizeResponse)
 DETOKENIZE = Method("Detokenize", pb.DetokenizeRequest, pb.DetokenizeResponse)

@@ -1,7 +1,7 @@
 """TLS: PEM files as the credentials of gRPC and as a context of Python's `ssl`.
 
-A server looks at its files whenever a client connects, so certificates are rotated by replacing the
-files. Connections that are open keep the certificate that they began with.
+A server checks its files whenever a client connects, so certificates are rotated by replacing the
+files. Open connections keep their certificate.
 """
 
 import ssl
@@ -21,7 +21,7 @@ MAX_PEM_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ServerTls:
-    """PEM files; with `client_ca`, clients must show a certificate that it signed (mTLS)."""
+    """PEM files; with `client_ca`, clients must present a certificate signed by it (mTLS)."""
 
     cert: Path
     key: Path
@@ -35,7 +35,7 @@ class ServerTls:
         """Credentials of a gRPC port.
 
         Raises:
-            RequestError: a file cannot be read, is not PEM, or the key is another certificate's.
+            RequestError: a file cannot be read, is not PEM, or key and certificate do not match.
         """
         configurations = Reloaded(self.paths, self._grpc_configuration)
         return grpc.dynamic_ssl_server_credentials(
@@ -45,11 +45,11 @@ class ServerTls:
         )
 
     def context(self) -> ssl.SSLContext:
-        """A context of a port of Python's `ssl`, for HTTP/1.1. Clients without a certificate get
-        through, because probes have none: who may ask for what is the application's to say.
+        """An SSLContext for an HTTP/1.1 port. Clients without a certificate can connect, because
+        probes have none; the application decides what they may do.
 
         Raises:
-            RequestError: as `credentials`.
+            RequestError: see `credentials`.
         """
         contexts = Reloaded(self.paths, self._ssl_context)
 
@@ -58,7 +58,7 @@ class ServerTls:
         ) -> None:
             connection.context = contexts.get()
 
-        # Called for every client, whether it names a server or not, before a certificate is sent.
+        # Called for every client, with or without SNI, before a certificate is sent.
         door = self._ssl_context()
         door.sni_callback = choose
         return door
@@ -68,7 +68,7 @@ class ServerTls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.set_alpn_protocols(["http/1.1"])
         try:
-            # Without a password OpenSSL would ask for that of an encrypted key on the terminal.
+            # Without a password, OpenSSL would prompt for that of an encrypted key.
             context.load_cert_chain(self.cert, self.key, password="")
         except (OSError, ValueError) as error:
             raise RequestError(
@@ -89,7 +89,7 @@ class ServerTls:
         return context
 
     def _grpc_configuration(self) -> grpc.ServerCertificateConfiguration:
-        self._ssl_context()  # of files that do not fit together, gRPC says only that
+        self._ssl_context()  # gRPC's own errors for mismatched files have no details
         key, cert, client_ca = self._read()
         return grpc.ssl_server_certificate_configuration([(key, cert)], client_ca)
 
@@ -103,15 +103,16 @@ class ServerTls:
 
 @dataclass(frozen=True)
 class ClientTls:
-    """PEM files. Without `ca` the public roots that gRPC carries are trusted; `cert` and `key` are
-    for mTLS."""
+    """PEM files. Without `ca`, gRPC's built-in public roots are trusted; `cert` and `key` are for
+    mTLS."""
 
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Raises RequestError for an unreadable file, or a certificate without its key."""
+        """Channel credentials; raises RequestError for an unreadable file, or a certificate without
+        its key."""
         if (self.cert is None) != (self.key is None):
             raise RequestError(
                 "a client certificate and its key go together",
@@ -128,7 +129,7 @@ class ClientTls:
 def _changes(
     get: Callable[[], grpc.ServerCertificateConfiguration],
 ) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
-    """A fetcher for gRPC: the configuration if it is another one than the last time, else None."""
+    """A certificate fetcher for gRPC: returns the configuration if it has changed, else None."""
     lock = threading.Lock()
     loaded = get()
 
