@@ -1,0 +1,43 @@
+"""A compiled model with latent attention under the loop: prefixes, preemption and drafts leave the
+tokens as they are."""
+
+from tests.engine.conftest import Engines
+from tests.engine.test_state_groups import running
+from tests.support.models import random_prompt, transformers_greedy
+from tests.support.requests import greedy_request
+
+FAMILY = "deepseek_v3_dense"
+
+
+def test_a_crowded_pool_serves_the_tokens_of_transformers(tiny_engines: Engines) -> None:
+    """Too few pages for all at once; what they have in common is computed once."""
+    checkpoint, engine = tiny_engines(FAMILY)
+    shared = random_prompt(48, seed=9)
+    prompts = [[*shared, *random_prompt(8, seed=seed)] for seed in range(4)]
+    expected = [transformers_greedy(checkpoint, prompt, 40) for prompt in prompts]
+    with running(engine, 28) as loop:
+        for attempt in ("first", "again"):
+            sent = [
+                loop.send(greedy_request(f"{attempt}{number}", prompt, 40, ignore_eos=True))
+                for number, prompt in enumerate(prompts)
+            ]
+            found = [list(one.result().completions[0].token_ids) for one in sent]
+            assert found == expected
+        stats = loop.stats()
+    assert stats.preemptions > 0
+    assert stats.prefix_hit_tokens > 0
+
+
+def test_drafts_change_no_token(tiny_engines: Engines) -> None:
+    checkpoint, engine = tiny_engines(FAMILY)
+    prompts = [random_prompt(30 + 5 * seed, seed=seed) for seed in range(3)]
+    answers = [transformers_greedy(checkpoint, prompt, 60) for prompt in prompts]
+    with running(engine, 160, answers) as loop:
+        sent = [
+            loop.send(greedy_request(f"{number}", prompt, 60, ignore_eos=True))
+            for number, prompt in enumerate(prompts)
+        ]
+        loop.start()
+        assert [list(one.result().completions[0].token_ids) for one in sent] == answers
+        stats = loop.stats()
+    assert 50 < stats.accepted_draft_tokens < stats.draft_tokens
