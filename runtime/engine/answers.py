@@ -7,11 +7,10 @@ from trtc.protos.errors import InvalidRequestError
 from trtc.runtime.engine.handle import EngineHandle
 from trtc.runtime.grammar.answer_grammar import (
     AnswerGrammars,
-    Element,
     element_of,
-    holds_calls,
     tag_of,
 )
+from trtc.runtime.grammar.elements import Element
 from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.request_input import RequestInput
 from trtc.runtime.requests.tools import ToolUse
@@ -54,7 +53,7 @@ def check_answer(engine: EngineHandle, request_input: RequestInput, tools: ToolU
             remedy="Leave it out, or build the engine with the --format of its calls",
         )
     is_required = tools is not None and tools.choice.mode == "required"
-    can_require = request_input.splits_answer and holds_calls(form)
+    can_require = request_input.splits_answer and form.call is not None
     can_end_thoughts = request_input.splits_answer and form.thought is not None
     asked = {
         "tool_choice": is_required and not can_require,
@@ -137,12 +136,15 @@ def _of_calls(
                 remedy="Give a JSON schema, or auto and tools that are not strict",
             )
         return ()
-    if not holds_calls(plan.form) or not (is_bound or document is not None):
+    if plan.form.call is None or not (is_bound or document is not None):
         return ()
-    tight, loose = (
-        writer.of_calls(tools, tight=is_tight, document=document) for is_tight in (True, False)
-    )
-    return (tight, loose) if _is_loose(tools) else (tight,)
+    if not _is_loose(tools):
+        return (writer.of_calls(tools, tight=True, document=document),)
+    loose = writer.of_calls(tools, tight=False, document=document)
+    try:
+        return (writer.of_calls(tools, tight=True, document=document), loose)
+    except InvalidRequestError:
+        return (loose,)
 
 
 def _is_loose(tools: ToolUse) -> bool:

@@ -15,21 +15,15 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from trtc.protos.answer_formats import AnswerFormat, CallFormat
+from trtc.protos.answer_formats import AnswerFormat, CallFormat, quote_of
 from trtc.protos.errors import InvalidRequestError
+from trtc.runtime.grammar.elements import Element, const, either, optional, sequence
+from trtc.runtime.grammar.literal_schema import LiteralSchema, Unheld
 from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.tools import Tool, ToolUse
 from trtc.runtime.text.chat import parse_json
 
-Element = dict[str, Any]
-"""A format of a structural tag."""
-_WRITTEN = frozenset({"object", "objects", "named", "parameters"})
 _ANY_OBJECT = {"type": "object"}
-
-
-def holds_calls(form: AnswerFormat) -> bool:
-    """Whether a grammar can have the calls of a format."""
-    return form.call is not None and form.call.notation in _WRITTEN
 
 
 class AnswerGrammars:
@@ -59,6 +53,9 @@ class AnswerGrammars:
             tight: arguments are what the tool's schema describes, of tools that are not strict
                 too; otherwise theirs are any object.
             document: what the answer is instead of calls; None: free text.
+
+        Raises:
+            InvalidRequestError: arguments cannot be held to a schema in this notation.
         """
         call = self._form.call
         assert call is not None
@@ -75,7 +72,7 @@ class AnswerGrammars:
             return calls
         if document is not None or self._form.text_head:
             text = {"type": "any_text"} if document is None else element_of(document)
-            return {"type": "or", "elements": [calls, self.as_text(text)]}
+            return either(calls, self.as_text(text))
         stops = bool(opens) or not can_repeat
         begins = [tag["begin"] for tag in tags]
         if isinstance(begins[0], str):
@@ -95,7 +92,7 @@ class AnswerGrammars:
     def as_text(self, element: Element) -> Element:
         """What stands where an answer's text does."""
         head = self._elements([self._form.text_head])
-        return _sequence(*head, element) if head else element
+        return sequence(*head, element) if head else element
 
     def after_thought(self, answer: Element, *, has_begun: bool) -> Element:
         """An answer with a thought before it. Args: has_begun: whether the prompt ends within the
@@ -108,9 +105,9 @@ class AnswerGrammars:
         spaces = {"type": "regex", "pattern": "\\n{0,2}"}
         rest = [free, *(self._elements([thought.then]) or [spaces])]
         if has_begun:
-            return _sequence(*rest, answer)
-        whole = _sequence(*self._elements([thought.begins[0]]), *rest)
-        return _sequence({"type": "optional", "content": whole}, answer)
+            return sequence(*rest, answer)
+        whole = sequence(*self._elements([thought.begins[0]]), *rest)
+        return sequence(optional(whole), answer)
 
     # Calls
 
@@ -123,6 +120,8 @@ class AnswerGrammars:
             gap = call.gap if call.head else ""
             head = f"{begin}{gap}{call.head}{tool.name}{call.name_end}{call.gap}"
             return [head, *self._parameters(call, schema), call.gap.join(call.tails)]
+        if call.notation == "literal":
+            return [begin + tool.name, self._literal(tool, schema), "".join(call.tails)]
         if call.notation == "named" or call.header_end:
             number = [{"type": "regex", "pattern": ":[0-9]{1,3}"}] if call.numbered else []
             head = begin + call.name_prefix + tool.name
@@ -136,6 +135,18 @@ class AnswerGrammars:
         begin = "" if call.keeps_begin else begin
         tails = "".join(call.gap + one for one in call.tails)
         return [begin + call.gap + named, arguments, "}" + tails]
+
+    def _literal(self, tool: Tool, schema: Mapping[str, Any]) -> Element:
+        (quote,) = self._elements([quote_of("literal")])
+        try:
+            return LiteralSchema(schema, quote).arguments()
+        except Unheld as error:
+            raise InvalidRequestError(
+                f"has {error.keyword!r} in the schema of {tool.name}, which cannot be held in the "
+                "notation of this model's calls",
+                field="chat.tools",
+                remedy="docs/tools.md lists what can be held",
+            ) from error
 
     def _parameters(self, call: CallFormat, schema: Mapping[str, Any]) -> list[str | Element]:
         """Each argument of a schema, in its order; those that are not required may be missing."""
@@ -164,9 +175,9 @@ class AnswerGrammars:
                 end = frame + form.end
                 tag = {"type": "tag", "begin": begin, "content": content, "end": end}
                 parts = [tag, *_const(call.gap)]
-            argument: Element = {"type": "sequence", "elements": parts}
+            argument = sequence(*parts)
             is_optional = key not in required
-            elements.append({"type": "optional", "content": argument} if is_optional else argument)
+            elements.append(optional(argument) if is_optional else argument)
         return elements
 
     # Texts and special tokens
@@ -177,7 +188,7 @@ class AnswerGrammars:
         return {
             "type": "tag",
             "begin": begin,
-            "content": {"type": "sequence", "elements": rest},
+            "content": sequence(*rest),
             "end": "",
         }
 
@@ -254,16 +265,12 @@ def _listed(tags: list[Element], separator: str, *, can_repeat: bool) -> Element
     }
 
 
-def _sequence(*elements: Element) -> Element:
-    return {"type": "sequence", "elements": list(elements)}
-
-
 def _one_of(texts: Sequence[Any]) -> Element:
-    return {"type": "or", "elements": [{"type": "const_string", "value": str(t)} for t in texts]}
+    return either(*(const(str(one)) for one in texts))
 
 
 def _const(text: str) -> list[Element]:
-    return [{"type": "const_string", "value": text}] if text else []
+    return [const(text)] if text else []
 
 
 def _schema(tool: Tool) -> dict[str, Any]:

@@ -48,13 +48,13 @@ def read_in(name: str, pieces: Sequence[str], *, in_thought: bool = False) -> li
     return said
 
 
-def _gemma(value: Any) -> str:
+def in_gemma(value: Any) -> str:
     if isinstance(value, str):
         return f'<|"|>{value}<|"|>'
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_gemma(one)}" for key, one in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{in_gemma(one)}" for key, one in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_gemma, value)) + "]"
+        return "[" + ",".join(map(in_gemma, value)) + "]"
     return json.dumps(value)
 
 
@@ -98,7 +98,7 @@ def written_call(name: str, tool: str, arguments: Mapping[str, Any], number: int
         + "</tool_call>",
         "kimi_k2": f"<|tool_call_begin|>functions.{tool}:{number}<|tool_call_argument_begin|>{text}"
         "<|tool_call_end|>",
-        "gemma": f"<|tool_call>call:{tool}{_gemma(dict(arguments))}<tool_call|>",
+        "gemma": f"<|tool_call>call:{tool}{in_gemma(dict(arguments))}<tool_call|>",
         "phi": f"<|tool_call|>[{whole}]<|/tool_call|>",
         "granite": f"<|tool_call|>[{whole}]",
     }[name]

@@ -1,7 +1,7 @@
 """Grammars of answers take what templates write, and nothing that tools do not."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,10 @@ from tests.support.servers import EOS, TOKENIZER
 from trtc.protos.answer_formats import ANSWER_FORMATS, AnswerFormat
 from trtc.runtime.grammar.answer_grammar import (
     AnswerGrammars,
-    Element,
     element_of,
-    holds_calls,
     tag_of,
 )
+from trtc.runtime.grammar.elements import Element
 from trtc.runtime.grammar.grammars import Grammars
 from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.tool_choice import ToolChoice, ToolMode
@@ -32,7 +31,7 @@ TOOLS = (
 ONE = [("get_weather", {"city": "Paris", "days": 2})]
 TWO = [("get_weather", {"city": "Paris"}), ("now", {})]
 WRONG = [("get_weather", {"days": 2})]
-HELD = [name for name, form in ANSWER_FORMATS.items() if holds_calls(form)]
+HELD = [name for name, form in ANSWER_FORMATS.items() if form.call is not None]
 
 
 class _Taker:
@@ -155,18 +154,42 @@ def test_marks_that_are_special_tokens(mode: Any, taker: _Taker) -> None:
     assert not taker.takes(element, text.replace("Paris", "<|im_end|>"))
 
 
+def _with_marks(directory: Path, marks: Sequence[str], ends: Sequence[str]) -> _Taker:
+    """Over a tokenizer that has marks as special tokens, of which some end an answer."""
+    fast = FastTokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
+    fast.add_special_tokens(list(marks))
+    fast.save(str(directory / "tokenizer.json"))
+    return _Taker(directory, tuple(fast.token_to_id(text) for text in ends))
+
+
 @pytest.fixture(scope="module")
 def harmony(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Taker]:
-    """Over a tokenizer with harmony's marks, of which two end an answer."""
-    directory = tmp_path_factory.mktemp("harmony")
-    fast = FastTokenizer.from_file(str(TOKENIZER / "tokenizer.json"))
     names = ("start", "channel", "message", "constrain", "end", "return", "call")
-    fast.add_special_tokens([f"<|{name}|>" for name in names])
-    fast.save(str(directory / "tokenizer.json"))
-    ends = tuple(fast.token_to_id(text) for text in ("<|return|>", "<|call|>"))
-    found = _Taker(directory, ends)
+    marks = [f"<|{name}|>" for name in names]
+    found = _with_marks(tmp_path_factory.mktemp("harmony"), marks, marks[-2:])
     yield found
     found.grammars.close()
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Taker]:
+    marks = ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>", "<turn|>")
+    found = _with_marks(tmp_path_factory.mktemp("gemma"), marks, marks[-1:])
+    yield found
+    found.grammars.close()
+
+
+@pytest.mark.parametrize("tight", [True, False])
+def test_gemma_calls_by_its_special_tokens(tight: bool, gemma: _Taker) -> None:
+    writer = _writer(ANSWER_FORMATS["gemma"], gemma)
+    element = writer.after_thought(writer.of_calls(_use("required"), tight=tight), has_begun=False)
+    for thought in ("", "I think"):
+        for calls in (ONE, TWO):
+            assert gemma.takes(element, written("gemma", thought, "", calls))
+        assert gemma.takes(element, written("gemma", thought, "", WRONG)) != tight
+    auto = writer.of_calls(_use("auto"), tight=tight)
+    assert gemma.takes(auto, written("gemma", "", "Hello.", TWO))
+    assert gemma.takes(auto, "Hello.")
 
 
 @pytest.mark.parametrize("mode", ["required", "auto"])

@@ -256,8 +256,23 @@ async def test_a_shape_begins_after_the_thought() -> None:
 
 
 @asynchronous
-async def test_what_a_format_cannot_be_made_to_write_is_refused() -> None:
+async def test_a_notation_that_is_no_json_is_held_to_types_and_enums() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"unit": {"enum": ["c", "f"]}, "days": {"type": ["integer", "null"]}},
+        "required": ["unit"],
+        "additionalProperties": False,
+    }
+    one = tool("f", strict=True)
+    one["function"]["parameters"] = schema
+    asked = asking(tools=[one], tool_choice="required", parallel_tool_calls=False, n=4, seed=SEED)
     async with echo_server(replace(ECHO, answer_format="gemma")) as server, sdk(server) as client:
-        for name, value in (("tool_choice", "required"), ("parallel_tool_calls", False)):
-            with pytest.raises(openai.BadRequestError, match=name):
-                await client.chat.completions.create(**asking(**{name: value}))
+        answer = await client.chat.completions.create(**asked)
+        for choice in answer.choices:
+            calls: list[Any] = choice.message.tool_calls or []
+            (call,) = calls
+            jsonschema.validate(json.loads(call.function.arguments), schema)
+        with pytest.raises(openai.BadRequestError, match="tools: has 'minimum' in the schema of g"):
+            await client.chat.completions.create(**asking(tools=[tool("g", strict=True)]))
+        loose = asking(tools=[tool("g")], tool_choice="required", max_tokens=8)
+        assert (await client.chat.completions.create(**loose)).choices
