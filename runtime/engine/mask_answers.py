@@ -8,6 +8,7 @@ from types import MappingProxyType
 from trtc.protos.errors import InvalidRequestError, TrtcError
 from trtc.runtime.requests.token_masks import JointMasks, MaskQuestion, TokenEdit, TokenMasks
 from trtc.runtime.sampling.masks import check_bias, read_mask
+from trtc.runtime.scheduling.sequence import Sequence as RunningSequence
 
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
@@ -51,26 +52,30 @@ class Question:
 
     __slots__ = (
         "_answers",
+        "_sequence",
         "_vocab_size",
         "bias",
         "error",
         "is_answered",
         "is_awaited",
         "masks",
-        "output_ids",
+        "num_output",
         "row",
+        "sequence_key",
         "source",
     )
 
     def __init__(
         self,
         source: TokenMasks | JointMasks,
-        output_ids: list[int],
+        sequence: RunningSequence,
         answers: Answers,
         vocab_size: int,
     ) -> None:
         self.source = source
-        self.output_ids = output_ids
+        self.sequence_key = sequence.number, sequence.index
+        self._sequence = sequence
+        self.num_output = sequence.num_output
         self.masks: memoryview | None = None
         """[rows, ceil(vocab / 32)] 32-bit words; row `row` is the answer. None: every token is
         allowed."""
@@ -82,6 +87,15 @@ class Question:
         self.is_awaited = False
         self._answers = answers
         self._vocab_size = vocab_size
+
+    @property
+    def output_ids(self) -> list[int]:
+        first = self._sequence.num_prompt
+        return self._sequence.token_ids[first : first + self.num_output]
+
+    @property
+    def last_id(self) -> int:
+        return self._sequence.token_ids[self._sequence.num_prompt + self.num_output - 1]
 
     def answer(self, edit: bytes | TokenEdit) -> None:
         try:

@@ -11,10 +11,10 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher
+from llguidance import LLExecutor
 
 from trtc.protos.errors import UnavailableError
 from trtc.protos.step import num_mask_words
@@ -38,10 +38,6 @@ class _Reading(NamedTuple):
     source: GrammarMasks
     state: State
     rest: list[int]
-
-    @property
-    def matcher(self) -> LLMatcher:
-        return self.state.matcher
 
 
 def _lexer(reading: _Reading) -> int:
@@ -89,32 +85,34 @@ class MaskComputer:
                 question.fail(error)
 
     def _read(self, unanswered: dict[MaskQuestion, None]) -> list[_Reading]:
-        """Matchers that have read all tokens, without those that have failed."""
+        """Matchers that have read all tokens, or have failed; those that share a lexer adjacent."""
         readings: list[_Reading] = []
         for question in list(unanswered):
-            source = cast(GrammarMasks, question.source)
-            reading = source.take(list(question.output_ids))
+            source: GrammarMasks = question.source  # type: ignore[assignment]
+            reading = source.take_for(question)
             if reading is None:
                 del unanswered[question]
                 question.answer(source.ended)
             else:
                 readings.append(_Reading(question, source, *reading))
-        singles = [one for one in readings if len(one.rest) == 1]
+        readings.sort(key=_lexer)
+        singles = [(one.state.matcher, one.rest[0]) for one in readings if len(one.rest) == 1]
         if len(singles) > 1:
-            by_lexer = sorted(singles, key=_lexer)
-            self._rows.consume_token_par([(one.matcher, one.rest[0]) for one in by_lexer])
-        for one in readings:
-            if len(one.rest) > 1 or len(singles) == 1:
-                one.matcher.consume_tokens(one.rest)
-            one.state.read += one.rest
+            self._rows.consume_token_par(singles)
+        for _, _, state, rest in readings:
+            if len(rest) > 1 or len(singles) == 1:
+                state.matcher.consume_tokens(rest)
+            state.read += rest
         return readings
 
     def _fill(self, readings: list[_Reading], unanswered: dict[MaskQuestion, None]) -> None:
         """Compute and answer."""
         block = np.empty((len(readings), self._num_words), np.uint32)
-        rows = [(one, row) for row, one in enumerate(readings) if not one.matcher.is_error()]
-        rows.sort(key=lambda one: _lexer(one[0]))
-        matchers = [(one.matcher, row) for one, row in rows]
+        matchers = [
+            (one.state.matcher, row)
+            for row, one in enumerate(readings)
+            if not one.state.matcher.is_error()
+        ]
         begin, size = block.ctypes.data, block.strides[0]
         if len(matchers) == 1:  # needs no other thread
             ((matcher, row),) = matchers

@@ -9,7 +9,7 @@ rolls back drafts, a matcher is rolled back, or reads from the beginning.
 
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from llguidance import LLMatcher
 
 from trtc.runtime.grammar.trial import refused
 from trtc.runtime.requests.grammar import Grammar
-from trtc.runtime.requests.token_masks import MaskAnswerer
+from trtc.runtime.requests.token_masks import MaskAnswerer, MaskQuestion
 from trtc.runtime.sampling.masks import pack_mask
 
 SLOW_S = 0.005
@@ -27,9 +27,13 @@ SLOW_S = 0.005
 class State:
     """A matcher and the tokens that it has read."""
 
+    __slots__ = ("matcher", "read", "sequence_key")
+
     def __init__(self, matcher: LLMatcher, read: list[int]) -> None:
         self.matcher = matcher
         self.read = read
+        self.sequence_key: Hashable = None
+        """`MaskQuestion.sequence_key` of what it has read; None: not known."""
 
     def shared(self, output: list[int]) -> int:
         """Number of leading tokens of `output` that it has read."""
@@ -111,10 +115,33 @@ class GrammarMasks:
     def take(self, output: list[int]) -> Reading | None:
         """A state to continue `output` from; None: `output` is past the end."""
         state, shared = self._nearest(output)
+        state.sequence_key = None
         rest = output[shared:]
         if self._ends.isdisjoint(rest):
             return Reading(state, rest)
         self.give_back(state)
+        return None
+
+    def take_for(self, question: MaskQuestion) -> Reading | None:
+        """As `take`, of a question's output. What the sequence's last mask has read is not compared
+        again: almost always the last token is all that is new."""
+        state = self._take_next(question.sequence_key, question.num_output - 1)
+        if state is None:
+            reading = self.take(list(question.output_ids))
+            if reading is not None:
+                reading.state.sequence_key = question.sequence_key
+            return reading
+        if question.last_id in self._ends:
+            self.give_back(state)
+            return None
+        return Reading(state, [question.last_id])
+
+    def _take_next(self, sequence_key: Hashable, num_read: int) -> State | None:
+        """The state that has read so many tokens of this sequence."""
+        with self._lock:
+            for at, one in enumerate(self._idle):
+                if one.sequence_key == sequence_key and len(one.read) == num_read:
+                    return self._idle.pop(at)
         return None
 
     def give_back(self, state: State) -> None:
@@ -130,11 +157,6 @@ class GrammarMasks:
     def _nearest(self, output: list[int]) -> tuple[State, int]:
         """A state, exclusive to this thread, and how many tokens of `output` it has read."""
         with self._lock:
-            if self._idle:  # almost always only the last token is new
-                last = self._idle[-1]
-                num_read = len(last.read)
-                if len(output) - num_read <= 1 and last.read == output[:num_read]:
-                    return self._idle.pop(), num_read
             known = [(one.shared(output), one) for one in self._idle]
             shared, best = max(known, key=lambda one: one[0], default=(0, None))
             if best is not None and shared == len(best.read):

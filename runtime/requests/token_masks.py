@@ -5,7 +5,7 @@ JointMasks     computes the masks of all sequences of a step together, also of o
 BothMasks      the intersection of two sources
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -49,8 +49,24 @@ class MaskQuestion(Protocol):
         ...
 
     @property
+    def sequence_key(self) -> Hashable:
+        """Names the sequence among those of its engine. Its output only grows: that of an earlier
+        question about it is the beginning of this one's."""
+        ...
+
+    @property
     def output_ids(self) -> Sequence[int]:
-        """The sequence's output so far."""
+        """The sequence's output so far. A copy of it for each call."""
+        ...
+
+    @property
+    def num_output(self) -> int:
+        """Length of `output_ids`."""
+        ...
+
+    @property
+    def last_id(self) -> int:
+        """The last of `output_ids`, which must not be empty."""
         ...
 
     def answer(self, edit: bytes | TokenEdit) -> None:

@@ -1,5 +1,6 @@
 """Masks of grammars: by their argument alone, and the end where one may be."""
 
+import itertools
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.grammars import VOCAB_SIZE, pyllama_grammars, tokens_of
+from tests.support.requests import greedy_request
 from tests.support.servers import EOS, TOKENIZER
 from trtc.protos.errors import UnavailableError
 from trtc.runtime.engine.mask_answers import Answers, Question
@@ -17,6 +19,7 @@ from trtc.runtime.grammar.mask_computer import MaskComputer
 from trtc.runtime.grammar.mask_source import GrammarMasks
 from trtc.runtime.grammar.vocabulary import _Tokens
 from trtc.runtime.requests.grammar import Grammar, choice, json_schema
+from trtc.runtime.scheduling.sequence import Sequence as RunningSequence
 from trtc.runtime.text.tokenizer import Tokenizer
 
 
@@ -117,7 +120,7 @@ def threaded() -> Iterator[Grammars]:
 def test_masks_computed_together_are_those_computed_alone(
     threaded: Grammars, grammars: Grammars, slow_s: float
 ) -> None:
-    """Steps of sequences of several requests: some of them fork, end, or take tokens back. With a
+    """Steps of sequences of several requests: some of them fork, end, or begin like another. With a
     block that is always slow, every other step asks about each request alone."""
     rng = random.Random(4)
     asked = [
@@ -129,30 +132,32 @@ def test_masks_computed_together_are_those_computed_alone(
     sources = [_with_answerer(threaded, one, computer) for one in asked for _ in range(2)]
     assert len({id(one.original) for one in sources}) == len(sources)
     alone = [grammars.masks(one, 1) for one in asked for _ in range(2)]
-    outputs = [(number, list[int]()) for number in range(len(sources)) for _ in range(2)]
+    keys = itertools.count()
+    outputs = [(number, sequence(next(keys))) for number in range(len(sources)) for _ in range(2)]
     answers, num_alone = Answers(), 0
     for _ in range(40):
-        step = rng.sample(outputs, rng.randrange(1, len(outputs)))
-        questions = [
-            Question(sources[number], list(output), answers, VOCAB_SIZE) for number, output in step
-        ]
+        picked = rng.sample(range(len(outputs)), rng.randrange(1, len(outputs)))
+        step = [outputs[at] for at in picked]
+        questions = [Question(sources[number], one, answers, VOCAB_SIZE) for number, one in step]
         is_joint = [sources[number].answerer is computer for number, _ in step]
         num_alone += is_joint.count(False)
         computer.begin([one for one, joint in zip(questions, is_joint, strict=True) if joint])
-        for one, joint, (number, output) in zip(questions, is_joint, step, strict=True):
+        for one, joint, (number, _) in zip(questions, is_joint, step, strict=True):
             if not joint:
-                one.answer(sources[number].allowed(output))
+                one.answer(sources[number].allowed(one.output_ids))
         answers.wait_for_all(questions, 30)
-        for one, (number, output) in zip(questions, step, strict=True):
+        for at, one, (number, asking) in zip(picked, questions, step, strict=True):
             assert one.is_answered
             assert one.error is None
             assert one.masks is not None
             found = tokens_of(np.asarray(one.masks)[one.row].tobytes())
+            output = one.output_ids
             assert found == tokens_of(alone[number].allowed(output))
-            if rng.random() < 0.2:
-                del output[rng.randrange(len(output) + 1) :]
+            if rng.random() < 0.2:  # another sequence, which begins like this one
+                kept = output[: rng.randrange(len(output) + 1)]
+                outputs[at] = (number, sequence(next(keys), kept))
             else:
-                output.append(rng.choice(sorted(found)))
+                asking.token_ids.append(rng.choice(sorted(found)))
     assert (num_alone > 0) == (slow_s < 0)
     computer.close()
 
@@ -161,15 +166,47 @@ def test_a_token_that_a_grammar_forbids_fails_its_question_alone(grammars: Gramm
     computer = MaskComputer(VOCAB_SIZE)
     source = _with_answerer(grammars, Grammar("regex", "(ab|cd)*"), computer)
     answers = Answers()
-    questions = [Question(source, output, answers, VOCAB_SIZE) for output in ([], [68, 68], [68])]
+    questions = [
+        Question(source, sequence(key, output), answers, VOCAB_SIZE)
+        for key, output in enumerate(([], [68, 68], [68]))
+    ]
     computer.begin(questions)
     answers.wait_for_all(questions, 30)
     assert [one.error is None for one in questions] == [True, False, True]
     assert "regex: cannot be kept to any longer" in str(questions[1].error)
     computer.close()
-    late = Question(source, [], answers, VOCAB_SIZE)
+    late = Question(source, sequence(9), answers, VOCAB_SIZE)
     computer.begin([late])
     assert isinstance(late.error, UnavailableError)
+
+
+def test_a_state_that_another_sequence_took_back_is_not_the_first_ones_any_more(
+    grammars: Grammars,
+) -> None:
+    """What has read as many tokens as a sequence has may have read others."""
+    computer = MaskComputer(VOCAB_SIZE)
+    source = grammars.masks(Grammar("regex", "(ab|cd)*"), 1)
+    answers, first = Answers(), sequence(1, [68])
+    a = Question(source, first, answers, VOCAB_SIZE)
+    computer.begin([a])
+    answers.wait_for_all([a], 30)
+    source.allowed([70])  # one state is kept, so that it takes the first one's
+    first.token_ids.append(69)
+    b = Question(source, first, answers, VOCAB_SIZE)
+    computer.begin([b])
+    answers.wait_for_all([b], 30)
+    assert b.error is None
+    assert b.masks is not None
+    found = tokens_of(np.asarray(b.masks)[b.row].tobytes())
+    assert found == allowed(grammars, Grammar("regex", "(ab|cd)*"), [68, 69])
+    computer.close()
+
+
+def sequence(number: int, output: Sequence[int] = ()) -> RunningSequence:
+    request = greedy_request(str(number), (5,), 99)
+    one = RunningSequence(request, number=number, order=(0.0, 0, number), eos_token_ids=frozenset())
+    one.token_ids += output
+    return one
 
 
 def _with_answerer(grammars: Grammars, grammar: Grammar, computer: MaskComputer) -> GrammarMasks:
