@@ -18,7 +18,7 @@ from trtc.builder.sharding import check_sharding
 from trtc.builder.source import ModelSource, open_source
 from trtc.builder.targets.registry import parse_target
 from trtc.protos.dtypes import BY_ONNX
-from trtc.protos.errors import UserError
+from trtc.protos.errors import RequestError, UserError
 from trtc.protos.manifest import Limits
 
 ALL_TARGETS = ("cpu", "cuda:sm_90", "tensorrt:sm_90", "tensorrt-rtx:sm_120")
@@ -87,6 +87,10 @@ def dry_run(request: BuildRequest) -> DryRun:
         UserError: no target could build it: the config, the tensors or an option is at fault.
     """
     request.check()
+    if request.recipe is not None:
+        raise RequestError(
+            "is not read by a dry run", field="--recipe", remedy="Give a --dtype near to it"
+        )
     directory = _directory(request)
     has_weights = any(directory.glob("*.safetensors")) and not request.dummy_weights
     source = open_source(
@@ -133,7 +137,8 @@ def _verdict(request: BuildRequest, source: ModelSource, name: str) -> Verdict:
     try:
         target = parse_target(name)
         check_mixers(source.spec, target, request.tp)
-        target.check_scheme(source.scheme)
+        for scheme in source.schemes:
+            target.check_scheme(scheme)
         ranks = request.tp if target.max_ranks > 1 else 1
         check_sharding(source.spec, source.scheme, source.quantization, ranks)
     except UserError as error:

@@ -63,6 +63,7 @@ from trtc.quant.calibrate import CalibrationFacts, quantize_checkpoint
 from trtc.quant.calibration_text import TokenSet
 from trtc.quant.evaluation import heldout_set
 from trtc.quant.keep import parse_keep
+from trtc.quant.recipe import RECIPE_FILE
 from trtc.version import __version__
 
 
@@ -138,6 +139,8 @@ def build(
         twin = _compile_twin(job, draft, compiled)
         job.source.release()
         _copy_tokenizer(job.source, work.new)
+        if job.source.recipe is not None:
+            (work.new / RECIPE_FILE).write_bytes(job.source.recipe.to_json())
         write_grammars(work.new, job.grammars)
         unsealed = _manifest(job, calibration, compiled, provenance)
         write_sbom(work.new, unsealed.model, unsealed.target, provenance)
@@ -172,7 +175,8 @@ def _open_job(
     model = stack.enter_context(with_fast_tokenizer(found))
     source = open_source(replace(request, model=str(model), revision=None))
     check_mixers(source.spec, target, request.tp)
-    target.check(source.scheme)
+    for scheme in source.schemes:
+        target.check(scheme)
     _check_ranks(request, target, source)
     tried = _try_tokenizer(source, probe)
     grammars = _grammars(request, source, probe)
@@ -288,7 +292,7 @@ def _calibrate(job: _Job, work: Staging) -> CalibrationFacts | None:
         return None
     return quantize_checkpoint(
         job.source.checkpoint.path,
-        job.source.scheme,
+        job.source.recipe or job.source.scheme,
         job.source.kv_dtype,
         job.request.calib,
         work.scratch / "quantized",
@@ -401,6 +405,7 @@ def _manifest(
             lm_head=compiled.lm_head or source.scheme.dtype,
             calibration_sha256=calibration.sha256 if calibration is not None else None,
             kept=calibration.kept if calibration is not None else (),
+            formats={} if source.recipe is None else source.recipe.names,
         ),
         target=compiled.facts,
         kv=compiled.kv,

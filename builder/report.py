@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from trtc.builder.report_formats import counted_formats, format_map
 from trtc.builder.report_plot import (
     DARK_RAMP,
     KINDS,
@@ -46,6 +47,8 @@ _VERDICTS = (
 )
 _COMPARED = ("Divergence (KL)", "Same first choice")
 """Figures that need the unquantised model."""
+_ROUNDED_ON_CPUS = ("int4", "w4a8", "fp8", "mixed")
+"""How the names of schemes begin whose activations the CPU target rounds."""
 _WORST_IN_TERMINAL = 3
 _BLOCKS = "░▒▓█"
 """Of the terminal's map, calm to noisy."""
@@ -224,6 +227,15 @@ def _bf16_bytes(report: Report) -> int:
 def _sections(report: Report) -> list[str]:
     sections = []
     layers = report.accuracy.layers if report.accuracy is not None else ()
+    if report.scheme.formats:
+        sections.append(
+            _section(
+                "What each site is stored in",
+                "The recipe's format of every site: linears that are one matrix in the engine. "
+                "Narrow formats have the most ink. recipe.json repeats it.",
+                format_map(report.scheme.formats),
+            )
+        )
     if find_sites(layers):
         sections.append(
             _section(
@@ -299,7 +311,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
             f"{limits.max_batch_size} sequences and {limits.max_num_tokens:,} tokens a step",
         ),
     ]
-    if report.target.kind == "cpu" and report.scheme.name.startswith(("int4", "w4a8", "fp8")):
+    if report.target.kind == "cpu" and report.scheme.name.startswith(_ROUNDED_ON_CPUS):
         exact = report.scheme.exact_activations
         facts.append(
             (
@@ -307,6 +319,8 @@ def _facts(report: Report) -> list[tuple[str, str]]:
                 "the scheme's" if exact else "rounded to int8, a scale a token and group",
             )
         )
+    if report.scheme.formats:
+        facts.append(("Formats", escape(counted_formats(report.scheme.formats))))
     if report.scheme.kept:
         facts.append(("Kept in bf16", escape(", ".join(report.scheme.kept))))
     if report.scheme.lm_head == "i8":
@@ -364,6 +378,8 @@ def _summary_rows(report: Report) -> list[tuple[str, Text]]:
             Text(f"{size(report.ledger.page)} a page of {report.kv.page_size} tokens"),
         ),
     ]
+    if scheme.formats:
+        rows.append(("formats", Text(counted_formats(scheme.formats))))
     if scheme.kept:
         rows.append(("kept in bf16", Text(f"{len(scheme.kept)} linears")))
     if report.target.tp > 1:

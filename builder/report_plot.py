@@ -32,10 +32,11 @@ _KIND_OF_LINEAR: Mapping[str, str] = {
 }
 _SITE = re.compile(r"layers\.(?P<layer>\d+)\.(?:.*\.)?(?P<linear>\w+)$")
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
-_WIDTH = 1000.0
-_LABELS = 66.0
+WIDTH = 1000.0
+LABELS = 66.0
 """Left of the columns, for the rows' names."""
-_ROW = 26.0
+ROW = 26.0
+CELL_GAP = 1.5
 _WORST = 12
 _MAX_SLICES = 16
 """Experts drawn side by side in a cell; of more, the noisiest stand for them."""
@@ -124,29 +125,29 @@ def heat_map(errors: Sequence[LayerError]) -> str:
     sites = find_sites(errors)
     num_layers = max(site.layer for site in sites) + 1
     kinds = [kind for kind in KINDS if any(site.kind == kind for site in sites)]
-    column = (_WIDTH - _LABELS) / num_layers
+    column = (WIDTH - LABELS) / num_layers
     cells: dict[tuple[int, str], list[LayerError]] = {}
     for site in sites:
         cells.setdefault((site.layer, site.kind), []).append(site.error)
     top = 34.0
-    bottom = top + len(kinds) * _ROW
+    bottom = top + len(kinds) * ROW
     body = [*_legend()]
     for row, kind in enumerate(kinds):
-        y = top + row * _ROW
-        body.append(_text(_LABELS - 12, y + _ROW / 2 + 4, kind, "name", "end"))
+        y = top + row * ROW
+        body.append(text(LABELS - 12, y + ROW / 2 + 4, kind, "name", "end"))
         for layer in range(num_layers):
-            x = _LABELS + layer * column
+            x = LABELS + layer * column
             body += _cell(x, y, column, cells.get((layer, kind), []))
-    body += _layer_numbers(num_layers, column, bottom)
+    body += layer_numbers(num_layers, column, bottom)
     body += _profile(sites, num_layers, column, bottom + 34)
     height = bottom + 34 + _PROFILE + 22
     label = "Signal to noise of every quantised linear, layer by layer"
-    return _svg(height, label, body)
+    return svg(height, label, body)
 
 
 def _cell(x: float, y: float, width: float, errors: Sequence[LayerError]) -> Iterator[str]:
-    gap = 1.5 if width > 8 else 0.5
-    inner, height = width - gap, _ROW - 1.5
+    gap = CELL_GAP if width > 8 else 0.5
+    inner, height = width - gap, ROW - 1.5
     if not errors:
         yield f'<rect class="empty" x="{x:.2f}" y="{y:.2f}" width="{inner:.2f}" height="{height}"/>'
         return
@@ -168,7 +169,7 @@ def _described(error: LayerError) -> str:
 
 
 def _legend() -> Iterator[str]:
-    width, x = 240.0, _WIDTH - 240.0
+    width, x = 240.0, WIDTH - 240.0
     step = width / STEPS
     for number in range(STEPS):
         yield (
@@ -177,15 +178,16 @@ def _legend() -> Iterator[str]:
         )
     for tick in SHADES.ticks:
         at = x + (tick - SHADES.low) / (SHADES.high - SHADES.low) * width
-        yield _text(at, 22, f"{tick:g}", "faint", "middle")
-    yield _text(x - 12, 9, "signal to noise, dB", "", "end")
+        yield text(at, 22, f"{tick:g}", "faint", "middle")
+    yield text(x - 12, 9, "signal to noise, dB", "", "end")
 
 
-def _layer_numbers(num_layers: int, column: float, y: float) -> Iterator[str]:
+def layer_numbers(num_layers: int, column: float, y: float) -> Iterator[str]:
+    """Numbers below columns of layers, as many as there is room for."""
     every = next(n for n in (1, 2, 4, 5, 10, 20, 50, 100, 1000) if column * n >= 22)
     for layer in range(0, num_layers, every):
-        yield _text(_LABELS + (layer + 0.5) * column, y + 15, str(layer), "faint", "middle")
-    yield _text(_LABELS - 12, y + 15, "layer", "faint", "end")
+        yield text(LABELS + (layer + 0.5) * column, y + 15, str(layer), "faint", "middle")
+    yield text(LABELS - 12, y + 15, "layer", "faint", "end")
 
 
 _PROFILE = 92.0
@@ -200,13 +202,13 @@ def _profile(sites: Sequence[Site], num_layers: int, column: float, top: float) 
 
     for tick in scale.ticks:
         y = height(tick)
-        yield f'<line class="axis" x1="{_LABELS}" x2="{_WIDTH}" y1="{y:.2f}" y2="{y:.2f}"/>'
-        yield _text(_LABELS - 12, y + 4, f"{tick:g} dB", "faint", "end")
+        yield f'<line class="axis" x1="{LABELS}" x2="{WIDTH}" y1="{y:.2f}" y2="{y:.2f}"/>'
+        yield text(LABELS - 12, y + 4, f"{tick:g} dB", "faint", "end")
     values: dict[int, list[float]] = {}
     for site in sites:
         values.setdefault(site.layer, []).append(site.error.sqnr_db)
     layers = [layer for layer in range(num_layers) if layer in values]
-    across = {layer: _LABELS + (layer + 0.5) * column for layer in layers}
+    across = {layer: LABELS + (layer + 0.5) * column for layer in layers}
     upper = [f"{across[n]:.2f},{height(max(values[n])):.2f}" for n in layers]
     lower = [f"{across[n]:.2f},{height(min(values[n])):.2f}" for n in reversed(layers)]
     mean = [f"{across[n]:.2f},{height(fmean(values[n])):.2f}" for n in layers]
@@ -219,7 +221,7 @@ def worst_strip(errors: Sequence[LayerError]) -> str:
     worst = sorted(errors, key=lambda error: (error.sqnr_db, error.layer))[:_WORST]
     middle = median(error.sqnr_db for error in errors)
     lowest = worst[0].sqnr_db
-    left, right = 250.0, _WIDTH - 190.0
+    left, right = 250.0, WIDTH - 190.0
 
     def across(decibels: float) -> float:
         return left + (decibels - lowest) / max(middle - lowest, 0.1) * (right - left)
@@ -227,22 +229,22 @@ def worst_strip(errors: Sequence[LayerError]) -> str:
     top, row = 26.0, 24.0
     bottom = top + row * len(worst)
     body = [
-        _text(right, top - 10, f"median {middle:.1f} dB", "faint", "middle"),
-        _text(_WIDTH, top - 10, "largest error", "faint", "end"),
+        text(right, top - 10, f"median {middle:.1f} dB", "faint", "middle"),
+        text(WIDTH, top - 10, "largest error", "faint", "end"),
     ]
     for number, error in enumerate(worst):
         y = top + (number + 0.5) * row
         x = across(error.sqnr_db)
         body += [
-            _text(0, y + 4, short_name(error.layer), "name", "start"),
+            text(0, y + 4, short_name(error.layer), "name", "start"),
             f'<line class="stem" x1="{x:.2f}" x2="{right}" y1="{y}" y2="{y}"/>',
             f'<circle class="cell s{SHADES.shade(error.sqnr_db)}" cx="{x:.2f}" cy="{y}" r="7">'
             f"<title>{escape(_described(error))}</title></circle>",
-            _text(x - 14, y + 4, f"{error.sqnr_db:.1f} dB", "strong", "end"),
-            _text(_WIDTH, y + 4, f"{error.max_abs_error:.3g}", "", "end"),
+            text(x - 14, y + 4, f"{error.sqnr_db:.1f} dB", "strong", "end"),
+            text(WIDTH, y + 4, f"{error.max_abs_error:.3g}", "", "end"),
         ]
     body.append(f'<line class="median" x1="{right}" x2="{right}" y1="{top - 4}" y2="{bottom}"/>')
-    return _svg(bottom + 6, "The noisiest linears", body)
+    return svg(bottom + 6, "The noisiest linears", body)
 
 
 def byte_bars(parts: Sequence[tuple[str, int, str]], ghost: tuple[str, int] | None) -> str:
@@ -252,7 +254,7 @@ def byte_bars(parts: Sequence[tuple[str, int, str]], ghost: tuple[str, int] | No
         parts: (name, bytes, what to write behind the bar).
         ghost: (name, bytes) drawn as an outline around the first bar, for comparison.
     """
-    left, right = 130.0, _WIDTH - 250.0
+    left, right = 130.0, WIDTH - 250.0
     largest = max([size for _, size, _ in parts] + [ghost[1] if ghost else 1])
     row = 34.0
     body = []
@@ -260,7 +262,7 @@ def byte_bars(parts: Sequence[tuple[str, int, str]], ghost: tuple[str, int] | No
         y = number * row + 4
         width = max(size / largest * (right - left), 1.5)
         end = left + width
-        body.append(_text(0, y + 15, name, "name", "start"))
+        body.append(text(0, y + 15, name, "name", "start"))
         if number == 0 and ghost and ghost[1] > size:
             end = left + ghost[1] / largest * (right - left)
             body.append(
@@ -271,19 +273,22 @@ def byte_bars(parts: Sequence[tuple[str, int, str]], ghost: tuple[str, int] | No
         body.append(
             f'<rect class="{tone}" x="{left}" y="{y}" width="{width:.2f}" height="20" rx="4"/>'
         )
-        body.append(_text(end + 12, y + 15, caption, "", "start"))
-    return _svg(len(parts) * row, "Bytes", body)
+        body.append(text(end + 12, y + 15, caption, "", "start"))
+    return svg(len(parts) * row, "Bytes", body)
 
 
-def _svg(height: float, label: str, body: Iterable[str]) -> str:
+def svg(height: float, label: str, body: Iterable[str]) -> str:
+    """A drawing as wide as the page, WIDTH units across."""
     return (
-        f'<svg viewBox="0 0 {_WIDTH:g} {height:g}" role="img" aria-label="{escape(label)}">\n'
+        f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-label="{escape(label)}">\n'
         + "\n".join(body)
         + "\n</svg>"
     )
 
 
-def _text(x: float, y: float, text: str, kind: str, anchor: str) -> str:
+def text(x: float, y: float, content: str, kind: str, anchor: str) -> str:
+    """A label; `kind` is a class of the page, `anchor` where x is: start, middle or end."""
     return (
-        f'<text class="{kind}" x="{x:.2f}" y="{y:.2f}" text-anchor="{anchor}">{escape(text)}</text>'
+        f'<text class="{kind}" x="{x:.2f}" y="{y:.2f}" '
+        f'text-anchor="{anchor}">{escape(content)}</text>'
     )

@@ -43,6 +43,8 @@ class BuildRequest:
     """Calibration text; None: the text that ships with trtc."""
     max_kl: float | None = None
     """Nats a token; more, against the unquantised model, fails the build."""
+    recipe: Path | None = None
+    """A file with a format for every site (quant/recipe.py), instead of a scheme."""
     keep: tuple[str, ...] = ()
     """`GLOB=bf16`: linears, by their names in Transformers, that calibration does not quantise."""
     eval_text: Path | None = None
@@ -117,6 +119,8 @@ class BuildRequest:
 
     def _check_quantisation(self) -> None:
         parse_keep(self.keep)
+        if self.recipe is not None:
+            self._check_recipe()
         if self.keep and self.dummy_weights:
             raise RequestError(
                 "dummy weights are of one scheme", field="--keep", remedy="Leave one of the two out"
@@ -128,6 +132,23 @@ class BuildRequest:
                     f"{scheme.name} needs no calibration", field="--calib", remedy="Leave it out"
                 )
         self._check_evaluation()
+
+    def _check_recipe(self) -> None:
+        """Refuse what says beside the recipe how linears are stored."""
+        others = {
+            "--dtype": self.dtype,
+            "--keep": self.keep or None,
+            "--dummy-weights": self.dummy_weights or None,
+        }
+        for field, value in others.items():
+            if value is not None:
+                raise RequestError(
+                    "says how linears are stored, and so does --recipe"
+                    if field != "--dummy-weights"
+                    else "are of one scheme",
+                    field=field,
+                    remedy="Leave one of the two out",
+                )
 
     def _check_evaluation(self) -> None:
         if self.max_kl is not None and not (self.max_kl >= 0 and math.isfinite(self.max_kl)):

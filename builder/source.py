@@ -17,7 +17,8 @@ from trtc.builder.spec import DecoderSpec
 from trtc.protos.errors import RequestError, UnsupportedError
 from trtc.protos.kv import KvDType
 from trtc.quant.prequantized import read_quantization
-from trtc.quant.scheme import BUILDABLE, CheckpointQuantization, Scheme, scheme_named
+from trtc.quant.recipe import FormatRecipe, read_recipe
+from trtc.quant.scheme import BUILDABLE, MIXED, CheckpointQuantization, Scheme, scheme_named
 
 _DEFAULT_DTYPE = "bf16"
 
@@ -33,6 +34,8 @@ class ModelSource:
     max_seq_len: int
     reader: TensorReader
     quantization: CheckpointQuantization | None
+    recipe: FormatRecipe | None = None
+    """What the scheme consists of, when a recipe was given."""
     unknown_tensors: tuple[str, ...] = ()
     """Tensors of the checkpoint that the model has no use for; the engine has none of them."""
 
@@ -40,6 +43,19 @@ class ModelSource:
         """Give the checkpoint's pages back: from here on the engine's own weights are read."""
         if isinstance(self.reader, SafetensorsReader):
             self.reader.release()
+
+    @property
+    def schemes(self) -> tuple[Scheme, ...]:
+        """Every scheme that a target has to run: of a mixed one, its parts too."""
+        if self.recipe is not None:
+            return (self.scheme, *self.recipe.parts)
+        if self.scheme.name != MIXED or self.quantization is None:
+            return (self.scheme,)
+        linears = self.quantization.linears.values()
+        parts = dict.fromkeys((linear.weight, linear.group_size) for linear in linears)
+        dtype = self.scheme.dtype
+        own = (Scheme(MIXED, dtype, weight, dtype, group) for weight, group in parts)
+        return (self.scheme, *own)
 
     @property
     def needs_calibration(self) -> bool:
@@ -71,8 +87,9 @@ def open_source(request: BuildRequest) -> ModelSource:
     reader = checkpoint.open_weights()
     quantization = read_quantization(checkpoint.config, checkpoint.hf_quant_config, reader.tensors)
     spec = settle_embeddings(settle_prefix(spec, reader), reader)
-    scheme = _scheme(request, quantization)
-    if quantization is None and scheme.name not in BUILDABLE:
+    recipe = None if request.recipe is None else _recipe(request.recipe, quantization)
+    scheme = _scheme(request, quantization) if recipe is None else recipe.scheme
+    if quantization is None and scheme.name not in (*BUILDABLE, MIXED):
         raise UnsupportedError(
             f"trtc reads {scheme.name} checkpoints and does not make them",
             field="--dtype",
@@ -86,6 +103,7 @@ def open_source(request: BuildRequest) -> ModelSource:
         max_seq_len,
         reader,
         quantization,
+        recipe,
         check_tensors(spec, reader, quantization),
     )
 
@@ -104,6 +122,17 @@ def calibrated_source(source: ModelSource, directory: Path) -> ModelSource:
 def _default_max_seq_len(checkpoint: Checkpoint) -> int:
     longest = checkpoint.config.get("max_position_embeddings")
     return min(longest, DEFAULT_MAX_SEQ_LEN) if isinstance(longest, int) else DEFAULT_MAX_SEQ_LEN
+
+
+def _recipe(path: Path, quantization: CheckpointQuantization | None) -> FormatRecipe:
+    recipe = read_recipe(path)
+    if quantization is not None:
+        raise RequestError(
+            "the checkpoint is quantised already",
+            field="--recipe",
+            remedy="Leave it out, or give the unquantised checkpoint",
+        )
+    return recipe
 
 
 def _scheme(request: BuildRequest, quantization: CheckpointQuantization | None) -> Scheme:

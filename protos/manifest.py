@@ -72,6 +72,8 @@ class SchemeFacts(Record, frozen=True):
     """Whether bf16 weights keep 16 bits on CPUs."""
     kept: tuple[str, ...] = ()
     """Linears that this build left in bf16, because --keep names them or one that must be alike."""
+    formats: dict[str, str] = msgspec.field(default_factory=dict)
+    """The format of each site (quant/site_format.py), when this build followed a recipe."""
     lm_head: Literal["f32", "bf16", "i8"] = "bf16"
     """Element type of the lm_head's weights: i8 where the CPU target narrowed them."""
 

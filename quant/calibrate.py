@@ -1,8 +1,8 @@
 """Quantise a checkpoint into one that other engines read too."""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,8 +22,10 @@ from trtc.quant.calibration_text import (
 )
 from trtc.quant.device import Placement, on_best_device
 from trtc.quant.evaluation import SELF_SAMPLE_LENGTH, heldout_set, part_of
+from trtc.quant.recipe import RECIPE_FILE, FormatRecipe
 from trtc.quant.reference_model import load_model, sample_sequences
-from trtc.quant.scheme import BUILDABLE, SCHEMES, Gptq, Modelopt, Scheme
+from trtc.quant.scheme import BUILDABLE, MIXED, SCHEMES, Gptq, Scheme
+from trtc.quant.site_format import BF16, SiteFormat, grouped_int4
 
 _COPIED_FILES = (
     TOKENIZER_FILE,
@@ -57,11 +59,13 @@ class CalibrationFacts:
     """What computed: `CPU`, or the GPU's name. Their rounding differs."""
     kept: tuple[str, ...] = ()
     """Linears that were left unquantised because `keep` names them, or one that must be alike."""
+    formats: Mapping[str, str] = field(default_factory=dict)
+    """The recipe's, by site; empty: there was none."""
 
 
 def quantize_checkpoint(
     model_dir: Path,
-    scheme: Scheme,
+    scheme: Scheme | FormatRecipe,
     kv_dtype: Literal["f32", "bf16", "f8e4m3"],
     calibration: Path | None,
     output_dir: Path,
@@ -74,21 +78,21 @@ def quantize_checkpoint(
     The same inputs give the same bytes. The lm_head, embeddings, norms and routers stay bf16.
 
     Args:
-        scheme: one with a calibration.
+        scheme: one with a calibration; or a recipe, a copy of which is written beside.
         kv_dtype: f8e4m3 adds scales for an FP8 KV cache.
         calibration: .jsonl or text; None for the text that ships with trtc.
         output_dir: made if absent; its files are overwritten.
         heldout: tokens to measure the layers on, of which a part is taken; None: of the text that
             ships with trtc.
-        keep: globs of linears that stay bf16.
+        keep: globs of linears that stay bf16; for schemes.
 
     Raises:
-        RequestError: a glob of `keep` that names no linear.
+        RequestError: a glob of `keep` that names no linear; a recipe of another model.
         UnsupportedError: a model that the scheme cannot quantise, with the linear's name.
         CalibrationError: text that is too small or unreadable.
         CheckpointError: a damaged checkpoint.
     """
-    if scheme.calibration is None:
+    if isinstance(scheme, Scheme) and scheme.calibration is None:
         calibrated = [name for name in BUILDABLE if SCHEMES[name].calibration is not None]
         raise UnsupportedError(
             f"{scheme.name} has nothing to calibrate",
@@ -97,25 +101,51 @@ def quantize_checkpoint(
         )
     # Read before any work, so that a bad file costs no time; torch and modelopt cost seconds.
     texts = default_calibration() if calibration is None else read_texts(calibration)
-    from trtc.quant.linears import check_quantizable
-
-    kept = check_quantizable(model_dir, scheme, keep)
-    calibrator = _CALIBRATORS[type(scheme.calibration)](scheme, kv_dtype, kept)
+    plan = _planned(model_dir, scheme, kv_dtype, keep)
     progress(Step("loading the checkpoint"))
     model = load_model(model_dir, "bfloat16")
     with on_best_device(model) as placement:
         return _quantize(
             model,
             model_dir,
-            calibrator,
-            scheme.name,
+            plan,
             texts,
             output_dir,
             progress,
             heldout,
             placement,
-            kept,
         )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A calibration that fits the model."""
+
+    name: str
+    """Of the scheme."""
+    calibrator: Calibrator
+    kept: tuple[str, ...] = ()
+    recipe: FormatRecipe | None = None
+
+
+def _planned(
+    model_dir: Path, scheme: Scheme | FormatRecipe, kv_dtype: str, keep: Sequence[str]
+) -> _Plan:
+    from trtc.quant.linears import check_quantizable, linear_shapes
+
+    shapes = linear_shapes(model_dir)
+    if isinstance(scheme, FormatRecipe):
+        calibration = scheme.scheme.calibration
+        assert isinstance(calibration, Gptq)
+        by_linear = scheme.of_linears(shapes)
+        return _Plan(MIXED, _gptq(calibration, kv_dtype, by_linear), recipe=scheme)
+    kept = check_quantizable(shapes, scheme, keep)
+    if isinstance(scheme.calibration, Gptq):
+        assert scheme.group_size is not None
+        all_alike = grouped_int4(scheme.group_size)
+        formats = {name: BF16 if name in kept else all_alike for name in shapes}
+        return _Plan(scheme.name, _gptq(scheme.calibration, kv_dtype, formats), kept)
+    return _Plan(scheme.name, _modelopt(scheme, kv_dtype, kept), kept)
 
 
 def _modelopt(scheme: Scheme, kv_dtype: str, kept: tuple[str, ...]) -> Calibrator:
@@ -124,46 +154,46 @@ def _modelopt(scheme: Scheme, kv_dtype: str, kept: tuple[str, ...]) -> Calibrato
     return ModeloptCalibrator(scheme, kv_dtype, kept)
 
 
-def _gptq(scheme: Scheme, kv_dtype: str, kept: tuple[str, ...]) -> Calibrator:
+def _gptq(settings: Gptq, kv_dtype: str, formats: Mapping[str, SiteFormat]) -> Calibrator:
     from trtc.quant.gptq_calibrator import GptqCalibrator
 
-    return GptqCalibrator(scheme, kv_dtype, kept)
-
-
-_CALIBRATORS: Mapping[type[Any], Callable[[Scheme, str, tuple[str, ...]], Calibrator]] = {
-    Modelopt: _modelopt,
-    Gptq: _gptq,
-}
-"""By the record of the algorithm. The arguments: scheme, KV type, linears that stay unquantised."""
+    return GptqCalibrator(settings, kv_dtype, formats)
 
 
 def _quantize(
     model: Any,
     model_dir: Path,
-    calibrator: Calibrator,
-    name: str,
+    plan: _Plan,
     texts: Texts,
     output_dir: Path,
     progress: Progress,
     heldout: TokenSet | None,
     placement: Placement,
-    kept: tuple[str, ...],
 ) -> CalibrationFacts:
     from trtc.quant.experts import separate_experts
     from trtc.quant.linears import mark_starved
 
     facts = model.config.get_text_config()
     window = min(WINDOW, facts.max_position_embeddings)
-    tokens = _calibration_set(model, model_dir, texts, window, calibrator.max_tokens)
+    tokens = _calibration_set(model, model_dir, texts, window, plan.calibrator.max_tokens)
     heldout = heldout or heldout_set(model_dir, facts.vocab_size, window, model=model)
     starved = mark_starved(model, separate_experts(model), tokens)
     output_dir.mkdir(parents=True, exist_ok=True)
-    phase = f"calibrating {name} on {tokens.num_tokens} tokens, {placement}"
+    phase = f"calibrating {plan.name} on {tokens.num_tokens} tokens, {placement}"
     job = CalibrationJob(model, model_dir, output_dir, tokens, part_of(heldout), phase, progress)
-    layers = calibrator.run(job)
+    layers = plan.calibrator.run(job)
     _copy_files(model_dir, output_dir)
+    if plan.recipe is not None:
+        (output_dir / RECIPE_FILE).write_bytes(plan.recipe.to_json())
     return CalibrationFacts(
-        tokens.source, tokens.sha256, tokens.num_tokens, layers, starved, placement.name, kept
+        tokens.source,
+        tokens.sha256,
+        tokens.num_tokens,
+        layers,
+        starved,
+        placement.name,
+        plan.kept,
+        {} if plan.recipe is None else plan.recipe.names,
     )
 
 

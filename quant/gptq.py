@@ -41,12 +41,12 @@ class InputStatistics:
 
 @dataclass(frozen=True)
 class Rounded:
-    """Weights in 4 bits: scale * code."""
+    """Weights as their format has them: scale * code."""
 
     codes: torch.Tensor
-    """[N, K] i8, from -8 to 7."""
+    """[N, K]: i8, in 4 bits from -8 to 7, or f8e4m3."""
     scales: torch.Tensor
-    """[N, K / group_size] f32 that bf16 has too; of either sign."""
+    """[N, K / group_size], or [N, 1], f32 that bf16 has too; of 4 bits of either sign."""
 
     def values(self) -> torch.Tensor:
         """The weights [N, K] f32 that they stand for."""

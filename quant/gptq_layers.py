@@ -25,7 +25,9 @@ from trtc.quant.layerwise import (
     open_stream,
     run_layer,
 )
+from trtc.quant.nearest import round_to_nearest
 from trtc.quant.scheme import Gptq
+from trtc.quant.site_format import SiteFormat
 
 _BAD_WEIGHTS = "The checkpoint is damaged there, or dead; check it in bf16 first"
 
@@ -46,15 +48,17 @@ class _Enough(Exception):
 
 
 def round_layers(
-    job: CalibrationJob, names: Sequence[str], group_size: int, settings: Gptq
+    job: CalibrationJob, formats: Mapping[str, SiteFormat], settings: Gptq
 ) -> Iterator[RoundedLayer]:
     """Round the linears of a job's model; the model itself is left as it is.
+
+    Weights of 4 bits are rounded by GPTQ or GPTAQ, others to nearest.
 
     In memory at once are two copies of a layer in f32, the hidden states of the text, and the
     inputs of one layer's linears.
 
     Args:
-        names: linears of the model's decoder layers.
+        formats: of linears of the model's decoder layers, by name; others stay as they are.
 
     Raises:
         CalibrationError: activations that are not finite, with the linear's name.
@@ -66,9 +70,13 @@ def round_layers(
     for index, layer in enumerate(layers):
         job.progress(Step(job.phase, index, len(layers), "layers"))
         prefix = f"{prefixes[id(layer)]}."
-        within = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+        within = {
+            name.removeprefix(prefix): one
+            for name, one in formats.items()
+            if name.startswith(prefix)
+        }
         pair = _Pair(copy.deepcopy(layer).float(), copy.deepcopy(layer).float(), index, prefix)
-        linears = pair.round(within, rounded, exact, group_size, settings)
+        linears = pair.round(within, rounded, exact, settings)
         advance(pair.rounded, index, rounded)
         errors = _measured(pair, list(linears), unseen)
         yield RoundedLayer(index, {prefix + name: one for name, one in linears.items()}, errors)
@@ -86,23 +94,24 @@ class _Pair:
 
     def round(
         self,
-        names: Sequence[str],
+        formats: Mapping[str, SiteFormat],
         stream: Stream,
         exact: Stream,
-        group_size: int,
         settings: Gptq,
     ) -> dict[str, Rounded]:
         """Round linears of `rounded`; `exact` is taken through the layer."""
-        stages = find_stages(self.exact, names, self.index, exact) if names else ()
+        stages = find_stages(self.exact, list(formats), self.index, exact) if formats else ()
         asked = [site for stage in stages for site in stage if not site.routed]
         kept = _inputs(self.exact, asked if settings.asymmetric else [], self.index, exact)
         found: dict[str, Rounded] = {}
         for stage in stages:
             for site, inputs in self._statistics(stage, stream, kept).items():
-                found |= self._round_site(site, inputs, group_size, settings)
+                for one in dict.fromkeys(formats[name] for name in site.linears):
+                    alike = [name for name in site.linears if formats[name] == one]
+                    found |= self._round(alike, inputs, one, settings)
             for site in stage:
                 kept.pop(site, None)
-        return {name: found[name] for name in names}
+        return {name: found[name] for name in formats}
 
     def _statistics(
         self, stage: Stage, stream: Stream, exact: Mapping[Site, list[torch.Tensor]]
@@ -126,24 +135,34 @@ class _Pair:
         assert isinstance(weight, torch.Tensor)
         return weight.data
 
-    def _round_site(
-        self, site: Site, inputs: InputStatistics, group_size: int, settings: Gptq
+    def _round(
+        self, names: Sequence[str], inputs: InputStatistics, to: SiteFormat, settings: Gptq
     ) -> dict[str, Rounded]:
-        weights = [self._weight(name) for name in site.linears]
+        """Round linears that share inputs and format."""
+        weights = [self._weight(name) for name in names]
         try:
-            whole = round_weights(torch.cat(weights), inputs, group_size, settings)
+            whole = _rounded(torch.cat(weights), inputs, to, settings)
         except CalibrationError as error:
             raise CalibrationError(
-                error.problem, field=self.prefix + site.linears[0], remedy=_BAD_WEIGHTS
+                error.problem, field=self.prefix + names[0], remedy=_BAD_WEIGHTS
             ) from error
         found = {}
         rows = [len(weight) for weight in weights]
         codes, scales = torch.split(whole.codes, rows), torch.split(whole.scales, rows)
-        for name, weight, *part in zip(site.linears, weights, codes, scales, strict=True):
+        for name, weight, *part in zip(names, weights, codes, scales, strict=True):
             one = Rounded(*part)
             weight.copy_(one.values())
             found[name] = Rounded(one.codes.cpu(), one.scales.cpu())
         return found
+
+
+def _rounded(
+    weight: torch.Tensor, inputs: InputStatistics, to: SiteFormat, settings: Gptq
+) -> Rounded:
+    if to.weight == "i4":
+        assert to.group_size is not None
+        return round_weights(weight, inputs, to.group_size, settings)
+    return round_to_nearest(weight, to)
 
 
 class _Sums:

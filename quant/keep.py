@@ -1,22 +1,15 @@
 """Linears that calibration leaves unquantised: the globs of `--keep`, and what they name."""
 
 import difflib
-import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from trtc.protos.errors import RequestError
+from trtc.quant.site_format import site_of
 
 KEPT_DTYPE = "bf16"
 _FIELD = "--keep"
 _NEAR = 3
-_TOGETHER = (
-    # Experts of a layer are one operator, so their weights have one type.
-    re.compile(r"^(.*\.experts)\.\d+\.[^.]+$"),
-    # These share an input, which AWQ and SmoothQuant scale for all of them.
-    re.compile(r"^(.*)\.(?:q|k|v)_proj$"),
-    re.compile(r"^(.*)\.(?:gate|up)_proj$"),
-)
 
 
 def parse_keep(options: Sequence[str]) -> tuple[str, ...]:
@@ -64,8 +57,8 @@ def kept_linears(globs: Sequence[str], linears: Sequence[str]) -> tuple[str, ...
                 remedy=f"Linears are called {', '.join(near)}",
             )
         matched.update(found)
-    groups = {_group(name) for name in matched}
-    kept = tuple(name for name in linears if _group(name) in groups)
+    sites = {site_of(name) for name in matched}
+    kept = tuple(name for name in linears if site_of(name) in sites)
     if kept and len(kept) == len(linears):
         raise RequestError(
             "names every linear: nothing is left to quantise",
@@ -73,11 +66,3 @@ def kept_linears(globs: Sequence[str], linears: Sequence[str]) -> tuple[str, ...
             remedy="Build with --dtype bf16, or name fewer",
         )
     return kept
-
-
-def _group(name: str) -> tuple[int, str]:
-    """What the linears that must be alike have in common."""
-    for kind, pattern in enumerate(_TOGETHER):
-        if found := pattern.match(name):
-            return kind, found[1]
-    return len(_TOGETHER), name

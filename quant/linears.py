@@ -1,6 +1,6 @@
 """The linears of a Transformers model that schemes quantise, and text run through them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,31 @@ BATCH = 4
 """Sequences that calibration computes at once."""
 
 
-def check_quantizable(model_dir: Path, scheme: Scheme, keep: Sequence[str] = ()) -> tuple[str, ...]:
+def linear_shapes(model_dir: Path) -> dict[str, tuple[int, int]]:
+    """(out_features, in_features) of every linear that schemes quantise, by its name in
+    Transformers' model and in its order. No weights are read.
+
+    Raises:
+        CheckpointError: unreadable config.json.
+        UnsupportedError: Transformers has no such model.
+    """
+    config = load_config(model_dir)
+    with quiet_libraries(), torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    separate_experts(model)
+    return {
+        name: (linear.out_features, linear.in_features)
+        for name, linear in quantizable_linears(model)
+    }
+
+
+def check_quantizable(
+    shapes: Mapping[str, tuple[int, int]], scheme: Scheme, keep: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Refuse a model whose linears do not fit the scheme, before weights are read.
 
     Args:
+        shapes: as `linear_shapes` gives them.
         keep: globs of linears that stay unquantised.
 
     Returns:
@@ -47,30 +68,25 @@ def check_quantizable(model_dir: Path, scheme: Scheme, keep: Sequence[str] = ())
     Raises:
         RequestError: a glob that names no linear.
         UnsupportedError: names the linear and its size.
-        CheckpointError: unreadable config.json.
     """
-    config = load_config(model_dir)
-    with quiet_libraries(), torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
-    separate_experts(model)
-    kept = kept_linears(keep, [name for name, _ in quantizable_linears(model)])
+    kept = kept_linears(keep, list(shapes))
     group = scheme.group_size
     if group is None:
         return kept
     remedy = "Use --dtype int4_g32 where 32 divides it, or fp8 or int8_sq, which take any size"
-    for name, linear in quantizable_linears(model):
+    for name, (out_features, in_features) in shapes.items():
         if name in kept:
             continue
-        if linear.in_features % group:
+        if in_features % group:
             raise UnsupportedError(
-                f"has {linear.in_features} input features, no multiple of {scheme.name}'s group "
+                f"has {in_features} input features, no multiple of {scheme.name}'s group "
                 f"of {group}",
                 field=name,
                 remedy=remedy,
             )
-        if linear.out_features % 2 and scheme.weight in ("i4", "i4_f8"):
+        if out_features % 2 and scheme.weight in ("i4", "i4_f8"):
             raise UnsupportedError(
-                f"has {linear.out_features} output features; 4-bit rows are stored in pairs",
+                f"has {out_features} output features; 4-bit rows are stored in pairs",
                 field=name,
                 remedy=remedy,
             )

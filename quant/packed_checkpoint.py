@@ -1,9 +1,10 @@
 """Writes rounded weights as a compressed-tensors checkpoint, a file a decoder layer.
 
-compressed-tensors' `pack-quantized` format is what Transformers, vLLM and SGLang read. Beside each
-rounded linear's tensors, which are
+compressed-tensors' formats are what Transformers, vLLM and SGLang read. Beside each rounded
+linear's tensors, which are of integers (`pack-quantized`) and of E4M3 codes (`float-quantized`)
 
-    weight_packed i32 [N, K/8], weight_scale bf16 [N, K/group_size], weight_shape i64 [2]
+    weight_packed i32 [N, K*bits/32], weight_scale bf16 [N, K/group_size], weight_shape i64 [2]
+    weight F8_E4M3 [N, K], weight_scale bf16 [N, 1]
 
 every other tensor is as the source has it, floating-point ones in bf16.
 """
@@ -20,12 +21,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from trtc.protos.errors import UnsupportedError
-from trtc.quant.gptq import LOWEST, Rounded
+from trtc.quant.gptq import Rounded
 from trtc.quant.pack import pack_words
+from trtc.quant.site_format import SiteFormat
 
 _INDEX = "model.safetensors.index.json"
 _METADATA = {"format": "pt"}
-_BITS = 4
+_PACKED, _FLOAT = "pack-quantized", "float-quantized"
+_SEVERAL = "mixed-precision"
 _HUB_NAMES = ((re.compile(r"^.*?(?=layers\.)"), ""), (re.compile(r"\.block_sparse_moe\."), ".mlp."))
 """What differs between names in a checkpoint and in Transformers' model."""
 
@@ -49,30 +52,33 @@ class PackedCheckpoint:
     Args:
         model_dir: the unquantised checkpoint.
         output_dir: exists.
-        linears: names, in Transformers' model, of those that will be given.
+        formats: of the linears that will be given, by their names in Transformers' model.
 
     Raises:
         UnsupportedError: the source has no tensor of its own for a linear.
     """
 
     def __init__(
-        self, model_dir: Path, output_dir: Path, linears: Sequence[str], group_size: int
+        self, model_dir: Path, output_dir: Path, formats: Mapping[str, SiteFormat]
     ) -> None:
         self._model_dir = model_dir
         self._output_dir = output_dir
-        self._group_size = group_size
+        self._formats = formats
         self._source = _Stored(_files(model_dir))
-        self._stored_as = _stored_names(linears, self._source.file_of)
+        self._stored_as = _stored_names(list(formats), self._source.file_of)
         self._files: list[tuple[str, ...]] = []
 
     def add(self, linears: Mapping[str, Rounded]) -> None:
         """Write the rounded linears of a layer."""
         tensors: dict[str, torch.Tensor] = {}
         for name, rounded in linears.items():
-            prefix = self._stored_as[name]
-            codes = (rounded.codes - LOWEST).to(torch.uint8).numpy()
-            tensors[f"{prefix}.weight_packed"] = torch.from_numpy(pack_words(codes, _BITS, axis=1))
+            prefix, bits = self._stored_as[name], self._formats[name].code_bits
             tensors[f"{prefix}.weight_scale"] = rounded.scales.bfloat16()
+            if rounded.codes.is_floating_point():
+                tensors[f"{prefix}.weight"] = rounded.codes
+                continue
+            codes = (rounded.codes.to(torch.int16) + (1 << (bits - 1))).to(torch.uint8).numpy()
+            tensors[f"{prefix}.weight_packed"] = torch.from_numpy(pack_words(codes, bits, axis=1))
             tensors[f"{prefix}.weight_shape"] = torch.tensor(rounded.codes.shape)
         self._write(tensors)
 
@@ -91,9 +97,38 @@ class PackedCheckpoint:
         config = json.loads((self._model_dir / "config.json").read_text("utf-8"))
         config.pop("torch_dtype", None)
         config["dtype"] = "bfloat16"
-        config["quantization_config"] = _declared(self._group_size, ignored, bool(kv_scales))
+        config["quantization_config"] = self._declared(ignored, bool(kv_scales))
         text = json.dumps(config, indent=2, sort_keys=True)
         (self._output_dir / "config.json").write_text(text + "\n", "utf-8")
+
+    def _declared(self, ignored: Sequence[str], quantized_kv: bool) -> dict[str, Any]:
+        """config.json's quantization_config."""
+        groups = {}
+        used = list(dict.fromkeys(self._formats.values()))
+        for number, one in enumerate(used):
+            names = sorted(name for name, its in self._formats.items() if its == one)
+            stored = sorted({*names, *(self._stored_as[name] for name in names)})
+            groups[f"group_{number}"] = {
+                "targets": ["Linear"] if len(used) == 1 else stored,
+                "weights": _weights(one),
+                "format": _format(one),
+            }
+        layouts = {group["format"] for group in groups.values()}
+        kv = {
+            "num_bits": 8,
+            "type": "float",
+            "strategy": "tensor",
+            "symmetric": True,
+            "dynamic": False,
+        }
+        return {
+            "quant_method": "compressed-tensors",
+            "format": layouts.pop() if len(layouts) == 1 else _SEVERAL,
+            "quantization_status": "compressed",
+            "config_groups": groups,
+            "ignore": list(ignored),
+            "kv_cache_scheme": kv if quantized_kv else None,
+        }
 
     def _write(self, tensors: dict[str, torch.Tensor]) -> None:
         if tensors:
@@ -160,23 +195,17 @@ def _plain(name: str) -> str:
     return name
 
 
-def _declared(group_size: int, ignored: Sequence[str], quantized_kv: bool) -> dict[str, Any]:
-    """config.json's quantization_config."""
-    weights = {
-        "num_bits": _BITS,
-        "type": "int",
-        "symmetric": True,
-        "strategy": "group",
-        "group_size": group_size,
-        "dynamic": False,
-    }
-    group = {"targets": ["Linear"], "weights": weights, "format": "pack-quantized"}
-    kv = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+def _format(one: SiteFormat) -> str:
+    return _FLOAT if one.weight == "f8e4m3" else _PACKED
+
+
+def _weights(one: SiteFormat) -> dict[str, Any]:
+    """compressed-tensors' QuantizationArgs."""
     return {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
-        "ignore": list(ignored),
-        "kv_cache_scheme": kv if quantized_kv else None,
+        "num_bits": one.code_bits,
+        "type": "float" if one.weight == "f8e4m3" else "int",
+        "symmetric": True,
+        "strategy": "group" if one.group_size else "channel",
+        "group_size": one.group_size,
+        "dynamic": False,
     }

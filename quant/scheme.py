@@ -59,6 +59,9 @@ class Scheme:
     """None: nothing to calibrate, or nothing that trtc can make."""
 
 
+MIXED = "mixed"
+"""The name of schemes whose linears differ in format, as a recipe says (quant/recipe.py)."""
+
 SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme
     for scheme in (

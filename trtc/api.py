@@ -24,6 +24,7 @@ def build(
     force: bool = False,
     revision: str | None = None,
     calib: str | Path | None = None,
+    recipe: str | Path | None = None,
     keep: Sequence[str] = (),
     eval_text: str | Path | None = None,
     eval_tokens: int | None = None,
@@ -57,6 +58,7 @@ def build(
         force: replace an engine that is there already.
         revision: branch, tag or commit of a model on the hub; None: its main branch.
         calib: file of calibration text; None: the text that ships with trtc.
+        recipe: file with a format for every site of the model, instead of `dtype`.
         keep: `GLOB=bf16` each: linears, by their names in Transformers, that calibration does not
             quantise.
         eval_text: file of text that accuracy is measured on; None: the text that ships with trtc.
@@ -105,6 +107,7 @@ def build(
         force=force,
         calib=None if calib is None else Path(calib),
         max_kl=max_kl,
+        recipe=None if recipe is None else Path(recipe),
         keep=(keep,) if isinstance(keep, str) else tuple(keep),
         eval_text=None if eval_text is None else Path(eval_text),
         eval_tokens=eval_tokens,

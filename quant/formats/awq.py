@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from trtc.quant.formats.ignored import IgnoredModules
+from trtc.quant.formats.listed import ListedModules
 from trtc.quant.formats.stored import (
     SCALE_DTYPES,
     Array,
@@ -42,7 +42,7 @@ def read_awq(
     group_size = config.get("group_size", config.get("q_group_size"))
     size = None if group_size == -1 else positive_size("group_size", group_size)
     stored = StoredTensors(tensors)
-    kept = IgnoredModules(config, "modules_to_not_convert")
+    kept = ListedModules(config, "modules_to_not_convert")
     linears = {}
     for prefix in stored.prefixes("qweight"):
         kept.check(prefix)

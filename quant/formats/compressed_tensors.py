@@ -1,4 +1,4 @@
-"""compressed-tensors checkpoints (llm-compressor): one group of settings for all linears.
+"""compressed-tensors checkpoints (llm-compressor): groups of linears with settings of their own.
 
     format            weight                             scales and zero points
     pack-quantized    weight_packed i32 [N, K*bits/32]   weight_scale [N, G], and if asymmetric
@@ -9,7 +9,7 @@
 Static activations add input_scale [1].
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -17,7 +17,8 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
-from trtc.quant.formats.ignored import IgnoredModules
+from trtc.protos.errors import CheckpointError
+from trtc.quant.formats.listed import ListedModules
 from trtc.quant.formats.stored import (
     DYNAMIC_NOTE,
     Array,
@@ -32,20 +33,25 @@ from trtc.quant.formats.stored import (
 )
 from trtc.quant.pack import offset_bytes, offset_nibbles, unpack_words
 from trtc.quant.scheme import (
+    MIXED,
     SCHEMES,
     CheckpointQuantization,
     QuantizedLinear,
+    Scheme,
     TensorSource,
     WeightFormat,
 )
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_ALL_LINEARS = "Linear"
+"""The target that names a class."""
+_MAX_GROUPS = 64
 _STRATEGIES = ("tensor", "channel", "group", "block")
 
 
 @dataclass(frozen=True)
 class _Weights:
-    """The weights' settings of the one config group."""
+    """The weights' settings of a config group."""
 
     packed: bool
     weight: WeightFormat
@@ -54,6 +60,16 @@ class _Weights:
     strategy: str
     group_size: int | None
     block: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Linears with settings of their own."""
+
+    targets: ListedModules | None
+    """None: all linears."""
+    weights: _Weights
+    activations: Literal["none", "static", "dynamic"]
 
 
 def read_compressed_tensors(
@@ -66,24 +82,23 @@ def read_compressed_tensors(
         CheckpointError: tensors that are missing or contradict the config.
     """
     _refuse_extras(config)
-    group = _only_group(config)
-    name = expect({"format": group.get("format") or config.get("format")}, "format", *_FORMATS)
-    weights = _weights(name, mapping(group, "weights"))
-    activations = _activations(mapping(group, "input_activations"), weights)
+    groups = _groups(config)
     kv_dtype = _kv_dtype(mapping(config, "kv_cache_scheme"))
     stored = StoredTensors(tensors)
-    ignored = IgnoredModules(config, "ignore")
+    ignored = ListedModules(config, "ignore")
     linears = {}
-    for prefix in stored.prefixes("weight_packed" if weights.packed else "weight_scale"):
+    for prefix in _prefixes(stored, groups):
         ignored.check(prefix)
-        linears[prefix] = _linear(stored, prefix, weights, activations == "static")
+        group = _group_of(prefix, groups)
+        linears[prefix] = _linear(stored, prefix, group.weights, group.activations == "static")
+    is_dynamic = any(group.activations == "dynamic" for group in groups)
     return CheckpointQuantization(
         source="compressed-tensors",
-        scheme=_scheme(weights, activations),
+        scheme=_scheme(groups),
         linears=linears,
         kv_scales=stored.kv_scales() if kv_dtype else {},
         kv_dtype=kv_dtype,
-        notes=(DYNAMIC_NOTE,) if activations == "dynamic" else (),
+        notes=(DYNAMIC_NOTE,) if is_dynamic else (),
     )
 
 
@@ -95,15 +110,57 @@ def _refuse_extras(config: Mapping[str, Any]) -> None:
         raise unsupported("transform_config", transform, "weights that are not rotated")
 
 
-def _only_group(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _groups(config: Mapping[str, Any]) -> tuple[_Group, ...]:
+    """The groups of settings; one where all are alike."""
     named = mapping(config, "config_groups")
-    groups = [mapping(named, name, "config_groups.") for name in named]
-    settings = [{k: v for k, v in group.items() if k != "targets"} for group in groups]
-    if not groups or any(other != settings[0] for other in settings):
-        raise unsupported("config_groups", sorted(named), "one group of settings")
-    if groups[0].get("output_activations"):
-        raise unsupported("output_activations", groups[0]["output_activations"], "none")
-    return dict(settings[0])
+    declared = [mapping(named, name, "config_groups.") for name in named]
+    settings = [{k: v for k, v in group.items() if k != "targets"} for group in declared]
+    if not 0 < len(settings) <= _MAX_GROUPS:
+        raise unsupported("config_groups", sorted(named)[:4], f"1 to {_MAX_GROUPS} groups")
+    if all(other == settings[0] for other in settings):
+        return (_group(config, settings[0], None),)
+    groups = tuple(
+        _group(config, one, ListedModules(group, "targets"))
+        for one, group in zip(settings, declared, strict=True)
+    )
+    if any(group.activations == "static" for group in groups):
+        raise unsupported("input_activations", "static", "none, where groups differ")
+    return groups
+
+
+def _group(
+    config: Mapping[str, Any], settings: Mapping[str, Any], targets: ListedModules | None
+) -> _Group:
+    if settings.get("output_activations"):
+        raise unsupported("output_activations", settings["output_activations"], "none")
+    name = expect({"format": settings.get("format") or config.get("format")}, "format", *_FORMATS)
+    weights = _weights(name, mapping(settings, "weights"))
+    activations = _activations(mapping(settings, "input_activations"), weights)
+    return _Group(targets, weights, activations)
+
+
+def _prefixes(stored: StoredTensors, groups: Sequence[_Group]) -> list[str]:
+    """Of the linears that are quantised."""
+    found: dict[str, None] = {}
+    for group in groups:
+        name = "weight_packed" if group.weights.packed else "weight_scale"
+        found |= dict.fromkeys(stored.prefixes(name))
+    return list(found)
+
+
+def _group_of(prefix: str, groups: Sequence[_Group]) -> _Group:
+    """The group that names a linear, or else the one of all linears."""
+    for group in groups:
+        if group.targets is None or group.targets.names(prefix):
+            return group
+    for group in groups:
+        if group.targets is not None and group.targets.names(_ALL_LINEARS):
+            return group
+    raise CheckpointError(
+        "is quantised in the weights, but no config group names it",
+        field=prefix,
+        remedy="Config and weights are not of one export: download or export both again",
+    )
 
 
 def _weights(name: str, declared: Mapping[str, Any]) -> _Weights:
@@ -161,14 +218,29 @@ def _activations(
     return "static"
 
 
-def _scheme(weights: _Weights, activations: str) -> Any:
+def _scheme(groups: Sequence[_Group]) -> Scheme:
+    schemes = [_scheme_of(group) for group in groups]
+    if len(schemes) == 1:
+        return schemes[0]
+    narrow = min(groups, key=lambda group: group.weights.bits)
+    return Scheme(
+        MIXED,
+        "bf16",
+        narrow.weights.weight,
+        "bf16",
+        max(scheme.group_size or 0 for scheme in schemes) or None,
+    )
+
+
+def _scheme_of(group: _Group) -> Scheme:
+    weights = group.weights
     name = {
         ("f8e4m3", True): "fp8",
         ("f8e4m3", False): "fp8_weights",
         ("i8", True): "int8_sq",
         ("i8", False): "int8_weights",
         ("i4", False): "int4_gptq",
-    }[weights.weight, activations == "static"]
+    }[weights.weight, group.activations == "static"]
     group_size = weights.block[1] if weights.block else weights.group_size
     return replace(SCHEMES[name], group_size=group_size, pre_quant_scale=False)
 

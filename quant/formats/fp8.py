@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trtc.quant.formats.ignored import IgnoredModules
+from trtc.quant.formats.listed import ListedModules
 from trtc.quant.formats.stored import (
     DYNAMIC_NOTE,
     StoredTensors,
@@ -43,7 +43,7 @@ def read_fp8(
     if static and block is not None:
         raise unsupported("activation_scheme", "static", "'dynamic' with weight_block_size")
     stored = StoredTensors(tensors)
-    kept = IgnoredModules(config, "modules_to_not_convert", "ignored_layers")
+    kept = ListedModules(config, "modules_to_not_convert", "ignored_layers")
     linears = {}
     for prefix in stored.prefixes("weight"):
         if stored.dtype(f"{prefix}.weight") == _WEIGHT:

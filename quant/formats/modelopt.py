@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trtc.quant.formats.ignored import IgnoredModules
+from trtc.quant.formats.listed import ListedModules
 from trtc.quant.formats.stored import (
     DYNAMIC_NOTE,
     SCALE_DTYPES,
@@ -81,7 +81,7 @@ def read_modelopt(
     if algorithm is None:
         raise unsupported("quant_algo", name, ", ".join(_ALGORITHMS))
     group_size = _group_size(config, algorithm)
-    excluded = IgnoredModules(config, "exclude_modules", "ignore")
+    excluded = ListedModules(config, "exclude_modules", "ignore")
     linears = {}
     for prefix in stored.prefixes("weight"):
         if stored.dtype(f"{prefix}.weight") in SCALE_DTYPES:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from trtc.protos.errors import CheckpointError
-from trtc.quant.formats.ignored import IgnoredModules
+from trtc.quant.formats.listed import ListedModules
 from trtc.quant.formats.stored import Array, StoredTensors
 from trtc.quant.pack import unpack_e2m1_pairs
 from trtc.quant.scheme import SCHEMES, CheckpointQuantization, QuantizedLinear, TensorSource
@@ -37,7 +37,7 @@ def read_mxfp4(
         CheckpointError: tensors that are missing or contradict the config or each other.
     """
     stored = StoredTensors(tensors)
-    excluded = IgnoredModules(config, "modules_to_not_convert")
+    excluded = ListedModules(config, "modules_to_not_convert")
     linears = {}
     for name in sorted(tensors):
         if name.endswith(BLOCKS):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import io
 import json
 import os
 import resource
@@ -18,14 +19,17 @@ import numpy as np
 import psutil
 import pytest
 import safetensors.torch
+from rich.console import Console
 
 from tests.quant.test_calibrate import calibration_ids, wide_checkpoint
 from tests.support.engines import build_tiny, config_dict
 from tests.support.models import VOCAB_SIZE, tiny_checkpoint
+from tests.support.recipes import in_turn, write_recipe
 from trtc.builder.pipeline import BuildResult, build
 from trtc.builder.request import BuildRequest
 from trtc.builder.targets.cpu import CpuTarget
 from trtc.builder.targets.cxx import find_compiler
+from trtc.commands.engine_table import engine_table
 from trtc.plugins.cpu.host import runnable_isas
 from trtc.protos.errors import (
     AccuracyError,
@@ -40,10 +44,13 @@ from trtc.protos.errors import (
 from trtc.protos.manifest import Canary, Manifest, read_manifest
 from trtc.protos.plan import read_plan
 from trtc.protos.sampling import SamplingDefaults
+from trtc.quant.recipe import RECIPE_FILE, read_recipe
 from trtc.runtime.engine.canary import compare, why_too_few
 from trtc.runtime.engine.probe import Probe
 from trtc.runtime.integrity.verify import verify_files
 
+BY_HAND = in_turn(2, "int4_g128", "int8_g128", "bf16", "int4_g32", "fp8", "int8")
+"""A recipe of MODEL."""
 TARGET = CpuTarget(runnable_isas()[:1], optimization="-O1")
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "pyllama-draft"
 
@@ -184,6 +191,50 @@ def test_keeping_one_expert_keeps_those_of_its_layer(
     assert result.manifest.canaries
 
 
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
+    """Of a recipe written by hand."""
+    directory = tmp_path_factory.mktemp("mixed")
+    return build(
+        request_of(
+            MODEL,
+            directory / "engine",
+            recipe=write_recipe(directory / "by-hand.json", BY_HAND),
+            max_seq_len=256,
+            eval_tokens=1024,
+            max_kl=0.5,
+        ),
+        probe=Probe(1),
+        target=TARGET,
+    )
+
+
+def test_every_site_has_the_format_of_the_recipe(mixed: BuildResult) -> None:
+    manifest = mixed.manifest
+    assert (manifest.scheme.name, manifest.scheme.formats) == ("mixed", BY_HAND)
+    assert manifest.scheme.calibration_sha256 is not None
+    stored = {
+        site: weight_dtypes(mixed.path, "layers.0.", site)
+        for site in ("attention.qkv", "attention.o", "mlp.gate_up", "mlp.down")
+    }
+    assert list(stored.values()) == [("i4",), ("i8",), ("bf16",), ("i4",)], stored
+    assert manifest.accuracy is not None
+    measured = {error.layer for error in manifest.accuracy.layers}
+    assert "model.layers.0.self_attn.o_proj" in measured
+    assert "model.layers.0.mlp.gate_proj" not in measured
+    verify_files(mixed.path, manifest)
+
+
+def test_an_engine_holds_the_recipe_that_repeats_it(mixed: BuildResult) -> None:
+    recipe = read_recipe(mixed.path / RECIPE_FILE)
+    assert recipe.names == BY_HAND
+    page = (mixed.path / "report.html").read_text()
+    assert "What each site is stored in" in page and "self_attn.qkv_proj\nint4_g128" in page
+    lines = io.StringIO()
+    Console(file=lines, width=200).print(engine_table(mixed.path, mixed.manifest))
+    assert "int4_g128 2, int4_g32 1, int8 1, int8_g128 2 sites" in lines.getvalue()
+
+
 def weight_dtypes(engine: Path, layer: str, site: str) -> tuple[str, ...]:
     """How the linears of a site are stored, by the plan."""
     calls = [
@@ -201,6 +252,10 @@ def weight_dtypes(engine: Path, layer: str, site: str) -> tuple[str, ...]:
         ({"dtype": "fp8", "keep": ("*.down_proj=fp8",)}, "--keep.*kept in bf16 only"),
         ({"dtype": "fp8", "keep": ("*.down=bf16",)}, r"--keep: no quantised linear.*down_proj"),
         ({"dtype": "fp8", "dummy_weights": True, "keep": ("*=bf16",)}, "--keep"),
+        ({"dtype": "int4", "recipe": Path("x")}, "--dtype: .*--recipe"),
+        ({"keep": ("*=bf16",), "recipe": Path("x")}, "--keep: .*--recipe"),
+        ({"dummy_weights": True, "recipe": Path("x")}, "--dummy-weights"),
+        ({"recipe": Path("x")}, "--recipe: x: "),
     ],
 )
 def test_what_cannot_be_kept_is_refused(

@@ -24,7 +24,7 @@ FLAGS = {
     "build": """
         --model --revision --output --dry-run --dtype --kv-dtype --target --force --calib --keep
         --eval-text
-        --eval-tokens
+        --eval-tokens --recipe
         --max-kl --reference --exact-activations --exact-lm-head --exact-weights --dummy-weights
         --max-batch-size
         --max-seq-len --max-num-tokens --page-size --format --grammar --tp --family --threads
@@ -32,7 +32,9 @@ FLAGS = {
     """,
     "families": "--json",
     "compile": "bundle --strip --alias-pools --json",
-    "quantize": "--model --revision --output --dtype --kv-dtype --calib --keep --force --json",
+    "quantize": """
+        --model --revision --output --dtype --kv-dtype --calib --keep --recipe --force --json
+    """,
     "eval": "engine --text --reference --max-tokens --window --threads --json",
     "tune": "engine --dummy-weights --json",
     "package": "engines output --format --name --version --force --json",

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from tests.support.cuda_engines import stand_in_for_compiler
+from tests.support.recipes import in_turn, write_recipe
 from tests.support.triton_kernels import needs_triton
 from trtc.builder.pipeline import BuildResult, build
 from trtc.builder.request import BuildRequest
 from trtc.builder.targets import cuda_lowering
 from trtc.builder.targets.cuda import CudaTarget
-from trtc.protos.errors import AccuracyError
+from trtc.protos.errors import AccuracyError, UnsupportedError
 from trtc.protos.launch_plan import read_launches
 from trtc.protos.manifest import read_manifest
 from trtc.protos.plan import read_plan
@@ -35,7 +36,7 @@ def no_compiler() -> Iterator[None]:
         yield
 
 
-def built(output: Path, dtype: str, **options: Any) -> BuildResult:
+def built(output: Path, dtype: str | None, **options: Any) -> BuildResult:
     request = BuildRequest(
         model=str(MODEL),
         output=output,
@@ -102,6 +103,28 @@ def test_linears_are_kept_in_bf16(engine: BuildResult) -> None:
     assert manifest.accuracy is not None
     layers = {error.layer for error in manifest.accuracy.layers}
     assert KEPT not in layers and KEPT.replace("layers.1", "layers.0") in layers
+
+
+def test_every_site_has_the_format_of_the_recipe(tmp_path: Path) -> None:
+    by_hand = in_turn(2, "int4_g128", "int8_g128", "int4_g32", "fp8", "int8", "bf16")
+    recipe = write_recipe(tmp_path / "recipe.json", by_hand)
+    result = built(tmp_path / "engine", None, recipe=recipe, eval_tokens=512)
+    assert result.manifest.scheme.formats == by_hand
+    assert result.manifest.scheme.lm_head == "i8"
+    stored = [
+        weight_dtypes(result.path, f"layers.{layer}.{site}")
+        for layer, site in ((0, "attention.qkv"), (0, "attention.o"), (1, "attention.o"))
+    ]
+    assert stored == [{"i4"}, {"i8"}, {"bf16"}]
+    accuracy = result.manifest.accuracy
+    assert accuracy is not None and accuracy.kl is not None and 0 < accuracy.kl < 0.3
+
+
+def test_e4m3_weights_in_a_recipe_need_hardware_that_has_them(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "recipe.json", in_turn(2, "int4_g128", "fp8"))
+    request = BuildRequest(str(MODEL), tmp_path / "engine", recipe=recipe)
+    with pytest.raises(UnsupportedError, match="sm_80 has no E4M3"):
+        build(request, target=CudaTarget(80))
 
 
 def test_a_budget_is_refused_by_numbers(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.models import tiny_checkpoint
+from tests.support.recipes import in_turn, write_recipe
 from trtc.builder.pipeline import build
 from trtc.builder.request import BuildRequest
 from trtc.cli import main
@@ -33,6 +34,18 @@ def text_of(path: Path, paragraphs: int = 700) -> Path:
     lines = (" ".join(rng.choice(words, 12)) for _ in range(paragraphs))
     path.write_text("\n".join(lines))
     return path
+
+
+def test_a_scheme_or_a_recipe_is_needed(trtc: Run, tmp_path: Path) -> None:
+    arguments = ("quantize", "--model", PYLLAMA, "--output", tmp_path / "out")
+    status, _, err = trtc(*arguments)
+    assert status == 2 and "--dtype: is missing" in err and "--recipe" in err
+    recipe = write_recipe(tmp_path / "recipe.json", in_turn(9, "int4_g128"))
+    status, _, err = trtc(*arguments, "--recipe", recipe)
+    assert status == 2 and "no site 'model.layers.8.self_attn.qkv_proj'" in err
+    status, _, err = trtc(*arguments, "--recipe", recipe, "--dtype", "int4")
+    assert status == 2 and "--dtype: says how" in err
+    assert not (tmp_path / "out").exists()
 
 
 def test_quantize(trtc: Run, tmp_path: Path) -> None:

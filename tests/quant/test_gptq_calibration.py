@@ -17,11 +17,14 @@ from tests.quant.test_calibrate import (
     wide_checkpoint,
 )
 from tests.support.quantized import canonical, dequantized, headers
+from tests.support.recipes import in_turn
 from trtc.protos.errors import CalibrationError, UnsupportedError
 from trtc.quant.calibrate import CalibrationFacts, quantize_checkpoint
 from trtc.quant.calibration_text import TokenSet
 from trtc.quant.prequantized import read_quantization
+from trtc.quant.recipe import RECIPE_FILE, FormatRecipe, read_recipe
 from trtc.quant.scheme import SCHEMES, CheckpointQuantization
+from trtc.quant.site_format import FORMATS, site_of
 
 DRAFT = Path(__file__).parents[2] / "examples" / "models" / "pyllama-draft"
 HELDOUT = TokenSet("ids", "", (np.random.default_rng(6).integers(3, 160, 32, np.int32),))
@@ -37,10 +40,15 @@ CASES = [
 
 
 def written(
-    source: Path, scheme: str, output: Path, calibration: Path | None, kv_dtype: Any = "bf16"
+    source: Path,
+    scheme: str | FormatRecipe,
+    output: Path,
+    calibration: Path | None,
+    kv_dtype: Any = "bf16",
 ) -> tuple[CalibrationFacts, CheckpointQuantization, dict[str, Any]]:
+    wanted = SCHEMES[scheme] if isinstance(scheme, str) else scheme
     facts = quantize_checkpoint(
-        source, SCHEMES[scheme], kv_dtype, calibration, output, lambda step: None, HELDOUT
+        source, wanted, kv_dtype, calibration, output, lambda step: None, HELDOUT
     )
     tensors = read_tensors(output)
     config = json.loads((output / "config.json").read_text())
@@ -82,11 +90,46 @@ def test_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "one").iterdir()} == {0o644}
 
 
-def test_transformers_reads_the_same_weights(tmp_path: Path) -> None:
+MIXED = FormatRecipe(
+    {
+        site: FORMATS[name]
+        for site, name in in_turn(
+            2, "int4_g32", "int8", "int4_g128", "fp8", "int8_g128", "bf16", "int4_g64"
+        ).items()
+    }
+)
+NOISE = {"int4": 0.03, "int8": 1e-4, "fp8": 2e-3, "bf16": 0}
+"""Of a weight's power, at most, by how a format's name begins."""
+
+
+def test_every_site_gets_the_format_of_the_recipe(tmp_path: Path) -> None:
+    source = wide_checkpoint("llama", tmp_path)
+    ids = calibration_ids(tmp_path / "ids.jsonl")
+    facts, found, tensors = written(source, MIXED, tmp_path / "out", ids)
+    assert facts.formats == MIXED.names
+    assert read_recipe(tmp_path / "out" / RECIPE_FILE) == MIXED
+    for name, exact in read_tensors(source).items():
+        linear = name.removesuffix(".weight")
+        if not linear.endswith("_proj"):
+            continue
+        wanted = MIXED.formats[site_of(linear)]
+        if not wanted.is_quantized:
+            np.testing.assert_array_equal(tensors[name], exact)
+            assert linear not in found.linears
+            continue
+        stored = found.linears[linear]
+        assert (stored.weight, stored.group_size) == (wanted.weight, wanted.group_size), linear
+        error = dequantized(found, linear, tensors) - exact.astype(np.float64)
+        noise = np.square(error).sum() / np.square(exact.astype(np.float64)).sum()
+        assert 0 < noise < NOISE[wanted.name.split("_")[0]], linear
+
+
+@pytest.mark.parametrize("scheme", ["int4", MIXED], ids=["int4", "mixed"])
+def test_transformers_reads_the_same_weights(scheme: str | FormatRecipe, tmp_path: Path) -> None:
     """compressed-tensors' own decompression gives the logits of the weights that trtc reads."""
     source = wide_checkpoint("llama", tmp_path)
     ids = calibration_ids(tmp_path / "ids.jsonl")
-    _, found, tensors = written(source, "int4", tmp_path / "out", ids)
+    _, found, tensors = written(source, scheme, tmp_path / "out", ids)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "out", dtype=torch.float32
     )

@@ -20,6 +20,7 @@ from trtc.protos.errors import CheckpointError, UnsupportedError
 from trtc.quant.prequantized import read_quantization
 
 Q = "model.layers.0.self_attn.q_proj"
+O_PROJ = "model.layers.0.self_attn.o_proj"
 UP = "model.layers.0.mlp.up_proj"
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 16, "sym": True, "desc_act": False}
@@ -313,12 +314,47 @@ def test_refused_by_name(declared: dict[str, Any], message: str) -> None:
         read(declared, {})
 
 
-def test_several_groups_of_settings_are_refused() -> None:
+def two_groups(first: list[str], second: list[str], **settings: Any) -> dict[str, Any]:
+    """Groups of 16 and of 32 channels, each for linears of its own."""
     declared = packed(group_size=16)
     other = packed(group_size=32)["config_groups"]["group_0"]
-    declared["config_groups"]["group_1"] = other
-    with pytest.raises(UnsupportedError, match="config_groups"):
-        read(declared, {})
+    declared["config_groups"]["group_0"]["targets"] = first
+    declared["config_groups"]["group_1"] = {**other, "targets": second, **settings}
+    return declared
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([Q], [O_PROJ]),
+        (["re:.*q_proj"], ["Linear"]),
+        (["Linear"], [O_PROJ, "re:.*never"]),
+        ([Q], ["o_proj"]),
+    ],
+)
+def test_groups_of_settings_are_of_the_linears_that_they_name(
+    first: list[str], second: list[str]
+) -> None:
+    q, exact_q = packed_linear(Q, 24, 64, 16)
+    o, exact_o = packed_linear(O_PROJ, 24, 64, 32, seed=1)
+    tensors = {**q, **o}
+    found = read(two_groups(first, second), tensors)
+    assert {name: one.group_size for name, one in found.linears.items()} == {Q: 16, O_PROJ: 32}
+    np.testing.assert_allclose(dequantized(found, Q, tensors), exact_q, rtol=1e-6)
+    np.testing.assert_allclose(dequantized(found, O_PROJ, tensors), exact_o, rtol=1e-6)
+    assert (found.scheme.name, found.scheme.weight, found.scheme.group_size) == ("mixed", "i4", 32)
+
+
+def test_groups_that_contradict_the_weights_are_refused() -> None:
+    tensors, _ = packed_linear(Q, 24, 64, 16)
+    with pytest.raises(CheckpointError, match=f"{Q}.*no config group names it"):
+        read(two_groups([O_PROJ], ["v_proj"]), tensors)
+    with pytest.raises(CheckpointError, match="weight_scale"):
+        read(two_groups([O_PROJ], [Q]), tensors)
+    static = {"num_bits": 8, "type": "int", "dynamic": False, "strategy": "tensor"}
+    eight = {**packed()["config_groups"]["group_0"]["weights"], "num_bits": 8, "group_size": 16}
+    with pytest.raises(UnsupportedError, match="input_activations: is 'static'"):
+        read(two_groups([Q], [O_PROJ], weights=eight, input_activations=static), tensors)
 
 
 def test_config_without_quantised_weights_is_contradictory() -> None:

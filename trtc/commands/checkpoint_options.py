@@ -17,6 +17,13 @@ calibration_options = together(
         help="Calibration text (.jsonl or plain). Default: text that ships with trtc.",
     ),
     click.option(
+        "--recipe",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="A format for every site of the model, instead of --dtype: a recipe.json that a build "
+        "wrote, or one written by hand.",
+    ),
+    click.option(
         "--keep",
         multiple=True,
         metavar="LAYER_GLOB=bf16",

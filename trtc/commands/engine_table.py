@@ -1,5 +1,6 @@
 """An engine's manifest and plan as tables for a terminal."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def engine_table(path: Path, manifest: Manifest) -> Table:
         ("model", f"{model.name} ({model.architecture}, {count(model.num_parameters)} parameters)"),
         *([("revision", model.revision)] if model.revision else []),
         ("scheme", f"{scheme.name}, {_origin(manifest)}"),
+        *([("formats", _formats(manifest))] if scheme.formats else []),
         ("target", f"{manifest.target.name}, {manifest.target.toolchain}"),
         *([("ranks", f"{ranks} GPUs (tensor parallelism)")] if ranks > 1 else ()),
         (
@@ -150,6 +152,12 @@ def _sampling_defaults(manifest: Manifest) -> str:
     given = msgspec.structs.asdict(manifest.model.sampling_defaults)
     shown = [f"{name} {value:g}" for name, value in given.items() if value is not None]
     return ", ".join(shown) or "no defaults of the model"
+
+
+def _formats(manifest: Manifest) -> str:
+    """How many sites each format has; `inspect --json` names them."""
+    counts = Counter(manifest.scheme.formats.values())
+    return ", ".join(f"{name} {number}" for name, number in sorted(counts.items())) + " sites"
 
 
 def _origin(manifest: Manifest) -> str:

@@ -17,8 +17,9 @@ from trtc.protos.errors import RequestError
 from trtc.protos.outputs import new_directory, refuse_occupied
 from trtc.quant.calibrate import CalibrationFacts, quantize_checkpoint
 from trtc.quant.keep import parse_keep
+from trtc.quant.recipe import FormatRecipe, read_recipe
 from trtc.quant.record import CHECKPOINT, write_record
-from trtc.quant.scheme import BUILDABLE, SCHEMES, scheme_named
+from trtc.quant.scheme import BUILDABLE, MIXED, SCHEMES, Scheme, scheme_named
 from trtc.version import __version__
 
 SCHEME_NAMES = tuple(name for name in BUILDABLE if SCHEMES[name].calibration is not None)
@@ -33,10 +34,9 @@ _WORST_LAYERS = 5
 )
 @click.option(
     "--dtype",
-    required=True,
     metavar="SCHEME",
     shell_complete=one_of(SCHEME_NAMES),
-    help=f"One of {', '.join(SCHEME_NAMES)}.",
+    help=f"One of {', '.join(SCHEME_NAMES)}. Needed unless --recipe is given.",
 )
 @click.option(
     "--kv-dtype",
@@ -53,9 +53,10 @@ def command(
     model: str,
     revision: str | None,
     output: Path,
-    dtype: str,
+    dtype: str | None,
     kv_dtype: str,
     calib: Path | None,
+    recipe: Path | None,
     keep: tuple[str, ...],
     force: bool,
     as_json: bool,
@@ -68,13 +69,8 @@ def command(
     from trtc.builder.checkpoint.resolve import hub_commit, resolve_model
     from trtc.builder.checkpoint.tokenizer_conversion import with_fast_tokenizer
 
-    scheme = scheme_named(dtype)
-    if dtype not in SCHEME_NAMES:
-        raise RequestError(
-            f"{dtype} is nothing to quantise to",
-            field="--dtype",
-            remedy=f"Use one of {', '.join(SCHEME_NAMES)}",
-        )
+    scheme = _scheme(dtype, recipe, keep)
+    name = MIXED if isinstance(scheme, FormatRecipe) else scheme.name
     if kv_dtype not in KV_DTYPES:
         raise RequestError(
             f"is {kv_dtype!r}", field="--kv-dtype", remedy=f"Use one of {', '.join(KV_DTYPES)}"
@@ -98,17 +94,41 @@ def command(
         )
         record = {
             "revision": hub_commit(found),
-            "scheme": dtype,
+            "scheme": name,
             "kv_dtype": KV_DTYPES[kv_dtype],
             **_document(facts),
         }
         write_record(directory, __version__, record)
     if as_json:
-        click.echo(json.dumps({"output": str(output), "dtype": dtype, **_document(facts)}))
+        click.echo(json.dumps({"output": str(output), "dtype": name, **_document(facts)}))
         return
     console = Console()
     console.print(_table(facts))
     console.print(f"wrote {escape(str(output))}", highlight=False)
+
+
+def _scheme(dtype: str | None, recipe: Path | None, keep: tuple[str, ...]) -> Scheme | FormatRecipe:
+    if recipe is not None:
+        for field, value in (("--dtype", dtype), ("--keep", keep or None)):
+            if value is not None:
+                raise RequestError(
+                    "says how linears are stored, and so does --recipe",
+                    field=field,
+                    remedy="Leave one of the two out",
+                )
+        return read_recipe(recipe)
+    if dtype is None:
+        raise RequestError(
+            "is missing", field="--dtype", remedy="Give one, or a recipe with --recipe"
+        )
+    scheme = scheme_named(dtype)
+    if dtype not in SCHEME_NAMES:
+        raise RequestError(
+            f"{dtype} is nothing to quantise to",
+            field="--dtype",
+            remedy=f"Use one of {', '.join(SCHEME_NAMES)}",
+        )
+    return scheme
 
 
 def _document(facts: CalibrationFacts) -> dict[str, Any]:

@@ -49,7 +49,7 @@ from trtc.protos.plan import Fill, Weight
 from trtc.protos.progress import Progress, Step
 from trtc.protos.record import record_json
 from trtc.protos.stages import STAGES_FILE
-from trtc.quant.scheme import Scheme
+from trtc.quant.scheme import MIXED, Scheme
 
 PLUGIN_ATTRIBUTES: Mapping[str, str | int] = {
     "plugin_namespace": TRTC_DOMAIN,
@@ -198,11 +198,17 @@ def make_profiles(limits: Limits, kv: CacheLayout) -> tuple[Profile, ...]:
 
 
 def check_scheme(scheme: Scheme, sm: int) -> None:
-    """Refuse FP8 and FP4 where the hardware has none.
+    """Refuse FP8 and FP4 where the hardware has none, and several formats in one engine.
 
     Raises:
         UnsupportedError: it has none.
     """
+    if scheme.name == MIXED:
+        raise UnsupportedError(
+            "the target takes one format for all linears",
+            field="--recipe",
+            remedy="Use --dtype, or --target cpu or cuda",
+        )
     if "f8e4m3" in (scheme.weight, scheme.activation) and not ARCHS[sm].has_e4m3:
         raise UnsupportedError(
             f"sm_{sm} has no E4M3 arithmetic",

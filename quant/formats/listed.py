@@ -1,4 +1,4 @@
-"""The modules that a quantisation config leaves out, held against those that are quantised.
+"""Lists of modules in quantisation configs: those that are left out, and those of a group.
 
 Only whole names and regular expressions ("re:...") count: exporters write wildcards and parts of
 names that match more than they left out, and the stored tensors leave no doubt.
@@ -22,7 +22,7 @@ _MAX_SECONDS = 5.0
 made them backtrack for years."""
 
 
-class IgnoredModules:
+class ListedModules:
     """What one of some fields lists."""
 
     def __init__(self, config: Mapping[str, Any], *fields: str) -> None:
@@ -51,12 +51,20 @@ class IgnoredModules:
             CheckpointError: it is.
             UnsupportedError: the regular expressions take too long.
         """
-        if self._lists(prefix) or self._matches(prefix):
+        if self.names(prefix):
             raise CheckpointError(
                 "is quantised in the weights, but the quantization config excludes it",
                 field=prefix,
                 remedy="Config and weights are not of one export: download or export both again",
             )
+
+    def names(self, prefix: str) -> bool:
+        """Whether a module is on the list.
+
+        Raises:
+            UnsupportedError: the regular expressions take too long.
+        """
+        return self._lists(prefix) or self._matches(prefix)
 
     def _lists(self, prefix: str) -> bool:
         """Whether it, or the end of it from some point on, is a name on the list."""

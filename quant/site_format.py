@@ -1,0 +1,92 @@
+"""Formats of single sites: what a recipe may give each, as a literal table of frozen records.
+
+A site is the linears that an engine has as one matrix, which therefore have one format: q, k and v,
+gate and up, all experts of a layer; any other linear by itself.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+_SITES = (
+    # Experts of a layer are one operator, so their weights have one type.
+    (re.compile(r"^(.*\.experts)\.\d+\.[^.]+$"), r"\1"),
+    # These share an input, which AWQ and SmoothQuant scale for all of them.
+    (re.compile(r"^(.*)\.(?:q|k|v)_proj$"), r"\1.qkv_proj"),
+    (re.compile(r"^(.*)\.(?:gate|up)_proj$"), r"\1.gate_up_proj"),
+)
+_SCALE_BITS = 16
+
+
+def site_of(linear: str) -> str:
+    """The name of a linear's site: `model.layers.0.self_attn.qkv_proj`.
+
+    Args:
+        linear: its name in Transformers' model.
+    """
+    for pattern, site in _SITES:
+        if pattern.match(linear):
+            return pattern.sub(site, linear)
+    return linear
+
+
+@dataclass(frozen=True)
+class SiteFormat:
+    """How weights are stored. They are multiplied with activations in bf16."""
+
+    name: str
+    weight: Literal["bf16", "f8e4m3", "i8", "i4"]
+    group_size: int | None = None
+    """Input channels that share a scale; None: all of an output channel."""
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.weight != "bf16"
+
+    @property
+    def code_bits(self) -> int:
+        """Of a weight, without its scale."""
+        return {"bf16": 16, "f8e4m3": 8, "i8": 8, "i4": 4}[self.weight]
+
+    def num_bits(self, out_features: int, in_features: int) -> int:
+        """Of a weight [out_features, in_features] and its scales, as checkpoints store them."""
+        codes = out_features * in_features * self.code_bits
+        if not self.is_quantized:
+            return codes
+        groups = in_features // self.group_size if self.group_size else 1
+        return codes + out_features * groups * _SCALE_BITS
+
+    def why_not(self, out_features: int, in_features: int) -> str:
+        """Why it cannot hold a weight of this size; "" when it can."""
+        if self.group_size and in_features % self.group_size:
+            return f"has {in_features} input features, no multiple of {self.group_size}"
+        if self.weight == "i4" and out_features % 2:
+            return f"has {out_features} output features; 4-bit rows are stored in pairs"
+        return ""
+
+
+BF16 = SiteFormat("bf16", "bf16")
+FORMATS: dict[str, SiteFormat] = {
+    one.name: one
+    for one in (
+        SiteFormat("int4_g128", "i4", 128),
+        SiteFormat("int4_g64", "i4", 64),
+        SiteFormat("int4_g32", "i4", 32),
+        SiteFormat("int8_g128", "i8", 128),
+        SiteFormat("int8", "i8"),
+        SiteFormat("fp8", "f8e4m3"),
+        BF16,
+    )
+}
+"""By name."""
+
+
+def grouped_int4(group_size: int) -> SiteFormat:
+    """4-bit weights in groups of any size."""
+    return SiteFormat(f"int4_g{group_size}", "i4", group_size)
+
+
+def narrowest(formats: Iterable[SiteFormat]) -> SiteFormat:
+    """The one with the fewest bits a weight; of equal ones, the first."""
+    return min(formats, key=lambda one: one.code_bits)
