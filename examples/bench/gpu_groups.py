@@ -4,8 +4,9 @@
     python -m examples.bench.gpu_groups run DIR     on the GPU, with trtc[cuda]
 
 `make` builds engines of a small random Gemma 3 (five layers of windows to a full one, rope by layer
-type, head_dim 256) and of an LFM2 (short convolutions with states beside attention), and records
-what their CPU twins answer to long prompts. `run` checks every kernel against the operators'
+type, head_dim 256), of an LFM2 (short convolutions with states beside attention) and of a Qwen3.5
+(gated delta nets, whose heads are as large as published ones), and records what their CPU twins
+answer to long prompts. `run` checks every kernel against the operators'
 references, then serves all prompts at once, twice, from a pool of NaN that is too small for them
 unless pages are let go: a token that follows from a page of somebody else, or from one that nobody
 has written, is another token. Then prompts come one after the other to a pool that holds two of
@@ -67,9 +68,26 @@ LFM2: dict[str, Any] = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
+QWEN3_5: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3TextConfig", GEMMA_3),
     "lfm2": ("Lfm2Config", LFM2),
+    "qwen3_5": ("Qwen3_5TextConfig", QWEN3_5),
 }
 VARIATIONS = (
     Variation("gemma3-fp32", "fp32"),
@@ -77,6 +95,9 @@ VARIATIONS = (
     Variation("gemma3-bf16-kv8", "bf16", "fp8"),
     Variation("lfm2-fp32", "fp32"),
     Variation("lfm2-bf16", "bf16"),
+    Variation("qwen3_5-fp32", "fp32"),
+    Variation("qwen3_5-bf16", "bf16"),
+    Variation("qwen3_5-fp8", "fp8"),
 )
 """The model's name comes before the first dash."""
 TOLERANCE = {
@@ -85,6 +106,9 @@ TOLERANCE = {
     "gemma3-bf16-kv8": 0.3,
     "lfm2-fp32": 2e-3,
     "lfm2-bf16": 0.15,
+    "qwen3_5-fp32": 2e-3,
+    "qwen3_5-bf16": 0.15,
+    "qwen3_5-fp8": 0.3,
 }
 """Logits by which the twin's token leads the second best, below which the GPU may draw another."""
 PROMPTS = tuple(range(400, 1401, 125))
@@ -139,6 +163,8 @@ def random_checkpoint(directory: Path, name: str) -> Path:
             # Gemma 3 multiplies embeddings by their root: they are as large as what a layer adds.
             is_scaled = name == "gemma3" and "embed_tokens" in parameter_name
             parameter.copy_(noise * (1 / root if is_scaled else spread))
+            if parameter_name.endswith("A_log"):
+                parameter.sub_(3.0)  # states are remembered for some tens of tokens
     model.save_pretrained(directory / name)
     return directory / name
 
@@ -157,6 +183,7 @@ def _build(model: Path, output: Path, one: Variation, target: str) -> None:
         eval_tokens=0,
         max_batch_size=MAX_BATCH,
         max_seq_len=MAX_SEQ_LEN,
+        page_size=16,
         exact_activations=target == "cpu",
     )
     print(f"{output.name}: {target} built in {time.monotonic() - began:.1f} s", flush=True)

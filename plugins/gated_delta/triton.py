@@ -1,8 +1,18 @@
-"""The gated delta rule for GPUs, a row at a time: a program keeps some columns of a head's state.
+"""The gated delta rule for GPUs: a program keeps some columns of a head's state.
+
+delta_rows      a row at a time, for steps of one token a sequence
+delta_chunks    rows of up to CHUNK neighbouring positions at a time, by products of matrices
 
 Columns of a state do not depend on each other, so no program waits for another. The program of a
 sequence goes on with the sequences behind it that are its drafts: one token each, which goes on
 from what the row before it leaves.
+
+A chunk of the rule (Yang et al. 2024, arXiv:2412.06464, section 3.3) from a state S, with G the sum
+of the logarithms of decays up to a row, D[i, j] = exp(G[i] - G[j]) for i >= j, else 0:
+
+    U = (I + strictly_lower(beta * (K @ K.T) * D))^-1 @ (beta * (V - exp(G) * (K @ S)))
+    result = exp(G) * (Q @ S) + ((Q @ K.T) * D) @ U
+    S = exp(G[-1]) * S + (exp(G[-1] - G) * K).T @ U
 """
 
 import triton
@@ -19,12 +29,16 @@ def unit_vector(place, index, inside, scale):
 
 
 @triton.jit
-def head_gates(a, b, rate, dt_bias, row, head, A_STRIDE: tl.constexpr, B_STRIDE: tl.constexpr):
-    """Of a row: the factor of what a head remembers, and of what it writes."""
-    x = tl.load(a + row * A_STRIDE + head).to(tl.float32) + tl.load(dt_bias + head)
+def head_gates(
+    a, b, rate, dt_bias, row, is_row, head, A_STRIDE: tl.constexpr, B_STRIDE: tl.constexpr
+):
+    """Of a row: the logarithm of the factor of what a head remembers, and the factor of what it
+    writes."""
+    x = tl.load(a + row * A_STRIDE + head, mask=is_row, other=0.0).to(tl.float32)
+    x += tl.load(dt_bias + head)
     softplus = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
-    beta = tl.sigmoid(tl.load(b + row * B_STRIDE + head).to(tl.float32))
-    return tl.exp(tl.load(rate + head) * softplus), beta
+    written = tl.load(b + row * B_STRIDE + head, mask=is_row, other=0.0).to(tl.float32)
+    return tl.load(rate + head) * softplus, tl.sigmoid(written)
 
 
 @triton.jit
@@ -38,19 +52,21 @@ def find_rows(
     PAGE_SIZE: tl.constexpr,
     TABLE_WIDTH: tl.constexpr,
 ):
-    """The rows of a sequence and of the drafts behind it, and the page with the state that they go
-    on from: -1 if they are a sequence's first tokens. No rows for a sequence that is a draft."""
-    first, last = 0, 0
+    """The rows of a sequence, where those of the drafts behind it end, the position of its first
+    row, and the page with the state that they go on from: -1 if they are a sequence's first tokens.
+    No rows for a sequence that is a draft."""
+    first, own, last, position = 0, 0, 0, 0
     old = tl.full([], -1, tl.int64)
     if sequence < num_sequences:
         first = tl.load(query_start + sequence)
-        last = tl.load(query_start + sequence + 1)
-        start = tl.load(context_lens + sequence) - (last - first)
+        own = tl.load(query_start + sequence + 1)
+        position = tl.load(context_lens + sequence) - (own - first)
         page, behind = find_state(
-            sequence, first, start, page_table, slots, 1, PAGE_SIZE, TABLE_WIDTH
+            sequence, first, position, page_table, slots, 1, PAGE_SIZE, TABLE_WIDTH
         )
-        old = tl.where(start > 0, page, old)
-        last = tl.where(behind > 0, first, last)
+        old = tl.where(position > 0, page, old)
+        own = tl.where(behind > 0, first, own)
+        last = own
         goes_on = (behind == 0) & (sequence + 1 < num_sequences)
         while goes_on:
             sequence += 1
@@ -61,7 +77,58 @@ def find_rows(
             )
             last = tl.where(behind > 0, end, last)
             goes_on = (behind > 0) & (sequence + 1 < num_sequences)
-    return first, last, old
+    return first, own, last, position, old
+
+
+@triton.jit
+def add_row(
+    state,
+    row,
+    last,
+    head,
+    key,
+    column,
+    qkv,
+    b,
+    a,
+    slots,
+    rate,
+    dt_bias,
+    found,
+    state_out,
+    KEY_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    STATE_STRIDE: tl.constexpr,
+    QKV_STRIDE: tl.constexpr,
+    A_STRIDE: tl.constexpr,
+    B_STRIDE: tl.constexpr,
+):
+    """The state after a row, which is stored where the next row leaves its own elsewhere."""
+    is_key, is_column = key < KEY_DIM, column < VALUE_DIM
+    key_head = head // (VALUE_HEADS // KEY_HEADS)
+    at = tl.cast(row, tl.int64)
+    of_row = qkv + at * QKV_STRIDE
+    q = unit_vector(of_row + key_head * KEY_DIM, key, is_key, KEY_DIM**-0.5)
+    k = unit_vector(of_row + (KEY_HEADS + key_head) * KEY_DIM, key, is_key, 1.0)
+    of_values = of_row + 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM
+    v = tl.load(of_values + column, mask=is_column, other=0.0).to(tl.float32)
+    log_decay, beta = head_gates(a, b, rate, dt_bias, at, row < last, head, A_STRIDE, B_STRIDE)
+    state *= tl.exp(log_decay)
+    new = beta * (v - tl.sum(state * k[:, None], axis=0))
+    state += k[:, None] * new[None, :]
+    result = tl.sum(state * q[:, None], axis=0)
+    target = found + (at * VALUE_HEADS + head) * VALUE_DIM
+    tl.store(target + column, result, mask=is_column)
+    page = tl.load(slots + row) // PAGE_SIZE
+    next_page = tl.load(slots + row + 1, mask=row + 1 < last, other=-PAGE_SIZE) // PAGE_SIZE
+    of_head = head * (KEY_DIM * VALUE_DIM) + key[:, None] * VALUE_DIM + column[None, :]
+    place = state_out + tl.cast(page, tl.int64) * STATE_STRIDE + of_head
+    leaves = (next_page != page) & is_key[:, None] & is_column[None, :]
+    tl.store(place, state, mask=leaves)
+    return state
 
 
 @triton.jit
@@ -98,13 +165,12 @@ def delta_rows(
     wait_for_inputs(OVERLAPS)
     sequence = tl.program_id(0) // (VALUE_HEADS * PARTS)
     head = tl.program_id(0) // PARTS % VALUE_HEADS
-    key_head = head // (VALUE_HEADS // KEY_HEADS)
     key = tl.arange(0, KEYS)
     column = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)
     is_key, is_column = key < KEY_DIM, column < VALUE_DIM
     inside = is_key[:, None] & is_column[None, :]
     of_head = head * (KEY_DIM * VALUE_DIM) + key[:, None] * VALUE_DIM + column[None, :]
-    first, last, old = find_rows(
+    first, _, last, _, old = find_rows(
         sequence,
         query_start,
         context_lens,
@@ -119,23 +185,186 @@ def delta_rows(
     # Threads that hold the same values read them before any of them writes.
     tl.debug_barrier()
     for row in range(first, last):
-        at = tl.cast(row, tl.int64)
-        of_row = qkv + at * QKV_STRIDE
-        q = unit_vector(of_row + key_head * KEY_DIM, key, is_key, KEY_DIM**-0.5)
-        k = unit_vector(of_row + (KEY_HEADS + key_head) * KEY_DIM, key, is_key, 1.0)
-        of_values = of_row + 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM
-        v = tl.load(of_values + column, mask=is_column, other=0.0).to(tl.float32)
-        decay, beta = head_gates(a, b, rate, dt_bias, at, head, A_STRIDE, B_STRIDE)
-        state *= decay
-        new = beta * (v - tl.sum(state * k[:, None], axis=0))
-        state += k[:, None] * new[None, :]
-        result = tl.sum(state * q[:, None], axis=0)
-        target = found + (at * VALUE_HEADS + head) * VALUE_DIM
-        tl.store(target + column, result, mask=is_column)
-        page = tl.load(slots + row) // PAGE_SIZE
-        next_page = tl.load(slots + row + 1, mask=row + 1 < last, other=-PAGE_SIZE) // PAGE_SIZE
-        if next_page != page:
-            tl.store(state_out + page.to(tl.int64) * STATE_STRIDE + of_head, state, mask=inside)
+        state = add_row(
+            state,
+            row,
+            last,
+            head,
+            key,
+            column,
+            qkv,
+            b,
+            a,
+            slots,
+            rate,
+            dt_bias,
+            found,
+            state_out,
+            KEY_HEADS,
+            KEY_DIM,
+            VALUE_HEADS,
+            VALUE_DIM,
+            PAGE_SIZE,
+            STATE_STRIDE,
+            QKV_STRIDE,
+            A_STRIDE,
+            B_STRIDE,
+        )
+
+
+@triton.jit
+def inverse(lower, index, PRECISION: tl.constexpr):
+    """(I + lower)^-1 of a strictly lower matrix of 16 rows, whose 16th power is nothing."""
+    power = -lower
+    result = tl.where(index[:, None] == index[None, :], 1.0, 0.0) + power
+    for _ in tl.static_range(3):
+        power = tl.dot(power, power, input_precision=PRECISION)
+        result += tl.dot(result, power, input_precision=PRECISION)
+    return result
+
+
+@triton.jit
+def unit_rows(place, row, is_row, key, scale, KEY_DIM: tl.constexpr, STRIDE: tl.constexpr):
+    """Rows of values times scale / their length."""
+    inside = is_row[:, None] & (key < KEY_DIM)[None, :]
+    values = tl.load(place + row[:, None] * STRIDE + key[None, :], mask=inside, other=0.0)
+    values = values.to(tl.float32)
+    return values * (scale / tl.sqrt(tl.sum(values * values, axis=1) + 1e-6))[:, None]
+
+
+@triton.jit
+def delta_chunks(
+    qkv,
+    b,
+    a,
+    query_start,
+    context_lens,
+    page_table,
+    slots,
+    rate,
+    dt_bias,
+    dims,
+    found,
+    state_out,
+    KEY_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    TABLE_WIDTH: tl.constexpr,
+    STATE_STRIDE: tl.constexpr,
+    QKV_STRIDE: tl.constexpr,
+    A_STRIDE: tl.constexpr,
+    B_STRIDE: tl.constexpr,
+    KEYS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    INVERSE_PRECISION: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """found [T, VALUE_HEADS * VALUE_DIM], before the norm. A chunk has ROWS of CHUNK rows at most,
+    which divide PAGE_SIZE, so that none has rows of two pages."""
+    PARTS: tl.constexpr = (VALUE_DIM + BLOCK - 1) // BLOCK
+    launch_dependents(OVERLAPS)
+    wait_for_inputs(OVERLAPS)
+    sequence = tl.program_id(0) // (VALUE_HEADS * PARTS)
+    head = tl.program_id(0) // PARTS % VALUE_HEADS
+    key_head = head // (VALUE_HEADS // KEY_HEADS)
+    key = tl.arange(0, KEYS)
+    column = tl.program_id(0) % PARTS * BLOCK + tl.arange(0, BLOCK)
+    is_column = column < VALUE_DIM
+    inside = (key < KEY_DIM)[:, None] & is_column[None, :]
+    of_head = head * (KEY_DIM * VALUE_DIM) + key[:, None] * VALUE_DIM + column[None, :]
+    first, own, last, position, old = find_rows(
+        sequence,
+        query_start,
+        context_lens,
+        page_table,
+        slots,
+        tl.load(dims + 1),
+        PAGE_SIZE,
+        TABLE_WIDTH,
+    )
+    kept = state_out + tl.maximum(old, 0) * STATE_STRIDE + of_head
+    state = tl.load(kept, mask=inside & (old >= 0), other=0.0)
+    # Threads that hold the same values read them before any of them writes.
+    tl.debug_barrier()
+    # Where single rows begin: a step's only one, or a last one that leaves its state elsewhere.
+    tail = own
+    if own - first > 1:
+        last_page = tl.load(slots + own - 1) // PAGE_SIZE
+        page_before = tl.load(slots + own - 2) // PAGE_SIZE
+        tail = tl.where(last_page != page_before, own - 1, own)
+    elif own > first:
+        tail = first
+    index = tl.arange(0, CHUNK)
+    is_lower = index[:, None] >= index[None, :]
+    end_chunk = tl.where(tail > first, tl.cdiv(position + tail - first, ROWS), 0)
+    for chunk in range(position // ROWS, end_chunk):
+        begin = first + chunk * ROWS - position
+        row = begin + index
+        is_row = (index < ROWS) & (row >= first) & (row < tail)
+        at = row.to(tl.int64)
+        of_keys = qkv + (KEY_HEADS + key_head) * KEY_DIM
+        k = unit_rows(of_keys, at, is_row, key, 1.0, KEY_DIM, QKV_STRIDE)
+        of_queries = qkv + key_head * KEY_DIM
+        q = unit_rows(of_queries, at, is_row, key, KEY_DIM**-0.5, KEY_DIM, QKV_STRIDE)
+        of_values = qkv + 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM
+        is_value = is_row[:, None] & is_column[None, :]
+        v = tl.load(
+            of_values + at[:, None] * QKV_STRIDE + column[None, :], mask=is_value, other=0.0
+        )
+        log_decay, beta = head_gates(a, b, rate, dt_bias, at, is_row, head, A_STRIDE, B_STRIDE)
+        beta = tl.where(is_row, beta, 0.0)
+        log_decay = tl.where(is_row, log_decay, 0.0)
+        sums = tl.cumsum(log_decay, axis=0)
+        total = tl.sum(log_decay, axis=0)
+        between = tl.where(is_lower, tl.exp(tl.minimum(sums[:, None] - sums[None, :], 0.0)), 0.0)
+        alike = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between
+        alike = tl.where(index[:, None] > index[None, :], beta[:, None] * alike, 0.0)
+        known = tl.dot(k, state, input_precision=PRECISION)
+        new = beta[:, None] * (v.to(tl.float32) - tl.exp(sums)[:, None] * known)
+        new = tl.dot(inverse(alike, index, INVERSE_PRECISION), new, input_precision=PRECISION)
+        seen = tl.dot(q, tl.trans(k), input_precision=PRECISION) * between
+        result = tl.dot(q, state, input_precision=PRECISION) * tl.exp(sums)[:, None]
+        result += tl.dot(seen, new, input_precision=PRECISION)
+        target = found + (at * VALUE_HEADS + head)[:, None] * VALUE_DIM + column[None, :]
+        tl.store(target, result, mask=is_value)
+        added = k * tl.exp(total - sums)[:, None]
+        state = state * tl.exp(total) + tl.dot(tl.trans(added), new, input_precision=PRECISION)
+        end = tl.minimum(begin + ROWS, tail)
+        page = tl.load(slots + tl.maximum(end - 1, first)) // PAGE_SIZE
+        next_page = tl.load(slots + end, mask=end < last, other=-PAGE_SIZE) // PAGE_SIZE
+        place = state_out + page.to(tl.int64) * STATE_STRIDE + of_head
+        tl.store(place, state, mask=inside & (next_page != page))
+    for row in range(tail, last):
+        state = add_row(
+            state,
+            row,
+            last,
+            head,
+            key,
+            column,
+            qkv,
+            b,
+            a,
+            slots,
+            rate,
+            dt_bias,
+            found,
+            state_out,
+            KEY_HEADS,
+            KEY_DIM,
+            VALUE_HEADS,
+            VALUE_DIM,
+            PAGE_SIZE,
+            STATE_STRIDE,
+            QKV_STRIDE,
+            A_STRIDE,
+            B_STRIDE,
+        )
 
 
 @triton.jit

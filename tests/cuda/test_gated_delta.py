@@ -14,32 +14,35 @@ from tests.support.triton_kernels import needs_triton
 needs_triton()
 
 CASES = cases()
+DECODE, ANY = 0, 1
+by_variant = pytest.mark.parametrize("variant", [DECODE, ANY])
 by_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
 @by_case
+@by_variant
 @pytest.mark.parametrize("stale", [0, 3])
-def test_the_kernels_agree_with_their_reference(case: Deltas, stale: int) -> None:
+def test_the_kernels_agree_with_their_reference(case: Deltas, variant: int, stale: int) -> None:
     """Nothing but the sequences' own pages is read: the others hold NaN."""
     before = case.call(case.history()).reference()["state_out"]
-    for parts in (case.decode(), case.step()):
-        call = case.call(parts, before)
-        assert_agree(call, run_lowered(call, stale=stale))
+    call = case.call(case.decode() if variant == DECODE else case.step(), before)
+    assert_agree(call, run_lowered(call, stale=stale, variant=variant))
 
 
 @by_case
-def test_drafts_go_on_from_the_rows_before_them(case: Deltas) -> None:
+@by_variant
+def test_drafts_go_on_from_the_rows_before_them(case: Deltas, variant: int) -> None:
     before = case.call(case.history()).reference()["state_out"]
     call = case.drafted_call(before, as_sequences=True)
-    assert_agree(call, run_lowered(call))
+    assert_agree(call, run_lowered(call, variant=variant))
 
 
 @by_case
-def test_the_state_before_the_last_token_can_be_kept(case: Deltas) -> None:
+@by_variant
+def test_the_state_before_the_last_token_can_be_kept(case: Deltas, variant: int) -> None:
     before = case.call(case.history()).reference()["state_out"]
-    for parts in (case.decode(), case.step()):
-        call = case.kept_call(parts, before)
-        assert_agree(call, run_lowered(call))
+    call = case.kept_call(case.decode() if variant == DECODE else case.step(), before)
+    assert_agree(call, run_lowered(call, variant=variant))
 
 
 def assert_agree(call: KernelCall, outputs: Mapping[str, Any]) -> None:

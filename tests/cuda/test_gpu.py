@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as with_fields
 
+from tests.support.delta_calls import LARGE, Deltas
 from tests.support.device_sampling import sample_by_stages
 from tests.support.elementwise import grid, sliced
 from tests.support.kernels import KernelCall, assert_close
@@ -90,6 +91,29 @@ def test_kernels_agree_with_references(gpu: Gpu) -> None:
             assert_rope_close(call, answers[0])
             for name, answer in answers[0].items():
                 assert answer.tobytes() == answers[1][name].tobytes(), "depends on the bucket"
+
+
+@pytest.mark.parametrize("shape", LARGE, ids=lambda shape: shape[0])
+def test_delta_nets_of_a_real_size(gpu: Gpu, shape: tuple[str, int, int, int, int, int]) -> None:
+    """A row at a time and in chunks; prompts, decodes, drafts and states that are kept."""
+    case = Deltas(*shape)
+    before = case.call(case.history()).reference()["state_out"]
+    decodes = (
+        case.call(case.decode(), before),
+        case.kept_call(case.decode(), before),
+        case.drafted_call(before, as_sequences=True),
+    )
+    steps = (case.call(case.step(), before), case.kept_call(case.step(), before))
+    for run in (gpu.run, gpu.run_apart):
+        for variant, calls in ((0, decodes), (1, (*decodes, *steps))):
+            for call in calls:
+                found = run_lowered(call, run=run, sm=gpu.sm, variant=variant)
+                expected = call.reference()
+                assert_close(call, {"out": found["out"], "state_out": expected["state_out"]})
+                within = 2e-2 if case.dtype == "bf16" else 1e-4
+                np.testing.assert_allclose(
+                    found["state_out"], expected["state_out"], rtol=within, atol=within
+                )
 
 
 @pytest.mark.parametrize("rows", [1, 17, 700])

@@ -5,7 +5,7 @@ import pytest
 
 from tests.support.delta_calls import Deltas, cases
 from tests.support.kernels import KernelLibrary, assert_close, available_isas, compile_kernels
-from tests.support.state_calls import PAGE_SIZE, STEP
+from tests.support.state_calls import STEP
 
 CASES = cases()
 by_case = pytest.mark.parametrize("case", CASES, ids=str)
@@ -57,7 +57,7 @@ def test_neither_company_nor_pieces_change_a_bit(library: KernelLibrary, case: D
             alone = library.run(case.call([(number, begin, begin + 1)], state))
             assert alone["out"].tobytes() == together["out"][at + row].tobytes()
             state = alone["state_out"]
-        pages = case.table[number, : -(-context // PAGE_SIZE)]
+        pages = case.table[number, : -(-context // case.page_size)]
         assert state[pages].tobytes() == together["state_out"][pages].tobytes()
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from tests.support.conv_calls import Convolutions, cases
 from tests.support.kernels import KernelLibrary, assert_close, available_isas, compile_kernels
-from tests.support.state_calls import PAGE_SIZE, STEP
+from tests.support.state_calls import STEP
 
 CASES = cases()
 
@@ -54,7 +54,7 @@ def test_neither_company_nor_pieces_change_a_bit(
             alone = library.run(case.call([(number, begin, begin + 1)], state))
             assert alone["out"].tobytes() == together["out"][at + row].tobytes()
             state = alone["state_out"]
-        pages = case.table[number, : -(-context // PAGE_SIZE)]
+        pages = case.table[number, : -(-context // case.page_size)]
         assert state[pages].tobytes() == together["state_out"][pages].tobytes()
 
 
@@ -74,7 +74,7 @@ def test_the_reference_leaves_what_each_draft_leaves_alone() -> None:
             begin = next(part[1] for part in case.drafted() if part[0] == one)
             np.testing.assert_array_equal(
                 found["state_out"][case.draft_pages[one, at - begin]],
-                alone["state_out"][case.table[one, at // PAGE_SIZE]],
+                alone["state_out"][case.table[one, at // case.page_size]],
             )
         undrafted = np.setdiff1d(np.arange(case.num_pages), case.draft_pages)
         np.testing.assert_array_equal(found["state_out"][undrafted], before[undrafted])

@@ -8,8 +8,10 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 from tests.support.operands import Array, random_array
 from tests.support.state_calls import STEP, Sequences
 
-SHAPES = (("f32", 2, 16, 4, 24), ("bf16", 1, 32, 2, 32), ("f32", 2, 24, 2, 80))
-"""Element type, key heads, their size, value heads, theirs."""
+SHAPES = (("f32", 2, 16, 4, 24, 8), ("bf16", 1, 32, 2, 32, 8), ("f32", 2, 24, 2, 80, 32))
+"""Element type, key heads, their size, value heads, theirs, tokens of a page."""
+LARGE = (("f32", 4, 128, 8, 128, 32), ("bf16", 4, 128, 8, 128, 32))
+"""Heads as large as published ones."""
 _EPS = 1e-5
 
 
@@ -17,7 +19,13 @@ class Deltas(Sequences):
     """Of one shape; states are remembered for some tens of tokens."""
 
     def __init__(
-        self, dtype: str, key_heads: int, key_dim: int, value_heads: int, value_dim: int
+        self,
+        dtype: str,
+        key_heads: int,
+        key_dim: int,
+        value_heads: int,
+        value_dim: int,
+        page_size: int,
     ) -> None:
         rng = np.random.default_rng(value_dim)
         self.dtype, self.key_heads, self.value_heads = dtype, key_heads, value_heads
@@ -49,6 +57,7 @@ class Deltas(Sequences):
                 "value_dim": value_dim,
                 "eps": _EPS,
             },
+            page_size=page_size,
             seed=value_dim,
         )
 

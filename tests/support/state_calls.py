@@ -12,7 +12,7 @@ from trtc.plugins.registry import REGISTRY
 from trtc.plugins.rounding import NUMPY_DTYPES
 
 PAGE_SIZE = 8
-TABLE_WIDTH = 1024 // PAGE_SIZE
+MAX_SEQ_LEN = 1024
 """Of lowered calls in tests (support/lowered.py)."""
 STEP = ((5, 5), (9, 1), (17, 1), (30, 13), (16, 8), (40, 24))
 """(context, new tokens): from the start, within a page, after one, across several, whole pages."""
@@ -32,6 +32,7 @@ class Sequences:
         state: tuple[tuple[int, ...], str],
         *,
         attributes: Mapping[str, int | float | str] | None = None,
+        page_size: int = PAGE_SIZE,
         seed: int = 0,
     ) -> None:
         """
@@ -41,13 +42,14 @@ class Sequences:
             attributes: all but page_size.
         """
         self.op, self.rows, self.weights = op, rows, weights
-        self.attributes = {**(attributes or {}), "page_size": PAGE_SIZE}
+        self.page_size = page_size
+        self.attributes = {**(attributes or {}), "page_size": page_size}
         self._state = state
-        widths = [-(-context // PAGE_SIZE) for context, _ in STEP]
+        widths = [-(-context // page_size) for context, _ in STEP]
         num_drafted = len(STEP) * (1 + MOST_DRAFTS)
         rng = np.random.default_rng(seed)
         pages = rng.permutation(sum(widths) + num_drafted + 2).astype(np.int32)
-        self.table = np.zeros((len(STEP), TABLE_WIDTH), np.int32)
+        self.table = np.zeros((len(STEP), MAX_SEQ_LEN // page_size), np.int32)
         for row, width in enumerate(widths):
             self.table[row, :width], pages = pages[:width], pages[width:]
         self.draft_pages = pages[:num_drafted].reshape(len(STEP), -1)
@@ -76,8 +78,8 @@ class Sequences:
 
     def slots(self, sequence: int, begin: int, end: int) -> Array:
         """Where each token of a part leaves its state."""
-        page, offset = np.divmod(np.arange(begin, end), PAGE_SIZE)
-        slots: Array = self.table[sequence, page] * PAGE_SIZE + offset.astype(np.int32)
+        page, offset = np.divmod(np.arange(begin, end), self.page_size)
+        slots: Array = self.table[sequence, page] * self.page_size + offset.astype(np.int32)
         return slots
 
     def history(self) -> list[Part]:
@@ -104,7 +106,8 @@ class Sequences:
         """
         parts = self.drafted()
         slots = [
-            self.draft_pages[one, : end - begin] * PAGE_SIZE + np.arange(begin, end) % PAGE_SIZE
+            self.draft_pages[one, : end - begin] * self.page_size
+            + np.arange(begin, end) % self.page_size
             for one, begin, end in parts
         ]
         given = {"slots": np.concatenate(slots).astype(np.int32)}
@@ -113,8 +116,8 @@ class Sequences:
             given["page_table"] = self.table[[one for one, *_ in parts]]
             for row, (one, at, _) in enumerate(parts):
                 if row and parts[row - 1][0] == one:
-                    page = given["slots"][row - 1] // PAGE_SIZE
-                    given["page_table"][row, (at - 1) // PAGE_SIZE] = page
+                    page = given["slots"][row - 1] // self.page_size
+                    given["page_table"][row, (at - 1) // self.page_size] = page
         plain = self.call(parts, state)
         return replace(plain, inputs={**plain.inputs, **given})
 
@@ -126,7 +129,7 @@ class Sequences:
         assert slots is not None
         assert starts is not None
         for (one, _, end), last in zip(parts, starts[1:] - 1, strict=True):
-            slots[last] = self.draft_pages[one, 0] * PAGE_SIZE + (end - 1) % PAGE_SIZE
+            slots[last] = self.draft_pages[one, 0] * self.page_size + (end - 1) % self.page_size
         return plain
 
     def step(self) -> list[Part]:
