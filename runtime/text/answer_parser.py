@@ -68,8 +68,9 @@ class AnswerParser:
                 at = self._plain(text, at)
                 if at == len(text):
                     break
-            self._feed(text[at])
-            at += 1
+            size = 1 if self._reading is None or self._call is None else self._call.run(text, at)
+            self._feed(text[at : at + size])
+            at += size
         return self._take()
 
     def flush(self) -> Sequence[AnswerPart]:
@@ -102,6 +103,7 @@ class AnswerParser:
         return end
 
     def _feed(self, character: str) -> None:
+        """Args: character: within a call perhaps a run of them."""
         if self._reading is not None:
             self._feed_call(character)
             return

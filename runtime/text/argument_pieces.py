@@ -17,6 +17,7 @@ _OPEN_ESCAPE = re.compile(
     r"\\(u[0-9a-fA-F]{0,3}|u[dD][89abAB][0-9a-fA-F]{2}(\\(u[0-9a-fA-F]{0,3})?)?)?"
 )
 """The beginning of an escape, or the first half of a pair of surrogates."""
+_JSON_STOPS = re.compile(r'["\\]')
 _MARKS = frozenset("{}[],:")
 _DELIMITERS = _MARKS | frozenset('" \t\r\n')
 
@@ -26,8 +27,12 @@ class ArgumentPieces(Protocol):
 
     is_whole: bool
 
+    @property
+    def stops(self) -> re.Pattern[str] | None:
+        """Within a text, what ends a run of characters that may be pushed at once."""
+
     def push(self, character: str) -> str:
-        """The piece that a character makes certain."""
+        """The piece that a character makes certain, or a run of them."""
 
     def flush(self) -> str:
         """What is held back, now that no more comes."""
@@ -42,6 +47,10 @@ class JsonPieces:
         self._in_text = False
         self._held = ""
         """The beginning of an escape, or of a number or word."""
+
+    @property
+    def stops(self) -> re.Pattern[str] | None:
+        return _JSON_STOPS if self._in_text and not self._held else None
 
     @property
     def is_within(self) -> bool:
@@ -90,15 +99,20 @@ class LiteralPieces:
     def __init__(self) -> None:
         self.is_whole = False
         self._quote = quote_of("literal")
+        self._stops = stops_of((self._quote,))
         self._depth = 0
         self._in_text = False
         self._held = ""
         """In a text, the beginning of its quote, perhaps; outside, what has no quotes."""
 
+    @property
+    def stops(self) -> re.Pattern[str] | None:
+        return self._stops if self._in_text and not self._held else None
+
     def push(self, character: str) -> str:
-        self._held += character
         if self._in_text:
-            return self._inside()
+            return self._inside(character)
+        self._held += character
         if self._held.endswith(self._quote):
             self._in_text = True
             return self._bare(len(self._quote)) + '"'
@@ -113,7 +127,10 @@ class LiteralPieces:
         self._held = ""
         return ""
 
-    def _inside(self) -> str:
+    def _inside(self, character: str) -> str:
+        if not self._held and character[0] != self._quote[0]:
+            return escaped(character)
+        self._held += character
         if self._held == self._quote:
             self._in_text, self._held = False, ""
             return '"'
@@ -146,6 +163,11 @@ def json_or_text(text: str) -> str:
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         return json.dumps(text, ensure_ascii=False)
     return text
+
+
+def stops_of(marks: tuple[str, ...]) -> re.Pattern[str]:
+    """What may begin a mark."""
+    return re.compile("[" + "".join(re.escape(mark[0]) for mark in marks) + "]")
 
 
 def split_held(text: str, marks: tuple[str, ...]) -> tuple[str, str]:

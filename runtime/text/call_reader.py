@@ -9,6 +9,7 @@ character is looked at a bounded number of times.
 """
 
 import json
+import re
 from collections.abc import Collection, Generator, Mapping
 from typing import Literal, NamedTuple
 
@@ -16,11 +17,13 @@ import msgspec
 
 from trtc.protos.answer_formats import CallFormat, ParameterFormat
 from trtc.runtime.text.argument_pieces import (
+    ArgumentPieces,
     JsonPieces,
     escaped,
     json_or_text,
     pieces_of,
     split_held,
+    stops_of,
 )
 
 MAX_CALL_CHARACTERS = 1 << 20
@@ -76,6 +79,10 @@ class CallReader:
         """The call that is being read."""
         self._back = ""
         """A character that was read and is read again."""
+        self._pieces: ArgumentPieces | None = None
+        """Reads the arguments."""
+        self._stops: re.Pattern[str] | None = None
+        """Ends a run of characters of a text between marks of its own."""
         self._at_end = False
         self._passed_tail = False
         """Whether the end of the arguments was the first tail."""
@@ -84,6 +91,14 @@ class CallReader:
         """The events since it was last asked."""
         events, self._events = self._events, []
         return events
+
+    def run(self, text: str, at: int) -> int:
+        """How many characters of a text may be sent at once: one, but for runs within texts."""
+        stops = self._stops if self._pieces is None else self._pieces.stops
+        if stops is None:
+            return 1
+        found = stops.search(text, at)
+        return max(1, (len(text) if found is None else found.start()) - at)
 
     def read(self) -> Reading:
         """The calls after their begin."""
@@ -193,6 +208,7 @@ class CallReader:
         if character not in ('"', "}") and self._form.notation != "literal":
             raise Malformed(character)
         self._back = character
+        self._pieces = pieces
         while not pieces.is_whole:
             character = yield from self._next()
             if not character:
@@ -202,6 +218,7 @@ class CallReader:
             if held:
                 self._grow(name, held)
                 held = ""
+        self._pieces = None
 
     def _parameters(self, form: ParameterFormat, name: str) -> Reading:
         """Arguments between marks of their own."""
@@ -228,17 +245,21 @@ class CallReader:
         first = yield from self._needed()
         self._back = "" if first == "\n" else first
         ends = (end, f"\n{end}")
+        stops = stops_of(ends)
         held, text, is_open = "", "", False
         while True:
+            self._stops = None if held or not is_open else stops
             held += yield from self._needed()
             if held in ends:
                 break
-            certain, held = split_held(held, ends)
+            is_run = self._stops is not None and not stops.match(held)
+            certain, held = (held, "") if is_run else split_held(held, ends)
             text += certain
             if not text or (nullable and not is_open and "null".startswith(text)):
                 continue
             self._grow("", ("" if is_open else '"') + escaped(text))
             is_open, text = True, ""
+        self._stops = None
         if is_open:
             self._grow("", '"')
         else:
