@@ -115,6 +115,17 @@ class E8m0Values:
 
 
 @dataclass(frozen=True)
+class PadGroups:
+    """E8M0 scales [..., G] in rows of `length`, with 2^0 behind the last."""
+
+    length: int
+
+    def __call__(self, scale: Array) -> Array:
+        rest = [(0, 0)] * (scale.ndim - 1)
+        return np.pad(scale, [*rest, (0, self.length - scale.shape[-1])], constant_values=127)
+
+
+@dataclass(frozen=True)
 class PackColumns:
     """Scales or zero points [N, G], or [E, N, G], of a packed weight."""
 

@@ -3,9 +3,12 @@
 from trtc.builder.passes.base import Rewrite
 from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of
 from trtc.builder.passes.rewriter import Rewriter
-from trtc.builder.transforms import Tile
+from trtc.builder.transforms import PadGroups, Tile
 from trtc.plugins.layouts import WEIGHTS
 from trtc.plugins.tiles import CHANNELS, fits
+
+_WORD = 4
+"""Bytes."""
 
 
 def tile_weights(rewriter: Rewriter) -> bool:
@@ -15,7 +18,8 @@ def tile_weights(rewriter: Rewriter) -> bool:
         linear(x, weight [N, K] i4 or u4; row_major)       -> linear(x, weight [N, K]; tiles)
         moe(x, _, gate_up [E, 2I, H], down [E, H, I]; ...) -> the same, every expert by itself
 
-    Types and shapes stay.
+    Types and shapes stay. E8M0 scales of E2M1 weights stay row-major as these do, and their rows
+    are padded to whole words, in which kernels load them.
     """
     changed = False
     for op, names in WEIGHTS.items():
@@ -27,6 +31,9 @@ def tile_weights(rewriter: Rewriter) -> bool:
                     _tile(rewriter, node, f"{name}_zero", 1)
                 node.attrs["layout"] = "tiles"
                 changed = True
+            elif node.attrs["weight_dtype"] == "f4e2m1":
+                for name in names:
+                    changed |= _pad(rewriter, node, f"{name}_scale")
     return changed
 
 
@@ -35,6 +42,22 @@ def _matches(node: Node, names: tuple[str, ...]) -> bool:
         return False
     shapes = [_given(node, name).shape for name in names]
     return all(fits(shape[-2], shape[-1], node.attrs["group_size"]) for shape in shapes)
+
+
+def _pad(rewriter: Rewriter, node: Node, name: str) -> bool:
+    scale = _given(node, name)
+    *rows, groups = scale.shape
+    missing = -groups % _WORD
+    if missing:
+        padded = rewriter.derived(
+            f"{scale.name}.words",
+            PadGroups(groups + missing),
+            (scale,),
+            dtype_of(scale),
+            (*rows, groups + missing),
+        )
+        rewriter.set_input(node, name, padded)
+    return bool(missing)
 
 
 def _given(node: Node, name: str) -> Tensor:

@@ -29,6 +29,8 @@ from trtc.protos.errors import UnsupportedError
 PAIR_ROWS = 4
 """Up to so many rows a block is one pair: rarely do two rows choose one expert."""
 _ANY = 1 << 30
+_E2M1 = 0
+"""Key of the tiles of E2M1 weights, whose channels are not summed group by group."""
 _GATHER_BLOCK = 1024
 _COLUMNS_BLOCK = 1024
 
@@ -65,10 +67,17 @@ _TILES: Mapping[int, tuple[tuple[int, Tile], ...]] = {
         (1024, Tile(64, 64, 128, 128, 4, 3)),
         (_ANY, Tile(128, 64, 128, 128, 8, 3)),
     ),
+    _E2M1: (
+        (PAIR_ROWS, Tile(16, 16, 32, 256, 4, 4)),
+        (96, Tile(16, 64, 128, 256, 4, 3)),
+        (384, Tile(32, 64, 128, 256, 4, 3)),
+        (_ANY, Tile(128, 64, 128, 256, 8, 2)),
+    ),
     32: ((PAIR_ROWS, Tile(16, 16, 32, 128, 4, 2)), (_ANY, Tile(32, 32, 64, 128, 4, 2))),
 }
 """Bits of a weight -> (rows of a bucket at most, the fastest of those tried on an H200,
-with 128 experts of 768 by 2048)."""
+with 128 experts of 768 by 2048). Of E2M1 none was measured: blocks have about the rows that choose
+one of gpt-oss' 32 experts."""
 
 
 def lower(site: Site) -> tuple[Variant, ...]:
@@ -81,7 +90,8 @@ def lower(site: Site) -> tuple[Variant, ...]:
         raise UnsupportedError("kernels for a GPU do not round to int8 by row", field="act_quant")
     most = site.limits.max_num_tokens
     variants: list[Variant] = []
-    for rows, tile in _TILES[DTYPES[str(site.attributes["weight_dtype"])].bits]:
+    weight = str(site.attributes["weight_dtype"])
+    for rows, tile in _TILES[_E2M1 if weight == "f4e2m1" else DTYPES[weight].bits]:
         if not variants or variants[-1].max_rows < most:
             variants.append(variant_of(site, min(rows, most), tile))
     return tuple(variants)

@@ -5,7 +5,7 @@ from trtc.plugins.op import Attribute, FusedOp, Parameter, Tolerance
 
 _WEIGHTS = ("f32", "bf16", "f8e4m3", "f4e2m1", "i8", "i4", "u4", "u8")
 _SCALES = ("f32", "u8")
-"""u8: E8M0, 2^(scale - 127), of E2M1 weights."""
+"""u8: E8M0, 2^(scale - 127), of E2M1 weights. Rows may be longer than there are groups."""
 
 MOE = FusedOp(
     name="moe",

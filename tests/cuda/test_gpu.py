@@ -19,6 +19,8 @@ from tests.support.latent_calls import (
 )
 from tests.support.lowered import run_lowered, site_of
 from tests.support.masks import drawn_masks
+from tests.support.moe_calls import GPT_OSS, moe_call
+from tests.support.moe_calls import Case as Experts
 from tests.support.operands import random_array, scalar
 from tests.support.rope_calls import assert_rope_close
 from tests.support.rope_calls import grid as rope_grid
@@ -124,6 +126,17 @@ def test_rows_of_a_real_size(gpu: Gpu, rng: np.random.Generator, rows: int) -> N
         last = run_lowered(sliced(call, slice(rows - 1, rows)), run=gpu.run, sm=gpu.sm)
         for name, part in last.items():
             assert part.tobytes() == whole[name][-1:].tobytes(), "depends on the other rows"
+
+
+@pytest.mark.parametrize(("rows", "variant"), [(1, 0), (4, 0), (17, 1), (200, 2), (700, 3)])
+def test_mxfp4_experts_of_a_published_size(
+    gpu: Gpu, rng: np.random.Generator, rows: int, variant: int
+) -> None:
+    """gpt-oss', which no power of two above 64 divides; rows of stale steps behind."""
+    experts = GPT_OSS | {"limit": 7.0}
+    case = Experts("bf16", "f4e2m1", 2880, 2880, 32, e8m0=True, layout="row_major", **experts)
+    call = moe_call(rng, case, rows)
+    assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm, stale=0, variant=variant))
 
 
 @pytest.mark.parametrize("out_dtype", ["f8e4m3", "i8"])

@@ -78,7 +78,10 @@ def moe_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> KernelCa
                 rng, EXPERTS, columns, depth=depth, group=case.group, dtype=case.weight, x_dtype=""
             )
             if case.e8m0:
-                scales = rng.integers(127 - 6, 127 - 2, scales.shape).astype(np.uint8)
+                # Powers of two that undo the size of a sum; rows of whole words.
+                shape = (*scales.shape[:-1], -(-scales.shape[-1] // 4) * 4)
+                middle = 127 - round(np.log2(2 * depth**0.5))
+                scales = rng.integers(middle - 1, middle + 2, shape).astype(np.uint8)
             inputs[f"{name}_scale"] = stored_groups(scales, case.layout)
         if case.zero:
             zeros = rng.integers(0, 16, scales.shape).astype(np.uint8)

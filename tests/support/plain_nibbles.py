@@ -19,8 +19,10 @@ def bf16_nibbles(packed, SIGNED: tl.constexpr):
 
 
 @triton.jit
-def bf16_e2m1(packed):
-    return number_of_e2m1(packed & 15).to(tl.bfloat16), number_of_e2m1(packed >> 4).to(tl.bfloat16)
+def bf16_e2m1(packed, factor):
+    wide = factor.to(tl.float32)
+    even, odd = number_of_e2m1(packed & 15) * wide, number_of_e2m1(packed >> 4) * wide
+    return even.to(tl.bfloat16), odd.to(tl.bfloat16)
 
 
 @triton.jit

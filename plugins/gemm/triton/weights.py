@@ -38,11 +38,11 @@ def weight_constants(attributes: Mapping[str, int | float | str], most: int) -> 
         )
     return {
         "GROUP": group,
-        "NIBBLES": weight in ("i4", "u4", "f4e2m1"),
+        "NIBBLES": weight in ("i4", "u4"),
         "SIGNED": weight == "i4",
         "TILES": attributes["layout"] == "tiles",
-        # The scales of E2M1 weights do not divide sums.
-        "BLOCK_K": _depth_block(0 if weight == "f4e2m1" else group, most),
+        # The scales of E2M1 weights do not divide sums, and come four at a time.
+        "BLOCK_K": _depth_block(4 * group if weight == "f4e2m1" else group, most),
     }
 
 
@@ -88,8 +88,7 @@ def product(
         NIBBLES: channels are two a byte, the first in the low half, in two's complement if SIGNED.
         TILES: weight, scales and zeros are in the order of plugins/tiles.py, else row-major.
         OPERAND: the type that x and weights are multiplied in, which has their numbers.
-        E2M1: nibbles are E2M1, and weight_scale is E8M0, row-major; BLOCK_K is a multiple of
-            E2M1_GROUP.
+        E2M1: nibbles are E2M1, and weight_scale is E8M0, row-major in whole words: `e2m1_tile`.
     """
     SUM: tl.constexpr = tl.int32 if OPERAND.is_int8() else tl.float32
     sums = tl.zeros([BLOCK_M, BLOCK_N], SUM)
@@ -102,13 +101,13 @@ def product(
         zeros = None
         if weight_zero is not None:
             zeros = group_values(weight_zero, column, begin, DEPTH, GROUP, TILES)
-        tile = weight_tile(
-            weight, zeros, column, begin, DEPTH, BLOCK_K, NIBBLES, SIGNED, TILES, OPERAND, E2M1
-        )
         if E2M1:
-            tile = scaled_e2m1(tile, weight_scale, column, begin, DEPTH, BLOCK_K, OPERAND)
-            sums = tl.dot(x_tile, tile.T, sums, input_precision="ieee")
-        elif GROUP > 0:
+            tile = e2m1_tile(weight, weight_scale, column, begin, DEPTH, BLOCK_K, OPERAND)
+        else:
+            tile = weight_tile(
+                weight, zeros, column, begin, DEPTH, BLOCK_K, NIBBLES, SIGNED, TILES, OPERAND
+            )
+        if GROUP > 0 and not E2M1:
             scales = group_values(weight_scale, column, begin, DEPTH, GROUP, TILES)
             sums += tl.dot(x_tile, tile.T, input_precision="ieee") * scales[None, :]
         elif not OPERAND.is_fp8e4nv():
@@ -135,7 +134,6 @@ def weight_tile(
     SIGNED: tl.constexpr,
     TILES: tl.constexpr,
     OPERAND: tl.constexpr,
-    E2M1: tl.constexpr = False,
 ):
     """Channels begin ... begin + BLOCK_K of some rows of a weight, less their zero points.
 
@@ -160,10 +158,7 @@ def weight_tile(
                 rows[:, None] + at[None, :], mask=(at < DEPTH // PACK)[None, :], other=0.0
             )
     if NIBBLES:
-        if E2M1:
-            even, odd = e2m1_numbers(tile, OPERAND)
-        else:
-            even, odd = nibbles(tile, SIGNED, OPERAND)
+        even, odd = nibbles(tile, SIGNED, OPERAND)
         tile = tl.reshape(tl.join(even, odd), column.shape[0], BLOCK_K)
     tile = tile.to(OPERAND)
     if zeros is not None:
@@ -190,8 +185,8 @@ def group_values(
 
 
 @triton.jit
-def scaled_e2m1(
-    tile,
+def e2m1_tile(
+    weight,
     scales,
     column,
     begin,
@@ -199,29 +194,43 @@ def scaled_e2m1(
     BLOCK_K: tl.constexpr,
     OPERAND: tl.constexpr,
 ):
-    """E2M1 weights [BLOCK_N, BLOCK_K] from channel `begin` on, times 2^(scale - 127)."""
-    BLOCK_N: tl.constexpr = tile.shape[0]
-    GROUPS: tl.constexpr = DEPTH // E2M1_GROUP
-    PARTS: tl.constexpr = BLOCK_K // E2M1_GROUP
-    group = begin // E2M1_GROUP + tl.arange(0, PARTS)
-    inside = (group < GROUPS)[None, :]
-    exponent = tl.load(scales + column[:, None] * GROUPS + group[None, :], mask=inside, other=127)
-    # An exponent of 0 is a subnormal of f32, and of bf16 as well.
-    bits = tl.maximum(exponent.to(tl.int32) << 23, 0x400000)
-    factor = bits.to(tl.float32, bitcast=True).to(OPERAND)
-    parts = tl.reshape(tile, BLOCK_N, PARTS, E2M1_GROUP) * factor[:, :, None]
-    return tl.reshape(parts, BLOCK_N, BLOCK_K)
+    """Channels begin ... begin + BLOCK_K of some rows of E2M1 weights, times 2^(scale - 127).
+
+    Both are row-major; rows of scales are whole words, of four groups each, and BLOCK_K divides a
+    word's channels. Returns as `weight_tile`.
+    """
+    BLOCK_N: tl.constexpr = column.shape[0]
+    WIDTH: tl.constexpr = BLOCK_K // 2
+    at = begin // 2 + tl.arange(0, WIDTH)
+    addresses = (weight + column * (DEPTH // 2))[:, None] + at[None, :]
+    if DEPTH // 2 % WIDTH == 0:
+        packed = tl.load(addresses)
+    else:
+        packed = tl.load(addresses, mask=(at < DEPTH // 2)[None, :], other=0)
+    factor = e8m0_factors(scales, column, begin, DEPTH, BLOCK_K).to(OPERAND)
+    PARTS: tl.constexpr = factor.shape[1]
+    spread = tl.broadcast_to(factor[:, :, None], BLOCK_N, PARTS, WIDTH // PARTS)
+    spread = tl.reshape(spread, BLOCK_N, WIDTH)
+    if OPERAND.is_bf16():
+        even, odd = bf16_e2m1(packed, spread)
+    else:
+        even = f32_e2m1(packed & 15).to(OPERAND) * spread
+        odd = f32_e2m1(packed >> 4).to(OPERAND) * spread
+    return tl.reshape(tl.join(even, odd), BLOCK_N, BLOCK_K)
 
 
 @triton.jit
-def e2m1_numbers(packed, OPERAND: tl.constexpr):
-    """The low and the high halves of bytes, which are E2M1, as numbers of the type OPERAND."""
-    if OPERAND.is_bf16():
-        even, odd = bf16_e2m1(packed)
-    else:
-        even = f32_e2m1(packed & 15).to(OPERAND)
-        odd = f32_e2m1(packed >> 4).to(OPERAND)
-    return even, odd
+def e8m0_factors(scales, column, begin, DEPTH: tl.constexpr, BLOCK_K: tl.constexpr):
+    """[BLOCK_N, groups of the block] f32."""
+    WORD: tl.constexpr = 4 * E2M1_GROUP
+    WORDS: tl.constexpr = (DEPTH + WORD - 1) // WORD
+    # Loads of words can be on their way while a block before is multiplied, those of bytes not.
+    at = scales.to(tl.pointer_type(tl.int32)) + column * WORDS + begin // WORD
+    word = tl.load(at[:, None] + tl.arange(0, 1)[None, :])
+    byte = begin // E2M1_GROUP % 4 + tl.arange(0, BLOCK_K // E2M1_GROUP)
+    exponent = (word >> (byte * 8)[None, :]) & 255
+    # An exponent of 0 is a subnormal of f32, and of bf16 as well.
+    return tl.maximum(exponent << 23, 0x400000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -233,11 +242,14 @@ def f32_e2m1(code):
 
 
 @triton.jit
-def bf16_e2m1(packed):
-    """As f32_e2m1: the bits of a number times 2^-126, multiplied by 0x7E80, which is 2^126."""
+def bf16_e2m1(packed, factor):
+    """The low and the high halves of bytes, which are E2M1, times a bf16 for each byte.
+
+    As f32_e2m1: the bits of a number times 2^-126, multiplied by 0x7E80, which is 2^126.
+    """
     return tl.inline_asm_elementwise(
         """{
-        .reg .b32 first, second, sign;
+        .reg .b32 first, second, sign, zero;
         prmt.b32 first, $4, 0, 0x4140;
         prmt.b32 second, $4, 0, 0x4342;
         shl.b32 sign, first, 12;
@@ -257,14 +269,18 @@ def bf16_e2m1(packed):
         shl.b32 $3, second, 2;
         lop3.b32 $3, $3, 0x01C001C0, sign, 0xEA;
         mov.b32 first, 0x7E807E80;
-        mov.b32 second, 0x80008000;
-        fma.rn.bf16x2 $0, $0, first, second;
-        fma.rn.bf16x2 $1, $1, first, second;
-        fma.rn.bf16x2 $2, $2, first, second;
-        fma.rn.bf16x2 $3, $3, first, second;
+        mov.b32 zero, 0x80008000;
+        fma.rn.bf16x2 $0, $0, first, zero;
+        fma.rn.bf16x2 $1, $1, first, zero;
+        fma.rn.bf16x2 $2, $2, first, zero;
+        fma.rn.bf16x2 $3, $3, first, zero;
+        fma.rn.bf16x2 $0, $0, $5, zero;
+        fma.rn.bf16x2 $1, $1, $6, zero;
+        fma.rn.bf16x2 $2, $2, $5, zero;
+        fma.rn.bf16x2 $3, $3, $6, zero;
         }""",
-        "=&r,=&r,=&r,=&r,r",
-        [packed],
+        "=&r,=&r,=&r,=&r,r,r,r",
+        [packed, factor],
         dtype=(tl.bfloat16, tl.bfloat16),
         is_pure=True,
         pack=4,

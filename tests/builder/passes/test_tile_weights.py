@@ -19,6 +19,7 @@ from trtc.builder.module import Module
 from trtc.builder.passes.base import run_passes
 from trtc.builder.passes.tile_weights import TILE_WEIGHTS
 from trtc.builder.recipes import Constant
+from trtc.plugins.moe.op import MOE
 from trtc.plugins.rounding import NUMPY_DTYPES
 
 K, N, EXPERTS = 256, 48, 3
@@ -113,3 +114,36 @@ def test_every_expert_is_tiled_by_itself() -> None:
     logits = rng.standard_normal((6, EXPERTS)).astype(np.float32)
     (expected,), (found,) = (hand.run(m, x=x, logits=logits) for m in (old, new))
     assert np.array_equal(found, expected)
+
+
+def test_scales_of_e2m1_experts_get_rows_of_whole_words() -> None:
+    hand, hidden, width = Hand(), 96, 32
+    rng = np.random.default_rng(3)
+    shapes = {"gate_up": (EXPERTS, 2 * width, hidden), "down": (EXPERTS, hidden, width)}
+    inputs: dict[str, Any] = {
+        "x": hand.input("x", "T", hidden),
+        "router_logits": hand.input("logits", "T", EXPERTS),
+    }
+    for name, shape in shapes.items():
+        codes = rng.normal(size=shape).astype(NUMPY_DTYPES["f4e2m1"])
+        scales = rng.integers(120, 128, (*shape[:2], shape[2] // 32)).astype(np.uint8)
+        for key, values, dtype in ((name, codes, "f4e2m1"), (f"{name}_scale", scales, "u8")):
+            recipe = Constant(values)
+            inputs[key] = hand.weight(key, *values.shape, dtype=dtype, recipe=recipe)
+    out = hand.node(
+        "moe", "moe", [inputs.get(one.name) for one in MOE.inputs], "T", hidden, I=width,
+        top_k=2, renormalize=1, activation="silu", group_size=32, weight_dtype="f4e2m1",
+        layout="row_major", act_quant="none", out_dtype="f32",
+    )  # fmt: skip
+    old = hand.module(out)
+    new, changed = run_passes(old, [Loose(TILE_WEIGHTS)])
+    assert changed
+    given_scales = [one for one in new.model.graph.initializer if one.name.endswith(".words")]
+    assert sorted(list(one.dims) for one in given_scales) == [[3, 64, 4], [3, 96, 4]]
+    data = {
+        "x": rng.normal(size=(5, hidden)).astype(np.float32),
+        "logits": rng.normal(size=(5, EXPERTS)).astype(np.float32),
+    }
+    (before_padding,), (after,) = hand.run(old, **data), hand.run(new, **data)
+    np.testing.assert_array_equal(before_padding, after)
+    assert_unchanged(Loose(TILE_WEIGHTS), new)
