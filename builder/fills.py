@@ -33,6 +33,7 @@ _RANDOM_BITS_STD = {
 }
 """Standard deviation of random codes (u4: with a random zero point; bf16: in layout compact)."""
 _BOUNDED = ("cos", "sin", "table")
+_BIASES = ("bias", "gate_up_bias", "down_bias")
 
 
 def dummy_fill(
@@ -63,6 +64,7 @@ def dummy_fill(
         return Fill(element="f32", center=1 / _RANDOM_BITS_STD["i8"])
     if parameter in _BOUNDED:
         return Fill(element=dtype, spread=1.0)
-    if parameter == "bias":
+    if parameter in _BIASES:
+        # As large in all rows, they would make all rows alike, and routers choose the same experts.
         return Fill(element=dtype, spread=0.01)
     return Fill(element=dtype, center=_CONSTANTS.get(parameter, 1.0))

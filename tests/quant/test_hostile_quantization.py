@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.quant.test_prequantized import AWQ, FP8_BLOCK, GPTQ, Q, packed
@@ -80,6 +81,13 @@ FORMATS: Mapping[str, tuple[dict[str, Any], Callable[[], dict[str, Any]]]] = {
     "modelopt": (MODELOPT, lambda: fp8_linear(Q, 16, 32, static=True)[0]),
     "packed": (packed(group_size=16), lambda: packed_linear(Q, 16, 64, 16)[0]),
     "float": (float_quantized(), block_weight),
+    "mxfp4": (
+        {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head", "model.layers.*.mlp"]},
+        lambda: {
+            f"{Q}_blocks": np.zeros((2, 6, 3, 16), np.uint8),
+            f"{Q}_scales": np.full((2, 6, 3), 127, np.uint8),
+        },
+    ),
 }
 
 

@@ -97,6 +97,7 @@ ONE_RANK = ("lfm2", "olmo2", "olmo3", "olmoe", "qwen3_5")
         *((family, "fp32") for family in FAMILIES if family not in ONE_RANK),
         *((family, "fp8") for family in ("qwen2", "gemma2", "mixtral")),
         *(("llama_biased", scheme) for scheme in ("int8_sq", "w4a8_awq")),
+        ("gpt_oss", "mxfp4"),
     ],
 )
 def test_every_family_runs_on_four_ranks(family: str, scheme: str) -> None:
