@@ -18,7 +18,7 @@ from trtc.protos.numbers import Count, Index, Size, TokenId
 from trtc.protos.record import Record, record_json
 from trtc.protos.sampling import NO_DEFAULTS, SamplingDefaults
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 STEP_ABI_VERSION = 3
 MANIFEST_FILE = "manifest.json"
 WEIGHTS_FILE = "weights.safetensors"
