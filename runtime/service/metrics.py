@@ -71,27 +71,25 @@ LOOP_READINGS = (
     ),
     LoopReading(
         "kv_host_pages",
-        "KV pages that the tier in the host's memory has room for; 0: there is none.",
+        "KV pages that the host tier has room for; 0: there is no host tier.",
         lambda r: r.host_pages_total,
     ),
-    LoopReading(
-        "kv_host_pages_used", "KV pages kept in the host's memory.", lambda r: r.host_pages_used
-    ),
+    LoopReading("kv_host_pages_used", "KV pages in the host tier.", lambda r: r.host_pages_used),
     LoopReading(
         "kv_host_hits",
-        "Prompt tokens found in the prefix cache because pages came back from the host's memory.",
+        "Prompt tokens found in the prefix cache because pages were restored from the host tier.",
         lambda r: r.host_hit_tokens,
         is_counter=True,
     ),
     LoopReading(
         "kv_host_saved_bytes",
-        "Evicted KV pages copied to the host's memory.",
+        "Bytes of evicted KV pages copied to the host tier.",
         lambda r: r.host_saved_bytes,
         is_counter=True,
     ),
     LoopReading(
         "kv_host_restored_bytes",
-        "KV pages copied back from the host's memory.",
+        "Bytes of KV pages restored from the host tier.",
         lambda r: r.host_restored_bytes,
         is_counter=True,
     ),
@@ -104,19 +102,19 @@ LOOP_READINGS = (
     ),
     LoopReading(
         "num_preemptions",
-        "Sequences put back into the queue for want of pages.",
+        "Sequences put back into the queue for lack of pages.",
         lambda r: r.preemptions,
         is_counter=True,
     ),
     LoopReading(
         "spec_decode_num_draft_tokens",
-        "Drafts that steps checked.",
+        "Draft tokens that steps verified.",
         lambda r: r.draft_tokens,
         is_counter=True,
     ),
     LoopReading(
         "spec_decode_num_accepted_tokens",
-        "Drafts that were right.",
+        "Draft tokens that were accepted.",
         lambda r: r.accepted_draft_tokens,
         is_counter=True,
     ),
