@@ -59,7 +59,7 @@ class _Asked(NamedTuple):
     num_output: int
     at: float
     """time.perf_counter()"""
-    questions: tuple[Question, ...]
+    questions: list[Question]
     """One question for each source of the request's masks."""
 
     @property
@@ -95,10 +95,13 @@ class MaskDesk:
     def ask(self, rows: Iterable[MaskedRows]) -> None:
         """Request the masks of sequences whose tokens are all known; `collect` returns them."""
         begun: dict[MaskAnswerer, list[MaskQuestion]] = {}
+        now = time.perf_counter()
         for sequence, _, _ in rows:
+            num_output = sequence.num_output
             asked = self._asked.get(sequence)
-            if asked is None or asked.num_output != sequence.num_output:
-                asked = self._asked[sequence] = self._about(sequence)
+            if asked is None or asked.num_output != num_output:
+                asked = _Asked(num_output, now, self._questions(sequence))
+                self._asked[sequence] = asked
                 for one in asked.questions:
                     begun.setdefault(self._answerer(one.source), []).append(one)
         for answerer, questions in begun.items():
@@ -170,14 +173,13 @@ class MaskDesk:
         if free_s is None and asked and not any(one.is_answered for one in asked):
             self._answers.wait_until(lambda: any(one.is_answered for one in asked), _FIRST_MASK_S)
 
-    def _about(self, sequence: Sequence) -> _Asked:
+    def _questions(self, sequence: Sequence) -> list[Question]:
         masks = sequence.request.masks
         assert masks is not None
-        questions = tuple(
+        return [
             Question(source, sequence, self._answers, self._vocab_size)
             for source in each_source(masks)
-        )
-        return _Asked(sequence.num_output, time.perf_counter(), questions)
+        ]
 
     def _answerer(self, source: TokenMasks | JointMasks) -> MaskAnswerer:
         found: MaskAnswerer | None = getattr(source, "answerer", None)
@@ -192,7 +194,7 @@ def _grace(asked: list[_Asked], free_s: float | None) -> float:
     return min(max(left, _LEAST_GRACE_S, _LEAST_GRACE * free_s), _GRACE_S)
 
 
-def _common(questions: tuple[Question, ...]) -> tuple[_Mask | None, Mapping[int, float]]:
+def _common(questions: list[Question]) -> tuple[_Mask | None, Mapping[int, float]]:
     """The intersection of the answers' masks, and the sums of their biases.
 
     Raises:

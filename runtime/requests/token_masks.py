@@ -5,7 +5,7 @@ JointMasks     computes the masks of all sequences of a step together, also of o
 BothMasks      the intersection of two sources
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -118,10 +118,8 @@ def both_masks(first: MaskSource | None, second: MaskSource | None) -> MaskSourc
     return BothMasks(first, second)
 
 
-def each_source(source: MaskSource) -> Iterator[TokenMasks | JointMasks]:
-    """The sources that a source is composed of."""
+def each_source(source: MaskSource) -> tuple[TokenMasks | JointMasks, ...]:
+    """Those that a source is made of."""
     if isinstance(source, BothMasks):
-        yield from each_source(source.first)
-        yield from each_source(source.second)
-    else:
-        yield source
+        return each_source(source.first) + each_source(source.second)
+    return (source,)
