@@ -84,8 +84,9 @@ grammars = st.one_of(
 
 
 request_inputs = prompts.flatmap(
+    # Not of the class itself: hypothesis would resolve its annotations, which are not imported.
     lambda prompt: st.builds(
-        RequestInput,
+        lambda **fields: RequestInput(**fields),
         **{name: st.just(value) for name, value in prompt.items()},
         model=text,
         request_id=text,
