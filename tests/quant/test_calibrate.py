@@ -18,7 +18,7 @@ from tests.support.models import (
 from tests.support.quantized import canonical, dequantized, headers
 from trtc.builder.checkpoint.reader import SafetensorsReader
 from trtc.protos.errors import CalibrationError, CheckpointError, UnsupportedError
-from trtc.quant.calibrate import CalibrationFacts, quantize_checkpoint
+from trtc.quant.calibrate import CalibrationFacts, _copy_files, quantize_checkpoint
 from trtc.quant.prequantized import read_quantization
 from trtc.quant.scheme import SCHEMES, CheckpointQuantization
 
@@ -194,6 +194,17 @@ def test_tokenizer_and_generation_settings_are_copied(pyllama_fp8: Quantized) ->
         assert (pyllama_fp8.output / name).read_bytes() == (PYLLAMA / name).read_bytes()
     modes = {path.stat().st_mode & 0o777 for path in pyllama_fp8.output.iterdir()}
     assert modes == {0o644}
+
+
+def test_the_template_for_tools_is_copied(tmp_path: Path) -> None:
+    model, output = tmp_path / "model", tmp_path / "output"
+    templates = model / "additional_chat_templates"
+    templates.mkdir(parents=True)
+    (templates / "tool_use.jinja").write_text("{{ tools }}")
+    output.mkdir()
+    _copy_files(model, output)
+    copied = output / "additional_chat_templates" / "tool_use.jinja"
+    assert copied.read_text() == "{{ tools }}"
 
 
 def test_same_inputs_give_the_same_bytes(pyllama_fp8: Quantized, tmp_path: Path) -> None:
