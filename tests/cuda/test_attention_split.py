@@ -32,6 +32,14 @@ DECODE = [Sequence(context, 1) for context in (1, 16, 37, 256, 257, 700)]
         {"heads": 40, "kv_heads": 2, "head_dim": 80, "pool": "f8e4m3", "out": "f32"},
         {"heads": 12, "kv_heads": 1, "head_dim": 256, "page_size": 128, "window": 300},
         {"heads": 16, "kv_heads": 2, "sinks": True},
+        {
+            "heads": 8,
+            "kv_heads": 1,
+            "pool": "f8e4m3",
+            "by": KV_SCALES,
+            "window": 300,
+            "sinks": True,
+        },
     ],
 )
 def test_a_decode_step_is_its_reference(case: dict[str, Any], lazy: bool) -> None:

@@ -95,7 +95,8 @@ def gpt_oss_site(sm: int) -> Site:
 
 @pytest.mark.parametrize("sm", ARCHS)
 def test_experts_of_e2m1_compile(sm: int) -> None:
-    for variant in moe.lower(gpt_oss_site(sm)):
+    variants = moe.lower(gpt_oss_site(sm))
+    for variant in variants if sm == 90 else variants[-1:]:
         for kernel in compiled(variant, sm):
             if kernel.entry in ("gate_up", "down"):
                 assert b"mma" in kernel.ptx
