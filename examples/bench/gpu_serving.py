@@ -81,17 +81,22 @@ def memory(engine: Path) -> dict[str, Any]:
 
 
 def in_process(
-    engine: Path, concurrency: int, num_requests: int, *, dummy_weights: bool = False
+    engine: Path,
+    concurrency: int,
+    num_requests: int,
+    *,
+    lengths: tuple[int, int] = (INPUT_LEN, OUTPUT_LEN),
+    dummy_weights: bool = False,
 ) -> Measurement:
-    """A load without gRPC."""
+    """A load without gRPC; `lengths` are tokens of a prompt and of an output."""
     config = EngineConfig(dummy_weights=dummy_weights)
 
     async def measure() -> Measurement:
         async with local_target(engine, config, open_handle) as target:
             load = Load(num_requests, concurrency=concurrency)
             # The first pass captures the graphs of every bucket that the load goes through.
-            await run_load(target, load, Shape(INPUT_LEN, OUTPUT_LEN, seed=1))
-            return await run_load(target, load, Shape(INPUT_LEN, OUTPUT_LEN, seed=2))
+            await run_load(target, load, Shape(*lengths, seed=1))
+            return await run_load(target, load, Shape(*lengths, seed=2))
 
     return asyncio.run(measure())
 
