@@ -9,6 +9,7 @@ meets all of them. Prints the median of the rounds' p50, and of their ratios to 
 
 import argparse
 import asyncio
+import itertools
 import statistics
 import time
 from collections.abc import Sequence
@@ -85,14 +86,17 @@ async def outputs(calls: HookCalls, number: int) -> None:
 
 async def edits(calls: HookCalls, number: int, num_output: int = 64) -> None:
     """As many calls of logits_processor, of a step."""
-    answers = [asyncio.get_running_loop().create_future() for _ in range(number)]
-    calls.begin_edits(
-        [
-            Edit(0, INFO, list(range(num_output)), answer.set_result, answer.set_exception)
-            for answer in answers
-        ]
-    )
-    await asyncio.gather(*answers)
+    loop = asyncio.get_running_loop()
+    answered = loop.create_future()
+    numbers = itertools.count(1)
+
+    def answer(given: object) -> None:
+        if next(numbers) == number:  # as a step is woken by the last one
+            loop.call_soon_threadsafe(answered.set_result, given)
+
+    output_ids = list(range(num_output))
+    calls.begin_edits([Edit(0, INFO, output_ids, answer, answer) for _ in range(number)])
+    await answered
 
 
 KINDS = {"on_output": outputs, "logits_processor": edits}

@@ -1,33 +1,34 @@
-"""Calls of hooks from a server: in processes, in order, and with a timeout.
+"""Calls of hooks from a server, which has a thread of its own for them.
 
-    call ─> lane ─> process          one call at a time; its answers come in order
-               └──> spare            takes over when a call hangs or ends the process
+    call         (asyncio loop)   ─┐                          ┌─> awaited there
+    begin_edits  (engine's thread) ├─> hooks' thread: lanes ──┤
+                                   ┘                          └─> answered, in the hooks' thread
 
-Calls of one iteration of the asyncio loop are sent together. If a call runs for too long its
-process is killed, only that call fails, and other calls without an answer go to a new process: they
-had not begun, or depend on their arguments only.
+So a step that waits for answers of logits_processor does not wait for an asyncio loop that is busy
+with streams. Calls of one iteration of a loop are handed over together, and so are their answers.
 """
 
 import asyncio
 import itertools
 import logging
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from trtc.protos.errors import ForbiddenError, HookError, TrtcError, UnavailableError
+from trtc.protos.errors import ForbiddenError, HookError, TrtcError
 from trtc.runtime.hooks.child import FAILED, OK, REFUSED
 from trtc.runtime.hooks.config import HooksConfig
 from trtc.runtime.hooks.contract import LogitsEdit, Parameters, RequestInfo, Stop
-from trtc.runtime.hooks.process import HookProcess, ProcessLost, framed
+from trtc.runtime.hooks.lanes import Call, Lanes, failed
+from trtc.runtime.hooks.process import framed
+from trtc.runtime.host.loop_thread import LoopThread
+from trtc.runtime.host.relay import Relay
 from trtc.runtime.text.surrogates import without_surrogates
 
-_SECOND_LOOK_S = 0.02
-"""Seconds until a call counts as hung, for an answer that a busy loop has not read yet."""
+_EDITS = "logits_processor"
 _NO_CHANGE = msgspec.msgpack.encode((OK, None))
 _ANSWER = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
 _RESULTS: Mapping[str, "msgspec.msgpack.Decoder[Any]"] = {
@@ -47,57 +48,29 @@ class Edit:
     info: RequestInfo
     output_ids: Sequence[int]
     answered: Callable[[LogitsEdit | None], None]
-    """Either this or `failed` is called once, in the asyncio loop."""
+    """Either this or `failed` is called once, in the hooks' thread or by `begin_edits`."""
     failed: Callable[[TrtcError], None]
 
 
 @dataclass(eq=False)
-class _Call(ABC):
-    """A call until it is answered."""
-
-    method: str
-    request_id: str
-    frame: bytes
-    number: int = 0
-    """Its number among the calls sent to its process, from 1; 0: not sent."""
-
-    @property
-    @abstractmethod
-    def is_wanted(self) -> bool:
-        """Whether the answer is still needed."""
-
-    @abstractmethod
-    def give(self, content: bytes) -> None:
-        """Set the answer's content."""
-
-    def fail(self, problem: str) -> None:
-        _log.error("hook=%s request=%r %s", self.method, self.request_id, problem)
-        self.refuse(failed(self.method, problem))
-
-    @abstractmethod
-    def refuse(self, error: TrtcError) -> None:
-        """Fail the call with an error."""
-
-
-@dataclass(eq=False)
-class _AwaitedCall(_Call):
+class _AwaitedCall(Call):
     answer: "asyncio.Future[bytes]" = field(kw_only=True)
+    answers: Relay = field(kw_only=True)
+    """To the loop that awaits it."""
 
     @property
     def is_wanted(self) -> bool:
         return not self.answer.done()
 
     def give(self, content: bytes) -> None:
-        if not self.answer.done():
-            self.answer.set_result(content)
+        self.answers.post(_settle, self.answer.set_result, self.answer, content)
 
     def refuse(self, error: TrtcError) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
+        self.answers.post(_settle, self.answer.set_exception, self.answer, error)
 
 
 @dataclass(eq=False)
-class _EditCall(_Call):
+class _EditCall(Call):
     edit: Edit = field(kw_only=True)
 
     @property
@@ -120,16 +93,20 @@ class _EditCall(_Call):
 
 
 class HookCalls:
-    """The processes of a server's hooks. `start` it in the asyncio loop that uses it, and `close`
-    it."""
+    """The hooks of a server. `start`, `call` and `close` it in one asyncio loop."""
 
     def __init__(self, config: HooksConfig) -> None:
         self._config = config
-        self._lanes: list[_Lane] = []
-        self._spare: asyncio.Task[HookProcess] | None = None
+        self._lanes = Lanes(config)
         self._methods: frozenset[str] = frozenset()
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._turns = itertools.count()
+        self._thread: LoopThread | None = None
+        self._calls: Relay | None = None
+        """To the hooks' thread."""
+        self._answers: Relay | None = None
+        """To the loop of `call`."""
+        self._closing = threading.Lock()
+        """Held while edits are handed over, so that none are after the end."""
         self._closed = False
 
     @property
@@ -140,25 +117,21 @@ class HookCalls:
     @property
     def pids(self) -> list[int]:
         """Ids of the processes that answer calls."""
-        return [lane.pid for lane in self._lanes if lane.pid is not None]
+        return self._lanes.pids
 
     async def start(self) -> None:
         """
         Raises:
             RequestError: the class cannot be imported or instantiated, or has no hook.
         """
-        self._loop = asyncio.get_running_loop()
-        first = await HookProcess.start(self._config.name)
-        self._methods = first.methods
-        for _ in range(self._config.num_processes):
-            self._lanes.append(_Lane(self._config.timeout_s, self._take_spare))
-        self._lanes[0].use(first)
-        self._prepare_spare()
-        await asyncio.gather(*(lane.open() for lane in self._lanes[1:]))
+        own, self._thread = asyncio.get_running_loop(), LoopThread("trtc-hooks")
+        self._calls = Relay(own, self._thread.loop)
+        self._answers = Relay(self._thread.loop, own)
+        self._methods = await self._thread.run(self._lanes.open())
 
     def lane(self) -> int:
         """The lane of a new request, round-robin."""
-        return next(self._turns) % len(self._lanes)
+        return next(self._turns) % self._config.num_processes
 
     async def call(self, lane: int, method: str, request_id: str, *arguments: Any) -> Any:
         """Call a hook; returns its result, or None if the class does not have the hook.
@@ -171,10 +144,12 @@ class HookCalls:
             return None
         if self._closed:
             raise _ended(method)
-        assert self._loop is not None
-        future = self._loop.create_future()
+        assert self._calls is not None
+        assert self._answers is not None
+        future = asyncio.get_running_loop().create_future()
         frame = framed(_call(method, arguments))
-        self._lanes[lane].add(_AwaitedCall(method, request_id, frame, answer=future))
+        call = _AwaitedCall(method, request_id, frame, answer=future, answers=self._answers)
+        self._calls.post(self._lanes.add, lane, call)
         answer = await future
         if answer == _NO_CHANGE:
             return None
@@ -182,200 +157,40 @@ class HookCalls:
 
     def begin_edits(self, edits: Sequence[Edit]) -> None:
         """Call logits_processor for all edits. Thread-safe."""
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(self._call_edits, edits)
-        except RuntimeError:  # the loop has been closed
-            for edit in edits:
-                edit.failed(UnavailableError("the server has ended"))
-
-    def _call_edits(self, edits: Sequence[Edit]) -> None:
-        method = "logits_processor"
+        with self._closing:
+            if not self._closed and self._thread is not None:
+                self._thread.loop.call_soon_threadsafe(_add_edits, self._lanes, edits)
+                return
         for edit in edits:
-            if self._closed:
-                edit.failed(_ended(method))
-                continue
-            frame = framed(_call(method, (edit.info, edit.output_ids)))
-            self._lanes[edit.lane].add(_EditCall(method, edit.info.request_id, frame, edit=edit))
+            edit.failed(_ended(_EDITS))
 
     async def close(self) -> None:
-        """End all processes; calls fail with HookError. Idempotent."""
-        self._closed = True
-        if self._spare is not None:
-            self._spare.cancel()
-            for one in await asyncio.gather(self._spare, return_exceptions=True):
-                if isinstance(one, HookProcess):
-                    one.kill()
-            self._spare = None
-        for lane in self._lanes:
-            lane.close()
-
-    async def _take_spare(self) -> HookProcess:
-        spare, self._spare = self._spare, None
-        self._prepare_spare()
-        if spare is not None:
-            try:
-                return await spare
-            except TrtcError:
-                _log.warning("a process for hooks could not be started; trying again")
-        return await HookProcess.start(self._config.name)
-
-    def _prepare_spare(self) -> None:
-        if not self._closed:
-            starting = HookProcess.start(self._config.name)
-            self._spare = asyncio.create_task(starting, name="trtc-hooks-spare")
+        """End all processes and the thread; calls fail with HookError. Idempotent."""
+        with self._closing:
+            self._closed = True
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            if self._calls is not None:
+                self._calls.flush()
+            await thread.run(self._lanes.close())
+            await thread.stop()
 
 
-class _Lane:
-    """Sends calls to one process, and replaces it if it fails."""
+def _add_edits(lanes: Lanes, edits: Sequence[Edit]) -> None:
+    for edit in edits:
+        frame = framed(_call(_EDITS, (edit.info, edit.output_ids)))
+        lanes.add(edit.lane, _EditCall(_EDITS, edit.info.request_id, frame, edit=edit))
 
-    def __init__(self, timeout_s: float, take: Callable[[], Awaitable[HookProcess]]) -> None:
-        self._timeout_s = timeout_s
-        self._take = take
-        self._loop = asyncio.get_running_loop()
-        self._calls: deque[_Call] = deque()
-        """Calls without an answer, oldest first."""
-        self._process: HookProcess | None = None
-        self._reading: asyncio.Task[None] | None = None
-        self._opening: asyncio.Task[None] | None = None
-        self._unsent: list[_Call] = []
-        """The last of `_calls` that are not sent yet, if there is a process."""
-        self._num_sent = 0
-        """Number of calls sent to the process."""
-        self._since = 0.0
-        """A time, by loop.time(), at which the oldest call had not begun."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._closed = False
 
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
-
-    def add(self, call: _Call) -> None:
-        """Send a call, together with others of the same iteration of the loop."""
-        if not self._calls:
-            self._since = self._loop.time()
-        self._calls.append(call)
-        if self._process is not None:
-            if not self._unsent:
-                self._loop.call_soon(self._send)
-            self._unsent.append(call)
-            self._watch()
-        elif self._opening is None:
-            self._reopen()
-
-    async def open(self) -> None:
-        """Start the process; raises RequestError if that fails."""
-        self.use(await self._take())
-
-    def use(self, process: HookProcess) -> None:
-        """Send the calls to a new process."""
-        if self._closed:
-            process.kill()
-            return
-        self._process = process
-        self._calls = deque(call for call in self._calls if call.is_wanted)
-        self._since = self._loop.time()
-        self._num_sent = 0
-        self._unsent = list(self._calls)
-        self._send()
-        self._watch()
-        self._reading = asyncio.create_task(self._read(process), name="trtc-hooks")
-
-    def _send(self) -> None:
-        if self._process is not None and self._unsent:
-            for call in self._unsent:
-                self._num_sent += 1
-                call.number = self._num_sent
-            self._process.send(b"".join(call.frame for call in self._unsent))
-            self._unsent = []
-
-    def close(self) -> None:
-        self._closed = True
-        for task in (self._reading, self._opening):
-            if task is not None:
-                task.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
-        self._fail_all("did not end before the server did")
-
-    async def _read(self, process: HookProcess) -> None:
-        try:
-            while True:
-                contents = await process.receive()
-                self._since = self._loop.time()
-                for content in contents:
-                    if not self._calls:
-                        raise ProcessLost("gave an answer to no call")
-                    self._calls.popleft().give(content)
-        except ProcessLost as error:
-            if process is self._process:
-                self._replace(str(error))
-
-    def _replace(self, problem: str) -> None:
-        """Fail the running call, or else the oldest one, and send the others to a new process."""
-        assert self._process is not None
-        running = self._process.running.number
-        self._process.kill()
-        self._process = None
-        if self._calls:
-            first = self._calls[0].number
-            at = running - first if 0 < first <= running else 0
-            call = self._calls[at]
-            del self._calls[at]
-            call.fail(problem)
-        if self._calls:
-            self._reopen()
-
-    def _reopen(self) -> None:
-        self._opening = asyncio.create_task(self._open_again(), name="trtc-hooks-open")
-
-    async def _open_again(self) -> None:
-        try:
-            await self.open()
-        except TrtcError as error:
-            self._fail_all(f"has no process: {error}")
-        finally:
-            self._opening = None
-
-    def _fail_all(self, problem: str) -> None:
-        while self._calls:
-            self._calls.popleft().fail(problem)
-
-    def _watch(self) -> None:
-        if self._timer is None and self._calls:
-            self._timer = self._loop.call_at(self._since + self._timeout_s, self._look)
-
-    def _look(self, seen: _Call | None = None) -> None:
-        """Replace the process if a call has run for too long; `seen`: the oldest call at the last
-        check."""
-        self._timer = None
-        if not self._calls or self._process is None:
-            return
-        oldest, running = self._calls[0], self._process.running
-        if running.number >= oldest.number:
-            self._since = max(self._since, running.began_at)
-        if self._loop.time() < self._since + self._timeout_s:
-            self._watch()
-        elif oldest is seen:
-            self._replace(f"took longer than {self._timeout_s:g} s")
-        else:
-            self._timer = self._loop.call_later(_SECOND_LOOK_S, self._look, oldest)
+def _settle(
+    settle: Callable[[Any], None], answer: "asyncio.Future[bytes]", value: bytes | TrtcError
+) -> None:
+    if not answer.done():  # else its caller has gone
+        settle(value)
 
 
 def _ended(method: str) -> HookError:
     return failed(method, "is not called any more: the server ends")
-
-
-def failed(method: str, problem: str) -> HookError:
-    """The client's error; details are only in the log, because they may reveal internals."""
-    kept = problem if "\n" not in problem else "failed"
-    return HookError(
-        f"the server's hook {method} {kept}", remedy="Its operator finds the cause in its log"
-    )
 
 
 def _call(method: str, arguments: tuple[Any, ...]) -> bytes:

@@ -20,7 +20,7 @@ from trtc.protos.errors import HookError, RequestError
 from trtc.protos.sampling import SamplingOptions
 from trtc.runtime.engine.config import EngineConfig, EngineSource, Opener
 from trtc.runtime.engine.handle import EngineHandle
-from trtc.runtime.hooks.calls import Edit, HookCalls, failed
+from trtc.runtime.hooks.calls import Edit, HookCalls
 from trtc.runtime.hooks.contract import (
     LogitsEdit,
     Message,
@@ -30,6 +30,7 @@ from trtc.runtime.hooks.contract import (
     RequestInfo,
     Stop,
 )
+from trtc.runtime.hooks.lanes import failed
 from trtc.runtime.requests.principal import Principal
 from trtc.runtime.requests.request import FinishReason, Output
 from trtc.runtime.requests.request_input import RequestInput

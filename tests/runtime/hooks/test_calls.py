@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.support.aio import asynchronous
-from trtc.protos.errors import ForbiddenError, HookError, RequestError, UnavailableError
-from trtc.runtime.hooks.calls import Edit, HookCalls
+from trtc.protos.errors import ForbiddenError, HookError, RequestError
+from trtc.runtime.hooks.calls import Edit, HookCalls, _add_edits
 from trtc.runtime.hooks.config import HooksConfig
 from trtc.runtime.hooks.contract import LogitsEdit, NewOutput, RequestInfo, Stop
 
@@ -39,13 +40,25 @@ async def on_output(calls: HookCalls, request_id: str, lane: int = 0) -> Any:
 
 async def edited(calls: HookCalls, request_ids: Sequence[str], num_output: int = 2) -> list[Any]:
     """What logits_processor gives for each, all asked about at once by another thread."""
-    answers = [asyncio.get_running_loop().create_future() for _ in request_ids]
-    edits = [
-        Edit(0, RequestInfo(one, "echo"), [1] * num_output, answer.set_result, answer.set_result)
-        for one, answer in zip(request_ids, answers, strict=True)
-    ]
+    edits, answers = edits_of(request_ids, num_output)
     await asyncio.to_thread(calls.begin_edits, edits)
     return await asyncio.gather(*answers)
+
+
+def edits_of(
+    request_ids: Sequence[str], num_output: int = 2
+) -> tuple[list[Edit], list["asyncio.Future[Any]"]]:
+    """Calls of logits_processor, which any thread may answer, and what they are answered."""
+    loop = asyncio.get_running_loop()
+    answers = [loop.create_future() for _ in request_ids]
+
+    def edit(request_id: str, answer: "asyncio.Future[Any]") -> Edit:
+        def answered(given: object) -> None:
+            loop.call_soon_threadsafe(answer.set_result, given)
+
+        return Edit(0, RequestInfo(request_id, "echo"), [1] * num_output, answered, answered)
+
+    return [edit(*one) for one in zip(request_ids, answers, strict=True)], answers
 
 
 @asynchronous
@@ -118,6 +131,28 @@ async def test_the_time_of_an_edit_begins_when_those_before_it_have_ended() -> N
     async with calls_of("Told", timeout_s=0.5, num_processes=1) as calls:
         names = [f"slow-logits_processor-{at}" for at in range(16)]  # 0.8 s together
         assert await edited(calls, names) == [None] * 16
+
+
+@asynchronous
+async def test_edits_are_answered_while_the_loop_of_the_streams_is_busy() -> None:
+    """A step waits for them, and not for what the loop does."""
+    answers: list[Any] = []
+    answered = threading.Event()
+
+    def answer(given: Any) -> None:
+        answers.append(given)
+        if len(answers) == 64:
+            answered.set()
+
+    async with calls_of("Told", num_processes=1) as calls:
+        outputs = [asyncio.create_task(on_output(calls, "x")) for _ in range(64)]
+        await asyncio.sleep(0)
+        info = RequestInfo("x", "echo")
+        calls.begin_edits([Edit(0, info, [1], answer, answer) for _ in range(64)])
+        assert answered.wait(30)  # in this loop's thread, which does nothing else meanwhile
+        assert answers == [None] * 64
+        assert not any(one.done() for one in outputs)
+        assert await asyncio.gather(*outputs) == [None] * 64
 
 
 @asynchronous
@@ -207,7 +242,7 @@ async def test_closing_fails_what_runs() -> None:
         assert "the server ends" in str(answer)
 
 
-def test_a_loop_that_has_ended_answers_no_edits() -> None:
+def test_hooks_that_have_ended_answer_no_edits() -> None:
     calls = HookCalls(HooksConfig(f"{SETS}:Told", num_processes=1))
 
     async def use() -> None:
@@ -217,7 +252,7 @@ def test_a_loop_that_has_ended_answers_no_edits() -> None:
     asyncio.run(use())
     answers: list[Any] = []
     calls.begin_edits([Edit(0, RequestInfo("x", "echo"), [], answers.append, answers.append)])
-    assert [type(one) for one in answers] == [UnavailableError]
+    assert [type(one) for one in answers] == [HookError]
 
 
 @pytest.mark.parametrize(
@@ -276,9 +311,15 @@ async def test_calls_that_were_not_sent_are_told_from_those_that_were() -> None:
     """The process ends in the turn of the loop in which they are made."""
     async with calls_of("Told", num_processes=1) as calls:
         assert await edited(calls, ["x"] * 5) == [None] * 5
-        lane = calls._lanes[0]
-        answers = [asyncio.create_task(on_output(calls, str(at))) for at in range(3)]
-        asyncio.get_running_loop().call_soon(lambda: lane._replace("ended its process"))
-        first, *others = await asyncio.gather(*answers, return_exceptions=True)
+        lane = calls._lanes._lanes[0]
+        edits, answers = edits_of([str(at) for at in range(3)])
+
+        def add_and_end() -> None:
+            _add_edits(calls._lanes, edits)
+            lane._replace("ended its process")
+
+        assert calls._thread is not None
+        calls._thread.loop.call_soon_threadsafe(add_and_end)
+        first, *others = await asyncio.gather(*answers)
         assert isinstance(first, HookError)
         assert others == [None] * 2
