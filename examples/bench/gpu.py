@@ -121,6 +121,8 @@ class Variation:
     """Of SHAPE_CONFIGS, for an engine without weights."""
     num_pages: int = 18000
     """Of the pool in which steps are timed."""
+    offline: tuple[int, int] | None = None
+    """Tokens of each prompt and output of its offline load; None: it has none."""
 
     @property
     def engine(self) -> str:
@@ -139,12 +141,12 @@ TWINS = (
     Variation("int8_sq", "int8_sq"),
 )
 SHAPES = (
-    Variation("fp8", "fp8"),
-    Variation("fp8-kv8", "fp8", "fp8"),
+    Variation("fp8", "fp8", offline=(INPUT_LEN, OUTPUT_LEN)),
+    Variation("fp8-kv8", "fp8", "fp8", offline=(INPUT_LEN, OUTPUT_LEN)),
     Variation("bf16", "bf16"),
     Variation("int4", "int4"),
     Variation("int4_awq", "int4_awq"),
-    Variation("mxfp4", "mxfp4", shape="gpt-oss-20b", num_pages=40000),
+    Variation("mxfp4", "mxfp4", shape="gpt-oss-20b", num_pages=40000, offline=(1024, 1024)),
 )
 SHAPE_CONFIGS: Mapping[str, Mapping[str, Any]] = {"8b": LLAMA_8B, "gpt-oss-20b": GPT_OSS_20B}
 RANK_TWINS = ("fp32", "bf16", "fp8")
@@ -156,7 +158,8 @@ VLLM_DECODE_MS = {
 }
 """vLLM 0.25.0 on the same kind of chip, measured on 2026-11-20, its E4M3 weights nearly all zeros;
 `gpu_peers.py` runs it on the same chip with either kind of weights (docs/performance.md)."""
-VLLM_OFFLINE = {"fp8": 14_440, "fp8-kv8": 15_100}
+SERVED = ("fp8", "fp8-kv8")
+"""Which of the shapes are asked through gRPC too."""
 
 
 def make(
@@ -326,12 +329,13 @@ def run_steps(directory: Path, one: Variation) -> dict[str, Any]:
         )
 
 
-def run_offline(directory: Path, one: Variation) -> dict[str, Any]:
-    """512 in, 256 out, all at once, through the scheduler in this process."""
+def run_offline(directory: Path, one: Variation, lengths: tuple[int, int]) -> dict[str, Any]:
+    """All requests at once, through the scheduler in this process."""
     engine = directory / one.engine
-    found = in_process(engine, OFFLINE_REQUESTS, OFFLINE_REQUESTS, dummy_weights=True)
+    number, (given, asked) = OFFLINE_REQUESTS, lengths
+    found = in_process(engine, number, number, lengths=lengths, dummy_weights=True)
     print(
-        f"  {one.name} offline {OFFLINE_REQUESTS} x ({INPUT_LEN} in, {OUTPUT_LEN} out): "
+        f"  {one.name} offline {number} x ({given} in, {asked} out): "
         f"{found.output_tokens_per_s:,.0f} output tok/s, failures {found.failures}",
         flush=True,
     )
@@ -368,11 +372,11 @@ def run(directory: Path, only: Sequence[str], names: Sequence[str]) -> int:
         results["steps"] = [run_steps(directory, one) for one in wanted]
     if "offline" in only:
         results["offline"] = [
-            run_offline(directory, one) for one in wanted if one.name in VLLM_OFFLINE
+            run_offline(directory, one, one.offline) for one in wanted if one.offline is not None
         ]
     if "serving" in only:
         results["serving"] = [
-            run_serving(directory / one.engine) for one in wanted if one.name in VLLM_OFFLINE
+            run_serving(directory / one.engine) for one in wanted if one.name in SERVED
         ]
     if "tp" in only:
         results |= _run_tp(directory, api.call("cuDeviceGetCount"), twins)
