@@ -5,8 +5,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trtc.builder.recipes import Apply, Array, Cast, Concat, Recipe, Stack, TensorReader
-from trtc.builder.spec import LinearSpec, MoeMlpSpec
+from trtc.builder.recipes import (
+    Apply,
+    Array,
+    Cast,
+    Concat,
+    Load,
+    Recipe,
+    Reshape,
+    Stack,
+    TensorReader,
+)
+from trtc.builder.spec import LinearSpec, MoeMlpSpec, RouterSpec
 from trtc.builder.transforms import RequantizeToE4M3
 from trtc.builder.weights import LinearWeights, Tensor, linear_weights
 from trtc.protos.errors import CheckpointError, UnsupportedError
@@ -15,7 +25,7 @@ from trtc.quant.scheme import QuantizedLinear
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """E experts; inputs of trtc.moe after x and router_logits, in its order."""
+    """E experts; inputs of trtc.moe by name."""
 
     inputs: Mapping[str, Tensor | None]
     weight_dtype: str
@@ -68,6 +78,15 @@ def expert_weights(
         act_quant=first.activation or "none",
         group_size=first.group_size or 0,
     )
+
+
+def choice_bias(router: RouterSpec) -> Tensor | None:
+    """[E] f32, whatever the activations are: they would round it to what chooses other experts."""
+    if router.choice_bias is None:
+        return None
+    shape = (router.linear.out_features,)
+    recipe = Reshape(Cast(Load(router.choice_bias.tensor), "f32"), shape)
+    return Tensor(recipe, "f32", shape)
 
 
 def _check_uniform(mlp: MoeMlpSpec, linears: list[LinearWeights]) -> None:

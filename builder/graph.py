@@ -6,8 +6,8 @@ Rows are packed tokens: there is no batch dimension. A node's name is its site i
 
 A linear is [Mul pre_scale] -> [QuantizeLinear -> DequantizeLinear] -> MatMul with the transposed,
 dequantised weight -> [Add bias]. NVFP4 quantises its input by TensorRT's TRT_FP4DynamicQuantize.
-Routers multiply in f32: their input is cast, their weight is an f32 initialiser whose recipe rounds
-to the activation type first.
+Routers and the gates of shared experts multiply in f32: their input is cast, their weight is an f32
+initialiser whose recipe rounds to the activation type first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trtc.builder.cache import cache_layout, default_page_size
-from trtc.builder.experts import expert_weights
+from trtc.builder.experts import choice_bias, expert_weights
 from trtc.builder.graph_writer import Attribute, GraphWriter, Value, onnx_type
 from trtc.builder.module import TENSORRT_DOMAIN, TRTC_DOMAIN, Module
 from trtc.builder.recipes import Cast, Load, QueryScaleTable, RopeTable, TensorReader
@@ -50,6 +50,7 @@ from trtc.builder.weights import (
     plain_linear,
     source_recipe,
 )
+from trtc.plugins.moe.op import MOE
 from trtc.plugins.rounding import cast
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.kv import CacheLayout
@@ -543,28 +544,53 @@ class _SourceGraph:
         return self._writer.node("Gelu", f"{site}.gelu", [x], x.dtype, x.shape, approximate="tanh")
 
     def _moe(self, site: str, mlp: MoeMlpSpec, x: Value) -> Value:
-        router = plain_linear(mlp.router, self._dtype)
         wide = self._cast(f"{site}.router.f32", x, "f32")
-        weight = self._widened(f"{site}.router.weight", router.weight)
-        logits = self._matmul(f"{site}.router", wide, weight, "f32")
-        if router.bias is not None:
-            bias = self._widened(f"{site}.router.bias", router.bias)
-            logits = self._add(f"{site}.router.bias", logits, bias)
+        routed = self._experts(site, mlp, x, self._exact(f"{site}.router", mlp.router.linear, wide))
+        if mlp.shared is None:
+            return routed
+        shared = self._mlp(f"{site}.shared", mlp.shared, x)
+        if mlp.shared_gate is not None:
+            gate = self._exact(f"{site}.shared_gate", mlp.shared_gate, wide)
+            share = self._writer.node(
+                "Sigmoid", f"{site}.shared_gate.sigmoid", [gate], "f32", gate.shape
+            )
+            share = self._cast(f"{site}.shared_gate.round", share, self._dtype)
+            shared = self._mul(f"{site}.shared.gated", shared, share)
+        return self._add(f"{site}.shared.sum", routed, shared)
+
+    def _exact(self, site: str, linear: LinearSpec, wide: Value) -> Value:
+        """A product in f32, of which a choice or a weight follows."""
+        weights = plain_linear(linear, self._dtype)
+        logits = self._matmul(site, wide, self._widened(f"{site}.weight", weights.weight), "f32")
+        if weights.bias is None:
+            return logits
+        return self._add(f"{site}.bias", logits, self._widened(f"{site}.bias", weights.bias))
+
+    def _experts(self, site: str, mlp: MoeMlpSpec, x: Value, logits: Value) -> Value:
         experts = expert_weights(mlp, self._quantized, self._dtype, self._reader)
-        inputs = [
-            None if tensor is None else self._writer.weight(f"{site}.experts.{name}", tensor)
-            for name, tensor in experts.inputs.items()
-        ]
+        router = mlp.router
+        weights = {**experts.inputs, "choice_bias": choice_bias(router)}
+        inputs = {"x": x, "router_logits": logits} | {
+            name: self._writer.weight(f"{site}.experts.{name}", tensor)
+            for name, tensor in weights.items()
+            if tensor is not None
+        }
         return self._writer.node(
             "moe",
             f"{site}.moe",
-            [x, logits, *inputs],
+            [inputs.get(parameter.name) for parameter in MOE.inputs],
             self._dtype,
             x.shape,
             domain=TRTC_DOMAIN,
             I=mlp.experts[0].up.out_features,
-            top_k=mlp.top_k,
-            renormalize=int(mlp.renormalize),
+            top_k=router.top_k,
+            score=router.score,
+            num_groups=router.num_groups,
+            top_groups=router.top_groups,
+            group_score=router.group_score,
+            renormalize=int(router.renormalize),
+            epsilon=router.epsilon,
+            scale=router.scale,
             activation=mlp.experts[0].activation,
             limit=mlp.experts[0].limit or 0.0,
             up_offset=mlp.experts[0].up_offset,

@@ -7,7 +7,6 @@ from trtc.builder.spec import (
     DecoderSpec,
     GatedDeltaSpec,
     LinearSpec,
-    MoeMlpSpec,
     ShortConvSpec,
 )
 from trtc.protos.errors import RequestError
@@ -65,8 +64,7 @@ def _extents(spec: DecoderSpec) -> Iterator[tuple[int, str]]:
             yield layer.mixer.num_heads, "the number of heads"
         if isinstance(layer.mixer, AttentionSpec):
             yield layer.mixer.num_kv_heads, "the number of KV heads"
-        mlps = layer.mlp.experts if isinstance(layer.mlp, MoeMlpSpec) else (layer.mlp,)
-        for mlp in mlps:
+        for mlp in layer.mlps:
             yield mlp.up.out_features, "the MLP's intermediate size"
 
 
@@ -75,8 +73,7 @@ def _cut_by_depth(spec: DecoderSpec) -> Iterator[LinearSpec]:
     an MLP."""
     for layer in spec.layers:
         yield layer.mixer_linears[-1]
-        mlps = layer.mlp.experts if isinstance(layer.mlp, MoeMlpSpec) else (layer.mlp,)
-        yield from (mlp.down for mlp in mlps)
+        yield from (mlp.down for mlp in layer.mlps)
 
 
 def _group_size(

@@ -10,6 +10,9 @@ from typing import Literal
 from trtc.protos.errors import UnsupportedError
 
 Activation = Literal["silu", "gelu_tanh", "relu2", "quick_gelu"]
+RouterScore = Literal["softmax", "sigmoid"]
+GroupScore = Literal["max", "top2_sum"]
+"""Of a group of experts: its largest score (DeepSeek-V2), or the sum of its two largest."""
 QkNorm = Literal["head", "row"]
 """What q and k norms run over: each head's D values, or all heads of a token."""
 
@@ -317,13 +320,63 @@ class DenseMlpSpec:
 
 
 @dataclass(frozen=True)
-class MoeMlpSpec:
-    """Routed experts: softmax over router logits, top-k, optionally renormalised."""
+class ChoiceBias:
+    """Added in f32 to the scores by which experts are chosen, and to nothing else."""
 
-    router: LinearSpec
-    experts: tuple[DenseMlpSpec, ...]
+    tensor: str
+    """Tensor name."""
+    is_row: bool = False
+    """Its shape is [1, E] (ERNIE), not [E]."""
+
+
+@dataclass(frozen=True)
+class RouterSpec:
+    """Which experts a row of x goes to, and the weight of each.
+
+    logits = x @ linear.T (+ its bias), in f32; scores = softmax or sigmoid of them. The `top_k`
+    experts with the largest score + choice_bias are chosen (ties: the lower index), out of the
+    best groups alone where there are groups. Weights are the scores of those chosen:
+
+        renormalize:  scores / (sum of those chosen + epsilon) * scale
+        else:         scores * scale
+
+    A softmax over the logits of the chosen experts alone (gpt-oss, Granite) is that of all of them,
+    renormalised.
+    """
+
+    linear: LinearSpec
+    """[E, H]; may have a bias (gpt-oss)."""
     top_k: int
-    renormalize: bool
+    score: RouterScore = "softmax"
+    choice_bias: ChoiceBias | None = None
+    """DeepSeek-V3's e_score_correction_bias."""
+    num_groups: int = 1
+    """Experts in equal groups of neighbours."""
+    top_groups: int = 1
+    """How many groups the experts of a row may come from."""
+    group_score: GroupScore = "top2_sum"
+    """By which groups are chosen."""
+    renormalize: bool = True
+    epsilon: float = 0.0
+    scale: float = 1.0
+    """routed_scaling_factor."""
+
+
+@dataclass(frozen=True)
+class MoeMlpSpec:
+    """The sum of a row's routed experts, each by its weight, and of an MLP that all rows share."""
+
+    router: RouterSpec
+    experts: tuple[DenseMlpSpec, ...]
+    shared: DenseMlpSpec | None = None
+    """Several shared experts are one MLP as wide as all of them."""
+    shared_gate: LinearSpec | None = None
+    """[1, H]: sigmoid(x @ shared_gate.T) multiplies what `shared` gives (Qwen2-MoE)."""
+
+    @property
+    def routers(self) -> tuple[LinearSpec, ...]:
+        """Linears that are multiplied in f32 and never quantised."""
+        return (self.router.linear, *(() if self.shared_gate is None else (self.shared_gate,)))
 
 
 @dataclass(frozen=True)
@@ -347,6 +400,13 @@ class LayerSpec:
         """Of a layer that attends."""
         assert isinstance(self.mixer, AttentionSpec), "the layer does not attend"
         return self.mixer
+
+    @property
+    def mlps(self) -> tuple[DenseMlpSpec, ...]:
+        """Routed experts first."""
+        if isinstance(self.mlp, DenseMlpSpec):
+            return (self.mlp,)
+        return (*self.mlp.experts, *(() if self.mlp.shared is None else (self.mlp.shared,)))
 
     @property
     def mixer_linears(self) -> tuple[LinearSpec, ...]:
@@ -428,11 +488,10 @@ class DecoderSpec:
 
     @property
     def linears(self) -> tuple[LinearSpec, ...]:
-        """Every linear but the router and the lm_head, in the order of the layers."""
+        """Every linear but the routers and the lm_head, in the order of the layers."""
         found: list[LinearSpec] = []
         for layer in self.layers:
             found += layer.mixer_linears
-            mlps = layer.mlp.experts if isinstance(layer.mlp, MoeMlpSpec) else (layer.mlp,)
-            for mlp in mlps:
+            for mlp in layer.mlps:
                 found += mlp.linears
         return tuple(found)

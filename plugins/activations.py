@@ -9,6 +9,12 @@ _SIGMOIDS = {"silu": 1.0, "quick_gelu": 1.702}
 """Activation -> a, of x * sigmoid(a x)."""
 
 
+def sigmoid(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """1 / (1 + exp(-x)), rounded to fp32 once."""
+    with np.errstate(over="ignore"):
+        return np.asarray(1 / (1 + np.exp(-x.astype(np.float64))), np.float32)
+
+
 def activate(x: NDArray[np.float32], activation: str) -> NDArray[Any]:
     """SiLU, GELU in its tanh form or its quick one, ReLU squared, or the sigmoid, rounded to fp32
     once: 1 + tanh cancels in fp32."""

@@ -7,6 +7,7 @@ from trtc.builder.families.rope import rope_spec
 from trtc.builder.spec import (
     NO_ROPE,
     AttentionSpec,
+    ChoiceBias,
     DecoderSpec,
     DenseMlpSpec,
     GatedDeltaSpec,
@@ -20,12 +21,14 @@ from trtc.builder.spec import (
     OfExperts,
     QueryScale,
     RopeSpec,
+    RouterSpec,
     ShortConvSpec,
 )
 
 __all__ = [
     "NO_ROPE",
     "AttentionSpec",
+    "ChoiceBias",
     "Config",
     "DecoderSpec",
     "Dense",
@@ -41,6 +44,7 @@ __all__ = [
     "OfExperts",
     "QueryScale",
     "RopeSpec",
+    "RouterSpec",
     "ShortConvSpec",
     "dense",
     "rope_spec",

@@ -10,7 +10,7 @@ import numpy as np
 
 from trtc.builder.checkpoint.verify import Shape, expected_tensors
 from trtc.builder.recipes import Array
-from trtc.builder.spec import DecoderSpec, LinearSpec, MoeMlpSpec
+from trtc.builder.spec import DecoderSpec, LinearSpec
 from trtc.plugins.rounding import NUMPY_DTYPES, cast
 from trtc.protos.errors import CheckpointError, UnsupportedError
 from trtc.quant.formats.mxfp4 import BLOCKS, GROUP, SCALES, of_experts
@@ -133,8 +133,7 @@ def _keep_pre_scale(spec: DecoderSpec, scheme: Scheme) -> set[str]:
         return {linear.name for linear in spec.linears}
     kept: set[str] = set()
     for layer in spec.layers:
-        mlps = layer.mlp.experts if isinstance(layer.mlp, MoeMlpSpec) else (layer.mlp,)
-        kept |= {layer.mixer_linears[-1].name, *(mlp.down.name for mlp in mlps)}
+        kept |= {layer.mixer_linears[-1].name, *(mlp.down.name for mlp in layer.mlps)}
     return kept
 
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from trtc.builder.checkpoint.reader import SafetensorsReader
 from trtc.builder.spec import (
     AttentionSpec,
+    ChoiceBias,
     DecoderSpec,
     GatedDeltaSpec,
     LatentAttentionSpec,
@@ -38,7 +39,7 @@ def expected_tensors(spec: DecoderSpec) -> dict[str, Shape]:
             _add_norm(shapes, norm, spec.hidden_size)
         _add_mixer(shapes, layer.mixer)
         if isinstance(layer.mlp, MoeMlpSpec):
-            _add_linear(shapes, layer.mlp.router)
+            _add_routers(shapes, layer.mlp)
     for linear in spec.linears:
         _add_linear(shapes, linear)
     _add_norm(shapes, spec.final_norm, spec.hidden_size)
@@ -108,6 +109,8 @@ def _renamed(value: T, prefix: str) -> T:
     if isinstance(value, NormSpec):
         bias = None if value.bias is None else rename(value.bias)
         return dataclasses.replace(value, weight=rename(value.weight), bias=bias)
+    if isinstance(value, ChoiceBias):
+        return dataclasses.replace(value, tensor=rename(value.tensor))
     if isinstance(value, ShortConvSpec):
         value = dataclasses.replace(value, conv=rename(value.conv))
     if isinstance(value, GatedDeltaSpec):
@@ -179,6 +182,18 @@ def _add_mixer(shapes: dict[str, Shape], mixer: MixerSpec) -> None:
         shapes[f"{mixer.conv}.bias"] = (mixer.channels,)
 
 
+def _mixtures(spec: DecoderSpec) -> tuple[MoeMlpSpec, ...]:
+    return tuple(layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoeMlpSpec))
+
+
+def _add_routers(shapes: dict[str, Shape], mlp: MoeMlpSpec) -> None:
+    for linear in mlp.routers:
+        _add_linear(shapes, linear)
+    if (bias := mlp.router.choice_bias) is not None:
+        experts = mlp.router.linear.out_features
+        shapes[bias.tensor] = (1, experts) if bias.is_row else (experts,)
+
+
 def _add_norm(shapes: dict[str, Shape], norm: NormSpec | None, size: int) -> None:
     if norm is not None:
         shapes[norm.weight] = (size,)
@@ -247,6 +262,7 @@ def _check_missing(missing: list[str], reader: SafetensorsReader) -> None:
 def _check_biases(spec: DecoderSpec, unknown: tuple[str, ...]) -> None:
     known = {linear.name for linear in spec.linears}
     known |= {mixer.kv_b.name for _, mixer in spec.latent_attentions}
+    known |= {one.name for mlp in _mixtures(spec) for one in mlp.routers}
     known |= {
         layer.mixer.conv
         for layer in spec.layers

@@ -162,32 +162,6 @@ def gated_mlp(
     )
 
 
-def routed_experts(
-    config: Config,
-    prefix: str,
-    width: int,
-    *,
-    experts: int | None = None,
-    top_k: int | None = None,
-) -> MoeMlpSpec:
-    """Gated MLPs of `width` under `prefix`, of which a softmax router chooses some for each token.
-
-    Args:
-        experts, top_k: what the family assumes where the config does not say; None: it has to.
-    """
-    act = activation(config)
-    # Transformers 5 saves the older num_experts as num_local_experts.
-    number = config.optional_integer("num_local_experts") or config.integer("num_experts", experts)
-    return MoeMlpSpec(
-        router=LinearSpec(f"{prefix}.gate", config.integer("hidden_size"), number),
-        experts=tuple(
-            gated_mlp(config, f"{prefix}.experts.{expert}", width, act) for expert in range(number)
-        ),
-        top_k=config.integer("num_experts_per_tok", top_k),
-        renormalize=config.flag("norm_topk_prob", False),
-    )
-
-
 def fused_mlp(config: Config, layer: str) -> DenseMlpSpec:
     """gate and up as one tensor, under `<layer>.mlp`."""
     hidden = config.integer("hidden_size")

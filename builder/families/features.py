@@ -6,6 +6,7 @@ from trtc.builder.spec import (
     NO_ROPE,
     AttentionSpec,
     DecoderSpec,
+    DenseMlpSpec,
     GatedDeltaSpec,
     LayerSpec,
     MoeMlpSpec,
@@ -33,12 +34,12 @@ def _any_norm(test: Callable[[NormSpec], bool]) -> _Test:
     return lambda spec: test(spec.final_norm)
 
 
-def _dense(layer: LayerSpec) -> bool:
-    return not isinstance(layer.mlp, MoeMlpSpec)
-
-
 def _gateless(layer: LayerSpec) -> bool:
-    return not isinstance(layer.mlp, MoeMlpSpec) and layer.mlp.gate is None
+    return isinstance(layer.mlp, DenseMlpSpec) and layer.mlp.gate is None
+
+
+def _any_mixture(test: Callable[[MoeMlpSpec], bool]) -> _Test:
+    return _any_layer(lambda layer: isinstance(layer.mlp, MoeMlpSpec) and test(layer.mlp))
 
 
 FEATURES: Mapping[str, _Test] = {
@@ -67,10 +68,14 @@ FEATURES: Mapping[str, _Test] = {
     "attention sinks": _any_attention(lambda one: one.sinks is not None),
     "attention softcap": _any_attention(lambda one: one.softcap is not None),
     "MLP without gate": _any_layer(_gateless),
-    "routed experts": _any_layer(lambda layer: isinstance(layer.mlp, MoeMlpSpec)),
-    "clamped experts": _any_layer(
-        lambda layer: isinstance(layer.mlp, MoeMlpSpec) and layer.mlp.experts[0].limit is not None
-    ),
+    "routed experts": _any_mixture(lambda mlp: True),
+    "clamped experts": _any_mixture(lambda mlp: mlp.experts[0].limit is not None),
+    "sigmoid router": _any_mixture(lambda mlp: mlp.router.score == "sigmoid"),
+    "experts chosen with a bias": _any_mixture(lambda mlp: mlp.router.choice_bias is not None),
+    "experts in groups": _any_mixture(lambda mlp: mlp.router.num_groups > 1),
+    "router bias": _any_mixture(lambda mlp: mlp.router.linear.has_bias),
+    "shared experts": _any_mixture(lambda mlp: mlp.shared is not None),
+    "gated shared experts": _any_mixture(lambda mlp: mlp.shared_gate is not None),
     "latent attention": lambda spec: bool(spec.latent_attentions),
     "gated attention": _any_attention(lambda one: one.gate is not None),
     "gated delta nets": _any_layer(lambda layer: isinstance(layer.mixer, GatedDeltaSpec)),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from trtc.builder.families import common
+from trtc.builder.families import common, mixture
 from trtc.builder.families.config import Config
 from trtc.builder.families.rope import rope_spec
 from trtc.builder.spec import (
@@ -12,6 +12,7 @@ from trtc.builder.spec import (
     LinearSpec,
     MoeMlpSpec,
     OfExperts,
+    RouterSpec,
 )
 
 _YARN = {
@@ -57,8 +58,7 @@ def gpt_oss(config: Config, max_seq_len: int) -> DecoderSpec:
 
 def _experts(config: Config, prefix: str) -> MoeMlpSpec:
     hidden, width = config.integer("hidden_size"), config.integer("intermediate_size")
-    # Transformers 5 calls num_local_experts num_experts as well.
-    number = config.optional_integer("num_local_experts") or config.integer("num_experts", 128)
+    number = mixture.num_experts(config, 128)
     limit = config.number("swiglu_limit", 7.0)
     gate_up, down = f"{prefix}.experts.gate_up_proj", f"{prefix}.experts.down_proj"
 
@@ -78,8 +78,9 @@ def _experts(config: Config, prefix: str) -> MoeMlpSpec:
         )
 
     return MoeMlpSpec(
-        router=LinearSpec(f"{prefix}.router", hidden, number, has_bias=True),
+        router=RouterSpec(
+            LinearSpec(f"{prefix}.router", hidden, number, has_bias=True),
+            mixture.experts_per_token(config, number, 4),
+        ),
         experts=tuple(expert(index) for index in range(number)),
-        top_k=config.integer("num_experts_per_tok", 4),
-        renormalize=True,
     )

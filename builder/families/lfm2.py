@@ -1,12 +1,22 @@
-"""LFM2: gated short convolutions, and attention with q and k norms on some layers."""
+"""LFM2 and LFM2-MoE: gated short convolutions, and attention with q and k norms on some layers."""
 
 import dataclasses
+from collections.abc import Callable
 
-from trtc.builder.families import common
+from trtc.builder.families import common, mixture
 from trtc.builder.families.bounds import INTEGERS
 from trtc.builder.families.config import Config, shown
 from trtc.builder.families.rope import rope_spec
-from trtc.builder.spec import AttentionSpec, DecoderSpec, LayerSpec, LinearSpec, ShortConvSpec
+from trtc.builder.spec import (
+    AttentionSpec,
+    ChoiceBias,
+    DecoderSpec,
+    DenseMlpSpec,
+    LayerSpec,
+    LinearSpec,
+    MoeMlpSpec,
+    ShortConvSpec,
+)
 from trtc.protos.errors import CheckpointError, UnsupportedError
 
 _THETA = 1e6
@@ -22,12 +32,54 @@ _ALIASES = {
 
 def lfm2(config: Config, max_seq_len: int) -> DecoderSpec:
     """Lfm2ForCausalLM."""
+    config = _with_usual_names(config)
+    intermediate = _intermediate(config)
+
+    def mlp(_index: int, prefix: str) -> DenseMlpSpec:
+        return common.gated_mlp(config, prefix, intermediate, "silu", names=mixture.NUMBERED)
+
+    return _lfm2(config, max_seq_len, "lfm2", mlp)
+
+
+def lfm2_moe(config: Config, max_seq_len: int) -> DecoderSpec:
+    """Lfm2MoeForCausalLM: routed experts after the first layers."""
+    config = _with_usual_names(config).with_defaults(
+        moe_intermediate_size=1792, num_experts_per_tok=4
+    )
+    number = mixture.num_experts(config, 32)
+    dense = config.integer("num_dense_layers", 2, least=0)
+    biased = config.flag("use_expert_bias", True)
+
+    def mlp(index: int, prefix: str) -> DenseMlpSpec | MoeMlpSpec:
+        if index < dense:
+            width = config.integer("intermediate_size")
+            return common.gated_mlp(config, prefix, width, "silu", names=mixture.NUMBERED)
+        bias = ChoiceBias(f"{prefix}.expert_bias") if biased else None
+        return MoeMlpSpec(
+            mixture.sigmoid_router(config, f"{prefix}.gate", number, bias, epsilon=1e-6),
+            mixture.gated_experts(
+                config, prefix, number, config.integer("moe_intermediate_size"), mixture.NUMBERED
+            ),
+        )
+
+    return _lfm2(config, max_seq_len, "lfm2_moe", mlp)
+
+
+def _with_usual_names(config: Config) -> Config:
     given = {key: value for key, value in config.fields.items() if value is not None}
     renamed = {usual: given[name] for name, usual in _ALIASES.items() if name in given}
-    config = Config({"rms_norm_eps": 1e-5, **config.fields, **renamed})
+    return Config({"rms_norm_eps": 1e-5, **config.fields, **renamed})
+
+
+def _lfm2(
+    config: Config,
+    max_seq_len: int,
+    family: str,
+    mlp: Callable[[int, str], DenseMlpSpec | MoeMlpSpec],
+) -> DecoderSpec:
+    """The layers around `mlp(layer, prefix)`."""
     dim = common.head_dim(config)
     rope = rope_spec(config, dim, max_seq_len, default_theta=_THETA)
-    intermediate = _intermediate(config)
     kinds = _layer_kinds(config)
 
     def attention(prefix: str) -> AttentionSpec:
@@ -43,14 +95,12 @@ def lfm2(config: Config, max_seq_len: int) -> DecoderSpec:
         attends = kinds[index] == _ATTENTION
         return LayerSpec(
             mixer=attention(prefix) if attends else _convolution(config, f"{prefix}.conv"),
-            mlp=common.gated_mlp(
-                config, f"{prefix}.feed_forward", intermediate, "silu", names=("w1", "w3", "w2")
-            ),
+            mlp=mlp(index, f"{prefix}.feed_forward"),
             attention_norm=common.norm(config, f"{prefix}.operator_norm"),
             mlp_norm=common.norm(config, f"{prefix}.ffn_norm"),
         )
 
-    spec = common.decoder(config, "lfm2", layer, tied_by_default=True)
+    spec = common.decoder(config, family, layer, tied_by_default=True)
     return dataclasses.replace(spec, final_norm=common.norm(config, "model.embedding_norm"))
 
 

@@ -1,6 +1,6 @@
 """OLMoE: routed experts on every layer, norms over all heads of q and of k."""
 
-from trtc.builder.families import common
+from trtc.builder.families import common, mixture
 from trtc.builder.families.config import Config
 from trtc.builder.families.rope import rope_spec
 from trtc.builder.spec import DecoderSpec, LayerSpec
@@ -19,7 +19,7 @@ def olmoe(config: Config, max_seq_len: int) -> DecoderSpec:
             config, prefix, rope, dim=dim, qkv_bias=bias, o_bias=bias, qk_norm="row"
         )
         width = config.integer("intermediate_size")
-        experts = common.routed_experts(config, f"{prefix}.mlp", width, experts=64, top_k=8)
+        experts = mixture.softmax_experts(config, f"{prefix}.mlp", width, experts=64, top_k=8)
         return common.layer_spec(config, prefix, attention, experts)
 
     return common.decoder(config, "olmoe", layer)

@@ -1,6 +1,6 @@
 """Qwen3-MoE: Qwen3 with routed experts on most layers."""
 
-from trtc.builder.families import common
+from trtc.builder.families import common, mixture
 from trtc.builder.families.config import Config
 from trtc.builder.families.rope import rope_spec
 from trtc.builder.spec import DecoderSpec, DenseMlpSpec, LayerSpec, MoeMlpSpec
@@ -32,8 +32,7 @@ def qwen3_moe(config: Config, max_seq_len: int) -> DecoderSpec:
 
 def _mlp(config: Config, index: int, layer: str) -> DenseMlpSpec | MoeMlpSpec:
     prefix = f"{layer}.mlp"
-    is_sparse = (index + 1) % config.integer("decoder_sparse_step", 1) == 0
-    if not is_sparse or index in (config.sequence("mlp_only_layers") or ()):
+    if not mixture.is_sparse_layer(config, index):
         width, act = config.integer("intermediate_size"), common.activation(config)
         return common.gated_mlp(config, prefix, width, act)
-    return common.routed_experts(config, prefix, config.integer("moe_intermediate_size"))
+    return mixture.softmax_experts(config, prefix, config.integer("moe_intermediate_size"))

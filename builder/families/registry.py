@@ -10,14 +10,18 @@ from trtc.builder.families.bounds import MAX_EXPERTS_OF_ALL_LAYERS
 from trtc.builder.families.cohere import cohere, cohere2
 from trtc.builder.families.config import Config, shown
 from trtc.builder.families.deepseek import deepseek_v3
+from trtc.builder.families.ernie4_5_moe import ernie4_5_moe
 from trtc.builder.families.exaone4 import exaone4
 from trtc.builder.families.gemma2 import gemma2
 from trtc.builder.families.gemma3 import gemma3
 from trtc.builder.families.glm4 import glm, glm4
+from trtc.builder.families.glm4_moe import glm4_moe
 from trtc.builder.families.gpt_oss import gpt_oss
 from trtc.builder.families.granite import granite
-from trtc.builder.families.lfm2 import lfm2
+from trtc.builder.families.granite_moe import granite_moe, granite_moe_shared
+from trtc.builder.families.lfm2 import lfm2, lfm2_moe
 from trtc.builder.families.llama import ernie4_5, helium, llama, seed_oss
+from trtc.builder.families.minimax_m2 import minimax_m2
 from trtc.builder.families.ministral3 import ministral3
 from trtc.builder.families.mistral import mistral
 from trtc.builder.families.mixtral import mixtral
@@ -27,6 +31,7 @@ from trtc.builder.families.olmoe import olmoe
 from trtc.builder.families.own import Family
 from trtc.builder.families.phi3 import phi3
 from trtc.builder.families.qwen2 import qwen2
+from trtc.builder.families.qwen2_moe import qwen2_moe
 from trtc.builder.families.qwen3 import qwen3
 from trtc.builder.families.qwen3_moe import qwen3_moe
 from trtc.builder.families.qwen3_next import qwen3_5
@@ -49,6 +54,13 @@ FAMILIES: Mapping[str, Family] = {
     "Qwen3MoeForCausalLM": qwen3_moe,
     "Qwen3_5ForCausalLM": qwen3_5,
     "Qwen3_5ForConditionalGeneration": qwen3_5,
+    "Qwen2MoeForCausalLM": qwen2_moe,
+    "Glm4MoeForCausalLM": glm4_moe,
+    "MiniMaxM2ForCausalLM": minimax_m2,
+    "Lfm2MoeForCausalLM": lfm2_moe,
+    "Ernie4_5_MoeForCausalLM": ernie4_5_moe,
+    "GraniteMoeForCausalLM": granite_moe,
+    "GraniteMoeSharedForCausalLM": granite_moe_shared,
     "MixtralForCausalLM": mixtral,
     "Ministral3ForCausalLM": ministral3,
     "Mistral3ForConditionalGeneration": ministral3,
@@ -143,7 +155,7 @@ def checkpoint_spec(
 def _check_experts(config: Config) -> None:
     """Each field's bound leaves room for more linears than can be listed."""
     layers = config.integer("num_hidden_layers")
-    for key in ("num_local_experts", "num_experts"):
+    for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"):
         experts = config.optional_integer(key) or 0
         if layers * experts > MAX_EXPERTS_OF_ALL_LAYERS:
             raise CheckpointError(

@@ -24,6 +24,7 @@ from trtc.builder.spec import (
     MoeMlpSpec,
     OfExperts,
     RopeSpec,
+    RouterSpec,
     ShortConvSpec,
 )
 from trtc.protos.errors import RequestError
@@ -233,8 +234,13 @@ class _Check:
     def experts(self, place: str, mlp: MoeMlpSpec, hidden: int) -> None:
         number = len(mlp.experts)
         self.between(f"{place}.experts", number, 1, INTEGERS["num_experts"])
-        self.between(f"{place}.top_k", mlp.top_k, 1, number)
-        self.linear(f"{place}.router", mlp.router, hidden, number)
+        self.router(f"{place}.router", mlp.router, hidden, number)
+        if mlp.shared is not None:
+            self.mlp(f"{place}.shared", mlp.shared, hidden)
+        if mlp.shared_gate is not None:
+            if mlp.shared is None:
+                self.fail(f"{place}.shared_gate", "is given, and there is no shared expert")
+            self.linear(f"{place}.shared_gate", mlp.shared_gate, hidden, 1)
         width = mlp.experts[0].up.out_features
         for index, expert in enumerate(mlp.experts):
             where = f"{place}.experts[{index}]"
@@ -249,6 +255,21 @@ class _Check:
         last = part.first + part.step * (out_features - 1)
         self.between(f"{place}.first", part.first, 0, part.rows - 1)
         self.between(f"{place}.rows", part.rows, last + 1, 2**31 - 1)
+
+    def router(self, place: str, router: RouterSpec, hidden: int, number: int) -> None:
+        self.linear(f"{place}.linear", router.linear, hidden, number)
+        self.between(f"{place}.num_groups", router.num_groups, 1, number)
+        if number % router.num_groups:
+            problem = f"{router.num_groups} does not divide the {number} experts"
+            self.fail(f"{place}.num_groups", problem)
+        size = number // router.num_groups
+        if router.num_groups > 1 and size == 1 and router.group_score == "top2_sum":
+            problem = f"is {number}, and a group of one expert has no top2_sum"
+            self.fail(f"{place}.num_groups", problem)
+        self.between(f"{place}.top_groups", router.top_groups, 1, router.num_groups)
+        self.between(f"{place}.top_k", router.top_k, 1, router.top_groups * size)
+        if router.epsilon < 0:
+            self.fail(f"{place}.epsilon", f"is {router.epsilon}, a negative number")
 
     def linear(self, place: str, linear: LinearSpec, in_features: int, out_features: int) -> None:
         self.same(f"{place}.in_features", linear.in_features, in_features, "the layer")

@@ -12,24 +12,23 @@ from expert to expert and TensorRT takes one for a tensor: the quotient is quant
 one, and the scale goes to the weight's.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from trtc.builder.graph_writer import onnx_type
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of, site_of
+from trtc.builder.passes.matching import Node, Tensor, input_of, site_of
 from trtc.builder.passes.rewriter import Rewriter
+from trtc.builder.passes.standard_nodes import StandardNodes
+from trtc.builder.passes.standard_routing import expert_weights
 from trtc.builder.recipes import Array
 from trtc.protos.errors import UnsupportedError
-
-Extents = Sequence[int | str]
 
 
 def lower_experts(rewriter: Rewriter) -> bool:
     """Lower every moe node of the source graph: row-major weights, no zero points, no biases, no
-    residual, nothing clamped."""
+    residual, no shared expert in it, nothing clamped."""
     nodes = list(rewriter.fused_nodes("moe"))
     for node in nodes:
         _Experts(rewriter, node).lower()
@@ -52,16 +51,15 @@ def _check_experts(node: Node) -> None:
         )
 
 
-class _Experts:
+class _Experts(StandardNodes):
     """One moe node on its way to standard operators."""
 
     def __init__(self, rewriter: Rewriter, node: Node) -> None:
-        for absent in ("gate_up_zero", "down_zero", "residual"):
+        for absent in ("gate_up_zero", "down_zero", "residual", "shared"):
             assert input_of(node, absent) is None, f"{node.name} has {absent}"
         _check_experts(node)
-        self._rewriter = rewriter
+        super().__init__(rewriter, site_of(node))
         self._node = node
-        self._site = site_of(node)
         self._dtype = str(node.attrs["out_dtype"])
         self._num_rows = node.inputs[0].shape[0]
         self._num_experts, _, self._hidden = (int(n) for n in node.inputs[2].shape)
@@ -69,43 +67,10 @@ class _Experts:
     def lower(self) -> None:
         x, logits = self._node.inputs[:2]
         row = [1, self._num_rows, self._hidden]
-        stacked = self._make("Unsqueeze", "experts.x", [x, self._axes(0)], self._dtype, row)
+        stacked = self.make("Unsqueeze", "experts.x", [x, self.axes(0)], self._dtype, row)
         both = self._linear("gate_up", stacked)
         down = self._linear("down", self._gated(both))
-        self._sum(down, self._routing(logits))
-
-    def _routing(self, logits: Tensor) -> Tensor:
-        """What each expert counts for each row: [E, T, 1] f32, ties to the lower index."""
-        attributes, experts = self._node.attrs, self._num_experts
-        chosen = [self._num_rows, int(attributes["top_k"])]
-        every = [self._num_rows, experts]
-        likely = self._make("Softmax", "router.softmax", [logits], "f32", every, axis=1)
-        indices = self._top(logits, chosen)
-        weights = self._make(
-            "GatherElements", "router.chosen", [likely, indices], "f32", chosen, axis=1
-        )
-        if attributes["renormalize"]:
-            total = self._make(
-                "ReduceSum", "router.total", [weights, self._axes(1)], "f32", [chosen[0], 1]
-            )
-            weights = self._make("Div", "router.shares", [weights, total], "f32", chosen)
-        zeros = self._make("Sub", "router.zeros", [likely, likely], "f32", every)
-        dense = self._make(
-            "ScatterElements", "router.dense", [zeros, indices, weights], "f32", every, axis=1
-        )
-        turned = self._make("Transpose", "router.turned", [dense], "f32", every[::-1], perm=[1, 0])
-        return self._make(
-            "Unsqueeze", "router.weights", [turned, self._axes(2)], "f32", [*every[::-1], 1]
-        )
-
-    def _top(self, logits: Tensor, shape: Extents) -> Tensor:
-        """The experts [T, k] of each row, i64."""
-        name = f"{self._site}.router.top"
-        count = self._rewriter.constant(f"{name}.k", np.array([shape[1]], np.int64), "i64")
-        values = self._rewriter.variable(f"{name}.values", "f32", shape)
-        indices = self._rewriter.variable(f"{name}.out", "i64", shape)
-        self._rewriter.node("TopK", name, [logits, count], [values, indices], {"axis": 1})
-        return indices
+        self._sum(down, expert_weights(self.rewriter, self._node, logits))
 
     def _linear(self, which: str, x: Tensor) -> Tensor:
         """x [1 or E, T, K] by the experts' weights [E, N, K] -> [E, T, N]."""
@@ -117,14 +82,14 @@ class _Experts:
         )
         experts, n, k = (int(extent) for extent in weight.shape)
         if pre_scale is not None:
-            factors = self._rewriter.reshaped(f"{pre_scale.name}.rows", pre_scale, (experts, 1, k))
-            factors = self._rewriter.as_type(factors, self._dtype)
-            x = self._make(
+            factors = self.rewriter.reshaped(f"{pre_scale.name}.rows", pre_scale, (experts, 1, k))
+            factors = self.rewriter.as_type(factors, self._dtype)
+            x = self.make(
                 "Mul", f"experts.{which}.pre_scale", [x, factors], self._dtype, self._batched(k)
             )
         if input_scale is not None:
             x = self._quantized(which, x, input_scale, k)
-        turned = self._make(
+        turned = self.make(
             "Transpose",
             f"experts.{which}.transpose",
             [self._dequantized(which, weight, scale, input_scale)],
@@ -132,7 +97,7 @@ class _Experts:
             [experts, k, n],
             perm=[0, 2, 1],
         )
-        return self._make(
+        return self.make(
             "MatMul", f"experts.{which}.matmul", [x, turned], self._dtype, self._batched(n)
         )
 
@@ -140,11 +105,11 @@ class _Experts:
         """x in units of each expert's scale, rounded to codes."""
         name = f"experts.{which}.input"
         code, shape = str(self._node.attrs["act_quant"]), self._batched(k)
-        units = self._rewriter.reshaped(f"{scale.name}.units", scale, (self._num_experts, 1, 1))
-        one = self._rewriter.constant("experts.one", np.ones((), np.float32), "f32")
-        wide = self._cast(f"{name}_f32", x, "f32")
-        quotient = self._make("Div", f"{name}_units", [wide, units], "f32", shape)
-        codes = self._make(
+        units = self.rewriter.reshaped(f"{scale.name}.units", scale, (self._num_experts, 1, 1))
+        one = self.rewriter.constant("experts.one", np.ones((), np.float32), "f32")
+        wide = self.cast(f"{name}_f32", x, "f32")
+        quotient = self.make("Div", f"{name}_units", [wide, units], "f32", shape)
+        codes = self.make(
             "QuantizeLinear",
             f"{name}_q",
             [quotient, one],
@@ -152,7 +117,7 @@ class _Experts:
             shape,
             output_dtype=onnx_type(code),
         )
-        return self._make(
+        return self.make(
             "DequantizeLinear",
             f"{name}_dq",
             [codes, one],
@@ -171,7 +136,7 @@ class _Experts:
         output_dtype = onnx_type(self._dtype)
         if group := int(self._node.attrs["group_size"]):
             assert input_scale is None, "4-bit experts have no quantised activations"
-            return self._make(
+            return self.make(
                 "DequantizeLinear",
                 name,
                 [weight, scale],
@@ -182,15 +147,15 @@ class _Experts:
                 output_dtype=output_dtype,
             )
         experts, n, k = shape
-        rows = self._rewriter.reshaped(f"{weight.name}.rows", weight, (experts * n, k))
-        scales = self._rewriter.derived(
+        rows = self.rewriter.reshaped(f"{weight.name}.rows", weight, (experts * n, k))
+        scales = self.rewriter.derived(
             f"{scale.name}.rows",
             _RowScales(experts, n),
             [scale] if input_scale is None else [scale, input_scale],
             "f32",
             (experts * n,),
         )
-        flat = self._make(
+        flat = self.make(
             "DequantizeLinear",
             name,
             [rows, scales],
@@ -199,72 +164,49 @@ class _Experts:
             axis=0,
             output_dtype=output_dtype,
         )
-        sizes = self._rewriter.constant(f"{weight.name}.shape", np.asarray(shape, np.int64), "i64")
-        return self._make(
+        sizes = self.rewriter.constant(f"{weight.name}.shape", np.asarray(shape, np.int64), "i64")
+        return self.make(
             "Reshape", f"experts.{which}.weight_stack", [flat, sizes], self._dtype, shape
         )
 
     def _gated(self, both: Tensor) -> Tensor:
         """act(gate) * up of [E, T, 2I]."""
         width = int(self._node.attrs["I"])
-        shape, name = self._batched(width), f"{self._site}.experts.split"
-        sizes = self._rewriter.constant(f"{name}.sizes", np.array([width, width], np.int64), "i64")
+        shape, name = self._batched(width), f"{self.site}.experts.split"
+        sizes = self.rewriter.constant(f"{name}.sizes", np.array([width, width], np.int64), "i64")
         gate, up = (
-            self._rewriter.variable(f"{self._site}.experts.{half}.out", self._dtype, shape)
+            self.rewriter.variable(f"{self.site}.experts.{half}.out", self._dtype, shape)
             for half in ("gate", "up")
         )
-        self._rewriter.node("Split", name, [both, sizes], [gate, up], {"axis": 2})
+        self.rewriter.node("Split", name, [both, sizes], [gate, up], {"axis": 2})
         if self._node.attrs["activation"] == "silu":
-            sigmoid = self._make("Sigmoid", "experts.sigmoid", [gate], self._dtype, shape)
-            active = self._make("Mul", "experts.silu", [gate, sigmoid], self._dtype, shape)
+            sigmoid = self.make("Sigmoid", "experts.sigmoid", [gate], self._dtype, shape)
+            active = self.make("Mul", "experts.silu", [gate, sigmoid], self._dtype, shape)
         else:
-            active = self._make(
+            active = self.make(
                 "Gelu", "experts.gelu", [gate], self._dtype, shape, approximate="tanh"
             )
-        return self._make("Mul", "experts.product", [active, up], self._dtype, shape)
+        return self.make("Mul", "experts.product", [active, up], self._dtype, shape)
 
     def _sum(self, outputs: Tensor, weights: Tensor) -> None:
         """Over the experts in f32, rounded once, in the place of the node."""
         shape = self._batched(self._hidden)
-        wide = self._cast("experts.out_f32", outputs, "f32")
-        weighted = self._make("Mul", "experts.weighted", [wide, weights], "f32", shape)
-        total = self._rewriter.variable(f"{self._site}.experts.sum.out", "f32", shape[1:])
-        self._rewriter.node(
+        wide = self.cast("experts.out_f32", outputs, "f32")
+        weighted = self.make("Mul", "experts.weighted", [wide, weights], "f32", shape)
+        total = self.rewriter.variable(f"{self.site}.experts.sum.out", "f32", shape[1:])
+        self.rewriter.node(
             "ReduceSum",
-            f"{self._site}.experts.sum",
-            [weighted, self._axes(0)],
+            f"{self.site}.experts.sum",
+            [weighted, self.axes(0)],
             [total],
             {"keepdims": 0},
         )
-        self._rewriter.node(
+        self.rewriter.node(
             "Cast", self._node.name, [total], self._node.outputs[:1], {"to": onnx_type(self._dtype)}
         )
 
-    def _cast(self, name: str, x: Tensor, dtype: str) -> Tensor:
-        if dtype_of(x) == dtype:
-            return x
-        return self._make("Cast", name, [x], dtype, list(x.shape), to=onnx_type(dtype))
-
     def _batched(self, width: int) -> list[int | str]:
         return [self._num_experts, self._num_rows, width]
-
-    def _axes(self, axis: int) -> Tensor:
-        return self._rewriter.constant(f"experts.axis_{axis}", np.array([axis], np.int64), "i64")
-
-    def _make(
-        self,
-        op: str,
-        name: str,
-        inputs: Sequence[Tensor],
-        dtype: str,
-        shape: Extents,
-        **attributes: int | str | list[int],
-    ) -> Tensor:
-        """Add a node of the MLP with one output."""
-        full = f"{self._site}.{name}"
-        output = self._rewriter.variable(f"{full}.out", dtype, shape)
-        self._rewriter.node(op, full, inputs, [output], attributes)
-        return output
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trtc.builder.passes.base import Rewrite
-from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of, merged_site
+from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of, is_fused, merged_site
 from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.recipes import Concat
 
@@ -17,7 +17,8 @@ def merge_linears(rewriter: Rewriter) -> bool:
     """Merge q, k and v, gate and up, and whatever else multiplies the same activation.
 
     Rule: linear(x, w1), linear(x, w2), ... -> Split(linear(x, [w1; w2; ...])), for linears of
-    equal attributes, equal input_scale and the same optional inputs, without residuals.
+    equal attributes, equal input_scale and the same optional inputs, without residuals. Routers are
+    merged with the gates of shared experts alone: every rank of a sharded model has them whole.
     """
     changed = False
     groups: list[list[Node]] = []
@@ -39,11 +40,17 @@ def merge_linears(rewriter: Rewriter) -> bool:
 def _alike(rewriter: Rewriter, left: Node, right: Node) -> bool:
     if left.inputs[0] is not right.inputs[0]:
         return False
+    if _routes(left) != _routes(right):
+        return False
     if {**left.attrs, "N": 0} != {**right.attrs, "N": 0}:
         return False
     if any(_columns(left, name) != _columns(right, name) for name in _ROWWISE):
         return False
     return rewriter.same_weight(input_of(left, "input_scale"), input_of(right, "input_scale"))
+
+
+def _routes(linear: Node) -> bool:
+    return any(is_fused(reader, "moe") for reader in linear.outputs[0].outputs)
 
 
 def _columns(node: Node, name: str) -> list[int] | None:
@@ -90,4 +97,6 @@ def _joined(rewriter: Rewriter, site: str, name: str, group: Sequence[Node]) -> 
     )
 
 
-MERGE_LINEARS = Rewrite("merge_linears", merge_linears, requires=frozenset({"share_quantize"}))
+MERGE_LINEARS = Rewrite(
+    "merge_linears", merge_linears, requires=frozenset({"share_quantize", "fuse_shared_expert"})
+)

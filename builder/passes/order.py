@@ -11,6 +11,7 @@ from trtc.builder.passes.fuse_linears import FUSE_LINEARS
 from trtc.builder.passes.fuse_quantize import FUSE_QUANTIZE
 from trtc.builder.passes.fuse_residual import FUSE_RESIDUAL
 from trtc.builder.passes.fuse_rope_kv_write import FUSE_ROPE_KV_WRITE
+from trtc.builder.passes.fuse_shared_expert import FUSE_SHARED_EXPERT
 from trtc.builder.passes.gather_early import GATHER_EARLY
 from trtc.builder.passes.lower_add import LOWER_ADD
 from trtc.builder.passes.lower_embedding import LOWER_EMBEDDING
@@ -39,6 +40,7 @@ NATIVE_PASSES: tuple[Pass, ...] = (
     FOLD_WEIGHT_QUANTIZATION,
     LOWER_LINEARS,
     SHARE_QUANTIZE,
+    FUSE_SHARED_EXPERT,
     MERGE_LINEARS,
     # 2. The other operators, one for one.
     LOWER_EMBEDDING,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trtc.builder.module import TRTC_DOMAIN, Module
-from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of, is_fused, is_op
+from trtc.builder.passes.matching import Node, Tensor, dtype_of, input_of, is_fused, is_op, producer
 from trtc.builder.passes.rewriter import Rewriter
 from trtc.builder.recipes import OnFirstRank, Recipe, Shard
 from trtc.protos.errors import InvariantError
@@ -34,7 +34,8 @@ class ShardOverRanks:
         linear(whole) read by rope_kv_write or swiglu -> 1 / R of its columns, parted
         linear(whole) that gives a graph output       -> 1 / R of its columns, then all_gather
         linear(parted)  -> this rank's channels, then all_reduce; its bias on rank 0 alone
-        moe(whole)      -> 1 / R of each expert's channels, then all_reduce
+        moe(whole)      -> 1 / R of each expert's channels, then all_reduce; of a shared expert's
+                           result it adds the rank's part, which is not reduced alone
         rope_kv_write, paged_attention -> 1 / R of the heads, parted
         swiglu, quantize, gather_rows, Split of what is parted -> parted, pre-scales too
     All else is whole. A graph that has collectives is sharded already and stays as it is.
@@ -139,6 +140,13 @@ class _Walk:
         self._cut(node, "down_pre_scale", 1, (width,))
         self._on_first_rank(node, "down_bias")
         node.attrs["I"] = self.share(width, node.name)
+        shared = input_of(node, "shared")
+        if shared is not None:
+            reduce = producer(shared)
+            if not is_fused(reduce, "all_reduce") or self._rewriter.sole_consumer(shared) is None:
+                raise InvariantError("every rank would add the shared expert", field=node.name)
+            assert reduce is not None
+            self._rewriter.set_input(node, "shared", reduce.inputs[0])
         self._reduce(node)
 
     def _heads(self, node: Node) -> None:

@@ -1,23 +1,25 @@
-// out = sum over a row's experts of weight * down(activation(gate) * up), + residual.
+// out = sum over a row's experts of weight * down(activation(gate) * up),
+//       + sigmoid(shared_gate) * shared + residual.
 //
 // Rows are grouped by expert, so that each expert's weights are read once for all its rows:
 // route, group, pack, gate_up, activate and pack, down, combine. A row's experts are added up in
 // the order of their ranks, whatever the grouping.
 #pragma once
 
-#include <cmath>
 #include <type_traits>
 
 #include "cpu/activation.hpp"
 #include "cpu/context.hpp"
 #include "cpu/gemm.hpp"
 #include "cpu/quantizer.hpp"
+#include "moe/routing.hpp"
 
 namespace trtc {
 
 struct moe_args {
   View x, router_logits, gate_up, down, gate_up_scale, down_scale, gate_up_zero, down_zero, gate_up_input_scale,
-      down_input_scale, gate_up_pre_scale, down_pre_scale, gate_up_bias, down_bias, residual, out;
+      down_input_scale, gate_up_pre_scale, down_pre_scale, gate_up_bias, down_bias, residual, choice_bias, shared,
+      shared_gate, out;
   std::int64_t M;
 };
 
@@ -27,9 +29,6 @@ namespace moe_detail {
 constexpr std::int64_t kChunkRows = 256;
 // Panels of an expert that a thread claims at a time.
 constexpr std::int64_t kUnitPanels = 8;
-
-template <class T>
-constexpr bool kPresent = !std::is_same_v<T, none>;
 
 // What an expert's linear multiplies with.
 template <class T, ActQuant kQuant>
@@ -175,30 +174,6 @@ struct Scratch {
   std::size_t shared_bytes_, thread_bytes_;
 };
 
-// The top_k experts of one row, likeliest first (ties: the lower index), and their weights.
-template <class C>
-void route(const float* logits, std::int32_t* experts, float* weights) {
-  float largest = logits[0];
-  for (std::int64_t e = 1; e < C::E; ++e) largest = logits[e] > largest ? logits[e] : largest;
-  float total = 0.f;
-  for (std::int64_t e = 0; e < C::E; ++e) total += std::exp(logits[e] - largest);
-  bool taken[C::E] = {};
-  float chosen = 0.f;
-  for (std::int64_t rank = 0; rank < C::top_k; ++rank) {
-    std::int64_t best = -1;
-    for (std::int64_t e = 0; e < C::E; ++e) {
-      if (!taken[e] && (best < 0 || logits[e] > logits[best])) best = e;
-    }
-    taken[best] = true;
-    experts[rank] = static_cast<std::int32_t>(best);
-    weights[rank] = std::exp(logits[best] - largest) / total;
-    chosen += weights[rank];
-  }
-  if constexpr (C::renormalize != 0) {
-    for (std::int64_t rank = 0; rank < C::top_k; ++rank) weights[rank] /= chosen;
-  }
-}
-
 // Sorts pairs by expert (rows in order) and gives every expert that has any a job.
 template <class C>
 std::int64_t group_pairs(const Scratch<C>& s, std::int64_t rows) {
@@ -287,11 +262,16 @@ void activate(const Scratch<C>& s, const Down<C>& half, const Job& job, const ty
 // The weighted sum of a row's experts, in the order of their ranks.
 template <class C>
 void combine(const Scratch<C>& s, const moe_args& a, std::int64_t row, std::int64_t row_of_chunk) {
+  float share = 1.f;
+  if constexpr (kPresent<typename C::shared_gate_t>) share = sigmoid(*a.shared_gate.row<const float>(row));
   for_vectors(C::H, [&](std::int64_t i, auto n) {
     Floats total{};
     for (std::int64_t rank = 0; rank < C::top_k; ++rank) {
       const std::int64_t pair = row_of_chunk * C::top_k + rank;
       total = total + s.weights[pair] * load(s.y + pair * C::H + i, n);
+    }
+    if constexpr (kPresent<typename C::shared_t>) {
+      total = total + share * load(a.shared.row<const typename C::shared_t>(row) + i, n);
     }
     if constexpr (kPresent<typename C::residual_t>) {
       total = total + load(a.residual.row<const typename C::residual_t>(row) + i, n);
@@ -308,7 +288,8 @@ void run_chunk(Context& ctx, const Scratch<C>& s, const moe_args& a, std::int64_
   const Down<C> down{a.down, a.down_scale, a.down_zero, a.down_input_scale, a.down_pre_scale, a.down_bias};
   ctx.threads.parallel_for(rows, 8, [&](std::int64_t begin, std::int64_t end, int) {
     for (std::int64_t i = begin; i < end; ++i) {
-      route<C>(a.router_logits.row<const float>(first_row + i), s.experts + i * C::top_k, s.weights + i * C::top_k);
+      route<C>(a.router_logits.row<const float>(first_row + i), a.choice_bias, s.experts + i * C::top_k,
+               s.weights + i * C::top_k);
     }
   });
   const std::int64_t jobs = group_pairs<C>(s, rows);

@@ -6,7 +6,8 @@
     gate_up   a program a block of an expert's pairs and some columns: both products,
               activation(gate) * up, scaled and quantised for down
     down      the same for the last product
-    combine   a program some columns of a row: its experts' results in the order of their ranks
+    combine   a program some columns of a row: its experts' results in the order of their ranks,
+              a shared expert's and the residual
 
 Blocks are numbered expert after expert; a program finds its own from the experts' counts. With few
 rows a block is one pair (`gather` is left out). Only experts that were chosen are read.
@@ -172,7 +173,13 @@ class _Call:
             route,
             {
                 **self._routing(),
+                "SIGMOID": self.site.attributes["score"] == "sigmoid",
+                "NUM_GROUPS": int(self.site.attributes["num_groups"]),
+                "TOP_GROUPS": int(self.site.attributes["top_groups"]),
+                "TOP2_SUM": self.site.attributes["group_score"] == "top2_sum",
                 "RENORMALIZE": bool(self.site.attributes["renormalize"]),
+                "EPSILON": float(self.site.attributes["epsilon"]),
+                "SCALE": float(self.site.attributes["scale"]),
                 "DEPTH": hidden,
                 "BLOCK": min(_COLUMNS_BLOCK, power_of_two(hidden)),
                 "LOGITS_STRIDE": self.site.strides["router_logits"],
@@ -241,6 +248,8 @@ class _Call:
                 "COUNT": count_index(self.site.rows),
                 "TOP_K": self.top_k,
                 "COLUMNS": hidden,
+                "SHARED_STRIDE": self.site.strides.get("shared", 0),
+                "SHARED_GATE_STRIDE": self.site.strides.get("shared_gate", 0),
                 "RESIDUAL_STRIDE": self.site.strides.get("residual", 0),
                 "OUT_STRIDE": self.site.strides["out"],
                 "BLOCK": block,

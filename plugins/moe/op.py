@@ -9,7 +9,8 @@ _SCALES = ("f32", "u8")
 
 MOE = FusedOp(
     name="moe",
-    summary="out = sum over the top_k experts of softmax(router) * expert(x), + residual",
+    summary="out = sum over the top_k experts of weight * expert(x), "
+    "+ sigmoid(shared_gate) * shared + residual; the router is in plugins/moe/routing.py",
     inputs=(
         Parameter("x", ("M", "H"), ("f32", "bf16")),
         Parameter("router_logits", ("M", "E"), ("f32",)),
@@ -29,12 +30,26 @@ MOE = FusedOp(
         Parameter("gate_up_bias", ("E", "2*I"), ("f32",), role="weight", optional=True),
         Parameter("down_bias", ("E", "H"), ("f32",), role="weight", optional=True),
         Parameter("residual", ("M", "H"), ("f32", "bf16"), optional=True),
+        Parameter("choice_bias", ("E",), ("f32",), role="weight", optional=True),
+        # What a shared expert gives, and the logit of its own weight.
+        Parameter("shared", ("M", "H"), ("f32", "bf16"), optional=True),
+        Parameter("shared_gate", ("M", "1"), ("f32",), optional=True),
     ),
     outputs=(Parameter("out", ("M", "H"), ("f32", "bf16"), dtype_from="out_dtype"),),
     attributes=(
         Attribute("I", "int"),
         Attribute("top_k", "int"),
+        Attribute("score", "enum", "softmax", choices=("softmax", "sigmoid"), cpp_enum="Score"),
+        # Of neighbouring experts; a row's experts come from the top_groups best.
+        Attribute("num_groups", "int", 1),
+        Attribute("top_groups", "int", 1),
+        Attribute(
+            "group_score", "enum", "top2_sum", choices=("max", "top2_sum"), cpp_enum="GroupScore"
+        ),
         Attribute("renormalize", "int"),
+        # Added to the sum that weights are divided by.
+        Attribute("epsilon", "float", 0.0),
+        Attribute("scale", "float", 1.0),
         Attribute(
             "activation",
             "enum",

@@ -1,13 +1,14 @@
-"""Routed experts as Transformers runs them (Mixtral, Qwen3-MoE): softmax, top-k, gated MLPs."""
+"""Routed experts as Transformers runs them: a router chooses, gated MLPs compute."""
 
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtc.plugins.activations import activate
+from trtc.plugins.activations import activate, sigmoid
 from trtc.plugins.compact import unpack_compact_experts
 from trtc.plugins.layouts import unpack_columns, unpack_experts
+from trtc.plugins.moe.routing import Routing, route
 from trtc.plugins.products import scaled_product
 from trtc.plugins.rounding import cast, quantize
 from trtc.plugins.tiles import CHANNELS, untile, untile_groups
@@ -31,10 +32,19 @@ def reference(
     gate_up_bias: Array | None,
     down_bias: Array | None,
     residual: Array | None,
+    choice_bias: Array | None,
+    shared: Array | None,
+    shared_gate: Array | None,
     *,
     I: int,  # noqa: E741 (the operator's axis symbol)
     top_k: int,
+    score: str,
+    num_groups: int,
+    top_groups: int,
+    group_score: str,
     renormalize: int,
+    epsilon: float,
+    scale: float,
     activation: str,
     limit: float,
     up_offset: float,
@@ -44,7 +54,8 @@ def reference(
     act_quant: str,
     out_dtype: str,
 ) -> tuple[Array]:
-    """Return sum over a row's experts of probability * down(act(gate) * up), [M, H] + residual."""
+    """Return sum over a row's experts of weight * down(act(gate) * up), [M, H], + sigmoid(
+    shared_gate) * shared + residual."""
     hidden, num_experts = x.shape[1], router_logits.shape[1]
     through = str(x.dtype)
     if layout == "compact":
@@ -92,7 +103,10 @@ def reference(
             product = product * np.float32(input_scale[e])
         return product if bias is None else product + bias[e]
 
-    experts, weights = route(router_logits, top_k, bool(renormalize))
+    routing = Routing(
+        top_k, score, num_groups, top_groups, group_score, bool(renormalize), epsilon, scale
+    )
+    experts, weights = route(router_logits, choice_bias, routing)
     total = np.zeros(x.shape, np.float32)
     for rank in range(top_k):
         for expert in np.unique(experts[:, rank]):
@@ -126,21 +140,9 @@ def reference(
                 down_bias,
             )
             total[rows] += weights[rows, rank, None] * y
+    if shared is not None:
+        share = 1.0 if shared_gate is None else sigmoid(shared_gate)
+        total = total + share * shared.astype(np.float32)
     if residual is not None:
         total = total + residual.astype(np.float32)
     return (cast(total, out_dtype),)
-
-
-def route(
-    router_logits: Array, top_k: int, renormalize: bool
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The top_k experts of each row by descending probability (ties: lower index), and their
-    weights."""
-    logits = router_logits.astype(np.float32)
-    exponents = np.exp(logits - logits.max(axis=1, keepdims=True))
-    probabilities = exponents / exponents.sum(axis=1, keepdims=True)
-    experts = np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
-    weights = np.take_along_axis(probabilities, experts, axis=1)
-    if renormalize:
-        weights = weights / weights.sum(axis=1, keepdims=True)
-    return experts, weights.astype(np.float32)

@@ -17,8 +17,45 @@ from trtc.plugins.gpu.triton import (
 
 
 @triton.jit
+def scores_of_groups(
+    ranks, NUM_EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, NUM_GROUPS: tl.constexpr,
+    TOP2_SUM: tl.constexpr,
+):  # fmt: skip
+    """[EXPERTS_PAD]: what the group of each expert is chosen by."""
+    SIZE: tl.constexpr = NUM_EXPERTS // NUM_GROUPS
+    e = tl.arange(0, EXPERTS_PAD)
+    found = tl.full([EXPERTS_PAD], float("-inf"), tl.float32)
+    for group in tl.static_range(NUM_GROUPS):
+        is_member = e // SIZE == group
+        members = tl.where(is_member, ranks, float("-inf"))
+        score = tl.max(members, 0)
+        if TOP2_SUM:
+            score += tl.max(tl.where(e == tl.argmax(members, 0), float("-inf"), members), 0)
+        found = tl.where(is_member, score, found)
+    return found
+
+
+@triton.jit
+def without_closed_groups(
+    ranks, NUM_EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, NUM_GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr, TOP2_SUM: tl.constexpr,
+):  # fmt: skip
+    """`ranks`, and -inf outside of the TOP_GROUPS best groups."""
+    SIZE: tl.constexpr = NUM_EXPERTS // NUM_GROUPS
+    group = tl.arange(0, EXPERTS_PAD) // SIZE
+    left = scores_of_groups(ranks, NUM_EXPERTS, EXPERTS_PAD, NUM_GROUPS, TOP2_SUM)
+    opened = tl.full([EXPERTS_PAD], float("-inf"), tl.float32)
+    for _ in tl.static_range(TOP_GROUPS):
+        best = tl.argmax(left, 0) // SIZE  # of equal ones the first
+        opened = tl.where(group == best, ranks, opened)
+        left = tl.where(group == best, float("-inf"), left)
+    return opened
+
+
+@triton.jit
 def route(
     router_logits,
+    choice_bias,
     x,
     gate_up_pre_scale,
     gate_up_input_scale,
@@ -30,14 +67,20 @@ def route(
     NUM_EXPERTS: tl.constexpr,
     EXPERTS_PAD: tl.constexpr,
     TOP_K: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    TOP2_SUM: tl.constexpr,
     RENORMALIZE: tl.constexpr,
+    EPSILON: tl.constexpr,
+    SCALE: tl.constexpr,
     DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
     LOGITS_STRIDE: tl.constexpr,
     X_STRIDE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """`given` is None when experts multiply x as it is."""
+    """What plugins/moe/routing.py defines; `given` is None when experts multiply x as it is."""
     launch_dependents(OVERLAPS)
     pair = tl.program_id(0)
     row = (pair // TOP_K).to(tl.int64)
@@ -47,24 +90,37 @@ def route(
         e = tl.arange(0, EXPERTS_PAD)
         at = router_logits + row * LOGITS_STRIDE + e
         logits = tl.load(at, mask=e < NUM_EXPERTS, other=float("-inf"))
-        exponents = tl.exp(logits - tl.max(logits, 0))
-        total = tl.sum(exponents, 0)
+        if SIGMOID:
+            scores = 1.0 / (1.0 + tl.exp(-logits))
+            total = 1.0
+        else:
+            scores = tl.exp(logits - tl.max(logits, 0))
+            total = tl.sum(scores, 0)
         left = logits
+        if choice_bias is not None:
+            bias = tl.load(choice_bias + e, mask=e < NUM_EXPERTS, other=float("-inf"))
+            left = scores / total + bias
+        elif NUM_GROUPS > 1:
+            left = tl.where(e < NUM_EXPERTS, scores / total, float("-inf"))
+        if NUM_GROUPS > 1:
+            left = without_closed_groups(
+                left, NUM_EXPERTS, EXPERTS_PAD, NUM_GROUPS, TOP_GROUPS, TOP2_SUM
+            )
         chosen = 0.0
         expert = 0
         share = 0.0
         for rank in tl.static_range(TOP_K):
             best = tl.argmax(left, 0)  # of equal ones the first
-            probability = tl.sum(tl.where(e == best, exponents, 0.0), 0) / total
+            score = tl.sum(tl.where(e == best, scores, 0.0), 0) / total
             is_mine = rank == pair % TOP_K
             expert = tl.where(is_mine, best, expert)
-            share = tl.where(is_mine, probability, share)
-            chosen += probability
+            share = tl.where(is_mine, score, share)
+            chosen += score
             left = tl.where(e == best, float("-inf"), left)
         if RENORMALIZE:
-            share = share / chosen
+            share = share / (chosen + EPSILON)
         tl.store(experts + pair, expert)
-        tl.store(shares + pair, share)
+        tl.store(shares + pair, share * SCALE)
         if given is not None:
             THROUGH: tl.constexpr = x.dtype.element_ty
             by = None if gate_up_input_scale is None else tl.load(gate_up_input_scale + expert)
@@ -291,12 +347,16 @@ def down(
 def combine(
     results,
     shares,
+    shared,
+    shared_gate,
     residual,
     dims,
     out,
     COUNT: tl.constexpr,
     TOP_K: tl.constexpr,
     COLUMNS: tl.constexpr,
+    SHARED_STRIDE: tl.constexpr,
+    SHARED_GATE_STRIDE: tl.constexpr,
     RESIDUAL_STRIDE: tl.constexpr,
     OUT_STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -314,6 +374,13 @@ def combine(
             pair = row * TOP_K + rank
             result = tl.load(results + pair * COLUMNS + column, mask=inside, other=0.0)
             total += tl.load(shares + pair) * result
+        if shared is not None:
+            more = tl.load(shared + row * SHARED_STRIDE + column, mask=inside, other=0.0)
+            more = more.to(tl.float32)
+            if shared_gate is not None:
+                logit = tl.load(shared_gate + row * SHARED_GATE_STRIDE)
+                more = more / (1.0 + tl.exp(-logit))
+            total += more
         if residual is not None:
             more = tl.load(residual + row * RESIDUAL_STRIDE + column, mask=inside, other=0.0)
             total += more.to(tl.float32)

@@ -27,7 +27,7 @@ from trtc.builder.families.spec_check import check_spec
 from trtc.builder.graph import GraphRequest, build_graph
 from trtc.builder.request import BuildRequest
 from trtc.builder.source import open_source
-from trtc.builder.spec import NO_ROPE, DecoderSpec
+from trtc.builder.spec import NO_ROPE, DecoderSpec, LinearSpec
 from trtc.protos.errors import CheckpointError, RequestError
 
 MINE = """
@@ -124,6 +124,9 @@ def test_the_families_of_trtc_pass(family: str) -> None:
 Change = Callable[[DecoderSpec], DecoderSpec]
 
 
+GATE = LinearSpec("model.layers.0.mlp.shared_expert_gate", 64, 1)
+
+
 def at(place: str, value: Any) -> Change:
     """Replace one field, given by its place."""
 
@@ -171,7 +174,21 @@ def at(place: str, value: Any) -> Change:
         ("cohere", "layers[0].mixer.k.interleaved", None, "is not that of q"),
         ("cohere", "layers[0].mixer.rope", NO_ROPE, "is 16, and rope makes it 2"),
         ("qwen3", "layers[0].mixer.q_norm.centered", True, "RMS norms only"),
-        ("mixtral", "layers[0].mlp.top_k", 5, "is 5, not from 1 to 4"),
+        ("mixtral", "layers[0].mlp.router.top_k", 5, "is 5, not from 1 to 4"),
+        ("mixtral", "layers[0].mlp.router.num_groups", 3, "3 does not divide the 4 experts"),
+        ("mixtral", "layers[0].mlp.router.num_groups", 4, "a group of one expert has no top2_sum"),
+        ("mixtral", "layers[0].mlp.router.top_groups", 2, "is 2, not from 1 to 1"),
+        ("mixtral", "layers[0].mlp.router.epsilon", -1.0, "is -1.0, a negative number"),
+        ("mixtral", "layers[0].mlp.router.scale", 0.0, "is 0.0, not a positive number"),
+        ("mixtral", "layers[0].mlp.router.score", "tanh", "'softmax' or 'sigmoid'"),
+        ("mixtral", "layers[0].mlp.shared_gate", GATE, "there is no shared expert"),
+        (
+            "qwen2_moe",
+            "layers[1].mlp.shared_gate.out_features",
+            2,
+            "is 2, and the layer makes it 1",
+        ),
+        ("qwen2_moe", "layers[1].mlp.shared.down.out_features", 2, "and the layer makes it 64"),
         ("mixtral", "layers[0].mlp.experts", (), "is 0, not from 1 to"),
         ("lfm2", "layers[0].mixer.taps", 1, "is 1, not from 2 to 64"),
         ("qwen3_5", "layers[0].mixer.taps", 65, "is 65, not from 2 to 64"),

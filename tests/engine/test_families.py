@@ -26,6 +26,8 @@ FAMILIES = (
     "phi3_longrope",
     "qwen3_moe",
     "qwen3_5",
+    "qwen2_moe",
+    "glm4_moe",
     "mixtral",
     "smollm3",
     "olmo3",

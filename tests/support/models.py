@@ -138,6 +138,93 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "num_hidden_layers": 3,
         },
     ),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 1,
+            "decoder_sparse_step": 2,
+            "num_hidden_layers": 3,
+            "mlp_only_layers": [],
+        },
+    ),
+    "glm4_moe": (
+        "Glm4MoeConfig",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "n_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "attention_bias": True,
+            "use_qk_norm": True,
+        },
+    ),
+    "minimax_m2": (
+        "MiniMaxM2Config",
+        {
+            "head_dim": 32,
+            "intermediate_size": 32,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "rotary_dim": 16,
+        },
+    ),
+    "ernie4_5_moe": (
+        "Ernie4_5_MoeConfig",
+        {
+            "num_hidden_layers": 4,
+            "moe_intermediate_size": 32,
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_layer_end_index": 2,
+        },
+    ),
+    "granite_moe": (
+        "GraniteMoeConfig",
+        {
+            "intermediate_size": 32,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 0.3,
+        },
+    ),
+    "granite_moe_shared": (
+        "GraniteMoeSharedConfig",
+        {
+            "intermediate_size": 32,
+            "shared_intermediate_size": 48,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "attention_multiplier": 0.25,
+        },
+    ),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "routed_scaling_factor": 1.5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+        },
+    ),
     "lfm2": (
         "Lfm2Config",
         {
@@ -317,6 +404,9 @@ def tiny_checkpoint(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(_random_like(name, parameter, family))
+        for name, buffer in model.named_buffers():
+            if name.endswith("bias"):  # of routers
+                buffer.copy_(_random_like(name, buffer, family))
     path = directory / family
     model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=max_shard_size)
     return path

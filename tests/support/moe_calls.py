@@ -1,5 +1,6 @@
 """Calls of routed experts of every kind, for the tests of each target's kernels."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,13 @@ from trtc.plugins.compact import compact_scales
 from trtc.plugins.moe.op import MOE
 
 ROWS, EXPERTS = 40, 5
+ROUTERS: Mapping[str, Mapping[str, int | float | str]] = {
+    "softmax": {},
+    "sigmoid": {"score": "sigmoid", "epsilon": 1e-6, "scale": 2.5},
+    "groups": {"score": "sigmoid", "num_groups": 4, "top_groups": 2, "scale": 1.5},
+    "groups by the largest": {"num_groups": 4, "top_groups": 3, "group_score": "max"},
+}
+"""Attributes of routers by what they are."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +41,15 @@ class Case:
     bias: bool = False
     pre_scale: bool = False
     residual: bool = True
+    experts: int = EXPERTS
+    router: str = "softmax"
+    choice_bias: bool = False
+    shared: bool = False
+    shared_gate: bool = False
 
     def __str__(self) -> str:
-        return f"{self.x}x{self.weight}-{self.quant}-{self.layout}"
+        router = f"-{self.router}" if self.router != "softmax" else ""
+        return f"{self.x}x{self.weight}-{self.quant}-{self.layout}{router}"
 
 
 GPT_OSS: dict[str, Any] = {
@@ -59,23 +73,35 @@ CASES = [
     Case("bf16", "i8", 33, 24, quant="i8", **GPT_OSS),
     Case("bf16", "f4e2m1", 96, 64, 32, **GPT_OSS),
     Case("f32", "f4e2m1", 64, 32, 32, layout="row_major"),
+    Case("f32", "f32", 16, 12, router="sigmoid", choice_bias=True, shared=True),
+    Case("f32", "f32", 16, 12, router="sigmoid", shared=True, shared_gate=True, residual=False),
+    Case("f32", "f32", 16, 12, router="groups", choice_bias=True, experts=12, top_k=4),
+    Case("f32", "f32", 16, 12, router="groups", experts=20, renormalize=0),
+    Case("f32", "f32", 16, 12, router="groups by the largest", experts=20, top_k=6),
+    Case("bf16", "bf16", 16, 12, choice_bias=True, shared=True, shared_gate=True),
 ]
 
 
 def moe_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> KernelCall:
     inputs: dict[str, Any] = {
         "x": random_array(rng, rows, case.hidden + 3, dtype=case.x)[:, 1 : 1 + case.hidden],
-        "router_logits": random_array(rng, rows, EXPERTS, spread=2),
+        "router_logits": random_array(rng, rows, case.experts, spread=2),
     }
     halves = (("gate_up", 2 * case.inner, case.hidden), ("down", case.hidden, case.inner))
     for name, columns, depth in halves:
-        weight = random_weight(rng, EXPERTS, columns, depth, dtype=case.weight)
+        weight = random_weight(rng, case.experts, columns, depth, dtype=case.weight)
         inputs[name] = stored(weight, case.weight, case.layout)
         if case.layout == "compact":
             inputs[f"{name}_scale"] = compact_scales(weight)
         elif case.weight not in ("f32", "bf16"):
             scales = random_scales(
-                rng, EXPERTS, columns, depth=depth, group=case.group, dtype=case.weight, x_dtype=""
+                rng,
+                case.experts,
+                columns,
+                depth=depth,
+                group=case.group,
+                dtype=case.weight,
+                x_dtype="",
             )
             if case.e8m0:
                 # Powers of two that undo the size of a sum; rows of whole words.
@@ -87,16 +113,20 @@ def moe_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> KernelCa
             zeros = rng.integers(0, 16, scales.shape).astype(np.uint8)
             inputs[f"{name}_zero"] = stored_groups(zeros, case.layout)
         if case.quant in ("f8e4m3", "i8"):
-            inputs[f"{name}_input_scale"] = rng.uniform(0.02, 0.03, EXPERTS).astype(np.float32)
+            scales = rng.uniform(0.02, 0.03, case.experts)
+            inputs[f"{name}_input_scale"] = scales.astype(np.float32)
         if case.bias:
-            inputs[f"{name}_bias"] = random_array(rng, EXPERTS, columns)
+            inputs[f"{name}_bias"] = random_array(rng, case.experts, columns)
         if case.pre_scale:
-            inputs[f"{name}_pre_scale"] = rng.uniform(0.5, 2, (EXPERTS, depth)).astype(np.float32)
+            scales = rng.uniform(0.5, 2, (case.experts, depth))
+            inputs[f"{name}_pre_scale"] = scales.astype(np.float32)
     if case.residual:
         inputs["residual"] = random_array(rng, rows, case.hidden, dtype=case.x)
+    inputs |= _of_router_and_shared(rng, case, rows)
     attributes: dict[str, int | float | str] = {
         "I": case.inner,
         "top_k": case.top_k,
+        **ROUTERS[case.router],
         "renormalize": case.renormalize,
         "activation": case.activation,
         "limit": case.limit,
@@ -110,10 +140,21 @@ def moe_call(rng: np.random.Generator, case: Case, rows: int = ROWS) -> KernelCa
     return KernelCall(MOE, attributes, inputs)
 
 
+def _of_router_and_shared(rng: np.random.Generator, case: Case, rows: int) -> dict[str, Any]:
+    inputs: dict[str, Any] = {}
+    if case.choice_bias:
+        inputs["choice_bias"] = rng.uniform(-0.5, 0.5, case.experts).astype(np.float32)
+    if case.shared:
+        inputs["shared"] = random_array(rng, rows, case.hidden + 5, dtype=case.x)[:, 2:-3]
+    if case.shared_gate:
+        inputs["shared_gate"] = random_array(rng, rows, 3, spread=2)[:, 1:2]
+    return inputs
+
+
 def take_rows(call: KernelCall, rows: Any) -> KernelCall:
     varying = {
         name: np.ascontiguousarray(array[rows])
         for name, array in call.inputs.items()
-        if name in ("x", "router_logits", "residual") and array is not None
+        if name in ("x", "router_logits", "residual", "shared", "shared_gate") and array is not None
     }
     return replace(call, inputs={**call.inputs, **varying})

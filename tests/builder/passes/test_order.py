@@ -30,12 +30,15 @@ FEATURES = [
     Tiny(gemma=True),
     Tiny(fused=True),
     Tiny(experts=4),
+    Tiny(experts=4, shared="plain"),
+    Tiny(experts=4, shared="gated"),
 ]
 QUANTIZED = [
     Tiny("fp8", per_tensor=True),
     Tiny("fp8", equal_input_scales=False, kv_dtype="f8e4m3"),
     Tiny("fp8", gemma=True),
     Tiny("fp8", experts=4),
+    Tiny("fp8", experts=4, shared="gated"),
     Tiny("int8_sq", pre_scales=True),
     Tiny("int8_sq", pre_scales=True, equal_pre_scales=True, fused=True),
     Tiny("w4a8_awq", pre_scales=True, bias=True),
@@ -96,8 +99,11 @@ def test_a_layer_is_as_few_kernels_as_it_can_be(kind: Tiny) -> None:
     if kind.equal_input_scales and (kind.equal_pre_scales or not kind.pre_scales):
         # The rows that the last o reads are chosen before they are quantised.
         is_quantized = scheme_of(kind).activation in ("f8e4m3", "i8") or kind.pre_scales
-        assert counts["trtc.quantize"] == int(is_quantized)
-        assert counts["trtc.linear"] == (2 * 3 if kind.experts else 2 * 4) + 1
+        # Routers and routed experts read the norm's result as it is, a shared expert rounded.
+        of_shared = 2 * bool(kind.shared) if is_quantized else 0
+        assert counts["trtc.quantize"] == int(is_quantized) + of_shared
+        of_layer = 3 + 2 * bool(kind.shared) if kind.experts else 4
+        assert counts["trtc.linear"] == 2 * of_layer + 1
 
 
 @pytest.mark.parametrize("kind", [Tiny("fp8"), Tiny("int4_awq", experts=4)], ids=str)

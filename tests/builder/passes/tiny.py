@@ -29,6 +29,7 @@ from trtc.builder.spec import (
     MoeMlpSpec,
     NormSpec,
     RopeSpec,
+    RouterSpec,
 )
 from trtc.builder.weights import Tensor
 from trtc.plugins.registry import REGISTRY
@@ -83,6 +84,8 @@ class Tiny:
     gemma: bool = False
     """Post norms, softcaps, a scaled embedding, GELU, windows in every other layer."""
     experts: int = 0
+    shared: Literal["", "plain", "gated"] = ""
+    """An expert beside the routed ones."""
     fused: bool = False
     """q, k and v are rows of one tensor, gate and up of another; rope turns half of a head."""
     tied: bool = False
@@ -191,8 +194,7 @@ def _mlp(kind: Tiny, linear: Callable[..., LinearSpec]) -> DenseMlpSpec:
 
 
 def _moe(kind: Tiny, at: str) -> MoeMlpSpec:
-    def expert(index: int) -> DenseMlpSpec:
-        name = f"{at}.experts.{index}"
+    def expert(name: str) -> DenseMlpSpec:
         return DenseMlpSpec(
             gate=LinearSpec(f"{name}.gate", HIDDEN, WIDTH),
             up=LinearSpec(f"{name}.up", HIDDEN, WIDTH),
@@ -200,12 +202,19 @@ def _moe(kind: Tiny, at: str) -> MoeMlpSpec:
             activation="silu",
         )
 
-    experts = tuple(expert(index) for index in range(kind.experts))
-    return MoeMlpSpec(LinearSpec(f"{at}.router", HIDDEN, kind.experts), experts, 2, True)
+    experts = tuple(expert(f"{at}.experts.{index}") for index in range(kind.experts))
+    shared = expert(f"{at}.shared") if kind.shared else None
+    return MoeMlpSpec(
+        RouterSpec(LinearSpec(f"{at}.router", HIDDEN, kind.experts), 2),
+        experts,
+        shared,
+        LinearSpec(f"{at}.shared_gate", HIDDEN, 1) if kind.shared == "gated" else None,
+    )
 
 
 def _shapes(spec: DecoderSpec, kind: Tiny) -> dict[str, tuple[int, ...]]:
-    routers = [layer.mlp.router for layer in spec.layers if isinstance(layer.mlp, MoeMlpSpec)]
+    mixtures = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoeMlpSpec)]
+    routers = [linear for mlp in mixtures for linear in mlp.routers]
     shapes: dict[str, tuple[int, ...]] = {spec.embedding: (VOCAB, HIDDEN), "norm.weight": (HIDDEN,)}
     for linear in (*spec.linears, *routers, spec.lm_head):
         rows = (HEADS + 2 * KV_HEADS) * HEAD_DIM if linear.rows else linear.out_features

@@ -1,0 +1,84 @@
+"""Granite 3 with experts: Granite's multipliers, the experts of a layer in two tensors."""
+
+import dataclasses
+
+from trtc.builder.families import common, mixture
+from trtc.builder.families.config import Config
+from trtc.builder.families.granite import with_multipliers
+from trtc.builder.families.rope import rope_spec
+from trtc.builder.spec import (
+    DecoderSpec,
+    DenseMlpSpec,
+    LayerSpec,
+    LinearSpec,
+    MoeMlpSpec,
+    OfExperts,
+    RouterSpec,
+)
+
+
+def granite_moe(config: Config, max_seq_len: int) -> DecoderSpec:
+    """GraniteMoeForCausalLM."""
+    return _granite(config, max_seq_len, "granite_moe")
+
+
+def granite_moe_shared(config: Config, max_seq_len: int) -> DecoderSpec:
+    """GraniteMoeSharedForCausalLM: an MLP that all rows share beside the experts."""
+    return _granite(
+        config,
+        max_seq_len,
+        "granite_moe_shared",
+        shared=config.integer("shared_intermediate_size", 1024, least=0),
+    )
+
+
+def _granite(config: Config, max_seq_len: int, family: str, shared: int = 0) -> DecoderSpec:
+    config.require("normalization_function", ("rmsnorm",), "rmsnorm")
+    config.require("position_embedding_type", ("rope",), "rope")
+    dim = common.head_dim(config)
+    rope = rope_spec(config, dim, max_seq_len)
+    bias = config.flag("attention_bias", False)
+
+    def layer(_index: int, prefix: str) -> LayerSpec:
+        attention = common.attention(config, prefix, rope, dim=dim, qkv_bias=bias, o_bias=bias)
+        experts = _experts(config, f"{prefix}.block_sparse_moe")
+        if shared:
+            mlp = _shared(config, f"{prefix}.shared_mlp", shared)
+            experts = mixture.with_shared_expert(experts, mlp)
+        return common.layer_spec(config, prefix, attention, experts)
+
+    return with_multipliers(config, common.decoder(config, family, layer))
+
+
+def _experts(config: Config, prefix: str) -> MoeMlpSpec:
+    hidden, width = config.integer("hidden_size"), config.integer("intermediate_size")
+    number, act = mixture.num_experts(config, 8), common.activation(config)
+    both, down = f"{prefix}.input_linear.weight", f"{prefix}.output_linear.weight"
+
+    def expert(index: int) -> DenseMlpSpec:
+        gate = OfExperts(index, number, 2 * width)
+        up = dataclasses.replace(gate, first=width)
+        return DenseMlpSpec(
+            gate=LinearSpec(both, hidden, width, of_experts=gate),
+            up=LinearSpec(both, hidden, width, of_experts=up),
+            down=LinearSpec(down, width, hidden, of_experts=OfExperts(index, number, hidden)),
+            activation=act,
+        )
+
+    return MoeMlpSpec(
+        RouterSpec(
+            LinearSpec(f"{prefix}.router.layer", hidden, number),
+            mixture.experts_per_token(config, number, 2),
+        ),
+        tuple(expert(index) for index in range(number)),
+    )
+
+
+def _shared(config: Config, prefix: str, width: int) -> DenseMlpSpec:
+    hidden, both = config.integer("hidden_size"), f"{prefix}.input_linear"
+    return DenseMlpSpec(
+        gate=LinearSpec(both, hidden, width, rows=(0, width)),
+        up=LinearSpec(both, hidden, width, rows=(width, 2 * width)),
+        down=LinearSpec(f"{prefix}.output_linear", width, hidden),
+        activation=common.activation(config),
+    )

@@ -1,0 +1,67 @@
+"""Which experts each row goes to, and with what weights: the definition of all routers."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtc.plugins.activations import sigmoid
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Attributes of trtc.moe; builder/spec.py's RouterSpec describes them."""
+
+    top_k: int
+    score: str = "softmax"
+    num_groups: int = 1
+    top_groups: int = 1
+    group_score: str = "top2_sum"
+    renormalize: bool = True
+    epsilon: float = 0.0
+    scale: float = 1.0
+
+
+def route(
+    router_logits: Array, choice_bias: Array | None, routing: Routing
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The top_k experts of each row, the one that ranks first in front (ties: lower index), and
+    their weights.
+
+    Args:
+        router_logits: [M, E].
+        choice_bias: [E], or None.
+    """
+    logits = router_logits.astype(np.float32)
+    scores = sigmoid(logits) if routing.score == "sigmoid" else _softmax(logits)
+    ranks = _ranks(logits, scores, choice_bias, routing)
+    experts = np.argsort(-ranks, axis=1, kind="stable")[:, : routing.top_k]
+    weights = np.take_along_axis(scores, experts, axis=1)
+    if routing.renormalize:
+        weights = weights / (weights.sum(axis=1, keepdims=True) + np.float32(routing.epsilon))
+    return experts, (weights * np.float32(routing.scale)).astype(np.float32)
+
+
+def _ranks(logits: Array, scores: Array, choice_bias: Array | None, routing: Routing) -> Array:
+    """What experts are chosen by; -inf outside of the chosen groups.
+
+    Logits rank as their scores do, and still differ where those are rounded to one.
+    """
+    if routing.num_groups == 1:
+        return logits if choice_bias is None else scores + choice_bias
+    biased = scores if choice_bias is None else scores + choice_bias
+    groups = biased.reshape(len(biased), routing.num_groups, -1)
+    highest = -np.sort(-groups, axis=2)
+    of_groups = highest[:, :, : 1 if routing.group_score == "max" else 2].sum(axis=2)
+    best = np.argsort(-of_groups, axis=1, kind="stable")[:, : routing.top_groups]
+    is_open = np.zeros(of_groups.shape, bool)
+    np.put_along_axis(is_open, best, True, axis=1)
+    return np.where(is_open[:, :, None], groups, -np.inf).reshape(biased.shape)
+
+
+def _softmax(logits: Array) -> Array:
+    exponents = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(exponents / exponents.sum(axis=1, keepdims=True))
