@@ -1,8 +1,8 @@
 """The formats in which models write reasoning and tool calls: one table.
 
-A checkpoint's chat template shows the model a notation; the model answers in it. `trtc build` finds
-the notation's name (builder/answer_format.py), the manifest holds it, and the runtime reads answers
-by what the table says of it (runtime/text/answer_parser.py).
+A model answers in the format of its checkpoint's chat template. `trtc build` detects the format
+(builder/answer_format.py), the manifest has its name, and the runtime parses answers by its entry
+in this table (runtime/text/answer_parser.py).
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from typing import Literal
 from trtc.protos.errors import RequestError
 
 Notation = Literal["object", "objects", "named", "parameters", "literal"]
-"""What stands between the begin and the end of a call.
+"""The content of a call between its begin and its end.
 
 object       {"name": NAME, "arguments": {...}}
 objects      such an object, or a list of them; or `named`
@@ -25,14 +25,14 @@ literal      NAME, then the arguments as an object whose keys have no quotes (Ge
 
 @dataclass(frozen=True)
 class ThoughtFormat:
-    """The marks around reasoning."""
+    """The markers around reasoning."""
 
     begins: tuple[str, ...]
     end: str
     repeats: bool = False
     """Whether reasoning may begin after text; otherwise only at the beginning of an answer."""
     then: str = ""
-    """Between reasoning and the rest of an answer, as templates write it."""
+    """Text between reasoning and the rest of an answer, as in templates."""
 
 
 @dataclass(frozen=True)
@@ -54,53 +54,53 @@ class CallFormat:
     begins: tuple[str, ...]
     notation: Notation
     tails: tuple[str, ...] = ()
-    """After the arguments. An answer may end before them."""
+    """Texts after the arguments. An answer may end before them."""
     head: str = ""
-    """Between begin and name."""
+    """Text between begin and name."""
     name_prefix: str = ""
-    """May stand before a name."""
+    """Optional prefix of a name."""
     numbered: bool = False
-    """A name may be followed by `:` and the call's number."""
+    """Whether a name may be followed by `:` and the call's number."""
     header: str = ""
-    """After a name, as templates write it."""
+    """Text after a name, as in templates."""
     header_end: str = ""
     """Ends whatever stands after a name; "": nothing does."""
     name_end: str = ""
     arguments_key: str = "arguments"
     parameter: ParameterFormat | None = None
     keeps_begin: bool = False
-    """`begins` are the first characters of the call itself."""
+    """Whether `begins` are part of the call itself."""
     begins_later: tuple[str, ...] = ()
-    """What begins a call where text stands before it; (): the same."""
+    """Begin markers of a call after text; (): the same."""
     separator: str = ""
-    """A mark between two calls."""
+    """Marker between two calls."""
     gap: str = ""
-    """Whitespace between the marks of a call, as templates write it."""
+    """Whitespace between the markers of a call, as in templates."""
     between: str = ""
-    """What templates write between two calls."""
+    """Text between two calls, as in templates."""
     opens: str = ""
-    """Before the first call, where calls have a section of their own."""
+    """Text before the first call, if calls are in a section."""
     closes: str = ""
-    """After the last call, as `opens`."""
+    """Text after the last call, if calls are in a section."""
 
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """How answers of a model are written."""
+    """The format of a model's answers."""
 
     name: str
     thought: ThoughtFormat | None = None
     call: CallFormat | None = None
     dropped: tuple[str, ...] = ()
-    """Marks that are removed from answers."""
+    """Markers that are removed from answers."""
     text_head: str = ""
-    """Stands before the text of an answer; one of `dropped`."""
+    """Marker before the text of an answer; one of `dropped`."""
     short_ids: bool = False
-    """Ids of calls have nine letters and digits, as the template demands."""
+    """Whether ids of calls must have nine letters and digits, as the template requires."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """All texts that may be special tokens of the tokenizer, or hold some."""
+        """All texts that may be, or contain, special tokens of the tokenizer."""
         found = list(self.dropped)
         if self.thought is not None:
             found += [*self.thought.begins, self.thought.end]
@@ -120,7 +120,7 @@ _THINK = ThoughtFormat(("<think>",), "</think>")
 
 
 def _harmony() -> AnswerFormat:
-    """OpenAI's, of gpt-oss: every message has a channel, and a call has a recipient."""
+    """OpenAI's format of gpt-oss: every message has a channel, and a call has a recipient."""
     heads = ("<|channel|>", "<|start|>assistant<|channel|>")
     recipients = [f"{head}{name}" for head in heads for name in ("commentary", "analysis")]
     return AnswerFormat(
@@ -301,10 +301,10 @@ ANSWER_FORMATS: Mapping[str, AnswerFormat] = MappingProxyType({one.name: one for
 
 
 def answer_format(name: str) -> AnswerFormat:
-    """The format of a name.
+    """The format called `name`.
 
     Raises:
-        RequestError: there is none.
+        RequestError: there is no such format.
     """
     found = ANSWER_FORMATS.get(name)
     if found is None:

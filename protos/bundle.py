@@ -3,7 +3,7 @@
 A bundle is an engine directory whose manifest says `tensorrt`:
 
     graph.onnx + weights.safetensors    standard operators and Q/DQ, plugin nodes in domain trtc
-    kernels/*.ptx, *.cubin              code of the plugins, one file a specialisation and tactic
+    kernels/*.ptx, *.cubin              code of the plugins, a file per specialisation and tactic
     recipe.json                         everything else that decides the plan (this file)
 """
 
@@ -21,11 +21,11 @@ PLAN_BLOB_FILE = "model.plan"
 TIMING_CACHE_FILE = "timing.cache"
 TENSORRT_MAJOR = 11
 MAX_ELEMENTS = 2**31 - 1
-"""Of one tensor: what fits TensorRT's 32-bit element counts."""
+"""Most elements of one tensor: the limit of TensorRT's 32-bit element counts."""
 
 
 class Profile(Record, frozen=True):
-    """One optimisation profile: (min, opt, max) of each axis that varies."""
+    """One optimisation profile: (min, opt, max) of each dynamic axis."""
 
     name: str
     extents: dict[str, tuple[Index, Index, Index]]
@@ -41,15 +41,15 @@ class KernelFacts(Record, frozen=True):
     attributes: dict[str, int | float | str]
     """Of the node, complete."""
     tactic: Count
-    """From 1. Any tactic is right for every shape."""
+    """Number from 1. Every tactic supports all shapes."""
     entry: str
     parameters: tuple[str, ...]
-    """In order: tensors by name, then i32 scalars, then the outputs."""
+    """Parameters in order: tensors by name, then i32 scalars, then outputs."""
     num_threads: Count
     shared_bytes: Index
     rows: Index
-    """New tokens of a sequence that one block takes (paged_attention, attention_split), or heads
-    of a row (attention_combine)."""
+    """New tokens of a sequence per block (paged_attention, attention_split), or heads of a row
+    (attention_combine)."""
     ptx_target: str
     ptx_version: str
     ptx: str

@@ -4,7 +4,7 @@ TrtcError
 ├── UserError            the input is wrong; the user can correct it         exit 2
 │   ├── RequestError       build or command-line options
 │   ├── CheckpointError    the model directory
-│   ├── UnsupportedError   a family, feature, scheme or target that trtc does not know
+│   ├── UnsupportedError   a family, feature, scheme or target that is not supported
 │   ├── CalibrationError   the calibration text
 │   ├── AccuracyError      the quantised model missed its budget               exit 3
 │   └── OutputError        the output directory
@@ -17,9 +17,9 @@ TrtcError
 │   ├── InvalidRequestError    its fields
 │   │   └── ContextLengthError   prompt and completion do not fit
 │   ├── UnauthenticatedError   its sender is unknown: no key or certificate, or an unknown one
-│   ├── ForbiddenError         whoever sent it may not ask for that
+│   ├── ForbiddenError         its sender has not the permission
 │   ├── QueueFullError         a limit on requests, streams or tokens is reached
-│   ├── DeadlineError          its time is over
+│   ├── DeadlineError          its deadline has passed
 │   ├── CancelledError         by its client
 │   ├── NoTokenizerError       text for an engine that takes token ids only
 │   ├── UnknownModelError
@@ -130,8 +130,8 @@ class ForbiddenError(ServeError):
 class QueueFullError(ServeError):
     """
     Args:
-        limit: which limit was reached, for metrics; not known to clients.
-        retry_after_s: seconds after which it is worth to try again; None: not known.
+        limit: the limit that was reached, for metrics; not sent to clients.
+        retry_after_s: seconds after which a retry may succeed; None: unknown.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Reads untrusted files: regular ones, of bounded size, with strictly typed JSON.
 
-A FIFO would block whoever opens it, and a device would never end. Symbolic links are followed, as
-stores such as hub caches consist of them: what counts is the file that was opened.
+Opening a FIFO would block, and a device would never end. Symbolic links are followed, because
+stores such as hub caches consist of them: the opened file is checked.
 """
 
 import io
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 MAX_JSON_BYTES = 256 << 20
-"""Of a JSON file that a program wrote: plans, tokenizers, indices."""
+"""Most bytes of a JSON file written by a program: plans, tokenizers, indices."""
 
 _T = TypeVar("_T")
 
@@ -85,13 +85,13 @@ def decode_json(content: bytes, kind: type[_T]) -> _T:
 
 
 def check_unique_keys(content: bytes) -> None:
-    """See that no object of a JSON text gives a key twice.
+    """Check that no object of a JSON text has a key twice.
 
-    Of two values decoders take the last, the first, or both: what one program checked, another
-    would not use.
+    Decoders use the last value, the first, or both, so one program could check a value and another
+    use a different one.
 
     Raises:
-        UnreadableError: one does; the message names the key.
+        UnreadableError: an object has; the message names the key.
     """
     try:
         # Numbers stay text: those of thousands of digits take Python long to read.

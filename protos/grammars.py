@@ -1,4 +1,4 @@
-"""The grammars that an engine holds: what requests may name instead of sending it."""
+"""The grammars of an engine, which requests can use by name."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,11 +11,11 @@ from trtc.protos.record import Record, read_record
 
 GRAMMARS_FILE = "grammars.json"
 TOKENIZER_JSON = f"{TOKENIZER_DIR}/tokenizer.json"
-"""Whose tokens the grammars are of."""
+"""The tokenizer that the grammars are compiled for."""
 MAX_GRAMMAR_BYTES = 1 << 18
-"""Of one grammar's text."""
+"""Most bytes of one grammar's text."""
 MAX_GRAMMARS = 64
-"""Of an engine."""
+"""Most grammars of an engine."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
 StoredKind = Literal["json_schema", "regex", "lark", "structural_tag"]

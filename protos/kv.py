@@ -11,9 +11,9 @@ groups share one pool. A sequence has a page table for each group.
 
 A page of a state group holds one state instead: that of its layers after all tokens up to some
 position. Page i of a sequence's table has the state after its tokens of page i. A sequence
-needs the last one alone; those before it are snapshots at page borders, for prefixes that others
-share. While drafts are checked, each row has a page of its own for the state that it leaves. States
-are small, and several layers' lie side by side in a region.
+needs only the last one; those before it are snapshots at page boundaries, for shared prefixes.
+While drafts are verified, each row writes its state to a page of its own. States are small, and
+those of several layers are adjacent in a region.
 """
 
 from bisect import bisect_right
@@ -29,16 +29,16 @@ KvDType = Literal["f32", "bf16", "f8e4m3"]
 PoolShape = tuple[str, int, int, int, int] | tuple[str, int, int]
 """[num_pages, planes, page_size, heads, width], or of a state [num_pages, columns, width]"""
 _ALIGNMENT = 64
-"""Bytes. States begin at multiples of it, for wide loads."""
+"""Alignment of states in bytes, for wide loads."""
 
 
 class Plane(Record, frozen=True):
-    """A tensor that a layer keeps: [heads, width] of each token, or of each state."""
+    """A tensor of a layer's cache: [heads, width] for each token, or for each state."""
 
     name: Literal["k", "v", "latent", "columns", "matrix"]
     """columns: the last inputs of a convolution. matrix: the recurrent state of a delta net."""
     heads: Count
-    """Of a convolution's state: the columns that it looks back to."""
+    """For a convolution's state: the number of its columns."""
     width: Count
     dtype: KvDType
 
@@ -48,7 +48,7 @@ class Plane(Record, frozen=True):
 
 
 class Entry(Record, frozen=True):
-    """What a layer writes, and which other layers read it in place of one of their own.
+    """The cache of a layer, and the other layers that read it instead of one of their own.
 
     A layer with states of several shapes has an entry for each: a gated delta net has the columns
     of its convolution and a matrix.
@@ -64,7 +64,7 @@ class Entry(Record, frozen=True):
 
     @property
     def num_bytes(self) -> int:
-        """Of a token, or of a state."""
+        """Bytes per token, or per state."""
         return sum(plane.num_bytes for plane in self.planes)
 
     @property
@@ -92,7 +92,7 @@ class Group(Record, frozen=True):
 
     kind: Full | Window | State
     entries: Annotated[tuple[Entry, ...], msgspec.Meta(min_length=1)]
-    """Entry number i lies in region i; states lie side by side."""
+    """Entry i is in region i; states are adjacent."""
 
     @property
     def is_state(self) -> bool:
@@ -100,17 +100,17 @@ class Group(Record, frozen=True):
 
 
 class Place(NamedTuple):
-    """Where an entry is."""
+    """The place of an entry in the pool."""
 
     group: int
     region: int
     entry: Entry
     offset: int = 0
-    """Bytes from the beginning of a page's row of the region: where a state begins."""
+    """Byte offset of a state in a page's row of the region."""
 
     @property
     def name(self) -> str:
-        """Of the pool in the graph; the graph's output adds `_out`."""
+        """Name of the pool in the graph; the graph's output adds `_out`."""
         is_matrix = self.entry.planes[0].name == "matrix"
         return f"kv_{self.entry.layer}_matrix" if is_matrix else f"kv_{self.entry.layer}"
 
@@ -181,8 +181,8 @@ class CacheLayout(Record, frozen=True):
         return tuple(entry.num_bytes * self.page_size for entry in entries)
 
     def _state_places(self, number: int) -> list[Place]:
-        """States one behind the other in the regions of tokens; one that none of those has room for
-        has a region of its own."""
+        """Places states one after another in the regions of tokens; one that fits none of them gets
+        a region of its own."""
         regions = self._token_regions
         found: list[Place] = []
         region = offset = 0
@@ -203,7 +203,7 @@ class CacheLayout(Record, frozen=True):
         return sum(self.region_bytes)
 
     def pool_shape(self, place: Place) -> PoolShape:
-        """Of an entry's part of its region, as the entry's layers see it."""
+        """Shape of an entry's part of its region, for the entry's layers."""
         planes = place.entry.planes
         if self.groups[place.group].is_state:
             return ("num_pages", planes[0].heads, planes[0].width)
@@ -211,8 +211,8 @@ class CacheLayout(Record, frozen=True):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Of each group, the tokens that a token looks back to, itself included; None: all. 0: a
-        state stands for them, in the page of the token before."""
+        """For each group, the number of tokens that a token attends to, itself included; None: all.
+        0: a state group."""
         return tuple(_window(group.kind) for group in self.groups)
 
     def pages_for(self, num_tokens: int) -> int:
@@ -224,12 +224,12 @@ class CacheLayout(Record, frozen=True):
         return sum(held_pages(num_tokens, self.page_size, window) for window in self.windows)
 
     def longest_sequence(self, num_pages: int, limit: int) -> int:
-        """Tokens, at most `limit`, of the longest sequence that such a pool holds alone."""
+        """Tokens of the longest sequence, at most `limit`, that fits such a pool alone."""
         return bisect_right(range(limit + 1), num_pages, key=self.pages_of_sequence) - 1
 
     def of_rank(self, ranks: int) -> "CacheLayout":
-        """Of one of `ranks` ranks, each with as many heads of every plane, and with as many
-        channels of every state."""
+        """The layout of one of `ranks` ranks, each with an equal share of the heads of every plane
+        and of the channels of every state."""
         replace = msgspec.structs.replace
 
         def share(plane: Plane, *, is_state: bool) -> Plane:
@@ -272,19 +272,19 @@ def held_pages(num_tokens: int, page_size: int, window: int | None) -> int:
 
 
 def attention_entry(layer: int, *, num_kv_heads: int, head_dim: int, dtype: KvDType) -> Entry:
-    """What attention keeps: a key and a value for each KV head."""
+    """The cache of attention: a key and a value for each KV head."""
     keys = Plane(name="k", heads=num_kv_heads, width=head_dim, dtype=dtype)
     return Entry(layer=layer, planes=(keys, msgspec.structs.replace(keys, name="v")))
 
 
 def latent_entry(layer: int, *, width: int, dtype: KvDType) -> Entry:
-    """What latent attention keeps: one latent, which all heads' keys and values are made from, and
-    behind it the part of the keys that rope turns."""
+    """The cache of latent attention: one latent, from which all heads' keys and values are
+    computed, followed by the rotary part of the keys."""
     return Entry(layer=layer, planes=(Plane(name="latent", heads=1, width=width, dtype=dtype),))
 
 
 def convolution_entry(layer: int, *, num_columns: int, width: int, dtype: KvDType) -> Entry:
-    """What a causal convolution keeps: its last inputs, oldest first."""
+    """The cache of a causal convolution: its last inputs, oldest first."""
     columns = Plane(name="columns", heads=num_columns, width=width, dtype=dtype)
     return Entry(layer=layer, planes=(columns,))
 
@@ -299,8 +299,8 @@ def delta_entries(
     value_dim: int,
     dtype: KvDType,
 ) -> tuple[Entry, Entry]:
-    """What a gated delta net keeps: its convolution's last inputs, of the type of activations, and
-    a matrix [key_dim, value_dim] in f32 for each head."""
+    """The cache of a gated delta net: its convolution's last inputs, of the type of activations,
+    and a matrix [key_dim, value_dim] in f32 for each head."""
     matrix = Plane(name="matrix", heads=heads, width=key_dim * value_dim, dtype="f32")
     columns = convolution_entry(layer, num_columns=num_columns, width=channels, dtype=dtype)
     return columns, Entry(layer=layer, planes=(matrix,))

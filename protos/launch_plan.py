@@ -1,10 +1,10 @@
-"""The launch plan of a CUDA engine: every call of plan.json as kernels and matrix products.
+"""The launch plan of a CUDA engine: every call of plan.json as kernels and GEMMs.
 
     plan.json        what is computed, on which buffers
     launches.json    how: cubins, grids that grow with the step's bucket, resolved addresses
-    kernels/*.cubin  the code, one file a specialisation
+    kernels/*.cubin  the code, one file per specialisation
 
-The executor captures the list into CUDA graphs, one a bucket, and needs nothing else.
+The executor captures the list into CUDA graphs, one per bucket.
 """
 
 import hashlib
@@ -20,14 +20,14 @@ from trtc.protos.record import Record, read_record
 LAUNCHES_FILE = "launches.json"
 KERNELS_DIR = "kernels"
 TILE_MAP_BYTES = 128
-"""Of a tensor map on the device, which begins at a multiple of it."""
+"""Size and alignment of a tensor map on the device."""
 
 
 Axis = Literal["tokens", "sequences", "rows", "splits", "one"]
 
 
 class Address(Record, frozen=True):
-    """Where a tensor lies on the device: `offset` bytes into a space.
+    """The place of a tensor on the device: `offset` bytes into a space.
 
     weights, arena, scratch, logits and sampling are one allocation each; `pool` is the KV pool,
     region `index`; `step` is the step input `name` (token_ids, ..., or dims).
@@ -56,7 +56,7 @@ class KernelCode(Record, frozen=True):
     entry: str
     num_threads: Count
     shared_bytes: Index
-    """Dynamic shared memory of a launch; over 48 KB the function's limit is raised first."""
+    """Dynamic shared memory of a launch; beyond 48 KB the function's limit is raised first."""
 
 
 class TileMap(Record, frozen=True):
@@ -66,7 +66,7 @@ class TileMap(Record, frozen=True):
     address: Address
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
-    """Bytes, of every dimension but the first."""
+    """Strides in bytes of all dimensions except the first."""
     box: tuple[int, ...]
 
 
@@ -78,9 +78,9 @@ class KernelCall(Record, frozen=True, tag_field="do", tag="kernel"):
     overlaps: bool
     """Programmatic dependent launch (PDL)."""
     maps: tuple[TileMap, ...] = ()
-    """Their addresses follow the arguments."""
+    """Tensor maps, whose addresses follow the arguments."""
     least_splits: Index = 0
-    """The launch is left out in buckets of fewer splits, where it would do nothing."""
+    """Buckets with fewer splits skip the launch, which would do nothing."""
 
 
 class Matrix(Record, frozen=True):
@@ -90,7 +90,7 @@ class Matrix(Record, frozen=True):
     dtype: str
     columns: Count
     stride: Count
-    """Elements from a row to the next."""
+    """Elements from one row to the next."""
     rows: Index = 0
 
 
@@ -105,23 +105,23 @@ class ProductCall(Record, frozen=True, tag_field="do", tag="product"):
     weight_scale: Address | None
     """f32 [rows of the weight]."""
     uniform_scale: bool
-    """All of `weight_scale` is one value."""
+    """Whether all of `weight_scale` is one value."""
     bias: Address | None
     """f32 [rows of the weight]."""
     residual: Matrix | None = None
-    """Of the type of `out`, and perhaps `out` itself."""
+    """Has the type of `out`, and may be `out` itself."""
 
 
 class CollectiveCall(Record, frozen=True, tag_field="do", tag="collective"):
-    """What every rank does at the same place of its list, over as many rows as the bucket has."""
+    """A collective, which all ranks run at the same point of their lists, over a bucket's rows."""
 
     kind: Literal["all_reduce", "all_gather"]
     source: Address
     target: Address
-    """As large as the source, or for all_gather as every rank's, one after another."""
+    """As large as the source; for all_gather as the concatenated sources of all ranks."""
     dtype: str
     columns: Count
-    """Elements of a row; the next follows without a gap."""
+    """Elements of a row; rows are contiguous."""
 
 
 Work = KernelCall | ProductCall | CollectiveCall
@@ -144,7 +144,7 @@ class CallLaunches(Record, frozen=True):
 
 
 class StepBlock(Record, frozen=True):
-    """The step's inputs as one block of int32, sent to the device in one copy."""
+    """The step's inputs as one int32 block, which is copied to the device at once."""
 
     offsets: dict[str, Index]
     """Input (`dims` and the names of a graph's inputs) -> its first element; page tables come last,
@@ -164,7 +164,7 @@ class SamplingTensor(Record, frozen=True):
     offset: Size
     """Bytes into the space `sampling`."""
     rows: Index
-    """Room for so many."""
+    """Most rows."""
     columns: Index
 
 
@@ -182,23 +182,23 @@ class LaunchPlan(Record, frozen=True, kw_only=True):
     """Keys of a split in split-KV attention: the axis `splits` is the longest context over this,
     rounded up, and at most `max_splits`."""
     max_splits: Count
-    """Splits at most: in longer contexts the splits are longer."""
+    """Most splits: in longer contexts the splits are longer."""
     kernels: tuple[KernelCode, ...]
     calls: tuple[CallLaunches, ...]
     sampling: SamplingPlan
     step: StepBlock
     arena_bytes: Size
     scratch_bytes: Size
-    """Temporary buffers of the call that needs most."""
+    """Bytes of temporary buffers of the call that needs most."""
 
     def tile_maps(self) -> tuple[TileMap, ...]:
-        """Those of all kernels, each once."""
+        """Tensor maps of all kernels, each once."""
         works = (work for call in self.calls for variant in call.variants for work in variant.work)
         kernels = (work for work in works if isinstance(work, KernelCall))
         return tuple(dict.fromkeys(one for kernel in kernels for one in kernel.maps))
 
     def fixed_bytes(self, vocab_size: int) -> int:
-        """Device memory besides weights and pool."""
+        """Bytes of device memory without weights and pool."""
         logits = 4 * self.step.max_rows * vocab_size
         step = 4 * self.step.num_elements
         maps = TILE_MAP_BYTES * len(self.tile_maps())
@@ -206,7 +206,7 @@ class LaunchPlan(Record, frozen=True, kw_only=True):
 
 
 class Tactic(Record, frozen=True):
-    """The variant of some calls that made steps of so many rows fastest."""
+    """The fastest variant of some calls in steps of a number of rows."""
 
     sites: tuple[str, ...]
     kind: Literal["decode", "mixed"]
@@ -214,21 +214,21 @@ class Tactic(Record, frozen=True):
     variant: Index
     """Index into `CallLaunches.variants`."""
     microseconds: float
-    """Of a whole step with it."""
+    """Time of a whole step with the variant."""
     default_microseconds: float
-    """Of the same step with the first variant that fits, which runs untuned."""
+    """Time of the same step with the default: the first variant that fits."""
 
 
 class TacticTable(Record, frozen=True):
-    """What `trtc tune` found on one GPU."""
+    """The result of `trtc tune` on one GPU."""
 
     device: str
     tactics: tuple[Tactic, ...]
 
 
 def tactics_file(content: bytes) -> str:
-    """Name of a tactic table: one file a content, so that a new one never replaces the old in
-    place while a manifest still lists that."""
+    """File name of a tactic table, by its content, so that a new table never overwrites one that a
+    manifest still lists."""
     return f"{TACTICS_PREFIX}{hashlib.sha256(content).hexdigest()[:12]}.json"
 
 
@@ -246,7 +246,7 @@ def launches_json(launches: LaunchPlan) -> bytes:
 
 
 def read_launches(engine: Path) -> LaunchPlan:
-    """Decode launches.json; its hash is checked by whoever opens the engine.
+    """Decode launches.json; the caller checks its hash.
 
     Raises:
         EngineCorruptError: unreadable, or not a launch plan.

@@ -31,7 +31,7 @@ SBOM_FILE = "sbom.cdx.json"
 SIGNATURE_FILE = "manifest.sig"
 """Not listed in the manifest, which it signs."""
 TACTICS_PREFIX = "tactics-"
-"""Of the names of tables of measured kernels, in CUDA engines."""
+"""Prefix of file names of tactic tables, in CUDA engines."""
 
 
 def weights_files(tp: int) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ class SchemeFacts(Record, frozen=True):
     exact_weights: bool = False
     """Whether bf16 weights keep 16 bits on CPUs."""
     kept: tuple[str, ...] = ()
-    """Linears that this build left in bf16, because --keep names them or one that must be alike."""
+    """Linears that this build left in bf16, because of --keep, directly or by their site."""
     formats: dict[str, str] = msgspec.field(default_factory=dict)
     """The format of each site (quant/site_format.py), when this build followed a recipe."""
     lm_head: Literal["f32", "bf16", "i8"] = "bf16"
@@ -83,14 +83,14 @@ class TargetFacts(Record, frozen=True, omit_defaults=True):
     name: str
     """As given to --target, resolved: `cpu:x86-64-v4`."""
     archs: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
-    """ISA levels or SMs that this engine holds code for, best first."""
+    """ISA levels or SMs that this engine has code for, best first."""
     toolchain: str
     """Compiler and version, or driver/TensorRT/Triton versions."""
     plan_version: str = ""
     """Exact version of the library that made the plans, which alone can open them; "": no plans."""
     tp: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
-    """Ranks of tensor parallelism, each a process with a device of its own. Of more than one,
-    `ledger` and `kv` are one rank's, and so is each of `weights_files`."""
+    """Tensor-parallel ranks, each a process with its own device. If there are several, `ledger`,
+    `kv` and each of `weights_files` are those of one rank."""
 
 
 class Limits(Record, frozen=True):
@@ -101,9 +101,9 @@ class Limits(Record, frozen=True):
     max_num_tokens: Count
     """Tokens in one step (T)."""
     rope_switch: int | None = None
-    """Of a model whose rotary factors depend on a sequence's length (longrope): tokens up to which
+    """For a model whose rotary factors depend on a sequence's length (longrope): tokens up to which
     a sequence uses the first rows of the rotary tables. Longer ones use the rows from this one on.
-    None: one row a position."""
+    None: one row per position."""
 
     @property
     def num_positions(self) -> int:
@@ -111,16 +111,16 @@ class Limits(Record, frozen=True):
         return self.max_seq_len + (self.rope_switch or 0)
 
     def position_offset(self, length: int) -> int:
-        """What is added to the positions of a sequence that has `length` tokens after a step.
+        """Offset of the positions of a sequence that has `length` tokens after a step.
 
-        Keys in the cache were rotated by one set of factors: a sequence that grows beyond
-        `rope_switch` is computed anew.
+        Keys in the cache were rotated by one set of factors, so a sequence that grows beyond
+        `rope_switch` is recomputed.
         """
         return self.rope_switch if self.rope_switch is not None and length > self.rope_switch else 0
 
 
 class ByteLedger(Record, frozen=True):
-    """What the engine will take, so that the pool can be sized in bytes before anything loads."""
+    """Memory needs of the engine, so that the pool can be sized before anything is loaded."""
 
     weights: Size
     activations: Size
@@ -140,20 +140,20 @@ class AccuracyFacts(Record, frozen=True):
     """Against the unquantised checkpoint; `kl` and `top1` are None when there was none to read."""
 
     text: str
-    """Name of the text's file, `default` (what ships with trtc), or `model` when the model wrote it
-    itself."""
+    """Name of the text's file, `default` (the bundled text), or `model` if the model generated
+    it."""
     text_sha256: str
-    """Of the file's bytes; of the token ids when the model wrote them."""
+    """SHA-256 of the file's bytes, or of the token ids if the model generated them."""
     tokens: Size
-    """Positions measured: each with the token that follows it."""
+    """Number of measured positions, each with the token after it."""
     perplexity: float
     reference_perplexity: float | None
     kl: float | None
-    """Mean KL(reference || engine) a token, in nats."""
+    """Mean KL(reference || engine) per token, in nats."""
     top1: float | None
     """Share of positions with the same most likely token."""
     measured_on: str
-    """What ran: the engine itself, by its target (`cpu:x86-64-v4`), or its CPU twin
+    """What was measured: the engine itself, by its target (`cpu:x86-64-v4`), or its CPU twin
     (`cpu:x86-64-v3 twin`)."""
     layers: tuple[LayerError, ...] = ()
 
@@ -168,28 +168,28 @@ class Canary(Record, frozen=True):
 
 
 _MAX_BYTES = 64 << 20
-"""Of manifest.json; the hashes of a terabyte's chunks are a megabyte."""
+"""Most bytes of manifest.json; the hashes of a terabyte's chunks are a megabyte."""
 CHUNK_BYTES = 64 << 20
 """Large files are hashed in chunks as well, so that a loader checks them on all cores."""
 
 
 class FileFacts(Record, frozen=True):
     sha256: str
-    """Of the whole file, as `sha256sum` gives it."""
+    """SHA-256 of the whole file."""
     bytes: Size
     chunks: tuple[str, ...] = ()
-    """SHA-256 of every CHUNK_BYTES of a file that is longer; the last chunk may be shorter."""
+    """SHA-256 of each CHUNK_BYTES of a longer file; the last chunk may be shorter."""
 
 
 class Provenance(Record, frozen=True):
     """Provenance: the sources and tools of an engine."""
 
     checkpoint: dict[str, str]
-    """File name -> SHA-256, of what the model was read from."""
+    """File name -> SHA-256, for the files of the checkpoint."""
     packages: dict[str, str]
-    """Distribution -> version, of those that shape an engine."""
+    """Distribution -> version, for those that affect an engine."""
     options: dict[str, str]
-    """Fields of the build request other than the defaults; of paths the last part."""
+    """Fields of the build request that differ from the defaults; for paths, the last part."""
 
 
 class Manifest(Record, frozen=True, kw_only=True):
@@ -204,15 +204,15 @@ class Manifest(Record, frozen=True, kw_only=True):
     ledger: ByteLedger
     has_tokenizer: bool
     answer_format: str | msgspec.UnsetType = msgspec.UNSET
-    """How the model writes thoughts and calls, by a name of protos/answer_formats.py; absent: it is
-    not known to write any."""
+    """The format of the model's reasoning and tool calls, a name in protos/answer_formats.py;
+    absent: unknown or none."""
     dummy_weights: bool = False
-    """True when weights are not in the engine and random ones are filled in at load."""
+    """Whether the engine has no weights, and random ones are used at load."""
     accuracy: AccuracyFacts | None = None
     canaries: tuple[Canary, ...] = ()
     canary_tolerance: float = 0.0
-    """Logits. A canary's token after the first that led by less may be another one here, because
-    sums round differently; 0: every token must be the same."""
+    """In logits. A canary's token after the first that led by less may differ on another machine,
+    because of rounding; 0: all tokens must be equal."""
     provenance: Provenance | None = None
     files: dict[str, FileFacts]
     """POSIX path relative to the engine -> facts; every file but the manifest."""
@@ -220,7 +220,7 @@ class Manifest(Record, frozen=True, kw_only=True):
 
     @property
     def format_name(self) -> str:
-        """Of `answer_format`, or `none`."""
+        """Name of the answer format, or `none`."""
         from trtc.protos.answer_formats import NONE
 
         return NONE if self.answer_format is msgspec.UNSET else self.answer_format
@@ -243,7 +243,7 @@ class _Versions(msgspec.Struct, frozen=True):
 
 
 def read_manifest(engine: Path) -> Manifest:
-    """Read and check `manifest.json`; whoever opens the other files checks their hashes.
+    """Read and check `manifest.json`; callers check the hashes of other files.
 
     Raises:
         EngineCorruptError: missing, unreadable or altered manifest.
@@ -318,7 +318,7 @@ def _check_names(manifest: Manifest) -> None:
 
 
 def _check_canaries(manifest: Manifest) -> None:
-    """They run before a server is ready: one that does not fit would fail in the kernels."""
+    """Check canaries, which run before a server is ready: invalid ones would fail in kernels."""
     vocab_size, max_seq_len = manifest.model.vocab_size, manifest.limits.max_seq_len
     for number, canary in enumerate(manifest.canaries):
         problem = ""

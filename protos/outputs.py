@@ -19,21 +19,21 @@ from trtc.protos.staging import (
 
 @dataclass(frozen=True)
 class OutputKind:
-    """What a command writes, and replaces with --force."""
+    """The kind of a command's output, which --force replaces."""
 
     name: str
     """`an engine`."""
     why_foreign: Callable[[Path], str | None]
     """Why a directory is not of this kind, as a clause; None: it is."""
     option: str = "--output"
-    """Where the user names the output."""
+    """The option that names the output."""
 
 
 def refuse_occupied(output: Path, kind: OutputKind, *, force: bool) -> None:
-    """Refuse an output that may not be replaced; an empty directory is not in the way.
+    """Refuse an output that must not be replaced; an empty directory may be.
 
     Raises:
-        OutputError: it exists and `force` is off, or it is not `kind` and so not ours to replace.
+        OutputError: it exists and `force` is off, or it is not of `kind`.
     """
     if not output.exists() and not output.is_symlink():
         return
@@ -56,7 +56,7 @@ def new_directory(
     force: bool,
     beside: Path | None = None,
 ) -> Iterator[Path]:
-    """A directory to write into, which becomes `output` if the body ends well.
+    """Context manager: a directory to write into, which becomes `output` unless the body raises.
 
     Args:
         beside: of what the directory is a hidden sibling until then, on the output's file system;
@@ -73,10 +73,10 @@ def new_directory(
 
 
 def publish(place: Staging, kind: OutputKind, *, force: bool) -> None:
-    """Bring a staged directory to the disk and put it in its place, in one step.
+    """Sync a staged directory to the disk and rename it to the output, atomically.
 
     Raises:
-        OutputError: something has come in the way meanwhile.
+        OutputError: the output was created meanwhile.
     """
     settle(place.new)
     if not put_in_place(place):

@@ -1,7 +1,7 @@
 """Converts failures of the `tokenizers` library, whose Rust code may panic, to trtc's errors.
 
-A panic reaches Python as pyo3's PanicException, which is no Exception: left alone, it ends the
-thread that it meets, and whoever waits for that thread waits for ever.
+A panic reaches Python as pyo3's PanicException, which is not an Exception: uncaught, it ends its
+thread, and threads that wait for that one wait for ever.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,10 +15,10 @@ _MAX_CHARACTERS = 200
 
 @contextmanager
 def tokenizer_failures(as_error: Callable[[str], TrtcError]) -> Iterator[None]:
-    """Raise `as_error(problem)` for whatever the library raises; TrtcErrors pass.
+    """Context manager that converts errors of the library to `as_error(problem)`; TrtcErrors pass.
 
     Args:
-        as_error: of one line of bounded length.
+        as_error: makes the error from a problem of one line and bounded length.
     """
     try:
         yield
@@ -31,6 +31,6 @@ def tokenizer_failures(as_error: Callable[[str], TrtcError]) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """The text of an error that a file's author may have written."""
+    """The text of an error, which may come from an untrusted file, in one bounded line."""
     text = " ".join((str(error) or type(error).__name__)[: 2 * _MAX_CHARACTERS].split())
     return text[:_MAX_CHARACTERS]

@@ -1,7 +1,7 @@
 """The static plan: a flat list of kernel calls over preallocated buffers.
 
-A plan is all that a target needs to run a step, independent of the device: the CPU target prints it
-as C++, the CUDA target replays it as launches, `trtc inspect --plan` prints it for people.
+A plan describes a step independently of the device: the CPU target generates C++ from it, the CUDA
+target launches, and `trtc inspect --plan` prints it.
 """
 
 from pathlib import Path
@@ -30,7 +30,7 @@ class Buffer(Record, frozen=True):
 
 
 class Fill(Record, frozen=True):
-    """How `--dummy-weights` fills a weight, so that every activation stays finite.
+    """The distribution of a weight for `--dummy-weights`, so that every activation stays finite.
 
     Floating-point elements are uniform in `center` +- `spread`; 8- and 4-bit elements are random
     bits (E4M3 without its exponent's top bit, so never NaN; compact without the small numbers)
@@ -109,7 +109,7 @@ class Plan(Record, frozen=True):
 
 
 def read_plan(path: Path) -> Plan:
-    """Decode plan.json; its hash is checked by whoever opens the engine.
+    """Decode plan.json; the caller checks its hash.
 
     Raises:
         EngineCorruptError: unreadable, or not a plan.

@@ -1,4 +1,4 @@
-"""Progress of long work, as a line of text that carries its numbers."""
+"""Progress of long work, as a line of text with its numbers."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -9,7 +9,7 @@ _T = TypeVar("_T")
 class Step(str):
     """The current work: a line of text, and how much of it is done.
 
-    `done` and `total` count `unit`s; both are None where the work has no count.
+    `done` and `total` count `unit`s; both are None if the work is not counted.
     """
 
     phase: str
@@ -27,13 +27,13 @@ class Step(str):
 
 
 Progress = Callable[[Step], None]
-"""Called with every step. A function that takes a str will do."""
+"""Called with every step, which is a str."""
 
 
 def counted(
     items: Iterable[_T], phase: str, total: int, unit: str, report: Progress
 ) -> Iterator[_T]:
-    """The items, reporting before the first one and after each."""
+    """Yield the items, reporting progress before the first one and after each."""
     report(Step(phase, 0, total, unit))
     for done, item in enumerate(items, 1):
         yield item

@@ -1,8 +1,8 @@
-"""Recognises directories that trtc wrote: nothing else is ever replaced.
+"""Recognises directories that trtc wrote: only these are ever replaced.
 
-A directory is trtc's if it holds a record (a JSON object with the SHA-256 of its own content under
-`digest`) and nothing that the record does not list. The check reads no schema: it knows what other
-versions of trtc wrote as well.
+A directory is trtc's if it has a record (a JSON object with the SHA-256 of its own content under
+`digest`) and no files that the record does not list. The check is independent of the schema, so it
+also recognises directories of other versions of trtc.
 """
 
 import hashlib
@@ -20,14 +20,14 @@ _MAX_RECORD_BYTES = 64 << 20
 
 
 def why_foreign(directory: Path, record: str, also: tuple[str, ...] = ()) -> str | None:
-    """Why `directory` is not trtc's to replace, as a clause; None: it is.
+    """Why `directory` must not be replaced, as a clause; None: trtc wrote it.
 
-    Files that the record lists may be missing, as in a copy that was interrupted: nothing is lost
-    with them. One of another size has been written by somebody else.
+    Listed files may be missing, as after an interrupted copy. A file of another size was written by
+    another program.
 
     Args:
         record: name of the record, such as `manifest.json`.
-        also: names beside the record that it cannot list.
+        also: names of further files that the record cannot list.
 
     Raises:
         OSError: the directory cannot be read.

@@ -19,7 +19,7 @@ RecordT = TypeVar("RecordT", bound=Record)
 def read_record(
     path: Path, kind: type[RecordT], remedy: str = "Build the engine again, or copy it again"
 ) -> RecordT:
-    """Decode a JSON file of an engine; its hash is checked by whoever opens the engine.
+    """Decode a JSON file of an engine; the caller checks its hash.
 
     Raises:
         EngineCorruptError: unreadable, or not such a record.
@@ -36,7 +36,7 @@ def record_json(record: msgspec.Struct) -> bytes:
 
 
 def first_difference(one: Record, other: Record) -> tuple[str, str, str]:
-    """Where two records of one kind differ first (`.groups[0].kind`), and what each has there."""
+    """(path of the first difference of two records, such as `.groups[0].kind`, and both values)."""
 
     def walk(path: str, a: Any, b: Any) -> tuple[str, str, str] | None:
         if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():

@@ -1,11 +1,11 @@
 """The parameters of sampling: name, type, default, range and meaning, each declared once.
 
-    SamplingOptions     what a request says
-    SamplingDefaults    what the model's authors say: for requests that do not
-    SamplingParams      what holds, and the defaults where neither says
+    SamplingOptions     the parameters of a request
+    SamplingDefaults    the model's defaults
+    SamplingParams      the parameters in use, with the runtime's defaults
 
 Validation, command line, keyword arguments, Triton's inputs, the step's sampling columns and the
-sampler's tensors follow from SAMPLING_PARAMETERS; the messages of the wire have its names.
+sampler's tensors are derived from SAMPLING_PARAMETERS; trtc.v1's messages have its names.
 """
 
 import math
@@ -18,12 +18,12 @@ FLOAT32_MAX = 3.4028234663852886e38
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Values of a number; `most` of infinity stands for any that is finite in float32."""
+    """Values of a number; a `most` of infinity allows all that are finite in float32."""
 
     least: float
     most: float
     above_least: bool = False
-    """Whether `least` itself is outside."""
+    """Whether `least` itself is excluded."""
 
     def __contains__(self, value: float) -> bool:
         above = value > self.least if self.above_least else value >= self.least
@@ -35,7 +35,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class _Facts(NamedTuple):
-    """What the annotation of a number says of it."""
+    """The annotation of a number."""
 
     values: Range
     meaning: str
@@ -46,7 +46,7 @@ _PENALTY = Range(-2.0, 2.0)
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
-    """How tokens are drawn. Defaults draw from the model's own distribution."""
+    """Sampling parameters. The defaults sample from the model's own distribution."""
 
     temperature: Annotated[
         float, _Facts(Range(0.0, math.inf), "0 takes the likeliest token", model_may_say=True)
@@ -132,7 +132,7 @@ class SamplingParameter(NamedTuple):
 
     @property
     def dtype(self) -> Literal["i32", "f32"]:
-        """Of its column, one value a row."""
+        """Element type of its column, with one value per row."""
         return "i32" if self.kind is int else "f32"
 
     @property
@@ -174,7 +174,7 @@ class SamplingDefaults(
             _check("max_tokens", self.max_tokens, _MAX_TOKENS)
 
     def sampling(self) -> dict[str, float]:
-        """Those of SamplingParams that are set, by name."""
+        """The fields of SamplingParams that are set, by name."""
         given = {name: getattr(self, name) for name in _OF_MODEL}
         return {name: value for name, value in given.items() if value is not None}
 

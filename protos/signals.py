@@ -1,7 +1,7 @@
-"""Signals that end a command: raised as an exception, and held back where they would do harm.
+"""Signals that end a command: raised as an exception, and deferred in critical sections.
 
-A command that gets such a signal unwinds like one that fails, so that every `with` and `finally` on
-the way removes what is unfinished.
+A command that gets such a signal unwinds like one that fails, so that `with` and `finally` blocks
+remove unfinished files.
 """
 
 import signal
@@ -24,7 +24,7 @@ class SignalExit(BaseException):
 
     @property
     def word(self) -> str:
-        """What happened to the process, as a shell says it."""
+        """The shell's word for the signal."""
         return {signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}[signal.Signals(self.number)]
 
     @property
@@ -37,8 +37,8 @@ class SignalExit(BaseException):
 def signals_as_exceptions() -> Iterator[None]:
     """Within the block SIGTERM and SIGHUP raise SignalExit in the main thread.
 
-    A signal that already has a handler, or that is ignored (`nohup`), is left alone. In other
-    threads than the main one, which alone may handle signals, this does nothing.
+    Signals that have a handler, or are ignored (`nohup`), are not changed. Only the main thread can
+    handle signals; in other threads this does nothing.
     """
     if not _is_main_thread():
         yield
@@ -62,8 +62,8 @@ class Deferral:
 
     def __init__(self) -> None:
         self.is_open = False
-        """Whether signals are delivered at once. A plain attribute: setting it is one step, which
-        no signal can interrupt."""
+        """Whether signals are delivered at once. A plain attribute, because setting it is atomic
+        with respect to signals."""
         self._handlers: dict[int, Any] = {}
         self._waiting: list[int] = []
 
@@ -77,7 +77,7 @@ class Deferral:
                 signal.signal(number, self._arrived)
 
     def deliver(self) -> None:
-        """Let what has waited take effect."""
+        """Deliver deferred signals."""
         while self._waiting:
             number = self._waiting.pop(0)
             self._pass_on(number, None)
@@ -97,14 +97,14 @@ class Deferral:
         if callable(handler):
             handler(number, frame)
         else:
-            # The system's own action ends the process; nobody asked for more.
+            # The default action ends the process.
             signal.signal(number, handler)
             signal.raise_signal(number)
 
 
 @contextmanager
 def deferred_signals() -> Iterator[Deferral]:
-    """Hold SIGINT, SIGTERM and SIGHUP back until the block ends, or while it is not open:
+    """Defer SIGINT, SIGTERM and SIGHUP until the block ends, or while it is not open:
 
     with deferred_signals() as signals:
         ...                         # make something: no signal leaves it half made

@@ -1,4 +1,4 @@
-"""stages.json: what an engine of TensorRT plans runs for one step, in order.
+"""stages.json: the stages of a step of an engine of TensorRT plans, in order.
 
 A compiled bundle is one segment, the whole graph with its plugins inside. An engine of TensorRT
 for RTX, whose plans take no plugins, is a segment before, between and after its attention layers,
@@ -6,9 +6,8 @@ and the plugins' kernels are launched between them:
 
     segment 0  ->  kv_write 0, paged_attention 0  ->  segment 1  ->  ...  ->  logits
 
-Tensors are known by their names in the graph. The step's inputs, the pools (`kv_0` in,
-`kv_0_out` out, one memory) and the logits belong to the runtime; whatever else goes from one stage
-to another is a buffer here.
+Tensors have their names in the graph. The step's inputs, the pools (`kv_0` in, `kv_0_out` out, the
+same memory) and the logits belong to the runtime; other tensors between stages are buffers here.
 """
 
 from pathlib import Path
@@ -22,7 +21,7 @@ from trtc.protos.record import Record, read_record
 STAGES_FILE = "stages.json"
 PLANS_DIR = "plans"
 TENSOR_ALIGNMENT = 256
-"""Bytes. TensorRT takes no address of a tensor or of its scratch memory that is aligned to less."""
+"""Alignment in bytes that TensorRT requires for tensors and scratch memory."""
 
 
 class Segment(Record, frozen=True, tag="segment"):
@@ -38,18 +37,18 @@ class Launch(Record, frozen=True, tag="launch"):
     """One launch of a plugin's kernel."""
 
     site: str
-    """The graph node, for people and profiles."""
+    """The graph node, for listings and profiles."""
     op: str
     arguments: dict[str, str]
     """Tensor parameter of the kernel -> tensor or constant; scalars come from the step."""
     kernels: tuple[Index, ...]
-    """For each profile, which of an SM's kernels."""
+    """For each profile, the index of its kernel among an SM's kernels."""
 
 
 class Stages(Record, frozen=True, kw_only=True):
     pool: CacheLayout
     profiles: tuple[Profile, ...]
-    """In the order that every plan numbers them."""
+    """Profiles, in the numbering of all plans."""
     buffers: tuple[Buffer, ...]
     """Offsets are multiples of TENSOR_ALIGNMENT."""
     arena_bytes: Size
@@ -66,7 +65,7 @@ class Stages(Record, frozen=True, kw_only=True):
 
 
 def read_stages(engine: Path) -> Stages:
-    """Decode `stages.json`; its hash is checked by whoever opens the engine.
+    """Decode `stages.json`; the caller checks its hash.
 
     Raises:
         EngineCorruptError: unreadable, or not a description of stages.

@@ -1,6 +1,6 @@
-"""Outputs that appear whole or not at all, whatever ends the process that writes them.
+"""Atomic outputs, which appear as a whole or not at all, even if the writing process is killed.
 
-A writer works in a hidden directory on the output's file system, which it holds a lock on:
+A writer works in a hidden directory on the output's file system, and holds a lock of it:
 
     .<output>.partial/lock        held while the writer lives
     .<output>.partial/new         becomes <output>
@@ -8,8 +8,7 @@ A writer works in a hidden directory on the output's file system, which it holds
     .<output>.partial/replaced    the old output, where the file system cannot exchange two names
 
 There is one writer of an output at a time; others get an OutputError. An error or a signal removes
-the
-directory. What a killed writer left has no holder of its lock, and the next writer removes it.
+the directory. The directory of a killed writer is not locked, and the next writer removes it.
 """
 
 import ctypes
@@ -32,7 +31,7 @@ from trtc.protos.signals import deferred_signals
 _LOCK, _NEW, _SCRATCH, _REPLACED = "lock", "new", "scratch", "replaced"
 _CONTENT = (_NEW, _SCRATCH, _REPLACED)
 _CLAIM_ATTEMPTS = 100
-"""Each fails only because another writer ended in the midst of it."""
+"""An attempt fails only if another writer ends during it."""
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 _IN_THE_WAY = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
@@ -54,18 +53,19 @@ _DISK_ERRORS = {
 
 @dataclass(frozen=True)
 class Staging:
-    """Where an output is made until it is put in its place."""
+    """Where an output is written before it is renamed into place."""
 
     output: Path
     new: Path
     """The directory that becomes `output`; empty at first."""
     scratch: Path
-    """For files that the output does not keep; empty at first."""
+    """For temporary files; empty at first."""
 
 
 @contextmanager
 def staging(output: Path, beside: Path | None = None) -> Iterator[Staging]:
-    """Claim `output` and give a place to make it in, which is removed on the way out.
+    """Context manager that claims `output`, and yields a place to write it, which is removed at the
+    end.
 
     Args:
         beside: of what the place is a hidden sibling; None: of the output. An ancestor of it.
@@ -83,9 +83,10 @@ def staging(output: Path, beside: Path | None = None) -> Iterator[Staging]:
 
 @contextmanager
 def claim(partial: Path, output: Path) -> Iterator[None]:
-    """Be the one writer of `output` that works in `partial`, which is removed on the way out.
+    """Context manager for the only writer of `output`, which works in `partial`. Removes `partial`
+    at the end.
 
-    The output's parents are made, and removed if nothing has come into them.
+    The output's parents are created, and removed if they stay empty.
 
     Raises:
         OutputError: another trtc is writing this output, or the disk refuses.
@@ -114,19 +115,19 @@ def claim(partial: Path, output: Path) -> Iterator[None]:
 
 @contextmanager
 def claim_directory(directory: Path) -> Iterator[None]:
-    """Be the one trtc that changes files of a directory in place.
+    """Context manager for the only process that changes files of a directory in place.
 
     Raises:
-        OutputError: another one does, or the directory cannot be written to.
+        OutputError: another process does, or the directory cannot be written to.
     """
     with claim(absolute(directory) / ".partial", directory):
         yield
 
 
 def put_in_place(place: Staging) -> bool:
-    """Rename the new directory to the output; False, and nothing done, where something is there.
+    """Rename the new directory to the output; False, without effect, if the output exists.
 
-    An empty directory is not in the way.
+    An empty directory is replaced.
     """
     try:
         # Another writer that gave up may have taken back the parents that it had made.
@@ -140,10 +141,10 @@ def put_in_place(place: Staging) -> bool:
 
 
 def exchange_with_output(place: Staging, check: Callable[[Path], None]) -> None:
-    """Let the new directory and the old output change places; the old one goes with the staging.
+    """Exchange the new directory and the old output; the old one is removed with the staging.
 
     Args:
-        check: raises if what was at the output may not be removed: then it is put back.
+        check: raises if the old output must not be removed; then it is put back.
     """
     with deferred_signals():
         if _exchange(place.new, place.output):
@@ -165,7 +166,7 @@ def exchange_with_output(place: Staging, check: Callable[[Path], None]) -> None:
 
 
 def settle(directory: Path) -> None:
-    """Bring a directory's content to the disk."""
+    """Sync a directory's content to the disk."""
     for path in [*directory.rglob("*"), directory]:
         sync(path)
 
@@ -181,10 +182,10 @@ def sync(path: Path) -> None:
 def replace_files(
     directory: Path, contents: Mapping[str, bytes], removed: Sequence[str] = ()
 ) -> None:
-    """Replace files of a directory in the order given, then remove others.
+    """Replace files of a directory in the given order, then remove others.
 
-    Everything is on the disk before the first file is replaced, and no signal comes between them:
-    a full disk changes nothing.
+    All contents are on the disk before the first file is replaced, and signals are deferred, so a
+    full disk changes nothing.
 
     Raises:
         OSError: the directory cannot be written to.
@@ -209,7 +210,7 @@ def replace_files(
 
 @contextmanager
 def disk_errors(output: Path) -> Iterator[None]:
-    """Say a full or forbidden disk as the user's problem that it is."""
+    """Context manager that converts errors of the disk (full, not writable) to OutputError."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -220,7 +221,7 @@ def disk_errors(output: Path) -> Iterator[None]:
 
 
 def _error_number(error: Exception) -> int | None:
-    """safetensors wraps the system's errors into text."""
+    """errno of an error; safetensors has it only in the text."""
     if isinstance(error, OSError):
         return error.errno
     number = re.search(r"\(os error (\d+)\)", str(error))
@@ -236,7 +237,7 @@ def disk_refusal(output: Path, reason: str) -> OutputError:
 
 
 def absolute(path: Path) -> Path:
-    """With neither `..` nor a link at the end followed."""
+    """An absolute path without `..`; a link at the end is not followed."""
     return Path(os.path.abspath(path))  # noqa: PTH100 (resolve would follow a link at the end)
 
 
@@ -286,7 +287,7 @@ def _acquire(partial: Path, output: Path, made: list[Path]) -> int:
 
 
 def _check_ours(partial: Path) -> None:
-    """Refuse to work in, and later to remove, what no writer made."""
+    """Refuse a directory that no writer made, because it would be removed later."""
     info = partial.lstat()
     names = {entry.name for entry in partial.iterdir()} if stat.S_ISDIR(info.st_mode) else {""}
     if info.st_uid != os.geteuid() or not names <= {_LOCK, *_CONTENT}:
@@ -314,14 +315,14 @@ def _empty(partial: Path, output: Path) -> None:
 
 
 def _remove_if_empty(directories: Sequence[Path]) -> None:
-    """Take parents back, innermost first, as far as nothing has come into them."""
+    """Remove created parents, innermost first, as long as they are empty."""
     with suppress(OSError):
         for directory in directories:
             directory.rmdir()
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two directories atomically; False where the system cannot."""
+    """Exchange two directories atomically; False if the system does not support it."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "renameat2"):
         return False

@@ -4,8 +4,8 @@
     B   sequences                    P   pages of the longest context
 
 Graphs, plans, generated code, executors and ranks take names, element types, shapes and order from
-these tables. What they do with an input follows from its shape. Sampling has columns of R values:
-one for each of protos/sampling.py's parameters, and what a draw needs besides.
+these tables, and handle an input by its shape. Sampling has columns of R values: one for each
+parameter of protos/sampling.py, and further inputs of a draw.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ from trtc.protos.sampling import SAMPLING_PARAMETERS
 Symbol = Literal["T", "B", "B+1", "P", "R"]
 
 MAX_DRAFT_TOKENS = 15
-"""Draft tokens that a step verifies of one sequence, at most."""
+"""Most draft tokens of one sequence that a step verifies."""
 
 
 class StepInput(NamedTuple):
@@ -28,11 +28,11 @@ class StepInput(NamedTuple):
     meaning: str
     dtype: DTypeName = "i32"
     in_graph: bool = True
-    """Whether it is an input of every graph. Otherwise only executors that run ahead of the host
-    take it."""
+    """Whether it is an input of every graph; otherwise only of executors that run ahead of the
+    host."""
     per_group: bool = False
-    """Whether each group of the cache layout has its own: StepBatch holds them one after the other,
-    a graph has an input for each."""
+    """Whether each group of the cache layout has its own: concatenated in StepBatch, separate
+    inputs of a graph."""
 
     @property
     def is_table(self) -> bool:
@@ -80,8 +80,8 @@ def graph_inputs(num_groups: int) -> Iterator[tuple[str, StepInput, int]]:
 
 
 def in_block_order(inputs: Iterable[StepInput]) -> tuple[StepInput, ...]:
-    """The order in one block of device memory that is sent up to where the step ends in it: short
-    inputs first, then those as long as the step has tokens, and tables, the longest, last."""
+    """The order in a block of device memory of which only the used part is sent: short inputs
+    first, then those with a value per token, and tables, the longest, last."""
     return tuple(sorted(inputs, key=lambda one: (one.is_table, "T" in one.shape)))
 
 
@@ -94,8 +94,8 @@ class SamplingColumn(NamedTuple):
 
     @property
     def device_dtype(self) -> Literal["f32", "i32"] | None:
-        """Element type of its tensor on a device. None: it has 64 bits, and a device gets one
-        random number in place of such columns."""
+        """Element type of its tensor on a device. None: the column has 64 bits, and the device gets
+        one random number instead of such columns."""
         return self.dtype if self.dtype == "f32" or self.dtype == "i32" else None
 
 

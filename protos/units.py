@@ -1,4 +1,4 @@
-"""Sizes and counts as people read them: bytes in powers of ten."""
+"""Human-readable sizes and counts; bytes in powers of ten."""
 
 _BYTES = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 _COUNTS = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
