@@ -1,5 +1,6 @@
 """An engine directory appears whole or not at all (protos/staging.py), its manifest last."""
 
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -42,6 +43,13 @@ def workspace(output: Path, *, force: bool) -> Iterator[Staging]:
     check_output(output, force=force)
     with staging(output) as work:
         yield work
+
+
+def empty(work: Staging) -> None:
+    """Take back what was made in a workspace, to build in it again."""
+    for directory in (work.new, work.scratch):
+        shutil.rmtree(directory)
+        directory.mkdir()
 
 
 def seal(

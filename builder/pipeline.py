@@ -7,7 +7,7 @@ Nothing is seen under the output's name until the last step, and nothing is left
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,10 +28,11 @@ from trtc.builder.judge import (
     window_tokens,
 )
 from trtc.builder.mixers import check_mixers
-from trtc.builder.package import check_output, publish, seal, workspace
+from trtc.builder.package import check_output, empty, publish, seal, workspace
 from trtc.builder.passes.base import run_passes
 from trtc.builder.probe import EngineProbe
 from trtc.builder.provenance import provenance_of
+from trtc.builder.recipe_budget import find_recipes
 from trtc.builder.report import Report, make_report, write_report
 from trtc.builder.request import BuildRequest
 from trtc.builder.sbom import write_sbom
@@ -42,9 +43,11 @@ from trtc.builder.targets.registry import parse_target
 from trtc.builder.twin import Twin, compile_twin, seal_twin, why_no_twin
 from trtc.protos.answer_formats import NONE
 from trtc.protos.errors import (
+    AccuracyError,
     CheckpointError,
     EnvironmentFault,
     RequestError,
+    UnsupportedError,
 )
 from trtc.protos.files import MAX_JSON_BYTES, UnreadableError, read_file
 from trtc.protos.grammars import StoredGrammar
@@ -63,7 +66,7 @@ from trtc.quant.calibrate import CalibrationFacts, quantize_checkpoint
 from trtc.quant.calibration_text import TokenSet
 from trtc.quant.evaluation import heldout_set
 from trtc.quant.keep import parse_keep
-from trtc.quant.recipe import RECIPE_FILE
+from trtc.quant.recipe import MIXED_SCHEME, RECIPE_FILE
 from trtc.version import __version__
 
 
@@ -128,32 +131,102 @@ def build(
         for note in job.notes:
             notice(note)
         work = stack.enter_context(workspace(request.output, force=request.force))
-        checkpoint = job.source.checkpoint.path
-        calibration = _calibrate(job, work)
-        if calibration is not None:
-            job = replace(job, source=calibrated_source(job.source, work.scratch / "quantized"))
-        draft = _draft(job, work)
-        compiled = _compile(job, draft)
-        progress(Step("hashing the checkpoint"))
-        provenance = provenance_of(request, checkpoint, compiled.facts.kind)
-        twin = _compile_twin(job, draft, compiled)
-        job.source.release()
-        _copy_tokenizer(job.source, work.new)
-        if job.source.recipe is not None:
-            (work.new / RECIPE_FILE).write_bytes(job.source.recipe.to_json())
-        write_grammars(work.new, job.grammars)
-        unsealed = _manifest(job, calibration, compiled, provenance)
-        write_sbom(work.new, unsealed.model, unsealed.target, provenance)
-        manifest = seal(work.new, unsealed)
-        if twin is not None:
-            seal_twin(twin, manifest)
-        judged = _judge(job, work, twin, manifest, calibration)
-        notes = _notes(job, calibration, compiled, judged.accuracy)
-        report = make_report(judged, calibration, notes)
-        write_report(report, work.new)
+        judged, report = _first_that_fits(job, _sources(job), work)
         progress(Step("publishing"))
-        final = publish(work, judged, force=request.force, known=manifest.files)
+        final = publish(work, judged, force=request.force, known=judged.files)
     return BuildResult(request.output, final, report, time.monotonic() - began)
+
+
+def _sources(job: _Job) -> tuple[ModelSource, ...]:
+    """What to build: the source as it is; or, with a budget, recipes of it from narrow to wide."""
+    request, source = job.request, job.source
+    if not _searches(request, source, job.target):
+        return (source,)
+    recipes = find_recipes(
+        source.checkpoint.path,
+        request.calib,
+        job.texts,
+        max_bits=request.max_bits,
+        max_kl=request.max_kl,
+        progress=job.progress,
+    )
+    return tuple(
+        source if recipe is None else replace(source, recipe=recipe, scheme=recipe.scheme)
+        for recipe in recipes
+    )
+
+
+def _searches(request: BuildRequest, source: ModelSource, target: Target) -> bool:
+    """Whether the build is to find a recipe."""
+    if request.max_bits is not None:
+        return True
+    is_open = request.dtype is None and source.recipe is None and source.quantization is None
+    return is_open and request.max_kl is not None and _takes_recipes(target)
+
+
+def _check_search(request: BuildRequest, target: Target, source: ModelSource) -> None:
+    """Refuse a budget that no recipe could be built for."""
+    if source.quantization is not None:
+        raise RequestError(
+            "the checkpoint is quantised already",
+            field="--max-bits",
+            remedy="Leave it out, or give the unquantised checkpoint",
+        )
+    target.check(MIXED_SCHEME)
+    _check_ranks(request, target, replace(source, scheme=MIXED_SCHEME))
+
+
+def _takes_recipes(target: Target) -> bool:
+    try:
+        target.check_scheme(MIXED_SCHEME)
+    except UnsupportedError:
+        return False
+    return True
+
+
+def _first_that_fits(
+    job: _Job, sources: Sequence[ModelSource], work: Staging
+) -> tuple[Manifest, Report]:
+    """Build one source after the other until one keeps to `max_kl`."""
+    for source in sources[:-1]:
+        try:
+            return _make(replace(job, source=source), work)
+        except AccuracyError as error:
+            job.progress(Step(f"{error.problem}: trying a wider recipe"))
+            empty(work)
+    return _make(replace(job, source=sources[-1]), work)
+
+
+def _make(job: _Job, work: Staging) -> tuple[Manifest, Report]:
+    """Everything of an engine but its place, in the order in which it is made.
+
+    Raises:
+        AccuracyError: it missed `max_kl`.
+    """
+    checkpoint = job.source.checkpoint.path
+    calibration = _calibrate(job, work)
+    if calibration is not None:
+        job = replace(job, source=calibrated_source(job.source, work.scratch / "quantized"))
+    draft = _draft(job, work)
+    compiled = _compile(job, draft)
+    job.progress(Step("hashing the checkpoint"))
+    provenance = provenance_of(job.request, checkpoint, compiled.facts.kind)
+    twin = _compile_twin(job, draft, compiled)
+    job.source.release()
+    _copy_tokenizer(job.source, work.new)
+    if job.source.recipe is not None:
+        (work.new / RECIPE_FILE).write_bytes(job.source.recipe.to_json())
+    write_grammars(work.new, job.grammars)
+    unsealed = _manifest(job, calibration, compiled, provenance)
+    write_sbom(work.new, unsealed.model, unsealed.target, provenance)
+    manifest = seal(work.new, unsealed)
+    if twin is not None:
+        seal_twin(twin, manifest)
+    judged = _judge(job, work, twin, manifest, calibration)
+    notes = _notes(job, calibration, compiled, judged.accuracy)
+    report = make_report(judged, calibration, notes)
+    write_report(report, work.new)
+    return judged, report
 
 
 def _open_job(
@@ -177,6 +250,8 @@ def _open_job(
     check_mixers(source.spec, target, request.tp)
     for scheme in source.schemes:
         target.check(scheme)
+    if _searches(request, source, target):
+        _check_search(request, target, source)
     _check_ranks(request, target, source)
     tried = _try_tokenizer(source, probe)
     grammars = _grammars(request, source, probe)

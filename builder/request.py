@@ -18,6 +18,8 @@ KV_DTYPES: dict[str, KvDType] = {"fp32": "f32", "bf16": "bf16", "fp8": "f8e4m3"}
 """`--kv-dtype` -> element type of the pool."""
 DEFAULT_MAX_SEQ_LEN = 4096
 """At most, when `max_seq_len` is not given and the model could do more, which the build says."""
+_MIN_BITS, _MAX_BITS = 4.125, 16.0
+"""What the narrowest and the widest format of a site take."""
 _RANKS = (1, 2, 4, 8)
 
 
@@ -42,7 +44,10 @@ class BuildRequest:
     calib: Path | None = None
     """Calibration text; None: the text that ships with trtc."""
     max_kl: float | None = None
-    """Nats a token; more, against the unquantised model, fails the build."""
+    """Nats a token, against the unquantised model. More fails the build; where nothing says how
+    linears are stored, the build finds a recipe that keeps to it."""
+    max_bits: float | None = None
+    """Bits a weight of the linears, scales included: the build finds the recipe."""
     recipe: Path | None = None
     """A file with a format for every site (quant/recipe.py), instead of a scheme."""
     keep: tuple[str, ...] = ()
@@ -125,6 +130,7 @@ class BuildRequest:
             raise RequestError(
                 "dummy weights are of one scheme", field="--keep", remedy="Leave one of the two out"
             )
+        self._check_max_bits()
         if self.dtype is not None:
             scheme = scheme_named(self.dtype)
             if self.calib is not None and scheme.name in BUILDABLE and scheme.calibration is None:
@@ -133,12 +139,34 @@ class BuildRequest:
                 )
         self._check_evaluation()
 
+    def _check_max_bits(self) -> None:
+        if self.max_bits is None:
+            return
+        if not _MIN_BITS <= self.max_bits <= _MAX_BITS:
+            raise RequestError(
+                f"is {self.max_bits}",
+                field="--max-bits",
+                remedy=f"Give {_MIN_BITS} to {_MAX_BITS:g} bits a weight",
+            )
+        for field, value in {
+            "--dtype": self.dtype,
+            "--keep": self.keep or None,
+            "--dummy-weights": self.dummy_weights or None,
+        }.items():
+            if value is not None:
+                raise RequestError(
+                    "says how linears are stored, and --max-bits has the build find that",
+                    field=field,
+                    remedy="Leave one of the two out",
+                )
+
     def _check_recipe(self) -> None:
         """Refuse what says beside the recipe how linears are stored."""
         others = {
             "--dtype": self.dtype,
             "--keep": self.keep or None,
             "--dummy-weights": self.dummy_weights or None,
+            "--max-bits": self.max_bits,
         }
         for field, value in others.items():
             if value is not None:

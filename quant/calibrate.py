@@ -1,10 +1,11 @@
 """Quantise a checkpoint into one that other engines read too."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trtc.protos.errors import UnsupportedError
 from trtc.protos.manifest import LayerError
@@ -23,9 +24,12 @@ from trtc.quant.calibration_text import (
 from trtc.quant.device import Placement, on_best_device
 from trtc.quant.evaluation import SELF_SAMPLE_LENGTH, heldout_set, part_of
 from trtc.quant.recipe import RECIPE_FILE, FormatRecipe
-from trtc.quant.reference_model import load_model, sample_sequences
+from trtc.quant.reference_model import load_model, reference_dtype, sample_sequences
 from trtc.quant.scheme import BUILDABLE, MIXED, SCHEMES, Gptq, Scheme
 from trtc.quant.site_format import BF16, SiteFormat, grouped_int4
+
+if TYPE_CHECKING:
+    from trtc.quant.recipe_search import RecipeSearch
 
 _COPIED_FILES = (
     TOKENIZER_FILE,
@@ -41,6 +45,7 @@ _COPIED_FILES = (
     "generation_config.json",
 )
 _CALIBRATION_SEED = 1
+_SEARCH_TOKENS = 16_384
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,40 @@ class _Plan:
     calibrator: Calibrator
     kept: tuple[str, ...] = ()
     recipe: FormatRecipe | None = None
+
+
+@contextmanager
+def recipe_search(
+    model_dir: Path, calibration: Path | None, heldout: TokenSet | None, progress: Progress
+) -> Iterator["RecipeSearch"]:
+    """A search for recipes of a checkpoint, which is in memory within the block.
+
+    The same inputs give the same recipes.
+
+    Args:
+        calibration: as of `quantize_checkpoint`.
+        heldout: what divergences are measured on; None: text that ships with trtc, or what the
+            model writes.
+
+    Raises:
+        CalibrationError: text that is too small or unreadable.
+        CheckpointError: a damaged checkpoint.
+    """
+    texts = default_calibration() if calibration is None else read_texts(calibration)
+    from trtc.quant.experts import separate_experts
+    from trtc.quant.linears import mark_starved
+    from trtc.quant.recipe_search import RecipeSearch
+
+    progress(Step("loading the checkpoint to find its recipe"))
+    model = load_model(model_dir, reference_dtype(model_dir))
+    facts = model.config.get_text_config()
+    window = min(WINDOW, facts.max_position_embeddings)
+    with on_best_device(model):
+        tokens = _calibration_set(model, model_dir, texts, window, _SEARCH_TOKENS)
+        heldout = heldout or heldout_set(model_dir, facts.vocab_size, window, model=model)
+        mark_starved(model, separate_experts(model), tokens)
+        job = CalibrationJob(model, model_dir, model_dir, tokens, heldout, "", progress)
+        yield RecipeSearch(job, Gptq(asymmetric=True))
 
 
 def _planned(

@@ -15,6 +15,8 @@ from trtc.protos.record import Record, record_json
 from trtc.quant.scheme import MIXED, Gptq, Scheme
 from trtc.quant.site_format import FORMATS, SiteFormat, narrowest, site_of
 
+MIXED_SCHEME = Scheme(MIXED, "bf16", "i4", "bf16", 128)
+"""Of a recipe that is not known yet, for checks before it is found."""
 RECIPE_FILE = "recipe.json"
 """In engines and checkpoints that a recipe made."""
 _FIELD = "--recipe"
@@ -47,6 +49,11 @@ class FormatRecipe:
             max((one.group_size or 0 for one in quantized), default=0) or None,
             calibration=Gptq(asymmetric=True),
         )
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any site is."""
+        return any(one.is_quantized for one in self.formats.values())
 
     @property
     def parts(self) -> tuple[Scheme, ...]:
@@ -125,7 +132,7 @@ def read_recipe(path: Path) -> FormatRecipe:
                 remedy=f"Use one of {', '.join(FORMATS)}",
             )
     recipe = FormatRecipe({site: FORMATS[name] for site, name in file.sites.items()})
-    if not any(one.is_quantized for one in recipe.formats.values()):
+    if not recipe.is_quantized:
         raise RequestError(
             "quantises no site", field=_FIELD, remedy="Build with --dtype bf16, or quantise some"
         )

@@ -29,6 +29,7 @@ def build(
     eval_text: str | Path | None = None,
     eval_tokens: int | None = None,
     max_kl: float | None = None,
+    max_bits: float | None = None,
     reference: str | None = None,
     exact_activations: bool = False,
     exact_lm_head: bool = False,
@@ -64,7 +65,9 @@ def build(
         eval_text: file of text that accuracy is measured on; None: the text that ships with trtc.
         eval_tokens: tokens that accuracy is measured on; None: 4096, 0: nothing is measured, and no
             canaries are recorded.
-        max_kl: nats a token; more, against the unquantised model, fails the build.
+        max_kl: nats a token; more, against the unquantised model, fails the build. Without `dtype`
+            and `recipe`, the smallest recipe that keeps to it is found.
+        max_bits: bits a weight, scales included, for which the best recipe is found.
         reference: the unquantised checkpoint, to measure one against that came quantised.
         exact_activations: 4-bit and E4M3 weights multiply the scheme's activations on CPUs, not
             dynamic int8 ones.
@@ -107,6 +110,7 @@ def build(
         force=force,
         calib=None if calib is None else Path(calib),
         max_kl=max_kl,
+        max_bits=max_bits,
         recipe=None if recipe is None else Path(recipe),
         keep=(keep,) if isinstance(keep, str) else tuple(keep),
         eval_text=None if eval_text is None else Path(eval_text),

@@ -14,6 +14,7 @@ Rows of nvidia-modelopt's own recipes and of llama.cpp's Q4_0 (`pip install gguf
 
 import argparse
 import copy
+import functools
 import json
 import math
 import sysconfig
@@ -30,7 +31,7 @@ from numpy.typing import NDArray
 
 from trtc.builder.checkpoint.reader import SafetensorsReader
 from trtc.quant.accuracy import kl_divergence, log_softmax
-from trtc.quant.calibrate import quantize_checkpoint
+from trtc.quant.calibrate import quantize_checkpoint, recipe_search
 from trtc.quant.calibration_text import (
     MIN_TOKENS,
     WINDOW,
@@ -42,8 +43,9 @@ from trtc.quant.calibration_text import (
 from trtc.quant.linears import quantizable_linears, run_decoder
 from trtc.quant.prequantized import read_quantization
 from trtc.quant.quiet import quiet_libraries
+from trtc.quant.recipe import FormatRecipe
 from trtc.quant.reference_model import load_model
-from trtc.quant.scheme import SCHEMES, CheckpointQuantization
+from trtc.quant.scheme import SCHEMES, CheckpointQuantization, Scheme
 
 PYLLAMA = Path(__file__).parents[1] / "models" / "pyllama"
 HELDOUT_FILES = (
@@ -52,6 +54,8 @@ HELDOUT_FILES = (
 )
 """Modules of the standard library whose source is measured on."""
 TRTC_SCHEMES = ("int4", "int4_gptq", "int4_g64", "int4_g32", "int4_awq")
+MIXED_BITS = (4.25, 4.5, 4.8, 5.0, 6.0)
+"""Sizes of mixed recipes."""
 MODELOPT_RECIPES: Mapping[str, Any] = {
     "modelopt max": "max",
     "modelopt mse": {"method": "mse"},
@@ -135,11 +139,22 @@ def held_out(model_dir: Path, tokens: int) -> TokenSet:
     )
 
 
-def of_trtc(model_dir: Path, scheme: str) -> Quantized:
-    """A scheme's checkpoint, read back as `trtc build` reads it."""
+def of_recipes(model_dir: Path) -> Callable[[float], Quantized]:
+    """What `--max-bits` makes; the search runs once, for the first of the rows."""
+
+    @functools.cache
+    def recipes() -> Mapping[float, FormatRecipe]:
+        with recipe_search(model_dir, None, None, lambda step: None) as search:
+            return {bits: search.within_bits(bits).recipe for bits in MIXED_BITS}
+
+    return lambda bits: of_trtc(model_dir, recipes()[bits])
+
+
+def of_trtc(model_dir: Path, scheme: Scheme | FormatRecipe) -> Quantized:
+    """A checkpoint of `trtc quantize`, read back as `trtc build` reads it."""
     with tempfile.TemporaryDirectory() as directory:
         output = Path(directory)
-        quantize_checkpoint(model_dir, SCHEMES[scheme], "bf16", None, output, lambda step: None)
+        quantize_checkpoint(model_dir, scheme, "bf16", None, output, lambda step: None)
         reader = SafetensorsReader(output)
         hf_quant = output / "hf_quant_config.json"
         found = read_quantization(
@@ -152,8 +167,9 @@ def of_trtc(model_dir: Path, scheme: str) -> Quantized:
         kept = {name: reader.read(name) for name in reader.names if not _is_of(name, weights)}
         model = load_model(model_dir, "float32")
         _fill(model, {**kept, **{f"{name}.weight": one for name, one in weights.items()}})
-        stored = sum(reader.read(name).nbytes for name in reader.names if _is_of(name, weights))
-        count = sum(weight.size for weight in weights.values())
+        linears = dict(quantizable_linears(model))
+        stored = sum(reader.read(name).nbytes for name in reader.names if _is_of(name, linears))
+        count = sum(linear.weight.numel() for linear in linears.values())
     return Quantized(model, 8 * stored / count)
 
 
@@ -220,12 +236,14 @@ def of_llama_cpp(model_dir: Path) -> Quantized:
 
 def makers(model_dir: Path) -> dict[str, Callable[[], Quantized]]:
     """What can be measured, by name."""
-    ours = {name: lambda name=name: of_trtc(model_dir, name) for name in TRTC_SCHEMES}
+    ours = {name: lambda name=name: of_trtc(model_dir, SCHEMES[name]) for name in TRTC_SCHEMES}
+    of_bits = of_recipes(model_dir)
+    mixed = {f"mixed {bits}": lambda bits=bits: of_bits(bits) for bits in MIXED_BITS}
     theirs = {
         name: lambda algorithm=algorithm: of_modelopt(model_dir, algorithm)
         for name, algorithm in MODELOPT_RECIPES.items()
     }
-    return {**ours, **theirs, "llama.cpp Q4_0": lambda: of_llama_cpp(model_dir)}
+    return {**ours, **mixed, **theirs, "llama.cpp Q4_0": lambda: of_llama_cpp(model_dir)}
 
 
 def line(row: Row) -> str:

@@ -25,10 +25,12 @@ from tests.quant.test_calibrate import calibration_ids, wide_checkpoint
 from tests.support.engines import build_tiny, config_dict
 from tests.support.models import VOCAB_SIZE, tiny_checkpoint
 from tests.support.recipes import in_turn, write_recipe
+from trtc.builder import pipeline
 from trtc.builder.pipeline import BuildResult, build
 from trtc.builder.request import BuildRequest
 from trtc.builder.targets.cpu import CpuTarget
 from trtc.builder.targets.cxx import find_compiler
+from trtc.builder.targets.registry import parse_target
 from trtc.commands.engine_table import engine_table
 from trtc.plugins.cpu.host import runnable_isas
 from trtc.protos.errors import (
@@ -44,7 +46,8 @@ from trtc.protos.errors import (
 from trtc.protos.manifest import Canary, Manifest, read_manifest
 from trtc.protos.plan import read_plan
 from trtc.protos.sampling import SamplingDefaults
-from trtc.quant.recipe import RECIPE_FILE, read_recipe
+from trtc.quant.recipe import MIXED_SCHEME, RECIPE_FILE, FormatRecipe, read_recipe
+from trtc.quant.site_format import FORMATS
 from trtc.runtime.engine.canary import compare, why_too_few
 from trtc.runtime.engine.probe import Probe
 from trtc.runtime.integrity.verify import verify_files
@@ -235,6 +238,37 @@ def test_an_engine_holds_the_recipe_that_repeats_it(mixed: BuildResult) -> None:
     assert "int4_g128 2, int4_g32 1, int8 1, int8_g128 2 sites" in lines.getvalue()
 
 
+def test_a_build_finds_a_recipe_that_keeps_to_a_divergence(tmp_path: Path) -> None:
+    steps: list[str] = []
+    request = request_of(MODEL, tmp_path / "engine", max_kl=0.1, max_seq_len=256, eval_tokens=512)
+    result = build(
+        request, probe=Probe(1), target=TARGET, progress=lambda step: steps.append(str(step))
+    )
+    accuracy, formats = result.manifest.accuracy, result.manifest.scheme.formats
+    assert accuracy is not None and accuracy.kl is not None and accuracy.kl <= 0.1
+    assert set(formats) == set(BY_HAND) and "int4" in "".join(formats.values())
+    assert any("scoring" in step for step in steps)
+    verify_files(result.path, result.manifest)
+
+
+@pytest.mark.parametrize("name", ["tensorrt:sm_90", "tensorrt-rtx:sm_120"])
+def test_targets_without_recipes_refuse_them_by_name(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"--recipe: the target takes one format"):
+        parse_target(name).check_scheme(MIXED_SCHEME)
+
+
+def test_recipes_are_built_until_one_keeps_to_the_divergence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = FormatRecipe({site: FORMATS[name] for site, name in BY_HAND.items()})
+    monkeypatch.setattr(pipeline, "find_recipes", lambda *args, **options: (recipe, None))
+    request = request_of(MODEL, tmp_path / "engine", max_kl=0.01, max_seq_len=256, eval_tokens=512)
+    result = build(request, probe=Probe(1), target=TARGET)
+    assert result.manifest.scheme.name == "bf16" and not result.manifest.scheme.formats
+    assert not (result.path / RECIPE_FILE).exists()
+    verify_files(result.path, result.manifest)
+
+
 def weight_dtypes(engine: Path, layer: str, site: str) -> tuple[str, ...]:
     """How the linears of a site are stored, by the plan."""
     calls = [
@@ -256,6 +290,9 @@ def weight_dtypes(engine: Path, layer: str, site: str) -> tuple[str, ...]:
         ({"keep": ("*=bf16",), "recipe": Path("x")}, "--keep: .*--recipe"),
         ({"dummy_weights": True, "recipe": Path("x")}, "--dummy-weights"),
         ({"recipe": Path("x")}, "--recipe: x: "),
+        ({"max_bits": 4.5, "recipe": Path("x")}, "--max-bits: .*--recipe"),
+        ({"max_bits": 4.5, "dtype": "int4"}, "--dtype: .*--max-bits"),
+        ({"max_bits": 4.0}, "--max-bits: is 4.0"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(
@@ -353,6 +390,7 @@ def test_a_quantised_checkpoint_builds_without_being_asked(tmp_path: Path) -> No
     for options, message in (
         ({"dtype": "int4_awq"}, "quantised as fp8"),
         ({"max_kl": 0.1}, "--reference"),
+        ({"max_bits": 4.5}, "--max-bits: the checkpoint is quantised already"),
         ({"calib": MODEL / "config.json"}, "quantised already"),
         ({"keep": ("*.o_proj=bf16",)}, "--keep: the checkpoint is quantised already"),
     ):
@@ -374,7 +412,8 @@ class Elsewhere(CpuTarget):
 
 @pytest.fixture(scope="module")
 def measured_by_twin(tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
-    request = request_of(MODEL, tmp_path_factory.mktemp("twin") / "engine", max_kl=0.5)
+    output = tmp_path_factory.mktemp("twin") / "engine"
+    request = request_of(MODEL, output, dtype="bf16", max_kl=0.5)
     return build(
         dataclasses.replace(request, max_seq_len=256, eval_tokens=1024),
         probe=Probe(1),
@@ -415,7 +454,9 @@ def test_an_engine_for_other_machines_is_measured_by_its_twin(
 
 def test_a_twin_too_far_from_the_original_fails_the_build(tmp_path: Path) -> None:
     # Of the fixture's shape, whose code is compiled already.
-    request = request_of(MODEL, tmp_path / "engine", max_kl=1e-9, max_seq_len=256, eval_tokens=512)
+    request = request_of(
+        MODEL, tmp_path / "engine", dtype="bf16", max_kl=1e-9, max_seq_len=256, eval_tokens=512
+    )
     with pytest.raises(AccuracyError, match="nats a token"):
         build(request, probe=Probe(1), target=Elsewhere(("generic",), optimization="-O1"))
     assert list(tmp_path.iterdir()) == []

@@ -24,7 +24,7 @@ FLAGS = {
     "build": """
         --model --revision --output --dry-run --dtype --kv-dtype --target --force --calib --keep
         --eval-text
-        --eval-tokens --recipe
+        --eval-tokens --recipe --max-bits
         --max-kl --reference --exact-activations --exact-lm-head --exact-weights --dummy-weights
         --max-batch-size
         --max-seq-len --max-num-tokens --page-size --format --grammar --tp --family --threads

@@ -66,7 +66,18 @@ _TARGETS = (
     metavar="N",
     help="Tokens to measure accuracy on, spread over the text. Default: 4096. 0: do not measure.",
 )
-@click.option("--max-kl", type=float, help="Fail above this divergence, in nats a token.")
+@click.option(
+    "--max-kl",
+    type=float,
+    help="Fail above this divergence, in nats a token. Without --dtype or --recipe, find the "
+    "smallest recipe that keeps to it.",
+)
+@click.option(
+    "--max-bits",
+    type=float,
+    metavar="BITS",
+    help="Find the best recipe that takes at most so many bits a weight, scales included.",
+)
 @click.option(
     "--reference", metavar="MODEL", help="Unquantised checkpoint to measure a quantised one by."
 )

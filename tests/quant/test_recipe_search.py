@@ -1,0 +1,77 @@
+"""Searches for recipes of a tiny model: scores against measured divergences; the same again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.quant.test_calibrate import calibration_ids, wide_checkpoint
+from tests.support.models import VOCAB_SIZE
+from trtc.quant.calibrate import recipe_search
+from trtc.quant.calibration_text import TokenSet
+from trtc.quant.recipe import FormatRecipe
+from trtc.quant.recipe_search import RecipeSearch
+from trtc.quant.site_format import BF16, FORMATS, site_of
+
+IDS = np.random.default_rng(7).integers(3, VOCAB_SIZE, (8, 32)).astype(np.int32)
+HELDOUT = TokenSet("ids", "", tuple(IDS))
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    directory = tmp_path_factory.mktemp("search")
+    return wide_checkpoint("llama", directory), calibration_ids(directory / "ids.jsonl")
+
+
+@pytest.fixture(scope="module")
+def search(inputs: tuple[Path, Path]) -> Iterator[RecipeSearch]:
+    with recipe_search(*inputs, HELDOUT, lambda step: None) as found:
+        yield found
+
+
+def only(search: RecipeSearch, site: str, name: str) -> FormatRecipe:
+    """One site in a format, all others unquantised."""
+    sites = dict.fromkeys((site_of(linear) for linear in search.shapes), BF16)
+    return FormatRecipe({**sites, site: FORMATS[name]})
+
+
+def test_scores_rank_as_measured_divergences_do(search: RecipeSearch) -> None:
+    keys = [key for key in search.scores if key[1] in ("int4_g128", "int4_g32", "int8_g128")]
+    measured = [search.measure(only(search, *key)).mean for key in keys]
+    scores = [search.scores[key] for key in keys]
+    ranks = [np.argsort(np.argsort(values)) for values in (scores, measured)]
+    assert np.corrcoef(ranks[0], ranks[1])[0, 1] > 0.9, "Spearman's correlation"
+    assert 0.3 < sum(scores) / sum(measured) < 3
+
+
+def test_an_unquantised_recipe_costs_nothing_and_weights_come_back(search: RecipeSearch) -> None:
+    narrow = search.measure(search.path[0].recipe)
+    assert narrow.mean > 0 < narrow.error
+    nothing = search.measure(search.path[-1].recipe)
+    assert not search.path[-1].recipe.is_quantized
+    assert nothing.mean == pytest.approx(0, abs=1e-12)
+
+
+def test_the_narrowest_recipe_within_a_divergence_is_found(search: RecipeSearch) -> None:
+    narrow = search.measure(search.path[0].recipe)
+    assert search.within_kl(2 * narrow.mean) == search.path[0]
+    found = search.within_kl(0.5 * narrow.mean)
+    assert found is not None and found.bits > search.path[0].bits
+    measured = search.measure(found.recipe)
+    assert measured.mean + measured.error <= 0.5 * narrow.mean
+    before = search.path[search.path.index(found) - 1]
+    worse = search.measure(before.recipe)
+    assert worse.mean + worse.error > 0.5 * narrow.mean
+    assert search.within_kl(0.0) is None
+
+
+def test_the_same_inputs_give_the_same_recipes(
+    search: RecipeSearch, inputs: tuple[Path, Path]
+) -> None:
+    steps: list[str] = []
+    with recipe_search(*inputs, HELDOUT, lambda step: steps.append(str(step))) as again:
+        assert again.scores == search.scores
+        assert again.within_bits(5.0) == search.within_bits(5.0)
+    assert any("rounding all linears to int4_g32" in step for step in steps)
+    assert any("scoring 5 formats of every site" in step for step in steps)
