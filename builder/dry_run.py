@@ -102,10 +102,11 @@ def dry_run(request: BuildRequest) -> DryRun:
         max_num_tokens=request.max_num_tokens,
         rope_switch=source.spec.rope_switch,
     )
-    quantization, reader = source.quantization, source.reader
+    spec, quantization, reader = source.spec, source.quantization, source.reader
     if source.needs_calibration:
         # What calibration will make: a dry run leaves it out.
-        reader, quantization = dummy_checkpoint(source.spec, source.scheme)
+        spec = source.calibrated_spec
+        reader, quantization = dummy_checkpoint(spec, source.scheme)
     graph_request = GraphRequest(
         source.scheme,
         source.kv_dtype,
@@ -114,7 +115,7 @@ def dry_run(request: BuildRequest) -> DryRun:
         request.page_size,
         window_groups=True,
     )
-    module = build_graph(source.spec, graph_request, reader)
+    module = build_graph(spec, graph_request, reader)
     targets = ALL_TARGETS if request.target is None else (request.target,)
     return _described(
         request,

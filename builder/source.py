@@ -8,7 +8,12 @@ from pathlib import Path
 from trtc.builder.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from trtc.builder.checkpoint.dummy import dummy_checkpoint
 from trtc.builder.checkpoint.reader import SafetensorsReader
-from trtc.builder.checkpoint.verify import check_tensors, settle_embeddings, settle_prefix
+from trtc.builder.checkpoint.verify import (
+    check_tensors,
+    settle_embeddings,
+    settle_experts,
+    settle_prefix,
+)
 from trtc.builder.families.own import load_family
 from trtc.builder.families.registry import checkpoint_spec
 from trtc.builder.recipes import TensorReader
@@ -38,6 +43,13 @@ class ModelSource:
     """What the scheme consists of, when a recipe was given."""
     unknown_tensors: tuple[str, ...] = ()
     """Tensors of the checkpoint that the model has no use for; the engine has none of them."""
+    separate_spec: DecoderSpec | None = None
+    """With experts in tensors of their own, where the checkpoint has those of a layer in two."""
+
+    @property
+    def calibrated_spec(self) -> DecoderSpec:
+        """Of the checkpoint that calibration writes."""
+        return self.separate_spec or self.spec
 
     def release(self) -> None:
         """Give the checkpoint's pages back: from here on the engine's own weights are read."""
@@ -87,6 +99,7 @@ def open_source(request: BuildRequest) -> ModelSource:
     reader = checkpoint.open_weights()
     quantization = read_quantization(checkpoint.config, checkpoint.hf_quant_config, reader.tensors)
     spec = settle_embeddings(settle_prefix(spec, reader), reader)
+    separate, spec = spec, settle_experts(spec, reader)
     recipe = None if request.recipe is None else _recipe(request.recipe, quantization)
     scheme = _scheme(request, quantization) if recipe is None else recipe.scheme
     if quantization is None and scheme.name not in (*BUILDABLE, MIXED):
@@ -105,6 +118,7 @@ def open_source(request: BuildRequest) -> ModelSource:
         quantization,
         recipe,
         check_tensors(spec, reader, quantization),
+        separate,
     )
 
 
@@ -114,7 +128,7 @@ def calibrated_source(source: ModelSource, directory: Path) -> ModelSource:
     checkpoint = open_checkpoint(str(directory))
     reader = checkpoint.open_weights()
     quantization = read_quantization(checkpoint.config, checkpoint.hf_quant_config, reader.tensors)
-    spec = settle_embeddings(source.spec, reader)
+    spec = settle_embeddings(source.calibrated_spec, reader)
     check_tensors(spec, reader, quantization)
     return dataclasses.replace(source, spec=spec, reader=reader, quantization=quantization)
 

@@ -9,12 +9,14 @@ from trtc.builder.spec import (
     AttentionSpec,
     ChoiceBias,
     DecoderSpec,
+    DenseMlpSpec,
     GatedDeltaSpec,
     LatentAttentionSpec,
     LinearSpec,
     MixerSpec,
     MoeMlpSpec,
     NormSpec,
+    OfExperts,
     ShortConvSpec,
 )
 from trtc.protos.errors import CheckpointError
@@ -148,6 +150,48 @@ def settle_embeddings(spec: DecoderSpec, reader: SafetensorsReader) -> DecoderSp
         lm_head=dataclasses.replace(spec.lm_head, name="lm_head"),
         ignored_tensors=tuple(p for p in spec.ignored_tensors if not re.fullmatch(p, head)),
     )
+
+
+def settle_experts(spec: DecoderSpec, reader: SafetensorsReader) -> DecoderSpec:
+    """Routed experts lie in tensors of their own, or all of a layer's in two: as the checkpoint has
+    them.
+
+    Two tensors are `experts.gate_up_proj` [E, 2 * I, H], the gate's rows first, and
+    `experts.down_proj` [E, H, I], as newer Transformers and Qwen3.5 save them.
+    """
+    layers = (
+        dataclasses.replace(layer, mlp=_settled_experts(layer.mlp, reader))
+        if isinstance(layer.mlp, MoeMlpSpec)
+        else layer
+        for layer in spec.layers
+    )
+    return dataclasses.replace(spec, layers=tuple(layers))
+
+
+_FUSED, _DOWN = "gate_up_proj", "down_proj"
+
+
+def _settled_experts(mlp: MoeMlpSpec, reader: SafetensorsReader) -> MoeMlpSpec:
+    first = mlp.experts[0]
+    prefix = first.down.name.removesuffix(f".0.{_DOWN}")
+    if prefix == first.down.name or first.down.weight_name in reader:
+        return mlp
+    if f"{prefix}.{_FUSED}" not in reader:
+        return mlp
+    number, width, hidden = len(mlp.experts), first.up.out_features, first.up.in_features
+
+    def settled(index: int, expert: DenseMlpSpec) -> DenseMlpSpec:
+        gates = OfExperts(index, number, 2 * width)
+        gate, up = (
+            LinearSpec(f"{prefix}.{_FUSED}", hidden, width, of_experts=one)
+            for one in (gates, dataclasses.replace(gates, first=width))
+        )
+        downs = OfExperts(index, number, hidden)
+        down = LinearSpec(f"{prefix}.{_DOWN}", width, hidden, of_experts=downs)
+        return dataclasses.replace(expert, gate=gate, up=up, down=down)
+
+    experts = (settled(index, expert) for index, expert in enumerate(mlp.experts))
+    return dataclasses.replace(mlp, experts=tuple(experts))
 
 
 def _same_bytes(reader: SafetensorsReader, first: str, second: str) -> bool:

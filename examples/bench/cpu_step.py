@@ -65,12 +65,12 @@ class Engine:
 
     def __init__(self, path: Path, threads: int, loads: Sequence[Load]) -> None:
         manifest = read_manifest(path)
-        page_size = manifest.kv.page_size
-        pages = max(load.sequences * -(-load.length // page_size) for load in loads)
+        kv = manifest.kv
+        pages = max(load.sequences * kv.pages_for(load.length) for load in loads)
         executor = open_session(
             path,
             num_threads=threads,
-            num_pages=pages,
+            num_pages=pages * len(kv.groups),
             dummy_weights=manifest.dummy_weights,
             verify=False,
         ).executor

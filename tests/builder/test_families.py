@@ -377,6 +377,33 @@ def test_a_text_model_inside_another_is_found_by_its_prefix(
     np.testing.assert_allclose(found, transformers_logits(path, prompt), rtol=0, atol=TOLERANCE)
 
 
+def test_experts_of_a_layer_may_lie_in_two_tensors(tmp_path: Path) -> None:
+    """As published Qwen3.5 has them; the engine is the same, and so is what calibration makes."""
+    path = tiny_checkpoint("qwen3_moe", tmp_path)
+    prompt = random_prompt(20)
+    expected = transformers_logits(path, prompt)
+    tensors = safetensors.numpy.load_file(path / "model.safetensors")
+    for layer in (0, 2):
+        experts = f"model.layers.{layer}.mlp.experts"
+        parts = {
+            name: np.stack([tensors.pop(f"{experts}.{one}.{name}.weight") for one in range(6)])
+            for name in ("gate_proj", "up_proj", "down_proj")
+        }
+        gate_up = np.concatenate((parts["gate_proj"], parts["up_proj"]), axis=1)
+        tensors |= {f"{experts}.gate_up_proj": gate_up, f"{experts}.down_proj": parts["down_proj"]}
+    safetensors.numpy.save_file(tensors, path / "model.safetensors")
+    np.testing.assert_allclose(transformers_logits(path, prompt), expected, atol=1e-6)
+    source = open_source(BuildRequest(model=str(path), output=tmp_path / "e", dtype="fp32"))
+    assert source.unknown_tensors == ()
+    limits = Limits(max_batch_size=4, max_seq_len=64, max_num_tokens=64)
+    request = GraphRequest(source.scheme, "f32", limits, None, PAGE_SIZE)
+    module = build_graph(source.spec, request, source.reader)
+    found = Stepper(Evaluator(module, source.reader).run, module.kv).prefill(prompt, 20)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+    assert source.calibrated_spec.layers[0] != source.spec.layers[0]
+    assert source.calibrated_spec.layers[1] == source.spec.layers[1]
+
+
 def test_what_older_configs_of_exaone4_and_smollm3_leave_out() -> None:
     """The pattern says which layers have windows, the interval which have a rotary embedding."""
     exaone4 = config_of("exaone4")
