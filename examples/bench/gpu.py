@@ -104,6 +104,34 @@ GPT_OSS_20B = {
     "torch_dtype": "bfloat16",
 }
 """openai/gpt-oss-20b as published."""
+QWEN3_5_9B = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "full_attention_interval": 4,
+    "vocab_size": 248320,
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000000,
+        "partial_rotary_factor": 0.25,
+    },
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+"""The text part of Qwen/Qwen3.5-9B."""
 _SHOWN, _LAYER_TOLERANCE = 2, 2.0**-5
 """Sequences whose errors are told by layer, and what a call's relative error should stay below."""
 PREFILL_FLOOR = 101_000
@@ -147,8 +175,14 @@ SHAPES = (
     Variation("int4", "int4"),
     Variation("int4_awq", "int4_awq"),
     Variation("mxfp4", "mxfp4", shape="gpt-oss-20b", num_pages=40000, offline=(1024, 1024)),
+    # Pages of 2048 tokens, or of a state: two for each sequence.
+    Variation("delta", "fp8", shape="qwen3.5-9b", num_pages=640),
 )
-SHAPE_CONFIGS: Mapping[str, Mapping[str, Any]] = {"8b": LLAMA_8B, "gpt-oss-20b": GPT_OSS_20B}
+SHAPE_CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "8b": LLAMA_8B,
+    "gpt-oss-20b": GPT_OSS_20B,
+    "qwen3.5-9b": QWEN3_5_9B,
+}
 RANK_TWINS = ("fp32", "bf16", "fp8")
 RANK_SHAPES = (2, 4)
 VLLM_DECODE_MS = {

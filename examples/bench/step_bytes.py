@@ -46,9 +46,10 @@ def _share_of_experts(call: Call, rows: int) -> float:
 
 
 def kv_bytes_read(kv: CacheLayout, context: int) -> int:
-    """Bytes of keys and values that one new token reads at a context, of windows what they show."""
+    """Bytes of keys and values that one new token reads at a context, of windows what they show; of
+    states what it reads and writes."""
     total = 0
     for group, window in zip(kv.groups, kv.windows, strict=True):
-        seen = 1 if group.is_state else context if window is None else min(context, window)
+        seen = 2 if group.is_state else context if window is None else min(context, window)
         total += seen * sum(entry.num_bytes for entry in group.entries)
     return total
