@@ -6,16 +6,18 @@ Qwen3.5's config.json describes a model that also sees images; the text model al
 import dataclasses
 from collections.abc import Callable
 
-from trtc.builder.families import common
+from trtc.builder.families import common, mixture
 from trtc.builder.families.config import Config, shown
 from trtc.builder.families.rope import rope_spec
 from trtc.builder.spec import (
     AttentionSpec,
     DecoderSpec,
+    DenseMlpSpec,
     GatedDeltaSpec,
     GroupedRows,
     LayerSpec,
     LinearSpec,
+    MoeMlpSpec,
     NormSpec,
 )
 from trtc.protos.errors import CheckpointError, UnsupportedError
@@ -30,6 +32,12 @@ _DEFAULTS = {
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
 }
+_EXPERTS = {
+    "num_key_value_heads": 2,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+"""Of the models with routed experts."""
 _INTERVAL = 4
 _LINEAR = "linear_attention"
 _NORMS = common.NormStyle(unit_offset=True)
@@ -40,22 +48,47 @@ _OTHER_PARTS = (r"(model\.)?visual\..*", r"mtp\..*")
 def qwen3_5(config: Config, max_seq_len: int) -> DecoderSpec:
     """Qwen3_5ForCausalLM, and the text model in Qwen3_5ForConditionalGeneration."""
     config = config.with_defaults(num_key_value_heads=4)
-    return _decoder(config, "qwen3_5", max_seq_len, _separate)
+    return _decoder(config, "qwen3_5", max_seq_len, _separate, _dense)
+
+
+def qwen3_5_moe(config: Config, max_seq_len: int) -> DecoderSpec:
+    """Qwen3_5MoeForCausalLM, and the text model in Qwen3_5MoeForConditionalGeneration."""
+    config = config.with_defaults(num_experts=256, num_experts_per_tok=8, **_EXPERTS)
+
+    def mlp(config: Config, index: int, prefix: str) -> DenseMlpSpec | MoeMlpSpec:
+        return _experts(config, prefix, renormalize=True)
+
+    return _decoder(config, "qwen3_5_moe", max_seq_len, _separate, mlp)
+
+
+def qwen3_next(config: Config, max_seq_len: int) -> DecoderSpec:
+    """Qwen3NextForCausalLM."""
+    config = config.with_defaults(
+        num_experts=512, num_experts_per_tok=10, norm_topk_prob=True, **_EXPERTS
+    )
+
+    def mlp(config: Config, index: int, prefix: str) -> DenseMlpSpec | MoeMlpSpec:
+        if not mixture.is_sparse_layer(config, index):
+            return _dense(config, index, prefix)
+        return _experts(config, prefix)
+
+    return _decoder(config, "qwen3_next", max_seq_len, _by_key_head, mlp)
 
 
 _Projections = Callable[[Config, str], tuple[LinearSpec, LinearSpec, LinearSpec, LinearSpec]]
 """qkv, z, b and a of a layer, by its prefix."""
+_Mlp = Callable[[Config, int, str], DenseMlpSpec | MoeMlpSpec]
+"""Of a layer, by its index and its prefix."""
 
 
 def _decoder(
-    config: Config, family: str, max_seq_len: int, projections: _Projections
+    config: Config, family: str, max_seq_len: int, projections: _Projections, mlp: _Mlp
 ) -> DecoderSpec:
     config = config.with_defaults(**_DEFAULTS)
     config.require("hidden_act", tuple(common.SILU), "silu")
     dim = common.head_dim(config)
     rope = rope_spec(config, dim, max_seq_len)
     kinds = _layer_kinds(config)
-    width = config.integer("intermediate_size")
 
     def norm(name: str) -> NormSpec:
         return common.norm(config, name, _NORMS)
@@ -77,13 +110,33 @@ def _decoder(
         delta = f"{prefix}.linear_attn"
         return LayerSpec(
             mixer=attention(prefix) if attends else _delta(config, delta, projections),
-            mlp=common.gated_mlp(config, f"{prefix}.mlp", width, "silu"),
+            mlp=mlp(config, index, f"{prefix}.mlp"),
             attention_norm=norm(f"{prefix}.input_layernorm"),
             mlp_norm=norm(f"{prefix}.post_attention_layernorm"),
         )
 
     spec = common.decoder(config, family, layer, style=_NORMS)
     return dataclasses.replace(spec, ignored_tensors=(*spec.ignored_tensors, *_OTHER_PARTS))
+
+
+def _dense(config: Config, index: int, prefix: str) -> DenseMlpSpec:
+    return common.gated_mlp(config, prefix, config.integer("intermediate_size"), "silu")
+
+
+def _experts(config: Config, prefix: str, *, renormalize: bool | None = None) -> MoeMlpSpec:
+    """Routed ones, and a shared one with a gate."""
+    return mixture.with_shared_expert(
+        mixture.softmax_experts(
+            config, prefix, config.integer("moe_intermediate_size"), renormalize=renormalize
+        ),
+        common.gated_mlp(
+            config,
+            f"{prefix}.shared_expert",
+            config.integer("shared_expert_intermediate_size"),
+            "silu",
+        ),
+        gate=f"{prefix}.shared_expert_gate",
+    )
 
 
 def _delta(config: Config, prefix: str, projections: _Projections) -> GatedDeltaSpec:
@@ -117,6 +170,27 @@ def _separate(config: Config, prefix: str) -> tuple[LinearSpec, LinearSpec, Line
         LinearSpec(f"{prefix}.in_proj_z", hidden, values),
         LinearSpec(f"{prefix}.in_proj_b", hidden, heads),
         LinearSpec(f"{prefix}.in_proj_a", hidden, heads),
+    )
+
+
+def _by_key_head(
+    config: Config, prefix: str
+) -> tuple[LinearSpec, LinearSpec, LinearSpec, LinearSpec]:
+    """Two tensors, as in Qwen3-Next, in which what belongs to a key head lies side by side."""
+    hidden, heads = config.integer("hidden_size"), config.integer("linear_num_value_heads")
+    keys, values = _widths(config)
+    key_heads = config.integer("linear_num_key_heads")
+    dim, of_head, shared = keys // key_heads, values // key_heads, heads // key_heads
+    end = 2 * dim + 2 * of_head
+    qkv = GroupedRows(end, ((0, dim), (dim, 2 * dim), (2 * dim, 2 * dim + of_head)))
+    z = GroupedRows(end, ((2 * dim + of_head, end),))
+    b, a = (GroupedRows(2 * shared, ((begin, begin + shared),)) for begin in (0, shared))
+    fused, gates = f"{prefix}.in_proj_qkvz", f"{prefix}.in_proj_ba"
+    return (
+        LinearSpec(fused, hidden, 2 * keys + values, grouped=qkv),
+        LinearSpec(fused, hidden, values, grouped=z),
+        LinearSpec(gates, hidden, heads, grouped=b),
+        LinearSpec(gates, hidden, heads, grouped=a),
     )
 
 

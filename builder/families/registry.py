@@ -34,7 +34,7 @@ from trtc.builder.families.qwen2 import qwen2
 from trtc.builder.families.qwen2_moe import qwen2_moe
 from trtc.builder.families.qwen3 import qwen3
 from trtc.builder.families.qwen3_moe import qwen3_moe
-from trtc.builder.families.qwen3_next import qwen3_5
+from trtc.builder.families.qwen3_next import qwen3_5, qwen3_5_moe, qwen3_next
 from trtc.builder.families.smollm3 import smollm3
 from trtc.builder.families.starcoder2 import stablelm, starcoder2
 from trtc.builder.spec import DecoderSpec
@@ -54,6 +54,9 @@ FAMILIES: Mapping[str, Family] = {
     "Qwen3MoeForCausalLM": qwen3_moe,
     "Qwen3_5ForCausalLM": qwen3_5,
     "Qwen3_5ForConditionalGeneration": qwen3_5,
+    "Qwen3_5MoeForCausalLM": qwen3_5_moe,
+    "Qwen3_5MoeForConditionalGeneration": qwen3_5_moe,
+    "Qwen3NextForCausalLM": qwen3_next,
     "Qwen2MoeForCausalLM": qwen2_moe,
     "Glm4MoeForCausalLM": glm4_moe,
     "MiniMaxM2ForCausalLM": minimax_m2,

@@ -132,6 +132,18 @@ QWEN3_5_9B = {
     "torch_dtype": "bfloat16",
 }
 """The text part of Qwen/Qwen3.5-9B."""
+QWEN3_5_35B = QWEN3_5_9B | {
+    "architectures": ["Qwen3_5MoeForCausalLM"],
+    "model_type": "qwen3_5_moe_text",
+    "hidden_size": 2048,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+"""The text part of Qwen/Qwen3.5-35B-A3B."""
 _SHOWN, _LAYER_TOLERANCE = 2, 2.0**-5
 """Sequences whose errors are told by layer, and what a call's relative error should stay below."""
 PREFILL_FLOOR = 101_000
@@ -175,13 +187,15 @@ SHAPES = (
     Variation("int4", "int4"),
     Variation("int4_awq", "int4_awq"),
     Variation("mxfp4", "mxfp4", shape="gpt-oss-20b", num_pages=40000, offline=(1024, 1024)),
-    # Pages of 2048 tokens, or of a state: two for each sequence.
+    # Pages of 2048 and 4096 tokens, or of a state: two for each sequence.
     Variation("delta", "fp8", shape="qwen3.5-9b", num_pages=640),
+    Variation("delta-experts", "fp8", shape="qwen3.5-35b-a3b", num_pages=640),
 )
 SHAPE_CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "8b": LLAMA_8B,
     "gpt-oss-20b": GPT_OSS_20B,
     "qwen3.5-9b": QWEN3_5_9B,
+    "qwen3.5-35b-a3b": QWEN3_5_35B,
 }
 RANK_TWINS = ("fp32", "bf16", "fp8")
 RANK_SHAPES = (2, 4)

@@ -540,6 +540,10 @@ ODD_ROTARY = {"partial_rotary_factor": 0.2}
         ("ernie4_5_moe", {"use_bias": True}, UnsupportedError, "use_bias: True"),
         ("ernie4_5_moe", {"moe_k": 7}, CheckpointError, "is 7, and there are 6 experts"),
         ("ernie4_5_moe", {"moe_norm_min": 1.0}, CheckpointError, "moe_norm_min: is 1.0"),
+        ("qwen3_5_moe", {"num_experts": 10**6}, CheckpointError, "num_experts: is 1000000"),
+        ("qwen3_5_moe", {"num_experts_per_tok": 7}, CheckpointError, "there are 6 experts"),
+        ("qwen3_5_moe", {"shared_expert_intermediate_size": 0}, CheckpointError, "size: is 0"),
+        ("qwen3_next", {"mlp_only_layers": ["1"]}, CheckpointError, "not the number of a layer"),
         ("ministral3", {"rope_parameters": [1]}, CheckpointError, "not an object"),
         ("smollm3", {"no_rope_layers": [1]}, CheckpointError, "names 1 layers of 4"),
         ("smollm3", {"no_rope_layers": [1, 0, 2, 1]}, CheckpointError, "has 2, not 0 or 1"),
@@ -583,6 +587,7 @@ def test_every_architecture_has_a_tiny_checkpoint() -> None:
         "Gemma3ForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
         "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
     }
     assert set(ARCHITECTURES) - wrappers <= tested
 

@@ -26,6 +26,8 @@ FAMILIES = (
     "phi3_longrope",
     "qwen3_moe",
     "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_next",
     "qwen2_moe",
     "glm4_moe",
     "mixtral",

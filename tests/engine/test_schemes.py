@@ -24,6 +24,14 @@ FIELDS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 2,
         "layer_types": ["linear_attention", "full_attention"],
     },
+    "qwen3_next": {
+        **LLAMA,
+        "linear_value_head_dim": 32,
+        "num_hidden_layers": 2,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 128,
+        "mlp_only_layers": [],
+    },
     "lfm2": {**LLAMA, "block_auto_adjust_ff_dim": False},
 }
 
@@ -45,6 +53,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         ("qwen3_5", "bf16", "f8e4m3", False),
         ("qwen3_5", "fp8", None, False),
         ("qwen3_5", "int4_awq", None, False),
+        ("qwen3_next", "fp8", None, False),
         ("qwen3_moe", "fp8", None, False),
         ("qwen3_moe", "fp8", None, True),
         ("qwen3_moe", "int8_sq", None, False),

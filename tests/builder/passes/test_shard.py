@@ -87,7 +87,17 @@ def test_bf16_ranks_are_as_near_to_f32_as_the_whole(kind: Tiny) -> None:
     assert errors[1] <= 1.5 * errors[0]
 
 
-ONE_RANK = ("lfm2", "lfm2_moe", "minimax_m2", "olmo2", "olmo3", "olmoe", "qwen3_5")
+ONE_RANK = (
+    "lfm2",
+    "lfm2_moe",
+    "minimax_m2",
+    "olmo2",
+    "olmo3",
+    "olmoe",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_next",
+)
 """Short convolutions, and norms over all heads, run on one GPU."""
 
 
