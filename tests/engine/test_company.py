@@ -47,7 +47,7 @@ def test_tokens_equal_solo_runs(tiny_engines: Engines, family: str) -> None:
     assert stats.prefix_hit_tokens > 0
 
 
-@pytest.mark.parametrize("family", ["llama", "lfm2"])
+@pytest.mark.parametrize("family", ["llama", "lfm2", "qwen3_5"])
 def test_drafts_change_no_token(tiny_engines: Engines, family: str) -> None:
     """Biases towards two tokens make half of the answers repeat themselves."""
     _, engine = tiny_engines(family)

@@ -41,7 +41,11 @@ def told(inbox: Inbox) -> list[TokenLogprobs]:
 
 @pytest.mark.parametrize(
     ("family", "num_pages"),
-    [pytest.param("gemma3", 34, id="windows"), pytest.param("lfm2", 16, id="states")],
+    [
+        pytest.param("gemma3", 34, id="windows"),
+        pytest.param("lfm2", 16, id="states"),
+        pytest.param("qwen3_5", 16, id="delta"),
+    ],
 )
 def test_pages_that_come_back_change_no_bit(
     tiny_engines: Engines, family: str, num_pages: int
