@@ -35,6 +35,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {},
     "gemma3": WINDOWS,
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
+    "qwen3_next": {"num_hidden_layers": 2, "mlp_only_layers": [], "num_experts": 4},
     "qwen3_5": {
         "num_hidden_layers": 2,
         "layer_types": ["linear_attention", "full_attention"],
@@ -185,7 +186,7 @@ def test_an_fp32_engine_is_its_graph(family: str, tmp_path: Path) -> None:
     assert result["errors"][-1] < 1e-5
     assert len(result["launched"]) >= 6, "the engine ran other kernels than its own"
     windows = {"gemma3": (None, 8), "olmo3": (None, 8), "gpt_oss": (None, 8)} | dict.fromkeys(
-        ("lfm2", "qwen3_5"), (None, 0)
+        ("lfm2", "qwen3_5", "qwen3_next"), (None, 0)
     )
     assert result["windows"] == windows.get(family, (None,))
 
