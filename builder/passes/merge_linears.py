@@ -13,12 +13,17 @@ _ROWWISE = ("weight", "weight_scale", "weight_zero", "bias")
 """Inputs with a row an output column."""
 
 
+_ROUTER_COLUMNS = 4
+"""What lies behind a router in one row begins at a multiple of 16 bytes, as GPUs read it."""
+
+
 def merge_linears(rewriter: Rewriter) -> bool:
     """Merge q, k and v, gate and up, and whatever else multiplies the same activation.
 
     Rule: linear(x, w1), linear(x, w2), ... -> Split(linear(x, [w1; w2; ...])), for linears of
     equal attributes, equal input_scale and the same optional inputs, without residuals. Routers are
-    merged with the gates of shared experts alone: every rank of a sharded model has them whole.
+    merged with the gates of shared experts alone, where their experts fill whole words of 16 bytes:
+    every rank of a sharded model has them whole.
     """
     changed = False
     groups: list[list[Node]] = []
@@ -41,6 +46,8 @@ def _alike(rewriter: Rewriter, left: Node, right: Node) -> bool:
     if left.inputs[0] is not right.inputs[0]:
         return False
     if _routes(left) != _routes(right):
+        return False
+    if _routes(left) and right.attrs["N"] % _ROUTER_COLUMNS:
         return False
     if {**left.attrs, "N": 0} != {**right.attrs, "N": 0}:
         return False

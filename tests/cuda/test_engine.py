@@ -33,6 +33,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {},
     "qwen3_moe": {},
+    "glm4_moe": {"num_hidden_layers": 2},
+    "qwen2_moe": {"num_hidden_layers": 2, "use_sliding_window": False},
     "gemma3": WINDOWS,
     "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
     "qwen3_next": {"num_hidden_layers": 2, "mlp_only_layers": [], "num_experts": 4},
@@ -52,8 +54,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v3_dense": {"num_hidden_layers": 1, "first_k_dense_replace": 1},
     "smollm3": {"num_hidden_layers": 2, "no_rope_layers": [1, 0], "use_sliding_window": False},
 }
-"""One without and one with norms of q and k, one with routed experts, one with windows and full
-attention, rope by layer type, scaled embeddings and norms on both sides of a layer's parts, and one
+"""One without and one with norms of q and k, one with routed experts, two
+with shared ones, one of which has a sigmoid router with groups and the other a gate, one with
+windows and full attention, rope by layer type, scaled embeddings and norms on both sides of a
+layer's parts, and one
 with short convolutions, whose states lie side by side in the pool; one with delta nets, whose
 layers have two states, and a gate behind attention; one with norms after a layer's
 parts and over all heads, one with sinks and biased experts, one with LayerNorm and squared ReLU

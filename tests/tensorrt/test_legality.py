@@ -53,12 +53,20 @@ VARIANTS = (
     "cohere2",
     "nemotron",
     "ministral3",
+    "glm4_moe",
+    "qwen2_moe",
 )
 WITH_EXPERTS = ("mixtral", "qwen3_moe")
 WIDTHS = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 1}
 MORE_WIDTHS: dict[str, dict[str, Any]] = {
     "mistral": {"head_dim": 32},
     "qwen3_moe": {"moe_intermediate_size": 128, "mlp_only_layers": []},
+    "glm4_moe": {"moe_intermediate_size": 128, "first_k_dense_replace": 0},
+    "qwen2_moe": {
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 256,
+        "decoder_sparse_step": 1,
+    },
 }
 
 

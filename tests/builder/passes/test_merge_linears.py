@@ -121,3 +121,19 @@ def test_the_equal_ones_among_several_are_merged() -> None:
     assert {node.name for node in nodes(merged, "linear")} == {"m.ac", "m.b"}
     values = np.random.default_rng(1).standard_normal((3, 8)).astype(np.float32)
     np.testing.assert_allclose(hand.run(merged, x=values), hand.run(module, x=values), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("experts", "linears"), [(4, 1), (6, 2)])
+def test_a_router_is_merged_with_a_gate_where_that_begins_at_16_bytes(
+    experts: int, linears: int
+) -> None:
+    """And never with the shared expert's linears, though all have one input in f32."""
+    old, _ = before(MERGE_LINEARS, Tiny(experts=experts, shared="gated"))
+    new, _ = MERGE_LINEARS(old)
+    found = [
+        node.name
+        for node in nodes(new, "linear")
+        if "layers.0.mlp.router" in node.name or "layers.0.mlp.shared_gate" in node.name
+    ]
+    assert len(found) == linears
+    assert "layers.0.mlp.shared.gate_up" in {node.name for node in nodes(new, "linear")}

@@ -88,6 +88,7 @@ def test_bf16_ranks_are_as_near_to_f32_as_the_whole(kind: Tiny) -> None:
 
 
 ONE_RANK = (
+    "deepseek_v3_dense",
     "lfm2",
     "lfm2_moe",
     "minimax_m2",
@@ -98,7 +99,7 @@ ONE_RANK = (
     "qwen3_5_moe",
     "qwen3_next",
 )
-"""Short convolutions, and norms over all heads, run on one GPU."""
+"""Latent attention, short convolutions, and norms over all heads, run on one GPU."""
 
 
 @pytest.mark.parametrize(
