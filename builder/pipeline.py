@@ -34,6 +34,7 @@ from trtc.builder.probe import EngineProbe
 from trtc.builder.provenance import provenance_of
 from trtc.builder.recipe_budget import find_recipes
 from trtc.builder.report import Report, make_report, write_report
+from trtc.builder.report_frontier import FrontierPoint
 from trtc.builder.request import BuildRequest
 from trtc.builder.sbom import write_sbom
 from trtc.builder.sharding import check_sharding
@@ -101,6 +102,8 @@ class _Job:
     """Of a model from the hub."""
     grammars: Mapping[str, StoredGrammar]
     """That the engine holds, by their names."""
+    frontier: tuple[FrontierPoint, ...] = ()
+    """What a search measured on the way to the source's recipe."""
 
 
 def build(
@@ -131,18 +134,18 @@ def build(
         for note in job.notes:
             notice(note)
         work = stack.enter_context(workspace(request.output, force=request.force))
-        judged, report = _first_that_fits(job, _sources(job), work)
+        judged, report = _first_that_fits(_attempts(job), work)
         progress(Step("publishing"))
         final = publish(work, judged, force=request.force, known=judged.files)
     return BuildResult(request.output, final, report, time.monotonic() - began)
 
 
-def _sources(job: _Job) -> tuple[ModelSource, ...]:
-    """What to build: the source as it is; or, with a budget, recipes of it from narrow to wide."""
+def _attempts(job: _Job) -> tuple[_Job, ...]:
+    """What to build: the job as it is; or, with a budget, recipes for it from narrow to wide."""
     request, source = job.request, job.source
     if not _searches(request, source, job.target):
-        return (source,)
-    recipes = find_recipes(
+        return (job,)
+    found = find_recipes(
         source.checkpoint.path,
         request.calib,
         job.texts,
@@ -151,8 +154,14 @@ def _sources(job: _Job) -> tuple[ModelSource, ...]:
         progress=job.progress,
     )
     return tuple(
-        source if recipe is None else replace(source, recipe=recipe, scheme=recipe.scheme)
-        for recipe in recipes
+        replace(
+            job,
+            frontier=one.frontier,
+            source=source
+            if one.recipe is None
+            else replace(source, recipe=one.recipe, scheme=one.recipe.scheme),
+        )
+        for one in found
     )
 
 
@@ -184,17 +193,15 @@ def _takes_recipes(target: Target) -> bool:
     return True
 
 
-def _first_that_fits(
-    job: _Job, sources: Sequence[ModelSource], work: Staging
-) -> tuple[Manifest, Report]:
-    """Build one source after the other until one keeps to `max_kl`."""
-    for source in sources[:-1]:
+def _first_that_fits(attempts: Sequence[_Job], work: Staging) -> tuple[Manifest, Report]:
+    """Build one after the other until one keeps to `max_kl`."""
+    for attempt in attempts[:-1]:
         try:
-            return _make(replace(job, source=source), work)
+            return _make(attempt, work)
         except AccuracyError as error:
-            job.progress(Step(f"{error.problem}: trying a wider recipe"))
+            attempt.progress(Step(f"{error.problem}: trying a wider recipe"))
             empty(work)
-    return _make(replace(job, source=sources[-1]), work)
+    return _make(attempts[-1], work)
 
 
 def _make(job: _Job, work: Staging) -> tuple[Manifest, Report]:
@@ -224,7 +231,7 @@ def _make(job: _Job, work: Staging) -> tuple[Manifest, Report]:
         seal_twin(twin, manifest)
     judged = _judge(job, work, twin, manifest, calibration)
     notes = _notes(job, calibration, compiled, judged.accuracy)
-    report = make_report(judged, calibration, notes)
+    report = make_report(judged, calibration, notes, job.frontier)
     write_report(report, work.new)
     return judged, report
 

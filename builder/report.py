@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trtc.builder.report_formats import counted_formats, format_map
+from trtc.builder.report_frontier import FrontierPoint, frontier_plot
 from trtc.builder.report_plot import (
     DARK_RAMP,
     KINDS,
@@ -76,10 +77,15 @@ class Report(Record, frozen=True):
     accuracy: AccuracyFacts | None
     calibration: CalibrationReport | None
     notes: tuple[str, ...]
+    frontier: tuple[FrontierPoint, ...] = ()
+    """What the search for a recipe measured, from narrow to wide; empty: there was none."""
 
 
 def make_report(
-    manifest: Manifest, calibration: CalibrationFacts | None, notes: Sequence[str] = ()
+    manifest: Manifest,
+    calibration: CalibrationFacts | None,
+    notes: Sequence[str] = (),
+    frontier: Sequence[FrontierPoint] = (),
 ) -> Report:
     """The report of an engine.
 
@@ -87,6 +93,7 @@ def make_report(
         manifest: complete but for its file hashes.
         calibration: of this build; None when it did not calibrate.
         notes: what the user should know.
+        frontier: what the search for its recipe measured.
     """
     return Report(
         trtc_version=manifest.trtc_version,
@@ -106,6 +113,7 @@ def make_report(
             starved_experts=calibration.starved_experts,
         ),
         notes=tuple(notes),
+        frontier=tuple(frontier),
     )
 
 
@@ -227,6 +235,15 @@ def _bf16_bytes(report: Report) -> int:
 def _sections(report: Report) -> list[str]:
     sections = []
     layers = report.accuracy.layers if report.accuracy is not None else ()
+    if report.frontier:
+        sections.append(
+            _section(
+                "What each size would cost",
+                "Divergence in nats a token of the recipes that the search measured, of the "
+                "weights alone, by bits a weight of the linears. The large point was chosen.",
+                frontier_plot(report.frontier),
+            )
+        )
     if report.scheme.formats:
         sections.append(
             _section(

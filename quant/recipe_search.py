@@ -19,8 +19,9 @@ from torch.nn import functional
 from trtc.protos.progress import counted
 from trtc.quant.accuracy import kl_divergence, log_softmax
 from trtc.quant.calibration import CalibrationJob
-from trtc.quant.calibration_text import Int32s
+from trtc.quant.calibration_text import MIN_EVAL_TOKENS, Int32s
 from trtc.quant.device import device_of
+from trtc.quant.evaluation import part_of
 from trtc.quant.gptq import Rounded
 from trtc.quant.gptq_layers import round_layers
 from trtc.quant.linears import quantizable_linears
@@ -34,6 +35,10 @@ SEARCHED = ("int4_g128", "int4_g64", "int4_g32", "int8_g128", "int8", "bf16")
 """Formats that a search chooses from."""
 _SCORED_TOKENS = 8192
 _SEED = 3
+_MAX_KEPT_BYTES = 2 << 30
+"""Of the unquantised model's log-probabilities; of more held-out text, a part is measured on."""
+_DRAWN = 10
+"""Parts of the path whose ends are measured for its picture."""
 _Weights = Mapping[str, Mapping[str, Rounded]]
 """Format -> linear -> its rounded weight."""
 
@@ -58,7 +63,7 @@ class RecipeSearch:
 
     def __init__(self, job: CalibrationJob, settings: Gptq) -> None:
         self._model = job.model
-        self._texts = job.heldout.sequences
+        self._texts = part_of(job.heldout, _most_tokens(job.model)).sequences
         self._linears: dict[str, Any] = dict(quantizable_linears(job.model))
         self.shapes: Shapes = {
             name: (linear.out_features, linear.in_features)
@@ -90,6 +95,15 @@ class RecipeSearch:
                 low = middle + 1
         return self.path[low] if low <= last else None
 
+    def frontier(self) -> tuple[tuple[PathPoint, Divergence], ...]:
+        """Recipes along the path, and those that were measured before, with their divergences."""
+        last = len(self.path) - 1
+        places = {round(number * last / _DRAWN) for number in range(_DRAWN + 1)}
+        return tuple(
+            (self.path[place], self._divergence_at(place))
+            for place in sorted(places | set(self._measured))
+        )
+
     def measure(self, recipe: FormatRecipe) -> Divergence:
         """The divergence of a recipe on held-out text, each linear as it was rounded among others
         of its format."""
@@ -120,6 +134,12 @@ class RecipeSearch:
             with torch.inference_mode():
                 logits = self._model(_row(self._model, ids), use_cache=False).logits[0, :-1]
             yield log_softmax(logits.float().cpu().numpy())
+
+
+def _most_tokens(model: Any) -> int:
+    """Whose log-probabilities are kept."""
+    vocab_size: int = model.config.get_text_config().vocab_size
+    return max(MIN_EVAL_TOKENS, _MAX_KEPT_BYTES // (8 * vocab_size))
 
 
 def _row(model: Any, ids: Int32s) -> torch.Tensor:

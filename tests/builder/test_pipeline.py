@@ -27,6 +27,7 @@ from tests.support.models import VOCAB_SIZE, tiny_checkpoint
 from tests.support.recipes import in_turn, write_recipe
 from trtc.builder import pipeline
 from trtc.builder.pipeline import BuildResult, build
+from trtc.builder.recipe_budget import FoundRecipe
 from trtc.builder.request import BuildRequest
 from trtc.builder.targets.cpu import CpuTarget
 from trtc.builder.targets.cxx import find_compiler
@@ -248,6 +249,12 @@ def test_a_build_finds_a_recipe_that_keeps_to_a_divergence(tmp_path: Path) -> No
     assert accuracy is not None and accuracy.kl is not None and accuracy.kl <= 0.1
     assert set(formats) == set(BY_HAND) and "int4" in "".join(formats.values())
     assert any("scoring" in step for step in steps)
+    frontier = result.report.frontier
+    (chosen,) = [point for point in frontier if point.chosen]
+    assert 0 < chosen.kl <= 0.1 and 4.125 <= chosen.bits < frontier[-1].bits == 16
+    assert [point.bits for point in frontier] == sorted({point.bits for point in frontier})
+    page = (result.path / "report.html").read_text()
+    assert f"{chosen.bits:.2f} bits, {chosen.kl:.4f}" in page
     verify_files(result.path, result.manifest)
 
 
@@ -261,7 +268,8 @@ def test_recipes_are_built_until_one_keeps_to_the_divergence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = FormatRecipe({site: FORMATS[name] for site, name in BY_HAND.items()})
-    monkeypatch.setattr(pipeline, "find_recipes", lambda *args, **options: (recipe, None))
+    found = (FoundRecipe(recipe, ()), FoundRecipe(None, ()))
+    monkeypatch.setattr(pipeline, "find_recipes", lambda *args, **options: found)
     request = request_of(MODEL, tmp_path / "engine", max_kl=0.01, max_seq_len=256, eval_tokens=512)
     result = build(request, probe=Probe(1), target=TARGET)
     assert result.manifest.scheme.name == "bf16" and not result.manifest.scheme.formats

@@ -19,6 +19,7 @@ from trtc.builder.report import (
     verdict,
     write_report,
 )
+from trtc.builder.report_frontier import FrontierPoint, frontier_plot
 from trtc.builder.report_plot import (
     SHADES,
     STEPS,
@@ -389,3 +390,22 @@ def test_terminal_summary_of_an_unmeasured_engine() -> None:
     with console.capture() as capture:
         console.print(summary(a_report(layers=(), measured=False)))
     assert "perplexity" not in capture.get()
+
+
+def test_the_frontier_shows_the_chosen_size() -> None:
+    sizes = ((4.125, 0.08, False), (4.8, 0.05, True), (16.0, 0.0, False))
+    points = [
+        FrontierPoint(bits=bits, kl=kl, kl_error=0.001, chosen=chosen) for bits, kl, chosen in sizes
+    ]
+    drawn = ElementTree.fromstring(frontier_plot(points))
+    circles = list(drawn.iter("circle"))
+    assert [float(one.get("r", 0)) for one in circles] == [4, 7, 4]
+    across = [float(one.get("cx", 0)) for one in circles]
+    down = [float(one.get("cy", 0)) for one in circles]
+    assert across == sorted(across) and down == sorted(down)
+    assert "4.80 bits, 0.0500" in {text.text for text in drawn.iter("text")}
+
+
+def test_one_point_of_no_divergence_can_be_drawn() -> None:
+    point = FrontierPoint(bits=16.0, kl=0.0, kl_error=0.0, chosen=True)
+    assert ElementTree.fromstring(frontier_plot([point])) is not None
