@@ -19,7 +19,7 @@ from tests.support.latent_calls import (
 )
 from tests.support.lowered import run_lowered, site_of
 from tests.support.masks import drawn_masks
-from tests.support.moe_calls import GPT_OSS, moe_call
+from tests.support.moe_calls import GPT_OSS, ROUTERS, moe_call
 from tests.support.moe_calls import Case as Experts
 from tests.support.operands import random_array, scalar
 from tests.support.rope_calls import assert_rope_close
@@ -136,6 +136,20 @@ def test_mxfp4_experts_of_a_published_size(
     experts = GPT_OSS | {"limit": 7.0}
     case = Experts("bf16", "f4e2m1", 2880, 2880, 32, e8m0=True, layout="row_major", **experts)
     call = moe_call(rng, case, rows)
+    assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm, stale=0, variant=variant))
+
+
+@pytest.mark.parametrize(("rows", "variant"), [(4, 0), (200, 2)])
+@pytest.mark.parametrize("router", ROUTERS)
+def test_routers_of_as_many_experts_as_are_published(
+    gpu: Gpu, rows: int, variant: int, router: str
+) -> None:
+    """A fixed seed: of 256 experts two may be nearly as good, and exp is rounded otherwise."""
+    case = Experts(
+        "bf16", "bf16", 128, 64, layout="row_major", top_k=8, experts=256, router=router,
+        choice_bias=True, shared=True, shared_gate=True,
+    )  # fmt: skip
+    call = moe_call(np.random.default_rng(11), case, rows)
     assert_close(call, run_lowered(call, run=gpu.run, sm=gpu.sm, stale=0, variant=variant))
 
 
