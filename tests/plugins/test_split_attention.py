@@ -59,7 +59,7 @@ def test_split_and_combined_it_is_paged_attention(
         "softcap": softcap,
         "out_dtype": dtype,
     }
-    (wanted,) = whole(*inputs, None, None, **attributes)
+    (wanted,) = whole(*inputs, pre_scale=None, out_scale=None, sinks=None, **attributes)
     rows, *sums = split(*inputs, splits=3, **attributes)
     split_rows = [1, 32]
     assert not rows[split_rows].any(), "rows in splits are attention_combine's to write"

@@ -70,7 +70,24 @@ def test_an_activation_before_a_linear_needs_no_gate(activation: str) -> None:
         np.testing.assert_allclose(after, before, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", ["erf", "read elsewhere", "other gate", "row", "plain"])
+def test_a_sigmoid_of_another_tensor_is_a_gate_and_no_part_of_a_silu() -> None:
+    hand = Hand()
+    gate, up, third = (hand.input(name, "T", 8) for name in ("gate", "up", "third"))
+    sigmoid = hand.node("Sigmoid", "m.s", [gate], "T", 8)
+    gated = hand.node("Mul", "m.a", [sigmoid, third], "T", 8)
+    whole = hand.module(hand.node("Mul", "m.p", [gated, up], "T", 8))
+    lowered, changed = LOWER_SWIGLU(whole)
+    assert changed and ops(lowered) == {"trtc.swiglu": 1, "Mul": 1}
+    (node,) = nodes(lowered, "swiglu")
+    assert list(node.input)[:2] == ["gate", "third"]
+    assert attributes(node)["activation"] == "sigmoid"
+    rng = np.random.default_rng(0)
+    values = {name: rng.standard_normal((3, 8), np.float32) for name in ("gate", "up", "third")}
+    for before, after in zip(hand.run(whole, **values), hand.run(lowered, **values), strict=True):
+        np.testing.assert_allclose(after, before, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", ["erf", "read elsewhere", "row", "plain"])
 def test_other_products_are_left_alone(case: str) -> None:
     hand = Hand()
     gate, up = hand.input("gate", "T", 8), hand.input("up", "T", 8)
@@ -80,9 +97,8 @@ def test_other_products_are_left_alone(case: str) -> None:
     elif case == "plain":
         active = gate
     else:
-        sigmoid = hand.node("Sigmoid", "m.s", [up if case == "other gate" else gate], "T", 8)
-        third = hand.input("third", "T", 8) if case == "other gate" else gate
-        active = hand.node("Mul", "m.a", [sigmoid, third], "T", 8)
+        sigmoid = hand.node("Sigmoid", "m.s", [gate], "T", 8)
+        active = hand.node("Mul", "m.a", [sigmoid, gate], "T", 8)
     if case == "read elsewhere":
         extra = [active]
     if case == "row":
