@@ -132,6 +132,7 @@ def test_build_hands_every_argument_on(tmp_path: Path, monkeypatch: pytest.Monke
         "trtc.builder.pipeline.build", lambda request, **_: requests.append(request)
     )
     trtc.build(**given)
-    paths = {name: Path(given[name]) for name in ("output", "calib", "eval_text", "family", "recipe")}
+    files = ("output", "calib", "eval_text", "family", "recipe")
+    paths = {name: Path(given[name]) for name in files}
     lists = {"keep": ("keep!",), "grammars": parse_grammars([given["grammars"]])}
     assert requests == [BuildRequest(**{**given, **paths, **lists})]
