@@ -37,11 +37,30 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[AsgiScope, Receive, Send], Awaitable[None]]
 
+
+class PathError(InvalidRequestError):
+    """There is no such path."""
+
+
+class MethodError(InvalidRequestError):
+    """The path has not the request's method.
+
+    Args:
+        allowed: methods that the path has.
+    """
+
+    def __init__(self, problem: str, *, remedy: str, allowed: Iterable[str]) -> None:
+        super().__init__(problem, remedy=remedy)
+        self.allowed = tuple(allowed)
+
+
 _STATUS: dict[type[TrtcError], HTTPStatus] = {
     UserError: HTTPStatus.BAD_REQUEST,
     EngineError: HTTPStatus.SERVICE_UNAVAILABLE,
     EnvironmentFault: HTTPStatus.SERVICE_UNAVAILABLE,
     InvalidRequestError: HTTPStatus.BAD_REQUEST,
+    PathError: HTTPStatus.NOT_FOUND,
+    MethodError: HTTPStatus.METHOD_NOT_ALLOWED,
     UnauthenticatedError: HTTPStatus.UNAUTHORIZED,
     ForbiddenError: HTTPStatus.FORBIDDEN,
     QueueFullError: HTTPStatus.TOO_MANY_REQUESTS,
@@ -79,6 +98,8 @@ def error_headers(error: TrtcError) -> list[tuple[bytes, bytes]]:
     if isinstance(error, QueueFullError) and error.retry_after_s is not None:
         # Whole seconds (RFC 9110, 10.2.3), rounded up.
         return [(b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode())]
+    if isinstance(error, MethodError):
+        return [(b"allow", ", ".join(error.allowed).encode())]
     return []
 
 

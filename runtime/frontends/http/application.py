@@ -1,6 +1,7 @@
 """The ASGI application of the HTTP port: routing, cancellation on disconnect, error responses."""
 
 import asyncio
+import itertools
 import logging
 import re
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -8,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from trtc.protos.errors import ForbiddenError, InvariantError, TrtcError
-from trtc.runtime.frontends.asgi import AsgiScope, Receive, Send
+from trtc.runtime.frontends.asgi import AsgiScope, MethodError, PathError, Receive, Send
 from trtc.runtime.frontends.base import is_loopback
 from trtc.runtime.frontends.http.exchange import Exchange
 from trtc.runtime.frontends.http.plain import answer_plainly, refuse_plainly
@@ -22,6 +23,8 @@ _log = logging.getLogger("trtc.server")
 
 _INTERNAL = InvariantError("internal error", remedy="Look into the server's log")
 _PORT = re.compile(r":\d+$")
+MAX_NAMED_PATH = 200
+"""Characters of an unknown path in its error."""
 RESERVED_CONNECTIONS = 64
 """Connections reserved for probes: so many fewer other requests are answered at once."""
 
@@ -50,6 +53,7 @@ class Application:
         self._access = access
         self._is_local = is_local
         self._is_draining = is_draining
+        self._all = routes
         self._routes = _by_path(routes)
         self._places = Shares(
             Resource(
@@ -92,19 +96,24 @@ class Application:
         if exchange.method in routes:
             await self._run(exchange, routes[exchange.method])
             return
+        near = list(routes.values()) or self._nearest(exchange.path)
+        refuse = near[0].refuse if near else refuse_plainly
         try:
             self._access.identify(exchange.peer)  # unknown callers do not learn which paths exist
+            if near:
+                raise _misdirected(exchange, routes, near)
         except TrtcError as error:
-            await refuse_plainly(exchange, error)
-            return
-        if not routes:
+            await refuse(exchange, error)
+        else:
             known: dict[str, object] = {"status": "no such path", "known": list(self._routes)}
             await answer_plainly(exchange, HTTPStatus.NOT_FOUND, known)
-        else:
-            allowed = ", ".join(routes)
-            said: dict[str, object] = {"status": f"only {allowed}"}
-            headers = ((b"allow", allowed.encode()),)
-            await answer_plainly(exchange, HTTPStatus.METHOD_NOT_ALLOWED, said, headers)
+
+    def _nearest(self, path: str) -> Sequence[Route]:
+        """The routes that have most of a path's first segments, at least one: those of the protocol
+        that its client speaks."""
+        begins = [(_num_common(path, one.path), one) for one in self._all if one.path != "/"]
+        most = max((number for number, _ in begins), default=0)
+        return [one for number, one in begins if number == most] if most else []
 
     async def _run(self, exchange: Exchange, route: Route) -> None:
         handler = route.handlers[exchange.method]
@@ -164,3 +173,29 @@ def _by_path(routes: Sequence[Route]) -> dict[str, dict[str, Route]]:
         assert not methods.keys() & route.handlers.keys(), f"two routes of {route.path}"
         methods.update(dict.fromkeys(route.handlers, route))
     return found
+
+
+def _num_common(one: str, other: str) -> int:
+    """How many segments two paths have in common at their beginning."""
+    pairs = zip(one.split("/")[1:], other.split("/")[1:], strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _misdirected(
+    exchange: Exchange, routes: Mapping[str, Route], near: Sequence[Route]
+) -> TrtcError:
+    """The error of a request that no route answers.
+
+    Args:
+        routes: those of its path, by method.
+        near: the ones to ask instead.
+    """
+    asked = f"{exchange.method[:20]} {exchange.path[:MAX_NAMED_PATH]}"
+    if routes:
+        return MethodError(
+            f"{asked}: the path has another method",
+            remedy=f"Send {' or '.join(routes)}",
+            allowed=routes,
+        )
+    paths = ", ".join(one.path for one in near)
+    return PathError(f"{asked}: there is no such path", remedy=f"Ask for one of {paths}")

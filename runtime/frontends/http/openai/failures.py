@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from trtc.protos import errors
+from trtc.runtime.frontends.asgi import MethodError, PathError
 from trtc.runtime.frontends.http.exchange import BodySizeError, BodyTypeError, Exchange
 from trtc.runtime.frontends.http.failures import Kind, refusal_headers
 
@@ -14,6 +15,8 @@ _KINDS: Mapping[type[errors.TrtcError], Kind] = {
     errors.EngineError: _INTERNAL,
     errors.EnvironmentFault: _INTERNAL,
     errors.InvalidRequestError: Kind(400, "invalid_request_error"),
+    PathError: Kind(404, "invalid_request_error", "unknown_url"),
+    MethodError: Kind(405, "invalid_request_error", "method_not_supported"),
     errors.ContextLengthError: Kind(400, "invalid_request_error", "context_length_exceeded"),
     BodySizeError: Kind(413, "invalid_request_error", "body_too_large"),
     BodyTypeError: Kind(415, "invalid_request_error", "unsupported_media_type"),

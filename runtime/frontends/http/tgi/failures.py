@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from trtc.protos import errors
+from trtc.runtime.frontends.asgi import MethodError, PathError
 from trtc.runtime.frontends.http.exchange import BodySizeError, BodyTypeError, Exchange
 from trtc.runtime.frontends.http.failures import Kind, refusal_headers
 
@@ -12,6 +13,8 @@ _GENERATION = Kind(500, "generation")
 _KINDS: Mapping[type[errors.TrtcError], Kind] = {
     errors.UserError: Kind(422, "validation"),
     errors.InvalidRequestError: Kind(422, "validation"),
+    PathError: Kind(404, "validation"),
+    MethodError: Kind(405, "validation"),
     BodySizeError: Kind(413, "validation"),
     BodyTypeError: Kind(415, "validation"),
     errors.UnauthenticatedError: Kind(401, "validation"),
