@@ -3,9 +3,10 @@
     python -m examples.bench.aborts ENGINE --requests 20000
 
 A client leaves while it sends its request, before the answer, in its head, in an event, or at its
-end; it closes its connection or resets it. The engine needs a tokenizer. Exit status 1: pages,
-sequences, file descriptors or memory are more than before, when the server had already seen a tenth
-as many; or a request that stays to its end is not answered as it was before.
+end; it closes its connection or resets it. The engine needs a tokenizer. The server gets a small KV
+pool, which is used up before the first reading: prefixes that it keeps are no leak. Exit status 1:
+pages, sequences, file descriptors or memory are more than before, when the server had already seen
+a tenth as many; or a request that stays to its end is not answered as it was before.
 """
 
 import argparse
@@ -13,14 +14,20 @@ import asyncio
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import grpc
+import numpy as np
 
 from examples.bench.peers.processes import current_rss
 from examples.bench.served import TrtcServer, trtc_server
 from examples.bench.soak import metrics
+from trtc.protos.kserve import grpc_service_pb2 as kserve
+from trtc.protos.smg import trtllm_service_pb2 as smg
 from trtc.runtime.client import AsyncClient
 
 AT_ONCE = 32
@@ -43,9 +50,15 @@ STREAMS: dict[str, dict[str, Any]] = {
     "/api/chat": {"messages": _CHAT["messages"], "options": {"num_predict": _MAX_TOKENS}},
     "/generate_stream": _GENERATED,
     "/generate": _GENERATED,  # whole
+    "/v2/models/MODEL/generate_stream": {
+        "text_input": "def f(",
+        "max_tokens": _MAX_TOKENS,
+        "stream": True,
+    },
     "/v1/embeddings": {"input": "a"},  # nobody's
 }
-GRPC = "trtc.v1"
+_STEM = [5, 17, 9]
+KV_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -72,14 +85,13 @@ def read(served: TrtcServer) -> Reading:
     )
 
 
-async def leave_http(port: int, path: str, rng: random.Random) -> None:
+async def leave_http(served: TrtcServer, path: str, rng: random.Random) -> None:
     """Ask, and leave somewhere."""
     body = json.dumps(STREAMS[path]).encode()
-    request = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    ).encode() + body
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST {path.replace('MODEL', served.model)} HTTP/1.1\r\nHost: localhost\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    request = head.encode() + body
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.http_port)
     try:
         if rng.random() < 0.2:
             request = request[: rng.randrange(len(request))]
@@ -98,26 +110,67 @@ async def leave_http(port: int, path: str, rng: random.Random) -> None:
             writer.close()
 
 
-async def leave_grpc(client: AsyncClient, rng: random.Random) -> None:
+async def leave_trtc(client: AsyncClient, rng: random.Random) -> None:
     generation = client.generate("def f(", max_tokens=_MAX_TOKENS)
     for _ in range(rng.randrange(4)):
         await anext(generation)
     generation.cancel()
 
 
-async def leave_all(served: TrtcServer, client: AsyncClient, count: int, seed: int) -> None:
+async def leave_smg(channel: grpc.aio.Channel, rng: random.Random) -> None:
+    generate = channel.unary_stream(
+        "/trtllm.TrtllmService/Generate",
+        request_serializer=smg.GenerateRequest.SerializeToString,
+        response_deserializer=smg.GenerateResponse.FromString,
+    )
+    stem = smg.TokenizedInput(input_token_ids=_STEM)
+    call = generate(smg.GenerateRequest(tokenized=stem, max_tokens=_MAX_TOKENS, streaming=True))
+    for _ in range(rng.randrange(4)):
+        await call.read()
+    call.cancel()
+
+
+async def leave_kserve(channel: grpc.aio.Channel, model: str, rng: random.Random) -> None:
+    stream = channel.stream_stream(
+        "/inference.GRPCInferenceService/ModelStreamInfer",
+        request_serializer=kserve.ModelInferRequest.SerializeToString,
+        response_deserializer=kserve.ModelStreamInferResponse.FromString,
+    )
+    request = kserve.ModelInferRequest(model_name=model)
+    for name, datatype, value in (
+        ("input_ids", "INT32", np.array([_STEM], np.int32)),
+        ("max_tokens", "INT32", np.array([[_MAX_TOKENS]], np.int32)),
+        ("stream", "BOOL", np.array([[True]])),
+    ):
+        request.inputs.add(name=name, datatype=datatype, shape=value.shape)
+        request.raw_input_contents.append(value.tobytes())
+    call = stream(iter([request]))
+    for _ in range(rng.randrange(4)):
+        await call.read()
+    call.cancel()
+
+
+Leave = Callable[[random.Random], Awaitable[None]]
+
+
+def ways(served: TrtcServer, client: AsyncClient, channel: grpc.aio.Channel) -> Sequence[Leave]:
+    """A function for each protocol that asks and leaves."""
+    return (
+        *(partial(leave_http, served, path) for path in STREAMS),
+        partial(leave_trtc, client),
+        partial(leave_smg, channel),
+        partial(leave_kserve, channel, served.model),
+    )
+
+
+async def leave_all(leaves: Sequence[Leave], count: int, seed: int) -> None:
     """So many requests that are left, AT_ONCE at a time."""
     rng = random.Random(seed)
-    ways = [*STREAMS, GRPC]
     left = iter(range(count))
 
     async def work() -> None:
         for number in left:
-            way = ways[number % len(ways)]
-            if way == GRPC:
-                await leave_grpc(client, rng)
-            else:
-                await leave_http(served.http_port, way, rng)
+            await leaves[number % len(leaves)](rng)
 
     await asyncio.gather(*(work() for _ in range(AT_ONCE)))
 
@@ -160,12 +213,16 @@ def problems(before: Reading, after: Reading, growth_bytes: int = GROWTH_BYTES) 
 
 
 async def run(served: TrtcServer, count: int, seed: int) -> tuple[Reading, Reading, list[str]]:
-    # One connection over gRPC for all: its library closes one a while after its client.
-    async with AsyncClient(served.address) as client:
+    # Two connections over gRPC for all: its library closes one a while after its client.
+    async with (
+        AsyncClient(served.address) as client,
+        grpc.aio.insecure_channel(served.address) as channel,
+    ):
+        leaves = ways(served, client, channel)
         expected = await answer(client)
-        await leave_all(served, client, int(count * WARM_UP_SHARE), seed)
+        await leave_all(leaves, int(count * WARM_UP_SHARE), seed)
         before = await settled(served, None)
-        await leave_all(served, client, count, seed + 1)
+        await leave_all(leaves, count, seed + 1)
         after = await settled(served, before)
         wrong = problems(before, after)
         if await answer(client) != expected:
@@ -178,9 +235,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("engine", type=Path)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kv-bytes", type=int, default=KV_BYTES, help="of the KV pool")
     parser.add_argument("--threads", type=int, help="of a CPU engine")
     given = parser.parse_args(arguments)
-    options = [] if given.threads is None else ["--threads", str(given.threads)]
+    options = ["--kv-bytes", str(given.kv_bytes)]
+    if given.threads is not None:
+        options += ["--threads", str(given.threads)]
     with trtc_server(given.engine, *options) as served:
         before, after, wrong = asyncio.run(run(served, given.requests, given.seed))
     print(f"before: {before}\nafter {given.requests:,} requests: {after}")

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from examples.bench.peers.processes import Command, Server, free_port, http_ok, serving
@@ -17,6 +17,8 @@ class TrtcServer:
     """gRPC."""
     http_port: int
     server: Server
+    model: str = ""
+    """Name of its only engine."""
 
     @property
     def metrics_url(self) -> str:
@@ -31,7 +33,7 @@ def trtc_server(engine: Path, *options: str) -> Iterator[TrtcServer]:
         RunFailed: it ended, or was not ready in time.
     """
     with _serving(str(engine), *options) as server:
-        yield server
+        yield replace(server, model=engine.name)
 
 
 @contextmanager
