@@ -5,7 +5,6 @@ GPU would see; memory starts as NaN, so that whatever is read before it was writ
 """
 
 import functools
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -166,7 +165,7 @@ def moved_pages(directory: str) -> list[bool]:
     lost = executor.logits(following)
     table[:, :2] = np.arange(20, 20 + len(old)).reshape(-1, 2)
     executor.write_pages(table[:, :2].reshape(-1).tolist(), data)
-    found = executor.logits(replace(following, page_table=table))
+    found = executor.logits(msgspec.structs.replace(following, page_table=table))
     return [bool((found == expected).all()), bool((lost == expected).all())]
 
 
