@@ -40,7 +40,7 @@ EXAMPLE: Mapping[str, Any] = {
     "v_head_dim": 64,
     "block_multiple_of": 128,
     "num_local_experts": 4,
-    "n_routed_experts": 4,
+    "n_routed_experts": 16,
     "moe_num_experts": 4,
     "moe_k": 2,
     "num_experts_per_tok": 2,

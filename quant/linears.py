@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from torch import nn
 
 from trtc.protos.errors import UnsupportedError
@@ -15,8 +14,7 @@ from trtc.quant.calibration_text import TokenSet
 from trtc.quant.device import device_of
 from trtc.quant.experts import STARVED_TOKENS, SeparateExperts, separate_experts
 from trtc.quant.keep import kept_linears
-from trtc.quant.quiet import quiet_libraries
-from trtc.quant.reference_model import load_config
+from trtc.quant.reference_model import empty_model, load_config
 from trtc.quant.scheme import Scheme
 from trtc.quant.wide_linears import wide_linears
 
@@ -43,9 +41,7 @@ def linear_shapes(model_dir: Path) -> dict[str, tuple[int, int]]:
         CheckpointError: unreadable config.json.
         UnsupportedError: Transformers has no such model.
     """
-    config = load_config(model_dir)
-    with quiet_libraries(), torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
+    model = empty_model(load_config(model_dir))
     separate_experts(model)
     return {
         name: (linear.out_features, linear.in_features)

@@ -20,6 +20,9 @@ _MAX_F32_PARAMETERS = 100_000_000
 mapped and not copied: a build may take little more memory than the weights themselves.
 A fixed number, so that a report does not depend on the memory of the machine that wrote it."""
 
+_SAME_TYPES = {"kimi_k2": "deepseek_v3"}
+"""Values of model_type that Transformers does not know, and those of the same models."""
+
 
 def load_config(model_dir: Path) -> Any:
     """The checkpoint's Transformers config.
@@ -31,7 +34,12 @@ def load_config(model_dir: Path) -> Any:
     import transformers
 
     with quiet_libraries(), _readable(model_dir):
-        config = transformers.AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        fields, _ = transformers.PreTrainedConfig.get_config_dict(model_dir, local_files_only=True)
+        if (known := _SAME_TYPES.get(str(fields.get("model_type")))) is not None:
+            alike = type(transformers.AutoConfig.for_model(known))
+            config = alike.from_dict({**fields, "model_type": known})
+        else:
+            config = transformers.AutoConfig.from_pretrained(model_dir, local_files_only=True)
     quantized = getattr(config, "quantization_config", None)
     if quantized is not None:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
@@ -43,6 +51,43 @@ def load_config(model_dir: Path) -> Any:
     return config
 
 
+def empty_model(config: Any) -> Any:
+    """Transformers' causal language model of a config, without weights, on the meta device.
+
+    Raises:
+        UnsupportedError: Transformers has none.
+    """
+    import torch
+    import transformers
+
+    found = _model_class(config)
+    is_auto = found is transformers.AutoModelForCausalLM
+    with quiet_libraries(), torch.device("meta"):
+        return found.from_config(config) if is_auto else found._from_config(config)
+
+
+def _model_class(config: Any) -> Any:
+    """AutoModelForCausalLM, or the class that it does not list (Mistral 4).
+
+    Raises:
+        UnsupportedError: Transformers has none.
+    """
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return transformers.AutoModelForCausalLM
+    name = f"{type(config).__name__.removesuffix('Config')}ForCausalLM"
+    found = getattr(transformers, name, None)
+    if found is None:
+        raise UnsupportedError(
+            f"is of type {config.model_type}, which Transformers does not generate text with",
+            field="config.json: model_type",
+            remedy="Build without a calibration, or with --eval-tokens 0",
+        )
+    return found
+
+
 def load_model(model_dir: Path, dtype: str) -> Any:
     """The checkpoint as a Transformers causal language model in `dtype`, a torch name.
 
@@ -51,11 +96,10 @@ def load_model(model_dir: Path, dtype: str) -> Any:
         UnsupportedError: as `load_config`.
     """
     import torch
-    import transformers
 
     config = load_config(model_dir)
     with quiet_libraries(), _readable(model_dir):
-        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        model, info = _model_class(config).from_pretrained(
             model_dir,
             config=config,
             dtype=getattr(torch, dtype),
@@ -89,12 +133,7 @@ def _readable(model_dir: Path) -> Iterator[None]:
 
 def reference_dtype(model_dir: Path) -> str:
     """The torch dtype that `reference_logits` computes in."""
-    import torch
-    import transformers
-
-    config = load_config(model_dir)
-    with quiet_libraries(), torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
+    model = empty_model(load_config(model_dir))
     small = sum(parameter.numel() for parameter in model.parameters()) <= _MAX_F32_PARAMETERS
     return "float32" if small else "bfloat16"
 

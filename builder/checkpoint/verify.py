@@ -26,6 +26,8 @@ Shape = tuple[int, ...]
 T = TypeVar("T")
 _PREFIXES = ("model.", "language_model.model.", "model.language_model.")
 """What the names of a text model's tensors begin with."""
+_HEADS = ("lm_head", "language_model.lm_head")
+"""Where the lm_head of a text model is, alone and inside a model of several parts."""
 
 
 def expected_tensors(spec: DecoderSpec) -> dict[str, Shape]:
@@ -94,8 +96,8 @@ def settle_prefix(spec: DecoderSpec, reader: SafetensorsReader) -> DecoderSpec:
 
 def _with_inner_head(spec: DecoderSpec, reader: SafetensorsReader) -> DecoderSpec:
     """Published checkpoints of several parts have the lm_head inside the text model."""
-    inner = f"language_model.{spec.lm_head.name}"
-    if spec.lm_head.name != "lm_head" or f"{inner}.weight" not in reader:
+    outer, inner = _HEADS
+    if spec.lm_head.name != outer or f"{inner}.weight" not in reader:
         return spec
     return dataclasses.replace(spec, lm_head=dataclasses.replace(spec.lm_head, name=inner))
 
@@ -140,16 +142,17 @@ def settle_embeddings(spec: DecoderSpec, reader: SafetensorsReader) -> DecoderSp
 
     Transformers decides the same way: then the checkpoint is right and config.json is not.
     """
-    head = "lm_head.weight"
-    if f"{spec.lm_head.name}.weight" != spec.embedding or head not in reader:
+    if f"{spec.lm_head.name}.weight" != spec.embedding:
         return spec
-    if _same_bytes(reader, head, spec.embedding):
-        return spec
-    return dataclasses.replace(
-        spec,
-        lm_head=dataclasses.replace(spec.lm_head, name="lm_head"),
-        ignored_tensors=tuple(p for p in spec.ignored_tensors if not re.fullmatch(p, head)),
-    )
+    for name in _HEADS:
+        head = f"{name}.weight"
+        if head in reader and not _same_bytes(reader, head, spec.embedding):
+            return dataclasses.replace(
+                spec,
+                lm_head=dataclasses.replace(spec.lm_head, name=name),
+                ignored_tensors=tuple(p for p in spec.ignored_tensors if not re.fullmatch(p, head)),
+            )
+    return spec
 
 
 def settle_experts(spec: DecoderSpec, reader: SafetensorsReader) -> DecoderSpec:

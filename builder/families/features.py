@@ -64,7 +64,10 @@ FEATURES: Mapping[str, _Test] = {
     "rotary embedding by layer type": lambda spec: (
         len({one.rope for _, one in spec.attentions} - {NO_ROPE}) > 1
     ),
-    "queries scaled by position": _any_attention(lambda one: one.query_scale is not None),
+    "queries scaled by position": lambda spec: (
+        any(one.query_scale is not None for _, one in spec.attentions)
+        or any(one.query_scale is not None for _, one in spec.latent_attentions)
+    ),
     "attention sinks": _any_attention(lambda one: one.sinks is not None),
     "attention softcap": _any_attention(lambda one: one.softcap is not None),
     "MLP without gate": _any_layer(_gateless),

@@ -39,15 +39,7 @@ def _mlp(config: Config, index: int, prefix: str) -> DenseMlpSpec | MoeMlpSpec:
     act = common.activation(config)
     if index < config.integer("first_k_dense_replace", 1, least=0):
         return common.gated_mlp(config, prefix, config.integer("intermediate_size"), act)
-    width = config.integer("moe_intermediate_size")
     number = config.integer("n_routed_experts", 128)
     bias = ChoiceBias(f"{prefix}.gate.e_score_correction_bias")
-    return mixture.with_shared_expert(
-        MoeMlpSpec(
-            mixture.sigmoid_router(config, f"{prefix}.gate", number, bias, epsilon=1e-20),
-            mixture.gated_experts(config, prefix, number, width),
-        ),
-        common.gated_mlp(
-            config, f"{prefix}.shared_experts", width * config.integer("n_shared_experts", 1), act
-        ),
-    )
+    router = mixture.sigmoid_router(config, f"{prefix}.gate", number, bias, epsilon=1e-20)
+    return mixture.routed_and_shared(config, prefix, router)

@@ -1,12 +1,10 @@
 """Multi-head latent attention (MLA) by the names that DeepSeek's checkpoints gave it."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from trtc.builder.families.bounds import LATENT_MULTIPLE
-from trtc.builder.families.config import Config, shown
-from trtc.builder.families.rope import rope_spec
+from trtc.builder.families.config import Config
+from trtc.builder.families.rope import rope_parameters, rope_spec
 from trtc.builder.spec import (
     Interleaved,
     LatentAttentionSpec,
@@ -15,7 +13,7 @@ from trtc.builder.spec import (
     QueryScale,
     RopeSpec,
 )
-from trtc.protos.errors import CheckpointError, UnsupportedError
+from trtc.protos.errors import UnsupportedError
 
 _EPS = 1e-6
 """Of the norms inside attention, which do not read rms_norm_eps."""
@@ -30,23 +28,11 @@ def latent_rope(config: Config, max_seq_len: int) -> RopeSpec:
     given = rope_parameters(config)
     dim = config.integer("qk_rope_head_dim")
     # Mistral 4 counts these dimensions as a part of the head; here they are the whole.
+    part = dim / (config.integer("qk_nope_head_dim") + dim)
+    Config(given).require("partial_rotary_factor", (1.0, part), 1.0)
     whole = {**given, "partial_rotary_factor": 1.0}
     fields = {**config.fields, "rope_scaling": None, "partial_rotary_factor": 1.0}
     return rope_spec(Config({**fields, "rope_parameters": whole}), dim, max_seq_len)
-
-
-def rope_parameters(config: Config) -> Mapping[str, Any]:
-    """`rope_parameters`, or the older `rope_scaling`; nothing where neither is given.
-
-    Raises:
-        CheckpointError: it is no object.
-    """
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(given, dict):
-        raise CheckpointError(
-            f"is {shown(given)}, not an object", field="config.json: rope_parameters"
-        )
-    return given
 
 
 def latent_attention(

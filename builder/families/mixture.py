@@ -4,7 +4,15 @@ import dataclasses
 
 from trtc.builder.families import common
 from trtc.builder.families.config import Config, shown
-from trtc.builder.spec import ChoiceBias, DenseMlpSpec, LinearSpec, MoeMlpSpec, RouterSpec
+from trtc.builder.spec import (
+    ChoiceBias,
+    DenseMlpSpec,
+    GroupScore,
+    LinearSpec,
+    MoeMlpSpec,
+    RouterScore,
+    RouterSpec,
+)
 from trtc.protos.errors import CheckpointError
 
 Names = tuple[str, str, str]
@@ -93,18 +101,40 @@ def sigmoid_router(
     Raises:
         CheckpointError: the groups do not fit the experts.
     """
+    router = grouped_router(config, name, number, "sigmoid")
+    return dataclasses.replace(
+        router,
+        choice_bias=choice_bias,
+        renormalize=config.flag("norm_topk_prob", renormalize),
+        epsilon=epsilon,
+    )
+
+
+def grouped_router(
+    config: Config,
+    name: str,
+    number: int,
+    score: RouterScore,
+    group_score: GroupScore = "top2_sum",
+) -> RouterSpec:
+    """A router by DeepSeek's fields: `topk_group` of `n_group` groups, and what scales the weights.
+
+    Args:
+        name: of its linear in the checkpoint.
+
+    Raises:
+        CheckpointError: the groups do not fit the experts.
+    """
     groups, top_groups = config.integer("n_group", 1), config.integer("topk_group", 1)
     top_k = experts_per_token(config, number)
     _check_groups(number, groups, top_groups, top_k)
     return RouterSpec(
         LinearSpec(name, config.integer("hidden_size"), number),
         top_k,
-        score="sigmoid",
-        choice_bias=choice_bias,
+        score=score,
         num_groups=groups,
         top_groups=top_groups,
-        renormalize=config.flag("norm_topk_prob", renormalize),
-        epsilon=epsilon,
+        group_score=group_score,
         scale=config.number("routed_scaling_factor", 1.0),
     )
 
@@ -133,6 +163,21 @@ def with_shared_expert(
     hidden = mlp.router.linear.in_features
     linear = None if gate is None else LinearSpec(gate, hidden, 1)
     return dataclasses.replace(mlp, shared=shared, shared_gate=linear)
+
+
+def routed_and_shared(config: Config, prefix: str, router: RouterSpec) -> MoeMlpSpec:
+    """`n_shared_experts` beside the routed ones, all of `moe_intermediate_size`, by DeepSeek's
+    names."""
+    number, width = router.linear.out_features, config.integer("moe_intermediate_size")
+    shared = common.gated_mlp(
+        config,
+        f"{prefix}.shared_experts",
+        width * config.integer("n_shared_experts", 1),
+        common.activation(config),
+    )
+    return with_shared_expert(
+        MoeMlpSpec(router, gated_experts(config, prefix, number, width)), shared
+    )
 
 
 def is_sparse_layer(config: Config, index: int) -> bool:

@@ -9,13 +9,14 @@ from trtc.builder.checkpoint.checkpoint import Checkpoint
 from trtc.builder.families.bounds import MAX_EXPERTS_OF_ALL_LAYERS
 from trtc.builder.families.cohere import cohere, cohere2
 from trtc.builder.families.config import Config, shown
-from trtc.builder.families.deepseek import deepseek_v3
+from trtc.builder.families.deepseek import deepseek_v2, deepseek_v3, kimi_k25
 from trtc.builder.families.ernie4_5_moe import ernie4_5_moe
 from trtc.builder.families.exaone4 import exaone4
 from trtc.builder.families.gemma2 import gemma2
 from trtc.builder.families.gemma3 import gemma3
 from trtc.builder.families.glm4 import glm, glm4
 from trtc.builder.families.glm4_moe import glm4_moe
+from trtc.builder.families.glm4_moe_lite import glm4_moe_lite
 from trtc.builder.families.gpt_oss import gpt_oss
 from trtc.builder.families.granite import granite
 from trtc.builder.families.granite_moe import granite_moe, granite_moe_shared
@@ -24,6 +25,7 @@ from trtc.builder.families.llama import ernie4_5, helium, llama, seed_oss
 from trtc.builder.families.minimax_m2 import minimax_m2
 from trtc.builder.families.ministral3 import ministral3
 from trtc.builder.families.mistral import mistral
+from trtc.builder.families.mistral4 import mistral3, mistral4
 from trtc.builder.families.mixtral import mixtral
 from trtc.builder.families.nemotron import arcee, nemotron
 from trtc.builder.families.olmo2 import olmo2, olmo3
@@ -66,7 +68,8 @@ FAMILIES: Mapping[str, Family] = {
     "GraniteMoeSharedForCausalLM": granite_moe_shared,
     "MixtralForCausalLM": mixtral,
     "Ministral3ForCausalLM": ministral3,
-    "Mistral3ForConditionalGeneration": ministral3,
+    "Mistral3ForConditionalGeneration": mistral3,
+    "Mistral4ForCausalLM": mistral4,
     "SmolLM3ForCausalLM": smollm3,
     "Olmo2ForCausalLM": olmo2,
     "Olmo3ForCausalLM": olmo3,
@@ -81,7 +84,11 @@ FAMILIES: Mapping[str, Family] = {
     "Exaone4ForCausalLM": exaone4,
     "CohereForCausalLM": cohere,
     "Cohere2ForCausalLM": cohere2,
+    "DeepseekV2ForCausalLM": deepseek_v2,
     "DeepseekV3ForCausalLM": deepseek_v3,
+    "KimiK25ForConditionalGeneration": kimi_k25,
+    "Kimi_K25ForConditionalGeneration": kimi_k25,
+    "Glm4MoeLiteForCausalLM": glm4_moe_lite,
     "Starcoder2ForCausalLM": starcoder2,
     "StableLmForCausalLM": stablelm,
     "NemotronForCausalLM": nemotron,

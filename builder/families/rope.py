@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtc.builder.families.config import Config, shown
-from trtc.builder.spec import RopeSpec
+from trtc.builder.spec import QueryScale, RopeSpec
 from trtc.protos.errors import CheckpointError, UnsupportedError
 
 Frequencies = NDArray[np.float64]
@@ -90,6 +90,33 @@ def rope_by_layer_type(
         theta = fields.get("rope_local_base_freq")
         fields |= {"rope_parameters": None, "rope_scaling": None, "rope_theta": theta}
     return rope_spec(Config(fields), head_dim, max_seq_len, default_theta=default_theta)
+
+
+def rope_parameters(config: Config) -> Mapping[str, Any]:
+    """`rope_parameters`, or the older `rope_scaling`; nothing where neither is given.
+
+    Raises:
+        CheckpointError: it is no object.
+    """
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(given, dict):
+        raise CheckpointError(
+            f"is {shown(given)}, not an object", field="config.json: rope_parameters"
+        )
+    return given
+
+
+def query_scale(config: Config) -> QueryScale | None:
+    """How queries grow with their position; None: there is no `llama_4_scaling_beta`.
+
+    Raises:
+        CheckpointError: the rope parameters are none, or one of theirs is wrong.
+    """
+    parameters = Config(rope_parameters(config))
+    beta = parameters.optional_number("llama_4_scaling_beta")
+    if beta is None:
+        return None
+    return QueryScale(beta, parameters.integer("original_max_position_embeddings"))
 
 
 def _rounded(inv_freq: Frequencies) -> tuple[float, ...]:

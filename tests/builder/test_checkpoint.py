@@ -389,17 +389,21 @@ def test_a_bias_that_the_config_denies_is_an_error(tmp_path: Path) -> None:
         check_tensors(decoder_spec(checkpoint.config, 64), checkpoint.open_weights())
 
 
-@pytest.mark.parametrize("equal", [True, False])
-def test_an_lm_head_that_differs_from_tied_embeddings_wins(equal: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("equal", "head"), [(True, "lm_head"), (False, "lm_head"), (False, "language_model.lm_head")]
+)
+def test_an_lm_head_that_differs_from_tied_embeddings_wins(
+    equal: bool, head: str, tmp_path: Path
+) -> None:
     path = tiny_checkpoint("llama3", tmp_path)
     reader = SafetensorsReader(path)
     tensors = {name: np.array(reader.read(name)) for name in reader.names}
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + (0.0 if equal else 1.0)
+    tensors[f"{head}.weight"] = tensors["model.embed_tokens.weight"] + (0.0 if equal else 1.0)
     save_file(tensors, path / "model.safetensors")
     checkpoint = open_checkpoint(str(path))
     weights = checkpoint.open_weights()
     spec = settle_embeddings(decoder_spec(checkpoint.config, 64), weights)
-    assert spec.lm_head.name == ("model.embed_tokens" if equal else "lm_head")
+    assert spec.lm_head.name == ("model.embed_tokens" if equal else head)
     assert check_tensors(spec, weights) == ()
 
 

@@ -13,6 +13,7 @@ import transformers
 from tests.support.evaluate import PAGE_SIZE, stepper
 from tests.support.models import (
     FAMILIES,
+    LATENT_YARN,
     WINDOW,
     architecture_of,
     random_prompt,
@@ -192,6 +193,14 @@ def test_lfm2s_convolutions_with_biases_and_more_taps(tmp_path: Path) -> None:
         ("glm4_moe", {"n_group": 1, "topk_group": 1}),
         ("glm4_moe", {"routed_scaling_factor": 1.0}),
         ("lfm2_moe", {"use_expert_bias": False}),
+        ("deepseek_v3", {"n_group": 1, "topk_group": 1}),
+        ("deepseek_v3", {"norm_topk_prob": False}),
+        ("deepseek_v3", {"rope_parameters": {**LATENT_YARN, "mscale_all_dim": 0}}),
+        ("deepseek_v3", {"rope_interleave": False}),
+        ("deepseek_v2", {"topk_method": "greedy"}),
+        ("deepseek_v2", {"routed_scaling_factor": 1.0}),
+        ("mistral4", {"norm_topk_prob": False}),
+        ("mistral4", {"rope_parameters": LATENT_YARN}),
         ("lfm2_moe", {"norm_topk_prob": False}),
         ("granite_moe", {"num_experts_per_tok": 1}),
         ("mixtral", {"num_experts_per_tok": 1}),
@@ -346,6 +355,13 @@ def test_what_published_gemma3_configs_leave_out() -> None:
             "model.language_model.",
             ["model.visual.patch_embed.proj.weight", "mtp.fc.weight", "mtp.layers.0.mlp.weight"],
         ),
+        (
+            "deepseek_v3",
+            "KimiK25",
+            "language_model.model.",
+            ["vision_tower.patch_embed.proj.weight", "mm_projector.proj.0.weight"],
+        ),
+        ("mistral4", "Mistral3", "language_model.model.", ["vision_tower.ln_pre.weight"]),
     ],
 )
 def test_a_text_model_inside_another_is_found_by_its_prefix(
@@ -475,6 +491,7 @@ LONGROPE_SHORT_LIST = {
 }
 LFM2_ENORMOUS = {"block_ffn_dim_multiplier": 998, "intermediate_size": 1 << 20}
 EXAONE4_PATTERN = {"sliding_window_pattern": "LLG", "layer_types": ...}
+HALF_ROTARY = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 ODD_ROTARY = {"partial_rotary_factor": 0.2}
 
 
@@ -545,6 +562,25 @@ ODD_ROTARY = {"partial_rotary_factor": 0.2}
         ("qwen3_5_moe", {"shared_expert_intermediate_size": 0}, CheckpointError, "size: is 0"),
         ("qwen3_next", {"mlp_only_layers": ["1"]}, CheckpointError, "not the number of a layer"),
         ("ministral3", {"rope_parameters": [1]}, CheckpointError, "not an object"),
+        ("deepseek_v3", {"n_routed_experts": 10**9}, CheckpointError, "n_routed_experts: is 1000"),
+        ("deepseek_v3", {"topk_group": 5}, CheckpointError, "topk_group: is 5, and there are 4"),
+        ("deepseek_v3", {"q_lora_rank": -1}, CheckpointError, "q_lora_rank: is -1"),
+        ("deepseek_v3", {"kv_lora_rank": -8}, CheckpointError, "kv_lora_rank: is -8"),
+        ("deepseek_v3", {"kv_lora_rank": 44}, UnsupportedError, "no multiple of 8"),
+        ("deepseek_v3", {"qk_rope_head_dim": 0}, CheckpointError, "qk_rope_head_dim: is 0"),
+        ("deepseek_v3", {"first_k_dense_replace": -1}, CheckpointError, "replace: is -1"),
+        ("deepseek_v3", {"moe_layer_freq": 2}, UnsupportedError, "moe_layer_freq: 2"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, UnsupportedError, "scoring_func"),
+        ("deepseek_v3", {"topk_method": "greedy"}, UnsupportedError, "topk_method: 'greedy'"),
+        ("deepseek_v3", {"n_shared_experts": 10**9}, CheckpointError, "at most 64"),
+        ("deepseek_v2", {"norm_topk_prob": True}, UnsupportedError, "norm_topk_prob: True"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, UnsupportedError, "topk_method: 'noaux_tc'"),
+        ("deepseek_v2", {"topk_group": 9}, CheckpointError, "topk_group: is 9, and there are 4"),
+        ("deepseek_v2", {"num_experts_per_tok": ...}, CheckpointError, "per_tok: is missing"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["dense"]}, CheckpointError, "names 1 layers of 2"),
+        ("glm4_moe_lite", {"mlp_layer_types": [["dense"]] * 2}, UnsupportedError, "a list of 1"),
+        ("mistral4", {"n_group": 8}, CheckpointError, "n_group: is 8, which makes no equal groups"),
+        ("mistral4", {"rope_parameters": HALF_ROTARY}, UnsupportedError, "rotary_factor: 0.5"),
         ("smollm3", {"no_rope_layers": [1]}, CheckpointError, "names 1 layers of 4"),
         ("smollm3", {"no_rope_layers": [1, 0, 2, 1]}, CheckpointError, "has 2, not 0 or 1"),
         ("exaone4", EXAONE4_PATTERN, UnsupportedError, "'LLG' is not supported"),
@@ -585,6 +621,8 @@ def test_every_architecture_has_a_tiny_checkpoint() -> None:
     tested = {architecture_of(family) for family in FAMILIES}
     wrappers = {
         "Gemma3ForConditionalGeneration",
+        "KimiK25ForConditionalGeneration",
+        "Kimi_K25ForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",

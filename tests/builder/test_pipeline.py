@@ -523,7 +523,7 @@ def test_a_model_that_keeps_states_is_not_spread_over_gpus(tmp_path: Path) -> No
 def test_latent_attention_is_refused_where_no_kernel_has_it(
     options: dict[str, Any], problem: str, tmp_path: Path
 ) -> None:
-    model = tiny_checkpoint("deepseek_v3_dense", tmp_path)
+    model = tiny_checkpoint("deepseek_v3", tmp_path)
     with pytest.raises(UnsupportedError, match=problem):
         build(BuildRequest(str(model), tmp_path / "engine", **options))
 

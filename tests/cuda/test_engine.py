@@ -50,7 +50,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_hidden_layers": 2, "sliding_window": 8},
     "ministral3": {"num_hidden_layers": 1},
     "cohere2": {"num_hidden_layers": 1, "layer_types": ["full_attention"]},
-    "deepseek_v3_dense": {"num_hidden_layers": 1, "first_k_dense_replace": 1},
+    "deepseek_v3": {"num_hidden_layers": 1, "first_k_dense_replace": 0},
     "smollm3": {"num_hidden_layers": 2, "no_rope_layers": [1, 0], "use_sliding_window": False},
 }
 """One without and one with norms of q and k, one with routed experts, two
@@ -61,7 +61,7 @@ with short convolutions, whose states lie side by side in the pool; one with del
 layers have two states, and a gate behind attention; one with norms after a layer's
 parts and over all heads, one with sinks and biased experts, one with LayerNorm and squared ReLU
 without a gate, one with attention and MLP side by side, one with queries scaled by their position,
-one with latent attention, and one with layers that have no rotary embedding."""
+one with latent attention before experts, and one with layers that have no rotary embedding."""
 
 
 def run_both(family: str, scheme: str, directory: str, **options: Any) -> dict[str, Any]:

@@ -37,7 +37,8 @@ FAMILIES = (
     "cohere2",
     "nemotron",
     "ministral3",
-    "deepseek_v3_dense",
+    "deepseek_v3",
+    "mistral4",
     "gpt_oss",
 )
 """The variants whose kernels differ; llama3 and yarn differ in the rope table only, Granite in

@@ -6,7 +6,7 @@ from tests.engine.test_state_groups import running
 from tests.support.models import random_prompt, transformers_greedy
 from tests.support.requests import greedy_request
 
-FAMILY = "deepseek_v3_dense"
+FAMILY = "deepseek_v3"
 
 
 def test_a_crowded_pool_serves_the_tokens_of_transformers(tiny_engines: Engines) -> None:

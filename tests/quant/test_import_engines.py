@@ -186,7 +186,7 @@ LATENT = {
 @pytest.mark.parametrize("name", ["fp8_blocks", "fp8_blocks_e8m0", "gptq", "int8_dynamic"])
 def test_latent_attention_of_quantised_checkpoints(name: str, tmp_path: Path) -> None:
     """All linears of DeepSeek-V3's attention are quantised, kv_b_proj among them."""
-    quantized, plain = quantized_pair(name, tmp_path, "deepseek_v3_dense", **LATENT)
+    quantized, plain = quantized_pair(name, tmp_path, "deepseek_v3", **LATENT)
     request = BuildRequest(
         str(quantized), tmp_path / "engine", max_seq_len=64, exact_activations=True
     )

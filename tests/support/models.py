@@ -53,7 +53,13 @@ _LATENT: Mapping[str, Any] = {
     "qk_rope_head_dim": 16,
     "v_head_dim": 32,
 }
-_LATENT_YARN: Mapping[str, Any] = {
+_LATENT_EXPERTS: Mapping[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 32,
+}
+LATENT_YARN: Mapping[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
     "factor": 4.0,
@@ -380,13 +386,51 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "stablelm_parallel": ("StableLmConfig", {"use_parallel_residual": True}),
     "nemotron": ("NemotronConfig", {"mlp_bias": True}),
     "arcee": ("ArceeConfig", {}),
-    "deepseek_v3_dense": (
+    "deepseek_v3": (
         "DeepseekV3Config",
         {
             **_LATENT,
-            "first_k_dense_replace": 2,
-            "rope_parameters": _LATENT_YARN,
+            **_LATENT_EXPERTS,
+            "first_k_dense_replace": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "rope_parameters": LATENT_YARN,
             "attention_bias": True,
+        },
+    ),
+    "deepseek_v2": (
+        "DeepseekV2Config",
+        {
+            **_LATENT,
+            **_LATENT_EXPERTS,
+            "first_k_dense_replace": 1,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 4.0,
+            "rope_parameters": {**LATENT_YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    ),
+    "deepseek_v2_lite": (
+        "DeepseekV2Config",
+        {**_LATENT, **_LATENT_EXPERTS, "q_lora_rank": None, "first_k_dense_replace": 1},
+    ),
+    "glm4_moe_lite": (
+        "Glm4MoeLiteConfig",
+        {**_LATENT, **_LATENT_EXPERTS, "mlp_layer_types": ["sparse", "dense"]},
+    ),
+    "mistral4": (
+        "Mistral4Config",
+        {
+            **_LATENT,
+            **_LATENT_EXPERTS,
+            "q_lora_rank": None,
+            "rope_parameters": {
+                **LATENT_YARN,
+                "original_max_position_embeddings": 32,
+                "llama_4_scaling_beta": 0.5,
+            },
         },
     ),
     "exaone4": (
@@ -433,7 +477,9 @@ def tiny_checkpoint(
     "40KB" gives a sharded checkpoint; `overrides` are config fields.
     """
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(tiny_config(family, **overrides))
+    model = getattr(transformers, architecture_of(family))._from_config(
+        tiny_config(family, **overrides)
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(_random_like(name, parameter, family))
@@ -471,9 +517,11 @@ def random_prompt(length: int, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> l
 
 def transformers_model(path: Path, dtype: str = "float32") -> Any:
     """The checkpoint as a Transformers model for inference (eager attention: softcaps are kept)."""
-    return transformers.AutoModelForCausalLM.from_pretrained(
+    architecture = transformers.AutoConfig.from_pretrained(path).architectures[0]
+    model = getattr(transformers, architecture).from_pretrained(
         path, dtype=getattr(torch, dtype), attn_implementation="eager"
-    ).eval()
+    )
+    return model.eval()
 
 
 def transformers_logits(
