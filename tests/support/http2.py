@@ -69,11 +69,15 @@ class RawClient:
 
     Args:
         window: bytes of messages that the server may send on each stream.
+        source: its own address.
     """
 
-    def __init__(self, address: str, timeout: float = 30.0, *, window: int = 65_535) -> None:
+    def __init__(
+        self, address: str, timeout: float = 30.0, *, window: int = 65_535, source: str = ""
+    ) -> None:
         host, _, port = address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=timeout)
+        place = (source, 0) if source else None
+        self.socket = socket.create_connection((host, int(port)), timeout, place)
         settings = struct.pack(">HI", INITIAL_WINDOW_SIZE, window)
         self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0, settings))
         self.num_headers = 0

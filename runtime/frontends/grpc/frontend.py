@@ -12,6 +12,7 @@ from trtc.runtime.frontends.base import Frontend, is_loopback
 from trtc.runtime.frontends.grpc.caller import Door
 from trtc.runtime.frontends.grpc.calls import GrpcService
 from trtc.runtime.frontends.grpc.health import Health
+from trtc.runtime.frontends.grpc.host_connections import HostConnections
 from trtc.runtime.frontends.grpc.intake import Intake
 from trtc.runtime.frontends.grpc.lazy_service import LazyService
 from trtc.runtime.frontends.grpc.server import bind, make_server
@@ -54,6 +55,7 @@ class GrpcFrontend(Frontend):
         self._server: grpc.aio.Server | None = None
         self._door: Door | None = None
         self._preloading: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._services = (
             LazyService(SERVICE, f"{_HERE}.servicer", self._inference),
             LazyService("inference.GRPCInferenceService", f"{_HERE}.kserve.servicer", self._kserve),
@@ -81,6 +83,8 @@ class GrpcFrontend(Frontend):
         self._service.models.on_change(self._report_health)
         await self._server.start()
         self._preloading = asyncio.create_task(self._preload(), name="trtc-preload-grpc")
+        hosts = HostConnections(self.port, self._service.limits.max_connections)
+        self._watching = asyncio.create_task(hosts.watch(), name="trtc-watch-hosts")
 
     def drain(self) -> None:
         self._intake.drain()
@@ -89,8 +93,9 @@ class GrpcFrontend(Frontend):
         self._health.close()
 
     async def close(self, grace_s: float) -> None:
-        if self._preloading is not None:
-            self._preloading.cancel()
+        for task in (self._preloading, self._watching):
+            if task is not None:
+                task.cancel()
         if self._server is not None:
             await self._server.stop(grace=grace_s)
 

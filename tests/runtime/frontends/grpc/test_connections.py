@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import resource
+import socket
 import statistics
 import time
 from collections import Counter
@@ -21,13 +22,15 @@ from tests.support.http2 import RawClient, reset_rapidly, storm
 from tests.support.processes import resident_bytes
 from tests.support.servers import CONFIG, echo_process, echo_server
 from trtc.cli import main
-from trtc.protos.errors import QueueFullError
+from trtc.protos.errors import QueueFullError, UnavailableError
 from trtc.runtime.client import AsyncClient, Client
 from trtc.runtime.engine.config import EngineConfig
+from trtc.runtime.frontends.grpc.host_connections import HostConnections
 from trtc.runtime.server.process import prepare_process
 from trtc.runtime.service.limits import ServiceLimits
 
 GENERATE = "/trtc.v1.Inference/Generate"
+HOSTS = "trtc.runtime.frontends.grpc.host_connections"
 CALLS = 20_000
 Storm = Callable[[str, float], BaseProcess]
 
@@ -167,6 +170,56 @@ async def test_connections_beyond_the_limit_are_closed_and_the_others_served() -
 
 
 @asynchronous
+async def test_one_host_does_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{HOSTS}.LOOK_S", 0.1)
+    config = replace(CONFIG, limits=ServiceLimits(max_connections=12))
+    async with echo_server(config=config) as server:
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(_raw(server.address, "127.0.0.2")) for _ in range(18)]
+            async with AsyncClient(server.address) as client, asyncio.timeout(20):
+                while True:  # as one whose library connects again
+                    with contextlib.suppress(UnavailableError):
+                        await client.generate([1], max_tokens=1).result()
+                        break
+                    await asyncio.sleep(0.1)
+                ended = await asyncio.to_thread(lambda: sum(map(_is_ended, clients)))
+                assert ended == 18 - 9
+                assert await client.generate([1], max_tokens=1).result()
+
+
+def test_only_connections_of_the_port_are_shut_down(tmp_path: Path) -> None:
+    """Not other files, nor the clients of other servers in the process."""
+    with contextlib.ExitStack() as stack:
+        ours = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        others = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        pairs = []
+        for listener in (others, ours, ours, ours):
+            near = stack.enter_context(socket.create_connection(listener.getsockname()))
+            pairs.append((near, stack.enter_context(listener.accept()[0])))
+        files = [stack.enter_context((tmp_path / str(one)).open("w")) for one in range(50)]
+        hosts = HostConnections(ours.getsockname()[1], 3)
+        num_open = len(list(Path("/proc/self/fd").iterdir()))
+        assert [hosts.limit() for _ in range(3)] == [True] * 3, "an ended one is still open"
+        assert len(list(Path("/proc/self/fd").iterdir())) == num_open
+        for near, _ in pairs:
+            near.settimeout(0.2)
+        assert [_is_over(near) for near, _ in pairs].count(True) == 1
+        assert not _is_over(pairs[0][0])
+        for near, far in pairs[1:]:
+            if _is_over(near):
+                far.close()
+        assert not hosts.limit()
+        assert all(not one.closed for one in files)
+
+
+def _is_over(near: socket.socket) -> bool:
+    try:
+        return near.recv(1) == b""
+    except TimeoutError:
+        return False
+
+
+@asynchronous
 async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtc.runtime.wire.channel.HANDSHAKE_S", 1)
     async with echo_server() as server:
@@ -188,8 +241,8 @@ def test_a_serving_process_may_open_as_many_files_as_the_system_lets_it() -> Non
 
 
 @contextlib.contextmanager
-def _raw(address: str) -> Iterator[RawClient]:
-    client = RawClient(address)
+def _raw(address: str, source: str = "") -> Iterator[RawClient]:
+    client = RawClient(address, source=source)
     try:
         yield client
     finally:
