@@ -55,8 +55,8 @@ class _Kept(NamedTuple):
     tier: "HostTier"
     names: Sequence[tuple[PageKey, int]]
 
-    def write(self, pages: Sequence[int]) -> None:
-        self.tier.put_back(self.names, pages)
+    def write(self, begin: int, pages: Sequence[int]) -> None:
+        self.tier.put_back(self.names, begin, pages)
 
 
 class HostTier:
@@ -104,7 +104,7 @@ class HostTier:
         advise_huge_pages(self._memory)
         arena = np.frombuffer(self._memory, np.uint8)
         self._arena = arena.reshape(self.num_slots, page_bytes)
-        self._batch = max(1, _BATCH_BYTES // page_bytes)
+        self.pages_per_copy = max(1, _BATCH_BYTES // page_bytes)
         self._free = list(range(self.num_slots - 1, -1, -1))
         self._slots: OrderedDict[tuple[PageKey, int], int] = OrderedDict()
         """(key, group) -> slot, least recently used first."""
@@ -172,14 +172,18 @@ class HostTier:
                 break
         return _Kept(self, wanted)
 
-    def put_back(self, names: Sequence[tuple[PageKey, int]], pages: Sequence[int]) -> None:
-        """Write kept pages into pages of the pool, some of which may just have been evicted."""
-        slots = [self._slots[name] for name in names]
-        for name in reversed(names):
+    def put_back(
+        self, names: Sequence[tuple[PageKey, int]], begin: int, pages: Sequence[int]
+    ) -> None:
+        """Write kept pages, those of `names` from index `begin` on, into pages of the pool, some of
+        which may just have been evicted. No name from `begin` on is dropped for them."""
+        left = names[begin:]
+        for name in reversed(left):
             self._slots.move_to_end(name)
-        self._save(self.num_slots - len(slots))  # so that none of these is dropped
-        for begin in range(0, len(slots), self._batch):
-            batch = slice(begin, begin + self._batch)
+        self._save(self.num_slots - len(left))
+        slots = [self._slots[name] for name in left[: len(pages)]]
+        for first in range(0, len(slots), self.pages_per_copy):
+            batch = slice(first, first + self.pages_per_copy)
             self._executor.write_pages(pages[batch], self._arena[slots[batch]])
         self.restored_bytes += len(slots) * self._arena.shape[1]
 
@@ -192,8 +196,8 @@ class HostTier:
         self._slots.update(zip((name for name, _ in leaving), slots, strict=True))
         if self._watcher is not None:
             self._watcher.saved([name for name, _ in reversed(leaving)])
-        for begin in range(0, len(leaving), self._batch):
-            batch = slice(begin, begin + self._batch)
+        for begin in range(0, len(leaving), self.pages_per_copy):
+            batch = slice(begin, begin + self.pages_per_copy)
             read = self._executor.read_pages([page for _, page in leaving[batch]])
             self._reads.append(_Read(read, slots[batch]))
             self.num_begun += 1

@@ -48,7 +48,7 @@ from trtc.runtime.scheduling.scheduler_state import AGEING_S, OVERDUE_S, Schedul
 from trtc.runtime.scheduling.sequence import Sequence as RunningSequence
 from trtc.runtime.scheduling.sequence import rank_of
 from trtc.runtime.scheduling.shares import Resource, Shares
-from trtc.runtime.scheduling.step_plan import Scored
+from trtc.runtime.scheduling.step_plan import Scored, StepPlan
 from trtc.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ class LoopConfig(msgspec.Struct, frozen=True):
     drafts: "DraftConfig | None" = None
     """Speculative decoding; None: off."""
     step_target_s: float = 0.17
-    """Seconds that a step with decodes should take at most: prompts are cut to fit. 0: no limit."""
+    """Seconds that a step with decodes should take at most: prompts are cut to fit, and pages are
+    restored from the host tier for half of it before the step. 0: no limit."""
     ageing_s: float = AGEING_S
     overdue_s: float = OVERDUE_S
     """As in scheduler_state."""
@@ -426,9 +427,7 @@ class EngineLoop:
         """Plan the next step and launch it; False: there is none yet."""
         self._pipeline.release_held()
         self._pipeline.propose_drafts()
-        step_plan = plan(self._state, self._pace.limits)
-        if self._restorer is not None and self._restorer.restore(step_plan.admissions):
-            step_plan = plan(self._state, self._pace.limits)
+        step_plan = self._plan()
         if not step_plan.chunks:
             return False
         for sequence, _ in step_plan.admissions:
@@ -438,6 +437,21 @@ class EngineLoop:
             self._leave_queue(live)
         self._pipeline.launch(step_plan)
         return True
+
+    def _plan(self) -> StepPlan:
+        """The next step, for whose prompts pages are restored from the host tier. Other sequences
+        wait for that half a step's time at most."""
+        step_plan = plan(self._state, self._pace.limits)
+        if self._restorer is None or not step_plan.admissions:
+            return step_plan
+        has_others = len(step_plan.chunks) > len(step_plan.admissions)
+        until = None
+        if self._config.step_target_s and (has_others or self._pipeline.num_in_flight):
+            until = time.perf_counter() + self._config.step_target_s / 2
+        restored = self._restorer.restore(step_plan.admissions, until)
+        if restored.any_pages:
+            step_plan = plan(self._state, self._pace.limits, stop_before=restored.unfinished)
+        return step_plan
 
     def _emit(self, completed: CompletedStep) -> None:
         """Add a step's tokens to their requests, and deliver the requests' outputs to the sinks."""

@@ -51,18 +51,30 @@ class StepLimits(NamedTuple):
     as fit. Prompts get at least a quarter of them, however many sequences decode."""
 
 
-def plan(state: SchedulerState, limits: StepLimits) -> StepPlan:
+def plan(
+    state: SchedulerState, limits: StepLimits, *, stop_before: Sequence | None = None
+) -> StepPlan:
     """The next step. Does not change the state.
 
     It is empty only if nothing is left to compute, or if the step in flight must complete first.
+
+    Args:
+        stop_before: a waiting sequence whose pages are being restored (restoring.py); neither it
+            nor those behind it are admitted. None: there is none.
     """
-    chosen = _plan(state, limits, may_preempt_for_fairness=True)
+    chosen = _plan(state, limits, stop_before, may_preempt_for_fairness=True)
     if chosen.preempts_for_fairness and not chosen.chunks:
-        return _plan(state, limits, may_preempt_for_fairness=False)
+        return _plan(state, limits, stop_before, may_preempt_for_fairness=False)
     return chosen
 
 
-def _plan(state: SchedulerState, limits: StepLimits, *, may_preempt_for_fairness: bool) -> StepPlan:
+def _plan(
+    state: SchedulerState,
+    limits: StepLimits,
+    stop_before: Sequence | None,
+    *,
+    may_preempt_for_fairness: bool,
+) -> StepPlan:
     draft = _Draft(state, limits)
     preempts_for_fairness = may_preempt_for_fairness and draft.preempt_for_fairness()
     draft.decode_running()
@@ -74,7 +86,7 @@ def _plan(state: SchedulerState, limits: StepLimits, *, may_preempt_for_fairness
         draft.bound_prefill(limits.max_tokens_beside_decodes)
     draft.prefill_running()
     if not draft.preempted:
-        draft.admit_waiting()
+        draft.admit_waiting(stop_before)
     return StepPlan(
         tuple(draft.preempted),
         tuple(draft.secured),
@@ -225,12 +237,14 @@ class _Draft:
                 if number:
                     self._add_chunk(sequence, sequence.num_computed, remaining, number)
 
-    def admit_waiting(self) -> None:
+    def admit_waiting(self, stop_before: Sequence | None) -> None:
         lanes = len(self._state.free_lanes)
         if self._budget == 0 or not lanes:
             return
         for sequence in self._state.waiting.forecast():
             if self._budget == 0 or min(lanes, self._spare_rows) < sequence.num_samples:
+                return
+            if sequence is stop_before:
                 return
             matched = self._match(sequence)
             start = self._state.num_computed_after(sequence, matched)

@@ -15,9 +15,10 @@ from trtc.protos.errors import EnvironmentFault, RequestError, UnsupportedError
 from trtc.runtime.engine import host_tier
 from trtc.runtime.engine.host_tier import HostTier
 from trtc.runtime.engine.loop import LoopConfig
-from trtc.runtime.executors.base import PageRead
+from trtc.runtime.executors.base import Bytes, PageRead, PendingStep, StepBatch
 from trtc.runtime.executors.echo import EchoExecutor, EchoOptions
 from trtc.runtime.requests.request import Usage
+from trtc.runtime.sampling.sampler import SamplingBatch
 
 OPTIONS = EchoOptions(
     vocab_size=64, num_pages=12, page_size=4, max_batch_size=4, max_seq_len=48, max_num_tokens=16
@@ -69,6 +70,47 @@ def test_what_comes_back_is_not_copied_again_when_it_leaves() -> None:
                 saved = loop.stats().host_saved_bytes
         assert loop.stats().host_saved_bytes == saved
         assert loop.stats().host_restored_bytes > 0
+
+
+class _Watched(EchoExecutor):
+    """Notes how many pages are written before each step, and how many sequences the step has."""
+
+    def __init__(self, options: EchoOptions) -> None:
+        super().__init__(options)
+        self.steps: list[tuple[int, int]] = []
+        self.num_written = 0
+
+    def write_pages(self, pages: Sequence[int], data: Bytes) -> None:
+        self.num_written += len(pages)
+        super().write_pages(pages, data)
+
+    def launch(self, batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
+        self.steps.append((self.num_written, len(batch.context_lens)))
+        self.num_written = 0
+        return super().launch(batch, sampling)
+
+
+def test_others_compute_while_a_long_prefix_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no time for more than one copy of 2 pages a step."""
+    monkeypatch.setattr(host_tier, "_BATCH_BYTES", 2 * PAGE_BYTES)
+    executor = _Watched(replace(OPTIONS, num_pages=24))
+    config = LoopConfig(kv_host_bytes=100 * PAGE_BYTES, step_target_s=1e-9)
+    with running_loop(OPTIONS, config, executor=executor) as loop:
+        for number in range(4):
+            ask(loop, number)
+        long = loop.send(greedy_request("long", [9] * 3, 40, ignore_eos=True))
+        long.first.wait()
+        before = len(executor.steps)
+        assert ask(loop, 0, "again").cached_prompt_tokens == 28
+        steps = executor.steps[before:]
+        long.wait()
+        assert loop.stats().host_restored_bytes > 0
+    assert [steps[at] for at in range(len(steps)) if steps[at][0]] == [
+        (2, 1),
+        (2, 1),
+        (2, 1),
+        (1, 2),
+    ]
 
 
 def test_a_salt_keeps_what_left_the_pool_apart_as_well() -> None:
@@ -156,14 +198,14 @@ def test_many_pages_are_copied_a_few_at_once(monkeypatch: pytest.MonkeyPatch) ->
     for page in range(30, 60):
         tier.evicted(b"new", page, page)
     kept = [(b"old", group) for group in range(5, 25)]
-    tier.take(kept).write(range(40, 60))
+    tier.take(kept).write(0, range(40, 60))
     tier.land(tier.num_begun)
     executor.run_until(lambda: not executor._stream)
     assert executor._tokens[160:240].tolist() == list(range(20, 100))
     assert [tier.has(*name) for name in kept] == [True] * 20
     assert [group for group in range(60) if tier.has(b"new", group)] == list(range(50, 60))
     read = tier.take([(b"new", 59)])
-    read.write([0])
+    read.write(0, [0])
     executor.run_until(lambda: not executor._stream)
     assert executor._tokens[:4].tolist() == list(range(236, 240))
 
@@ -178,8 +220,8 @@ def test_a_page_that_is_wanted_before_it_has_landed_is_waited_for() -> None:
     tier.flush()
     executor._tokens[:] = 0
     assert not tier.has(b"one", 1)
-    tier.take([(b"two", 0)]).write([2])
-    tier.take([(b"one", 0)]).write([3])
+    tier.take([(b"two", 0)]).write(0, [2])
+    tier.take([(b"one", 0)]).write(0, [3])
     assert executor._tokens[8:16].tolist() == [4, 5, 6, 7, 0, 1, 2, 3]
     tier.evicted(b"three", 0, 2)
     tier.flush()
