@@ -1,9 +1,11 @@
 """Requests for masks of sequences' next tokens, and waiting for their answers."""
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
+from typing import NamedTuple
 
 from trtc.protos.errors import InvalidRequestError, TrtcError
 from trtc.runtime.requests.token_masks import JointMasks, MaskQuestion, TokenEdit, TokenMasks
@@ -11,6 +13,22 @@ from trtc.runtime.sampling.masks import check_bias, read_mask
 from trtc.runtime.scheduling.sequence import Sequence as RunningSequence
 
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
+
+
+class RowEdit(NamedTuple):
+    """Changes to the logits of one row's draw."""
+
+    masks: memoryview | None
+    """[rows, ceil(vocab / 32)] 32-bit words. None: every token is allowed."""
+    row: int
+    """Row of `masks`."""
+    bias: Mapping[int, float] = _NO_BIAS
+
+    def allows(self, token: int) -> bool:
+        if self.masks is None:
+            return True
+        word: int = self.masks[self.row, token >> 5]
+        return bool(word >> (token & 31) & 1)
 
 
 class Answers:
@@ -48,19 +66,19 @@ class Answers:
 
 
 class Question:
-    """A request for the mask of one sequence's next token (implements MaskQuestion)."""
+    """A request for the mask of one sequence's next token, and of those after its drafts
+    (implements MaskQuestion)."""
 
     __slots__ = (
         "_answers",
         "_sequence",
         "_vocab_size",
-        "bias",
+        "drafts",
+        "edits",
         "error",
         "is_answered",
         "is_awaited",
-        "masks",
         "num_output",
-        "row",
         "sequence_key",
         "source",
     )
@@ -71,16 +89,15 @@ class Question:
         sequence: RunningSequence,
         answers: Answers,
         vocab_size: int,
+        drafts: Sequence[int] = (),
     ) -> None:
         self.source = source
         self.sequence_key = sequence.number, sequence.index
         self._sequence = sequence
         self.num_output = sequence.num_output
-        self.masks: memoryview | None = None
-        """[rows, ceil(vocab / 32)] 32-bit words; row `row` is the answer. None: every token is
-        allowed."""
-        self.row = 0
-        self.bias = _NO_BIAS
+        self.drafts = drafts
+        self.edits: list[RowEdit] = []
+        """The answer: for the next token, and after each of the first drafts."""
         self.error: TrtcError | None = None
         self.is_answered = False
         """Like `is_awaited`, changed under the lock of the answers."""
@@ -93,24 +110,35 @@ class Question:
         first = self._sequence.num_prompt
         return self._sequence.token_ids[first : first + self.num_output]
 
-    @property
-    def last_id(self) -> int:
-        return self._sequence.token_ids[self._sequence.num_prompt + self.num_output - 1]
+    def output_from(self, start: int) -> list[int]:
+        first = self._sequence.num_prompt
+        return self._sequence.token_ids[first + start : first + self.num_output]
 
     def answer(self, edit: bytes | TokenEdit) -> None:
+        self.answer_each(iter((edit,)))
+
+    def answer_each(self, edits: Iterator[bytes | TokenEdit]) -> None:
         try:
-            edit = edit if isinstance(edit, TokenEdit) else TokenEdit(edit)
-            if edit.mask is not None:
-                self.masks = read_mask(edit.mask, self._vocab_size)[None].data
-            check_bias(edit.bias, self._vocab_size)
+            self.edits.append(self._checked(next(edits)))
         except Exception as error:  # noqa: BLE001 (whatever is wrong with an answer ends its request)
             self.fail(error)
             return
-        self.bias = edit.bias
+        with contextlib.suppress(Exception):  # the sequence may never get there
+            for token in self.drafts:
+                if not self.edits[-1].allows(token):
+                    break
+                self.edits.append(self._checked(next(edits)))
         self._answers.take(self)
 
-    def answer_from(self, masks: memoryview, row: int) -> None:
-        self.masks, self.row = masks, row
+    def _checked(self, edit: bytes | TokenEdit) -> RowEdit:
+        edit = edit if isinstance(edit, TokenEdit) else TokenEdit(edit)
+        check_bias(edit.bias, self._vocab_size)
+        if edit.mask is None:
+            return RowEdit(None, 0, edit.bias)
+        return RowEdit(read_mask(edit.mask, self._vocab_size)[None].data, 0, edit.bias)
+
+    def answer_from(self, masks: memoryview, row: int, num_drafts: int = 0) -> None:
+        self.edits = [RowEdit(masks, at) for at in range(row, row + num_drafts + 1)]
         self._answers.take(self)
 
     def fail(self, error: BaseException) -> None:
@@ -139,13 +167,18 @@ class AnswerThreads:
 
 
 def _ask(question: MaskQuestion) -> None:
-    source = question.source
     try:
-        edit = source.allowed(question.output_ids)  # type: ignore[union-attr]
+        question.answer_each(edits_of(question))
     except BaseException as error:  # noqa: BLE001 (a caller's code: whatever it raises is its answer)
         question.fail(error)
-    else:
-        question.answer(edit)
+
+
+def edits_of(question: MaskQuestion) -> Iterator[bytes | TokenEdit]:
+    """What a TokenMasks answers: after the output, and after each of its drafts."""
+    source = question.source
+    output, drafts = list(question.output_ids), list(question.drafts)
+    for number in range(len(drafts) + 1):
+        yield source.allowed(output + drafts[:number])  # type: ignore[union-attr]
 
 
 def _refusal(error: BaseException) -> TrtcError:

@@ -7,18 +7,23 @@ step waits for late masks: if it has sequences without masks, until their logits
 that they lose no time, else briefly. Then the sequence of a late mask is held: it skips steps until
 the mask is ready. If the sequence's state cannot be kept meanwhile, the step waits for the mask; if
 the step would draw nothing at all, it waits for the first mask.
+
+A sequence with drafts has a mask for each of its rows, up to the first draft that its masks forbid:
+
+    known d1   d2        d3
+    mask  mask forbidden          the draws are t1, t2, ...; t1 counts, and t2 if d1 is t1
 """
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from trtc.protos.errors import TrtcError
-from trtc.runtime.engine.mask_answers import Answers, AnswerThreads, Question
+from trtc.runtime.engine.mask_answers import Answers, AnswerThreads, Question, RowEdit
 from trtc.runtime.engine.step_builder import MaskedRows
 from trtc.runtime.requests.token_masks import (
     JointMasks,
@@ -28,7 +33,8 @@ from trtc.runtime.requests.token_masks import (
     each_source,
 )
 from trtc.runtime.sampling.masks import RowMasks, UInt32s, check_allows_any
-from trtc.runtime.scheduling.sequence import Sequence, Status
+from trtc.runtime.scheduling.sequence import Sequence as RunningSequence
+from trtc.runtime.scheduling.sequence import Status
 
 _GRACE_S = 0.005
 """Seconds that a step waits for masks: less than most steps take, and more than most masks take."""
@@ -47,18 +53,21 @@ class Collected(NamedTuple):
     """Masks and biases of a step at the time of its draw."""
 
     masks: RowMasks | None
-    late: list[Sequence]
+    late: list[RunningSequence]
     """Sequences whose masks are not ready."""
-    failures: dict[Sequence, TrtcError]
+    failures: dict[RunningSequence, TrtcError]
     """Errors of masks that could not be computed."""
     biases: Mapping[int, Mapping[int, float]] = MappingProxyType({})
     """Row -> token id -> bias of its logit."""
+    last_rows: Sequence[int] = ()
+    """Rows that verify a draft, which must be rejected: the rows behind have no masks."""
 
 
 class _Asked(NamedTuple):
     num_output: int
     at: float
     """time.perf_counter()"""
+    drafts: Sequence[int]
     questions: list[Question]
     """One question for each source of the request's masks."""
 
@@ -71,13 +80,6 @@ class _Asked(NamedTuple):
         return True
 
 
-class _Mask(NamedTuple):
-    """One row of an array of masks."""
-
-    masks: memoryview
-    row: int
-
-
 class MaskDesk:
     """The masks of one engine's sequences. Not thread-safe."""
 
@@ -85,7 +87,7 @@ class MaskDesk:
         self._vocab_size = vocab_size
         self._answers = Answers()
         self._threads = AnswerThreads(min(_MAX_THREADS, os.cpu_count() or 1))
-        self._asked: dict[Sequence, _Asked] = {}
+        self._asked: dict[RunningSequence, _Asked] = {}
 
     @property
     def is_waiting(self) -> bool:
@@ -96,11 +98,11 @@ class MaskDesk:
         """Request the masks of sequences whose tokens are all known; `collect` returns them."""
         begun: dict[MaskAnswerer, list[MaskQuestion]] = {}
         now = time.perf_counter()
-        for sequence, _, _ in rows:
+        for sequence, _, _, drafts in rows:
             num_output = sequence.num_output
             asked = self._asked.get(sequence)
             if asked is None or asked.num_output != num_output:
-                asked = _Asked(num_output, now, self._questions(sequence))
+                asked = _Asked(num_output, now, drafts, self._questions(sequence, drafts))
                 self._asked[sequence] = asked
                 for one in asked.questions:
                     begun.setdefault(self._answerer(one.source), []).append(one)
@@ -124,30 +126,25 @@ class MaskDesk:
         running = [one for one in rows if one.sequence.lanes]
         self.ask(running)
         self._wait([self._asked[one.sequence] for one in running], may_be_late, free_s)
-        numbers: list[int] = []
-        found: list[_Mask] = []
-        biases: dict[int, Mapping[int, float]] = {}
-        late: list[Sequence] = []
-        failures: dict[Sequence, TrtcError] = {}
-        for sequence, first, number in running:
-            asked = self._asked[sequence]
+        found = FoundEdits()
+        late: list[RunningSequence] = []
+        failures: dict[RunningSequence, TrtcError] = {}
+        for one in running:
+            asked = self._asked[one.sequence]
             if not asked.is_answered:
-                late.append(sequence)
+                late.append(one.sequence)
                 continue
-            del self._asked[sequence]
+            del self._asked[one.sequence]
             try:
-                mask, bias = _common(asked.questions)
+                edit = _common(asked.questions, 0)
             except TrtcError as error:
-                failures[sequence] = error
+                failures[one.sequence] = error
                 continue
-            rows_of = range(first, first + number)
-            if mask is not None:
-                numbers += rows_of
-                found += [mask] * number
-            if bias:
-                biases |= dict.fromkeys(rows_of, bias)
-        masks = RowMasks(np.array(numbers, np.int32), _joined(found)) if found else None
-        return Collected(masks, late, failures, biases)
+            if one.drafts:
+                found.add_drafted(one, _edits_after(edit, asked, one.drafts))
+            else:
+                found.add(edit, range(one.first, one.first + one.number))
+        return Collected(found.masks(), late, failures, found.biases, found.last_rows)
 
     def release(self) -> None:
         """Release held sequences whose masks are ready, and forget those that have ended."""
@@ -173,11 +170,11 @@ class MaskDesk:
         if free_s is None and asked and not any(one.is_answered for one in asked):
             self._answers.wait_until(lambda: any(one.is_answered for one in asked), _FIRST_MASK_S)
 
-    def _questions(self, sequence: Sequence) -> list[Question]:
+    def _questions(self, sequence: RunningSequence, drafts: Sequence[int]) -> list[Question]:
         masks = sequence.request.masks
         assert masks is not None
         return [
-            Question(source, sequence, self._answers, self._vocab_size)
+            Question(source, sequence, self._answers, self._vocab_size, drafts)
             for source in each_source(masks)
         ]
 
@@ -194,8 +191,57 @@ def _grace(asked: list[_Asked], free_s: float | None) -> float:
     return min(max(left, _LEAST_GRACE_S, _LEAST_GRACE * free_s), _GRACE_S)
 
 
-def _common(questions: list[Question]) -> tuple[_Mask | None, Mapping[int, float]]:
-    """The intersection of the answers' masks, and the sums of their biases.
+class FoundEdits:
+    """The edits of a step's rows, as they are found, in order of the rows."""
+
+    def __init__(self) -> None:
+        self._rows: list[int] = []
+        self._edits: list[RowEdit] = []
+        self.biases: dict[int, Mapping[int, float]] = {}
+        self.last_rows: list[int] = []
+
+    def add(self, edit: RowEdit, rows: range) -> None:
+        if edit.masks is not None:
+            self._rows += rows
+            self._edits += [edit] * len(rows)
+        if edit.bias:
+            self.biases |= dict.fromkeys(rows, edit.bias)
+
+    def add_drafted(self, rows: MaskedRows, edits: Sequence[RowEdit]) -> None:
+        """Add a sequence with drafts, of which the first len(edits) - 1 have edits."""
+        for row, edit in enumerate(edits, rows.first):
+            self.add(edit, range(row, row + 1))
+        if len(edits) < rows.number:
+            self.last_rows.append(rows.first + len(edits) - 1)
+
+    def masks(self) -> RowMasks | None:
+        if not self._edits:
+            return None
+        return RowMasks(np.array(self._rows, np.int32), _joined(self._edits))
+
+
+def _edits_after(first: RowEdit, asked: _Asked, drafts: Sequence[int]) -> list[RowEdit]:
+    """The edits of a sequence's rows, up to the first draft that is forbidden, or has none.
+
+    Args:
+        drafts: of the step. A sequence that was held may have been asked about others.
+    """
+    edits = [first]
+    for number, (draft, of_question) in enumerate(zip(drafts, asked.drafts, strict=False), 1):
+        if draft != of_question or not edits[-1].allows(draft):
+            break
+        if any(len(one.edits) <= number for one in asked.questions):
+            break
+        try:
+            edits.append(_common(asked.questions, number))
+        except TrtcError:
+            break  # the sequence fails when it gets there
+    return edits
+
+
+def _common(questions: list[Question], number: int) -> RowEdit:
+    """The edit after `number` drafts: the intersection of the answers' masks, and the sums of their
+    biases.
 
     Raises:
         TrtcError: an answer failed, or no token is allowed by all.
@@ -203,27 +249,25 @@ def _common(questions: list[Question]) -> tuple[_Mask | None, Mapping[int, float
     for one in questions:
         if one.error is not None:
             raise one.error
-    (first, *others) = questions
-    mask = None if first.masks is None else _Mask(first.masks, first.row)
-    if not others:
-        return mask, first.bias
-    sums = dict(first.bias)
-    for other in others:
-        for token, value in other.bias.items():
-            sums[token] = sums.get(token, 0.0) + value
-        if other.masks is not None:
-            added = _Mask(other.masks, other.row)
-            mask = added if mask is None else _intersection(mask, added)
-    return mask, sums
+    common = questions[0].edits[number]
+    for one in questions[1:]:
+        common = _intersection(common, one.edits[number])
+    return common
 
 
-def _intersection(one: _Mask, other: _Mask) -> _Mask:
+def _intersection(one: RowEdit, other: RowEdit) -> RowEdit:
+    bias = dict(one.bias)
+    for token, value in other.bias.items():
+        bias[token] = bias.get(token, 0.0) + value
+    if one.masks is None or other.masks is None:
+        masked = other if one.masks is None else one
+        return masked._replace(bias=bias)
     words = np.asarray(one.masks)[one.row] & np.asarray(other.masks)[other.row]
     check_allows_any(words)
-    return _Mask(words[None].data, 0)
+    return RowEdit(words[None].data, 0, bias)
 
 
-def _joined(found: list[_Mask]) -> UInt32s:
+def _joined(found: list[RowEdit]) -> UInt32s:
     """[len(found), words]; not a copy if they are already contiguous, as in most steps."""
     masks = found[0].masks
     words: UInt32s

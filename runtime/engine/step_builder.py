@@ -13,6 +13,7 @@ that this row of the previous step draws.
 
 import math
 from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Sequence as Items
 from typing import Any, NamedTuple
 
 import msgspec
@@ -31,6 +32,7 @@ from trtc.runtime.sampling.sampler import (
     NO_DRAFT,
     NO_LOGPROBS,
     NO_PENDING,
+    WRONG_DRAFT,
     Bools,
     Int32s,
     Int64s,
@@ -51,12 +53,14 @@ _FORCED = 3e38
 
 
 class MaskedRows(NamedTuple):
-    """Rows of a step that draw a sequence's next token with a mask."""
+    """Rows of a step that draw a sequence's next token with a mask, and those after its drafts."""
 
     sequence: Sequence
     first: int
     number: int
-    """Number of rows; more than one where a request forks."""
+    """Number of rows: more than one where a request forks, or has drafts."""
+    drafts: Items[int] = ()
+    """Tokens that the step verifies, number - 1."""
 
 
 class BuiltStep(msgspec.Struct, frozen=True, eq=False):
@@ -255,13 +259,20 @@ class StepBuilder:
         step: BuiltStep,
         masks: RowMasks | None,
         biases: Mapping[int, Mapping[int, float]],
+        last_rows: Items[int] = (),
     ) -> SamplingBatch:
         """The sampling batch of a step once the tokens of its sequences are all known.
 
         Args:
             biases: row -> token id -> bias of its logit, in addition to the request's biases.
+            last_rows: rows that verify drafts, which must be rejected.
         """
         sampling = replace(step.sampling, masks=masks)
+        if last_rows:
+            assert sampling.drafts is not None
+            drafts = sampling.drafts.copy()
+            drafts[list(last_rows)] = WRONG_DRAFT
+            sampling = replace(sampling, drafts=drafts)
         if biases:
             sampling = replace(sampling, bias=with_biases(sampling.bias, biases))
         if step.counted_lanes is None:
@@ -339,10 +350,11 @@ def _layout_of_chunks(
 def _masked_rows(plan: StepPlan) -> tuple[MaskedRows, ...]:
     found, row = [], 0
     for sequence, _, _, num_samples, num_scored, num_drafts in plan.chunks:
-        row += num_scored + num_drafts
+        row += num_scored
         if num_samples and sequence.request.masks is not None:
-            found.append(MaskedRows(sequence, row, num_samples))
-        row += num_samples
+            drafts = tuple(sequence.drafts[:num_drafts])
+            found.append(MaskedRows(sequence, row, num_drafts + num_samples, drafts))
+        row += num_drafts + num_samples
     return tuple(found)
 
 

@@ -175,14 +175,16 @@ class StepPipeline:
         assert step.undrawn is not None
         masked = [one for one in step.built.masked if one.sequence.lanes]
         may_be_late = all(self._state.can_hold(one.sequence) for one in masked)
-        has_others = len(step.built.batch.context_lens) > len(masked)
+        has_others = len(step.plan.chunks) > len(masked)
         free_s = min(self._step_seconds, default=0.0) if has_others else None
         collected = self._desk().collect(masked, may_be_late=may_be_late, free_s=free_s)
         step.failures = collected.failures
         step.held = {*collected.late, *collected.failures}
         for sequence in step.held:
             self._state.hold(sequence)
-        sampling = self._builder.late_sampling(step.built, collected.masks, collected.biases)
+        sampling = self._builder.late_sampling(
+            step.built, collected.masks, collected.biases, collected.last_rows
+        )
         step.pending = step.undrawn.draw(sampling)
 
     def propose_drafts(self) -> None:

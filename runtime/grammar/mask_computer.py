@@ -1,12 +1,14 @@
 """Computes the masks of all sequences with grammars in a step together.
 
-    questions -> matchers -> read the last tokens -> one block of masks, one row per question
+    questions -> matchers -> read the last tokens -> one block of masks, one row per question, and
+                                                     one per draft
 
 One thread does it; llguidance's own threads compute the rows without the GIL. After a slow block,
 its requests are computed separately (`GrammarMasks.is_slow`), so that a grammar that is always slow
 delays others only once.
 """
 
+import itertools
 import os
 import time
 from collections.abc import Sequence
@@ -20,6 +22,7 @@ from trtc.protos.errors import UnavailableError
 from trtc.protos.step import num_mask_words
 from trtc.runtime.grammar.mask_source import SLOW_S, GrammarMasks, State
 from trtc.runtime.requests.token_masks import MaskQuestion
+from trtc.runtime.sampling.masks import UInt32s
 
 _MAX_THREADS = 8
 _EXTRA_S = 0.0005
@@ -38,6 +41,7 @@ class _Reading(NamedTuple):
     source: GrammarMasks
     state: State
     rest: list[int]
+    drafts: Sequence[int]
 
 
 def _lexer(reading: _Reading) -> int:
@@ -96,34 +100,55 @@ class MaskComputer:
             else:
                 readings.append(_Reading(question, source, *reading))
         readings.sort(key=_lexer)
-        singles = [(one.state.matcher, one.rest[0]) for one in readings if len(one.rest) == 1]
-        if len(singles) > 1:
-            self._rows.consume_token_par(singles)
-        for _, _, state, rest in readings:
-            if len(rest) > 1 or len(singles) == 1:
-                state.matcher.consume_tokens(rest)
-            state.read += rest
+        unread = [(one.state.matcher, one.rest) for one in readings if one.rest]
+        while len(unread) > 1:
+            self._rows.consume_token_par([(matcher, rest[0]) for matcher, rest in unread])
+            unread = [(matcher, rest[1:]) for matcher, rest in unread if len(rest) > 1]
+        for matcher, rest in unread:  # needs no other thread
+            matcher.consume_tokens(rest)
+        for one in readings:
+            one.state.read += one.rest
         return readings
 
     def _fill(self, readings: list[_Reading], unanswered: dict[MaskQuestion, None]) -> None:
         """Compute and answer."""
-        block = np.empty((len(readings), self._num_words), np.uint32)
-        matchers = [
-            (one.state.matcher, row)
-            for row, one in enumerate(readings)
+        block, first_rows = self._block(readings)
+        valid = [
+            (one, row)
+            for one, row in zip(readings, first_rows, strict=True)
             if not one.state.matcher.is_error()
         ]
+        plain = [(one.state.matcher, row) for one, row in valid if not one.drafts]
+        drafted = [(one.state.matcher, row, list(one.drafts)) for one, row in valid if one.drafts]
         begin, size = block.ctypes.data, block.strides[0]
-        if len(matchers) == 1:  # needs no other thread
-            ((matcher, row),) = matchers
+        if len(plain) == 1:  # needs no other thread
+            ((matcher, row),) = plain
             matcher.unsafe_compute_mask_ptr(begin + row * size, size)
-        elif matchers:
-            self._rows.unsafe_compute_mask_ptr(matchers, begin, size, len(block))
+        elif plain:
+            self._rows.unsafe_compute_mask_ptr(plain, begin, size, len(block))
+        if drafted:
+            self._rows.unsafe_compute_mask_ptr_with_draft_token(drafted, begin, size, len(block))
         masks = block.data
-        for row, (question, source, state, _) in enumerate(readings):
+        for (question, source, state, _, drafts), row in zip(readings, first_rows, strict=True):
             del unanswered[question]
             if state.matcher.is_error():
                 question.fail(source.failure(state))
             else:
                 source.give_back(state)
-                question.answer_from(masks, row)
+                question.answer_from(masks, row, _num_computed(block, row, drafts))
+
+    def _block(self, readings: list[_Reading]) -> tuple[UInt32s, Sequence[int]]:
+        """Room for the masks, and the first row of each reading; those of drafts are 0."""
+        if not any(one.drafts for one in readings):
+            return np.empty((len(readings), self._num_words), np.uint32), range(len(readings))
+        ends = list(itertools.accumulate(1 + len(one.drafts) for one in readings))
+        return np.zeros((ends[-1], self._num_words), np.uint32), [0, *ends[:-1]]
+
+
+def _num_computed(block: UInt32s, row: int, drafts: Sequence[int]) -> int:
+    """How many drafts have masks: those up to the first that is forbidden, or exceeds a limit."""
+    for at, token in enumerate(drafts):
+        is_allowed = block[row + at, token >> 5] >> np.uint32(token & 31) & 1
+        if not is_allowed or not block[row + at + 1].any():
+            return at
+    return len(drafts)

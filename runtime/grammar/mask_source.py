@@ -33,7 +33,8 @@ class State:
         self.matcher = matcher
         self.read = read
         self.sequence_key: Hashable = None
-        """`MaskQuestion.sequence_key` of what it has read; None: not known."""
+        """`MaskQuestion.sequence_key` of the sequence whose first tokens it has read; None: not
+        known."""
 
     def shared(self, output: list[int]) -> int:
         """Number of leading tokens of `output` that it has read."""
@@ -50,6 +51,8 @@ class Reading(NamedTuple):
     """Exclusive to the caller until it is given back; a failed one must be dropped."""
     rest: list[int]
     """Tokens that the matcher has to read first."""
+    drafts: Sequence[int] = ()
+    """Tokens after whose each the mask is computed as well; none of them ends a sequence."""
 
 
 class GrammarMasks:
@@ -89,6 +92,10 @@ class GrammarMasks:
     def answerer(self) -> MaskAnswerer | None:
         return None if self.is_slow else self._answerer
 
+    @property
+    def takes_drafts(self) -> bool:
+        return True
+
     def allowed(self, output_ids: Sequence[int]) -> bytes:
         """The mask of the token after `output_ids`; it has end-of-sequence tokens where the grammar
         may end.
@@ -101,7 +108,7 @@ class GrammarMasks:
         reading = self.take(list(output_ids))
         if reading is None:
             return self.ended
-        state, rest = reading
+        state, rest = reading.state, reading.rest
         if rest and not state.matcher.consume_tokens(rest):
             raise self.failure(state)
         state.read += rest
@@ -124,23 +131,30 @@ class GrammarMasks:
 
     def take_for(self, question: MaskQuestion) -> Reading | None:
         """As `take`, of a question's output. What the sequence's last mask has read is not compared
-        again: almost always the last token is all that is new."""
-        state = self._take_next(question.sequence_key, question.num_output - 1)
+        again: almost always the tokens of the last step are all that is new."""
+        drafts = question.drafts and self._before_end(question.drafts)
+        state = self._take_of(question.sequence_key)
         if state is None:
             reading = self.take(list(question.output_ids))
-            if reading is not None:
-                reading.state.sequence_key = question.sequence_key
-            return reading
-        if question.last_id in self._ends:
+            if reading is None:
+                return None
+            reading.state.sequence_key = question.sequence_key
+            return reading._replace(drafts=drafts)
+        rest = question.output_from(len(state.read))
+        if not self._ends.isdisjoint(rest):
             self.give_back(state)
             return None
-        return Reading(state, [question.last_id])
+        return Reading(state, rest, drafts)
 
-    def _take_next(self, sequence_key: Hashable, num_read: int) -> State | None:
-        """The state that has read so many tokens of this sequence."""
+    def _before_end(self, drafts: Sequence[int]) -> Sequence[int]:
+        ends = (at for at, token in enumerate(drafts) if token in self._ends)
+        return drafts[: next(ends, len(drafts))]
+
+    def _take_of(self, sequence_key: Hashable) -> State | None:
+        """The state that has read the first tokens of this sequence."""
         with self._lock:
             for at, one in enumerate(self._idle):
-                if one.sequence_key == sequence_key and len(one.read) == num_read:
+                if one.sequence_key == sequence_key:
                     return self._idle.pop(at)
         return None
 

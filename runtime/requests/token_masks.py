@@ -5,7 +5,7 @@ JointMasks     computes the masks of all sequences of a step together, also of o
 BothMasks      the intersection of two sources
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -23,9 +23,10 @@ class TokenEdit(msgspec.Struct, frozen=True):
 class TokenMasks(Protocol):
     """Computes which tokens may come next in the sequences of a request.
 
-    Called from threads of the engine: in order for each sequence, concurrently for several. The
-    result must depend on the argument only, because it may be requested again. While a result is
-    late its sequence skips steps, and the others go on. An exception ends the request.
+    Called from threads of the engine, concurrently for several sequences. The result must depend on
+    the argument only, because it may be requested again, and requested for drafts that are rejected
+    later: tokens that it allows itself. While a result is late its sequence skips steps, and the
+    others go on. An exception ends the request, if the sequence gets there.
     """
 
     def allowed(self, output_ids: Sequence[int]) -> bytes | TokenEdit:
@@ -65,16 +66,27 @@ class MaskQuestion(Protocol):
         ...
 
     @property
-    def last_id(self) -> int:
-        """The last of `output_ids`, which must not be empty."""
+    def drafts(self) -> Sequence[int]:
+        """Tokens that may follow `output_ids`: the masks after each of them are requested as well,
+        as far as they are allowed. Empty if the source does not take drafts."""
+        ...
+
+    def output_from(self, start: int) -> list[int]:
+        """`output_ids[start:]`."""
         ...
 
     def answer(self, edit: bytes | TokenEdit) -> None:
         """Answer with a result as of `TokenMasks.allowed`. An invalid one fails the question."""
         ...
 
-    def answer_from(self, masks: memoryview, row: int) -> None:
-        """Answer with a row of `masks`, which are not copied and must not change: each as from
+    def answer_each(self, edits: Iterator[bytes | TokenEdit]) -> None:
+        """Answer with the next of `edits`, and, for each of the drafts as far as they are allowed,
+        with the one after it. The first draft whose edit is invalid, or raises, ends the answer."""
+        ...
+
+    def answer_from(self, masks: memoryview, row: int, num_drafts: int = 0) -> None:
+        """Answer with rows of `masks`, from `row` on: after the output, and after each of the first
+        `num_drafts` drafts. They are not copied and must not change: each as from
         `TokenMasks.allowed`, with 0 in bits past the vocabulary."""
         ...
 
@@ -100,6 +112,12 @@ class JointMasks(Protocol):
         sequence."""
         ...
 
+    @property
+    def takes_drafts(self) -> bool:
+        """Whether it answers about drafts (`MaskQuestion.drafts`). If not, the sequences of the
+        request are not drafted."""
+        ...
+
 
 class BothMasks(msgspec.Struct, frozen=True):
     """The intersection of two sources' masks, with the biases of both."""
@@ -123,3 +141,9 @@ def each_source(source: MaskSource) -> tuple[TokenMasks | JointMasks, ...]:
     if isinstance(source, BothMasks):
         return each_source(source.first) + each_source(source.second)
     return (source,)
+
+
+def takes_drafts(source: MaskSource) -> bool:
+    """Whether masks after drafts can be requested: of any TokenMasks, and of JointMasks that say
+    so."""
+    return all(getattr(one, "takes_drafts", True) for one in each_source(source))

@@ -41,6 +41,8 @@ NO_LOGPROBS = -1
 
 NO_DRAFT = -1
 """In `SamplingBatch.drafts`: the row verifies no draft."""
+WRONG_DRAFT = -2
+"""In `SamplingBatch.drafts`: the row verifies a draft that is rejected, whatever is drawn."""
 
 NO_PENDING = -1
 """In `SamplingBatch.pending`: `seen` has all tokens that count for penalties."""
@@ -111,7 +113,7 @@ class SamplingBatch(msgspec.Struct, frozen=True, eq=False):
     """Float32 values added to the logits."""
     drafts: Int32s | None = None
     """[R] for a row that verifies a draft, the draft: the input token of the next row, which is of
-    the same sequence; NO_DRAFT for other rows. None: no row verifies any."""
+    the same sequence, or WRONG_DRAFT; NO_DRAFT for other rows. None: no row verifies any."""
     masks: RowMasks | None = None
     """Masks of rows that may not draw every token; None: there are none."""
     pending: Int32s | None = None

@@ -265,10 +265,11 @@ class _Draft:
         if not self._state.has_states:
             return ()
         kept = []
-        for sequence, start, num_tokens, num_samples, *_ in self.chunks:
+        for sequence, start, num_tokens, num_samples, _, num_drafts in self.chunks:
             begins_page = (start + num_tokens - 1) % self._page_size == 0
             is_masked = num_samples > 0 and sequence.request.masks is not None
-            if is_masked and not begins_page and self._available > 0:
+            # Each row with a draft has a page of its own anyway.
+            if is_masked and not (begins_page or num_drafts) and self._available > 0:
                 self._available -= 1
                 kept.append(sequence)
         return tuple(kept)

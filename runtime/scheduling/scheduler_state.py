@@ -137,8 +137,9 @@ class SchedulerState:
         return self._state_group is not None
 
     def can_hold(self, sequence: Sequence) -> bool:
-        """Whether a running sequence's last token can be recomputed: it has not overwritten the
-        state that it was computed from. The first token of a page overwrites none."""
+        """Whether the last token of a running sequence that is in flight can be recomputed: it has
+        not overwritten the state that it was computed from. The first token of a page overwrites
+        none."""
         begins_page = (sequence.num_computed - 1) % self._page_size == 0
         return not self.has_states or begins_page or bool(sequence.state_pages)
 
@@ -357,15 +358,16 @@ class SchedulerState:
         self.counters.prefix_hit_tokens += sequence.num_computed
 
     def hold(self, sequence: Sequence) -> None:
-        """Discard a running sequence's token in flight, because its mask is late or failed.
+        """Discard a running sequence's tokens in flight, because its mask is late or failed.
 
         The sequence skips steps until it is released, and then computes its last known token again,
         if it can (`can_hold`); else it must end.
         """
         self.cache.release(sequence.state_pages)
         sequence.state_pages = ()
-        sequence.num_pending -= 1
-        sequence.num_computed -= 1
+        sequence.num_pending -= 1 + sequence.num_drafted
+        sequence.num_computed -= 1 + sequence.num_drafted
+        sequence.num_drafted = 0
         sequence.is_held = True
 
     # After the step.
@@ -396,7 +398,7 @@ class SchedulerState:
         for sequence, start, num_tokens, num_samples, num_scored, num_drafts in plan.chunks:
             if num_drafts:
                 end = row + num_drafts + 1
-                if sequence.lanes:  # else it has ended since
+                if sequence.lanes and sequence not in held:  # else it has ended since
                     number = num_drafts + 1 if counts is None else sum(counts[row:end])
                     rows = range(row, row + number)
                     drawn += self._take_drafted(sequence, start, rows, token_ids, invalid_rows)

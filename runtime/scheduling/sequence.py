@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Items
 
 from trtc.runtime.requests.request import FinishReason, GenerationRequest
+from trtc.runtime.requests.token_masks import takes_drafts
 from trtc.runtime.scheduling.prefix_cache import Node
 
 Rank = tuple[float, int, int]
@@ -50,12 +51,12 @@ class Sequence:
         "pages",
         "position_offset",
         "rank",
-        "reads_output",
         "request",
         "scores_prompt",
         "state_pages",
         "status",
         "stop_ids",
+        "takes_drafts",
         "token_ids",
     )
 
@@ -82,8 +83,11 @@ class Sequence:
         """Length at which the sequence ends, prompt included."""
         eos = frozenset() if request.ignore_eos else eos_token_ids
         self.stop_ids = eos.union(request.stop_token_ids)
-        self.reads_output = request.sampling.has_penalty or request.masks is not None
-        """Whether its draws depend on its own output: penalties, masks."""
+        self.takes_drafts = not request.sampling.has_penalty and (
+            request.masks is None or takes_drafts(request.masks)
+        )
+        """Whether a step can draw several of its tokens: not if a draw depends on the tokens
+        before by penalties, or by masks that are not computed for drafts."""
         self.scores_prompt = request.prompt_logprobs is not None
         """Whether each token of the prompt needs logits, until the last one is computed."""
         self.num_samples = request.n
@@ -133,12 +137,12 @@ class Sequence:
     @property
     def most_drafts(self) -> int:
         """The most drafts that the next step may verify, after a token that may be pending. 0 if
-        draws depend on the output itself, and before the first output token."""
+        the sequence takes none, and before the first output token."""
         length = len(self.token_ids) + self.num_pending
         if (
             self.num_drafted
             or self.is_held
-            or self.reads_output
+            or not self.takes_drafts
             or len(self.token_ids) == self.num_prompt
             or length - self.num_computed != 1
         ):

@@ -152,6 +152,11 @@ class _Edits:
     info: RequestInfo
     vocab_size: int
 
+    @property
+    def takes_drafts(self) -> bool:
+        """False: a call for each draft costs more than a step."""
+        return False
+
     def token_edit(self, edit: LogitsEdit) -> TokenEdit:
         """Convert an edit of a hook.
 

@@ -12,13 +12,15 @@ from tests.cuda.test_engine import FAMILIES
 from tests.support.cuda_engines import in_interpreter, lower_dummy
 from tests.support.drafts import Replaying
 from tests.support.loops import Loop
-from tests.support.models import random_prompt
+from tests.support.masks import SomeTokens
+from tests.support.models import VOCAB_SIZE, random_prompt
 from tests.support.triton_kernels import needs_triton
 from trtc.protos.sampling import SamplingParams
 from trtc.quant.scheme import SCHEMES
 from trtc.runtime.engine.drafting import DraftConfig
 from trtc.runtime.engine.loop import LoopConfig
 from trtc.runtime.executors.base import PendingStep, StepBatch
+from trtc.runtime.executors.cuda.buckets import Bucket
 from trtc.runtime.executors.cuda.executor import CudaExecutor
 from trtc.runtime.requests.completion import Completion
 from trtc.runtime.requests.request import GenerationRequest
@@ -35,12 +37,18 @@ REQUESTS = tuple(
         sampling=SamplingParams(temperature=temperature, seed=number),
         max_tokens=max_tokens,
         logprobs=logprobs,
+        masks=masks,
     )
-    for number, (length, max_tokens, temperature, logprobs) in enumerate(
-        ((5, 12, 0.0, 2), (9, 7, 0.9, None), (40, 3, 0.0, None))
+    for number, (length, max_tokens, temperature, logprobs, masks) in enumerate(
+        (
+            (5, 12, 0.0, 2, None),
+            (9, 7, 0.9, None, None),
+            (40, 3, 0.0, None, None),
+            (7, 9, 0.9, 1, SomeTokens(VOCAB_SIZE)),
+        )
     )
 )
-"""The last prompt is computed in several steps, of which some check drafts as well."""
+"""The third prompt is computed in several steps, of which some check drafts as well."""
 
 
 def answers(executor: CudaExecutor, before: Items[Completion] = ()) -> tuple[list[Completion], Any]:
@@ -61,14 +69,21 @@ def with_and_without(family: str, directory: str, **options: Any) -> dict[str, A
     executor = lower_dummy(family, SCHEMES["fp32"], Path(directory), **options).executor
     plain, steps = answers(executor)
     kinds: set[str] = set()
-    launch = executor.launch
+    launch, draw = executor.launch, executor.draw
 
     def noted(batch: StepBatch, sampling: SamplingBatch) -> PendingStep:
         if sampling.drafts is not None:
             kinds.add(executor.bucket_of(batch).kind)
         return launch(batch, sampling)
 
+    def noted_late(bucket: Bucket, sampling: SamplingBatch) -> PendingStep:
+        assert sampling.masks is not None
+        if sampling.drafts is not None:
+            kinds.add(bucket.kind)
+        return draw(bucket, sampling)
+
     executor.launch = noted  # type: ignore[method-assign]
+    executor.draw = noted_late  # type: ignore[method-assign]
     drafted, drafted_steps = answers(executor, plain)
     return {
         "plain": plain,

@@ -1,11 +1,14 @@
 """A compiled engine under the whole runtime: neither company nor preemption changes a token."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.engine.conftest import Engines
+from tests.support.models import VOCAB_SIZE
 from tests.support.small_steps import with_small_steps
 from trtc.protos.manifest import read_manifest
 from trtc.runtime.engine.drafting import DraftConfig
@@ -14,6 +17,16 @@ from trtc.runtime.engine.session import Session, open_session
 from trtc.runtime.frontends.local import LocalEngine
 from trtc.runtime.requests.completion import Result
 from trtc.runtime.requests.generate_options import GenerateOptions
+from trtc.runtime.requests.request_input import RequestInput
+from trtc.runtime.sampling.masks import pack_mask
+
+
+class ByTurns:
+    """One of two tokens, by turns with one of two others (implements TokenMasks)."""
+
+    def allowed(self, output_ids: Sequence[int]) -> bytes:
+        first = 8 + 2 * (len(output_ids) % 2)
+        return pack_mask((np.arange(VOCAB_SIZE) & ~1) == first)
 
 
 def opened(engine: Path, num_pages: int) -> Session:
@@ -49,7 +62,7 @@ def test_tokens_equal_solo_runs(tiny_engines: Engines, family: str) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "lfm2", "qwen3_5"])
 def test_drafts_change_no_token(tiny_engines: Engines, family: str) -> None:
-    """Biases towards two tokens make half of the answers repeat themselves."""
+    """Biases towards two tokens, or masks, make most of the answers repeat themselves."""
     _, engine = tiny_engines(family)
     rng = random.Random(5)
     requests = [
@@ -67,9 +80,17 @@ def test_drafts_change_no_token(tiny_engines: Engines, family: str) -> None:
         for at in range(8)
     ]
 
+    masked = [
+        RequestInput(token_ids=tuple(prompt), sampling={"seed": at}, max_tokens=40, logprobs=2)
+        for at, (prompt, _) in enumerate(requests[:3])
+    ]
+
     def told(drafts: DraftConfig | None) -> tuple[list[Result], LoopStats]:
         with LocalEngine(opened(engine, 64), LoopConfig(drafts=drafts)) as local:
-            running = [local.generate(prompt, **options) for prompt, options in requests]
+            running = [
+                *(local.generate(prompt, **options) for prompt, options in requests),
+                *(local.submit(one, masks=ByTurns()) for one in masked),
+            ]
             return [one.result() for one in running], local.stats()
 
     plain, without = told(None)

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from tests.support.lazy import LazyEcho
 from tests.support.servers import EOS, TOKENIZER, EchoEngine, manifest
 from trtc.runtime.engine.drafting import DraftConfig
 from trtc.runtime.engine.session import Session
@@ -32,11 +33,15 @@ def pyllama_grammars() -> Iterator[Grammars]:
 
 @contextmanager
 def grammar_engine(
-    options: EchoOptions = OPTIONS, drafts: DraftConfig | None = None
+    options: EchoOptions = OPTIONS, drafts: DraftConfig | None = None, *, ahead: bool = False
 ) -> Iterator[LocalEngine]:
-    """Whose model has no idea of what it writes."""
+    """Whose model has no idea of what it writes.
+
+    Args:
+        ahead: over an executor that runs ahead.
+    """
     engine = EchoEngine(options, tokenizer=TOKENIZER)
-    executor = EchoExecutor(options)
+    executor = LazyEcho(options) if ahead else EchoExecutor(options)
     session = Session(TOKENIZER, manifest(engine, executor), executor, Tokenizer.load(TOKENIZER))
     with LocalEngine(session, drafts=drafts) as local:
         yield local

@@ -78,7 +78,8 @@ class PromptDesk(MaskDesk):
         numbers: list[int] = []
         words: list[UInt32s] = []
         late: list[RunningSequence] = []
-        for sequence, first, number in rows:
+        last_rows: list[int] = []
+        for sequence, first, number, drafts in rows:
             if not sequence.lanes:
                 continue
             if may_be_late and self._rng.random() < self._lateness:
@@ -86,14 +87,20 @@ class PromptDesk(MaskDesk):
                 continue
             source = sequence.request.masks
             assert isinstance(source, SomeTokens)
-            answer = source.allowed(sequence.token_ids[sequence.num_prompt :])
-            mask = read_mask(answer, self._size)
-            numbers += range(first, first + number)
-            words += [mask] * number
+            output = sequence.token_ids[sequence.num_prompt :]
+            allowed = [source.allowed(output)]
+            for at, draft in enumerate(drafts):
+                if not source.tokens([*output, *drafts[:at]])[draft]:
+                    last_rows.append(first + at)
+                    break
+                allowed.append(source.allowed([*output, *drafts[: at + 1]]))
+            allowed = allowed if drafts else allowed * number
+            numbers += range(first, first + len(allowed))
+            words += [read_mask(one, self._size) for one in allowed]
         self._late += late
         self.num_late += len(late)
         masks = RowMasks(np.array(numbers, np.int32), np.array(words)) if words else None
-        return Collected(masks, late, {})
+        return Collected(masks, late, {}, last_rows=last_rows)
 
     def release(self) -> None:
         """About every second that is waited for."""

@@ -15,6 +15,7 @@ from tests.support.drafts import Guesser
 from tests.support.driver import Driver, greedy_outputs, solo_outputs
 from tests.support.lazy import LazyEcho
 from tests.support.loops import Loop, running_loop
+from tests.support.masks import SomeTokens
 from tests.support.requests import greedy_request
 from trtc.protos.errors import RequestError, UnsupportedError
 from trtc.runtime.engine.drafting import DraftConfig, lookup
@@ -41,15 +42,21 @@ class Knowing(Guesser):
     ("kind", "num_plain"),
     [(EchoExecutor, 1), pytest.param(LazyEcho, 2, id="ahead of the first token")],
 )
-def test_right_drafts_save_steps(kind: type[EchoExecutor], num_plain: int) -> None:
+@pytest.mark.parametrize("masks", [None, SomeTokens(64)])
+def test_right_drafts_save_steps(
+    masks: SomeTokens | None, kind: type[EchoExecutor], num_plain: int
+) -> None:
     executor = kind(ROOMY)
     loop = Loop(executor, None, LoopConfig(drafts=DraftConfig(num_tokens=4)))
     loop._pipeline._drafter = Knowing(ROOMY)
-    inbox = loop.send(greedy_request("r", [1, 2, 3], 21))
+    request = greedy_request("r", [1, 2, 3], 21, masks=masks)
+    inbox = loop.send(request)
     loop.start()
     tokens = inbox.result().completions[0].token_ids
     loop.stop()
-    assert tokens == EchoExecutor(ROOMY).greedy([1, 2, 3], 21)
+    (expected,) = solo_outputs(request, ROOMY)
+    assert list(tokens) == expected
+    assert masks or tokens == EchoExecutor(ROOMY).greedy([1, 2, 3], 21)
     assert executor.num_steps == num_plain + 20 / 5
     stats = loop.stats()
     assert stats.draft_tokens == stats.accepted_draft_tokens == 21 - executor.num_steps

@@ -2,13 +2,14 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from tests.support.masks import SomeTokens
 from tests.support.requests import greedy_request
@@ -51,6 +52,9 @@ class Shuffled:
                 self.gate.wait(30)
             source = questions[row].source
             assert isinstance(source, Joint)
+            if questions[row].drafts:
+                questions[row].answer_each(_edits(questions[row], source.tokens))
+                continue
             mask = source.tokens.allowed(questions[row].output_ids)
             if source.fails:
                 questions[row].fail(RuntimeError(f"no {source.tokens.seed}"))
@@ -61,6 +65,11 @@ class Shuffled:
                 questions[row].answer_from(block.data, row)
 
 
+def _edits(question: MaskQuestion, tokens: SomeTokens) -> Iterator[bytes]:
+    for number in range(len(question.drafts) + 1):
+        yield tokens.allowed([*question.output_ids, *question.drafts[:number]])
+
+
 @dataclass(frozen=True, eq=False)
 class Joint:
     """Of one request (implements JointMasks)."""
@@ -68,6 +77,7 @@ class Joint:
     tokens: SomeTokens
     answerer: Shuffled
     fails: bool = False
+    takes_drafts: bool = True
 
 
 def running(name: int, output: list[int], masks: MaskSource) -> RunningSequence:
@@ -76,6 +86,60 @@ def running(name: int, output: list[int], masks: MaskSource) -> RunningSequence:
     sequence.token_ids += output
     sequence.lanes = [name]
     return sequence
+
+
+class Brief(SomeTokens):
+    """Allows about half of the vocabulary, and after three tokens nothing: so it fails there."""
+
+    def tokens(self, output_ids: Sequence[int]) -> NDArray[np.bool_]:
+        key = [self.seed, *output_ids]
+        return (len(output_ids) < 3) & (np.random.default_rng(key).random(self.vocab_size) < 0.5)
+
+
+@given(
+    kinds=st.lists(st.sampled_from(["alone", "joint", "both"]), min_size=1, max_size=6),
+    lengths=st.lists(st.integers(0, 2), min_size=6, max_size=6),
+    drafts=st.lists(st.lists(st.integers(0, 3), max_size=4), min_size=6, max_size=6),
+    later=st.lists(st.lists(st.integers(0, 3), max_size=4), min_size=6, max_size=6),
+)
+def test_rows_of_drafts_get_masks_up_to_the_first_that_is_forbidden(
+    kinds: list[str], lengths: list[int], drafts: list[list[int]], later: list[list[int]]
+) -> None:
+    """Also where a sequence was asked about other drafts, and held since."""
+    answerer = Shuffled(0, 0)
+    rows, asked = list[MaskedRows](), list[MaskedRows]()
+    expected, last_rows, first = dict[int, np.ndarray](), list[int](), 0
+    for name, kind in enumerate(kinds):
+        tokens, others = Brief(VOCAB_SIZE, name), Brief(VOCAB_SIZE, 50 + name)
+        joint = Joint(tokens, answerer)
+        source: MaskSource = tokens if kind == "alone" else joint
+        source = BothMasks(others, joint) if kind == "both" else source
+        parts = (tokens, others) if kind == "both" else (tokens,)
+        output = [name] * lengths[name]
+        sequence = running(name, output, source)
+        asked.append(MaskedRows(sequence, first, 1 + len(drafts[name]), drafts[name]))
+        rows.append(MaskedRows(sequence, first, 1 + len(later[name]), later[name]))
+        masks = [np.all([one.tokens(output) for one in parts], axis=0)]
+        for at, draft in enumerate(later[name]):
+            longer = [*output, *later[name][: at + 1]]
+            after = np.all([one.tokens(longer) for one in parts], axis=0)
+            was_asked = later[name][: at + 1] == drafts[name][: at + 1]
+            if not (was_asked and masks[-1][draft] and after.any()):
+                last_rows.append(first + at)
+                break
+            masks.append(after)
+        expected |= dict(enumerate(masks, first))
+        first += rows[-1].number
+    desk = MaskDesk(VOCAB_SIZE)
+    desk.ask(asked)
+    collected = desk.collect(rows, may_be_late=False)
+    assert not collected.failures
+    assert collected.masks is not None
+    found = collected.masks.allowed(np.arange(len(collected.masks.rows)), VOCAB_SIZE)
+    assert collected.masks.rows.tolist() == list(expected)
+    assert np.array_equal(found, list(expected.values()))
+    assert collected.last_rows == last_rows
+    desk.close()
 
 
 @given(
@@ -123,7 +187,7 @@ def check(
 ) -> None:
     """All but the late ones are there, in order, and right."""
     masked = list[int]()
-    for sequence, first, number in rows:
+    for sequence, first, number, _ in rows:
         if sequence in collected.late:
             continue
         source = sequence.request.masks

@@ -5,6 +5,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping
+from collections.abc import Sequence as Items
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from trtc.runtime.sampling.masks import RowMasks
 from trtc.runtime.sampling.sampler import (
     NO_DRAFT,
     NO_PENDING,
+    WRONG_DRAFT,
     SamplingBatch,
     SparseRows,
     TokenCounts,
@@ -265,8 +267,14 @@ def test_built_steps_are_the_naive_ones(
         step: BuiltStep,
         masks: RowMasks | None,
         biases: Mapping[int, Mapping[int, float]],
+        last_rows: Items[int],
     ) -> SamplingBatch:
-        sampling = late_sampling(builder, step, masks, biases)
+        sampling = late_sampling(builder, step, masks, biases, last_rows)
+        if step.sampling.drafts is not None:
+            expected = step.sampling.drafts.copy()
+            expected[list(last_rows)] = WRONG_DRAFT
+            assert sampling.drafts is not None
+            assert sampling.drafts.tolist() == expected.tolist()
         check_sampling(sampling, naive_sampling(late.pop(step), {}))
         return sampling
 

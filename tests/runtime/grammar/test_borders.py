@@ -12,11 +12,14 @@ import pytest
 from tests.support.grammars import OPTIONS, grammar_engine, pyllama_grammars, tokens_of
 from tests.support.servers import EOS, TOKENIZER
 from trtc.runtime.engine.drafting import DraftConfig
+from trtc.runtime.executors.base import DraftRows
 from trtc.runtime.frontends.local import LocalEngine
 from trtc.runtime.grammar.grammars import Grammars
 from trtc.runtime.requests.completion import Completion, Result
 from trtc.runtime.requests.grammar import Grammar
 from trtc.runtime.requests.request import FinishReason
+from trtc.runtime.sampling.sampler import Int32s
+from trtc.runtime.scheduling.sequence import Sequence as RunningSequence
 from trtc.runtime.text.tokenizer import Tokenizer
 
 PATTERNS = (
@@ -132,19 +135,69 @@ def test_log_probabilities_are_those_of_allowed_tokens(
     assert num_forced > 10
 
 
-@pytest.mark.parametrize("way", ["together", "crowded", "drafting", "again"])
+@pytest.mark.parametrize("way", ["together", "crowded", "again"])
 def test_tokens_are_the_same_however_they_are_computed(way: str, alone: list[Result]) -> None:
-    """Beside others, after preemptions, with drafts, by prefix hits."""
+    """Beside others, after preemptions, by prefix hits."""
     options = replace(OPTIONS, num_pages=14) if way == "crowded" else OPTIONS
-    drafts = DraftConfig() if way == "drafting" else None
-    with grammar_engine(options, drafts) as engine:
+    with grammar_engine(options) as engine:
         results = run_together(engine)
         if way == "again":
             results = run_together(engine)
             assert engine.stats().prefix_hit_tokens > 0
         if way == "crowded":
             assert engine.stats().preemptions > 0
-    for one, other in zip(alone, results, strict=True):
+    check_same(alone, results)
+
+
+class Knowing:
+    """Drafts the answers of requests, by their seeds, up to a random place, and behind it any
+    tokens (implements Drafter)."""
+
+    def __init__(self, answers: Sequence[Result]) -> None:
+        self._answers = {
+            asked["seed"]: [one.token_ids for one in result.completions]
+            for asked, result in zip(REQUESTS, answers, strict=True)
+        }
+        self._rng = random.Random(0)
+
+    def propose(self, sequence: RunningSequence, history: Int32s, most: int) -> list[int]:
+        answers = self._answers[sequence.request.sampling.seed or 0]
+        known = answers[sequence.index][sequence.num_output :][:most]
+        right = self._rng.randint(0, len(known))
+        wrong = [self._rng.choice((EOS, 68, 69, 70, 71, 900)) for _ in range(right, most)]
+        return [*known[:right], *wrong][: self._rng.randint(0, most)]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(("windows", "num_pages"), [((None,), 14), ((None, 0), 512)])
+def test_drafts_change_nothing(
+    windows: tuple[int | None, ...], num_pages: int, ahead: bool, alone: list[Result]
+) -> None:
+    """Tokens, texts, log-probabilities and reasons, with several tokens a step: drafts that are
+    right, drafts that the grammar forbids, and those that go on behind its end."""
+    spacious = replace(OPTIONS, windows=windows, draft_rows=DraftRows(40, as_sequences=ahead))
+    with grammar_engine(spacious) as engine:
+        plain = alone if windows == (None,) else run_together(engine)
+    options = replace(spacious, num_pages=num_pages)
+    with grammar_engine(options, DraftConfig(), ahead=ahead) as engine:
+        engine._loop._pipeline._drafter = Knowing(plain)
+        results = run_together(engine)
+        stats = engine.stats()
+    assert stats.draft_tokens > stats.accepted_draft_tokens > 40
+    check_same(plain, results)
+    for one, other in zip(plain, results, strict=True):
+        assert other.completions == one.completions
+
+
+def test_ngrams_of_a_constrained_output_are_drafted(alone: list[Result]) -> None:
+    with grammar_engine(drafts=DraftConfig()) as engine:
+        results = run_together(engine)
+        assert engine.stats().accepted_draft_tokens > 9
+    check_same(alone, results)
+
+
+def check_same(results: Sequence[Result], others: Sequence[Result]) -> None:
+    for one, other in zip(results, others, strict=True):
         tokens = [completion.token_ids for completion in one.completions]
         assert [completion.token_ids for completion in other.completions] == tokens
 

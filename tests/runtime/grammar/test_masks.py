@@ -12,7 +12,7 @@ from tests.support.grammars import VOCAB_SIZE, pyllama_grammars, tokens_of
 from tests.support.requests import greedy_request
 from tests.support.servers import EOS, TOKENIZER
 from trtc.protos.errors import UnavailableError
-from trtc.runtime.engine.mask_answers import Answers, Question
+from trtc.runtime.engine.mask_answers import Answers, Question, edits_of
 from trtc.runtime.grammar import mask_computer
 from trtc.runtime.grammar.grammars import Grammars
 from trtc.runtime.grammar.mask_computer import MaskComputer
@@ -120,8 +120,9 @@ def threaded() -> Iterator[Grammars]:
 def test_masks_computed_together_are_those_computed_alone(
     threaded: Grammars, grammars: Grammars, slow_s: float
 ) -> None:
-    """Steps of sequences of several requests: some of them fork, end, or begin like another. With a
-    block that is always slow, every other step asks about each request alone."""
+    """Steps of sequences of several requests: some of them fork, end, or begin like another; some
+    have drafts, which come true, or are forbidden, or end the text. With a block that is always
+    slow, every other step asks about each request alone."""
     rng = random.Random(4)
     asked = [
         Grammar("regex", "(ab|cd)*(ef)?"),
@@ -134,32 +135,58 @@ def test_masks_computed_together_are_those_computed_alone(
     alone = [grammars.masks(one, 1) for one in asked for _ in range(2)]
     keys = itertools.count()
     outputs = [(number, sequence(next(keys))) for number in range(len(sources)) for _ in range(2)]
-    answers, num_alone = Answers(), 0
+    answers, num_alone, num_drafted = Answers(), 0, 0
     for _ in range(40):
         picked = rng.sample(range(len(outputs)), rng.randrange(1, len(outputs)))
         step = [outputs[at] for at in picked]
-        questions = [Question(sources[number], one, answers, VOCAB_SIZE) for number, one in step]
+        questions = [
+            Question(sources[number], one, answers, VOCAB_SIZE, drafted(rng, alone[number], one))
+            for number, one in step
+        ]
         is_joint = [sources[number].answerer is computer for number, _ in step]
         num_alone += is_joint.count(False)
         computer.begin([one for one, joint in zip(questions, is_joint, strict=True) if joint])
-        for one, joint, (number, _) in zip(questions, is_joint, step, strict=True):
+        for one, joint, _ in zip(questions, is_joint, step, strict=True):
             if not joint:
-                one.answer(sources[number].allowed(one.output_ids))
+                one.answer_each(edits_of(one))
         answers.wait_for_all(questions, 30)
         for at, one, (number, asking) in zip(picked, questions, step, strict=True):
             assert one.is_answered
             assert one.error is None
-            assert one.masks is not None
-            found = tokens_of(np.asarray(one.masks)[one.row].tobytes())
             output = one.output_ids
-            assert found == tokens_of(alone[number].allowed(output))
+            for edit, draft in zip(one.edits, [*one.drafts, None], strict=False):
+                assert edit.masks is not None
+                found = tokens_of(np.asarray(edit.masks)[edit.row].tobytes())
+                assert found == tokens_of(alone[number].allowed(output))
+                if draft is not None and draft in found and rng.random() < 0.8:
+                    output.append(draft)
+                else:
+                    break
+            num_drafted += len(output) - one.num_output
             if rng.random() < 0.2:  # another sequence, which begins like this one
                 kept = output[: rng.randrange(len(output) + 1)]
                 outputs[at] = (number, sequence(next(keys), kept))
             else:
-                asking.token_ids.append(rng.choice(sorted(found)))
+                known = alone[number].allowed(output)
+                asking.token_ids += [
+                    *output[one.num_output :],
+                    rng.choice(sorted(tokens_of(known))),
+                ]
     assert (num_alone > 0) == (slow_s < 0)
+    assert num_drafted > 50
     computer.close()
+
+
+def drafted(rng: random.Random, source: GrammarMasks, asking: RunningSequence) -> list[int]:
+    """Up to four drafts, most of which the grammar allows."""
+    output, number = asking.token_ids[asking.num_prompt :], rng.choice((0, 1, 4))
+    drafts = list[int]()
+    while len(drafts) < number:
+        allowed = sorted(tokens_of(source.allowed([*output, *drafts])))
+        drafts.append(rng.choice(allowed))
+        if rng.random() < 0.1:
+            drafts += [rng.choice((EOS, 68, 900))] * (number - len(drafts))
+    return drafts
 
 
 def test_a_token_that_a_grammar_forbids_fails_its_question_alone(grammars: Grammars) -> None:
@@ -196,8 +223,8 @@ def test_a_state_that_another_sequence_took_back_is_not_the_first_ones_any_more(
     computer.begin([b])
     answers.wait_for_all([b], 30)
     assert b.error is None
-    assert b.masks is not None
-    found = tokens_of(np.asarray(b.masks)[b.row].tobytes())
+    assert b.edits[0].masks is not None
+    found = tokens_of(np.asarray(b.edits[0].masks)[b.edits[0].row].tobytes())
     assert found == allowed(grammars, Grammar("regex", "(ab|cd)*"), [68, 69])
     computer.close()
 
